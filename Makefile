@@ -1,0 +1,47 @@
+# Everything a person does with this repository. `make help` lists it.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+PIP    := $(BIN)/python -m pip --disable-pip-version-check
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint format bench train-demo clean
+
+help:  ## list the targets
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.installed: pyproject.toml constraints.txt | $(BIN)/python
+	$(PIP) install -q -c constraints.txt -e .
+	@touch $@
+
+$(VENV)/.installed-dev: pyproject.toml constraints.txt | $(BIN)/python
+	$(PIP) install -q -c constraints.txt -e '.[dev]'
+	@touch $@ $(VENV)/.installed
+
+demo: $(VENV)/.installed  ## answer chat questions that share a system prompt, on the bundled model
+	$(BIN)/python examples/demo.py
+
+test: $(VENV)/.installed-dev  ## run the tests: CPU only, no network
+	$(BIN)/python -m pytest -m 'not gpu' $(ARGS)
+
+lint: $(VENV)/.installed-dev  ## ruff, mypy --strict, import direction
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(VENV)/.installed-dev  ## rewrite the code in the house style
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(VENV)/.installed-dev  ## the offline benchmark on the bundled model
+	$(BIN)/python benchmarks/offline.py
+
+train-demo: $(VENV)/.installed-dev  ## train the bundled model again, into build/demo
+	$(BIN)/python -m graftlm.demo.train --out build/demo
+
+clean:  ## remove the environment and all caches
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,57 @@
+"""graftlm: a plugin-based engine for serving large language models.
+
+The names below are the public interface. They are imported on first use, so that `import graftlm` costs little and a
+command line that needs no tensors never imports torch.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from graftlm.config import EngineConfig
+    from graftlm.contracts import Options, Provider
+    from graftlm.engine import Engine
+    from graftlm.errors import GraftlmError
+    from graftlm.hookspecs import hookimpl
+    from graftlm.types import FinishReason, RequestOutput, SamplingParams, Usage
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Engine",
+    "EngineConfig",
+    "FinishReason",
+    "GraftlmError",
+    "Options",
+    "Provider",
+    "RequestOutput",
+    "SamplingParams",
+    "Usage",
+    "__version__",
+    "hookimpl",
+]
+
+_HOME = {
+    "Engine": "graftlm.engine",
+    "EngineConfig": "graftlm.config",
+    "FinishReason": "graftlm.types",
+    "GraftlmError": "graftlm.errors",
+    "Options": "graftlm.contracts",
+    "Provider": "graftlm.contracts",
+    "RequestOutput": "graftlm.types",
+    "SamplingParams": "graftlm.types",
+    "Usage": "graftlm.types",
+    "hookimpl": "graftlm.hookspecs",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'graftlm' has no attribute {name!r}")
+    value = getattr(import_module(_HOME[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,75 @@
+"""What a plugin implements. Importing this package imports no torch."""
+
+from graftlm.contracts.attention import (
+    AttentionBackend,
+    AttentionCapabilities,
+    AttentionContext,
+    AttentionLayer,
+    KVCache,
+)
+from graftlm.contracts.batch import ForwardBatch
+from graftlm.contracts.eviction import EvictionContext, EvictionStrategy, NodeStats
+from graftlm.contracts.grammar import (
+    CompiledGrammar,
+    GrammarBackend,
+    GrammarContext,
+    GrammarKind,
+    GrammarMatcher,
+    GrammarSpec,
+)
+from graftlm.contracts.logits import LogitsContext, LogitsProcessor
+from graftlm.contracts.model import Model, ModelCapabilities, ModelConfig, ModelContext
+from graftlm.contracts.prefix_cache import (
+    NO_PAGES,
+    CacheCapabilities,
+    CacheContext,
+    InsertResult,
+    NodeView,
+    PrefixCache,
+    PrefixHandle,
+    PrefixKey,
+    PrefixMatch,
+)
+from graftlm.contracts.provider import API_VERSION, NoOptions, Options, Platform, Provider
+from graftlm.contracts.scheduling import SchedulingContext, SchedulingPolicy, WaitingRequest
+
+__all__ = [
+    "API_VERSION",
+    "NO_PAGES",
+    "AttentionBackend",
+    "AttentionCapabilities",
+    "AttentionContext",
+    "AttentionLayer",
+    "CacheCapabilities",
+    "CacheContext",
+    "CompiledGrammar",
+    "EvictionContext",
+    "EvictionStrategy",
+    "ForwardBatch",
+    "GrammarBackend",
+    "GrammarContext",
+    "GrammarKind",
+    "GrammarMatcher",
+    "GrammarSpec",
+    "InsertResult",
+    "KVCache",
+    "LogitsContext",
+    "LogitsProcessor",
+    "Model",
+    "ModelCapabilities",
+    "ModelConfig",
+    "ModelContext",
+    "NoOptions",
+    "NodeStats",
+    "NodeView",
+    "Options",
+    "Platform",
+    "PrefixCache",
+    "PrefixHandle",
+    "PrefixKey",
+    "PrefixMatch",
+    "Provider",
+    "SchedulingContext",
+    "SchedulingPolicy",
+    "WaitingRequest",
+]

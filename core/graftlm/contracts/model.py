@@ -1,0 +1,97 @@
+"""The contract of a model: tokens to hidden states to logits, and weights from a checkpoint."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from graftlm.contracts.attention import AttentionBackend, AttentionLayer
+from graftlm.contracts.batch import ForwardBatch
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+__all__ = ["Model", "ModelCapabilities", "ModelConfig", "ModelContext"]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """What a checkpoint's config.json says. Core reads the named fields; a model reads `raw` for the rest.
+
+    Attributes:
+        architectures: Hugging Face class names, such as ("LlamaForCausalLM",).
+        vocab_size: V, rows of the embedding.
+        max_position_embeddings: longest context in tokens.
+        eos_token_ids: tokens that end an answer, from config.json and generation_config.json.
+        raw: the whole of config.json.
+    """
+
+    architectures: tuple[str, ...]
+    vocab_size: int
+    max_position_embeddings: int
+    eos_token_ids: tuple[int, ...] = ()
+    raw: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelCapabilities:
+    """What core may ask of a model provider.
+
+    Attributes:
+        architectures: Hugging Face class names it serves.
+    """
+
+    architectures: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelContext:
+    """What a model is created with. Parameters are made on `device` in `dtype`, uninitialised."""
+
+    config: ModelConfig
+    device: torch.device
+    dtype: torch.dtype
+
+
+class Model(ABC):
+    """A decoder-only language model whose attention is paged.
+
+    Invariants, each checked by `graftlm.testing.ModelConformance`:
+        - A request's hidden states depend on its own tokens only, not on the rest of the batch (up to rounding).
+        - A prompt in chunks gives the hidden states of the prompt in one piece (up to rounding).
+        - `load_weights` sets every parameter, or raises: a missing, surplus or wrong-shaped tensor is an error that
+          names it. Tied weights need to come once.
+        - `attention_layers` lists every layer once, `layer_id` counting from 0.
+    """
+
+    @property
+    @abstractmethod
+    def attention_layers(self) -> Sequence[AttentionLayer]:
+        """The attention layers, by layer_id; the KV cache is laid out from them."""
+
+    @abstractmethod
+    def bind_attention(self, backend: AttentionBackend) -> None:
+        """Set the backend that every attention call site uses. Called once, before the first `forward`."""
+
+    @abstractmethod
+    def forward(self, batch: ForwardBatch) -> Tensor:
+        """Return the final hidden states, [T, hidden]. The backend has been prepared for this batch."""
+
+    @abstractmethod
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Map [S, hidden] to [S, V], in any floating dtype."""
+
+    @abstractmethod
+    def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
+        """Copy a checkpoint's tensors in.
+
+        Args:
+            weights: (name in the checkpoint, tensor), each read when it is reached; tensors may be memory-mapped and
+                of another dtype.
+
+        Raises:
+            WeightError: a tensor is missing, surplus or of the wrong shape.
+        """

@@ -1,0 +1,232 @@
+"""The contract of a prefix cache: which pages hold the keys and values of which token prefix.
+
+A cache knows prefixes. It owns no tensors, never allocates a page, and never returns one to the pool by itself: `evict`
+and `reset` hand pages back to the caller. A page is `page_size` consecutive tokens; only whole pages are ever cached.
+No torch import is needed to write one.
+
+    tokens    0 .......................................... len(key)
+    pages     |  held by the cache  |  given by insert  | partial page: the caller's, never seen here
+              |<- existing_pages  ->|                   |
+              |<-           cached_pages              ->|
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from graftlm.contracts.eviction import EvictionStrategy, NodeStats
+from graftlm.types import PageIds, TokenIds
+
+__all__ = [
+    "CacheCapabilities",
+    "CacheContext",
+    "InsertResult",
+    "NodeView",
+    "PrefixCache",
+    "PrefixHandle",
+    "PrefixKey",
+    "PrefixMatch",
+]
+
+#: No pages: int32, shape [0]; shared and read-only.
+NO_PAGES: NDArray[np.int32] = np.empty(0, dtype=np.int32)
+NO_PAGES.flags.writeable = False
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixKey:
+    """What a prefix is looked up by.
+
+    Attributes:
+        token_ids: int32 [n], C-contiguous. The cache may keep views of it only after copying.
+        namespace: keys of different namespaces (LoRA adapter, cache salt, tenant) never share a page.
+        priority: the request's priority, for strategies that weigh it.
+    """
+
+    token_ids: TokenIds
+    namespace: str = ""
+    priority: int = 0
+
+
+class PrefixHandle(Protocol):
+    """A place in the cache, opaque to callers. It stays valid while it is locked."""
+
+    @property
+    def num_pages(self) -> int:
+        """Pages from the start of the prompt to this place."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixMatch:
+    """The longest cached prefix of a key.
+
+    Attributes:
+        handle: where the match ends; to lock, and to resume from.
+        pages: int32 [m], page ids from the resumed handle (or the start) to the end of the match.
+    """
+
+    handle: PrefixHandle
+    pages: PageIds
+
+
+@dataclass(frozen=True, slots=True)
+class InsertResult:
+    """What became of the pages given to `insert`, counted from the start of the prompt.
+
+    Attributes:
+        existing_pages: the cache held these before. The caller's own copies among them are duplicates, for the caller to
+            free; it reads `pages` instead.
+        cached_pages: the cache owns the caller's pages from `existing_pages` up to here. Pages from here on stay the
+            caller's: a cache may take fewer than it is offered, or none.
+        handle: the place at `cached_pages`; not locked yet.
+        pages: int32 [cached_pages - given handle's num_pages], the page ids the cache holds for the key past the handle
+            that was given.
+    """
+
+    existing_pages: int
+    cached_pages: int
+    handle: PrefixHandle
+    pages: PageIds
+
+
+@dataclass(frozen=True, slots=True)
+class NodeView:
+    """A read-only look at one node, for tools and tests.
+
+    Attributes:
+        node_id: unique in this cache's life.
+        parent_id: None for a node at the start of a prompt.
+        token_ids: int32 [pages * page_size], this node's own run.
+        pages: int32, this node's own pages.
+        num_locks: handles that hold it.
+    """
+
+    node_id: int
+    parent_id: int | None
+    namespace: str
+    token_ids: TokenIds
+    pages: PageIds
+    num_locks: int
+    stats: NodeStats
+
+
+@dataclass(frozen=True, slots=True)
+class CacheCapabilities:
+    """What core may ask of a cache without knowing its class.
+
+    Attributes:
+        reuses: whether a match can ever be longer than nothing.
+    """
+
+    reuses: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class CacheContext:
+    """What a cache is created with.
+
+    Attributes:
+        page_size: tokens in a page.
+        eviction: orders the leaves.
+        clock: seconds, monotonic; the only time a cache knows.
+        on_event: called with (kind, num_tokens) for "stored", "removed" and "cleared", or None when nobody listens.
+    """
+
+    page_size: int
+    eviction: EvictionStrategy
+    clock: Callable[[], float]
+    on_event: Callable[[str, int], None] | None = field(default=None)
+
+
+class PrefixCache(ABC):
+    """A map from token prefixes to KV pages.
+
+    Invariants, each checked by `graftlm.testing.PrefixCacheConformance`:
+        - A match's pages are those that inserts gave for exactly the matched tokens in that namespace, and the match is
+          page-aligned and the longest possible.
+        - After `insert(key, pages, handle)` with a cache that took everything, `match(key)` returns `result.pages`.
+        - A page is owned once: it is in the cache, or was handed back by `evict`/`reset`, never both.
+        - `evictable_pages + locked_pages` is the number of pages `walk` shows.
+        - `evict(n)` returns at least min(n, evictable_pages) pages (whole nodes may go, so it can be more), never a page on a locked path.
+        - Locks balance: n locks of a handle need n unlocks; a path is locked while any handle on or below it is.
+        - A handle stays valid while locked, through splits by other keys, and keeps its `num_pages`.
+        - Matching from a resumed handle gives what matching from the start would, less the pages up to that handle.
+        - `probe` changes nothing: neither recency nor hits nor structure.
+        - Namespaces never share.
+    """
+
+    @abstractmethod
+    def match(self, key: PrefixKey, resume: PrefixHandle | None = None) -> PrefixMatch:
+        """Find the longest cached prefix of a key.
+
+        Args:
+            key: the tokens; a trailing partial page is ignored.
+            resume: a locked handle that is a prefix of the key; matching goes on from there, and the nodes up to it are
+                not visited again.
+
+        Effects: touches the recency of what it passes, and counts a hit there (not again below a resumed handle's
+            depth); may split a node. Locks nothing.
+        """
+
+    @abstractmethod
+    def insert(self, key: PrefixKey, pages: PageIds, handle: PrefixHandle) -> InsertResult:
+        """Offer pages for the whole pages of a key.
+
+        Args:
+            key: the tokens; a trailing partial page is ignored.
+            pages: int32 [p], page ids of the key's whole pages past `handle`: p = len(token_ids) // page_size - handle.num_pages.
+            handle: a locked handle (or one just matched) that is a prefix of the key.
+
+        Effects: takes ownership of the pages between `existing_pages` and `cached_pages`; frees nothing. Does not change
+            any lock: the caller locks the returned handle and unlocks its old one.
+        """
+
+    @abstractmethod
+    def lock(self, handle: PrefixHandle) -> None:
+        """Keep the path to a handle from eviction until `unlock`."""
+
+    @abstractmethod
+    def unlock(self, handle: PrefixHandle) -> None:
+        """Undo one `lock`."""
+
+    @abstractmethod
+    def evict(self, num_pages: int) -> PageIds:
+        """Give up at least `num_pages` evictable pages if there are as many, leaves first, in the strategy's order.
+
+        Returns: int32, the page ids given up; the caller returns them to the pool.
+        """
+
+    @abstractmethod
+    def reset(self) -> PageIds:
+        """Forget everything that is not locked.
+
+        Returns: int32, the page ids given up. Locked paths stay.
+        """
+
+    @property
+    @abstractmethod
+    def evictable_pages(self) -> int:
+        """Pages `evict` could give up now. O(1)."""
+
+    @property
+    @abstractmethod
+    def locked_pages(self) -> int:
+        """Pages on locked paths. O(1)."""
+
+    @abstractmethod
+    def walk(self) -> Iterator[NodeView]:
+        """Yield every node, parents before children."""
+
+    @property
+    @abstractmethod
+    def version(self) -> int:
+        """A number that grows whenever the answer of `probe` may have changed."""
+
+    @abstractmethod
+    def probe(self, key: PrefixKey) -> int:
+        """Return the number of pages a match would find, changing nothing. Schedulers ask this of waiting requests."""

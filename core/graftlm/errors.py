@@ -1,0 +1,146 @@
+"""The exceptions graftlm raises on purpose, as one tree.
+
+    GraftlmError
+    ├── ConfigError                    a configuration is wrong: says file, line, dotted path, nearest valid name
+    ├── PluginError                    a plugin or provider cannot serve
+    │   ├── PluginLoadError            importing or registering it failed
+    │   ├── ApiVersionError            it was built for another api_version
+    │   ├── DuplicateProviderError     two distributions provide one name
+    │   ├── UnknownProviderError       nobody provides the name
+    │   └── ProviderUnavailableError   it exists, but cannot run on this machine
+    ├── ModelError                     a checkpoint cannot be served
+    │   ├── CheckpointError            a file is missing, truncated or not what it says
+    │   ├── WeightError                a tensor is missing, surplus or of the wrong shape
+    │   └── UnsupportedArchitectureError
+    ├── RequestError                   one request is at fault; others go on
+    │   ├── SamplingParamsError
+    │   ├── InvalidPromptError         empty, or a token id outside the vocabulary
+    │   ├── PromptTooLongError         longer than the model's context
+    │   ├── NeverFitsError             needs more KV pages than the engine has
+    │   ├── QueueFullError             back-pressure: max_queued_requests are waiting
+    │   ├── UnsupportedFeatureError    asks for something that this engine was not assembled with
+    │   └── RequestFailedError         it was running and failed: bad logits, a failing step
+    └── EngineError                    the engine itself
+        ├── EngineClosedError
+        └── InvariantError             our own bookkeeping is wrong: names the owner
+
+Raise the leaf that fits; catch the branch you can handle.
+"""
+
+__all__ = [
+    "ApiVersionError",
+    "CheckpointError",
+    "ConfigError",
+    "DuplicateProviderError",
+    "EngineClosedError",
+    "EngineError",
+    "GraftlmError",
+    "InvalidPromptError",
+    "InvariantError",
+    "ModelError",
+    "NeverFitsError",
+    "PluginError",
+    "PluginLoadError",
+    "PromptTooLongError",
+    "ProviderUnavailableError",
+    "QueueFullError",
+    "RequestError",
+    "RequestFailedError",
+    "SamplingParamsError",
+    "UnknownProviderError",
+    "UnsupportedArchitectureError",
+    "UnsupportedFeatureError",
+    "WeightError",
+]
+
+
+class GraftlmError(Exception):
+    """Base of every error graftlm raises on purpose."""
+
+
+class ConfigError(GraftlmError, ValueError):
+    """A configuration is wrong."""
+
+
+class PluginError(GraftlmError):
+    """A plugin or provider cannot serve."""
+
+
+class PluginLoadError(PluginError):
+    """Importing or registering a plugin failed; `__cause__` is its own error."""
+
+
+class ApiVersionError(PluginLoadError):
+    """A provider was built for another plugin API."""
+
+
+class DuplicateProviderError(PluginError):
+    """Two distributions provide one name in one family."""
+
+
+class UnknownProviderError(PluginError, ConfigError):
+    """A configuration names a provider that nobody provides."""
+
+
+class ProviderUnavailableError(PluginError):
+    """A provider exists but cannot run on this machine."""
+
+
+class ModelError(GraftlmError):
+    """A checkpoint cannot be served."""
+
+
+class CheckpointError(ModelError):
+    """A checkpoint file is missing, truncated or not what it says."""
+
+
+class WeightError(ModelError):
+    """A weight tensor is missing, surplus or of the wrong shape."""
+
+
+class UnsupportedArchitectureError(ModelError):
+    """No model provider claims the checkpoint's architecture."""
+
+
+class RequestError(GraftlmError, ValueError):
+    """One request is at fault."""
+
+
+class SamplingParamsError(RequestError):
+    """A sampling parameter is out of range."""
+
+
+class InvalidPromptError(RequestError):
+    """A prompt is empty or holds a token id outside the vocabulary."""
+
+
+class PromptTooLongError(RequestError):
+    """A prompt leaves no room for output in the model's context."""
+
+
+class NeverFitsError(RequestError):
+    """A request needs more KV pages than the engine has."""
+
+
+class QueueFullError(RequestError):
+    """The waiting queue is full; try again later."""
+
+
+class UnsupportedFeatureError(RequestError):
+    """A request asks for something this engine was not assembled with."""
+
+
+class RequestFailedError(RequestError):
+    """A running request failed: its logits were not finite, or its step failed."""
+
+
+class EngineError(GraftlmError, RuntimeError):
+    """The engine itself cannot go on."""
+
+
+class EngineClosedError(EngineError):
+    """The engine was closed."""
+
+
+class InvariantError(EngineError):
+    """The engine's own bookkeeping is wrong; the message names the owner."""

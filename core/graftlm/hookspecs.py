@@ -1,0 +1,78 @@
+"""Every hook a plugin may implement. Hooks run when an engine is assembled, never per token or per layer.
+
+A plugin is a module (or object) with functions marked `@graftlm.hookimpl`, found through the entry-point group
+`graftlm`, named under `plugins.modules`, or given as `Engine(..., plugins=[module])`.
+"""
+
+from collections.abc import Iterable
+
+import pluggy
+
+from graftlm.contracts import (
+    AttentionBackend,
+    EvictionStrategy,
+    GrammarBackend,
+    LogitsProcessor,
+    Model,
+    PrefixCache,
+    Provider,
+    SchedulingPolicy,
+)
+from graftlm.types import CacheEvent, RequestRecord, StepRecord
+
+__all__ = ["hookimpl", "hookspec"]
+
+PROJECT_NAME = "graftlm"
+
+hookspec = pluggy.HookspecMarker(PROJECT_NAME)
+hookimpl = pluggy.HookimplMarker(PROJECT_NAME)
+
+
+@hookspec
+def provide_attention_backends() -> Iterable[Provider[AttentionBackend]]:  # type: ignore[empty-body]
+    """Offer attention backends; `create(options, AttentionContext)`, `capabilities` an `AttentionCapabilities`."""
+
+
+@hookspec
+def provide_prefix_caches() -> Iterable[Provider[PrefixCache]]:  # type: ignore[empty-body]
+    """Offer prefix caches; `create(options, CacheContext)`, `capabilities` a `CacheCapabilities`."""
+
+
+@hookspec
+def provide_eviction_strategies() -> Iterable[Provider[EvictionStrategy]]:  # type: ignore[empty-body]
+    """Offer eviction strategies; `create(options, EvictionContext)`."""
+
+
+@hookspec
+def provide_grammar_backends() -> Iterable[Provider[GrammarBackend]]:  # type: ignore[empty-body]
+    """Offer grammar backends; `create(options, GrammarContext)`."""
+
+
+@hookspec
+def provide_models() -> Iterable[Provider[Model]]:  # type: ignore[empty-body]
+    """Offer model architectures; `create(options, ModelContext)`, `capabilities` a `ModelCapabilities`."""
+
+
+@hookspec
+def provide_scheduling_policies() -> Iterable[Provider[SchedulingPolicy]]:  # type: ignore[empty-body]
+    """Offer scheduling policies; `create(options, SchedulingContext)`."""
+
+
+@hookspec
+def provide_logits_processors() -> Iterable[Provider[LogitsProcessor]]:  # type: ignore[empty-body]
+    """Offer logits processors, which requests name; `create(options, LogitsContext)` for each request."""
+
+
+@hookspec
+def request_finished(record: RequestRecord) -> None:
+    """Observe a request that ended, for whatever reason. Looked up once, at assembly; an error here is logged."""
+
+
+@hookspec
+def step_finished(record: StepRecord) -> None:
+    """Observe a committed step. Looked up once, at assembly; costs nothing when nobody implements it."""
+
+
+@hookspec
+def cache_event(event: CacheEvent) -> None:
+    """Observe the prefix cache storing, removing or clearing tokens."""

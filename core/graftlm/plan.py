@@ -1,0 +1,130 @@
+"""What passes between the scheduler and the runner: plain data, built once by its sender.
+
+Both ends name a running request by its row, an index into the request table that is its own from admission until it
+finishes or is retracted.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from graftlm.types import SamplingParams, TokenIds
+
+__all__ = ["LogprobTable", "PromptLogprobSpan", "RowSetup", "StepPlan", "StepResult"]
+
+
+@dataclass(frozen=True, slots=True)
+class RowSetup:
+    """A request that takes a row with this step: what the sampler must know of it.
+
+    Attributes:
+        seed: with a position, the key of the request's noise.
+        prompt_token_ids: int32 [n], for the repetition penalty.
+        output_token_ids: int32 [m], generated before a retraction; else empty.
+        stop_token_ids: tokens that may not be sampled before `min_tokens`.
+    """
+
+    row: int
+    request_id: str
+    params: SamplingParams
+    seed: int
+    prompt_token_ids: TokenIds
+    output_token_ids: TokenIds
+    stop_token_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PromptLogprobSpan:
+    """Prompt positions of one request whose logits are wanted.
+
+    Attributes:
+        start: index among the step's T tokens of the first token that predicts.
+        targets: int64 [n], the tokens they should have predicted.
+        num_top: how many rivals to report.
+    """
+
+    row: int
+    start: int
+    targets: NDArray[np.int64]
+    num_top: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """One forward pass: T tokens of B requests, of which S sample. One-token requests come first.
+
+    Attributes:
+        rows: int32 [B].
+        query_lens: int32 [B], tokens each request brings.
+        seq_lens: int32 [B], its context with them.
+        page_table: int32 [B, P]; entries past a request's pages repeat its first page.
+        input_ids: int64 [T]; where `device_idx` points, the runner puts the row's latest sampled token.
+        device_idx: int64 [N], indices into T.
+        positions: int64 [T].
+        out_slots: int64 [T].
+        num_decodes: requests at the front that bring one token.
+        sample_idx: int64 [S], indices into B of the requests that sample from their last token.
+        sample_positions: int64 [S], the position that the sampled token will take.
+        setups: rows taken with this step; the runner installs them first.
+        prompt_spans: prompt log-probabilities to compute.
+    """
+
+    step_id: int
+    rows: NDArray[np.int32]
+    query_lens: NDArray[np.int32]
+    seq_lens: NDArray[np.int32]
+    page_table: NDArray[np.int32]
+    input_ids: NDArray[np.int64]
+    device_idx: NDArray[np.int64]
+    positions: NDArray[np.int64]
+    out_slots: NDArray[np.int64]
+    num_decodes: int
+    sample_idx: NDArray[np.int64]
+    sample_positions: NDArray[np.int64]
+    setups: tuple[RowSetup, ...] = ()
+    prompt_spans: tuple[PromptLogprobSpan, ...] = ()
+
+    @property
+    def num_tokens(self) -> int:
+        """T."""
+        return len(self.input_ids)
+
+    @property
+    def num_prefill_tokens(self) -> int:
+        """Tokens of requests past the one-token ones."""
+        return len(self.input_ids) - self.num_decodes
+
+
+@dataclass(frozen=True, slots=True)
+class LogprobTable:
+    """Log-probabilities of n tokens, of the model's unmodified logits.
+
+    Attributes:
+        token_logprobs: float32 [n].
+        top_ids: int32 [n, k], most likely first.
+        top_logprobs: float32 [n, k].
+    """
+
+    token_logprobs: NDArray[np.float32]
+    top_ids: NDArray[np.int32]
+    top_logprobs: NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What the device made of a plan.
+
+    Attributes:
+        token_ids: int32 [S]; meaningless where a request failed.
+        errors: index into S -> why that request failed.
+        logprobs: for all S when any of them asked, else None.
+        prompt_logprobs: one per span of the plan.
+        model_s: seconds from launch to the last token.
+    """
+
+    token_ids: TokenIds
+    errors: dict[int, str]
+    logprobs: LogprobTable | None
+    prompt_logprobs: tuple[LogprobTable, ...]
+    model_s: float

@@ -1,0 +1,350 @@
+"""The data that users and plugins hold: sampling parameters, outputs, records, id types."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any, NewType, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from graftlm.errors import SamplingParamsError
+
+__all__ = [
+    "CacheEvent",
+    "Completion",
+    "FinishReason",
+    "Message",
+    "PageId",
+    "PageIds",
+    "PromptLogprobs",
+    "RequestId",
+    "RequestOutput",
+    "RequestRecord",
+    "SamplingParams",
+    "SlotId",
+    "SlotIds",
+    "StepRecord",
+    "Timings",
+    "TokenId",
+    "TokenIds",
+    "TokenLogprob",
+    "Usage",
+]
+
+TokenId = NewType("TokenId", int)
+PageId = NewType("PageId", int)
+SlotId = NewType("SlotId", int)
+RequestId = NewType("RequestId", str)
+
+TokenIds: TypeAlias = NDArray[np.int32]
+PageIds: TypeAlias = NDArray[np.int32]
+SlotIds: TypeAlias = NDArray[np.int64]
+
+#: One chat message: {"role": "user", "content": "..."}.
+Message: TypeAlias = Mapping[str, Any]
+
+MAX_LOGPROBS = 20
+_MAX_SEED = 2**63 - 1
+
+
+class FinishReason(str, Enum):
+    """Why a completion ended."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+    ERROR = "error"
+
+    def __str__(self) -> str:
+        return self.value
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """How to turn logits into tokens, and when to end. Validated on creation.
+
+    Logits pass, in this order: logits processors, logit_bias, min_tokens, repetition, frequency and presence penalties,
+    temperature, top_k, top_p, min_p.
+
+    Attributes:
+        max_tokens: tokens to generate at most; None: until the context or the KV memory is full.
+        min_tokens: before this many tokens no end-of-sequence or stop token is sampled and no stop string ends the request.
+        temperature: 0 takes the most likely token.
+        top_k: keep the k most likely tokens; None keeps all.
+        top_p: keep the smallest set of tokens whose probability reaches p.
+        min_p: keep tokens at least this share as likely as the most likely one.
+        presence_penalty: subtracted once from the logit of a token that the output holds.
+        frequency_penalty: subtracted for each time the output holds the token.
+        repetition_penalty: divides positive and multiplies negative logits of tokens in prompt or output (CTRL, arXiv:1909.05858).
+        logit_bias: token id -> number added to its logit.
+        stop: strings that end the output; the text ends before the match.
+        stop_token_ids: token ids that end the output, besides the model's own.
+        include_stop: keep the matched stop string in the text.
+        ignore_eos: go on past the model's end-of-sequence tokens.
+        skip_special_tokens: leave special tokens out of the text.
+        seed: makes sampling reproducible, alone or in any batch; None draws one.
+        n: completions per prompt, each with a seed of its own derived from `seed`.
+        logprobs: report the sampled token's log-probability and this many most likely tokens'; None reports nothing.
+        prompt_logprobs: the same for the prompt's tokens. The prompt is then computed in full, without prefix reuse.
+        logits_processors: processor name -> options, of processors that plugins provide.
+        json_schema: constrain the output to a JSON schema (dict or string). Needs a grammar backend.
+        regex: constrain the output to a regular expression. Needs a grammar backend.
+        ebnf: constrain the output to a grammar. Needs a grammar backend.
+
+    Raises:
+        SamplingParamsError: a value is out of range; the message names it.
+    """
+
+    max_tokens: int | None = 128
+    min_tokens: int = 0
+    temperature: float = 1.0
+    top_k: int | None = None
+    top_p: float = 1.0
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    stop: tuple[str, ...] | Sequence[str] | str = ()
+    stop_token_ids: tuple[int, ...] | Sequence[int] = ()
+    include_stop: bool = False
+    ignore_eos: bool = False
+    skip_special_tokens: bool = True
+    seed: int | None = None
+    n: int = 1
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    logits_processors: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    json_schema: Mapping[str, Any] | str | None = None
+    regex: str | None = None
+    ebnf: str | None = None
+
+    def __post_init__(self) -> None:
+        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+        object.__setattr__(self, "stop", stop)
+        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids or ()))
+        _check_lengths(self)
+        _check_numbers(self)
+        _check_stops(self)
+
+    @property
+    def is_greedy(self) -> bool:
+        """Whether the most likely token is always taken."""
+        return self.temperature == 0.0
+
+    @property
+    def has_penalties(self) -> bool:
+        """Whether logits depend on the tokens so far."""
+        return self.presence_penalty != 0.0 or self.frequency_penalty != 0.0 or self.repetition_penalty != 1.0
+
+    @property
+    def stop_strings(self) -> tuple[str, ...]:
+        """`stop` as the tuple it was normalised to."""
+        return tuple(self.stop)
+
+
+def _check(ok: bool, name: str, value: object, expected: str) -> None:
+    if not ok:
+        raise SamplingParamsError(f"{name} must be {expected}, got {value!r}")
+
+
+def _is_int(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _check_lengths(p: SamplingParams) -> None:
+    _check(p.max_tokens is None or (_is_int(p.max_tokens) and p.max_tokens >= 1), "max_tokens", p.max_tokens, "at least 1, or None")
+    limit = math.inf if p.max_tokens is None else p.max_tokens
+    _check(_is_int(p.min_tokens) and 0 <= p.min_tokens <= limit, "min_tokens", p.min_tokens, "between 0 and max_tokens")
+    _check(_is_int(p.n) and 1 <= p.n <= 128, "n", p.n, "between 1 and 128")
+    for name in ("logprobs", "prompt_logprobs"):
+        value = getattr(p, name)
+        _check(value is None or (_is_int(value) and 0 <= value <= MAX_LOGPROBS), name, value, f"between 0 and {MAX_LOGPROBS}, or None")
+    _check(p.seed is None or (_is_int(p.seed) and 0 <= p.seed <= _MAX_SEED), "seed", p.seed, "between 0 and 2**63 - 1, or None")
+
+
+def _check_numbers(p: SamplingParams) -> None:
+    ranges: dict[str, tuple[float, float, str]] = {
+        "temperature": (0.0, 100.0, "between 0 and 100"),
+        "top_p": (0.0, 1.0, "above 0 and at most 1"),
+        "min_p": (0.0, 1.0, "between 0 and 1"),
+        "presence_penalty": (-2.0, 2.0, "between -2 and 2"),
+        "frequency_penalty": (-2.0, 2.0, "between -2 and 2"),
+        "repetition_penalty": (0.0, 100.0, "above 0 and at most 100"),
+    }
+    for name, (low, high, expected) in ranges.items():
+        value = getattr(p, name)
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        _check(number and low <= value <= high, name, value, expected)  # NaN fails every comparison
+    _check(p.top_p > 0, "top_p", p.top_p, "above 0 and at most 1")
+    _check(p.repetition_penalty > 0, "repetition_penalty", p.repetition_penalty, "above 0 and at most 100")
+    _check(p.top_k is None or (_is_int(p.top_k) and p.top_k >= 1), "top_k", p.top_k, "at least 1, or None")
+    for token, bias in p.logit_bias.items():
+        _check(_is_int(token) and token >= 0, "logit_bias", token, "keyed by token ids")
+        _check(isinstance(bias, int | float) and -1000 <= bias <= 1000, f"logit_bias[{token}]", bias, "between -1000 and 1000")
+
+
+def _check_stops(p: SamplingParams) -> None:
+    for text in p.stop_strings:
+        _check(isinstance(text, str) and text != "", "stop", text, "a non-empty string, or a list of them")
+    for token in p.stop_token_ids:
+        _check(_is_int(token) and token >= 0, "stop_token_ids", token, "token ids")
+    grammars = [name for name in ("json_schema", "regex", "ebnf") if getattr(p, name) is not None]
+    _check(len(grammars) <= 1, "at most one of json_schema, regex and ebnf", grammars, "given")
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """One token's log-probability (natural, of the model's unmodified logits) and its rivals'.
+
+    Attributes:
+        top: (token id, log-probability), most likely first.
+    """
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+#: One entry per prompt token; the first has no predecessor and is None.
+PromptLogprobs: TypeAlias = tuple[TokenLogprob | None, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Token counts of one request; `cached_tokens` of the prompt's were not computed again."""
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cached_tokens: int = 0
+
+    @property
+    def total_tokens(self) -> int:
+        """Prompt and completion together."""
+        return self.prompt_tokens + self.completion_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Timings:
+    """Seconds since the request arrived; None while the moment has not come.
+
+    Attributes:
+        queue_s: until it was first admitted.
+        first_token_s: until its first token.
+        total_s: until it finished.
+    """
+
+    queue_s: float | None = None
+    first_token_s: float | None = None
+    total_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """One of a request's `n` completions.
+
+    Attributes:
+        matched_stop: what ended it: a stop string, or a token id; None otherwise.
+        error: what failed, when `finish_reason` is "error".
+        logprobs: one per token when asked for, else None.
+    """
+
+    index: int
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason | None = None
+    matched_stop: str | int | None = None
+    error: str | None = None
+    logprobs: tuple[TokenLogprob, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RequestOutput:
+    """What a request has produced so far. `text`, `token_ids` and so on are those of its first completion."""
+
+    request_id: str
+    prompt_token_ids: tuple[int, ...]
+    completions: tuple[Completion, ...]
+    usage: Usage
+    timings: Timings
+    prompt_logprobs: PromptLogprobs | None = None
+
+    @property
+    def finished(self) -> bool:
+        """Whether every completion has ended."""
+        return all(c.finish_reason is not None for c in self.completions)
+
+    @property
+    def text(self) -> str:
+        """The first completion's text."""
+        return self.completions[0].text
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        """The first completion's token ids."""
+        return self.completions[0].token_ids
+
+    @property
+    def finish_reason(self) -> FinishReason | None:
+        """Why the first completion ended; None while it runs."""
+        return self.completions[0].finish_reason
+
+    @property
+    def matched_stop(self) -> str | int | None:
+        """The stop string or token id that ended the first completion."""
+        return self.completions[0].matched_stop
+
+    @property
+    def error(self) -> str | None:
+        """What failed, when the first completion ended with "error"."""
+        return self.completions[0].error
+
+    @property
+    def logprobs(self) -> tuple[TokenLogprob, ...] | None:
+        """The first completion's log-probabilities, when asked for."""
+        return self.completions[0].logprobs
+
+
+@dataclass(frozen=True, slots=True)
+class RequestRecord:
+    """What `request_finished` observers get."""
+
+    request_id: str
+    finish_reason: FinishReason
+    usage: Usage
+    timings: Timings
+    num_retractions: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepRecord:
+    """What `step_finished` observers get: one forward pass over a ragged batch.
+
+    Attributes:
+        num_decodes: requests that brought the one token sampled last.
+        num_prefill_tokens: tokens of prompt chunks.
+        host_s: seconds the scheduler spent planning and committing it.
+        model_s: seconds the runner spent on it.
+        free_pages, evictable_pages, locked_pages: the KV memory after it.
+    """
+
+    step_id: int
+    num_running: int
+    num_waiting: int
+    num_decodes: int
+    num_prefill_tokens: int
+    host_s: float
+    model_s: float
+    free_pages: int
+    evictable_pages: int
+    locked_pages: int
+
+
+@dataclass(frozen=True, slots=True)
+class CacheEvent:
+    """What `cache_event` observers get; `kind` is "stored", "removed" or "cleared"."""
+
+    kind: str
+    num_tokens: int
