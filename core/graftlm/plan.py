@@ -58,7 +58,7 @@ class StepPlan:
         rows: int32 [B].
         query_lens: int32 [B], tokens each request brings.
         seq_lens: int32 [B], its context with them.
-        page_table: int32 [B, P]; entries past a request's pages repeat its first page.
+        page_table: int32 [B, P]; entries past a request's pages are in range and mean nothing.
         input_ids: int64 [T]; where `device_idx` points, the runner puts the row's latest sampled token.
         device_idx: int64 [N], indices into T.
         positions: int64 [T].

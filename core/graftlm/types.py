@@ -14,6 +14,7 @@ from graftlm.errors import SamplingParamsError
 __all__ = [
     "CacheEvent",
     "Completion",
+    "EngineStats",
     "FinishReason",
     "Message",
     "PageId",
@@ -155,14 +156,29 @@ def _is_int(value: object) -> bool:
 
 
 def _check_lengths(p: SamplingParams) -> None:
-    _check(p.max_tokens is None or (_is_int(p.max_tokens) and p.max_tokens >= 1), "max_tokens", p.max_tokens, "at least 1, or None")
+    _check(
+        p.max_tokens is None or (_is_int(p.max_tokens) and p.max_tokens >= 1),
+        "max_tokens",
+        p.max_tokens,
+        "at least 1, or None",
+    )
     limit = math.inf if p.max_tokens is None else p.max_tokens
     _check(_is_int(p.min_tokens) and 0 <= p.min_tokens <= limit, "min_tokens", p.min_tokens, "between 0 and max_tokens")
     _check(_is_int(p.n) and 1 <= p.n <= 128, "n", p.n, "between 1 and 128")
     for name in ("logprobs", "prompt_logprobs"):
         value = getattr(p, name)
-        _check(value is None or (_is_int(value) and 0 <= value <= MAX_LOGPROBS), name, value, f"between 0 and {MAX_LOGPROBS}, or None")
-    _check(p.seed is None or (_is_int(p.seed) and 0 <= p.seed <= _MAX_SEED), "seed", p.seed, "between 0 and 2**63 - 1, or None")
+        _check(
+            value is None or (_is_int(value) and 0 <= value <= MAX_LOGPROBS),
+            name,
+            value,
+            f"between 0 and {MAX_LOGPROBS}, or None",
+        )
+    _check(
+        p.seed is None or (_is_int(p.seed) and 0 <= p.seed <= _MAX_SEED),
+        "seed",
+        p.seed,
+        "between 0 and 2**63 - 1, or None",
+    )
 
 
 def _check_numbers(p: SamplingParams) -> None:
@@ -183,7 +199,12 @@ def _check_numbers(p: SamplingParams) -> None:
     _check(p.top_k is None or (_is_int(p.top_k) and p.top_k >= 1), "top_k", p.top_k, "at least 1, or None")
     for token, bias in p.logit_bias.items():
         _check(_is_int(token) and token >= 0, "logit_bias", token, "keyed by token ids")
-        _check(isinstance(bias, int | float) and -1000 <= bias <= 1000, f"logit_bias[{token}]", bias, "between -1000 and 1000")
+        _check(
+            isinstance(bias, int | float) and -1000 <= bias <= 1000,
+            f"logit_bias[{token}]",
+            bias,
+            "between -1000 and 1000",
+        )
 
 
 def _check_stops(p: SamplingParams) -> None:
@@ -305,6 +326,36 @@ class RequestOutput:
     def logprobs(self) -> tuple[TokenLogprob, ...] | None:
         """The first completion's log-probabilities, when asked for."""
         return self.completions[0].logprobs
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStats:
+    """An engine at one moment.
+
+    Attributes:
+        total_pages, free_pages, evictable_pages, locked_pages, owned_pages: the KV memory by owner: nobody, prefixes
+            that may be evicted, prefixes that running requests use, running requests alone.
+        steps ... aged_requests: sums since the start; `aged_requests` went first because they had been passed over.
+        host_s, model_s: seconds spent on planning and committing, and on the device.
+    """
+
+    running_requests: int
+    waiting_requests: int
+    total_pages: int
+    free_pages: int
+    evictable_pages: int
+    locked_pages: int
+    owned_pages: int
+    evicted_pages: int
+    steps: int
+    prompt_tokens: int
+    cached_tokens: int
+    generated_tokens: int
+    finished_requests: int
+    retractions: int
+    aged_requests: int
+    host_s: float
+    model_s: float
 
 
 @dataclass(frozen=True, slots=True)

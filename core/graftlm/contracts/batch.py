@@ -29,7 +29,7 @@ class ForwardBatch:
         out_slots: int64 [T], the slot that each token's key and value are written to.
         cu_seqlens_q: int32 [B + 1].
         seq_lens: int32 [B], context length with this step's tokens.
-        page_table: int32 [B, P], page ids; entries past a request's pages repeat its first page.
+        page_table: int32 [B, P], page ids; entries past a request's pages are in range and mean nothing.
         logits_idx: int64 [S], the tokens whose logits are wanted, in order of the requests.
         num_decodes: how many requests at the front bring exactly one token.
         query_lens_cpu, seq_lens_cpu: int32 [B], host copies.

@@ -1,0 +1,232 @@
+"""From a configuration to the parts of one engine, each made by the provider that the configuration names."""
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import psutil
+import torch
+
+from graftlm.checkpoint import iter_weights, load_model_config, resolve_checkpoint, torch_dtype
+from graftlm.config import EngineConfig
+from graftlm.contracts import (
+    AttentionBackend,
+    AttentionCapabilities,
+    AttentionContext,
+    CacheContext,
+    EvictionContext,
+    LogitsContext,
+    LogitsProcessor,
+    Model,
+    ModelConfig,
+    ModelContext,
+    Platform,
+    PrefixCache,
+    Provider,
+    SchedulingContext,
+)
+from graftlm.errors import ConfigError
+from graftlm.execution.executor import InlineExecutor, StepExecutor, WorkerExecutor
+from graftlm.execution.kv_store import KVStore
+from graftlm.execution.runner import ModelRunner
+from graftlm.execution.sampler import Sampler
+from graftlm.intake import Intake, IntakeLimits
+from graftlm.memory import KVManager, PagePool, RequestTable
+from graftlm.registry import Registry
+from graftlm.scheduling import Scheduler, SchedulerLimits
+from graftlm.step_loop import Observers, StepLoop
+from graftlm.tokenization import TextStream, Tokenizer
+from graftlm.types import CacheEvent, SamplingParams
+
+__all__ = ["EngineParts", "assemble", "detect_platform"]
+
+
+@dataclass(frozen=True, slots=True)
+class EngineParts:
+    """An assembled engine, without a thread of its own."""
+
+    config: EngineConfig
+    model_config: ModelConfig
+    tokenizer: Tokenizer
+    intake: Intake
+    loop: StepLoop
+
+    def text_stream(self, params: SamplingParams) -> TextStream:
+        """Return a fresh detokeniser of one completion."""
+        return TextStream(self.tokenizer, params)
+
+
+def detect_platform(config: EngineConfig) -> Platform:
+    """Return the device that the configuration asks for, as it is.
+
+    Raises:
+        ConfigError: it asks for a CUDA device and there is none.
+    """
+    wanted = config.model.device
+    if wanted == "cpu" or (wanted == "auto" and not torch.cuda.is_available()):
+        return Platform("cpu")
+    if not torch.cuda.is_available():
+        raise ConfigError("model.device is 'cuda', but torch sees no CUDA device. Set model.device: auto.")
+    return Platform("cuda", torch.cuda.get_device_capability())
+
+
+def assemble(config: EngineConfig, registry: Registry, platform: Platform) -> EngineParts:
+    """Create every part. The only place where parts learn of each other.
+
+    Raises:
+        GraftlmError: the leaf says which part, and what to do.
+    """
+    path = resolve_checkpoint(config.model.path)
+    model_config = load_model_config(path)
+    tokenizer = Tokenizer.load(path)
+    device = torch.device(platform.device)
+    dtype = torch_dtype(config.model.dtype, model_config)
+    context_len = min(
+        config.model.context_len or model_config.max_position_embeddings, model_config.max_position_embeddings
+    )
+
+    model_provider = registry.model_for(model_config.architectures, config.model.architecture)
+    model: Model = registry.create("model", model_provider, {}, ModelContext(model_config, device, dtype))
+    attention_provider = _choose_attention(config, registry, platform, model, dtype)
+    model.load_weights(iter_weights(path))
+
+    num_pages = _num_pages(config, model, device, dtype, context_len)
+    page_size = config.cache.page_size
+    num_rows = config.scheduling.max_running_requests
+    kv_store = KVStore(model.attention_layers, num_pages, page_size, dtype, device)
+    attention_context = AttentionContext(
+        layers=model.attention_layers,
+        kv=kv_store,
+        page_size=page_size,
+        device=device,
+        dtype=dtype,
+        max_requests=num_rows,
+        max_context_len=context_len,
+    )
+    attention: AttentionBackend = registry.create(
+        "attention", attention_provider, config.attention.options, attention_context
+    )
+    model.bind_attention(attention)
+
+    make_cache = _cache_factory(config, registry, num_pages)
+    max_pages_per_row = min(num_pages, -(-context_len // page_size))
+    kv = KVManager(PagePool(num_pages), make_cache(), RequestTable(num_rows, max_pages_per_row), page_size)
+    policy = registry.create(
+        "scheduling",
+        registry.provider("scheduling", config.scheduling.policy.name),
+        config.scheduling.policy.options,
+        SchedulingContext(),
+    )
+    limits = SchedulerLimits(config.scheduling.max_queued_requests, config.scheduling.prefill_tokens_per_step)
+    scheduler = Scheduler(kv, policy, limits, time.monotonic)
+    sampler = Sampler(num_rows, model_config.vocab_size, device, _processor_factory(registry))
+    runner = ModelRunner(model, attention, sampler, num_rows, device)
+    executor: StepExecutor = WorkerExecutor(runner.run) if config.scheduling.overlap else InlineExecutor(runner.run)
+    loop = StepLoop(
+        scheduler,
+        executor,
+        overlap=config.scheduling.overlap,
+        make_cache=make_cache,
+        observers=Observers(registry.observers("request_finished"), registry.observers("step_finished")),
+        clock=time.monotonic,
+        debug=config.debug,
+    )
+    intake_limits = IntakeLimits(
+        vocab_size=model_config.vocab_size,
+        context_len=context_len,
+        memory_tokens=num_pages * page_size,
+        eos_token_ids=model_config.eos_token_ids,
+        logits_processors=frozenset(registry.names("logits_processor")),
+    )
+    intake = Intake(intake_limits, lambda params: TextStream(tokenizer, params), time.monotonic)
+    return EngineParts(config, model_config, tokenizer, intake, loop)
+
+
+def _choose_attention(
+    config: EngineConfig, registry: Registry, platform: Platform, model: Model, dtype: torch.dtype
+) -> Provider[AttentionBackend]:
+    def misfit(provider: Provider[AttentionBackend]) -> str | None:
+        return _attention_misfit(provider.capabilities, config.cache.page_size, platform, model, dtype)
+
+    name = config.attention.name
+    if name == "auto":
+        return registry.choose("attention", misfit)
+    provider: Provider[AttentionBackend] = registry.provider("attention", name)
+    reason = misfit(provider)
+    if reason is not None:
+        raise ConfigError(f"attention backend {name!r} does not fit this engine: {reason}. Set attention.name.")
+    return provider
+
+
+def _attention_misfit(
+    can: AttentionCapabilities, page_size: int, platform: Platform, model: Model, dtype: torch.dtype
+) -> str | None:
+    """Say why a backend cannot serve a model on a platform, or return None."""
+    dtype_name = str(dtype).removeprefix("torch.")
+    layers = model.attention_layers
+    if platform.device not in can.devices:
+        return f"it runs on {', '.join(can.devices)}, the device is {platform.device}"
+    if can.dtypes is not None and dtype_name not in can.dtypes:
+        return f"it computes in {', '.join(can.dtypes)}, the model in {dtype_name}"
+    if can.page_sizes is not None and page_size not in can.page_sizes:
+        return f"it takes page sizes {', '.join(map(str, can.page_sizes))}, cache.page_size is {page_size}"
+    head_dims = sorted({layer.head_dim for layer in layers} - set(can.head_dims or ()))
+    if can.head_dims is not None and head_dims:
+        return f"it takes head dims {', '.join(map(str, can.head_dims))}, the model has {head_dims[0]}"
+    if not can.sliding_window and any(layer.sliding_window is not None for layer in layers):
+        return "it has no sliding window, the model needs one"
+    if not can.soft_cap and any(layer.soft_cap is not None for layer in layers):
+        return "it has no soft cap, the model needs one"
+    return None
+
+
+def _num_pages(config: EngineConfig, model: Model, device: torch.device, dtype: torch.dtype, context_len: int) -> int:
+    """Size the KV memory: as configured, or a share of what is free, but no more than all rows could ever use."""
+    page_size = config.cache.page_size
+    if config.memory.kv_tokens is not None:
+        return config.memory.kv_tokens // page_size
+    free_bytes = psutil.virtual_memory().available if device.type == "cpu" else torch.cuda.mem_get_info(device)[0]
+    token_bytes = KVStore.bytes_per_token(model.attention_layers, dtype)
+    num_pages = int(free_bytes * config.memory.kv_fraction) // (token_bytes * page_size)
+    useful = config.scheduling.max_running_requests * -(-context_len // page_size)
+    if num_pages == 0:
+        raise ConfigError(
+            f"{free_bytes >> 20} MiB are free, too little for a single KV page of {token_bytes * page_size} bytes at "
+            f"memory.kv_fraction {config.memory.kv_fraction}. Free memory or set memory.kv_tokens."
+        )
+    return min(num_pages, useful)
+
+
+def _cache_factory(config: EngineConfig, registry: Registry, num_pages: int) -> Callable[[], PrefixCache]:
+    """Return what makes a fresh prefix cache with a fresh eviction strategy."""
+    settings = config.cache
+    observers = registry.observers("cache_event")
+
+    def on_event(kind: str, num_tokens: int) -> None:
+        for observer in observers:
+            observer(event=CacheEvent(kind, num_tokens))
+
+    def make() -> PrefixCache:
+        eviction = registry.create(
+            "eviction",
+            registry.provider("eviction", settings.eviction.name),
+            settings.eviction.options,
+            EvictionContext(num_pages, settings.page_size),
+        )
+        context = CacheContext(settings.page_size, eviction, time.monotonic, on_event if observers else None)
+        cache: PrefixCache = registry.create(
+            "cache", registry.provider("cache", settings.name), settings.options, context
+        )
+        return cache
+
+    return make
+
+
+def _processor_factory(registry: Registry) -> Callable[[str, Mapping[str, Any], LogitsContext], LogitsProcessor]:
+    def make(name: str, options: Mapping[str, Any], context: LogitsContext) -> LogitsProcessor:
+        provider = registry.provider("logits_processor", name)
+        processor: LogitsProcessor = registry.create("logits_processor", provider, options, context)
+        return processor
+
+    return make

@@ -1,0 +1,55 @@
+"""The `graftlm` command: its sub-commands, and how errors reach the terminal.
+
+Commands import what they need when they run, so that `graftlm --help` answers at once.
+"""
+
+import sys
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+from graftlm import __version__, cli_config, cli_plugins
+from graftlm.cli_options import fail
+from graftlm.errors import GraftlmError
+
+__all__ = ["app", "main"]
+
+app = typer.Typer(
+    name="graftlm",
+    help="A plugin-based engine for serving large language models.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+)
+app.add_typer(cli_config.app, name="config")
+app.command("plugins")(cli_plugins.plugins)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"graftlm {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    """A plugin-based engine for serving large language models."""
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line; None takes the process's arguments.
+
+    Raises:
+        SystemExit: always; 0 when all went well, 2 when the arguments, the configuration or a plugin is wrong.
+    """
+    try:
+        app(args=None if arguments is None else list(arguments))
+    except GraftlmError as error:
+        fail(str(error).splitlines())
+    sys.exit(0)

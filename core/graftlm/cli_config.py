@@ -1,0 +1,74 @@
+"""`graftlm config`: the schema of a configuration, its values and their sources, and what is wrong with it."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from graftlm.cli_options import ConfigFile, SetOption, fail, warn
+
+if TYPE_CHECKING:
+    from graftlm.config import Setting
+
+__all__ = ["app"]
+
+app = typer.Typer(help="Look at configurations.", no_args_is_help=True, rich_markup_mode=None)
+
+
+@app.command()
+def schema() -> None:
+    """Print the JSON Schema of configuration files, with the options of the installed plugins."""
+    from graftlm.registry import Registry, json_schema
+
+    typer.echo(json.dumps(json_schema(Registry.load()), indent=2))
+
+
+@app.command()
+def show(file: ConfigFile, overrides: SetOption = None) -> None:
+    """Print the configuration in effect, as YAML, with the source of every value."""
+    from graftlm.config import EngineConfig, explain
+
+    config = EngineConfig.load(file, overrides or ())
+    typer.echo("\n".join(annotated_yaml(explain(config))))
+
+
+@app.command()
+def check(file: ConfigFile, overrides: SetOption = None) -> None:
+    """Check a configuration: its keys and values, the names of plugins, their options. Loads no model."""
+    from graftlm.config import EngineConfig
+    from graftlm.registry import Registry, check, probe_platform
+
+    config = EngineConfig.load(file, overrides or ())
+    registry = Registry.load(config.plugins, platform=probe_platform(config.model.device))
+    findings = check(config, registry)
+    warn(findings.warnings)
+    if findings.errors:
+        fail(findings.errors)
+    typer.echo("OK")
+
+
+def annotated_yaml(settings: list[Setting]) -> list[str]:
+    """Write settings as lines of YAML, each value with its source as a comment."""
+    rows: list[tuple[str, str]] = []  # (line, source); a section's own line has none
+    parents: tuple[str | int, ...] = ()
+    for setting in settings:
+        keys = setting.keys
+        common = next((i for i, pair in enumerate(zip(parents, keys, strict=False)) if pair[0] != pair[1]), None)
+        first_new = min(len(parents), len(keys) - 1) if common is None else common
+        rows += [(f"{'  ' * depth}{_scalar(keys[depth])}:", "") for depth in range(first_new, len(keys) - 1)]
+        rows.append((f"{'  ' * (len(keys) - 1)}{_scalar(keys[-1])}: {_scalar(setting.value)}", setting.source))
+        parents = keys[:-1]
+    width = max((len(line) for line, source in rows if source), default=0)
+    return [f"{line:<{width}}  # {source}" if source else line for line, source in rows]
+
+
+def _scalar(value: Any) -> str:
+    """Write a key, a scalar or a list as YAML in one line; JSON's strings are YAML's in double quotes."""
+    import yaml
+
+    if isinstance(value, str):
+        text = yaml.safe_dump(value, width=float("inf"), allow_unicode=True).removesuffix("...\n").strip()
+        return text if "\n" not in text else json.dumps(value, ensure_ascii=False)
+    return json.dumps(value, ensure_ascii=False)

@@ -1,0 +1,422 @@
+"""The in-process engine: prompts in, outputs out."""
+
+import asyncio
+import sys
+import uuid
+import weakref
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from queue import SimpleQueue
+from types import TracebackType
+from typing import Any, Self
+
+from graftlm.assembly import EngineParts, assemble, detect_platform
+from graftlm.config import EngineConfig
+from graftlm.contracts import ModelConfig
+from graftlm.engine_thread import EngineThread
+from graftlm.errors import EngineClosedError, QueueFullError, SamplingParamsError
+from graftlm.intake import draw_seed
+from graftlm.outputs import OutputBuilder
+from graftlm.prompts import Prompt, Prompts, is_chat, split_prompts
+from graftlm.registry import Registry
+from graftlm.scheduling import Request, RequestUpdate
+from graftlm.tokenization import Tokenizer
+from graftlm.types import EngineStats, RequestOutput, SamplingParams, TokenIds
+
+__all__ = ["Engine"]
+
+#: From this many prompts on, `generate` shows a progress bar on a terminal.
+_PROGRESS_FROM = 16
+
+Params = SamplingParams | Mapping[str, Any] | None
+
+
+@dataclass(slots=True, eq=False, weakref_slot=True)
+class _Job:
+    """One prompt under way: its requests, one per completion, and what has come of them."""
+
+    builder: OutputBuilder
+    requests: list[Request]
+    updates: list[RequestUpdate] = field(default_factory=list)
+    num_unfinished: int = 0
+
+    def __post_init__(self) -> None:
+        self.num_unfinished = len(self.requests)
+
+    def take(self, update: RequestUpdate) -> bool:
+        """Keep an update; True when it was the last one. Runs in the engine's thread."""
+        self.updates.append(update)
+        self.num_unfinished -= update.finish is not None
+        return self.num_unfinished == 0
+
+    def output(self) -> RequestOutput:
+        """Return everything so far. Runs in the user's thread, which thereby does the detokenising."""
+        updates, self.updates = self.updates, []
+        for update in updates:
+            self.builder.apply(update)
+        return self.builder.output()
+
+
+class Engine:
+    """A model, ready to generate. Safe to use from several threads and event loops at once.
+
+        engine = Engine(model="demo")
+        engine.generate("The capital of France is")[0].text
+
+    Args:
+        source: a YAML file, a mapping shaped like one, an EngineConfig, or None for the defaults.
+        plugins: modules or objects whose hooks take part, besides the installed ones.
+        overrides: "cache.page_size=16" and the like.
+        fields: sections of the configuration, laid over `source`: model="path", cache={"page_size": 16}.
+
+    Raises:
+        GraftlmError: the configuration, a plugin or the checkpoint is wrong; the leaf says which.
+    """
+
+    def __init__(
+        self,
+        source: EngineConfig | Mapping[str, Any] | str | Path | None = None,
+        *,
+        plugins: Sequence[object] = (),
+        overrides: Sequence[str] = (),
+        **fields: Any,
+    ) -> None:
+        config = EngineConfig.load(source, overrides, **fields)
+        platform = detect_platform(config)
+        registry = Registry.load(config.plugins, plugins, platform)
+        self._parts: EngineParts = assemble(config, registry, platform)
+        self._thread = EngineThread(self._parts.loop)
+        self._finalizer = weakref.finalize(self, self._thread.close)
+        self._live: weakref.WeakValueDictionary[str, _Job] = weakref.WeakValueDictionary()
+
+    @property
+    def config(self) -> EngineConfig:
+        """The effective configuration."""
+        return self._parts.config
+
+    @property
+    def model_config(self) -> ModelConfig:
+        """What the checkpoint says of itself."""
+        return self._parts.model_config
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The checkpoint's tokenizer."""
+        return self._parts.tokenizer
+
+    def generate(
+        self,
+        prompts: Prompts,
+        sampling_params: Params | Sequence[Params] = None,
+        *,
+        priority: int = 0,
+        timeout_s: float | None = None,
+        cache_salt: str = "",
+        request_ids: Sequence[str] | None = None,
+        progress: bool | None = None,
+    ) -> list[RequestOutput]:
+        """Complete prompts and wait for all of them.
+
+        Args:
+            prompts: one prompt or a list; a prompt is text, a list of token ids, or a list of chat messages.
+            sampling_params: for all prompts, or one for each.
+            priority: higher goes first.
+            timeout_s: seconds after which a request ends as aborted.
+            cache_salt: prompts share cached prefixes only with prompts of the same salt.
+            request_ids: one for each prompt, for `abort`; drawn when left out.
+            progress: show a bar on standard error; by default for long lists on a terminal.
+
+        Returns: one output per prompt, in order. A request that failed while it ran has finish_reason "error".
+
+        Raises:
+            RequestError: a prompt or its parameters are wrong; then none of the prompts has been started.
+            EngineClosedError: the engine is closed.
+        """
+        split = split_prompts(prompts)
+        jobs = self._jobs(split, sampling_params, request_ids, priority, timeout_s, cache_salt)
+        finished: SimpleQueue[_Job] = SimpleQueue()
+        waiting = deque(jobs)
+        num_left, num_running = len(jobs), 0
+        try:
+            with _progress_bar(len(jobs), progress) as advance:
+                while num_left:
+                    num_running += self._start_some(waiting, finished, num_running)
+                    finished.get()
+                    num_running -= 1
+                    num_left -= 1
+                    advance()
+        finally:
+            if num_left:
+                self._abort_jobs(jobs)
+        return [job.output() for job in jobs]
+
+    def stream(
+        self,
+        prompt: Prompt,
+        sampling_params: Params = None,
+        *,
+        priority: int = 0,
+        timeout_s: float | None = None,
+        cache_salt: str = "",
+        request_id: str | None = None,
+    ) -> Iterator[RequestOutput]:
+        """Complete one prompt, yielding outputs whose text and token_ids grow. Leaving the loop aborts the request.
+
+        Arguments and errors as of `generate`; the prompt is checked, and queued, before this returns.
+        """
+        ids = None if request_id is None else [request_id]
+        (job,) = self._jobs([prompt], sampling_params, ids, priority, timeout_s, cache_salt)
+        events: SimpleQueue[bool] = SimpleQueue()
+        self._submit(job, lambda update: events.put(job.take(update)))
+        return self._stream(job, events)
+
+    async def agenerate(
+        self,
+        prompts: Prompts,
+        sampling_params: Params | Sequence[Params] = None,
+        *,
+        priority: int = 0,
+        timeout_s: float | None = None,
+        cache_salt: str = "",
+        request_ids: Sequence[str] | None = None,
+    ) -> list[RequestOutput]:
+        """Complete prompts without blocking the event loop; as `generate`. Cancelling it aborts the requests.
+
+        Raises:
+            QueueFullError: max_queued_requests are waiting; also when this call alone brings more than that.
+        """
+        split = split_prompts(prompts)
+        jobs = await asyncio.to_thread(self._jobs, split, sampling_params, request_ids, priority, timeout_s, cache_salt)
+        loop = asyncio.get_running_loop()
+        all_done = asyncio.Event()
+        num_left = len(jobs)
+
+        def one_done() -> None:
+            nonlocal num_left
+            num_left -= 1
+            if num_left == 0:
+                all_done.set()
+
+        def sink_of(job: _Job) -> Callable[[RequestUpdate], None]:
+            return lambda update: _wake(loop, one_done) if job.take(update) else None
+
+        try:
+            for job in jobs:
+                await asyncio.wrap_future(self._thread.submit([(r, sink_of(job)) for r in job.requests]))
+            if jobs:
+                await all_done.wait()
+        finally:
+            if num_left:
+                self._abort_jobs(jobs)
+        return [job.output() for job in jobs]
+
+    async def astream(
+        self,
+        prompt: Prompt,
+        sampling_params: Params = None,
+        *,
+        priority: int = 0,
+        timeout_s: float | None = None,
+        cache_salt: str = "",
+        request_id: str | None = None,
+    ) -> AsyncIterator[RequestOutput]:
+        """Complete one prompt, yielding growing outputs; as `stream`. Leaving the loop aborts the request."""
+        ids = None if request_id is None else [request_id]
+        (job,) = await asyncio.to_thread(self._jobs, [prompt], sampling_params, ids, priority, timeout_s, cache_salt)
+        loop = asyncio.get_running_loop()
+        news = asyncio.Event()
+
+        def sink(update: RequestUpdate) -> None:
+            job.take(update)
+            _wake(loop, news.set)
+
+        finished = False
+        try:
+            await asyncio.wrap_future(self._thread.submit([(r, sink) for r in job.requests]))
+            while not finished:
+                await news.wait()
+                news.clear()
+                output = job.output()
+                finished = output.finished
+                yield output
+        finally:
+            if not finished:
+                self._abort_jobs([job])
+
+    def abort(self, request_id: str) -> None:
+        """End a request of `generate`, `stream` or their twins; its output says "abort". Unknown ids are ignored."""
+        job = self._live.get(request_id)
+        if job is not None:
+            self._abort_jobs([job])
+
+    def flush_cache(self) -> int:
+        """Forget every cached prefix that no running request uses; returns the tokens forgotten."""
+        return self._thread.call(self._parts.loop.flush_cache).result()
+
+    def stats(self) -> EngineStats:
+        """Return the engine's state and its sums since the start."""
+        return self._thread.call(self._parts.loop.stats).result()
+
+    def close(self) -> None:
+        """End every request as aborted and free the device. May be called twice."""
+        self._finalizer()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # -- from prompts to jobs ------------------------------------------------------------------------------------------
+
+    def _jobs(
+        self,
+        prompts: list[Prompt],
+        sampling_params: Params | Sequence[Params],
+        request_ids: Sequence[str] | None,
+        priority: int,
+        timeout_s: float | None,
+        cache_salt: str,
+    ) -> list[_Job]:
+        """Check prompts and parameters, all of them before any runs."""
+        all_params = _params_of_each(sampling_params, len(prompts))
+        if request_ids is not None and len(request_ids) != len(prompts):
+            raise SamplingParamsError(f"{len(request_ids)} request_ids are given for {len(prompts)} prompts")
+        ids = request_ids if request_ids is not None else [uuid.uuid4().hex for _ in prompts]
+        intake = self._parts.intake
+        token_ids = [intake.check_prompt(ids_) for ids_ in self._encode(prompts)]
+        for params in all_params:
+            intake.check_params(params)
+        jobs = [
+            self._job(request_id, prompt, params, priority, timeout_s, cache_salt)
+            for request_id, prompt, params in zip(ids, token_ids, all_params, strict=True)
+        ]
+        self._live.update({job.builder.request_id: job for job in jobs})
+        return jobs
+
+    def _job(
+        self,
+        request_id: str,
+        prompt: TokenIds,
+        params: SamplingParams,
+        priority: int,
+        timeout_s: float | None,
+        cache_salt: str,
+    ) -> _Job:
+        builder = OutputBuilder(request_id, prompt, params, self._parts.text_stream)
+        seed = draw_seed() if params.seed is None else params.seed
+        requests = [
+            self._parts.intake.request(
+                sub_id,
+                prompt,
+                params,
+                index=index,
+                namespace=cache_salt,
+                priority=priority,
+                timeout_s=timeout_s,
+                seed=seed,
+            )
+            for index, sub_id in enumerate(builder.sub_ids)
+        ]
+        return _Job(builder, requests)
+
+    def _encode(self, prompts: list[Prompt]) -> list[Any]:
+        """Return token ids for every prompt, tokenising texts in one batch."""
+        texts = [prompt for prompt in prompts if isinstance(prompt, str)]
+        encoded = iter(self.tokenizer.encode_batch(texts))
+        return [
+            next(encoded) if isinstance(p, str) else self.tokenizer.encode_chat(p) if is_chat(p) else p for p in prompts
+        ]
+
+    # -- under way -----------------------------------------------------------------------------------------------------
+
+    def _start_some(self, waiting: "deque[_Job]", finished: "SimpleQueue[_Job]", num_running: int) -> int:
+        """Start jobs until the queue is full; returns how many. With none under way, a full queue is an error."""
+        started = 0
+        while waiting and num_running + started < self.config.scheduling.max_queued_requests:
+            try:
+                self._submit(waiting[0], partial(_put_when_done, finished, waiting[0]))
+            except QueueFullError:
+                if num_running + started:
+                    break  # others fill the queue as well; go on when one of ours is done
+                raise
+            waiting.popleft()
+            started += 1
+        return started
+
+    def _submit(self, job: _Job, sink: Callable[[RequestUpdate], None]) -> None:
+        self._thread.submit([(request, sink) for request in job.requests]).result()
+
+    def _stream(self, job: _Job, events: "SimpleQueue[bool]") -> Iterator[RequestOutput]:
+        finished = False
+        try:
+            while not finished:
+                finished = events.get()
+                while not finished and not events.empty():
+                    finished = events.get()
+                yield job.output()
+        finally:
+            if not finished:
+                self._abort_jobs([job])
+
+    def _abort_jobs(self, jobs: list[_Job]) -> None:
+        try:
+            self._thread.abort([request.request_id for job in jobs for request in job.requests], "aborted")
+        except EngineClosedError:
+            return  # closing has ended them
+
+
+def _put_when_done(finished: "SimpleQueue[_Job]", job: _Job, update: RequestUpdate) -> None:
+    if job.take(update):
+        finished.put(job)
+
+
+def _wake(loop: asyncio.AbstractEventLoop, callback: Callable[[], None]) -> None:
+    """Run a callback in an event loop; a loop that has been closed has nobody waiting in it."""
+    try:
+        loop.call_soon_threadsafe(callback)
+    except RuntimeError:
+        if not loop.is_closed():
+            raise
+
+
+def _params_of_each(sampling_params: Params | Sequence[Params], num_prompts: int) -> list[SamplingParams]:
+    """Return one SamplingParams per prompt."""
+    if sampling_params is None or isinstance(sampling_params, SamplingParams | Mapping):
+        return [_params(sampling_params)] * num_prompts
+    if len(sampling_params) != num_prompts:
+        raise SamplingParamsError(f"{len(sampling_params)} sampling_params are given for {num_prompts} prompts")
+    return [_params(p) for p in sampling_params]
+
+
+def _params(value: Params) -> SamplingParams:
+    if isinstance(value, SamplingParams):
+        return value
+    if value is None:
+        return SamplingParams()
+    try:
+        return SamplingParams(**value)
+    except TypeError as error:
+        message = str(error).replace("SamplingParams.__init__() ", "")
+        raise SamplingParamsError(f"sampling_params: {message}") from None
+
+
+@contextmanager
+def _progress_bar(total: int, wanted: bool | None) -> Iterator[Callable[[], None]]:
+    """Show progress over prompts on standard error, and yield what moves it on."""
+    if not (total >= _PROGRESS_FROM and sys.stderr.isatty() if wanted is None else wanted):
+        yield lambda: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("generating", total=total)
+        yield lambda: bar.advance(task)

@@ -1,0 +1,136 @@
+"""The thread that owns an engine's step loop, and the way in and out of it."""
+
+import logging
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from queue import Empty, SimpleQueue
+from typing import TypeVar
+
+from graftlm.errors import EngineClosedError, RequestError
+from graftlm.scheduling import Finish, Request, RequestUpdate
+from graftlm.step_loop import StepLoop
+from graftlm.types import FinishReason
+
+__all__ = ["EngineThread", "UpdateSink"]
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+#: Called in the engine's thread with each update of one request; must return at once.
+UpdateSink = Callable[[RequestUpdate], None]
+
+
+class EngineThread:
+    """Runs the step loop while there is work, and sleeps otherwise.
+
+    Everything that touches the scheduler runs here: other threads hand in calls, and hear of requests through sinks.
+    """
+
+    def __init__(self, loop: StepLoop) -> None:
+        self._loop = loop
+        self._calls: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        self._sinks: dict[str, UpdateSink] = {}
+        self._closing = False
+        self._lock = threading.Lock()
+        self._thread = threading.Thread(target=self._run, name="graftlm-engine", daemon=True)
+        self._thread.start()
+
+    def call(self, function: Callable[[], T]) -> "Future[T]":
+        """Run a function between two steps.
+
+        Raises:
+            EngineClosedError: the engine is closed.
+        """
+        future: Future[T] = Future()
+
+        def run() -> None:
+            try:
+                future.set_result(function())
+            except BaseException as error:
+                future.set_exception(error)
+
+        with self._lock:  # no call may slip in behind the last one
+            if self._closing:
+                raise EngineClosedError("this engine is closed")
+            self._calls.put(run)
+        return future
+
+    def submit(self, requests: list[tuple[Request, UpdateSink]]) -> "Future[None]":
+        """Add requests, all of them or none.
+
+        Returns: a future that fails with the RequestError that refused one of them.
+        """
+        return self.call(lambda: self._add(requests))
+
+    def abort(self, request_ids: list[str], reason: str) -> "Future[None]":
+        """End requests; unknown ones are ignored."""
+        return self.call(lambda: self._abort(request_ids, reason))
+
+    def close(self) -> None:
+        """End every request as aborted, and the thread. May be called twice."""
+        with self._lock:
+            first = not self._closing
+            self._closing = True
+            if first:
+                self._calls.put(lambda: None)
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    def _add(self, requests: list[tuple[Request, UpdateSink]]) -> None:
+        added: list[str] = []
+        try:
+            for request, sink in requests:
+                if request.request_id in self._sinks:
+                    raise RequestError(f"request id {request.request_id!r} is in use; give every request its own")
+                self._loop.scheduler.add(request)
+                self._sinks[request.request_id] = sink
+                added.append(request.request_id)
+        except Exception:
+            for request_id in added:
+                del self._sinks[request_id]
+            self._abort(added, "a sibling was refused")
+            raise
+
+    def _abort(self, request_ids: list[str], reason: str) -> None:
+        for request_id in request_ids:
+            self._loop.abort(request_id, reason)
+
+    def _run(self) -> None:
+        try:
+            while not self._closing:
+                self._take_calls(wait=not self._loop.scheduler.has_work)
+                self._deliver(self._loop.step())
+            self._deliver(self._abort_all("the engine was closed"))
+        except BaseException as error:  # a bug of ours: say so to everyone who waits, rather than leave them waiting
+            logger.exception("the engine's loop ended")
+            self._closing = True
+            finish = Finish(FinishReason.ERROR, error=f"the engine stopped: {type(error).__name__}: {error}")
+            for request_id in list(self._sinks):
+                self._deliver([RequestUpdate(request_id, finish=finish)])
+        finally:
+            self._take_calls(wait=False)
+            self._loop.close()
+
+    def _take_calls(self, *, wait: bool) -> None:
+        if wait:
+            self._calls.get()()
+        try:
+            while True:
+                self._calls.get_nowait()()
+        except Empty:
+            return
+
+    def _deliver(self, updates: list[RequestUpdate]) -> None:
+        for update in updates:
+            sink = self._sinks.get(update.request_id)
+            if sink is None:
+                continue
+            if update.finish is not None:
+                del self._sinks[update.request_id]
+            sink(update)
+
+    def _abort_all(self, reason: str) -> list[RequestUpdate]:
+        self._abort(list(self._sinks), reason)
+        return self._loop.scheduler.take_updates()

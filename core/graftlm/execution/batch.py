@@ -1,0 +1,47 @@
+"""From a step plan, numpy on the host, to a forward batch, tensors on the device."""
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from graftlm.contracts import ForwardBatch
+from graftlm.plan import StepPlan
+
+__all__ = ["build_batch", "to_device"]
+
+
+def to_device(array: NDArray[np.generic], device: torch.device) -> Tensor:
+    """Return an array as a tensor on a device: on the CPU a view, elsewhere an asynchronous copy from pinned memory."""
+    tensor = torch.from_numpy(array)
+    if device.type == "cpu":
+        return tensor
+    return tensor.pin_memory().to(device, non_blocking=True)
+
+
+def build_batch(plan: StepPlan, last_tokens: Tensor, device: torch.device) -> ForwardBatch:
+    """Build a step's batch.
+
+    Args:
+        last_tokens: int64 [R], each row's latest sampled token, on the device.
+    """
+    input_ids = to_device(plan.input_ids, device)
+    if len(plan.device_idx):
+        rows = np.repeat(plan.rows, plan.query_lens)[plan.device_idx].astype(np.int64)
+        input_ids[to_device(plan.device_idx, device)] = last_tokens[to_device(rows, device)]
+    token_ends = np.cumsum(plan.query_lens, dtype=np.int32)
+    cu_seqlens_q = np.zeros(len(token_ends) + 1, dtype=np.int32)
+    cu_seqlens_q[1:] = token_ends
+    return ForwardBatch(
+        input_ids=input_ids,
+        positions=to_device(plan.positions, device),
+        out_slots=to_device(plan.out_slots, device),
+        cu_seqlens_q=to_device(cu_seqlens_q, device),
+        seq_lens=to_device(plan.seq_lens, device),
+        page_table=to_device(plan.page_table, device),
+        logits_idx=to_device(token_ends[plan.sample_idx].astype(np.int64) - 1, device),
+        num_decodes=plan.num_decodes,
+        query_lens_cpu=plan.query_lens,
+        seq_lens_cpu=plan.seq_lens,
+        page_table_cpu=plan.page_table,
+    )

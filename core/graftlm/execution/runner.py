@@ -1,0 +1,73 @@
+"""One step on the device: plan in, sampled tokens out."""
+
+import time
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from graftlm.contracts import AttentionBackend, Model
+from graftlm.execution.batch import build_batch, to_device
+from graftlm.execution.logprobs import token_logprobs
+from graftlm.execution.sampler import NOT_FINITE, Sampled, Sampler
+from graftlm.plan import LogprobTable, PromptLogprobSpan, StepPlan, StepResult
+
+__all__ = ["ModelRunner"]
+
+_NO_TOKENS = np.empty(0, dtype=np.int32)
+
+
+class ModelRunner:
+    """Runs plans in the order in which they come, one at a time, always from the same thread.
+
+    The latest token of every row stays on the device: the next step reads it there, seen by the host or not.
+    """
+
+    def __init__(
+        self, model: Model, attention: AttentionBackend, sampler: Sampler, num_rows: int, device: torch.device
+    ) -> None:
+        self._model = model
+        self._attention = attention
+        self._sampler = sampler
+        self._device = device
+        self._last_tokens = torch.zeros(num_rows, dtype=torch.int64, device=device)
+
+    @torch.inference_mode()
+    def run(self, plan: StepPlan) -> StepResult:
+        """Run one step and wait for its tokens."""
+        start = time.perf_counter()
+        for setup in plan.setups:
+            self._sampler.set_row(setup)
+        batch = build_batch(plan, self._last_tokens, self._device)
+        self._attention.prepare(batch)
+        hidden = self._model.forward(batch)
+        sampled = self._sample(plan, hidden, batch.logits_idx) if len(plan.sample_idx) else None
+        prompt_logprobs = tuple([self._prompt_logprobs(span, hidden) for span in plan.prompt_spans])
+        return StepResult(
+            token_ids=_NO_TOKENS if sampled is None else sampled.token_ids.to("cpu", torch.int32).numpy(),
+            errors={} if sampled is None else _errors(sampled),
+            logprobs=None if sampled is None or sampled.logprobs is None else _to_host(*sampled.logprobs),
+            prompt_logprobs=prompt_logprobs,
+            model_s=time.perf_counter() - start,
+        )
+
+    def _sample(self, plan: StepPlan, hidden: Tensor, logits_idx: Tensor) -> Sampled:
+        logits = self._model.logits(hidden[logits_idx])
+        rows = plan.rows[plan.sample_idx]
+        sampled = self._sampler.sample(logits, rows, plan.sample_positions)
+        self._last_tokens[to_device(rows.astype(np.int64), self._device)] = sampled.token_ids
+        return sampled
+
+    def _prompt_logprobs(self, span: PromptLogprobSpan, hidden: Tensor) -> LogprobTable:
+        logits = self._model.logits(hidden[span.start : span.start + len(span.targets)])
+        return _to_host(*token_logprobs(logits, to_device(span.targets, self._device), span.num_top))
+
+
+def _errors(sampled: Sampled) -> dict[int, str]:
+    failed = sampled.failed.cpu().numpy()
+    errors = dict.fromkeys(np.flatnonzero(failed).tolist(), NOT_FINITE)
+    return errors | sampled.processor_errors
+
+
+def _to_host(token_logprob: Tensor, top_ids: Tensor, top_logprobs: Tensor) -> LogprobTable:
+    return LogprobTable(token_logprob.cpu().numpy(), top_ids.to("cpu", torch.int32).numpy(), top_logprobs.cpu().numpy())

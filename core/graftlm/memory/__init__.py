@@ -1,0 +1,7 @@
+"""Who holds which page of KV memory: host side, numpy, no torch."""
+
+from graftlm.memory.kv_manager import KVManager, KVUsage
+from graftlm.memory.page_pool import PagePool
+from graftlm.memory.request_table import RequestTable
+
+__all__ = ["KVManager", "KVUsage", "PagePool", "RequestTable"]

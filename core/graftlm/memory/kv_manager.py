@@ -1,0 +1,231 @@
+"""The traffic of pages between the pool, the prefix cache and the rows of running requests."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from graftlm.contracts import PrefixCache, PrefixHandle, PrefixKey
+from graftlm.errors import InvariantError
+from graftlm.memory.page_pool import PagePool
+from graftlm.memory.request_table import RequestTable
+from graftlm.types import PageIds
+
+__all__ = ["KVManager", "KVUsage"]
+
+
+@dataclass(frozen=True, slots=True)
+class KVUsage:
+    """Pages by owner; their sum is `total`."""
+
+    total: int
+    free: int
+    evictable: int
+    locked: int
+    owned: int
+
+
+class KVManager:
+    """Decides which page a token's keys and values go to, and who may reuse it.
+
+    A row's page table, with page_size 4 and 18 tokens computed:
+
+        page    0        1        2        3        4
+              |cached..|cached..|own.....|own.....|own..   |
+              |<-  the cache's  ->|<-    the row's        ->|
+              |<-  locked by the row's handle; shared     ->|<- only this row writes here
+
+    Every step that is planned later also runs later. Hence a page may be published in the cache as soon as the step
+    that fills it is planned, and a page that a planned step still reads or writes may be freed: whoever gets it writes
+    to it in a later step.
+    """
+
+    def __init__(self, pool: PagePool, cache: PrefixCache, table: RequestTable, page_size: int) -> None:
+        self.pool = pool
+        self.cache = cache
+        self.table = table
+        self.page_size = page_size
+        self.evicted_pages = 0
+        self._handles: list[PrefixHandle | None] = [None] * table.num_rows
+
+    @property
+    def available_pages(self) -> int:
+        """Pages that are free or could be evicted."""
+        return self.pool.num_free + self.cache.evictable_pages
+
+    @property
+    def usage(self) -> KVUsage:
+        """Pages by owner."""
+        owned = int((self.table.num_pages - self.table.cached_pages).sum())
+        cache = self.cache
+        return KVUsage(self.pool.num_pages, self.pool.num_free, cache.evictable_pages, cache.locked_pages, owned)
+
+    def pages_for(self, num_tokens: int) -> int:
+        """Return how many pages hold `num_tokens` tokens."""
+        return -(-num_tokens // self.page_size)
+
+    def attach(self, row: int, key: PrefixKey) -> int:
+        """Give a fresh row the longest cached prefix of `key`.
+
+        Effects: locks the prefix, and sets the row's page table and `computed` to it.
+
+        Returns: tokens found.
+        """
+        match = self.cache.match(key)
+        self.cache.lock(match.handle)
+        self._handles[row] = match.handle
+        self._set_cached(row, 0, match.pages)
+        return int(self.table.computed[row])
+
+    def advance(self, row: int, key: PrefixKey) -> int:
+        """Skip what another request has cached of a row's prompt since the row last looked.
+
+        Effects: as `attach`, from the row's handle on; the row's own pages there are freed.
+
+        Returns: tokens gained.
+        """
+        handle = self._handle(row)
+        match = self.cache.match(key, resume=handle)
+        if not len(match.pages):
+            return 0
+        before = int(self.table.computed[row])
+        self._move_lock(row, handle, match.handle)
+        own = self.table.own_pages(row)
+        self._set_cached(row, handle.num_pages, match.pages)
+        self.pool.free(own)
+        return int(self.table.computed[row]) - before
+
+    def reserve(self, rows: NDArray[np.int32], num_tokens: NDArray[np.int64]) -> bool:
+        """Give each row the pages it lacks to hold `num_tokens` tokens, evicting where needed.
+
+        Returns: False, with nothing changed in the rows, when there are not enough.
+        """
+        table = self.table
+        have = table.num_pages[rows]
+        lacking = -(-num_tokens // self.page_size) - have
+        total = int(lacking.sum())
+        if total == 0:
+            return True
+        if not self.make_room(total):
+            return False
+        pages = self.pool.alloc(total)
+        first = np.cumsum(lacking) - lacking
+        column = np.arange(total) + np.repeat(have - first, lacking)
+        table.page_table[np.repeat(rows, lacking), column] = pages
+        table.num_pages[rows] = have + lacking
+        return True
+
+    def make_room(self, num_pages: int) -> bool:
+        """Evict until `num_pages` are free; False when the cache cannot give up enough."""
+        missing = num_pages - self.pool.num_free
+        if missing <= 0:
+            return True
+        if missing > self.cache.evictable_pages:
+            return False
+        pages = self.cache.evict(missing)
+        self.evicted_pages += len(pages)
+        self.pool.free(pages)
+        return self.pool.num_free >= num_pages
+
+    def publish(self, row: int, key: PrefixKey) -> None:
+        """Offer the row's whole pages for `key` to the cache, and go on reading what the cache holds.
+
+        Args:
+            key: tokens whose keys and values are written by steps planned so far.
+
+        Effects: the row's lock moves to the end of what is cached; pages that were cached already are freed.
+        """
+        table = self.table
+        handle = self._handle(row)
+        start, whole = handle.num_pages, len(key.token_ids) // self.page_size
+        if whole <= start:
+            return
+        pages = table.page_table[row, start:whole].copy()
+        result = self.cache.insert(key, pages, handle)
+        table.page_table[row, start : result.cached_pages] = result.pages
+        table.cached_pages[row] = result.cached_pages
+        self._move_lock(row, handle, result.handle)
+        self.pool.free(pages[: result.existing_pages - start])
+
+    def release(self, row: int, key: PrefixKey) -> None:
+        """Cache what a row has computed and give up the rest, and the row.
+
+        Args:
+            key: the row's tokens whose keys and values are written.
+        """
+        self.publish(row, key)
+        self.discard(row)
+
+    def discard(self, row: int) -> None:
+        """Give up a row and its own pages without caching them."""
+        own = self.table.own_pages(row)
+        self.cache.unlock(self._handle(row))
+        self._handles[row] = None
+        self.table.drop_row(row)
+        self.pool.free(own)
+
+    def reset(self) -> int:
+        """Forget every prefix that no row uses; returns the pages freed."""
+        pages = self.cache.reset()
+        self.pool.free(pages)
+        return len(pages)
+
+    def restart(self, cache: PrefixCache) -> None:
+        """Start with empty memory and a fresh cache, whatever came before."""
+        self.cache = cache
+        self.pool = PagePool(self.pool.num_pages)
+        self._handles = [None] * self.table.num_rows
+        self.table.clear()
+
+    def check(self) -> None:
+        """Verify that every page has exactly one owner.
+
+        Raises:
+            InvariantError: naming the owners whose pages do not add up.
+        """
+        owners = np.zeros(self.pool.num_pages, dtype=np.int32)
+        np.add.at(owners, np.flatnonzero(self.pool.free_mask()), 1)
+        num_cached = 0
+        for node in self.cache.walk():
+            np.add.at(owners, node.pages, 1)
+            num_cached += len(node.pages)
+        for row in np.flatnonzero(self.table.num_pages).tolist():
+            np.add.at(owners, self.table.own_pages(row), 1)
+        usage = self.usage
+        if num_cached != usage.evictable + usage.locked:
+            raise InvariantError(
+                f"prefix cache: holds {num_cached} pages, counts {usage.evictable} evictable + {usage.locked} locked"
+            )
+        wrong = np.flatnonzero(owners != 1)
+        if len(wrong):
+            raise InvariantError(f"pages {self._describe(wrong[:4])} of {usage}")
+
+    def _describe(self, pages: NDArray[np.int64]) -> str:
+        """Name every owner of some pages."""
+        parts = []
+        free = self.pool.free_mask()
+        for page in pages.tolist():
+            owners = ["free list"] if free[page] else []
+            owners += [f"cache node {n.node_id}" for n in self.cache.walk() if page in n.pages]
+            rows = np.flatnonzero(self.table.num_pages).tolist()
+            owners += [f"row {r}" for r in rows if page in self.table.own_pages(r)]
+            parts.append(f"{page}: {' and '.join(owners) or 'nobody'}")
+        return "; ".join(parts)
+
+    def _handle(self, row: int) -> PrefixHandle:
+        handle = self._handles[row]
+        if handle is None:
+            raise InvariantError(f"row {row} holds no place in the prefix cache")
+        return handle
+
+    def _set_cached(self, row: int, start: int, pages: PageIds) -> None:
+        end = start + len(pages)
+        table = self.table
+        table.page_table[row, start:end] = pages
+        table.cached_pages[row] = table.num_pages[row] = end
+        table.computed[row] = end * self.page_size
+
+    def _move_lock(self, row: int, old: PrefixHandle, new: PrefixHandle) -> None:
+        self.cache.lock(new)
+        self.cache.unlock(old)
+        self._handles[row] = new

@@ -1,0 +1,64 @@
+"""The rows of running requests: their page tables and lengths, one numpy array a column."""
+
+import numpy as np
+
+from graftlm.types import PageIds
+
+__all__ = ["RequestTable"]
+
+
+class RequestTable:
+    """Row-indexed state that a step is planned from without a Python loop over tokens.
+
+        tokens   0 ............ computed[r] ...... known[r] ..... limit[r]
+                 | KV is written | to be computed | may still be generated
+        pages    | cached_pages[r]: the cache's, locked | own pages | up to num_pages[r]
+
+    Attributes:
+        page_table: int32 [R, P]; columns past num_pages are stale.
+        num_pages: int32 [R].
+        cached_pages: int32 [R], leading pages that belong to the prefix cache.
+        computed: int64 [R], tokens whose keys and values are written by steps planned so far.
+        known: int64 [R], tokens that exist or are being sampled by a step planned so far.
+        limit: int64 [R], `known` never passes it.
+        on_device: bool [R], the token at known - 1 was sampled in this row, so the runner has it.
+    """
+
+    def __init__(self, num_rows: int, max_pages_per_row: int) -> None:
+        self.num_rows = num_rows
+        self.page_table = np.zeros((num_rows, max_pages_per_row), dtype=np.int32)
+        self.num_pages = np.zeros(num_rows, dtype=np.int32)
+        self.cached_pages = np.zeros(num_rows, dtype=np.int32)
+        self.computed = np.zeros(num_rows, dtype=np.int64)
+        self.known = np.zeros(num_rows, dtype=np.int64)
+        self.limit = np.zeros(num_rows, dtype=np.int64)
+        self.on_device = np.zeros(num_rows, dtype=np.bool_)
+        self._free_rows = list(range(num_rows - 1, -1, -1))
+
+    @property
+    def num_free_rows(self) -> int:
+        """Rows no request holds."""
+        return len(self._free_rows)
+
+    def take_row(self, known: int, limit: int) -> int:
+        """Give out a free row, with `known` tokens to compute; the caller knows that one is free."""
+        row = self._free_rows.pop()
+        self.known[row] = known
+        self.limit[row] = limit
+        return row
+
+    def drop_row(self, row: int) -> None:
+        """Take a row back. Its pages must have been given away before."""
+        for column in (self.num_pages, self.cached_pages, self.computed, self.known, self.limit, self.on_device):
+            column[row] = 0
+        self._free_rows.append(row)
+
+    def clear(self) -> None:
+        """Take every row back, whatever it holds."""
+        for column in (self.num_pages, self.cached_pages, self.computed, self.known, self.limit, self.on_device):
+            column[:] = 0
+        self._free_rows = list(range(self.num_rows - 1, -1, -1))
+
+    def own_pages(self, row: int) -> PageIds:
+        """Return the row's pages that do not belong to the cache, a copy."""
+        return self.page_table[row, self.cached_pages[row] : self.num_pages[row]].copy()

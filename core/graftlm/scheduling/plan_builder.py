@@ -1,0 +1,94 @@
+"""The arrays of a step plan, from the rows and chunks that take part."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from graftlm.memory import RequestTable
+from graftlm.plan import PromptLogprobSpan, RowSetup, StepPlan
+from graftlm.scheduling.request import Request
+
+__all__ = ["Chunk", "build_plan"]
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Tokens start : end of a request whose values the host knows.
+
+    Attributes:
+        predicts: positions whose prompt log-probabilities are wanted.
+    """
+
+    request: Request
+    row: int
+    start: int
+    end: int
+    predicts: range = range(0)
+
+
+def build_plan(
+    step_id: int,
+    table: RequestTable,
+    page_size: int,
+    decode_rows: NDArray[np.int32],
+    chunks: list[Chunk],
+    setups: tuple[RowSetup, ...],
+) -> StepPlan:
+    """Lay out one step: the rows that decode, then the chunks, one-token chunks first.
+
+    Effects: counts the decoding rows' tokens as computed. (Chunks were counted when their pages were reserved.)
+    """
+    chunks = sorted(chunks, key=lambda c: c.end - c.start > 1)
+    num_decodes = len(decode_rows)
+    rows = np.concatenate((decode_rows, np.array([c.row for c in chunks], dtype=np.int32)))
+    starts = np.concatenate((table.computed[decode_rows], np.array([c.start for c in chunks], dtype=np.int64)))
+    table.computed[decode_rows] += 1
+    ends = np.concatenate((starts[:num_decodes] + 1, np.array([c.end for c in chunks], dtype=np.int64)))
+    query_lens = ends - starts
+    token_ends = np.cumsum(query_lens)
+    token_starts = token_ends - query_lens
+    positions = np.arange(token_ends[-1]) + np.repeat(starts - token_starts, query_lens)
+    token_rows = np.repeat(rows, query_lens)
+    out_slots = table.page_table[token_rows, positions // page_size].astype(np.int64) * page_size
+    out_slots += positions % page_size
+    sample_idx = np.flatnonzero(ends == table.known[rows])
+    return StepPlan(
+        step_id=step_id,
+        rows=rows,
+        query_lens=query_lens.astype(np.int32),
+        seq_lens=ends.astype(np.int32),
+        page_table=table.page_table[rows, : int(table.num_pages[rows].max())],
+        input_ids=_input_ids(num_decodes, chunks, int(token_ends[-1])),
+        device_idx=np.arange(num_decodes),
+        positions=positions,
+        out_slots=out_slots,
+        num_decodes=int(np.count_nonzero(query_lens == 1)),
+        sample_idx=sample_idx,
+        sample_positions=ends[sample_idx],
+        setups=setups,
+        prompt_spans=tuple(
+            _span(chunk, int(token_start))
+            for chunk, token_start in zip(chunks, token_starts[num_decodes:], strict=True)
+            if chunk.predicts
+        ),
+    )
+
+
+def _input_ids(num_decodes: int, chunks: list[Chunk], num_tokens: int) -> NDArray[np.int64]:
+    input_ids = np.zeros(num_tokens, dtype=np.int64)
+    at = num_decodes
+    for chunk in chunks:
+        input_ids[at : at + chunk.end - chunk.start] = chunk.request.token_ids[chunk.start : chunk.end]
+        at += chunk.end - chunk.start
+    return input_ids
+
+
+def _span(chunk: Chunk, token_start: int) -> PromptLogprobSpan:
+    first, last = chunk.predicts.start, chunk.predicts.stop
+    return PromptLogprobSpan(
+        row=chunk.row,
+        start=token_start + first - chunk.start,
+        targets=chunk.request.prompt_token_ids[first + 1 : last + 1].astype(np.int64),
+        num_top=chunk.request.params.prompt_logprobs or 0,
+    )

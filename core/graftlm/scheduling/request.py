@@ -1,0 +1,162 @@
+"""One request's state, from its arrival to its end."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Protocol
+
+import numpy as np
+
+from graftlm.contracts import PrefixKey
+from graftlm.errors import InvariantError
+from graftlm.plan import RowSetup
+from graftlm.types import SamplingParams, TokenIds, Usage
+
+__all__ = ["Request", "RequestStatus", "StopWatch"]
+
+
+class RequestStatus(Enum):
+    """Where a request stands."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    FINISHED = "finished"
+
+
+class StopWatch(Protocol):
+    """Watches one completion's text for stop strings."""
+
+    def push(self, token_ids: Sequence[int]) -> object:
+        """Read on."""
+        ...
+
+    @property
+    def matched(self) -> str | None:
+        """The stop string that the tokens so far have completed, if any."""
+        ...
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """A prompt, how to continue it, and how far it has come.
+
+    Attributes:
+        prompt_token_ids: int32 [n].
+        max_new_tokens: at most this many tokens are generated; already bounded by context and memory.
+        stop_token_ids: tokens that end it, the model's own included unless `ignore_eos`.
+        seed: of its noise.
+        deadline_s: clock reading at which it is given up, or None.
+        stop_watch: present when it has stop strings.
+        num_in_flight: steps planned with it and not committed.
+        cached_tokens: prompt tokens that it did not have to compute, counted until a first retraction.
+        num_logprobs_planned, num_logprobs_reported: prompt log-probabilities that a step computes, or has delivered.
+    """
+
+    request_id: str
+    prompt_token_ids: TokenIds
+    params: SamplingParams
+    max_new_tokens: int
+    stop_token_ids: frozenset[int]
+    seed: int
+    arrival_s: float
+    namespace: str = ""
+    priority: int = 0
+    deadline_s: float | None = None
+    stop_watch: StopWatch | None = None
+
+    status: RequestStatus = RequestStatus.WAITING
+    row: int | None = None
+    num_in_flight: int = 0
+    cached_tokens: int = 0
+    num_retractions: int = 0
+    admitted_s: float | None = None
+    first_token_s: float | None = None
+    finished_s: float | None = None
+    num_logprobs_planned: int = 0
+    num_logprobs_reported: int = 0
+    _tokens: TokenIds = field(init=False)
+    _num_tokens: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._tokens = self.prompt_token_ids
+        self._num_tokens = len(self.prompt_token_ids)
+
+    @property
+    def prompt_len(self) -> int:
+        """Tokens of the prompt."""
+        return len(self.prompt_token_ids)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens whose values are known on the host: the prompt and the committed output."""
+        return self._num_tokens
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Committed output tokens."""
+        return self._num_tokens - len(self.prompt_token_ids)
+
+    @property
+    def max_len(self) -> int:
+        """Tokens it may have at most."""
+        return len(self.prompt_token_ids) + self.max_new_tokens
+
+    @property
+    def token_ids(self) -> TokenIds:
+        """int32 [num_tokens], a view of prompt and committed output."""
+        return self._tokens[: self._num_tokens]
+
+    @property
+    def output_token_ids(self) -> TokenIds:
+        """int32 [num_output_tokens], a view of the committed output."""
+        return self._tokens[len(self.prompt_token_ids) : self._num_tokens]
+
+    @property
+    def reuses_prefix(self) -> bool:
+        """Whether its tokens may come from the cache; prompt log-probabilities need every position computed once."""
+        return self.params.prompt_logprobs is None or self.num_logprobs_planned >= self.prompt_len - 1
+
+    @property
+    def held_row(self) -> int:
+        """The row it holds; only running requests have one."""
+        if self.row is None:
+            raise InvariantError(f"request {self.request_id} is {self.status.value} and holds no row")
+        return self.row
+
+    @property
+    def usage(self) -> Usage:
+        """Its token counts so far."""
+        return Usage(self.prompt_len, self.num_output_tokens, self.cached_tokens)
+
+    def seconds_until(self, moment_s: float | None) -> float | None:
+        """Return the seconds from its arrival to a clock reading; None for a moment that has not come."""
+        return None if moment_s is None else moment_s - self.arrival_s
+
+    def append(self, token_id: int) -> None:
+        """Commit one sampled token."""
+        if self._num_tokens == len(self._tokens):
+            grown = np.empty(min(2 * self._num_tokens + 16, self.max_len + 1), dtype=np.int32)
+            grown[: self._num_tokens] = self._tokens
+            self._tokens = grown
+        self._tokens[self._num_tokens] = token_id
+        self._num_tokens += 1
+
+    def key(self, num_tokens: int) -> PrefixKey:
+        """Return the cache key of its first tokens."""
+        return PrefixKey(self._tokens[:num_tokens], self.namespace, self.priority)
+
+    def reusable_key(self) -> PrefixKey:
+        """Return the key of what it may take from the cache: all but the last token, which it needs logits of."""
+        return self.key(self._num_tokens - 1 if self.reuses_prefix else 0)
+
+    def setup(self, row: int) -> RowSetup:
+        """Describe the request to the sampler as it takes a row."""
+        return RowSetup(
+            row=row,
+            request_id=self.request_id,
+            params=self.params,
+            seed=self.seed,
+            prompt_token_ids=self.prompt_token_ids,
+            output_token_ids=self.output_token_ids.copy(),
+            stop_token_ids=tuple(self.stop_token_ids),
+        )

@@ -1,0 +1,297 @@
+"""The life of requests: queued, planned into steps, committed, finished."""
+
+import heapq
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from graftlm.contracts import PrefixCache, SchedulingPolicy
+from graftlm.errors import InvariantError, NeverFitsError, QueueFullError
+from graftlm.memory import KVManager
+from graftlm.plan import LogprobTable, StepPlan, StepResult
+from graftlm.scheduling.planner import Planner
+from graftlm.scheduling.queue import WaitingQueue
+from graftlm.scheduling.request import Request, RequestStatus
+from graftlm.scheduling.running import RunningRequests
+from graftlm.scheduling.updates import Finish, RequestUpdate
+from graftlm.types import FinishReason, TokenLogprob
+
+__all__ = ["Scheduler", "SchedulerCounters", "SchedulerLimits"]
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerLimits:
+    """How much a step may hold and how much may wait."""
+
+    max_queued_requests: int
+    prefill_tokens_per_step: int
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerCounters:
+    """Sums since the start."""
+
+    steps: int
+    prompt_tokens: int
+    cached_tokens: int
+    generated_tokens: int
+    finished_requests: int
+    retractions: int
+    aged_requests: int
+
+
+class Scheduler:
+    """Turns requests into steps and results into updates. Host side: it never sees a tensor.
+
+    Steps are committed in the order in which they were planned; one may be planned while another is in flight.
+    """
+
+    def __init__(
+        self, kv: KVManager, policy: SchedulingPolicy, limits: SchedulerLimits, clock: Callable[[], float]
+    ) -> None:
+        self.kv = kv
+        self._limits = limits
+        self._clock = clock
+        self._running = RunningRequests(kv)
+        self._queue = WaitingQueue(policy, self._probe, lambda: kv.cache.version)
+        self._planner = Planner(kv, self._running, self._queue, limits.prefill_tokens_per_step)
+        self._requests: dict[str, Request] = {}
+        self._in_flight: deque[tuple[StepPlan, tuple[Request, ...]]] = deque()
+        self._deadlines: list[tuple[float, int, Request]] = []
+        self._updates: list[RequestUpdate] = []
+        self._num_steps = self._num_added = self._num_finished = 0
+        self._prompt_tokens = self._generated_tokens = 0
+
+    @property
+    def num_running(self) -> int:
+        """Requests that hold a row."""
+        return len(self._running)
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests in the queue."""
+        return len(self._queue)
+
+    @property
+    def num_in_flight(self) -> int:
+        """Steps planned and not committed."""
+        return len(self._in_flight)
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a request is unfinished, a step uncommitted, or an update not taken."""
+        return bool(self._requests or self._in_flight or self._updates)
+
+    @property
+    def counters(self) -> SchedulerCounters:
+        """Sums since the start."""
+        return SchedulerCounters(
+            steps=self._num_steps,
+            prompt_tokens=self._prompt_tokens,
+            cached_tokens=self._planner.cached_tokens,
+            generated_tokens=self._generated_tokens,
+            finished_requests=self._num_finished,
+            retractions=self._planner.num_retractions,
+            aged_requests=self._queue.num_aged,
+        )
+
+    def add(self, request: Request) -> None:
+        """Queue a request.
+
+        Raises:
+            QueueFullError: max_queued_requests are waiting.
+            NeverFitsError: it needs more pages than there are.
+        """
+        if len(self._queue) >= self._limits.max_queued_requests:
+            raise QueueFullError(
+                f"{len(self._queue)} requests are waiting, as many as scheduling.max_queued_requests allows. Try later."
+            )
+        needed, total = self.kv.pages_for(request.max_len), self.kv.pool.num_pages
+        if needed > total:
+            raise NeverFitsError(
+                f"request {request.request_id}: {request.prompt_len} prompt tokens and up to {request.max_new_tokens} "
+                f"more need {needed} KV pages, the engine has {total}. Lower max_tokens or raise memory.kv_tokens."
+            )
+        self._requests[request.request_id] = request
+        self._queue.add(request)
+        self._num_added += 1
+        self._prompt_tokens += request.prompt_len
+        if request.deadline_s is not None:
+            heapq.heappush(self._deadlines, (request.deadline_s, self._num_added, request))
+
+    def abort(self, request_id: str, reason: str) -> bool:
+        """End a request now, wherever it stands; its pages are free or cached at once. False when it is unknown."""
+        request = self._requests.get(request_id)
+        if request is None:
+            return False
+        self._finish(request, Finish(FinishReason.ABORT, error=reason))
+        return True
+
+    def plan(self) -> StepPlan | None:
+        """Decide the next step; None when nothing can run before something is committed or added."""
+        now = self._clock()
+        self._expire(now)
+        plan = self._planner.plan(self._num_steps, now)
+        if plan is None:
+            if self._running.requests and not self._in_flight:
+                self._planner.break_standstill()
+            return None
+        requests = self._running.at(plan.rows)
+        for request in requests:
+            request.num_in_flight += 1
+        self._in_flight.append((plan, requests))
+        self._num_steps += 1
+        return plan
+
+    def commit(self, plan: StepPlan, result: StepResult) -> list[RequestUpdate]:
+        """Take in a step's tokens.
+
+        Effects: appends tokens, ends requests that are done, caches and frees their pages. Tokens of requests that
+        ended after the step was planned are dropped.
+
+        Returns: every update since the last commit.
+        """
+        requests = self._land(plan)
+        if plan.prompt_spans:
+            self._report_prompt_logprobs(plan, requests, result.prompt_logprobs)
+        now = self._clock()
+        token_ids = result.token_ids.tolist()
+        for i, b in enumerate(plan.sample_idx.tolist()):
+            request = requests[b]
+            if request.status is RequestStatus.FINISHED:
+                continue
+            if i in result.errors:
+                self._finish(request, Finish(FinishReason.ERROR, error=result.errors[i]))
+                continue
+            logprobs: tuple[TokenLogprob, ...] = ()
+            if result.logprobs is not None and request.params.logprobs is not None:
+                logprobs = (_read_logprob(result.logprobs, i, token_ids[i], request.params.logprobs),)
+            self._commit_token(request, token_ids[i], logprobs, now)
+        return self.take_updates()
+
+    def fail(self, plan: StepPlan, error: str) -> list[RequestUpdate]:
+        """Give up a step that raised on the device: its requests fail, all others start again.
+
+        Effects: the step's prompts were published before they were computed, so every running request lets go of its
+        pages, and the cache is emptied. Steps planned after it must have ended; they are forgotten.
+        """
+        failed = self._land(plan)
+        self._in_flight.clear()
+        for request in self._requests.values():
+            request.num_in_flight = 0
+            request.num_logprobs_planned = request.num_logprobs_reported
+        for request in list(self._running.requests):
+            self._running.discard(request)
+            if request not in failed:
+                self._planner.requeue(request)
+        for request in failed:
+            if request.status is not RequestStatus.FINISHED:
+                self._finish(request, Finish(FinishReason.ERROR, error=error))
+        self.kv.reset()
+        return self.take_updates()
+
+    def recover(self, error: str, cache: PrefixCache) -> None:
+        """Go on after our own bookkeeping, or a plugin in it, has failed.
+
+        Effects: no page's owner can be trusted any more, so the running requests and the one being planned fail, the KV
+        memory starts empty, with a fresh cache, and waiting requests go on. Steps in flight must have ended.
+        """
+        self._in_flight.clear()
+        culprit = self._planner.current
+        suspects = [r for r in self._requests.values() if r.status is RequestStatus.RUNNING or r is culprit]
+        self._running.clear()
+        self.kv.restart(cache)
+        for request in suspects:
+            request.row = None
+            self._finish(request, Finish(FinishReason.ERROR, error=error))
+        for request in self._requests.values():
+            request.num_in_flight = 0
+            request.num_logprobs_planned = request.num_logprobs_reported
+
+    def take_updates(self) -> list[RequestUpdate]:
+        """Return what happened since the last call."""
+        updates, self._updates = self._updates, []
+        return updates
+
+    def _land(self, plan: StepPlan) -> tuple[Request, ...]:
+        """Return the requests of the step that was planned first among those in flight."""
+        expected, requests = self._in_flight.popleft()
+        if expected is not plan:
+            raise InvariantError(f"step {plan.step_id} is committed before step {expected.step_id}")
+        for request in requests:
+            request.num_in_flight -= 1
+        return requests
+
+    def _commit_token(self, request: Request, token_id: int, logprobs: tuple[TokenLogprob, ...], now: float) -> None:
+        request.append(token_id)
+        self._generated_tokens += 1
+        if request.first_token_s is None:
+            request.first_token_s = now
+        finish = _finish_after(request, token_id)
+        if finish is not None:
+            self._finish(request, finish, (token_id,), logprobs)
+        else:
+            self._updates.append(RequestUpdate.of(request, (token_id,), logprobs))
+
+    def _finish(
+        self,
+        request: Request,
+        finish: Finish,
+        token_ids: tuple[int, ...] = (),
+        logprobs: tuple[TokenLogprob, ...] = (),
+    ) -> None:
+        """End a request: out of its row or the queue, its last update out."""
+        if request.row is not None:
+            if finish.reason is FinishReason.ERROR:
+                self._running.discard(request)
+            else:
+                self._running.release(request)
+        elif request.status is RequestStatus.WAITING:
+            self._queue.remove(request)
+        request.status, request.finished_s = RequestStatus.FINISHED, self._clock()
+        del self._requests[request.request_id]
+        self._num_finished += 1
+        self._updates.append(RequestUpdate.of(request, token_ids, logprobs, finish=finish))
+
+    def _report_prompt_logprobs(
+        self, plan: StepPlan, requests: tuple[Request, ...], tables: tuple[LogprobTable, ...]
+    ) -> None:
+        by_row = dict(zip(plan.rows.tolist(), requests, strict=True))
+        for span, table in zip(plan.prompt_spans, tables, strict=True):
+            request = by_row[span.row]
+            if request.status is RequestStatus.FINISHED:
+                continue
+            targets = span.targets.tolist()
+            logprobs = tuple([_read_logprob(table, i, targets[i], span.num_top) for i in range(len(targets))])
+            request.num_logprobs_reported += len(logprobs)
+            self._updates.append(RequestUpdate.of(request, prompt_logprobs=logprobs))
+
+    def _expire(self, now: float) -> None:
+        """End the requests whose time is up."""
+        while self._deadlines and self._deadlines[0][0] <= now:
+            request = heapq.heappop(self._deadlines)[2]
+            if request.status is not RequestStatus.FINISHED:
+                seconds = now - request.arrival_s
+                self._finish(request, Finish(FinishReason.ABORT, error=f"timed out after {seconds:.3f} s"))
+
+    def _probe(self, request: Request) -> int:
+        return self.kv.cache.probe(request.reusable_key()) * self.kv.page_size
+
+
+def _finish_after(request: Request, token_id: int) -> Finish | None:
+    """Decide whether a request's latest token ends it."""
+    watch = request.stop_watch
+    if watch is not None:
+        watch.push((token_id,))
+    if token_id in request.stop_token_ids and request.num_output_tokens > request.params.min_tokens:
+        return Finish(FinishReason.STOP, matched_stop=token_id)
+    if watch is not None and watch.matched is not None:
+        return Finish(FinishReason.STOP, matched_stop=watch.matched)
+    if request.num_output_tokens >= request.max_new_tokens:
+        return Finish(FinishReason.LENGTH)
+    return None
+
+
+def _read_logprob(table: LogprobTable, i: int, token_id: int, num_top: int) -> TokenLogprob:
+    top = zip(table.top_ids[i, :num_top].tolist(), table.top_logprobs[i, :num_top].tolist(), strict=True)
+    return TokenLogprob(token_id, float(table.token_logprobs[i]), tuple(top))

@@ -1,0 +1,71 @@
+"""What the scheduler reports of a request when a step is committed, or when the request ends otherwise."""
+
+from dataclasses import dataclass
+
+from graftlm.scheduling.request import Request
+from graftlm.types import FinishReason, TokenLogprob, Usage
+
+__all__ = ["Finish", "RequestUpdate"]
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """Why a request ended.
+
+    Attributes:
+        matched_stop: the stop string or token id, for "stop".
+        error: what failed, for "error"; why, for "abort".
+    """
+
+    reason: FinishReason
+    matched_stop: str | int | None = None
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RequestUpdate:
+    """New tokens of one request.
+
+    Attributes:
+        token_ids: generated since the last update.
+        logprobs: one per token when asked for.
+        prompt_logprobs: of further prompt positions, when asked for.
+        finish, usage: set on the request's last update.
+        queue_s, first_token_s, total_s: seconds from arrival to admission, first sample, end.
+    """
+
+    request_id: str
+    token_ids: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprob, ...] = ()
+    prompt_logprobs: tuple[TokenLogprob, ...] = ()
+    finish: Finish | None = None
+    usage: Usage | None = None
+    cached_tokens: int = 0
+    queue_s: float | None = None
+    first_token_s: float | None = None
+    total_s: float | None = None
+    num_retractions: int = 0
+
+    @classmethod
+    def of(
+        cls,
+        request: Request,
+        token_ids: tuple[int, ...] = (),
+        logprobs: tuple[TokenLogprob, ...] = (),
+        prompt_logprobs: tuple[TokenLogprob, ...] = (),
+        finish: Finish | None = None,
+    ) -> "RequestUpdate":
+        """Report on a request as it stands."""
+        return cls(
+            request_id=request.request_id,
+            token_ids=token_ids,
+            logprobs=logprobs,
+            prompt_logprobs=prompt_logprobs,
+            finish=finish,
+            usage=None if finish is None else request.usage,
+            cached_tokens=request.cached_tokens,
+            queue_s=request.seconds_until(request.admitted_s),
+            first_token_s=request.seconds_until(request.first_token_s),
+            total_s=request.seconds_until(request.finished_s),
+            num_retractions=request.num_retractions,
+        )

@@ -1,0 +1,200 @@
+"""The loop that plans, runs and commits steps."""
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+
+from graftlm.contracts import PrefixCache
+from graftlm.execution.executor import StepExecutor
+from graftlm.plan import StepPlan, StepResult
+from graftlm.scheduling import RequestUpdate, Scheduler
+from graftlm.types import EngineStats, RequestRecord, StepRecord, Timings
+
+__all__ = ["Observers", "StepLoop"]
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Observers:
+    """Who wants to hear of requests and steps; looked up once, empty costs nothing."""
+
+    request_finished: tuple[Callable[..., None], ...] = ()
+    step_finished: tuple[Callable[..., None], ...] = ()
+
+
+class StepLoop:
+    """Drives the scheduler and the executor.
+
+    Without overlap, a call of `step` plans a step, runs it and commits it. With overlap, it plans and launches step
+    n + 1, and then commits step n:
+
+        host      plan 1 | plan 2 | commit 1, plan 3 | commit 2, plan 4 | ...
+        device           |   step 1   |   step 2     |   step 3         | ...
+
+    Attributes:
+        host_s: seconds spent planning and committing so far.
+        model_s: seconds the executor spent so far.
+    """
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        executor: StepExecutor,
+        *,
+        overlap: bool,
+        make_cache: Callable[[], PrefixCache],
+        observers: Observers,
+        clock: Callable[[], float],
+        debug: bool = False,
+    ) -> None:
+        self.scheduler = scheduler
+        self.host_s = 0.0
+        self.model_s = 0.0
+        self._executor = executor
+        self._depth = 1 if overlap else 0
+        self._make_cache = make_cache
+        self._observers = observers
+        self._clock = clock
+        self._debug = debug
+        self._pending: deque[tuple[StepPlan, Future[StepResult], float]] = deque()
+
+    def step(self) -> list[RequestUpdate]:
+        """Move every running request on.
+
+        Returns: what became known; empty when a step was only launched. Errors of a step or of a plugin end the requests
+            concerned, in their updates, and never leave this method.
+        """
+        try:
+            updates = self._step()
+            if self._debug:
+                self.scheduler.kv.check()
+        except Exception as error:
+            self._recover(error)
+            updates = self.scheduler.take_updates()
+        if self._observers.request_finished:
+            self._report_finished(updates)
+        return updates
+
+    def abort(self, request_id: str, reason: str) -> None:
+        """End a request, wherever it stands; its last update comes with the next step. Unknown ids are ignored."""
+        try:
+            self.scheduler.abort(request_id, reason)
+        except Exception as error:
+            self._recover(error)
+
+    def flush_cache(self) -> int:
+        """Forget every cached prefix that no running request uses; returns the tokens forgotten."""
+        try:
+            return self.scheduler.kv.reset() * self.scheduler.kv.page_size
+        except Exception as error:
+            self._recover(error)
+            return 0
+
+    def stats(self) -> EngineStats:
+        """Return the state between two steps, and the sums since the start."""
+        scheduler, usage, counters = self.scheduler, self.scheduler.kv.usage, self.scheduler.counters
+        return EngineStats(
+            running_requests=scheduler.num_running,
+            waiting_requests=scheduler.num_waiting,
+            total_pages=usage.total,
+            free_pages=usage.free,
+            evictable_pages=usage.evictable,
+            locked_pages=usage.locked,
+            owned_pages=usage.owned,
+            evicted_pages=scheduler.kv.evicted_pages,
+            steps=counters.steps,
+            prompt_tokens=counters.prompt_tokens,
+            cached_tokens=counters.cached_tokens,
+            generated_tokens=counters.generated_tokens,
+            finished_requests=counters.finished_requests,
+            retractions=counters.retractions,
+            aged_requests=counters.aged_requests,
+            host_s=self.host_s,
+            model_s=self.model_s,
+        )
+
+    def close(self) -> None:
+        """Wait for steps under way."""
+        self._drain()
+        self._executor.close()
+
+    def _step(self) -> list[RequestUpdate]:
+        start = self._clock()
+        plan = self.scheduler.plan()
+        plan_s = self._clock() - start
+        self.host_s += plan_s
+        if plan is not None:
+            self._pending.append((plan, self._executor.submit(plan), plan_s))
+        if self._pending and (plan is None or len(self._pending) > self._depth):
+            return self._commit(*self._pending.popleft())
+        return self.scheduler.take_updates()
+
+    def _commit(self, plan: StepPlan, future: Future[StepResult], plan_s: float) -> list[RequestUpdate]:
+        try:
+            result = future.result()
+        except Exception as error:
+            logger.exception("step %d failed on the device; its requests fail, others start again", plan.step_id)
+            self._drain()
+            return self.scheduler.fail(plan, _describe(error))
+        start = self._clock()
+        updates = self.scheduler.commit(plan, result)
+        commit_s = self._clock() - start
+        self.host_s += commit_s
+        self.model_s += result.model_s
+        if self._observers.step_finished:
+            self._report_step(plan, plan_s + commit_s, result.model_s)
+        return updates
+
+    def _recover(self, error: Exception) -> None:
+        """Start the KV memory anew after its bookkeeping, or a plugin in it, has failed."""
+        logger.error("KV memory starts anew: running requests fail, waiting ones go on", exc_info=error)
+        self._drain()
+        self.scheduler.recover(_describe(error), self._make_cache())
+
+    def _drain(self) -> None:
+        """Let launched steps end; what they sampled is dropped."""
+        while self._pending:
+            self._pending.popleft()[1].exception()
+
+    def _report_step(self, plan: StepPlan, host_s: float, model_s: float) -> None:
+        usage = self.scheduler.kv.usage
+        record = StepRecord(
+            step_id=plan.step_id,
+            num_running=self.scheduler.num_running,
+            num_waiting=self.scheduler.num_waiting,
+            num_decodes=plan.num_decodes,
+            num_prefill_tokens=plan.num_prefill_tokens,
+            host_s=host_s,
+            model_s=model_s,
+            free_pages=usage.free,
+            evictable_pages=usage.evictable,
+            locked_pages=usage.locked,
+        )
+        _notify(self._observers.step_finished, record)
+
+    def _report_finished(self, updates: list[RequestUpdate]) -> None:
+        for update in updates:
+            if update.finish is None or update.usage is None:
+                continue
+            timings = Timings(update.queue_s, update.first_token_s, update.total_s)
+            record = RequestRecord(
+                update.request_id, update.finish.reason, update.usage, timings, update.num_retractions
+            )
+            _notify(self._observers.request_finished, record)
+
+
+def _describe(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"
+
+
+def _notify(observers: tuple[Callable[..., None], ...], record: object) -> None:
+    """Tell observers; one that raises is logged and costs nobody else anything."""
+    for observer in observers:
+        try:
+            observer(record=record)
+        except Exception:
+            logger.exception("observer %r failed", observer)

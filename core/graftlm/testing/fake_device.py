@@ -1,0 +1,85 @@
+"""A device without a model: it computes what a causal model would need, through the pages, and can be checked exactly."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from graftlm.plan import LogprobTable, StepPlan, StepResult
+
+__all__ = ["FakeDevice", "expected_output"]
+
+_MULTIPLIER = 6364136223846793005
+_MASK = (1 << 64) - 1
+
+
+def _absorb(state: int, token_id: int) -> int:
+    return ((state ^ (token_id + 1)) * _MULTIPLIER + 1442695040888963407) & _MASK
+
+
+def _next_token(state: int, vocab_size: int) -> int:
+    return (state >> 33) % vocab_size
+
+
+def expected_output(prompt: Sequence[int], num_tokens: int, vocab_size: int) -> list[int]:
+    """Return what `FakeDevice` generates after a prompt, computed without pages."""
+    state = 0
+    for token_id in prompt:
+        state = _absorb(state, token_id)
+    output: list[int] = []
+    for _ in range(num_tokens):
+        output.append(_next_token(state, vocab_size))
+        state = _absorb(state, output[-1])
+    return output
+
+
+class FakeDevice:
+    """Runs plans over paged memory. A token's "key and value" is a digest of all tokens up to it.
+
+    Each digest is computed from the slot of the token before, found through the plan's page table. A page that is
+    reused, shared or freed wrongly therefore changes what is generated from there on.
+
+    Attributes:
+        fail_steps: step ids that raise.
+        fail_rows: step id -> index among the sampling requests whose logits are bad in that step.
+    """
+
+    def __init__(self, num_pages: int, page_size: int, num_rows: int, vocab_size: int) -> None:
+        self.fail_steps: set[int] = set()
+        self.fail_rows: dict[int, int] = {}
+        self._page_size = page_size
+        self._vocab_size = vocab_size
+        self._digests = [0] * (num_pages * page_size)
+        self._last_tokens = np.zeros(num_rows, dtype=np.int64)
+
+    def run(self, plan: StepPlan) -> StepResult:
+        """Run one step."""
+        if plan.step_id in self.fail_steps:
+            raise RuntimeError("the device is out of memory")
+        token_rows = np.repeat(np.arange(len(plan.rows)), plan.query_lens)
+        input_ids = plan.input_ids.copy()
+        input_ids[plan.device_idx] = self._last_tokens[plan.rows[token_rows[plan.device_idx]]]
+        # By position, since a token may follow one that another request of this step writes.
+        for t in np.argsort(plan.positions, kind="stable").tolist():
+            position = int(plan.positions[t])
+            before = 0 if position == 0 else self._digests[self._slot(plan, int(token_rows[t]), position - 1)]
+            self._digests[int(plan.out_slots[t])] = _absorb(before, int(input_ids[t]))
+        last = np.cumsum(plan.query_lens) - 1
+        sampled = [
+            _next_token(self._digests[int(plan.out_slots[last[b]])], self._vocab_size) for b in plan.sample_idx.tolist()
+        ]
+        token_ids = np.array(sampled, dtype=np.int32)
+        self._last_tokens[plan.rows[plan.sample_idx]] = token_ids
+        bad = self.fail_rows.get(plan.step_id)
+        errors = {} if bad is None or bad >= len(sampled) else {bad: "logits are not finite"}
+        spans = tuple(_zeros(len(span.targets), span.num_top) for span in plan.prompt_spans)
+        return StepResult(token_ids, errors, _zeros(len(sampled), 20), spans, model_s=0.0)
+
+    def _slot(self, plan: StepPlan, b: int, position: int) -> int:
+        page = int(plan.page_table[b, position // self._page_size])
+        return page * self._page_size + position % self._page_size
+
+
+def _zeros(num_tokens: int, num_top: int) -> LogprobTable:
+    floats: NDArray[np.float32] = np.zeros((num_tokens, num_top), dtype=np.float32)
+    return LogprobTable(np.zeros(num_tokens, dtype=np.float32), floats.astype(np.int32), floats)

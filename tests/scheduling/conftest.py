@@ -1,0 +1,130 @@
+"""A scheduler on a fake device, with a clock that tests move."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+from graftlm_cache.chunk import ChunkCache
+from graftlm_cache.radix import RadixCache
+from graftlm_eviction.lru import LRU
+from graftlm_scheduling.fcfs import FirstComeFirstServed
+from graftlm_scheduling.lpm import LongestPrefixMatch, LongestPrefixMatchOptions
+
+from graftlm.contracts import CacheContext, PrefixCache, SchedulingPolicy
+from graftlm.execution.executor import InlineExecutor
+from graftlm.memory import KVManager, PagePool, RequestTable
+from graftlm.scheduling import Request, RequestUpdate, Scheduler, SchedulerLimits
+from graftlm.step_loop import Observers, StepLoop
+from graftlm.testing.fake_device import FakeDevice, expected_output
+from graftlm.types import FinishReason, SamplingParams
+
+VOCAB = 50
+
+
+@dataclass
+class Rig:
+    """A step loop over a fake device; gathers what every request produced."""
+
+    num_pages: int = 256
+    page_size: int = 1
+    num_rows: int = 8
+    prefill_tokens: int = 64
+    max_queued: int = 1000
+    overlap: bool = False
+    reuse: bool = True
+    policy: SchedulingPolicy = field(default_factory=lambda: LongestPrefixMatch(LongestPrefixMatchOptions()))
+    debug: bool = True
+    now: float = 0.0
+
+    def __post_init__(self):
+        self.device = FakeDevice(self.num_pages, self.page_size, self.num_rows, VOCAB)
+        kv = KVManager(
+            PagePool(self.num_pages),
+            self.make_cache(),
+            RequestTable(self.num_rows, self.num_pages),
+            self.page_size,
+        )
+        limits = SchedulerLimits(self.max_queued, self.prefill_tokens)
+        self.plans = []
+        self.scheduler = Scheduler(kv, self.policy, limits, self.clock)
+        self.loop = StepLoop(
+            self.scheduler,
+            InlineExecutor(self._run),
+            overlap=self.overlap,
+            make_cache=self.make_cache,
+            observers=Observers(),
+            clock=self.clock,
+            debug=self.debug,
+        )
+        self.tokens: dict[str, list[int]] = {}
+        self.updates: dict[str, list[RequestUpdate]] = {}
+        self.requests: dict[str, Request] = {}
+
+    def make_cache(self) -> PrefixCache:
+        context = CacheContext(self.page_size, LRU(), self.clock)
+        return RadixCache(context) if self.reuse else ChunkCache(context)
+
+    def clock(self) -> float:
+        return self.now
+
+    def _run(self, plan):
+        self.plans.append(plan)
+        return self.device.run(plan)
+
+    def add(self, request_id, prompt, max_new_tokens=4, *, stop=(), timeout_s=None, **fields) -> Request:
+        request = Request(
+            request_id=request_id,
+            prompt_token_ids=np.array(prompt, dtype=np.int32),
+            params=fields.pop("params", SamplingParams()),
+            max_new_tokens=max_new_tokens,
+            stop_token_ids=frozenset(stop),
+            seed=0,
+            arrival_s=self.now,
+            deadline_s=None if timeout_s is None else self.now + timeout_s,
+            **fields,
+        )
+        self.scheduler.add(request)
+        self.requests[request_id] = request
+        self.tokens[request_id], self.updates[request_id] = [], []
+        return request
+
+    def step(self) -> None:
+        self.now += 0.001
+        for update in self.loop.step():
+            self.tokens[update.request_id] += update.token_ids
+            self.updates[update.request_id].append(update)
+
+    def run(self, max_steps: int = 5000) -> None:
+        for _ in range(max_steps):
+            if not self.scheduler.has_work:
+                return
+            self.step()
+        raise AssertionError(f"not done after {max_steps} steps")
+
+    def finish(self, request_id):
+        return self.updates[request_id][-1].finish
+
+    def assert_right(self, request_id) -> None:
+        """The request ended as it should have, with the tokens of the device's arithmetic."""
+        request = self.requests[request_id]
+        expected = expected_output(request.prompt_token_ids.tolist(), request.max_new_tokens, VOCAB)
+        stops = [i for i, t in enumerate(expected) if t in request.stop_token_ids]
+        if stops:
+            expected = expected[: stops[0] + 1]
+        reason = self.finish(request_id).reason
+        if reason in (FinishReason.STOP, FinishReason.LENGTH):
+            assert self.tokens[request_id] == expected
+            assert reason is (FinishReason.STOP if stops else FinishReason.LENGTH)
+        else:
+            assert self.tokens[request_id] == expected[: len(self.tokens[request_id])]
+
+
+@pytest.fixture
+def make_rig() -> Callable[..., Rig]:
+    return Rig
+
+
+@pytest.fixture
+def fcfs() -> SchedulingPolicy:
+    return FirstComeFirstServed()

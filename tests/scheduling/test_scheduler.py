@@ -1,0 +1,299 @@
+"""Behaviour of the scheduler, its memory and its loop, over a device whose arithmetic shows any page mix-up."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+from graftlm.errors import NeverFitsError, QueueFullError
+from graftlm.scheduling import RequestStatus
+from graftlm.types import FinishReason, SamplingParams
+
+SHAPES = list(itertools.product([1, 4, 16], [7, 64], [False, True], [True, False]))
+
+
+def prompts(seed, num, shared=40, longest=90):
+    """Return prompts, every second one beginning with a common prefix."""
+    rng = np.random.default_rng(seed)
+    common = rng.integers(0, 50, shared).tolist()
+    return [
+        (common if i % 2 else []) + rng.integers(0, 50, int(rng.integers(1, longest))).tolist() for i in range(num)
+    ]
+
+
+@pytest.mark.parametrize(("page_size", "prefill_tokens", "overlap", "reuse"), SHAPES)
+def test_every_request_gets_the_tokens_it_would_get_alone(make_rig, page_size, prefill_tokens, overlap, reuse):
+    rig = make_rig(
+        num_pages=2048 // page_size, page_size=page_size, prefill_tokens=prefill_tokens, overlap=overlap, reuse=reuse
+    )
+    for i, prompt in enumerate(prompts(seed=page_size, num=20)):
+        rig.add(f"r{i}", prompt, max_new_tokens=1 + i % 9, stop=(i % 50,))
+        rig.step()
+    rig.run()
+    for request_id in rig.requests:
+        rig.assert_right(request_id)
+    assert rig.scheduler.num_running == rig.scheduler.num_waiting == 0
+
+
+@pytest.mark.parametrize(("page_size", "prefill_tokens", "overlap", "reuse"), SHAPES)
+def test_retracted_requests_resume_where_they_were(make_rig, page_size, prefill_tokens, overlap, reuse):
+    rig = make_rig(
+        num_pages=160 // page_size, page_size=page_size, prefill_tokens=prefill_tokens, overlap=overlap, reuse=reuse
+    )
+    for i, prompt in enumerate(prompts(seed=1, num=12, shared=8, longest=30)):
+        rig.add(f"r{i}", prompt, max_new_tokens=60)
+    rig.run()
+    assert rig.scheduler.counters.retractions > 0
+    for request_id in rig.requests:
+        rig.assert_right(request_id)
+
+
+def test_a_prompt_is_computed_once_for_all_who_share_it_even_in_one_step(make_rig):
+    rig = make_rig(num_pages=4096, num_rows=16, prefill_tokens=10_000)
+    shared = list(range(40)) * 5
+    for i in range(16):
+        rig.add(f"r{i}", [*shared, i, i + 1])
+    rig.step()
+    assert rig.plans[0].num_tokens == 200 + 16 * 2
+    rig.run()
+    assert [rig.requests[f"r{i}"].cached_tokens for i in range(16)] == [0] + [200] * 15
+    for request_id in rig.requests:
+        rig.assert_right(request_id)
+
+
+def test_requests_that_started_together_do_not_compute_the_same_chunks(make_rig):
+    rig = make_rig(num_pages=4096, prefill_tokens=50)
+    shared = list(range(50)) * 6
+    for i in range(4):
+        rig.add(f"r{i}", [*shared, i])
+    rig.run()
+    prefilled = sum(plan.num_prefill_tokens for plan in rig.plans)
+    assert prefilled <= 300 + 4
+    for request_id in rig.requests:
+        rig.assert_right(request_id)
+
+
+@pytest.mark.parametrize("page_size", [1, 4, 16])
+def test_the_second_time_every_full_page_but_the_last_tokens_is_cached(make_rig, page_size):
+    rig = make_rig(num_pages=512, page_size=page_size)
+    lengths = [1, 2, 15, 16, 17, 32, 33, 60]
+    for round_ in range(2):
+        for n in lengths:
+            rig.add(f"{round_}-{n}", list(range(n)))
+        rig.run()
+    for n in lengths:
+        assert rig.requests[f"1-{n}"].cached_tokens == (n - 1) // page_size * page_size
+        assert rig.tokens[f"1-{n}"] == rig.tokens[f"0-{n}"]
+
+
+def test_namespaces_never_share(make_rig):
+    rig = make_rig()
+    for namespace in ("a", "b"):
+        rig.add(namespace, range(30), namespace=namespace)
+        rig.run()
+    assert rig.requests["b"].cached_tokens == 0
+
+
+def test_decoding_goes_on_while_a_long_prompt_is_read_in_chunks(make_rig):
+    rig = make_rig(num_pages=1024, prefill_tokens=16)
+    rig.add("short", [1, 2, 3], max_new_tokens=30)
+    rig.step()
+    rig.add("long", [i % 50 for i in range(200)])
+    before = len(rig.plans)
+    for _ in range(10):
+        rig.step()
+    for plan in rig.plans[before:]:
+        assert plan.num_decodes >= 1
+        assert plan.num_prefill_tokens <= 16
+    rig.run()
+    rig.assert_right("short")
+    rig.assert_right("long")
+
+
+def test_higher_priority_is_admitted_first_and_retracted_last(make_rig):
+    rig = make_rig(num_rows=1)
+    rig.add("low", [1], priority=0)
+    rig.add("high", [2], priority=5)
+    rig.step()
+    assert rig.requests["high"].status is RequestStatus.RUNNING
+    assert rig.requests["low"].status is RequestStatus.WAITING
+    rig.run()
+
+    rig = make_rig(num_pages=64, num_rows=4)
+    for i in range(4):
+        rig.add(f"p{i}", [i], max_new_tokens=40, priority=i)
+    rig.run()
+    assert rig.requests["p3"].num_retractions == 0
+    assert rig.requests["p0"].num_retractions > 0
+    for request_id in rig.requests:
+        rig.assert_right(request_id)
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("num_steps", range(6))
+def test_an_abort_at_any_moment_frees_the_pages_and_harms_nobody(make_rig, overlap, num_steps):
+    rig = make_rig(num_pages=256, prefill_tokens=8, overlap=overlap)
+    rig.add("victim", range(20), max_new_tokens=10)
+    rig.add("other", [*range(20), 3], max_new_tokens=10)
+    for _ in range(num_steps):
+        rig.step()
+    rig.loop.abort("victim", "the client left")
+    assert rig.requests["victim"].status is RequestStatus.FINISHED
+    rig.run()
+    assert rig.finish("victim").reason is FinishReason.ABORT
+    assert rig.finish("victim").error == "the client left"
+    rig.assert_right("victim")
+    rig.assert_right("other")
+    usage = rig.scheduler.kv.usage
+    assert usage.owned == usage.locked == 0
+
+
+def test_an_abort_of_an_unknown_request_does_nothing(make_rig):
+    rig = make_rig()
+    rig.loop.abort("nobody", "")
+    assert not rig.scheduler.has_work
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_request_whose_time_is_up_ends_waiting_or_running(make_rig, overlap):
+    rig = make_rig(num_rows=1, overlap=overlap)
+    rig.add("running", range(5), max_new_tokens=200, timeout_s=0.02)
+    rig.add("waiting", range(9), max_new_tokens=5, timeout_s=0.01)
+    rig.add("patient", [4, 4], max_new_tokens=5, timeout_s=100)
+    rig.run()
+    for request_id in ("running", "waiting"):
+        assert rig.finish(request_id).reason is FinishReason.ABORT
+        assert "timed out" in rig.finish(request_id).error
+        rig.assert_right(request_id)
+    rig.assert_right("patient")
+
+
+def test_a_request_that_can_never_fit_is_refused_with_the_numbers(make_rig):
+    rig = make_rig(num_pages=10, page_size=4)
+    with pytest.raises(NeverFitsError, match="36 prompt tokens and up to 5 more need 11 KV pages, the engine has 10"):
+        rig.add("big", range(36), max_new_tokens=5)
+    rig.add("fits", range(36), max_new_tokens=4)
+    rig.run()
+    rig.assert_right("fits")
+
+
+def test_a_full_queue_refuses(make_rig):
+    rig = make_rig(max_queued=2)
+    rig.add("a", [1])
+    rig.add("b", [2])
+    with pytest.raises(QueueFullError, match="max_queued_requests"):
+        rig.add("c", [3])
+    rig.run()
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_bad_logits_end_that_request_alone(make_rig, overlap):
+    rig = make_rig(overlap=overlap)
+    rig.device.fail_rows = {3: 1}
+    for i in range(3):
+        rig.add(f"r{i}", [i, 7], max_new_tokens=8)
+    rig.run()
+    reasons = [rig.finish(f"r{i}").reason for i in range(3)]
+    assert reasons == [FinishReason.LENGTH, FinishReason.ERROR, FinishReason.LENGTH]
+    assert rig.finish("r1").error == "logits are not finite"
+    for request_id in rig.requests:
+        rig.assert_right(request_id)
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("bad_step", [0, 1, 3])
+def test_a_step_that_raises_fails_its_requests_and_no_other(make_rig, overlap, bad_step):
+    rig = make_rig(num_pages=512, num_rows=3, prefill_tokens=16, overlap=overlap)
+    rig.device.fail_steps = {bad_step}
+    for i in range(8):
+        rig.add(f"r{i}", [*range(20), i], max_new_tokens=5)
+    rig.run()
+    failed = {r for r in rig.requests if rig.finish(r).reason is FinishReason.ERROR}
+    assert 1 <= len(failed) <= 3
+    for request_id in rig.requests:
+        rig.assert_right(request_id)
+    for request_id in failed:
+        assert rig.finish(request_id).error == "RuntimeError: the device is out of memory"
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_prompt_logprobs_cover_every_position_once_whatever_the_chunks(make_rig, overlap):
+    params = SamplingParams(prompt_logprobs=0)
+    rig = make_rig(num_pages=128, prefill_tokens=7, num_rows=4, overlap=overlap)
+    rig.add("warm", range(30))
+    rig.run()
+    for i in range(4):
+        rig.add(f"r{i}", range(30), max_new_tokens=60, params=params)
+    rig.run()
+    assert rig.scheduler.counters.retractions > 0
+    for i in range(4):
+        reported = [entry.token_id for update in rig.updates[f"r{i}"] for entry in update.prompt_logprobs]
+        assert reported == list(range(1, 30))
+        rig.assert_right(f"r{i}")
+
+
+class ForgetfulPolicy:
+    max_wait_s = None
+
+    def order(self, waiting, now):
+        return waiting[1:]
+
+
+class RaisingPolicy:
+    max_wait_s = None
+
+    def order(self, waiting, now):
+        raise KeyError("no such thing")
+
+
+@pytest.mark.parametrize("policy", [ForgetfulPolicy(), RaisingPolicy()])
+def test_a_bad_policy_costs_its_order_and_no_request(make_rig, policy):
+    rig = make_rig(policy=policy)
+    for i in range(5):
+        rig.add(f"r{i}", [i])
+    rig.run()
+    for request_id in rig.requests:
+        rig.assert_right(request_id)
+
+
+@pytest.mark.parametrize("method", ["match", "insert", "lock", "unlock", "evict"])
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_cache_that_raises_fails_running_requests_and_the_engine_goes_on(make_rig, method, overlap):
+    rig = make_rig(num_pages=64, num_rows=3, overlap=overlap)
+    cache = rig.scheduler.kv.cache
+    working = getattr(cache, method)
+    calls = itertools.count()
+
+    def broken(*args, **kwargs):
+        if next(calls) >= 3:
+            raise ZeroDivisionError("a bug of the plugin")
+        return working(*args, **kwargs)
+
+    setattr(cache, method, broken)
+    for i in range(10):
+        rig.add(f"r{i}", [*range(15), i], max_new_tokens=12)
+    rig.run()
+    reasons = [rig.finish(r).reason for r in rig.requests]
+    assert FinishReason.ERROR in reasons
+    assert reasons.count(FinishReason.LENGTH) >= 5
+    for request_id in rig.requests:
+        rig.assert_right(request_id)
+
+
+def test_a_request_passed_over_too_long_goes_first(make_rig):
+    rig = make_rig(num_rows=1)
+    rig.add("warm", [1, 1, 1, 1], max_new_tokens=1)
+    rig.run()
+    rig.add("old", [9, 9, 9, 9], max_new_tokens=1)
+    order = []
+    for i in range(200):
+        rig.add(f"new{i}", [1, 1, 1, 1, i % 50], max_new_tokens=1)
+        rig.step()
+        rig.now += 0.1
+        order += [r for r in rig.requests if rig.updates[r] and r not in order]
+        if "old" in order:
+            break
+    limit_s = rig.policy.max_wait_s
+    assert order.index("old") > 50
+    assert rig.requests["old"].finished_s < limit_s + 1
+    assert rig.scheduler.counters.aged_requests == 1
