@@ -151,7 +151,7 @@ def _choose_attention(
 
     name = config.attention.name
     if name == "auto":
-        return registry.choose("attention", misfit)
+        return registry.choose("attention", fits=misfit)
     provider: Provider[AttentionBackend] = registry.provider("attention", name)
     reason = misfit(provider)
     if reason is not None:
@@ -205,7 +205,7 @@ def _cache_factory(config: EngineConfig, registry: Registry, num_pages: int) -> 
 
     def on_event(kind: str, num_tokens: int) -> None:
         for observer in observers:
-            observer(event=CacheEvent(kind, num_tokens))
+            observer(CacheEvent(kind, num_tokens))
 
     def make() -> PrefixCache:
         eviction = registry.create(

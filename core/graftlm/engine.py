@@ -328,11 +328,11 @@ class Engine:
 
     def _encode(self, prompts: list[Prompt]) -> list[Any]:
         """Return token ids for every prompt, tokenising texts in one batch."""
-        texts = [prompt for prompt in prompts if isinstance(prompt, str)]
-        encoded = iter(self.tokenizer.encode_batch(texts))
-        return [
-            next(encoded) if isinstance(p, str) else self.tokenizer.encode_chat(p) if is_chat(p) else p for p in prompts
-        ]
+        encoded = iter(self.tokenizer.encode_batch([prompt for prompt in prompts if isinstance(prompt, str)]))
+        return [next(encoded) if isinstance(p, str) else self._encode_one(p) for p in prompts]
+
+    def _encode_one(self, prompt: Prompt) -> Any:
+        return self.tokenizer.encode_chat(prompt) if is_chat(prompt) else prompt
 
     # -- under way -----------------------------------------------------------------------------------------------------
 

@@ -99,7 +99,7 @@ class WeightError(ModelError):
 
 
 class UnsupportedArchitectureError(ModelError):
-    """No model provider claims the checkpoint's architecture."""
+    """No model provider claims the checkpoint's architecture, or the one that does lacks a feature it asks for."""
 
 
 class RequestError(GraftlmError, ValueError):

@@ -43,9 +43,9 @@ class _CompletionBuilder:
             self.finish = update.finish
             if isinstance(update.finish.matched_stop, int) and not self._keeps_stop:
                 visible = visible[:-1]  # a stop token ends the text as a stop string does: it is not part of it
-        self._text.append(self._text_stream.push(visible).text_delta)
+        self._text.append(self._text_stream.push(visible).text)
         if update.finish is not None:
-            self._text.append(self._text_stream.finish().text_delta)
+            self._text.append(self._text_stream.finish())
 
     def completion(self) -> Completion:
         if len(self._text) > 1:

@@ -1,7 +1,7 @@
 """What users may write as prompts, told apart by shape."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeGuard
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +17,7 @@ Prompt: TypeAlias = str | Sequence[int] | NDArray[Any] | Sequence[Message]
 Prompts: TypeAlias = Prompt | Sequence[Prompt]
 
 
-def is_chat(prompt: object) -> bool:
+def is_chat(prompt: object) -> TypeGuard[Sequence[Message]]:
     """Whether a prompt is a list of chat messages."""
     return isinstance(prompt, Sequence) and bool(prompt) and isinstance(prompt[0], Mapping)
 
@@ -31,7 +31,7 @@ def split_prompts(prompts: Prompts) -> list[Prompt]:
         InvalidPromptError: it is neither.
     """
     if isinstance(prompts, str) or is_chat(prompts):
-        return [prompts]  # type: ignore[list-item]
+        return [prompts]
     if isinstance(prompts, np.ndarray):
         return [prompts] if prompts.ndim == 1 else list(prompts)
     if not isinstance(prompts, Sequence) or isinstance(prompts, bytes):

@@ -1,11 +1,11 @@
 """The loop that plans, runs and commits steps."""
 
 import logging
-import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
+from typing import Any
 
 from graftlm.contracts import PrefixCache
 from graftlm.execution.executor import StepExecutor
@@ -22,8 +22,8 @@ logger = logging.getLogger(__name__)
 class Observers:
     """Who wants to hear of requests and steps; looked up once, empty costs nothing."""
 
-    request_finished: tuple[Callable[..., None], ...] = ()
-    step_finished: tuple[Callable[..., None], ...] = ()
+    request_finished: tuple[Callable[[Any], object], ...] = ()
+    step_finished: tuple[Callable[[Any], object], ...] = ()
 
 
 class StepLoop:
@@ -191,10 +191,10 @@ def _describe(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}"
 
 
-def _notify(observers: tuple[Callable[..., None], ...], record: object) -> None:
+def _notify(observers: tuple[Callable[[Any], object], ...], record: object) -> None:
     """Tell observers; one that raises is logged and costs nobody else anything."""
     for observer in observers:
         try:
-            observer(record=record)
+            observer(record)
         except Exception:
             logger.exception("observer %r failed", observer)

@@ -5,11 +5,6 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
-from graftlm_cache.chunk import ChunkCache
-from graftlm_cache.radix import RadixCache
-from graftlm_eviction.lru import LRU
-from graftlm_scheduling.fcfs import FirstComeFirstServed
-from graftlm_scheduling.lpm import LongestPrefixMatch, LongestPrefixMatchOptions
 
 from graftlm.contracts import CacheContext, PrefixCache, SchedulingPolicy
 from graftlm.execution.executor import InlineExecutor
@@ -18,6 +13,11 @@ from graftlm.scheduling import Request, RequestUpdate, Scheduler, SchedulerLimit
 from graftlm.step_loop import Observers, StepLoop
 from graftlm.testing.fake_device import FakeDevice, expected_output
 from graftlm.types import FinishReason, SamplingParams
+from graftlm_cache.chunk import ChunkCache
+from graftlm_cache.radix import RadixCache
+from graftlm_eviction.lru import LRU
+from graftlm_scheduling.fcfs import FirstComeFirstServed
+from graftlm_scheduling.lpm import LongestPrefixMatch, LongestPrefixMatchOptions
 
 VOCAB = 50
 

@@ -16,9 +16,7 @@ def prompts(seed, num, shared=40, longest=90):
     """Return prompts, every second one beginning with a common prefix."""
     rng = np.random.default_rng(seed)
     common = rng.integers(0, 50, shared).tolist()
-    return [
-        (common if i % 2 else []) + rng.integers(0, 50, int(rng.integers(1, longest))).tolist() for i in range(num)
-    ]
+    return [(common if i % 2 else []) + rng.integers(0, 50, int(rng.integers(1, longest))).tolist() for i in range(num)]
 
 
 @pytest.mark.parametrize(("page_size", "prefill_tokens", "overlap", "reuse"), SHAPES)

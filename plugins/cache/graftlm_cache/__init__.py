@@ -1,1 +1,47 @@
-"""Placeholder for the build; replaced below."""
+"""Prefix caches that come with graftlm: `radix` and `chunk`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from graftlm import Provider, hookimpl
+from graftlm.contracts import CacheCapabilities
+
+if TYPE_CHECKING:
+    from graftlm.contracts import CacheContext, NoOptions, PrefixCache
+
+__all__ = ["provide_prefix_caches"]
+
+
+def _create_radix(options: NoOptions, context: CacheContext) -> PrefixCache:
+    from graftlm_cache.radix import RadixCache
+
+    return RadixCache(context)
+
+
+def _create_chunk(options: NoOptions, context: CacheContext) -> PrefixCache:
+    from graftlm_cache.chunk import ChunkCache
+
+    return ChunkCache(context)
+
+
+@hookimpl
+def provide_prefix_caches() -> list[Provider[PrefixCache]]:
+    """Offer the built-in caches."""
+    return [
+        Provider(
+            name="radix",
+            summary="Shares every common prefix between requests, in a radix tree over pages",
+            api_version=1,
+            create=_create_radix,
+            capabilities=CacheCapabilities(reuses=True),
+            rank=10,
+        ),
+        Provider(
+            name="chunk",
+            summary="Keeps nothing: every request computes its whole prompt",
+            api_version=1,
+            create=_create_chunk,
+            capabilities=CacheCapabilities(reuses=False),
+        ),
+    ]

@@ -1,1 +1,42 @@
-"""Placeholder for the build; replaced below."""
+"""Models: the Llama and Qwen families."""
+
+from collections.abc import Iterable
+from typing import Any
+
+from graftlm import Provider, hookimpl
+from graftlm.contracts import Model, ModelCapabilities, ModelContext
+
+__all__ = ["provide_models"]
+
+
+@hookimpl
+def provide_models() -> Iterable[Provider[Model]]:
+    """Offer one provider per family."""
+    return (
+        Provider(
+            name="llama",
+            summary="Llama 1 to 3, and models of the same architecture",
+            api_version=1,
+            create=_create_llama,
+            capabilities=ModelCapabilities(architectures=("LlamaForCausalLM",)),
+        ),
+        Provider(
+            name="qwen",
+            summary="Qwen 2, 2.5 and 3, without experts",
+            api_version=1,
+            create=_create_qwen,
+            capabilities=ModelCapabilities(architectures=("Qwen2ForCausalLM", "Qwen3ForCausalLM")),
+        ),
+    )
+
+
+def _create_llama(options: Any, context: ModelContext) -> Model:
+    from graftlm_models.llama import LlamaForCausalLM
+
+    return LlamaForCausalLM(context)
+
+
+def _create_qwen(options: Any, context: ModelContext) -> Model:
+    from graftlm_models.qwen import QwenForCausalLM
+
+    return QwenForCausalLM(context)

@@ -1,0 +1,176 @@
+"""The commands that run a model: `graftlm generate` and `graftlm chat`."""
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from graftlm.cli_options import ConfigOption, SetOption, fail
+
+if TYPE_CHECKING:
+    from graftlm.engine import Engine
+    from graftlm.types import Message, RequestOutput, SamplingParams
+
+__all__ = ["chat", "generate"]
+
+ModelOption = Annotated[
+    str | None, typer.Option("--model", metavar="PATH", help="A checkpoint folder, or `demo`, the bundled model.")
+]
+MaxTokensOption = Annotated[int, typer.Option("--max-tokens", help="Tokens to generate at most.")]
+TemperatureOption = Annotated[float, typer.Option("--temperature", help="0 takes the most likely token.")]
+TopPOption = Annotated[float, typer.Option("--top-p", help="Keep the likeliest tokens of this total probability.")]
+TopKOption = Annotated[int | None, typer.Option("--top-k", help="Keep this many likeliest tokens.")]
+SeedOption = Annotated[int | None, typer.Option("--seed", help="Makes sampling reproducible.")]
+SystemOption = Annotated[str | None, typer.Option("--system", help="A system prompt.")]
+
+
+def generate(
+    prompts: Annotated[
+        list[str], typer.Argument(metavar="PROMPT...", help="Texts to complete; `-` reads one from stdin.")
+    ],
+    model: ModelOption = None,
+    config: ConfigOption = None,
+    set_: SetOption = None,
+    as_chat: Annotated[bool, typer.Option("--chat", help="Send each prompt as a user's chat message.")] = False,
+    system: SystemOption = None,
+    max_tokens: MaxTokensOption = 128,
+    temperature: TemperatureOption = 1.0,
+    top_p: TopPOption = 1.0,
+    top_k: TopKOption = None,
+    seed: SeedOption = None,
+    n: Annotated[int, typer.Option("-n", help="Completions per prompt.")] = 1,
+    stop: Annotated[list[str] | None, typer.Option("--stop", help="End at this string. Repeatable.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per prompt.")] = False,
+) -> None:
+    """Complete prompts and print the answers."""
+    from graftlm.types import SamplingParams
+
+    params = SamplingParams(
+        max_tokens=max_tokens,
+        temperature=temperature,
+        top_p=top_p,
+        top_k=top_k,
+        seed=seed,
+        n=n,
+        stop=stop or (),
+    )
+    texts = [sys.stdin.read() if prompt == "-" else prompt for prompt in prompts]
+    chats = [_opening(system) + [{"role": "user", "content": text}] for text in texts]
+    with _engine(model, config, set_) as engine:
+        outputs = engine.generate(chats if as_chat or system is not None else texts, params)
+    for prompt, output in zip(texts, outputs, strict=True):
+        if as_json:
+            print(json.dumps(_as_json(prompt, output), ensure_ascii=False))
+        else:
+            print("\n---\n".join(completion.text for completion in output.completions))
+    failed = [output.error for output in outputs if output.error is not None]
+    if failed:
+        fail([str(error) for error in failed])
+
+
+def chat(
+    model: ModelOption = None,
+    config: ConfigOption = None,
+    set_: SetOption = None,
+    system: SystemOption = None,
+    max_tokens: MaxTokensOption = 512,
+    temperature: TemperatureOption = 0.0,
+    top_p: TopPOption = 1.0,
+    top_k: TopKOption = None,
+    seed: SeedOption = None,
+) -> None:
+    """Talk with a model. /reset starts over, /exit or end of input leaves, Ctrl-C stops an answer."""
+    from graftlm.types import SamplingParams
+
+    params = SamplingParams(max_tokens=max_tokens, temperature=temperature, top_p=top_p, top_k=top_k, seed=seed)
+    with _engine(model, config, set_) as engine:
+        messages = _opening(system)
+        for line in _lines():
+            if line == "/exit":
+                return
+            if line == "/reset":
+                messages = _opening(system)
+                continue
+            question: Message = {"role": "user", "content": line}
+            answer = _answer(engine, [*messages, question], params)
+            if answer is not None:
+                messages += [question, {"role": "assistant", "content": answer}]
+
+
+@contextmanager
+def _engine(model: str | None, config: ConfigOption, overrides: list[str] | None) -> "Iterator[Engine]":
+    from graftlm.engine import Engine
+
+    fields: dict[str, Any] = {} if model is None else {"model": {"path": model}}
+    with Engine(config, overrides=overrides or (), **fields) as engine:
+        yield engine
+
+
+def _opening(system: str | None) -> "list[Message]":
+    return [] if system is None else [{"role": "system", "content": system}]
+
+
+def _lines() -> Iterator[str]:
+    """Yield what the user types, without empty lines; prompts only on a terminal."""
+    interactive = sys.stdin.isatty()
+    if interactive:
+        import readline  # noqa: F401  # gives input() a history and line editing
+    while True:
+        try:
+            line = input("> " if interactive else "").strip()
+        except (EOFError, KeyboardInterrupt):
+            return
+        if line:
+            yield line
+
+
+def _answer(engine: "Engine", messages: "list[Message]", params: "SamplingParams") -> str | None:
+    """Print an answer as it comes; None when the request was refused."""
+    from graftlm.errors import RequestError
+
+    output: RequestOutput | None = None
+    shown = 0
+    try:
+        for output in engine.stream(messages, params):
+            print(output.text[shown:], end="", flush=True)
+            shown = len(output.text)
+    except KeyboardInterrupt:
+        print(" [stopped]", end="")
+    except RequestError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return None
+    print()
+    if output is None:
+        return None
+    usage, first_token_s = output.usage, output.timings.first_token_s
+    if output.finished and first_token_s is not None:
+        print(
+            f"[{usage.prompt_tokens} prompt tokens, {usage.cached_tokens} reused; "
+            f"{usage.completion_tokens} generated; first after {1000 * first_token_s:.0f} ms]",
+            file=sys.stderr,
+        )
+    return output.text
+
+
+def _as_json(prompt: str, output: "RequestOutput") -> dict[str, object]:
+    return {
+        "prompt": prompt,
+        "completions": [
+            {
+                "text": completion.text,
+                "token_ids": completion.token_ids,
+                "finish_reason": completion.finish_reason,
+                "matched_stop": completion.matched_stop,
+                "error": completion.error,
+            }
+            for completion in output.completions
+        ],
+        "usage": {
+            "prompt_tokens": output.usage.prompt_tokens,
+            "completion_tokens": output.usage.completion_tokens,
+            "cached_tokens": output.usage.cached_tokens,
+        },
+    }

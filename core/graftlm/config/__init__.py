@@ -1,0 +1,43 @@
+"""What an engine is configured with: `EngineConfig`, its sections, and how they are read."""
+
+from graftlm.config.engine_config import EngineConfig, Setting, explain
+from graftlm.config.layers import KeyPath, Layer, Origin, Problem, origin_of
+from graftlm.config.problems import nearest, problems_in, report
+from graftlm.config.sections import (
+    AttentionSettings,
+    CacheSettings,
+    EvictionSettings,
+    GrammarSettings,
+    MemorySettings,
+    ModelSettings,
+    PluginSettings,
+    PolicySettings,
+    SchedulingSettings,
+    Section,
+    ServerSettings,
+)
+
+__all__ = [
+    "AttentionSettings",
+    "CacheSettings",
+    "EngineConfig",
+    "EvictionSettings",
+    "GrammarSettings",
+    "KeyPath",
+    "Layer",
+    "MemorySettings",
+    "ModelSettings",
+    "Origin",
+    "PluginSettings",
+    "PolicySettings",
+    "Problem",
+    "SchedulingSettings",
+    "Section",
+    "ServerSettings",
+    "Setting",
+    "explain",
+    "nearest",
+    "origin_of",
+    "problems_in",
+    "report",
+]

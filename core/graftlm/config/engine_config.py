@@ -1,0 +1,166 @@
+"""EngineConfig: everything an engine is assembled from, checked, with the source of every value."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, Field, PrivateAttr, ValidationError, model_validator
+from pydantic_core import PydanticCustomError
+
+from graftlm.config.layers import KeyPath, Layer, Origin, dotted, expand, given, merge
+from graftlm.config.problems import problems_in, report
+from graftlm.config.sections import (
+    AttentionSettings,
+    CacheSettings,
+    GrammarSettings,
+    MemorySettings,
+    ModelSettings,
+    PluginSettings,
+    SchedulingSettings,
+    Section,
+    ServerSettings,
+)
+from graftlm.config.yaml_source import read_override, read_yaml_file
+from graftlm.errors import ConfigError
+
+__all__ = ["EngineConfig", "Setting", "explain"]
+
+
+class EngineConfig(Section):
+    """An engine's configuration: checked, immutable, equal to another when all values are.
+
+    `EngineConfig(cache={"page_size": 16})` takes sections as mappings, as objects or in shorthand; `load` also reads
+    files. Names of providers and their options are checked later, against a registry.
+
+    Raises:
+        ConfigError: something is wrong; one line for each problem.
+    """
+
+    model: ModelSettings = ModelSettings()
+    attention: AttentionSettings = AttentionSettings()
+    cache: CacheSettings = CacheSettings()
+    grammar: GrammarSettings = GrammarSettings()
+    scheduling: SchedulingSettings = SchedulingSettings()
+    memory: MemorySettings = MemorySettings()
+    server: ServerSettings = ServerSettings()
+    plugins: PluginSettings = PluginSettings()
+    debug: bool = Field(default=False, description="Check after every step that no KV page was lost.")
+
+    _origins: dict[KeyPath, Origin] = PrivateAttr(default_factory=dict)
+
+    def __init__(self, layer: Layer | None = None, /, **values: Any) -> None:
+        """Check values; `load` gives them as a layer, which says where each comes from."""
+        layer = expand(given(values), EngineConfig) if layer is None else layer
+        problems = list(layer.problems)
+        try:
+            super().__init__(**layer.values)
+        except ValidationError as error:
+            problems += problems_in(error, EngineConfig, layer.values, layer.origins)
+        if problems:
+            raise ConfigError(report(problems))
+        self._origins = layer.origins
+
+    @model_validator(mode="after")
+    def _check_kv_tokens(self) -> EngineConfig:
+        kv_tokens, page_size = self.memory.kv_tokens, self.cache.page_size
+        if kv_tokens is not None and kv_tokens < page_size:
+            message = f"must hold at least one page of cache.page_size {page_size}, holds {kv_tokens}"
+            raise PydanticCustomError("kv_tokens", "{message}", {"path": ("memory", "kv_tokens"), "message": message})
+        return self
+
+    @classmethod
+    def load(
+        cls,
+        source: EngineConfig | Mapping[str, Any] | str | Path | None = None,
+        overrides: Sequence[str] = (),
+        *,
+        environment: Mapping[str, str] | None = None,
+        **fields: Any,
+    ) -> EngineConfig:
+        """Read a configuration from where it stands.
+
+        Args:
+            source: a YAML file, a mapping shaped like one, another configuration, or None for the defaults.
+            overrides: `cache.page_size=16` and the like, as `--set` gives them; the value is YAML.
+            environment: what `${VAR}` in a file is looked up in; None takes the process's environment.
+            fields: sections and fields by name, as keyword arguments; they lie over the source, and `overrides` over
+                them. Mappings merge key by key.
+
+        Raises:
+            ConfigError: something is wrong; one line for each problem.
+        """
+        layers = [_layer_of(source, os.environ if environment is None else environment), given(fields)]
+        layers += [read_override(text) for text in overrides]
+        return cls(merge([expand(layer, cls) for layer in layers]))
+
+    @property
+    def sources(self) -> dict[str, str]:
+        """Where every value comes from, by dotted path: "default", "engine.yaml:7", "--set", "given"."""
+        return {setting.path: setting.source for setting in explain(self)}
+
+    @property
+    def origins(self) -> Mapping[KeyPath, Origin]:
+        """Where values that are not defaults were written, by key path; for the registry's messages."""
+        return self._origins
+
+    def __eq__(self, other: object) -> bool:
+        # Where values were written does not matter, so private attributes are left out.
+        if not isinstance(other, EngineConfig):
+            return NotImplemented
+        return self.model_dump() == other.model_dump()
+
+
+def _layer_of(source: EngineConfig | Mapping[str, Any] | str | Path | None, environment: Mapping[str, str]) -> Layer:
+    if source is None:
+        return Layer()
+    if isinstance(source, EngineConfig):
+        layer = given(source)
+        return Layer(layer.values, {path: source._origins.get(path, origin) for path, origin in layer.origins.items()})
+    if isinstance(source, Mapping):
+        return given(source)
+    if isinstance(source, str | Path):
+        return read_yaml_file(Path(source), environment)
+    raise ConfigError(f"a configuration is a file, a mapping or an EngineConfig, got {type(source).__name__}")
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One value in effect.
+
+    Attributes:
+        keys: from the root to it.
+        value: as YAML would hold it; a secret as asterisks.
+        source: "default", "engine.yaml:7", "engine.yaml:7 (${PORT})", "--set" or "given".
+    """
+
+    keys: KeyPath
+    value: Any
+    source: str
+
+    @property
+    def path(self) -> str:
+        """The dotted path."""
+        return dotted(self.keys)
+
+
+def explain(config: EngineConfig) -> list[Setting]:
+    """List every value in effect with its source, in the order of the sections."""
+    return list(_settings(config, config.model_dump(mode="json", fallback=str), (), config._origins))
+
+
+def _settings(
+    model: BaseModel | None, values: Mapping[str, Any], path: KeyPath, origins: Mapping[KeyPath, Origin]
+) -> Iterator[Setting]:
+    for key, value in values.items():
+        here = (*path, key)
+        if isinstance(value, dict) and value:
+            inner = getattr(model, key, None)
+            yield from _settings(inner if isinstance(inner, BaseModel) else None, value, here, origins)
+        elif here in origins:
+            yield Setting(here, value, origins[here].source)
+        else:
+            yield Setting(here, value, "default" if model is None or key not in model.model_fields_set else "given")

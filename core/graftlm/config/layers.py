@@ -1,0 +1,144 @@
+"""Layers of raw values, each value with its origin; later layers lie over earlier ones."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+from pydantic import BaseModel
+
+from graftlm.config.sections import Section
+
+__all__ = ["GIVEN", "KeyPath", "Layer", "Origin", "Problem", "dotted", "expand", "given", "merge", "origin_of"]
+
+#: Keys from the root to a value; list elements go by their index.
+KeyPath: TypeAlias = tuple[str | int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a value was written.
+
+    Attributes:
+        source: for `graftlm config show`: "engine.yaml:7", "engine.yaml:7 (${PORT})", "--set", "given".
+        location: what an error starts with: "engine.yaml:7", "--set"; "" for values that a program gave.
+        line: orders errors.
+    """
+
+    source: str
+    location: str = ""
+    line: int = 0
+
+
+#: Of values that a program gave.
+GIVEN = Origin("given")
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One thing wrong with a configuration."""
+
+    path: KeyPath
+    message: str
+    origin: Origin = GIVEN
+
+    def __str__(self) -> str:
+        return ": ".join(part for part in (self.origin.location, dotted(self.path), self.message) if part)
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """The raw values of one source, or of several merged.
+
+    Attributes:
+        values: nested dicts with string keys.
+        origins: by key path, for every key of `values`.
+        problems: what could not be read.
+    """
+
+    values: dict[str, Any] = field(default_factory=dict)
+    origins: dict[KeyPath, Origin] = field(default_factory=dict)
+    problems: tuple[Problem, ...] = ()
+
+
+def dotted(path: KeyPath) -> str:
+    """Write a key path as users do: `cache.eviction.name`, `plugins.modules[0]`."""
+    text = ""
+    for part in path:
+        text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else part
+    return text
+
+
+def origin_of(path: KeyPath, origins: Mapping[KeyPath, Origin]) -> Origin:
+    """Return the origin of the value at a path, or of the nearest value around it."""
+    for end in range(len(path), -1, -1):
+        if path[:end] in origins:
+            return origins[path[:end]]
+    return GIVEN
+
+
+def given(values: Mapping[Any, Any] | BaseModel, origin: Origin = GIVEN) -> Layer:
+    """Return the layer of what a program gave: mappings, or sections as objects."""
+    origins: dict[KeyPath, Origin] = {}
+    problems: list[Problem] = []
+
+    def plain(value: Any, path: KeyPath) -> Any:
+        if isinstance(value, BaseModel):
+            value = value.model_dump(exclude_unset=True)
+        if not isinstance(value, Mapping):
+            return value
+        result = {}
+        for key, item in value.items():
+            if not isinstance(key, str):
+                problems.append(Problem(path, f"keys must be strings, got {key!r}", origin))
+                continue
+            origins[(*path, key)] = origin
+            result[key] = plain(item, (*path, key))
+        return result
+
+    return Layer(plain(values, ()), origins, tuple(problems))
+
+
+def expand(layer: Layer, root: type[Section]) -> Layer:
+    """Write out every shorthand (`cache: radix`), so that layers merge key by key."""
+    origins = dict(layer.origins)
+
+    def section(kind: type[Section], values: dict[str, Any], path: KeyPath) -> dict[str, Any]:
+        result = dict(values)
+        for name in values.keys() & kind.model_fields.keys():
+            inner, here = kind.model_fields[name].annotation, (*path, name)
+            if not (isinstance(inner, type) and issubclass(inner, Section)):
+                continue
+            value = inner.written_out(values[name])
+            if isinstance(values[name], str) and inner.shorthand is not None:
+                origins[(*here, inner.shorthand)] = origin_of(here, origins)
+            result[name] = section(inner, value, here) if isinstance(value, dict) else value
+        return result
+
+    return Layer(section(root, layer.values, ()), origins, layer.problems)
+
+
+def merge(layers: Sequence[Layer]) -> Layer:
+    """Lay each layer over those before it: mappings merge key by key, anything else is replaced."""
+    values: dict[str, Any] = {}
+    origins: dict[KeyPath, Origin] = {}
+    for layer in layers:
+        values = _overlay(values, layer.values, (), origins)
+        origins.update(layer.origins)
+    return Layer(values, origins, tuple(problem for layer in layers for problem in layer.problems))
+
+
+def _overlay(
+    below: dict[str, Any], above: dict[str, Any], path: KeyPath, origins: dict[KeyPath, Origin]
+) -> dict[str, Any]:
+    merged = dict(below)
+    for key, value in above.items():
+        old, here = merged.get(key), (*path, key)
+        if isinstance(old, dict) and isinstance(value, dict):
+            merged[key] = _overlay(old, value, here, origins)
+            continue
+        merged[key] = value
+        for stale in [p for p in origins if p[: len(here)] == here]:
+            del origins[stale]
+    return merged

@@ -1,0 +1,196 @@
+"""The sections of a configuration: every field, its default, its bounds."""
+
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, model_validator
+
+__all__ = [
+    "AttentionSettings",
+    "CacheSettings",
+    "EvictionSettings",
+    "GrammarSettings",
+    "MemorySettings",
+    "ModelSettings",
+    "PluginSettings",
+    "PolicySettings",
+    "SchedulingSettings",
+    "Section",
+    "ServerSettings",
+]
+
+
+class Section(BaseModel):
+    """A mapping of known keys. Unknown keys are errors, values do not change, null means all defaults."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    #: The field that a plain string stands for: `cache: radix` is `cache: {name: radix}`.
+    shorthand: ClassVar[str | None] = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _accept_shorthand(cls, value: Any) -> Any:
+        return cls.written_out(value)
+
+    @classmethod
+    def written_out(cls, value: Any) -> Any:
+        """Return the mapping that a string or null stands for; anything else as it is."""
+        if value is None:
+            return {}
+        if isinstance(value, str) and cls.shorthand is not None:
+            return {cls.shorthand: value}
+        return value
+
+
+def _refuse_bool(value: Any) -> Any:
+    # Python counts True as 1; `page_size: yes` is a mistake all the same.
+    if isinstance(value, bool):
+        raise ValueError("must be a number")
+    return value
+
+
+def _check_power_of_two(value: int) -> int:
+    if value & (value - 1):
+        raise ValueError("must be a power of two")
+    return value
+
+
+Int = Annotated[int, BeforeValidator(_refuse_bool)]
+Float = Annotated[float, BeforeValidator(_refuse_bool)]
+PositiveInt = Annotated[int, Field(ge=1), BeforeValidator(_refuse_bool)]
+Name = Annotated[str, Field(min_length=1)]
+Options = Annotated[dict[str, Any], Field(description="Options of the chosen one; `graftlm config schema` lists them.")]
+
+
+class ModelSettings(Section):
+    """Which checkpoint to serve, and as what."""
+
+    shorthand = "path"
+
+    path: Name = Field(
+        default="demo", description="A checkpoint folder in Hugging Face layout, or `demo`, the model that comes along."
+    )
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
+        default="auto",
+        description="Of weights and KV cache; `auto` takes the checkpoint's where the device computes it.",
+    )
+    device: Literal["auto", "cpu", "cuda"] = Field(
+        default="auto", description="`auto` takes a CUDA device when there is one."
+    )
+    architecture: Name = Field(
+        default="auto", description="A model provider; `auto` takes the one that claims the checkpoint's architecture."
+    )
+    context_len: PositiveInt | None = Field(
+        default=None, description="Cap on a request's tokens, prompt and output together; null: the model's own."
+    )
+    trust_remote_code: bool = Field(
+        default=False, description="Whether the tokenizer may run Python code that the checkpoint brings."
+    )
+    quantization: None = Field(default=None, description="Reserved; no scheme is available yet.")
+
+
+class AttentionSettings(Section):
+    """Which attention backend runs."""
+
+    shorthand = "name"
+
+    name: Name = Field(
+        default="auto", description="An attention backend; `auto` takes the highest rank that fits model and machine."
+    )
+    options: Options = Field(default_factory=dict)
+
+
+class EvictionSettings(Section):
+    """Which cached prefixes are given up first."""
+
+    shorthand = "name"
+
+    name: Name = Field(default="lru", description="An eviction strategy, or `auto`.")
+    options: Options = Field(default_factory=dict)
+
+
+class CacheSettings(Section):
+    """How computed prefixes are kept."""
+
+    shorthand = "name"
+
+    name: Name = Field(default="radix", description="A prefix cache, or `auto`.")
+    page_size: Annotated[Int, AfterValidator(_check_power_of_two)] = Field(
+        default=1, ge=1, le=1024, description="Tokens in a KV page, a power of two; only whole pages are shared."
+    )
+    options: Options = Field(default_factory=dict)
+    eviction: EvictionSettings = EvictionSettings()
+
+
+class GrammarSettings(Section):
+    """What enforces JSON schemas, regular expressions and grammars."""
+
+    shorthand = "name"
+
+    name: Name = Field(
+        default="auto",
+        description="A grammar backend; `auto` takes the highest rank installed. When none is, the engine runs "
+        "without, and refuses requests that need one.",
+    )
+    options: Options = Field(default_factory=dict)
+
+
+class PolicySettings(Section):
+    """In which order waiting requests are admitted."""
+
+    shorthand = "name"
+
+    name: Name = Field(default="lpm", description="A scheduling policy, or `auto`.")
+    options: Options = Field(default_factory=dict)
+
+
+class SchedulingSettings(Section):
+    """How many requests run, and how much of them in one step."""
+
+    policy: PolicySettings = PolicySettings()
+    max_running_requests: Int = Field(default=64, ge=1, le=65536, description="Requests in one batch at most.")
+    max_queued_requests: PositiveInt = Field(
+        default=1024, description="Requests that may wait; one more is refused at once."
+    )
+    prefill_tokens_per_step: PositiveInt = Field(
+        default=2048, description="Prompt tokens in one step at most; longer prompts come in chunks."
+    )
+    overlap: bool = Field(
+        default=True, description="Plan the next step while the device computes this one; tokens stay the same."
+    )
+
+
+class MemorySettings(Section):
+    """How much memory holds keys and values."""
+
+    kv_tokens: PositiveInt | None = Field(
+        default=None, description="Tokens whose keys and values fit; null derives it from `kv_fraction`."
+    )
+    kv_fraction: Float = Field(
+        default=0.8, gt=0, lt=1, description="Share of the memory that is free once the weights are loaded."
+    )
+
+
+class ServerSettings(Section):
+    """Where the HTTP server listens."""
+
+    host: Name = Field(default="127.0.0.1", description="Address to listen on; 0.0.0.0 for all.")
+    port: Int = Field(default=30000, ge=0, le=65535, description="TCP port; 0 takes a free one.")
+    api_key: Annotated[SecretStr, Field(min_length=1)] | None = Field(
+        default=None, description="What clients must send as a bearer token; null asks for nothing."
+    )
+
+
+class PluginSettings(Section):
+    """Which plugins are loaded besides the installed ones, which are not, and who wins a name."""
+
+    modules: tuple[Name, ...] = Field(
+        default=(), description="Import names of plugin modules to load besides the installed ones."
+    )
+    disabled: tuple[Name, ...] = Field(
+        default=(), description="Plugins not to load, nor import: by entry point, distribution or module name."
+    )
+    prefer: dict[str, Name] = Field(
+        default_factory=dict,
+        description="Which distribution wins when two provide one name, as `family/name: distribution`.",
+    )

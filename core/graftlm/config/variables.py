@@ -1,0 +1,45 @@
+"""Environment variables in strings: `${VAR}` and `${VAR:-default}`; `$$` is a dollar sign."""
+
+import re
+from collections.abc import Mapping
+
+__all__ = ["VariableError", "expand_variables", "names_only_a_variable", "references"]
+
+_REFERENCE = re.compile(r"\$\$|\$\{(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?::-(?P<default>[^{}]*))?\}|(?P<malformed>\$\{)")
+
+
+class VariableError(Exception):
+    """A reference cannot be expanded; the message says why and what to write."""
+
+
+def references(text: str) -> list[str]:
+    """Return the names of the variables in a text."""
+    return [match["name"] for match in _REFERENCE.finditer(text) if match["name"]]
+
+
+def names_only_a_variable(text: str) -> bool:
+    """Say whether a text is one reference and nothing else."""
+    match = _REFERENCE.fullmatch(text)
+    return match is not None and match["name"] is not None
+
+
+def expand_variables(text: str, environment: Mapping[str, str]) -> str:
+    """Replace every reference. As in a shell, a default also stands in for an empty variable.
+
+    Raises:
+        VariableError: a variable is unset or empty and has no default, or a reference is malformed.
+    """
+    return _REFERENCE.sub(lambda match: _replacement(match, environment), text)
+
+
+def _replacement(match: re.Match[str], environment: Mapping[str, str]) -> str:
+    if match[0] == "$$":
+        return "$"
+    name = match["name"]
+    if name is None:
+        raise VariableError("'${' starts no variable; write ${NAME}, ${NAME:-default}, or $$ for a dollar sign")
+    value = environment.get(name) or match["default"]
+    if value is None:
+        state = "empty" if name in environment else "not set"
+        raise VariableError(f"environment variable {name} is {state}; set it, or write ${{{name}:-default}}")
+    return value

@@ -1,0 +1,218 @@
+"""Reads YAML into layers, remembering the line of every key and every mistake in it."""
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from graftlm.config.layers import KeyPath, Layer, Origin, Problem, dotted
+from graftlm.config.variables import VariableError, expand_variables, names_only_a_variable, references
+from graftlm.errors import ConfigError
+
+__all__ = ["read_override", "read_yaml_file"]
+
+_MERGE_TAG = "tag:yaml.org,2002:merge"
+_STRING_TAG = "tag:yaml.org,2002:str"
+_PLAIN_TAGS = tuple(f"tag:yaml.org,2002:{name}" for name in ("int", "float", "bool", "null"))
+
+
+def read_yaml_file(path: Path, environment: Mapping[str, str]) -> Layer:
+    """Read a configuration file.
+
+    Args:
+        path: shown in messages as it is given.
+        environment: what `${VAR}` is looked up in.
+
+    Raises:
+        ConfigError: the file cannot be read, is not YAML, or does not hold a mapping. Smaller mistakes are in the
+            layer's problems.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        hint = "" if path.suffix in (".yaml", ".yml") else f"; to name a model, write model={str(path)!r}"
+        raise ConfigError(f"{path}: no such file{hint}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: cannot be read: {error}") from error
+
+    def origin(line: int) -> Origin:
+        return Origin(f"{path}:{line}", f"{path}:{line}", line)
+
+    reader = _Reader(text, origin, environment)
+    try:
+        values = reader.read(())
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path}{_syntax_error(error)}") from error
+    if values is None:
+        values = {}
+    if not isinstance(values, dict):
+        raise ConfigError(f"{path}: must hold a mapping of keys to values, got {type(values).__name__}")
+    return Layer(values, reader.origins, tuple(reader.problems))
+
+
+def read_override(text: str) -> Layer:
+    """Read one `a.b=value`; the value is YAML, and variables are left to the shell.
+
+    Raises:
+        ConfigError: there is no path, or the value is not YAML.
+    """
+    path, equals, value = text.partition("=")
+    keys = tuple(path.strip().split("."))
+    if not equals or not all(keys):
+        raise ConfigError(f"--set {text!r}: must be path=value, such as cache.page_size=16")
+    origin = Origin("--set", "--set")
+    reader = _Reader(value, lambda line: origin, None)
+    try:
+        nested = reader.read(keys)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"--set: {dotted(keys)}{_syntax_error(error)}") from error
+    for end in range(len(keys), 0, -1):
+        reader.origins[keys[:end]] = origin
+        nested = {keys[end - 1]: nested}
+    return Layer(nested, reader.origins, tuple(reader.problems))
+
+
+def _syntax_error(error: yaml.YAMLError) -> str:
+    if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
+        context = f"{error.context}: " if error.context else ""
+        return f":{error.problem_mark.line + 1}: not valid YAML: {context}{error.problem}"
+    return f": not valid YAML: {' '.join(str(error).split())}"
+
+
+class _UnreadableError(Exception):
+    """A value that is left out; its problem has been noted."""
+
+
+class _Reader:
+    """One YAML document on its way to plain values. A mistake leaves its value out and is noted; reading goes on."""
+
+    def __init__(self, text: str, origin: Callable[[int], Origin], environment: Mapping[str, str] | None) -> None:
+        self.origins: dict[KeyPath, Origin] = {}
+        self.problems: list[Problem] = []
+        self._text = text
+        self._origin = origin
+        self._environment = environment
+        self._open: set[int] = set()  # collections being read, to notice one that holds itself
+
+    def read(self, path: KeyPath) -> Any:
+        """Return the document's value, None for an empty document; `path` is where it stands in the configuration."""
+        self._loader = yaml.SafeLoader(self._text)
+        try:
+            root = self._loader.get_single_node()
+            return None if root is None else self._value(root, path)
+        except _UnreadableError:
+            return None
+        finally:
+            self._loader.dispose()
+
+    def _value(self, node: yaml.Node, path: KeyPath) -> Any:
+        if isinstance(node, yaml.MappingNode):
+            with self._opened(node, path):
+                return self._mapping(node, path)
+        if isinstance(node, yaml.SequenceNode):
+            with self._opened(node, path):
+                return self._sequence(node, path)
+        assert isinstance(node, yaml.ScalarNode), "YAML has three kinds of nodes"
+        return self._scalar(node, path)
+
+    @contextlib.contextmanager
+    def _opened(self, node: yaml.Node, path: KeyPath) -> Iterator[None]:
+        if id(node) in self._open:
+            raise self._unreadable(node, path, "an alias may not refer to a value that holds it")
+        self._open.add(id(node))
+        try:
+            yield
+        finally:
+            self._open.remove(id(node))
+
+    def _mapping(self, node: yaml.MappingNode, path: KeyPath) -> dict[str, Any]:
+        values: dict[str, Any] = {}
+        for key, (key_node, value_node) in self._pairs(node, path).items():
+            here = (*path, key)
+            self.origins[here] = self._origin(key_node.start_mark.line + 1)
+            with contextlib.suppress(_UnreadableError):
+                values[key] = self._value(value_node, here)
+        return values
+
+    def _pairs(self, node: yaml.MappingNode, path: KeyPath) -> dict[str, tuple[yaml.Node, yaml.Node]]:
+        """Return a mapping's pairs by key; those that `<<` merges in come under its own."""
+        pairs: dict[str, tuple[yaml.Node, yaml.Node]] = {}
+        for key_node, value_node in node.value:
+            if key_node.tag == _MERGE_TAG:
+                pairs = {**self._merged(value_node, path), **pairs}
+        own: dict[str, int] = {}
+        for key_node, value_node in node.value:
+            if key_node.tag == _MERGE_TAG:
+                continue
+            key, line = key_node.value, key_node.start_mark.line + 1
+            if key_node.tag != _STRING_TAG:
+                self._note(key_node, path, f"keys must be strings, got {_source(key_node)}; put it in quotes")
+            elif key in own:
+                self._note(key_node, (*path, key), f"duplicate key; line {own[key]} has it already")
+            else:
+                own[key] = line
+                pairs[key] = (key_node, value_node)
+        return pairs
+
+    def _merged(self, node: yaml.Node, path: KeyPath) -> dict[str, tuple[yaml.Node, yaml.Node]]:
+        sources = node.value if isinstance(node, yaml.SequenceNode) else [node]
+        pairs: dict[str, tuple[yaml.Node, yaml.Node]] = {}
+        for source in sources:
+            if not isinstance(source, yaml.MappingNode):
+                raise self._unreadable(source, path, "'<<' merges mappings only")
+            with self._opened(source, path):
+                pairs = {**self._pairs(source, path), **pairs}
+        return pairs
+
+    def _sequence(self, node: yaml.SequenceNode, path: KeyPath) -> list[Any]:
+        values: list[Any] = []
+        for index, item in enumerate(node.value):
+            here = (*path, index)
+            self.origins[here] = self._origin(item.start_mark.line + 1)
+            with contextlib.suppress(_UnreadableError):
+                values.append(self._value(item, here))
+        return values
+
+    def _scalar(self, node: yaml.ScalarNode, path: KeyPath) -> Any:
+        if node.tag == _STRING_TAG and self._environment is not None and "$" in node.value:
+            return self._expanded(node, path, self._environment)
+        return self._construct(node, path)
+
+    def _construct(self, node: yaml.ScalarNode, path: KeyPath) -> Any:
+        try:
+            return self._loader.construct_object(node)
+        except (yaml.YAMLError, ValueError) as error:
+            reason = error.problem if isinstance(error, yaml.MarkedYAMLError) else str(error)
+            raise self._unreadable(node, path, f"not a value: {reason}") from error
+
+    def _expanded(self, node: yaml.ScalarNode, path: KeyPath, environment: Mapping[str, str]) -> Any:
+        line = node.start_mark.line + 1
+        try:
+            text = expand_variables(node.value, environment)
+        except VariableError as error:
+            raise self._unreadable(node, path, str(error)) from error
+        if names := references(node.value):
+            via = ", ".join(f"${{{name}}}" for name in names)
+            origin = self._origin(line)
+            self.origins[path] = Origin(f"{origin.source} ({via})", origin.location, line)
+        if node.style is not None or not names_only_a_variable(node.value):
+            return text
+        # A bare ${PORT} may be a number, a boolean or null; quotes keep it a string. Never more than a scalar: what an
+        # environment variable holds cannot add keys.
+        tag = self._loader.resolve(yaml.ScalarNode, text, (True, False))  # type: ignore[no-untyped-call]
+        if tag not in _PLAIN_TAGS:
+            return text
+        return self._construct(yaml.ScalarNode(tag, text, node.start_mark, node.end_mark), path)
+
+    def _note(self, node: yaml.Node, path: KeyPath, message: str) -> None:
+        self.problems.append(Problem(path, message, self._origin(node.start_mark.line + 1)))
+
+    def _unreadable(self, node: yaml.Node, path: KeyPath, message: str) -> _UnreadableError:
+        self._note(node, path, message)
+        return _UnreadableError()
+
+
+def _source(node: yaml.Node) -> str:
+    return str(node.value) if isinstance(node, yaml.ScalarNode) else "a collection"

@@ -1,0 +1,35 @@
+"""Rows of device tensors that the host chooses, so that the device is never waited for."""
+
+from typing import Any
+
+from numpy.typing import NDArray
+from torch import Tensor
+
+from graftlm.execution.batch import to_device
+
+__all__ = ["put_rows", "take_rows"]
+
+
+def take_rows(tensor: Tensor, rows: NDArray[Any]) -> Tensor:
+    """Return rows of a tensor: the tensor itself if they are all of them, else a copy.
+
+    Args:
+        tensor: [n, ...].
+        rows: int64 [m], ascending, each once.
+    """
+    if len(rows) == len(tensor):
+        return tensor
+    return tensor.index_select(0, to_device(rows, tensor.device))
+
+
+def put_rows(tensor: Tensor, rows: NDArray[Any], values: Tensor) -> Tensor:
+    """Return a tensor with rows replaced: `values` itself if they are all of them, else `tensor`, changed in place.
+
+    Args:
+        tensor: [n, ...].
+        rows: int64 [m], ascending, each once.
+        values: [m, ...], of the tensor's dtype.
+    """
+    if len(rows) == len(tensor):
+        return values
+    return tensor.index_copy_(0, to_device(rows, tensor.device), values)

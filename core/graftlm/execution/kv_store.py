@@ -1,0 +1,56 @@
+"""The paged key and value tensors of every attention layer."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from graftlm.contracts import AttentionLayer
+
+__all__ = ["KVStore"]
+
+
+class KVStore:
+    """Keys and values, [num_pages, page_size, H_kv, D] per layer, contiguous; implements `KVCache`.
+
+    The memory is taken without being written: a CPU hands out a page of RAM at its first use, so slots that
+    no request has touched cost nothing, and hold anything.
+
+    Args:
+        layers: every attention layer, by layer_id.
+        num_pages: pages per layer.
+        page_size: tokens in a page.
+        dtype, device: of keys and values.
+    """
+
+    def __init__(
+        self,
+        layers: Sequence[AttentionLayer],
+        num_pages: int,
+        page_size: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        self.num_pages = num_pages
+        self.page_size = page_size
+        shapes = [(num_pages, page_size, layer.num_kv_heads, layer.head_dim) for layer in layers]
+        self._keys = [torch.empty(shape, dtype=dtype, device=device) for shape in shapes]
+        self._values = [torch.empty(shape, dtype=dtype, device=device) for shape in shapes]
+
+    @staticmethod
+    def bytes_per_token(layers: Sequence[AttentionLayer], dtype: torch.dtype) -> int:
+        """Return the bytes that one token's keys and values take over all layers."""
+        return sum(2 * layer.num_kv_heads * layer.head_dim for layer in layers) * dtype.itemsize
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all keys and values."""
+        return sum(tensor.nbytes for tensor in (*self._keys, *self._values))
+
+    def keys(self, layer_id: int) -> Tensor:
+        """Return a layer's keys, [num_pages, page_size, H_kv, D]. Not a copy."""
+        return self._keys[layer_id]
+
+    def values(self, layer_id: int) -> Tensor:
+        """Return a layer's values, [num_pages, page_size, H_kv, D]. Not a copy."""
+        return self._values[layer_id]

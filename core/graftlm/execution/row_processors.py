@@ -1,0 +1,124 @@
+"""Logits processors: one request's own code, run over its row of the logits."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from graftlm.contracts import LogitsContext, LogitsProcessor
+from graftlm.errors import RequestFailedError
+from graftlm.plan import RowSetup
+
+__all__ = ["MakeProcessor", "RowProcessors"]
+
+#: From a name, options and context to a processor.
+MakeProcessor: TypeAlias = Callable[[str, Mapping[str, Any], LogitsContext], LogitsProcessor]
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """What one row runs, by name, over which output so far."""
+
+    processors: dict[str, LogitsProcessor]
+    output_token_ids: list[int]
+
+
+class RowProcessors:
+    """The processors of each row that has any, with the tokens it has generated.
+
+    Processors see those tokens on the host, so sampling a row that has any waits for the device. Other rows are not
+    touched.
+    """
+
+    def __init__(self, num_rows: int, vocab_size: int, make_processor: MakeProcessor) -> None:
+        self._vocab_size = vocab_size
+        self._make = make_processor
+        self._active = np.zeros(num_rows, dtype=np.bool_)
+        self._rows: dict[int, _Row] = {}
+
+    def set_row(self, setup: RowSetup) -> None:
+        """Create a request's processors.
+
+        Raises:
+            RequestFailedError: creating one failed; the row then has none.
+        """
+        self.clear_row(setup.row)
+        if not setup.params.logits_processors:
+            return
+        context = LogitsContext(self._vocab_size, setup.prompt_token_ids)
+        processors = {
+            name: self._create(name, options, context) for name, options in setup.params.logits_processors.items()
+        }
+        self._rows[setup.row] = _Row(processors, setup.output_token_ids.tolist())
+        self._active[setup.row] = True
+
+    def clear_row(self, row: int) -> None:
+        """Forget a row's processors."""
+        self._active[row] = False
+        self._rows.pop(row, None)
+
+    def active(self, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Tell which rows have processors, bool [n]."""
+        return self._active[rows]
+
+    def apply(self, logits: Tensor, rows: NDArray[np.int64]) -> dict[int, str]:
+        """Run each row's processors over its logits, float32 [n, V], in place.
+
+        Returns: row -> why it failed. A failed row's processors are forgotten.
+        """
+        failures: dict[int, str] = {}
+        for local in np.flatnonzero(self._active[rows]).tolist():
+            row = int(rows[local])
+            try:
+                logits[local] = _process(self._rows[row], logits[local])
+            except RequestFailedError as error:
+                failures[row] = str(error)
+                self.clear_row(row)
+        return failures
+
+    def record(self, rows: NDArray[np.int64], token_ids: Tensor) -> None:
+        """Remember sampled tokens, int64 [n] on the device. Waits for the device if any of the rows has processors."""
+        local = np.flatnonzero(self._active[rows])
+        if len(local):
+            tokens = token_ids.tolist()
+            for i in local.tolist():
+                self._rows[int(rows[i])].output_token_ids.append(tokens[i])
+
+    def _create(self, name: str, options: Mapping[str, Any], context: LogitsContext) -> LogitsProcessor:
+        try:
+            return self._make(name, options, context)
+        except Exception as error:  # a plugin's code: whatever it raises fails this request only
+            raise RequestFailedError(
+                f"logits processor {name!r} could not be created: {type(error).__name__}: {error}"
+            ) from error
+
+
+def _process(row: _Row, logits: Tensor) -> Tensor:
+    """Run a row's processors in order over float32 [V].
+
+    Raises:
+        RequestFailedError: one of them raised, or returned something else than logits.
+    """
+    history = np.array(row.output_token_ids, dtype=np.int32)
+    for name, processor in row.processors.items():
+        try:
+            result: object = processor.process(history.copy(), logits)
+        except Exception as error:  # a plugin's code: whatever it raises fails this request only
+            raise RequestFailedError(f"logits processor {name!r} failed: {type(error).__name__}: {error}") from error
+        logits = _checked(name, result, logits)
+    return logits
+
+
+def _checked(name: str, result: object, given: Tensor) -> Tensor:
+    expected = f"{given.dtype} {list(given.shape)} on {given.device}"
+    if not isinstance(result, Tensor):
+        raise RequestFailedError(
+            f"logits processor {name!r} returned {type(result).__name__}; expected a tensor, {expected}"
+        )
+    if (result.dtype, result.shape, result.device) != (given.dtype, given.shape, given.device):
+        got = f"{result.dtype} {list(result.shape)} on {result.device}"
+        raise RequestFailedError(f"logits processor {name!r} returned {got}; expected {expected}")
+    return result

@@ -1,0 +1,166 @@
+"""The sampler: from logits to the next token of each row."""
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from graftlm.errors import RequestError
+from graftlm.execution.batch import to_device
+from graftlm.execution.device_rows import put_rows, take_rows
+from graftlm.execution.logprobs import TokenLogprobs, token_logprobs
+from graftlm.execution.noise import uniform
+from graftlm.execution.penalties import Penalties
+from graftlm.execution.row_processors import MakeProcessor, RowProcessors
+from graftlm.execution.sampling_filters import keep_min_p, keep_top_k, keep_top_p
+from graftlm.execution.token_edits import TokenEdits
+from graftlm.execution.vocab_blocks import argmax, inverse_cdf
+from graftlm.plan import RowSetup
+
+__all__ = ["NOT_FINITE", "Sampled", "Sampler"]
+
+#: Why a request failed whose row is marked in `Sampled.failed`.
+NOT_FINITE: Final = "logits are not finite"
+
+#: Temperatures below this are this: float32 could not hold the quotient of a logit by a smaller one.
+_MIN_TEMPERATURE: Final = 1e-6
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """What the sampler chose for S rows. The tensors are on the device; nothing has waited for them.
+
+    Attributes:
+        token_ids: int64 [S], each below V, even where a row failed.
+        failed: bool [S], rows whose logits held NaN or +inf, or no finite number.
+        processor_errors: index into S -> what else failed that row; known to the host.
+        logprobs: when any of the rows asked, else None; 0 for rows that did not ask.
+    """
+
+    token_ids: Tensor
+    failed: Tensor
+    processor_errors: dict[int, str]
+    logprobs: TokenLogprobs | None
+
+
+class Sampler:
+    """Samples each row by its own request's parameters.
+
+    What rows ask for is known on the host, so each stage runs for the rows that ask for it, and no stage waits for the
+    device; only rows with logits processors do. Rows that are all greedy cost one pass over the logits.
+
+    A row's token depends on its logits, its parameters, its seed, the token's position and its own tokens so far: not
+    on the rest of the batch.
+    """
+
+    def __init__(self, num_rows: int, vocab_size: int, device: torch.device, make_processor: MakeProcessor) -> None:
+        self._device = device
+        self._penalties = Penalties(num_rows, vocab_size, device)
+        self._token_edits = TokenEdits(num_rows, vocab_size, device)
+        self._processors = RowProcessors(num_rows, vocab_size, make_processor)
+        self._failures: dict[int, str] = {}  # row -> what failed before or while it was sampled
+        self._greedy = np.ones(num_rows, dtype=np.bool_)
+        self._temperature = np.ones(num_rows, dtype=np.float64)
+        self._top_k = np.full(num_rows, vocab_size, dtype=np.int64)
+        self._top_p = np.ones(num_rows, dtype=np.float64)
+        self._min_p = np.zeros(num_rows, dtype=np.float64)
+        self._seed = np.zeros(num_rows, dtype=np.uint64)
+        self._wants_logprobs = np.zeros(num_rows, dtype=np.bool_)
+        self._num_top = np.zeros(num_rows, dtype=np.int64)
+
+    def set_row(self, setup: RowSetup) -> None:
+        """Install a request, in place of what the row held.
+
+        A request that cannot be installed, because creating a logits processor fails, fails when it is next sampled.
+        """
+        row, params = setup.row, setup.params
+        self._greedy[row] = params.is_greedy
+        self._temperature[row] = max(params.temperature, _MIN_TEMPERATURE)
+        self._top_k[row] = np.iinfo(np.int64).max if params.top_k is None else params.top_k
+        self._top_p[row] = params.top_p
+        self._min_p[row] = params.min_p
+        self._seed[row] = setup.seed
+        self._wants_logprobs[row] = params.logprobs is not None
+        self._num_top[row] = params.logprobs or 0
+        self._penalties.set_row(setup)
+        self._failures.pop(row, None)
+        try:
+            self._processors.set_row(setup)
+            self._token_edits.set_row(setup)
+        except RequestError as error:
+            self._failures[row] = str(error)
+
+    def sample(self, logits: Tensor, rows: NDArray[np.int32], positions: NDArray[np.int64]) -> Sampled:
+        """Choose the next token of each row.
+
+        Args:
+            logits: [S, V], any floating dtype; not changed.
+            rows: int32 [S], each once.
+            positions: int64 [S], where the tokens will stand.
+
+        Effects: the tokens count towards the penalties, and are the history of the logits processors, of their rows.
+        """
+        at = rows.astype(np.int64)
+        best, token_ids = argmax(logits)
+        failed = ~best.isfinite()
+        edited = self._edited(at, positions)
+        worked = np.flatnonzero(edited | ~self._greedy[at])
+        if edited.any():
+            scores = _own_floats(logits, worked)
+            self._edit(scores, at[worked], positions[worked])
+            best, ids = argmax(scores)
+            token_ids = put_rows(token_ids, worked, self._draw(scores, ids, at[worked], positions[worked]))
+            failed = put_rows(failed, worked, take_rows(failed, worked) | ~best.isfinite())
+        elif len(worked):
+            ids = take_rows(token_ids, worked)
+            scores = take_rows(logits, worked).float()
+            token_ids = put_rows(token_ids, worked, self._draw(scores, ids, at[worked], positions[worked]))
+        self._penalties.count(at, token_ids)
+        self._processors.record(at, token_ids)
+        errors = {i: self._failures[row] for i, row in enumerate(at.tolist()) if row in self._failures}
+        return Sampled(token_ids, failed, errors, self._logprobs(logits, at, token_ids))
+
+    def _edited(self, rows: NDArray[np.int64], positions: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Tell which rows are not sampled from the model's own logits, bool [S]."""
+        by_tokens = self._token_edits.active(rows, positions)
+        return by_tokens | self._processors.active(rows) | self._penalties.active(rows)
+
+    def _edit(self, scores: Tensor, rows: NDArray[np.int64], positions: NDArray[np.int64]) -> None:
+        """Change logits, float32 [n, V], in place."""
+        self._failures |= self._processors.apply(scores, rows)
+        self._token_edits.apply(scores, rows, positions)
+        self._penalties.apply(scores, rows)
+
+    def _draw(self, scores: Tensor, best: Tensor, rows: NDArray[np.int64], positions: NDArray[np.int64]) -> Tensor:
+        """Draw a token for each row that is not greedy, and take the best for those that are.
+
+        `scores` are float32 [n, V] and not changed; `best` are the most likely tokens, int64 [n], and may be.
+        """
+        local = np.flatnonzero(~self._greedy[rows])
+        if len(local) == 0:
+            return best
+        rows = rows[local]
+        noise = uniform(self._seed[rows], positions[local])
+        temperature, u = to_device(np.stack([self._temperature[rows], noise]), self._device)
+        kept = keep_top_k(take_rows(scores, local), self._top_k[rows])
+        probs = torch.softmax(kept / temperature.float()[:, None], dim=1)
+        probs = keep_top_p(probs, self._top_p[rows])
+        probs = keep_min_p(probs, self._min_p[rows])
+        return put_rows(best, local, inverse_cdf(probs, u))
+
+    def _logprobs(self, logits: Tensor, rows: NDArray[np.int64], token_ids: Tensor) -> TokenLogprobs | None:
+        local = np.flatnonzero(self._wants_logprobs[rows])
+        if len(local) == 0:
+            return None
+        num_top = int(self._num_top[rows[local]].max())
+        found = token_logprobs(take_rows(logits, local), take_rows(token_ids, local), num_top)
+        return TokenLogprobs(*[put_rows(part.new_zeros(len(rows), *part.shape[1:]), local, part) for part in found])
+
+
+def _own_floats(logits: Tensor, rows: NDArray[np.int64]) -> Tensor:
+    """Return rows of logits as float32 that may be changed."""
+    scores = take_rows(logits, rows).float()
+    return scores.clone() if scores is logits else scores

@@ -1,0 +1,32 @@
+"""What models are built from: layers that know their checkpoint names, and the copying of weights."""
+
+from graftlm.layers.activation import Activation, activation
+from graftlm.layers.attention import Attention
+from graftlm.layers.decoder_shape import DecoderShape, read_flag, read_size
+from graftlm.layers.embedding import TokenEmbedding
+from graftlm.layers.linear import Linear
+from graftlm.layers.mlp import GatedMLP
+from graftlm.layers.norm import QKNorm, RMSNorm
+from graftlm.layers.rotary import Frequencies, RotaryEmbedding, rope_frequencies, rotate
+from graftlm.layers.weights import WeightSlot, copy_weights, empty_parameter
+
+__all__ = [
+    "Activation",
+    "Attention",
+    "DecoderShape",
+    "Frequencies",
+    "GatedMLP",
+    "Linear",
+    "QKNorm",
+    "RMSNorm",
+    "RotaryEmbedding",
+    "TokenEmbedding",
+    "WeightSlot",
+    "activation",
+    "copy_weights",
+    "empty_parameter",
+    "read_flag",
+    "read_size",
+    "rope_frequencies",
+    "rotate",
+]

@@ -1,0 +1,36 @@
+"""Activation functions by the names that config.json uses."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import TypeAlias
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from graftlm.errors import UnsupportedArchitectureError
+
+__all__ = ["Activation", "activation"]
+
+#: Maps a tensor to a new one of the same shape.
+Activation: TypeAlias = Callable[[Tensor], Tensor]
+
+_ACTIVATIONS: dict[str, Activation] = {
+    "gelu": F.gelu,
+    "gelu_pytorch_tanh": partial(F.gelu, approximate="tanh"),
+    "relu": F.relu,
+    "silu": F.silu,
+    "swish": F.silu,
+}
+
+
+def activation(name: str) -> Activation:
+    """Return the function of that name.
+
+    Raises:
+        UnsupportedArchitectureError: there is none.
+    """
+    if name not in _ACTIVATIONS:
+        raise UnsupportedArchitectureError(
+            f"config.json asks for hidden_act {name!r}. Available: {', '.join(sorted(_ACTIVATIONS))}"
+        )
+    return _ACTIVATIONS[name]

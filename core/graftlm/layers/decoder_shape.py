@@ -1,0 +1,131 @@
+"""The sizes of a Llama-like decoder, read from config.json with every number checked."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from graftlm.contracts import AttentionLayer, ModelConfig
+from graftlm.errors import CheckpointError, UnsupportedArchitectureError
+
+__all__ = ["DecoderShape", "read_flag", "read_size"]
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderShape:
+    """What Llama and its descendants have in common.
+
+    Attributes:
+        num_heads: query heads H.
+        num_kv_heads: key/value heads H_kv.
+        head_dim: D.
+        eps: of the RMS norms.
+        hidden_act: name of the feed-forward activation.
+        tied: the output projection is the token embedding.
+    """
+
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    eps: float
+    hidden_act: str
+    tied: bool
+
+    @property
+    def q_size(self) -> int:
+        """Features of all query heads."""
+        return self.num_heads * self.head_dim
+
+    @property
+    def kv_size(self) -> int:
+        """Features of all key heads, or all value heads."""
+        return self.num_kv_heads * self.head_dim
+
+    def attention_layer(self, layer_id: int, sliding_window: int | None = None) -> AttentionLayer:
+        """Describe one layer's attention to the backend; scores are scaled by 1 / sqrt(D)."""
+        return AttentionLayer(
+            layer_id=layer_id,
+            num_heads=self.num_heads,
+            num_kv_heads=self.num_kv_heads,
+            head_dim=self.head_dim,
+            scale=self.head_dim**-0.5,
+            sliding_window=sliding_window,
+        )
+
+    @classmethod
+    def from_config(cls, config: ModelConfig, *, head_dim: int | None = None) -> "DecoderShape":
+        """Read config.json.
+
+        Args:
+            config: of the checkpoint.
+            head_dim: D where config.json does not give it; None: hidden_size / num_attention_heads.
+
+        Raises:
+            CheckpointError: a size is missing, or the sizes do not fit together.
+            UnsupportedArchitectureError: the checkpoint is quantized.
+        """
+        raw = config.raw
+        _check_unquantized(raw)
+        hidden_size, num_heads = read_size(raw, "hidden_size"), read_size(raw, "num_attention_heads")
+        shape = cls(
+            vocab_size=config.vocab_size,
+            hidden_size=hidden_size,
+            intermediate_size=read_size(raw, "intermediate_size"),
+            num_layers=read_size(raw, "num_hidden_layers"),
+            num_heads=num_heads,
+            num_kv_heads=read_size(raw, "num_key_value_heads", default=num_heads),
+            head_dim=read_size(raw, "head_dim", default=head_dim or hidden_size // num_heads),
+            eps=_read_eps(raw),
+            hidden_act=str(raw.get("hidden_act", "silu")),
+            tied=read_flag(raw, "tie_word_embeddings"),
+        )
+        if shape.num_heads % shape.num_kv_heads or shape.head_dim % 2:
+            raise CheckpointError(
+                f"config.json has num_attention_heads {shape.num_heads}, num_key_value_heads {shape.num_kv_heads} and "
+                f"head_dim {shape.head_dim}; the first must be a multiple of the second, and the third even"
+            )
+        return shape
+
+
+def read_size(raw: Mapping[str, Any], name: str, default: int | None = None) -> int:
+    """Read a whole number above 0; null counts as absent.
+
+    Raises:
+        CheckpointError: it is absent and has no default, or is something else.
+    """
+    value = raw.get(name)
+    value = default if value is None else value
+    if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
+        raise CheckpointError(f"config.json needs {name} as a whole number above 0, got {value!r}")
+    return value
+
+
+def read_flag(raw: Mapping[str, Any], name: str) -> bool:
+    """Read true or false; absent and null count as false.
+
+    Raises:
+        CheckpointError: it is something else.
+    """
+    value = raw.get(name)
+    if value is not None and not isinstance(value, bool):
+        raise CheckpointError(f"config.json needs {name} as true or false, got {value!r}")
+    return bool(value)
+
+
+def _check_unquantized(raw: Mapping[str, Any]) -> None:
+    quantization = raw.get("quantization_config")
+    if quantization:
+        method = quantization.get("quant_method", "unknown") if isinstance(quantization, Mapping) else quantization
+        raise UnsupportedArchitectureError(
+            f"The checkpoint is quantized ({method}); only float32, bfloat16 and float16 weights can be served"
+        )
+
+
+def _read_eps(raw: Mapping[str, Any]) -> float:
+    value = raw.get("rms_norm_eps", 1e-6)
+    if isinstance(value, bool) or not isinstance(value, int | float) or value < 0:
+        raise CheckpointError(f"config.json needs rms_norm_eps as a number, got {value!r}")
+    return float(value)

@@ -1,0 +1,37 @@
+"""The token embedding, which may also be the output projection."""
+
+from collections.abc import Iterator
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from graftlm.layers.weights import WeightSlot, empty_parameter
+
+__all__ = ["TokenEmbedding"]
+
+
+class TokenEmbedding(nn.Module):
+    """One row per token.
+
+    Args:
+        vocab_size: V.
+        hidden_size: of a row.
+        device, dtype: of the weight.
+    """
+
+    def __init__(self, vocab_size: int, hidden_size: int, *, device: torch.device, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.weight = empty_parameter(vocab_size, hidden_size, device=device, dtype=dtype)
+
+    def forward(self, token_ids: Tensor) -> Tensor:
+        """Look up int64 [T]; returns [T, hidden]."""
+        return F.embedding(token_ids, self.weight)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Compare [S, hidden] with every row: the output projection of a model with tied weights; [S, V]."""
+        return F.linear(hidden, self.weight)
+
+    def weight_slots(self, prefix: str, name: str) -> Iterator[WeightSlot]:
+        """Yield where `{prefix}{name}.weight` goes."""
+        yield WeightSlot(f"{prefix}{name}.weight", self.weight)

@@ -1,0 +1,51 @@
+"""The gated feed-forward layer (arXiv:2002.05202)."""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+
+from graftlm.layers.activation import activation
+from graftlm.layers.linear import Linear
+from graftlm.layers.weights import WeightSlot
+
+__all__ = ["GatedMLP"]
+
+
+class GatedMLP(nn.Module):
+    """down(act(gate(x)) * up(x)), with gate and up as one matrix.
+
+    Args:
+        hidden_size: of input and output.
+        intermediate_size: of gate and up, each.
+        hidden_act: name of the activation in config.json.
+        bias: whether the three projections have one.
+        device, dtype: of the parameters.
+    """
+
+    def __init__(
+        self,
+        hidden_size: int,
+        intermediate_size: int,
+        hidden_act: str,
+        *,
+        bias: bool = False,
+        device: torch.device,
+        dtype: torch.dtype,
+    ) -> None:
+        super().__init__()
+        sizes = {"gate_proj": intermediate_size, "up_proj": intermediate_size}
+        self.gate_up = Linear(hidden_size, sizes, bias=bias, device=device, dtype=dtype)
+        self.down = Linear(intermediate_size, {"down_proj": hidden_size}, bias=bias, device=device, dtype=dtype)
+        self._activate = activation(hidden_act)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map [T, hidden] to [T, hidden]."""
+        gate, up = self.gate_up(x).chunk(2, dim=-1)
+        out: Tensor = self.down(self._activate(gate).mul_(up))
+        return out
+
+    def weight_slots(self, prefix: str) -> Iterator[WeightSlot]:
+        """Yield where `gate_proj`, `up_proj` and `down_proj` go."""
+        yield from self.gate_up.weight_slots(prefix)
+        yield from self.down.weight_slots(prefix)

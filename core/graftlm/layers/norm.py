@@ -1,0 +1,80 @@
+"""Root-mean-square normalisation (arXiv:1910.07467), of hidden states and of attention heads.
+
+The mean square is taken in float32, and the result is cast before the weight multiplies it: the order of rounding that
+Hugging Face's models have, so that bfloat16 gives the same numbers.
+"""
+
+from collections.abc import Iterator
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from graftlm.layers.weights import WeightSlot, empty_parameter
+
+__all__ = ["QKNorm", "RMSNorm"]
+
+
+class RMSNorm(nn.Module):
+    """Normalises hidden states, after adding them to the residual stream.
+
+    Args:
+        size: of the last dimension.
+        eps: added to the mean square.
+        device, dtype: of the weight.
+    """
+
+    def __init__(self, size: int, eps: float, *, device: torch.device, dtype: torch.dtype) -> None:
+        super().__init__()
+        self._shape = (size,)
+        self._eps = eps
+        self.weight = empty_parameter(size, device=device, dtype=dtype)
+
+    def forward(self, x: Tensor, residual: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Add x to the residual stream and normalise the sum.
+
+        Args:
+            x: [T, size], what the last layer gave.
+            residual: [T, size], the stream so far; None where x begins it.
+
+        Returns: (normalised [T, size], the new residual stream [T, size]).
+        """
+        if residual is not None:
+            x = residual + x
+        return F.rms_norm(x, self._shape, None, self._eps) * self.weight, x
+
+    def weight_slots(self, prefix: str, name: str) -> Iterator[WeightSlot]:
+        """Yield where `{prefix}{name}.weight` goes."""
+        yield WeightSlot(f"{prefix}{name}.weight", self.weight)
+
+
+class QKNorm(nn.Module):
+    """Normalises each query and key head by itself, all in one pass.
+
+    The checkpoint has one weight for queries and one for keys; here each head has its row.
+    """
+
+    def __init__(
+        self,
+        num_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        eps: float,
+        *,
+        device: torch.device,
+        dtype: torch.dtype,
+    ) -> None:
+        super().__init__()
+        self._num_heads = num_heads
+        self._shape = (head_dim,)
+        self._eps = eps
+        self.weight = empty_parameter(num_heads + num_kv_heads, head_dim, device=device, dtype=dtype)
+
+    def forward(self, qk: Tensor) -> Tensor:
+        """Normalise [T, H + H_kv, D], query heads first."""
+        return F.rms_norm(qk, self._shape, None, self._eps) * self.weight
+
+    def weight_slots(self, prefix: str) -> Iterator[WeightSlot]:
+        """Yield where `{prefix}q_norm.weight` and `{prefix}k_norm.weight`, both [D], go."""
+        yield WeightSlot(f"{prefix}q_norm.weight", self.weight[: self._num_heads], per_row=True)
+        yield WeightSlot(f"{prefix}k_norm.weight", self.weight[self._num_heads :], per_row=True)

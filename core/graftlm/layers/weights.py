@@ -1,0 +1,111 @@
+"""Copies a checkpoint's tensors into parameters, and accounts for every one of them.
+
+A layer says with `WeightSlot`s which checkpoint tensor belongs where; a slot's target may be a few rows of a larger
+parameter, which is how projections that stand apart in a checkpoint become one matrix here.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from graftlm.errors import WeightError
+
+__all__ = ["WeightSlot", "copy_weights", "empty_parameter"]
+
+#: Ends of the names of tensors that old checkpoints carry and that are computed here.
+IGNORED_SUFFIXES = ("rotary_emb.inv_freq",)
+
+_NAMES_SHOWN = 5
+
+
+@dataclass(frozen=True, slots=True)
+class WeightSlot:
+    """The place of one checkpoint tensor.
+
+    Attributes:
+        name: the tensor's name in the checkpoint.
+        target: the parameter, or the rows of it, to copy to.
+        per_row: the tensor is one row, and each row of the target gets it.
+    """
+
+    name: str
+    target: Tensor
+    per_row: bool = False
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape the checkpoint's tensor must have."""
+        return tuple(self.target.shape[1:] if self.per_row else self.target.shape)
+
+
+def empty_parameter(*shape: int, device: torch.device, dtype: torch.dtype) -> nn.Parameter:
+    """Make an uninitialised parameter for inference."""
+    return nn.Parameter(torch.empty(shape, device=device, dtype=dtype), requires_grad=False)
+
+
+def copy_weights(
+    slots: Iterable[WeightSlot],
+    weights: Iterable[tuple[str, Tensor]],
+    aliases: Mapping[str, str] | None = None,
+) -> None:
+    """Fill every slot from a checkpoint.
+
+    Args:
+        slots: all of the model's; names are unique.
+        weights: (name, tensor) of the whole checkpoint; each tensor is released before the next is asked for.
+        aliases: second name -> slot's name, for tied weights. Either name will do; if both come, they must agree.
+
+    Effects: copies into the slots' targets, converting to their dtype and device.
+
+    Raises:
+        WeightError: a tensor is missing, surplus, given twice, of the wrong shape or not of floating point.
+    """
+    by_name = {slot.name: slot for slot in slots}
+    aliases = aliases or {}
+    seen: set[str] = set()
+    filled: set[str] = set()
+    surplus: list[str] = []
+    for name, tensor in weights:
+        if name in seen:
+            raise WeightError(f"The checkpoint holds {name!r} twice")
+        seen.add(name)
+        slot = by_name.get(aliases.get(name, name))
+        if slot is not None:
+            _fill(slot, name, tensor, is_filled=slot.name in filled)
+            filled.add(slot.name)
+        elif not name.endswith(IGNORED_SUFFIXES):
+            surplus.append(name)
+    _check_complete([name for name in by_name if name not in filled], surplus)
+
+
+def _fill(slot: WeightSlot, name: str, tensor: Tensor, is_filled: bool) -> None:
+    if tuple(tensor.shape) != slot.shape:
+        raise WeightError(
+            f"The checkpoint's {name!r} has shape {list(tensor.shape)}, but config.json asks for {list(slot.shape)}"
+        )
+    if not tensor.is_floating_point():
+        raise WeightError(f"The checkpoint's {name!r} is {tensor.dtype}; quantized weights cannot be served")
+    if not is_filled:
+        with torch.no_grad():
+            slot.target.copy_(tensor)
+    elif not torch.equal(slot.target, tensor.to(slot.target)):
+        raise WeightError(
+            f"config.json ties {name!r} to another tensor, but the checkpoint holds both and they differ. "
+            f"Set tie_word_embeddings to false in config.json"
+        )
+
+
+def _check_complete(missing: Sequence[str], surplus: Sequence[str]) -> None:
+    if not missing and not surplus:
+        return
+    faults = [f"lacks {_listed(missing)}"] if missing else []
+    if surplus:
+        faults.append(f"holds {_listed(surplus)}, which this model has no place for")
+    raise WeightError(f"The checkpoint does not fit its config.json: it {' and '.join(faults)}")
+
+
+def _listed(names: Sequence[str]) -> str:
+    shown = ", ".join(repr(name) for name in names[:_NAMES_SHOWN])
+    return shown if len(names) <= _NAMES_SHOWN else f"{shown} and {len(names) - _NAMES_SHOWN} more"

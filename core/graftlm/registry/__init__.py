@@ -1,0 +1,25 @@
+"""Loads plugins and answers which provider a name means, why not, and where it comes from."""
+
+from graftlm.registry.families import FAMILIES, Family
+from graftlm.registry.loading import ENTRY_POINT_GROUP, Plugin, PluginFailure
+from graftlm.registry.machine import probe_platform
+from graftlm.registry.registry import AUTO, Entry, Registry
+from graftlm.registry.schema import json_schema
+from graftlm.registry.selection import Findings, Selection, check, selections
+
+__all__ = [
+    "AUTO",
+    "ENTRY_POINT_GROUP",
+    "FAMILIES",
+    "Entry",
+    "Family",
+    "Findings",
+    "Plugin",
+    "PluginFailure",
+    "Registry",
+    "Selection",
+    "check",
+    "json_schema",
+    "probe_platform",
+    "selections",
+]

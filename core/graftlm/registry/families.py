@@ -1,0 +1,111 @@
+"""The families of providers: what each is called, offered through, configured at, and must be an instance of."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+from graftlm.contracts import (
+    AttentionBackend,
+    AttentionCapabilities,
+    CacheCapabilities,
+    EvictionStrategy,
+    GrammarBackend,
+    LogitsProcessor,
+    Model,
+    ModelCapabilities,
+    PrefixCache,
+    SchedulingPolicy,
+)
+
+__all__ = ["FAMILIES", "Family"]
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """One kind of replaceable part.
+
+    Attributes:
+        key: in `plugins.prefer`, `graftlm plugins` and calls of the registry.
+        title: in messages.
+        hook: through which plugins offer it.
+        contract: what `create` must return an instance of.
+        capabilities: what `Provider.capabilities` must be an instance of; None when the family has none.
+        name_path: the configuration's key for the name; None when requests name it.
+        options_path: the configuration's key for the options; None when the configuration has none.
+        is_optional: whether an engine runs without any.
+    """
+
+    key: str
+    title: str
+    hook: str
+    contract: type[Any]
+    capabilities: type[Any] | None = None
+    name_path: str | None = None
+    options_path: str | None = None
+    is_optional: bool = False
+
+
+_ALL = (
+    Family(
+        key="attention",
+        title="attention backend",
+        hook="provide_attention_backends",
+        contract=AttentionBackend,
+        capabilities=AttentionCapabilities,
+        name_path="attention.name",
+        options_path="attention.options",
+    ),
+    Family(
+        key="cache",
+        title="prefix cache",
+        hook="provide_prefix_caches",
+        contract=PrefixCache,
+        capabilities=CacheCapabilities,
+        name_path="cache.name",
+        options_path="cache.options",
+    ),
+    Family(
+        key="eviction",
+        title="eviction strategy",
+        hook="provide_eviction_strategies",
+        contract=EvictionStrategy,
+        name_path="cache.eviction.name",
+        options_path="cache.eviction.options",
+    ),
+    Family(
+        key="grammar",
+        title="grammar backend",
+        hook="provide_grammar_backends",
+        contract=GrammarBackend,
+        name_path="grammar.name",
+        options_path="grammar.options",
+        is_optional=True,
+    ),
+    Family(
+        key="model",
+        title="model",
+        hook="provide_models",
+        contract=Model,
+        capabilities=ModelCapabilities,
+        name_path="model.architecture",
+    ),
+    Family(
+        key="scheduling",
+        title="scheduling policy",
+        hook="provide_scheduling_policies",
+        contract=SchedulingPolicy,
+        name_path="scheduling.policy.name",
+        options_path="scheduling.policy.options",
+    ),
+    Family(
+        key="logits_processor",
+        title="logits processor",
+        hook="provide_logits_processors",
+        contract=LogitsProcessor,
+        is_optional=True,
+    ),
+)
+
+#: By key.
+FAMILIES: Mapping[str, Family] = MappingProxyType({family.key: family for family in _ALL})

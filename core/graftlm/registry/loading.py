@@ -1,0 +1,264 @@
+"""Finds plugins, imports them and registers their hooks; a plugin that fails is recorded with its error."""
+
+import importlib
+import re
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from importlib import metadata
+from inspect import signature
+from types import ModuleType
+from typing import Any
+
+import pluggy
+
+from graftlm import hookspecs
+from graftlm.config import nearest
+from graftlm.errors import PluginLoadError
+
+__all__ = [
+    "ENTRY_POINT_GROUP",
+    "HookImplementation",
+    "Plugin",
+    "PluginFailure",
+    "PluginLoader",
+    "describe_error",
+    "import_names",
+]
+
+ENTRY_POINT_GROUP = "graftlm"
+
+
+@dataclass(frozen=True, slots=True)
+class Plugin:
+    """Where a plugin comes from.
+
+    Attributes:
+        name: its entry point's name, or its module's.
+        module: the module it lives in.
+        distribution: the installed distribution that brings it, or its module when none does.
+        version: of the distribution, or None.
+    """
+
+    name: str
+    module: str
+    distribution: str
+    version: str | None = None
+
+    @property
+    def label(self) -> str:
+        """The distribution and its version, for messages."""
+        return f"{self.distribution} {self.version}" if self.version else self.distribution
+
+    def is_called(self, name: str) -> bool:
+        """Say whether a name means this plugin: its own, its module's, or its distribution's in any spelling."""
+        return name in (self.name, self.module) or _normalised(name) == _normalised(self.distribution)
+
+
+@dataclass(frozen=True, slots=True)
+class PluginFailure:
+    """A plugin, or a part of one, that could not be loaded.
+
+    Attributes:
+        family, provider: which part failed; None when it is the whole plugin, or is not known.
+    """
+
+    plugin: Plugin
+    error: PluginLoadError
+    family: str | None = None
+    provider: str | None = None
+
+    def __str__(self) -> str:
+        return str(self.error)
+
+
+@dataclass(frozen=True, slots=True)
+class HookImplementation:
+    """One plugin's function for one hook."""
+
+    plugin: Plugin
+    function: Callable[..., Any]
+    takes_argument: bool
+
+
+def describe_error(error: BaseException) -> str:
+    """Return an exception's type and message in one line."""
+    return " ".join(f"{type(error).__name__}: {error}".split()).removesuffix(":")
+
+
+def _normalised(distribution: str) -> str:
+    return re.sub(r"[-_.]+", "-", distribution).lower()  # as package indexes compare names
+
+
+class PluginLoader:
+    """Loads plugins into a pluggy manager, one by one."""
+
+    def __init__(self, disabled: Sequence[str] = ()) -> None:
+        self.failures: list[PluginFailure] = []
+        self._disabled = disabled
+        self._manager = pluggy.PluginManager(hookspecs.PROJECT_NAME)
+        self._manager.add_hookspecs(hookspecs)
+        self._plugins: dict[int, Plugin] = {}  # by id of the registered object, which the manager keeps alive
+
+    def load_installed(self) -> None:
+        """Load what installed distributions offer as entry points, in an order that every process shares."""
+        found = [(_plugin_of_entry_point(point), point) for point in metadata.entry_points(group=ENTRY_POINT_GROUP)]
+        for plugin, point in sorted(found, key=lambda pair: (pair[0].distribution, pair[0].name, pair[1].value)):
+            self._load_or_record(plugin, point.load)
+
+    def load_module(self, name: str) -> None:
+        """Load a module by its import name."""
+        self._load_or_record(
+            _plugin_of_module(name, _called_like(name) or _bringing(name)), lambda: importlib.import_module(name)
+        )
+
+    def load_object(self, plugin_object: object) -> Plugin:
+        """Load a module or an instance, unless it is disabled.
+
+        Raises:
+            PluginLoadError: its hooks are wrong.
+        """
+        if isinstance(plugin_object, ModuleType):
+            plugin = _plugin_of_module(plugin_object.__name__, _called_like(plugin_object.__name__))
+        elif isinstance(plugin_object, type):
+            name = plugin_object.__qualname__
+            raise PluginLoadError(f"a plugin is a module or an instance, got the class {name}; pass {name}()")
+        else:
+            kind = type(plugin_object)
+            home = _plugin_of_module(kind.__module__, _called_like(kind.__module__))
+            plugin = Plugin(kind.__qualname__, home.module, home.distribution, home.version)
+        if not self._is_disabled(plugin):
+            self._register(plugin, plugin_object)
+        return self._plugins.get(id(plugin_object), plugin)
+
+    def implementations(self, hook: str) -> list[HookImplementation]:
+        """Return what implements a hook, in the order pluggy would call it."""
+        caller: pluggy.HookCaller = getattr(self._manager.hook, hook)
+        return [
+            HookImplementation(self._plugins[id(impl.plugin)], impl.function, bool(impl.argnames))
+            for impl in reversed(caller.get_hookimpls())
+        ]
+
+    def _load_or_record(self, plugin: Plugin, import_object: Callable[[], object]) -> None:
+        if self._is_disabled(plugin):
+            return
+        try:
+            self._register(plugin, _imported(plugin, import_object))
+        except PluginLoadError as error:
+            self.failures.append(PluginFailure(plugin, error))
+
+    def _is_disabled(self, plugin: Plugin) -> bool:
+        return any(plugin.is_called(name) for name in self._disabled)
+
+    def _register(self, plugin: Plugin, plugin_object: object) -> None:
+        if id(plugin_object) in self._plugins:
+            return  # the same module by two ways is one plugin
+        key = f"{plugin.label}/{plugin.name}/{len(self._plugins)}"
+        try:
+            self._manager.register(plugin_object, name=key)
+        except ValueError as error:
+            raise PluginLoadError(f"plugin '{plugin.name}' equals another plugin that is loaded") from error
+        except pluggy.PluginValidationError as error:
+            mismatch = self._signature_mismatch(plugin, plugin_object)
+            refused = f"plugin '{plugin.name}' has a hook that cannot be registered: {' '.join(str(error).split())}"
+            raise PluginLoadError(mismatch or refused) from error
+        if message := self._misuse(plugin, plugin_object):
+            self._manager.unregister(plugin_object)
+            raise PluginLoadError(message)
+        self._plugins[id(plugin_object)] = plugin
+
+    def _misuse(self, plugin: Plugin, plugin_object: object) -> str | None:
+        """Say what is wrong with a registered plugin's hooks, or None."""
+        callers = self._manager.get_hookcallers(plugin_object) or []
+        known = _hook_names()
+        if not callers:
+            return f"plugin '{plugin.name}' implements no hook; mark its functions with @graftlm.hookimpl"
+        for caller in callers:
+            impl = next(impl for impl in caller.get_hookimpls() if impl.plugin is plugin_object)
+            if impl.wrapper or impl.hookwrapper:
+                return f"plugin '{plugin.name}' wraps hook '{caller.name}'; graftlm's hooks take no wrappers"
+            if not caller.has_spec() and not impl.optionalhook:
+                close = nearest(caller.name, known)
+                hint = f"did you mean {_definition(close)}?" if close else f"hooks are: {', '.join(known)}"
+                found = f"{caller.name}{signature(impl.function)}"
+                return f"plugin '{plugin.name}' implements unknown hook {found}; {hint}"
+        return None
+
+    def _signature_mismatch(self, plugin: Plugin, plugin_object: object) -> str | None:
+        """Name the hook whose implementation takes what its specification does not offer, and both signatures."""
+        for attribute in dir(plugin_object):
+            options = self._manager.parse_hookimpl_opts(plugin_object, attribute)
+            if options is None:
+                continue
+            hook = options.get("specname") or attribute
+            found = signature(getattr(plugin_object, attribute))
+            spec = getattr(hookspecs, hook, None)
+            if spec is not None and not set(found.parameters) <= set(signature(spec).parameters):
+                return (
+                    f"plugin '{plugin.name}' implements hook '{hook}' as {hook}{found}; "
+                    f"graftlm calls it as {_definition(hook)}"
+                )
+        return None
+
+
+def _imported(plugin: Plugin, import_object: Callable[[], object]) -> object:
+    try:
+        return import_object()
+    except (Exception, SystemExit) as error:  # whatever a stranger's module does when imported
+        raise PluginLoadError(
+            f"plugin '{plugin.name}' (dist {plugin.label}) failed to load: {describe_error(error)}"
+        ) from error
+
+
+def _plugin_of_entry_point(point: metadata.EntryPoint) -> Plugin:
+    if point.dist is None:
+        return Plugin(point.name, point.module, point.module)
+    return Plugin(point.name, point.module, point.dist.name, point.dist.version)
+
+
+def _plugin_of_module(name: str, distribution: metadata.Distribution | None) -> Plugin:
+    if distribution is None:
+        return Plugin(name, name, name)
+    return Plugin(name, name, distribution.name, distribution.version)
+
+
+def _called_like(module: str) -> metadata.Distribution | None:
+    """Return the distribution that is called as a module's top package is, as most are."""
+    try:
+        return metadata.distribution(module.partition(".")[0])
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _bringing(module: str) -> metadata.Distribution | None:
+    """Return the distribution that brings a module. Slow: reads what every installed distribution brings."""
+    names = metadata.packages_distributions().get(module.partition(".")[0])
+    return metadata.distribution(names[0]) if names else None
+
+
+def _hook_names() -> list[str]:
+    return [name for name, value in vars(hookspecs).items() if hasattr(value, f"{hookspecs.PROJECT_NAME}_spec")]
+
+
+def _definition(hook: str) -> str:
+    names = ", ".join(signature(getattr(hookspecs, hook)).parameters)
+    return f"{hook}({names})"
+
+
+def import_names(objects: Iterable[object]) -> list[str]:
+    """Return the names under which another process can import plugins that were given as objects.
+
+    Raises:
+        PluginLoadError: one is no importable module; the message names it.
+    """
+    names = []
+    for plugin_object in objects:
+        name = getattr(plugin_object, "__name__", None)
+        module = sys.modules.get(name) if isinstance(name, str) else None
+        if module is not plugin_object or name == "__main__" or module is None or module.__spec__ is None:
+            raise PluginLoadError(
+                f"plugin {plugin_object!r} is not an importable module, so other processes cannot load it; "
+                "put its hooks in a module and name that under plugins.modules"
+            )
+        names.append(module.__name__)
+    return names

@@ -1,0 +1,99 @@
+"""What a configuration selects from the registry, and whether all of it can be had."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from graftlm.config import EngineConfig, Problem, origin_of
+from graftlm.contracts import Provider
+from graftlm.errors import ConfigError, PluginError, ProviderUnavailableError
+from graftlm.registry.families import FAMILIES, Family
+from graftlm.registry.registry import AUTO, Registry
+
+__all__ = ["Findings", "Selection", "check", "selections"]
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """The provider that a configuration names for a family, and its raw options."""
+
+    family: Family
+    name: str
+    options: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Findings:
+    """What `check` found.
+
+    Attributes:
+        errors: why no engine can be assembled, one line each.
+        warnings: what this machine lacks, or which plugin failed without being selected.
+    """
+
+    errors: list[str]
+    warnings: list[str]
+
+
+def selections(config: EngineConfig) -> list[Selection]:
+    """Return what a configuration selects, family by family."""
+    return [
+        Selection(
+            family,
+            _at(config, family.name_path),
+            {} if family.options_path is None else _at(config, family.options_path),
+        )
+        for family in FAMILIES.values()
+        if family.name_path is not None
+    ]
+
+
+def check(config: EngineConfig, registry: Registry) -> Findings:
+    """Resolve every name and check every option, loading no model and no tensor library.
+
+    A provider that exists but cannot run on this machine is a warning: the file may be meant for another.
+    """
+    errors: list[str] = []
+    warnings = [str(failure) for failure in registry.failures]
+    for selection in selections(config):
+        try:
+            provider, warning = _resolve(selection, registry)
+            if warning is not None:
+                warnings.append(warning)
+            if provider is not None and selection.family.options_path is not None:
+                registry.options(provider, selection.options, selection.family.options_path, config.origins)
+        except (ConfigError, PluginError) as error:
+            errors += _located(error, selection, config)
+    return Findings(errors, warnings)
+
+
+def _resolve(selection: Selection, registry: Registry) -> tuple[Provider[Any] | None, str | None]:
+    """Return the provider, if one can be told, and a warning, if there is cause."""
+    family = selection.family
+    if selection.name != AUTO:
+        provider = registry.find(family.key, selection.name)
+        why = registry.why_not(provider)
+        return provider, f"{family.title} '{selection.name}' cannot run on this machine: {why}" if why else None
+    if family.key == "model":
+        return None, None  # the checkpoint decides
+    try:
+        return registry.choose(family.key), None
+    except ProviderUnavailableError as error:
+        if not registry.names(family.key) and not family.is_optional:
+            raise
+        return None, None if family.is_optional else str(error)
+
+
+def _located(error: PluginError | ConfigError, selection: Selection, config: EngineConfig) -> list[str]:
+    """Return an error's lines; one about a name says where the name stands."""
+    if not isinstance(error, PluginError) or selection.family.name_path is None:
+        return str(error).splitlines()
+    path = tuple(selection.family.name_path.split("."))
+    return [str(Problem(path, str(error), origin_of(path, config.origins)))]
+
+
+def _at(config: EngineConfig, path: str) -> Any:
+    value: Any = config
+    for part in path.split("."):
+        value = getattr(value, part)
+    return value

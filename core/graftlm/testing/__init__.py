@@ -1,0 +1,68 @@
+"""What plugin authors test with: a conformance kit per contract, fakes, and tools that the kits are made of.
+
+A kit is a class to subclass in a test module; pytest collects the subclass, `run_conformance` runs it without pytest.
+The names below are imported on first use, so that testing an eviction strategy imports no torch. Some tests need the
+`hypothesis` package.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from graftlm.testing.attention import AttentionBackendConformance
+    from graftlm.testing.cache_rig import CacheRig, prompt
+    from graftlm.testing.conformance import Conformance, ConformanceResult, run_conformance
+    from graftlm.testing.eviction import EvictionStrategyConformance
+    from graftlm.testing.model import ModelConformance
+    from graftlm.testing.naive_cache import NaiveCache
+    from graftlm.testing.prefix_cache import PrefixCacheConformance
+    from graftlm.testing.recording import OldestAccessFirst, RecordingStrategy, TickingClock
+    from graftlm.testing.scheduling import FakeWaitingRequest, SchedulingPolicyConformance
+
+__all__ = [
+    "AttentionBackendConformance",
+    "CacheRig",
+    "Conformance",
+    "ConformanceResult",
+    "EvictionStrategyConformance",
+    "FakeWaitingRequest",
+    "ModelConformance",
+    "NaiveCache",
+    "OldestAccessFirst",
+    "PrefixCacheConformance",
+    "RecordingStrategy",
+    "SchedulingPolicyConformance",
+    "TickingClock",
+    "prompt",
+    "run_conformance",
+]
+
+_HOME = {
+    "AttentionBackendConformance": "graftlm.testing.attention",
+    "CacheRig": "graftlm.testing.cache_rig",
+    "Conformance": "graftlm.testing.conformance",
+    "ConformanceResult": "graftlm.testing.conformance",
+    "EvictionStrategyConformance": "graftlm.testing.eviction",
+    "FakeWaitingRequest": "graftlm.testing.scheduling",
+    "ModelConformance": "graftlm.testing.model",
+    "NaiveCache": "graftlm.testing.naive_cache",
+    "OldestAccessFirst": "graftlm.testing.recording",
+    "PrefixCacheConformance": "graftlm.testing.prefix_cache",
+    "RecordingStrategy": "graftlm.testing.recording",
+    "SchedulingPolicyConformance": "graftlm.testing.scheduling",
+    "TickingClock": "graftlm.testing.recording",
+    "prompt": "graftlm.testing.cache_rig",
+    "run_conformance": "graftlm.testing.conformance",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'graftlm.testing' has no attribute {name!r}")
+    value = getattr(import_module(_HOME[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,204 @@
+"""Draws requests over a paged cache, for tests that compare attention backends."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from graftlm.contracts import AttentionBackend, AttentionContext, AttentionLayer, ForwardBatch
+from graftlm.execution.kv_store import KVStore
+from graftlm.testing.batches import make_batch
+
+__all__ = ["AttentionScene", "LayerInputs", "Outcome", "random_requests"]
+
+_SPARE_PAGES = 5
+
+
+class LayerInputs(NamedTuple):
+    """What one layer's `forward` is called with: q [T, H, D], k and v [T, H_kv, D]."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a backend made of a scene: each layer's output, and the cache it wrote to."""
+
+    outputs: list[Tensor]
+    store: KVStore
+
+
+def random_requests(seed: int) -> list[tuple[int, int]]:
+    """Draw (tokens in the cache, tokens brought) of some requests, one-token requests first."""
+    draw = random.Random(seed)
+    decodes = [(draw.choice((0, 1, 15, 16, 17, draw.randint(2, 90))), 1) for _ in range(draw.randint(0, 6))]
+    chunks = [(draw.choice((0, 0, 16, draw.randint(1, 60))), draw.randint(2, 40)) for _ in range(draw.randint(1, 3))]
+    return decodes + chunks
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionScene:
+    """A batch, its layers' inputs, and a cache that holds NaN wherever the batch has nothing to read.
+
+    Attributes:
+        context: what backends are created with, but for the cache: each run gets a copy.
+        requests: (tokens in the cache, tokens brought) of each.
+        page_tables: page ids of each.
+        store: the cache before the step.
+    """
+
+    context: AttentionContext
+    requests: tuple[tuple[int, int], ...]
+    page_tables: tuple[tuple[int, ...], ...]
+    store: KVStore
+    batch: ForwardBatch
+    inputs: tuple[LayerInputs, ...]
+
+    @classmethod
+    def draw(
+        cls,
+        requests: Sequence[tuple[int, int]],
+        layers: Sequence[AttentionLayer],
+        *,
+        page_size: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        seed: int = 0,
+        page_tables: Sequence[Sequence[int]] | None = None,
+        forget_before_window: bool = False,
+    ) -> AttentionScene:
+        """Draw numbers for requests whose pages lie scattered, or where `page_tables` says.
+
+        Args:
+            requests: (tokens in the cache, tokens brought) of each; one-token requests first.
+            page_tables: page ids of each; pages may be shared.
+            forget_before_window: leave NaN in cached tokens that no query's window reaches.
+        """
+        generator = torch.Generator().manual_seed(seed)
+        tables = _scatter(requests, page_size, generator) if page_tables is None else page_tables
+        num_pages = 1 + max(page for table in tables for page in table) + _SPARE_PAGES
+        store = KVStore(layers, num_pages, page_size, dtype, device)
+        batch = make_batch([([0] * new, past) for past, new in requests], tables, page_size, device=device)
+        for layer in layers:
+            window = layer.sliding_window if forget_before_window else None
+            slots = _cached_slots(requests, tables, page_size, window)
+            for cache in (store.keys(layer.layer_id), store.values(layer.layer_id)):
+                cache.fill_(torch.nan)
+                shape = (len(slots), layer.num_kv_heads, layer.head_dim)
+                cache.flatten(0, 1)[slots] = _normal(shape, generator, dtype, device)
+        inputs = tuple(_draw_inputs(layer, batch.num_tokens, generator, dtype, device) for layer in layers)
+        max_len = int(batch.seq_lens_cpu.max())
+        context = AttentionContext(layers, store, page_size, device, dtype, len(requests), max_len)
+        return cls(context, tuple(requests), tuple(tuple(table) for table in tables), store, batch, inputs)
+
+    def run(self, create: Callable[[AttentionContext], AttentionBackend]) -> Outcome:
+        """Run one step of a new backend on a copy of the cache."""
+        store = self._copy_store()
+        backend = create(replace(self.context, kv=store))
+        return Outcome(self._step(backend), store)
+
+    @staticmethod
+    def run_all(
+        create: Callable[[AttentionContext], AttentionBackend], scenes: Sequence[AttentionScene]
+    ) -> list[Tensor]:
+        """Run the scenes as steps of one backend over one cache, at first NaN; return the first layer's outputs."""
+        first = scenes[0].context
+        num_pages = max(scene.store.num_pages for scene in scenes)
+        store = KVStore(first.layers, num_pages, first.page_size, first.dtype, first.device)
+        for layer in first.layers:
+            store.keys(layer.layer_id).fill_(torch.nan)
+            store.values(layer.layer_id).fill_(torch.nan)
+        max_requests = max(scene.context.max_requests for scene in scenes)
+        max_len = max(scene.context.max_context_len for scene in scenes)
+        backend = create(replace(first, kv=store, max_requests=max_requests, max_context_len=max_len))
+        return [scene._step(backend)[0] for scene in scenes]
+
+    def alone(self, b: int) -> AttentionScene:
+        """Return the scene of request b without the others."""
+        past, new = self.requests[b]
+        table = self.page_tables[b]
+        first, end = self.batch.cu_seqlens_q[b : b + 2].tolist()
+        batch = make_batch([([0] * new, past)], [table], self.context.page_size, device=self.context.device)
+        inputs = tuple(LayerInputs(*(tensor[first:end] for tensor in layer)) for layer in self.inputs)
+        return replace(self, requests=((past, new),), page_tables=(table,), batch=batch, inputs=inputs)
+
+    def with_rubbish(self, number: float) -> AttentionScene:
+        """Return the scene with another number in place of the cache's NaN."""
+        store = self._copy_store()
+        for layer in self.context.layers:
+            for cache in (store.keys(layer.layer_id), store.values(layer.layer_id)):
+                cache[cache.isnan()] = number
+        return replace(self, store=store)
+
+    def with_input(self, name: str, tokens: slice, number: float) -> AttentionScene:
+        """Return the scene with a number in place of some tokens' q, k or v."""
+        inputs = []
+        for layer in self.inputs:
+            changed = getattr(layer, name).clone()
+            changed[tokens] = number
+            inputs.append(layer._replace(**{name: changed}))
+        return replace(self, inputs=tuple(inputs))
+
+    def packed(self) -> AttentionScene:
+        """Return the scene with each layer's q, k and v as views of one tensor."""
+        inputs = []
+        for layer in self.inputs:
+            sizes = [tensor.shape[1] for tensor in layer]
+            inputs.append(LayerInputs(*torch.split(torch.cat(layer, dim=1), sizes, dim=1)))
+        return replace(self, inputs=tuple(inputs))
+
+    def written(self, store: KVStore) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """Yield (cache after, cache before, new rows) of every layer's keys and values, by slot."""
+        for layer, inputs in zip(self.context.layers, self.inputs, strict=True):
+            i = layer.layer_id
+            yield store.keys(i).flatten(0, 1), self.store.keys(i).flatten(0, 1), inputs.k
+            yield store.values(i).flatten(0, 1), self.store.values(i).flatten(0, 1), inputs.v
+
+    def _step(self, backend: AttentionBackend) -> list[Tensor]:
+        backend.prepare(self.batch)
+        return [backend.forward(*inputs, layer) for layer, inputs in zip(self.context.layers, self.inputs, strict=True)]
+
+    def _copy_store(self) -> KVStore:
+        context = self.context
+        copy = KVStore(context.layers, self.store.num_pages, context.page_size, context.dtype, context.device)
+        for layer in context.layers:
+            copy.keys(layer.layer_id).copy_(self.store.keys(layer.layer_id))
+            copy.values(layer.layer_id).copy_(self.store.values(layer.layer_id))
+        return copy
+
+
+def _scatter(requests: Sequence[tuple[int, int]], page_size: int, generator: torch.Generator) -> list[list[int]]:
+    """Give each request pages of its own, in random order."""
+    counts = [-(-(past + new) // page_size) for past, new in requests]
+    pages = torch.randperm(sum(counts) + _SPARE_PAGES, generator=generator).tolist()
+    return [[pages.pop() for _ in range(count)] for count in counts]
+
+
+def _cached_slots(
+    requests: Sequence[tuple[int, int]], tables: Sequence[Sequence[int]], page_size: int, window: int | None
+) -> list[int]:
+    """Return the slots of the tokens that are in the cache already and that a query sees."""
+    slots: set[int] = set()
+    for (past, _), table in zip(requests, tables, strict=True):
+        start = 0 if window is None else max(0, past - window + 1)
+        slots.update(table[p // page_size] * page_size + p % page_size for p in range(start, past))
+    return sorted(slots)
+
+
+def _draw_inputs(
+    layer: AttentionLayer, num_tokens: int, generator: torch.Generator, dtype: torch.dtype, device: torch.device
+) -> LayerInputs:
+    query = (num_tokens, layer.num_heads, layer.head_dim)
+    key = (num_tokens, layer.num_kv_heads, layer.head_dim)
+    return LayerInputs(*(_normal(shape, generator, dtype, device) for shape in (query, key, key)))
+
+
+def _normal(shape: tuple[int, ...], generator: torch.Generator, dtype: torch.dtype, device: torch.device) -> Tensor:
+    return torch.randn(shape, generator=generator).to(device=device, dtype=dtype)

@@ -1,0 +1,86 @@
+"""Builds a `ForwardBatch` from plain lists, for tests that have no scheduler."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from graftlm.contracts import ForwardBatch
+
+__all__ = ["make_batch"]
+
+
+def make_batch(
+    requests: Sequence[tuple[Sequence[int], int]],
+    page_tables: Sequence[Sequence[int]],
+    page_size: int,
+    *,
+    logits_idx: Sequence[int] | None = None,
+    device: torch.device | str = "cpu",
+) -> ForwardBatch:
+    """Build the batch in which each request brings the given tokens.
+
+    Args:
+        requests: (token ids, position of the first of them) per request; requests with one token must come first.
+        page_tables: page ids per request, from position 0 on; at least ceil(context / page_size) of them.
+        page_size: tokens in a page.
+        logits_idx: tokens whose logits are wanted; None: the last of each request.
+        device: where the batch's tensors go.
+
+    Raises:
+        ValueError: a request has no tokens, too few pages, or a one-token request after a longer one.
+    """
+    query_lens = np.array([len(tokens) for tokens, _ in requests], dtype=np.int32)
+    starts = np.array([start for _, start in requests], dtype=np.int32)
+    seq_lens = starts + query_lens
+    num_decodes = int((query_lens == 1).sum())
+    _check(query_lens, seq_lens, num_decodes, page_tables, page_size)
+
+    page_table = _pad_with_first(page_tables)
+    positions = np.concatenate([np.arange(s, e, dtype=np.int64) for s, e in zip(starts, seq_lens, strict=True)])
+    request_of_token = np.repeat(np.arange(len(requests)), query_lens)
+    pages = page_table[request_of_token, positions // page_size].astype(np.int64)
+    ends = np.cumsum(query_lens, dtype=np.int32)
+    wanted = ends - 1 if logits_idx is None else np.asarray(logits_idx)
+
+    def tensor(array: np.ndarray, dtype: torch.dtype) -> torch.Tensor:
+        return torch.from_numpy(array).to(device=device, dtype=dtype, copy=True)
+
+    return ForwardBatch(
+        input_ids=tensor(np.concatenate([np.asarray(tokens) for tokens, _ in requests]), torch.int64),
+        positions=tensor(positions, torch.int64),
+        out_slots=tensor(pages * page_size + positions % page_size, torch.int64),
+        cu_seqlens_q=tensor(np.concatenate([[0], ends]), torch.int32),
+        seq_lens=tensor(seq_lens, torch.int32),
+        page_table=tensor(page_table, torch.int32),
+        logits_idx=tensor(wanted, torch.int64),
+        num_decodes=num_decodes,
+        query_lens_cpu=query_lens,
+        seq_lens_cpu=seq_lens,
+        page_table_cpu=page_table,
+    )
+
+
+def _check(
+    query_lens: np.ndarray,
+    seq_lens: np.ndarray,
+    num_decodes: int,
+    page_tables: Sequence[Sequence[int]],
+    page_size: int,
+) -> None:
+    if len(page_tables) != len(query_lens):
+        raise ValueError(f"{len(query_lens)} requests need as many page tables, got {len(page_tables)}")
+    if not query_lens.all():
+        raise ValueError(f"every request brings at least one token, got {query_lens.tolist()} tokens")
+    if (query_lens[:num_decodes] != 1).any():
+        raise ValueError(f"requests that bring one token must come first, got {query_lens.tolist()} tokens")
+    for b, (pages, seq_len) in enumerate(zip(page_tables, seq_lens, strict=True)):
+        if len(pages) * page_size < seq_len:
+            raise ValueError(f"request {b} has {seq_len} tokens of context but {len(pages)} pages of {page_size}")
+
+
+def _pad_with_first(page_tables: Sequence[Sequence[int]]) -> np.ndarray:
+    """Return int32 [B, P], each row filled up with its first page."""
+    width = max(len(pages) for pages in page_tables)
+    rows = [list(pages) + [pages[0]] * (width - len(pages)) for pages in page_tables]
+    return np.array(rows, dtype=np.int32)

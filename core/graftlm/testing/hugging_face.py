@@ -1,0 +1,40 @@
+"""The oracle of models: the same checkpoint run by Hugging Face transformers."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+__all__ = ["HuggingFaceModel"]
+
+
+class HuggingFaceModel:
+    """A checkpoint in transformers, on the CPU, with its plainest attention.
+
+    Args:
+        checkpoint: folder.
+        dtype: to load it in.
+    """
+
+    def __init__(self, checkpoint: Path, dtype: torch.dtype = torch.float32) -> None:
+        from transformers import AutoModelForCausalLM
+
+        model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=dtype, attn_implementation="eager")
+        self._model = model.eval()
+
+    def logits(self, token_ids: Sequence[int]) -> Tensor:
+        """Return the logits at every position, [tokens, V]."""
+        with torch.no_grad():
+            logits: Tensor = self._model(torch.tensor([list(token_ids)])).logits[0]
+        return logits
+
+    def generate(self, token_ids: Sequence[int], max_tokens: int) -> list[int]:
+        """Return the most likely continuation, up to an end-of-sequence token (which it includes) or `max_tokens`."""
+        prompt = torch.tensor([list(token_ids)])
+        with torch.no_grad():
+            output = self._model.generate(
+                prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=max_tokens, do_sample=False
+            )
+        generated: list[int] = output[0, len(token_ids) :].tolist()
+        return generated

@@ -1,0 +1,152 @@
+"""The conformance kit of models."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from graftlm.checkpoint import iter_weights, load_model_config
+from graftlm.contracts import Model, ModelContext
+from graftlm.errors import WeightError
+from graftlm.testing.conformance import Conformance
+from graftlm.testing.paged_model import PagedModel, Tokens
+
+__all__ = ["ModelConformance"]
+
+#: Token ids that any vocabulary of a hundred tokens has.
+_PROMPT = (17, 4, 99, 23, 23, 5, 61, 88, 2, 40, 7)
+
+
+class ModelConformance(Conformance, ABC):
+    """Checks what `Model` says of every model, on a CPU in float32.
+
+        class TestMyModel(ModelConformance):
+            def create(self, context):
+                return MyModel(context)
+
+            def checkpoint(self):
+                return Path("a folder with a small checkpoint")
+
+    Attributes:
+        parameters: `page_size` of the cache, `chunk_len` of prompts.
+        tolerance: how far rounding may take hidden states apart, as a share of the largest.
+    """
+
+    parameters: ClassVar[Mapping[str, Sequence[Any]]] = {"page_size": (1, 4), "chunk_len": (1, 3, 8)}
+    tolerance: ClassVar[float] = 1e-4
+
+    @abstractmethod
+    def create(self, context: ModelContext) -> Model:
+        """Return a new model without weights."""
+
+    @abstractmethod
+    def checkpoint(self) -> Path:
+        """Return the folder of a small checkpoint; every tensor in it must matter."""
+
+    def model(self, weights: Iterable[tuple[str, Tensor]] | None = None) -> Model:
+        """Return a new model with the checkpoint's weights, or others."""
+        context = ModelContext(load_model_config(self.checkpoint()), torch.device("cpu"), torch.float32)
+        model = self.create(context)
+        model.load_weights(self.weights().items() if weights is None else weights)
+        return model
+
+    def weights(self) -> dict[str, Tensor]:
+        """Return the checkpoint's tensors."""
+        return dict(iter_weights(self.checkpoint()))
+
+    def test_a_request_is_independent_of_the_batch(self, page_size: int) -> None:
+        """A request's hidden states depend on its own tokens only, not on the rest of the batch."""
+        prompts = (_PROMPT, _PROMPT[3:4], _PROMPT[5:], _PROMPT[::-1])
+        together = PagedModel(self.model(), page_size=page_size)
+        hidden = together.step([Tokens(row, prompt) for row, prompt in enumerate(prompts)])
+        for row, prompt in enumerate(prompts):
+            alone = PagedModel(self.model(), page_size=page_size, seed=1).step([Tokens(0, prompt)])
+            self._assert_close(hidden[row], alone[0])
+
+    def test_chunks_give_what_the_whole_prompt_gives(self, page_size: int, chunk_len: int) -> None:
+        """A prompt in chunks gives the hidden states of the prompt in one piece."""
+        whole = PagedModel(self.model(), page_size=page_size).run_in_chunks(_PROMPT, len(_PROMPT))
+        chunked = PagedModel(self.model(), page_size=page_size).run_in_chunks(_PROMPT, chunk_len)
+        self._assert_close(chunked, whole)
+
+    def test_hidden_states_and_logits_have_their_shapes(self) -> None:
+        """`forward` gives [T, hidden], `logits` maps [S, hidden] to [S, V] in a floating dtype."""
+        paged = PagedModel(self.model())
+        (hidden,) = paged.step([Tokens(0, _PROMPT)])
+        logits = paged.model.logits(hidden[-2:])
+        assert hidden.shape[0] == len(_PROMPT), (
+            f"hidden states of {len(_PROMPT)} tokens have shape {list(hidden.shape)}"
+        )
+        assert logits.shape == (2, load_model_config(self.checkpoint()).vocab_size), f"got {list(logits.shape)}"
+        assert logits.is_floating_point(), f"logits are {logits.dtype}"
+
+    def test_attention_layers_are_listed_once(self) -> None:
+        """`attention_layers` lists every layer once, `layer_id` counting from 0."""
+        paged = PagedModel(self.model())
+        layers = list(paged.model.attention_layers)
+        assert [layer.layer_id for layer in layers] == list(range(len(layers)))
+        assert all(layer.num_heads % layer.num_kv_heads == 0 for layer in layers), "H must be a multiple of H_kv"
+        paged.step([Tokens(0, _PROMPT)])
+        called = sorted(paged.backend.calls, key=lambda layer: layer.layer_id)
+        assert called == layers, f"forward used the layers {called}, attention_layers lists {layers}"
+
+    def test_loading_sets_every_parameter(self) -> None:
+        """`load_weights` sets every parameter: nothing of earlier weights remains."""
+        model = self.model((name, tensor * 1.5 + 0.25) for name, tensor in self.weights().items())
+        model.load_weights(self.weights().items())
+        assert torch.equal(_logits(model), _logits(self.model()))
+
+    def test_every_tensor_reaches_the_model(self) -> None:
+        """`load_weights` uses every tensor: a change in any of them changes the logits."""
+        expected = _logits(self.model())
+        for name in self.weights():
+            changed = self.weights()
+            changed[name] = changed[name] * 1.5 + 0.25
+            assert not torch.equal(_logits(self.model(changed.items())), expected), f"{name} has no effect"
+
+    def test_tensors_of_another_dtype_are_converted(self) -> None:
+        """Tensors may be of another dtype than the model."""
+        narrow = {name: tensor.to(torch.bfloat16) for name, tensor in self.weights().items()}
+        wide = {name: tensor.float() for name, tensor in narrow.items()}
+        assert torch.equal(_logits(self.model(narrow.items())), _logits(self.model(wide.items())))
+
+    def test_a_missing_tensor_is_named(self) -> None:
+        """A missing tensor is an error that names it."""
+        for name in self.weights():
+            weights = self.weights()
+            del weights[name]
+            self._assert_refused(weights, name)
+
+    def test_a_surplus_tensor_is_named(self) -> None:
+        """A surplus tensor is an error that names it."""
+        name = "model.layers.0.self_attn.surplus_proj.weight"
+        self._assert_refused({**self.weights(), name: torch.zeros(2, 2)}, name)
+
+    def test_a_tensor_of_the_wrong_shape_is_named(self) -> None:
+        """A wrong-shaped tensor is an error that names it."""
+        for name, tensor in self.weights().items():
+            self._assert_refused({**self.weights(), name: torch.cat([tensor, tensor[:1]])}, name)
+
+    def _assert_refused(self, weights: Mapping[str, Tensor], name: str) -> None:
+        refusal = self._refusal(weights)
+        assert refusal is not None, f"load_weights raised no WeightError about {name}"
+        assert name in refusal, f"the error does not name {name}: {refusal}"
+
+    def _refusal(self, weights: Mapping[str, Tensor]) -> str | None:
+        try:
+            self.model(weights.items())
+        except WeightError as error:
+            return str(error)
+        return None
+
+    def _assert_close(self, got: Tensor, expected: Tensor) -> None:
+        worst = float((got - expected).abs().max() / expected.abs().max())
+        assert worst <= self.tolerance, f"hidden states differ by {worst:.1e} of the largest"  # NaN fails too
+
+
+def _logits(model: Model) -> Tensor:
+    (hidden,) = PagedModel(model).step([Tokens(0, _PROMPT)])
+    return model.logits(hidden)

@@ -1,0 +1,108 @@
+"""A model joined to a paged cache and the reference attention, to run ragged batches without an engine."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from graftlm.contracts import AttentionBackend, AttentionContext, AttentionLayer, ForwardBatch, Model
+from graftlm.execution.kv_store import KVStore
+from graftlm.testing.batches import make_batch
+from graftlm.testing.reference_attention import ReferenceAttention
+
+__all__ = ["PagedModel", "Tokens"]
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """What one request brings to a step.
+
+    Attributes:
+        row: which request, 0 .. max_requests - 1; it keeps its pages from step to step.
+        token_ids: consecutive tokens.
+        start: position of the first of them.
+    """
+
+    row: int
+    token_ids: Sequence[int]
+    start: int = 0
+
+
+class PagedModel:
+    """Runs a loaded model over pages that lie in random order and hold NaN until they are written.
+
+    Args:
+        model: with weights, and no backend bound yet.
+        page_size: tokens in a page.
+        max_requests: rows.
+        max_context_len: tokens a row has pages for.
+        dtype: of the model.
+        seed: of the order of pages.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        *,
+        page_size: int = 4,
+        max_requests: int = 8,
+        max_context_len: int = 64,
+        dtype: torch.dtype = torch.float32,
+        seed: int = 0,
+    ) -> None:
+        self.model = model
+        self._page_size = page_size
+        pages_per_row = -(-max_context_len // page_size)
+        num_pages = max_requests * pages_per_row
+        order = torch.randperm(num_pages, generator=torch.Generator().manual_seed(seed))
+        self._page_tables = order.view(max_requests, pages_per_row).tolist()
+        layers, device = model.attention_layers, torch.device("cpu")
+        kv = KVStore(layers, num_pages, page_size, dtype, device)
+        for layer_id in range(len(layers)):
+            kv.keys(layer_id).fill_(torch.nan)
+            kv.values(layer_id).fill_(torch.nan)
+        context = AttentionContext(layers, kv, page_size, device, dtype, max_requests, max_context_len)
+        self.backend = RecordingAttention(ReferenceAttention(context))
+        model.bind_attention(self.backend)
+
+    def step(self, requests: Sequence[Tokens]) -> list[Tensor]:
+        """Run one batch; returns each request's hidden states, [its tokens, hidden], in the order given."""
+        order = sorted(range(len(requests)), key=lambda i: len(requests[i].token_ids) > 1)
+        batch = make_batch(
+            [(requests[i].token_ids, requests[i].start) for i in order],
+            [self._page_tables[requests[i].row] for i in order],
+            self._page_size,
+        )
+        self.backend.prepare(batch)
+        pieces = self.model.forward(batch).split_with_sizes(batch.query_lens_cpu.tolist())
+        by_request = dict(zip(order, pieces, strict=True))
+        return [by_request[i] for i in range(len(requests))]
+
+    def run_in_chunks(self, token_ids: Sequence[int], chunk_len: int, row: int = 0) -> Tensor:
+        """Run one request's tokens, `chunk_len` a step; returns all its hidden states, [tokens, hidden]."""
+        starts = range(0, len(token_ids), chunk_len)
+        steps = [self.step([Tokens(row, token_ids[start : start + chunk_len], start)]) for start in starts]
+        return torch.cat([hidden for (hidden,) in steps])
+
+
+class RecordingAttention(AttentionBackend):
+    """Passes everything on to another backend, and remembers which layers asked.
+
+    Attributes:
+        calls: the layer of each `forward`, since the last `prepare`.
+    """
+
+    def __init__(self, inner: AttentionBackend) -> None:
+        self._inner = inner
+        self.calls: list[AttentionLayer] = []
+
+    def prepare(self, batch: ForwardBatch) -> None:
+        """Forget earlier calls, and pass on."""
+        self.calls.clear()
+        self._inner.prepare(batch)
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, layer: AttentionLayer) -> Tensor:
+        """Remember the layer, and pass on."""
+        self.calls.append(layer)
+        return self._inner.forward(q, k, v, layer)

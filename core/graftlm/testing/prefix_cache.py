@@ -1,0 +1,384 @@
+"""The conformance kit of prefix caches."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+from unittest import SkipTest
+
+from graftlm.contracts import CacheContext, PrefixCache
+from graftlm.testing.cache_rig import CacheRig, as_list
+from graftlm.testing.conformance import Conformance
+from graftlm.testing.recording import OldestAccessFirst, RestlessOrder, TickingClock
+
+__all__ = ["PrefixCacheConformance"]
+
+
+class PrefixCacheConformance(Conformance, ABC):
+    """Checks what `PrefixCache` says of every cache.
+
+        class TestMyCache(PrefixCacheConformance):
+            def create(self, context):
+                return MyCache(context)
+
+    The last test needs the `hypothesis` package.
+
+    Attributes:
+        parameters: narrow `page_size` if the cache does not support all of these.
+        reuses: the provider's `CacheCapabilities.reuses`; without it, tests of what a match finds are skipped.
+        max_examples: how many random histories the last test tries for each page size.
+    """
+
+    parameters: ClassVar[Mapping[str, Sequence[Any]]] = {"page_size": (1, 4, 16)}
+    reuses: ClassVar[bool] = True
+    max_examples: ClassVar[int] = 25
+
+    @abstractmethod
+    def create(self, context: CacheContext) -> PrefixCache:
+        """Return a new, empty cache."""
+
+    def rig(self, page_size: int) -> CacheRig:
+        """Return a new cache on the test bench."""
+        return CacheRig(self.create, page_size)
+
+    def reusing_rig(self, page_size: int) -> CacheRig:
+        """Return the same, or skip the test if the cache never finds anything."""
+        if not self.reuses:
+            raise SkipTest("the cache does not reuse")
+        return self.rig(page_size)
+
+    # -- match and insert
+
+    def test_a_new_cache_is_empty(self, page_size: int) -> None:
+        """`evictable_pages + locked_pages` is the number of pages `walk` shows."""
+        rig = self.rig(page_size)
+        match = rig.cache.match(rig.key(1, 2))
+        assert as_list(match.pages) == []
+        assert match.handle.num_pages == 0
+        assert (rig.cache.evictable_pages, rig.cache.locked_pages, rig.cached_pages()) == (0, 0, [])
+        assert as_list(rig.cache.evict(10)) == []
+        assert as_list(rig.cache.reset()) == []
+
+    def test_match_finds_the_longest_prefix_in_whole_pages(self, page_size: int) -> None:
+        """A match's pages are those that inserts gave, page-aligned and the longest possible."""
+        rig = self.reusing_rig(page_size)
+        stored = as_list(rig.insert(rig.key(1, 2, 3, 4)).pages)
+        for key, num_shared in [
+            (rig.key(1, 2, 3, 4, 5), 4),
+            (rig.key(1, 2, 3, 4), 4),
+            (rig.key(1, 2, 3, 9), 3),
+            (rig.key(1, 9, 3, 4), 1),
+            (rig.key(9, 2, 3, 4), 0),
+            (rig.key(1, 2, tail=page_size - 1), 2),
+            (rig.key(), 0),
+        ]:
+            match = rig.cache.match(key)
+            assert as_list(match.pages) == stored[:num_shared], f"tokens {key.token_ids.tolist()}"
+            assert match.handle.num_pages == num_shared
+
+    def test_match_after_insert_returns_what_insert_returned(self, page_size: int) -> None:
+        """After `insert(key, pages, handle)` with a cache that took everything, `match(key)` returns `result.pages`."""
+        rig = self.reusing_rig(page_size)
+        key = rig.key(1, 2, 3)
+        result = rig.insert(key)
+        assert result.cached_pages == result.handle.num_pages == 3
+        assert rig.matched(key) == as_list(result.pages)
+
+    def test_insert_keeps_what_it_holds_and_takes_the_rest(self, page_size: int) -> None:
+        """The cache owns the caller's pages from `existing_pages` up to `cached_pages`."""
+        rig = self.reusing_rig(page_size)
+        start = rig.cache.match(rig.key(1)).handle
+        rig.cache.lock(start)
+        first = as_list(rig.insert(rig.key(1, 2, 3)).pages)
+        own = rig.new_pages(4)
+        result = rig.cache.insert(rig.key(1, 2, 8, 9), own, start)
+        assert (result.existing_pages, result.cached_pages) == (2, 4)
+        assert as_list(result.pages) == [*first[:2], *own[2:].tolist()]
+        assert rig.cached_pages() == sorted([*first, *own[2:].tolist()])
+
+    def test_insert_of_what_is_held_takes_nothing(self, page_size: int) -> None:
+        """A page is owned once."""
+        rig = self.reusing_rig(page_size)
+        start = rig.cache.match(rig.key(1)).handle
+        first = rig.insert(rig.key(1, 2, 3))
+        second = rig.cache.insert(rig.key(1, 2), rig.new_pages(2), start)
+        assert (second.existing_pages, second.cached_pages, second.handle.num_pages) == (2, 2, 2)
+        assert as_list(second.pages) == as_list(first.pages)[:2]
+        assert rig.cached_pages() == as_list(first.pages)
+
+    def test_insert_may_refuse_but_not_lose_pages(self, page_size: int) -> None:
+        """Pages from `cached_pages` on stay the caller's: a cache may take fewer than it is offered, or none."""
+        rig = self.rig(page_size)
+        result = rig.insert(rig.key(1, 2, 3))
+        assert 0 == result.existing_pages <= result.cached_pages <= 3
+        assert result.handle.num_pages == result.cached_pages
+        assert as_list(result.pages) == rig.cached_pages() == list(range(result.cached_pages))
+
+    def test_a_trailing_partial_page_is_ignored(self, page_size: int) -> None:
+        """Only whole pages are ever cached."""
+        rig = self.reusing_rig(page_size)
+        result = rig.insert(rig.key(1, 2, tail=page_size - 1))
+        assert result.cached_pages == 2
+        assert sum(len(view.token_ids) for view in rig.cache.walk()) == 2 * page_size
+
+    def test_the_cache_keeps_copies(self, page_size: int) -> None:
+        """The cache may keep views of a key only after copying."""
+        rig = self.reusing_rig(page_size)
+        key, pages = rig.key(1, 2), rig.new_pages(2)
+        rig.cache.insert(key, pages, rig.cache.match(key).handle)
+        key.token_ids[:] = 99
+        pages[:] = 99
+        assert rig.matched(rig.key(1, 2)) == [0, 1]
+
+    def test_namespaces_never_share(self, page_size: int) -> None:
+        """Namespaces never share."""
+        rig = self.reusing_rig(page_size)
+        plain = as_list(rig.insert(rig.key(1, 2)).pages)
+        assert rig.matched(rig.key(1, 2, namespace="tenant")) == []
+        tenant = rig.insert(rig.key(1, 2, namespace="tenant"))
+        assert tenant.existing_pages == 0
+        assert not set(as_list(tenant.pages)) & set(plain)
+        assert {view.namespace for view in rig.views_of(tenant.pages)} == {"tenant"}
+        assert rig.matched(rig.key(1, 2)) == plain
+
+    # -- resuming
+
+    def test_resuming_gives_what_matching_from_the_start_would(self, page_size: int) -> None:
+        """Matching from a resumed handle gives what matching from the start would, less the pages up to that handle."""
+        rig = self.reusing_rig(page_size)
+        key = rig.key(1, 2, 3, 4, 5)
+        whole = as_list(rig.insert(key).pages)
+        for num_resumed in range(6):
+            handle = rig.hold(rig.key(*range(1, num_resumed + 1)))
+            assert handle.num_pages == num_resumed
+            assert rig.matched(key, resume=handle) == whole[num_resumed:]
+            rig.cache.unlock(handle)
+
+    def test_a_request_counts_once_however_many_chunks_it_takes(self, page_size: int) -> None:
+        """A match counts a hit in what it passes, not again in front of a resumed handle."""
+        rig = self.reusing_rig(page_size)
+        pages = as_list(rig.insert(rig.key(1, 2, 3, 4)).pages)
+        handle = rig.hold(rig.key(1, 2))
+        rig.cache.match(rig.key(1, 2, 3, 4), resume=handle)
+        assert [view.stats.hits for view in rig.views_of(pages)] == [1] * len(rig.views_of(pages))
+        rig.cache.match(rig.key(1, 2))
+        assert {view.stats.hits for view in rig.views_of(pages[:2])} == {2}
+        assert {view.stats.hits for view in rig.views_of(pages[2:])} == {1}
+
+    # -- locks
+
+    def test_a_locked_path_is_never_evicted(self, page_size: int) -> None:
+        """`evict(n)` never returns a page on a locked path."""
+        rig = self.reusing_rig(page_size)
+        pages = as_list(rig.insert(rig.key(1, 2, 3, 4)).pages)
+        handle = rig.hold(rig.key(1, 2))
+        assert (rig.cache.evictable_pages, rig.cache.locked_pages) == (2, 2)
+        assert sorted(as_list(rig.cache.evict(100))) == pages[2:]
+        assert rig.matched(rig.key(1, 2, 3, 4)) == pages[:2]
+        rig.cache.unlock(handle)
+        assert (rig.cache.evictable_pages, rig.cache.locked_pages) == (2, 0)
+        assert sorted(as_list(rig.cache.evict(100))) == pages[:2]
+
+    def test_a_path_can_be_locked_when_eviction_has_looked_at_it(self, page_size: int) -> None:
+        """A locked path is never evicted."""
+        rig = self.reusing_rig(page_size)
+        for letter in (1, 2, 3):
+            rig.insert(rig.key(letter))
+        rig.cache.evict(1)
+        handle = rig.hold(rig.key(2))
+        assert len(as_list(rig.cache.evict(100))) == 1
+        assert rig.cache.probe(rig.key(2)) == 1
+        rig.cache.unlock(handle)
+        assert len(as_list(rig.cache.evict(100))) == 1
+
+    def test_n_locks_need_n_unlocks(self, page_size: int) -> None:
+        """Locks balance: n locks of a handle need n unlocks."""
+        rig = self.reusing_rig(page_size)
+        handle = rig.insert(rig.key(1, 2)).handle
+        for _ in range(3):
+            rig.cache.lock(handle)
+        for _ in range(3):
+            assert as_list(rig.cache.evict(100)) == []
+            rig.cache.unlock(handle)
+        assert len(as_list(rig.cache.evict(100))) == 2
+
+    def test_a_path_stays_locked_while_any_handle_below_is(self, page_size: int) -> None:
+        """A path is locked while any handle on or below it is."""
+        rig = self.reusing_rig(page_size)
+        rig.insert(rig.key(1, 2, 3, 4))
+        lower, upper = rig.hold(rig.key(1, 2, 3)), rig.hold(rig.key(1))
+        rig.cache.unlock(upper)
+        assert rig.cache.locked_pages == 3
+        rig.cache.unlock(lower)
+        assert rig.cache.locked_pages == 0
+
+    def test_the_start_of_a_prompt_can_be_locked(self, page_size: int) -> None:
+        """A locked handle is never evicted, and one without pages keeps nothing."""
+        rig = self.rig(page_size)
+        handle = rig.hold(rig.key(1))
+        rig.insert(rig.key(1, 2))
+        assert rig.cache.locked_pages == 0
+        rig.cache.evict(100)
+        result = rig.insert(rig.key(1, 2), handle)
+        assert result.existing_pages == 0
+        rig.cache.unlock(handle)
+        assert rig.cache.locked_pages == 0
+
+    def test_a_locked_handle_survives_splits(self, page_size: int) -> None:
+        """A handle stays valid while locked, through splits by other keys, and keeps its `num_pages`."""
+        rig = self.reusing_rig(page_size)
+        key = rig.key(1, 2, 3, 4)
+        handle = rig.insert(key).handle
+        rig.cache.lock(handle)
+        for num_shared in (1, 3, 2):
+            rig.insert(rig.key(*[1, 2, 3][:num_shared], 9))
+            assert handle.num_pages == 4
+            assert rig.cache.locked_pages == 4
+        assert rig.matched(rig.key(1, 2, 3, 4, 5), resume=handle) == []
+        grown = rig.insert(rig.key(1, 2, 3, 4, 5), handle)
+        assert (grown.existing_pages, grown.cached_pages) == (4, 5)
+        rig.cache.unlock(handle)
+        assert rig.cache.locked_pages == 0
+
+    # -- eviction
+
+    def test_evict_gives_at_least_what_was_asked(self, page_size: int) -> None:
+        """`evict(n)` returns at least min(n, evictable_pages) pages; a page is cached or handed back, never both."""
+        rig = self.reusing_rig(page_size)
+        for letter in range(1, 6):
+            rig.insert(rig.key(letter, 2, 3))
+        everything = rig.cached_pages()
+        handed_back: list[int] = []
+        for asked in (0, 1, 4, 100):
+            expected = min(asked, rig.cache.evictable_pages)
+            pages = as_list(rig.cache.evict(asked))
+            handed_back += pages
+            assert len(pages) >= expected
+            assert sorted(handed_back + rig.cached_pages()) == everything
+            assert rig.cache.evictable_pages == len(rig.cached_pages())
+        assert rig.cached_pages() == []
+
+    def test_evict_follows_the_strategy(self, page_size: int) -> None:
+        """Leaves go first, in the strategy's order."""
+        rig = self.reusing_rig(page_size)
+        prompts = {letter: as_list(rig.insert(rig.key(letter, 1)).pages) for letter in (1, 2, 3)}
+        rig.cache.match(rig.key(1, 1))
+        for letter in (2, 3, 1):
+            gone = as_list(rig.cache.evict(2))
+            assert sorted(gone) == prompts[letter]
+
+    def test_evict_takes_leaves_before_what_they_stand_on(self, page_size: int) -> None:
+        """Leaves go first."""
+        rig = self.reusing_rig(page_size)
+        trunk = as_list(rig.insert(rig.key(1, 2)).pages)
+        branches = [as_list(rig.insert(rig.key(1, 2, letter)).pages)[-1] for letter in (3, 4)]
+        order = [page for _ in range(4) for page in as_list(rig.cache.evict(1))]
+        assert sorted(order) == sorted([*trunk, *branches])
+        assert max(order.index(page) for page in branches) < min(order.index(page) for page in trunk)
+
+    def test_reset_forgets_all_but_locked_paths(self, page_size: int) -> None:
+        """`reset` forgets everything that is not locked; locked paths stay."""
+        rig = self.reusing_rig(page_size)
+        kept = as_list(rig.insert(rig.key(1, 2)).pages)
+        gone = as_list(rig.insert(rig.key(5, 6, namespace="tenant")).pages)
+        gone += as_list(rig.insert(rig.key(1, 2, 3)).pages)
+        handle = rig.hold(rig.key(1, 2))
+        assert sorted(as_list(rig.cache.reset())) == sorted(gone)
+        assert rig.cached_pages() == kept
+        rig.cache.unlock(handle)
+        assert sorted(as_list(rig.cache.reset())) == kept
+        assert (rig.cached_pages(), rig.cache.evictable_pages) == ([], 0)
+
+    # -- reading
+
+    def test_probe_changes_nothing(self, page_size: int) -> None:
+        """`probe` changes nothing: neither recency nor hits nor structure."""
+        rig = self.reusing_rig(page_size)
+        rig.insert(rig.key(1, 2, 3, 4))
+        before, version, hits = rig.snapshot(), rig.cache.version, rig.strategy.num_hits
+        for letters, expected in [((1, 2), 2), ((1, 2, 3, 4, 5), 4), ((9,), 0), ((), 0)]:
+            assert rig.cache.probe(rig.key(*letters)) == expected
+        assert rig.cache.probe(rig.key(1, 2, namespace="tenant")) == 0
+        assert (rig.snapshot(), rig.cache.version, rig.strategy.num_hits) == (before, version, hits)
+
+    def test_version_grows_with_every_change_of_content(self, page_size: int) -> None:
+        """`version` grows whenever the answer of `probe` may have changed."""
+        rig = self.reusing_rig(page_size)
+        versions = [rig.cache.version]
+        for change in (
+            lambda: rig.insert(rig.key(1, 2)),
+            lambda: rig.insert(rig.key(1, 2, 3)),
+            lambda: rig.cache.evict(1),
+            lambda: rig.cache.reset(),
+        ):
+            change()
+            versions.append(rig.cache.version)
+        assert versions == sorted(set(versions))
+
+    def test_walk_shows_parents_first_and_places_every_node(self, page_size: int) -> None:
+        """`walk` yields every node, parents before children."""
+        rig = self.reusing_rig(page_size)
+        for letters in [(1, 2, 3), (1, 2, 4), (1, 5), (6,)]:
+            rig.insert(rig.key(*letters))
+        ends: dict[int, int] = {}
+        for view in rig.cache.walk():
+            depth = 0 if view.parent_id is None else ends[view.parent_id]
+            assert len(view.token_ids) == len(view.pages) * page_size == view.stats.tokens
+            assert view.stats.depth == depth
+            assert view.node_id not in ends
+            ends[view.node_id] = depth + len(view.token_ids)
+
+    def test_stats_tell_what_happened(self, page_size: int) -> None:
+        """`created`, `last_access`, `hits` and the highest `priority` of the requests that used a node."""
+        rig = self.reusing_rig(page_size)
+        pages = rig.insert(rig.key(1, 2, priority=3)).pages
+        born = rig.clock.now
+        rig.cache.match(rig.key(1, 2, priority=1))
+        for view in rig.views_of(pages):
+            assert view.stats.created <= born < view.stats.last_access <= rig.clock.now
+            assert (view.stats.hits, view.stats.priority) == (1, 3)
+        rig.insert(rig.key(1, 2, 3, priority=5))
+        assert {view.stats.priority for view in rig.cache.walk()} == {5}
+
+    def test_the_strategy_hears_of_every_node(self, page_size: int) -> None:
+        """For each node the cache calls `on_insert` first and `on_evict` last, once each."""
+        rig = self.reusing_rig(page_size)
+        rig.insert(rig.key(1, 2, 3))
+        kept = [view.stats for view in rig.cache.walk()]
+        rig.insert(rig.key(1, 5))
+        assert {view.stats for view in rig.cache.walk()} == rig.strategy.live >= set(kept)
+        rig.cache.evict(1)
+        rig.cache.reset()
+        assert rig.strategy.live == set()
+
+    def test_events_add_up_to_the_content(self, page_size: int) -> None:
+        """`on_event` is called with (kind, num_tokens) for "stored", "removed" and "cleared"."""
+        rig = self.reusing_rig(page_size)
+        rig.insert(rig.key(1, 2, 3))
+        rig.insert(rig.key(1, 2, 3))
+        assert rig.events == [("stored", 3 * page_size)]
+        rig.insert(rig.key(4))
+        num_removed = len(rig.cache.evict(1))
+        num_cleared = len(rig.cache.reset())
+        assert rig.events[1:] == [
+            ("stored", page_size),
+            ("removed", num_removed * page_size),
+            ("cleared", num_cleared * page_size),
+        ]
+
+    def test_nobody_needs_to_listen(self, page_size: int) -> None:
+        """`on_event` is None when nobody listens."""
+        cache = self.create(CacheContext(page_size, OldestAccessFirst(), TickingClock()))
+        rig = self.rig(page_size)
+        key = rig.key(1, 2)
+        cache.insert(key, rig.new_pages(2), cache.match(key).handle)
+        cache.evict(1)
+        cache.reset()
+        assert cache.evictable_pages == cache.locked_pages == 0
+
+    # -- everything at once
+
+    def test_any_history_agrees_with_a_dictionary(self, page_size: int) -> None:
+        """All of the above, after every step of random histories."""
+        from graftlm.testing.prefix_cache_machine import check_random_histories
+
+        check_random_histories(lambda: CacheRig(self.create, page_size, RestlessOrder()), self.max_examples)

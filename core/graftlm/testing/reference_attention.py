@@ -1,0 +1,68 @@
+"""The oracle of attention: one query at a time, in float32, over exactly the slots it may see."""
+
+import torch
+from torch import Tensor
+
+from graftlm.contracts import AttentionBackend, AttentionContext, AttentionLayer, ForwardBatch
+from graftlm.errors import InvariantError
+
+__all__ = ["ReferenceAttention"]
+
+
+class ReferenceAttention(AttentionBackend):
+    """Attention as the contract's sentences say it, with no regard for speed.
+
+    Each query gathers the keys and values of its own positions and nothing else, so that no mask, no padding and no
+    batching can hide a mistake in what is compared with it.
+    """
+
+    def __init__(self, context: AttentionContext) -> None:
+        self._kv = context.kv
+        self._page_size = context.page_size
+        self._batch: ForwardBatch | None = None
+
+    def prepare(self, batch: ForwardBatch) -> None:
+        """Remember the batch."""
+        self._batch = batch
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, layer: AttentionLayer) -> Tensor:
+        """Write keys and values, then attend; shapes as in the contract.
+
+        Raises:
+            InvariantError: `prepare` was not called first.
+        """
+        batch = self._batch
+        if batch is None:
+            raise InvariantError("ReferenceAttention.forward was called before prepare(batch)")
+        keys = self._kv.keys(layer.layer_id).view(-1, layer.num_kv_heads, layer.head_dim)  # [slots, H_kv, D]
+        values = self._kv.values(layer.layer_id).view(-1, layer.num_kv_heads, layer.head_dim)
+        keys[batch.out_slots] = k.to(keys.dtype)
+        values[batch.out_slots] = v.to(values.dtype)
+
+        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+        for b in range(batch.num_requests):
+            slots = self._slots_of(batch, b)
+            first, end = int(batch.cu_seqlens_q[b]), int(batch.cu_seqlens_q[b + 1])
+            for t in range(first, end):
+                position = int(batch.positions[t])
+                start = 0 if layer.sliding_window is None else max(0, position - layer.sliding_window + 1)
+                seen = slots[start : position + 1]
+                out[t] = _attend(q[t], keys[seen], values[seen], layer).to(q.dtype)
+        return out.reshape(q.shape[0], -1)
+
+    def _slots_of(self, batch: ForwardBatch, b: int) -> Tensor:
+        """Return the slot of every context position of request b, int64 [seq_len]."""
+        position = torch.arange(int(batch.seq_lens[b]), device=batch.page_table.device)
+        page = batch.page_table[b].long()[position // self._page_size]
+        return page * self._page_size + position % self._page_size
+
+
+def _attend(q: Tensor, keys: Tensor, values: Tensor, layer: AttentionLayer) -> Tensor:
+    """Attend with one query [H, D] over keys and values [S, H_kv, D]; float32 [H, D]."""
+    groups = layer.num_heads // layer.num_kv_heads
+    keys = keys.float().repeat_interleave(groups, dim=1)  # [S, H, D]
+    values = values.float().repeat_interleave(groups, dim=1)
+    scores = torch.einsum("hd,shd->hs", q.float(), keys) * layer.scale
+    if layer.soft_cap is not None:
+        scores = layer.soft_cap * torch.tanh(scores / layer.soft_cap)
+    return torch.einsum("hs,shd->hd", torch.softmax(scores, dim=-1), values)

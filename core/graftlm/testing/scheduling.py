@@ -1,0 +1,102 @@
+"""The conformance kit of scheduling policies."""
+
+import random
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from graftlm.contracts import SchedulingContext, SchedulingPolicy
+from graftlm.testing.conformance import Conformance
+
+__all__ = ["FakeWaitingRequest", "SchedulingPolicyConformance"]
+
+
+@dataclass(frozen=True, slots=True)
+class FakeWaitingRequest:
+    """A waiting request that is nothing but its figures; it cannot be changed."""
+
+    request_id: str
+    arrival_s: float = 0.0
+    priority: int = 0
+    num_tokens: int = 16
+    max_new_tokens: int = 16
+    cached_tokens: int = 0
+
+
+class SchedulingPolicyConformance(Conformance, ABC):
+    """Checks what `SchedulingPolicy` says of every policy.
+
+        class TestMyPolicy(SchedulingPolicyConformance):
+            def create(self, context):
+                return MyPolicy()
+
+    Attributes:
+        parameters: `num_requests` wait; `seed` draws them, and is the policy's own.
+    """
+
+    parameters: ClassVar[Mapping[str, Sequence[Any]]] = {"num_requests": (0, 1, 2, 40, 1000), "seed": (0, 1)}
+
+    @abstractmethod
+    def create(self, context: SchedulingContext) -> SchedulingPolicy:
+        """Return a new policy."""
+
+    def test_order_is_a_permutation(self, num_requests: int, seed: int) -> None:
+        """`order` returns a permutation of what it was given."""
+        policy = self.create(SchedulingContext(seed))
+        waiting = _draw(num_requests, seed)
+        for now in (100.0, 101.0):
+            ordered = policy.order(waiting, now)
+            assert len(ordered) == num_requests, f"order() returned {len(ordered)} of {num_requests} requests"
+            assert {id(request) for request in ordered} == {id(request) for request in waiting}, (
+                "order() lost or repeated a request"
+            )
+
+    def test_order_returns_a_new_list_and_changes_nothing(self, num_requests: int, seed: int) -> None:
+        """`order` returns a new list, and changes nothing."""
+        waiting = _draw(num_requests, seed)
+        given = list(waiting)
+        ordered = self.create(SchedulingContext(seed)).order(given, 100.0)
+        assert isinstance(ordered, list), f"order() returned {type(ordered).__name__}, expected a list"
+        assert ordered is not given, "order() returned the list it was given"
+        assert given == waiting, "order() changed the list it was given"
+
+    def test_order_takes_any_sequence(self, num_requests: int, seed: int) -> None:
+        """`waiting` is a `Sequence`, not always a list."""
+        waiting = _draw(num_requests, seed)
+        from_list = self.create(SchedulingContext(seed)).order(waiting, 100.0)
+        assert self.create(SchedulingContext(seed)).order(tuple(waiting), 100.0) == from_list
+
+    def test_order_is_deterministic(self, num_requests: int, seed: int) -> None:
+        """`order` is deterministic for equal input, clock reading and seed."""
+        one, other = (self.create(SchedulingContext(seed)) for _ in range(2))
+        for now in (100.0, 100.5):
+            assert one.order(_draw(num_requests, seed), now) == other.order(_draw(num_requests, seed), now)
+
+    def test_who_reorders_says_how_long_one_may_wait(self, num_requests: int, seed: int) -> None:
+        """`max_wait_s` is None for policies that never reorder."""
+        policy = self.create(SchedulingContext(seed))
+        waiting = _draw(num_requests, seed)
+        if policy.max_wait_s is None:
+            assert policy.order(waiting, 100.0) == waiting, "the policy reorders, so it needs a max_wait_s"
+        else:
+            assert policy.max_wait_s > 0
+
+
+def _draw(num_requests: int, seed: int) -> list[FakeWaitingRequest]:
+    """Return requests in order of arrival, with ties in everything they may be ordered by."""
+    draw = random.Random(seed)
+    requests = []
+    for request_idx in range(num_requests):
+        num_tokens = draw.randrange(1, 5000)
+        requests.append(
+            FakeWaitingRequest(
+                request_id=f"request-{request_idx}",
+                arrival_s=float(request_idx // 2),
+                priority=draw.randrange(-1, 2),
+                num_tokens=num_tokens,
+                max_new_tokens=draw.choice([1, 16, 4096]),
+                cached_tokens=draw.choice([0, 0, num_tokens // 2, num_tokens - 1]),
+            )
+        )
+    return requests

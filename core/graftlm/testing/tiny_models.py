@@ -1,0 +1,164 @@
+"""Small random checkpoints of real architectures, written as Hugging Face would write them."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+import torch
+from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from torch import nn
+
+__all__ = ["END_OF_TURN", "Family", "write_tiny_checkpoint"]
+
+Family: TypeAlias = Literal["llama", "qwen2", "qwen3"]
+
+#: The tiny tokenizer's end-of-sequence token; its id is 0.
+END_OF_TURN = "<|end|>"
+
+_SPECIAL_TOKENS = (END_OF_TURN, "<|pad|>", "<|system|>", "<|user|>", "<|assistant|>")
+
+_CHAT_TEMPLATE = (
+    "{% for message in messages %}{{ '<|' + message['role'] + '|>' + message['content'] + '<|end|>' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
+)
+
+_TEXT = (
+    "A small river runs past the mill, and every morning the miller counts the sacks of flour.",
+    'Numbers such as 0, 1, 2, 10, 128 and 3.14 stand next to words; {"name": "Ada", "age": 36} is a record.',
+    "Where does the river end? It ends in the sea, says the child, and the sea ends in the sky.",
+    "Ein kleiner Fluss, une petite rivière, un río pequeño, 小さな川.",
+)
+
+
+def write_tiny_checkpoint(
+    directory: Path,
+    family: Family = "llama",
+    seed: int = 0,
+    *,
+    hidden_size: int = 64,
+    intermediate_size: int = 96,
+    num_layers: int = 2,
+    num_heads: int = 4,
+    num_kv_heads: int = 2,
+    head_dim: int = 16,
+    vocab_size: int = 320,
+    max_position_embeddings: int = 256,
+    tie_word_embeddings: bool = False,
+    rope_parameters: Mapping[str, Any] | None = None,
+    eos_token_id: int | None = None,
+    shards: int = 1,
+    dtype: torch.dtype = torch.float32,
+    initializer_range: float = 0.3,
+    tokenizer: bool = False,
+    config: Mapping[str, Any] | None = None,
+) -> Path:
+    """Write config.json, generation_config.json, safetensors, and tokenizer files if asked for.
+
+    The weights are drawn wide, norms and biases included, so that the most likely token stands clear of the next ones
+    and a mistake in any layer shows.
+
+    Args:
+        directory: is created; files in it are replaced.
+        family: which architecture.
+        seed: of the weights. Equal arguments give equal files.
+        hidden_size: a multiple of num_heads, as Hugging Face asks of Llama.
+        intermediate_size: of the feed-forward layer.
+        num_layers: decoder layers.
+        num_heads: query heads.
+        num_kv_heads: key/value heads; num_heads is a multiple of it.
+        head_dim: even; need not be hidden_size / num_heads.
+        vocab_size: rows of the embedding.
+        max_position_embeddings: longest context in tokens.
+        tie_word_embeddings: whether the embedding is the output projection.
+        rope_parameters: such as {"rope_type": "linear", "factor": 2.0, "rope_theta": 10000.0}; None: the default type.
+        eos_token_id: ends an answer; None: the tokenizer's if there is one, else no token does.
+        shards: how many safetensors files; with more than one there is an index.
+        dtype: of the tensors.
+        initializer_range: standard deviation of matrices and embeddings.
+        tokenizer: whether to write a byte-level tokenizer with a chat template.
+        config: other entries of the Hugging Face configuration class.
+
+    Returns: the directory.
+
+    Raises:
+        ValueError: the vocabulary is too small for the tokenizer.
+    """
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    eos = 0 if eos_token_id is None and tokenizer else eos_token_id
+    hf_config = AutoConfig.for_model(
+        family,
+        hidden_size=hidden_size,
+        intermediate_size=intermediate_size,
+        num_hidden_layers=num_layers,
+        num_attention_heads=num_heads,
+        num_key_value_heads=num_kv_heads,
+        head_dim=head_dim,
+        vocab_size=vocab_size,
+        max_position_embeddings=max_position_embeddings,
+        tie_word_embeddings=tie_word_embeddings,
+        rope_parameters=dict(rope_parameters) if rope_parameters else None,
+        bos_token_id=None,
+        eos_token_id=eos,
+        **(config or {}),
+    )
+    with torch.random.fork_rng(devices=[]):  # building draws weights, which are replaced
+        model = AutoModelForCausalLM.from_config(hf_config, dtype=dtype)
+    _draw_weights(model, seed, initializer_range)
+    directory.mkdir(parents=True, exist_ok=True)
+    model.save_pretrained(directory)
+    if shards > 1:
+        _split_weights(directory, shards)
+    if tokenizer:
+        _write_tokenizer(directory, vocab_size, max_position_embeddings)
+    return directory
+
+
+def _draw_weights(model: nn.Module, seed: int, initializer_range: float) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            noise = torch.randn(parameter.shape, generator=generator) * initializer_range
+            parameter.copy_(1 + noise if "norm" in name else noise)
+
+
+def _split_weights(directory: Path, shards: int) -> None:
+    """Deal the tensors of model.safetensors out to several files, with an index."""
+    tensors = load_file(directory / "model.safetensors")
+    (directory / "model.safetensors").unlink()
+    weight_map: dict[str, str] = {}
+    for i in range(shards):
+        file = f"model-{i + 1:05}-of-{shards:05}.safetensors"
+        names = sorted(tensors)[i::shards]
+        save_file({name: tensors[name] for name in names}, directory / file, metadata={"format": "pt"})
+        weight_map.update(dict.fromkeys(names, file))
+    total_bytes = sum(tensor.nbytes for tensor in tensors.values())
+    index = {"metadata": {"total_size": total_bytes}, "weight_map": weight_map}
+    (directory / "model.safetensors.index.json").write_text(json.dumps(index, indent=2), encoding="utf-8")
+
+
+def _write_tokenizer(directory: Path, vocab_size: int, max_len: int) -> None:
+    from transformers import PreTrainedTokenizerFast
+
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    smallest = len(alphabet) + len(_SPECIAL_TOKENS)
+    if vocab_size < smallest:
+        raise ValueError(f"A tokenizer over bytes needs vocab_size of at least {smallest}, got {vocab_size}")
+    core = Tokenizer(models.BPE())
+    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    core.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size, special_tokens=list(_SPECIAL_TOKENS), initial_alphabet=alphabet, show_progress=False
+    )
+    core.train_from_iterator(_TEXT, trainer)
+    PreTrainedTokenizerFast(
+        tokenizer_object=core,
+        eos_token=END_OF_TURN,
+        pad_token="<|pad|>",
+        additional_special_tokens=list(_SPECIAL_TOKENS[2:]),
+        chat_template=_CHAT_TEMPLATE,
+        clean_up_tokenization_spaces=False,
+        model_max_length=max_len,
+    ).save_pretrained(directory)

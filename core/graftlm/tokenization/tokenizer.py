@@ -1,0 +1,169 @@
+"""A checkpoint's tokenizer: text and chats to token ids, token ids to text."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from graftlm.errors import CheckpointError, InvalidPromptError
+from graftlm.types import Message, TokenIds
+
+if TYPE_CHECKING:
+    import tokenizers
+
+__all__ = ["Tokenizer"]
+
+_JSON_FILES: Final = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "config.json")
+
+
+class Tokenizer:
+    """Encodes and decodes through the `tokenizers` library; chats through the checkpoint's template.
+
+    Only the Rust tokenizer below the Hugging Face object is used for text: the object's own call changes that
+    tokenizer's truncation and padding, which two threads may not do at once. All methods may be called from several
+    threads.
+    """
+
+    def __init__(self, pretrained: Any) -> None:
+        """Wrap a Hugging Face tokenizer.
+
+        Args:
+            pretrained: a fast one (`PreTrainedTokenizerFast` or a subclass).
+
+        Effects: switches off the padding and truncation of its Rust tokenizer.
+
+        Raises:
+            CheckpointError: it is not backed by the `tokenizers` library.
+        """
+        if not getattr(pretrained, "is_fast", False):
+            raise CheckpointError(
+                f"{type(pretrained).__name__} is not a fast tokenizer; graftlm needs one backed by the tokenizers "
+                "library. Convert the checkpoint's tokenizer to a tokenizer.json."
+            )
+        self._pretrained = pretrained
+        self._core: tokenizers.Tokenizer = pretrained.backend_tokenizer
+        self._core.no_padding()
+        self._core.no_truncation()
+        self._special_ids = frozenset(i for i, token in self._core.get_added_tokens_decoder().items() if token.special)
+        self._vocab_size = 1 + max(self._core.get_vocab(with_added_tokens=True).values(), default=-1)
+
+    @classmethod
+    def load(cls, path: Path) -> Tokenizer:
+        """Read the tokenizer of a checkpoint folder; nothing is downloaded and no code of the checkpoint runs.
+
+        Raises:
+            CheckpointError: a file is missing or broken (the message names it), or the tokenizer is not a fast one.
+        """
+        from transformers import AutoTokenizer
+
+        if not path.is_dir():
+            raise CheckpointError(f"cannot load a tokenizer from {path}: it is not a folder")
+        try:
+            pretrained = AutoTokenizer.from_pretrained(path, local_files_only=True)
+        except Exception as error:  # the loader raises whatever its parsers raise
+            raise CheckpointError(f"cannot load a tokenizer from {path}: {_what_is_wrong(path, error)}") from error
+        return cls(pretrained)
+
+    @property
+    def vocab_size(self) -> int:
+        """One more than the largest token id; a model's logits may have more columns."""
+        return self._vocab_size
+
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        """The end-of-sequence token, or nothing if the tokenizer has none."""
+        eos = self._pretrained.eos_token_id
+        return () if eos is None else (int(eos),)
+
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether the checkpoint says how a chat becomes a prompt."""
+        return bool(self._pretrained.chat_template)
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> TokenIds:
+        """Return a text's token ids, int32 [n].
+
+        Args:
+            text: anything, "" included.
+            add_special_tokens: put tokens such as the beginning-of-sequence token around it, as the checkpoint says.
+        """
+        return np.array(self._core.encode(text, add_special_tokens=add_special_tokens).ids, dtype=np.int32)
+
+    def encode_batch(self, texts: Sequence[str], add_special_tokens: bool = True) -> list[TokenIds]:
+        """Encode several texts on all cores; each result equals `encode`'s."""
+        encodings = self._core.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
+        return [np.array(encoding.ids, dtype=np.int32) for encoding in encodings]
+
+    def decode(self, token_ids: Sequence[int] | TokenIds, skip_special_tokens: bool = True) -> str:
+        """Return the text of token ids; bytes that form no character show as U+FFFD, unknown ids as nothing."""
+        ids = token_ids.tolist() if isinstance(token_ids, np.ndarray) else list(token_ids)
+        return self._core.decode(ids, skip_special_tokens=skip_special_tokens)
+
+    def is_special(self, token_id: int) -> bool:
+        """Whether `skip_special_tokens` leaves this token out."""
+        return token_id in self._special_ids
+
+    def is_known(self, token_id: int) -> bool:
+        """Whether the vocabulary holds this id; a model's logits may have columns that it does not."""
+        return self._core.id_to_token(token_id) is not None
+
+    def apply_chat_template(
+        self, messages: Sequence[Message], *, add_generation_prompt: bool = True, **template_args: Any
+    ) -> str:
+        """Return a chat as the text of a prompt.
+
+        The template writes its own special tokens: encode the text with `add_special_tokens=False`, or use
+        `encode_chat`.
+
+        Args:
+            messages: oldest first.
+            add_generation_prompt: end with the opening of the assistant's turn.
+            template_args: further variables of the template, such as `tools`.
+
+        Raises:
+            InvalidPromptError: the tokenizer has no chat template, or the template refuses the messages.
+        """
+        if not self.has_chat_template:
+            raise InvalidPromptError(
+                "this checkpoint's tokenizer has no chat template; send the prompt as text, or add a chat_template "
+                "to its tokenizer_config.json"
+            )
+        try:
+            text = self._pretrained.apply_chat_template(
+                [dict(message) for message in messages],
+                tokenize=False,
+                add_generation_prompt=add_generation_prompt,
+                **template_args,
+            )
+        except Exception as error:  # a template is a program of the checkpoint's, run over what a user sent
+            raise InvalidPromptError(f"the chat template refuses these messages: {_one_line(error)}") from error
+        return str(text)
+
+    def encode_chat(
+        self, messages: Sequence[Message], *, add_generation_prompt: bool = True, **template_args: Any
+    ) -> TokenIds:
+        """Return a chat as a prompt's token ids, int32 [n]; see `apply_chat_template`."""
+        text = self.apply_chat_template(messages, add_generation_prompt=add_generation_prompt, **template_args)
+        return self.encode(text, add_special_tokens=False)
+
+
+def _one_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"
+
+
+def _what_is_wrong(path: Path, error: Exception) -> str:
+    for name in _JSON_FILES:
+        file = path / name
+        if not file.is_file():
+            continue
+        try:
+            json.loads(file.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as broken:
+            return f"{name} is not readable JSON: {broken}"
+    if not (path / "tokenizer.json").is_file():
+        return f"tokenizer.json is missing ({_one_line(error)[:200]})"
+    return f"tokenizer.json is not a tokenizer ({_one_line(error)[:200]})"

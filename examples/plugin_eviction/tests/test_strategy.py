@@ -1,0 +1,32 @@
+"""`costly-last` under graftlm's conformance kit, and what is particular to it."""
+
+import pytest
+from graftlm_costly_last import provide_eviction_strategies
+from graftlm_costly_last.strategy import CostlyLast, CostlyLastOptions
+
+from graftlm.contracts import EvictionContext, EvictionStrategy, NodeStats
+from graftlm.testing import EvictionStrategyConformance
+
+
+class TestCostlyLast(EvictionStrategyConformance):
+    def create(self, context: EvictionContext) -> EvictionStrategy:
+        (provider,) = provide_eviction_strategies()
+        return provider.create(provider.options(), context)
+
+
+def leaf(last_access: float, tokens: int, depth: int = 0) -> NodeStats:
+    return NodeStats(created=0.0, last_access=last_access, tokens=tokens, depth=depth)
+
+
+@pytest.mark.parametrize(
+    ("grace_s", "first", "second"),
+    [
+        (10.0, leaf(1.0, tokens=50), leaf(0.0, tokens=1000)),  # the short leaf was used later, and still goes first
+        (10.0, leaf(0.0, tokens=1000), leaf(30.0, tokens=50)),  # a grace ends
+        (10.0, leaf(0.0, tokens=1000), leaf(0.0, tokens=1000, depth=50_000)),  # deep tokens cost more
+        (0.0, leaf(0.0, tokens=1000), leaf(1.0, tokens=50)),  # without grace: least recently used
+    ],
+)
+def test_the_first_goes_before_the_second(grace_s, first, second):
+    strategy = CostlyLast(CostlyLastOptions(grace_s_per_1000_tokens=grace_s))
+    assert strategy.priority(first) < strategy.priority(second)

@@ -1,0 +1,107 @@
+"""Compiles a C++ source into a shared library, once per source, compiler and CPU, in a private cache directory."""
+
+import hashlib
+import os
+import platform
+import shutil
+import stat
+import subprocess
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+from graftlm.errors import ProviderUnavailableError
+
+__all__ = ["FLAGS", "KernelBuildError", "build_library", "user_cache_dir"]
+
+FLAGS = ("-O3", "-march=native", "-std=c++17", "-fopenmp", "-shared", "-fPIC")
+
+_COMPILE_LIMIT_S = 120.0
+_SHOWN_ERROR_CHARS = 2000
+
+
+class KernelBuildError(ProviderUnavailableError):
+    """A kernel cannot be compiled or loaded on this machine."""
+
+
+def user_cache_dir(environ: Mapping[str, str]) -> Path:
+    """Return the directory of graftlm's files in the user's cache directory (XDG Base Directory specification)."""
+    base = environ.get("XDG_CACHE_HOME", "")
+    # The specification has relative paths ignored.
+    return (Path(base) if os.path.isabs(base) else Path.home() / ".cache") / "graftlm"
+
+
+def build_library(source: Path, compiler: str, cache_dir: Path) -> Path:
+    """Return the shared library of a source, compiling it if the cache does not hold it.
+
+    Processes may do this at the same time: each compiles into a file of its own and renames it into place, so that
+    whoever looks finds either nothing or a whole library.
+
+    Args:
+        source: a C++ file.
+        compiler: a name on PATH or a path.
+        cache_dir: created with mode 0700 if missing.
+
+    Raises:
+        KernelBuildError: no compiler, the compiler fails, or the directory is not this user's alone to write.
+    """
+    if os.name != "posix":
+        raise KernelBuildError(f"kernels are compiled on POSIX systems only, this is {os.name!r}. Set kernel: torch.")
+    executable = shutil.which(compiler)
+    if executable is None:
+        raise KernelBuildError(f"no C++ compiler {compiler!r} found. Install g++, or set `compiler` to one's path.")
+    library = cache_dir / f"{source.stem}-{_fingerprint(source, executable)}.so"
+    try:
+        _make_private(cache_dir)
+        if not library.exists():
+            _compile(source, executable, library)
+    except OSError as error:
+        raise KernelBuildError(f"cannot use the kernel cache {cache_dir}: {error}. Set `kernel_cache_dir`.") from error
+    return library
+
+
+def _fingerprint(source: Path, executable: str) -> str:
+    """Hash everything that the machine code depends on."""
+    version = _run([executable, "--version"]).stdout
+    parts = (source.read_text(encoding="utf-8"), *FLAGS, executable, version, _cpu())
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:20]
+
+
+def _cpu() -> str:
+    """Name the CPU and its instruction sets: `-march=native` builds for exactly these."""
+    cpuinfo = Path("/proc/cpuinfo")
+    if not cpuinfo.exists():
+        return f"{platform.machine()} {platform.processor()}"
+    wanted = ("vendor_id", "cpu family", "model", "model name", "flags", "Features", "CPU part")
+    first_cpu = cpuinfo.read_text(encoding="utf-8").split("\n\n")[0]
+    return "\n".join(line for line in first_cpu.splitlines() if line.split("\t")[0].strip() in wanted)
+
+
+def _make_private(directory: Path) -> None:
+    """Create a directory, or check that nobody else can put libraries into it."""
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    status = directory.stat()
+    if status.st_uid != os.getuid() or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise KernelBuildError(
+            f"other users may write to the kernel cache {directory} (owner {status.st_uid}, mode "
+            f"{stat.filemode(status.st_mode)}), so code in it is not trusted. Run `chmod 700` on it, or set "
+            "`kernel_cache_dir`."
+        )
+
+
+def _compile(source: Path, executable: str, library: Path) -> None:
+    with tempfile.TemporaryDirectory(dir=library.parent, prefix="build-") as directory:
+        unfinished = Path(directory) / library.name
+        result = _run([executable, *FLAGS, str(source), "-o", str(unfinished)])
+        if result.returncode != 0:
+            raise KernelBuildError(
+                f"{executable} could not compile {source.name}:\n{result.stderr[-_SHOWN_ERROR_CHARS:]}"
+            )
+        os.replace(unfinished, library)
+
+
+def _run(command: list[str]) -> subprocess.CompletedProcess[str]:
+    try:
+        return subprocess.run(command, capture_output=True, text=True, timeout=_COMPILE_LIMIT_S, check=False)
+    except subprocess.TimeoutExpired as error:
+        raise KernelBuildError(f"{command[0]} did not end within {_COMPILE_LIMIT_S:.0f} s") from error

@@ -1,0 +1,179 @@
+"""Paged attention through the C++ kernel in paged_attention.cpp, which reads the pages where they lie."""
+
+import ctypes
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from graftlm.contracts import AttentionBackend, AttentionContext, AttentionLayer, ForwardBatch
+from graftlm.errors import InvariantError
+from graftlm_attention.kernel_build import KernelBuildError, build_library
+
+__all__ = ["NativePagedAttention", "load_kernel", "native_obstacle"]
+
+_SOURCE = Path(__file__).with_name("paged_attention.cpp")
+_FUNCTIONS = {torch.float32: "graftlm_attend_float32", torch.bfloat16: "graftlm_attend_bfloat16"}
+_LANES = 16  # the kernel works on vectors of this many elements
+_NO_WINDOW = 2**62
+
+
+class _Step(ctypes.Structure):
+    """`GraftlmStep` in paged_attention.cpp."""
+
+    _fields_ = (
+        ("num_requests", ctypes.c_int64),
+        ("num_tokens", ctypes.c_int64),
+        ("page_size", ctypes.c_int64),
+        ("table_columns", ctypes.c_int64),
+        ("num_threads", ctypes.c_int64),
+        ("out_slots", ctypes.c_void_p),
+        ("query_lens", ctypes.c_void_p),
+        ("seq_lens", ctypes.c_void_p),
+        ("page_table", ctypes.c_void_p),
+    )
+
+
+class _Layer(ctypes.Structure):
+    """`GraftlmLayer` in paged_attention.cpp."""
+
+    _fields_ = (
+        ("num_heads", ctypes.c_int64),
+        ("num_kv_heads", ctypes.c_int64),
+        ("head_dim", ctypes.c_int64),
+        ("window", ctypes.c_int64),
+        ("has_soft_cap", ctypes.c_int32),
+        ("soft_cap", ctypes.c_float),
+        ("scale", ctypes.c_float),
+        ("keys", ctypes.c_void_p),
+        ("values", ctypes.c_void_p),
+    )
+
+
+class _Tensor(ctypes.Structure):
+    """`GraftlmTensor` in paged_attention.cpp."""
+
+    _fields_ = (("data", ctypes.c_void_p), ("token_stride", ctypes.c_int64), ("head_stride", ctypes.c_int64))
+
+
+def native_obstacle(context: AttentionContext) -> str | None:
+    """Return why the kernel cannot serve these layers, or None."""
+    if context.device.type != "cpu":
+        return f"the kernel runs on the CPU, the engine on {context.device.type!r}"
+    if context.dtype not in _FUNCTIONS:
+        return f"the kernel computes in {' and '.join(map(str, _FUNCTIONS))}, the engine in {context.dtype}"
+    odd = sorted({layer.head_dim for layer in context.layers if layer.head_dim % _LANES})
+    return f"the kernel needs head_dim to be a multiple of {_LANES}, got {odd}" if odd else None
+
+
+def load_kernel(compiler: str, cache_dir: Path) -> ctypes.CDLL:
+    """Compile the kernel if need be, and load it. Its OpenMP runtime is the one that torch has loaded already.
+
+    Raises:
+        KernelBuildError: it cannot be compiled or loaded.
+    """
+    library = build_library(_SOURCE, compiler, cache_dir)
+    try:
+        return ctypes.CDLL(str(library))
+    except OSError as error:
+        raise KernelBuildError(f"cannot load the compiled kernel {library}: {error}") from error
+
+
+@dataclass(frozen=True, slots=True)
+class _PreparedStep:
+    """What `forward` hands to the kernel. `keep` owns the memory that `step` points to."""
+
+    num_tokens: int
+    step: Any  # the result of ctypes.byref, which has no public type
+    keep: tuple[object, ...]
+
+
+class NativePagedAttention(AttentionBackend):
+    """Attention by a compiled kernel: float32 or bfloat16 on a CPU, head_dim a multiple of 16.
+
+    The kernel writes keys and values and attends in one call per layer, on as many threads as torch uses. The call
+    releases the interpreter lock.
+
+    Args:
+        context: layers and cache; `native_obstacle(context)` is None.
+        kernel: from `load_kernel`.
+    """
+
+    kernel = "native"
+
+    def __init__(self, context: AttentionContext, kernel: ctypes.CDLL) -> None:
+        self._page_size = context.page_size
+        self._dtype = context.dtype
+        self._attend = getattr(kernel, _FUNCTIONS[context.dtype])
+        self._attend.argtypes = [ctypes.c_void_p] * 6
+        self._attend.restype = None
+        self._layers = [_describe(layer, context) for layer in context.layers]
+        self._kv = context.kv  # its tensors must live as long as the pointers in _layers
+        self._prepared: _PreparedStep | None = None
+
+    def prepare(self, batch: ForwardBatch) -> None:
+        """Collect the batch's pointers."""
+        query_lens = np.ascontiguousarray(batch.query_lens_cpu, dtype=np.int32)
+        seq_lens = np.ascontiguousarray(batch.seq_lens_cpu, dtype=np.int32)
+        page_table = np.ascontiguousarray(batch.page_table_cpu, dtype=np.int32)
+        out_slots = batch.out_slots.contiguous()
+        step = _Step(
+            num_requests=batch.num_requests,
+            num_tokens=batch.num_tokens,
+            page_size=self._page_size,
+            table_columns=page_table.shape[1],
+            num_threads=torch.get_num_threads(),
+            out_slots=out_slots.data_ptr(),
+            query_lens=query_lens.ctypes.data,
+            seq_lens=seq_lens.ctypes.data,
+            page_table=page_table.ctypes.data,
+        )
+        keep = (step, query_lens, seq_lens, page_table, out_slots)
+        self._prepared = _PreparedStep(batch.num_tokens, ctypes.byref(step), keep)
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, layer: AttentionLayer) -> Tensor:
+        """Write keys and values, then attend; shapes as in the contract.
+
+        Raises:
+            InvariantError: called before `prepare`, or with tensors that do not fit the batch and the context's dtype.
+        """
+        prepared = self._prepared
+        if prepared is None:
+            raise InvariantError("NativePagedAttention.forward was called before prepare(batch)")
+        shape = (prepared.num_tokens, layer.num_heads, layer.head_dim)
+        kv_shape = (prepared.num_tokens, layer.num_kv_heads, layer.head_dim)
+        # The kernel trusts its pointers, so a mistake must stop here.
+        if q.shape != shape or k.shape != kv_shape or v.shape != kv_shape:
+            raise InvariantError(
+                f"layer {layer.layer_id} expects q {shape} and k, v {kv_shape}, "
+                f"got {tuple(q.shape)}, {tuple(k.shape)}, {tuple(v.shape)}"
+            )
+        if not q.dtype == k.dtype == v.dtype == self._dtype:
+            raise InvariantError(f"expected {self._dtype} tensors, got {q.dtype}, {k.dtype}, {v.dtype}")
+        out = torch.empty((prepared.num_tokens, layer.num_heads * layer.head_dim), dtype=self._dtype)
+        self._attend(prepared.step, self._layers[layer.layer_id], _point(q), _point(k), _point(v), out.data_ptr())
+        return out
+
+
+def _describe(layer: AttentionLayer, context: AttentionContext) -> Any:
+    return ctypes.byref(
+        _Layer(
+            num_heads=layer.num_heads,
+            num_kv_heads=layer.num_kv_heads,
+            head_dim=layer.head_dim,
+            window=_NO_WINDOW if layer.sliding_window is None else layer.sliding_window,
+            has_soft_cap=layer.soft_cap is not None,
+            soft_cap=0.0 if layer.soft_cap is None else layer.soft_cap,
+            scale=layer.scale,
+            keys=context.kv.keys(layer.layer_id).data_ptr(),
+            values=context.kv.values(layer.layer_id).data_ptr(),
+        )
+    )
+
+
+def _point(tensor: Tensor) -> Any:
+    token_stride, head_stride, _ = tensor.stride()
+    return ctypes.byref(_Tensor(tensor.data_ptr(), token_stride, head_stride))

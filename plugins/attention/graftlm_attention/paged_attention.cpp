@@ -1,0 +1,825 @@
+// Paged attention on a CPU: writes a batch's keys and values into their pages, then attends over the pages in place.
+//
+// Two loops share one idea, the online softmax (Milakov & Gimelshein, arXiv:1805.02867; Dao et al., arXiv:2205.14135):
+//   - `attend_query` reads the context once for a single token's H heads. It is bound by memory, so a task walks whole
+//     token rows (all KV heads), and long contexts are cut into pieces that `merge_pieces` joins (flash-decoding).
+//   - `attend_block` serves a block of a chunk's tokens for one KV head. It is bound by arithmetic, so it packs keys and
+//     values into tiles and multiplies them with one register-blocked kernel, `gemm_rows`.
+// Scores, softmax and sums are float32. On machines with AVX512-BF16 the chunk loop multiplies pairs of bfloat16, which
+// rounds the softmax weights to bfloat16; everywhere else bfloat16 is widened first.
+//
+// Plain C interface, no dependencies: it compiles in seconds and is loaded with ctypes.
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <limits>
+#include <new>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#if defined(__AVX512BF16__) && defined(__AVX512BW__)
+#include <immintrin.h>
+#define HAS_BF16_PAIRS 1
+#endif
+
+extern "C" {
+
+// One step's batch: B requests, T tokens, P page-table columns. Host pointers, read only.
+struct GraftlmStep {
+    int64_t num_requests;
+    int64_t num_tokens;
+    int64_t page_size;
+    int64_t table_columns;
+    int64_t num_threads;
+    const int64_t* out_slots;   // [T]
+    const int32_t* query_lens;  // [B]
+    const int32_t* seq_lens;    // [B]
+    const int32_t* page_table;  // [B, P]
+};
+
+// One layer's shape and pages. `window` is at least 1; `soft_cap` counts only where `has_soft_cap`.
+struct GraftlmLayer {
+    int64_t num_heads;
+    int64_t num_kv_heads;
+    int64_t head_dim;  // a multiple of 16
+    int64_t window;
+    int32_t has_soft_cap;
+    float soft_cap;
+    float scale;
+    void* keys;    // [slots, H_kv, D]
+    void* values;  // [slots, H_kv, D]
+};
+
+// A [T, heads, D] tensor whose last dimension is contiguous; strides in elements.
+struct GraftlmTensor {
+    void* data;
+    int64_t token_stride;
+    int64_t head_stride;
+};
+}
+
+namespace {
+
+// Floats in a vector register; and the columns of `gemm_rows`, in vectors, that the number of registers allows.
+#if defined(__AVX512F__)
+constexpr int kLanes = 16;
+constexpr int kVectors = 4;
+#elif defined(__AVX__)
+constexpr int kLanes = 8;
+constexpr int kVectors = 2;
+#else
+constexpr int kLanes = 4;
+constexpr int kVectors = 2;
+#endif
+constexpr int kRows = 6;   // rows of `gemm_rows`
+constexpr int kTile = 64;  // context tokens handled between two updates of the running maximum
+constexpr int64_t kBlockRows = 120;       // query rows (tokens x heads of a group) of one chunk task
+constexpr int64_t kPieceTokens = 256;     // a context is not cut into pieces shorter than this
+constexpr int64_t kPiecesPerThread = 4;   // how finely the work is cut for balance
+constexpr int64_t kSerialTokens = 128;    // below this much context in total, waking threads costs more than it gains
+constexpr float kFarBelow = -1e30f;       // a running maximum before its first score: finite, so differences are too
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+
+typedef float Vec __attribute__((vector_size(4 * kLanes)));
+typedef float LooseVec __attribute__((vector_size(4 * kLanes), aligned(4), may_alias));
+typedef int32_t IntVec __attribute__((vector_size(4 * kLanes)));
+typedef uint32_t WordVec __attribute__((vector_size(4 * kLanes)));
+typedef uint16_t HalfVec __attribute__((vector_size(2 * kLanes)));
+typedef uint16_t LooseHalfVec __attribute__((vector_size(2 * kLanes), aligned(2), may_alias));
+
+inline Vec splat(float x) { return Vec{} + x; }
+inline Vec load(const float* p) { return *reinterpret_cast<const LooseVec*>(p); }
+inline void store(float* p, Vec x) { *reinterpret_cast<LooseVec*>(p) = x; }
+
+struct Float32 {
+    using Element = float;
+    static Vec load(const float* p) { return ::load(p); }
+    static void store(float* p, Vec x) { ::store(p, x); }
+};
+
+struct BFloat16 {
+    using Element = uint16_t;
+    static Vec load(const uint16_t* p) {
+        HalfVec half = *reinterpret_cast<const LooseHalfVec*>(p);
+        return reinterpret_cast<Vec>(__builtin_convertvector(half, WordVec) << 16);
+    }
+    // Rounds to nearest, ties to even; a NaN stays a NaN.
+    static HalfVec round(Vec x) {
+        WordVec bits = reinterpret_cast<WordVec>(x);
+        WordVec rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
+        WordVec quiet = (bits >> 16) | 0x40u;
+        return __builtin_convertvector(x == x ? rounded : quiet, HalfVec);
+    }
+    static void store(uint16_t* p, Vec x) { *reinterpret_cast<LooseHalfVec*>(p) = round(x); }
+};
+
+// ---- small vector mathematics ------------------------------------------------------------------------------------
+
+// exp(x) for x <= 0, to about 2 units in the last place; 0 below -87; NaN stays NaN.
+inline Vec exp_negative(Vec x) {
+    Vec y = x < -87.0f ? splat(-87.0f) : x;
+    Vec shifted = y * 1.44269504f + 12582912.0f;  // 1.5 * 2^23: the addition rounds to an integer
+    Vec n = shifted - 12582912.0f;
+    Vec r = y - n * 0.693359375f;  // ln 2 in two parts, so that n * ln 2 keeps its low bits
+    r = r + n * 2.12194440e-4f;
+    Vec p = splat(1.3888889e-3f);
+    p = p * r + 8.3333333e-3f;
+    p = p * r + 4.1666667e-2f;
+    p = p * r + 1.6666667e-1f;
+    p = p * r + 0.5f;
+    p = p * r * r + r + 1.0f;
+    IntVec exponent = (reinterpret_cast<IntVec>(shifted) - 0x4b400000 + 127) << 23;
+    Vec result = p * reinterpret_cast<Vec>(exponent);
+    return x < -87.0f ? Vec{} : result;
+}
+
+inline Vec tanh_vec(Vec x) {
+    Vec magnitude = x < 0.0f ? -x : x;
+    Vec e = exp_negative(magnitude * -2.0f);
+    Vec large = (1.0f - e) / (1.0f + e);
+    large = x < 0.0f ? -large : large;
+    Vec s = x * x;  // near 0 the quotient cancels; the Taylor series does not
+    Vec series = splat(-1382.0f / 155925.0f);
+    series = series * s + 62.0f / 2835.0f;
+    series = series * s - 17.0f / 315.0f;
+    series = series * s + 2.0f / 15.0f;
+    series = series * s - 1.0f / 3.0f;
+    series = series * s * x + x;
+    return magnitude < 0.4f ? series : large;
+}
+
+inline IntVec lane_numbers() {
+    IntVec lanes = {};
+    for (int i = 0; i < kLanes; ++i) lanes[i] = i;
+    return lanes;
+}
+
+// Folds a vector in halves with `combine`, down to one number. Templates, not loops, so that lane numbers are constants.
+template <int kStep = kLanes / 2, class Combine>
+inline float fold(Vec x, Combine combine) {
+    if constexpr (kStep == 0) {
+        return x[0];
+    } else {
+        const IntVec rotated = (lane_numbers() + kStep) & (kLanes - 1);
+        return fold<kStep / 2>(combine(x, __builtin_shuffle(x, rotated)), combine);
+    }
+}
+
+inline float max_lane(Vec x) {
+    return fold(x, [](Vec a, Vec b) { return a > b ? a : b; });
+}
+
+inline float sum_lanes(Vec x) {
+    return fold(x, [](Vec a, Vec b) { return a + b; });
+}
+
+// Adds neighbouring lanes of two vectors: a's sums in the lower half, b's in the upper.
+inline Vec add_neighbours(Vec a, Vec b) {
+    const IntVec even = lane_numbers() * 2;
+    return __builtin_shuffle(a, b, even) + __builtin_shuffle(a, b, even + 1);
+}
+
+// Sums each of kLanes vectors; lane i of the result is the sum of x[i].
+template <int kCount>
+inline Vec sum_each(const Vec (&x)[kCount]) {
+    if constexpr (kCount == 1) {
+        return x[0];
+    } else {
+        Vec halves[kCount / 2];
+        for (int i = 0; i < kCount / 2; ++i) halves[i] = add_neighbours(x[2 * i], x[2 * i + 1]);
+        return sum_each(halves);
+    }
+}
+
+// ---- online softmax ----------------------------------------------------------------------------------------------
+
+struct Softmax {
+    float maximum = kFarBelow;
+    float sum = 0.0f;
+};
+
+// Turns kTile scores into weights relative to the new maximum; returns what earlier sums must be multiplied by.
+// Scores of -infinity become weights of exactly 0.
+inline float update_softmax(Softmax& state, float* scores, int count, const GraftlmLayer& layer, float scale) {
+    Vec best = splat(state.maximum);
+    for (int i = 0; i < count; i += kLanes) {
+        Vec s = load(scores + i) * scale;
+        if (layer.has_soft_cap) {
+            Vec capped = tanh_vec(s / layer.soft_cap) * layer.soft_cap;
+            s = s == -kInfinity ? s : capped;
+        }
+        store(scores + i, s);
+        best = s > best ? s : best;
+    }
+    float maximum = max_lane(best);
+    Vec sum = Vec{};
+    for (int i = 0; i < count; i += kLanes) {
+        Vec p = exp_negative(load(scores + i) - maximum);
+        store(scores + i, p);
+        sum += p;
+    }
+    float correction = exp_negative(splat(state.maximum - maximum))[0];
+    state.sum = state.sum * correction + sum_lanes(sum);
+    state.maximum = maximum;
+    return correction;
+}
+
+// ---- scratch memory ----------------------------------------------------------------------------------------------
+
+// Grows and is kept by its thread: a step allocates nothing once it is warm.
+class Scratch {
+public:
+    ~Scratch() { std::free(memory_); }
+    void reserve(size_t bytes) {
+        if (bytes <= size_) return;
+        std::free(memory_);
+        size_ = (bytes + 63) / 64 * 64;
+        memory_ = static_cast<char*>(std::aligned_alloc(64, size_));
+        if (memory_ == nullptr) throw std::bad_alloc();
+    }
+    void rewind() { used_ = 0; }
+    template <class T>
+    T* take(size_t count) {
+        T* start = reinterpret_cast<T*>(memory_ + used_);
+        used_ += (count * sizeof(T) + 63) / 64 * 64;
+        return start;
+    }
+
+private:
+    char* memory_ = nullptr;
+    size_t size_ = 0;
+    size_t used_ = 0;
+};
+
+// ---- one token over its context ----------------------------------------------------------------------------------
+
+// Where kTile context tokens of a request stand in the cache; entries past the last token repeat it.
+struct TileRows {
+    int64_t offsets[kTile];  // elements from the start of the layer's keys or values to the token's row
+    int count;
+
+    void find(const GraftlmStep& step, int64_t request, int64_t start, int64_t end, int64_t row_elements) {
+        const int32_t* pages = step.page_table + request * step.table_columns;
+        count = static_cast<int>(std::min<int64_t>(kTile, end - start));
+        int64_t page = start / step.page_size, within = start % step.page_size;
+        for (int i = 0; i < count; ++i) {
+            offsets[i] = (pages[page] * step.page_size + within) * row_elements;
+            if (++within == step.page_size) {
+                within = 0;
+                ++page;
+            }
+        }
+        for (int i = count; i < kTile; ++i) offsets[i] = offsets[count - 1];
+    }
+};
+
+template <class E>
+void prefetch(const typename E::Element* start, int64_t elements) {
+    const char* line = reinterpret_cast<const char*>(start);
+    const char* end = reinterpret_cast<const char*>(start + elements);
+    for (; line < end; line += 64) __builtin_prefetch(line, 0, 2);
+}
+
+// What the memory should fetch while a tile is being worked on: a slice of the next tile for each of its tokens. Spread
+// over the arithmetic like this the fetches overlap it; issued together they would fill the miss buffers and stall it.
+template <class E>
+struct Ahead {
+    const typename E::Element* slices[kTile];
+    int64_t elements = 0;  // per slice; 0 when there is nothing to fetch
+
+    void fetch(int t) const { prefetch<E>(slices[t], elements); }
+};
+
+// How one token's queries and keys are multiplied: widened to float, or as pairs of bfloat16.
+template <class E>
+struct Dot {
+    using Query = float;
+    static constexpr int kStep = kLanes;
+    static void pack(const typename E::Element* row, int64_t dim, float* out) {
+        for (int64_t d = 0; d < dim; d += kLanes) store(out + d, E::load(row + d));
+    }
+    static Vec query(const float* p, int64_t) { return load(p); }
+    static Vec key(const typename E::Element* p, int64_t) { return E::load(p); }
+    static Vec multiply_add(Vec sum, Vec a, Vec b) { return sum + a * b; }
+};
+
+#ifdef HAS_BF16_PAIRS
+template <>
+struct Dot<BFloat16> {
+    using Query = uint16_t;
+    static constexpr int kStep = 2 * kLanes;
+    static void pack(const uint16_t* row, int64_t dim, uint16_t* out) { std::memcpy(out, row, dim * 2); }
+    static Vec key(const uint16_t* p, int64_t left) {
+        if (left >= kStep) return reinterpret_cast<Vec>(_mm512_loadu_si512(p));
+        return reinterpret_cast<Vec>(_mm512_maskz_loadu_epi16(0xffff, p));  // D is an odd multiple of 16
+    }
+    static Vec query(const uint16_t* p, int64_t left) { return key(p, left); }
+    static Vec multiply_add(Vec sum, Vec a, Vec b) {
+        return reinterpret_cast<Vec>(_mm512_dpbf16_ps(reinterpret_cast<__m512>(sum), reinterpret_cast<__m512bh>(a),
+                                                      reinterpret_cast<__m512bh>(b)));
+    }
+};
+#endif
+
+// scores[r][t] = q[r] . k[t] for R rows of one KV head; R * (tokens at once) fills a vector.
+template <class E, int R>
+void dot_rows(const typename Dot<E>::Query* q, const typename E::Element* keys, const TileRows& rows,
+              const Ahead<E>& ahead, int64_t dim, float* scores) {
+    constexpr int kTokens = kLanes / R;
+    for (int t = 0; t < rows.count; t += kTokens) {
+        Vec sums[kLanes] = {};
+        for (int i = 0; i < kTokens; ++i) ahead.fetch(t + i);
+        for (int64_t d = 0; d < dim; d += Dot<E>::kStep) {
+            Vec query[R];
+            for (int r = 0; r < R; ++r) query[r] = Dot<E>::query(q + r * dim + d, dim - d);
+            for (int i = 0; i < kTokens; ++i) {
+                Vec key = Dot<E>::key(keys + rows.offsets[t + i] + d, dim - d);
+                for (int r = 0; r < R; ++r)
+                    sums[r * kTokens + i] = Dot<E>::multiply_add(sums[r * kTokens + i], query[r], key);
+            }
+        }
+        Vec totals = sum_each(sums);
+        for (int r = 0; r < R; ++r)
+            std::memcpy(scores + r * kTile + t, reinterpret_cast<float*>(&totals) + r * kTokens, kTokens * 4);
+    }
+}
+
+// mixed[r] = mixed[r] * corrections[r] + sum over tokens of weights[r][t] * v[t], for R rows and V vectors of D.
+template <class E, int R, int V>
+void mix_rows(const float* weights, const float* corrections, const typename E::Element* values, const TileRows& rows,
+              const Ahead<E>* ahead, int64_t dim, float* mixed) {
+    Vec sums[R][V];
+    for (int r = 0; r < R; ++r)
+        for (int v = 0; v < V; ++v) sums[r][v] = load(mixed + r * dim + v * kLanes) * corrections[r];
+    for (int t = 0; t < rows.count; ++t) {
+        const typename E::Element* row = values + rows.offsets[t];
+        if (ahead != nullptr) ahead->fetch(t);
+        Vec value[V];
+        for (int v = 0; v < V; ++v) value[v] = E::load(row + v * kLanes);
+        for (int r = 0; r < R; ++r)
+            for (int v = 0; v < V; ++v) sums[r][v] += weights[r * kTile + t] * value[v];
+    }
+    for (int r = 0; r < R; ++r)
+        for (int v = 0; v < V; ++v) store(mixed + r * dim + v * kLanes, sums[r][v]);
+}
+
+template <class E, int R>
+void mix_all(const float* weights, const float* corrections, const typename E::Element* values, const TileRows& rows,
+             const Ahead<E>& ahead, int64_t dim, float* mixed) {
+    int64_t d = 0;
+    for (; d + kVectors * kLanes <= dim; d += kVectors * kLanes)
+        mix_rows<E, R, kVectors>(weights, corrections, values + d, rows, d == 0 ? &ahead : nullptr, dim, mixed + d);
+    for (; d < dim; d += kLanes)
+        mix_rows<E, R, 1>(weights, corrections, values + d, rows, d == 0 ? &ahead : nullptr, dim, mixed + d);
+}
+
+// One KV head's tile for R query rows: scores, softmax, weighted sum.
+template <class E, int R>
+void attend_rows(const typename Dot<E>::Query* q, const typename E::Element* keys, const typename E::Element* values,
+                 const TileRows& rows, const Ahead<E>& ahead_keys, const Ahead<E>& ahead_values, const GraftlmLayer& layer,
+                 Softmax* softmax, float* mixed) {
+    alignas(64) float scores[R * kTile];
+    float corrections[R];
+    int padded = (rows.count + kLanes - 1) / kLanes * kLanes;
+    dot_rows<E, R>(q, keys, rows, ahead_keys, layer.head_dim, scores);
+    for (int r = 0; r < R; ++r) {
+        for (int t = rows.count; t < padded; ++t) scores[r * kTile + t] = -kInfinity;
+        corrections[r] = update_softmax(softmax[r], scores + r * kTile, padded, layer, layer.scale);
+    }
+    mix_all<E, R>(scores, corrections, values, rows, ahead_values, layer.head_dim, mixed);
+}
+
+// A piece [start, end) of one token's context, for all heads.
+struct QueryTask {
+    int64_t request;
+    int64_t token;
+    int64_t start;
+    int64_t end;
+    float* partial;  // [H, 2 + D] when the context is cut into pieces, else null
+};
+
+template <class E>
+void write_mixed(const GraftlmLayer& layer, int64_t token, int64_t head, const float* mixed, float sum, void* out) {
+    auto* row = static_cast<typename E::Element*>(out) + (token * layer.num_heads + head) * layer.head_dim;
+    for (int64_t d = 0; d < layer.head_dim; d += kLanes) E::store(row + d, load(mixed + d) / sum);
+}
+
+// Shares the next tile's rows out among the KV heads: in order of address, each slice once.
+template <class E>
+void look_ahead(const typename E::Element* base, const TileRows& next, const GraftlmLayer& layer, int64_t kv_head,
+                Ahead<E>& ahead) {
+    ahead.elements = layer.head_dim;
+    int64_t row = kv_head * kTile / layer.num_kv_heads, slice = kv_head * kTile % layer.num_kv_heads;
+    for (int t = 0; t < kTile; ++t) {
+        ahead.slices[t] = base + next.offsets[row] + slice * layer.head_dim;
+        if (++slice == layer.num_kv_heads) {
+            slice = 0;
+            ++row;
+        }
+    }
+}
+
+template <class E>
+void attend_query(const GraftlmStep& step, const GraftlmLayer& layer, const QueryTask& task, const GraftlmTensor& q,
+                  void* out, Scratch& scratch) {
+    using Element = typename E::Element;
+    const int64_t heads = layer.num_heads, dim = layer.head_dim, group = heads / layer.num_kv_heads;
+    const auto* keys = static_cast<const Element*>(layer.keys);
+    const auto* values = static_cast<const Element*>(layer.values);
+    scratch.rewind();
+    auto* query = scratch.take<typename Dot<E>::Query>(heads * dim);
+    float* mixed = scratch.take<float>(heads * dim);
+    Softmax* softmax = scratch.take<Softmax>(heads);
+    TileRows* tiles = scratch.take<TileRows>(2);
+    for (int64_t h = 0; h < heads; ++h) {
+        const auto* row = static_cast<const Element*>(q.data) + task.token * q.token_stride + h * q.head_stride;
+        Dot<E>::pack(row, dim, query + h * dim);
+        softmax[h] = Softmax();
+    }
+    std::memset(mixed, 0, heads * dim * sizeof(float));
+
+    const int64_t row_elements = layer.num_kv_heads * dim;
+    Ahead<E> ahead_keys, ahead_values;
+    TileRows *tile = &tiles[0], *next = &tiles[1];
+    tile->find(step, task.request, task.start, task.end, row_elements);
+    for (int64_t start = task.start; start < task.end; start += kTile) {
+        const bool more = start + kTile < task.end;
+        if (more) next->find(step, task.request, start + kTile, task.end, row_elements);
+        for (int64_t kv_head = 0; kv_head < layer.num_kv_heads; ++kv_head) {
+            if (more) look_ahead<E>(keys, *next, layer, kv_head, ahead_keys);
+            if (more) look_ahead<E>(values, *next, layer, kv_head, ahead_values);
+            const int64_t end = (kv_head + 1) * group;
+            int64_t h = kv_head * group;
+            auto attend_heads = [&](auto rows) {
+                constexpr int R = decltype(rows)::value;
+                for (; h + R <= end; h += R) {
+                    attend_rows<E, R>(query + h * dim, keys + kv_head * dim, values + kv_head * dim, *tile, ahead_keys,
+                                      ahead_values, layer, softmax + h, mixed + h * dim);
+                    ahead_keys.elements = ahead_values.elements = 0;  // the first rows have asked for it
+                }
+            };
+            attend_heads(std::integral_constant<int, 4>());
+            attend_heads(std::integral_constant<int, 2>());
+            attend_heads(std::integral_constant<int, 1>());
+        }
+        std::swap(tile, next);
+    }
+
+    for (int64_t h = 0; h < heads; ++h) {
+        if (task.partial == nullptr) {
+            write_mixed<E>(layer, task.token, h, mixed + h * dim, softmax[h].sum, out);
+            continue;
+        }
+        float* partial = task.partial + h * (dim + 2);
+        partial[0] = softmax[h].maximum;
+        partial[1] = softmax[h].sum;
+        std::memcpy(partial + 2, mixed + h * dim, dim * sizeof(float));
+    }
+}
+
+// The pieces of one token, [pieces, H, 2 + D].
+struct MergeTask {
+    int64_t token;
+    int64_t pieces;
+    float* partials;
+};
+
+template <class E>
+void merge_pieces(const GraftlmLayer& layer, const MergeTask& task, void* out) {
+    const int64_t dim = layer.head_dim, stride = layer.num_heads * (dim + 2);
+    for (int64_t h = 0; h < layer.num_heads; ++h) {
+        float* first = task.partials + h * (dim + 2);
+        float maximum = first[0];
+        for (int64_t i = 1; i < task.pieces; ++i) maximum = std::max(maximum, first[i * stride]);
+        float sum = 0.0f;
+        for (int64_t i = 0; i < task.pieces; ++i) {
+            float* piece = first + i * stride;
+            const float weight = exp_negative(splat(piece[0] - maximum))[0];
+            sum += piece[1] * weight;
+            for (int64_t d = 0; d < dim; d += kLanes) {
+                Vec scaled = load(piece + 2 + d) * weight;
+                store(first + 2 + d, i == 0 ? scaled : load(first + 2 + d) + scaled);
+            }
+        }
+        write_mixed<E>(layer, task.token, h, first + 2, sum, out);
+    }
+}
+
+// ---- a block of a chunk's tokens ---------------------------------------------------------------------------------
+
+// How a chunk's numbers are packed into 32-bit words for `gemm_rows`: one float each, or a pair of bfloat16.
+struct FloatWords {
+    using Word = float;
+    static constexpr int kPerWord = 1;
+    static Vec multiply_add(Vec sum, Word a, Vec b) { return sum + a * b; }
+};
+
+#ifdef HAS_BF16_PAIRS
+struct PairWords {
+    using Word = uint32_t;
+    static constexpr int kPerWord = 2;
+    static Vec multiply_add(Vec sum, Word a, Vec b) {
+        return reinterpret_cast<Vec>(_mm512_dpbf16_ps(reinterpret_cast<__m512>(sum),
+                                                      reinterpret_cast<__m512bh>(_mm512_set1_epi32(a)),
+                                                      reinterpret_cast<__m512bh>(b)));
+    }
+};
+#endif
+
+// c[r][:] = c[r][:] * corrections[r] + a[r][0:depth] b[0:depth][:] for kRows rows and V vectors of columns.
+template <class Words, int V>
+void gemm_rows(const typename Words::Word* a, int64_t a_stride, const typename Words::Word* b, int64_t b_stride,
+               int64_t depth, const float* corrections, float* c, int64_t c_stride) {
+    Vec sums[kRows][V];
+    for (int r = 0; r < kRows; ++r)
+        for (int v = 0; v < V; ++v)
+            sums[r][v] = corrections == nullptr ? Vec{} : load(c + r * c_stride + v * kLanes) * corrections[r];
+    for (int64_t i = 0; i < depth; ++i) {
+        Vec column[V];
+        for (int v = 0; v < V; ++v) column[v] = load(reinterpret_cast<const float*>(b + i * b_stride + v * kLanes));
+        for (int r = 0; r < kRows; ++r)
+            for (int v = 0; v < V; ++v)
+                sums[r][v] = Words::multiply_add(sums[r][v], a[r * a_stride + i], column[v]);
+    }
+    for (int r = 0; r < kRows; ++r)
+        for (int v = 0; v < V; ++v) store(c + r * c_stride + v * kLanes, sums[r][v]);
+}
+
+template <class Words>
+void gemm(const typename Words::Word* a, int64_t a_stride, const typename Words::Word* b, int64_t b_stride,
+          int64_t depth, const float* corrections, float* c, int64_t rows, int64_t columns) {
+    for (int64_t r = 0; r < rows; r += kRows) {
+        const float* scale = corrections == nullptr ? nullptr : corrections + r;
+        int64_t j = 0;
+        for (; j + kVectors * kLanes <= columns; j += kVectors * kLanes)
+            gemm_rows<Words, kVectors>(a + r * a_stride, a_stride, b + j, b_stride, depth, scale, c + r * columns + j, columns);
+        for (; j < columns; j += kLanes)
+            gemm_rows<Words, 1>(a + r * a_stride, a_stride, b + j, b_stride, depth, scale, c + r * columns + j, columns);
+    }
+}
+
+// How queries, keys, values and weights of one element type become words. Tokens past the tile's last are zeros.
+template <class E>
+struct Packing {
+    using Words = FloatWords;
+    using Element = typename E::Element;
+    static void query(const Element* row, int64_t dim, float* out) {
+        for (int64_t d = 0; d < dim; d += kLanes) store(out + d, E::load(row + d));
+    }
+    // [D][kTile]
+    static void keys(const Element* base, const TileRows& rows, int64_t dim, float* out) {
+        for (int t = 0; t < kTile; ++t) {
+            const Element* row = base + rows.offsets[t];
+            for (int64_t d = 0; d < dim; d += kLanes) {
+                Vec key = t < rows.count ? E::load(row + d) : Vec{};
+                for (int i = 0; i < kLanes; ++i) out[(d + i) * kTile + t] = key[i];
+            }
+        }
+    }
+    // [kTile][D]
+    static void values(const Element* base, const TileRows& rows, int64_t dim, float* out) {
+        for (int t = 0; t < kTile; ++t)
+            for (int64_t d = 0; d < dim; d += kLanes)
+                store(out + t * dim + d, t < rows.count ? E::load(base + rows.offsets[t] + d) : Vec{});
+    }
+    static void weights(const float* row, float* out) { std::memcpy(out, row, kTile * sizeof(float)); }
+};
+
+#ifdef HAS_BF16_PAIRS
+template <>
+struct Packing<BFloat16> {
+    using Words = PairWords;
+    static void query(const uint16_t* row, int64_t dim, uint32_t* out) { std::memcpy(out, row, dim * 2); }
+    // [D / 2][kTile], a word holds dimensions 2i and 2i + 1
+    static void keys(const uint16_t* base, const TileRows& rows, int64_t dim, uint32_t* out) {
+        for (int t = 0; t < kTile; ++t) {
+            const uint16_t* row = base + rows.offsets[t];
+            for (int64_t i = 0; i < dim / 2; ++i) {
+                uint32_t pair = 0;
+                if (t < rows.count) std::memcpy(&pair, row + 2 * i, 4);
+                out[i * kTile + t] = pair;
+            }
+        }
+    }
+    // [kTile / 2][D], a word holds tokens 2i and 2i + 1
+    static void values(const uint16_t* base, const TileRows& rows, int64_t dim, uint32_t* out) {
+        for (int t = 0; t < kTile; t += 2) {
+            const uint16_t* even = base + rows.offsets[t];
+            const uint16_t* odd = base + rows.offsets[t + 1];
+            for (int64_t d = 0; d < dim; ++d) {
+                uint32_t low = t < rows.count ? even[d] : 0, high = t + 1 < rows.count ? odd[d] : 0;
+                out[t / 2 * dim + d] = low | high << 16;
+            }
+        }
+    }
+    static void weights(const float* row, uint32_t* out) {
+        for (int t = 0; t < kTile; t += kLanes) BFloat16::store(reinterpret_cast<uint16_t*>(out) + t, load(row + t));
+    }
+};
+#endif
+
+// Tokens [first, first + count) of a request's chunk, for one KV head.
+struct BlockTask {
+    int64_t request;
+    int64_t kv_head;
+    int64_t token;     // index in the batch of the block's first token
+    int64_t position;  // and its position in the context
+    int64_t count;
+};
+
+template <class E>
+void attend_block(const GraftlmStep& step, const GraftlmLayer& layer, const BlockTask& task, const GraftlmTensor& q,
+                  void* out, Scratch& scratch) {
+    using Element = typename E::Element;
+    using Pack = Packing<E>;
+    using Word = typename Pack::Words::Word;
+    constexpr int kPerWord = Pack::Words::kPerWord;
+    const int64_t dim = layer.head_dim, group = layer.num_heads / layer.num_kv_heads;
+    const int64_t count = task.count * group, rows = (count + kRows - 1) / kRows * kRows;
+    const int64_t depth = dim / kPerWord;
+    scratch.rewind();
+    Word* query = scratch.take<Word>(rows * depth);
+    Word* keys = scratch.take<Word>(depth * kTile);
+    Word* values = scratch.take<Word>(kTile / kPerWord * dim);
+    Word* weights = scratch.take<Word>(rows * kTile / kPerWord);
+    float* scores = scratch.take<float>(rows * kTile);
+    float* mixed = scratch.take<float>(rows * dim);
+    float* corrections = scratch.take<float>(rows);
+    Softmax* softmax = scratch.take<Softmax>(rows);
+    TileRows* tiles = scratch.take<TileRows>(2);
+
+    // Row i * group + g is query head g of the block's token i.
+    std::memset(query, 0, rows * depth * sizeof(Word));
+    std::memset(weights, 0, rows * kTile / kPerWord * sizeof(Word));
+    std::memset(mixed, 0, rows * dim * sizeof(float));
+    for (int64_t r = 0; r < rows; ++r) {
+        softmax[r] = Softmax();
+        corrections[r] = 1.0f;
+        if (r >= count) continue;
+        const int64_t token = task.token + r / group, head = task.kv_head * group + r % group;
+        Pack::query(static_cast<const Element*>(q.data) + token * q.token_stride + head * q.head_stride, dim,
+                    query + r * depth);
+    }
+
+    const auto* key_base = static_cast<const Element*>(layer.keys) + task.kv_head * dim;
+    const auto* value_base = static_cast<const Element*>(layer.values) + task.kv_head * dim;
+    const int64_t last = task.position + task.count;
+    const int64_t first = task.position < layer.window ? 0 : task.position - layer.window + 1;
+    const int64_t row_elements = layer.num_kv_heads * dim;
+    TileRows *tile = &tiles[0], *next = &tiles[1];
+    tile->find(step, task.request, first, last, row_elements);
+    for (int64_t start = first; start < last; start += kTile) {
+        const bool more = start + kTile < last;
+        if (more) next->find(step, task.request, start + kTile, last, row_elements);
+        Pack::keys(key_base, *tile, dim, keys);
+        Pack::values(value_base, *tile, dim, values);
+        gemm<typename Pack::Words>(query, depth, keys, kTile, depth, nullptr, scores, rows, kTile);
+        for (int64_t r = 0; r < count; ++r) {
+            const int64_t position = task.position + r / group;
+            const int64_t oldest = position < layer.window ? 0 : position - layer.window + 1;
+            for (int64_t t = r; more && t < kTile; t += count) {
+                prefetch<E>(key_base + next->offsets[t], dim);
+                prefetch<E>(value_base + next->offsets[t], dim);
+            }
+            float* row = scores + r * kTile;
+            const int64_t low = std::clamp<int64_t>(oldest - start, 0, kTile);
+            const int64_t high = std::clamp<int64_t>(position + 1 - start, low, kTile);
+            std::fill(row, row + low, -kInfinity);
+            std::fill(row + high, row + kTile, -kInfinity);
+            corrections[r] = update_softmax(softmax[r], row, kTile, layer, layer.scale);
+            Pack::weights(row, weights + r * kTile / kPerWord);
+        }
+        gemm<typename Pack::Words>(weights, kTile / kPerWord, values, dim, kTile / kPerWord, corrections, mixed, rows,
+                                   dim);
+        std::swap(tile, next);
+    }
+    for (int64_t r = 0; r < count; ++r)
+        write_mixed<E>(layer, task.token + r / group, task.kv_head * group + r % group, mixed + r * dim,
+                       softmax[r].sum, out);
+}
+
+// ---- a batch -----------------------------------------------------------------------------------------------------
+
+struct Schedule {
+    std::vector<BlockTask> blocks;
+    std::vector<QueryTask> queries;
+    std::vector<MergeTask> merges;
+    std::vector<float> partials;
+    int64_t context_tokens = 0;  // read by all one-token queries together
+};
+
+struct Span {
+    int64_t request, token, start, end;
+};
+
+void plan(const GraftlmStep& step, const GraftlmLayer& layer, Schedule& schedule) {
+    const int64_t group = layer.num_heads / layer.num_kv_heads;
+    const int64_t block_tokens = std::max<int64_t>(1, kBlockRows / group);
+    std::vector<Span> spans;
+    int64_t token = 0;
+    for (int64_t b = 0; b < step.num_requests; ++b) {
+        const int64_t num = step.query_lens[b], base = step.seq_lens[b] - num;
+        if (num == 1) {
+            spans.push_back({b, token, std::max<int64_t>(0, base + 1 - layer.window), base + 1});
+            schedule.context_tokens += base + 1 - spans.back().start;
+        }
+        for (int64_t i = 0; num > 1 && i < num; i += block_tokens) {
+            const int64_t count = std::min(block_tokens, num - i);
+            for (int64_t h = 0; h < layer.num_kv_heads; ++h)
+                schedule.blocks.push_back({b, h, token + i, base + i, count});
+        }
+        token += num;
+    }
+    // Later blocks see more context: start with them, so that the last task to start is a small one.
+    std::reverse(schedule.blocks.begin(), schedule.blocks.end());
+
+    const int64_t wanted = schedule.context_tokens / (step.num_threads * kPiecesPerThread) + 1;
+    const int64_t longest = std::max((wanted + kTile - 1) / kTile * kTile, kPieceTokens);
+    const int64_t partial_floats = layer.num_heads * (layer.head_dim + 2);
+    auto pieces_of = [&](const Span& s) {
+        return step.num_threads == 1 ? 1 : std::max<int64_t>(1, (s.end - s.start) / longest);
+    };
+    int64_t num_partials = 0;
+    for (const Span& s : spans) num_partials += pieces_of(s) > 1 ? pieces_of(s) : 0;
+    schedule.partials.resize(num_partials * partial_floats);
+    float* partial = schedule.partials.data();
+    for (const Span& s : spans) {
+        const int64_t pieces = pieces_of(s), length = (s.end - s.start + pieces - 1) / pieces;
+        if (pieces > 1) schedule.merges.push_back({s.token, pieces, partial});
+        for (int64_t i = 0; i < pieces; ++i) {
+            const int64_t start = s.start + i * length;
+            schedule.queries.push_back({s.request, s.token, start, std::min(start + length, s.end),
+                                        pieces > 1 ? partial : nullptr});
+            if (pieces > 1) partial += partial_floats;
+        }
+    }
+}
+
+size_t scratch_bytes(const GraftlmLayer& layer) {
+    const size_t dim = layer.head_dim, heads = layer.num_heads, group = heads / layer.num_kv_heads;
+    const size_t rows = std::max<size_t>(kBlockRows, group) + kRows;  // a block is at least one token
+    const size_t query = heads * dim * 8 + heads * sizeof(Softmax) + 2 * sizeof(TileRows);
+    const size_t block = 4 * (2 * rows * dim + 2 * dim * kTile + 2 * rows * kTile + rows) + rows * sizeof(Softmax) +
+                         2 * sizeof(TileRows);
+    return std::max(query, block) + 16 * 64;
+}
+
+template <class E>
+void write_token(const GraftlmLayer& layer, const GraftlmTensor& from, void* to, int64_t token, int64_t slot) {
+    using Element = typename E::Element;
+    const int64_t dim = layer.head_dim;
+    for (int64_t h = 0; h < layer.num_kv_heads; ++h)
+        std::memcpy(static_cast<Element*>(to) + (slot * layer.num_kv_heads + h) * dim,
+                    static_cast<const Element*>(from.data) + token * from.token_stride + h * from.head_stride,
+                    dim * sizeof(Element));
+}
+
+template <class E>
+void attend(const GraftlmStep& step, const GraftlmLayer& layer, const GraftlmTensor& q, const GraftlmTensor& k,
+            const GraftlmTensor& v, void* out) {
+    Schedule schedule;
+    plan(step, layer, schedule);
+    const bool serial = schedule.blocks.empty() && schedule.context_tokens < kSerialTokens;
+    const int threads = serial ? 1 : static_cast<int>(step.num_threads);
+    const int64_t num_blocks = schedule.blocks.size(), num_tasks = num_blocks + schedule.queries.size();
+    const int64_t num_merges = schedule.merges.size();
+#pragma omp parallel num_threads(threads)
+    {
+        static thread_local Scratch scratch;
+        scratch.reserve(scratch_bytes(layer));
+#pragma omp for schedule(static)
+        for (int64_t t = 0; t < step.num_tokens; ++t) {
+            write_token<E>(layer, k, layer.keys, t, step.out_slots[t]);
+            write_token<E>(layer, v, layer.values, t, step.out_slots[t]);
+        }
+#pragma omp for schedule(dynamic, 1)
+        for (int64_t i = 0; i < num_tasks; ++i) {
+            if (i < num_blocks)
+                attend_block<E>(step, layer, schedule.blocks[i], q, out, scratch);
+            else
+                attend_query<E>(step, layer, schedule.queries[i - num_blocks], q, out, scratch);
+        }
+#pragma omp for schedule(static)
+        for (int64_t i = 0; i < num_merges; ++i) merge_pieces<E>(layer, schedule.merges[i], out);
+    }
+}
+
+}  // namespace
+
+extern "C" {
+
+// Write k and v at the step's slots, attend, and store the mixed values in out, [T, H, D] contiguous.
+void graftlm_attend_float32(const GraftlmStep* step, const GraftlmLayer* layer, const GraftlmTensor* q,
+                            const GraftlmTensor* k, const GraftlmTensor* v, void* out) {
+    attend<Float32>(*step, *layer, *q, *k, *v, out);
+}
+
+void graftlm_attend_bfloat16(const GraftlmStep* step, const GraftlmLayer* layer, const GraftlmTensor* q,
+                             const GraftlmTensor* k, const GraftlmTensor* v, void* out) {
+    attend<BFloat16>(*step, *layer, *q, *k, *v, out);
+}
+}

@@ -1,0 +1,198 @@
+"""Paged attention by PyTorch's own operations: any device, dtype and head size."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor
+
+from graftlm.contracts import AttentionBackend, AttentionContext, AttentionLayer, ForwardBatch
+from graftlm.errors import InvariantError
+
+__all__ = ["TorchPagedAttention"]
+
+# Queries of a chunk handled at once: bounds the mask, and lets early blocks skip what they must not see.
+_BLOCK_TOKENS = 256
+# Context tokens gathered at once for one-token requests: bounds the copy that a step makes of its cache.
+_GROUP_TOKENS = 16384
+# A group's shortest context is at least this share of its longest: bounds the padding.
+_GROUP_FILL = 0.75
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """Queries that are attended together: n consecutive tokens of one request, or one token each of b requests.
+
+    Attributes:
+        tokens: the batch's tokens, b * n of them.
+        slots: their context's slots, b * S of them: a range where they lie side by side, else int64 [b * S].
+            Padding repeats a slot that the request sees, so that a mask is enough to take it out.
+        num_requests: b.
+        mask: added to the scores, [b, 1, n, S]; None when every query sees all of S, or `causal` says what it sees.
+        causal: query i sees the first i + 1 of S = n positions.
+    """
+
+    tokens: slice | Tensor
+    slots: slice | Tensor
+    num_requests: int
+    mask: Tensor | None
+    causal: bool = False
+
+
+class TorchPagedAttention(AttentionBackend):
+    """Attention by `scaled_dot_product_attention` over gathered pages.
+
+    Chunks go request by request; one-token requests of similar length go together, with the query heads of a group in
+    the place of query positions, so that keys and values are never repeated.
+    """
+
+    kernel = "torch"
+
+    def __init__(self, context: AttentionContext) -> None:
+        self._page_size = context.page_size
+        self._device = context.device
+        self._dtype = context.dtype
+        self._windows = {layer.sliding_window for layer in context.layers}
+        self._keys = [context.kv.keys(layer.layer_id).flatten(0, 1) for layer in context.layers]  # [slots, H_kv, D]
+        self._values = [context.kv.values(layer.layer_id).flatten(0, 1) for layer in context.layers]
+        self._batch: ForwardBatch | None = None
+        self._pieces: dict[int | None, tuple[_Piece, ...]] = {}
+
+    def prepare(self, batch: ForwardBatch) -> None:
+        """Work out slots and masks, once for each window that a layer has."""
+        self._batch = batch
+        self._pieces = {window: tuple(self._plan(batch, window)) for window in self._windows}
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, layer: AttentionLayer) -> Tensor:
+        """Write keys and values, then attend; shapes as in the contract.
+
+        Raises:
+            InvariantError: called before `prepare`.
+        """
+        if self._batch is None:
+            raise InvariantError("TorchPagedAttention.forward was called before prepare(batch)")
+        keys, values = self._keys[layer.layer_id], self._values[layer.layer_id]
+        keys.index_copy_(0, self._batch.out_slots, k)
+        values.index_copy_(0, self._batch.out_slots, v)
+        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+        for piece in self._pieces[layer.sliding_window]:
+            out[piece.tokens] = _attend(q[piece.tokens], keys[piece.slots], values[piece.slots], piece, layer)
+        return out.view(q.shape[0], -1)
+
+    def _plan(self, batch: ForwardBatch, window: int | None) -> Iterator[_Piece]:
+        yield from self._plan_decodes(batch, window)
+        token = batch.num_decodes
+        for b in range(batch.num_decodes, batch.num_requests):
+            num_tokens, end = int(batch.query_lens_cpu[b]), int(batch.seq_lens_cpu[b])
+            for i in range(0, num_tokens, _BLOCK_TOKENS):
+                n = min(_BLOCK_TOKENS, num_tokens - i)
+                yield self._plan_block(batch, b, slice(token + i, token + i + n), end - num_tokens + i, window)
+            token += num_tokens
+
+    def _plan_block(self, batch: ForwardBatch, b: int, tokens: slice, position: int, window: int | None) -> _Piece:
+        """Plan consecutive tokens of request b, of which the first stands at `position`."""
+        n = tokens.stop - tokens.start
+        start = _oldest(position, window)
+        slots = self._slots(batch.page_table_cpu[b], np.arange(start, position + n))
+        if position == 0 and (window is None or window >= n):
+            return _Piece(tokens, self._index(slots), 1, mask=None, causal=True)
+        query = np.arange(position, position + n)[:, None]
+        key = np.arange(start, position + n)[None, :]
+        hidden = key > query if window is None else (key > query) | (key <= query - window)
+        return _Piece(tokens, self._index(slots), 1, self._mask(hidden[None]))
+
+    def _plan_decodes(self, batch: ForwardBatch, window: int | None) -> Iterator[_Piece]:
+        """Plan the one-token requests, in groups of similar length."""
+        ends = batch.seq_lens_cpu[: batch.num_decodes].astype(np.int64)
+        starts = np.array([_oldest(end - 1, window) for end in ends.tolist()], dtype=np.int64)
+        for group in _group_by_length(ends - starts):
+            lengths = (ends - starts)[group][:, None]  # [b, 1]
+            offsets = np.arange(lengths.max())[None, :]  # [1, S]
+            hidden = offsets >= lengths
+            positions = starts[group][:, None] + np.where(hidden, 0, offsets)
+            slots = self._slots(batch.page_table_cpu[group], positions)
+            mask = self._mask(hidden[:, None]) if hidden.any() else None
+            yield _Piece(self._index(group), self._index(slots.reshape(-1)), len(group), mask)
+
+    def _slots(self, pages: NDArray[np.int32], positions: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Map positions [..., S] to slots through rows of the page table [..., P]."""
+        page = np.take_along_axis(pages, positions // self._page_size, axis=-1).astype(np.int64)
+        return page * self._page_size + positions % self._page_size
+
+    def _index(self, indices: NDArray[np.int64]) -> slice | Tensor:
+        """Return an index that copies nothing where it can: a range for consecutive indices."""
+        first = int(indices[0])
+        if (np.diff(indices) == 1).all():
+            return slice(first, first + len(indices))
+        return torch.from_numpy(indices).to(self._device)
+
+    def _mask(self, hidden: NDArray[np.bool_]) -> Tensor:
+        """Turn [b, n, S] into what is added to scores, [b, 1, n, S]."""
+        mask = torch.zeros(hidden.shape, dtype=self._dtype, device=self._device)
+        return mask.masked_fill_(torch.from_numpy(hidden).to(self._device), -torch.inf).unsqueeze(1)
+
+
+def _oldest(position: int, window: int | None) -> int:
+    """Return the first position that a query at `position` sees."""
+    return 0 if window is None else max(0, position - window + 1)
+
+
+def _group_by_length(lengths: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
+    """Yield indices into `lengths`, ascending, in groups that waste little padding and little memory."""
+    order = np.argsort(-lengths, kind="stable")
+    first = 0
+    for i in range(1, len(order) + 1):
+        longest = int(lengths[order[first]])
+        if i < len(order):
+            fits = (i - first + 1) * longest <= _GROUP_TOKENS
+            if fits and lengths[order[i]] >= _GROUP_FILL * longest:
+                continue
+        yield np.sort(order[first:i])
+        first = i
+
+
+def _attend(q: Tensor, keys: Tensor, values: Tensor, piece: _Piece, layer: AttentionLayer) -> Tensor:
+    """Attend with b * n queries [b * n, H, D] over keys and values [b * S, H_kv, D]; returns [b * n, H, D]."""
+    b, n = piece.num_requests, q.shape[0] // piece.num_requests
+    group = layer.num_heads // layer.num_kv_heads
+    k = keys.view(b, -1, layer.num_kv_heads, layer.head_dim).transpose(1, 2)  # [b, H_kv, S, D]
+    v = values.view(b, -1, layer.num_kv_heads, layer.head_dim).transpose(1, 2)
+    if layer.soft_cap is not None:
+        return _attend_capped(q, k, v, piece, layer, layer.soft_cap)
+    if n == 1:
+        q = q.reshape(b, layer.num_kv_heads, group, layer.head_dim)
+        mask = None if piece.mask is None else piece.mask.expand(-1, -1, group, -1)
+        out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=layer.scale)  # [b, H_kv, G, D]
+        return out.reshape(b, layer.num_heads, layer.head_dim)
+    out = F.scaled_dot_product_attention(
+        q.transpose(0, 1).unsqueeze(0),  # [1, H, n, D]
+        k,
+        v,
+        attn_mask=piece.mask,
+        is_causal=piece.causal,
+        scale=layer.scale,
+        enable_gqa=group > 1,
+    )
+    return out.squeeze(0).transpose(0, 1)
+
+
+def _attend_capped(q: Tensor, k: Tensor, v: Tensor, piece: _Piece, layer: AttentionLayer, cap: float) -> Tensor:
+    """Attend with a soft cap on the scores, which PyTorch's fused attention does not have; in float32."""
+    b, n = piece.num_requests, q.shape[0] // piece.num_requests
+    group, seen = layer.num_heads // layer.num_kv_heads, k.shape[2]
+    q = q.view(b, n, layer.num_kv_heads, group, layer.head_dim).permute(0, 2, 3, 1, 4)  # [b, H_kv, G, n, D]
+    q = q.float().reshape(b, layer.num_kv_heads, group * n, layer.head_dim)
+    scores = (q @ k.float().transpose(2, 3)) * layer.scale
+    scores = (cap * torch.tanh(scores / cap)).view(b, layer.num_kv_heads, group, n, seen)
+    if piece.causal:
+        scores += torch.full((n, seen), -torch.inf, device=scores.device).triu_(1)
+    elif piece.mask is not None:
+        scores += piece.mask.unsqueeze(1)
+    weights = scores.softmax(dim=-1).view(b, layer.num_kv_heads, group * n, seen)
+    out = (weights @ v.float()).view(b, layer.num_kv_heads, group, n, layer.head_dim)
+    return out.permute(0, 3, 1, 2, 4).reshape(b * n, layer.num_heads, layer.head_dim)

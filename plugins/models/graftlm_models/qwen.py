@@ -1,0 +1,200 @@
+"""The dense Qwen family: Qwen 2 and 2.5 (arXiv:2407.10671) and Qwen 3 (arXiv:2505.09388).
+
+Llama's structure, with biased projections and sliding windows in Qwen 2, and normalised query and key heads in Qwen 3.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+
+from graftlm.contracts import AttentionBackend, AttentionLayer, ForwardBatch, Model, ModelConfig, ModelContext
+from graftlm.errors import CheckpointError, UnsupportedArchitectureError
+from graftlm.layers import (
+    Attention,
+    DecoderShape,
+    GatedMLP,
+    Linear,
+    QKNorm,
+    RMSNorm,
+    RotaryEmbedding,
+    TokenEmbedding,
+    WeightSlot,
+    copy_weights,
+    read_flag,
+    read_size,
+    rope_frequencies,
+    rotate,
+)
+
+__all__ = ["QwenForCausalLM"]
+
+
+@dataclass(frozen=True, slots=True)
+class QwenVariant:
+    """Where the generations differ.
+
+    Attributes:
+        qkv_bias, out_bias: whether these projections have one.
+        qk_norm: whether query and key heads are normalised.
+        head_dim: D where config.json does not give it; None: hidden_size / num_attention_heads.
+    """
+
+    qkv_bias: bool
+    out_bias: bool
+    qk_norm: bool
+    head_dim: int | None
+
+    @classmethod
+    def from_config(cls, config: ModelConfig) -> "QwenVariant":
+        """Choose by architecture.
+
+        Raises:
+            UnsupportedArchitectureError: config.json names neither generation.
+        """
+        if "Qwen2ForCausalLM" in config.architectures:
+            return cls(qkv_bias=True, out_bias=False, qk_norm=False, head_dim=None)
+        if "Qwen3ForCausalLM" in config.architectures:
+            bias = read_flag(config.raw, "attention_bias")
+            return cls(qkv_bias=bias, out_bias=bias, qk_norm=True, head_dim=128)
+        raise UnsupportedArchitectureError(
+            f"config.json names {', '.join(config.architectures)}. Available: Qwen2ForCausalLM, Qwen3ForCausalLM"
+        )
+
+
+class QwenForCausalLM(nn.Module, Model):
+    """Tokens to logits."""
+
+    def __init__(self, context: ModelContext) -> None:
+        super().__init__()
+        variant = QwenVariant.from_config(context.config)
+        shape = DecoderShape.from_config(context.config, head_dim=variant.head_dim)
+        windows = _sliding_windows(context.config.raw, shape.num_layers)
+        device, dtype = context.device, context.dtype
+        self.embed = TokenEmbedding(shape.vocab_size, shape.hidden_size, device=device, dtype=dtype)
+        self.rotary = RotaryEmbedding(rope_frequencies(context.config, shape.head_dim), device=device, dtype=dtype)
+        self.layers = nn.ModuleList(
+            QwenLayer(shape, variant, context, shape.attention_layer(layer_id, window))
+            for layer_id, window in enumerate(windows)
+        )
+        self.norm = RMSNorm(shape.hidden_size, shape.eps, device=device, dtype=dtype)
+        vocab = {"lm_head": shape.vocab_size}
+        self.lm_head = None if shape.tied else Linear(shape.hidden_size, vocab, device=device, dtype=dtype)
+
+    @property
+    def attention_layers(self) -> Sequence[AttentionLayer]:
+        """One per decoder layer."""
+        return [layer.attention.attend.spec for layer in self._decoder_layers()]
+
+    def bind_attention(self, backend: AttentionBackend) -> None:
+        """Give every layer's call site the backend."""
+        for layer in self._decoder_layers():
+            layer.attention.attend.bind(backend)
+
+    def forward(self, batch: ForwardBatch) -> Tensor:
+        """Return final hidden states, [T, hidden]."""
+        cos, sin = self.rotary(batch.positions)
+        x, residual = self.embed(batch.input_ids), None
+        for layer in self.layers:
+            x, residual = layer(x, residual, cos, sin)
+        hidden: Tensor = self.norm(x, residual)[0]
+        return hidden
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Map [S, hidden] to [S, V], in the parameters' dtype."""
+        return self.embed.logits(hidden) if self.lm_head is None else self.lm_head.forward(hidden)
+
+    def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
+        """Copy a Hugging Face checkpoint in; see the contract."""
+        aliases = {"lm_head.weight": "model.embed_tokens.weight"} if self.lm_head is None else {}
+        copy_weights(self._weight_slots(), weights, aliases)
+
+    def _decoder_layers(self) -> Iterator["QwenLayer"]:
+        return (layer for layer in self.layers if isinstance(layer, QwenLayer))
+
+    def _weight_slots(self) -> Iterator[WeightSlot]:
+        yield from self.embed.weight_slots("model.", "embed_tokens")
+        for i, layer in enumerate(self._decoder_layers()):
+            yield from layer.weight_slots(f"model.layers.{i}.")
+        yield from self.norm.weight_slots("model.", "norm")
+        if self.lm_head is not None:
+            yield from self.lm_head.weight_slots("")
+
+
+class QwenLayer(nn.Module):
+    """Attention and feed-forward, each after a norm, each added to the residual stream."""
+
+    def __init__(self, shape: DecoderShape, variant: QwenVariant, context: ModelContext, spec: AttentionLayer) -> None:
+        super().__init__()
+        device, dtype = context.device, context.dtype
+        self.input_norm = RMSNorm(shape.hidden_size, shape.eps, device=device, dtype=dtype)
+        self.attention = QwenAttention(shape, variant, context, spec)
+        self.post_norm = RMSNorm(shape.hidden_size, shape.eps, device=device, dtype=dtype)
+        self.mlp = GatedMLP(shape.hidden_size, shape.intermediate_size, shape.hidden_act, device=device, dtype=dtype)
+
+    def forward(self, x: Tensor, residual: Tensor | None, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+        """Return what this layer adds to the residual stream, and the stream without it; both [T, hidden]."""
+        x, residual = self.input_norm(x, residual)
+        x = self.attention(x, cos, sin)
+        x, residual = self.post_norm(x, residual)
+        return self.mlp(x), residual
+
+    def weight_slots(self, prefix: str) -> Iterator[WeightSlot]:
+        """Yield where `{prefix}...` tensors go."""
+        yield from self.input_norm.weight_slots(prefix, "input_layernorm")
+        yield from self.attention.weight_slots(f"{prefix}self_attn.")
+        yield from self.post_norm.weight_slots(prefix, "post_attention_layernorm")
+        yield from self.mlp.weight_slots(f"{prefix}mlp.")
+
+
+class QwenAttention(nn.Module):
+    """Projections, head norms and rotation around the attention call site."""
+
+    def __init__(self, shape: DecoderShape, variant: QwenVariant, context: ModelContext, spec: AttentionLayer) -> None:
+        super().__init__()
+        self._shape = shape
+        device, dtype = context.device, context.dtype
+        sizes = {"q_proj": shape.q_size, "k_proj": shape.kv_size, "v_proj": shape.kv_size}
+        hidden = {"o_proj": shape.hidden_size}
+        self.qkv = Linear(shape.hidden_size, sizes, bias=variant.qkv_bias, device=device, dtype=dtype)
+        self.qk_norm = (
+            QKNorm(shape.num_heads, shape.num_kv_heads, shape.head_dim, shape.eps, device=device, dtype=dtype)
+            if variant.qk_norm
+            else None
+        )
+        self.out = Linear(shape.q_size, hidden, bias=variant.out_bias, device=device, dtype=dtype)
+        self.attend = Attention(spec)
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """Map [T, hidden] to [T, hidden]."""
+        shape = self._shape
+        qkv = self.qkv(x).view(x.shape[0], -1, shape.head_dim)  # [T, H + 2 H_kv, D]
+        qk, v = qkv.split_with_sizes((shape.num_heads + shape.num_kv_heads, shape.num_kv_heads), dim=1)
+        if self.qk_norm is not None:
+            qk = self.qk_norm(qk)
+        q, k = rotate(qk, cos, sin).split_with_sizes((shape.num_heads, shape.num_kv_heads), dim=1)
+        out: Tensor = self.out(self.attend(q, k, v))
+        return out
+
+    def weight_slots(self, prefix: str) -> Iterator[WeightSlot]:
+        """Yield where `{prefix}...` tensors go."""
+        yield from self.qkv.weight_slots(prefix)
+        if self.qk_norm is not None:
+            yield from self.qk_norm.weight_slots(prefix)
+        yield from self.out.weight_slots(prefix)
+
+
+def _sliding_windows(raw: Mapping[str, Any], num_layers: int) -> list[int | None]:
+    """Read each layer's window: by `layer_types`, or else the layers from `max_window_layers` on have one."""
+    if not read_flag(raw, "use_sliding_window"):
+        return [None] * num_layers
+    window = read_size(raw, "sliding_window", default=4096)
+    types = raw.get("layer_types")
+    if types is None:
+        first = raw.get("max_window_layers", 28)
+        types = ["sliding_attention" if i >= first else "full_attention" for i in range(num_layers)]
+    known = {"full_attention": None, "sliding_attention": window}
+    if len(types) != num_layers or any(kind not in known for kind in types):
+        raise CheckpointError(f"config.json needs layer_types as {num_layers} of {' or '.join(known)}, got {types!r}")
+    return [known[kind] for kind in types]

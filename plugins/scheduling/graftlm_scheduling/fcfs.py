@@ -1,0 +1,15 @@
+"""First come, first served."""
+
+from collections.abc import Sequence
+
+from graftlm.contracts import SchedulingPolicy, WaitingRequest
+
+__all__ = ["FirstComeFirstServed"]
+
+
+class FirstComeFirstServed(SchedulingPolicy):
+    """Keeps the order of arrival; nobody is passed over."""
+
+    def order(self, waiting: Sequence[WaitingRequest], now: float) -> list[WaitingRequest]:
+        """Return the requests as they came."""
+        return list(waiting)

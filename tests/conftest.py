@@ -1,0 +1,58 @@
+"""Checkpoints and oracles that several tests share."""
+
+import pytest
+import torch
+
+from graftlm.demo import demo_checkpoint
+from graftlm.testing.tiny_models import write_tiny_checkpoint
+
+# The models are tiny: a second thread costs more than it helps, most of all while other tests keep the cores busy.
+torch.set_num_threads(1)
+
+#: name -> shape; "demo" is the bundled model.
+CHECKPOINTS = {
+    "llama": {"family": "llama", "seed": 1},
+    "llama-mha-untied-rope3": {
+        "family": "llama",
+        "seed": 2,
+        "hidden_size": 48,
+        "num_layers": 3,
+        "num_heads": 3,
+        "num_kv_heads": 3,
+        "head_dim": 32,
+        "vocab_size": 499,
+        "rope_parameters": {
+            "rope_type": "llama3",
+            "rope_theta": 10000.0,
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 64,
+        },
+    },
+    "qwen2": {
+        "family": "qwen2",
+        "seed": 3,
+        "num_heads": 8,
+        "num_kv_heads": 1,
+        "head_dim": 8,
+        "tie_word_embeddings": True,
+    },
+    "qwen3": {"family": "qwen3", "seed": 4, "num_heads": 4, "num_kv_heads": 2, "head_dim": 24, "num_layers": 3},
+}
+
+
+@pytest.fixture(scope="session")
+def checkpoint(tmp_path_factory):
+    """Return a function from a name of CHECKPOINTS, or "demo", to a checkpoint's folder."""
+    folder = tmp_path_factory.mktemp("checkpoints")
+
+    def get(name):
+        if name == "demo":
+            return demo_checkpoint()
+        path = folder / name
+        if not path.exists():
+            write_tiny_checkpoint(path, max_position_embeddings=1024, tokenizer=True, shards=2, **CHECKPOINTS[name])
+        return path
+
+    return get

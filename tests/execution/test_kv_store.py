@@ -1,0 +1,36 @@
+import pytest
+import torch
+
+from graftlm.contracts import AttentionLayer
+from graftlm.execution.kv_store import KVStore
+
+LAYERS = [
+    AttentionLayer(layer_id=0, num_heads=4, num_kv_heads=2, head_dim=8, scale=1.0),
+    AttentionLayer(layer_id=1, num_heads=4, num_kv_heads=4, head_dim=16, scale=1.0),
+]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_each_layer_has_contiguous_pages_of_its_own_shape(dtype: torch.dtype) -> None:
+    store = KVStore(LAYERS, num_pages=5, page_size=3, dtype=dtype, device=torch.device("cpu"))
+    for layer in LAYERS:
+        for tensor in (store.keys(layer.layer_id), store.values(layer.layer_id)):
+            assert tensor.shape == (5, 3, layer.num_kv_heads, layer.head_dim)
+            assert tensor.dtype == dtype
+            assert tensor.is_contiguous()
+
+
+def test_keys_and_values_of_all_layers_are_apart_and_stay_where_they_are() -> None:
+    store = KVStore(LAYERS, num_pages=2, page_size=1, dtype=torch.float32, device=torch.device("cpu"))
+    tensors = [take(layer.layer_id) for layer in LAYERS for take in (store.keys, store.values)]
+    for value, tensor in enumerate(tensors):
+        tensor.fill_(value)
+    again = [take(layer.layer_id) for layer in LAYERS for take in (store.keys, store.values)]
+    assert [tensor.unique().tolist() for tensor in again] == [[0.0], [1.0], [2.0], [3.0]]
+
+
+@pytest.mark.parametrize(("dtype", "expected"), [(torch.float32, 640), (torch.bfloat16, 320)])
+def test_bytes_per_token_is_what_a_token_takes(dtype: torch.dtype, expected: int) -> None:
+    assert KVStore.bytes_per_token(LAYERS, dtype) == expected
+    store = KVStore(LAYERS, num_pages=7, page_size=4, dtype=dtype, device=torch.device("cpu"))
+    assert store.num_bytes == expected * 7 * 4

@@ -1,0 +1,40 @@
+import pytest
+import torch
+
+from graftlm.execution.logprobs import token_logprobs
+
+
+def _logits(rows, vocab_size, dtype=torch.float32):
+    return (torch.randn(rows, vocab_size, generator=torch.Generator().manual_seed(0)) * 3).to(dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("num_top", [0, 1, 5])
+def test_values_are_those_of_log_softmax_in_float32(dtype, num_top):
+    logits = _logits(6, 50, dtype)
+    targets = torch.tensor([0, 49, 3, 3, 7, 20])
+    expected = logits.float().log_softmax(dim=1)
+    found = token_logprobs(logits, targets, num_top)
+    torch.testing.assert_close(found.token_logprobs, expected.gather(1, targets[:, None]).squeeze(1))
+    torch.testing.assert_close(found.top_logprobs, expected.topk(num_top, dim=1).values)
+    torch.testing.assert_close(expected.gather(1, found.top_ids), found.top_logprobs)
+    assert found.top_ids.shape == (6, num_top)
+    assert found.token_logprobs.dtype == found.top_logprobs.dtype == torch.float32
+
+
+def test_rows_are_the_same_when_they_span_several_chunks():
+    logits = _logits(40, 2**19, torch.bfloat16)
+    targets = torch.arange(40)
+    found = token_logprobs(logits, targets, 2)
+    for i in (0, 31, 32, 39):
+        alone = token_logprobs(logits[i : i + 1], targets[i : i + 1], 2)
+        assert [part[i].tolist() for part in found] == [part[0].tolist() for part in alone]
+
+
+def test_no_more_rivals_are_reported_than_there_are_tokens():
+    assert token_logprobs(_logits(1, 3), torch.tensor([0]), 20).top_ids.shape == (1, 3)
+
+
+def test_no_rows_give_empty_tables():
+    found = token_logprobs(_logits(0, 10), torch.empty(0, dtype=torch.int64), 4)
+    assert [tuple(part.shape) for part in found] == [(0,), (0, 4), (0, 4)]

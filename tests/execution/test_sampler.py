@@ -1,0 +1,341 @@
+import numpy as np
+import pytest
+import torch
+from transformers import (
+    LogitsProcessorList,
+    MinPLogitsWarper,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+
+from graftlm.contracts import LogitsProcessor
+from graftlm.execution.sampler import Sampler
+from graftlm.plan import RowSetup
+from graftlm.types import SamplingParams
+
+VOCAB = 300
+CPU = torch.device("cpu")
+
+
+class Force(LogitsProcessor):
+    """Leaves one token: `start` plus the number of tokens so far."""
+
+    def __init__(self, start):
+        self.start = start
+
+    def process(self, output_token_ids, logits):
+        assert output_token_ids.dtype == np.int32
+        forced = torch.full_like(logits, -torch.inf)
+        forced[self.start + len(output_token_ids)] = 0.0
+        return forced
+
+
+class Answer(LogitsProcessor):
+    """Returns what it is told to, or raises it."""
+
+    def __init__(self, answer):
+        self.answer = answer
+
+    def process(self, output_token_ids, logits):
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer
+
+
+def make_processor(name, options, context):
+    assert context.vocab_size == VOCAB
+    if name == "uncreatable":
+        raise KeyError("no such option")
+    return {"force": Force, "answer": Answer}[name](**options)
+
+
+def make_sampler(*setups, num_rows=8):
+    sampler = Sampler(num_rows, VOCAB, CPU, make_processor)
+    for setup in setups:
+        sampler.set_row(setup)
+    return sampler
+
+
+def setup(row, prompt=(1, 2, 3), output=(), stop=(), seed=0, **params):
+    return RowSetup(
+        row=row,
+        request_id=f"r{row}",
+        params=SamplingParams(**params),
+        seed=seed,
+        prompt_token_ids=np.array(prompt, dtype=np.int32),
+        output_token_ids=np.array(output, dtype=np.int32),
+        stop_token_ids=tuple(stop),
+    )
+
+
+def make_logits(rows, seed=0, scale=3.0, dtype=torch.float32):
+    return (torch.randn(rows, VOCAB, generator=torch.Generator().manual_seed(seed)) * scale).to(dtype)
+
+
+def sample(sampler, logits, rows, positions=None):
+    positions = [3] * len(rows) if positions is None else positions
+    return sampler.sample(logits, np.array(rows, dtype=np.int32), np.array(positions, dtype=np.int64))
+
+
+def draw_many(logits_row, num_draws, **params):
+    """Sample one row's logits at many positions, as a batch of one request's rows."""
+    sampler = make_sampler(*[setup(row, seed=row, **params) for row in range(64)], num_rows=64)
+    logits = logits_row.expand(64, -1).contiguous()
+    steps = range(3, 3 + num_draws // 64)
+    return torch.cat([sample(sampler, logits, list(range(64)), [step] * 64).token_ids for step in steps])
+
+
+# Greedy rows
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_greedy_rows_take_the_most_likely_token(dtype):
+    sampler = make_sampler(*[setup(row, temperature=0.0) for row in range(4)])
+    logits = make_logits(4, dtype=dtype)
+    sampled = sample(sampler, logits, [0, 1, 2, 3])
+    assert torch.equal(logits.gather(1, sampled.token_ids[:, None]).squeeze(1), logits.max(dim=1).values)
+    assert sampled.token_ids.dtype == torch.int64
+    assert not sampled.failed.any()
+    assert sampled.logprobs is None
+    assert sampled.processor_errors == {}
+
+
+def test_no_rows_give_no_tokens():
+    assert sample(make_sampler(), make_logits(0), []).token_ids.shape == (0,)
+
+
+def test_the_models_logits_are_not_changed():
+    everything = {"temperature": 0.7, "top_k": 9, "top_p": 0.9, "min_p": 0.01, "frequency_penalty": 1.0}
+    sampler = make_sampler(setup(0, logit_bias={5: 3.0}, min_tokens=3, stop=[7], **everything), setup(1, **everything))
+    logits = make_logits(2)
+    before = logits.clone()
+    sample(sampler, logits, [0, 1])
+    assert torch.equal(logits, before)
+
+
+# Distributions
+
+DISTRIBUTIONS = [
+    {"temperature": 1.0},
+    {"temperature": 0.5},
+    {"temperature": 2.5},
+    {"temperature": 1.0, "top_k": 5},
+    {"temperature": 1.3, "top_k": 20, "top_p": 0.8},
+    {"temperature": 1.0, "top_p": 0.7},
+    {"temperature": 1.0, "min_p": 0.1},
+    {"temperature": 1.5, "top_k": 30, "top_p": 0.95, "min_p": 0.05},
+]
+
+
+def hf_probabilities(logits, temperature=1.0, top_k=None, top_p=1.0, min_p=0.0):
+    warpers = LogitsProcessorList([TemperatureLogitsWarper(temperature)])
+    if top_k is not None:
+        warpers.append(TopKLogitsWarper(top_k))
+    if top_p < 1.0:
+        warpers.append(TopPLogitsWarper(top_p))
+    warpers.append(MinPLogitsWarper(min_p))
+    return warpers(None, logits[None])[0].softmax(dim=0)
+
+
+@pytest.mark.parametrize("params", DISTRIBUTIONS)
+def test_tokens_are_distributed_as_hugging_faces_warpers_say(params):
+    num_draws = 64 * 300
+    logits = make_logits(1, seed=4, scale=2.0)[0]
+    expected = hf_probabilities(logits, **params).double()
+    counts = torch.bincount(draw_many(logits, num_draws, **params), minlength=VOCAB).double()
+    assert (counts[expected == 0] == 0).all()
+    likely = expected * num_draws >= 5
+    bins = torch.cat([counts[likely], counts[~likely].sum()[None]])
+    wanted = torch.cat([expected[likely], expected[~likely].sum()[None]]) * num_draws
+    bins, wanted = bins[wanted > 0], wanted[wanted > 0]
+    chi_square = ((bins - wanted) ** 2 / wanted).sum().item()
+    freedom = len(bins) - 1
+    assert chi_square < freedom + 4 * (2 * freedom) ** 0.5
+
+
+@pytest.mark.parametrize("temperature", [1e-50, 1e-6, 1e-3])
+def test_a_temperature_next_to_zero_takes_the_most_likely_token(temperature):
+    logits = make_logits(1)
+    sampled = sample(make_sampler(setup(0, temperature=temperature)), logits, [0])
+    assert sampled.token_ids.item() == logits.argmax()
+
+
+# Reproducibility
+
+MIXED = [
+    {"temperature": 0.0},
+    {"temperature": 1.0},
+    {"temperature": 0.8, "top_k": 40},
+    {"temperature": 1.0, "top_p": 0.9},
+    {"temperature": 1.0, "frequency_penalty": 1.0, "presence_penalty": 0.5, "repetition_penalty": 1.2},
+    {"temperature": 1.2, "min_p": 0.02, "logit_bias": {5: 4.0}},
+    {"temperature": 0.0, "repetition_penalty": 1.7},
+    {"temperature": 1.0, "top_k": 7, "top_p": 0.5, "min_p": 0.1, "min_tokens": 4},
+]
+
+
+def run_alone(i, num_steps, logits, retract_at=None):
+    sampler = make_sampler(setup(3, seed=i, stop=[11], **MIXED[i]))
+    tokens = []
+    for step in range(num_steps):
+        if step == retract_at:
+            sampler = make_sampler(setup(5, seed=i, stop=[11], output=tokens, **MIXED[i]))
+        row = 3 if retract_at is None or step < retract_at else 5
+        tokens.append(sample(sampler, logits[step][i : i + 1], [row], [3 + step]).token_ids.item())
+    return tokens
+
+
+def test_a_request_gets_the_same_tokens_alone_in_a_batch_and_after_a_retraction():
+    num_steps = 12
+    logits = [make_logits(len(MIXED), seed=step) for step in range(num_steps)]
+    sampler = make_sampler(*[setup(row, seed=row, stop=[11], **params) for row, params in enumerate(MIXED)])
+    rows = list(range(len(MIXED)))
+    steps = [sample(sampler, logits[step], rows, [3 + step] * len(rows)).token_ids for step in range(num_steps)]
+    together = torch.stack(steps, dim=1).tolist()
+    for i in rows:
+        assert run_alone(i, num_steps, logits) == together[i]
+        assert run_alone(i, num_steps, logits, retract_at=5) == together[i]
+
+
+def test_other_seeds_and_positions_give_other_tokens():
+    logits = torch.zeros(1, VOCAB)
+    draws = {
+        (seed, position): sample(make_sampler(setup(0, seed=seed)), logits, [0], [position]).token_ids.item()
+        for seed in range(4)
+        for position in range(4)
+    }
+    assert len(set(draws.values())) > 12
+
+
+# Changes to the logits
+
+
+def test_bias_is_added_before_anything_else():
+    sampler = make_sampler(
+        setup(0, temperature=0.0, logit_bias={7: 100.0}),
+        setup(1, temperature=1.0, top_k=1, logit_bias={8: 100.0, 9: 50.0}),
+        setup(2, temperature=0.0),
+    )
+    logits = make_logits(3)
+    assert sample(sampler, logits, [0, 1, 2]).token_ids.tolist() == [7, 8, logits[2].argmax()]
+
+
+@pytest.mark.parametrize(("num_outputs", "may_stop"), [(0, False), (1, False), (2, True), (3, True)])
+def test_stop_tokens_are_not_sampled_before_min_tokens(num_outputs, may_stop):
+    sampler = make_sampler(setup(0, temperature=0.0, min_tokens=2, stop=[4, VOCAB + 5]))
+    logits = make_logits(1)
+    logits[0, 4] = 50.0
+    token = sample(sampler, logits, [0], [3 + num_outputs]).token_ids.item()
+    assert (token == 4) is may_stop
+
+
+def test_penalties_see_the_tokens_as_they_are_sampled():
+    sampler = make_sampler(setup(0, temperature=0.0, presence_penalty=2.0))
+    logits = torch.zeros(1, VOCAB)
+    logits[0, :3] = torch.tensor([1.0, 0.9, 0.8])
+    tokens = [sample(sampler, logits, [0], [3 + step]).token_ids.item() for step in range(3)]
+    assert tokens == [0, 1, 2]
+
+
+def test_a_bias_outside_the_vocabulary_fails_that_request_only():
+    sampler = make_sampler(setup(0, temperature=0.0, logit_bias={VOCAB: 1.0}), setup(1, temperature=0.0))
+    sampled = sample(sampler, make_logits(2), [1, 0])
+    assert list(sampled.processor_errors) == [1]
+    assert f"token {VOCAB}" in sampled.processor_errors[1]
+
+
+# Logits processors
+
+
+def test_a_processor_sees_the_output_so_far_also_after_a_retraction():
+    sampler = make_sampler(
+        setup(0, temperature=0.0, logits_processors={"force": {"start": 20}}),
+        setup(1, temperature=1.0, output=[50, 51], logits_processors={"force": {"start": 50}}),
+        setup(2, temperature=0.0),
+    )
+    logits = make_logits(3)
+    steps = [sample(sampler, logits, [0, 1, 2], [3 + i, 5 + i, 3 + i]).token_ids.tolist() for i in range(3)]
+    best = logits[2].argmax().item()
+    assert steps == [[20, 52, best], [21, 53, best], [22, 54, best]]
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "said"),
+    [
+        ("uncreatable", {}, "'uncreatable' could not be created: KeyError"),
+        ("answer", {"answer": RuntimeError("out of ideas")}, "'answer' failed: RuntimeError: out of ideas"),
+        ("answer", {"answer": None}, "returned NoneType"),
+        ("answer", {"answer": torch.zeros(VOCAB - 1)}, "[299]"),
+        ("answer", {"answer": torch.zeros(VOCAB, dtype=torch.float16)}, "torch.float16"),
+    ],
+)
+def test_a_broken_processor_fails_its_request_only_and_keeps_failing_it(name, options, said):
+    sampler = make_sampler(
+        setup(0, temperature=0.0),
+        setup(1, logits_processors={name: options}),
+        setup(2, temperature=0.0, logits_processors={"force": {"start": 9}}),
+    )
+    logits = make_logits(3)
+    for step in range(2):
+        sampled = sample(sampler, logits, [0, 1, 2])
+        assert list(sampled.processor_errors) == [1]
+        assert said in sampled.processor_errors[1]
+        assert sampled.token_ids[[0, 2]].tolist() == [logits[0].argmax(), 9 + step]
+        assert 0 <= sampled.token_ids[1] < VOCAB
+
+
+def test_a_new_request_does_not_inherit_its_rows_failure():
+    sampler = make_sampler(setup(0, logits_processors={"uncreatable": {}}))
+    sampler.set_row(setup(0, temperature=0.0))
+    assert sample(sampler, make_logits(1), [0]).processor_errors == {}
+
+
+def test_a_processor_that_rules_out_every_token_fails_its_request():
+    sampler = make_sampler(setup(0, logits_processors={"answer": {"answer": torch.full((VOCAB,), -torch.inf)}}))
+    assert sample(sampler, make_logits(1), [0]).failed.tolist() == [True]
+
+
+# Bad logits
+
+
+@pytest.mark.parametrize("params", MIXED)
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+@pytest.mark.parametrize("where", [slice(None), slice(140, 141)])
+def test_bad_logits_fail_their_row_only(params, value, where):
+    logits = make_logits(3)
+    expected = sample(make_sampler(*[setup(row, **params) for row in range(3)]), logits, [0, 1, 2]).token_ids
+    logits[1, where] = value
+    sampled = sample(make_sampler(*[setup(row, **params) for row in range(3)]), logits, [0, 1, 2])
+    assert sampled.failed.tolist() == [False, True, False]
+    assert sampled.token_ids[[0, 2]].tolist() == expected[[0, 2]].tolist()
+    assert 0 <= sampled.token_ids[1] < VOCAB
+
+
+@pytest.mark.parametrize(("finite", "failed"), [(1, False), (0, True)])
+def test_tokens_that_the_model_rules_out_are_no_failure_unless_they_are_all(finite, failed):
+    logits = torch.full((1, VOCAB), -torch.inf)
+    logits[0, 17 : 17 + finite] = 0.0
+    sampled = sample(make_sampler(setup(0)), logits, [0])
+    assert sampled.failed.tolist() == [failed]
+    assert failed or sampled.token_ids.item() == 17
+
+
+# Log-probabilities
+
+
+def test_logprobs_are_those_of_the_models_own_logits():
+    sampler = make_sampler(
+        setup(0, temperature=0.0),
+        setup(1, temperature=0.3, top_k=2, frequency_penalty=2.0, output=[4], logit_bias={4: -9.0}, logprobs=3),
+        setup(2, temperature=0.0, logprobs=0),
+    )
+    logits = make_logits(3, dtype=torch.bfloat16)
+    sampled = sample(sampler, logits, [0, 1, 2])
+    expected = logits.float().log_softmax(dim=1)
+    assert sampled.logprobs is not None
+    assert sampled.logprobs.top_ids.shape == (3, 3)
+    for i in (1, 2):
+        torch.testing.assert_close(sampled.logprobs.token_logprobs[i], expected[i, sampled.token_ids[i]])
+        torch.testing.assert_close(sampled.logprobs.top_logprobs[i], expected[i].topk(3).values)
+        torch.testing.assert_close(expected[i, sampled.logprobs.top_ids[i]], sampled.logprobs.top_logprobs[i])

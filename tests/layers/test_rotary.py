@@ -1,0 +1,77 @@
+from typing import Any
+
+import pytest
+import torch
+from transformers import LlamaConfig
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
+
+from graftlm.contracts import ModelConfig
+from graftlm.layers import Frequencies, RotaryEmbedding, rope_frequencies, rotate
+
+CPU = torch.device("cpu")
+POSITIONS = torch.tensor([0, 1, 2, 3, 100, 4095, 8191, 100_000])
+
+ROPES: dict[str, dict[str, Any]] = {
+    "default": {"rope_type": "default", "rope_theta": 10000.0},
+    "large theta": {"rope_type": "default", "rope_theta": 5e6},
+    "linear": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 3.0},
+    "llama3": {
+        "rope_type": "llama3",
+        "rope_theta": 500000.0,
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+    },
+    "yarn": {"rope_type": "yarn", "rope_theta": 1e6, "factor": 4.0, "original_max_position_embeddings": 32768},
+    "yarn without original context": {"rope_type": "yarn", "rope_theta": 1e6, "factor": 4.0},
+    "yarn with attention factor": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "attention_factor": 1.25},
+    "yarn with mscale": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 40.0, "mscale": 0.7, "mscale_all_dim": 1.1},
+    "yarn with betas": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 8.0, "beta_fast": 16, "beta_slow": 2},
+    "yarn not truncated": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 8.0, "truncate": False},
+}
+
+
+def both(rope: dict[str, Any], dtype: torch.dtype) -> tuple[RotaryEmbedding, LlamaRotaryEmbedding]:
+    hf_config = LlamaConfig(head_dim=64, max_position_embeddings=2048, rope_parameters=dict(rope))
+    config = ModelConfig(("LlamaForCausalLM",), 100, 2048, raw={"rope_parameters": rope})
+    return RotaryEmbedding(rope_frequencies(config, 64), device=CPU, dtype=dtype), LlamaRotaryEmbedding(hf_config)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("rope", ROPES.values(), ids=ROPES.keys())
+def test_cosines_and_sines_are_those_of_transformers_to_the_bit(rope: dict[str, Any], dtype: torch.dtype) -> None:
+    ours, theirs = both(rope, dtype)
+    cos, sin = (table[:, 0] for table in ours(POSITIONS))
+    hf_cos, hf_sin = (table[0] for table in theirs(torch.empty(0, dtype=dtype), POSITIONS[None]))
+    assert torch.equal(cos, hf_cos)
+    assert torch.equal(sin[:, 32:], hf_sin[:, 32:])
+    assert torch.equal(sin[:, :32], -hf_sin[:, :32])
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-6), (torch.bfloat16, 2e-2)])
+def test_rotation_is_that_of_transformers(dtype: torch.dtype, tolerance: float) -> None:
+    ours, theirs = both(ROPES["default"], dtype)
+    x = torch.randn(len(POSITIONS), 7, 64).to(dtype)[:, :5]  # strided, as a view of the fused projection is
+    cos, sin = theirs(x, POSITIONS[None])
+    expected, _ = apply_rotary_pos_emb(x, x, cos[0], sin[0])
+    got = rotate(x, *ours(POSITIONS))
+    assert got.is_contiguous()
+    torch.testing.assert_close(got, expected, rtol=tolerance, atol=tolerance)
+
+
+def test_positions_are_not_changed() -> None:
+    positions = POSITIONS.clone()
+    RotaryEmbedding(Frequencies(torch.ones(4)), device=CPU, dtype=torch.float32)(positions)
+    assert torch.equal(positions, POSITIONS)
+
+
+def test_an_outer_original_context_goes_before_an_inner_one() -> None:
+    rope = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 1024}
+    raw = {"rope_parameters": rope, "original_max_position_embeddings": 512}
+    outer = rope_frequencies(ModelConfig(("A",), 100, 2048, raw=raw), 64)
+    inner = rope_frequencies(ModelConfig(("A",), 100, 2048, raw={"rope_parameters": rope}), 64)
+    wanted = {**rope, "original_max_position_embeddings": 512}
+    expected = rope_frequencies(ModelConfig(("A",), 100, 2048, raw={"rope_parameters": wanted}), 64)
+    assert torch.equal(outer.inv_freq, expected.inv_freq)
+    assert not torch.equal(outer.inv_freq, inner.inv_freq)

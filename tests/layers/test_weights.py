@@ -1,0 +1,88 @@
+import pytest
+import torch
+
+from graftlm.errors import WeightError
+from graftlm.layers import Linear, WeightSlot, copy_weights, empty_parameter
+
+CPU = torch.device("cpu")
+
+
+def slots() -> list[WeightSlot]:
+    fused = empty_parameter(5, 2, device=CPU, dtype=torch.float32)
+    return [WeightSlot("a", fused[:3]), WeightSlot("b", fused[3:]), WeightSlot("row", torch.zeros(4, 2), per_row=True)]
+
+
+def full() -> dict[str, torch.Tensor]:
+    return {"a": torch.full((3, 2), 1.0), "b": torch.full((2, 2), 2.0), "row": torch.tensor([3.0, 4.0])}
+
+
+def test_each_tensor_lands_in_its_rows() -> None:
+    a, b, row = slots()
+    copy_weights([a, b, row], full().items())
+    assert (a.target == 1).all()
+    assert (b.target == 2).all()
+    assert (row.target == torch.tensor([3.0, 4.0])).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_tensors_are_converted(dtype: torch.dtype) -> None:
+    a, b, row = slots()
+    copy_weights([a, b, row], [(name, tensor.to(dtype)) for name, tensor in full().items()])
+    assert a.target.dtype == torch.float32
+    assert (a.target == 1).all()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"a": None}, r"lacks 'a'"),
+        ({"a": None, "b": None}, r"lacks 'a', 'b'"),
+        ({"c": torch.zeros(1)}, r"holds 'c'"),
+        ({"a": None, "c": torch.zeros(1)}, r"lacks 'a' and holds 'c'"),
+        ({"a": torch.zeros(2, 2)}, r"'a' has shape \[2, 2\].* \[3, 2\]"),
+        ({"row": torch.zeros(4, 2)}, r"'row' has shape \[4, 2\].* \[2\]"),
+        ({"b": torch.zeros(2, 2, dtype=torch.int8)}, r"'b' is torch.int8"),
+        ({f"x{i}": torch.zeros(1) for i in range(7)}, r"'x4' and 2 more"),
+    ],
+)
+def test_a_checkpoint_that_does_not_fit_is_refused_by_name(
+    changes: dict[str, torch.Tensor | None], message: str
+) -> None:
+    weights = {name: tensor for name, tensor in (full() | changes).items() if tensor is not None}
+    with pytest.raises(WeightError, match=message):
+        copy_weights(slots(), weights.items())
+
+
+def test_a_name_that_comes_twice_is_refused() -> None:
+    with pytest.raises(WeightError, match="'a' twice"):
+        copy_weights(slots(), [*full().items(), *full().items()])
+
+
+def test_computed_tensors_of_old_checkpoints_are_ignored() -> None:
+    copy_weights(slots(), [*full().items(), ("model.layers.0.self_attn.rotary_emb.inv_freq", torch.zeros(8))])
+
+
+@pytest.mark.parametrize("names", [("b",), ("tied",), ("b", "tied"), ("tied", "b")])
+def test_a_tied_tensor_may_come_under_either_name_or_both(names: tuple[str, ...]) -> None:
+    a, b, row = slots()
+    weights = full()
+    tensor = weights.pop("b")
+    copy_weights([a, b, row], [*weights.items(), *((name, tensor) for name in names)], aliases={"tied": "b"})
+    assert (b.target == 2).all()
+
+
+def test_tied_tensors_that_differ_are_refused() -> None:
+    with pytest.raises(WeightError, match=r"'tied'.*differ"):
+        copy_weights(slots(), [*full().items(), ("tied", torch.zeros(2, 2))], aliases={"tied": "b"})
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_a_fused_linear_gives_what_its_parts_give_apart(bias: bool) -> None:
+    sizes = {"q_proj": 6, "k_proj": 2, "v_proj": 4}
+    linear = Linear(8, sizes, bias=bias, device=CPU, dtype=torch.float32)
+    parts = {name: torch.nn.Linear(8, size, bias=bias) for name, size in sizes.items()}
+    tensors = [(f"x.{name}.{key}", t) for name, part in parts.items() for key, t in part.state_dict().items()]
+    copy_weights(linear.weight_slots("x."), tensors)
+    x = torch.randn(3, 8)
+    expected = torch.cat([part(x) for part in parts.values()], dim=-1)
+    torch.testing.assert_close(linear(x), expected, check_stride=False)

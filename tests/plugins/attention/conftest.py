@@ -1,0 +1,21 @@
+import ctypes
+import shutil
+from pathlib import Path
+
+import pytest
+
+from graftlm_attention.native_paged import load_kernel
+
+
+@pytest.fixture(scope="session")
+def kernel_cache(tmp_path_factory) -> Path:
+    """Where this session's compiled kernels go: each is compiled once."""
+    return tmp_path_factory.mktemp("kernels") / "cache"
+
+
+@pytest.fixture(scope="session")
+def kernel(kernel_cache) -> ctypes.CDLL:
+    """The compiled kernel."""
+    if shutil.which("g++") is None:
+        pytest.skip("no g++ here: the compiled kernel cannot be tested")
+    return load_kernel("g++", kernel_cache)

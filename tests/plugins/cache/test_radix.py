@@ -1,0 +1,221 @@
+import gc
+from typing import ClassVar
+
+import numpy as np
+import pytest
+
+from graftlm.contracts import NO_PAGES, CacheContext, PrefixCache, PrefixKey
+from graftlm.errors import InvariantError
+from graftlm.testing import CacheRig, PrefixCacheConformance
+from graftlm_cache.chunk import ChunkCache
+from graftlm_cache.node import RadixNode
+from graftlm_cache.radix import RadixCache
+
+PAGE_SIZES = pytest.mark.parametrize("page_size", [1, 4, 16])
+
+
+class TestRadixCache(PrefixCacheConformance):
+    max_examples = 40
+
+    def create(self, context: CacheContext) -> PrefixCache:
+        return RadixCache(context)
+
+
+class CountingTokens(np.ndarray):
+    """Token ids that count how many of them comparisons read."""
+
+    num_compared: ClassVar[int] = 0
+
+    def __array_ufunc__(self, ufunc, method, *inputs, **kwargs):
+        CountingTokens.num_compared += max(np.size(operand) for operand in inputs)
+        return getattr(ufunc, method)(*(np.asarray(operand) for operand in inputs), **kwargs)
+
+
+def counting_key(num_tokens: int) -> PrefixKey:
+    CountingTokens.num_compared = 0
+    return PrefixKey(np.arange(num_tokens, dtype=np.int32).view(CountingTokens))
+
+
+@PAGE_SIZES
+def test_a_prompt_in_chunks_compares_each_token_at_most_once(page_size):
+    rig = CacheRig(RadixCache, page_size)
+    num_tokens, chunk = 4096, 64
+    rig.insert(PrefixKey(np.arange(num_tokens, dtype=np.int32)))
+    key = counting_key(num_tokens)
+    handle = rig.hold(PrefixKey(key.token_ids[:0]))
+    for end in range(chunk, num_tokens + 1, chunk):
+        so_far = PrefixKey(key.token_ids[:end])
+        rig.insert(so_far, handle)
+        match = rig.cache.match(so_far, resume=handle)
+        rig.cache.lock(match.handle)
+        rig.cache.unlock(handle)
+        handle = match.handle
+    # Insert and match compare a chunk once each; the first of them has to find where to split.
+    assert handle.num_pages * page_size == num_tokens
+    assert 0 < CountingTokens.num_compared <= 2 * num_tokens
+
+
+@PAGE_SIZES
+def test_chunks_of_a_new_prompt_compare_nothing_that_stands_in_front(page_size):
+    rig = CacheRig(RadixCache, page_size)
+    key = counting_key(4096)
+    handle = rig.hold(PrefixKey(key.token_ids[:0]))
+    for end in range(64, 4097, 64):
+        result = rig.insert(PrefixKey(key.token_ids[:end]), handle)
+        rig.cache.lock(result.handle)
+        rig.cache.unlock(handle)
+        handle = result.handle
+    assert handle.num_pages * page_size == 4096
+    assert CountingTokens.num_compared == 0
+
+
+def test_evicting_few_of_many_leaves_looks_at_few():
+    rig = CacheRig(RadixCache, page_size=1)
+    for letter in range(2000):
+        rig.insert(rig.key(letter))
+    rig.cache.evict(1)
+    rig.strategy.num_priorities = 0
+    for _ in range(50):
+        rig.cache.match(rig.key(1999))
+        rig.cache.evict(1)
+    assert 0 < rig.strategy.num_priorities <= 2 * 50
+
+
+def test_touches_between_evictions_cost_one_priority():
+    rig = CacheRig(RadixCache, page_size=1)
+    rig.insert(rig.key(1))
+    for _ in range(100):
+        rig.cache.match(rig.key(1))
+    assert rig.strategy.num_priorities == 0
+    rig.cache.evict(1)
+    assert rig.strategy.num_priorities == 1
+
+
+def test_what_leaves_the_tree_leaves_memory():
+    gc.collect()
+    num_before = num_nodes_in_memory()
+    rig = CacheRig(RadixCache, page_size=1)
+    for tenant in range(1000):
+        rig.insert(rig.key(1, namespace=str(tenant)))
+        rig.cache.evict(1)
+        rig.cache.probe(rig.key(1, namespace=f"never seen {tenant}"))
+        rig.cache.match(rig.key(1, namespace=f"never stored {tenant}"))
+    gc.collect()
+    assert num_nodes_in_memory() == num_before
+
+
+def num_nodes_in_memory() -> int:
+    return sum(type(thing) is RadixNode for thing in gc.get_objects())
+
+
+def test_a_split_copies_so_that_an_evicted_half_frees_its_memory():
+    rig = CacheRig(RadixCache, page_size=1)
+    rig.insert(rig.key(*range(1000)))
+    rig.insert(rig.key(0, 5))
+    rig.cache.evict(999)
+    for view in rig.cache.walk():
+        assert view.token_ids.base is None
+        assert view.pages.base is None
+
+
+def test_walk_gives_no_way_to_change_the_tree():
+    rig = CacheRig(RadixCache, page_size=4)
+    rig.insert(rig.key(1, 2, 3))
+    rig.insert(rig.key(1, 2, 4))
+    for view in rig.cache.walk():
+        with pytest.raises(ValueError, match="read-only"):
+            view.token_ids[0] = 9
+        with pytest.raises(ValueError, match="read-only"):
+            view.pages[0] = 9
+
+
+def test_a_path_of_many_nodes_needs_no_recursion():
+    rig = CacheRig(RadixCache, page_size=1)
+    letters = list(range(3000))
+    handle = rig.hold(rig.key())
+    for end in range(1, 3001):
+        key = PrefixKey(np.arange(end, dtype=np.int32))
+        handle = rig.insert(key, handle).handle
+    rig.cache.lock(handle)
+    assert (rig.cache.locked_pages, sum(1 for _ in rig.cache.walk())) == (3000, 3000)
+    rig.cache.unlock(handle)
+    assert rig.cache.probe(rig.key(*letters)) == 3000
+    assert len(rig.cache.evict(1000)) == 1000
+    assert len(rig.cache.reset()) == 2000
+
+
+def test_a_split_starts_the_upper_half_with_the_figures_of_the_whole():
+    rig = CacheRig(RadixCache, page_size=4)
+    rig.insert(rig.key(1, 2, 3, priority=2))
+    rig.cache.match(rig.key(1, 2, 3))
+    (whole,) = rig.cache.walk()
+    rig.insert(rig.key(1, 9))
+    upper, lower = (view.stats for view in rig.views_of(whole.pages))
+    assert lower is whole.stats
+    assert (upper.hits, upper.priority, upper.created) == (2, 2, lower.created)
+    assert (upper.depth, upper.tokens, lower.depth, lower.tokens) == (0, 4, 4, 8)
+    assert upper.last_access > lower.last_access
+
+
+def test_one_unlock_too_many_is_an_error_even_below_a_lock():
+    rig = CacheRig(RadixCache, page_size=1)
+    rig.insert(rig.key(1, 2))
+    upper, _lower = rig.hold(rig.key(1)), rig.hold(rig.key(1, 2))
+    rig.cache.unlock(upper)
+    with pytest.raises(InvariantError, match="nobody holds"):
+        rig.cache.unlock(upper)
+    assert rig.cache.locked_pages == 2
+
+
+def test_a_void_handle_is_refused():
+    rig = CacheRig(RadixCache, page_size=1)
+    handle = rig.insert(rig.key(1, 2)).handle
+    rig.cache.evict(2)
+    for use in (
+        lambda: rig.cache.lock(handle),
+        lambda: rig.cache.unlock(handle),
+        lambda: rig.cache.match(rig.key(1, 2, 3), resume=handle),
+        lambda: rig.insert(rig.key(1, 2, 3), handle),
+    ):
+        with pytest.raises(InvariantError, match="was evicted"):
+            use()
+
+
+def test_a_handle_of_another_cache_class_is_refused():
+    stranger = CacheRig(ChunkCache, page_size=1)
+    rig = CacheRig(RadixCache, page_size=1)
+    with pytest.raises(InvariantError, match="never gave out"):
+        rig.cache.lock(stranger.hold(stranger.key(1)))
+
+
+def test_a_handle_does_not_cross_namespaces():
+    rig = CacheRig(RadixCache, page_size=1)
+    handle = rig.insert(rig.key(1)).handle
+    with pytest.raises(InvariantError, match="namespace"):
+        rig.cache.match(rig.key(1, 2, namespace="tenant"), resume=handle)
+
+
+@pytest.mark.parametrize(
+    ("token_ids", "pages", "message"),
+    [
+        (np.arange(8, dtype=np.int64), np.arange(2, dtype=np.int32), "expected int32 token ids"),
+        (np.zeros((2, 4), dtype=np.int32), np.arange(2, dtype=np.int32), "expected int32 token ids"),
+        (np.arange(8, dtype=np.int32), np.arange(3, dtype=np.int32), "got 3 pages .* expected 2 pages"),
+        (np.arange(8, dtype=np.int32), NO_PAGES, "got 0 pages .* expected 2 pages"),
+    ],
+)
+def test_a_malformed_offer_is_refused_and_changes_nothing(token_ids, pages, message):
+    rig = CacheRig(RadixCache, page_size=4)
+    start = rig.cache.match(rig.key()).handle
+    with pytest.raises(InvariantError, match=message):
+        rig.cache.insert(PrefixKey(token_ids), pages, start)
+    assert rig.cached_pages() == []
+
+
+def test_no_single_eviction_orders_all_that_was_touched():
+    rig = CacheRig(RadixCache, page_size=1)
+    for letter in range(2000):
+        rig.insert(rig.key(letter))
+    rig.strategy.num_priorities = 0
+    rig.cache.evict(1)
+    assert rig.strategy.num_priorities < 300

@@ -1,0 +1,38 @@
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import graftlm_models
+from graftlm.contracts import API_VERSION, NoOptions, Platform
+from graftlm.testing.tiny_models import Family, write_tiny_checkpoint
+
+
+@pytest.mark.parametrize(
+    ("family", "name", "architecture"),
+    [
+        ("llama", "llama", "LlamaForCausalLM"),
+        ("qwen2", "qwen", "Qwen2ForCausalLM"),
+        ("qwen3", "qwen", "Qwen3ForCausalLM"),
+    ],
+)
+def test_each_architecture_has_one_provider_that_creates_its_model(
+    family: Family, name: str, architecture: str, tmp_path: Path, new_context
+) -> None:
+    write_tiny_checkpoint(tmp_path, family, num_layers=3)
+    claims = [p for p in graftlm_models.provide_models() if architecture in p.capabilities.architectures]
+    assert [p.name for p in claims] == [name]
+    model = claims[0].create(NoOptions(), new_context(tmp_path))
+    assert [layer.layer_id for layer in model.attention_layers] == [0, 1, 2]
+
+
+def test_providers_are_of_this_api_and_run_anywhere() -> None:
+    for provider in graftlm_models.provide_models():
+        assert provider.api_version == API_VERSION
+        assert provider.unavailable(Platform()) is None
+
+
+def test_naming_the_models_imports_no_torch() -> None:
+    program = "import sys, graftlm_models; graftlm_models.provide_models(); sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

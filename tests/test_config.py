@@ -1,0 +1,406 @@
+"""Configuration: defaults, shorthands, YAML with lines, variables, overrides, sources, docs."""
+
+import json
+import pickle
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+from pydantic import SecretStr
+
+from graftlm.config import CacheSettings, EngineConfig, EvictionSettings, explain
+from graftlm.errors import ConfigError, GraftlmError
+
+DOCS = Path(__file__).parent.parent / "docs" / "configuration.md"
+
+
+@pytest.fixture
+def write(tmp_path, monkeypatch):
+    """Write engine.yaml into a fresh working directory, and return the name that messages show."""
+    monkeypatch.chdir(tmp_path)
+
+    def write_file(text: str) -> str:
+        Path("engine.yaml").write_text(text, encoding="utf-8")
+        return "engine.yaml"
+
+    return write_file
+
+
+def errors_of(*args, **kwargs) -> list[str]:
+    with pytest.raises(ConfigError) as caught:
+        EngineConfig.load(*args, **kwargs)
+    return str(caught.value).splitlines()
+
+
+def sources_of(config: EngineConfig) -> dict[str, str]:
+    return {path: source for path, source in config.sources.items() if source != "default"}
+
+
+def test_defaults_are_those_of_the_design():
+    assert EngineConfig().model_dump() == {
+        "model": {
+            "path": "demo",
+            "dtype": "auto",
+            "device": "auto",
+            "architecture": "auto",
+            "context_len": None,
+            "trust_remote_code": False,
+            "quantization": None,
+        },
+        "attention": {"name": "auto", "options": {}},
+        "cache": {"name": "radix", "page_size": 1, "options": {}, "eviction": {"name": "lru", "options": {}}},
+        "grammar": {"name": "auto", "options": {}},
+        "scheduling": {
+            "policy": {"name": "lpm", "options": {}},
+            "max_running_requests": 64,
+            "max_queued_requests": 1024,
+            "prefill_tokens_per_step": 2048,
+            "overlap": True,
+        },
+        "memory": {"kv_tokens": None, "kv_fraction": 0.8},
+        "server": {"host": "127.0.0.1", "port": 30000, "api_key": None},
+        "plugins": {"modules": (), "disabled": (), "prefer": {}},
+        "debug": False,
+    }
+
+
+@pytest.mark.parametrize(
+    ("values", "path", "expected"),
+    [
+        ({"model": "demo2"}, "model.path", "demo2"),
+        ({"attention": "triton"}, "attention.name", "triton"),
+        ({"cache": "chunk"}, "cache.name", "chunk"),
+        ({"cache": {"eviction": "lfu"}}, "cache.eviction.name", "lfu"),
+        ({"grammar": "xgrammar"}, "grammar.name", "xgrammar"),
+        ({"scheduling": {"policy": "fcfs"}}, "scheduling.policy.name", "fcfs"),
+        ({"cache": None}, "cache.name", "radix"),
+        ({"cache": {"page_size": "16"}}, "cache.page_size", 16),
+        ({"cache": CacheSettings(page_size=8)}, "cache.page_size", 8),
+        ({"cache": {"eviction": EvictionSettings(name="lfu")}}, "cache.eviction.name", "lfu"),
+        ({"plugins": {"modules": ["a", "b"]}}, "plugins.modules", ["a", "b"]),
+        ({"scheduling": {"overlap": "false"}}, "scheduling.overlap", False),
+        ({"memory": {"kv_tokens": 4096.0}}, "memory.kv_tokens", 4096),
+    ],
+)
+@pytest.mark.parametrize(
+    "make", [EngineConfig.load, lambda values: EngineConfig(**values)], ids=["load", "constructor"]
+)
+def test_a_value_may_be_written_in_short_or_as_a_string(make, values, path, expected):
+    assert {setting.path: setting.value for setting in explain(make(values))}[path] == expected
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"cache": {"evicton": "lru"}}, "cache.evicton: unknown key; did you mean 'eviction'?"),
+        ({"Cache": "radix"}, "Cache: unknown key; did you mean 'cache'?"),
+        ({"page_size": 16}, "page_size: unknown key; did you mean 'cache.page_size'?"),
+        ({"memory": {"zzz": 1}}, "memory.zzz: unknown key; known here: kv_tokens, kv_fraction"),
+        ({"cache": {"page_size": 24}}, "cache.page_size: must be a power of two, got 24"),
+        ({"cache": {"page_size": 0}}, "cache.page_size: must be at least 1, got 0"),
+        ({"cache": {"page_size": 2048}}, "cache.page_size: must be at most 1024, got 2048"),
+        ({"cache": {"page_size": True}}, "cache.page_size: must be a number, got True"),
+        ({"cache": {"page_size": 1.5}}, "cache.page_size: must be a whole number, got 1.5"),
+        ({"cache": {"page_size": "many"}}, "cache.page_size: must be a whole number, got 'many'"),
+        ({"cache": 3}, "cache: must be a mapping of keys to values, got 3"),
+        ({"cache": {"options": [1]}}, "cache.options: must be a mapping of keys to values, got [1]"),
+        ({"cache": ""}, "cache.name: must not be empty, got ''"),
+        ({"model": {"path": 7}}, "model.path: must be a string, got 7; put it in quotes"),
+        ({"model": {"device": "cda"}},
+         "model.device: must be 'auto', 'cpu' or 'cuda', got 'cda'; did you mean 'cuda'?"),
+        ({"model": {"context_len": 0}}, "model.context_len: must be at least 1, got 0"),
+        ({"model": {"quantization": "fp8"}}, "model.quantization: must be null, got 'fp8'"),
+        ({"model": {"trust_remote_code": "perhaps"}}, "model.trust_remote_code: must be true or false, got 'perhaps'"),
+        ({"memory": {"kv_fraction": 0}}, "memory.kv_fraction: must be above 0.0, got 0"),
+        ({"memory": {"kv_fraction": 1}}, "memory.kv_fraction: must be below 1.0, got 1"),
+        ({"memory": {"kv_fraction": float("nan")}}, "memory.kv_fraction: must be below 1.0, got nan"),
+        ({"memory": {"kv_fraction": "half"}}, "memory.kv_fraction: must be a number, got 'half'"),
+        ({"memory": {"kv_tokens": 8}, "cache": {"page_size": 16}},
+         "memory.kv_tokens: must hold at least one page of cache.page_size 16, holds 8"),
+        ({"scheduling": {"max_running_requests": 0}}, "scheduling.max_running_requests: must be at least 1, got 0"),
+        ({"scheduling": {"max_queued_requests": 0}}, "scheduling.max_queued_requests: must be at least 1, got 0"),
+        ({"scheduling": {"prefill_tokens_per_step": 0}},
+         "scheduling.prefill_tokens_per_step: must be at least 1, got 0"),
+        ({"server": {"port": 65536}}, "server.port: must be at most 65535, got 65536"),
+        ({"server": {"api_key": ["s3cret"]}}, "server.api_key: must be a string, got a value that is not shown"),
+        ({"plugins": {"modules": "one"}}, "plugins.modules: must be a list, got 'one'"),
+        ({"plugins": {"modules": ["one", 2]}}, "plugins.modules[1]: must be a string, got 2; put it in quotes"),
+        ({"cache": {1: 2}}, "cache: keys must be strings, got 1"),
+        ({"model": {"path": ["x" * 100]}}, "model.path: must be a string, got ['" + "x" * 55 + "..."),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize(
+    "make", [EngineConfig.load, lambda values: EngineConfig(**values)], ids=["load", "constructor"]
+)
+def test_a_wrong_value_is_named_with_what_would_be_right(make, values, message):
+    with pytest.raises(ConfigError) as caught:
+        make(values)
+    assert str(caught.value) == message
+
+
+def test_a_file_error_says_file_line_path_and_nearest_name(write):
+    file = write("# engine\nmodel:\n  path: demo\n\n\ncache:\n  evicton: lru\n")
+    assert errors_of(file) == ["engine.yaml:7: cache.evicton: unknown key; did you mean 'eviction'?"]
+
+
+def test_all_errors_of_a_file_are_listed_in_order_of_lines(write):
+    file = write(
+        "server: {port: 99999}\n"
+        "cache:\n"
+        "  page_size: 24\n"
+        "  page_size: 16\n"
+        "  7: x\n"
+        "attention: ${NOPE}\n"
+        "modle: demo\n"
+        "grammar: !weird x\n"
+    )
+    assert errors_of(file, environment={}) == [
+        "engine.yaml:1: server.port: must be at most 65535, got 99999",
+        "engine.yaml:3: cache.page_size: must be a power of two, got 24",
+        "engine.yaml:4: cache.page_size: duplicate key; line 3 has it already",
+        "engine.yaml:5: cache: keys must be strings, got 7; put it in quotes",
+        "engine.yaml:6: attention: environment variable NOPE is not set; set it, or write ${NOPE:-default}",
+        "engine.yaml:7: modle: unknown key; did you mean 'model'?",
+        "engine.yaml:8: grammar: not a value: could not determine a constructor for the tag '!weird'",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "start"),
+    [
+        ("model: demo\ncache: [1\n", "engine.yaml:3: not valid YAML: while parsing a flow sequence: "),
+        ("model: demo\n\tcache: x\n", "engine.yaml:2: not valid YAML: "),
+        ("model: a\n---\nmodel: b\n", "engine.yaml:2: not valid YAML: expected a single document"),
+        ("model: \x00\n", "engine.yaml: not valid YAML: unacceptable character"),
+        ("- model\n", "engine.yaml: must hold a mapping of keys to values, got list"),
+        ("demo", "engine.yaml: must hold a mapping of keys to values, got str"),
+        ("cache: &a {options: {x: *a}}", "engine.yaml:1: cache.options.x: an alias may not refer to a value that h"),
+        ("cache: &a {<<: *a}", "engine.yaml:1: cache: an alias may not refer to a value that holds it"),
+        ("cache: {<<: 3}", "engine.yaml:1: cache: '<<' merges mappings only"),
+        ("cache: {[1]: 3}", "engine.yaml:1: cache: keys must be strings, got a collection"),
+    ],
+)  # fmt: skip
+def test_broken_yaml_is_reported_with_its_line(write, text, start):
+    assert errors_of(write(text))[0].startswith(start)
+
+
+def test_a_file_that_cannot_be_read_is_named(write, tmp_path):
+    write("")
+    Path("latin.yaml").write_bytes(b"model: caf\xe9\n")
+    assert errors_of("gone.yaml") == ["gone.yaml: no such file"]
+    assert errors_of("demo") == ["demo: no such file; to name a model, write model='demo'"]
+    assert errors_of("latin.yaml")[0].startswith("latin.yaml: cannot be read: ")
+    assert errors_of(tmp_path)[0].startswith(f"{tmp_path}: cannot be read: ")
+    assert errors_of(7) == ["a configuration is a file, a mapping or an EngineConfig, got int"]
+
+
+@pytest.mark.parametrize("text", ["", "# nothing\n", "cache:\nserver:\n"])
+def test_an_empty_file_or_section_means_the_defaults(write, text):
+    assert EngineConfig.load(write(text)) == EngineConfig()
+
+
+def test_yaml_anchors_and_merge_keys_work(write):
+    file = write("cache: {options: &base {a: 1, b: 2}}\nattention:\n  options: {<<: *base, b: 3}\n")
+    config = EngineConfig.load(file)
+    assert config.attention.options == {"a": 1, "b": 3}
+    assert config.sources["attention.options.a"] == "engine.yaml:1"
+
+
+@pytest.mark.parametrize(
+    ("written", "value"),
+    [
+        ("${NUMBER}", 8),
+        ('"${NUMBER}"', "8"),
+        ("${FLAG}", True),
+        ("${NOTHING:-}", None),
+        ("${UNSET:-2.5}", 2.5),
+        ("${EMPTY:-full}", "full"),
+        ("${YAML}", "{a: 1} # x"),
+        ("${DATE}", "2024-01-01"),
+        ("a${NUMBER}b${UNSET:-c}", "a8bc"),
+        ("$$NUMBER $${NUMBER} $ ^a$", "$NUMBER ${NUMBER} $ ^a$"),
+        ("[x, '${NUMBER}']", ["x", "8"]),
+        ("|\n      ${NUMBER}", "8\n"),
+    ],
+)
+def test_variables_expand(write, written, value):
+    environment = {"NUMBER": "8", "FLAG": "true", "EMPTY": "", "YAML": "{a: 1} # x", "DATE": "2024-01-01"}
+    config = EngineConfig.load(write(f"cache:\n  options:\n    x: {written}\n"), environment=environment)
+    assert config.cache.options == {"x": value}
+
+
+@pytest.mark.parametrize(
+    ("written", "message"),
+    [
+        ("${UNSET}", "environment variable UNSET is not set; set it, or write ${UNSET:-default}"),
+        ("a ${EMPTY}", "environment variable EMPTY is empty; set it, or write ${EMPTY:-default}"),
+        ("${1X}", "'${' starts no variable; write ${NAME}, ${NAME:-default}, or $$ for a dollar sign"),
+        ("${OPEN", "'${' starts no variable; write ${NAME}, ${NAME:-default}, or $$ for a dollar sign"),
+        ("${A:-${B}}", "'${' starts no variable; write ${NAME}, ${NAME:-default}, or $$ for a dollar sign"),
+    ],
+)
+def test_a_variable_that_cannot_expand_is_an_error_with_its_line(write, written, message):
+    file = write(f"cache:\n  options:\n    x: {written}\n")
+    assert errors_of(file, environment={"EMPTY": ""}) == [f"engine.yaml:3: cache.options.x: {message}"]
+
+
+def test_the_process_environment_is_the_default(write, monkeypatch):
+    monkeypatch.setenv("GRAFTLM_TEST_PORT", "1234")
+    assert EngineConfig.load(write("server: \n  port: ${GRAFTLM_TEST_PORT}\n")).server.port == 1234
+
+
+def test_variables_are_left_alone_outside_files():
+    config = EngineConfig.load({"cache": {"options": {"a": "${X}"}}}, ["cache.options.b=${X}"])
+    assert config.cache.options == {"a": "${X}", "b": "${X}"}
+
+
+@pytest.mark.parametrize(
+    ("override", "path", "value"),
+    [
+        ("cache.page_size=16", "cache.page_size", 16),
+        ("cache.eviction=lfu", "cache.eviction.name", "lfu"),
+        ("cache={page_size: 4}", "cache.page_size", 4),
+        ("cache.options.foo=1", "cache.options.foo", 1),
+        ("cache.options.deep.er=[1, two]", "cache.options.deep.er", [1, "two"]),
+        ("memory.kv_tokens=", "memory.kv_tokens", None),
+        ("model.path=a=b", "model.path", "a=b"),
+        ("plugins.prefer.eviction/lru=their-dist", "plugins.prefer.eviction/lru", "their-dist"),
+        ("debug=true", "debug", True),
+    ],
+)
+def test_an_override_is_a_dotted_path_and_a_yaml_value(override, path, value):
+    config = EngineConfig.load(overrides=[override])
+    assert {s.path: (s.value, s.source) for s in explain(config)}[path] == (value, "--set")
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("cache.evicton=lru", "--set: cache.evicton: unknown key; did you mean 'eviction'?"),
+        ("cahce.page_size=1", "--set: cahce: unknown key; did you mean 'cache'?"),
+        ("cache.page_size.x=1", "--set: cache.page_size: must be a whole number, got {'x': 1}"),
+        ("cache.page_size", "--set 'cache.page_size': must be path=value, such as cache.page_size=16"),
+        ("=1", "--set '=1': must be path=value, such as cache.page_size=16"),
+        ("a..b=1", "--set 'a..b=1': must be path=value, such as cache.page_size=16"),
+        ("cache={a: 1, a: 2}", "--set: cache.a: unknown key; known here: name, page_size, options, eviction\n"
+                               "--set: cache.a: duplicate key; line 1 has it already"),
+    ],
+)  # fmt: skip
+def test_a_wrong_override_is_named(override, message):
+    assert sorted(errors_of(overrides=[override])) == sorted(message.splitlines())
+
+
+def test_an_override_that_is_not_yaml_is_an_error():
+    assert errors_of(overrides=["cache.options=["])[0].startswith("--set: cache.options:1: not valid YAML: ")
+
+
+def test_file_fields_and_overrides_lie_over_each_other_key_by_key(write):
+    file = write("cache: {name: chunk, page_size: 4, options: {a: 1, b: 1, c: 1}}\nserver: {port: 1}\n")
+    config = EngineConfig.load(file, ["cache.options.c=3"], cache={"options": {"b": 2, "c": 2}}, debug=True)
+    assert config.cache == CacheSettings(name="chunk", page_size=4, options={"a": 1, "b": 2, "c": 3})
+    assert sources_of(config) == {
+        "cache.name": "engine.yaml:1",
+        "cache.page_size": "engine.yaml:1",
+        "cache.options.a": "engine.yaml:1",
+        "cache.options.b": "given",
+        "cache.options.c": "--set",
+        "server.port": "engine.yaml:2",
+        "debug": "given",
+    }
+
+
+def test_a_value_that_replaces_a_mapping_takes_its_place_in_the_sources():
+    config = EngineConfig.load({"cache": {"options": {"x": {"y": 1}}}}, ["cache.options.x=2"])
+    assert sources_of(config) == {"cache.options.x": "--set"}
+
+
+def test_sources_name_variables(write):
+    file = write("server:\n  port: ${PORT}\n  host: ${A:-0}.${B:-0}.0.0\n  api_key: ${KEY}\n")
+    config = EngineConfig.load(file, environment={"PORT": "80", "KEY": "s3cret"})
+    assert sources_of(config) == {
+        "server.port": "engine.yaml:2 (${PORT})",
+        "server.host": "engine.yaml:3 (${A}, ${B})",
+        "server.api_key": "engine.yaml:4 (${KEY})",
+    }
+
+
+def test_an_error_blames_the_layer_that_wrote_the_value(write):
+    file = write("cache:\n  page_size: 3\nmodel: 5\n")
+    assert errors_of(file, ["cache.page_size=5"], server={"port": -1}) == [
+        "--set: cache.page_size: must be a power of two, got 5",
+        "server.port: must be at least 0, got -1",
+        "engine.yaml:3: model: must be a mapping of keys to values, got 5",
+    ]
+
+
+def test_a_config_may_be_loaded_again_with_changes_and_keeps_its_sources(write):
+    config = EngineConfig.load(write("cache: chunk\nserver: {api_key: k}\n"))
+    assert EngineConfig.load(config) == config
+    changed = EngineConfig.load(config, ["debug=true"])
+    assert sources_of(changed) == {"cache.name": "engine.yaml:1", "server.api_key": "engine.yaml:2", "debug": "--set"}
+    assert changed.server.api_key == SecretStr("k")
+
+
+def test_a_copy_with_updates_reports_them_as_given():
+    assert sources_of(EngineConfig().model_copy(update={"debug": True})) == {"debug": "given"}
+
+
+def test_configs_are_equal_when_their_values_are(write):
+    assert (
+        EngineConfig.load(write("cache: radix\n")) == EngineConfig.load({"cache": {"name": "radix"}}) == EngineConfig()
+    )
+    assert EngineConfig(debug=True) != EngineConfig()
+    assert EngineConfig() != {}
+
+
+def test_a_config_does_not_change():
+    with pytest.raises(ValueError, match="frozen"):
+        EngineConfig().debug = True
+
+
+def test_a_config_survives_pickling(write):
+    config = EngineConfig.load(write("cache: chunk\n"))
+    copy = pickle.loads(pickle.dumps(config))
+    assert (copy, copy.sources) == (config, config.sources)
+
+
+def test_the_api_key_is_never_written_out(write):
+    config = EngineConfig.load(write("server: {api_key: s3cret}\n"))
+    shown = [repr(config), str(config), str(explain(config)), config.model_dump_json()]
+    assert not any("s3cret" in text for text in shown)
+    assert config.server.api_key is not None
+    assert config.server.api_key.get_secret_value() == "s3cret"
+
+
+def test_a_config_error_is_a_graftlm_error_and_a_value_error():
+    with pytest.raises(GraftlmError):
+        EngineConfig(nope=1)
+    with pytest.raises(ValueError, match="nope"):
+        EngineConfig(nope=1)
+
+
+def test_docs_list_every_field_with_its_default():
+    rows = re.findall(r"^\| `([\w.]+)` \| `([^`]*)` \| (.+) \|$", DOCS.read_text(encoding="utf-8"), re.MULTILINE)
+    documented = {path: yaml.safe_load(default) for path, default, _ in rows}
+    assert documented == {setting.path: setting.value for setting in explain(EngineConfig())}
+    assert len(rows) == len(documented)
+
+
+def test_the_examples_in_the_docs_load(write):
+    examples = re.findall(r"```yaml\n(.*?)```", DOCS.read_text(encoding="utf-8"), re.DOTALL)
+    assert examples
+    for example in examples:
+        EngineConfig.load(write(example), environment={"GRAFTLM_API_KEY": "k"})
+
+
+def test_bounds_reach_the_json_schema():
+    text = json.dumps(EngineConfig.model_json_schema())
+    assert not re.search(r'"(ge|gt|le|lt)":', text)  # what pydantic writes when it cannot translate a bound
+
+
+def test_the_json_schema_of_the_sections_has_a_description_for_every_field():
+    schema = EngineConfig.model_json_schema()
+    for name, section in schema["$defs"].items():
+        for field, value in section["properties"].items():
+            assert "$ref" in json.dumps(value) or "description" in value, f"{name}.{field}"

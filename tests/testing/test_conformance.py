@@ -1,0 +1,289 @@
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any, ClassVar
+from unittest import SkipTest
+
+import numpy as np
+import pytest
+
+import graftlm.testing
+from graftlm.contracts import (
+    CacheContext,
+    EvictionStrategy,
+    InsertResult,
+    NodeStats,
+    PrefixCache,
+    PrefixKey,
+    PrefixMatch,
+    SchedulingPolicy,
+)
+from graftlm.testing import (
+    Conformance,
+    EvictionStrategyConformance,
+    NaiveCache,
+    OldestAccessFirst,
+    PrefixCacheConformance,
+    SchedulingPolicyConformance,
+    run_conformance,
+)
+
+
+class SmallKit(Conformance):
+    parameters: ClassVar[dict[str, Any]] = {"size": (1, 2), "color": ("red", "blue")}
+
+    def test_all_combinations(self, size: int, color: str) -> None:
+        """Sizes come
+        in colors."""
+        assert (size, color) != (2, "red"), "too large for red"
+
+    def test_without_parameters(self) -> None:
+        raise SkipTest("not here")
+
+    def helper(self) -> None:
+        raise AssertionError("never called")
+
+
+def test_a_kit_runs_without_pytest():
+    results = run_conformance(SmallKit)
+    assert [(result.name, str(result.error or "").partition("\n")[0], result.skipped) for result in results] == [
+        ("test_all_combinations[1-red]", "", None),
+        ("test_all_combinations[1-blue]", "", None),
+        ("test_all_combinations[2-red]", "too large for red", None),
+        ("test_all_combinations[2-blue]", "", None),
+        ("test_without_parameters", "", "not here"),
+    ]
+    assert results[0].sentence == "Sizes come in colors."
+
+
+class TestUnderPytest(SmallKit):
+    """The same kit, collected: pytest supplies the parameters."""
+
+    parameters: ClassVar[dict[str, Any]] = {"size": (1,), "color": ("red", "blue")}
+
+
+# -- What is broken on purpose is found, by the sentence it breaks
+
+
+class MatchesOnePageLess(NaiveCache):
+    def match(self, key, resume=None):
+        match = super().match(PrefixKey(key.token_ids[: max(0, len(key.token_ids) - 1)], key.namespace), resume)
+        return PrefixMatch(match.handle, match.pages)
+
+
+class SharesNamespaces(NaiveCache):
+    def _prefix(self, key, num_pages):
+        return super()._prefix(PrefixKey(key.token_ids), num_pages)
+
+
+class EvictsLocked(NaiveCache):
+    def _evictable_leaves(self):
+        return [entry for entry in self._entries.values() if entry.num_children == 0]
+
+
+class EvictsRoots(NaiveCache):
+    def _evictable_leaves(self):
+        return [entry for entry in self._entries.values() if entry.num_locks == 0]
+
+
+class EvictsNewest(NaiveCache):
+    def _evictable_leaves(self):
+        return super()._evictable_leaves()[-1:]
+
+
+class GivesLess(NaiveCache):
+    def evict(self, num_pages):
+        return super().evict(num_pages - 1)
+
+
+class ProbeTouches(NaiveCache):
+    def probe(self, key):
+        return len(self.match(key).pages)
+
+
+class KeepsVersion(NaiveCache):
+    @property
+    def version(self):
+        return 0
+
+
+class TakesDuplicates(NaiveCache):
+    def insert(self, key, pages, handle):
+        result = super().insert(key, pages, handle)
+        return InsertResult(handle.num_pages, result.cached_pages, result.handle, np.array(pages))
+
+
+class UnlocksOnce(NaiveCache):
+    def lock(self, handle):
+        if handle.num_locks == 0:
+            super().lock(handle)
+
+    def unlock(self, handle):
+        if handle.num_locks:
+            super().unlock(handle)
+
+
+class CountsTwice(NaiveCache):
+    def match(self, key, resume=None):
+        whole = super().match(key)
+        return PrefixMatch(whole.handle, whole.pages[resume.num_pages if resume else 0 :])
+
+
+class KeepsQuiet(NaiveCache):
+    def _change(self, event, num_pages):
+        self._version += 1
+
+
+def failed(kit: type[Conformance]) -> set[str]:
+    return {result.name.partition("[")[0] for result in run_conformance(kit) if result.error}
+
+
+@pytest.mark.parametrize(
+    ("broken", "sentence"),
+    [
+        (MatchesOnePageLess, "test_match_finds_the_longest_prefix_in_whole_pages"),
+        (SharesNamespaces, "test_namespaces_never_share"),
+        (EvictsLocked, "test_a_locked_path_is_never_evicted"),
+        (EvictsRoots, "test_evict_takes_leaves_before_what_they_stand_on"),
+        (EvictsNewest, "test_evict_follows_the_strategy"),
+        (GivesLess, "test_evict_gives_at_least_what_was_asked"),
+        (ProbeTouches, "test_probe_changes_nothing"),
+        (KeepsVersion, "test_version_grows_with_every_change_of_content"),
+        (TakesDuplicates, "test_insert_keeps_what_it_holds_and_takes_the_rest"),
+        (UnlocksOnce, "test_n_locks_need_n_unlocks"),
+        (CountsTwice, "test_a_request_counts_once_however_many_chunks_it_takes"),
+        (KeepsQuiet, "test_events_add_up_to_the_content"),
+    ],
+)
+def test_a_broken_cache_is_found(broken: Callable[[CacheContext], PrefixCache], sentence: str):
+    class Kit(PrefixCacheConformance):
+        parameters: ClassVar[dict[str, Any]] = {"page_size": (1, 4)}
+        max_examples = 1
+
+        def create(self, context):
+            return broken(context)
+
+    assert sentence in failed(Kit)
+
+
+class Impure(OldestAccessFirst):
+    calls = 0
+
+    def priority(self, node):
+        self.calls += 1
+        return (node.last_access, self.calls)
+
+
+class NotANumber(OldestAccessFirst):
+    def priority(self, node):
+        return (float("nan"),)
+
+
+class Divides(OldestAccessFirst):
+    def priority(self, node):
+        return (node.last_access / node.hits,)
+
+
+class Remembers(OldestAccessFirst):
+    def __init__(self):
+        self.seen = set()
+
+    def on_insert(self, node: NodeStats) -> None:
+        self.seen.add(node)
+
+
+class RanksAmongOthers(OldestAccessFirst):
+    num_nodes = 0
+
+    def on_insert(self, node: NodeStats) -> None:
+        self.num_nodes += 1
+
+    def priority(self, node):
+        return (node.last_access * self.num_nodes, self.num_nodes)
+
+
+@pytest.mark.parametrize(
+    ("broken", "sentence"),
+    [
+        (Impure, "test_priority_is_pure"),
+        (NotANumber, "test_priorities_compare_with_each_other"),
+        (Divides, "test_no_stats_raise"),
+        (Remembers, "test_state_ends_with_the_node"),
+        (RanksAmongOthers, "test_a_priority_changes_only_through_its_own_node"),
+    ],
+)
+def test_a_broken_strategy_is_found(broken: Callable[[], EvictionStrategy], sentence: str):
+    class Kit(EvictionStrategyConformance):
+        max_examples = 1
+
+        def create(self, context):
+            return broken()
+
+    assert sentence in failed(Kit)
+
+
+class Drops(SchedulingPolicy):
+    def order(self, waiting, now):
+        return list(waiting[1:])
+
+
+class SortsInPlace(SchedulingPolicy):
+    max_wait_s = 1.0
+
+    def order(self, waiting, now):
+        waiting.sort(key=lambda request: request.num_tokens)
+        return list(waiting)
+
+
+class Reverses(SchedulingPolicy):
+    def order(self, waiting, now):
+        return list(waiting)[::-1]
+
+
+class Remembering(SchedulingPolicy):
+    max_wait_s = 1.0
+    num_created = 0
+
+    def __init__(self):
+        Remembering.num_created += 1
+        self.shift = Remembering.num_created
+
+    def order(self, waiting, now):
+        shift = self.shift % max(1, len(waiting))
+        return [*waiting[shift:], *waiting[:shift]]
+
+
+@pytest.mark.parametrize(
+    ("broken", "sentence"),
+    [
+        (Drops, "test_order_is_a_permutation"),
+        (SortsInPlace, "test_order_returns_a_new_list_and_changes_nothing"),
+        (SortsInPlace, "test_order_takes_any_sequence"),
+        (Reverses, "test_who_reorders_says_how_long_one_may_wait"),
+        (Remembering, "test_order_is_deterministic"),
+    ],
+)
+def test_a_broken_policy_is_found(broken: Callable[[], SchedulingPolicy], sentence: str):
+    class Kit(SchedulingPolicyConformance):
+        def create(self, context):
+            return broken()
+
+    assert sentence in failed(Kit)
+
+
+# -- The package
+
+
+@pytest.mark.parametrize("name", graftlm.testing.__all__)
+def test_every_public_name_is_there(name: str):
+    assert getattr(graftlm.testing, name).__name__ == name
+
+
+def test_kits_of_host_side_contracts_import_no_torch():
+    program = (
+        "import sys; from graftlm.testing import EvictionStrategyConformance, NaiveCache, PrefixCacheConformance, "
+        "SchedulingPolicyConformance, run_conformance; "
+        "print({'torch', 'pytest', 'hypothesis'} & set(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert (done.stdout.strip(), done.stderr.strip()) == ("set()", "")

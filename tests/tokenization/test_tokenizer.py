@@ -1,0 +1,140 @@
+import json
+import shutil
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+from transformers import AutoTokenizer
+
+from graftlm.errors import CheckpointError, InvalidPromptError
+from graftlm.tokenization import Tokenizer
+
+TEXTS = ["", "hello world", " leading space", "你好 😀", "a\n\n\tb", "<s>hello</s>"]
+
+
+@pytest.fixture
+def copied(byte_level_folder, tmp_path):
+    return shutil.copytree(byte_level_folder, tmp_path / "checkpoint")
+
+
+# Encoding and decoding
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_text_encodes_as_with_hugging_face(byte_level, byte_level_folder, text):
+    reference = AutoTokenizer.from_pretrained(byte_level_folder, local_files_only=True)
+    ids = byte_level.encode(text)
+    assert ids.dtype == np.int32
+    assert ids.tolist() == reference(text).input_ids
+    assert byte_level.encode(text, add_special_tokens=False).tolist() == reference.encode(
+        text, add_special_tokens=False
+    )
+    for skip in (True, False):
+        assert byte_level.decode(ids, skip_special_tokens=skip) == reference.decode(ids, skip_special_tokens=skip)
+
+
+def test_a_batch_encodes_as_its_texts_do(byte_level):
+    batch = byte_level.encode_batch(TEXTS)
+    assert [ids.tolist() for ids in batch] == [byte_level.encode(text).tolist() for text in TEXTS]
+    assert byte_level.encode_batch([]) == []
+
+
+def test_padding_and_truncation_of_the_file_do_not_apply(copied):
+    data = json.loads((copied / "tokenizer.json").read_text(encoding="utf-8"))
+    data["truncation"] = {"direction": "Right", "max_length": 3, "strategy": "LongestFirst", "stride": 0}
+    data["padding"] = {
+        "strategy": {"Fixed": 50}, "direction": "Right", "pad_to_multiple_of": None, "pad_id": 0, "pad_type_id": 0,
+        "pad_token": "<s>",
+    }  # fmt: skip
+    (copied / "tokenizer.json").write_text(json.dumps(data), encoding="utf-8")
+    text = "hello world, the quick brown fox"
+    tokenizer = Tokenizer.load(copied)
+    assert tokenizer.decode(tokenizer.encode(text)) == text
+    assert tokenizer.encode_batch([text, "a"])[1].tolist() == tokenizer.encode("a").tolist()
+
+
+def test_threads_may_encode_and_render_at_once(byte_level):
+    texts = [f"hello {i} world " * 20 for i in range(200)]
+    with ThreadPoolExecutor(8) as pool:
+        encoded = list(pool.map(lambda text: byte_level.encode(text).tolist(), texts))
+        chats = list(pool.map(lambda text: byte_level.encode_chat([{"role": "user", "content": text}]).tolist(), texts))
+    assert encoded == [byte_level.encode(text).tolist() for text in texts]
+    assert chats == [byte_level.encode_chat([{"role": "user", "content": text}]).tolist() for text in texts]
+
+
+def test_it_knows_its_vocabulary(byte_level):
+    assert byte_level.vocab_size == 329
+    assert byte_level.eos_token_ids == (1,)
+    assert [byte_level.is_special(i) for i in (0, 1, 2)] == [True, True, False]
+    assert [byte_level.is_known(i) for i in (0, 328, 329)] == [True, True, False]
+    assert byte_level.decode([329, 5000]) == ""
+
+
+def test_a_tokenizer_without_end_of_sequence_token_has_none(copied):
+    (copied / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"}))
+    assert Tokenizer.load(copied).eos_token_ids == ()
+
+
+# Chats
+
+
+def test_a_chat_is_rendered_and_encoded_without_a_second_beginning(byte_level):
+    messages = [{"role": "user", "content": " hello "}]
+    assert byte_level.apply_chat_template(messages) == "<s><user>hello</s><assistant>"
+    ids = byte_level.encode_chat(messages)
+    assert ids.dtype == np.int32
+    assert ids.tolist().count(0) == 1
+    assert byte_level.decode(ids, skip_special_tokens=False) == "<s><user>hello</s><assistant>"
+
+
+def test_variables_reach_the_template(byte_level):
+    messages = [{"role": "user", "content": "hi"}]
+    text = byte_level.apply_chat_template(messages, add_generation_prompt=False, suffix="!")
+    assert text == "<s><user>hi</s>!"
+
+
+@pytest.mark.parametrize(
+    ("messages", "said"),
+    [([], "empty"), ([{"role": "tool", "content": "1"}], "tools are not known"), (["hello"], "refuses these messages")],
+)
+def test_messages_that_the_template_refuses_are_the_users_error(byte_level, messages, said):
+    with pytest.raises(InvalidPromptError, match=said):
+        byte_level.apply_chat_template(messages)
+
+
+def test_a_chat_without_template_is_refused(byte_fallback):
+    assert not byte_fallback.has_chat_template
+    with pytest.raises(InvalidPromptError, match="no chat template"):
+        byte_fallback.encode_chat([{"role": "user", "content": "hi"}])
+
+
+# Files
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "said"),
+    [
+        ("tokenizer.json", None, "tokenizer.json is missing"),
+        ("tokenizer.json", "{nope", "tokenizer.json is not readable JSON"),
+        ("tokenizer.json", "{}", "tokenizer.json is not a tokenizer"),
+        ("tokenizer_config.json", "{nope", "tokenizer_config.json is not readable JSON"),
+    ],
+)
+def test_a_missing_or_broken_file_is_named(copied, file, content, said):
+    if content is None:
+        (copied / file).unlink()
+    else:
+        (copied / file).write_text(content, encoding="utf-8")
+    with pytest.raises(CheckpointError, match=said):
+        Tokenizer.load(copied)
+
+
+def test_a_path_that_is_no_folder_is_refused(tmp_path):
+    with pytest.raises(CheckpointError, match="not a folder"):
+        Tokenizer.load(tmp_path / "nothing")
+
+
+def test_a_slow_tokenizer_is_refused(copied):
+    (copied / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "ByT5Tokenizer"}))
+    with pytest.raises(CheckpointError, match="not a fast tokenizer"):
+        Tokenizer.load(copied)
