@@ -58,7 +58,7 @@ def generate(
         stop=stop or (),
     )
     texts = [sys.stdin.read() if prompt == "-" else prompt for prompt in prompts]
-    chats = [_opening(system) + [{"role": "user", "content": text}] for text in texts]
+    chats = [[*_opening(system), {"role": "user", "content": text}] for text in texts]
     with _engine(model, config, set_) as engine:
         outputs = engine.generate(chats if as_chat or system is not None else texts, params)
     for prompt, output in zip(texts, outputs, strict=True):

@@ -65,8 +65,8 @@ class StepLoop:
     def step(self) -> list[RequestUpdate]:
         """Move every running request on.
 
-        Returns: what became known; empty when a step was only launched. Errors of a step or of a plugin end the requests
-            concerned, in their updates, and never leave this method.
+        Returns: what became known; empty when a step was only launched. Errors of a step or of a plugin end the
+            requests concerned, in their updates, and never leave this method.
         """
         try:
             updates = self._step()

@@ -71,14 +71,16 @@ class SamplingParams:
 
     Attributes:
         max_tokens: tokens to generate at most; None: until the context or the KV memory is full.
-        min_tokens: before this many tokens no end-of-sequence or stop token is sampled and no stop string ends the request.
+        min_tokens: before this many tokens no end-of-sequence or stop token is sampled and no stop string ends the
+            request.
         temperature: 0 takes the most likely token.
         top_k: keep the k most likely tokens; None keeps all.
         top_p: keep the smallest set of tokens whose probability reaches p.
         min_p: keep tokens at least this share as likely as the most likely one.
         presence_penalty: subtracted once from the logit of a token that the output holds.
         frequency_penalty: subtracted for each time the output holds the token.
-        repetition_penalty: divides positive and multiplies negative logits of tokens in prompt or output (CTRL, arXiv:1909.05858).
+        repetition_penalty: divides positive and multiplies negative logits of tokens in prompt or output (CTRL,
+            arXiv:1909.05858).
         logit_bias: token id -> number added to its logit.
         stop: strings that end the output; the text ends before the match.
         stop_token_ids: token ids that end the output, besides the model's own.

@@ -28,7 +28,7 @@ class GrammarKind(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class GrammarSpec:
-    """What to enforce: the text of a JSON schema, a regular expression or a grammar. Equal specs share a compilation."""
+    """What to enforce: a JSON schema, a regular expression or a grammar, as text. Equal ones share a compilation."""
 
     kind: GrammarKind
     text: str
@@ -68,7 +68,7 @@ class GrammarMatcher(ABC):
 
     @abstractmethod
     def fill_bitmask(self, mask: NDArray[np.int32], row: int) -> None:
-        """Write the allowed tokens into mask[row]: int32 [B, ceil(V / 32)], bit i of word w stands for token 32 w + i."""
+        """Write the allowed tokens into mask[row]: int32 [B, ceil(V / 32)], bit i of word w is token 32 w + i."""
 
     @abstractmethod
     def forced_text(self) -> str:

@@ -79,8 +79,8 @@ class InsertResult:
     """What became of the pages given to `insert`, counted from the start of the prompt.
 
     Attributes:
-        existing_pages: the cache held these before. The caller's own copies among them are duplicates, for the caller to
-            free; it reads `pages` instead.
+        existing_pages: the cache held these before. The caller's own copies among them are duplicates, for the caller
+            to free; it reads `pages` instead.
         cached_pages: the cache owns the caller's pages from `existing_pages` up to here. Pages from here on stay the
             caller's: a cache may take fewer than it is offered, or none.
         handle: the place at `cached_pages`; not locked yet.
@@ -152,7 +152,8 @@ class PrefixCache(ABC):
         - After `insert(key, pages, handle)` with a cache that took everything, `match(key)` returns `result.pages`.
         - A page is owned once: it is in the cache, or was handed back by `evict`/`reset`, never both.
         - `evictable_pages + locked_pages` is the number of pages `walk` shows.
-        - `evict(n)` returns at least min(n, evictable_pages) pages (whole nodes may go, so it can be more), never a page on a locked path.
+        - `evict(n)` returns at least min(n, evictable_pages) pages (whole nodes may go, so it can be more), never a page
+          on a locked path.
         - Locks balance: n locks of a handle need n unlocks; a path is locked while any handle on or below it is.
         - A handle stays valid while locked, through splits by other keys, and keeps its `num_pages`.
         - Matching from a resumed handle gives what matching from the start would, less the pages up to that handle.
@@ -179,11 +180,12 @@ class PrefixCache(ABC):
 
         Args:
             key: the tokens; a trailing partial page is ignored.
-            pages: int32 [p], page ids of the key's whole pages past `handle`: p = len(token_ids) // page_size - handle.num_pages.
+            pages: int32 [p], page ids of the key's whole pages past `handle`:
+                p = len(token_ids) // page_size - handle.num_pages.
             handle: a locked handle (or one just matched) that is a prefix of the key.
 
-        Effects: takes ownership of the pages between `existing_pages` and `cached_pages`; frees nothing. Does not change
-            any lock: the caller locks the returned handle and unlocks its old one.
+        Effects: takes ownership of the pages between `existing_pages` and `cached_pages`; frees nothing. Changes no
+            lock: the caller locks the returned handle and unlocks its old one.
         """
 
     @abstractmethod

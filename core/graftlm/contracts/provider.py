@@ -56,7 +56,8 @@ class Provider(Generic[T_co]):
         create: `create(options, context) -> T`; `options` is an instance of `options` below, `context` the
             family's context dataclass. May import heavy packages. Called once per engine.
         options: pydantic model of the options a YAML file may give; base it on `Options`.
-        unavailable: why this provider cannot run on a platform (no CUDA, package missing), or None. Cheap, never raises.
+        unavailable: why this provider cannot run on a platform (no CUDA, package missing), or None. Cheap; never
+            raises.
         capabilities: the family's capabilities dataclass; core asks it instead of the type.
         rank: among the available, `auto` takes the highest rank; ties go by name.
     """

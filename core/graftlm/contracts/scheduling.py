@@ -38,7 +38,7 @@ class WaitingRequest(Protocol):
 
     @property
     def cached_tokens(self) -> int:
-        """Tokens of it that the prefix cache holds now. Computed when asked for, then remembered until the cache changes."""
+        """Tokens of it that the prefix cache holds now. Looked up when asked for, and remembered."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""A device without a model: it computes what a causal model would need, through the pages, and can be checked exactly."""
+"""A device without a model: it computes through the pages what only a causal model could, and can be checked."""
 
 from collections.abc import Sequence
 

@@ -178,16 +178,14 @@ class PrefixCacheConformance(Conformance, ABC):
         assert (rig.cache.evictable_pages, rig.cache.locked_pages) == (2, 0)
         assert sorted(as_list(rig.cache.evict(100))) == pages[:2]
 
-    def test_a_path_can_be_locked_when_eviction_has_looked_at_it(self, page_size: int) -> None:
+    def test_a_path_can_be_locked_after_eviction_looked_at_it(self, page_size: int) -> None:
         """A locked path is never evicted."""
         rig = self.reusing_rig(page_size)
-        for letter in (1, 2, 3):
-            rig.insert(rig.key(letter))
+        _, kept = (rig.insert(rig.key(letter)).handle for letter in (1, 2))
         rig.cache.evict(1)
-        handle = rig.hold(rig.key(2))
-        assert len(as_list(rig.cache.evict(100))) == 1
-        assert rig.cache.probe(rig.key(2)) == 1
-        rig.cache.unlock(handle)
+        rig.cache.lock(kept)
+        assert as_list(rig.cache.evict(100)) == []
+        rig.cache.unlock(kept)
         assert len(as_list(rig.cache.evict(100))) == 1
 
     def test_n_locks_need_n_unlocks(self, page_size: int) -> None:
@@ -274,6 +272,25 @@ class PrefixCacheConformance(Conformance, ABC):
         order = [page for _ in range(4) for page in as_list(rig.cache.evict(1))]
         assert sorted(order) == sorted([*trunk, *branches])
         assert max(order.index(page) for page in branches) < min(order.index(page) for page in trunk)
+
+    def test_a_leaf_that_grew_is_no_leaf(self, page_size: int) -> None:
+        """Leaves go first, also when eviction has looked at what they stand on before."""
+        rig = self.reusing_rig(page_size)
+        _, trunk = (rig.insert(rig.key(letter)) for letter in (1, 2))
+        rig.cache.evict(1)
+        leaf = rig.insert(rig.key(2, 3), trunk.handle)
+        assert as_list(rig.cache.evict(1)) == as_list(leaf.pages)
+        assert as_list(rig.cache.evict(1)) == as_list(trunk.pages)
+
+    def test_what_reset_took_is_not_evicted_again(self, page_size: int) -> None:
+        """A page is in the cache, or was handed back by `evict`/`reset`, never both."""
+        rig = self.reusing_rig(page_size)
+        for letter in (1, 2, 3):
+            rig.insert(rig.key(letter))
+        rig.cache.evict(1)
+        assert len(as_list(rig.cache.reset())) == 2
+        assert as_list(rig.cache.evict(100)) == []
+        assert (rig.cache.evictable_pages, rig.cache.locked_pages) == (0, 0)
 
     def test_reset_forgets_all_but_locked_paths(self, page_size: int) -> None:
         """`reset` forgets everything that is not locked; locked paths stay."""

@@ -4,7 +4,7 @@ from typing import ClassVar
 import numpy as np
 import pytest
 
-from graftlm.contracts import NO_PAGES, CacheContext, PrefixCache, PrefixKey
+from graftlm.contracts import NO_PAGES, CacheContext, EvictionStrategy, NodeStats, PrefixCache, PrefixKey
 from graftlm.errors import InvariantError
 from graftlm.testing import CacheRig, PrefixCacheConformance
 from graftlm_cache.chunk import ChunkCache
@@ -19,6 +19,11 @@ class TestRadixCache(PrefixCacheConformance):
 
     def create(self, context: CacheContext) -> PrefixCache:
         return RadixCache(context)
+
+
+class FewestTokensFirst(EvictionStrategy):
+    def priority(self, node: NodeStats) -> tuple[float, ...]:
+        return (node.tokens,)
 
 
 class CountingTokens(np.ndarray):
@@ -219,3 +224,13 @@ def test_no_single_eviction_orders_all_that_was_touched():
     rig.strategy.num_priorities = 0
     rig.cache.evict(1)
     assert rig.strategy.num_priorities < 300
+
+
+def test_a_split_finds_the_lower_half_a_new_place_in_the_order():
+    rig = CacheRig(RadixCache, page_size=4, inner_strategy=FewestTokensFirst())
+    long = rig.insert(rig.key(1, 2, 3, 4)).pages
+    short = rig.insert(rig.key(5, 6)).pages
+    rig.insert(rig.key(7))
+    rig.cache.evict(1)
+    rig.cache.match(rig.key(1, 2, 3))
+    assert [rig.cache.evict(1).tolist() for _ in range(3)] == [long[3:].tolist(), short.tolist(), long[:3].tolist()]
