@@ -152,8 +152,8 @@ class PrefixCache(ABC):
         - After `insert(key, pages, handle)` with a cache that took everything, `match(key)` returns `result.pages`.
         - A page is owned once: it is in the cache, or was handed back by `evict`/`reset`, never both.
         - `evictable_pages + locked_pages` is the number of pages `walk` shows.
-        - `evict(n)` returns at least min(n, evictable_pages) pages (whole nodes may go, so it can be more), never a page
-          on a locked path.
+        - `evict(n)` returns at least min(n, evictable_pages) pages (whole nodes may go, so it can be more), never
+          a page on a locked path.
         - Locks balance: n locks of a handle need n unlocks; a path is locked while any handle on or below it is.
         - A handle stays valid while locked, through splits by other keys, and keeps its `num_pages`.
         - Matching from a resumed handle gives what matching from the start would, less the pages up to that handle.

@@ -1,0 +1,108 @@
+"""Ten thousand random steps: arrivals, aborts, timeouts, eviction, retraction, failures; no page is ever lost.
+
+`debug` lets the step loop check after every step that each page has exactly one owner; a violation would end requests
+with an error, which these tests do not forgive.
+"""
+
+import random
+
+import pytest
+
+from graftlm.errors import NeverFitsError
+from graftlm.types import FinishReason, SamplingParams
+
+#: (page size, chunk, overlap, reuse, seed); together they make 10,000 steps.
+CASES = [
+    (1, 16, False, True, 1),
+    (1, 7, True, True, 2),
+    (4, 16, True, True, 3),
+    (16, 64, True, True, 4),
+    (4, 5, False, True, 5),
+    (1, 16, True, False, 6),
+    (16, 8, False, True, 7),
+    (4, 64, True, True, 8),
+    (1, 64, True, True, 9),
+    (16, 16, True, False, 10),
+]
+STEPS_PER_CASE = 1000
+
+
+class Storm:
+    """Does something random before each step."""
+
+    def __init__(self, rig, seed):
+        self.rig = rig
+        self.random = random.Random(seed)
+        self.num_added = 0
+        self.num_refused = 0
+        self.prefixes = [[self.random.randrange(50) for _ in range(n)] for n in (5, 17, 40, 64)]
+
+    def arrive(self):
+        draw = self.random
+        prefix = draw.choice(self.prefixes)[: draw.randint(0, 64)]
+        prompt = prefix + [draw.randrange(50) for _ in range(draw.randint(1, 20))]
+        self.num_added += 1
+        try:
+            self.rig.add(
+                f"r{self.num_added}",
+                prompt,
+                max_new_tokens=draw.choice([1, 3, 10, 40, 150]),
+                stop=tuple(draw.sample(range(50), draw.choice([0, 0, 2]))),
+                timeout_s=draw.choice([None, None, None, 0.05]),
+                priority=draw.choice([0, 0, 0, 1, -1]),
+                namespace=draw.choice(["", "", "tenant"]),
+                params=SamplingParams(prompt_logprobs=draw.choice([None, None, None, 0])),
+            )
+        except NeverFitsError:
+            self.num_refused += 1
+
+    def abort_one(self):
+        unfinished = [r for r, updates in self.rig.updates.items() if not updates or updates[-1].finish is None]
+        if unfinished:
+            self.rig.loop.abort(self.random.choice(unfinished), "changed my mind")
+
+    def step(self):
+        draw = self.random.random()
+        if draw < 0.30 and self.rig.scheduler.num_waiting < 20:
+            self.arrive()
+        elif draw < 0.34:
+            self.abort_one()
+        elif draw < 0.345:
+            self.rig.loop.flush_cache()
+        elif draw < 0.35:
+            self.rig.device.fail_rows = {self.rig.scheduler.counters.steps + 1: self.random.randrange(4)}
+        elif draw < 0.352:
+            self.rig.device.fail_steps = {self.rig.scheduler.counters.steps + 1}
+        self.rig.step()
+
+
+@pytest.mark.parametrize(("page_size", "chunk", "overlap", "reuse", "seed"), CASES)
+def test_every_page_is_accounted_for_after_every_step(make_rig, page_size, chunk, overlap, reuse, seed):
+    rig = make_rig(
+        num_pages=160 // page_size,
+        page_size=page_size,
+        num_rows=6,
+        prefill_tokens=chunk,
+        overlap=overlap,
+        reuse=reuse,
+        debug=True,
+    )
+    storm = Storm(rig, seed)
+    for _ in range(STEPS_PER_CASE):
+        storm.step()
+    rig.run()
+    usage = rig.scheduler.kv.usage
+    assert usage.owned == usage.locked == 0
+    assert usage.free + usage.evictable == usage.total
+    finishes = [rig.finish(request_id) for request_id in rig.requests]
+    for request_id in rig.requests:
+        rig.assert_right(request_id)
+    errors = {finish.error for finish in finishes if finish.reason is FinishReason.ERROR}
+    assert errors <= {"logits are not finite", "RuntimeError: the device is out of memory"}
+    counters = rig.scheduler.counters
+    assert counters.finished_requests == len(rig.requests) > 150
+    assert counters.retractions > 0
+    assert {FinishReason.ABORT, FinishReason.LENGTH, FinishReason.STOP} <= {finish.reason for finish in finishes}
+    if reuse:
+        assert counters.cached_tokens > 0
+        assert rig.scheduler.kv.evicted_pages > 0
