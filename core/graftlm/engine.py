@@ -417,6 +417,6 @@ def _progress_bar(total: int, wanted: bool | None) -> Iterator[Callable[[], None
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+    with Progress(*columns, console=Console(stderr=True), transient=sys.stderr.isatty()) as bar:
         task = bar.add_task("generating", total=total)
         yield lambda: bar.advance(task)

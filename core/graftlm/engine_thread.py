@@ -96,13 +96,14 @@ class EngineThread:
     def _abort(self, request_ids: list[str], reason: str) -> None:
         for request_id in request_ids:
             self._loop.abort(request_id, reason)
+        self._deliver(self._loop.scheduler.take_updates())  # now, so that the ids are free again
 
     def _run(self) -> None:
         try:
             while not self._closing:
                 self._take_calls(wait=not self._loop.scheduler.has_work)
                 self._deliver(self._loop.step())
-            self._deliver(self._abort_all("the engine was closed"))
+            self._abort(list(self._sinks), "the engine was closed")
         except BaseException as error:  # a bug of ours: say so to everyone who waits, rather than leave them waiting
             logger.exception("the engine's loop ended")
             self._closing = True
@@ -130,7 +131,3 @@ class EngineThread:
             if update.finish is not None:
                 del self._sinks[update.request_id]
             sink(update)
-
-    def _abort_all(self, reason: str) -> list[RequestUpdate]:
-        self._abort(list(self._sinks), reason)
-        return self._loop.scheduler.take_updates()

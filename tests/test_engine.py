@@ -1,0 +1,310 @@
+"""The in-process engine as its users hold it."""
+
+import asyncio
+import gc
+import threading
+import time
+import weakref
+
+import pytest
+
+from graftlm import Engine, FinishReason, SamplingParams
+from graftlm.errors import EngineClosedError, QueueFullError, RequestError
+from graftlm.testing.hugging_face import HuggingFaceModel
+
+GREEDY = SamplingParams(temperature=0, max_tokens=24)
+CHAT = [{"role": "user", "content": "What is the capital of France?"}]
+LONG = SamplingParams(temperature=0, max_tokens=1500, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def engine():
+    with Engine(model="demo", debug=True) as engine:
+        yield engine
+
+
+def wait_until(condition, limit_s=20):
+    end = time.monotonic() + limit_s
+    while not condition():
+        assert time.monotonic() < end, "it never came true"
+        threading.Event().wait(0.005)
+
+
+def test_text_ids_and_chats_are_prompts(engine):
+    ids = engine.tokenizer.encode("The capital of France is").tolist()
+    outputs = engine.generate(["The capital of France is", ids, CHAT], GREEDY)
+    assert outputs[0].token_ids == outputs[1].token_ids
+    assert outputs[2].text == "The capital of France is Paris."
+    assert outputs[2].finish_reason is FinishReason.STOP
+    assert outputs[2].matched_stop == outputs[2].token_ids[-1]
+
+
+@pytest.mark.parametrize("prompt", ["one text", [5, 6, 7], CHAT])
+def test_one_prompt_gives_a_list_of_one(engine, prompt):
+    assert len(engine.generate(prompt, GREEDY)) == 1
+
+
+def test_no_prompts_give_no_outputs(engine):
+    assert engine.generate([], GREEDY) == []
+
+
+def test_each_prompt_may_have_its_own_parameters(engine):
+    params = [SamplingParams(temperature=0, max_tokens=n, ignore_eos=True) for n in (1, 5, 9)]
+    outputs = engine.generate(["a", "b", "c"], params)
+    assert [len(output.token_ids) for output in outputs] == [1, 5, 9]
+    assert all(output.finish_reason is FinishReason.LENGTH for output in outputs)
+    with pytest.raises(RequestError, match="3 sampling_params are given for 2 prompts"):
+        engine.generate(["a", "b"], params)
+
+
+def test_parameters_may_be_a_mapping(engine):
+    (output,) = engine.generate("a", {"temperature": 0, "max_tokens": 3, "ignore_eos": True})
+    assert len(output.token_ids) == 3
+    with pytest.raises(RequestError, match="max_token"):
+        engine.generate("a", {"max_token": 3})
+
+
+def test_outputs_equal_transformers_generate(engine, checkpoint):
+    oracle = HuggingFaceModel(checkpoint("demo"))
+    ids = engine.tokenizer.encode_chat(CHAT).tolist()
+    (output,) = engine.generate([ids], GREEDY)
+    assert list(output.token_ids) == oracle.generate(ids, 24)
+
+
+def test_a_stream_grows_and_ends_where_generate_does(engine):
+    outputs = list(engine.stream(CHAT, GREEDY))
+    for before, after in zip(outputs, outputs[1:], strict=False):
+        assert after.text.startswith(before.text)
+        assert after.token_ids[: len(before.token_ids)] == before.token_ids
+    (whole,) = engine.generate([CHAT], GREEDY)
+    assert (outputs[-1].text, outputs[-1].token_ids) == (whole.text, whole.token_ids)
+    assert outputs[-1].finished
+    assert not outputs[0].finished
+
+
+def test_usage_and_timings_tell_what_happened(engine):
+    engine.flush_cache()
+    first, second = (engine.generate([CHAT], GREEDY)[0] for _ in range(2))
+    num_prompt = len(engine.tokenizer.encode_chat(CHAT))
+    assert first.usage.prompt_tokens == num_prompt == len(first.prompt_token_ids)
+    assert first.usage.completion_tokens == len(first.token_ids)
+    assert (first.usage.cached_tokens, second.usage.cached_tokens) == (0, num_prompt - 1)
+    assert 0 <= first.timings.queue_s <= first.timings.first_token_s <= first.timings.total_s
+
+
+def test_n_completions_share_the_prompt_and_differ(engine):
+    engine.flush_cache()
+    (output,) = engine.generate([CHAT], SamplingParams(n=4, seed=3, temperature=2.0, max_tokens=12))
+    assert [completion.index for completion in output.completions] == [0, 1, 2, 3]
+    assert len({completion.token_ids for completion in output.completions}) > 1
+    (alone,) = engine.generate([CHAT], SamplingParams(n=1, seed=3, temperature=2.0, max_tokens=12))
+    assert alone.token_ids == output.completions[0].token_ids
+    assert output.usage.completion_tokens == sum(len(c.token_ids) for c in output.completions)
+    assert engine.stats().cached_tokens > 0
+
+
+@pytest.mark.parametrize(
+    ("stop", "include", "text"),
+    [
+        ("Par", False, "The capital of France is "),
+        ("is Par", False, "The capital of France "),
+        (["xyz", "of France"], False, "The capital "),
+        ("of France", True, "The capital of France"),
+    ],
+)
+def test_a_stop_string_ends_the_text_also_across_tokens(engine, stop, include, text):
+    params = SamplingParams(temperature=0, max_tokens=24, stop=stop, include_stop=include)
+    (output,) = engine.generate([CHAT], params)
+    assert output.text == text
+    assert output.finish_reason is FinishReason.STOP
+    assert output.matched_stop in params.stop_strings
+    assert list(engine.stream(CHAT, params))[-1].text == text
+
+
+def test_streamed_text_never_shows_a_part_of_a_stop_string(engine):
+    params = SamplingParams(temperature=0, max_tokens=24, stop="France is Paris")
+    assert all("France".startswith(o.text[15:]) for o in engine.stream(CHAT, params) if len(o.text) > 15)
+
+
+def test_a_stop_token_ends_the_output_and_is_not_part_of_the_text(engine):
+    (plain,) = engine.generate([CHAT], GREEDY)
+    stop_id = plain.token_ids[3]
+    (output,) = engine.generate([CHAT], SamplingParams(temperature=0, stop_token_ids=[stop_id]))
+    assert output.token_ids == plain.token_ids[:4]
+    assert output.matched_stop == stop_id
+    assert output.text == engine.tokenizer.decode(plain.token_ids[:3])
+
+
+def test_min_tokens_keeps_the_end_away(engine):
+    (output,) = engine.generate([CHAT], SamplingParams(temperature=0, max_tokens=40, min_tokens=30))
+    assert len(output.token_ids) >= 30
+    assert not set(output.token_ids[:30]) & set(engine.model_config.eos_token_ids)
+
+
+def test_logprobs_are_of_the_unmodified_model(engine, checkpoint):
+    oracle = HuggingFaceModel(checkpoint("demo"))
+    ids = engine.tokenizer.encode_chat(CHAT).tolist()
+    params = SamplingParams(temperature=1.5, seed=1, max_tokens=6, logprobs=3, prompt_logprobs=2, ignore_eos=True)
+    (output,) = engine.generate([ids], params)
+    expected = oracle.logits(ids + list(output.token_ids)).log_softmax(-1)
+    assert output.prompt_logprobs[0] is None
+    assert len(output.prompt_logprobs) == len(ids)
+    for position, entry in enumerate(output.prompt_logprobs[1:], start=1):
+        assert entry.token_id == ids[position]
+        assert entry.logprob == pytest.approx(expected[position - 1, ids[position]].item(), abs=1e-4)
+        assert len(entry.top) == 2
+    for i, entry in enumerate(output.logprobs):
+        row = expected[len(ids) - 1 + i]
+        assert entry.token_id == output.token_ids[i]
+        assert entry.logprob == pytest.approx(row[entry.token_id].item(), abs=1e-4)
+        assert [token for token, _ in entry.top] == row.topk(3).indices.tolist()
+
+
+@pytest.mark.parametrize(
+    ("params", "count"),
+    [(SamplingParams(temperature=0, max_tokens=4, logprobs=0), 0), (SamplingParams(temperature=0, max_tokens=4), None)],
+)
+def test_logprobs_come_only_when_asked_for(engine, params, count):
+    (output,) = engine.generate([CHAT], params)
+    assert (output.logprobs is None) == (count is None)
+    assert output.prompt_logprobs is None
+
+
+def test_a_logit_bias_forces_and_forbids(engine):
+    (forced,) = engine.generate([CHAT], SamplingParams(temperature=0, max_tokens=3, logit_bias={300: 100.0}))
+    assert set(forced.token_ids) == {300}
+    (plain,) = engine.generate([CHAT], GREEDY)
+    (without,) = engine.generate([CHAT], SamplingParams(temperature=0, logit_bias={plain.token_ids[0]: -100.0}))
+    assert plain.token_ids[0] not in without.token_ids
+
+
+def test_a_request_can_be_aborted_from_another_thread(engine):
+    result = []
+    thread = threading.Thread(target=lambda: result.extend(engine.generate(["go on"], LONG, request_ids=["mine"])))
+    thread.start()
+    wait_until(lambda: engine.stats().running_requests == 1)
+    engine.abort("nobody")
+    engine.abort("mine")
+    thread.join(timeout=20)
+    assert result[0].finish_reason is FinishReason.ABORT
+    assert engine.stats().running_requests == 0
+
+
+def test_leaving_a_stream_frees_its_request(engine):
+    for output in engine.stream("go on", LONG):
+        if len(output.token_ids) > 3:
+            break
+    wait_until(lambda: engine.stats().running_requests == 0)
+    assert engine.stats().owned_pages == 0
+
+
+def test_a_request_times_out(engine):
+    (output,) = engine.generate("go on", LONG, timeout_s=0.05)
+    assert output.finish_reason is FinishReason.ABORT
+    assert "timed out" in output.error
+
+
+def test_two_requests_of_one_id_are_refused(engine):
+    with pytest.raises(RequestError, match="'twice' is in use"):
+        engine.generate(["a", "b"], GREEDY, request_ids=["twice", "twice"])
+    assert engine.generate("a", GREEDY, request_ids=["twice"])[0].finished
+
+
+def test_a_cache_salt_separates_prompts(engine):
+    engine.flush_cache()
+    engine.generate([CHAT], GREEDY, cache_salt="tenant a")
+    (other,) = engine.generate([CHAT], GREEDY, cache_salt="tenant b")
+    (same,) = engine.generate([CHAT], GREEDY, cache_salt="tenant a")
+    assert (other.usage.cached_tokens, same.usage.cached_tokens) == (0, same.usage.prompt_tokens - 1)
+
+
+def test_flushing_forgets_prefixes(engine):
+    engine.generate([CHAT], GREEDY)
+    assert engine.flush_cache() > 0
+    assert engine.flush_cache() == 0
+    assert engine.generate([CHAT], GREEDY)[0].usage.cached_tokens == 0
+
+
+def test_stats_add_up(engine):
+    before = engine.stats()
+    engine.generate([CHAT, CHAT], GREEDY)
+    after = engine.stats()
+    assert after.finished_requests - before.finished_requests == 2
+    assert after.steps > before.steps
+    assert after.free_pages + after.evictable_pages + after.locked_pages + after.owned_pages == after.total_pages
+    assert after.host_s > before.host_s
+
+
+async def test_the_async_twins_give_the_same(engine):
+    expected = engine.generate([CHAT, "a b c"], GREEDY)
+    outputs = await engine.agenerate([CHAT, "a b c"], GREEDY)
+    assert [o.text for o in outputs] == [o.text for o in expected]
+    streamed = [output async for output in engine.astream(CHAT, GREEDY)]
+    assert streamed[-1].text == expected[0].text
+    assert len(streamed) > 2
+    assert await engine.agenerate([], GREEDY) == []
+
+
+async def test_many_async_streams_run_together(engine):
+    async def one(i):
+        async for output in engine.astream(f"{i} and", GREEDY):
+            last = output
+        return last.token_ids
+
+    together = await asyncio.gather(*(one(i) for i in range(20)))
+    assert together == [o.token_ids for o in engine.generate([f"{i} and" for i in range(20)], GREEDY)]
+
+
+async def test_cancelling_an_async_call_frees_its_requests(engine):
+    async def stream():
+        async for _ in engine.astream("go on", LONG):
+            pass
+
+    for work in (stream(), engine.agenerate(["go on", "and on"], LONG)):
+        task = asyncio.create_task(work)
+        while engine.stats().running_requests == 0:
+            await asyncio.sleep(0.005)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        while engine.stats().running_requests:
+            await asyncio.sleep(0.005)
+    assert engine.stats().owned_pages == 0
+
+
+def test_generate_feeds_more_prompts_than_the_queue_holds():
+    with Engine(model="demo", scheduling={"max_queued_requests": 4, "max_running_requests": 2}) as engine:
+        outputs = engine.generate([f"{i}" for i in range(40)], SamplingParams(temperature=0, max_tokens=2))
+        assert len(outputs) == 40
+        assert all(output.finished for output in outputs)
+        with pytest.raises(QueueFullError):
+            engine.generate("a", SamplingParams(n=8, max_tokens=2))
+
+
+def test_a_progress_bar_shows_when_asked_for(engine, capsys):
+    engine.generate(["a"] * 3, SamplingParams(max_tokens=1), progress=True)
+    assert "generating" in capsys.readouterr().err
+    engine.generate(["a"] * 40, SamplingParams(max_tokens=1))
+    assert capsys.readouterr().err == ""
+
+
+def test_closing_ends_requests_and_refuses_new_ones():
+    engine = Engine(model="demo")
+    stream = engine.stream("go on", LONG)
+    next(stream)
+    engine.close()
+    assert list(stream)[-1].finish_reason is FinishReason.ABORT
+    engine.close()
+    with pytest.raises(EngineClosedError):
+        engine.generate("a", GREEDY)
+
+
+def test_an_engine_that_nobody_holds_ends_its_threads():
+    engine = Engine(model="demo")
+    engine.generate("a", SamplingParams(max_tokens=2))
+    alive = weakref.ref(engine)
+    threads = [thread for thread in threading.enumerate() if thread.name.startswith("graftlm")]
+    del engine
+    gc.collect()
+    assert alive() is None
+    wait_until(lambda: sum(thread.is_alive() for thread in threads) <= len(threads) - 2)
