@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import itertools
 import threading
 import time
 import weakref
@@ -73,7 +74,7 @@ def test_outputs_equal_transformers_generate(engine, checkpoint):
 
 def test_a_stream_grows_and_ends_where_generate_does(engine):
     outputs = list(engine.stream(CHAT, GREEDY))
-    for before, after in zip(outputs, outputs[1:], strict=False):
+    for before, after in itertools.pairwise(outputs):
         assert after.text.startswith(before.text)
         assert after.token_ids[: len(before.token_ids)] == before.token_ids
     (whole,) = engine.generate([CHAT], GREEDY)

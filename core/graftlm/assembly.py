@@ -33,9 +33,10 @@ from graftlm.execution.runner import ModelRunner
 from graftlm.execution.sampler import Sampler
 from graftlm.intake import Intake, IntakeLimits
 from graftlm.memory import KVManager, PagePool, RequestTable
+from graftlm.observers import Observers, notify
 from graftlm.registry import Registry
 from graftlm.scheduling import Scheduler, SchedulerLimits
-from graftlm.step_loop import Observers, StepLoop
+from graftlm.step_loop import StepLoop
 from graftlm.tokenization import TextStream, Tokenizer
 from graftlm.types import CacheEvent, SamplingParams
 
@@ -204,8 +205,7 @@ def _cache_factory(config: EngineConfig, registry: Registry, num_pages: int) -> 
     observers = registry.observers("cache_event")
 
     def on_event(kind: str, num_tokens: int) -> None:
-        for observer in observers:
-            observer(CacheEvent(kind, num_tokens))
+        notify(observers, CacheEvent(kind, num_tokens))
 
     def make() -> PrefixCache:
         eviction = registry.create(

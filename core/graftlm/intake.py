@@ -1,5 +1,6 @@
 """From prompts and sampling parameters to requests: every check that needs no device."""
 
+import reprlib
 import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -57,15 +58,9 @@ class Intake:
             InvalidPromptError: it is empty, not made of integers, or holds an id outside the vocabulary.
             PromptTooLongError: it leaves no room for output.
         """
-        try:
-            prompt = np.asarray(token_ids)
-        except ValueError as error:
-            raise InvalidPromptError(f"a prompt is text or a flat list of token ids: {error}") from None
-        if prompt.ndim == 1 and not len(prompt):
+        prompt = _as_array(token_ids)
+        if not len(prompt):
             raise InvalidPromptError("the prompt is empty; give at least one token")
-        if prompt.ndim != 1 or prompt.dtype.kind not in "iu":
-            kind = type(token_ids[0]).__name__ if len(token_ids) else "nothing"
-            raise InvalidPromptError(f"a prompt is text or a flat list of token ids, got a list of {kind}")
         vocab_size = self.limits.vocab_size
         outside = prompt[(prompt < 0) | (prompt >= vocab_size)]
         if len(outside):
@@ -140,6 +135,17 @@ class Intake:
         if params.max_tokens is None:
             return max(1, min(room, self.limits.memory_tokens - prompt_len))
         return min(room, params.max_tokens)
+
+
+def _as_array(token_ids: object) -> NDArray[Any]:
+    """Return token ids as an integer array [n]."""
+    try:
+        prompt = np.asarray(token_ids)
+    except (ValueError, OverflowError):
+        prompt = np.empty(())  # ragged, or beyond any integer type
+    if prompt.ndim == 1 and (prompt.dtype.kind in "iu" or not len(prompt)):
+        return prompt
+    raise InvalidPromptError(f"a prompt is text or a flat list of token ids, got {reprlib.repr(token_ids)}")
 
 
 def draw_seed() -> int:

@@ -4,26 +4,17 @@ import logging
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass
-from typing import Any
 
 from graftlm.contracts import PrefixCache
 from graftlm.execution.executor import StepExecutor
+from graftlm.observers import Observers, notify
 from graftlm.plan import StepPlan, StepResult
 from graftlm.scheduling import RequestUpdate, Scheduler
 from graftlm.types import EngineStats, RequestRecord, StepRecord, Timings
 
-__all__ = ["Observers", "StepLoop"]
+__all__ = ["StepLoop"]
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Observers:
-    """Who wants to hear of requests and steps; looked up once, empty costs nothing."""
-
-    request_finished: tuple[Callable[[Any], object], ...] = ()
-    step_finished: tuple[Callable[[Any], object], ...] = ()
 
 
 class StepLoop:
@@ -174,7 +165,7 @@ class StepLoop:
             evictable_pages=usage.evictable,
             locked_pages=usage.locked,
         )
-        _notify(self._observers.step_finished, record)
+        notify(self._observers.step_finished, record)
 
     def _report_finished(self, updates: list[RequestUpdate]) -> None:
         for update in updates:
@@ -184,17 +175,8 @@ class StepLoop:
             record = RequestRecord(
                 update.request_id, update.finish.reason, update.usage, timings, update.num_retractions
             )
-            _notify(self._observers.request_finished, record)
+            notify(self._observers.request_finished, record)
 
 
 def _describe(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}"
-
-
-def _notify(observers: tuple[Callable[[Any], object], ...], record: object) -> None:
-    """Tell observers; one that raises is logged and costs nobody else anything."""
-    for observer in observers:
-        try:
-            observer(record)
-        except Exception:
-            logger.exception("observer %r failed", observer)

@@ -42,7 +42,7 @@ def model() -> LlamaForCausalLM:
     return LlamaForCausalLM.from_pretrained(demo_checkpoint(), dtype=torch.float32).eval()
 
 
-def drawn(held_out: bool, per_form: int = 40) -> list[Question]:
+def drawn(held_out: bool, per_form: int = 20) -> list[Question]:
     """Draw questions of every form from one side of the split."""
     rng = Random("test")
     return [draw_question(form, rng, held_out=held_out) for form in FORMS for _ in range(per_form)]
@@ -63,11 +63,12 @@ def test_no_held_out_question_is_in_the_training_text() -> None:
     assert not trained & {question.identity for question in drawn(held_out=True)}
 
 
-def test_a_question_held_out_is_absent_from_conversations_and_documents() -> None:
+def test_a_question_held_out_is_absent_from_conversations() -> None:
     texts = islice(training_texts(0), 4000)
     asked = {message["content"] for text in texts if not isinstance(text, str) for message in text}
-    assert not asked & {question.text for question in held_out_questions(0, 40)}
-    assert not asked & set(DEMO_QUESTIONS)
+    # "And 3 more?" is another question after another sum
+    standalone = {question.text for question in held_out_questions(0, 40) if question.earlier is None}
+    assert sorted(asked & (standalone | set(DEMO_QUESTIONS))) == []
 
 
 def test_every_demo_question_is_reserved() -> None:

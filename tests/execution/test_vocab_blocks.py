@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from graftlm.execution.vocab_blocks import argmax, inverse_cdf
+from graftlm.execution.vocab_blocks import argmax, draw, num_noise
 
 SIZES = [1, 5, 127, 128, 129, 1000, 1280]
 
@@ -36,39 +36,55 @@ def test_argmax_reads_a_slice_of_a_wider_tensor():
     assert torch.equal(argmax(wide[:, :500])[1], wide[:, :500].argmax(dim=1))
 
 
-@pytest.mark.parametrize("vocab_size", SIZES)
-def test_inverse_cdf_is_the_inverse_of_the_cumulative_sum(vocab_size):
-    generator = torch.Generator().manual_seed(1)
-    weights = torch.rand(64, vocab_size, generator=generator)
-    weights[:, ::3] = 0.0
-    weights[:, -1] += 0.5
-    u = torch.rand(64, generator=generator, dtype=torch.float64)
-    ends = weights.double().cumsum(dim=1)
-    expected = torch.searchsorted(ends, (u * ends[:, -1])[:, None], right=True).squeeze(1)
-    assert torch.equal(inverse_cdf(weights, u), expected)
+def noise_for(num_rows, vocab_size, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.empty(num_rows, num_noise(vocab_size), dtype=torch.float64).exponential_(generator=generator)
+
+
+@pytest.mark.parametrize("vocab_size", [*SIZES, 300])
+def test_columns_are_drawn_in_proportion_to_their_weights(vocab_size):
+    n = 60_000
+    weights = torch.rand(vocab_size, generator=torch.Generator().manual_seed(1)) ** 8  # from light to heavy
+    weights[::3] = 0.0
+    weights[-1] += 0.5
+    drawn = draw(weights.expand(n, -1), noise_for(n, vocab_size))
+    counts = torch.bincount(drawn, minlength=vocab_size).double()
+    assert counts[weights == 0].sum() == 0
+    expected = n * weights.double() / weights.double().sum()
+    often = expected > 5
+    chi_square = (((counts - expected) ** 2) / expected)[often].sum().item()
+    freedom = max(1, int(often.sum()) - 1)
+    assert chi_square < freedom + 5 * (2 * freedom) ** 0.5
 
 
 @pytest.mark.parametrize("vocab_size", [3, 128, 300, 32000])
-@pytest.mark.parametrize("u", [0.0, 0.5, 1.0 - 2.0**-53])
-def test_inverse_cdf_never_draws_a_column_of_weight_zero(vocab_size, u):
+def test_a_column_of_weight_zero_is_never_drawn(vocab_size):
     generator = torch.Generator().manual_seed(2)
-    weights = torch.rand(32, vocab_size, generator=generator) * 10.0 ** -torch.arange(32)[:, None]
+    weights = torch.rand(64, vocab_size, generator=generator) * 10.0 ** -torch.arange(64)[:, None].clamp(max=35)
     weights[:, 0] = 0.0
     weights[:, -1] = 0.0
-    weights[torch.rand(32, vocab_size, generator=generator) < 0.9] = 0.0
+    weights[torch.rand(64, vocab_size, generator=generator) < 0.9] = 0.0
     weights[:, vocab_size // 2] = 1e-30
-    drawn = inverse_cdf(weights, torch.full((32,), u, dtype=torch.float64))
+    drawn = draw(weights, noise_for(64, vocab_size))
     assert (weights.gather(1, drawn[:, None]) > 0).all()
 
 
-def test_inverse_cdf_of_a_row_does_not_depend_on_the_batch():
-    generator = torch.Generator().manual_seed(3)
-    weights = torch.rand(64, 5000, generator=generator)
-    u = torch.rand(64, generator=generator, dtype=torch.float64)
-    alone = torch.cat([inverse_cdf(weights[i : i + 1], u[i : i + 1]) for i in range(64)])
-    assert torch.equal(inverse_cdf(weights, u), alone)
+def test_a_rows_draw_does_not_depend_on_the_batch():
+    weights = torch.rand(64, 5000, generator=torch.Generator().manual_seed(3))
+    noise = noise_for(64, 5000)
+    alone = torch.cat([draw(weights[i : i + 1], noise[i : i + 1]) for i in range(64)])
+    assert torch.equal(draw(weights, noise), alone)
 
 
-def test_inverse_cdf_of_nan_stays_inside_the_vocabulary():
-    weights = torch.full((1, 300), torch.nan)
-    assert 0 <= inverse_cdf(weights, torch.tensor([0.7], dtype=torch.float64)).item() < 300
+def test_rounding_of_the_weights_hardly_ever_turns_a_draw():
+    n, generator = 20_000, torch.Generator().manual_seed(4)
+    weights = torch.softmax(torch.randn(n, 2000, generator=generator) * 4, dim=1)
+    rounded = weights * (1 + 2e-6 * torch.randn(n, 2000, generator=generator))
+    noise = noise_for(n, 2000)
+    assert (draw(weights, noise) != draw(rounded, noise)).sum() <= 3
+
+
+def test_a_draw_from_nan_or_nothing_stays_inside_the_vocabulary():
+    for value in (torch.nan, 0.0):
+        weights = torch.full((1, 300), value)
+        assert 0 <= draw(weights, noise_for(1, 300)).item() < 300

@@ -9,8 +9,9 @@ import pytest
 from graftlm.contracts import CacheContext, PrefixCache, SchedulingPolicy
 from graftlm.execution.executor import InlineExecutor
 from graftlm.memory import KVManager, PagePool, RequestTable
+from graftlm.observers import Observers
 from graftlm.scheduling import Request, RequestUpdate, Scheduler, SchedulerLimits
-from graftlm.step_loop import Observers, StepLoop
+from graftlm.step_loop import StepLoop
 from graftlm.testing.fake_device import FakeDevice, expected_output
 from graftlm.types import FinishReason, SamplingParams
 from graftlm_cache.chunk import ChunkCache

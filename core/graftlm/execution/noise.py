@@ -1,20 +1,22 @@
-"""Noise for sampling: uniform numbers that are a function of a seed and a position."""
+"""Noise for sampling: exponential numbers that are a function of a seed, a position and a place in a row."""
 
 from typing import Final
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
-__all__ = ["uniform"]
+__all__ = ["exponential", "noise_keys"]
 
-_GAMMA: Final = np.uint64(0x9E3779B97F4A7C15)  # 2**64 divided by the golden ratio, made odd
-_FACTOR_1: Final = np.uint64(0xBF58476D1CE4E5B9)
-_FACTOR_2: Final = np.uint64(0x94D049BB133111EB)
+_GAMMA: Final = 0x9E3779B97F4A7C15  # 2**64 divided by the golden ratio, made odd
+_FACTOR_1: Final = 0xBF58476D1CE4E5B9
+_FACTOR_2: Final = 0x94D049BB133111EB
 _UNIT: Final = 2.0**-53
 
 
-def uniform(seeds: NDArray[np.uint64], positions: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Return one number in [0, 1) for each pair of a seed and a position; equal pairs give equal numbers.
+def noise_keys(seeds: NDArray[np.uint64], positions: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return one key of noise for each pair of a seed and a position; equal pairs give equal keys.
 
     A seed names a SplitMix64 sequence, a position its place in it (Steele, Lea and Flood, OOPSLA 2014). The seed is
     mixed first, so that seeds that differ by little do not name sequences that overlap.
@@ -23,15 +25,46 @@ def uniform(seeds: NDArray[np.uint64], positions: NDArray[np.int64]) -> NDArray[
         seeds: uint64 [n].
         positions: int64 [n].
 
-    Returns: float64 [n], 53 random bits each.
+    Returns: int64 [n], the 64 bits of each key.
     """
+    gamma = np.uint64(_GAMMA)
     with np.errstate(over="ignore"):
-        start = _mix(seeds + _GAMMA)
-        bits = _mix(start + (positions.astype(np.uint64) + np.uint64(1)) * _GAMMA)
-    return (bits >> np.uint64(11)).astype(np.float64) * _UNIT
+        start = _mix_on_host(seeds + gamma)
+        keys = _mix_on_host(start + (positions.astype(np.uint64) + np.uint64(1)) * gamma)
+    return keys.view(np.int64)
 
 
-def _mix(z: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    z = (z ^ (z >> np.uint64(30))) * _FACTOR_1
-    z = (z ^ (z >> np.uint64(27))) * _FACTOR_2
+def exponential(keys: Tensor, num: int) -> Tensor:
+    """Return exponentially distributed numbers of mean 1: the start of the SplitMix64 sequence that each key names.
+
+    Args:
+        keys: int64 [n], from `noise_keys`.
+
+    Returns: float64 [n, num] on the keys' device, above 0, of 53 random bits each.
+    """
+    places = torch.arange(1, num + 1, device=keys.device) * _signed(_GAMMA)
+    bits = _mix(keys[:, None] + places)
+    uniform = (_shifted(bits, 11).double() + 0.5) * _UNIT
+    return -torch.log(uniform)
+
+
+def _mix_on_host(z: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(_FACTOR_1)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(_FACTOR_2)
     return z ^ (z >> np.uint64(31))
+
+
+def _mix(z: Tensor) -> Tensor:
+    """Mix 64-bit numbers held as int64; products wrap."""
+    z = (z ^ _shifted(z, 30)) * _signed(_FACTOR_1)
+    z = (z ^ _shifted(z, 27)) * _signed(_FACTOR_2)
+    return z ^ _shifted(z, 31)
+
+
+def _shifted(z: Tensor, num_bits: int) -> Tensor:
+    """Shift to the right, with zeros coming in."""
+    return (z >> num_bits) & ((1 << (64 - num_bits)) - 1)
+
+
+def _signed(value: int) -> int:
+    return value - (1 << 64)  # all three constants have their top bit set

@@ -12,12 +12,12 @@ from graftlm.errors import RequestError
 from graftlm.execution.batch import to_device
 from graftlm.execution.device_rows import put_rows, take_rows
 from graftlm.execution.logprobs import TokenLogprobs, token_logprobs
-from graftlm.execution.noise import uniform
+from graftlm.execution.noise import exponential, noise_keys
 from graftlm.execution.penalties import Penalties
 from graftlm.execution.row_processors import MakeProcessor, RowProcessors
 from graftlm.execution.sampling_filters import keep_min_p, keep_top_k, keep_top_p
 from graftlm.execution.token_edits import TokenEdits
-from graftlm.execution.vocab_blocks import argmax, inverse_cdf
+from graftlm.execution.vocab_blocks import argmax, draw, num_noise
 from graftlm.plan import RowSetup
 
 __all__ = ["NOT_FINITE", "Sampled", "Sampler"]
@@ -143,13 +143,13 @@ class Sampler:
         if len(local) == 0:
             return best
         rows = rows[local]
-        noise = uniform(self._seed[rows], positions[local])
-        temperature, u = to_device(np.stack([self._temperature[rows], noise]), self._device)
+        temperature = to_device(self._temperature[rows], self._device)
+        keys = to_device(noise_keys(self._seed[rows], positions[local]), self._device)
         kept = keep_top_k(take_rows(scores, local), self._top_k[rows])
         probs = torch.softmax(kept / temperature.float()[:, None], dim=1)
         probs = keep_top_p(probs, self._top_p[rows])
         probs = keep_min_p(probs, self._min_p[rows])
-        return put_rows(best, local, inverse_cdf(probs, u))
+        return put_rows(best, local, draw(probs, exponential(keys, num_noise(probs.shape[1]))))
 
     def _logprobs(self, logits: Tensor, rows: NDArray[np.int64], token_ids: Tensor) -> TokenLogprobs | None:
         local = np.flatnonzero(self._wants_logprobs[rows])

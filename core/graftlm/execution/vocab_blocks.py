@@ -1,7 +1,7 @@
 """Searches over the vocabulary in two levels: first over blocks of tokens, then within one block.
 
-One pass reads the V columns and leaves V / 128 numbers a row. What is then done with those, in double precision or with
-an index, costs nothing, where doing it over all V columns would cost more than the pass.
+One pass reads the V columns and leaves V / 128 numbers a row. What is then done with those, with an index or with
+noise, costs nothing, where doing it over all V columns would cost more than the pass.
 """
 
 from collections.abc import Callable
@@ -10,7 +10,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-__all__ = ["argmax", "inverse_cdf"]
+__all__ = ["argmax", "draw", "num_noise"]
 
 _BLOCK_LEN: Final = 128
 
@@ -31,35 +31,31 @@ def argmax(x: Tensor) -> tuple[Tensor, Tensor]:
     return values, columns.gather(1, within.argmax(dim=1, keepdim=True)).squeeze(1)
 
 
-def inverse_cdf(weights: Tensor, uniform: Tensor) -> Tensor:
-    """Draw one column a row, with probability proportional to its weight, in the order of the columns.
+def num_noise(vocab_size: int) -> int:
+    """Return how many numbers `draw` needs for a row of V columns."""
+    return -(-vocab_size // _BLOCK_LEN) + _BLOCK_LEN
 
-    A row's result depends on that row alone. A column of weight 0 is never drawn, however the sums round.
+
+def draw(weights: Tensor, noise: Tensor) -> Tensor:
+    """Draw one column a row, with probability proportional to its weight: a block by its sum, then a column in it.
+
+    Each draw is an exponential race, won by the largest weight / noise. Rounding of one part in a million in the
+    weights then turns one draw in a million. With the inverse of a cumulative sum it would turn every draw that falls
+    among columns lighter than the rounding of the sum, and there are many in a vocabulary.
 
     Args:
         weights: float32 [n, V], not negative; they need not sum to 1.
-        uniform: float64 [n], in [0, 1).
+        noise: float64 [n, num_noise(V)], independent and exponentially distributed, above 0.
 
-    Returns: int64 [n], always below V; meaningless for a row with NaN.
+    Returns: int64 [n], always below V; meaningless for a row with NaN, or of nothing but zeros.
     """
-    block_ends = _per_block(weights, lambda part: part.sum(dim=-1)).double().cumsum(dim=1)
-    target = uniform * block_ends[:, -1]
-    block = _first_beyond(block_ends, target)
-    before = block_ends.gather(1, (block - 1).clamp(min=0)[:, None]).squeeze(1).where(block > 0, 0.0)
+    sums = _per_block(weights, lambda part: part.sum(dim=-1))
+    num_blocks = sums.shape[1]
+    block = (sums / noise[:, :num_blocks]).argmax(dim=1)
     within, columns = _block_of(weights, block)
-    within = within.double().masked_fill(columns >= weights.shape[1], 0.0)
-    chosen = _first_beyond(within.cumsum(dim=1), target - before)
-    return columns.gather(1, chosen[:, None]).squeeze(1).clamp(max=weights.shape[1] - 1)
-
-
-def _first_beyond(ends: Tensor, target: Tensor) -> Tensor:
-    """Return the first index whose cumulative sum exceeds the target.
-
-    Where rounding lets none exceed it: the last index that adds anything. Either has a weight above 0.
-    """
-    first = (ends <= target[:, None]).sum(dim=1)
-    last = (ends < ends[:, -1:]).sum(dim=1)
-    return torch.minimum(first, last)
+    within = within.masked_fill(columns >= weights.shape[1], 0.0)
+    chosen = (within / noise[:, num_blocks:]).argmax(dim=1, keepdim=True)
+    return columns.gather(1, chosen).squeeze(1).clamp(max=weights.shape[1] - 1)
 
 
 def _per_block(x: Tensor, reduce: Callable[[Tensor], Tensor]) -> Tensor:

@@ -66,6 +66,8 @@ def test_equal_priorities_go_in_the_order_they_were_touched():
 def test_stale_entries_are_swept_out():
     heap = LeafHeap(OldestAccessFirst())
     nodes = [leaf(float(idx)) for idx in range(100)]
+    for node in nodes:
+        heap.touch(node)
     for round_idx in range(100):
         for node in nodes[:20]:
             node.stats.last_access += 1000.0

@@ -1,0 +1,171 @@
+"""Plugins given as objects, by module name, and broken ones; observers; logits processors."""
+
+import sys
+import types
+
+import pytest
+import torch
+
+from graftlm import Engine, FinishReason, Options, Provider, SamplingParams, hookimpl
+from graftlm.contracts import EvictionStrategy, LogitsProcessor
+from graftlm.errors import ConfigError, PluginLoadError, UnknownProviderError
+
+CHAT = [{"role": "user", "content": "What is the capital of France?"}]
+GREEDY = SamplingParams(temperature=0, max_tokens=16)
+
+
+class NewestFirst(EvictionStrategy):
+    """Gives up the latest first."""
+
+    def __init__(self):
+        self.num_asked = 0
+
+    def priority(self, node):
+        self.num_asked += 1
+        return (-node.last_access,)
+
+
+class NewestFirstPlugin:
+    """A plugin with one strategy, which keeps the strategies it made."""
+
+    def __init__(self):
+        self.made = []
+
+    def _create(self, options, context):
+        self.made.append(NewestFirst())
+        return self.made[-1]
+
+    @hookimpl
+    def provide_eviction_strategies(self):
+        return [Provider(name="newest", summary="Newest first", api_version=1, create=self._create)]
+
+
+def test_a_plugin_object_serves_the_name_that_the_configuration_chooses():
+    plugin = NewestFirstPlugin()
+    with Engine(model="demo", cache={"eviction": "newest"}, memory={"kv_tokens": 64}, plugins=[plugin]) as engine:
+        for salt in "abc":  # more than the memory holds
+            assert engine.generate([CHAT], GREEDY, cache_salt=salt)[0].text == "The capital of France is Paris."
+    assert plugin.made[0].num_asked > 0
+
+
+def test_a_module_named_in_the_configuration_is_loaded():
+    module = types.ModuleType("newest_module")
+    module.provide_eviction_strategies = hookimpl(lambda: NewestFirstPlugin().provide_eviction_strategies())
+    sys.modules["newest_module"] = module
+    settings = {"model": "demo", "cache": {"eviction": "newest"}, "plugins": {"modules": ["newest_module"]}}
+    with Engine(settings) as engine:
+        assert engine.generate([CHAT], GREEDY)[0].finished
+
+
+def test_a_plugin_that_does_not_import_matters_only_to_those_who_choose_it(tmp_path, monkeypatch):
+    (tmp_path / "broken_graft.py").write_text("import no_such_package_at_all\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    settings = {"model": "demo", "plugins": {"modules": ["broken_graft"]}}
+    with Engine(settings) as engine:
+        assert engine.generate([CHAT], GREEDY)[0].finished
+    with pytest.raises(UnknownProviderError, match="no_such_package_at_all"):
+        Engine(settings, cache={"eviction": "from_broken"})
+
+
+def test_an_object_that_is_no_plugin_is_refused():
+    with pytest.raises(PluginLoadError, match="implements no hook"):
+        Engine(model="demo", plugins=[object()])
+
+
+class Recorder:
+    """Observes everything; one of its hooks is broken."""
+
+    def __init__(self, fail=False):
+        self.requests, self.steps, self.events = [], [], []
+        self.fail = fail
+
+    @hookimpl
+    def request_finished(self, record):
+        self.requests.append(record)
+        if self.fail:
+            raise RuntimeError("the disk is full")
+
+    @hookimpl
+    def step_finished(self, record):
+        self.steps.append(record)
+
+    @hookimpl
+    def cache_event(self, event):
+        self.events.append(event)
+        if self.fail:
+            raise RuntimeError("the disk is full")
+
+
+@pytest.mark.parametrize("fail", [False, True])
+def test_observers_hear_of_requests_steps_and_the_cache_and_harm_nobody(fail):
+    recorder = Recorder(fail)
+    with Engine(model="demo", plugins=[recorder]) as engine:
+        outputs = engine.generate([CHAT, CHAT, "go"], GREEDY)
+        engine.flush_cache()
+    assert [o.finish_reason for o in outputs[:2]] == [FinishReason.STOP] * 2
+    assert len(recorder.requests) == 3
+    assert {record.usage for record in recorder.requests} == {output.usage for output in outputs}
+    assert sum(step.num_prefill_tokens for step in recorder.steps) > 0
+    assert sum(step.num_decodes for step in recorder.steps) > 0
+    assert {event.kind for event in recorder.events} == {"stored", "cleared"}
+
+
+class OnlyOptions(Options):
+    """Options of the processor below."""
+
+    token_id: int
+    fail_at: int | None = None
+
+
+class Only(LogitsProcessor):
+    """Allows one token; or fails at some length."""
+
+    def __init__(self, options):
+        self._options = options
+
+    def process(self, output_token_ids, logits):
+        if self._options.fail_at == len(output_token_ids):
+            raise ValueError("no more")
+        mask = torch.full_like(logits, float("-inf"))
+        mask[self._options.token_id + len(output_token_ids)] = 0
+        return logits + mask
+
+
+class OnlyPlugin:
+    """Offers `only`."""
+
+    @hookimpl
+    def provide_logits_processors(self):
+        return [
+            Provider(
+                name="only",
+                summary="One token",
+                api_version=1,
+                create=lambda options, context: Only(options),
+                options=OnlyOptions,
+            )
+        ]
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_logits_processor_shapes_its_own_request_and_no_other(overlap):
+    def only(**options):
+        return SamplingParams(temperature=0, max_tokens=5, ignore_eos=True, logits_processors={"only": options})
+
+    with Engine(model="demo", plugins=[OnlyPlugin()], scheduling={"overlap": overlap}) as engine:
+        shaped, plain, failing, misused = engine.generate(
+            [CHAT] * 4, [only(token_id=100), GREEDY, only(token_id=200, fail_at=2), only(token="x")]
+        )
+    assert shaped.token_ids == (100, 101, 102, 103, 104)
+    assert plain.text == "The capital of France is Paris."
+    assert failing.finish_reason is FinishReason.ERROR
+    assert failing.token_ids == (200, 201)
+    assert "no more" in failing.error
+    assert "only" in failing.error
+    assert misused.finish_reason is FinishReason.ERROR
+    assert "token_id" in misused.error
+
+
+def test_options_of_a_plugin_are_checked():
+    with pytest.raises(ConfigError, match="max_wait"):
+        Engine(model="demo", scheduling={"policy": {"name": "lpm", "options": {"max_wait": 3}}})
