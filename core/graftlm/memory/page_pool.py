@@ -15,6 +15,7 @@ class PagePool:
         self.num_pages = num_pages
         self._stack = np.arange(num_pages - 1, -1, -1, dtype=np.int32)  # top at the end
         self._is_free = np.ones(num_pages, dtype=np.bool_)
+        self._last_place = np.zeros(num_pages, dtype=np.int32)  # scratch: where in an array a page came last
         self._num_free = num_pages
 
     @property
@@ -46,8 +47,11 @@ class PagePool:
         """
         if not len(pages):
             return
-        if self._is_free[pages].any():
-            raise InvariantError(f"page pool: pages {pages[self._is_free[pages]][:8].tolist()} are freed twice")
+        order = np.arange(len(pages), dtype=np.int32)
+        self._last_place[pages] = order
+        twice = self._is_free[pages] | (self._last_place[pages] != order)
+        if twice.any():
+            raise InvariantError(f"page pool: pages {pages[twice][:8].tolist()} are freed twice")
         self._is_free[pages] = True
         top = self._num_free + len(pages)
         self._stack[self._num_free : top] = pages[::-1]

@@ -1,0 +1,46 @@
+import numpy as np
+import pytest
+
+from graftlm.errors import InvariantError
+from graftlm.memory import PagePool
+
+
+def test_fresh_pages_come_in_ascending_runs():
+    pool = PagePool(10)
+    assert pool.alloc(4).tolist() == [0, 1, 2, 3]
+    assert pool.alloc(2).tolist() == [4, 5]
+    assert pool.num_free == 4
+
+
+def test_freed_pages_come_back_in_the_order_they_had():
+    pool = PagePool(6)
+    pages = pool.alloc(6)
+    pool.free(pages[2:5])
+    assert pool.alloc(3).tolist() == [2, 3, 4]
+
+
+def test_what_was_given_out_is_the_callers():
+    pool = PagePool(4)
+    pages = pool.alloc(2)
+    pages[:] = 3  # a caller may do what it likes with the array
+    assert sorted(pool.alloc(2).tolist()) == [2, 3]
+
+
+def test_more_than_there_is_cannot_be_had():
+    pool = PagePool(3)
+    pool.alloc(2)
+    with pytest.raises(InvariantError, match="asked for 2 pages, 1 are free"):
+        pool.alloc(2)
+    assert pool.num_free == 1
+
+
+@pytest.mark.parametrize("pages", [[0], [2, 5], [4, 4]])
+def test_a_page_freed_twice_is_an_error_that_changes_nothing(pages):
+    pool = PagePool(6)
+    pool.alloc(5)
+    pool.free(np.array([0, 2], dtype=np.int32))
+    before = pool.free_mask().tolist()
+    with pytest.raises(InvariantError, match="freed twice"):
+        pool.free(np.array(pages, dtype=np.int32))
+    assert pool.free_mask().tolist() == before
+    assert pool.num_free == 3

@@ -1,0 +1,95 @@
+"""`graftlm generate` and `graftlm chat`, as a person types them."""
+
+import io
+import json
+import re
+
+import pytest
+
+from graftlm.cli import main
+
+
+def run(capsys, *arguments):
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    captured = capsys.readouterr()
+    return ended.value.code or 0, captured.out, captured.err
+
+
+def test_generate_completes_each_prompt(capsys):
+    code, out, err = run(capsys, "generate", "The capital of Japan is", "--temperature", "0", "--max-tokens", "4")
+    assert (code, err) == (0, "")
+    assert "Tokyo" in out
+
+
+def test_generate_takes_chats_and_prints_json(capsys):
+    question = "What is the capital of France?"
+    code, out, _ = run(capsys, "generate", "--chat", question, question, "--temperature", "0", "--json")
+    answers = [json.loads(line) for line in out.splitlines()]
+    assert code == 0
+    assert [a["completions"][0]["text"] for a in answers] == ["The capital of France is Paris."] * 2
+    assert answers[0]["completions"][0]["finish_reason"] == "stop"
+    assert answers[1]["usage"]["cached_tokens"] > 0
+
+
+def test_generate_reads_a_prompt_from_standard_input(capsys, monkeypatch):
+    monkeypatch.setattr("sys.stdin", io.StringIO("The capital of Peru is"))
+    code, out, _ = run(capsys, "generate", "-", "--temperature", "0", "--max-tokens", "3")
+    assert code == 0
+    assert "Lima" in out
+
+
+def test_generate_repeats_itself_under_a_seed(capsys):
+    arguments = ["generate", "Once", "--seed", "5", "-n", "2", "--max-tokens", "8", "--stop", "qqq"]
+    first, second = run(capsys, *arguments), run(capsys, *arguments)
+    assert first == second
+    assert "\n---\n" in first[1]
+
+
+def test_generate_takes_a_file_and_overrides(capsys, tmp_path):
+    file = tmp_path / "engine.yaml"
+    file.write_text("model: demo\ncache: {name: chunk}\n")
+    code, out, _ = run(
+        capsys, "generate", "--config", str(file), "--set", "cache.page_size=16", "--max-tokens", "2", "a", "--json"
+    )
+    assert code == 0
+    assert json.loads(out)["usage"]["cached_tokens"] == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["a", "--model", "no/such/model"], "error: .*no/such/model"),
+        (["a", "--temperature", "-1"], "error: temperature must be between 0 and 100"),
+        (["a", "--set", "cache=radixx"], "error: Unknown prefix cache 'radixx'"),
+        (["a", "--set", "cach.name=radix"], "error: .*cach"),
+        (["", "--set", "model.context_len=1"], "error: the prompt"),
+    ],
+)
+def test_a_mistake_is_one_line_and_exit_2(capsys, arguments, message):
+    code, out, err = run(capsys, "generate", *arguments)
+    assert (code, out) == (2, "")
+    assert re.search(message, err)
+    assert "Traceback" not in err
+
+
+def test_chat_remembers_and_reuses_what_was_said(capsys, monkeypatch):
+    lines = "What is the capital of Peru?\n\nWhat is 3 + 4?\n/reset\nWhat is the capital of Peru?\n/exit\nnot read\n"
+    monkeypatch.setattr("sys.stdin", io.StringIO(lines))
+    code, out, err = run(capsys, "chat", "--system", "Be brief.")
+    assert code == 0
+    answers = out.splitlines()
+    assert answers[0] == answers[2] == "The capital of Peru is Lima."
+    assert len(answers) == 3
+    reports = err.splitlines()
+    assert len(reports) == 3
+    assert " 0 reused" in reports[0]
+    assert " 0 reused" not in reports[1]
+
+
+def test_chat_survives_a_request_that_is_refused(capsys, monkeypatch):
+    monkeypatch.setattr("sys.stdin", io.StringIO(f"{'x ' * 300}\nWhat is 3 + 4?\n"))
+    code, out, err = run(capsys, "chat", "--set", "model.context_len=64")
+    assert code == 0
+    assert "error: the prompt has" in err
+    assert out.splitlines() == ["3 + 4 = 7."]

@@ -1,0 +1,49 @@
+"""What `import graftlm` offers, and what it costs."""
+
+import importlib
+import inspect
+import subprocess
+import sys
+
+import pytest
+
+import graftlm
+from graftlm import errors
+
+LIGHT = ["graftlm", "graftlm.cli", "graftlm.config", "graftlm.contracts", "graftlm.registry", "graftlm.testing"]
+PLUGINS = ["graftlm_attention", "graftlm_cache", "graftlm_eviction", "graftlm_models", "graftlm_scheduling"]
+
+
+@pytest.mark.parametrize("name", graftlm.__all__)
+def test_every_public_name_is_there(name):
+    assert getattr(graftlm, name) is not None
+    assert name in dir(graftlm)
+
+
+def test_an_unknown_name_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="no attribute 'Motor'"):
+        graftlm.Motor  # noqa: B018
+
+
+@pytest.mark.parametrize("module", LIGHT + PLUGINS)
+def test_importing_it_imports_neither_torch_nor_transformers(module):
+    code = f"import {module}, sys; print([m for m in ('torch', 'transformers') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_the_tree_of_errors_is_drawn_as_it_is():
+    classes = {name: value for name, value in vars(errors).items() if inspect.isclass(value)}
+    assert set(errors.__all__) == set(classes)
+    for name in classes:
+        assert name in errors.__doc__
+
+
+@pytest.mark.parametrize(
+    "module",
+    ["graftlm.contracts", "graftlm.memory", "graftlm.scheduling", "graftlm.testing", "graftlm.types", "graftlm.errors"],
+)
+def test_every_name_in_all_exists(module):
+    loaded = importlib.import_module(module)
+    for name in loaded.__all__:
+        assert hasattr(loaded, name)
