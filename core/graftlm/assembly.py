@@ -80,7 +80,7 @@ def assemble(config: EngineConfig, registry: Registry, platform: Platform) -> En
     """
     path = resolve_checkpoint(config.model.path)
     model_config = load_model_config(path)
-    tokenizer = Tokenizer.load(path)
+    tokenizer = Tokenizer.load(path, trust_remote_code=config.model.trust_remote_code)
     device = torch.device(platform.device)
     dtype = torch_dtype(config.model.dtype, model_config)
     context_len = min(

@@ -52,8 +52,12 @@ class Tokenizer:
         self._vocab_size = 1 + max(self._core.get_vocab(with_added_tokens=True).values(), default=-1)
 
     @classmethod
-    def load(cls, path: Path) -> Tokenizer:
-        """Read the tokenizer of a checkpoint folder; nothing is downloaded and no code of the checkpoint runs.
+    def load(cls, path: Path, *, trust_remote_code: bool = False) -> Tokenizer:
+        """Read the tokenizer of a checkpoint folder; nothing is downloaded.
+
+        Args:
+            path: the folder.
+            trust_remote_code: whether Python code in the folder may run; a tokenizer that needs it fails otherwise.
 
         Raises:
             CheckpointError: a file is missing or broken (the message names it), or the tokenizer is not a fast one.
@@ -63,7 +67,7 @@ class Tokenizer:
         if not path.is_dir():
             raise CheckpointError(f"cannot load a tokenizer from {path}: it is not a folder")
         try:
-            pretrained = AutoTokenizer.from_pretrained(path, local_files_only=True)
+            pretrained = AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=trust_remote_code)
         except Exception as error:  # the loader raises whatever its parsers raise
             raise CheckpointError(f"cannot load a tokenizer from {path}: {_what_is_wrong(path, error)}") from error
         return cls(pretrained)
