@@ -1,5 +1,6 @@
 """From a configuration to the parts of one engine, each made by the provider that the configuration names."""
 
+import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -34,7 +35,7 @@ from graftlm.execution.sampler import Sampler
 from graftlm.intake import Intake, IntakeLimits
 from graftlm.memory import KVManager, PagePool, RequestTable
 from graftlm.observers import Observers, notify
-from graftlm.registry import Registry
+from graftlm.registry import AUTO, Registry, selections
 from graftlm.scheduling import Scheduler, SchedulerLimits
 from graftlm.step_loop import StepLoop
 from graftlm.tokenization import TextStream, Tokenizer
@@ -78,54 +79,32 @@ def assemble(config: EngineConfig, registry: Registry, platform: Platform) -> En
     Raises:
         GraftlmError: the leaf says which part, and what to do.
     """
+    _check_choices(config, registry)
     path = resolve_checkpoint(config.model.path)
     model_config = load_model_config(path)
     tokenizer = Tokenizer.load(path, trust_remote_code=config.model.trust_remote_code)
-    device = torch.device(platform.device)
-    dtype = torch_dtype(config.model.dtype, model_config)
-    context_len = min(
-        config.model.context_len or model_config.max_position_embeddings, model_config.max_position_embeddings
+    target = _Target(
+        device=torch.device(platform.device),
+        dtype=torch_dtype(config.model.dtype, model_config),
+        context_len=min(config.model.context_len or sys.maxsize, model_config.max_position_embeddings),
     )
-
     model_provider = registry.model_for(model_config.architectures, config.model.architecture)
-    model: Model = registry.create("model", model_provider, {}, ModelContext(model_config, device, dtype))
-    attention_provider = _choose_attention(config, registry, platform, model, dtype)
+    model_context = ModelContext(model_config, target.device, target.dtype)
+    model: Model = registry.create("model", model_provider, {}, model_context)
+    attention_provider = _choose_attention(config, registry, platform, model, target.dtype)
     model.load_weights(iter_weights(path))
 
-    num_pages = _num_pages(config, model, device, dtype, context_len)
-    page_size = config.cache.page_size
-    num_rows = config.scheduling.max_running_requests
-    kv_store = KVStore(model.attention_layers, num_pages, page_size, dtype, device)
-    attention_context = AttentionContext(
-        layers=model.attention_layers,
-        kv=kv_store,
-        page_size=page_size,
-        device=device,
-        dtype=dtype,
-        max_requests=num_rows,
-        max_context_len=context_len,
-    )
-    attention: AttentionBackend = registry.create(
-        "attention", attention_provider, config.attention.options, attention_context
-    )
+    num_pages = _num_pages(config, model, target)
+    attention = _attention(config, registry, attention_provider, model, target, num_pages)
     model.bind_attention(attention)
+    num_rows = config.scheduling.max_running_requests
+    sampler = Sampler(num_rows, model_config.vocab_size, target.device, _processor_factory(registry))
+    runner = ModelRunner(model, attention, sampler, num_rows, target.device)
+    executor: StepExecutor = WorkerExecutor(runner.run) if config.scheduling.overlap else InlineExecutor(runner.run)
 
     make_cache = _cache_factory(config, registry, num_pages)
-    max_pages_per_row = min(num_pages, -(-context_len // page_size))
-    kv = KVManager(PagePool(num_pages), make_cache(), RequestTable(num_rows, max_pages_per_row), page_size)
-    policy = registry.create(
-        "scheduling",
-        registry.provider("scheduling", config.scheduling.policy.name),
-        config.scheduling.policy.options,
-        SchedulingContext(),
-    )
-    limits = SchedulerLimits(config.scheduling.max_queued_requests, config.scheduling.prefill_tokens_per_step)
-    scheduler = Scheduler(kv, policy, limits, time.monotonic)
-    sampler = Sampler(num_rows, model_config.vocab_size, device, _processor_factory(registry))
-    runner = ModelRunner(model, attention, sampler, num_rows, device)
-    executor: StepExecutor = WorkerExecutor(runner.run) if config.scheduling.overlap else InlineExecutor(runner.run)
     loop = StepLoop(
-        scheduler,
+        _scheduler(config, registry, make_cache(), num_pages, target.context_len),
         executor,
         overlap=config.scheduling.overlap,
         make_cache=make_cache,
@@ -133,15 +112,73 @@ def assemble(config: EngineConfig, registry: Registry, platform: Platform) -> En
         clock=time.monotonic,
         debug=config.debug,
     )
-    intake_limits = IntakeLimits(
+    limits = IntakeLimits(
         vocab_size=model_config.vocab_size,
-        context_len=context_len,
-        memory_tokens=num_pages * page_size,
+        context_len=target.context_len,
+        memory_tokens=num_pages * config.cache.page_size,
         eos_token_ids=model_config.eos_token_ids,
         logits_processors=frozenset(registry.names("logits_processor")),
     )
-    intake = Intake(intake_limits, lambda params: TextStream(tokenizer, params), time.monotonic)
+    intake = Intake(limits, lambda params: TextStream(tokenizer, params), time.monotonic)
     return EngineParts(config, model_config, tokenizer, intake, loop)
+
+
+@dataclass(frozen=True, slots=True)
+class _Target:
+    """Where the model runs, in what, and how far.
+
+    Attributes:
+        context_len: tokens of a request at most.
+    """
+
+    device: torch.device
+    dtype: torch.dtype
+    context_len: int
+
+
+def _check_choices(config: EngineConfig, registry: Registry) -> None:
+    """Find wrong names and options before the weights are read, which takes a while."""
+    for selection in selections(config):
+        family = selection.family
+        if selection.name == AUTO:
+            continue  # chosen when the model is known
+        provider = registry.provider(family.key, selection.name)
+        if family.options_path is not None:
+            registry.options(provider, selection.options, family.options_path, config.origins)
+
+
+def _attention(
+    config: EngineConfig,
+    registry: Registry,
+    provider: Provider[AttentionBackend],
+    model: Model,
+    target: _Target,
+    num_pages: int,
+) -> AttentionBackend:
+    """Create the attention backend over fresh KV tensors."""
+    page_size = config.cache.page_size
+    context = AttentionContext(
+        layers=model.attention_layers,
+        kv=KVStore(model.attention_layers, num_pages, page_size, target.dtype, target.device),
+        page_size=page_size,
+        device=target.device,
+        dtype=target.dtype,
+        max_requests=config.scheduling.max_running_requests,
+        max_context_len=target.context_len,
+    )
+    return registry.create("attention", provider, config.attention.options, context, config.origins)
+
+
+def _scheduler(
+    config: EngineConfig, registry: Registry, cache: PrefixCache, num_pages: int, context_len: int
+) -> Scheduler:
+    settings, page_size = config.scheduling, config.cache.page_size
+    table = RequestTable(settings.max_running_requests, min(num_pages, -(-context_len // page_size)))
+    kv = KVManager(PagePool(num_pages), cache, table, page_size)
+    provider = registry.provider("scheduling", settings.policy.name)
+    policy = registry.create("scheduling", provider, settings.policy.options, SchedulingContext(), config.origins)
+    limits = SchedulerLimits(settings.max_queued_requests, settings.prefill_tokens_per_step)
+    return Scheduler(kv, policy, limits, time.monotonic)
 
 
 def _choose_attention(
@@ -182,15 +219,16 @@ def _attention_misfit(
     return None
 
 
-def _num_pages(config: EngineConfig, model: Model, device: torch.device, dtype: torch.dtype, context_len: int) -> int:
+def _num_pages(config: EngineConfig, model: Model, target: _Target) -> int:
     """Size the KV memory: as configured, or a share of what is free, but no more than all rows could ever use."""
+    device = target.device
     page_size = config.cache.page_size
     if config.memory.kv_tokens is not None:
         return config.memory.kv_tokens // page_size
     free_bytes = psutil.virtual_memory().available if device.type == "cpu" else torch.cuda.mem_get_info(device)[0]
-    token_bytes = KVStore.bytes_per_token(model.attention_layers, dtype)
+    token_bytes = KVStore.bytes_per_token(model.attention_layers, target.dtype)
     num_pages = int(free_bytes * config.memory.kv_fraction) // (token_bytes * page_size)
-    useful = config.scheduling.max_running_requests * -(-context_len // page_size)
+    useful = config.scheduling.max_running_requests * -(-target.context_len // page_size)
     if num_pages == 0:
         raise ConfigError(
             f"{free_bytes >> 20} MiB are free, too little for a single KV page of {token_bytes * page_size} bytes at "
@@ -213,6 +251,7 @@ def _cache_factory(config: EngineConfig, registry: Registry, num_pages: int) -> 
             registry.provider("eviction", settings.eviction.name),
             settings.eviction.options,
             EvictionContext(num_pages, settings.page_size),
+            config.origins,
         )
         context = CacheContext(settings.page_size, eviction, time.monotonic, on_event if observers else None)
         cache: PrefixCache = registry.create(
