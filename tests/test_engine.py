@@ -72,6 +72,12 @@ def test_outputs_equal_transformers_generate(engine, checkpoint):
     assert list(output.token_ids) == oracle.generate(ids, 24)
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+def test_it_runs_in_every_floating_type(dtype):
+    with Engine(model={"path": "demo", "dtype": dtype}) as engine:
+        assert engine.generate([CHAT], GREEDY)[0].text == "The capital of France is Paris."
+
+
 def test_a_stream_grows_and_ends_where_generate_does(engine):
     outputs = list(engine.stream(CHAT, GREEDY))
     for before, after in itertools.pairwise(outputs):
