@@ -288,6 +288,32 @@ def test_generate_feeds_more_prompts_than_the_queue_holds():
             engine.generate("a", SamplingParams(n=8, max_tokens=2))
 
 
+def test_prompts_of_one_call_enter_together(engine):
+    engine.flush_cache()
+    before = engine.stats()
+    engine.generate([f"{i} prompt" for i in range(32)], SamplingParams(temperature=0, max_tokens=4, ignore_eos=True))
+    assert engine.stats().steps - before.steps <= 8
+
+
+async def test_a_call_cancelled_before_it_has_entered_harms_nobody(engine):
+    for _ in range(20):
+        task = asyncio.create_task(engine.agenerate(["go on"] * 3, LONG))
+        await asyncio.sleep(0.0005)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+    assert (await engine.agenerate([CHAT], GREEDY))[0].text == "The capital of France is Paris."
+    while engine.stats().running_requests:
+        await asyncio.sleep(0.005)
+
+
+async def test_more_async_prompts_than_the_queue_holds_are_refused():
+    with Engine(model="demo", scheduling={"max_queued_requests": 4}) as engine:
+        with pytest.raises(QueueFullError, match="10 prompts do not fit"):
+            await engine.agenerate(["a"] * 10, GREEDY)
+        assert len(await engine.agenerate(["a"] * 4, GREEDY)) == 4
+
+
 def test_a_progress_bar_shows_when_asked_for(engine, capsys):
     engine.generate(["a"] * 3, SamplingParams(max_tokens=1), progress=True)
     assert "generating" in capsys.readouterr().err

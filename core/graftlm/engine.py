@@ -17,7 +17,7 @@ from typing import Any, Self
 from graftlm.assembly import EngineParts, assemble, detect_platform
 from graftlm.config import EngineConfig
 from graftlm.contracts import ModelConfig
-from graftlm.engine_thread import EngineThread
+from graftlm.engine_thread import EngineThread, UpdateSink
 from graftlm.errors import EngineClosedError, QueueFullError, SamplingParamsError
 from graftlm.intake import draw_seed
 from graftlm.outputs import OutputBuilder
@@ -171,7 +171,7 @@ class Engine:
         ids = None if request_id is None else [request_id]
         (job,) = self._jobs([prompt], sampling_params, ids, priority, timeout_s, cache_salt)
         events: SimpleQueue[bool] = SimpleQueue()
-        self._submit(job, lambda update: events.put(job.take(update)))
+        self._thread.submit([_group(job, lambda update: events.put(job.take(update)))]).result()
         return self._stream(job, events)
 
     async def agenerate(
@@ -205,9 +205,11 @@ class Engine:
             return lambda update: _wake(loop, one_done) if job.take(update) else None
 
         try:
-            for job in jobs:
-                await asyncio.wrap_future(self._thread.submit([(r, sink_of(job)) for r in job.requests]))
             if jobs:
+                num_added = await asyncio.wrap_future(self._thread.submit([_group(job, sink_of(job)) for job in jobs]))
+                if num_added < len(jobs):
+                    limit = self.config.scheduling.max_queued_requests
+                    raise QueueFullError(f"{len(jobs)} prompts do not fit into a queue of {limit}; use `generate`")
                 await all_done.wait()
         finally:
             if num_left:
@@ -236,7 +238,7 @@ class Engine:
 
         finished = False
         try:
-            await asyncio.wrap_future(self._thread.submit([(r, sink) for r in job.requests]))
+            await asyncio.wrap_future(self._thread.submit([_group(job, sink)]))
             while not finished:
                 await news.wait()
                 news.clear()
@@ -338,20 +340,20 @@ class Engine:
 
     def _start_some(self, waiting: "deque[_Job]", finished: "SimpleQueue[_Job]", num_running: int) -> int:
         """Start jobs until the queue is full; returns how many. With none under way, a full queue is an error."""
-        started = 0
-        while waiting and num_running + started < self.config.scheduling.max_queued_requests:
-            try:
-                self._submit(waiting[0], partial(_put_when_done, finished, waiting[0]))
-            except QueueFullError:
-                if num_running + started:
-                    break  # others fill the queue as well; go on when one of ours is done
+        room = self.config.scheduling.max_queued_requests - num_running
+        jobs = [waiting[i] for i in range(min(room, len(waiting)))]
+        if not jobs:
+            return 0
+        groups = [_group(job, partial(_put_when_done, finished, job)) for job in jobs]
+        try:
+            num_started = self._thread.submit(groups).result()
+        except QueueFullError:
+            if num_running == 0:
                 raise
+            return 0  # others fill the queue as well; go on when one of ours is done
+        for _ in range(num_started):
             waiting.popleft()
-            started += 1
-        return started
-
-    def _submit(self, job: _Job, sink: Callable[[RequestUpdate], None]) -> None:
-        self._thread.submit([(request, sink) for request in job.requests]).result()
+        return num_started
 
     def _stream(self, job: _Job, events: "SimpleQueue[bool]") -> Iterator[RequestOutput]:
         finished = False
@@ -370,6 +372,10 @@ class Engine:
             self._thread.abort([request.request_id for job in jobs for request in job.requests], "aborted")
         except EngineClosedError:
             return  # closing has ended them
+
+
+def _group(job: _Job, sink: UpdateSink) -> list[tuple[Request, UpdateSink]]:
+    return [(request, sink) for request in job.requests]
 
 
 def _put_when_done(finished: "SimpleQueue[_Job]", job: _Job, update: RequestUpdate) -> None:

@@ -7,7 +7,7 @@ from concurrent.futures import Future
 from queue import Empty, SimpleQueue
 from typing import TypeVar
 
-from graftlm.errors import EngineClosedError, RequestError
+from graftlm.errors import EngineClosedError, QueueFullError, RequestError
 from graftlm.scheduling import Finish, Request, RequestUpdate
 from graftlm.step_loop import StepLoop
 from graftlm.types import FinishReason
@@ -46,6 +46,8 @@ class EngineThread:
         future: Future[T] = Future()
 
         def run() -> None:
+            if not future.set_running_or_notify_cancel():
+                return  # whoever waited has left
             try:
                 future.set_result(function())
             except BaseException as error:
@@ -57,12 +59,13 @@ class EngineThread:
             self._calls.put(run)
         return future
 
-    def submit(self, requests: list[tuple[Request, UpdateSink]]) -> "Future[None]":
-        """Add requests, all of them or none.
+    def submit(self, groups: "list[list[tuple[Request, UpdateSink]]]") -> "Future[int]":
+        """Add groups of requests between two steps, each group whole, in order, until the queue is full.
 
-        Returns: a future that fails with the RequestError that refused one of them.
+        Returns: how many groups were added. The future fails with QueueFullError when not even the first one was, and
+            with any other RequestError that refuses one of them; then none has been added.
         """
-        return self.call(lambda: self._add(requests))
+        return self.call(lambda: self._add_groups(groups))
 
     def abort(self, request_ids: list[str], reason: str) -> "Future[None]":
         """End requests; unknown ones are ignored."""
@@ -78,20 +81,39 @@ class EngineThread:
         if threading.current_thread() is not self._thread:
             self._thread.join()
 
-    def _add(self, requests: list[tuple[Request, UpdateSink]]) -> None:
+    def _add_groups(self, groups: list[list[tuple[Request, UpdateSink]]]) -> int:
+        added: list[str] = []
+        for num_added, group in enumerate(groups):
+            try:
+                added += self._add(group)
+            except QueueFullError:
+                if num_added == 0:
+                    raise
+                return num_added
+            except Exception:
+                self._withdraw(added)
+                raise
+        return len(groups)
+
+    def _add(self, group: list[tuple[Request, UpdateSink]]) -> list[str]:
         added: list[str] = []
         try:
-            for request, sink in requests:
+            for request, sink in group:
                 if request.request_id in self._sinks:
                     raise RequestError(f"request id {request.request_id!r} is in use; give every request its own")
                 self._loop.scheduler.add(request)
                 self._sinks[request.request_id] = sink
                 added.append(request.request_id)
         except Exception:
-            for request_id in added:
-                del self._sinks[request_id]
-            self._abort(added, "a sibling was refused")
+            self._withdraw(added)
             raise
+        return added
+
+    def _withdraw(self, request_ids: list[str]) -> None:
+        """End requests that nobody has been told of."""
+        for request_id in request_ids:
+            del self._sinks[request_id]
+        self._abort(request_ids, "a sibling was refused")
 
     def _abort(self, request_ids: list[str], reason: str) -> None:
         for request_id in request_ids:

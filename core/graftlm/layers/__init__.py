@@ -4,7 +4,7 @@ from graftlm.layers.activation import Activation, activation
 from graftlm.layers.attention import Attention
 from graftlm.layers.decoder_shape import DecoderShape, read_flag, read_size
 from graftlm.layers.embedding import TokenEmbedding
-from graftlm.layers.linear import Linear
+from graftlm.layers.linear import Linear, pack_linears
 from graftlm.layers.mlp import GatedMLP
 from graftlm.layers.norm import QKNorm, RMSNorm
 from graftlm.layers.rotary import Frequencies, RotaryEmbedding, rope_frequencies, rotate
@@ -25,6 +25,7 @@ __all__ = [
     "activation",
     "copy_weights",
     "empty_parameter",
+    "pack_linears",
     "read_flag",
     "read_size",
     "rope_frequencies",

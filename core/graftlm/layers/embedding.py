@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from graftlm.layers.packing import linear, pack
 from graftlm.layers.weights import WeightSlot, empty_parameter
 
 __all__ = ["TokenEmbedding"]
@@ -23,6 +24,7 @@ class TokenEmbedding(nn.Module):
     def __init__(self, vocab_size: int, hidden_size: int, *, device: torch.device, dtype: torch.dtype) -> None:
         super().__init__()
         self.weight = empty_parameter(vocab_size, hidden_size, device=device, dtype=dtype)
+        self._output_weight = self.weight
 
     def forward(self, token_ids: Tensor) -> Tensor:
         """Look up int64 [T]; returns [T, hidden]."""
@@ -30,8 +32,16 @@ class TokenEmbedding(nn.Module):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Compare [S, hidden] with every row: the output projection of a model with tied weights; [S, V]."""
-        return F.linear(hidden, self.weight)
+        return linear(hidden, self._output_weight)
+
+    def pack_output(self) -> None:
+        """Rearrange the loaded weight for `logits`, for a model with tied weights on a CPU.
+
+        Effects: takes memory for a second copy, as look-ups read the plain one. Loading again undoes it.
+        """
+        self._output_weight = pack(self.weight)
 
     def weight_slots(self, prefix: str, name: str) -> Iterator[WeightSlot]:
         """Yield where `{prefix}{name}.weight` goes."""
+        self._output_weight = self.weight
         yield WeightSlot(f"{prefix}{name}.weight", self.weight)

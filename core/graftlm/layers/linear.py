@@ -3,12 +3,12 @@
 from collections.abc import Iterator, Mapping
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
+from graftlm.layers.packing import linear, pack
 from graftlm.layers.weights import WeightSlot, empty_parameter
 
-__all__ = ["Linear"]
+__all__ = ["Linear", "pack_linears"]
 
 
 class Linear(nn.Module):
@@ -39,10 +39,16 @@ class Linear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map [..., in_features] to [..., sum of the parts]."""
-        return F.linear(x, self.weight, self.bias)
+        return linear(x, self.weight, self.bias)
+
+    def pack(self) -> None:
+        """Rearrange the loaded weights for this CPU; loading again undoes it."""
+        self.weight = pack(self.weight)
 
     def weight_slots(self, prefix: str) -> Iterator[WeightSlot]:
         """Yield where `{prefix}{part}.weight` and `.bias` go, for each part."""
+        if self.weight.is_mkldnn:
+            self.weight = empty_parameter(*self.weight.shape, device=self.weight.device, dtype=self.weight.dtype)
         start = 0
         for name, size in self._parts.items():
             rows = slice(start, start + size)
@@ -50,3 +56,10 @@ class Linear(nn.Module):
             if self.bias is not None:
                 yield WeightSlot(f"{prefix}{name}.bias", self.bias[rows])
             start += size
+
+
+def pack_linears(model: nn.Module) -> None:
+    """Rearrange the loaded weights of every `Linear` of a model for this CPU, one after the other."""
+    for module in model.modules():
+        if isinstance(module, Linear):
+            module.pack()

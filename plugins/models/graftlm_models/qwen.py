@@ -22,6 +22,7 @@ from graftlm.layers import (
     TokenEmbedding,
     WeightSlot,
     copy_weights,
+    pack_linears,
     read_flag,
     read_size,
     rope_frequencies,
@@ -109,6 +110,9 @@ class QwenForCausalLM(nn.Module, Model):
         """Copy a Hugging Face checkpoint in; see the contract."""
         aliases = {"lm_head.weight": "model.embed_tokens.weight"} if self.lm_head is None else {}
         copy_weights(self._weight_slots(), weights, aliases)
+        pack_linears(self)
+        if self.lm_head is None:
+            self.embed.pack_output()
 
     def _decoder_layers(self) -> Iterator["QwenLayer"]:
         return (layer for layer in self.layers if isinstance(layer, QwenLayer))
