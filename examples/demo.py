@@ -29,9 +29,9 @@ def ask(console: Console, engine: Engine, question: str) -> RequestOutput:
 
 def report(outputs: list[RequestOutput]) -> Table:
     """Lay out what each answer cost."""
-    table = Table(title="What each question cost")
-    table.add_column("question")
-    for name in ("prompt tokens", "reused", "computed", "generated", "first token, ms"):
+    table = Table(title="What each question cost, in tokens")
+    table.add_column("question", max_width=26, no_wrap=True, overflow="ellipsis")
+    for name in ("prompt", "reused", "computed", "generated", "first, ms"):
         table.add_column(name, justify="right")
     for question, output in zip(DEMO_QUESTIONS, outputs, strict=True):
         usage = output.usage

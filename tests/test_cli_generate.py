@@ -6,6 +6,7 @@ import re
 
 import pytest
 
+from graftlm import Engine, SamplingParams
 from graftlm.cli import main
 
 
@@ -16,10 +17,17 @@ def run(capsys, *arguments):
     return ended.value.code or 0, captured.out, captured.err
 
 
+def completed(prompt, max_tokens):
+    """What the engine says to a prompt."""
+    with Engine(model="demo") as engine:
+        return engine.generate(prompt, SamplingParams(temperature=0, max_tokens=max_tokens))[0].text
+
+
 def test_generate_completes_each_prompt(capsys):
-    code, out, err = run(capsys, "generate", "The capital of Japan is", "--temperature", "0", "--max-tokens", "4")
+    prompt = "The capital of Japan is"
+    code, out, err = run(capsys, "generate", prompt, prompt, "--temperature", "0", "--max-tokens", "4")
     assert (code, err) == (0, "")
-    assert "Tokyo" in out
+    assert out == 2 * f"{completed(prompt, 4)}\n"
 
 
 def test_generate_takes_chats_and_prints_json(capsys):
@@ -36,7 +44,7 @@ def test_generate_reads_a_prompt_from_standard_input(capsys, monkeypatch):
     monkeypatch.setattr("sys.stdin", io.StringIO("The capital of Peru is"))
     code, out, _ = run(capsys, "generate", "-", "--temperature", "0", "--max-tokens", "3")
     assert code == 0
-    assert "Lima" in out
+    assert out == f"{completed('The capital of Peru is', 3)}\n"
 
 
 def test_generate_repeats_itself_under_a_seed(capsys):
@@ -88,8 +96,9 @@ def test_chat_remembers_and_reuses_what_was_said(capsys, monkeypatch):
 
 
 def test_chat_survives_a_request_that_is_refused(capsys, monkeypatch):
-    monkeypatch.setattr("sys.stdin", io.StringIO(f"{'x ' * 300}\nWhat is 3 + 4?\n"))
+    monkeypatch.setattr("sys.stdin", io.StringIO(f"/help\n{'x ' * 300}\nWhat is 3 + 4?\n"))
     code, out, err = run(capsys, "chat", "--set", "model.context_len=64")
     assert code == 0
+    assert "error: unknown command /help; /reset starts over, /exit leaves" in err
     assert "error: the prompt has" in err
     assert out.splitlines() == ["3 + 4 = 7."]

@@ -205,6 +205,33 @@ def test_leaving_a_stream_frees_its_request(engine):
     assert engine.stats().owned_pages == 0
 
 
+def test_a_stream_dropped_before_its_first_output_frees_its_request(engine):
+    stream = engine.stream("go on", LONG)
+    del stream
+    wait_until(lambda: engine.stats().running_requests == engine.stats().waiting_requests == 0)
+
+
+def test_requests_that_meet_a_closing_engine_end():
+    engine = Engine(model="demo")
+    ended = []
+
+    def keep_asking():
+        try:
+            while True:
+                engine.generate([[4, 5]], SamplingParams(max_tokens=3))
+        except EngineClosedError:
+            ended.append(True)
+
+    threads = [threading.Thread(target=keep_asking, daemon=True) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    wait_until(lambda: engine.stats().finished_requests > 10)
+    engine.close()
+    for thread in threads:
+        thread.join(timeout=20)
+    assert len(ended) == 6
+
+
 def test_a_request_times_out(engine):
     (output,) = engine.generate("go on", LONG, timeout_s=0.05)
     assert output.finish_reason is FinishReason.ABORT
@@ -212,8 +239,12 @@ def test_a_request_times_out(engine):
 
 
 def test_two_requests_of_one_id_are_refused(engine):
+    stream = engine.stream("go on", LONG, request_id="twice")
     with pytest.raises(RequestError, match="'twice' is in use"):
-        engine.generate(["a", "b"], GREEDY, request_ids=["twice", "twice"])
+        engine.generate("b", GREEDY, request_ids=["twice"])
+    assert next(stream).finish_reason is None  # the first of that id goes on
+    engine.abort("twice")
+    assert list(stream)[-1].finish_reason is FinishReason.ABORT
     assert engine.generate("a", GREEDY, request_ids=["twice"])[0].finished
 
 

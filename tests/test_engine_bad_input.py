@@ -30,6 +30,9 @@ def engine():
 
 
 BAD_PROMPTS = [
+    ("", InvalidPromptError, "the prompt is empty"),
+    ([[{"role": "user"}]], InvalidPromptError, "chat message 0 has no content"),
+    ([[{"content": "a"}]], InvalidPromptError, "chat message 0 needs a role"),
     ([[]], InvalidPromptError, "the prompt is empty"),
     ([[5, 99999]], InvalidPromptError, "token id 99999 is outside the vocabulary of 2048"),
     ([[-1]], InvalidPromptError, "token id -1 is outside the vocabulary"),
@@ -42,7 +45,7 @@ BAD_PROMPTS = [
     (b"bytes", InvalidPromptError, "a prompt is text"),
     ([["a", "b"]], InvalidPromptError, "a flat list of token ids"),
     ([[1] * 2048], PromptTooLongError, "has 2048 tokens; the context holds 2048"),
-    ([[{"role": "user", "content": "a"}, "b"]], InvalidPromptError, "chat template refuses"),
+    ([[{"role": "user", "content": "a"}, "b"]], InvalidPromptError, "chat message 1 needs a role"),
 ]
 
 
@@ -58,12 +61,37 @@ def test_a_bad_prompt_is_refused_while_others_run(engine, prompts, error, messag
     assert len(good[0].token_ids) == 60
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"priority": "high"}, "priority must be an integer, got 'high'"),
+        ({"priority": None}, "priority must be an integer"),
+        ({"cache_salt": ["a"]}, "cache_salt must be a string"),
+        ({"timeout_s": "1"}, "timeout_s must be a number"),
+        ({"timeout_s": float("nan")}, "timeout_s must be a number"),
+        ({"timeout_s": -1}, "timeout_s must be a number of seconds above 0"),
+        ({"request_ids": "ab"}, "request_ids must be a list"),
+        ({"request_ids": [["x"], "y"]}, "request_ids must be a list of non-empty strings"),
+        ({"request_ids": ["a"]}, "got 1, expected one for each of 2"),
+        ({"request_ids": ["a", "a"]}, "'a' is given twice"),
+    ],
+)
+def test_a_bad_argument_of_a_call_is_refused_before_anything_starts(engine, arguments, message):
+    before = engine.stats()
+    with pytest.raises(RequestError, match=message):
+        engine.generate(["a", "b"], **arguments)
+    assert engine.stats().finished_requests == before.finished_requests
+
+
 BAD_PARAMS = [
     ({"temperature": -1}, "temperature must be between 0 and 100, got -1"),
     ({"temperature": float("nan")}, "temperature"),
     ({"temperature": "hot"}, "temperature"),
     ({"top_p": 0}, "top_p must be above 0"),
     ({"top_p": 1.1}, "top_p"),
+    ({"top_k": 2**70}, "top_k must be at least 1"),
+    ({"min_tokens": 2**70, "max_tokens": None}, "min_tokens"),
+    ({"logit_bias": None}, "logit_bias must be a mapping"),
     ({"top_k": 0}, "top_k must be at least 1"),
     ({"min_p": 2}, "min_p"),
     ({"max_tokens": 0}, "max_tokens must be at least 1"),
@@ -103,7 +131,7 @@ def test_parameters_that_this_model_cannot_serve_are_refused(engine, fields, err
 
 def test_a_request_larger_than_the_memory_is_refused_with_the_numbers():
     with Engine(model="demo", memory={"kv_tokens": 64}) as engine:
-        with pytest.raises(NeverFitsError, match="need 81 KV pages, the engine has 64"):
+        with pytest.raises(NeverFitsError, match="need room for 81 tokens, the KV memory holds 64"):
             engine.generate([[5] * 60], SamplingParams(max_tokens=21))
         (whole,) = engine.generate([[5] * 60], SamplingParams(max_tokens=None, ignore_eos=True))
         assert len(whole.token_ids) == 4
@@ -114,6 +142,11 @@ def test_a_request_larger_than_the_memory_is_refused_with_the_numbers():
 def test_output_ends_where_the_context_ends(engine):
     (output,) = engine.generate([[5] * 2040], SamplingParams(max_tokens=500, ignore_eos=True))
     assert len(output.token_ids) == 8
+
+
+def test_a_context_len_beyond_the_models_is_refused():
+    with pytest.raises(ConfigError, match=r"model\.context_len is 40000, but this checkpoint's context ends at 2048"):
+        Engine(model={"path": "demo", "context_len": 40000})
 
 
 def test_context_len_caps_requests():

@@ -169,3 +169,43 @@ def test_a_logits_processor_shapes_its_own_request_and_no_other(overlap):
 def test_options_of_a_plugin_are_checked():
     with pytest.raises(ConfigError, match="max_wait"):
         Engine(model="demo", scheduling={"policy": {"name": "lpm", "options": {"max_wait": 3}}})
+
+
+class EndsTheProcess(LogitsProcessor):
+    """Tries to."""
+
+    def process(self, output_token_ids, logits):
+        raise SystemExit("enough")
+
+
+class EndsTheProcessPlugin:
+    """Offers `exit`."""
+
+    @hookimpl
+    def provide_logits_processors(self):
+        create = lambda options, context: EndsTheProcess()  # noqa: E731
+        return [Provider(name="exit", summary="Exits", api_version=1, create=create)]
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_plugin_that_ends_the_process_ends_a_step(overlap):
+    params = SamplingParams(temperature=0, max_tokens=3, logits_processors={"exit": {}})
+    with Engine(model="demo", plugins=[EndsTheProcessPlugin()], scheduling={"overlap": overlap}) as engine:
+        (output,) = engine.generate(CHAT, params)
+        assert output.finish_reason is FinishReason.ERROR
+        assert engine.generate([CHAT], GREEDY)[0].text == "The capital of France is Paris."
+
+
+def test_observers_hear_of_aborts_and_may_ask_the_engine():
+    class Asker:
+        seen: list = []  # noqa: RUF012
+
+        @hookimpl
+        def request_finished(self, record):
+            self.seen.append((record.finish_reason, engine.stats().running_requests))
+
+    asker = Asker()
+    with Engine(model="demo", plugins=[asker]) as engine:
+        next(engine.stream("go on", SamplingParams(temperature=0, max_tokens=500, ignore_eos=True)))
+        engine.stats()  # comes after the abort
+        assert asker.seen == [(FinishReason.ABORT, 0)]

@@ -118,7 +118,7 @@ def test_greedy_tokens_equal_transformers(checkpoint, workload, model, page_size
     for i, expected in enumerate(answers):
         assert run.tokens[str(i)] == expected, f"request {i}, prompt of {len(prompts[i])} tokens"
     stats = run.parts.loop.stats()
-    if model == "llama" and scarce and chunk > 7:  # others end early, and in small chunks few run at once
+    if model == "llama" and scarce and chunk == 2048:  # others end early, and in small chunks few run at once
         assert stats.retractions > 0
     assert (stats.cached_tokens > 0) == (cache == "radix")
     assert stats.owned_pages == stats.locked_pages == 0

@@ -1,6 +1,5 @@
 """From a configuration to the parts of one engine, each made by the provider that the configuration names."""
 
-import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -17,6 +16,8 @@ from graftlm.contracts import (
     AttentionContext,
     CacheContext,
     EvictionContext,
+    GrammarBackend,
+    GrammarContext,
     LogitsContext,
     LogitsProcessor,
     Model,
@@ -32,6 +33,7 @@ from graftlm.execution.executor import InlineExecutor, StepExecutor, WorkerExecu
 from graftlm.execution.kv_store import KVStore
 from graftlm.execution.runner import ModelRunner
 from graftlm.execution.sampler import Sampler
+from graftlm.grammars import GrammarCompiler
 from graftlm.intake import Intake, IntakeLimits
 from graftlm.memory import KVManager, PagePool, RequestTable
 from graftlm.observers import Observers, notify
@@ -86,7 +88,7 @@ def assemble(config: EngineConfig, registry: Registry, platform: Platform) -> En
     target = _Target(
         device=torch.device(platform.device),
         dtype=torch_dtype(config.model.dtype, model_config),
-        context_len=min(config.model.context_len or sys.maxsize, model_config.max_position_embeddings),
+        context_len=_context_len(config, model_config),
     )
     model_provider = registry.model_for(model_config.architectures, config.model.architecture)
     model_context = ModelContext(model_config, target.device, target.dtype)
@@ -100,11 +102,12 @@ def assemble(config: EngineConfig, registry: Registry, platform: Platform) -> En
     num_rows = config.scheduling.max_running_requests
     sampler = Sampler(num_rows, model_config.vocab_size, target.device, _processor_factory(registry))
     runner = ModelRunner(model, attention, sampler, num_rows, target.device)
-    executor: StepExecutor = WorkerExecutor(runner.run) if config.scheduling.overlap else InlineExecutor(runner.run)
 
     make_cache = _cache_factory(config, registry, num_pages)
+    scheduler = _scheduler(config, registry, make_cache(), num_pages, target.context_len)
+    executor: StepExecutor = WorkerExecutor(runner.run) if config.scheduling.overlap else InlineExecutor(runner.run)
     loop = StepLoop(
-        _scheduler(config, registry, make_cache(), num_pages, target.context_len),
+        scheduler,
         executor,
         overlap=config.scheduling.overlap,
         make_cache=make_cache,
@@ -119,7 +122,8 @@ def assemble(config: EngineConfig, registry: Registry, platform: Platform) -> En
         eos_token_ids=model_config.eos_token_ids,
         logits_processors=frozenset(registry.names("logits_processor")),
     )
-    intake = Intake(limits, lambda params: TextStream(tokenizer, params), time.monotonic)
+    grammars = _grammar_compiler(config, registry, tokenizer, model_config)
+    intake = Intake(limits, lambda params: TextStream(tokenizer, params), time.monotonic, grammars)
     return EngineParts(config, model_config, tokenizer, intake, loop)
 
 
@@ -134,6 +138,13 @@ class _Target:
     device: torch.device
     dtype: torch.dtype
     context_len: int
+
+
+def _context_len(config: EngineConfig, model_config: ModelConfig) -> int:
+    wanted, longest = config.model.context_len, model_config.max_position_embeddings
+    if wanted is not None and wanted > longest:
+        raise ConfigError(f"model.context_len is {wanted}, but this checkpoint's context ends at {longest} tokens")
+    return longest if wanted is None else wanted
 
 
 def _check_choices(config: EngineConfig, registry: Registry) -> None:
@@ -179,6 +190,27 @@ def _scheduler(
     policy = registry.create("scheduling", provider, settings.policy.options, SchedulingContext(), config.origins)
     limits = SchedulerLimits(settings.max_queued_requests, settings.prefill_tokens_per_step)
     return Scheduler(kv, policy, limits, time.monotonic)
+
+
+def _grammar_compiler(
+    config: EngineConfig, registry: Registry, tokenizer: Tokenizer, model_config: ModelConfig
+) -> GrammarCompiler | None:
+    """Return what compiles grammars, or None when there is no backend and the configuration names none.
+
+    The backend is created with the first request that needs it: it reads the whole vocabulary.
+    """
+    settings = config.grammar
+    if settings.name == AUTO and not registry.available("grammar"):
+        return None
+    provider: Provider[GrammarBackend] = registry.provider("grammar", settings.name)
+    registry.options(provider, settings.options, "grammar.options", config.origins)  # wrong ones are found now
+
+    def make_backend() -> GrammarBackend:
+        context = GrammarContext(tokenizer.to_json(), model_config.vocab_size, model_config.eos_token_ids)
+        backend: GrammarBackend = registry.create("grammar", provider, settings.options, context, config.origins)
+        return backend
+
+    return GrammarCompiler(make_backend, time.monotonic, cache_size=settings.cache_size, timeout_s=settings.timeout_s)
 
 
 def _choose_attention(

@@ -94,6 +94,9 @@ def chat(
             if line == "/reset":
                 messages = _opening(system)
                 continue
+            if line.startswith("/"):
+                print(f"error: unknown command {line.split()[0]}; /reset starts over, /exit leaves", file=sys.stderr)
+                continue
             question: Message = {"role": "user", "content": line}
             answer = _answer(engine, [*messages, question], params)
             if answer is not None:

@@ -6,6 +6,7 @@ import uuid
 import weakref
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -18,10 +19,10 @@ from graftlm.assembly import EngineParts, assemble, detect_platform
 from graftlm.config import EngineConfig
 from graftlm.contracts import ModelConfig
 from graftlm.engine_thread import EngineThread, UpdateSink
-from graftlm.errors import EngineClosedError, QueueFullError, SamplingParamsError
-from graftlm.intake import draw_seed
+from graftlm.errors import EngineClosedError, InvalidPromptError, QueueFullError, SamplingParamsError
+from graftlm.intake import check_call, check_ids, draw_seed
 from graftlm.outputs import OutputBuilder
-from graftlm.prompts import Prompt, Prompts, is_chat, split_prompts
+from graftlm.prompts import Prompt, Prompts, check_chat, is_chat, split_prompts
 from graftlm.registry import Registry
 from graftlm.scheduling import Request, RequestUpdate
 from graftlm.tokenization import Tokenizer
@@ -61,6 +62,34 @@ class _Job:
         return self.builder.output()
 
 
+class _Stream(Iterator[RequestOutput]):
+    """Growing outputs of one job. Closing it, or forgetting it, aborts what is unfinished."""
+
+    def __init__(self, job: _Job, events: "SimpleQueue[bool]", abort: Callable[[list[_Job]], None]) -> None:
+        self._job = job
+        self._events = events
+        self._abort = abort
+        self._ended = False
+
+    def __next__(self) -> RequestOutput:
+        if self._ended:
+            raise StopIteration
+        finished = self._events.get()
+        while not finished and not self._events.empty():
+            finished = self._events.get()
+        self._ended = finished
+        return self._job.output()
+
+    def close(self) -> None:
+        """Abort the request if it has not ended."""
+        if not self._ended:
+            self._ended = True
+            self._abort([self._job])
+
+    def __del__(self) -> None:
+        self.close()
+
+
 class Engine:
     """A model, ready to generate. Safe to use from several threads and event loops at once.
 
@@ -90,7 +119,7 @@ class Engine:
         registry = Registry.load(config.plugins, plugins, platform)
         self._parts: EngineParts = assemble(config, registry, platform)
         self._thread = EngineThread(self._parts.loop)
-        self._finalizer = weakref.finalize(self, self._thread.close)
+        self._finalizer = weakref.finalize(self, self._thread.stop)
         self._live: weakref.WeakValueDictionary[str, _Job] = weakref.WeakValueDictionary()
 
     @property
@@ -151,7 +180,7 @@ class Engine:
                     advance()
         finally:
             if num_left:
-                self._abort_jobs(jobs)
+                self._abort_jobs(jobs[: len(jobs) - len(waiting)])
         return [job.output() for job in jobs]
 
     def stream(
@@ -172,7 +201,8 @@ class Engine:
         (job,) = self._jobs([prompt], sampling_params, ids, priority, timeout_s, cache_salt)
         events: SimpleQueue[bool] = SimpleQueue()
         self._thread.submit([_group(job, lambda update: events.put(job.take(update)))]).result()
-        return self._stream(job, events)
+        self._remember([job])
+        return _Stream(job, events, self._abort_jobs)
 
     async def agenerate(
         self,
@@ -204,16 +234,17 @@ class Engine:
         def sink_of(job: _Job) -> Callable[[RequestUpdate], None]:
             return lambda update: _wake(loop, one_done) if job.take(update) else None
 
+        num_added = 0
         try:
             if jobs:
-                num_added = await asyncio.wrap_future(self._thread.submit([_group(job, sink_of(job)) for job in jobs]))
+                num_added = await self._entered(self._thread.submit([_group(job, sink_of(job)) for job in jobs]), jobs)
                 if num_added < len(jobs):
                     limit = self.config.scheduling.max_queued_requests
                     raise QueueFullError(f"{len(jobs)} prompts do not fit into a queue of {limit}; use `generate`")
                 await all_done.wait()
         finally:
             if num_left:
-                self._abort_jobs(jobs)
+                self._abort_jobs(jobs[:num_added])
         return [job.output() for job in jobs]
 
     async def astream(
@@ -236,9 +267,9 @@ class Engine:
             job.take(update)
             _wake(loop, news.set)
 
+        await self._entered(self._thread.submit([_group(job, sink)]), [job])
         finished = False
         try:
-            await asyncio.wrap_future(self._thread.submit([_group(job, sink)]))
             while not finished:
                 await news.wait()
                 news.clear()
@@ -265,7 +296,8 @@ class Engine:
 
     def close(self) -> None:
         """End every request as aborted and free the device. May be called twice."""
-        self._finalizer()
+        self._finalizer.detach()
+        self._thread.close()
 
     def __enter__(self) -> Self:
         return self
@@ -288,19 +320,20 @@ class Engine:
     ) -> list[_Job]:
         """Check prompts and parameters, all of them before any runs."""
         all_params = _params_of_each(sampling_params, len(prompts))
-        if request_ids is not None and len(request_ids) != len(prompts):
-            raise SamplingParamsError(f"{len(request_ids)} request_ids are given for {len(prompts)} prompts")
-        ids = request_ids if request_ids is not None else [uuid.uuid4().hex for _ in prompts]
+        check_call(priority, timeout_s, cache_salt)
+        ids = [uuid.uuid4().hex for _ in prompts] if request_ids is None else check_ids(request_ids, len(prompts))
         intake = self._parts.intake
         token_ids = [intake.check_prompt(ids_) for ids_ in self._encode(prompts)]
         for params in all_params:
             intake.check_params(params)
-        jobs = [
+        return [
             self._job(request_id, prompt, params, priority, timeout_s, cache_salt)
             for request_id, prompt, params in zip(ids, token_ids, all_params, strict=True)
         ]
+
+    def _remember(self, jobs: list[_Job]) -> None:
+        """Let `abort` find jobs that have started."""
         self._live.update({job.builder.request_id: job for job in jobs})
-        return jobs
 
     def _job(
         self,
@@ -330,11 +363,13 @@ class Engine:
 
     def _encode(self, prompts: list[Prompt]) -> list[Any]:
         """Return token ids for every prompt, tokenising texts in one batch."""
+        if "" in [prompt for prompt in prompts if isinstance(prompt, str)]:
+            raise InvalidPromptError("the prompt is empty; give some text")
         encoded = iter(self.tokenizer.encode_batch([prompt for prompt in prompts if isinstance(prompt, str)]))
         return [next(encoded) if isinstance(p, str) else self._encode_one(p) for p in prompts]
 
     def _encode_one(self, prompt: Prompt) -> Any:
-        return self.tokenizer.encode_chat(prompt) if is_chat(prompt) else prompt
+        return self.tokenizer.encode_chat(check_chat(prompt)) if is_chat(prompt) else prompt
 
     # -- under way -----------------------------------------------------------------------------------------------------
 
@@ -351,21 +386,18 @@ class Engine:
             if num_running == 0:
                 raise
             return 0  # others fill the queue as well; go on when one of ours is done
-        for _ in range(num_started):
-            waiting.popleft()
+        self._remember([waiting.popleft() for _ in range(num_started)])
         return num_started
 
-    def _stream(self, job: _Job, events: "SimpleQueue[bool]") -> Iterator[RequestOutput]:
-        finished = False
+    async def _entered(self, submitted: "Future[int]", jobs: list[_Job]) -> int:
+        """Wait until jobs have entered the engine, and have them aborted if the wait is cancelled."""
         try:
-            while not finished:
-                finished = events.get()
-                while not finished and not events.empty():
-                    finished = events.get()
-                yield job.output()
-        finally:
-            if not finished:
-                self._abort_jobs([job])
+            num_added = await asyncio.wrap_future(submitted)
+        except asyncio.CancelledError:
+            self._abort_jobs(jobs)
+            raise
+        self._remember(jobs[:num_added])
+        return num_added
 
     def _abort_jobs(self, jobs: list[_Job]) -> None:
         try:

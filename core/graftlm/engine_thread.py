@@ -1,5 +1,6 @@
 """The thread that owns an engine's step loop, and the way in and out of it."""
 
+import atexit
 import logging
 import threading
 from collections.abc import Callable
@@ -36,6 +37,7 @@ class EngineThread:
         self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="graftlm-engine", daemon=True)
         self._thread.start()
+        atexit.register(self.close)
 
     def call(self, function: Callable[[], T]) -> "Future[T]":
         """Run a function between two steps.
@@ -44,6 +46,9 @@ class EngineThread:
             EngineClosedError: the engine is closed.
         """
         future: Future[T] = Future()
+        if threading.current_thread() is self._thread:  # an observer asks: there is nobody else to answer
+            future.set_result(function())
+            return future
 
         def run() -> None:
             if not future.set_running_or_notify_cancel():
@@ -71,17 +76,22 @@ class EngineThread:
         """End requests; unknown ones are ignored."""
         return self.call(lambda: self._abort(request_ids, reason))
 
+    def stop(self) -> None:
+        """Have every request end as aborted, and the thread, without waiting for it. Safe in a garbage collection."""
+        if not self._closing:
+            self._closing = True
+            self._calls.put(lambda: None)
+
     def close(self) -> None:
         """End every request as aborted, and the thread. May be called twice."""
-        with self._lock:
-            first = not self._closing
-            self._closing = True
-            if first:
-                self._calls.put(lambda: None)
+        with self._lock:  # no call may slip in behind
+            self.stop()
         if threading.current_thread() is not self._thread:
             self._thread.join()
 
     def _add_groups(self, groups: list[list[tuple[Request, UpdateSink]]]) -> int:
+        if self._closing:
+            raise EngineClosedError("this engine is closed")
         added: list[str] = []
         for num_added, group in enumerate(groups):
             try:
@@ -104,6 +114,8 @@ class EngineThread:
                 self._loop.scheduler.add(request)
                 self._sinks[request.request_id] = sink
                 added.append(request.request_id)
+                if request.grammar is not None:
+                    request.grammar.when_compiled(self._wake)
         except Exception:
             self._withdraw(added)
             raise
@@ -115,15 +127,19 @@ class EngineThread:
             del self._sinks[request_id]
         self._abort(request_ids, "a sibling was refused")
 
+    def _wake(self) -> None:
+        """Let the loop look again; called from any thread."""
+        self._calls.put(lambda: None)
+
     def _abort(self, request_ids: list[str], reason: str) -> None:
         for request_id in request_ids:
             self._loop.abort(request_id, reason)
-        self._deliver(self._loop.scheduler.take_updates())  # now, so that the ids are free again
+        self._deliver(self._loop.take_updates())  # now, so that the ids are free again
 
     def _run(self) -> None:
         try:
             while not self._closing:
-                self._take_calls(wait=not self._loop.scheduler.has_work)
+                self._take_calls(self._loop.idle_s)
                 self._deliver(self._loop.step())
             self._abort(list(self._sinks), "the engine was closed")
         except BaseException as error:  # a bug of ours: say so to everyone who waits, rather than leave them waiting
@@ -133,13 +149,15 @@ class EngineThread:
             for request_id in list(self._sinks):
                 self._deliver([RequestUpdate(request_id, finish=finish)])
         finally:
-            self._take_calls(wait=False)
+            self._take_calls(0.0)
             self._loop.close()
+            atexit.unregister(self.close)
 
-    def _take_calls(self, *, wait: bool) -> None:
-        if wait:
-            self._calls.get()()
+    def _take_calls(self, wait_s: float | None) -> None:
+        """Run the calls handed in; with none there, wait for one this long at most, or for ever."""
         try:
+            if wait_s != 0.0:
+                self._calls.get(timeout=wait_s)()
             while True:
                 self._calls.get_nowait()()
         except Empty:

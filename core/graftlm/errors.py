@@ -14,6 +14,7 @@
     │   └── UnsupportedArchitectureError
     ├── RequestError                   one request is at fault; others go on
     │   ├── SamplingParamsError
+    │   ├── GrammarError               a JSON schema, regular expression or grammar is malformed or not enforceable
     │   ├── InvalidPromptError         empty, or a token id outside the vocabulary
     │   ├── PromptTooLongError         longer than the model's context
     │   ├── NeverFitsError             needs more KV pages than the engine has
@@ -35,6 +36,7 @@ __all__ = [
     "EngineClosedError",
     "EngineError",
     "GraftlmError",
+    "GrammarError",
     "InvalidPromptError",
     "InvariantError",
     "ModelError",
@@ -108,6 +110,10 @@ class RequestError(GraftlmError, ValueError):
 
 class SamplingParamsError(RequestError):
     """A sampling parameter is out of range."""
+
+
+class GrammarError(RequestError):
+    """A JSON schema, regular expression or grammar is malformed, or asks for what the backend cannot enforce."""
 
 
 class InvalidPromptError(RequestError):

@@ -1,5 +1,6 @@
 """From prompts and sampling parameters to requests: every check that needs no device."""
 
+import math
 import reprlib
 import secrets
 from collections.abc import Callable, Sequence
@@ -9,8 +10,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from graftlm.errors import InvalidPromptError, PromptTooLongError, SamplingParamsError, UnsupportedFeatureError
-from graftlm.scheduling import Request
+from graftlm.contracts import GrammarSpec
+from graftlm.errors import (
+    InvalidPromptError,
+    NeverFitsError,
+    PromptTooLongError,
+    RequestError,
+    SamplingParamsError,
+    UnsupportedFeatureError,
+)
+from graftlm.grammars import GrammarCompiler, grammar_spec
+from graftlm.scheduling import Request, RequestGrammar
 from graftlm.scheduling.request import StopWatch
 from graftlm.types import SamplingParams, TokenIds
 
@@ -46,8 +56,15 @@ class Intake:
         limits: IntakeLimits,
         make_stop_watch: Callable[[SamplingParams], StopWatch],
         clock: Callable[[], float],
+        grammars: GrammarCompiler | None = None,
     ) -> None:
+        """Take what requests are made with.
+
+        Args:
+            grammars: compiles what they ask for; None refuses requests under a grammar.
+        """
         self.limits = limits
+        self._grammars = grammars
         self._make_stop_watch = make_stop_watch
         self._clock = clock
 
@@ -68,15 +85,16 @@ class Intake:
         if len(prompt) >= self.limits.context_len:
             raise PromptTooLongError(
                 f"the prompt has {len(prompt)} tokens; the context holds {self.limits.context_len}, one of them for "
-                "output. Shorten the prompt or raise model.context_len."
+                "output. Shorten the prompt."
             )
-        return np.ascontiguousarray(prompt, dtype=np.int32)
+        return prompt.astype(np.int32)  # a copy: the caller may change its own
 
     def check_params(self, params: SamplingParams) -> None:
         """Check what sampling parameters alone do not know.
 
         Raises:
             SamplingParamsError: a token id is outside the vocabulary.
+            GrammarError: a JSON schema, regular expression or grammar that cannot be enforced in full.
             UnsupportedFeatureError: a logits processor or a grammar that this engine does not have.
         """
         for name, ids in (("logit_bias", params.logit_bias), ("stop_token_ids", params.stop_token_ids)):
@@ -88,9 +106,9 @@ class Intake:
             if name not in self.limits.logits_processors:
                 available = ", ".join(sorted(self.limits.logits_processors)) or "none"
                 raise UnsupportedFeatureError(f"Unknown logits processor {name!r}. Available: {available}.")
-        for name in ("json_schema", "regex", "ebnf"):
-            if getattr(params, name) is not None:
-                raise UnsupportedFeatureError(f"{name}: this engine has no grammar backend to enforce it")
+        spec = grammar_spec(params)
+        if spec is not None:
+            self._compiler(spec).check(spec)
 
     def request(
         self,
@@ -112,12 +130,20 @@ class Intake:
             seed: for all completions of the prompt; None takes the parameters' own, or draws one.
         """
         now = self._clock()
+        max_new_tokens = self._max_new_tokens(len(prompt_token_ids), params)
+        needed = len(prompt_token_ids) + max_new_tokens
+        if needed > self.limits.memory_tokens:
+            raise NeverFitsError(
+                f"{len(prompt_token_ids)} prompt tokens and up to {max_new_tokens} more need room for {needed} tokens, "
+                f"the KV memory holds {self.limits.memory_tokens}. Lower max_tokens or raise memory.kv_tokens."
+            )
+        spec = grammar_spec(params)
         base = params.seed if seed is None else seed
         return Request(
             request_id=request_id,
             prompt_token_ids=prompt_token_ids,
             params=params,
-            max_new_tokens=self._max_new_tokens(len(prompt_token_ids), params),
+            max_new_tokens=max_new_tokens,
             stop_token_ids=frozenset(params.stop_token_ids).union(
                 () if params.ignore_eos else self.limits.eos_token_ids
             ),
@@ -127,7 +153,23 @@ class Intake:
             priority=priority,
             deadline_s=None if timeout_s is None else now + timeout_s,
             stop_watch=self._make_stop_watch(params) if params.stop_strings else None,
+            grammar=None if spec is None else self._grammar(spec, now),
         )
+
+    def _grammar(self, spec: GrammarSpec, now: float) -> RequestGrammar:
+        """Have a grammar compiled, or find it compiled."""
+        compiler = self._compiler(spec)
+        return RequestGrammar(compiler.compile(spec), now + compiler.timeout_s, self.limits.vocab_size)
+
+    def _compiler(self, spec: GrammarSpec) -> GrammarCompiler:
+        if self._grammars is None:
+            raise UnsupportedFeatureError(f"{spec.kind.value}: this engine has no grammar backend to enforce it")
+        if not self.limits.eos_token_ids:
+            raise UnsupportedFeatureError(
+                f"{spec.kind.value}: the model names no end-of-sequence token, without which no output could end. Name "
+                "one in the checkpoint's generation_config.json."
+            )
+        return self._grammars
 
     def _max_new_tokens(self, prompt_len: int, params: SamplingParams) -> int:
         """Bound the output by the context, and where the user left it open, by the memory."""
@@ -146,6 +188,39 @@ def _as_array(token_ids: object) -> NDArray[Any]:
     if prompt.ndim == 1 and (prompt.dtype.kind in "iu" or not len(prompt)):
         return prompt
     raise InvalidPromptError(f"a prompt is text or a flat list of token ids, got {reprlib.repr(token_ids)}")
+
+
+def check_call(priority: object, timeout_s: object, cache_salt: object) -> None:
+    """Check what a call says of its requests beside prompt and sampling parameters.
+
+    Raises:
+        RequestError: a value is of the wrong type or out of range.
+    """
+    if not isinstance(priority, int) or isinstance(priority, bool):
+        raise RequestError(f"priority must be an integer, got {priority!r}")
+    if not isinstance(cache_salt, str):
+        raise RequestError(f"cache_salt must be a string, one for all prompts of the call, got {cache_salt!r}")
+    if timeout_s is None:
+        return
+    is_number = isinstance(timeout_s, int | float) and not isinstance(timeout_s, bool)
+    if not is_number or not 0 < float(str(timeout_s)) < math.inf:
+        raise RequestError(f"timeout_s must be a number of seconds above 0, or None, got {timeout_s!r}")
+
+
+def check_ids(request_ids: object, num_prompts: int) -> list[str]:
+    """Return the ids of a call's requests.
+
+    Raises:
+        RequestError: they are not a list of distinct strings, one for each prompt.
+    """
+    if not isinstance(request_ids, list | tuple) or not all(isinstance(i, str) and i for i in request_ids):
+        raise RequestError(f"request_ids must be a list of non-empty strings, got {request_ids!r}")
+    if len(request_ids) != num_prompts:
+        raise RequestError(f"request_ids: got {len(request_ids)}, expected one for each of {num_prompts} prompt(s)")
+    twice = sorted({i for i in request_ids if request_ids.count(i) > 1}) if len(set(request_ids)) < num_prompts else []
+    if twice:
+        raise RequestError(f"request_ids: {twice[0]!r} is given twice in this call; give every request its own")
+    return list(request_ids)
 
 
 def draw_seed() -> int:

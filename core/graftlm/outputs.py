@@ -1,6 +1,7 @@
 """From the scheduler's updates to what users see."""
 
 from collections.abc import Callable
+from functools import cached_property
 
 from graftlm.scheduling import Finish, RequestUpdate
 from graftlm.tokenization import TextStream
@@ -74,7 +75,7 @@ class OutputBuilder:
     ) -> None:
         self.request_id = request_id
         self.sub_ids = [request_id] if params.n == 1 else [f"{request_id}#{i}" for i in range(params.n)]
-        self._prompt_token_ids = prompt_token_ids
+        self._prompt = prompt_token_ids
         self._completions = {
             sub_id: _CompletionBuilder(i, params, make_text_stream(params)) for i, sub_id in enumerate(self.sub_ids)
         }
@@ -90,6 +91,10 @@ class OutputBuilder:
         """Whether a completion ended by an abort."""
         return any(c.finish and c.finish.reason is FinishReason.ABORT for c in self._completions.values())
 
+    @cached_property
+    def _prompt_token_ids(self) -> tuple[int, ...]:
+        return tuple(self._prompt.tolist())  # once for all outputs of a stream
+
     def apply(self, update: RequestUpdate) -> None:
         """Add an update of one of the completions."""
         self._completions[update.request_id].apply(update)
@@ -100,10 +105,10 @@ class OutputBuilder:
         """Return everything gathered so far."""
         builders = list(self._completions.values())
         num_output_tokens = sum(len(b.token_ids) for b in builders)
-        usage = Usage(len(self._prompt_token_ids), num_output_tokens, builders[0].cached_tokens)
+        usage = Usage(len(self._prompt), num_output_tokens, builders[0].cached_tokens)
         return RequestOutput(
             request_id=self.request_id,
-            prompt_token_ids=tuple(self._prompt_token_ids.tolist()),
+            prompt_token_ids=self._prompt_token_ids,
             completions=tuple([b.completion() for b in builders]),
             usage=usage,
             timings=_merge([b.timings for b in builders]),

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from graftlm.types import SamplingParams, TokenIds
 
-__all__ = ["LogprobTable", "PromptLogprobSpan", "RowSetup", "StepPlan", "StepResult"]
+__all__ = ["LogprobTable", "PromptLogprobSpan", "RowSetup", "StepPlan", "StepResult", "TokenMask"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +51,19 @@ class PromptLogprobSpan:
 
 
 @dataclass(frozen=True, slots=True)
+class TokenMask:
+    """The tokens that M of a step's S sampling requests may sample; the others may sample any.
+
+    Attributes:
+        idx: int64 [M], indices into S, ascending.
+        bits: int32 [M, ceil(V / 32)], bit i of word w is token 32 w + i; at least one is set in each row.
+    """
+
+    idx: NDArray[np.int64]
+    bits: NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True)
 class StepPlan:
     """One forward pass: T tokens of B requests, of which S sample. One-token requests come first.
 
@@ -68,6 +81,7 @@ class StepPlan:
         sample_positions: int64 [S], the position that the sampled token will take.
         setups: rows taken with this step; the runner installs them first.
         prompt_spans: prompt log-probabilities to compute.
+        token_mask: what requests under a grammar may sample; None when no such request samples.
     """
 
     step_id: int
@@ -84,6 +98,7 @@ class StepPlan:
     sample_positions: NDArray[np.int64]
     setups: tuple[RowSetup, ...] = ()
     prompt_spans: tuple[PromptLogprobSpan, ...] = ()
+    token_mask: TokenMask | None = None
 
     @property
     def num_tokens(self) -> int:

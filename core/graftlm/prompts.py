@@ -1,5 +1,6 @@
 """What users may write as prompts, told apart by shape."""
 
+import reprlib
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias, TypeGuard
 
@@ -9,7 +10,7 @@ from numpy.typing import NDArray
 from graftlm.errors import InvalidPromptError
 from graftlm.types import Message
 
-__all__ = ["Prompt", "Prompts", "is_chat", "split_prompts"]
+__all__ = ["Prompt", "Prompts", "check_chat", "is_chat", "split_prompts"]
 
 #: Text, token ids, or a chat.
 Prompt: TypeAlias = str | Sequence[int] | NDArray[Any] | Sequence[Message]
@@ -20,6 +21,21 @@ Prompts: TypeAlias = Prompt | Sequence[Prompt]
 def is_chat(prompt: object) -> TypeGuard[Sequence[Message]]:
     """Whether a prompt is a list of chat messages."""
     return isinstance(prompt, Sequence) and bool(prompt) and isinstance(prompt[0], Mapping)
+
+
+def check_chat(messages: Sequence[Message]) -> Sequence[Message]:
+    """Return a chat whose messages are mappings with a role and a content (or tool calls).
+
+    Raises:
+        InvalidPromptError: one is not; the message names it.
+    """
+    for i, message in enumerate(messages):
+        is_mapping = isinstance(message, Mapping)
+        if not is_mapping or not isinstance(message.get("role"), str):
+            raise InvalidPromptError(f"chat message {i} needs a role and a content, got {reprlib.repr(message)}")
+        if message.get("content") is None and not message.get("tool_calls"):
+            raise InvalidPromptError(f"chat message {i} has no content: {reprlib.repr(message)}")
+    return messages
 
 
 def split_prompts(prompts: Prompts) -> list[Prompt]:

@@ -51,7 +51,22 @@ class StepLoop:
         self._observers = observers
         self._clock = clock
         self._debug = debug
+        self._has_launched = True  # a step, since the last failure
         self._pending: deque[tuple[StepPlan, Future[StepResult], float]] = deque()
+        self._is_stuck = False
+
+    @property
+    def idle_s(self) -> float | None:
+        """Seconds for which `step` would find nothing to do, if nobody hands in anything; None for ever.
+
+        Requests that wait for a grammar to be compiled are work, but not for this loop.
+        """
+        if not self.scheduler.has_work:
+            return None
+        if not self._is_stuck:
+            return 0.0
+        deadline_s = self.scheduler.next_deadline_s
+        return None if deadline_s is None else max(0.0, deadline_s - self._clock())
 
     def step(self) -> list[RequestUpdate]:
         """Move every running request on.
@@ -66,9 +81,12 @@ class StepLoop:
         except Exception as error:
             self._recover(error)
             updates = self.scheduler.take_updates()
-        if self._observers.request_finished:
-            self._report_finished(updates)
-        return updates
+            self._is_stuck = False
+        return self._reported(updates)
+
+    def take_updates(self) -> list[RequestUpdate]:
+        """Return what happened beside the steps."""
+        return self._reported(self.scheduler.take_updates())
 
     def abort(self, request_id: str, reason: str) -> None:
         """End a request, wherever it stands; its last update comes with the next step. Unknown ids are ignored."""
@@ -119,7 +137,9 @@ class StepLoop:
         plan_s = self._clock() - start
         self.host_s += plan_s
         if plan is not None:
+            self._has_launched = True
             self._pending.append((plan, self._executor.submit(plan), plan_s))
+        self._is_stuck = not self._pending and not self.scheduler.num_running
         if self._pending and (plan is None or len(self._pending) > self._depth):
             return self._commit(*self._pending.popleft())
         return self.scheduler.take_updates()
@@ -127,7 +147,7 @@ class StepLoop:
     def _commit(self, plan: StepPlan, future: Future[StepResult], plan_s: float) -> list[RequestUpdate]:
         try:
             result = future.result()
-        except Exception as error:
+        except BaseException as error:  # a plugin may even try to end the process
             logger.exception("step %d failed on the device; its requests fail, others start again", plan.step_id)
             self._drain()
             return self.scheduler.fail(plan, _describe(error))
@@ -142,9 +162,13 @@ class StepLoop:
 
     def _recover(self, error: Exception) -> None:
         """Start the KV memory anew after its bookkeeping, or a plugin in it, has failed."""
-        logger.error("KV memory starts anew: running requests fail, waiting ones go on", exc_info=error)
+        if self._has_launched:
+            logger.error("KV memory starts anew: running requests fail, waiting ones go on", exc_info=error)
+        else:
+            logger.error("no step can be planned since the last failure: every request fails", exc_info=error)
         self._drain()
-        self.scheduler.recover(_describe(error), self._make_cache())
+        self.scheduler.recover(_describe(error), self._make_cache(), waiting_too=not self._has_launched)
+        self._has_launched = False
 
     def _drain(self) -> None:
         """Let launched steps end; what they sampled is dropped."""
@@ -167,8 +191,9 @@ class StepLoop:
         )
         notify(self._observers.step_finished, record)
 
-    def _report_finished(self, updates: list[RequestUpdate]) -> None:
-        for update in updates:
+    def _reported(self, updates: list[RequestUpdate]) -> list[RequestUpdate]:
+        """Tell observers of requests that ended; returns the updates."""
+        for update in updates if self._observers.request_finished else ():
             if update.finish is None or update.usage is None:
                 continue
             timings = Timings(update.queue_s, update.first_token_s, update.total_s)
@@ -176,6 +201,7 @@ class StepLoop:
                 update.request_id, update.finish.reason, update.usage, timings, update.num_retractions
             )
             notify(self._observers.request_finished, record)
+        return updates
 
 
 def _describe(error: BaseException) -> str:

@@ -1,6 +1,5 @@
 """The data that users and plugins hold: sampling parameters, outputs, records, id types."""
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -48,6 +47,7 @@ Message: TypeAlias = Mapping[str, Any]
 
 MAX_LOGPROBS = 20
 _MAX_SEED = 2**63 - 1
+_MAX_COUNT = 2**31 - 1
 
 
 class FinishReason(str, Enum):
@@ -66,8 +66,9 @@ class FinishReason(str, Enum):
 class SamplingParams:
     """How to turn logits into tokens, and when to end. Validated on creation.
 
-    Logits pass, in this order: logits processors, logit_bias, min_tokens, repetition, frequency and presence penalties,
-    temperature, top_k, top_p, min_p.
+    Logits pass, in this order: logits processors, logit_bias, min_tokens, the grammar's mask, repetition, frequency and
+    presence penalties, temperature, top_k, top_p, min_p. A grammar wins over all: where the steps before it leave
+    none of the tokens that it allows, they do not count.
 
     Attributes:
         max_tokens: tokens to generate at most; None: until the context or the KV memory is full.
@@ -85,14 +86,15 @@ class SamplingParams:
         stop: strings that end the output; the text ends before the match.
         stop_token_ids: token ids that end the output, besides the model's own.
         include_stop: keep the matched stop string in the text.
-        ignore_eos: go on past the model's end-of-sequence tokens.
+        ignore_eos: go on past the model's end-of-sequence tokens; under a grammar, they still end what is complete.
         skip_special_tokens: leave special tokens out of the text.
         seed: makes sampling reproducible, alone or in any batch; None draws one.
         n: completions per prompt, each with a seed of its own derived from `seed`.
         logprobs: report the sampled token's log-probability and this many most likely tokens'; None reports nothing.
         prompt_logprobs: the same for the prompt's tokens. The prompt is then computed in full, without prefix reuse.
         logits_processors: processor name -> options, of processors that plugins provide.
-        json_schema: constrain the output to a JSON schema (dict or string). Needs a grammar backend.
+        json_schema: constrain the output to a JSON schema: a dict, its text, or a pydantic model class, which becomes
+            a dict. Needs a grammar backend.
         regex: constrain the output to a regular expression. Needs a grammar backend.
         ebnf: constrain the output to a grammar. Needs a grammar backend.
 
@@ -120,7 +122,7 @@ class SamplingParams:
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     logits_processors: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    json_schema: Mapping[str, Any] | str | None = None
+    json_schema: Mapping[str, Any] | str | type[Any] | None = None
     regex: str | None = None
     ebnf: str | None = None
 
@@ -128,6 +130,10 @@ class SamplingParams:
         stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
         object.__setattr__(self, "stop", stop)
         object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids or ()))
+        to_schema = getattr(self.json_schema, "model_json_schema", None)
+        if to_schema is not None:
+            object.__setattr__(self, "json_schema", to_schema())
+        _check_mappings(self)
         _check_lengths(self)
         _check_numbers(self)
         _check_stops(self)
@@ -159,12 +165,12 @@ def _is_int(value: object) -> bool:
 
 def _check_lengths(p: SamplingParams) -> None:
     _check(
-        p.max_tokens is None or (_is_int(p.max_tokens) and p.max_tokens >= 1),
+        p.max_tokens is None or (_is_int(p.max_tokens) and 1 <= p.max_tokens <= _MAX_COUNT),
         "max_tokens",
         p.max_tokens,
         "at least 1, or None",
     )
-    limit = math.inf if p.max_tokens is None else p.max_tokens
+    limit = _MAX_COUNT if p.max_tokens is None else p.max_tokens
     _check(_is_int(p.min_tokens) and 0 <= p.min_tokens <= limit, "min_tokens", p.min_tokens, "between 0 and max_tokens")
     _check(_is_int(p.n) and 1 <= p.n <= 128, "n", p.n, "between 1 and 128")
     for name in ("logprobs", "prompt_logprobs"):
@@ -198,7 +204,9 @@ def _check_numbers(p: SamplingParams) -> None:
         _check(number and low <= value <= high, name, value, expected)  # NaN fails every comparison
     _check(p.top_p > 0, "top_p", p.top_p, "above 0 and at most 1")
     _check(p.repetition_penalty > 0, "repetition_penalty", p.repetition_penalty, "above 0 and at most 100")
-    _check(p.top_k is None or (_is_int(p.top_k) and p.top_k >= 1), "top_k", p.top_k, "at least 1, or None")
+    _check(
+        p.top_k is None or (_is_int(p.top_k) and 1 <= p.top_k <= _MAX_COUNT), "top_k", p.top_k, "at least 1, or None"
+    )
     for token, bias in p.logit_bias.items():
         _check(_is_int(token) and token >= 0, "logit_bias", token, "keyed by token ids")
         _check(
@@ -209,11 +217,26 @@ def _check_numbers(p: SamplingParams) -> None:
         )
 
 
+def _check_mappings(p: SamplingParams) -> None:
+    for name in ("logit_bias", "logits_processors"):
+        _check(isinstance(getattr(p, name), Mapping), name, getattr(p, name), "a mapping")
+
+
 def _check_stops(p: SamplingParams) -> None:
     for text in p.stop_strings:
         _check(isinstance(text, str) and text != "", "stop", text, "a non-empty string, or a list of them")
     for token in p.stop_token_ids:
         _check(_is_int(token) and token >= 0, "stop_token_ids", token, "token ids")
+    schema = p.json_schema
+    _check(
+        schema is None or isinstance(schema, Mapping | str),
+        "json_schema",
+        schema,
+        "a dict, a string or a pydantic model class",
+    )
+    for name in ("regex", "ebnf"):
+        value = getattr(p, name)
+        _check(value is None or isinstance(value, str), name, value, "a string")
     grammars = [name for name in ("json_schema", "regex", "ebnf") if getattr(p, name) is not None]
     _check(len(grammars) <= 1, "at most one of json_schema, regex and ebnf", grammars, "given")
 

@@ -11,7 +11,7 @@ from transformers import (
 
 from graftlm.contracts import LogitsProcessor
 from graftlm.execution.sampler import Sampler
-from graftlm.plan import RowSetup
+from graftlm.plan import RowSetup, TokenMask
 from graftlm.types import SamplingParams
 
 VOCAB = 300
@@ -339,3 +339,97 @@ def test_logprobs_are_those_of_the_models_own_logits():
         torch.testing.assert_close(sampled.logprobs.token_logprobs[i], expected[i, sampled.token_ids[i]])
         torch.testing.assert_close(sampled.logprobs.top_logprobs[i], expected[i].topk(3).values)
         torch.testing.assert_close(expected[i, sampled.logprobs.top_ids[i]], sampled.logprobs.top_logprobs[i])
+
+
+# Token masks
+
+
+def mask(idx, *rows):
+    bits = np.zeros((len(rows), -(-VOCAB // 32) * 32), dtype=np.uint8)
+    for row, tokens in enumerate(rows):
+        bits[row, list(tokens)] = 1
+    return TokenMask(np.array(idx, dtype=np.int64), np.packbits(bits, axis=1, bitorder="little").view(np.int32))
+
+
+def sample_masked(sampler, logits, rows, token_mask, position=3):
+    return sampler.sample(
+        logits, np.array(rows, dtype=np.int32), np.full(len(rows), position, dtype=np.int64), token_mask
+    )
+
+
+EVERYTHING = [
+    {"temperature": 0.0},
+    {"temperature": 1.0},
+    {"temperature": 5.0, "top_k": 3, "top_p": 0.5, "min_p": 0.1},
+    {"temperature": 1.0, "logit_bias": {9: 1000.0, 250: -1000.0}},
+    {"temperature": 0.0, "logit_bias": {9: 1000.0}},
+    {"temperature": 1.0, "repetition_penalty": 50.0, "presence_penalty": -2.0, "frequency_penalty": 2.0},
+    {"temperature": 1.0, "logits_processors": {"force": {"start": 9}}},
+    {"temperature": 0.0, "min_tokens": 9, "stop": [250]},
+]
+
+
+@pytest.mark.parametrize("params", EVERYTHING)
+def test_a_masked_row_samples_only_what_the_mask_allows(params):
+    params = dict(params)
+    stop = params.pop("stop", ())
+    sampler = make_sampler(*[setup(row, seed=row, stop=stop, **params) for row in range(8)])
+    for step in range(3, 12):
+        sampled = sample_masked(sampler, make_logits(8, step), list(range(8)), mask(range(8), *[[250, 299]] * 8), step)
+        assert set(sampled.token_ids.tolist()) <= {250, 299}
+        assert not sampled.failed.any()
+        assert sampled.processor_errors == {}
+
+
+@pytest.mark.parametrize("params", EVERYTHING)
+def test_the_other_rows_of_the_batch_sample_as_if_there_were_no_mask(params):
+    params = dict(params)
+    stop = params.pop("stop", ())
+    setups = [setup(row, seed=row, stop=stop, **params) for row in range(6)]
+    logits = make_logits(6)
+    plain = sample_masked(make_sampler(*setups), logits, list(range(6)), None)
+    masked = sample_masked(make_sampler(*setups), logits, list(range(6)), mask([1, 4], [7], [8, 9]))
+    free = [0, 2, 3, 5]
+    assert torch.equal(masked.token_ids[free], plain.token_ids[free])
+
+
+def test_a_mask_of_stop_tokens_wins_over_min_tokens():
+    sampler = make_sampler(setup(0, stop=[7], min_tokens=50), setup(1, stop=[7], min_tokens=50, temperature=0.0))
+    sampled = sample_masked(sampler, make_logits(2), [0, 1], mask([0, 1], [7], [7]))
+    assert sampled.token_ids.tolist() == [7, 7]
+    assert not sampled.failed.any()
+
+
+def test_min_tokens_still_counts_where_the_mask_leaves_a_choice():
+    sampler = make_sampler(setup(0, stop=[7], min_tokens=50, temperature=0.0))
+    logits = torch.zeros(1, VOCAB)
+    logits[0, 7] = 100.0
+    assert sample_masked(sampler, logits, [0], mask([0], [7, 8])).token_ids.tolist() == [8]
+
+
+def test_a_masked_row_is_drawn_from_the_probabilities_of_what_is_allowed():
+    logits = make_logits(1, scale=1.0)
+    sampler = make_sampler(*[setup(row, seed=row) for row in range(64)], num_rows=64)
+    allowed = mask(range(64), *[[5, 100, 290]] * 64)
+    batch = logits.expand(64, -1).contiguous()
+    drawn = torch.cat([sample_masked(sampler, batch, range(64), allowed, step).token_ids for step in range(3, 103)])
+    expected = torch.softmax(logits[0, [5, 100, 290]], dim=0)
+    shares = torch.stack([(drawn == token).float().mean() for token in (5, 100, 290)])
+    assert torch.allclose(shares, expected, atol=0.02)
+
+
+def test_logprobs_of_a_masked_row_are_those_of_the_models_own_logits():
+    sampler = make_sampler(setup(0, temperature=0.0, logprobs=2))
+    logits = make_logits(1)
+    sampled = sample_masked(sampler, logits, [0], mask([0], [11]))
+    assert sampled.token_ids.tolist() == [11]
+    own = torch.log_softmax(logits, dim=1)
+    assert sampled.logprobs.token_logprobs.tolist() == pytest.approx([own[0, 11].item()])
+    assert sampled.logprobs.top_ids[0].tolist() == own[0].topk(2).indices.tolist()
+
+
+def test_bad_logits_fail_a_masked_row():
+    sampler = make_sampler(setup(0), setup(1))
+    logits = make_logits(2)
+    logits[0, 200] = torch.nan
+    assert sample_masked(sampler, logits, [0, 1], mask([0, 1], [7], [7])).failed.tolist() == [True, False]

@@ -156,3 +156,16 @@ def test_a_cache_that_miscounts_is_named():
     kv.cache._evictable_pages += 1
     with pytest.raises(InvariantError, match="prefix cache: holds 2 pages, counts 1 evictable"):
         kv.check()
+
+
+@pytest.mark.parametrize("num_tokens", [0, 3, 4, 5, 9, 64])
+def test_extending_one_row_is_reserving_for_it(num_tokens):
+    extended, reserved = manager(), manager()
+    for kv in (extended, reserved):
+        kv.attach(kv.table.take_row(64, 64), key(0))
+    for more in (num_tokens, num_tokens + 3):
+        fits = extended.extend(0, more)
+        assert fits == reserve(reserved, 0, more)
+        assert extended.table.page_table.tolist() == reserved.table.page_table.tolist()
+        assert extended.usage == reserved.usage
+        extended.check()

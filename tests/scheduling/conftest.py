@@ -37,6 +37,7 @@ class Rig:
     policy: SchedulingPolicy = field(default_factory=lambda: LongestPrefixMatch(LongestPrefixMatchOptions()))
     debug: bool = True
     now: float = 0.0
+    loop_class: type[StepLoop] = StepLoop
 
     def __post_init__(self):
         self.device = FakeDevice(self.num_pages, self.page_size, self.num_rows, VOCAB)
@@ -49,7 +50,7 @@ class Rig:
         limits = SchedulerLimits(self.max_queued, self.prefill_tokens)
         self.plans = []
         self.scheduler = Scheduler(kv, self.policy, limits, self.clock)
-        self.loop = StepLoop(
+        self.loop = self.loop_class(
             self.scheduler,
             InlineExecutor(self._run),
             overlap=self.overlap,
@@ -73,8 +74,8 @@ class Rig:
         self.plans.append(plan)
         return self.device.run(plan)
 
-    def add(self, request_id, prompt, max_new_tokens=4, *, stop=(), timeout_s=None, **fields) -> Request:
-        request = Request(
+    def make_request(self, request_id, prompt, max_new_tokens=4, *, stop=(), timeout_s=None, **fields) -> Request:
+        return Request(
             request_id=request_id,
             prompt_token_ids=np.array(prompt, dtype=np.int32),
             params=fields.pop("params", SamplingParams()),
@@ -85,6 +86,9 @@ class Rig:
             deadline_s=None if timeout_s is None else self.now + timeout_s,
             **fields,
         )
+
+    def add(self, request_id, prompt, max_new_tokens=4, **fields) -> Request:
+        request = self.make_request(request_id, prompt, max_new_tokens, **fields)
         self.scheduler.add(request)
         self.requests[request_id] = request
         self.tokens[request_id], self.updates[request_id] = [], []

@@ -237,6 +237,13 @@ class ForgetfulPolicy:
         return waiting[1:]
 
 
+class TuplePolicy:
+    max_wait_s = "soon"
+
+    def order(self, waiting, now):
+        return tuple(waiting)
+
+
 class RaisingPolicy:
     max_wait_s = None
 
@@ -244,7 +251,7 @@ class RaisingPolicy:
         raise KeyError("no such thing")
 
 
-@pytest.mark.parametrize("policy", [ForgetfulPolicy(), RaisingPolicy()])
+@pytest.mark.parametrize("policy", [ForgetfulPolicy(), RaisingPolicy(), TuplePolicy()])
 def test_a_bad_policy_costs_its_order_and_no_request(make_rig, policy):
     rig = make_rig(policy=policy)
     for i in range(5):
@@ -295,3 +302,17 @@ def test_a_request_passed_over_too_long_goes_first(make_rig):
     assert order.index("old") > 50
     assert rig.requests["old"].finished_s < limit_s + 1
     assert rig.scheduler.counters.aged_requests == 1
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_failure_that_does_not_go_away_ends_every_request(make_rig, overlap):
+    rig = make_rig(overlap=overlap)
+    for i in range(4):
+        rig.add(f"r{i}", [i, 3], priority=i)
+    rig.step()
+    late = rig.add("late", [9])
+    rig.add("later", [9])
+    late.priority = "high"  # nothing checks it here, and ordering the queue raises at each plan
+    rig.run(max_steps=20)
+    assert rig.finish("late").reason is FinishReason.ERROR
+    assert not rig.scheduler.has_work

@@ -133,6 +133,10 @@ class GrammarSettings(Section):
         "without, and refuses requests that need one.",
     )
     options: Options = Field(default_factory=dict)
+    timeout_s: Float = Field(
+        default=30.0, gt=0, description="A request waits this long for its grammar to be compiled, then it fails."
+    )
+    cache_size: PositiveInt = Field(default=256, description="Compiled grammars that are kept for further requests.")
 
 
 class PolicySettings(Section):

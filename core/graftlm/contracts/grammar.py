@@ -40,8 +40,8 @@ class GrammarContext:
 
     Attributes:
         tokenizer_json: the `tokenizers` library's serialisation of the tokenizer.
-        vocab_size: V, columns of the logits; may exceed the tokenizer's.
-        stop_token_ids: tokens that may end a finished output.
+        vocab_size: V, columns of the logits; may exceed the tokenizer's, or fall short of it.
+        stop_token_ids: the tokens that end a complete output; at least one.
     """
 
     tokenizer_json: str
@@ -50,12 +50,15 @@ class GrammarContext:
 
 
 class GrammarMatcher(ABC):
-    """One request's place in a grammar.
+    """One request's place in a grammar. Used by one thread at a time.
 
     Invariants:
         - A token whose bit `fill_bitmask` sets is accepted by `accept`; a token whose bit is clear is not.
-        - After `rollback(n)` the matcher answers as it did n accepted tokens ago.
-        - `forced_tokens` accepts nothing: it only says what must come.
+        - Stop tokens are allowed where the output so far is complete, and nowhere else; once one has been accepted the
+          matcher is finished, and allows nothing.
+        - Special tokens are never text: no grammar allows them, but for stop tokens.
+        - After `rollback(n)` the matcher answers as it did n accepted tokens ago, a stop token among them included.
+        - `fill_bitmask`, `forced_text` and `forced_tokens` accept nothing: what is asked afterwards is answered alike.
     """
 
     @abstractmethod
@@ -68,7 +71,12 @@ class GrammarMatcher(ABC):
 
     @abstractmethod
     def fill_bitmask(self, mask: NDArray[np.int32], row: int) -> None:
-        """Write the allowed tokens into mask[row]: int32 [B, ceil(V / 32)], bit i of word w is token 32 w + i."""
+        """Write the allowed tokens into mask[row], and change no other row.
+
+        Args:
+            mask: int32 [B, ceil(V / 32)], C-contiguous, with anything in it; bit i of word w is token 32 w + i. Bits
+                past V are cleared.
+        """
 
     @abstractmethod
     def forced_text(self) -> str:
@@ -76,7 +84,10 @@ class GrammarMatcher(ABC):
 
     @abstractmethod
     def forced_tokens(self) -> Sequence[int]:
-        """Return tokens that must come next whatever is sampled, empty if there is a choice."""
+        """Return tokens that must come next whatever is sampled, in order, empty if there is a choice.
+
+        Where they never end, some of them are returned.
+        """
 
     @property
     @abstractmethod
@@ -96,14 +107,26 @@ class GrammarBackend(ABC):
     """Compiles specifications.
 
     Invariants:
-        - `compile` may be called from several threads at once and is slow; it never runs on the step loop.
-        - A specification that cannot be enforced in full is refused, never partly ignored.
+        - `check` and `compile` may be called from several threads at once, and never run on the step loop.
+        - A specification that cannot be enforced in full is refused, never partly ignored: whatever a matcher accepts
+          up to a stop token meets the specification. (It need not accept all that does.)
+        - What `check` refuses, `compile` refuses; nothing malformed makes either fail otherwise.
+        - Matchers of one compiled grammar know nothing of each other.
     """
 
     @abstractmethod
-    def compile(self, spec: GrammarSpec) -> CompiledGrammar:
-        """Compile a specification.
+    def check(self, spec: GrammarSpec) -> None:
+        """Refuse what can be refused without compiling, in milliseconds.
 
         Raises:
-            RequestError: the specification is malformed, or names a keyword this backend cannot enforce.
+            GrammarError: the specification is malformed, or asks for what this backend cannot enforce; the message says
+                where.
+        """
+
+    @abstractmethod
+    def compile(self, spec: GrammarSpec) -> CompiledGrammar:
+        """Compile a specification. Slow.
+
+        Raises:
+            GrammarError: as of `check`.
         """

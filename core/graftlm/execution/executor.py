@@ -34,7 +34,7 @@ class InlineExecutor:
         future: Future[StepResult] = Future()
         try:
             future.set_result(self._run(plan))
-        except Exception as error:
+        except BaseException as error:
             future.set_exception(error)
         return future
 
@@ -67,5 +67,5 @@ class WorkerExecutor:
             plan, future = step
             try:
                 future.set_result(self._run(plan))
-            except Exception as error:
+            except BaseException as error:  # whoever waits for the step must hear of it
                 future.set_exception(error)

@@ -17,8 +17,9 @@ from graftlm.execution.penalties import Penalties
 from graftlm.execution.row_processors import MakeProcessor, RowProcessors
 from graftlm.execution.sampling_filters import keep_min_p, keep_top_k, keep_top_p
 from graftlm.execution.token_edits import TokenEdits
+from graftlm.execution.token_masks import forbid
 from graftlm.execution.vocab_blocks import argmax, draw, num_noise
-from graftlm.plan import RowSetup
+from graftlm.plan import RowSetup, TokenMask
 
 __all__ = ["NOT_FINITE", "Sampled", "Sampler"]
 
@@ -93,13 +94,20 @@ class Sampler:
         except RequestError as error:
             self._failures[row] = str(error)
 
-    def sample(self, logits: Tensor, rows: NDArray[np.int32], positions: NDArray[np.int64]) -> Sampled:
+    def sample(
+        self,
+        logits: Tensor,
+        rows: NDArray[np.int32],
+        positions: NDArray[np.int64],
+        token_mask: TokenMask | None = None,
+    ) -> Sampled:
         """Choose the next token of each row.
 
         Args:
             logits: [S, V], any floating dtype; not changed.
             rows: int32 [S], each once.
             positions: int64 [S], where the tokens will stand.
+            token_mask: what some of the rows may sample, whatever else their parameters ask for.
 
         Effects: the tokens count towards the penalties, and are the history of the logits processors, of their rows.
         """
@@ -107,10 +115,17 @@ class Sampler:
         best, token_ids = argmax(logits)
         failed = ~best.isfinite()
         edited = self._edited(at, positions)
+        by_others = edited.copy()
+        if token_mask is not None:
+            edited[token_mask.idx] = True
         worked = np.flatnonzero(edited | ~self._greedy[at])
         if edited.any():
             scores = _own_floats(logits, worked)
             self._edit(scores, at[worked], positions[worked])
+            if token_mask is not None:
+                overruled = take_rows(logits, token_mask.idx) if by_others[token_mask.idx].any() else None
+                forbid(scores, np.searchsorted(worked, token_mask.idx), token_mask.bits, instead=overruled)
+            self._penalties.apply(scores, at[worked])
             best, ids = argmax(scores)
             token_ids = put_rows(token_ids, worked, self._draw(scores, ids, at[worked], positions[worked]))
             failed = put_rows(failed, worked, take_rows(failed, worked) | ~best.isfinite())
@@ -129,10 +144,9 @@ class Sampler:
         return by_tokens | self._processors.active(rows) | self._penalties.active(rows)
 
     def _edit(self, scores: Tensor, rows: NDArray[np.int64], positions: NDArray[np.int64]) -> None:
-        """Change logits, float32 [n, V], in place."""
+        """Change logits, float32 [n, V], in place, as far as a mask may overrule it."""
         self._failures |= self._processors.apply(scores, rows)
         self._token_edits.apply(scores, rows, positions)
-        self._penalties.apply(scores, rows)
 
     def _draw(self, scores: Tensor, best: Tensor, rows: NDArray[np.int64], positions: NDArray[np.int64]) -> Tensor:
         """Draw a token for each row that is not greedy, and take the best for those that are.

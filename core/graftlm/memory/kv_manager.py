@@ -115,6 +115,18 @@ class KVManager:
         table.num_pages[rows] = have + lacking
         return True
 
+    def extend(self, row: int, num_tokens: int) -> bool:
+        """Give one row the pages it lacks to hold `num_tokens` tokens; as `reserve`, at a fraction of its cost."""
+        table = self.table
+        have, needed = int(table.num_pages[row]), self.pages_for(num_tokens)
+        if needed <= have:
+            return True
+        if not self.make_room(needed - have):
+            return False
+        table.page_table[row, have:needed] = self.pool.alloc(needed - have)
+        table.num_pages[row] = needed
+        return True
+
     def make_room(self, num_pages: int) -> bool:
         """Evict until `num_pages` are free; False when the cache cannot give up enough."""
         missing = num_pages - self.pool.num_free

@@ -22,6 +22,8 @@ class RequestTable:
         known: int64 [R], tokens that exist or are being sampled by a step planned so far.
         limit: int64 [R], `known` never passes it.
         on_device: bool [R], the token at known - 1 was sampled in this row, so the runner has it.
+        constrained: bool [R], its next tokens depend on the values of those before: it is under a grammar.
+        awaits_commit: bool [R], it is constrained, and the host does not know its latest sample yet.
     """
 
     def __init__(self, num_rows: int, max_pages_per_row: int) -> None:
@@ -33,6 +35,18 @@ class RequestTable:
         self.known = np.zeros(num_rows, dtype=np.int64)
         self.limit = np.zeros(num_rows, dtype=np.int64)
         self.on_device = np.zeros(num_rows, dtype=np.bool_)
+        self.constrained = np.zeros(num_rows, dtype=np.bool_)
+        self.awaits_commit = np.zeros(num_rows, dtype=np.bool_)
+        self._columns = (
+            self.num_pages,
+            self.cached_pages,
+            self.computed,
+            self.known,
+            self.limit,
+            self.on_device,
+            self.constrained,
+            self.awaits_commit,
+        )
         self._free_rows = list(range(num_rows - 1, -1, -1))
 
     @property
@@ -49,13 +63,13 @@ class RequestTable:
 
     def drop_row(self, row: int) -> None:
         """Take a row back. Its pages must have been given away before."""
-        for column in (self.num_pages, self.cached_pages, self.computed, self.known, self.limit, self.on_device):
+        for column in self._columns:
             column[row] = 0
         self._free_rows.append(row)
 
     def clear(self) -> None:
         """Take every row back, whatever it holds."""
-        for column in (self.num_pages, self.cached_pages, self.computed, self.known, self.limit, self.on_device):
+        for column in self._columns:
             column[:] = 0
         self._free_rows = list(range(self.num_rows - 1, -1, -1))
 

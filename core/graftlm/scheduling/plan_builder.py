@@ -1,12 +1,13 @@
 """The arrays of a step plan, from the rows and chunks that take part."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from graftlm.memory import RequestTable
-from graftlm.plan import PromptLogprobSpan, RowSetup, StepPlan
+from graftlm.plan import PromptLogprobSpan, RowSetup, StepPlan, TokenMask
 from graftlm.scheduling.request import Request
 
 __all__ = ["Chunk", "build_plan"]
@@ -34,8 +35,12 @@ def build_plan(
     decode_rows: NDArray[np.int32],
     chunks: list[Chunk],
     setups: tuple[RowSetup, ...],
+    allowed_bits: Callable[[NDArray[np.int32]], NDArray[np.int32]],
 ) -> StepPlan:
     """Lay out one step: the rows that decode, then the chunks, one-token chunks first.
+
+    Args:
+        allowed_bits: from constrained rows to the tokens they may sample, int32 [n, ceil(V / 32)].
 
     Effects: counts the decoding rows' tokens as computed. (Chunks were counted when their pages were reserved.)
     """
@@ -72,6 +77,7 @@ def build_plan(
             for chunk, token_start in zip(chunks, token_starts[num_decodes:], strict=True)
             if chunk.predicts
         ),
+        token_mask=_token_mask(table, rows[sample_idx], allowed_bits),
     )
 
 
@@ -82,6 +88,15 @@ def _input_ids(num_decodes: int, chunks: list[Chunk], num_tokens: int) -> NDArra
         input_ids[at : at + chunk.end - chunk.start] = chunk.request.token_ids[chunk.start : chunk.end]
         at += chunk.end - chunk.start
     return input_ids
+
+
+def _token_mask(
+    table: RequestTable,
+    sampling_rows: NDArray[np.int32],
+    allowed_bits: Callable[[NDArray[np.int32]], NDArray[np.int32]],
+) -> TokenMask | None:
+    idx = np.flatnonzero(table.constrained[sampling_rows])
+    return TokenMask(idx, allowed_bits(sampling_rows[idx])) if len(idx) else None
 
 
 def _span(chunk: Chunk, token_start: int) -> PromptLogprobSpan:

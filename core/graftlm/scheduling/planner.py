@@ -23,6 +23,9 @@ class Planner:
     knows one token more. Counting that token as known when its step is planned, not when its value arrives, is what
     lets step n + 1 be planned before step n is committed.
 
+    A row under a grammar samples only tokens that its grammar allows after all tokens before, so it sits out the steps
+    between the one in which it samples and that one's commit.
+
     First come the rows that decode, then running prompts, then waiting requests, while the token budget, the rows and
     the pages last. When a decoding row gets no page, the least important running request is retracted.
 
@@ -58,10 +61,13 @@ class Planner:
         if not len(decode_rows) and not chunks:
             return None
         table = self._kv.table
-        plan = build_plan(step_id, table, self._kv.page_size, decode_rows, chunks, tuple(setups))
+        plan = build_plan(
+            step_id, table, self._kv.page_size, decode_rows, chunks, tuple(setups), self._running.allowed_bits
+        )
         sampling = plan.rows[plan.sample_idx]
         table.known[sampling] += 1
         table.on_device[sampling] = True
+        table.awaits_commit[sampling] = table.constrained[sampling]
         self._admission.step_planned()
         return plan
 
@@ -83,7 +89,8 @@ class Planner:
         table = self._kv.table
         while True:
             rows = self._running.rows
-            decodes = rows[table.on_device[rows] & (table.known[rows] < table.limit[rows])]
+            can_decode = table.on_device[rows] & ~table.awaits_commit[rows] & (table.known[rows] < table.limit[rows])
+            decodes = rows[can_decode]
             if self._kv.reserve(decodes, table.computed[decodes] + 1):
                 return decodes
             self._retract()
@@ -111,6 +118,8 @@ class Planner:
                 return
             if request.num_in_flight:
                 continue  # it was retracted, and its last token is still on the way
+            if request.grammar is not None and not request.grammar.is_ready:
+                continue
             self.current = request
             matched = self._running.enter(request, self._admission.reserved_pages())
             if matched is None:
@@ -130,7 +139,7 @@ class Planner:
         if num_tokens <= 0:
             return 0
         end = start + num_tokens
-        if not kv.reserve(np.array([row], dtype=np.int32), np.array([end])):
+        if not kv.extend(row, end):
             return 0
         predicts = _prompt_positions(request, start, end)
         request.num_logprobs_planned += len(predicts)

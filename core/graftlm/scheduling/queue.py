@@ -97,15 +97,16 @@ class WaitingQueue:
         """Take a request out."""
         del self._entries[request.request_id]
 
+    def discard(self, request: Request) -> None:
+        """Take a request out if it is there."""
+        self._entries.pop(request.request_id, None)
+
     def ordered(self, now: float) -> list[Request]:
         """Return the requests, first to admit first."""
         waiting = list(self._entries.values())
         if len(waiting) <= 1:
             return [entry.request for entry in waiting]
         order = self._policy_order(waiting, now)
-        aged = [entry for entry in waiting if self._is_aged(entry, now)]
-        if aged:
-            order = aged + [entry for entry in order if not entry.is_aged]
         order.sort(key=lambda e: -e.priority)
         return [entry.request for entry in order]
 
@@ -122,7 +123,10 @@ class WaitingQueue:
     def _policy_order(self, waiting: list[QueueEntry], now: float) -> list[QueueEntry]:
         """Ask the policy; one that raises or loses requests costs its order, not the requests."""
         try:
-            order = cast(list[QueueEntry], self._policy.order(waiting, now))
+            order = list(cast(list[QueueEntry], self._policy.order(waiting, now)))
+            aged = [entry for entry in waiting if self._is_aged(entry, now)]
+            if aged:
+                order = aged + [entry for entry in order if not entry.is_aged]
             if set(map(id, order)) == set(map(id, waiting)) and len(order) == len(waiting):
                 return order
             logger.error("scheduling policy %s did not return a permutation; using arrival order", type(self._policy))

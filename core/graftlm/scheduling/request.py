@@ -10,6 +10,7 @@ import numpy as np
 from graftlm.contracts import PrefixKey
 from graftlm.errors import InvariantError
 from graftlm.plan import RowSetup
+from graftlm.scheduling.grammar import RequestGrammar
 from graftlm.types import SamplingParams, TokenIds, Usage
 
 __all__ = ["Request", "RequestStatus", "StopWatch"]
@@ -47,6 +48,7 @@ class Request:
         seed: of its noise.
         deadline_s: clock reading at which it is given up, or None.
         stop_watch: present when it has stop strings.
+        grammar: present when its output is constrained; it has accepted exactly the committed output.
         num_in_flight: steps planned with it and not committed.
         cached_tokens: prompt tokens that it did not have to compute, counted until a first retraction.
         num_logprobs_planned, num_logprobs_reported: prompt log-probabilities that a step computes, or has delivered.
@@ -63,6 +65,7 @@ class Request:
     priority: int = 0
     deadline_s: float | None = None
     stop_watch: StopWatch | None = None
+    grammar: RequestGrammar | None = None
 
     status: RequestStatus = RequestStatus.WAITING
     row: int | None = None

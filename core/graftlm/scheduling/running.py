@@ -1,5 +1,7 @@
 """The requests that hold a row, most important first."""
 
+from bisect import insort
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -14,22 +16,32 @@ class RunningRequests:
 
     Attributes:
         requests: highest priority first, then earliest arrival; the last one is the first to be retracted.
-        rows: int32, their rows in the same order.
     """
 
     def __init__(self, kv: KVManager) -> None:
         self.requests: list[Request] = []
-        self.rows: NDArray[np.int32] = np.empty(0, dtype=np.int32)
+        self._rows: NDArray[np.int32] | None = None  # until it is next asked for
         self._kv = kv
         self._by_row: dict[int, Request] = {}
 
     def __len__(self) -> int:
         return len(self.requests)
 
+    @property
+    def rows(self) -> NDArray[np.int32]:
+        """int32, the requests' rows in the same order; not to be changed."""
+        if self._rows is None:
+            self._rows = np.array([request.held_row for request in self.requests], dtype=np.int32)
+        return self._rows
+
     def at(self, rows: NDArray[np.int32]) -> tuple[Request, ...]:
         """Return the requests that hold some rows."""
         by_row = self._by_row
         return tuple([by_row[row] for row in rows.tolist()])
+
+    def allowed_bits(self, rows: NDArray[np.int32]) -> NDArray[np.int32]:
+        """Return what the grammars of some rows, each of which has one, allow next: int32 [n, ceil(V / 32)]."""
+        return np.stack([request.grammar.bits for request in self.at(rows) if request.grammar is not None])
 
     def enter(self, request: Request, reserved_pages: int) -> int | None:
         """Give a waiting request a row and what the cache has of it.
@@ -41,16 +53,20 @@ class RunningRequests:
             caller knows that a row is free.
         """
         kv = self._kv
+        at_best = kv.cache.probe(request.reusable_key())  # before matching, which counts as a hit
+        if kv.pages_for(request.num_tokens) - at_best + reserved_pages > kv.available_pages:
+            return None
         row = kv.table.take_row(request.num_tokens, request.max_len)
         matched = kv.attach(row, request.reusable_key())
         lacking = kv.pages_for(request.num_tokens) - int(kv.table.num_pages[row])
         if lacking + reserved_pages > kv.available_pages:
             kv.discard(row)
             return None
+        kv.table.constrained[row] = request.grammar is not None
         request.status, request.row = RequestStatus.RUNNING, row
         self._by_row[row] = request
-        self.requests.append(request)
-        self._reorder()
+        insort(self.requests, request, key=_rank)
+        self._rows = None
         return matched
 
     def release(self, request: Request) -> None:
@@ -67,16 +83,17 @@ class RunningRequests:
         """Forget every request, when the memory behind the rows starts anew."""
         self.requests.clear()
         self._by_row.clear()
-        self._reorder()
+        self._rows = None
 
     def _leave(self, request: Request) -> int:
         row = request.held_row
         request.row = None
         del self._by_row[row]
         self.requests.remove(request)
-        self._reorder()
+        self._rows = None
         return row
 
-    def _reorder(self) -> None:
-        self.requests.sort(key=lambda r: (-r.priority, r.arrival_s))
-        self.rows = np.array([r.held_row for r in self.requests], dtype=np.int32)
+
+def _rank(request: Request) -> tuple[int, float]:
+    """Return what sorts the most important request first."""
+    return -request.priority, request.arrival_s

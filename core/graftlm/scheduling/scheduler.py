@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from graftlm.contracts import PrefixCache, SchedulingPolicy
-from graftlm.errors import InvariantError, NeverFitsError, QueueFullError
+from graftlm.errors import InvariantError, NeverFitsError, QueueFullError, RequestError
 from graftlm.memory import KVManager
 from graftlm.plan import LogprobTable, StepPlan, StepResult
 from graftlm.scheduling.planner import Planner
@@ -58,6 +58,7 @@ class Scheduler:
         self._requests: dict[str, Request] = {}
         self._in_flight: deque[tuple[StepPlan, tuple[Request, ...]]] = deque()
         self._deadlines: list[tuple[float, int, Request]] = []
+        self._compiling: dict[str, Request] = {}  # those whose grammar is on its way
         self._updates: list[RequestUpdate] = []
         self._num_steps = self._num_added = self._num_finished = 0
         self._prompt_tokens = self._generated_tokens = 0
@@ -81,6 +82,14 @@ class Scheduler:
     def has_work(self) -> bool:
         """Whether a request is unfinished, a step uncommitted, or an update not taken."""
         return bool(self._requests or self._in_flight or self._updates)
+
+    @property
+    def next_deadline_s(self) -> float | None:
+        """The clock reading at which `plan` has something to do even if nothing else happens; None for never."""
+        deadlines = [r.grammar.deadline_s for r in self._compiling.values() if r.grammar is not None]
+        if self._deadlines:
+            deadlines.append(self._deadlines[0][0])
+        return min(deadlines, default=None)
 
     @property
     def counters(self) -> SchedulerCounters:
@@ -114,6 +123,8 @@ class Scheduler:
             )
         self._requests[request.request_id] = request
         self._queue.add(request)
+        if request.grammar is not None:
+            self._compiling[request.request_id] = request
         self._num_added += 1
         self._prompt_tokens += request.prompt_len
         if request.deadline_s is not None:
@@ -131,6 +142,7 @@ class Scheduler:
         """Decide the next step; None when nothing can run before something is committed or added."""
         now = self._clock()
         self._expire(now)
+        self._start_grammars(now)
         plan = self._planner.plan(self._num_steps, now)
         if plan is None:
             if self._running.requests and not self._in_flight:
@@ -190,19 +202,26 @@ class Scheduler:
         self.kv.reset()
         return self.take_updates()
 
-    def recover(self, error: str, cache: PrefixCache) -> None:
+    def recover(self, error: str, cache: PrefixCache, *, waiting_too: bool = False) -> None:
         """Go on after our own bookkeeping, or a plugin in it, has failed.
 
         Effects: no page's owner can be trusted any more, so the running requests and the one being planned fail, the KV
         memory starts empty, with a fresh cache, and waiting requests go on. Steps in flight must have ended.
+
+        Args:
+            waiting_too: fail them as well, because the failure does not go away without them.
         """
         self._in_flight.clear()
         culprit = self._planner.current
-        suspects = [r for r in self._requests.values() if r.status is RequestStatus.RUNNING or r is culprit]
+        suspects = [
+            r for r in self._requests.values() if waiting_too or r.status is RequestStatus.RUNNING or r is culprit
+        ]
         self._running.clear()
         self.kv.restart(cache)
         for request in suspects:
             request.row = None
+            self._queue.discard(request)
+            request.status = RequestStatus.RUNNING
             self._finish(request, Finish(FinishReason.ERROR, error=error))
         for request in self._requests.values():
             request.num_in_flight = 0
@@ -227,7 +246,12 @@ class Scheduler:
         self._generated_tokens += 1
         if request.first_token_s is None:
             request.first_token_s = now
-        finish = _finish_after(request, token_id)
+        try:
+            finish = _finish_after(request, token_id)
+        except RequestError as error:  # its grammar goes no further
+            finish = Finish(FinishReason.ERROR, error=str(error))
+        if request.row is not None:
+            self.kv.table.awaits_commit[request.row] = False
         if finish is not None:
             self._finish(request, finish, (token_id,), logprobs)
         else:
@@ -244,12 +268,14 @@ class Scheduler:
         if request.row is not None:
             if finish.reason is FinishReason.ERROR:
                 self._running.discard(request)
+                self.kv.reset()  # its prompt was published; nothing that it computed is trusted
             else:
                 self._running.release(request)
         elif request.status is RequestStatus.WAITING:
             self._queue.remove(request)
         request.status, request.finished_s = RequestStatus.FINISHED, self._clock()
         del self._requests[request.request_id]
+        self._compiling.pop(request.request_id, None)
         self._num_finished += 1
         self._updates.append(RequestUpdate.of(request, token_ids, logprobs, finish=finish))
 
@@ -274,15 +300,30 @@ class Scheduler:
                 seconds = now - request.arrival_s
                 self._finish(request, Finish(FinishReason.ABORT, error=f"timed out after {seconds:.3f} s"))
 
+    def _start_grammars(self, now: float) -> None:
+        """Take up the grammars that have been compiled; end the requests whose grammar failed or is late."""
+        for request_id, request in list(self._compiling.items()):
+            try:
+                if request.grammar is not None and request.grammar.start(now):
+                    del self._compiling[request_id]
+            except RequestError as error:
+                self._finish(request, Finish(FinishReason.ERROR, error=str(error)))
+
     def _probe(self, request: Request) -> int:
         return self.kv.cache.probe(request.reusable_key()) * self.kv.page_size
 
 
 def _finish_after(request: Request, token_id: int) -> Finish | None:
-    """Decide whether a request's latest token ends it."""
-    watch = request.stop_watch
+    """Decide whether a request's latest token ends it.
+
+    Raises:
+        RequestError: its grammar allows no further token, or failed.
+    """
+    watch, grammar = request.stop_watch, request.grammar
     if watch is not None:
         watch.push((token_id,))
+    if grammar is not None and grammar.accept(token_id):
+        return Finish(FinishReason.STOP, matched_stop=token_id)
     if token_id in request.stop_token_ids and request.num_output_tokens > request.params.min_tokens:
         return Finish(FinishReason.STOP, matched_stop=token_id)
     if watch is not None and watch.matched is not None:

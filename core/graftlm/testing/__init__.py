@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from graftlm.testing.cache_rig import CacheRig, prompt
     from graftlm.testing.conformance import Conformance, ConformanceResult, run_conformance
     from graftlm.testing.eviction import EvictionStrategyConformance
+    from graftlm.testing.fake_grammar import FakeGrammarBackend
+    from graftlm.testing.grammar import GrammarBackendConformance, GrammarCase
     from graftlm.testing.model import ModelConformance
     from graftlm.testing.naive_cache import NaiveCache
     from graftlm.testing.prefix_cache import PrefixCacheConformance
@@ -25,7 +27,10 @@ __all__ = [
     "Conformance",
     "ConformanceResult",
     "EvictionStrategyConformance",
+    "FakeGrammarBackend",
     "FakeWaitingRequest",
+    "GrammarBackendConformance",
+    "GrammarCase",
     "ModelConformance",
     "NaiveCache",
     "OldestAccessFirst",
@@ -43,7 +48,10 @@ _HOME = {
     "Conformance": "graftlm.testing.conformance",
     "ConformanceResult": "graftlm.testing.conformance",
     "EvictionStrategyConformance": "graftlm.testing.eviction",
+    "FakeGrammarBackend": "graftlm.testing.fake_grammar",
     "FakeWaitingRequest": "graftlm.testing.scheduling",
+    "GrammarBackendConformance": "graftlm.testing.grammar",
+    "GrammarCase": "graftlm.testing.grammar",
     "ModelConformance": "graftlm.testing.model",
     "NaiveCache": "graftlm.testing.naive_cache",
     "OldestAccessFirst": "graftlm.testing.recording",

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from graftlm.contracts import GrammarMatcher
 from graftlm.plan import LogprobTable, StepPlan, StepResult
 
 __all__ = ["FakeDevice", "expected_output"]
@@ -17,19 +18,29 @@ def _absorb(state: int, token_id: int) -> int:
     return ((state ^ (token_id + 1)) * _MULTIPLIER + 1442695040888963407) & _MASK
 
 
-def _next_token(state: int, vocab_size: int) -> int:
-    return (state >> 33) % vocab_size
+def _next_token(state: int, vocab_size: int, bits: NDArray[np.int32] | None = None) -> int:
+    if bits is None:
+        return (state >> 33) % vocab_size
+    allowed = np.flatnonzero(np.unpackbits(bits.view(np.uint8), bitorder="little")[:vocab_size])
+    return int(allowed[(state >> 33) % len(allowed)])
 
 
-def expected_output(prompt: Sequence[int], num_tokens: int, vocab_size: int) -> list[int]:
-    """Return what `FakeDevice` generates after a prompt, computed without pages."""
+def expected_output(
+    prompt: Sequence[int], num_tokens: int, vocab_size: int, matcher: GrammarMatcher | None = None
+) -> list[int]:
+    """Return what `FakeDevice` generates after a prompt, computed without pages, to the end of a grammar if given."""
     state = 0
     for token_id in prompt:
         state = _absorb(state, token_id)
     output: list[int] = []
-    for _ in range(num_tokens):
-        output.append(_next_token(state, vocab_size))
+    mask = np.zeros((1, -(-vocab_size // 32)), dtype=np.int32)
+    while len(output) < num_tokens and not (matcher is not None and matcher.finished):
+        if matcher is not None:
+            matcher.fill_bitmask(mask, 0)
+        output.append(_next_token(state, vocab_size, None if matcher is None else mask[0]))
         state = _absorb(state, output[-1])
+        if matcher is not None:
+            matcher.accept(output[-1])
     return output
 
 
@@ -65,8 +76,10 @@ class FakeDevice:
             before = 0 if position == 0 else self._digests[self._slot(plan, int(token_rows[t]), position - 1)]
             self._digests[int(plan.out_slots[t])] = _absorb(before, int(input_ids[t]))
         last = np.cumsum(plan.query_lens) - 1
+        masks = {} if plan.token_mask is None else dict(zip(plan.token_mask.idx, plan.token_mask.bits, strict=True))
         sampled = [
-            _next_token(self._digests[int(plan.out_slots[last[b]])], self._vocab_size) for b in plan.sample_idx.tolist()
+            _next_token(self._digests[int(plan.out_slots[last[b]])], self._vocab_size, masks.get(i))
+            for i, b in enumerate(plan.sample_idx.tolist())
         ]
         token_ids = np.array(sampled, dtype=np.int32)
         self._last_tokens[plan.rows[plan.sample_idx]] = token_ids

@@ -77,6 +77,10 @@ class Tokenizer:
         """One more than the largest token id; a model's logits may have more columns."""
         return self._vocab_size
 
+    def to_json(self) -> str:
+        """Return the `tokenizers` library's serialisation of this tokenizer."""
+        return self._core.to_str()
+
     @property
     def eos_token_ids(self) -> tuple[int, ...]:
         """The end-of-sequence token, or nothing if the tokenizer has none."""

@@ -1,0 +1,159 @@
+"""Compiled grammars: each compiled once, in threads beside the step loop, and kept for the requests to come."""
+
+import json
+import threading
+from collections import OrderedDict, deque
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from typing import TypeVar
+
+from graftlm.contracts import CompiledGrammar, GrammarBackend, GrammarKind, GrammarSpec
+from graftlm.errors import GraftlmError, GrammarError, SamplingParamsError
+from graftlm.types import SamplingParams
+
+__all__ = ["GrammarCompiler", "grammar_spec"]
+
+T = TypeVar("T")
+
+
+def grammar_spec(params: SamplingParams) -> GrammarSpec | None:
+    """Return the grammar that sampling parameters ask for, None if they ask for none.
+
+    Raises:
+        SamplingParamsError: a JSON schema given as a dict is not JSON.
+    """
+    if params.json_schema is not None:
+        return GrammarSpec(GrammarKind.JSON_SCHEMA, _schema_text(params.json_schema))
+    if params.regex is not None:
+        return GrammarSpec(GrammarKind.REGEX, params.regex)
+    return None if params.ebnf is None else GrammarSpec(GrammarKind.EBNF, params.ebnf)
+
+
+def _schema_text(schema: object) -> str:
+    if isinstance(schema, str):
+        return schema
+    try:
+        return json.dumps(dict(schema) if isinstance(schema, Mapping) else schema, ensure_ascii=False, allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise SamplingParamsError(f"json_schema is not JSON: {error}") from None
+
+
+class GrammarCompiler:
+    """Compiles specifications, the same one only once at a time, and keeps the latest used.
+
+    A compilation under way cannot be stopped. A request stops waiting for it after `timeout_s`; the thread goes on, and
+    what it makes is kept. So that a few specifications that take for ever do not keep all others waiting, a thread
+    that is busy for longer than that no longer counts among the `num_threads`, up to `MAX_THREADS` altogether.
+
+    The backend is created when it is first needed. All methods may be called from several threads.
+
+    Attributes:
+        timeout_s: how long a request waits for its grammar.
+        hits, misses: calls of `compile` that found the grammar, compiled or under way, and those that did not.
+    """
+
+    MAX_THREADS = 8
+
+    def __init__(
+        self,
+        make_backend: Callable[[], GrammarBackend],
+        clock: Callable[[], float],
+        *,
+        cache_size: int,
+        timeout_s: float,
+        num_threads: int = 2,
+    ) -> None:
+        self.timeout_s = timeout_s
+        self.hits = self.misses = 0
+        self._make_backend = make_backend
+        self._backend: GrammarBackend | None = None
+        self._backend_lock = threading.Lock()
+        self._clock = clock
+        self._cache_size = cache_size
+        self._num_threads = num_threads
+        self._lock = threading.Lock()
+        self._cache: OrderedDict[GrammarSpec, Future[CompiledGrammar]] = OrderedDict()
+        self._waiting: deque[tuple[GrammarSpec, Future[CompiledGrammar]]] = deque()
+        self._busy_since: dict[threading.Thread, float] = {}
+
+    def check(self, spec: GrammarSpec) -> None:
+        """Refuse a specification that is malformed or cannot be enforced.
+
+        Raises:
+            GrammarError: the message says what, and where in the specification.
+            GraftlmError: the backend could not be created.
+        """
+        with self._lock:
+            if spec in self._cache:
+                return
+        _guarded(self._get_backend().check, spec)
+
+    def compile(self, spec: GrammarSpec) -> "Future[CompiledGrammar]":
+        """Compile a specification, unless that is done or under way.
+
+        Returns: a future of the compiled grammar, or of the GraftlmError that refuses it. It cannot be cancelled.
+        """
+        with self._lock:
+            future = self._cache.get(spec)
+            if future is not None:
+                self.hits += 1
+                self._cache.move_to_end(spec)
+                return future
+            self.misses += 1
+            future = self._cache[spec] = Future()
+            future.set_running_or_notify_cancel()
+            self._waiting.append((spec, future))
+            self._forget_oldest()
+            self._start_thread()
+        return future
+
+    def _forget_oldest(self) -> None:
+        """Bound what is kept. What is under way is not forgotten: others may ask for it."""
+        surplus = len(self._cache) - self._cache_size
+        if surplus > 0:
+            done = [spec for spec, future in self._cache.items() if future.done()]
+            for spec in done[:surplus]:
+                del self._cache[spec]
+
+    def _start_thread(self) -> None:
+        limit = self._clock() - self.timeout_s
+        num_stuck = sum(since < limit for since in self._busy_since.values())
+        if len(self._busy_since) < min(self._num_threads + num_stuck, self.MAX_THREADS):
+            thread = threading.Thread(target=self._work, name="graftlm-grammar", daemon=True)
+            self._busy_since[thread] = self._clock()
+            thread.start()
+
+    def _work(self) -> None:
+        """Compile what waits, and end."""
+        thread = threading.current_thread()
+        while True:
+            with self._lock:
+                if not self._waiting:
+                    del self._busy_since[thread]
+                    return
+                spec, future = self._waiting.popleft()
+                self._busy_since[thread] = self._clock()
+            try:
+                compiled = _guarded(self._get_backend().compile, spec)
+            except GraftlmError as error:
+                with self._lock:
+                    self._cache.pop(spec, None)
+                future.set_exception(error)
+            else:
+                future.set_result(compiled)
+
+    def _get_backend(self) -> GrammarBackend:
+        with self._backend_lock:
+            if self._backend is None:
+                self._backend = self._make_backend()
+            return self._backend
+
+
+def _guarded(call: Callable[[GrammarSpec], T], spec: GrammarSpec) -> T:
+    """Call a backend; whatever it raises becomes one of graftlm's errors."""
+    try:
+        return call(spec)
+    except GraftlmError:
+        raise
+    except Exception as error:
+        raise GrammarError(f"the grammar backend failed: {type(error).__name__}: {error}") from error

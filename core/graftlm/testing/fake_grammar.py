@@ -1,0 +1,108 @@
+"""A grammar backend whose languages a few lines can match: one letter of each word, none twice in a row."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from graftlm.contracts import CompiledGrammar, GrammarBackend, GrammarContext, GrammarKind, GrammarMatcher, GrammarSpec
+from graftlm.errors import GrammarError
+
+__all__ = ["FakeGrammarBackend"]
+
+
+class FakeGrammarBackend(GrammarBackend):
+    """Takes words as EBNF: "ab bc" is the language of ab, ac and bc, for bb has a letter twice in a row.
+
+    What may come next depends on the place and on the token before, so that a mask that is one token late shows.
+
+    Args:
+        texts: text of each token; those that are not a single letter are never allowed.
+        vocab_size: V.
+        stop_token_ids: end a complete text.
+    """
+
+    def __init__(self, texts: Sequence[str], vocab_size: int, stop_token_ids: Sequence[int]) -> None:
+        self.texts = list(texts)
+        self.vocab_size = vocab_size
+        self.stop_token_ids = tuple(stop_token_ids)
+
+    @classmethod
+    def of(cls, context: GrammarContext) -> "FakeGrammarBackend":
+        """Create it as an engine would."""
+        import tokenizers
+
+        core = tokenizers.Tokenizer.from_str(context.tokenizer_json)
+        texts = [core.id_to_token(i) or "" for i in range(context.vocab_size)]
+        return cls(texts, context.vocab_size, context.stop_token_ids)
+
+    def check(self, spec: GrammarSpec) -> None:
+        """Refuse all but EBNF made of words."""
+        if spec.kind is not GrammarKind.EBNF:
+            raise GrammarError(f"{spec.kind.value}: only ebnf is enforced here")
+        if not spec.text.replace(" ", "").isalpha():
+            raise GrammarError(f"ebnf: expected words, got {spec.text!r}")
+
+    def compile(self, spec: GrammarSpec) -> CompiledGrammar:
+        """Split the words."""
+        self.check(spec)
+        return _FakeCompiled(self, spec.text.split())
+
+
+class _FakeCompiled(CompiledGrammar):
+    def __init__(self, backend: FakeGrammarBackend, words: list[str]) -> None:
+        self._backend = backend
+        self._words = words
+
+    def matcher(self) -> GrammarMatcher:
+        """Return a fresh matcher at the start."""
+        return _FakeMatcher(self._backend, self._words)
+
+
+class _FakeMatcher(GrammarMatcher):
+    def __init__(self, backend: FakeGrammarBackend, words: list[str]) -> None:
+        self._backend = backend
+        self._words = words
+        self._tokens: list[int] = []
+
+    def accept(self, token_id: int) -> bool:
+        """Advance over a token; False leaves the matcher unchanged."""
+        if token_id not in self._allowed():
+            return False
+        self._tokens.append(token_id)
+        return True
+
+    def rollback(self, num_tokens: int) -> None:
+        """Undo the latest accepted tokens."""
+        del self._tokens[len(self._tokens) - num_tokens :]
+
+    def fill_bitmask(self, mask: NDArray[np.int32], row: int) -> None:
+        """Write the allowed tokens into mask[row]."""
+        bits = np.zeros(mask.shape[1] * 32, dtype=np.uint8)
+        bits[self._allowed()] = 1
+        mask[row] = np.packbits(bits, bitorder="little").view(np.int32)
+
+    def forced_text(self) -> str:
+        """Return the text that must come next."""
+        return "".join(self._backend.texts[t] for t in self.forced_tokens() if t not in self._backend.stop_token_ids)
+
+    def forced_tokens(self) -> Sequence[int]:
+        """Return the tokens that must come next."""
+        ahead = _FakeMatcher(self._backend, self._words)
+        ahead._tokens = list(self._tokens)
+        while len(allowed := ahead._allowed()) == 1:
+            ahead.accept(allowed[0])
+        return ahead._tokens[len(self._tokens) :]
+
+    @property
+    def finished(self) -> bool:
+        """Whether a stop token was accepted."""
+        return len(self._tokens) > len(self._words)
+
+    def _allowed(self) -> list[int]:
+        place = len(self._tokens)
+        if place >= len(self._words):
+            return list(self._backend.stop_token_ids) if place == len(self._words) else []
+        before = self._backend.texts[self._tokens[-1]] if place else ""
+        letters = set(self._words[place]) - {before}
+        return [token_id for token_id, text in enumerate(self._backend.texts) if text in letters]

@@ -1,0 +1,295 @@
+"""The conformance kit of grammar backends."""
+
+import json
+import random
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cache, cached_property
+from typing import Any, ClassVar
+
+import numpy as np
+import tokenizers
+from numpy.typing import NDArray
+from tokenizers import decoders, models, pre_tokenizers
+
+from graftlm.contracts import GrammarBackend, GrammarContext, GrammarKind, GrammarMatcher, GrammarSpec
+from graftlm.errors import GrammarError
+from graftlm.testing.conformance import Conformance
+
+__all__ = ["GrammarBackendConformance", "GrammarCase"]
+
+_VOCAB_SIZE = 300  # no multiple of 32, and more than the tokenizer has
+_MERGES = ['{"', '":', "tr", "ue", "true", "nu", "ll", "null", "ab", '"}', "12", "ÃŁ", "]}", "Ġ{"]
+
+
+@dataclass(frozen=True, slots=True)
+class GrammarCase:
+    """A specification, texts that meet it, and texts that do not."""
+
+    kind: GrammarKind
+    text: str
+    accepted: tuple[str, ...]
+    rejected: tuple[str, ...]
+
+    @property
+    def spec(self) -> GrammarSpec:
+        """The specification."""
+        return GrammarSpec(self.kind, self.text)
+
+    def __str__(self) -> str:
+        return f"{self.kind.value}:{self.text}"
+
+
+_POINT = {"type": "object", "properties": {"x": {"type": "integer"}, "ok": {"type": "boolean"}}, "required": ["x"]}
+
+STANDARD_CASES = (
+    GrammarCase(GrammarKind.REGEX, "(ab)+c?", ("ab", "ababc"), ("", "a", "abca", "c")),
+    GrammarCase(GrammarKind.REGEX, "[^a]*", ("", "true]}"), ("a", "12a")),
+    GrammarCase(GrammarKind.REGEX, "[0-9]{2}-ß", ("12-ß",), ("1-ß", "12-s", "123-ß")),
+    GrammarCase(GrammarKind.JSON_SCHEMA, json.dumps(_POINT), ('{"x": 12}', '{"x":1, "ok":true}'), ("{}", '{"x":"a"}')),
+    GrammarCase(GrammarKind.JSON_SCHEMA, '{"enum": ["ab", null]}', ('"ab"', "null"), ('"a"', "true")),
+    GrammarCase(GrammarKind.EBNF, 'root ::= "ab" tail\ntail ::= "c" | "d" tail', ("abc", "abddc"), ("ab", "abdd")),
+)
+STANDARD_MALFORMED = (
+    GrammarSpec(GrammarKind.REGEX, "(ab"),
+    GrammarSpec(GrammarKind.REGEX, "[z-a]"),
+    GrammarSpec(GrammarKind.JSON_SCHEMA, "{"),
+    GrammarSpec(GrammarKind.JSON_SCHEMA, '{"type": "text"}'),
+    GrammarSpec(GrammarKind.JSON_SCHEMA, "[" * 100_000),
+    GrammarSpec(GrammarKind.EBNF, "root ::= missing"),
+    GrammarSpec(GrammarKind.EBNF, ""),
+)
+
+
+class GrammarBackendConformance(Conformance, ABC):
+    """Checks what `graftlm.contracts.grammar` says of every backend.
+
+        class TestMyBackend(GrammarBackendConformance):
+            def create(self, context):
+                return MyBackend(context)
+
+    Attributes:
+        cases: specifications with texts; a backend that does not know one of the kinds names its own.
+        malformed: specifications that must be refused.
+    """
+
+    cases: ClassVar[Sequence[GrammarCase]] = STANDARD_CASES
+    malformed: ClassVar[Sequence[GrammarSpec]] = STANDARD_MALFORMED
+    parameters: ClassVar[Mapping[str, Sequence[Any]]] = {"seed": (0, 1)}
+
+    @abstractmethod
+    def create(self, context: GrammarContext) -> GrammarBackend:
+        """Return a backend for a tokenizer."""
+
+    @cached_property
+    def backend(self) -> GrammarBackend:
+        """One backend for a test."""
+        tokenizer = _tokenizer()
+        return self.create(GrammarContext(tokenizer.to_str(), _VOCAB_SIZE, (_end(),)))
+
+    def matcher(self, case: GrammarCase) -> GrammarMatcher:
+        """Return a fresh matcher."""
+        return self.backend.compile(case.spec).matcher()
+
+    def test_what_meets_a_specification_is_accepted_however_it_is_tokenised(self) -> None:
+        """A text that meets the specification is accepted up to a stop token, after which the matcher is finished."""
+        for case, text, token_ids in self._tokenised("accepted"):
+            matcher = self.matcher(case)
+            for token_id in token_ids:
+                assert not matcher.finished
+                assert matcher.accept(token_id), f"{case}: {text!r} is rejected"
+            assert matcher.accept(_end()), f"{case}: {text!r} may not end"
+            assert matcher.finished
+
+    def test_what_a_matcher_accepts_meets_the_specification(self) -> None:
+        """Whatever a matcher accepts up to a stop token meets the specification."""
+        for case, text, token_ids in self._tokenised("rejected"):
+            matcher = self.matcher(case)
+            accepted = all(matcher.accept(token_id) for token_id in [*token_ids, _end()])
+            assert not accepted, f"{case}: {text!r} is accepted"
+
+    def test_the_bitmask_says_what_accept_does(self) -> None:
+        """A token whose bit `fill_bitmask` sets is accepted by `accept`; a token whose bit is clear is not."""
+        for case, _, token_ids in self._tokenised("accepted"):
+            matcher = self.matcher(case)
+            for token_id in [*token_ids, _end()]:
+                allowed = _allowed(matcher)
+                for other in range(_VOCAB_SIZE):
+                    accepted = matcher.accept(other)
+                    assert accepted == (other in allowed), f"{case}: token {other}"
+                    if accepted:
+                        matcher.rollback(1)
+                assert _allowed(matcher) == allowed
+                matcher.accept(token_id)
+
+    def test_stop_tokens_come_where_a_text_is_complete(self) -> None:
+        """Stop tokens are allowed where the output so far is complete, and nowhere else."""
+        for case, text, token_ids in self._tokenised("accepted"):
+            matcher = self.matcher(case)
+            for num, token_id in enumerate(token_ids):
+                so_far = _tokenizer().decode(token_ids[:num])
+                if so_far in case.rejected:
+                    assert _end() not in _allowed(matcher), f"{case}: {so_far!r} may end"
+                matcher.accept(token_id)
+            assert _end() in _allowed(matcher), f"{case}: {text!r} may not end"
+
+    def test_a_finished_matcher_allows_nothing(self) -> None:
+        """Once a stop token has been accepted the matcher is finished, and allows nothing."""
+        for case, _, token_ids in self._tokenised("accepted"):
+            matcher = self.matcher(case)
+            for token_id in [*token_ids, _end()]:
+                matcher.accept(token_id)
+            assert _allowed(matcher) == set()
+            assert not matcher.accept(_end())
+            assert (matcher.forced_text(), list(matcher.forced_tokens())) == ("", [])
+
+    def test_special_tokens_are_not_text(self) -> None:
+        """No grammar allows special tokens, but for stop tokens."""
+        pad = _id_of("<pad>")
+        for case, _, token_ids in self._tokenised("accepted"):
+            matcher = self.matcher(case)
+            for token_id in token_ids:
+                assert pad not in _allowed(matcher)
+                matcher.accept(token_id)
+
+    def test_rollback_undoes(self, seed: int) -> None:
+        """After `rollback(n)` the matcher answers as it did n accepted tokens ago, a stop token among them included."""
+        draw = random.Random(seed)
+        for case, _, token_ids in self._tokenised("accepted"):
+            matcher, path, answers = self.matcher(case), [*token_ids, _end()], []
+            for token_id in path:
+                answers.append(_answers(matcher))
+                matcher.accept(token_id)
+            place = len(path)
+            for _ in range(20):
+                num = draw.randint(0, place)
+                matcher.rollback(num)
+                place -= num
+                if place < len(path):
+                    assert _answers(matcher) == answers[place], f"{case}: after a rollback of {num} to token {place}"
+                goal = draw.randint(place, len(path))
+                assert all(matcher.accept(token_id) for token_id in path[place:goal])
+                place = goal
+
+    def test_fill_bitmask_writes_one_row(self) -> None:
+        """`fill_bitmask` writes mask[row] whatever it held, changes no other row, and clears bits past V."""
+        for case in self.cases:
+            matcher = self.matcher(case)
+            mask = np.full((3, -(-_VOCAB_SIZE // 32)), 0x55555555, dtype=np.int32)
+            matcher.fill_bitmask(mask, 1)
+            assert (mask[[0, 2]] == 0x55555555).all(), "another row was changed"
+            assert _tokens_in(mask[1]) == _allowed(matcher)
+
+    def test_asking_changes_nothing(self) -> None:
+        """`fill_bitmask`, `forced_text` and `forced_tokens` accept nothing."""
+        for case, _, token_ids in self._tokenised("accepted"):
+            matcher = self.matcher(case)
+            for token_id in token_ids:
+                first = _answers(matcher)
+                assert _answers(matcher) == first
+                matcher.accept(token_id)
+
+    def test_what_is_forced_must_come(self) -> None:
+        """Tokens returned by `forced_tokens` must come whatever is sampled, and all texts go on with `forced_text`."""
+        for case, text, token_ids in self._tokenised("accepted"):
+            matcher = self.matcher(case)
+            for num, token_id in enumerate(token_ids):
+                rest = text[len(_tokenizer().decode(token_ids[:num])) :]
+                forced_text = matcher.forced_text()
+                assert rest.startswith(forced_text) or "\ufffd" in _tokenizer().decode(token_ids[:num]), (
+                    f"{case}: {forced_text!r} is forced before {rest!r}"
+                )
+                forced = matcher.forced_tokens()
+                for forced_id in forced:
+                    assert _allowed(matcher) == {forced_id}
+                    matcher.accept(forced_id)
+                matcher.rollback(len(forced))
+                matcher.accept(token_id)
+
+    def test_matchers_know_nothing_of_each_other(self) -> None:
+        """Matchers of one compiled grammar know nothing of each other."""
+        for case in self.cases:
+            compiled = self.backend.compile(case.spec)
+            one, other = compiled.matcher(), compiled.matcher()
+            before = _answers(other)
+            for token_id in [*_tokenizer().encode(case.accepted[0]).ids, _end()]:
+                one.accept(token_id)
+            assert _answers(other) == before
+
+    def test_what_is_malformed_is_refused(self) -> None:
+        """What `check` refuses, `compile` refuses; nothing malformed makes either fail otherwise."""
+        for spec in self.malformed:
+            for method in (self.backend.check, self.backend.compile):
+                try:
+                    method(spec)
+                except GrammarError:
+                    continue
+                raise AssertionError(f"{method.__name__} takes {spec}")
+        for case in self.cases:
+            self.backend.check(case.spec)
+
+    def test_compile_may_be_called_from_several_threads(self) -> None:
+        """`check` and `compile` may be called from several threads at once."""
+        specs = [case.spec for case in self.cases] * 4
+        alone = [_answers(self.backend.compile(spec).matcher()) for spec in specs]
+        with ThreadPoolExecutor(4) as pool:
+            together = list(pool.map(lambda spec: _answers(self.backend.compile(spec).matcher()), specs))
+        assert together == alone
+
+    def _tokenised(self, which: str) -> Iterator[tuple[GrammarCase, str, list[int]]]:
+        """Yield each text, tokenised as it would be, and byte by byte."""
+        for case in self.cases:
+            for text in getattr(case, which):
+                yield case, text, _tokenizer().encode(text).ids
+                yield case, text, _byte_ids(text)
+
+
+@cache
+def _tokenizer() -> tokenizers.Tokenizer:
+    """Return a byte-level tokenizer with a few longer tokens."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocab = {token: i for i, token in enumerate([*alphabet, *dict.fromkeys(_MERGES)])}
+    merges = [(left, token[len(left) :]) for token in _MERGES for left in [_left_part(token, vocab)]]
+    tokenizer = tokenizers.Tokenizer(models.BPE(vocab=vocab, merges=merges))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(["<end>", "<pad>"])
+    return tokenizer
+
+
+def _left_part(token: str, vocab: Mapping[str, int]) -> str:
+    """Return the longer token that a merge begins with."""
+    return next(token[:n] for n in reversed(range(1, len(token))) if token[:n] in vocab and token[n:] in vocab)
+
+
+def _byte_ids(text: str) -> list[int]:
+    """Return a text's tokens when each stands for one byte."""
+    pieces = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False).pre_tokenize_str(text)
+    return [_id_of(char) for piece, _ in pieces for char in piece]
+
+
+def _id_of(token: str) -> int:
+    return _tokenizer().get_vocab(with_added_tokens=True)[token]
+
+
+def _end() -> int:
+    return _id_of("<end>")
+
+
+def _tokens_in(bits: NDArray[np.int32]) -> set[int]:
+    return set(np.flatnonzero(np.unpackbits(bits.view(np.uint8), bitorder="little")).tolist())
+
+
+def _allowed(matcher: GrammarMatcher) -> set[int]:
+    mask = np.zeros((1, -(-_VOCAB_SIZE // 32)), dtype=np.int32)
+    matcher.fill_bitmask(mask, 0)
+    allowed = _tokens_in(mask[0])
+    assert all(token_id < _VOCAB_SIZE for token_id in allowed), "bits past V are set"
+    return allowed
+
+
+def _answers(matcher: GrammarMatcher) -> tuple[object, ...]:
+    """Return everything a matcher says."""
+    return _allowed(matcher), matcher.forced_text(), tuple(matcher.forced_tokens()), matcher.finished

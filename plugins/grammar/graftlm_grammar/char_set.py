@@ -1,0 +1,72 @@
+"""Sets of characters, and how EBNF writes them."""
+
+from collections.abc import Iterable
+from typing import TypeAlias
+
+__all__ = [
+    "DIGIT",
+    "IN_JSON_STRING",
+    "LINE_END",
+    "SPACE",
+    "WORD",
+    "CharSet",
+    "complement",
+    "ebnf_class",
+    "minus",
+    "union",
+]
+
+#: Code points, as ranges (first, last) in ascending order, with gaps between them.
+CharSet: TypeAlias = tuple[tuple[int, int], ...]
+
+_LAST = 0x10FFFF
+_SURROGATES: CharSet = ((0xD800, 0xDFFF),)
+
+DIGIT: CharSet = ((0x30, 0x39),)
+WORD: CharSet = ((0x30, 0x39), (0x41, 0x5A), (0x5F, 0x5F), (0x61, 0x7A))
+SPACE: CharSet = (
+    *((0x09, 0x0D), (0x20, 0x20), (0xA0, 0xA0), (0x1680, 0x1680), (0x2000, 0x200A)),
+    *((0x2028, 0x2029), (0x202F, 0x202F), (0x205F, 0x205F), (0x3000, 0x3000), (0xFEFF, 0xFEFF)),
+)
+LINE_END: CharSet = ((0x0A, 0x0A), (0x0D, 0x0D), (0x2028, 0x2029))
+
+
+def union(*sets: Iterable[tuple[int, int]]) -> CharSet:
+    """Return the characters that any of the sets holds; their ranges may overlap and come in any order."""
+    merged: list[tuple[int, int]] = []
+    for first, last in sorted(pair for one in sets for pair in one):
+        if merged and first <= merged[-1][1] + 1:
+            merged[-1] = (merged[-1][0], max(merged[-1][1], last))
+        else:
+            merged.append((first, last))
+    return tuple(merged)
+
+
+def complement(chars: CharSet) -> CharSet:
+    """Return all other characters. Halves of surrogate pairs are in no set's complement."""
+    gaps, start = [], 0
+    for first, last in union(chars, _SURROGATES):
+        if start < first:
+            gaps.append((start, first - 1))
+        start = last + 1
+    return (*gaps, (start, _LAST)) if start <= _LAST else tuple(gaps)
+
+
+def minus(chars: CharSet, others: CharSet) -> CharSet:
+    """Return the characters of one set that another does not hold."""
+    return complement(union(complement(chars), others))
+
+
+def ebnf_class(chars: CharSet) -> str:
+    """Write a set that is not empty."""
+    return f"[{''.join(_escape(first) + (f'-{_escape(last)}' if last > first else '') for first, last in chars)}]"
+
+
+def _escape(code: int) -> str:
+    if code < 0x80 and chr(code).isalnum():
+        return chr(code)
+    return f"\\u{code:04x}" if code <= 0xFFFF else f"\\U{code:08x}"
+
+
+#: What stands in a JSON string for itself: no quote, no backslash, no control character.
+IN_JSON_STRING: CharSet = complement(((0x00, 0x1F), (0x22, 0x22), (0x5C, 0x5C)))

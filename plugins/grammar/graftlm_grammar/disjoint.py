@@ -1,0 +1,107 @@
+"""Whether two JSON schemas can have a value in common."""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from graftlm.errors import GrammarError
+
+__all__ = ["are_disjoint", "json_type", "resolve", "types_of"]
+
+
+def json_type(value: Any) -> str:
+    """Return the name that JSON Schema has for a value's type."""
+    if isinstance(value, bool):
+        return "boolean"
+    if isinstance(value, int) or (isinstance(value, float) and value.is_integer()):
+        return "integer"
+    names = {float: "number", str: "string", list: "array", dict: "object", type(None): "null"}
+    return names[type(value)]
+
+
+def resolve(root: Any, ref: Any, path: str) -> Any:
+    """Return what a `$ref` refers to.
+
+    Raises:
+        GrammarError: it is not of the form "#/name/name", or leads nowhere.
+    """
+    if not isinstance(ref, str) or not (ref == "#" or ref.startswith("#/")) or "~" in ref or "%" in ref:
+        raise GrammarError(f"{path}: only references such as #/$defs/name are enforced, got {json.dumps(ref)[:80]}")
+    schema = root
+    for name in ref.split("/")[1:]:
+        if not isinstance(schema, dict) or name not in schema:
+            raise GrammarError(f"{path}: {ref} leads nowhere")
+        schema = schema[name]
+    return schema
+
+
+def are_disjoint(root: Any, one: Any, other: Any, depth: int = 0) -> bool:
+    """Tell whether surely no value is valid under both schemas: by type, by value, or by a property that differs.
+
+    Args:
+        root: what references refer to.
+    """
+    one, other = _without_refs(root, one), _without_refs(root, other)
+    if not isinstance(one, dict) or not isinstance(other, dict) or depth > 4:
+        return False
+    values, other_values = _values(one), _values(other)
+    if values is not None and other_values is not None:
+        return values.isdisjoint(other_values)
+    types, other_types = _types(one), _types(other)
+    if types is None or other_types is None:
+        return False
+    if types.isdisjoint(other_types):
+        return True
+    return types == other_types == {"object"} and any(
+        are_disjoint(root, one["properties"][name], other["properties"][name], depth + 1)
+        for name in _always_there(one) & _always_there(other)
+    )
+
+
+def types_of(root: Any, schema: Any) -> set[str] | None:
+    """Return the types that a schema says it allows, integers counted as numbers; None if it does not say."""
+    schema = _without_refs(root, schema)
+    return _types(schema) if isinstance(schema, dict) else None
+
+
+def _without_refs(root: Any, schema: Any) -> Any:
+    for _ in range(16):
+        if isinstance(schema, dict) and "$ref" in schema:
+            schema = resolve(root, schema["$ref"], "$ref")
+        elif isinstance(schema, dict) and isinstance(schema.get("allOf"), list) and len(schema["allOf"]) == 1:
+            schema = schema["allOf"][0]
+        else:
+            return schema
+    return None
+
+
+def _values(schema: Mapping[str, Any]) -> set[str] | None:
+    """Return the only values that a schema allows, as texts that are equal where the values are."""
+    values = schema.get("enum") if "const" not in schema else [schema["const"]]
+    return None if not isinstance(values, list) else {_text(value) for value in values}
+
+
+def _text(value: Any) -> str:
+    if json_type(value) == "integer":
+        return str(int(value))
+    if isinstance(value, list):
+        return f"[{','.join(map(_text, value))}]"
+    if isinstance(value, dict):
+        return f"{{{','.join(f'{json.dumps(key)}:{_text(value[key])}' for key in sorted(value))}}}"
+    return json.dumps(value)
+
+
+def _types(schema: Mapping[str, Any]) -> set[str] | None:
+    if "const" in schema:
+        names = [json_type(schema["const"])]
+    elif isinstance(schema.get("enum"), list):
+        names = [json_type(value) for value in schema["enum"]]
+    else:
+        wanted = schema.get("type")
+        names = [wanted] if isinstance(wanted, str) else wanted or []
+    return {"number" if name == "integer" else name for name in names} or None
+
+
+def _always_there(schema: Mapping[str, Any]) -> set[str]:
+    properties = schema.get("properties")
+    return set(schema.get("required", ())) & set(properties) if isinstance(properties, dict) else set()

@@ -1,0 +1,196 @@
+r"""Regular expressions, ECMAScript's, as EBNF.
+
+xgrammar reads regular expressions itself, but takes some for others than they are: it drops anchors and lookarounds,
+reads \z as z, and in the patterns of JSON schemas lets `(ab+)?` match "b". What is translated here means what it says;
+what cannot be said in a grammar is refused.
+"""
+
+import re
+from typing import Final
+
+from graftlm.errors import GrammarError
+from graftlm_grammar.char_set import (
+    DIGIT,
+    LINE_END,
+    SPACE,
+    WORD,
+    CharSet,
+    complement,
+    ebnf_class,
+    minus,
+    union,
+)
+
+__all__ = ["MAX_REPEATS", "regex_to_ebnf"]
+
+#: The largest number in {m,n}, and product of nested ones. What a matcher keeps of a repetition grows with its square.
+MAX_REPEATS: Final = 1000
+
+_MAX_DEPTH: Final = 100
+_ANY: Final = complement(())
+_QUANTIFIER: Final = re.compile(r"([*+?]|\{(\d+)(?:(,)(\d*))?\})\??")  # the last ? is lazy: all the same to a grammar
+_CODE: Final = re.compile(r"\\(?:x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4}))")
+_CONTROLS: Final = {"n": "\n", "r": "\r", "t": "\t", "f": "\f", "v": "\v"}
+_CLASSES: Final = {
+    "d": DIGIT,
+    "D": complement(DIGIT),
+    "w": WORD,
+    "W": complement(WORD),
+    "s": SPACE,
+    "S": complement(SPACE),
+}
+
+
+def regex_to_ebnf(regex: str, alphabet: CharSet = _ANY) -> str:
+    """Return an EBNF expression for the texts that a regular expression matches as a whole.
+
+    Args:
+        alphabet: all that may occur; `IN_JSON_STRING` for the pattern of a JSON schema.
+
+    Raises:
+        GrammarError: it is malformed, or asks for what a grammar cannot say; the message names the position.
+    """
+    return _Parser(regex, alphabet).parse()
+
+
+class _Parser:
+    """Reads a regular expression once, from left to right."""
+
+    def __init__(self, regex: str, alphabet: CharSet) -> None:
+        self._regex = regex
+        self._alphabet = alphabet
+        self._at = 0
+
+    def parse(self) -> str:
+        text, _ = self._alternatives(depth=0)
+        if self._at < len(self._regex):
+            raise self._error("there is no ( for this )")
+        return text
+
+    def _alternatives(self, depth: int) -> tuple[str, int]:
+        """Read up to the end of a group; returns it with the product of the counts nested deepest in it."""
+        if depth > _MAX_DEPTH:
+            raise self._error(f"nested more than {_MAX_DEPTH} groups deep")
+        branches, most = [], 1
+        while True:
+            text, repeats = self._branch(depth)
+            branches.append(text)
+            most = max(most, repeats)
+            if self._peek() != "|":
+                return " | ".join(branches), most
+            self._at += 1
+
+    def _branch(self, depth: int) -> tuple[str, int]:
+        items, most = ['""'], 1
+        if depth == 0 and self._peek() == "^":
+            self._at += 1
+        while self._peek() not in ("", "|", ")"):
+            if depth == 0 and self._peek() == "$" and self._regex[self._at + 1 : self._at + 2] in ("", "|"):
+                self._at += 1
+                break
+            item, repeats = self._item(depth)
+            quantifier, count = self._quantifier()
+            if repeats * count > MAX_REPEATS:
+                raise self._error(f"more than {MAX_REPEATS} counted repetitions are not supported; use * or +")
+            items.append(item + quantifier)
+            most = max(most, repeats * count)
+        return " ".join(items), most
+
+    def _item(self, depth: int) -> tuple[str, int]:
+        char = self._peek()
+        if char == "(":
+            return self._group(depth)
+        if char in "*+?{":
+            raise self._error(f"{char} needs something to repeat; write \\{char} for the character")
+        if char in "^$":
+            raise self._error(f"{char} is enforced only at the very {'start' if char == '^' else 'end'}")
+        if char == "[":
+            return self._class(), 1
+        if char == ".":
+            self._at += 1
+            return self._written(complement(LINE_END)), 1
+        return self._written(self._one()), 1
+
+    def _group(self, depth: int) -> tuple[str, int]:
+        self._at += 1
+        if self._peek() == "?":
+            if not self._regex.startswith("?:", self._at):
+                raise self._error("lookarounds, flags and named groups are not enforced; use (...) or (?:...)")
+            self._at += 2
+        text, repeats = self._alternatives(depth + 1)
+        if self._peek() != ")":
+            raise self._error("a ) is missing")
+        self._at += 1
+        return f"({text})", repeats
+
+    def _quantifier(self) -> tuple[str, int]:
+        found = _QUANTIFIER.match(self._regex, self._at)
+        if found is None:
+            return "", 1
+        text, lower, comma, upper = found.groups()
+        if upper and int(upper) < int(lower):
+            raise self._error(f"{text} counts downwards")
+        self._at = found.end()
+        if lower is None:
+            return text, 1
+        return f"{{{lower}{comma or ''}{upper or ''}}}", max(1, int(lower), int(upper or 1))
+
+    def _class(self) -> str:
+        self._at += 1
+        negated = self._peek() == "^"
+        self._at += negated
+        chars: CharSet = ()
+        while self._peek() != "]":
+            low = self._one()
+            is_range = self._peek() == "-" and self._regex[self._at + 1 : self._at + 2] not in ("", "]")
+            if not is_range:
+                chars = union(chars, low)
+                continue
+            self._at += 1
+            chars = union(chars, self._range(low, self._one()))
+        self._at += 1
+        return self._written(complement(chars) if negated else chars)
+
+    def _range(self, low: CharSet, high: CharSet) -> CharSet:
+        first, last = low[0][0], high[-1][1]
+        if low != ((first, first),) or high != ((last, last),) or first > last:
+            raise self._error("a range goes from one character to a later one; write \\- for a dash")
+        return ((first, last),)
+
+    def _one(self) -> CharSet:
+        """Read one character, or an escape that stands for some."""
+        char = self._peek()
+        if char == "":
+            raise self._error("it ends too early")
+        code = _CODE.match(self._regex, self._at)
+        if code is not None:
+            self._at = code.end()
+            return self._char(chr(int(code.group(1) or code.group(2), 16)))
+        if char != "\\":
+            self._at += 1
+            return self._char(char)
+        escaped = self._regex[self._at + 1 : self._at + 2]
+        self._at += 2
+        if escaped in _CLASSES:
+            return _CLASSES[escaped]
+        if escaped == "" or (escaped.isalnum() and escaped not in _CONTROLS):
+            raise self._error(f"the escape \\{escaped} is not enforced")
+        return self._char(_CONTROLS.get(escaped, escaped))
+
+    def _char(self, char: str) -> CharSet:
+        if "\ud800" <= char <= "\udfff":
+            raise self._error("halves of surrogate pairs cannot be matched; write the character itself")
+        return ((ord(char), ord(char)),)
+
+    def _written(self, chars: CharSet) -> str:
+        possible = minus(chars, complement(self._alphabet))
+        if not possible:
+            hint = "" if self._alphabet == _ANY else ": quotes, backslashes and control characters are escaped in JSON"
+            raise self._error(f"nothing can match here{hint}")
+        return ebnf_class(possible)
+
+    def _peek(self) -> str:
+        return self._regex[self._at : self._at + 1]
+
+    def _error(self, message: str) -> GrammarError:
+        return GrammarError(f"regular expression {self._regex!r}, position {self._at}: {message}")

@@ -1,0 +1,171 @@
+"""The `xgrammar` backend: EBNF, and what is translated to it, through the xgrammar library (arXiv:2411.15100)."""
+
+import re
+from collections.abc import Callable
+from typing import Any, Final, TypeVar
+
+import numpy as np
+import tokenizers
+import transformers
+import xgrammar
+from numpy.typing import NDArray
+
+from graftlm.contracts import (
+    CompiledGrammar,
+    GrammarBackend,
+    GrammarContext,
+    GrammarKind,
+    GrammarMatcher,
+    GrammarSpec,
+)
+from graftlm.errors import GrammarError
+from graftlm_grammar.json_schema import schema_to_ebnf
+from graftlm_grammar.options import XGrammarOptions
+from graftlm_grammar.regex import MAX_REPEATS, regex_to_ebnf
+
+__all__ = ["XGrammarBackend"]
+
+T = TypeVar("T")
+
+_MAX_TEXT_LEN: Final = 1 << 18
+_MAX_FORCED_TOKENS: Final = 64
+_LOG_PREFIX: Final = re.compile(r"^\[\d\d:\d\d:\d\d\] \S+: (?:Check failed: \(.*?\) is false: )?")
+_EBNF_LITERAL: Final = re.compile(r'"(?:\\.|[^"\\\n])*"|\[(?:\\.|[^\]\\])*\]|#[^\n]*')
+_EBNF_REPEATS: Final = re.compile(r"\{\s*(\d*)\s*,?\s*(\d*)\s*\}")
+
+
+class XGrammarBackend(GrammarBackend):
+    """Compiles for one tokenizer. The library's own cache is off: graftlm keeps what is compiled."""
+
+    def __init__(self, options: XGrammarOptions, context: GrammarContext) -> None:
+        self._max_whitespace = options.max_whitespace
+        info = _tokenizer_info(context)
+        self._vocab_size = context.vocab_size
+        self._compiler: Any = xgrammar.GrammarCompiler(info, max_threads=1, cache_enabled=False)
+
+    def check(self, spec: GrammarSpec) -> None:
+        """Read the specification as `compile` does, without looking at the vocabulary."""
+        self._grammar(spec)
+
+    def compile(self, spec: GrammarSpec) -> CompiledGrammar:
+        """Work out, for each state of the grammar, which tokens it allows."""
+        grammar = self._grammar(spec)
+        return _Compiled(_checked(spec.kind, lambda: self._compiler.compile_grammar(grammar)), self._vocab_size)
+
+    def _grammar(self, spec: GrammarSpec) -> Any:
+        kind, text = spec.kind, spec.text
+        if len(text) > _MAX_TEXT_LEN:
+            raise GrammarError(f"{kind.value}: {len(text)} characters are too many, at most {_MAX_TEXT_LEN} are read")
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise GrammarError(f"{kind.value}: not text: {error}") from None
+        if kind is GrammarKind.JSON_SCHEMA:
+            ebnf = schema_to_ebnf(text, self._max_whitespace)
+        elif kind is GrammarKind.REGEX:
+            ebnf = f"root ::= {regex_to_ebnf(text)}"
+        else:
+            _check_repeats(text)
+            ebnf = text
+        return _checked(kind, lambda: xgrammar.Grammar.from_ebnf(ebnf))
+
+
+class _Compiled(CompiledGrammar):
+    def __init__(self, compiled: Any, vocab_size: int) -> None:
+        self._compiled = compiled
+        self._vocab_size = vocab_size
+
+    def matcher(self) -> GrammarMatcher:
+        """Return a fresh matcher at the start."""
+        return _Matcher(xgrammar.GrammarMatcher(self._compiled), self._vocab_size)
+
+
+class _Matcher(GrammarMatcher):
+    def __init__(self, matcher: Any, vocab_size: int) -> None:
+        self._matcher = matcher
+        self._num_words = -(-vocab_size // 32)
+        num_spare_bits = 32 * self._num_words - vocab_size
+        self._last_word = np.int32(-1) if num_spare_bits == 0 else np.int32((1 << (32 - num_spare_bits)) - 1)
+
+    def accept(self, token_id: int) -> bool:
+        """Advance over a token; False leaves the matcher unchanged."""
+        return bool(self._matcher.accept_token(token_id))
+
+    def rollback(self, num_tokens: int) -> None:
+        """Undo the latest accepted tokens."""
+        self._matcher.rollback(num_tokens)
+
+    def fill_bitmask(self, mask: NDArray[np.int32], row: int) -> None:
+        """Write the allowed tokens into mask[row]."""
+        if self.finished:
+            mask[row] = 0
+        else:
+            self._matcher.fill_next_token_bitmask(mask, row)
+            mask[row, -1] &= self._last_word  # the library may set bits past V
+
+    def forced_text(self) -> str:
+        """Return the text that must come next, up to the last whole character."""
+        if self.finished:
+            return ""
+        try:
+            return str(self._matcher.find_jump_forward_string())
+        except UnicodeDecodeError as error:  # it ends within a character
+            return bytes(error.object[: error.start]).decode()
+
+    def forced_tokens(self) -> list[int]:
+        """Return the tokens that must come next, at most 64."""
+        mask = np.zeros((1, self._num_words), dtype=np.int32)
+        forced: list[int] = []
+        while not self.finished and len(forced) < _MAX_FORCED_TOKENS:
+            self.fill_bitmask(mask, 0)
+            allowed = np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little"))
+            if len(allowed) != 1 or not self.accept(int(allowed[0])):
+                break
+            forced.append(int(allowed[0]))
+        if forced:
+            self.rollback(len(forced))
+        return forced
+
+    @property
+    def finished(self) -> bool:
+        """Whether a stop token was accepted."""
+        return bool(self._matcher.is_terminated())
+
+
+def _checked(kind: GrammarKind, call: Callable[[], T]) -> T:
+    """Call the library, which raises a RuntimeError for what it cannot read."""
+    try:
+        return call()
+    except (RuntimeError, ValueError) as error:
+        message = _LOG_PREFIX.sub("", str(error)).strip().split("\n")[0]
+        raise GrammarError(f"{kind.value}: {message}") from error
+
+
+def _check_repeats(ebnf: str) -> None:
+    """Refuse counts so large that a matcher would run out of memory."""
+    for found in _EBNF_REPEATS.finditer(_EBNF_LITERAL.sub("", ebnf)):
+        if any(int(count) > MAX_REPEATS for count in found.groups() if count):
+            raise GrammarError(
+                f"ebnf: {found.group()}: more than {MAX_REPEATS} repetitions are not supported; use * or +"
+            )
+
+
+def _tokenizer_info(context: GrammarContext) -> Any:
+    """Tell the library what bytes each token stands for; those of special tokens are nobody's business."""
+    core = tokenizers.Tokenizer.from_str(context.tokenizer_json)
+    wrapped = transformers.PreTrainedTokenizerFast(tokenizer_object=core)
+    stop_token_ids = [token_id for token_id in context.stop_token_ids if token_id < context.vocab_size]
+    info = xgrammar.TokenizerInfo.from_huggingface(
+        wrapped, vocab_size=context.vocab_size, stop_token_ids=stop_token_ids
+    )
+    vocab = [b"" if i in stop_token_ids else token for i, token in enumerate(info.decoded_vocab)]
+    for token_id, added in core.get_added_tokens_decoder().items():
+        if token_id < context.vocab_size:
+            vocab[token_id] = b"" if added.special else added.content.encode()
+    return xgrammar.TokenizerInfo(
+        vocab,
+        xgrammar.VocabType.RAW,
+        vocab_size=context.vocab_size,
+        stop_token_ids=stop_token_ids,
+        add_prefix_space=info.add_prefix_space,
+    )

@@ -1,0 +1,52 @@
+import numpy as np
+import pytest
+import torch
+
+from graftlm.execution.token_masks import forbid, unpack_bits
+
+CPU = torch.device("cpu")
+
+
+def pack(*rows, vocab_size):
+    """Return masks that allow some tokens, int32 [n, ceil(V / 32)]."""
+    bits = np.zeros((len(rows), -(-vocab_size // 32) * 32), dtype=np.uint8)
+    for row, tokens in enumerate(rows):
+        bits[row, list(tokens)] = 1
+    return np.packbits(bits, axis=1, bitorder="little").view(np.int32)
+
+
+@pytest.mark.parametrize("vocab_size", [1, 31, 32, 33, 300])
+def test_bit_i_of_word_w_is_token_32_w_plus_i(vocab_size):
+    draw = np.random.default_rng(vocab_size)
+    allowed = draw.random((3, vocab_size)) < 0.5
+    rows = [np.flatnonzero(row) for row in allowed]
+    assert np.array_equal(unpack_bits(pack(*rows, vocab_size=vocab_size), vocab_size, CPU).numpy(), allowed)
+
+
+def test_the_sign_bit_is_token_31():
+    assert unpack_bits(np.array([[-(2**31)]], dtype=np.int32), 32, CPU)[0].nonzero().tolist() == [[31]]
+
+
+def test_only_the_named_rows_change():
+    scores = torch.randn(4, 40)
+    before = scores.clone()
+    forbid(scores, np.array([1, 3]), pack([0, 39], [5], vocab_size=40))
+    assert torch.equal(scores[[0, 2]], before[[0, 2]])
+    assert scores[1].isfinite().nonzero().flatten().tolist() == [0, 39]
+    assert scores[3].isfinite().nonzero().flatten().tolist() == [5]
+    assert torch.equal(scores[3, 5], before[3, 5])
+
+
+def test_a_row_with_nothing_left_takes_its_scores_from_elsewhere():
+    scores = torch.tensor([[1.0, 2.0, -torch.inf, -torch.inf], [1.0, 2.0, 3.0, 4.0]])
+    instead = torch.tensor([[9.0, 9.0, 7.0, 8.0], [9.0, 9.0, 9.0, 9.0]], dtype=torch.bfloat16)
+    forbid(scores, np.array([0, 1]), pack([2, 3], [1, 2], vocab_size=4), instead)
+    inf = torch.inf
+    assert scores.tolist() == [[-inf, -inf, 7.0, 8.0], [-inf, 2.0, 3.0, -inf]]
+
+
+def test_not_a_number_stays_visible_where_it_is_allowed():
+    scores = torch.tensor([[torch.nan, torch.nan, 1.0]])
+    forbid(scores, np.array([0]), pack([0, 2], vocab_size=3), torch.zeros(1, 3))
+    assert scores[0, 0].isnan()
+    assert scores[0, 1] == -torch.inf

@@ -1,0 +1,70 @@
+"""Weights in the CPU's blocked layout give what plain ones give."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from graftlm.layers import Linear, TokenEmbedding
+from graftlm.layers.packing import linear, pack
+
+CPU = torch.device("cpu")
+#: Of the largest result: rounding of the last bit, and of sums in another order.
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}
+
+
+def assert_close(got, expected):
+    assert got.dtype == expected.dtype
+    assert got.shape == expected.shape
+    worst = (got.float() - expected.float()).abs().max() / expected.float().abs().max()
+    assert worst <= TOLERANCE[got.dtype]
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize(("rows", "size", "out"), [(1, 512, 768), (3, 1000, 400), (17, 399, 1001), (3, 24, 7)])
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_packing_changes_no_product(dtype, rows, size, out, has_bias):
+    torch.manual_seed(0)
+    x, weight = torch.randn(rows, size).to(dtype), torch.randn(out, size).to(dtype)
+    bias = torch.randn(out).to(dtype) if has_bias else None
+    assert_close(linear(x, pack(weight), bias), F.linear(x, weight, bias))
+
+
+@pytest.mark.parametrize("x", [torch.randn(4, 3, 512), torch.randn(512, 5).t(), torch.randn(5, 600)[:, :512]])
+def test_inputs_may_have_any_strides_and_leading_dimensions(x):
+    weight = torch.randn(800, 512)
+    assert_close(linear(x, pack(weight)), F.linear(x, weight))
+
+
+def test_packing_twice_is_packing_once():
+    weight = torch.randn(800, 512)
+    x = torch.randn(2, 512)
+    assert torch.equal(linear(x, pack(pack(weight))), linear(x, pack(weight)))
+
+
+def test_other_dtypes_stay_as_they_are():
+    weight = torch.randn(800, 512, dtype=torch.float64)
+    assert torch.equal(pack(weight), weight)
+
+
+def test_a_packed_layer_can_be_loaded_again():
+    layer = Linear(512, {"q": 300, "k": 600}, bias=True, device=CPU, dtype=torch.float32)
+    x = torch.randn(3, 512)
+    for _ in range(2):
+        weight, bias = torch.randn(900, 512), torch.randn(900)
+        parts = {"q.weight": weight[:300], "k.weight": weight[300:], "q.bias": bias[:300], "k.bias": bias[300:]}
+        for slot in layer.weight_slots(""):
+            slot.target.copy_(parts[slot.name])
+        layer.pack()
+        assert_close(layer(x), F.linear(x, weight, bias))
+
+
+def test_a_tied_embedding_keeps_its_rows_and_packs_its_output():
+    embed = TokenEmbedding(900, 512, device=CPU, dtype=torch.float32)
+    hidden = torch.randn(3, 512)
+    for _ in range(2):
+        weight = torch.randn(900, 512)
+        (slot,) = embed.weight_slots("", "embed")
+        slot.target.copy_(weight)
+        embed.pack_output()
+        assert torch.equal(embed(torch.tensor([7, 0])), weight[[7, 0]])
+        assert_close(embed.logits(hidden), F.linear(hidden, weight))

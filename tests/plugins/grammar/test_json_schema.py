@@ -1,0 +1,368 @@
+"""JSON schemas: every keyword is enforced or refused, and whatever is generated is valid."""
+
+import json
+import random
+import re
+from pathlib import Path
+
+import jsonschema
+import numpy as np
+import pytest
+
+from graftlm.errors import GrammarError
+from graftlm_grammar.formats import FORMATS
+from graftlm_grammar.json_schema import ANNOTATIONS, COMBINED, ENFORCED, schema_to_ebnf
+
+NUMBER = {"type": "number"}
+INTEGER = {"type": "integer"}
+STRING = {"type": "string"}
+POINT = {"type": "object", "properties": {"x": INTEGER, "y": INTEGER}}
+LINKED = {
+    "type": "object",
+    "properties": {"value": INTEGER, "next": {"anyOf": [{"$ref": "#"}, {"type": "null"}]}},
+    "required": ["value", "next"],
+}
+CAT = {"type": "object", "properties": {"kind": {"const": "cat"}, "lives": INTEGER}, "required": ["kind"]}
+DOG = {"type": "object", "properties": {"kind": {"const": "dog"}, "tricks": INTEGER}, "required": ["kind"]}
+
+#: (type or "", keyword) -> schema, texts it accepts, texts it rejects.
+KEYWORDS = {
+    ("string", "minLength"): ({**STRING, "minLength": 2}, ['"ab"', '"éé"', '"abc"'], ['"a"', '"é"', '"\\n"', '"\t\t"']),
+    ("string", "maxLength"): ({**STRING, "maxLength": 2}, ['""', '"éé"'], ['"abc"', '"\t"', '"""']),
+    ("string", "pattern"): ({**STRING, "pattern": "^a(?:b[0-9]+)?$"}, ['"a"', '"ab1"'], ['"a1"', '"xa"', '"ab"']),
+    ("string", "format"): ({**STRING, "format": "date"}, ['"2024-02-29"'], ['"2023-02-29"', '"2024-13-01"', '"x"']),
+    ("integer", "minimum"): ({**INTEGER, "minimum": -3}, ["-3", "0", "44"], ["-4", "-30", "2.0"]),
+    ("integer", "maximum"): ({**INTEGER, "maximum": 120}, ["120", "-500", "99"], ["121", "1200"]),
+    ("integer", "exclusiveMinimum"): ({**INTEGER, "exclusiveMinimum": 9.5}, ["10", "100"], ["9", "-10", "1"]),
+    ("integer", "exclusiveMaximum"): ({**INTEGER, "exclusiveMaximum": 0}, ["-1", "-10"], ["0", "-0", "1"]),
+    ("integer", "multipleOf"): ({**INTEGER, "multipleOf": 7}, ["0", "-7", "700"], ["1", "8", "-0", "007"]),
+    ("number", "minimum"): ({**NUMBER, "minimum": 0.5}, ["0.5", "0.50", "1", "7.25"], ["0.49", "0", "-1", "5e-9"]),
+    ("number", "maximum"): ({**NUMBER, "maximum": 1.25}, ["1.25", "1.2", "-9.5", "0"], ["1.26", "1.251", "2"]),
+    ("number", "exclusiveMinimum"): ({**NUMBER, "exclusiveMinimum": 0}, ["0.001", "3"], ["0", "0.0", "-0.5"]),
+    ("number", "exclusiveMaximum"): ({**NUMBER, "exclusiveMaximum": -1}, ["-1.1", "-2"], ["-1", "-1.0", "0"]),
+    ("object", "properties"): (POINT, ["{}", '{"x": 1}', '{"y":2}', '{"x":1,"y":2}'], ['{"x":"a"}', '{"z":1}']),
+    ("object", "required"): ({**POINT, "required": ["y"]}, ['{"y":1}', '{"x":1,"y":1}'], ["{}", '{"x":1}']),
+    ("object", "additionalProperties"): (
+        {**POINT, "additionalProperties": STRING},
+        ['{"a":"b"}', '{"x":1,"xy":"b"}', '{"":"", "é":""}'],
+        ['{"a":1}', '{"a":"b","x":"c"}', '{"\\u0078":"c"}', '{"x":1,"x":"c"}'],
+    ),
+    ("object", "patternProperties"): (
+        {"type": "object", "patternProperties": {"^n[0-9]$": INTEGER}},
+        ["{}", '{"n1":1,"n2":2}'],
+        ['{"n1":"a"}', '{"x":1}', '{"n10":1}'],
+    ),
+    ("object", "propertyNames"): (
+        {"type": "object", "propertyNames": {"maxLength": 2}, "additionalProperties": INTEGER},
+        ["{}", '{"ab":1}'],
+        ['{"abc":1}', '{"a":"b"}', '{"\\u0061\\u0061\\u0061":1}'],
+    ),
+    ("object", "minProperties"): ({"type": "object", "minProperties": 1}, ['{"a":1}'], ["{}"]),
+    ("object", "maxProperties"): ({"type": "object", "maxProperties": 1}, ["{}", '{"a":1}'], ['{"a":1,"b":2}']),
+    ("array", "items"): ({"type": "array", "items": INTEGER}, ["[]", "[1]", "[1, 2]"], ['["a"]', '[1,"a"]', "[1,]"]),
+    ("array", "prefixItems"): (
+        {"type": "array", "prefixItems": [INTEGER, STRING], "items": False},
+        ["[]", "[1]", '[1,"a"]'],
+        ['["a"]', "[1,2]", '[1,"a",3]'],
+    ),
+    ("array", "minItems"): ({"type": "array", "minItems": 2}, ["[1,2]", "[1,2,3]"], ["[]", "[1]"]),
+    ("array", "maxItems"): ({"type": "array", "items": INTEGER, "maxItems": 2}, ["[]", "[1,2]"], ["[1,2,3]"]),
+    ("", "$ref"): (
+        {"type": "array", "items": {"$ref": "#/$defs/n"}, "$defs": {"n": INTEGER}},
+        ["[1]"],
+        ['["a"]'],
+    ),
+    ("", "anyOf"): ({"anyOf": [INTEGER, {**STRING, "maxLength": 1}]}, ["1", '"a"'], ["null", '"ab"']),
+    ("", "oneOf"): (
+        {"oneOf": [CAT, {"$ref": "#/$defs/d"}], "$defs": {"d": DOG}},
+        ['{"kind":"cat","lives":9}', '{"kind":"dog","tricks":1}'],
+        ['{"kind":"cat","tricks":1}', '{"kind":"cow"}'],
+    ),
+    ("", "allOf"): ({"allOf": [{"$ref": "#/$defs/n"}], "$defs": {"n": INTEGER}}, ["1"], ['"a"']),
+    ("", "enum"): ({"enum": [1, "é\n", None, {"a": [1]}]}, ["1", '"é\\n"', "null", '{"a": [1]}'], ["2", '"a"']),
+    ("", "const"): ({"const": 'a"\\', "type": "string"}, ['"a\\"\\\\"'], ['"a"']),
+}
+
+
+def test_every_enforced_keyword_has_its_experiment():
+    enforced = {(name, key) for name, keys in ENFORCED.items() for key in keys} | {("", key) for key in COMBINED}
+    assert enforced == set(KEYWORDS)
+
+
+@pytest.mark.parametrize(("schema", "accepted", "rejected"), KEYWORDS.values(), ids=[" ".join(key) for key in KEYWORDS])
+def test_a_keyword_is_enforced(texts, schema, accepted, rejected):
+    assert texts.accepted_by_schema(schema, accepted) == accepted
+    assert texts.accepted_by_schema(schema, rejected) == []
+    for text in accepted:
+        jsonschema.validate(json.loads(text), schema)
+
+
+@pytest.mark.parametrize(
+    ("schema", "accepted", "rejected"),
+    [
+        ({}, ["null", "-0.5e-10", '{"a":[true, {"b":""}]}'], ["nul", "01", "{,}", "1e400", '"\\ud800"', "'a'"]),
+        (True, ["1"], ["x"]),
+        (STRING, ['"\\u00e9\\n\\"😀"', '"\\uD7FF"'], ['"a', '"\n"', '"\\x"', '"\\uDc00"']),
+        ({"type": ["integer", "null"]}, ["1", "null"], ["true", "1.5"]),
+        ({"type": ["string", "integer"], "minLength": 1, "minimum": 5}, ['"a"', "5"], ['""', "4"]),
+        ({"minimum": 3}, ["3", "3.5"], ["2", '"a"']),
+        ({"properties": {"a": INTEGER}}, ['{"a":1}'], ["1", '{"a":"b"}']),
+        ({"type": "object"}, ["{}", '{"a":{"b":1}}'], ["[]"]),
+        ({"type": "object", "additionalProperties": False}, ["{}", "{ }"], ['{"a":1}']),
+        ({"type": "object", "required": ["b"]}, ['{"b":[1]}'], ["{}", '{"a":1}']),
+        ({**POINT, "required": ["b"], "additionalProperties": STRING}, ['{"b":"c"}'], ['{"b":1}', "{}"]),
+        ({**POINT, "additionalProperties": True}, ['{"z":[1]}', '{"x":1,"z":null}'], ['{"x":null}']),
+        ({"type": "object", "properties": {'"é\\': INTEGER}}, ['{"\\"é\\\\":1}'], ['{"\\"é\\\\":"a"}']),
+        (LINKED, ['{"value":1,"next":{"value":2,"next":null}}'], ['{"value":1,"next":{}}']),
+        ({"type": "array", "prefixItems": [INTEGER], "items": STRING, "minItems": 2}, ['[1,"a"]'], ["[1]", "[1,2]"]),
+        ({"type": "array", "prefixItems": [INTEGER, STRING], "maxItems": 1}, ["[]", "[1]"], ['[1,"a"]']),
+        ({"type": "array", "uniqueItems": False, "items": INTEGER}, ["[1,1]"], ['["a"]']),
+        ({"oneOf": [INTEGER, STRING, {"type": "null"}]}, ["1", '"a"', "null"], ["true"]),
+        ({**INTEGER, "title": "t", "x-mine": 1, "default": "no"}, ["1"], ['"no"']),
+        ({"$schema": "s", "$id": "i", "$comment": "c", **INTEGER}, ["1"], ["a"]),
+    ],
+)
+def test_schemas_mean_what_they_say(texts, schema, accepted, rejected):
+    assert texts.accepted_by_schema(schema, accepted) == accepted
+    assert texts.accepted_by_schema(schema, rejected) == []
+
+
+@pytest.mark.parametrize("length", [0, 1, 16, 17])
+def test_whitespace_between_the_parts_is_bounded(texts, length):
+    blank = (" \n\t\r" * 5)[:length]
+    text = f'{{{blank}"x"{blank}:{blank}1{blank},{blank}"y":2{blank}}}'
+    assert texts.accepted_by_schema(POINT, [text]) == ([text] if length <= 16 else [])
+    assert texts.accepted_by_schema(POINT, [f" {text}", f"{text} "]) == []
+
+
+@pytest.mark.parametrize(
+    ("schema", "said"),
+    [
+        ({"not": INTEGER}, r"\$\.not: this keyword is not enforced"),
+        ({"if": INTEGER, "then": INTEGER}, r"\$\.if"),
+        ({**POINT, "dependentRequired": {"x": ["y"]}}, r"\$\.dependentRequired"),
+        ({**POINT, "dependentSchemas": {}}, r"\$\.dependentSchemas"),
+        ({**POINT, "unevaluatedProperties": False}, r"\$\.unevaluatedProperties"),
+        ({"type": "array", "items": {"type": "array", "contains": INTEGER}}, r"\$\.items\.contains"),
+        ({"type": "array", "uniqueItems": True}, r"\$\.uniqueItems"),
+        ({"type": "array", "items": [INTEGER]}, r"\$\.items: a schema is an object or true, got array"),
+        ({"nullable": True, **INTEGER}, r"\$\.nullable"),
+        ({"$dynamicRef": "#a"}, r"\$\.\$dynamicRef"),
+        ({"$anchor": "a", **INTEGER}, r"\$\.\$anchor"),
+        ({"$ref": "http://example.org/schema"}, r"\$\.\$ref: only references such as"),
+        ({"$ref": "#/$defs/a~1b"}, r"only references such as"),
+        ({"$ref": "#/$defs/none", "$defs": {}}, r"#/\$defs/none leads nowhere"),
+        ({"$ref": "#/$defs/a", "$defs": {"a": {"not": {}}}}, r"\$\.\$ref\(#/\$defs/a\)\.not"),
+        ({"$ref": "#/$defs/a", "minimum": 1, "$defs": {"a": INTEGER}}, r"\$\.minimum: not enforced beside \$ref"),
+        ({"type": "array", "items": {"$id": "x", **INTEGER}}, r"\$\.items: \$id"),
+        ({"anyOf": [INTEGER], "type": "integer"}, r"\$\.type: not enforced beside anyOf"),
+        ({"anyOf": []}, r"\$\.anyOf: expected a non-empty list"),
+        ({"allOf": [INTEGER, {"minimum": 3}]}, r"\$\.allOf: not enforced for more than one"),
+        ({"oneOf": [INTEGER, NUMBER]}, r"\$\.oneOf: not enforced: a value might match both \[0\] and \[1\]"),
+        ({"oneOf": [CAT, POINT]}, r"might match both"),
+        ({"oneOf": [{"enum": [1, 2]}, {"const": 1.0}]}, r"might match both"),
+        ({"type": "integer", "enum": [1, "a"]}, r'\$\.enum: "a" is not of type integer'),
+        ({"enum": []}, r"\$\.enum: expected a non-empty list"),
+        ({"type": "date"}, r'\$\.type: expected one or some of string, .*, got "date"'),
+        ({"type": []}, r"\$\.type: expected"),
+        ({"type": "integer", "minLength": 2}, r"\$\.minLength: not enforced for type integer"),
+        ({"minLength": 2, "minimum": 2}, r"\$: say which type"),
+        ({**NUMBER, "multipleOf": 0.5}, r"\$\.multipleOf: not enforced for type number"),
+        ({**INTEGER, "multipleOf": 2, "minimum": 3}, r"\$\.multipleOf: enforced for type integer only"),
+        ({"type": ["integer", "number"], "multipleOf": 2}, r"\$\.multipleOf: enforced for type integer only"),
+        ({**INTEGER, "multipleOf": 257}, r"\$\.multipleOf: expected a whole number from 1 to 256, got 257"),
+        ({**INTEGER, "minimum": 5, "maximum": 4}, r"\$: no integer lies between"),
+        ({**INTEGER, "exclusiveMinimum": 1, "exclusiveMaximum": 2}, r"no integer lies between"),
+        ({**NUMBER, "minimum": 1, "exclusiveMaximum": 1}, r"no number lies between"),
+        ({**NUMBER, "exclusiveMinimum": True}, r"\$\.exclusiveMinimum: expected a number"),
+        ({**NUMBER, "minimum": 1e300}, r"expected a number up to"),
+        ({**STRING, "minLength": 3, "maxLength": 2}, r"\$\.maxLength: 2 is less than minLength, 3"),
+        ({**STRING, "minLength": -1}, r"\$\.minLength: expected a whole number from 0 to 1000, got -1"),
+        ({**STRING, "minLength": 100_000}, r"from 0 to 1000, got 100000"),
+        ({**STRING, "maxLength": "3"}, r'\$\.maxLength: .*got "3"'),
+        ({**STRING, "pattern": "a", "maxLength": 3}, r"\$: pattern, format, and minLength"),
+        ({**STRING, "format": "date", "pattern": "a"}, r"\$: pattern, format"),
+        ({**STRING, "format": "hostname"}, r'\$\.format: "hostname" is not enforced. Enforced are: date, '),
+        ({**STRING, "pattern": "(?!a)b"}, r"\$\.pattern: regular expression '\(\?!a\)b', position 1: lookarounds"),
+        ({**STRING, "pattern": '"'}, r"\$\.pattern: .* nothing can match here"),
+        ({**STRING, "pattern": 3}, r"\$\.pattern: expected a string, got integer"),
+        ({**POINT, "minProperties": 1}, r"\$\.minProperties: not enforced beside properties"),
+        ({**POINT, "patternProperties": {"a": {}}}, r"\$\.patternProperties: not enforced beside properties"),
+        ({"type": "object", "minProperties": 2}, r"\$\.minProperties: enforced up to 1"),
+        ({"type": "object", "patternProperties": {"a": {}, "b": {}}}, r"\$\.patternProperties: enforced for one"),
+        ({"type": "object", "patternProperties": {"a": {}}, "additionalProperties": True}, r"enforced for one"),
+        ({"type": "object", "propertyNames": INTEGER}, r"\$\.propertyNames: enforced for schemas of type string"),
+        ({"type": "object", "propertyNames": False}, r"\$\.propertyNames: false allows no value"),
+        ({**POINT, "required": ["z"], "additionalProperties": False}, r'\$\.required: "z" is enforced only if'),
+        ({**POINT, "required": "x"}, r"\$\.required: expected a list of names"),
+        ({"type": "object", "properties": {"a": False}}, r"\$\.properties\.a: false allows no value"),
+        ({"type": "object", "properties": []}, r"\$\.properties: expected an object, got array"),
+        ({"type": "array", "prefixItems": [INTEGER], "items": False, "minItems": 2}, r"no array can have that many"),
+        ({"type": "array", "items": False, "minItems": 1}, r"no array can have that many"),
+        (False, r"\$: false allows no value"),
+        ([], r"\$: a schema is an object or true, got array"),
+    ],
+)
+def test_what_is_not_enforced_is_refused_by_keyword_and_path(schema, said):
+    with pytest.raises(GrammarError, match=f"^json_schema: .*{said}"):
+        schema_to_ebnf(json.dumps(schema), 16)
+
+
+@pytest.mark.parametrize("text", ["", "{", "{'a': 1}", '{"const": NaN}', '{"minimum": Infinity}', "\x00", "[" * 10**5])
+def test_what_is_not_json_is_refused(text):
+    with pytest.raises(GrammarError, match=r"^json_schema: "):
+        schema_to_ebnf(text, 16)
+
+
+def test_deep_nesting_is_refused_and_recursion_is_not():
+    schema = INTEGER
+    for _ in range(60):
+        schema = {"type": "array", "items": schema}
+    with pytest.raises(GrammarError, match="levels deep"):
+        schema_to_ebnf(json.dumps(schema), 16)
+    chain = {f"d{i}": {"$ref": f"#/$defs/d{i + 1}"} for i in range(60)}
+    with pytest.raises(GrammarError, match="levels deep"):
+        schema_to_ebnf(json.dumps({"$defs": chain, "$ref": "#/$defs/d0"}), 16)
+    schema_to_ebnf(json.dumps(LINKED), 16)
+
+
+def test_annotations_and_assertions_do_not_mix():
+    assert not ANNOTATIONS & (set().union(*ENFORCED.values()) | set(COMBINED))
+
+
+# -- Whatever comes out is valid
+
+
+def generate(matcher, draw, limit=300):
+    """Sample bytes at random, mostly printable ones, and the end as soon as it may come; None if it gets too long."""
+    mask, out = np.zeros((1, 9), dtype=np.int32), bytearray()
+    while len(out) < limit:
+        matcher.fill_bitmask(mask, 0)
+        allowed = np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little")).tolist()
+        assert allowed, f"nothing may follow {bytes(out)!r}"
+        if 256 in allowed and (len(allowed) == 1 or draw.random() < 0.5):
+            return out.decode()
+        allowed = [byte for byte in allowed if byte != 256]
+        handy = [byte for byte in allowed if byte in b'"\\:,]}0123456789abcxyu']
+        byte = draw.choice(handy if handy and draw.random() < 0.9 else allowed)
+        assert matcher.accept(byte)
+        out.append(byte)
+    return None
+
+
+class SchemaMaker:
+    """Draws schemas of the enforced keywords."""
+
+    def __init__(self, seed):
+        self.draw = random.Random(seed)
+
+    def schema(self, depth=3):
+        makers = [self.integer, self.number, self.string, self.values]
+        if depth:
+            makers += [self.record, self.map, self.array, self.union] * 2
+        return self.draw.choice(makers)(depth)
+
+    def maybe(self, **keywords):
+        return {key: value for key, value in keywords.items() if self.draw.random() < 0.5}
+
+    def integer(self, depth):
+        low = self.draw.randint(-200, 200)
+        bounds = self.maybe(minimum=low, maximum=low + self.draw.randint(0, 300))
+        return INTEGER | (bounds or self.maybe(multipleOf=self.draw.randint(1, 30)))
+
+    def number(self, depth):
+        low = round(self.draw.uniform(-3, 3), self.draw.randint(0, 3))
+        high = low + round(self.draw.uniform(0.1, 3), 2)
+        return NUMBER | self.maybe(minimum=low, exclusiveMaximum=high)
+
+    def string(self, depth):
+        length = self.draw.randint(0, 3)
+        choices = [
+            {},
+            self.maybe(minLength=length, maxLength=length + self.draw.randint(0, 3)),
+            {"pattern": self.draw.choice(["^a(bc?)*$", "^[^a-m]{1,3}$", "^(?:x|y[0-9]+)?$", "^\\w-\\d$"])},
+            {"format": self.draw.choice(["date", "ipv4", "time"])},
+        ]
+        return STRING | self.draw.choice(choices)
+
+    def values(self, depth):
+        return {"enum": self.draw.sample([None, True, 0, -1.5, "", 'a"b', "é", [1, {"a": 2}], {}], 3)}
+
+    def record(self, depth):
+        names = self.draw.sample(["a", "ab", "é", 'b"', "", "x y"], self.draw.randint(1, 4))
+        schema = {"type": "object", "properties": {name: self.schema(depth - 1) for name in names}}
+        extra = self.draw.choice([False, True, self.schema(depth - 1)])
+        return schema | self.maybe(required=self.draw.sample(names, 1), additionalProperties=extra)
+
+    def map(self, depth):
+        keys = self.maybe(propertyNames={"maxLength": 2}, maxProperties=2, minProperties=1)
+        return {"type": "object", "additionalProperties": self.schema(depth - 1)} | keys
+
+    def array(self, depth):
+        least = self.draw.randint(0, 2)
+        counts = self.maybe(minItems=least, maxItems=least + 1)
+        prefix = self.maybe(prefixItems=[self.schema(depth - 1) for _ in range(2)])
+        return {"type": "array", "items": self.schema(depth - 1)} | counts | prefix
+
+    def union(self, depth):
+        return {"anyOf": [self.schema(depth - 1), self.schema(depth - 1)]}
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_whatever_is_generated_is_valid(texts, seed):
+    maker = SchemaMaker(seed)
+    schema = maker.schema()
+    checker = jsonschema.FormatChecker(["date", "ipv4"])
+    validator = jsonschema.Draft202012Validator(schema, format_checker=checker)
+    matchers = [texts.matcher("json_schema", json.dumps(schema)) for _ in range(20)]
+    for text in filter(None, [generate(matcher, maker.draw) for matcher in matchers]):
+        validator.validate(json.loads(text))
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_formats_can_be_met(texts, name):
+    draw = random.Random(1)
+    matchers = [texts.matcher("json_schema", json.dumps({**STRING, "format": name})) for _ in range(10)]
+    assert any(generate(matcher, draw) for matcher in matchers)
+
+
+@pytest.mark.parametrize(
+    ("name", "right", "wrong"),
+    [
+        ("date", ["2000-02-29", "1999-12-31"], ["1900-02-29", "2001-04-31", "2001-1-1"]),
+        ("time", ["23:59:59Z", "00:00:00.5+01:30"], ["24:00:00Z", "12:00Z", "12:00:00", "12:00:005Z"]),
+        ("date-time", ["2024-01-31T12:00:00Z"], ["2024-01-31", "2024-02-31T12:00:00Z"]),
+        ("duration", ["P1Y2M3D", "PT1H", "P2W", "P1DT2M"], ["P", "PT", "1D", "P1Y2D", "P1DT"]),
+        ("email", ["a.b@c.org"], ["a@b", "@c.org", "a..b@c.org", "a b@c.org"]),
+        ("ipv4", ["0.0.0.0", "255.1.20.3"], ["256.1.1.1", "1.2.3", "01.2.3.4"]),
+        ("uri", ["https://a.org/b?c", "ftp://a"], ["a.org", "https://", "https://a b"]),
+        ("uuid", ["123e4567-e89b-12d3-a456-426614174000"], ["123e4567", "123e4567-e89b-12d3-a456-42661417400g"]),
+    ],
+)
+def test_formats_are_enforced(texts, name, right, wrong):
+    schema = {**STRING, "format": name}
+    assert texts.accepted_by_schema(schema, map(json.dumps, right)) == [json.dumps(text) for text in right]
+    assert texts.accepted_by_schema(schema, map(json.dumps, wrong)) == []
+
+
+# -- The page about it
+
+PAGE = (Path(__file__).parents[3] / "docs" / "structured-generation.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", [*ENFORCED["object"], *ENFORCED["string"], *COMBINED, *FORMATS])
+def test_the_docs_name_what_is_enforced(name):
+    assert f"`{name}`" in PAGE
+
+
+@pytest.mark.parametrize(("name", "keywords"), ENFORCED.items())
+def test_the_docs_list_the_keywords_of_each_type(name, keywords):
+    if keywords:
+        (row,) = [line for line in PAGE.splitlines() if line.startswith(f"| `{name}` |")]
+        assert set(re.findall(r"`(\w+)`", row.split("|")[2])) == keywords
+
+
+def test_the_example_in_the_docs_runs(capsys):
+    (code,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    exec(compile(code, "structured-generation.md", "exec"), {"__name__": "example"})
+    assert capsys.readouterr().out.strip() == "name='Ana' age=31 city='Lima'"

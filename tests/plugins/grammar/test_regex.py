@@ -1,0 +1,128 @@
+"""Regular expressions as EBNF: they mean what Python's mean, or are refused."""
+
+import itertools
+import random
+import re
+
+import pytest
+
+from graftlm.errors import GrammarError
+from graftlm_grammar.char_set import IN_JSON_STRING
+from graftlm_grammar.regex import regex_to_ebnf
+
+WORDS = ["".join(letters) for length in range(6) for letters in itertools.product("abc", repeat=length)]
+
+
+@pytest.mark.parametrize(
+    ("regex", "accepted", "rejected"),
+    [
+        ("", [""], ["a"]),
+        ("a|", ["a", ""], ["b"]),
+        ("(|a)b", ["b", "ab"], ["a"]),
+        ("^a|b$", ["a", "b"], ["^a", "b$"]),
+        ("(ab+)?c", ["c", "abbc"], ["bc"]),
+        (".", ["a", '"', "é", "😀"], ["\n", "\r", "ab"]),
+        ("[\\s\\S]", ["\n", "a", "\x00"], [""]),
+        ("\\s", [" ", "\t", "\u00a0"], ["a"]),
+        ("\\d\\w\\D\\W", ["1_a-"], ["a_a-", "1-a-", "111-", "1aaa"]),
+        ("[^\\n\\w]", ["-", "é"], ["a", "\n", "_"]),
+        ("[a\\-z]", ["a", "-", "z"], ["b", "\\"]),
+        ("[-a]|[a-]", ["-", "a"], ["b"]),
+        ("[+--]", ["+", ",", "-"], ["."]),
+        ("[\\]^\\\\]", ["]", "^", "\\"], ["["]),
+        ("]}", ["]}"], ["}"]),
+        ("[$^.*]", ["$", "^", ".", "*"], ["a"]),
+        ("\\x41\\u00e9\\t\\/\\.", ["Aé\t/."], ["Aé\t/a"]),
+        ("[é-ü]{2}", ["éü"], ["é", "aa"]),
+        ("(?:a{2}){2,3}?", ["aaaa", "aaaaaa"], ["aa", "aaaaa"]),
+        ("a{0}b{2,}", ["bb", "bbbb"], ["abb", "b"]),
+        ('"a"', ['"a"'], ["a"]),
+    ],
+)
+def test_a_regular_expression_matches_whole_texts(texts, regex, accepted, rejected):
+    assert texts.accepted("regex", regex, accepted) == accepted
+    assert texts.accepted("regex", regex, rejected) == []
+
+
+@pytest.mark.parametrize(
+    ("regex", "position", "said"),
+    [
+        ("(?=a)b", 1, "lookarounds"),
+        ("a(?!b)", 2, "lookarounds"),
+        ("(?<n>a)", 1, "named groups"),
+        ("(?i)a", 1, "flags"),
+        ("a^b", 1, "only at the very start"),
+        ("a$b", 1, "only at the very end"),
+        ("(^a)", 1, "only at the very start"),
+        ("(a$)", 2, "only at the very end"),
+        ("a\\|^b", 3, "only at the very start"),
+        ("^*", 1, "something to repeat"),
+        ("*a", 0, "something to repeat"),
+        ("a**", 2, "something to repeat"),
+        ("a{,3}", 1, "something to repeat"),
+        ("a{x}", 1, "something to repeat"),
+        ("a{3,2}", 1, "counts downwards"),
+        ("\\bword", 2, r"the escape \\b"),
+        ("(a)\\1", 5, r"the escape \\1"),
+        ("\\p{L}", 2, r"the escape \\p"),
+        ("\\Aa\\Z", 2, r"the escape \\A"),
+        ("a\\", 3, "escape"),
+        ("\\uD83D\\uDE00", 6, "surrogate"),
+        ("(a", 2, r"a \) is missing"),
+        ("a)", 1, r"no \( for this"),
+        ("[a", 2, "ends too early"),
+        ("[]", 2, "nothing can match"),
+        ("[^\\s\\S]", 7, "nothing can match"),
+        ("[b-a]", 4, "a range goes"),
+        ("[a-\\d]", 5, "a range goes"),
+        ("(" * 101 + ")" * 101, 101, "deep"),
+        ("a{1001}", 7, "1000 counted"),
+        ("(a{50}b){1,21}", 14, "1000 counted"),
+        ("((a{11}){10}){10}", 17, "1000 counted"),
+    ],
+)
+def test_what_a_grammar_cannot_say_is_refused(regex, position, said):
+    with pytest.raises(GrammarError, match=rf"position {position}: .*{said}"):
+        regex_to_ebnf(regex)
+
+
+@pytest.mark.parametrize("regex", ['"', "\\\\", "\n", "\\x1f", "[\\t]", '["\\\\]'])
+def test_what_json_escapes_cannot_be_matched_in_a_json_string(regex):
+    regex_to_ebnf(regex)
+    with pytest.raises(GrammarError, match="nothing can match here"):
+        regex_to_ebnf(regex, IN_JSON_STRING)
+
+
+@pytest.mark.parametrize("regex", [".", '[^a"]', "[ -~]", "\\W", "\\S", "[\\s\\S]"])
+def test_classes_in_a_json_string_leave_out_what_json_escapes(texts, regex):
+    schema = {"type": "string", "pattern": regex}
+    assert texts.accepted_by_schema(schema, ['"-"']) == ['"-"']
+    assert texts.accepted_by_schema(schema, ['"""', '"\\"', '"\n"', '"\x7f\x00"']) == []
+
+
+class RegexMaker:
+    """Draws regular expressions over a, b and c."""
+
+    QUANTIFIERS = ("*", "+", "?", "{2}", "{1,3}", "{0,2}", "{2,}", "{0}", "*?", "+?")
+
+    def __init__(self, seed):
+        self.draw = random.Random(seed)
+
+    def regex(self, depth=3):
+        choice = self.draw.random()
+        if depth == 0 or choice < 0.35:
+            return self.draw.choice(["a", "b", "c", "[ab]", "[^a]", "[b-c]", ".", "\\w", "[^\\d]"])
+        if choice < 0.6:
+            return "".join(self.regex(depth - 1) for _ in range(self.draw.randint(1, 3)))
+        if choice < 0.75:
+            return f"(?:{'|'.join(self.draw.choice(['', self.regex(depth - 1)]) for _ in range(3))})"
+        return f"({self.regex(depth - 1)}){self.draw.choice(self.QUANTIFIERS)}"
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_random_expressions_match_what_pythons_do(texts, seed):
+    maker = RegexMaker(seed)
+    for _ in range(10):
+        regex = maker.regex()
+        words = maker.draw.sample(WORDS, 80)
+        assert texts.accepted("regex", regex, words) == [word for word in words if re.fullmatch(regex, word)], regex

@@ -1,0 +1,328 @@
+"""Requests under a grammar: they wait for it, sample what it allows, and disturb nobody."""
+
+import itertools
+import threading
+from concurrent.futures import Future
+
+import numpy as np
+import pytest
+
+from graftlm.contracts import CompiledGrammar, GrammarKind, GrammarMatcher, GrammarSpec
+from graftlm.engine_thread import EngineThread
+from graftlm.errors import GrammarError
+from graftlm.scheduling import RequestGrammar, RequestStatus
+from graftlm.step_loop import StepLoop
+from graftlm.testing import FakeGrammarBackend
+from graftlm.testing.fake_device import expected_output
+from graftlm.types import FinishReason, SamplingParams
+
+VOCAB = 50
+END = 49
+LETTERS = [chr(ord("A") + i) for i in range(END)]
+BACKEND = FakeGrammarBackend([*LETTERS, ""], VOCAB, [END])
+WORDS = "ABCDE FGHAB KLMAB ABCDEFG XYZ " * 6
+
+
+def compiled(words=WORDS) -> Future:
+    future = Future()
+    future.set_result(BACKEND.compile(GrammarSpec(GrammarKind.EBNF, words)))
+    return future
+
+
+def grammar(words=WORDS, deadline_s=1000.0):
+    return RequestGrammar(compiled(words), deadline_s, VOCAB)
+
+
+def right_tokens(request, words=WORDS):
+    matcher = BACKEND.compile(GrammarSpec(GrammarKind.EBNF, words)).matcher()
+    return expected_output(request.prompt_token_ids.tolist(), request.max_new_tokens, VOCAB, matcher)
+
+
+def assert_right(rig, request_id, words=WORDS):
+    """The request ended as it should have, with what the device's arithmetic makes of what the grammar allows."""
+    expected = right_tokens(rig.requests[request_id], words)
+    assert rig.tokens[request_id] == expected
+    ended = expected[-1] == END
+    assert rig.finish(request_id).reason is (FinishReason.STOP if ended else FinishReason.LENGTH)
+    assert rig.finish(request_id).matched_stop == (END if ended else None)
+
+
+@pytest.mark.parametrize(
+    ("page_size", "chunk", "overlap", "reuse"),
+    list(itertools.product([1, 4], [7, 64], [False, True], [True, False])),
+)
+def test_they_sample_what_their_grammar_allows_and_others_are_not_disturbed(make_rig, page_size, chunk, overlap, reuse):
+    rig = make_rig(num_pages=2048 // page_size, page_size=page_size, prefill_tokens=chunk, overlap=overlap, reuse=reuse)
+    for i in range(16):
+        under_grammar = {"grammar": grammar()} if i % 2 else {}
+        rig.add(f"r{i}", [*range(20), i], max_new_tokens=5 + 3 * i, **under_grammar)
+        rig.step()
+    rig.run()
+    for i in range(16):
+        if i % 2:
+            assert_right(rig, f"r{i}")
+        else:
+            rig.assert_right(f"r{i}")
+    assert {rig.finish(f"r{i}").reason for i in range(1, 16, 2)} == {FinishReason.STOP, FinishReason.LENGTH}
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_they_resume_where_they_were_after_a_retraction(make_rig, overlap):
+    rig = make_rig(num_pages=160, overlap=overlap)
+    for i in range(10):
+        rig.add(f"r{i}", range(i, i + 12), max_new_tokens=60, grammar=grammar("ABCDEFGH KLMNOPQ " * 25))
+    rig.run()
+    assert rig.scheduler.counters.retractions > 0
+    for i in range(10):
+        assert_right(rig, f"r{i}", "ABCDEFGH KLMNOPQ " * 25)
+    assert rig.scheduler.kv.usage.owned == 0
+
+
+def test_others_go_on_while_one_waits_for_its_grammar(make_rig):
+    rig = make_rig(num_rows=2)
+    future = Future()
+    waiting = rig.add("waiting", range(5), grammar=RequestGrammar(future, 1000.0, VOCAB), priority=9)
+    for i in range(4):
+        rig.add(f"r{i}", [i])
+    for _ in range(30):
+        rig.step()
+    for i in range(4):
+        rig.assert_right(f"r{i}")
+    assert waiting.status is RequestStatus.WAITING
+    future.set_result(compiled().result())
+    rig.run()
+    assert_right(rig, "waiting")
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_completions_share_a_compilation_and_not_a_place_in_it(make_rig, overlap):
+    rig = make_rig(overlap=overlap)
+    shared = compiled()
+    for i in range(6):
+        rig.add(f"r{i}", [i], max_new_tokens=40, grammar=RequestGrammar(shared, 1000.0, VOCAB))
+    rig.run()
+    for i in range(6):
+        assert_right(rig, f"r{i}")
+
+
+def test_neither_min_tokens_nor_ignored_stops_keep_a_grammar_from_ending(make_rig):
+    rig = make_rig()
+    params = SamplingParams(min_tokens=50, ignore_eos=True)
+    rig.add("short", [1], max_new_tokens=80, grammar=grammar("AB CD"), params=params)
+    rig.run()
+    assert_right(rig, "short", "AB CD")
+    assert len(rig.tokens["short"]) == 3
+
+
+# -- What goes wrong ends that request alone
+
+
+def failing(error):
+    future = Future()
+    future.set_exception(error)
+    return future
+
+
+class Broken(CompiledGrammar):
+    """A grammar whose matcher does what one says at one of its calls."""
+
+    def __init__(self, call, after, action):
+        self.call, self.after, self.action = call, after, action
+
+    def matcher(self):
+        if self.call == "matcher":
+            return self.action()
+        return BrokenMatcher(compiled().result().matcher(), self)
+
+
+class BrokenMatcher(GrammarMatcher):
+    def __init__(self, inner, plan):
+        self.inner, self.plan, self.num_accepted = inner, plan, 0
+
+    def _now(self, call):
+        return self.plan.call == call and self.num_accepted == self.plan.after
+
+    def accept(self, token_id):
+        if self._now("accept"):
+            return self.plan.action()
+        self.num_accepted += 1
+        return self.inner.accept(token_id)
+
+    def fill_bitmask(self, mask, row):
+        self.inner.fill_bitmask(mask, row)
+        if self._now("fill_bitmask"):
+            mask[row] = self.plan.action()
+
+    def rollback(self, num_tokens):
+        self.inner.rollback(num_tokens)
+
+    def forced_text(self):
+        return ""
+
+    def forced_tokens(self):
+        return []
+
+    @property
+    def finished(self):
+        return self.inner.finished
+
+
+def broken(*args):
+    future = Future()
+    future.set_result(Broken(*args))
+    return future
+
+
+def divide():
+    return 1 // 0
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize(
+    ("future", "num_tokens", "said"),
+    [
+        (failing(GrammarError("regex: no")), 0, "regex: no"),
+        (failing(ZeroDivisionError("oops")), 0, "the grammar backend failed: ZeroDivisionError: oops"),
+        (broken("matcher", 0, divide), 0, "the grammar backend failed: ZeroDivisionError: "),
+        (broken("fill_bitmask", 0, divide), 0, "the grammar backend failed: ZeroDivisionError: "),
+        (broken("fill_bitmask", 0, lambda: 0), 0, "no token may come next"),
+        (broken("fill_bitmask", 3, lambda: 0), 3, "no token may come next"),
+        (broken("fill_bitmask", 3, divide), 3, "the grammar backend failed: ZeroDivisionError: "),
+        (broken("accept", 2, divide), 3, "the grammar backend failed: ZeroDivisionError: "),
+        (broken("accept", 2, lambda: False), 3, "the grammar backend rejects token"),
+    ],
+)
+def test_a_grammar_that_fails_ends_its_request_alone(make_rig, overlap, future, num_tokens, said):
+    rig = make_rig(overlap=overlap)
+    rig.add("bad", [1, 2], max_new_tokens=20, grammar=RequestGrammar(future, 1000.0, VOCAB))
+    rig.add("good", [1, 3], max_new_tokens=20, grammar=grammar())
+    rig.add("free", [1, 4], max_new_tokens=20)
+    rig.run()
+    assert rig.finish("bad").reason is FinishReason.ERROR
+    assert said in rig.finish("bad").error
+    assert len(rig.tokens["bad"]) == num_tokens
+    assert_right(rig, "good")
+    rig.assert_right("free")
+    assert rig.scheduler.kv.usage.owned == rig.scheduler.kv.usage.locked == 0
+
+
+@pytest.mark.parametrize("timeout_s", [None, 0.5])
+def test_who_waits_too_long_ends(make_rig, timeout_s):
+    rig = make_rig()
+    rig.add("late", [1], grammar=RequestGrammar(Future(), 1.0, VOCAB), timeout_s=timeout_s)
+    rig.step()
+    assert rig.scheduler.next_deadline_s == (timeout_s or 1.0)
+    rig.now = 0.999 if timeout_s is None else 0.499
+    rig.loop.step()
+    assert rig.updates["late"] == []
+    rig.now = 1.0
+    rig.step()
+    finish = rig.finish("late")
+    if timeout_s is None:
+        assert finish.reason is FinishReason.ERROR
+        assert "was not compiled in time" in finish.error
+    else:
+        assert finish.reason is FinishReason.ABORT
+    assert not rig.scheduler.has_work
+    assert rig.scheduler.next_deadline_s is None
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("num_steps", range(5))
+def test_an_abort_at_any_moment_leaves_nothing_behind(make_rig, overlap, num_steps):
+    rig = make_rig(overlap=overlap, prefill_tokens=8)
+    rig.add("victim", range(12), max_new_tokens=20, grammar=grammar())
+    rig.add("unready", range(12), grammar=RequestGrammar(Future(), 1000.0, VOCAB))
+    rig.add("other", range(12), max_new_tokens=20, grammar=grammar())
+    for _ in range(num_steps):
+        rig.step()
+    rig.loop.abort("victim", "gone")
+    rig.loop.abort("unready", "gone")
+    rig.run()
+    assert rig.tokens["victim"] == right_tokens(rig.requests["victim"])[: len(rig.tokens["victim"])]
+    assert rig.finish("unready").reason is rig.finish("victim").reason is FinishReason.ABORT
+    assert_right(rig, "other")
+    assert rig.scheduler.kv.usage.owned == rig.scheduler.kv.usage.locked == 0
+    assert rig.scheduler.next_deadline_s is None
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("bad_step", [0, 1, 3])
+def test_a_step_that_fails_costs_its_requests_only(make_rig, overlap, bad_step):
+    rig = make_rig(num_pages=512, num_rows=2, overlap=overlap)
+    rig.device.fail_steps = {bad_step}
+    for i in range(6):
+        rig.add(f"r{i}", [*range(9), i], max_new_tokens=12, grammar=grammar())
+    rig.run()
+    failed = [r for r in rig.requests if rig.finish(r).reason is FinishReason.ERROR]
+    assert 1 <= len(failed) <= 2
+    for request_id in rig.requests:
+        if request_id not in failed:
+            assert_right(rig, request_id)
+
+
+# -- The loop
+
+
+class CountingLoop(StepLoop):
+    """Counts its steps."""
+
+    num_steps = 0
+
+    def step(self):
+        self.num_steps += 1
+        return super().step()
+
+
+def test_the_loop_sleeps_while_there_is_nothing_but_grammars_to_wait_for(make_rig):
+    rig = make_rig(loop_class=CountingLoop)
+    loop = rig.loop
+    thread = EngineThread(loop)
+    future, ended = Future(), threading.Event()
+    request = rig.make_request("r", range(5), grammar=RequestGrammar(future, 1000.0, VOCAB))
+    tokens = []
+
+    def sink(update):
+        tokens.extend(update.token_ids)
+        if update.finish:
+            ended.set()
+
+    try:
+        thread.submit([[(request, sink)]]).result(timeout=10)
+        for _ in range(5):
+            thread.call(lambda: None).result(timeout=10)
+        assert loop.num_steps <= 7  # one for each call, and none in between
+        assert tokens == []
+        future.set_result(compiled().result())
+        assert ended.wait(timeout=10)
+        assert tokens == right_tokens(request)
+    finally:
+        thread.close()
+
+
+def test_idle_time_is_what_is_left_until_a_deadline(make_rig):
+    rig = make_rig()
+    assert rig.loop.idle_s is None
+    rig.add("r", [1], grammar=RequestGrammar(Future(), 2.5, VOCAB))
+    assert rig.loop.idle_s == 0.0
+    rig.loop.step()
+    assert rig.loop.idle_s == pytest.approx(2.5)
+    rig.add("other", [2])
+    rig.loop.step()
+    assert rig.loop.idle_s == 0.0
+
+
+def test_plans_carry_masks_of_constrained_rows_only(make_rig):
+    rig = make_rig()
+    rig.add("free", [1, 2], max_new_tokens=3)
+    rig.add("bound", [3, 4], max_new_tokens=3, grammar=grammar("AB CD EF"))
+    rig.step()
+    (plan,) = rig.plans
+    assert plan.token_mask.idx.tolist() == [1]
+    allowed = np.flatnonzero(np.unpackbits(plan.token_mask.bits.view(np.uint8), bitorder="little"))
+    assert allowed.tolist() == [0, 1]
+    rig.run()
+    assert rig.plans[-1].token_mask is not None
+    rig.add("alone", [5], max_new_tokens=2)
+    rig.run()
+    assert rig.plans[-1].token_mask is None

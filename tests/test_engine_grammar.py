@@ -1,0 +1,269 @@
+"""Constrained decoding end to end, on the bundled model."""
+
+import json
+import re
+import threading
+from itertools import pairwise
+
+import jsonschema
+import pydantic
+import pytest
+
+from graftlm import Engine, FinishReason, Options, Provider, SamplingParams, hookimpl
+from graftlm.contracts import CompiledGrammar, GrammarBackend
+from graftlm.errors import GrammarError, UnsupportedFeatureError
+
+RECORD = {
+    "type": "object",
+    "properties": {"name": {"type": "string"}, "age": {"type": "integer"}, "city": {"type": "string"}},
+    "required": ["name", "age", "city"],
+}
+FREE = SamplingParams(max_tokens=3, ignore_eos=True)
+ANA = [{"role": "user", "content": "Write a JSON record for Ana, age 31, city Lima"}]
+
+SCHEMAS = [
+    {"type": "integer", "minimum": 10, "maximum": 99},
+    {"type": "boolean"},
+    {"enum": ["red", "green", "é", None, 3]},
+    {"type": "string", "maxLength": 12},
+    {"type": "string", "pattern": "^[A-Z][a-z]{2,9}(?: [A-Z][a-z]+)?$"},
+    {"type": "string", "format": "date"},
+    {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": 9}, "minItems": 1, "maxItems": 4},
+    {"type": "array", "prefixItems": [{"type": "boolean"}, {"type": "null"}], "items": False, "minItems": 2},
+    {"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"]},
+    {"type": "object", "additionalProperties": {"type": "boolean"}, "maxProperties": 2},
+    {"anyOf": [{"type": "integer"}, {"type": "string", "maxLength": 5}]},
+    {"type": "number", "exclusiveMinimum": 0, "maximum": 1.5},
+]
+REGEXES = [
+    r"\d{3}-\d{4}",
+    r"(yes|no|maybe)",
+    r"[a-z]{1,8}@[a-z]{1,8}\.(com|org)",
+    r"[A-Z][a-z]+( [A-Z][a-z]+){0,2}",
+    r"(\([^()\n]{0,6}\)){1,3}",
+    r"-?\d+(\.\d{1,2})?",
+]
+EBNFS = [
+    ('root ::= term ("+" term){0,3}\nterm ::= [0-9]{1,2} | "(" root ")"', r"[0-9+()]+"),
+    ('root ::= "The answer is " ("yes" | "no") "."', r"The answer is (yes|no)\."),
+]
+CASES = [("json_schema", schema) for schema in SCHEMAS] + [("regex", regex) for regex in REGEXES]
+CASES += [("ebnf", ebnf) for ebnf, _ in EBNFS]
+SEEDS = (1, 2, 3)
+
+
+def is_valid(kind, spec, text):
+    if kind == "json_schema":
+        checker = jsonschema.FormatChecker(["date"])
+        return jsonschema.Draft202012Validator(spec, format_checker=checker).is_valid(json.loads(text))
+    return re.fullmatch(spec if kind == "regex" else dict(EBNFS)[spec], text) is not None
+
+
+@pytest.fixture(scope="module")
+def engine():
+    with Engine(model="demo", debug=True) as engine:
+        yield engine
+
+
+@pytest.fixture(scope="module")
+def plain_engine():
+    """The same without overlap."""
+    with Engine(model="demo", scheduling={"overlap": False}, debug=True) as engine:
+        yield engine
+
+
+def mixed_batch():
+    """Return prompts and parameters: every constrained request between two that are free."""
+    prompts, params = [], []
+    for number, (kind, spec) in enumerate(CASES):
+        for seed in SEEDS:
+            prompts += [f"Case {number}:", "The capital of France is"]
+            params.append(SamplingParams(temperature=1.0, seed=seed, max_tokens=48, **{kind: spec}))
+            params.append(SamplingParams(temperature=1.0, seed=100 * number + seed, max_tokens=12))
+    return prompts, params
+
+
+@pytest.fixture(scope="module")
+def mixed(engine):
+    return engine.generate(*mixed_batch())
+
+
+def test_whatever_ends_is_valid(mixed):
+    ended = 0
+    for i, (kind, spec) in enumerate(case for case in CASES for _ in SEEDS):
+        completion = mixed[2 * i].completions[0]
+        assert completion.finish_reason in (FinishReason.STOP, FinishReason.LENGTH), completion.error
+        if completion.finish_reason is FinishReason.STOP:
+            ended += 1
+            assert is_valid(kind, spec, completion.text), (spec, completion.text)
+        else:
+            assert len(completion.token_ids) == 48
+    assert ended >= 0.8 * len(CASES) * len(SEEDS)
+
+
+def test_neighbours_are_not_disturbed(engine, mixed):
+    prompts, params = mixed_batch()
+    alone = engine.generate(prompts[1::2], params[1::2])
+    assert [output.token_ids for output in alone] == [output.token_ids for output in mixed[1::2]]
+
+
+def test_tokens_are_the_same_without_overlap(plain_engine, mixed):
+    other = plain_engine.generate(*mixed_batch())
+    assert [output.token_ids for output in other] == [output.token_ids for output in mixed]
+    assert [output.finish_reason for output in other] == [output.finish_reason for output in mixed]
+
+
+def test_a_record_comes_out_as_asked(engine):
+    (output,) = engine.generate([ANA], SamplingParams(temperature=0, max_tokens=64, json_schema=RECORD))
+    assert json.loads(output.text) == {"name": "Ana", "age": 31, "city": "Lima"}
+    assert output.finish_reason is FinishReason.STOP
+    assert output.matched_stop in engine.model_config.eos_token_ids
+
+
+class Person(pydantic.BaseModel):
+    name: str
+    age: int
+    city: str | None
+
+
+def test_a_pydantic_model_and_a_text_are_schemas(engine):
+    greedy = {"temperature": 0, "max_tokens": 64}
+    by_class, by_text = engine.generate(
+        [ANA, ANA],
+        [
+            SamplingParams(json_schema=Person, **greedy),
+            SamplingParams(json_schema=json.dumps(Person.model_json_schema()), **greedy),
+        ],
+    )
+    assert Person.model_validate_json(by_class.text).name == "Ana"
+    assert by_text.token_ids == by_class.token_ids
+
+
+def test_an_output_cut_short_says_so(engine):
+    params = SamplingParams(temperature=0, max_tokens=5, json_schema=RECORD)
+    (output,) = engine.generate([ANA], params)
+    assert output.finish_reason is FinishReason.LENGTH
+    assert len(output.token_ids) == 5
+
+
+def test_a_grammar_ends_although_eos_is_ignored_and_more_tokens_are_wanted(engine):
+    params = SamplingParams(temperature=1, seed=1, max_tokens=40, min_tokens=30, ignore_eos=True, regex="ab?c")
+    (output,) = engine.generate(["x"], params)
+    assert output.finish_reason is FinishReason.STOP
+    assert re.fullmatch("ab?c", output.text)
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"logit_bias": {5: 500.0, 6: -500.0}},
+        {"repetition_penalty": 2.0, "presence_penalty": 2.0},
+        {"temperature": 20.0, "top_p": 0.3},
+        {"temperature": 0.0},
+        {"temperature": 1.0, "top_k": 1},
+    ],
+)
+def test_no_other_parameter_breaks_the_grammar(engine, params):
+    params = {"temperature": 1.0, "seed": 5, "max_tokens": 60, "regex": r"\d{4}(-\d\d){2}", "n": 3} | params
+    (output,) = engine.generate(["The date is"], SamplingParams(**params))
+    for completion in output.completions:
+        assert re.fullmatch(r"\d{4}(-\d\d){2}", completion.text)
+
+
+def test_completions_of_one_prompt_go_their_own_ways(engine):
+    params = SamplingParams(temperature=2, seed=1, max_tokens=60, n=6, regex="[a-z]{4,8}")
+    (output,) = engine.generate(["x"], params)
+    texts = [completion.text for completion in output.completions]
+    assert all(re.fullmatch("[a-z]{4,8}", text) for text in texts)
+    assert len(set(texts)) > 3
+
+
+def test_logprobs_are_those_of_the_unconstrained_model(engine):
+    params = SamplingParams(temperature=0, max_tokens=1, logprobs=1, regex="zzz")
+    (bound,) = engine.generate(["The capital of France is"], params)
+    (free,) = engine.generate(["The capital of France is"], SamplingParams(temperature=0, max_tokens=1, logprobs=1))
+    assert bound.completions[0].logprobs[0].top == free.completions[0].logprobs[0].top
+    assert bound.completions[0].logprobs[0].logprob < free.completions[0].logprobs[0].logprob
+
+
+def test_a_stream_grows_to_a_valid_text(engine):
+    texts = [output.text for output in engine.stream(ANA, SamplingParams(max_tokens=64, json_schema=RECORD, seed=1))]
+    assert all(later.startswith(earlier) for earlier, later in pairwise(texts))
+    jsonschema.validate(json.loads(texts[-1]), RECORD)
+
+
+@pytest.mark.parametrize(
+    ("params", "said"),
+    [
+        ({"json_schema": {"type": "array", "uniqueItems": True}}, r"json_schema: \$\.uniqueItems: this keyword"),
+        ({"json_schema": "{"}, "json_schema: not JSON"),
+        ({"regex": "(a"}, "regular expression"),
+        ({"ebnf": "root ::= x"}, "ebnf: "),
+    ],
+)
+def test_what_cannot_be_enforced_is_refused_before_anything_runs(engine, params, said):
+    steps = engine.stats().steps
+    with pytest.raises(GrammarError, match=said):
+        engine.generate(["a", "b"], [SamplingParams(), SamplingParams(**params)])
+    with pytest.raises(GrammarError, match=said):
+        engine.stream("a", SamplingParams(**params))
+    assert engine.stats().steps == steps
+
+
+def test_a_grammar_without_any_text_ends_its_request_alone(engine):
+    bound, free = engine.generate(["a", "a"], [SamplingParams(ebnf="root ::= root"), FREE])
+    assert bound.finish_reason is FinishReason.ERROR
+    assert "no token may come next" in bound.completions[0].error
+    assert free.finish_reason is FinishReason.LENGTH
+
+
+def test_an_engine_without_a_backend_refuses_by_name():
+    with Engine({"model": "demo", "plugins": {"disabled": ["grammar"]}}) as engine:
+        with pytest.raises(UnsupportedFeatureError, match=r"^regex: this engine has no grammar backend"):
+            engine.generate("a", SamplingParams(regex="a"))
+        assert engine.generate("a", FREE)[0].finish_reason is FinishReason.LENGTH
+
+
+class Stuck(GrammarBackend):
+    """Compiles when it is let."""
+
+    def __init__(self, gate):
+        self.gate = gate
+
+    def check(self, spec):
+        pass
+
+    def compile(self, spec):
+        self.gate.wait(60)
+        return CompiledGrammar
+
+
+class StuckPlugin:
+    """Offers `stuck`, and counts how often it is created."""
+
+    def __init__(self):
+        self.gate = threading.Event()
+        self.num_created = 0
+
+    def create(self, options, context):
+        self.num_created += 1
+        return Stuck(self.gate)
+
+    @hookimpl
+    def provide_grammar_backends(self):
+        return [Provider(name="stuck", summary="For tests", api_version=1, create=self.create, options=Options)]
+
+
+def test_a_grammar_that_is_late_fails_its_request_and_the_backend_is_created_when_needed():
+    plugin = StuckPlugin()
+    with Engine(model="demo", grammar={"name": "stuck", "timeout_s": 0.2}, plugins=[plugin]) as engine:
+        engine.generate("a", FREE)
+        assert plugin.num_created == 0
+        bound, free = engine.generate(["a", "a"], [SamplingParams(regex="a"), FREE])
+        assert bound.finish_reason is FinishReason.ERROR
+        assert "was not compiled in time" in bound.completions[0].error
+        assert free.finish_reason is FinishReason.LENGTH
+        assert plugin.num_created == 1
+        aborted = engine.generate("a", SamplingParams(regex="a"), timeout_s=0.05)[0]
+        assert aborted.finish_reason is FinishReason.ABORT
+    plugin.gate.set()

@@ -1,0 +1,218 @@
+"""The compiler of grammars: each compiled once, beside the loop, and kept within bounds."""
+
+import threading
+
+import pytest
+
+from graftlm.contracts import CompiledGrammar, GrammarBackend, GrammarKind, GrammarSpec
+from graftlm.errors import GrammarError, PluginError, SamplingParamsError
+from graftlm.grammars import GrammarCompiler, grammar_spec
+from graftlm.types import SamplingParams
+
+LIMIT_S = 20
+
+
+class Named(CompiledGrammar):
+    def __init__(self, text):
+        self.text = text
+
+    def matcher(self):
+        raise NotImplementedError
+
+
+class Backend(GrammarBackend):
+    """Compiles what its gates let through; "bad..." is refused and "bug..." raises something else."""
+
+    def __init__(self):
+        self.compiled = []
+        self.gates = {}
+        self.started = threading.Semaphore(0)
+
+    def hold(self, text):
+        self.gates[text] = threading.Event()
+        return self.gates[text]
+
+    def check(self, spec):
+        if spec.text.startswith("bad"):
+            raise GrammarError(f"no {spec.text}")
+        if spec.text.startswith("bug"):
+            raise KeyError(spec.text)
+
+    def compile(self, spec):
+        self.started.release()
+        if spec.text in self.gates:
+            assert self.gates[spec.text].wait(LIMIT_S)
+        self.check(spec)
+        self.compiled.append(spec.text)
+        return Named(spec.text)
+
+
+def spec(text):
+    return GrammarSpec(GrammarKind.REGEX, text)
+
+
+class Rig:
+    def __init__(self, **kwargs):
+        self.backend = Backend()
+        self.num_created = 0
+        self.now = 0.0
+        fields = {"cache_size": 4, "timeout_s": 10.0, "num_threads": 1} | kwargs
+        self.compiler = GrammarCompiler(self._create, lambda: self.now, **fields)
+
+    def _create(self):
+        self.num_created += 1
+        return self.backend
+
+    def get(self, text):
+        return self.compiler.compile(spec(text)).result(LIMIT_S)
+
+
+def test_a_specification_is_compiled_once():
+    rig = Rig()
+    first = rig.get("a")
+    assert rig.get("a") is first
+    assert rig.backend.compiled == ["a"]
+    assert (rig.compiler.hits, rig.compiler.misses, rig.num_created) == (1, 1, 1)
+
+
+def test_the_backend_is_created_when_it_is_needed():
+    rig = Rig()
+    assert rig.num_created == 0
+    rig.compiler.check(spec("a"))
+    assert rig.num_created == 1
+
+
+def test_who_asks_while_it_is_compiled_waits_for_the_same():
+    rig = Rig()
+    gate = rig.backend.hold("a")
+    first, second = rig.compiler.compile(spec("a")), rig.compiler.compile(spec("a"))
+    assert first is second
+    assert not first.done()
+    gate.set()
+    assert first.result(LIMIT_S).text == "a"
+
+
+def test_the_least_recently_used_are_forgotten():
+    rig = Rig(cache_size=2)
+    for text in "ab":
+        rig.get(text)
+    rig.get("a")
+    rig.get("c")
+    rig.get("a")
+    rig.get("b")
+    assert rig.backend.compiled == ["a", "b", "c", "b"]
+
+
+def test_what_is_under_way_is_not_forgotten():
+    rig = Rig(cache_size=1, num_threads=2)
+    gate = rig.backend.hold("slow")
+    slow = rig.compiler.compile(spec("slow"))
+    for text in "abc":
+        rig.get(text)
+    assert rig.compiler.compile(spec("slow")) is slow
+    gate.set()
+    slow.result(LIMIT_S)
+    assert rig.backend.compiled.count("slow") == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "said"), [("bad one", "^no bad one$"), ("bug", "^the grammar backend failed: KeyError: 'bug'$")]
+)
+def test_what_fails_is_a_grammar_error_and_is_not_kept(text, said):
+    rig = Rig()
+    with pytest.raises(GrammarError, match=said):
+        rig.compiler.check(spec(text))
+    for _ in range(2):
+        with pytest.raises(GrammarError, match=said):
+            rig.get(text)
+    assert rig.compiler.misses == 2
+    assert rig.get("good").text == "good"
+
+
+def test_a_backend_that_cannot_be_created_says_so_each_time():
+    def create():
+        raise PluginError("no such library")
+
+    compiler = GrammarCompiler(create, lambda: 0.0, cache_size=4, timeout_s=1.0)
+    for _ in range(2):
+        with pytest.raises(PluginError, match="no such library"):
+            compiler.check(spec("a"))
+        with pytest.raises(PluginError, match="no such library"):
+            compiler.compile(spec("a")).result(LIMIT_S)
+
+
+def test_a_compilation_that_takes_for_ever_does_not_keep_others_waiting_for_ever():
+    rig = Rig()
+    gate = rig.backend.hold("endless")
+    endless = rig.compiler.compile(spec("endless"))
+    assert rig.backend.started.acquire(timeout=LIMIT_S)
+    waiting = rig.compiler.compile(spec("a"))
+    assert not waiting.done()
+    rig.now = 11.0
+    assert rig.get("b").text == "b"
+    assert waiting.result(LIMIT_S).text == "a"
+    assert not endless.done()
+    gate.set()
+    assert endless.result(LIMIT_S).text == "endless"
+
+
+def test_threads_are_bounded_and_end():
+    before = threading.active_count()
+    rig = Rig()
+    gates = [rig.backend.hold(f"t{i}") for i in range(20)]
+    futures = []
+    for i in range(20):
+        futures.append(rig.compiler.compile(spec(f"t{i}")))
+        rig.now += 11.0
+    assert threading.active_count() - before <= GrammarCompiler.MAX_THREADS
+    for gate in gates:
+        gate.set()
+    assert [future.result(LIMIT_S).text for future in futures] == [f"t{i}" for i in range(20)]
+    for thread in threading.enumerate():
+        if thread.name == "graftlm-grammar":
+            thread.join(LIMIT_S)
+            assert not thread.is_alive()
+
+
+# -- From sampling parameters to specifications
+
+
+class Model:
+    @staticmethod
+    def model_json_schema():
+        return {"type": "integer"}
+
+
+@pytest.mark.parametrize(
+    ("params", "expected"),
+    [
+        ({}, None),
+        ({"regex": "a+"}, (GrammarKind.REGEX, "a+")),
+        ({"ebnf": 'root ::= "a"'}, (GrammarKind.EBNF, 'root ::= "a"')),
+        ({"json_schema": {"type": "string", "const": "é"}}, ("json_schema", '{"type": "string", "const": "é"}')),
+        ({"json_schema": '{ "type" : "null" }'}, ("json_schema", '{ "type" : "null" }')),
+        ({"json_schema": Model}, ("json_schema", '{"type": "integer"}')),
+    ],
+)
+def test_sampling_parameters_name_a_specification(params, expected):
+    assert grammar_spec(SamplingParams(**params)) == (expected and GrammarSpec(GrammarKind(expected[0]), expected[1]))
+
+
+@pytest.mark.parametrize("schema", [{"enum": {1, 2}}, {"const": float("nan")}, {"const": b"a"}])
+def test_a_schema_that_is_not_json_is_refused(schema):
+    with pytest.raises(SamplingParamsError, match=r"^json_schema is not JSON: "):
+        grammar_spec(SamplingParams(json_schema=schema))
+
+
+@pytest.mark.parametrize(
+    ("params", "said"),
+    [
+        ({"json_schema": 3}, "json_schema must be a dict, a string or a pydantic model class, got 3"),
+        ({"regex": b"a"}, "regex must be a string"),
+        ({"ebnf": ["a"]}, "ebnf must be a string"),
+        ({"regex": "a", "ebnf": "b"}, "at most one of json_schema, regex and ebnf"),
+    ],
+)
+def test_what_cannot_be_a_grammar_is_refused_at_once(params, said):
+    with pytest.raises(SamplingParamsError, match=said):
+        SamplingParams(**params)

@@ -1,0 +1,133 @@
+"""The conformance kit of grammar backends: the fake passes it, and what is broken on purpose is found."""
+
+from typing import ClassVar
+
+import numpy as np
+import pytest
+
+from graftlm.contracts import GrammarKind, GrammarSpec
+from graftlm.testing import FakeGrammarBackend, GrammarBackendConformance, GrammarCase, fake_grammar, run_conformance
+
+CASES = (
+    GrammarCase(GrammarKind.EBNF, "xy yz xyz", ("xyx", "xzy"), ("", "x", "xy", "yyx", "xyxy", "abc")),
+    GrammarCase(GrammarKind.EBNF, "x y", ("xy",), ("x", "y", "xx")),
+)
+MALFORMED = tuple(GrammarSpec(kind, "a1") for kind in GrammarKind)
+
+
+class Kit(GrammarBackendConformance):
+    cases: ClassVar = CASES
+    malformed: ClassVar = MALFORMED
+    matcher_class: ClassVar = fake_grammar._FakeMatcher
+
+    def create(self, context):
+        return FakeGrammarBackend.of(context)
+
+    def matcher(self, case):
+        matcher = super().matcher(case)
+        return self.matcher_class(matcher._backend, matcher._words)
+
+
+class TestFakeGrammarBackend(Kit):
+    pass
+
+
+class AcceptsAnything(fake_grammar._FakeMatcher):
+    def accept(self, token_id):
+        self._tokens.append(token_id)
+        return True
+
+
+class AllowsTheEndAlways(fake_grammar._FakeMatcher):
+    def _allowed(self):
+        return [*super()._allowed(), *self._backend.stop_token_ids]
+
+
+class NeverFinishes(fake_grammar._FakeMatcher):
+    @property
+    def finished(self):
+        return False
+
+
+class RollsBackOneLess(fake_grammar._FakeMatcher):
+    def rollback(self, num_tokens):
+        super().rollback(max(0, num_tokens - 1))
+
+
+class ClearsAllRows(fake_grammar._FakeMatcher):
+    def fill_bitmask(self, mask, row):
+        mask[:] = 0
+        super().fill_bitmask(mask, row)
+
+
+class AddsToTheMask(fake_grammar._FakeMatcher):
+    def fill_bitmask(self, mask, row):
+        before = mask[row].copy()
+        super().fill_bitmask(mask, row)
+        np.bitwise_or(mask[row], before, out=mask[row])
+
+
+class WalksAhead(fake_grammar._FakeMatcher):
+    def forced_tokens(self):
+        forced = super().forced_tokens()
+        self._tokens += forced
+        return forced
+
+
+class ForcesTooMuch(fake_grammar._FakeMatcher):
+    def forced_tokens(self):
+        return self._allowed()[:1]
+
+
+@pytest.mark.parametrize(
+    ("broken", "sentence"),
+    [
+        (AcceptsAnything, "test_what_a_matcher_accepts_meets_the_specification"),
+        (AcceptsAnything, "test_the_bitmask_says_what_accept_does"),
+        (AllowsTheEndAlways, "test_stop_tokens_come_where_a_text_is_complete"),
+        (NeverFinishes, "test_what_meets_a_specification_is_accepted_however_it_is_tokenised"),
+        (RollsBackOneLess, "test_rollback_undoes"),
+        (ClearsAllRows, "test_fill_bitmask_writes_one_row"),
+        (AddsToTheMask, "test_fill_bitmask_writes_one_row"),
+        (WalksAhead, "test_asking_changes_nothing"),
+        (ForcesTooMuch, "test_what_is_forced_must_come"),
+    ],
+)
+def test_a_broken_matcher_is_found(broken, sentence):
+    class Broken(Kit):
+        matcher_class: ClassVar = broken
+
+    failed = {result.name.partition("[")[0] for result in run_conformance(Broken) if result.error}
+    assert sentence in failed
+
+
+class SharesItsMatcher(FakeGrammarBackend):
+    def compile(self, spec):
+        compiled = super().compile(spec)
+        matcher = compiled.matcher()
+        compiled.matcher = lambda: matcher
+        return compiled
+
+
+class RefusesLate(FakeGrammarBackend):
+    def check(self, spec):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("broken", "sentence"),
+    [
+        (SharesItsMatcher, "test_matchers_know_nothing_of_each_other"),
+        (RefusesLate, "test_what_is_malformed_is_refused"),
+    ],
+)
+def test_a_broken_backend_is_found(broken, sentence):
+    class Broken(GrammarBackendConformance):
+        cases: ClassVar = CASES
+        malformed: ClassVar = MALFORMED
+
+        def create(self, context):
+            return broken.of(context)
+
+    failed = {result.name.partition("[")[0] for result in run_conformance(Broken) if result.error}
+    assert sentence in failed
