@@ -257,7 +257,10 @@ class Engine:
         cache_salt: str = "",
         request_id: str | None = None,
     ) -> AsyncIterator[RequestOutput]:
-        """Complete one prompt, yielding growing outputs; as `stream`. Leaving the loop aborts the request."""
+        """Complete one prompt, yielding growing outputs; leaving the loop aborts the request.
+
+        Arguments and errors as of `generate`; the prompt is checked, and queued, when the first output is asked for.
+        """
         ids = None if request_id is None else [request_id]
         (job,) = await asyncio.to_thread(self._jobs, [prompt], sampling_params, ids, priority, timeout_s, cache_salt)
         loop = asyncio.get_running_loop()
