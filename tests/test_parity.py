@@ -104,7 +104,7 @@ def test_greedy_tokens_equal_transformers(checkpoint, workload, model, page_size
         checkpoint(model),
         cache={"name": cache, "page_size": page_size},
         scheduling={"prefill_tokens_per_step": chunk, "overlap": overlap, "max_running_requests": 16},
-        memory={"kv_tokens": 736 if scarce else 16384},
+        memory={"kv_tokens": (736 if page_size == 1 else 720) if scarce else 16384},
     )
     params = SamplingParams(temperature=0, max_tokens=MAX_TOKENS)
     waves = [0, 20, 40, 60]
@@ -118,7 +118,7 @@ def test_greedy_tokens_equal_transformers(checkpoint, workload, model, page_size
     for i, expected in enumerate(answers):
         assert run.tokens[str(i)] == expected, f"request {i}, prompt of {len(prompts[i])} tokens"
     stats = run.parts.loop.stats()
-    if model == "llama" and scarce and chunk == 2048:  # others end early, and in small chunks few run at once
+    if model == "llama" and scarce and chunk > 7:  # others end early, and in small chunks few run at once
         assert stats.retractions > 0
     assert (stats.cached_tokens > 0) == (cache == "radix")
     assert stats.owned_pages == stats.locked_pages == 0
