@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format bench train-demo clean
+.PHONY: help demo serve test lint format bench fuzz train-demo clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
@@ -14,15 +14,18 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.installed: pyproject.toml constraints.txt | $(BIN)/python
-	$(PIP) install -q -c constraints.txt -e .
+	$(PIP) install -q -c constraints.txt -e '.[demo]'
 	@touch $@
 
 $(VENV)/.installed-dev: pyproject.toml constraints.txt | $(BIN)/python
 	$(PIP) install -q -c constraints.txt -e '.[dev]'
 	@touch $@ $(VENV)/.installed
 
-demo: $(VENV)/.installed  ## answer chat questions that share a system prompt, on the bundled model
+demo: $(VENV)/.installed  ## serve the bundled model and ask it questions with the openai package
 	$(BIN)/python examples/demo.py
+
+serve: $(VENV)/.installed  ## serve a model: make serve CONFIG=engine.yaml; without, the bundled one
+	$(BIN)/graftlm serve $(CONFIG)
 
 test: $(VENV)/.installed-dev  ## run the tests: CPU only, no network
 	$(BIN)/python -m pytest -m 'not gpu' $(ARGS)
@@ -39,6 +42,9 @@ format: $(VENV)/.installed-dev  ## rewrite the code in the house style
 
 bench: $(VENV)/.installed-dev  ## the offline benchmark on the bundled model
 	$(BIN)/python benchmarks/offline.py
+
+fuzz: $(VENV)/.installed-dev  ## 5,000 requests made from the server's OpenAPI document
+	$(BIN)/python tests/server/fuzz.py $(ARGS)
 
 train-demo: $(VENV)/.installed-dev  ## train the bundled model again, into build/demo
 	$(BIN)/python -m graftlm.demo.train --out build/demo

@@ -1,74 +1,82 @@
-"""Answer chat questions that share a system prompt, and show how much of it each one reused.
+"""Serve the bundled model, ask it questions with the `openai` package, and show how much of each was reused.
 
-The bundled model is small, but everything around it is real: the tokenizer, the chat template, the radix tree, the
-continuous batch. Run it with `make demo`.
+The bundled model is small, but everything around it is real: the server and its processes, HTTP, the tokenizer, the
+chat template, the radix tree, the continuous batch. Run it with `make demo`.
 """
 
 import time
+from dataclasses import dataclass
 
+import openai
 from rich.console import Console
 from rich.table import Table
 
-from graftlm import Engine, RequestOutput, SamplingParams
 from graftlm.demo import DEMO_QUESTIONS, SYSTEM_PROMPT
+from graftlm.testing.server_process import ServerProcess
 
-GREEDY = SamplingParams(temperature=0, max_tokens=96)
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One answer and what it cost, in tokens and seconds."""
+
+    question: str
+    text: str
+    prompt: int
+    reused: int
+    generated: int
+    first_s: float
 
 
-def ask(console: Console, engine: Engine, question: str) -> RequestOutput:
-    """Stream one answer to the terminal and return the finished output."""
-    messages = [{"role": "system", "content": SYSTEM_PROMPT}, {"role": "user", "content": question}]
+def ask(client: openai.OpenAI, console: Console, question: str) -> Answer:
+    """Stream one answer to the terminal."""
     console.print(f"[bold]{question}[/bold]")
-    shown = 0
-    for output in engine.stream(messages, GREEDY):
-        console.print(output.text[shown:], end="", markup=False, highlight=False, soft_wrap=True)
-        shown = len(output.text)
+    start, first_s, text = time.perf_counter(), 0.0, ""
+    stream = client.chat.completions.create(
+        model="demo",
+        messages=[{"role": "system", "content": SYSTEM_PROMPT}, {"role": "user", "content": question}],
+        temperature=0,
+        max_tokens=96,
+        stream=True,
+        stream_options={"include_usage": True},
+    )
+    usage = None
+    for chunk in stream:
+        usage = chunk.usage or usage
+        piece = chunk.choices[0].delta.content if chunk.choices else None
+        if piece:
+            first_s = first_s or time.perf_counter() - start
+            text += piece
+            console.print(piece, end="", markup=False, highlight=False, soft_wrap=True)
     console.print("\n")
-    return output
+    if usage is None or usage.prompt_tokens_details is None:
+        raise RuntimeError("the server sent no usage")
+    reused = usage.prompt_tokens_details.cached_tokens or 0
+    return Answer(question, text, usage.prompt_tokens, reused, usage.completion_tokens, first_s)
 
 
-def report(outputs: list[RequestOutput]) -> Table:
+def report(answers: list[Answer]) -> Table:
     """Lay out what each answer cost."""
     table = Table(title="What each question cost, in tokens")
     table.add_column("question", max_width=26, no_wrap=True, overflow="ellipsis")
     for name in ("prompt", "reused", "computed", "generated", "first, ms"):
         table.add_column(name, justify="right")
-    for question, output in zip(DEMO_QUESTIONS, outputs, strict=True):
-        usage = output.usage
-        table.add_row(
-            question,
-            str(usage.prompt_tokens),
-            str(usage.cached_tokens),
-            str(usage.prompt_tokens - usage.cached_tokens),
-            str(usage.completion_tokens),
-            f"{1000 * (output.timings.first_token_s or 0):.1f}",
-        )
+    for a in answers:
+        numbers = (a.prompt, a.reused, a.prompt - a.reused, a.generated, f"{1000 * a.first_s:.1f}")
+        table.add_row(a.question, *[str(number) for number in numbers])
     return table
 
 
 def main() -> None:
-    """Ask every question one after the other, then all at once."""
+    """Start the server, ask every question, stop the server."""
     console = Console()
-    start = time.perf_counter()
-    with Engine(model="demo") as engine:
-        console.print(f"engine ready in {time.perf_counter() - start:.1f} s\n")
-        outputs = [ask(console, engine, question) for question in DEMO_QUESTIONS]
-        console.print(report(outputs))
-        engine.flush_cache()
-        chats = [
-            [{"role": "system", "content": SYSTEM_PROMPT}, {"role": "user", "content": question}]
-            for question in DEMO_QUESTIONS
-        ]
-        start = time.perf_counter()
-        batch = engine.generate(chats, GREEDY)
-        seconds = time.perf_counter() - start
-        prompt = sum(o.usage.prompt_tokens for o in batch)
-        reused = sum(o.usage.cached_tokens for o in batch)
-        same = "the same" if [o.text for o in batch] == [o.text for o in outputs] else "different"
-        console.print(
-            f"\nAll {len(batch)} at once, from an empty cache: {seconds:.2f} s, {same} answers; "
-            f"{reused} of {prompt} prompt tokens reused."
-        )
+    console.print("$ graftlm serve --model demo --port 0")
+    with ServerProcess({"model": "demo"}) as server:
+        console.print(f"serving on {server.url} after {server.start_s:.1f} s\n")
+        with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none") as client:
+            answers = [ask(client, console, question) for question in DEMO_QUESTIONS]
+        console.print(report(answers))
+        status = server.stop()
+        console.print(f"\nthe server ended with status {status}")
 
 
 if __name__ == "__main__":

@@ -13,11 +13,12 @@ if TYPE_CHECKING:
     from graftlm.engine import Engine
     from graftlm.errors import GraftlmError
     from graftlm.hookspecs import hookimpl
-    from graftlm.types import FinishReason, RequestOutput, SamplingParams, Usage
+    from graftlm.types import EmbeddingOutput, FinishReason, RequestOutput, SamplingParams, Usage
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "EmbeddingOutput",
     "Engine",
     "EngineConfig",
     "FinishReason",
@@ -32,6 +33,7 @@ __all__ = [
 ]
 
 _HOME = {
+    "EmbeddingOutput": "graftlm.types",
     "Engine": "graftlm.engine",
     "EngineConfig": "graftlm.config",
     "FinishReason": "graftlm.types",

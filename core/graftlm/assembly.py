@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import psutil
@@ -36,14 +36,14 @@ from graftlm.execution.sampler import Sampler
 from graftlm.grammars import GrammarCompiler
 from graftlm.intake import Intake, IntakeLimits
 from graftlm.memory import KVManager, PagePool, RequestTable
-from graftlm.observers import Observers, notify
+from graftlm.observers import Observer, Observers, notify
 from graftlm.registry import AUTO, Registry, selections
 from graftlm.scheduling import Scheduler, SchedulerLimits
 from graftlm.step_loop import StepLoop
 from graftlm.tokenization import TextStream, Tokenizer
 from graftlm.types import CacheEvent, SamplingParams
 
-__all__ = ["EngineParts", "assemble", "detect_platform"]
+__all__ = ["EngineParts", "assemble", "detect_platform", "make_grammar_compiler"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +55,21 @@ class EngineParts:
     tokenizer: Tokenizer
     intake: Intake
     loop: StepLoop
+    device: str
+    dtype: str
+
+    def summary(self) -> dict[str, Any]:
+        """Return what another process must know of this engine, as plain data; `limits` makes an IntakeLimits."""
+        limits = asdict(self.intake.limits) | {"logits_processors": sorted(self.intake.limits.logits_processors)}
+        kv = self.loop.scheduler.kv
+        return {
+            "limits": limits,
+            "architectures": self.model_config.architectures,
+            "device": self.device,
+            "dtype": self.dtype,
+            "page_size": kv.page_size,
+            "num_pages": kv.pool.num_pages,
+        }
 
     def text_stream(self, params: SamplingParams) -> TextStream:
         """Return a fresh detokeniser of one completion."""
@@ -75,12 +90,24 @@ def detect_platform(config: EngineConfig) -> Platform:
     return Platform("cuda", torch.cuda.get_device_capability())
 
 
-def assemble(config: EngineConfig, registry: Registry, platform: Platform) -> EngineParts:
+def assemble(
+    config: EngineConfig,
+    registry: Registry,
+    platform: Platform,
+    *,
+    on_stage: Callable[[str], None] = lambda stage: None,
+    on_step: Observer | None = None,
+) -> EngineParts:
     """Create every part. The only place where parts learn of each other.
+
+    Args:
+        on_stage: hears what is being done, such as "loading weights".
+        on_step: hears of every committed step, besides the plugins that observe steps.
 
     Raises:
         GraftlmError: the leaf says which part, and what to do.
     """
+    on_stage("reading the checkpoint's configuration")
     _check_choices(config, registry)
     path = resolve_checkpoint(config.model.path)
     model_config = load_model_config(path)
@@ -94,8 +121,10 @@ def assemble(config: EngineConfig, registry: Registry, platform: Platform) -> En
     model_context = ModelContext(model_config, target.device, target.dtype)
     model: Model = registry.create("model", model_provider, {}, model_context)
     attention_provider = _choose_attention(config, registry, platform, model, target.dtype)
+    on_stage("loading weights")
     model.load_weights(iter_weights(path))
 
+    on_stage("allocating KV memory")
     num_pages = _num_pages(config, model, target)
     attention = _attention(config, registry, attention_provider, model, target, num_pages)
     model.bind_attention(attention)
@@ -111,7 +140,10 @@ def assemble(config: EngineConfig, registry: Registry, platform: Platform) -> En
         executor,
         overlap=config.scheduling.overlap,
         make_cache=make_cache,
-        observers=Observers(registry.observers("request_finished"), registry.observers("step_finished")),
+        observers=Observers(
+            registry.observers("request_finished"),
+            registry.observers("step_finished") + (() if on_step is None else (on_step,)),
+        ),
         clock=time.monotonic,
         debug=config.debug,
     )
@@ -122,9 +154,10 @@ def assemble(config: EngineConfig, registry: Registry, platform: Platform) -> En
         eos_token_ids=model_config.eos_token_ids,
         logits_processors=frozenset(registry.names("logits_processor")),
     )
-    grammars = _grammar_compiler(config, registry, tokenizer, model_config)
+    grammars = make_grammar_compiler(config, registry, tokenizer, model_config)
     intake = Intake(limits, lambda params: TextStream(tokenizer, params), time.monotonic, grammars)
-    return EngineParts(config, model_config, tokenizer, intake, loop)
+    dtype = str(target.dtype).removeprefix("torch.")
+    return EngineParts(config, model_config, tokenizer, intake, loop, platform.device, dtype)
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +225,7 @@ def _scheduler(
     return Scheduler(kv, policy, limits, time.monotonic)
 
 
-def _grammar_compiler(
+def make_grammar_compiler(
     config: EngineConfig, registry: Registry, tokenizer: Tokenizer, model_config: ModelConfig
 ) -> GrammarCompiler | None:
     """Return what compiles grammars, or None when there is no backend and the configuration names none.

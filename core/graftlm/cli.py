@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from graftlm import __version__, cli_config, cli_generate, cli_plugins
+from graftlm import __version__, cli_bench, cli_config, cli_generate, cli_plugins, cli_serve
 from graftlm.cli_options import fail
 from graftlm.errors import GraftlmError
 
@@ -23,9 +23,11 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     add_completion=False,
 )
+app.command("serve")(cli_serve.serve)
 app.command("generate")(cli_generate.generate)
 app.command("chat")(cli_generate.chat)
 app.add_typer(cli_config.app, name="config")
+app.add_typer(cli_bench.app, name="bench")
 app.command("plugins")(cli_plugins.plugins)
 
 

@@ -13,20 +13,21 @@ from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from graftlm.assembly import EngineParts, assemble, detect_platform
 from graftlm.config import EngineConfig
 from graftlm.contracts import ModelConfig
+from graftlm.embeddings import POOLED, check_pooling, embedding_output
 from graftlm.engine_thread import EngineThread, UpdateSink
 from graftlm.errors import EngineClosedError, InvalidPromptError, QueueFullError, SamplingParamsError
 from graftlm.intake import check_call, check_ids, draw_seed
-from graftlm.outputs import OutputBuilder
+from graftlm.outputs import CompletionText, OutputBuilder
 from graftlm.prompts import Prompt, Prompts, check_chat, is_chat, split_prompts
 from graftlm.registry import Registry
 from graftlm.scheduling import Request, RequestUpdate
 from graftlm.tokenization import Tokenizer
-from graftlm.types import EngineStats, RequestOutput, SamplingParams, TokenIds
+from graftlm.types import EmbeddingOutput, EngineStats, RequestOutput, SamplingParams, TokenIds
 
 __all__ = ["Engine"]
 
@@ -41,6 +42,7 @@ class _Job:
     """One prompt under way: its requests, one per completion, and what has come of them."""
 
     builder: OutputBuilder
+    texts: dict[str, CompletionText]
     requests: list[Request]
     updates: list[RequestUpdate] = field(default_factory=list)
     num_unfinished: int = 0
@@ -58,7 +60,7 @@ class _Job:
         """Return everything so far. Runs in the user's thread, which thereby does the detokenising."""
         updates, self.updates = self.updates, []
         for update in updates:
-            self.builder.apply(update)
+            self.builder.apply(update, self.texts[update.request_id].push(update))
         return self.builder.output()
 
 
@@ -167,21 +169,36 @@ class Engine:
         """
         split = split_prompts(prompts)
         jobs = self._jobs(split, sampling_params, request_ids, priority, timeout_s, cache_salt)
-        finished: SimpleQueue[_Job] = SimpleQueue()
-        waiting = deque(jobs)
-        num_left, num_running = len(jobs), 0
-        try:
-            with _progress_bar(len(jobs), progress) as advance:
-                while num_left:
-                    num_running += self._start_some(waiting, finished, num_running)
-                    finished.get()
-                    num_running -= 1
-                    num_left -= 1
-                    advance()
-        finally:
-            if num_left:
-                self._abort_jobs(jobs[: len(jobs) - len(waiting)])
+        self._run(jobs, progress)
         return [job.output() for job in jobs]
+
+    def embed(
+        self,
+        prompts: Prompts,
+        *,
+        pooling: Literal["mean", "last"] = "mean",
+        normalize: bool = True,
+        priority: int = 0,
+        timeout_s: float | None = None,
+        cache_salt: str = "",
+        progress: bool | None = None,
+    ) -> list[EmbeddingOutput]:
+        """Turn prompts into vectors and wait for all of them.
+
+        Args:
+            pooling: the mean of the model's final hidden states over the prompt, or those of its last token. The mean
+                needs every token computed, without prefix reuse.
+            normalize: scale each vector to unit length.
+
+        The other arguments and the errors are those of `generate`.
+
+        Raises:
+            RequestFailedError: a request failed, or was given up, while it ran.
+        """
+        way = check_pooling(pooling)
+        jobs = self._jobs(split_prompts(prompts), POOLED, None, priority, timeout_s, cache_salt, way)
+        self._run(jobs, progress)
+        return [embedding_output(job.output(), job.builder.embedding, normalize) for job in jobs]
 
     def stream(
         self,
@@ -221,31 +238,25 @@ class Engine:
         """
         split = split_prompts(prompts)
         jobs = await asyncio.to_thread(self._jobs, split, sampling_params, request_ids, priority, timeout_s, cache_salt)
-        loop = asyncio.get_running_loop()
-        all_done = asyncio.Event()
-        num_left = len(jobs)
-
-        def one_done() -> None:
-            nonlocal num_left
-            num_left -= 1
-            if num_left == 0:
-                all_done.set()
-
-        def sink_of(job: _Job) -> Callable[[RequestUpdate], None]:
-            return lambda update: _wake(loop, one_done) if job.take(update) else None
-
-        num_added = 0
-        try:
-            if jobs:
-                num_added = await self._entered(self._thread.submit([_group(job, sink_of(job)) for job in jobs]), jobs)
-                if num_added < len(jobs):
-                    limit = self.config.scheduling.max_queued_requests
-                    raise QueueFullError(f"{len(jobs)} prompts do not fit into a queue of {limit}; use `generate`")
-                await all_done.wait()
-        finally:
-            if num_left:
-                self._abort_jobs(jobs[:num_added])
+        await self._arun(jobs)
         return [job.output() for job in jobs]
+
+    async def aembed(
+        self,
+        prompts: Prompts,
+        *,
+        pooling: Literal["mean", "last"] = "mean",
+        normalize: bool = True,
+        priority: int = 0,
+        timeout_s: float | None = None,
+        cache_salt: str = "",
+    ) -> list[EmbeddingOutput]:
+        """Turn prompts into vectors without blocking the event loop; as `embed` and `agenerate`."""
+        way = check_pooling(pooling)
+        split = split_prompts(prompts)
+        jobs = await asyncio.to_thread(self._jobs, split, POOLED, None, priority, timeout_s, cache_salt, way)
+        await self._arun(jobs)
+        return [embedding_output(job.output(), job.builder.embedding, normalize) for job in jobs]
 
     async def astream(
         self,
@@ -320,6 +331,7 @@ class Engine:
         priority: int,
         timeout_s: float | None,
         cache_salt: str,
+        pooling: str | None = None,
     ) -> list[_Job]:
         """Check prompts and parameters, all of them before any runs."""
         all_params = _params_of_each(sampling_params, len(prompts))
@@ -330,7 +342,7 @@ class Engine:
         for params in all_params:
             intake.check_params(params)
         return [
-            self._job(request_id, prompt, params, priority, timeout_s, cache_salt)
+            self._job(request_id, prompt, params, priority, timeout_s, cache_salt, pooling)
             for request_id, prompt, params in zip(ids, token_ids, all_params, strict=True)
         ]
 
@@ -346,8 +358,12 @@ class Engine:
         priority: int,
         timeout_s: float | None,
         cache_salt: str,
+        pooling: str | None,
     ) -> _Job:
-        builder = OutputBuilder(request_id, prompt, params, self._parts.text_stream)
+        builder = OutputBuilder(request_id, prompt, params)
+        texts = {
+            sub_id: CompletionText(self._parts.text_stream(params), params.include_stop) for sub_id in builder.sub_ids
+        }
         seed = draw_seed() if params.seed is None else params.seed
         requests = [
             self._parts.intake.request(
@@ -359,10 +375,11 @@ class Engine:
                 priority=priority,
                 timeout_s=timeout_s,
                 seed=seed,
+                pooling=pooling,
             )
             for index, sub_id in enumerate(builder.sub_ids)
         ]
-        return _Job(builder, requests)
+        return _Job(builder, texts, requests)
 
     def _encode(self, prompts: list[Prompt]) -> list[Any]:
         """Return token ids for every prompt, tokenising texts in one batch."""
@@ -375,6 +392,50 @@ class Engine:
         return self.tokenizer.encode_chat(check_chat(prompt)) if is_chat(prompt) else prompt
 
     # -- under way -----------------------------------------------------------------------------------------------------
+
+    def _run(self, jobs: list[_Job], progress: bool | None) -> None:
+        """Start jobs as the queue has room, and wait for all."""
+        finished: SimpleQueue[_Job] = SimpleQueue()
+        waiting = deque(jobs)
+        num_left, num_running = len(jobs), 0
+        try:
+            with _progress_bar(len(jobs), progress) as advance:
+                while num_left:
+                    num_running += self._start_some(waiting, finished, num_running)
+                    finished.get()
+                    num_running -= 1
+                    num_left -= 1
+                    advance()
+        finally:
+            if num_left:
+                self._abort_jobs(jobs[: len(jobs) - len(waiting)])
+
+    async def _arun(self, jobs: list[_Job]) -> None:
+        """Start jobs at once, all or none, and wait for all."""
+        loop = asyncio.get_running_loop()
+        all_done = asyncio.Event()
+        num_left = len(jobs)
+
+        def one_done() -> None:
+            nonlocal num_left
+            num_left -= 1
+            if num_left == 0:
+                all_done.set()
+
+        def sink_of(job: _Job) -> Callable[[RequestUpdate], None]:
+            return lambda update: _wake(loop, one_done) if job.take(update) else None
+
+        num_added = 0
+        try:
+            if jobs:
+                num_added = await self._entered(self._thread.submit([_group(job, sink_of(job)) for job in jobs]), jobs)
+                if num_added < len(jobs):
+                    limit = self.config.scheduling.max_queued_requests
+                    raise QueueFullError(f"{len(jobs)} prompts do not fit into a queue of {limit}; use `generate`")
+                await all_done.wait()
+        finally:
+            if num_left:
+                self._abort_jobs(jobs[:num_added])
 
     def _start_some(self, waiting: "deque[_Job]", finished: "SimpleQueue[_Job]", num_running: int) -> int:
         """Start jobs until the queue is full; returns how many. With none under way, a full queue is an error."""

@@ -9,7 +9,7 @@ from queue import Empty, SimpleQueue
 from typing import TypeVar
 
 from graftlm.errors import EngineClosedError, QueueFullError, RequestError
-from graftlm.scheduling import Finish, Request, RequestUpdate
+from graftlm.scheduling import Failure, Finish, Request, RequestUpdate
 from graftlm.step_loop import StepLoop
 from graftlm.types import FinishReason
 
@@ -106,20 +106,12 @@ class EngineThread:
         return len(groups)
 
     def _add(self, group: list[tuple[Request, UpdateSink]]) -> list[str]:
-        added: list[str] = []
-        try:
-            for request, sink in group:
-                if request.request_id in self._sinks:
-                    raise RequestError(f"request id {request.request_id!r} is in use; give every request its own")
-                self._loop.scheduler.add(request)
-                self._sinks[request.request_id] = sink
-                added.append(request.request_id)
-                if request.grammar is not None:
-                    request.grammar.when_compiled(self._wake)
-        except Exception:
-            self._withdraw(added)
-            raise
-        return added
+        for request, _ in group:
+            if request.request_id in self._sinks:
+                raise RequestError(f"request id {request.request_id!r} is in use; give every request its own")
+        self._loop.add([request for request, _ in group], self._wake)
+        self._sinks.update({request.request_id: sink for request, sink in group})
+        return [request.request_id for request, _ in group]
 
     def _withdraw(self, request_ids: list[str]) -> None:
         """End requests that nobody has been told of."""
@@ -145,7 +137,8 @@ class EngineThread:
         except BaseException as error:  # a bug of ours: say so to everyone who waits, rather than leave them waiting
             logger.exception("the engine's loop ended")
             self._closing = True
-            finish = Finish(FinishReason.ERROR, error=f"the engine stopped: {type(error).__name__}: {error}")
+            reason = f"the engine stopped: {type(error).__name__}: {error}"
+            finish = Finish(FinishReason.ERROR, error=reason, failure=Failure.ENGINE)
             for request_id in list(self._sinks):
                 self._deliver([RequestUpdate(request_id, finish=finish)])
         finally:

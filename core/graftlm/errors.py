@@ -20,9 +20,11 @@
     │   ├── NeverFitsError             needs more KV pages than the engine has
     │   ├── QueueFullError             back-pressure: max_queued_requests are waiting
     │   ├── UnsupportedFeatureError    asks for something that this engine was not assembled with
+    │   ├── RequestTimeoutError        it was given up because its time was over
     │   └── RequestFailedError         it was running and failed: bad logits, a failing step
     └── EngineError                    the engine itself
         ├── EngineClosedError
+        ├── UnavailableError           a process of the server is down, starting or draining; try again later
         └── InvariantError             our own bookkeeping is wrong: names the owner
 
 Raise the leaf that fits; catch the branch you can handle.
@@ -48,7 +50,9 @@ __all__ = [
     "QueueFullError",
     "RequestError",
     "RequestFailedError",
+    "RequestTimeoutError",
     "SamplingParamsError",
+    "UnavailableError",
     "UnknownProviderError",
     "UnsupportedArchitectureError",
     "UnsupportedFeatureError",
@@ -136,6 +140,10 @@ class UnsupportedFeatureError(RequestError):
     """A request asks for something this engine was not assembled with."""
 
 
+class RequestTimeoutError(RequestError):
+    """A request's time was over before it ended."""
+
+
 class RequestFailedError(RequestError):
     """A running request failed: its logits were not finite, or its step failed."""
 
@@ -146,6 +154,10 @@ class EngineError(GraftlmError, RuntimeError):
 
 class EngineClosedError(EngineError):
     """The engine was closed."""
+
+
+class UnavailableError(EngineError):
+    """A process of the server is down, starting or draining; the request may be sent again."""
 
 
 class InvariantError(EngineError):

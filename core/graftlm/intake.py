@@ -110,6 +110,21 @@ class Intake:
         if spec is not None:
             self._compiler(spec).check(spec)
 
+    def check_room(self, prompt_len: int, params: SamplingParams) -> int:
+        """Return how many tokens a request may generate: as many as it asks for, and the context has room for.
+
+        Raises:
+            NeverFitsError: prompt and output need more than the KV memory.
+        """
+        max_new_tokens = self._max_new_tokens(prompt_len, params)
+        needed = prompt_len + max_new_tokens
+        if needed > self.limits.memory_tokens:
+            raise NeverFitsError(
+                f"{prompt_len} prompt tokens and up to {max_new_tokens} more need room for {needed} tokens, "
+                f"the KV memory holds {self.limits.memory_tokens}. Lower max_tokens or raise memory.kv_tokens."
+            )
+        return max_new_tokens
+
     def request(
         self,
         request_id: str,
@@ -121,6 +136,7 @@ class Intake:
         priority: int = 0,
         timeout_s: float | None = None,
         seed: int | None = None,
+        pooling: str | None = None,
     ) -> Request:
         """Make the request of one completion.
 
@@ -128,15 +144,10 @@ class Intake:
             prompt_token_ids: as `check_prompt` returned them.
             index: which of the prompt's `n` completions.
             seed: for all completions of the prompt; None takes the parameters' own, or draws one.
+            pooling: "mean" or "last" asks for an embedding instead of tokens; `params` then has max_tokens 1.
         """
         now = self._clock()
-        max_new_tokens = self._max_new_tokens(len(prompt_token_ids), params)
-        needed = len(prompt_token_ids) + max_new_tokens
-        if needed > self.limits.memory_tokens:
-            raise NeverFitsError(
-                f"{len(prompt_token_ids)} prompt tokens and up to {max_new_tokens} more need room for {needed} tokens, "
-                f"the KV memory holds {self.limits.memory_tokens}. Lower max_tokens or raise memory.kv_tokens."
-            )
+        max_new_tokens = self.check_room(len(prompt_token_ids), params)
         spec = grammar_spec(params)
         base = params.seed if seed is None else seed
         return Request(
@@ -154,6 +165,7 @@ class Intake:
             deadline_s=None if timeout_s is None else now + timeout_s,
             stop_watch=self._make_stop_watch(params) if params.stop_strings else None,
             grammar=None if spec is None else self._grammar(spec, now),
+            pooling=pooling,
         )
 
     def _grammar(self, spec: GrammarSpec, now: float) -> RequestGrammar:

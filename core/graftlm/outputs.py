@@ -1,6 +1,5 @@
 """From the scheduler's updates to what users see."""
 
-from collections.abc import Callable
 from functools import cached_property
 
 from graftlm.scheduling import Finish, RequestUpdate
@@ -16,37 +15,47 @@ from graftlm.types import (
     Usage,
 )
 
-__all__ = ["OutputBuilder"]
+__all__ = ["CompletionText", "OutputBuilder", "sub_ids"]
+
+
+class CompletionText:
+    """The text of one completion, from its updates."""
+
+    def __init__(self, stream: TextStream, include_stop: bool) -> None:
+        self._stream = stream
+        self._keeps_stop = include_stop
+
+    def push(self, update: RequestUpdate) -> str:
+        """Return the text that an update adds."""
+        finish = update.finish
+        if finish is None:
+            return self._stream.push(update.token_ids).text
+        visible = update.token_ids
+        if isinstance(finish.matched_stop, int) and not self._keeps_stop:
+            visible = visible[:-1]  # a stop token ends the text as a stop string does: it is not part of it
+        return self._stream.push(visible).text + self._stream.finish()
 
 
 class _CompletionBuilder:
     """Gathers one completion."""
 
-    def __init__(self, index: int, params: SamplingParams, text_stream: TextStream) -> None:
+    def __init__(self, index: int, params: SamplingParams) -> None:
         self.index = index
         self.finish: Finish | None = None
         self.cached_tokens = 0
         self.timings = Timings()
         self.token_ids: list[int] = []
-        self._keeps_stop = params.include_stop
         self._logprobs: list[TokenLogprob] | None = None if params.logprobs is None else []
-        self._text_stream = text_stream
         self._text: list[str] = []
 
-    def apply(self, update: RequestUpdate) -> None:
+    def apply(self, update: RequestUpdate, text: str) -> None:
         self.token_ids += update.token_ids
         if self._logprobs is not None:
             self._logprobs += update.logprobs
         self.cached_tokens = update.cached_tokens
         self.timings = Timings(update.queue_s, update.first_token_s, update.total_s)
-        visible = list(update.token_ids)
-        if update.finish is not None:
-            self.finish = update.finish
-            if isinstance(update.finish.matched_stop, int) and not self._keeps_stop:
-                visible = visible[:-1]  # a stop token ends the text as a stop string does: it is not part of it
-        self._text.append(self._text_stream.push(visible).text)
-        if update.finish is not None:
-            self._text.append(self._text_stream.finish())
+        self.finish = update.finish
+        self._text.append(text)
 
     def completion(self) -> Completion:
         if len(self._text) > 1:
@@ -64,21 +73,26 @@ class _CompletionBuilder:
 
 
 class OutputBuilder:
-    """Gathers the completions of one prompt. Detokenises in the thread of whoever applies the updates."""
+    """Gathers the completions of one prompt.
+
+    Attributes:
+        sub_ids: of its completions, each of which is a request to the scheduler.
+        embedding: float32 [hidden] as bytes, once a request for one has ended.
+    """
 
     def __init__(
-        self,
-        request_id: str,
-        prompt_token_ids: TokenIds,
-        params: SamplingParams,
-        make_text_stream: Callable[[SamplingParams], TextStream],
+        self, request_id: str, prompt_token_ids: TokenIds, params: SamplingParams, base_id: str | None = None
     ) -> None:
+        """Begin with nothing.
+
+        Args:
+            base_id: what `sub_ids` are made of; None: `request_id`.
+        """
         self.request_id = request_id
-        self.sub_ids = [request_id] if params.n == 1 else [f"{request_id}#{i}" for i in range(params.n)]
+        self.sub_ids = sub_ids(request_id if base_id is None else base_id, params.n)
+        self.embedding: bytes | None = None
         self._prompt = prompt_token_ids
-        self._completions = {
-            sub_id: _CompletionBuilder(i, params, make_text_stream(params)) for i, sub_id in enumerate(self.sub_ids)
-        }
+        self._completions = {sub_id: _CompletionBuilder(i, params) for i, sub_id in enumerate(self.sub_ids)}
         self._prompt_logprobs: list[TokenLogprob | None] | None = None if params.prompt_logprobs is None else [None]
 
     @property
@@ -95,9 +109,10 @@ class OutputBuilder:
     def _prompt_token_ids(self) -> tuple[int, ...]:
         return tuple(self._prompt.tolist())  # once for all outputs of a stream
 
-    def apply(self, update: RequestUpdate) -> None:
-        """Add an update of one of the completions."""
-        self._completions[update.request_id].apply(update)
+    def apply(self, update: RequestUpdate, text: str) -> None:
+        """Add an update of one of the completions, and the text that it adds."""
+        self._completions[update.request_id].apply(update, text)
+        self.embedding = update.embedding or self.embedding
         if self._prompt_logprobs is not None and update.request_id == self.sub_ids[0]:
             self._prompt_logprobs += update.prompt_logprobs
 
@@ -114,6 +129,11 @@ class OutputBuilder:
             timings=_merge([b.timings for b in builders]),
             prompt_logprobs=None if self._prompt_logprobs is None else tuple(self._prompt_logprobs),
         )
+
+
+def sub_ids(request_id: str, num_completions: int) -> list[str]:
+    """Return the ids of a prompt's completions, each of which is a request to the scheduler."""
+    return [request_id] if num_completions == 1 else [f"{request_id}#{i}" for i in range(num_completions)]
 
 
 def _merge(timings: list[Timings]) -> Timings:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from graftlm.types import SamplingParams, TokenIds
 
-__all__ = ["LogprobTable", "PromptLogprobSpan", "RowSetup", "StepPlan", "StepResult", "TokenMask"]
+__all__ = ["LogprobTable", "PoolSpan", "PromptLogprobSpan", "RowSetup", "StepPlan", "StepResult", "TokenMask"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +51,19 @@ class PromptLogprobSpan:
 
 
 @dataclass(frozen=True, slots=True)
+class PoolSpan:
+    """Prompt positions of one request whose final hidden states are wanted, added up.
+
+    Attributes:
+        start: index among the step's T tokens of the first of them.
+    """
+
+    row: int
+    start: int
+    num_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
 class TokenMask:
     """The tokens that M of a step's S sampling requests may sample; the others may sample any.
 
@@ -81,6 +94,7 @@ class StepPlan:
         sample_positions: int64 [S], the position that the sampled token will take.
         setups: rows taken with this step; the runner installs them first.
         prompt_spans: prompt log-probabilities to compute.
+        pool_spans: hidden states to add up.
         token_mask: what requests under a grammar may sample; None when no such request samples.
     """
 
@@ -98,6 +112,7 @@ class StepPlan:
     sample_positions: NDArray[np.int64]
     setups: tuple[RowSetup, ...] = ()
     prompt_spans: tuple[PromptLogprobSpan, ...] = ()
+    pool_spans: tuple[PoolSpan, ...] = ()
     token_mask: TokenMask | None = None
 
     @property
@@ -134,8 +149,9 @@ class StepResult:
         token_ids: int32 [S]; meaningless where a request failed.
         errors: index into S -> why that request failed.
         logprobs: for all S when any of them asked, else None.
-        prompt_logprobs: one per span of the plan.
+        prompt_logprobs: one per prompt span of the plan.
         model_s: seconds from launch to the last token.
+        pooled: float32 [hidden], one per pool span of the plan.
     """
 
     token_ids: TokenIds
@@ -143,3 +159,4 @@ class StepResult:
     logprobs: LogprobTable | None
     prompt_logprobs: tuple[LogprobTable, ...]
     model_s: float
+    pooled: tuple[NDArray[np.float32], ...] = ()

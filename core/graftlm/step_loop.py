@@ -2,14 +2,14 @@
 
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 
 from graftlm.contracts import PrefixCache
 from graftlm.execution.executor import StepExecutor
 from graftlm.observers import Observers, notify
 from graftlm.plan import StepPlan, StepResult
-from graftlm.scheduling import RequestUpdate, Scheduler
+from graftlm.scheduling import Request, RequestUpdate, Scheduler
 from graftlm.types import EngineStats, RequestRecord, StepRecord, Timings
 
 __all__ = ["StepLoop"]
@@ -84,6 +84,57 @@ class StepLoop:
             self._is_stuck = False
         return self._reported(updates)
 
+    def add(self, requests: Sequence[Request], when_compiled: Callable[[], None]) -> None:
+        """Queue requests, all or none.
+
+        Args:
+            when_compiled: called, from any thread, when a request's grammar has been compiled: `step` has work then.
+
+        Raises:
+            RequestError: one is refused; then none has been added, though updates of those before it may follow.
+        """
+        added: list[Request] = []
+        try:
+            for request in requests:
+                self.scheduler.add(request)
+                added.append(request)
+        except Exception:
+            for request in added:
+                self.abort(request.request_id, "a sibling was refused")
+            raise
+        for request in added:
+            if request.grammar is not None:
+                request.grammar.when_compiled(when_compiled)
+
+    def settle(self) -> list[RequestUpdate]:
+        """Commit the steps under way without planning further ones; returns what became known."""
+        updates: list[RequestUpdate] = []
+        try:
+            while self._pending:
+                updates += self._commit(*self._pending.popleft())
+        except Exception as error:
+            self._recover(error)
+        return self._reported(updates) + self.take_updates()
+
+    def retract_all(self) -> None:
+        """Put every running request back into the queue; what it has computed stays cached. Call `settle` before."""
+        try:
+            self.scheduler.retract_all()
+        except Exception as error:
+            self._recover(error)
+
+    def expire(self) -> list[RequestUpdate]:
+        """End the requests whose time is up, while no steps are made; returns what happened."""
+        try:
+            self.scheduler.expire()
+        except Exception as error:
+            self._recover(error)
+        return self.take_updates()
+
+    def run_on_device(self, function: Callable[[], None]) -> None:
+        """Run a function where the steps run, after those under way, and wait for it."""
+        self._executor.call(function).result()
+
     def take_updates(self) -> list[RequestUpdate]:
         """Return what happened beside the steps."""
         return self._reported(self.scheduler.take_updates())
@@ -115,6 +166,7 @@ class StepLoop:
             locked_pages=usage.locked,
             owned_pages=usage.owned,
             evicted_pages=scheduler.kv.evicted_pages,
+            evicted_tokens=scheduler.kv.evicted_pages * scheduler.kv.page_size,
             steps=counters.steps,
             prompt_tokens=counters.prompt_tokens,
             cached_tokens=counters.cached_tokens,
@@ -122,6 +174,8 @@ class StepLoop:
             finished_requests=counters.finished_requests,
             retractions=counters.retractions,
             aged_requests=counters.aged_requests,
+            retracted_tokens=counters.retracted_tokens,
+            eviction_age_s=scheduler.kv.cache.eviction_age_s,
             host_s=self.host_s,
             model_s=self.model_s,
         )

@@ -13,6 +13,7 @@ from graftlm.errors import SamplingParamsError
 __all__ = [
     "CacheEvent",
     "Completion",
+    "EmbeddingOutput",
     "EngineStats",
     "FinishReason",
     "Message",
@@ -353,6 +354,19 @@ class RequestOutput:
         return self.completions[0].logprobs
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class EmbeddingOutput:
+    """A prompt as one vector.
+
+    Attributes:
+        embedding: float32 [hidden], the model's final hidden states, pooled.
+    """
+
+    request_id: str
+    embedding: NDArray[np.float32]
+    usage: Usage
+
+
 @dataclass(frozen=True, slots=True)
 class EngineStats:
     """An engine at one moment.
@@ -360,7 +374,9 @@ class EngineStats:
     Attributes:
         total_pages, free_pages, evictable_pages, locked_pages, owned_pages: the KV memory by owner: nobody, prefixes
             that may be evicted, prefixes that running requests use, running requests alone.
-        steps ... aged_requests: sums since the start; `aged_requests` went first because they had been passed over.
+        steps ... retracted_tokens: sums since the start; `aged_requests` went first because they had been passed over,
+            `retracted_tokens` had been computed for requests that were sent back to the queue.
+        eviction_age_s: how long what was evicted last had not been used; None when nothing was, or it is not known.
         host_s, model_s: seconds spent on planning and committing, and on the device.
     """
 
@@ -372,6 +388,7 @@ class EngineStats:
     locked_pages: int
     owned_pages: int
     evicted_pages: int
+    evicted_tokens: int
     steps: int
     prompt_tokens: int
     cached_tokens: int
@@ -379,6 +396,8 @@ class EngineStats:
     finished_requests: int
     retractions: int
     aged_requests: int
+    retracted_tokens: int
+    eviction_age_s: float | None
     host_s: float
     model_s: float
 

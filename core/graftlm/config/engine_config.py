@@ -19,6 +19,7 @@ from graftlm.config.sections import (
     GrammarSettings,
     MemorySettings,
     ModelSettings,
+    ParallelSettings,
     PluginSettings,
     SchedulingSettings,
     Section,
@@ -46,6 +47,7 @@ class EngineConfig(Section):
     grammar: GrammarSettings = GrammarSettings()
     scheduling: SchedulingSettings = SchedulingSettings()
     memory: MemorySettings = MemorySettings()
+    parallel: ParallelSettings = ParallelSettings()
     server: ServerSettings = ServerSettings()
     plugins: PluginSettings = PluginSettings()
     debug: bool = Field(default=False, description="Check after every step that no KV page was lost.")

@@ -11,6 +11,7 @@ __all__ = [
     "GrammarSettings",
     "MemorySettings",
     "ModelSettings",
+    "ParallelSettings",
     "PluginSettings",
     "PolicySettings",
     "SchedulingSettings",
@@ -57,6 +58,7 @@ def _check_power_of_two(value: int) -> int:
 
 Int = Annotated[int, BeforeValidator(_refuse_bool)]
 Float = Annotated[float, BeforeValidator(_refuse_bool)]
+PositiveFloat = Annotated[float, Field(gt=0), BeforeValidator(_refuse_bool)]
 PositiveInt = Annotated[int, Field(ge=1), BeforeValidator(_refuse_bool)]
 Name = Annotated[str, Field(min_length=1)]
 Options = Annotated[dict[str, Any], Field(description="Options of the chosen one; `graftlm config schema` lists them.")]
@@ -175,13 +177,62 @@ class MemorySettings(Section):
     )
 
 
+class ParallelSettings(Section):
+    """How many copies of the model serve."""
+
+    data: Int = Field(
+        default=1,
+        ge=1,
+        le=64,
+        description="Replicas of the model that `graftlm serve` runs, each in a process of its own and, on GPUs, on a "
+        "device of its own. An in-process engine is always one.",
+    )
+
+
+ApiKey = Annotated[SecretStr, Field(min_length=1)]
+
+
 class ServerSettings(Section):
-    """Where the HTTP server listens."""
+    """Where the HTTP server listens, whom it lets in, and how it behaves when something fails."""
 
     host: Name = Field(default="127.0.0.1", description="Address to listen on; 0.0.0.0 for all.")
     port: Int = Field(default=30000, ge=0, le=65535, description="TCP port; 0 takes a free one.")
-    api_key: Annotated[SecretStr, Field(min_length=1)] | None = Field(
+    api_key: ApiKey | None = Field(
         default=None, description="What clients must send as a bearer token; null asks for nothing."
+    )
+    admin_api_key: ApiKey | None = Field(
+        default=None,
+        description="What flushing, aborting everything, pausing and profiling need instead; null: `api_key` will do.",
+    )
+    served_model_name: Name | None = Field(
+        default=None, description="The model's name in the API; null: the last part of `model.path`."
+    )
+    request_timeout_s: PositiveFloat | None = Field(
+        default=None, description="A request that takes longer is given up; null: never."
+    )
+    max_body_bytes: PositiveInt = Field(default=32 * 2**20, description="Larger request bodies are refused.")
+    cors_origins: tuple[Name, ...] = Field(
+        default=(), description="Origins whose pages may call the API from a browser; `*` for all."
+    )
+    restart: bool = Field(
+        default=False,
+        description="Start a scheduler or detokenizer process again when it dies. Otherwise the server reports it on "
+        "/health, refuses requests and exits with status 1.",
+    )
+    drain_timeout_s: Float = Field(
+        default=30.0, ge=0, description="After SIGTERM, requests under way may take this long to end."
+    )
+    watchdog_s: Float = Field(
+        default=120.0,
+        gt=0,
+        description="A process that has not moved for this long is reported, with the stacks of its threads.",
+    )
+    profile_dir: Name = Field(
+        default="profiles", description="Where /start_profile writes; clients name folders in it."
+    )
+    log_format: Literal["text", "json"] = Field(default="text", description="Form of the log lines on standard error.")
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        default="info", description="The least severe messages that are logged."
     )
 
 

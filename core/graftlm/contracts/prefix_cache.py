@@ -159,6 +159,7 @@ class PrefixCache(ABC):
         - Matching from a resumed handle gives what matching from the start would, less the pages up to that handle.
         - `probe` changes nothing: neither recency nor hits nor structure.
         - Namespaces never share.
+        - `eviction_age_s`, where it is kept, is the time since the last use of what `evict` gave up last.
     """
 
     @abstractmethod
@@ -219,6 +220,14 @@ class PrefixCache(ABC):
     @abstractmethod
     def locked_pages(self) -> int:
         """Pages on locked paths. O(1)."""
+
+    @property
+    def eviction_age_s(self) -> float | None:
+        """How long what `evict` gave up last had not been used, in seconds; None before, or when it is not kept.
+
+        It tells operators whether the memory is large enough: what goes after seconds would have been reused.
+        """
+        return None
 
     @abstractmethod
     def walk(self) -> Iterator[NodeView]:

@@ -4,13 +4,14 @@ import time
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from graftlm.contracts import AttentionBackend, Model
 from graftlm.execution.batch import build_batch, to_device
 from graftlm.execution.logprobs import token_logprobs
 from graftlm.execution.sampler import NOT_FINITE, Sampled, Sampler
-from graftlm.plan import LogprobTable, PromptLogprobSpan, StepPlan, StepResult
+from graftlm.plan import LogprobTable, PoolSpan, PromptLogprobSpan, StepPlan, StepResult
 
 __all__ = ["ModelRunner"]
 
@@ -48,6 +49,7 @@ class ModelRunner:
             errors={} if sampled is None else _errors(sampled),
             logprobs=None if sampled is None or sampled.logprobs is None else _to_host(*sampled.logprobs),
             prompt_logprobs=prompt_logprobs,
+            pooled=tuple([_pool(span, hidden) for span in plan.pool_spans]),
             model_s=time.perf_counter() - start,
         )
 
@@ -61,6 +63,11 @@ class ModelRunner:
     def _prompt_logprobs(self, span: PromptLogprobSpan, hidden: Tensor) -> LogprobTable:
         logits = self._model.logits(hidden[span.start : span.start + len(span.targets)])
         return _to_host(*token_logprobs(logits, to_device(span.targets, self._device), span.num_top))
+
+
+def _pool(span: PoolSpan, hidden: Tensor) -> NDArray[np.float32]:
+    pooled: NDArray[np.float32] = hidden[span.start : span.start + span.num_tokens].float().sum(dim=0).cpu().numpy()
+    return pooled
 
 
 def _errors(sampled: Sampled) -> dict[int, str]:

@@ -3,6 +3,15 @@
 from graftlm.scheduling.grammar import RequestGrammar
 from graftlm.scheduling.request import Request, RequestStatus
 from graftlm.scheduling.scheduler import Scheduler, SchedulerLimits
-from graftlm.scheduling.updates import Finish, RequestUpdate
+from graftlm.scheduling.updates import Failure, Finish, RequestUpdate
 
-__all__ = ["Finish", "Request", "RequestGrammar", "RequestStatus", "RequestUpdate", "Scheduler", "SchedulerLimits"]
+__all__ = [
+    "Failure",
+    "Finish",
+    "Request",
+    "RequestGrammar",
+    "RequestStatus",
+    "RequestUpdate",
+    "Scheduler",
+    "SchedulerLimits",
+]

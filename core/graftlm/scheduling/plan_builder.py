@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from graftlm.memory import RequestTable
-from graftlm.plan import PromptLogprobSpan, RowSetup, StepPlan, TokenMask
+from graftlm.plan import PoolSpan, PromptLogprobSpan, RowSetup, StepPlan, TokenMask
 from graftlm.scheduling.request import Request
 
 __all__ = ["Chunk", "build_plan"]
@@ -19,6 +19,7 @@ class Chunk:
 
     Attributes:
         predicts: positions whose prompt log-probabilities are wanted.
+        pools: positions whose hidden states are wanted.
     """
 
     request: Request
@@ -26,6 +27,7 @@ class Chunk:
     start: int
     end: int
     predicts: range = range(0)
+    pools: range = range(0)
 
 
 def build_plan(
@@ -76,6 +78,11 @@ def build_plan(
             _span(chunk, int(token_start))
             for chunk, token_start in zip(chunks, token_starts[num_decodes:], strict=True)
             if chunk.predicts
+        ),
+        pool_spans=tuple(
+            PoolSpan(chunk.row, int(token_start) + chunk.pools.start - chunk.start, len(chunk.pools))
+            for chunk, token_start in zip(chunks, token_starts[num_decodes:], strict=True)
+            if chunk.pools
         ),
         token_mask=_token_mask(table, rows[sample_idx], allowed_bits),
     )

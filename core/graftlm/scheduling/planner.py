@@ -35,6 +35,7 @@ class Planner:
 
     def __init__(self, kv: KVManager, running: RunningRequests, queue: WaitingQueue, prefill_tokens: int) -> None:
         self.num_retractions = 0
+        self.num_retracted_tokens = 0
         self.cached_tokens = 0
         self.current: Request | None = None
         self._kv = kv
@@ -83,6 +84,13 @@ class Planner:
         request.status = RequestStatus.WAITING
         request.num_retractions += 1
         self._queue.add(request)
+
+    def retract(self, request: Request) -> None:
+        """Send a running request back to the queue; its pages become evictable."""
+        self.num_retracted_tokens += int(self._kv.table.computed[request.held_row])
+        self._running.release(request)
+        self.requeue(request)
+        self.num_retractions += 1
 
     def _reserve_decodes(self) -> NDArray[np.int32]:
         """Return the rows whose one token to compute is their latest sample, with room for it."""
@@ -141,9 +149,9 @@ class Planner:
         end = start + num_tokens
         if not kv.extend(row, end):
             return 0
-        predicts = _prompt_positions(request, start, end)
-        request.num_logprobs_planned += len(predicts)
-        chunks.append(Chunk(request, row, start, end, predicts))
+        predicts, pools = _predicting(request, start, end), _pooled(request, start, end)
+        request.num_reads_planned += len(predicts) + len(pools)
+        chunks.append(Chunk(request, row, start, end, predicts, pools))
         kv.table.computed[row] = end
         # Published before it is computed: whoever matches it runs in this step or a later one, and a step writes all
         # keys and values of a layer before anything attends.
@@ -151,11 +159,8 @@ class Planner:
         return num_tokens
 
     def _retract(self) -> None:
-        """Send the least important running request back to the queue; its pages become evictable."""
-        request = self._running.requests[-1]
-        self._running.release(request)
-        self.requeue(request)
-        self.num_retractions += 1
+        """Send the least important running request back to the queue."""
+        self.retract(self._running.requests[-1])
         self._admission.retracted()
 
     def _count_cached(self, request: Request, num_tokens: int) -> None:
@@ -164,9 +169,18 @@ class Planner:
             self.cached_tokens += num_tokens
 
 
-def _prompt_positions(request: Request, start: int, end: int) -> range:
+def _pooled(request: Request, start: int, end: int) -> range:
+    """Return the positions of start : end whose hidden states are wanted and not planned yet."""
+    if request.pooling is None:
+        return range(0)
+    if request.pooling == "last":
+        return range(max(start, request.prompt_len - 1), min(end, request.prompt_len))
+    return range(max(start, request.num_reads_planned), end)
+
+
+def _predicting(request: Request, start: int, end: int) -> range:
     """Return the positions of start : end whose prompt log-probabilities are wanted and not planned yet."""
     if request.params.prompt_logprobs is None:
         return range(0)
-    first = max(start, request.num_logprobs_planned)
+    first = max(start, request.num_reads_planned)
     return range(first, max(first, min(end, request.prompt_len - 1)))

@@ -6,6 +6,7 @@ from enum import Enum
 from typing import Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from graftlm.contracts import PrefixKey
 from graftlm.errors import InvariantError
@@ -51,7 +52,9 @@ class Request:
         grammar: present when its output is constrained; it has accepted exactly the committed output.
         num_in_flight: steps planned with it and not committed.
         cached_tokens: prompt tokens that it did not have to compute, counted until a first retraction.
-        num_logprobs_planned, num_logprobs_reported: prompt log-probabilities that a step computes, or has delivered.
+        pooling: "mean" or "last" asks for an embedding: its one token is dropped.
+        num_reads_planned, num_reads_reported: prompt positions whose log-probability or hidden state a step computes,
+            or has delivered.
     """
 
     request_id: str
@@ -66,6 +69,7 @@ class Request:
     deadline_s: float | None = None
     stop_watch: StopWatch | None = None
     grammar: RequestGrammar | None = None
+    pooling: str | None = None
 
     status: RequestStatus = RequestStatus.WAITING
     row: int | None = None
@@ -75,8 +79,9 @@ class Request:
     admitted_s: float | None = None
     first_token_s: float | None = None
     finished_s: float | None = None
-    num_logprobs_planned: int = 0
-    num_logprobs_reported: int = 0
+    num_reads_planned: int = 0
+    num_reads_reported: int = 0
+    _pooled: NDArray[np.float64] | None = None
     _tokens: TokenIds = field(init=False)
     _num_tokens: int = field(init=False)
 
@@ -116,8 +121,15 @@ class Request:
 
     @property
     def reuses_prefix(self) -> bool:
-        """Whether its tokens may come from the cache; prompt log-probabilities need every position computed once."""
-        return self.params.prompt_logprobs is None or self.num_logprobs_planned >= self.prompt_len - 1
+        """Whether its tokens may come from the cache: not while further ones have to be read as they are computed."""
+        return self.num_reads_planned >= self.num_reads
+
+    @property
+    def num_reads(self) -> int:
+        """Prompt positions, from the first on, each of which has to be read once."""
+        if self.pooling == "mean":
+            return self.prompt_len
+        return 0 if self.params.prompt_logprobs is None else self.prompt_len - 1
 
     @property
     def held_row(self) -> int:
@@ -143,6 +155,17 @@ class Request:
             self._tokens = grown
         self._tokens[self._num_tokens] = token_id
         self._num_tokens += 1
+
+    def add_pooled(self, hidden: NDArray[np.float32]) -> None:
+        """Take in hidden states of further prompt positions, added up: float32 [hidden]."""
+        self._pooled = hidden.astype(np.float64) if self._pooled is None else self._pooled + hidden
+
+    @property
+    def embedding(self) -> bytes:
+        """The pooled hidden states, float32 [hidden]; the prompt has been computed."""
+        if self._pooled is None:
+            raise InvariantError(f"request {self.request_id} ends without the hidden states it asked for")
+        return (self._pooled / max(1, self.num_reads)).astype(np.float32).tobytes()
 
     def key(self, num_tokens: int) -> PrefixKey:
         """Return the cache key of its first tokens."""

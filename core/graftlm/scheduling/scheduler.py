@@ -13,7 +13,7 @@ from graftlm.scheduling.planner import Planner
 from graftlm.scheduling.queue import WaitingQueue
 from graftlm.scheduling.request import Request, RequestStatus
 from graftlm.scheduling.running import RunningRequests
-from graftlm.scheduling.updates import Finish, RequestUpdate
+from graftlm.scheduling.updates import Failure, Finish, RequestUpdate
 from graftlm.types import FinishReason, TokenLogprob
 
 __all__ = ["Scheduler", "SchedulerCounters", "SchedulerLimits"]
@@ -38,6 +38,7 @@ class SchedulerCounters:
     finished_requests: int
     retractions: int
     aged_requests: int
+    retracted_tokens: int
 
 
 class Scheduler:
@@ -102,6 +103,7 @@ class Scheduler:
             finished_requests=self._num_finished,
             retractions=self._planner.num_retractions,
             aged_requests=self._queue.num_aged,
+            retracted_tokens=self._planner.num_retracted_tokens,
         )
 
     def add(self, request: Request) -> None:
@@ -166,6 +168,8 @@ class Scheduler:
         requests = self._land(plan)
         if plan.prompt_spans:
             self._report_prompt_logprobs(plan, requests, result.prompt_logprobs)
+        if plan.pool_spans:
+            _add_pooled(plan, requests, result)
         now = self._clock()
         token_ids = result.token_ids.tolist()
         for i, b in enumerate(plan.sample_idx.tolist()):
@@ -173,7 +177,10 @@ class Scheduler:
             if request.status is RequestStatus.FINISHED:
                 continue
             if i in result.errors:
-                self._finish(request, Finish(FinishReason.ERROR, error=result.errors[i]))
+                self._finish(request, _failed(result.errors[i]))
+                continue
+            if request.pooling is not None:
+                self._finish(request, Finish(FinishReason.STOP))
                 continue
             logprobs: tuple[TokenLogprob, ...] = ()
             if result.logprobs is not None and request.params.logprobs is not None:
@@ -191,16 +198,25 @@ class Scheduler:
         self._in_flight.clear()
         for request in self._requests.values():
             request.num_in_flight = 0
-            request.num_logprobs_planned = request.num_logprobs_reported
+            request.num_reads_planned = request.num_reads_reported
         for request in list(self._running.requests):
             self._running.discard(request)
             if request not in failed:
                 self._planner.requeue(request)
         for request in failed:
             if request.status is not RequestStatus.FINISHED:
-                self._finish(request, Finish(FinishReason.ERROR, error=error))
+                self._finish(request, _failed(error))
         self.kv.reset()
         return self.take_updates()
+
+    def retract_all(self) -> None:
+        """Put every running request back into the queue; no step may be in flight."""
+        for request in list(self._running.requests):
+            self._planner.retract(request)
+
+    def expire(self) -> None:
+        """End the requests whose time is up; `plan` does so as well."""
+        self._expire(self._clock())
 
     def recover(self, error: str, cache: PrefixCache, *, waiting_too: bool = False) -> None:
         """Go on after our own bookkeeping, or a plugin in it, has failed.
@@ -222,10 +238,10 @@ class Scheduler:
             request.row = None
             self._queue.discard(request)
             request.status = RequestStatus.RUNNING
-            self._finish(request, Finish(FinishReason.ERROR, error=error))
+            self._finish(request, _failed(error))
         for request in self._requests.values():
             request.num_in_flight = 0
-            request.num_logprobs_planned = request.num_logprobs_reported
+            request.num_reads_planned = request.num_reads_reported
 
     def take_updates(self) -> list[RequestUpdate]:
         """Return what happened since the last call."""
@@ -249,7 +265,7 @@ class Scheduler:
         try:
             finish = _finish_after(request, token_id)
         except RequestError as error:  # its grammar goes no further
-            finish = Finish(FinishReason.ERROR, error=str(error))
+            finish = _failed(str(error), Failure.REQUEST)
         if request.row is not None:
             self.kv.table.awaits_commit[request.row] = False
         if finish is not None:
@@ -289,16 +305,20 @@ class Scheduler:
                 continue
             targets = span.targets.tolist()
             logprobs = tuple([_read_logprob(table, i, targets[i], span.num_top) for i in range(len(targets))])
-            request.num_logprobs_reported += len(logprobs)
+            request.num_reads_reported += len(logprobs)
             self._updates.append(RequestUpdate.of(request, prompt_logprobs=logprobs))
 
     def _expire(self, now: float) -> None:
         """End the requests whose time is up."""
+        if len(self._deadlines) > 2 * len(self._requests) + 64:  # forget those that ended long before their time
+            self._deadlines = [d for d in self._deadlines if d[2].status is not RequestStatus.FINISHED]
+            heapq.heapify(self._deadlines)
         while self._deadlines and self._deadlines[0][0] <= now:
             request = heapq.heappop(self._deadlines)[2]
             if request.status is not RequestStatus.FINISHED:
                 seconds = now - request.arrival_s
-                self._finish(request, Finish(FinishReason.ABORT, error=f"timed out after {seconds:.3f} s"))
+                reason = f"timed out after {seconds:.3f} s"
+                self._finish(request, Finish(FinishReason.ABORT, error=reason, failure=Failure.TIMEOUT))
 
     def _start_grammars(self, now: float) -> None:
         """Take up the grammars that have been compiled; end the requests whose grammar failed or is late."""
@@ -307,10 +327,22 @@ class Scheduler:
                 if request.grammar is not None and request.grammar.start(now):
                     del self._compiling[request_id]
             except RequestError as error:
-                self._finish(request, Finish(FinishReason.ERROR, error=str(error)))
+                self._finish(request, _failed(str(error), Failure.REQUEST))
 
     def _probe(self, request: Request) -> int:
         return self.kv.cache.probe(request.reusable_key()) * self.kv.page_size
+
+
+def _add_pooled(plan: StepPlan, requests: tuple[Request, ...], result: StepResult) -> None:
+    by_row = dict(zip(plan.rows.tolist(), requests, strict=True))
+    for span, hidden in zip(plan.pool_spans, result.pooled, strict=True):
+        request = by_row[span.row]
+        request.add_pooled(hidden)
+        request.num_reads_reported += span.num_tokens
+
+
+def _failed(error: str, failure: Failure = Failure.ENGINE) -> Finish:
+    return Finish(FinishReason.ERROR, error=error, failure=failure)
 
 
 def _finish_after(request: Request, token_id: int) -> Finish | None:

@@ -1,11 +1,22 @@
 """What the scheduler reports of a request when a step is committed, or when the request ends otherwise."""
 
 from dataclasses import dataclass
+from enum import Enum
+
+import msgspec
 
 from graftlm.scheduling.request import Request
 from graftlm.types import FinishReason, TokenLogprob, Usage
 
-__all__ = ["Finish", "RequestUpdate"]
+__all__ = ["Failure", "Finish", "RequestUpdate"]
+
+
+class Failure(str, Enum):
+    """Whose fault it is that a request has not ended by itself."""
+
+    REQUEST = "request"  # it asked for what cannot be done
+    ENGINE = "engine"
+    TIMEOUT = "timeout"
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,16 +26,17 @@ class Finish:
     Attributes:
         matched_stop: the stop string or token id, for "stop".
         error: what failed, for "error"; why, for "abort".
+        failure: set for "error", and for "abort" when its time was over.
     """
 
     reason: FinishReason
     matched_stop: str | int | None = None
     error: str | None = None
+    failure: Failure | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class RequestUpdate:
-    """New tokens of one request.
+class RequestUpdate(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
+    """New tokens of one request. Travels between processes as it is.
 
     Attributes:
         token_ids: generated since the last update.
@@ -32,6 +44,7 @@ class RequestUpdate:
         prompt_logprobs: of further prompt positions, when asked for.
         finish, usage: set on the request's last update.
         queue_s, first_token_s, total_s: seconds from arrival to admission, first sample, end.
+        embedding: float32 [hidden] as bytes, on the last update of a request that asked for one.
     """
 
     request_id: str
@@ -45,6 +58,7 @@ class RequestUpdate:
     first_token_s: float | None = None
     total_s: float | None = None
     num_retractions: int = 0
+    embedding: bytes | None = None
 
     @classmethod
     def of(
@@ -68,4 +82,5 @@ class RequestUpdate:
             first_token_s=request.seconds_until(request.first_token_s),
             total_s=request.seconds_until(request.finished_s),
             num_retractions=request.num_retractions,
+            embedding=request.embedding if request.pooling and finish and finish.reason is FinishReason.STOP else None,
         )

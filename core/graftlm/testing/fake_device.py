@@ -75,6 +75,7 @@ class FakeDevice:
             position = int(plan.positions[t])
             before = 0 if position == 0 else self._digests[self._slot(plan, int(token_rows[t]), position - 1)]
             self._digests[int(plan.out_slots[t])] = _absorb(before, int(input_ids[t]))
+        pooled = tuple([_pool(input_ids[s.start : s.start + s.num_tokens]) for s in plan.pool_spans])
         last = np.cumsum(plan.query_lens) - 1
         masks = {} if plan.token_mask is None else dict(zip(plan.token_mask.idx, plan.token_mask.bits, strict=True))
         sampled = [
@@ -86,11 +87,16 @@ class FakeDevice:
         bad = self.fail_rows.get(plan.step_id)
         errors = {} if bad is None or bad >= len(sampled) else {bad: "logits are not finite"}
         spans = tuple(_zeros(len(span.targets), span.num_top) for span in plan.prompt_spans)
-        return StepResult(token_ids, errors, _zeros(len(sampled), 20), spans, model_s=0.0)
+        return StepResult(token_ids, errors, _zeros(len(sampled), 20), spans, model_s=0.0, pooled=pooled)
 
     def _slot(self, plan: StepPlan, b: int, position: int) -> int:
         page = int(plan.page_table[b, position // self._page_size])
         return page * self._page_size + position % self._page_size
+
+
+def _pool(token_ids: NDArray[np.int64]) -> NDArray[np.float32]:
+    """Return the "hidden states" of tokens, added up: each is (1, the token's id)."""
+    return np.array([len(token_ids), token_ids.sum()], dtype=np.float32)
 
 
 def _zeros(num_tokens: int, num_top: int) -> LogprobTable:

@@ -264,6 +264,17 @@ class PrefixCacheConformance(Conformance, ABC):
             gone = as_list(rig.cache.evict(2))
             assert sorted(gone) == prompts[letter]
 
+    def test_the_age_of_what_was_evicted_is_told(self, page_size: int) -> None:
+        """`eviction_age_s`, where it is kept, is the time since the last use of what `evict` gave up last."""
+        rig = self.reusing_rig(page_size)
+        assert rig.cache.eviction_age_s is None
+        rig.insert(rig.key(1))
+        inserted_s = next(rig.cache.walk()).stats.last_access
+        rig.insert(rig.key(2))
+        rig.cache.evict(1)
+        age_s = rig.cache.eviction_age_s
+        assert age_s is None or 0 < age_s <= rig.clock() - inserted_s
+
     def test_evict_takes_leaves_before_what_they_stand_on(self, page_size: int) -> None:
         """Leaves go first."""
         rig = self.reusing_rig(page_size)

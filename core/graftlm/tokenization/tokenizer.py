@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from graftlm.errors import CheckpointError, InvalidPromptError
+from graftlm.tokenization.token_bytes import TokenBytes
+from graftlm.tokenization.token_decoder import RustTokenDecoder
 from graftlm.types import Message, TokenIds
 
 if TYPE_CHECKING:
@@ -48,7 +51,7 @@ class Tokenizer:
         self._core: tokenizers.Tokenizer = pretrained.backend_tokenizer
         self._core.no_padding()
         self._core.no_truncation()
-        self._special_ids = frozenset(i for i, token in self._core.get_added_tokens_decoder().items() if token.special)
+        self._decoder = RustTokenDecoder(self._core)
         self._vocab_size = 1 + max(self._core.get_vocab(with_added_tokens=True).values(), default=-1)
 
     @classmethod
@@ -108,16 +111,20 @@ class Tokenizer:
 
     def decode(self, token_ids: Sequence[int] | TokenIds, skip_special_tokens: bool = True) -> str:
         """Return the text of token ids; bytes that form no character show as U+FFFD, unknown ids as nothing."""
-        ids = token_ids.tolist() if isinstance(token_ids, np.ndarray) else list(token_ids)
-        return self._core.decode(ids, skip_special_tokens=skip_special_tokens)
+        return self._decoder.decode(token_ids, skip_special_tokens)
 
     def is_special(self, token_id: int) -> bool:
         """Whether `skip_special_tokens` leaves this token out."""
-        return token_id in self._special_ids
+        return self._decoder.is_special(token_id)
 
     def is_known(self, token_id: int) -> bool:
         """Whether the vocabulary holds this id; a model's logits may have columns that it does not."""
-        return self._core.id_to_token(token_id) is not None
+        return self._decoder.is_known(token_id)
+
+    @cached_property
+    def token_bytes(self) -> TokenBytes:
+        """Return what looks up the bytes of single tokens."""
+        return TokenBytes(self.to_json(), self._core.id_to_token, lambda i: self.decode([i], skip_special_tokens=False))
 
     def apply_chat_template(
         self, messages: Sequence[Message], *, add_generation_prompt: bool = True, **template_args: Any

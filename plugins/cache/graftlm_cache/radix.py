@@ -50,6 +50,7 @@ class RadixCache(PrefixCache):
         self._node_ids = itertools.count()
         self._evictable_pages = 0
         self._locked_pages = 0
+        self._eviction_age_s: float | None = None
         self._version = 0
 
     # -- Looking up and adding ------------------------------------------------------------------------------------
@@ -226,6 +227,9 @@ class RadixCache(PrefixCache):
             self._cut_off(leaf)
             given_up.append(leaf.pages)
             num_given_up += len(leaf.pages)
+            last_used_s = leaf.stats.last_access
+        if given_up:
+            self._eviction_age_s = self._clock() - last_used_s
         return self._give_up(given_up, "removed")
 
     def reset(self) -> PageIds:
@@ -271,6 +275,11 @@ class RadixCache(PrefixCache):
     def locked_pages(self) -> int:
         """Pages on locked paths."""
         return self._locked_pages
+
+    @property
+    def eviction_age_s(self) -> float | None:
+        """How long what was evicted last had not been used, in seconds."""
+        return self._eviction_age_s
 
     @property
     def version(self) -> int:

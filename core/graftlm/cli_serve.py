@@ -1,0 +1,48 @@
+"""`graftlm serve`: the HTTP server."""
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from graftlm.cli_options import SetOption
+
+__all__ = ["serve"]
+
+
+def serve(
+    file: Annotated[
+        Path | None, typer.Argument(metavar="[FILE]", help="A configuration in YAML; without one, the defaults.")
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option("--model", metavar="PATH", help="A checkpoint folder, or `demo`, the bundled model.")
+    ] = None,
+    host: Annotated[str | None, typer.Option("--host", help="Address to listen on; 0.0.0.0 for all.")] = None,
+    port: Annotated[int | None, typer.Option("--port", help="TCP port; 0 takes a free one.")] = None,
+    log_format: Annotated[str | None, typer.Option("--log-format", help="Form of log lines: text or json.")] = None,
+    log_level: Annotated[
+        str | None, typer.Option("--log-level", help="Least severe messages: debug, info, warning or error.")
+    ] = None,
+    overrides: SetOption = None,
+) -> None:
+    """Serve a model over HTTP: OpenAI's API, a native one, metrics and a dashboard.
+
+    Exits with 2, before it listens, when the configuration, a plugin or the checkpoint is wrong; with 1 when a process
+    died and was not started again.
+    """
+    from graftlm.config import EngineConfig
+    from graftlm.errors import EngineError
+    from graftlm.server.serve import serve as run
+
+    given: dict[str, Any] = {"host": host, "port": port, "log_format": log_format, "log_level": log_level}
+    fields: dict[str, Any] = {"server": {key: value for key, value in given.items() if value is not None}}
+    if model is not None:
+        fields["model"] = {"path": model}
+    config = EngineConfig.load(file, overrides or (), **fields)
+    try:
+        status = run(config, on_ready=lambda url: print(f"serving on {url}", flush=True))
+    except EngineError as error:  # nothing that another configuration would mend
+        print(f"error: {error}", file=sys.stderr)
+        status = 1
+    raise typer.Exit(status)

@@ -1,0 +1,104 @@
+"""How every process writes its log: one line per record on standard error, as text or as JSON."""
+
+import json
+import logging
+import sys
+from contextvars import ContextVar
+from datetime import UTC, datetime
+from typing import Any, Final, Literal, TextIO, TypeAlias
+
+__all__ = ["JsonFormatter", "LogFormat", "TextFormatter", "configure_logging", "request_id_var"]
+
+LogFormat: TypeAlias = Literal["text", "json"]
+
+#: The HTTP request being handled; log lines written meanwhile carry it.
+request_id_var: ContextVar[str | None] = ContextVar("graftlm_request_id", default=None)
+
+#: What every record has; anything else came by `extra=`.
+_STANDARD: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "request_id"}
+
+
+class JsonFormatter(logging.Formatter):
+    """One JSON object a line.
+
+    Keys: ts (ISO 8601, UTC), level, logger, process, message; request_id and exc where there is one; then whatever the
+    caller gave as `extra`.
+    """
+
+    def __init__(self, process: str) -> None:
+        super().__init__()
+        self._process = process
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return a record as one line of JSON."""
+        line: dict[str, Any] = {
+            "ts": _moment(record).isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "process": self._process,
+            "message": record.getMessage(),
+        }
+        request_id = _request_id(record)
+        if request_id is not None:
+            line["request_id"] = request_id
+        if record.exc_info:
+            line["exc"] = self.formatException(record.exc_info)
+        if record.stack_info:
+            line["stack"] = self.formatStack(record.stack_info)
+        extra = {key: value for key, value in vars(record).items() if key not in _STANDARD and key not in line}
+        return json.dumps(line | extra, default=str)
+
+
+class TextFormatter(logging.Formatter):
+    """For people: the time, what matters, and the traceback below it."""
+
+    def __init__(self, process: str) -> None:
+        super().__init__()
+        self._process = process
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return a record as a line, and a traceback below it."""
+        clock = _moment(record).astimezone().strftime("%H:%M:%S")
+        request_id = _request_id(record)
+        suffix = "" if request_id is None else f" [{request_id}]"
+        lines = [f"{clock} {record.levelname:<7} {self._process}: {record.getMessage()}{suffix}"]
+        if record.exc_info:
+            lines.append(self.formatException(record.exc_info))
+        if record.stack_info:
+            lines.append(self.formatStack(record.stack_info))
+        return "\n".join(lines)
+
+
+def configure_logging(format: LogFormat, level: str, process: str, stream: TextIO | None = None) -> None:
+    """Send the log of this process to standard error.
+
+    Args:
+        format: "text" or "json".
+        level: the least severe to write: "debug", "info", "warning" or "error".
+        process: this process's name, in every line.
+        stream: where to write instead of standard error.
+
+    Effects: replaces the root logger's handlers, and those of uvicorn.
+    """
+    handler = logging.StreamHandler(sys.stderr if stream is None else stream)
+    handler.setFormatter(JsonFormatter(process) if format == "json" else TextFormatter(process))
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(level.upper())
+    for name in ("uvicorn", "uvicorn.error", "uvicorn.access"):
+        logger = logging.getLogger(name)
+        logger.handlers.clear()
+        logger.propagate = True
+    # At their own info and debug they tell of every start and connection, which our lines say already.
+    logging.getLogger("uvicorn").setLevel(logging.WARNING)
+    logging.getLogger("asyncio").setLevel(logging.WARNING)
+
+
+def _moment(record: logging.LogRecord) -> datetime:
+    return datetime.fromtimestamp(record.created, UTC)
+
+
+def _request_id(record: logging.LogRecord) -> str | None:
+    """Return the id given with the record, else that of the HTTP request being handled."""
+    given = getattr(record, "request_id", None)
+    return request_id_var.get() if given is None else str(given)

@@ -1,0 +1,80 @@
+"""The main process's parts, joined with the processes that a launcher has started."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from graftlm.assembly import make_grammar_compiler
+from graftlm.checkpoint import load_model_config, resolve_checkpoint
+from graftlm.config import EngineConfig
+from graftlm.intake import Intake, IntakeLimits
+from graftlm.processes.launcher import Launcher
+from graftlm.processes.replicas import ReplicaSet
+from graftlm.processes.tokenizer_manager import RequestMetrics, ServedModel, TokenizerManager
+from graftlm.registry import Registry
+from graftlm.tokenization import TextStream, Tokenizer
+
+__all__ = ["assemble_manager"]
+
+logger = logging.getLogger(__name__)
+
+
+async def assemble_manager(
+    config: EngineConfig, registry: Registry, launcher: Launcher, metrics: RequestMetrics
+) -> TokenizerManager:
+    """Load the tokenizer while the processes load the model, and wait until both are done.
+
+    Raises:
+        GraftlmError: the checkpoint, the configuration or a plugin is wrong.
+    """
+    path = resolve_checkpoint(config.model.path)
+    model_config = load_model_config(path)
+    trust = config.model.trust_remote_code
+    tokenizer = await asyncio.to_thread(Tokenizer.load, path, trust_remote_code=trust)
+    infos = await launcher.ready(tokenizer.to_json())
+    limits = _limits(infos)
+    grammars = make_grammar_compiler(config, registry, tokenizer, model_config)
+    intake = Intake(limits, lambda params: TextStream(tokenizer, params), time.monotonic, grammars)
+    replicas = ReplicaSet(launcher.scheduler_names, can_recover=config.server.restart)
+    model = _served_model(config, path, infos[0], limits, tokenizer)
+    manager = TokenizerManager(config, model, tokenizer, intake, replicas, launcher.send, metrics)
+    launcher.watch(manager)
+    logger.info(
+        "%d replica(s) of %s on %s in %s; KV memory of each: %s tokens in pages of %d",
+        len(infos),
+        model.name,
+        infos[0]["device"],
+        model.dtype,
+        f"{limits.memory_tokens:,}",
+        infos[0]["page_size"],
+    )
+    return manager
+
+
+def _limits(infos: Sequence[dict[str, Any]]) -> IntakeLimits:
+    """Return what every replica can take."""
+    limits = dict(infos[0]["limits"])
+    limits["memory_tokens"] = min(info["limits"]["memory_tokens"] for info in infos)
+    limits["eos_token_ids"] = tuple(limits["eos_token_ids"])
+    limits["logits_processors"] = frozenset(limits["logits_processors"])
+    return IntakeLimits(**limits)
+
+
+def _served_model(
+    config: EngineConfig, path: Path, info: dict[str, Any], limits: IntakeLimits, tokenizer: Tokenizer
+) -> ServedModel:
+    return ServedModel(
+        name=config.server.served_model_name or Path(config.model.path).name or path.name,
+        path=config.model.path,
+        architectures=tuple(info["architectures"]),
+        dtype=info["dtype"],
+        vocab_size=limits.vocab_size,
+        context_len=limits.context_len,
+        memory_tokens=limits.memory_tokens,
+        eos_token_ids=limits.eos_token_ids,
+        has_chat_template=tokenizer.has_chat_template,
+        created_s=int(time.time()),
+    )

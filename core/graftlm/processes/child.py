@@ -1,0 +1,122 @@
+"""The start of a child process: what it is told on standard input, and how it says that it is ready, or why not."""
+
+import faulthandler
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any, BinaryIO, Literal
+
+import msgspec
+
+from graftlm.errors import GraftlmError
+from graftlm.logs import configure_logging
+from graftlm.processes.channels import Inbox, Outbox
+from graftlm.processes.messages import Failed, Progress, Ready
+from graftlm.processes.names import DETOKENIZER
+
+__all__ = ["ChildSetup", "main"]
+
+logger = logging.getLogger(__name__)
+
+
+class ChildSetup(msgspec.Struct, frozen=True, kw_only=True):
+    """What a child is told, as one line of JSON.
+
+    Attributes:
+        name: "detokenizer", or "scheduler-0" and so on.
+        endpoint: where it takes messages.
+        main, detokenizer: where it sends them.
+        config: as EngineConfig.load takes it, without secrets.
+        sys_path: where main imports from, so that plugins are found that are not installed.
+        stacks_path: where the stacks of its threads are written on SIGUSR1.
+        num_threads: for tensor operations; None leaves it to torch.
+    """
+
+    name: str
+    endpoint: str
+    main: str
+    detokenizer: str
+    config: dict[str, Any]
+    sys_path: list[str]
+    stacks_path: str
+    log_format: Literal["text", "json"]
+    log_level: str
+    num_threads: int | None = None
+
+
+def main() -> None:
+    """Run the process that standard input describes."""
+    stdin = sys.stdin.buffer
+    setup = msgspec.json.decode(stdin.readline(), type=ChildSetup)
+    sys.path[:] = setup.sys_path
+    configure_logging(setup.log_format, setup.log_level, setup.name)
+    _obey_main_alone(stdin)
+    stacks = Path(setup.stacks_path).open("w")  # noqa: SIM115  # open as long as the process lives
+    faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True)
+    to_main = Outbox(setup.main)
+    try:
+        run = _run_detokenizer if setup.name == DETOKENIZER else _run_scheduler
+        run(setup, to_main)
+    except GraftlmError as error:
+        to_main.send(Failed(process=setup.name, error=type(error).__name__, message=str(error)))
+        status = 2
+    except Exception as error:
+        logger.exception("%s ends", setup.name)
+        to_main.send(Failed(process=setup.name, error="EngineError", message=f"{type(error).__name__}: {error}"))
+        status = 1
+    else:
+        status = 0
+    to_main.close()
+    logging.shutdown()
+    os._exit(status)  # threads of plugins may hang; nothing is left to be done
+
+
+def _obey_main_alone(stdin: BinaryIO) -> None:
+    """Leave signals that a terminal or a supervisor sends to the whole group to main, and end when main is gone."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+    def wait_for_the_end() -> None:
+        stdin.read()
+        os._exit(0)
+
+    threading.Thread(target=wait_for_the_end, name="graftlm-parent-watch", daemon=True).start()
+
+
+def _run_detokenizer(setup: ChildSetup, to_main: Outbox) -> None:
+    from graftlm.processes.detokenizer_process import DetokenizerProcess
+    from graftlm.tokenization.token_decoder import RustTokenDecoder
+
+    DetokenizerProcess(setup.name, Inbox(setup.endpoint), to_main, RustTokenDecoder.from_json).run()
+
+
+def _run_scheduler(setup: ChildSetup, to_main: Outbox) -> None:
+    inbox = Inbox(setup.endpoint)
+
+    def on_stage(stage: str) -> None:
+        to_main.send(Progress(process=setup.name, stage=stage))
+
+    on_stage("loading libraries")
+    import torch
+
+    from graftlm.assembly import assemble, detect_platform
+    from graftlm.config import EngineConfig
+    from graftlm.processes.scheduler_process import SchedulerProcess
+    from graftlm.processes.step_metrics import StepMetrics
+    from graftlm.registry import Registry
+
+    if setup.num_threads is not None:
+        torch.set_num_threads(setup.num_threads)
+    config = EngineConfig.load(setup.config)
+    platform = detect_platform(config)
+    on_stage("loading plugins")
+    registry = Registry.load(config.plugins, platform=platform)
+    metrics = StepMetrics()
+    parts = assemble(config, registry, platform, on_stage=on_stage, on_step=metrics.observe)
+    process = SchedulerProcess(setup.name, parts, metrics, inbox, to_main, Outbox, setup.detokenizer, time.monotonic)
+    to_main.send(Ready(process=setup.name, info=parts.summary()))
+    process.run()

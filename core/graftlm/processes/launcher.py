@@ -1,0 +1,424 @@
+"""The child processes of the server: started, watched, restarted, ended."""
+
+import asyncio
+import contextlib
+import logging
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from asyncio.subprocess import Process
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import msgspec
+
+from graftlm import errors
+from graftlm.config import EngineConfig
+from graftlm.errors import EngineError, GraftlmError
+from graftlm.processes.channels import AsyncInbox, Outbox
+from graftlm.processes.child import ChildSetup
+from graftlm.processes.messages import (
+    AnyMessage,
+    Call,
+    Failed,
+    LoadTokenizer,
+    Message,
+    MessageError,
+    Progress,
+    Ready,
+    Shutdown,
+    UseDetokenizer,
+)
+from graftlm.processes.names import DETOKENIZER
+
+__all__ = ["Launcher", "ProcessListener"]
+
+logger = logging.getLogger(__name__)
+
+#: A process that dies this often before it is ready is not started again.
+MAX_FAILED_STARTS = 3
+#: How often a process is asked whether it still moves.
+PING_INTERVAL_S = 2.0
+#: How long a process may take to end when it is told to.
+END_TIMEOUT_S = 5.0
+#: A path of `ipc://` must be shorter than this.
+_MAX_SOCKET_PATH = 100
+
+
+class ProcessListener(Protocol):
+    """Hears of the processes. Called in the event loop."""
+
+    def receive(self, message: AnyMessage) -> None:
+        """Take in what a process says, once it is ready."""
+        ...
+
+    def process_ready(self, name: str) -> None:
+        """Note that a process takes messages."""
+        ...
+
+    def process_died(self, name: str, reason: str) -> None:
+        """Note that a process is gone."""
+        ...
+
+    def process_stuck(self, name: str, seconds: float) -> None:
+        """Note that a process has not answered for a while."""
+        ...
+
+    def process_moves(self, name: str) -> None:
+        """Note that a process that was stuck answers again."""
+        ...
+
+    def give_up(self) -> None:
+        """Note that nothing will be started again."""
+        ...
+
+
+@dataclass(slots=True, eq=False)
+class _Child:
+    """One child process, and after it the one that takes its place.
+
+    Attributes:
+        generation: how many have had this name before.
+        ready: set once the present process has said so, with what it said.
+        heard_s: of the monotonic clock; asked_s: since when a question is unanswered.
+    """
+
+    name: str
+    generation: int = 0
+    process: Process | None = None
+    outbox: Outbox | None = None
+    endpoint: str = ""
+    stacks_path: Path = Path()
+    ready: asyncio.Future[dict[str, Any]] | None = None
+    failed_starts: int = 0
+    asked_s: float | None = None
+    is_stuck: bool = False
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the present process takes messages."""
+        ready = self.ready
+        return ready is not None and ready.done() and not ready.cancelled() and ready.exception() is None
+
+
+class Launcher:
+    """Starts a scheduler process for each replica, and one detokenizer, and keeps them going.
+
+    The sockets are in a private folder. A process that takes another's place gets sockets of its own, so that nothing
+    that was meant for the dead one reaches it.
+
+    Attributes:
+        folder: of the sockets.
+        fatal: done, with the reason, when a process has died that is not started again.
+    """
+
+    def __init__(self, config: EngineConfig, clock: Callable[[], float] = time.monotonic) -> None:
+        self._config = config
+        self._clock = clock
+        self.folder = _private_folder()
+        self._children = {name: _Child(name) for name in [DETOKENIZER, *self.scheduler_names]}
+        self._listener: ProcessListener | None = None
+        self._inbox: AsyncInbox | None = None
+        self._tokenizer_json: str | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._closing = False
+        self.fatal: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+    @property
+    def scheduler_names(self) -> Sequence[str]:
+        """The names of the scheduler processes."""
+        return [f"scheduler-{i}" for i in range(self._config.parallel.data)]
+
+    @property
+    def pids(self) -> dict[str, int]:
+        """The processes that run, by name."""
+        return {c.name: c.process.pid for c in self._children.values() if c.process is not None}
+
+    async def start(self) -> None:
+        """Start every process; `ready` waits for them."""
+        self._inbox = AsyncInbox(self._endpoint("main"))
+        self._spawn_task(self._receive(self._inbox))
+        for child in self._children.values():
+            await self._start(child)
+
+    async def ready(self, tokenizer_json: str) -> list[dict[str, Any]]:
+        """Wait until every process is ready.
+
+        Args:
+            tokenizer_json: what the detokenizer decodes with.
+
+        Returns: what each scheduler said of itself.
+
+        Raises:
+            GraftlmError: a process could not start; the error is its own.
+        """
+        self._tokenizer_json = tokenizer_json
+        self._send_tokenizer(self._children[DETOKENIZER])
+        futures = [child.ready for child in self._children.values() if child.ready is not None]
+        infos = await asyncio.gather(*futures)
+        return infos[1:]
+
+    def watch(self, listener: ProcessListener) -> None:
+        """Tell a listener, from now on, what processes say, and when one dies, is back, or does not move."""
+        self._listener = listener
+        for name in self._children:
+            listener.process_ready(name)
+        self._spawn_task(self._watch_for_stuck())
+
+    def send(self, name: str, message: Message) -> None:
+        """Queue a message for a process; dropped when it is down."""
+        outbox = self._children[name].outbox
+        if outbox is not None:
+            outbox.send(message)
+
+    async def close(self) -> None:
+        """End every process, and remove the sockets."""
+        self._closing = True
+        for child in self._children.values():
+            if child.is_ready and child.outbox is not None:
+                child.outbox.send(Shutdown())
+            elif child.process is not None:  # it would not read messages before it is ready
+                child.process.kill()
+        await asyncio.gather(*[_end(child.process) for child in self._children.values() if child.process is not None])
+        for task in self._tasks:
+            task.cancel()
+        for child in self._children.values():
+            if child.outbox is not None:
+                child.outbox.close(deliver=False)
+        if self._inbox is not None:
+            self._inbox.close()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    # -- one process ---------------------------------------------------------------------------------------------------
+
+    async def _start(self, child: _Child) -> None:
+        child.generation += 1
+        child.endpoint = self._endpoint(f"{child.name}-{child.generation}")
+        child.stacks_path = self.folder / f"{child.name}-{child.generation}.stacks"
+        child.ready = asyncio.get_running_loop().create_future()
+        child.ready.add_done_callback(_look_at)
+        child.asked_s, child.is_stuck = None, False
+        child.process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            "graftlm.processes",
+            stdin=asyncio.subprocess.PIPE,
+            start_new_session=True,
+            env=self._environment(child.name),
+        )
+        logger.info("%s runs as pid %d", child.name, child.process.pid)
+        assert child.process.stdin is not None  # it is a pipe
+        child.process.stdin.write(msgspec.json.encode(self._setup(child)) + b"\n")
+        child.outbox = Outbox(child.endpoint)
+        if child.name == DETOKENIZER:
+            self._send_tokenizer(child)
+            for name in self.scheduler_names:  # those that start later are told when they start
+                self.send(name, UseDetokenizer(endpoint=child.endpoint))
+        self._spawn_task(self._wait_for_end(child, child.process))
+
+    def _setup(self, child: _Child) -> ChildSetup:
+        config, server = self._config, self._config.server
+        cores = os.cpu_count() or 1
+        replicas = config.parallel.data
+        return ChildSetup(
+            name=child.name,
+            endpoint=child.endpoint,
+            main=self._endpoint("main"),
+            detokenizer=self._children[DETOKENIZER].endpoint,
+            config=config.model_dump(mode="json", exclude={"server"}),
+            sys_path=sys.path,
+            stacks_path=str(child.stacks_path),
+            log_format=server.log_format,
+            log_level=server.log_level,
+            num_threads=max(1, cores // replicas) if replicas > 1 else None,
+        )
+
+    def _environment(self, name: str) -> dict[str, str]:
+        environment = dict(os.environ)
+        if name == DETOKENIZER:
+            environment["OMP_NUM_THREADS"] = "1"
+        elif self._config.parallel.data > 1 and self._config.model.device != "cpu":
+            environment["CUDA_VISIBLE_DEVICES"] = _device_of(int(name.rpartition("-")[2]), environment)
+        return environment
+
+    def _send_tokenizer(self, child: _Child) -> None:
+        if self._tokenizer_json is not None and child.outbox is not None:
+            child.outbox.send(LoadTokenizer(json=self._tokenizer_json))
+
+    async def _wait_for_end(self, child: _Child, process: Process) -> None:
+        status = await process.wait()
+        if self._closing or child.process is not process:
+            return
+        reason = _describe(status)
+        logger.error("%s (pid %d) ended: %s", child.name, process.pid, reason)
+        was_ready = child.is_ready
+        if child.ready is not None and not child.ready.done():
+            child.ready.set_exception(EngineError(f"{child.name} ended before it was ready: {reason}"))
+        if child.outbox is not None:
+            child.outbox.close(deliver=False)
+        child.outbox = child.process = None
+        if self._listener is None:
+            return  # the start as a whole fails
+        self._listener.process_died(child.name, reason)
+        child.failed_starts = 0 if was_ready else child.failed_starts + 1
+        if self._config.server.restart and child.failed_starts < MAX_FAILED_STARTS:
+            await self._restart(child)
+        else:
+            self._listener.give_up()
+            if not self.fatal.done():
+                self.fatal.set_result(f"{child.name} ended: {reason}")
+
+    async def _restart(self, child: _Child) -> None:
+        start_s = self._clock()
+        await self._start(child)
+        if child.ready is None:
+            return
+        with contextlib.suppress(GraftlmError):  # its end is noticed elsewhere
+            await child.ready
+            if self._listener is not None and child.is_ready:
+                logger.info("%s is back after %.1f s", child.name, self._clock() - start_s)
+                self._listener.process_ready(child.name)
+
+    # -- what they say -------------------------------------------------------------------------------------------------
+
+    async def _receive(self, inbox: AsyncInbox) -> None:
+        while True:
+            try:
+                self._take(await inbox.receive())
+            except MessageError as error:
+                logger.error("%s", error)
+            except Exception:  # one message must not end the reading of all others
+                logger.exception("a message could not be taken in")
+
+    def _take(self, message: AnyMessage) -> None:
+        match message:
+            case Progress():
+                logger.info("%s: %s", message.process, message.stage)
+            case Ready() | Failed():
+                self._take_start(message)
+            case _:
+                process = getattr(message, "process", None)
+                if process in self._children:
+                    self._moves(self._children[process])
+                if self._listener is not None:
+                    self._listener.receive(message)
+
+    def _take_start(self, message: Ready | Failed) -> None:
+        future = self._children[message.process].ready
+        if future is None or future.done():
+            if isinstance(message, Failed):
+                logger.error("%s failed: %s", message.process, message.message)
+        elif isinstance(message, Ready):
+            future.set_result(message.info)
+        else:
+            future.set_exception(_error_named(message.error, message.message))
+
+    # -- the watchdog --------------------------------------------------------------------------------------------------
+
+    async def _watch_for_stuck(self) -> None:
+        """Ask every process, from time to time, whether it moves; report one that gives no answer for too long."""
+        limit_s = self._config.server.watchdog_s
+        interval_s = min(PING_INTERVAL_S, limit_s / 2)
+        while True:
+            await asyncio.sleep(interval_s)
+            now = self._clock()
+            for child in self._children.values():
+                if not child.is_ready or child.outbox is None:
+                    continue
+                if child.asked_s is None:
+                    child.asked_s = now
+                    child.outbox.send(Call(call_id=0, name="ping"))
+                elif now - child.asked_s > limit_s and not child.is_stuck:
+                    child.is_stuck = True
+                    await self._report_stuck(child, now - child.asked_s)
+
+    async def _report_stuck(self, child: _Child, seconds: float) -> None:
+        if self._listener is not None:
+            self._listener.process_stuck(child.name, seconds)
+        logger.error(
+            "%s has not moved for %.0f s; the stacks of its threads:\n%s", child.name, seconds, await _stacks_of(child)
+        )
+
+    def _moves(self, child: _Child) -> None:
+        child.asked_s = None
+        if child.is_stuck:
+            child.is_stuck = False
+            logger.warning("%s moves again", child.name)
+            if self._listener is not None:
+                self._listener.process_moves(child.name)
+
+    # -- small things --------------------------------------------------------------------------------------------------
+
+    def _endpoint(self, name: str) -> str:
+        return f"ipc://{self.folder}/{name}"
+
+    def _spawn_task(self, work: Any) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+def _private_folder() -> Path:
+    """Make a folder that only this user may enter."""
+    folder = Path(tempfile.mkdtemp(prefix="graftlm-"))  # mkdtemp makes it 0700
+    if len(str(folder)) > _MAX_SOCKET_PATH - len("/scheduler-63-99999"):
+        folder.rmdir()
+        folder = Path(tempfile.mkdtemp(prefix="graftlm-", dir="/tmp"))
+    return folder
+
+
+def _device_of(replica: int, environment: dict[str, str]) -> str:
+    """Return the GPU of a replica, among those that the environment leaves visible."""
+    visible = [d for d in environment.get("CUDA_VISIBLE_DEVICES", "").split(",") if d]
+    return visible[replica % len(visible)] if visible else str(replica)
+
+
+def _describe(status: int) -> str:
+    """Say how a process ended."""
+    if status >= 0:
+        return f"exit status {status}"
+    try:
+        return f"killed by {signal.Signals(-status).name}"
+    except ValueError:
+        return f"killed by signal {-status}"
+
+
+async def _end(process: Process) -> None:
+    """Wait until a process has ended, and end it by force when it takes too long."""
+    try:
+        await asyncio.wait_for(process.wait(), END_TIMEOUT_S)
+    except TimeoutError:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()
+
+
+async def _stacks_of(child: _Child) -> str:
+    """Have a process write its stacks, which works even while it holds the interpreter's lock, and read them."""
+    if child.process is None:
+        return "(it is gone)"
+    with contextlib.suppress(ProcessLookupError):
+        child.process.send_signal(signal.SIGUSR1)
+    for _ in range(20):
+        await asyncio.sleep(0.05)
+        text = child.stacks_path.read_text()
+        if text:
+            return text
+    return "(none: it is stopped, or waits in the kernel)"
+
+
+def _look_at(future: "asyncio.Future[Any]") -> None:
+    """Count a future's error as seen: when several processes fail, only the first one's is raised."""
+    if not future.cancelled():
+        future.exception()
+
+
+def _error_named(name: str, message: str) -> GraftlmError:
+    """Return the error of a class in `graftlm.errors`."""
+    kind = getattr(errors, name, None)
+    return kind(message) if isinstance(kind, type) and issubclass(kind, GraftlmError) else EngineError(message)

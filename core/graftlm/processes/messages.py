@@ -1,0 +1,251 @@
+"""What the server's processes say to each other: MessagePack structs, each with the protocol's version.
+
+main ──Generate, Abort, Call──> scheduler ──TokenBatch──> detokenizer ──TextBatch──> main
+main <──Progress, Ready, Failed, Reply, Load── scheduler, detokenizer
+"""
+
+from dataclasses import fields
+from typing import Any, Final, TypeAlias
+
+import msgspec
+
+from graftlm.errors import EngineError
+from graftlm.scheduling import RequestUpdate
+from graftlm.types import EngineStats, SamplingParams
+
+__all__ = [
+    "PROTOCOL_VERSION",
+    "Abort",
+    "Accepted",
+    "AnyMessage",
+    "Call",
+    "Failed",
+    "FromChild",
+    "Generate",
+    "Load",
+    "LoadTokenizer",
+    "Message",
+    "MessageError",
+    "Opened",
+    "Progress",
+    "Ready",
+    "Rejected",
+    "Reply",
+    "Shutdown",
+    "TextBatch",
+    "ToDetokenizer",
+    "ToScheduler",
+    "TokenBatch",
+    "UseDetokenizer",
+    "decode",
+    "encode",
+    "params_from_wire",
+    "params_to_wire",
+]
+
+#: Both ends of a channel are of one installation; a child that a supervisor kept from an older one is refused.
+PROTOCOL_VERSION: Final = 1
+
+
+class MessageError(EngineError):
+    """A message cannot be read, or is of another protocol version."""
+
+
+class Message(msgspec.Struct, frozen=True, array_like=True, tag=True, kw_only=True):
+    """Base of all messages."""
+
+    version: int = PROTOCOL_VERSION
+
+
+# -- main to scheduler -------------------------------------------------------------------------------------------------
+
+
+class Generate(Message, frozen=True, kw_only=True):
+    """Start a prompt: all its completions, or none.
+
+    Attributes:
+        prompt: token ids, int32 in native byte order.
+        params: the fields of SamplingParams that are not at their default.
+        pooling: "mean" or "last" asks for an embedding and no tokens.
+    """
+
+    request_id: str
+    prompt: bytes
+    params: dict[str, Any]
+    seed: int
+    namespace: str = ""
+    priority: int = 0
+    timeout_s: float | None = None
+    pooling: str | None = None
+
+
+class Abort(Message, frozen=True, kw_only=True):
+    """End prompts, wherever they stand; unknown ids are ignored. None ends every one."""
+
+    request_ids: list[str] | None
+    reason: str
+
+
+class Call(Message, frozen=True, kw_only=True):
+    """Ask for something that is answered by a Reply of the same id."""
+
+    call_id: int
+    name: str
+    arguments: dict[str, Any] = {}
+
+
+class UseDetokenizer(Message, frozen=True, kw_only=True):
+    """Send tokens to another detokenizer from now on; every request has ended."""
+
+    endpoint: str
+
+
+class Shutdown(Message, frozen=True, kw_only=True):
+    """End the process."""
+
+
+# -- main to detokenizer -----------------------------------------------------------------------------------------------
+
+
+class LoadTokenizer(Message, frozen=True, kw_only=True):
+    """The tokenizer to decode with, in the `tokenizers` library's JSON; answered by Ready."""
+
+    json: str
+
+
+# -- scheduler to detokenizer ------------------------------------------------------------------------------------------
+
+
+class Opened(Message, frozen=True, kw_only=True):
+    """A prompt was accepted; how to turn its tokens into text.
+
+    Attributes:
+        sub_ids: of its completions.
+        params: as in Generate.
+    """
+
+    sub_ids: list[str]
+    params: dict[str, Any]
+
+
+class TokenBatch(Message, frozen=True, kw_only=True):
+    """What a step brought."""
+
+    updates: list[RequestUpdate]
+
+
+# -- to main -----------------------------------------------------------------------------------------------------------
+
+
+class Accepted(Message, frozen=True, kw_only=True):
+    """A prompt waits or runs."""
+
+    request_id: str
+
+
+class Rejected(Message, frozen=True, kw_only=True):
+    """A prompt was refused; `error` is the name of a class in `graftlm.errors`."""
+
+    request_id: str
+    error: str
+    message: str
+
+
+class TextBatch(Message, frozen=True, kw_only=True):
+    """What a step brought, with the text that each update adds."""
+
+    updates: list[RequestUpdate]
+    texts: list[str]
+
+
+class Progress(Message, frozen=True, kw_only=True):
+    """How far the start of a process is."""
+
+    process: str
+    stage: str
+
+
+class Ready(Message, frozen=True, kw_only=True):
+    """A process can take messages; `info` is what main must know of it."""
+
+    process: str
+    info: dict[str, Any]
+
+
+class Failed(Message, frozen=True, kw_only=True):
+    """A process could not start; `error` is the name of a class in `graftlm.errors`."""
+
+    process: str
+    error: str
+    message: str
+
+
+class Reply(Message, frozen=True, kw_only=True):
+    """The answer to a Call; `error` says why there is no value."""
+
+    process: str
+    call_id: int
+    value: Any = None
+    error: str | None = None
+
+
+class Load(Message, frozen=True, kw_only=True):
+    """A scheduler's state and sums, from time to time while it works.
+
+    Attributes:
+        histograms: name -> counts by bucket, then the sum of what was observed.
+    """
+
+    process: str
+    stats: EngineStats
+    histograms: dict[str, tuple[list[int], float]]
+
+
+ToScheduler: TypeAlias = Generate | Abort | Call | UseDetokenizer | Shutdown
+ToDetokenizer: TypeAlias = LoadTokenizer | Opened | TokenBatch | Abort | Call | Shutdown
+FromChild: TypeAlias = Accepted | Rejected | TextBatch | Progress | Ready | Failed | Reply | Load
+
+AnyMessage: TypeAlias = (
+    Generate | Abort | Call | UseDetokenizer | LoadTokenizer | Shutdown | Opened | TokenBatch | FromChild
+)
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder: msgspec.msgpack.Decoder[AnyMessage] = msgspec.msgpack.Decoder(AnyMessage)
+
+
+def encode(message: Message) -> bytes:
+    """Return a message's wire form."""
+    return _encoder.encode(message)
+
+
+def decode(data: bytes) -> AnyMessage:
+    """Read a message.
+
+    Raises:
+        MessageError: it is none, or of another version.
+    """
+    try:
+        message = _decoder.decode(data)
+    except msgspec.MsgspecError as error:
+        raise MessageError(f"a message of {len(data)} bytes cannot be read: {error}") from error
+    if message.version != PROTOCOL_VERSION:
+        raise MessageError(f"a message speaks protocol {message.version}, this process {PROTOCOL_VERSION}")
+    return message
+
+
+_DEFAULTS: Final = {field.name: getattr(SamplingParams(), field.name) for field in fields(SamplingParams)}
+
+
+def params_to_wire(params: SamplingParams) -> dict[str, Any]:
+    """Return the fields that are not at their default."""
+    values = {name: getattr(params, name) for name in _DEFAULTS}
+    return {name: value for name, value in values.items() if value != _DEFAULTS[name]}
+
+
+def params_from_wire(values: dict[str, Any]) -> SamplingParams:
+    """Return the parameters that `params_to_wire` wrote.
+
+    Raises:
+        SamplingParamsError: a value is out of range.
+    """
+    return SamplingParams(**values)

@@ -1,0 +1,86 @@
+"""A profile of the steps, as a trace that chrome://tracing and Perfetto read."""
+
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from graftlm.errors import RequestError
+
+__all__ = ["Profiler"]
+
+
+class Profiler:
+    """Records what the thread that runs the steps does, from `start` to `stop`, or for a number of steps."""
+
+    def __init__(self, run_on_device: Callable[[Callable[[], None]], None], name: str) -> None:
+        """Take what runs a function where the steps run.
+
+        Args:
+            name: begins the names of the files.
+        """
+        self._run = run_on_device
+        self._name = name
+        self._profile: Any = None
+        self._path: Path | None = None
+        self._steps_left: int | None = None
+        self._written: list[str] = []
+
+    def start(
+        self,
+        output_dir: str,
+        num_steps: int | None = None,
+        activities: Sequence[str] = ("CPU", "GPU"),
+        with_stack: bool = False,
+        record_shapes: bool = False,
+    ) -> None:
+        """Begin to record.
+
+        Args:
+            output_dir: the folder for the trace; made when it is missing.
+            num_steps: stop by itself after this many steps.
+            activities: "CPU", "GPU"; a GPU that is not there is left out.
+
+        Raises:
+            RequestError: a profile is being recorded already.
+        """
+        if self._profile is not None:
+            raise RequestError("a profile is being recorded already; stop it first")
+        import torch
+        from torch.profiler import ProfilerActivity, profile
+
+        wanted = {"CPU": ProfilerActivity.CPU, "GPU": ProfilerActivity.CUDA}
+        chosen = [wanted[a] for a in activities if a != "GPU" or torch.cuda.is_available()]
+        Path(output_dir).mkdir(parents=True, exist_ok=True)
+        self._path = Path(output_dir) / f"{self._name}-{time.strftime('%Y%m%d-%H%M%S')}.trace.json.gz"
+        self._profile = profile(activities=chosen, with_stack=with_stack, record_shapes=record_shapes)
+        self._steps_left = num_steps
+        self._written = []
+        self._run(self._profile.start)
+
+    def step_done(self) -> None:
+        """Count a step."""
+        if self._steps_left is not None and self._profile is not None:
+            self._steps_left -= 1
+            if self._steps_left <= 0:
+                self._finish()
+
+    def stop(self) -> list[str]:
+        """End the recording; returns the files written.
+
+        Raises:
+            RequestError: none was started.
+        """
+        if self._profile is not None:
+            self._finish()
+        elif not self._written:
+            raise RequestError("no profile is being recorded; start one first")
+        written, self._written = self._written, []
+        return written
+
+    def _finish(self) -> None:
+        current, path = self._profile, self._path
+        self._profile, self._steps_left = None, None
+        self._run(current.stop)
+        current.export_chrome_trace(str(path))
+        self._written.append(str(path))

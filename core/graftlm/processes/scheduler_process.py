@@ -1,0 +1,216 @@
+"""A replica of the model in a process of its own: messages in, steps, tokens out."""
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from graftlm.assembly import EngineParts
+from graftlm.errors import GraftlmError, RequestError
+from graftlm.outputs import sub_ids
+from graftlm.processes.channels import Inbox, Outbox
+from graftlm.processes.messages import (
+    Abort,
+    Accepted,
+    AnyMessage,
+    Call,
+    Generate,
+    Load,
+    Opened,
+    Rejected,
+    Reply,
+    Shutdown,
+    TokenBatch,
+    UseDetokenizer,
+    params_from_wire,
+)
+from graftlm.processes.profiling import Profiler
+from graftlm.processes.step_metrics import StepMetrics
+from graftlm.processes.tree_view import tree_view
+from graftlm.scheduling import RequestUpdate
+
+__all__ = ["SchedulerProcess"]
+
+logger = logging.getLogger(__name__)
+
+#: How often a working replica reports its load.
+_LOAD_INTERVAL_S = 0.2
+
+
+class SchedulerProcess:
+    """Runs the step loop of one replica between messages.
+
+    Everything happens in one thread, but for the forward passes, which overlap, and the compiling of grammars.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        parts: EngineParts,
+        metrics: StepMetrics,
+        inbox: Inbox,
+        to_main: Outbox,
+        connect: Callable[[str], Outbox],
+        detokenizer: str,
+        clock: Callable[[], float],
+    ) -> None:
+        """Take an assembled engine and its channels.
+
+        Args:
+            connect: opens a channel to an endpoint.
+            detokenizer: the endpoint that tokens go to, until another is named.
+        """
+        self._name = name
+        self._parts = parts
+        self._loop = parts.loop
+        self._metrics = metrics
+        self._inbox = inbox
+        self._to_main = to_main
+        self._connect = connect
+        self._to_detokenizer = connect(detokenizer)
+        self._clock = clock
+        self._profiler = Profiler(parts.loop.run_on_device, name)
+        self._live: dict[str, int] = {}  # unfinished completions by prompt id
+        self._prompt_of: dict[str, str] = {}  # prompt id by completion id
+        self._next_load_s = 0.0
+        self._reported_idle = False
+        self._paused = False
+        self._closing = False
+        self._calls: Mapping[str, Callable[..., Any]] = {
+            "ping": lambda: None,
+            "flush_cache": self._loop.flush_cache,
+            "pause": self._pause,
+            "resume": self._resume,
+            "start_profile": self._profiler.start,
+            "stop_profile": self._profiler.stop,
+            "tree": self._tree,
+        }
+
+    def run(self) -> None:
+        """Serve until told to shut down."""
+        while not self._closing:
+            for message in self._inbox.receive(self._wait_s()):
+                self._take(message)
+            if self._paused:
+                self._send(self._loop.expire())
+            elif self._loop.scheduler.has_work:
+                self._send(self._loop.step())
+                self._profiler.step_done()
+            self._report_load()
+        self._loop.close()
+
+    def _wait_s(self) -> float | None:
+        """Return how long to wait for a message: not at all while there is work."""
+        if not self._paused:
+            wait_s = self._loop.idle_s
+        else:
+            deadline_s = self._loop.scheduler.next_deadline_s
+            wait_s = None if deadline_s is None else max(0.001, deadline_s - self._clock())
+        return wait_s if self._reported_idle or wait_s == 0.0 else min(wait_s or _LOAD_INTERVAL_S, _LOAD_INTERVAL_S)
+
+    def _take(self, message: AnyMessage) -> None:
+        self._reported_idle = False  # it may begin and end between two reports, and has changed something all the same
+        match message:
+            case Generate():
+                self._generate(message)
+            case Abort():
+                self._abort(message)
+            case Call():
+                self._answer(message)
+            case UseDetokenizer():
+                self._to_detokenizer.close(deliver=False)
+                self._to_detokenizer = self._connect(message.endpoint)
+            case Shutdown():
+                self._closing = True
+            case _:
+                logger.error("%s cannot take a message of type %s", self._name, type(message).__name__)
+
+    def _generate(self, message: Generate) -> None:
+        """Queue a prompt's completions, all or none, and say which."""
+        intake = self._parts.intake
+        try:
+            params = params_from_wire(message.params)
+            ids = sub_ids(message.request_id, params.n)
+            prompt = np.frombuffer(message.prompt, dtype=np.int32)
+            requests = [
+                intake.request(
+                    sub_id,
+                    prompt,
+                    params,
+                    index=index,
+                    namespace=message.namespace,
+                    priority=message.priority,
+                    timeout_s=message.timeout_s,
+                    seed=message.seed,
+                    pooling=message.pooling,
+                )
+                for index, sub_id in enumerate(ids)
+            ]
+            self._loop.add(requests, self._inbox.wake)
+        except GraftlmError as error:
+            self._reject(message, type(error).__name__, str(error))
+        except Exception as error:  # a plugin's code, such as a grammar backend's constructor: only this prompt fails
+            logger.exception("request %s could not be queued", message.request_id)
+            self._reject(message, "RequestFailedError", f"{type(error).__name__}: {error}")
+        else:
+            self._live[message.request_id] = len(ids)
+            self._prompt_of |= dict.fromkeys(ids, message.request_id)
+            self._to_detokenizer.send(Opened(sub_ids=ids, params=message.params))
+            self._to_main.send(Accepted(request_id=message.request_id))
+
+    def _reject(self, message: Generate, error: str, text: str) -> None:
+        self._to_main.send(Rejected(request_id=message.request_id, error=error, message=text))
+
+    def _abort(self, message: Abort) -> None:
+        request_ids = list(self._prompt_of) if message.request_ids is None else message.request_ids
+        for request_id in request_ids:
+            self._loop.abort(request_id, message.reason)
+        self._send(self._loop.take_updates())
+
+    def _answer(self, call: Call) -> None:
+        """Run what was asked for; whatever it raises is the answer."""
+        try:
+            value, error = self._calls[call.name](**call.arguments), None
+        except Exception as failure:
+            if not isinstance(failure, RequestError):
+                logger.exception("%s failed", call.name)
+            value, error = None, str(failure) or type(failure).__name__
+        self._to_main.send(Reply(process=self._name, call_id=call.call_id, value=value, error=error))
+
+    def _pause(self, retract: bool) -> None:
+        self._paused = True
+        self._send(self._loop.settle())
+        if retract:
+            self._loop.retract_all()
+            self._send(self._loop.take_updates())
+
+    def _resume(self) -> None:
+        self._paused = False
+
+    def _tree(self, limit: int) -> dict[str, Any]:
+        return tree_view(self._loop.scheduler.kv.cache, limit, self._clock())
+
+    def _send(self, updates: list[RequestUpdate]) -> None:
+        known = [update for update in updates if update.request_id in self._prompt_of]
+        if not known:
+            return
+        self._to_detokenizer.send(TokenBatch(updates=known))
+        for update in known:
+            if update.finish is not None:
+                self._forget(update.request_id)
+
+    def _forget(self, sub_id: str) -> None:
+        prompt_id = self._prompt_of.pop(sub_id)
+        self._live[prompt_id] -= 1
+        if not self._live[prompt_id]:
+            del self._live[prompt_id]
+
+    def _report_load(self) -> None:
+        """Tell main how things stand: from time to time while there is work, and once when there is none."""
+        now, idle = self._clock(), not self._loop.scheduler.has_work
+        if (idle and self._reported_idle) or (not idle and now < self._next_load_s):
+            return
+        self._next_load_s = now + _LOAD_INTERVAL_S
+        self._reported_idle = idle
+        self._to_main.send(Load(process=self._name, stats=self._loop.stats(), histograms=self._metrics.snapshot()))

@@ -1,0 +1,55 @@
+"""How long steps take, in histograms that travel to the main process."""
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from typing import Final
+
+from graftlm.types import StepRecord
+
+__all__ = ["STEP_BUCKETS_S", "STEP_HISTOGRAMS", "Histogram", "StepMetrics"]
+
+#: Upper bounds in seconds: a step of a tiny model on a CPU takes a millisecond, a long prompt on a large one seconds.
+STEP_BUCKETS_S: Final = (
+    0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0,
+)  # fmt: skip
+
+#: Name -> what it says.
+STEP_HISTOGRAMS: Final = {
+    "step_host_seconds": "Seconds that planning and committing a step took.",
+    "step_model_seconds": "Seconds that a step took on the device.",
+}
+
+
+class Histogram:
+    """Counts observations by bucket; the last bucket has no upper bound."""
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self._bounds = bounds
+        self._counts = [0] * (len(bounds) + 1)
+        self._sum = 0.0
+
+    def observe(self, value: float) -> None:
+        """Count a value in the first bucket whose bound it does not exceed."""
+        self._counts[bisect_left(self._bounds, value)] += 1
+        self._sum += value
+
+    def snapshot(self) -> tuple[list[int], float]:
+        """Return the counts by bucket, not added up, and the sum of all values."""
+        return list(self._counts), self._sum
+
+
+class StepMetrics:
+    """Observes the steps of one scheduler process."""
+
+    def __init__(self) -> None:
+        self._host = Histogram(STEP_BUCKETS_S)
+        self._model = Histogram(STEP_BUCKETS_S)
+
+    def observe(self, record: StepRecord) -> None:
+        """Count a step."""
+        self._host.observe(record.host_s)
+        self._model.observe(record.model_s)
+
+    def snapshot(self) -> dict[str, tuple[list[int], float]]:
+        """Return the histograms by name, as `messages.Load` holds them."""
+        return {"step_host_seconds": self._host.snapshot(), "step_model_seconds": self._model.snapshot()}

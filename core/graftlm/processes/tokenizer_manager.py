@@ -1,0 +1,458 @@
+"""The main process's end of the engine: prompts in, tokenised and checked, and what comes of them."""
+
+import asyncio
+import itertools
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+from graftlm import errors
+from graftlm.config import EngineConfig
+from graftlm.errors import GraftlmError, InvalidPromptError, RequestError, UnavailableError
+from graftlm.intake import Intake, check_call, draw_seed
+from graftlm.processes.generation import Generation, PreparedRequest
+from graftlm.processes.in_flight import InFlight, InFlightRequests
+from graftlm.processes.messages import (
+    Abort,
+    Accepted,
+    AnyMessage,
+    Call,
+    Generate,
+    Load,
+    Rejected,
+    Reply,
+    TextBatch,
+    params_to_wire,
+)
+from graftlm.processes.messages import Message as ProcessMessage
+from graftlm.processes.names import DETOKENIZER
+from graftlm.processes.replicas import Health, ReplicaSet
+from graftlm.prompts import Prompt, check_chat, is_chat
+from graftlm.scheduling import RequestUpdate
+from graftlm.tokenization import Tokenizer
+from graftlm.types import Message, RequestOutput, SamplingParams
+
+__all__ = ["RequestMetrics", "Send", "ServedModel", "TokenizerManager"]
+
+T = TypeVar("T")
+
+#: How long an answer to a Call may take.
+CALL_TIMEOUT_S = 60.0
+
+#: Queues a message for a process by name; dropped when it is down.
+Send = Callable[[str, ProcessMessage], None]
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """What clients may know of the model.
+
+    Attributes:
+        name: in the API.
+        path: of the checkpoint, as configured.
+        context_len: tokens of prompt and output together at most.
+        memory_tokens: tokens that a replica's KV memory holds.
+        created_s: Unix time at which the server started.
+    """
+
+    name: str
+    path: str
+    architectures: tuple[str, ...]
+    dtype: str
+    vocab_size: int
+    context_len: int
+    memory_tokens: int
+    eos_token_ids: tuple[int, ...]
+    has_chat_template: bool
+    created_s: int
+
+
+class RequestMetrics(Protocol):
+    """Hears of requests as clients experience them. Called in the event loop; must return at once."""
+
+    def first_token(self, seconds: float) -> None:
+        """Note the time from a request's arrival in the server to its first token."""
+        ...
+
+    def more_tokens(self, seconds: float, num_tokens: int) -> None:
+        """Note tokens that came some time after the ones before."""
+        ...
+
+    def finished(self, output: RequestOutput, seconds: float, outcome: str) -> None:
+        """Note a prompt that ended.
+
+        Args:
+            seconds: since it arrived in the server.
+            outcome: the first completion's finish reason, or "error", "timeout", "unavailable", "rejected".
+        """
+        ...
+
+
+class TokenizerManager:
+    """Turns what HTTP handlers ask for into messages to the scheduler processes, and their answers into generations.
+
+    Lives in one event loop. Tokenising, checking and decoding run in threads.
+
+    Attributes:
+        replicas: the replicas, and whether their processes are well.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        model: ServedModel,
+        tokenizer: Tokenizer,
+        intake: Intake,
+        replicas: ReplicaSet,
+        send: Send,
+        metrics: RequestMetrics,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.config = config
+        self.model = model
+        self.tokenizer = tokenizer
+        self.replicas = replicas
+        self._intake = intake
+        self._send = send
+        self._metrics = metrics
+        self._clock = clock
+        self._threads = ThreadPoolExecutor(max_workers=2, thread_name_prefix="graftlm-tokenizer")
+        self._counter = itertools.count()
+        self._in_flight = InFlightRequests()
+        self._calls: dict[int, tuple[str, asyncio.Future[Any]]] = {}
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    # -- for HTTP handlers ---------------------------------------------------------------------------------------------
+
+    @property
+    def health(self) -> Health:
+        """Whether requests are served, and what is wrong."""
+        return self.replicas.health
+
+    @property
+    def num_requests(self) -> int:
+        """Prompts that have not ended."""
+        return len(self._in_flight)
+
+    async def prepare(
+        self,
+        prompt: Prompt,
+        params: SamplingParams,
+        *,
+        request_id: str | None = None,
+        priority: int = 0,
+        cache_salt: str = "",
+        timeout_s: float | None = None,
+        pooling: str | None = None,
+        template_args: dict[str, Any] | None = None,
+    ) -> PreparedRequest:
+        """Tokenise and check a prompt, so that `start` can hardly fail.
+
+        Args:
+            prompt: text, token ids, or chat messages, which the checkpoint's chat template renders.
+            template_args: further variables of the chat template.
+            timeout_s: the shorter of it and `server.request_timeout_s` counts.
+            pooling: "mean" or "last" asks for an embedding and no tokens.
+
+        Raises:
+            RequestError: something is wrong with the prompt or its parameters.
+        """
+        check_call(priority, timeout_s, cache_salt)
+        self._check_id(request_id)
+        timeouts = [s for s in (timeout_s, self.config.server.request_timeout_s) if s is not None]
+
+        def check() -> PreparedRequest:
+            token_ids = self._intake.check_prompt(self._encode(prompt, template_args or {}))
+            self._intake.check_params(params)
+            self._intake.check_room(len(token_ids), params)
+            return PreparedRequest(
+                request_id=uuid.uuid4().hex if request_id is None else request_id,
+                prompt_token_ids=token_ids,
+                params=params,
+                seed=draw_seed() if params.seed is None else params.seed,
+                cache_salt=cache_salt,
+                priority=priority,
+                timeout_s=min(timeouts, default=None),
+                pooling=pooling,
+            )
+
+        return await self.in_thread(check)
+
+    async def start(self, request: PreparedRequest) -> Generation:
+        """Hand a prompt to a replica and wait until it is queued there.
+
+        Waits for a replica that is being started again, when none is ready, and while generation is paused.
+
+        Raises:
+            QueueFullError: max_queued_requests are waiting.
+            RequestError: the id is in use.
+            UnavailableError: no replica is up, or the server is draining.
+        """
+        arrived_s = self._clock()
+        replica = await self.replicas.take(request.timeout_s)
+        self._check_id(request.request_id)
+        wire_id = f"{request.request_id}:{next(self._counter)}"
+        generation = Generation(request, wire_id, self._abort)
+        self._in_flight.add(InFlight(wire_id, generation, replica, arrived_s))
+        self._idle.clear()
+        message = Generate(
+            request_id=wire_id,
+            prompt=request.prompt_token_ids.tobytes(),
+            params=params_to_wire(request.params),
+            seed=request.seed,
+            namespace=request.cache_salt,
+            priority=request.priority,
+            timeout_s=request.timeout_s,
+            pooling=request.pooling,
+        )
+        self._send(replica.name, message)
+        try:
+            await generation.accepted
+        except asyncio.CancelledError:
+            generation.abort()
+            raise
+        return generation
+
+    async def start_all(self, requests: Sequence[PreparedRequest]) -> list[Generation]:
+        """Start several prompts, all or none; as `start`."""
+        outcomes = await asyncio.gather(*[self.start(request) for request in requests], return_exceptions=True)
+        generations = [outcome for outcome in outcomes if isinstance(outcome, Generation)]
+        failures = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
+        if failures:
+            for generation in generations:
+                generation.abort()
+            raise failures[0]
+        return generations
+
+    def abort(self, request_id: str) -> None:
+        """End a request by the client's id; an unknown one is ignored."""
+        item = self._in_flight.by_request_id(request_id)
+        if item is not None:
+            item.generation.abort()
+
+    def abort_all(self) -> None:
+        """End every request."""
+        for item in self._in_flight:
+            item.generation.abort()
+
+    async def flush_cache(self) -> int:
+        """Forget every cached prefix that no running request uses; returns the tokens forgotten in all replicas."""
+        return int(sum(await self.call_schedulers("flush_cache")))
+
+    async def pause(self, mode: str) -> None:
+        """Stop generating until `resume`; requests that come meanwhile wait.
+
+        Args:
+            mode: "abort" ends what is under way, "in_place" keeps it as it stands, "retract" also gives its memory up.
+        """
+        self.replicas.pause()
+        if mode == "abort":
+            self.abort_all()
+        await self.call_schedulers("pause", retract=mode == "retract")
+
+    async def resume(self) -> None:
+        """Go on after `pause`."""
+        await self.call_schedulers("resume")
+        self.replicas.resume()
+
+    async def call_schedulers(self, name: str, **arguments: Any) -> list[Any]:
+        """Call every replica that is up and return their answers.
+
+        Raises:
+            UnavailableError: none is up, or one dies or gives no answer.
+            RequestError: one refuses.
+        """
+        ready = self.replicas.ready
+        if not ready:
+            raise UnavailableError(self.replicas.why_unavailable)
+        return list(await asyncio.gather(*[self.call(replica.name, name, **arguments) for replica in ready]))
+
+    async def call(self, process: str, name: str, /, **arguments: Any) -> Any:
+        """Call one process and return its answer; as `call_schedulers`."""
+        call_id = next(self._counter)
+        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._calls[call_id] = (process, future)
+        self._send(process, Call(call_id=call_id, name=name, arguments=arguments))
+        try:
+            return await asyncio.wait_for(future, CALL_TIMEOUT_S)
+        except TimeoutError:
+            raise UnavailableError(f"{process} did not answer {name!r} within {CALL_TIMEOUT_S:.0f} s") from None
+        finally:
+            del self._calls[call_id]
+
+    async def in_thread(self, function: Callable[[], T]) -> T:
+        """Run what takes a while beside the event loop."""
+        return await asyncio.get_running_loop().run_in_executor(self._threads, function)
+
+    async def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Return a text's token ids."""
+        ids = await self.in_thread(lambda: _checked(lambda: self.tokenizer.encode(text, add_special_tokens)))
+        return [int(token_id) for token_id in ids]
+
+    async def encode_chat(self, messages: Sequence[Message], **template_args: Any) -> list[int]:
+        """Return a chat's token ids."""
+        ids = await self.in_thread(lambda: self._encode(messages, template_args))
+        return [int(token_id) for token_id in ids]
+
+    async def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """Return the text of token ids.
+
+        Raises:
+            InvalidPromptError: an id is outside the vocabulary.
+        """
+        outside = [token_id for token_id in token_ids if not 0 <= token_id < self.model.vocab_size]
+        if outside:
+            size = self.model.vocab_size
+            raise InvalidPromptError(f"token id {outside[0]} is outside the vocabulary of {size} tokens")
+        return await self.in_thread(lambda: self.tokenizer.decode(list(token_ids), skip_special_tokens))
+
+    # -- for the server's life -----------------------------------------------------------------------------------------
+
+    async def drain(self) -> None:
+        """Refuse new requests from now on, and wait until none is under way."""
+        self.replicas.drain()
+        await self._idle.wait()
+
+    def close(self) -> None:
+        """Fail what is under way and end the threads."""
+        self.replicas.drain()
+        self._fail([*self._in_flight], UnavailableError("the server is stopping"))
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    # -- for the launcher ----------------------------------------------------------------------------------------------
+
+    def process_ready(self, name: str) -> None:
+        """Note that a process takes messages."""
+        self.replicas.started(name)
+
+    def process_stuck(self, name: str, seconds: float) -> None:
+        """Note that a process has not answered for a while."""
+        self.replicas.stuck(name, seconds)
+
+    def process_moves(self, name: str) -> None:
+        """Note that a process that was stuck answers again."""
+        self.replicas.moves(name)
+
+    def give_up(self) -> None:
+        """Have requests fail that wait for a process: nothing will be started again."""
+        self.replicas.give_up()
+
+    def process_died(self, name: str, reason: str) -> None:
+        """Fail what a dead process held: a scheduler its own requests, the detokenizer all."""
+        self.replicas.died(name, reason)
+        replica = self.replicas.named(name)
+        lost = [item for item in self._in_flight if replica is None or item.replica is replica]
+        error = UnavailableError(f"{name} died ({reason}); send the request again")
+        self._fail(lost, error)
+        if replica is not None and lost:
+            sub_ids = [sub_id for item in lost for sub_id in item.generation.sub_ids]
+            self._send(DETOKENIZER, Abort(request_ids=sub_ids, reason="their scheduler died"))
+        for process, future in list(self._calls.values()):
+            if process == name and not future.done():
+                future.set_exception(error)
+
+    def receive(self, message: AnyMessage) -> None:
+        """Take in what a process says."""
+        match message:
+            case TextBatch():
+                now = self._clock()
+                for update, text in zip(message.updates, message.texts, strict=True):
+                    self._apply(update, text, now)
+            case Accepted():
+                item = self._in_flight.by_wire_id(message.request_id)
+                if item is not None and not item.generation.accepted.done():
+                    item.generation.accepted.set_result(None)
+            case Rejected():
+                item = self._in_flight.by_wire_id(message.request_id)
+                if item is not None:
+                    self._end(item, _error_named(message.error, message.message), "rejected")
+            case Load():
+                replica = self.replicas.named(message.process)
+                if replica is not None:
+                    replica.load = message
+            case Reply():
+                self._answer(message)
+
+    # -- inside --------------------------------------------------------------------------------------------------------
+
+    def _encode(self, prompt: Prompt, template_args: dict[str, Any]) -> Any:
+        if isinstance(prompt, str):
+            if not prompt:
+                raise InvalidPromptError("the prompt is empty; give some text")
+            return _checked(lambda: self.tokenizer.encode(prompt))
+        if is_chat(prompt):
+            chat = check_chat(prompt)
+            return _checked(lambda: self.tokenizer.encode_chat(chat, **template_args))
+        return prompt
+
+    def _check_id(self, request_id: str | None) -> None:
+        if request_id is not None and request_id in self._in_flight:
+            raise RequestError(f"request id {request_id!r} is in use; give every request its own")
+
+    def _apply(self, update: RequestUpdate, text: str, now: float) -> None:
+        item = self._in_flight.by_sub_id(update.request_id)
+        if item is None:
+            return  # it was given up here before the scheduler heard of that
+        generation = item.generation
+        generation.apply(update, text)
+        if update.token_ids:
+            if item.heard_s is None:
+                self._in_flight.first_heard(item, now)
+                self._metrics.first_token(now - item.arrived_s)
+            else:
+                self._metrics.more_tokens(now - item.heard_s, len(update.token_ids))
+                item.heard_s = now
+        if generation.finished:
+            self._remove(item, generation.outcome)
+            if generation.failed:  # what else runs of it is not wanted any more
+                self._abort_wire(item, "it failed")
+
+    def _abort(self, generation: Generation) -> None:
+        item = self._in_flight.by_request_id(generation.request_id)
+        if item is not None and item.generation is generation:
+            self._abort_wire(item, "aborted")
+
+    def _abort_wire(self, item: InFlight, reason: str) -> None:
+        self._send(item.replica.name, Abort(request_ids=item.generation.sub_ids, reason=reason))
+
+    def _fail(self, items: Sequence[InFlight], error: GraftlmError) -> None:
+        for item in items:
+            self._end(item, error, "unavailable")
+            self._abort_wire(item, "the server gave it up")
+
+    def _end(self, item: InFlight, error: GraftlmError, outcome: str) -> None:
+        item.generation.fail(error)
+        self._remove(item, outcome)
+
+    def _remove(self, item: InFlight, outcome: str) -> None:
+        if self._in_flight.remove(item):
+            self._metrics.finished(item.generation.snapshot(), self._clock() - item.arrived_s, outcome)
+        if not len(self._in_flight):
+            self._idle.set()
+
+    def _answer(self, reply: Reply) -> None:
+        _, future = self._calls.get(reply.call_id, (None, None))
+        if future is None or future.done():
+            return
+        if reply.error is None:
+            future.set_result(reply.value)
+        else:
+            future.set_exception(RequestError(reply.error))
+
+
+def _checked(encode: Callable[[], T]) -> T:
+    """Call the tokenizer; text that is no Unicode, such as half a surrogate pair, is the request's fault."""
+    try:
+        return encode()
+    except (UnicodeError, TypeError) as error:
+        raise InvalidPromptError(f"the text cannot be encoded: {error}") from error
+
+
+def _error_named(name: str, message: str) -> GraftlmError:
+    """Return the error of a class in `graftlm.errors`."""
+    kind = getattr(errors, name, None)
+    return kind(message) if isinstance(kind, type) and issubclass(kind, GraftlmError) else RequestError(message)

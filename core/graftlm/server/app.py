@@ -1,0 +1,83 @@
+"""The HTTP application: which routes there are, and what every request passes before them."""
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+from fastapi import APIRouter, Depends, FastAPI
+from fastapi.security import HTTPBearer
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+
+import graftlm
+from graftlm.config import EngineConfig
+from graftlm.processes.tokenizer_manager import TokenizerManager
+from graftlm.server import native, openai
+from graftlm.server.dashboard import PAGE_PATHS
+from graftlm.server.errors import ErrorBody, install_error_handlers
+from graftlm.server.middleware import ApiKeyAuth, BodyLimit, OriginGuard, RequestLog
+
+__all__ = ["create_app"]
+
+#: What a load balancer and a browser that has no key yet may see.
+OPEN_PATHS: Final = frozenset({"/health", "/health_generate"}) | PAGE_PATHS
+
+#: Where even a GET changes something, as SGLang's clients expect.
+_CHANGING_GETS: Final = frozenset({"/flush_cache"})
+
+_TAGS: Final = [
+    {"name": "openai", "description": "What OpenAI's clients speak."},
+    {"name": "generate", "description": "SGLang's native interface."},
+    {"name": "information", "description": "Health, model, configuration, load."},
+    {"name": "control", "description": "Abort, flush, pause, profile; the administrator's but for single aborts."},
+]
+
+
+def create_app(manager: TokenizerManager, *, extra_routers: Sequence[APIRouter] = ()) -> FastAPI:
+    """Return the application.
+
+    Args:
+        manager: what the routes talk to.
+        extra_routers: further routes, behind the same middleware.
+    """
+    app = FastAPI(
+        title="graftlm",
+        version=graftlm.__version__,
+        summary="Serves a large language model by OpenAI's and SGLang's interfaces.",
+        openapi_tags=_TAGS,
+        responses={"4XX": {"model": ErrorBody, "description": "The request is refused; the body says why."}},
+        dependencies=_documented_keys(manager.config),
+        middleware=_middleware(manager.config),
+        # Their pages load scripts from elsewhere, into a page that may drive this server.
+        docs_url=None,
+        redoc_url=None,
+    )
+    install_error_handlers(app)
+    for router in (openai.make_router(manager), native.make_router(manager), *extra_routers):
+        app.include_router(router)
+    return app
+
+
+def _documented_keys(config: EngineConfig) -> list[Any]:
+    """Return what has the API's own description tell of keys; they are checked before any route is reached."""
+    if config.server.api_key is None and config.server.admin_api_key is None:
+        return []
+    return [Depends(HTTPBearer(auto_error=False, description="server.api_key, or server.admin_api_key"))]
+
+
+def _middleware(config: EngineConfig) -> list[Middleware]:
+    """Return what a request passes, outermost first."""
+    server = config.server
+    cors = Middleware(
+        CORSMiddleware,
+        allow_origins=server.cors_origins,
+        allow_methods=["*"],
+        allow_headers=["*"],
+        expose_headers=["X-Request-Id", "Retry-After"],
+    )
+    return [
+        Middleware(RequestLog),
+        *([cors] if server.cors_origins else []),
+        Middleware(OriginGuard, host=server.host, allowed=server.cors_origins, guarded_paths=_CHANGING_GETS),
+        Middleware(ApiKeyAuth, api_key=server.api_key, admin_api_key=server.admin_api_key, open_paths=OPEN_PATHS),
+        Middleware(BodyLimit, max_bytes=server.max_body_bytes),
+    ]

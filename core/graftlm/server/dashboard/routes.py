@@ -1,0 +1,79 @@
+"""The dashboard's routes: the page, and the numbers that it draws."""
+
+import asyncio
+import contextlib
+import time
+import uuid
+from collections.abc import AsyncIterator
+from dataclasses import asdict
+from typing import Annotated, Any, Final
+
+from fastapi import APIRouter, Depends, FastAPI, Query
+
+import graftlm
+from graftlm.processes.replicas import Replica
+from graftlm.processes.tokenizer_manager import TokenizerManager
+from graftlm.server.dashboard import pages
+from graftlm.server.dashboard.history import History, Point
+from graftlm.server.dashboard.tree_reader import TreeReader
+from graftlm.server.middleware import require_admin
+
+__all__ = ["make_router"]
+
+_MAX_NODES: Final = 300
+
+
+def make_router(manager: TokenizerManager) -> APIRouter:
+    """Return the page and what it asks for: an interface of its own, not a public one."""
+    history = History(manager.replicas.replicas, time.monotonic)
+    tree = TreeReader(manager, time.monotonic, _MAX_NODES)
+    about = _about(manager)
+
+    @contextlib.asynccontextmanager
+    async def keep_history(app: FastAPI) -> AsyncIterator[None]:
+        sampling = asyncio.create_task(history.run())
+        yield
+        sampling.cancel()
+
+    router = APIRouter(include_in_schema=False, lifespan=keep_history)
+    router.include_router(pages.make_router())
+
+    @router.get("/dashboard/state")
+    async def read_state(after: Annotated[float, Query(allow_inf_nan=False)] = 0.0) -> dict[str, Any]:
+        health = manager.health
+        return {
+            "about": about,
+            "now_s": time.monotonic(),
+            "health": {"ok": health.ok, "draining": health.draining, "problems": health.problems},
+            "replicas": [_state(replica) for replica in manager.replicas.replicas],
+            "fields": Point._fields,
+            "points": history.after(after),
+        }
+
+    # Prompts of all clients are for the administrator's eyes. A POST, since browsers name the page's site with it:
+    # a page elsewhere whose name was made to point here (DNS rebinding) is refused before it reads them.
+    @router.post("/dashboard/tree", dependencies=[Depends(require_admin)])
+    async def read_tree() -> dict[str, Any]:
+        return {"trees": await tree.read()}
+
+    return router
+
+
+def _about(manager: TokenizerManager) -> dict[str, Any]:
+    """Return what does not change while the server runs; `run` tells one run from another."""
+    model = manager.model
+    return {
+        "run": uuid.uuid4().hex,
+        "version": graftlm.__version__,
+        "model": model.name,
+        "dtype": model.dtype,
+        "context_len": model.context_len,
+        "has_chat_template": model.has_chat_template,
+        "page_size": manager.config.cache.page_size,
+        "start_s": time.monotonic(),
+    }
+
+
+def _state(replica: Replica) -> dict[str, Any]:
+    stats = None if replica.load is None else asdict(replica.load.stats)
+    return {"name": replica.name, "ready": replica.ready, "stats": stats}

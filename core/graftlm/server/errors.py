@@ -1,0 +1,186 @@
+"""From exceptions to HTTP statuses and OpenAI's error bodies."""
+
+import logging
+from collections.abc import Mapping
+from typing import Any, Final
+
+import msgspec
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from pydantic import BaseModel, Field
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+
+from graftlm.errors import (
+    EngineClosedError,
+    GraftlmError,
+    QueueFullError,
+    RequestError,
+    RequestFailedError,
+    RequestTimeoutError,
+    UnavailableError,
+)
+
+__all__ = [
+    "ERROR_RESPONSES",
+    "ApiError",
+    "ErrorBody",
+    "error_json",
+    "error_response",
+    "install_error_handlers",
+    "status_of",
+]
+
+logger = logging.getLogger(__name__)
+
+#: Seconds after which a client may try again what was refused for lack of room or of a process.
+_RETRY_AFTER_S: Final = "1"
+
+_TYPES: Final = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    408: "timeout_error",
+    429: "rate_limit_error",
+    500: "server_error",
+    503: "service_unavailable_error",
+}
+
+#: The first that fits counts.
+_STATUSES: Final[tuple[tuple[type[Exception], int], ...]] = (
+    (QueueFullError, 429),
+    (RequestTimeoutError, 408),
+    (RequestFailedError, 500),
+    (RequestError, 400),
+    (UnavailableError, 503),
+    (EngineClosedError, 503),
+)
+
+
+class ApiError(RequestError):
+    """A request is refused with a status and details of its own.
+
+    Attributes:
+        param: the field at fault.
+        code: for programs.
+    """
+
+    def __init__(self, status: int, message: str, *, param: str | None = None, code: str | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+        self.param = param
+        self.code = code
+
+
+class ErrorDetail(BaseModel):
+    """What went wrong."""
+
+    message: str
+    type: str = Field(description="The kind of error, such as `invalid_request_error`.")
+    param: str | None = Field(default=None, description="The field at fault.")
+    code: str | None = Field(default=None, description="For programs.")
+
+
+class ErrorBody(BaseModel):
+    """An error, as OpenAI writes it."""
+
+    error: ErrorDetail
+
+
+#: Parts of the place of a validation error that the client did not write: where the field was looked for, and the
+#: branch that its shape chose.
+_NO_FIELDS: Final = frozenset({"body", "query", "path", "header", "one", "many", "as_text", "as_object"})
+
+_DESCRIPTIONS: Final = {
+    400: "The request is wrong.",
+    401: "An API key is needed.",
+    403: "The key, or the page it comes from, may not do this.",
+    404: "There is no such model or path.",
+    408: "The request's time was over.",
+    413: "The body is too large.",
+    429: "Too many requests wait.",
+    503: "A process is down or starting, or the server is shutting down.",
+}
+
+#: For the API's own description.
+ERROR_RESPONSES: Final[dict[int | str, dict[str, Any]]] = {
+    status: {"model": ErrorBody, "description": text} for status, text in _DESCRIPTIONS.items()
+}
+
+
+def status_of(error: BaseException) -> int:
+    """Return the HTTP status of an error."""
+    if isinstance(error, ApiError):
+        return error.status
+    return next((status for kind, status in _STATUSES if isinstance(error, kind)), 500)
+
+
+def error_json(error: BaseException) -> bytes:
+    """Return an error's body, for an answer or for an event of a stream that has begun."""
+    status = status_of(error)
+    if isinstance(error, ApiError):
+        return _body(status, str(error), error.param, error.code)
+    if isinstance(error, GraftlmError):
+        return _body(status, str(error))
+    return _body(500, "the server failed to handle the request")
+
+
+def error_response(
+    status: int,
+    message: str,
+    *,
+    param: str | None = None,
+    code: str | None = None,
+    headers: Mapping[str, str] | None = None,
+) -> Response:
+    """Return an answer that says what went wrong."""
+    return _response(status, _body(status, message, param, code), headers)
+
+
+def install_error_handlers(app: FastAPI) -> None:
+    """Have every error of an application answered with OpenAI's body."""
+    app.add_exception_handler(GraftlmError, _answer_error)
+    app.add_exception_handler(RequestValidationError, _answer_invalid)
+    app.add_exception_handler(HTTPException, _answer_http_error)
+
+
+async def _answer_error(request: Request, error: Exception) -> Response:
+    status = status_of(error)
+    if status == 500:
+        logger.error("%s %s failed", request.method, request.url.path, exc_info=error)
+    return _response(status, error_json(error))
+
+
+async def _answer_http_error(request: Request, error: Exception) -> Response:
+    if not isinstance(error, HTTPException):
+        raise error
+    return error_response(error.status_code, str(error.detail), headers=error.headers)
+
+
+async def _answer_invalid(request: Request, error: Exception) -> Response:
+    """Name the first wrong field; of several wrong ones, one after the other is mended anyway."""
+    if not isinstance(error, RequestValidationError):
+        raise error
+    first = error.errors()[0]
+    path = [str(part) for part in first["loc"] if part not in _NO_FIELDS]
+    param = ".".join(path) or None
+    if first["type"] == "json_invalid":
+        detail = first.get("ctx", {}).get("error", first["msg"])
+        return error_response(400, f"the body is not JSON: {detail}", code="invalid_json")
+    if first["type"] == "extra_forbidden":
+        return error_response(
+            400, f"Unrecognized request argument supplied: {param}", param=param, code="unknown_parameter"
+        )
+    message = first["msg"] if param is None else f"{param}: {first['msg']}"
+    return error_response(400, message, param=param)
+
+
+def _body(status: int, message: str, param: str | None = None, code: str | None = None) -> bytes:
+    kind = _TYPES.get(status, "invalid_request_error")
+    text = message.encode("utf-8", "backslashreplace").decode()  # half a surrogate pair may be quoted in it
+    return msgspec.json.encode({"error": {"message": text, "type": kind, "param": param, "code": code}})
+
+
+def _response(status: int, body: bytes, headers: Mapping[str, str] | None = None) -> Response:
+    retry = {"Retry-After": _RETRY_AFTER_S} if status in (429, 503) else {}
+    return Response(body, status, retry | dict(headers or {}), "application/json")

@@ -1,0 +1,41 @@
+"""Several streams read as one."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from typing import TypeVar
+
+__all__ = ["interleave"]
+
+T = TypeVar("T")
+
+
+async def interleave(streams: Sequence[AsyncIterator[T]]) -> AsyncIterator[tuple[int, T]]:
+    """Yield (index of the stream, its item) as items come; what a stream raises ends all.
+
+    Each stream is only asked for its next item once the last one was taken, so a slow reader finds fewer, larger ones.
+    """
+    if len(streams) == 1:
+        async for item in streams[0]:
+            yield 0, item
+        return
+    pending = {asyncio.ensure_future(_next(stream)): index for index, stream in enumerate(streams)}
+    try:
+        while pending:
+            done, _ = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+            for task in sorted(done, key=pending.__getitem__):
+                index = pending.pop(task)
+                items = task.result()
+                if items:
+                    pending[asyncio.ensure_future(_next(streams[index]))] = index
+                    yield index, items[0]
+    finally:
+        for task in pending:
+            task.cancel()
+        await asyncio.gather(*pending, return_exceptions=True)
+
+
+async def _next(stream: AsyncIterator[T]) -> tuple[T, ...]:
+    """Return the next item, or nothing at the end."""
+    async for item in stream:
+        return (item,)
+    return ()

@@ -1,0 +1,169 @@
+"""The server's metrics: what clients experience, and what the replicas report."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final
+
+from fastapi import APIRouter, Request, Response
+from prometheus_client import CollectorRegistry, Counter, Histogram, exposition
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.openmetrics import exposition as openmetrics
+from prometheus_client.registry import Collector
+
+from graftlm.processes.replicas import Replica, ReplicaSet
+from graftlm.processes.step_metrics import STEP_BUCKETS_S, STEP_HISTOGRAMS
+from graftlm.types import EngineStats, RequestOutput
+
+__all__ = ["ServerMetrics", "make_router"]
+
+_TOKEN_BUCKETS_S: Final = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5)
+_REQUEST_BUCKETS_S: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
+
+#: Name, what it says, and how it is read from a replica's report.
+_COUNTERS: Final[tuple[tuple[str, str, Callable[[EngineStats], float]], ...]] = (
+    ("prompt_tokens", "Tokens of the prompts that were queued.", lambda s: s.prompt_tokens),
+    ("generated_tokens", "Tokens generated.", lambda s: s.generated_tokens),
+    ("evicted_tokens", "Tokens whose keys and values were evicted.", lambda s: s.evicted_tokens),
+    (
+        "retracted_tokens",
+        "Tokens computed for requests that were sent back to the queue.",
+        lambda s: s.retracted_tokens,
+    ),
+    ("retractions", "Times that a running request was sent back to the queue.", lambda s: s.retractions),
+    ("aged_requests", "Requests that went first because they had been passed over.", lambda s: s.aged_requests),
+    ("steps", "Forward passes.", lambda s: s.steps),
+)
+_GAUGES: Final[tuple[tuple[str, str, Callable[[EngineStats], float]], ...]] = (
+    ("running_requests", "Requests in the batch.", lambda s: s.running_requests),
+    ("queued_requests", "Requests that wait.", lambda s: s.waiting_requests),
+)
+_PAGE_STATES: Final[tuple[tuple[str, Callable[[EngineStats], int]], ...]] = (
+    ("free", lambda s: s.free_pages),
+    ("evictable", lambda s: s.evictable_pages),
+    ("locked", lambda s: s.locked_pages),
+    ("owned", lambda s: s.owned_pages),
+)
+
+
+class ServerMetrics:
+    """Every metric of a server, in one registry of the main process.
+
+    The other processes report to it, so nothing is shared between processes and nothing is added up twice. What a
+    replica counts is labelled with its name; a replica that was started again counts from 0, as Prometheus expects.
+    """
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self._first = self._histogram(
+            "time_to_first_token_seconds", "From a request's arrival to its first token.", _REQUEST_BUCKETS_S
+        )
+        self._gap = self._histogram(
+            "inter_token_seconds", "Between a request's tokens; several at once share their time.", _TOKEN_BUCKETS_S
+        )
+        self._whole = self._histogram("request_seconds", "From a request's arrival to its end.", _REQUEST_BUCKETS_S)
+        self._queue = self._histogram("queue_seconds", "From a request's arrival to its admission.", _REQUEST_BUCKETS_S)
+        self._finished = Counter(
+            "requests_finished", "Prompts that ended, by reason.", ("reason",), "graftlm", registry=self.registry
+        )
+
+    def watch(self, replicas: ReplicaSet) -> None:
+        """Report on these replicas from now on."""
+        self.registry.register(_ReplicaCollector(replicas.replicas))
+
+    def first_token(self, seconds: float) -> None:
+        """Note the time from a request's arrival in the server to its first token."""
+        self._first.observe(seconds)
+
+    def more_tokens(self, seconds: float, num_tokens: int) -> None:
+        """Note tokens that came some time after the ones before."""
+        each = seconds / num_tokens
+        for _ in range(num_tokens):
+            self._gap.observe(each)
+
+    def finished(self, output: RequestOutput, seconds: float, outcome: str) -> None:
+        """Note a prompt that ended."""
+        self._finished.labels(outcome).inc()
+        self._whole.observe(seconds)
+        if output.timings.queue_s is not None:
+            self._queue.observe(output.timings.queue_s)
+
+    def exposition(self, accept: str) -> tuple[bytes, str]:
+        """Return everything in the format that an Accept header asks for, and that format's name."""
+        if "application/openmetrics-text" in accept:
+            body: bytes = openmetrics.generate_latest(self.registry)  # type: ignore[no-untyped-call]
+            return body, openmetrics.CONTENT_TYPE_LATEST
+        return exposition.generate_latest(self.registry), exposition.CONTENT_TYPE_PLAIN_0_0_4
+
+    def _histogram(self, name: str, text: str, bounds: Sequence[float]) -> Histogram:
+        return Histogram(name, text, namespace="graftlm", buckets=bounds, registry=self.registry)
+
+
+class _ReplicaCollector(Collector):
+    """Turns the replicas' latest reports into metrics."""
+
+    def __init__(self, replicas: Sequence[Replica]) -> None:
+        self._replicas = replicas
+
+    def collect(self) -> Iterable[Metric]:
+        """Yield one family for each metric, with a sample for each replica that has reported."""
+        up = GaugeMetricFamily("graftlm_replica_up", "Whether a replica takes requests.", labels=["replica"])
+        for replica in self._replicas:
+            up.add_metric([replica.name], float(replica.ready))
+        yield up
+        reports = {r.name: r.load.stats for r in self._replicas if r.load is not None}
+        for name, text, read in _COUNTERS:
+            yield _family(CounterMetricFamily, name, text, {(n,): read(s) for n, s in reports.items()})
+        for name, text, read in _GAUGES:
+            yield _family(GaugeMetricFamily, name, text, {(n,): read(s) for n, s in reports.items()})
+        yield from _caches(reports)
+        yield from self._histograms()
+
+    def _histograms(self) -> Iterator[Metric]:
+        for name, text in STEP_HISTOGRAMS.items():
+            family = HistogramMetricFamily(f"graftlm_{name}", text, labels=["replica"])
+            for replica in self._replicas:
+                if replica.load is not None and name in replica.load.histograms:
+                    counts, total = replica.load.histograms[name]
+                    family.add_metric([replica.name], _cumulated(counts), total)
+            yield family
+
+
+def _caches(reports: dict[str, EngineStats]) -> Iterator[Metric]:
+    """Yield what has labels besides the replica's name."""
+    cached = {(name, "device"): stats.cached_tokens for name, stats in reports.items()}
+    text = "Prompt tokens whose keys and values were found, by where."
+    yield _family(CounterMetricFamily, "cached_tokens", text, cached, "tier")
+    pages = {(name, state): read(stats) for name, stats in reports.items() for state, read in _PAGE_STATES}
+    yield _family(GaugeMetricFamily, "kv_pages", "Pages of KV memory, by what they are used for.", pages, "state")
+    ages = {(name,): stats.eviction_age_s for name, stats in reports.items() if stats.eviction_age_s is not None}
+    text = "How long what was evicted last had not been used."
+    yield _family(GaugeMetricFamily, "eviction_age_seconds", text, ages)
+
+
+def _family(kind: Callable[..., Any], name: str, text: str, values: Mapping[Any, float], *labels: str) -> Metric:
+    family = kind(f"graftlm_{name}", text, labels=["replica", *labels])
+    for key, value in values.items():
+        family.add_metric(list(key), value)
+    metric: Metric = family
+    return metric
+
+
+def _cumulated(counts: Sequence[int]) -> list[tuple[str, float]]:
+    """Return [(upper bound, observations up to it)], as Prometheus has them."""
+    bounds = [*map(str, STEP_BUCKETS_S), "+Inf"]
+    total, cumulated = 0, []
+    for bound, count in zip(bounds, counts, strict=True):
+        total += count
+        cumulated.append((bound, float(total)))
+    return cumulated
+
+
+def make_router(metrics: ServerMetrics) -> APIRouter:
+    """Return the route that Prometheus asks."""
+    router = APIRouter(tags=["information"])
+
+    @router.get("/metrics", summary="Metrics for Prometheus", response_class=Response)
+    async def read_metrics(request: Request) -> Response:
+        body, content_type = metrics.exposition(request.headers.get("accept", ""))
+        return Response(body, headers={"Content-Type": content_type})
+
+    return router

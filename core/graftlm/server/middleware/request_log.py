@@ -1,0 +1,97 @@
+"""The outermost layer of the server: a request's id, its line in the log, and the answer when a handler fails."""
+
+import logging
+import string
+import time
+import uuid
+from collections.abc import Callable
+from typing import Final
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import ClientDisconnect
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from graftlm.logs import request_id_var
+from graftlm.server.errors import error_response
+
+__all__ = ["RequestLog"]
+
+logger = logging.getLogger("graftlm.server.access")
+
+_MAX_ID_LEN: Final = 128
+_PRINTABLE: Final = frozenset(string.ascii_letters + string.digits + string.punctuation)
+
+#: Asked for every few seconds by machines; their good answers are only logged at debug.
+_PROBES: Final = frozenset({"/health", "/metrics", "/dashboard/state", "/dashboard/tree"})
+
+#: What proxies log for a client that left before its answer began.
+_CLIENT_LEFT: Final = 499
+
+
+class RequestLog:
+    """Names requests, logs them, and answers 500 for what nobody else caught.
+
+    The id is the client's own `X-Request-Id` when it is sane, else drawn. It stands in `scope["state"]["request_id"]`,
+    in the log lines written while the request is handled, and in the answer's `X-Request-Id`.
+    """
+
+    def __init__(self, app: ASGIApp, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._app = app
+        self._clock = clock
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle a request, and log it."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        request_id = _sane(Headers(scope=scope).get("x-request-id")) or uuid.uuid4().hex
+        scope.setdefault("state", {})["request_id"] = request_id
+        started_s = self._clock()
+        status: int | None = None
+
+        async def send_with_id(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                MutableHeaders(scope=message)["X-Request-Id"] = request_id
+            await send(message)
+
+        token = request_id_var.set(request_id)
+        try:
+            await self._app(scope, receive, send_with_id)
+        except ClientDisconnect:
+            pass  # nobody is there to be answered, and nothing is wrong here
+        except Exception:
+            logger.exception("%s %s failed", scope["method"], _path(scope))
+            if status is not None:
+                raise  # half an answer is out; the connection has to break
+            await error_response(500, "the server failed to handle the request")(scope, receive, send_with_id)
+        finally:
+            self._log(scope, status, self._clock() - started_s)
+            request_id_var.reset(token)
+
+    def _log(self, scope: Scope, status: int | None, seconds: float) -> None:
+        answered = _CLIENT_LEFT if status is None else status
+        level = logging.DEBUG if scope["path"] in _PROBES and answered < 400 else logging.INFO
+        if not logger.isEnabledFor(level):
+            return
+        fields = {
+            "method": scope["method"],
+            "path": _path(scope),
+            "status": answered,
+            "duration_ms": round(seconds * 1000, 1),
+        }
+        logger.log(level, "%(method)s %(path)s %(status)d in %(duration_ms).1f ms", fields, extra=fields)
+
+
+def _sane(request_id: str | None) -> str | None:
+    """Return an id that may stand in a log and a header; None for any other."""
+    if request_id and len(request_id) <= _MAX_ID_LEN and _PRINTABLE.issuperset(request_id):
+        return request_id
+    return None
+
+
+def _path(scope: Scope) -> str:
+    """Return the path as it came, percent-encoded: a decoded one may hold line breaks."""
+    raw = scope.get("raw_path")
+    return raw.decode("latin-1") if raw else repr(scope["path"])[1:-1]

@@ -1,0 +1,127 @@
+"""From what a prompt produced to the answers of /generate, with SGLang's names."""
+
+from collections.abc import Callable
+from typing import Any
+
+from graftlm.errors import RequestError
+from graftlm.server.native.prompts import NativePrompt
+from graftlm.types import Completion, FinishReason, RequestOutput, TokenLogprob
+
+__all__ = ["AnswerWriter"]
+
+#: [log-probability, token id, text or null]
+_Entry = list[Any]
+
+
+class AnswerWriter:
+    """Writes the answers of one prompt, each with everything so far."""
+
+    def __init__(
+        self,
+        prompt: NativePrompt,
+        prompt_len: int,
+        seconds: Callable[[], float],
+        token_text: Callable[[int], str] | None,
+    ) -> None:
+        """Begin.
+
+        Args:
+            seconds: since the request arrived.
+            token_text: the text of a token in log-probabilities; None leaves it out.
+
+        Raises:
+            RequestError: log-probabilities are wanted from a place behind the prompt's end.
+        """
+        if prompt.logprob_start is not None and prompt.logprob_start > prompt_len:
+            start = prompt.logprob_start
+            raise RequestError(
+                f"logprob_start_len is {start}, but the prompt has {prompt_len} tokens; give at most that"
+            )
+        self._prompt = prompt
+        self._seconds = seconds
+        self._token_text = token_text
+        self._input: dict[str, Any] | None = None
+        self._outputs = [_OutputLogprobs(self._entry) for _ in range(prompt.params.n)]
+
+    @property
+    def wants_texts(self) -> bool:
+        """Whether the texts of single tokens are looked up."""
+        return self._token_text is not None
+
+    def answers(self, output: RequestOutput) -> list[dict[str, Any]]:
+        """Return the answers of all completions."""
+        return [self.answer(output, index) for index in range(len(output.completions))]
+
+    def answer(self, output: RequestOutput, index: int) -> dict[str, Any]:
+        """Return one completion's answer."""
+        completion = output.completions[index]
+        hides_output = self._prompt.prompt_only
+        token_ids = () if hides_output else completion.token_ids
+        meta: dict[str, Any] = {
+            "id": output.request_id,
+            "finish_reason": _finish_reason(completion, None if hides_output else len(token_ids)),
+            "prompt_tokens": output.usage.prompt_tokens,
+            "completion_tokens": len(token_ids),
+            "cached_tokens": output.usage.cached_tokens,
+            "weight_version": "default",
+        }
+        if completion.finish_reason is not None:
+            meta["e2e_latency"] = self._seconds()
+        if completion.logprobs is not None:
+            meta |= self._input_logprobs(output)
+            meta |= self._outputs[index].upto(() if hides_output else completion.logprobs, self._num_top)
+        return {"text": "" if hides_output else completion.text, "output_ids": token_ids, "meta_info": meta}
+
+    @property
+    def _num_top(self) -> int:
+        return self._prompt.params.logprobs or 0
+
+    def _input_logprobs(self, output: RequestOutput) -> dict[str, Any]:
+        """Return those of the prompt; they are complete when the first token is there."""
+        if self._input is None:
+            start = self._prompt.logprob_start
+            of_prompt = () if start is None else zip(output.prompt_token_ids, output.prompt_logprobs or (), strict=True)
+            known = list(of_prompt)[start:]
+            # SGLang's clients expect no number for the first one, wherever it stands.
+            known[:1] = [(token_id, None) for token_id, _ in known[:1]]
+            self._input = {
+                "input_token_logprobs": [
+                    self._entry(token_id, None if logprob is None else logprob.logprob) for token_id, logprob in known
+                ]
+            }
+            if self._num_top:
+                self._input["input_top_logprobs"] = [
+                    None if logprob is None else [self._entry(*rival) for rival in logprob.top] for _, logprob in known
+                ]
+        return self._input
+
+    def _entry(self, token_id: int, logprob: float | None) -> _Entry:
+        return [logprob, token_id, None if self._token_text is None else self._token_text(token_id)]
+
+
+class _OutputLogprobs:
+    """The log-probabilities of one completion, written once each however often they are sent."""
+
+    def __init__(self, entry: Callable[[int, float | None], _Entry]) -> None:
+        self._entry = entry
+        self._sampled: list[_Entry] = []
+        self._top: list[list[_Entry]] = []
+
+    def upto(self, logprobs: tuple[TokenLogprob, ...], num_top: int) -> dict[str, Any]:
+        for logprob in logprobs[len(self._sampled) :]:
+            self._sampled.append(self._entry(logprob.token_id, logprob.logprob))
+            self._top.append([self._entry(*rival) for rival in logprob.top])
+        return {"output_token_logprobs": self._sampled} | ({"output_top_logprobs": self._top} if num_top else {})
+
+
+def _finish_reason(completion: Completion, num_tokens: int | None) -> dict[str, Any] | None:
+    """Return why a completion ended; `num_tokens` is None when its output is not wanted."""
+    match completion.finish_reason:
+        case None:
+            return None
+        case FinishReason.STOP if num_tokens is not None:
+            return {"type": "stop", "matched": completion.matched_stop}
+        case FinishReason.STOP | FinishReason.LENGTH:
+            return {"type": "length", "length": num_tokens or 0}
+        case FinishReason.ABORT | FinishReason.ERROR:
+            return {"type": "abort", "message": completion.error or "the request was aborted"}

@@ -1,0 +1,138 @@
+"""The route /generate: prompts in, answers out, whole or as they grow."""
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Callable, Sequence
+from functools import lru_cache, partial
+from itertools import accumulate
+from typing import Any, TypeVar
+
+import msgspec
+from fastapi import APIRouter, Request, Response
+
+from graftlm.processes.generation import Generation
+from graftlm.processes.tokenizer_manager import TokenizerManager
+from graftlm.server.errors import ERROR_RESPONSES
+from graftlm.server.interleave import interleave
+from graftlm.server.native.answers import AnswerWriter
+from graftlm.server.native.prompts import is_list, split_request
+from graftlm.server.native.requests import GenerateRequest
+from graftlm.server.native.responses import AnswerBody
+from graftlm.server.sse import EventStream, until_disconnect
+
+__all__ = ["make_router"]
+
+T = TypeVar("T")
+
+
+def make_router(manager: TokenizerManager) -> APIRouter:
+    """Return the route."""
+    router = APIRouter(
+        tags=["generate"], responses={status: ERROR_RESPONSES[status] for status in (400, 408, 429, 503)}
+    )
+
+    @router.post(
+        "/generate",
+        summary="Generate from one prompt or several",
+        response_model=AnswerBody | list[AnswerBody],
+        response_description="One answer, or a list for a list of prompts or `n` above 1. With `stream`, server-sent "
+        "events: each an answer with everything so far, the last one `[DONE]`.",
+    )
+    @router.put("/generate", summary="As POST", include_in_schema=False)
+    async def generate(request: Request, body: GenerateRequest) -> Response:
+        if body.stream:
+            call = await until_disconnect(request, _Call.start(manager, body))
+            events = call.events()
+            await anext(events)
+            return EventStream(events)
+        answers = await until_disconnect(request, _answers(manager, body))
+        return Response(msgspec.json.encode(answers), media_type="application/json")
+
+    return router
+
+
+async def _answers(manager: TokenizerManager, body: GenerateRequest) -> dict[str, Any] | list[dict[str, Any]]:
+    call = await _Call.start(manager, body)
+    return await call.answers()
+
+
+class _Call:
+    """One call of /generate under way: its prompts, each with the writer of its answers."""
+
+    def __init__(
+        self, manager: TokenizerManager, generations: Sequence[Generation], writers: Sequence[AnswerWriter], many: bool
+    ) -> None:
+        self._manager = manager
+        self._generations = generations
+        self._writers = writers
+        self._many = many
+        #: The index of each prompt's first completion among all.
+        self._first = list(accumulate((len(g.sub_ids) for g in generations), initial=0))
+
+    @classmethod
+    async def start(cls, manager: TokenizerManager, body: GenerateRequest) -> "_Call":
+        """Check and queue every prompt, or none.
+
+        Raises:
+            RequestError: something is wrong with one of them.
+            UnavailableError: nothing takes them.
+        """
+        started_s = time.perf_counter()
+        prompts = split_request(body)
+        requests = await asyncio.gather(
+            *[
+                manager.prepare(
+                    prompt.prompt,
+                    prompt.params,
+                    request_id=prompt.request_id,
+                    priority=body.priority or 0,
+                    cache_salt=prompt.cache_salt,
+                )
+                for prompt in prompts
+            ]
+        )
+        text = _token_text(manager) if body.return_text_in_logprobs else None
+        writers = [
+            AnswerWriter(prompt, len(request.prompt_token_ids), lambda: time.perf_counter() - started_s, text)
+            for prompt, request in zip(prompts, requests, strict=True)
+        ]
+        many = is_list(body) or any(prompt.params.n > 1 for prompt in prompts)
+        return cls(manager, await manager.start_all(requests), writers, many)
+
+    async def answers(self) -> dict[str, Any] | list[dict[str, Any]]:
+        """Wait for the end of all and return their answers; leaving early ends them."""
+        try:
+            outputs = [await generation.result() for generation in self._generations]
+            answers = []
+            for writer, output in zip(self._writers, outputs, strict=True):
+                answers += await self._write(writer, partial(writer.answers, output))
+            return answers if self._many else answers[0]
+        finally:
+            self._abort()
+
+    async def events(self) -> AsyncGenerator[bytes, None]:
+        """Yield nothing once, then the growing answers, as JSON; closing it ends what is unfinished."""
+        try:
+            yield b""  # closing a generator that was never entered would end nothing
+            async for i, deltas in interleave(self._generations):
+                writer, output = self._writers[i], self._generations[i].snapshot()
+                for index in dict.fromkeys(delta.index for delta in deltas):
+                    answer = await self._write(writer, partial(writer.answer, output, index))
+                    if self._many:
+                        answer["index"] = self._first[i] + index
+                    yield msgspec.json.encode(answer)
+        finally:
+            self._abort()
+
+    async def _write(self, writer: AnswerWriter, write: Callable[[], T]) -> T:
+        """Write answers here, or beside the event loop when the texts of thousands of tokens may be wanted."""
+        return await self._manager.in_thread(write) if writer.wants_texts else write()
+
+    def _abort(self) -> None:
+        for generation in self._generations:
+            generation.abort()
+
+
+def _token_text(manager: TokenizerManager) -> Callable[[int], str]:
+    """Return a function from tokens to their texts that looks up each once."""
+    return lru_cache(maxsize=None)(lambda token_id: manager.tokenizer.decode([token_id], skip_special_tokens=False))

@@ -1,0 +1,162 @@
+"""The native routes that tell: health, the model, the configuration, the load."""
+
+import asyncio
+import time
+import uuid
+from dataclasses import asdict
+from typing import Any
+
+from fastapi import APIRouter, Response
+
+import graftlm
+from graftlm.errors import QueueFullError, RequestTimeoutError, UnavailableError
+from graftlm.processes.replicas import Replica
+from graftlm.processes.tokenizer_manager import TokenizerManager
+from graftlm.server.native.responses import HealthBody, LoadBody, ModelInfo, ServerInfo
+from graftlm.types import SamplingParams
+
+__all__ = ["make_router"]
+
+#: How long the one token of /health_generate may take.
+_PROBE_TIMEOUT_S = 10.0
+
+_MAYBE_UNWELL: dict[int | str, dict[str, Any]] = {
+    503: {"model": HealthBody, "description": "Something is wrong; the body says what."}
+}
+
+
+def make_router(manager: TokenizerManager) -> APIRouter:
+    """Return the routes that change nothing."""
+    router = APIRouter(tags=["information"])
+    probe = _Probe(manager)
+    start_s = time.monotonic()
+
+    @router.get("/health", summary="Whether requests are served", responses=_MAYBE_UNWELL)
+    async def health(response: Response) -> HealthBody:
+        health = manager.health
+        if health.ok:
+            return HealthBody(status="ok")
+        response.status_code = 503
+        return HealthBody(status="unavailable" if health.problems else "draining", problems=list(health.problems))
+
+    @router.get("/health_generate", summary="Whether a token can be generated", responses=_MAYBE_UNWELL)
+    async def health_generate(response: Response) -> HealthBody:
+        problem = await probe.problem()
+        if problem is None:
+            return HealthBody(status="ok")
+        response.status_code = 503
+        return HealthBody(status="unavailable", problems=[problem])
+
+    @router.get("/model_info", summary="The model")
+    @router.get("/get_model_info", summary="The model", include_in_schema=False)
+    async def model_info() -> ModelInfo:
+        return _model_info(manager)
+
+    @router.get("/server_info", summary="The configuration and the state of each replica")
+    @router.get("/get_server_info", summary="The configuration", include_in_schema=False)
+    async def server_info() -> ServerInfo:
+        return _server_info(manager, time.monotonic() - start_s)
+
+    @router.get("/get_load", summary="The load of each replica, for routers")
+    async def get_load() -> list[LoadBody]:
+        page_size = manager.config.cache.page_size
+        return [_load(rank, replica, page_size) for rank, replica in enumerate(manager.replicas.replicas)]
+
+    return router
+
+
+class _Probe:
+    """Runs one real token now and then.
+
+    Its prompt has a namespace of its own, the same each time: it finds nobody's prefixes, and leaves one token behind.
+    """
+
+    def __init__(self, manager: TokenizerManager) -> None:
+        self._manager = manager
+        self._namespace = f"health-{uuid.uuid4().hex}"
+        self._params = SamplingParams(max_tokens=1, temperature=0.0)
+
+    async def problem(self) -> str | None:
+        """Return why no token came; None when all is well."""
+        generated = self._num_generated()
+        try:
+            async with asyncio.timeout(_PROBE_TIMEOUT_S):
+                await self._generate()
+        except QueueFullError:
+            return None  # it works, and has plenty to do
+        except (TimeoutError, RequestTimeoutError):
+            # Behind a long queue a token takes its time; that others come is as good.
+            return None if self._num_generated() > generated else f"no token came within {_PROBE_TIMEOUT_S:.0f} s"
+        except UnavailableError as error:
+            return str(error)
+        return None
+
+    async def _generate(self) -> None:
+        request = await self._manager.prepare([0], self._params, cache_salt=self._namespace, timeout_s=_PROBE_TIMEOUT_S)
+        generation = await self._manager.start(request)
+        try:
+            await generation.result()
+        finally:
+            generation.abort()
+
+    def _num_generated(self) -> int:
+        loads = [replica.load for replica in self._manager.replicas.replicas]
+        return sum(load.stats.generated_tokens for load in loads if load is not None)
+
+
+def _model_info(manager: TokenizerManager) -> ModelInfo:
+    model = manager.model
+    return ModelInfo(
+        model_path=model.path,
+        tokenizer_path=model.path,
+        served_model_name=model.name,
+        architectures=list(model.architectures),
+        dtype=model.dtype,
+        context_len=model.context_len,
+        max_context_length=model.context_len,
+        vocab_size=model.vocab_size,
+        eos_token_ids=list(model.eos_token_ids),
+        has_chat_template=model.has_chat_template,
+    )
+
+
+def _server_info(manager: TokenizerManager, uptime_s: float) -> ServerInfo:
+    config, model = manager.config, manager.model
+    page_size = config.cache.page_size
+    replicas = manager.replicas.replicas
+    return ServerInfo(
+        version=graftlm.__version__,
+        uptime_s=round(uptime_s, 3),
+        model_path=model.path,
+        tokenizer_path=model.path,
+        served_model_name=model.name,
+        dtype=model.dtype,
+        context_length=model.context_len,
+        max_total_num_tokens=model.memory_tokens,
+        max_running_requests=config.scheduling.max_running_requests,
+        page_size=page_size,
+        dp_size=len(replicas),
+        config=config.model_dump(mode="json", exclude={"server": {"api_key", "admin_api_key"}}),
+        internal_states=[_state(rank, replica, page_size) for rank, replica in enumerate(replicas)],
+    )
+
+
+def _state(rank: int, replica: Replica, page_size: int) -> dict[str, Any]:
+    """Return what a replica last reported, and whether it is up."""
+    stats = {} if replica.load is None else asdict(replica.load.stats)
+    load = _load(rank, replica, page_size).model_dump()
+    return load | {"process": replica.name, "ready": replica.ready, **stats}
+
+
+def _load(rank: int, replica: Replica, page_size: int) -> LoadBody:
+    stats = None if replica.load is None else replica.load.stats
+    used_pages = 0 if stats is None else stats.owned_pages + stats.locked_pages
+    return LoadBody(
+        dp_rank=rank,
+        num_reqs=replica.num_requests,
+        num_waiting_reqs=0 if stats is None else stats.waiting_requests,
+        num_tokens=used_pages * page_size + replica.queued_tokens,
+        num_pages=used_pages,
+        num_cached_pages=0 if stats is None else stats.evictable_pages,
+        max_total_pages=0 if stats is None else stats.total_pages,
+    )

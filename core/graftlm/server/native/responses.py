@@ -1,0 +1,152 @@
+"""The bodies of the native API's answers, with SGLang's names."""
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+__all__ = [
+    "AnswerBody",
+    "Done",
+    "FinishReasonBody",
+    "FlushDone",
+    "HealthBody",
+    "LoadBody",
+    "MetaInfo",
+    "ModelInfo",
+    "ProfileStarted",
+    "ServerInfo",
+    "TracesWritten",
+]
+
+
+class _Body(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class FinishReasonBody(_Body):
+    """Why a completion ended."""
+
+    type: Literal["stop", "length", "abort"]
+    matched: str | int | None = Field(default=None, description="With `stop`: the stop string, or the token's id.")
+    length: int | None = Field(default=None, description="With `length`: tokens generated.")
+    message: str | None = Field(default=None, description="With `abort`: why.")
+
+
+#: [log-probability, token id, text or null]
+_Entry = tuple[float | None, int, str | None]
+
+
+class MetaInfo(_Body):
+    """What is to be said of a completion besides its text."""
+
+    id: str = Field(description="The request's id.")
+    finish_reason: FinishReasonBody | None = Field(description="Null in the events of a stream before the last.")
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int = Field(description="Of the prompt's tokens, those whose keys and values were reused.")
+    weight_version: str
+    e2e_latency: float | None = Field(default=None, description="Seconds in the server, once ended.")
+    input_token_logprobs: list[_Entry] | None = Field(
+        default=None, description="[log-probability, token id, text] of the prompt's tokens; the first has no number."
+    )
+    output_token_logprobs: list[_Entry] | None = Field(default=None, description="The same of the output's tokens.")
+    input_top_logprobs: list[list[_Entry] | None] | None = Field(
+        default=None, description="The most likely tokens at each place of the prompt."
+    )
+    output_top_logprobs: list[list[_Entry]] | None = Field(default=None, description="The same of the output.")
+
+
+class AnswerBody(_Body):
+    """One completion; in a stream, what there is of it so far."""
+
+    text: str
+    output_ids: list[int]
+    meta_info: MetaInfo
+    index: int | None = Field(default=None, description="In a stream of several completions: which one.")
+
+
+class HealthBody(_Body):
+    """Whether requests are served."""
+
+    status: Literal["ok", "draining", "unavailable"]
+    problems: list[str] = Field(default=[], description="What is wrong, one line each.")
+
+
+class ModelInfo(_Body):
+    """The model."""
+
+    model_path: str
+    tokenizer_path: str
+    served_model_name: str
+    is_generation: bool = True
+    architectures: list[str]
+    dtype: str
+    context_len: int
+    max_context_length: int
+    vocab_size: int
+    eos_token_ids: list[int]
+    has_chat_template: bool
+    preferred_sampling_params: dict[str, Any] | None = None
+    has_image_understanding: bool = False
+    has_audio_understanding: bool = False
+    weight_version: str = "default"
+
+
+class LoadBody(_Body):
+    """The load of one replica."""
+
+    dp_rank: int
+    num_reqs: int = Field(description="Prompts that have not ended, as of now.")
+    num_waiting_reqs: int = Field(description="Requests that wait, as last reported, a fraction of a second ago.")
+    num_tokens: int = Field(description="Tokens in use, and prompt tokens that wait.")
+    num_pages: int = Field(description="Pages that running requests use.")
+    num_cached_pages: int = Field(description="Pages of prefixes that may be evicted.")
+    max_total_pages: int
+
+
+class ServerInfo(_Body):
+    """The configuration, without keys, and the state of each replica."""
+
+    version: str
+    uptime_s: float
+    model_path: str
+    tokenizer_path: str
+    served_model_name: str
+    dtype: str
+    context_length: int
+    max_total_num_tokens: int = Field(description="Tokens that a replica's KV memory holds.")
+    max_running_requests: int
+    page_size: int
+    tp_size: int = 1
+    dp_size: int
+    config: dict[str, Any] = Field(description="The effective configuration.")
+    internal_states: list[dict[str, Any]] = Field(description="What each replica last reported.")
+
+
+class Done(_Body):
+    """It was done."""
+
+    success: bool = True
+    status: Literal["ok"] = "ok"
+    message: str
+
+
+class FlushDone(_Body):
+    """The cache was flushed."""
+
+    success: bool = True
+    flushed_tokens: int = Field(description="Tokens forgotten, in all replicas.")
+
+
+class ProfileStarted(_Body):
+    """A recording has begun."""
+
+    success: bool = True
+    output_dir: str = Field(description="Where its traces will be.")
+
+
+class TracesWritten(_Body):
+    """A recording has ended."""
+
+    success: bool = True
+    files: list[str]

@@ -1,0 +1,16 @@
+"""The native API as one router."""
+
+from fastapi import APIRouter
+
+from graftlm.processes.tokenizer_manager import TokenizerManager
+from graftlm.server.native import control, generate, info
+
+__all__ = ["make_router"]
+
+
+def make_router(manager: TokenizerManager) -> APIRouter:
+    """Return the routes that SGLang's clients and routers know."""
+    router = APIRouter()
+    for part in (generate, info, control):
+        router.include_router(part.make_router(manager))
+    return router

@@ -1,0 +1,126 @@
+"""/v1/chat/completions."""
+
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import msgspec
+from fastapi import APIRouter, Request, Response
+
+from graftlm.processes.generation import CompletionDelta, Generation
+from graftlm.processes.tokenizer_manager import TokenizerManager
+from graftlm.server.openai.answers import (
+    Chat,
+    ChatChoice,
+    ChatChunk,
+    ChatChunkChoice,
+    Delta,
+    encode,
+    finish_name,
+    new_id,
+    now_s,
+    shows,
+    sum_usage,
+)
+from graftlm.server.openai.logprobs import chat_logprobs
+from graftlm.server.openai.params import chat_messages, chat_params, check_model, template_args
+from graftlm.server.openai.requests import ChatRequest
+from graftlm.server.sse import EventStream, until_disconnect
+from graftlm.types import TokenLogprob
+
+__all__ = ["make_router"]
+
+
+def make_router(manager: TokenizerManager) -> APIRouter:
+    """Return the route."""
+    router = APIRouter()
+
+    @router.post("/v1/chat/completions", summary="Answer a chat")
+    async def chat_completions(request: Request, body: ChatRequest) -> Response:
+        answer = _Answer(manager, body)
+        generation = await until_disconnect(request, answer.start())
+        if body.stream:
+            return EventStream(answer.events(generation), close=generation.abort)
+        return Response(await until_disconnect(request, answer.whole(generation)), media_type="application/json")
+
+    return router
+
+
+class _Answer:
+    """One chat on its way to being answered."""
+
+    def __init__(self, manager: TokenizerManager, body: ChatRequest) -> None:
+        self._manager = manager
+        self._body = body
+        self._id = body.request_id or new_id("chatcmpl")
+        self._created = now_s()
+
+    async def start(self) -> Generation:
+        """Check the request and queue it."""
+        body, manager = self._body, self._manager
+        check_model(body.model, manager.model)
+        prepared = await manager.prepare(
+            chat_messages(body.messages),
+            chat_params(body),
+            request_id=self._id,
+            priority=body.priority or 0,
+            cache_salt=body.cache_salt or "",
+            timeout_s=body.timeout_s,
+            template_args=template_args(body),
+        )
+        return await manager.start(prepared)
+
+    async def whole(self, generation: Generation) -> bytes:
+        """Wait for the end and return the body; leaving early ends the request."""
+        try:
+            output = await generation.result()
+        finally:
+            generation.abort()
+        choices = [
+            ChatChoice(
+                index=completion.index,
+                message={"role": "assistant", "content": completion.text, "refusal": None},
+                logprobs=None if completion.logprobs is None else self._logprobs(completion.logprobs),
+                finish_reason=finish_name(completion.finish_reason),
+                matched_stop=completion.matched_stop,
+            )
+            for completion in output.completions
+        ]
+        usage = sum_usage([output.usage])
+        model = self._manager.model.name
+        return encode(Chat(id=self._id, created=self._created, model=model, choices=choices, usage=usage))
+
+    async def events(self, generation: Generation) -> AsyncGenerator[bytes, None]:
+        """Yield the events; leaving early ends the request."""
+        options = self._body.stream_options
+        with_usage = options is not None and bool(options.include_usage)
+        try:
+            opening = Delta(role="assistant", content="")
+            for i in range(len(generation.sub_ids)):
+                yield self._chunk(ChatChunkChoice(i, opening), with_usage)
+            async for deltas in generation:
+                for delta in deltas:
+                    if shows(delta):
+                        yield self._chunk(self._choice(delta), with_usage)
+            if with_usage:
+                usage = sum_usage([generation.snapshot().usage])
+                model = self._manager.model.name
+                yield encode(ChatChunk(id=self._id, created=self._created, model=model, choices=(), usage=usage))
+        finally:
+            generation.abort()
+
+    def _chunk(self, choice: ChatChunkChoice, with_usage: bool) -> bytes:
+        """Return an event; it holds one choice, because many clients look at the first one only."""
+        # With usage asked for, OpenAI's events say that it is not known yet.
+        usage = None if with_usage else msgspec.UNSET
+        model = self._manager.model.name
+        return encode(ChatChunk(id=self._id, created=self._created, model=model, choices=(choice,), usage=usage))
+
+    def _choice(self, delta: CompletionDelta) -> ChatChunkChoice:
+        logprobs = self._logprobs(delta.logprobs) if delta.logprobs else None
+        content = Delta(content=delta.text) if delta.text or delta.finish_reason is None else Delta()
+        if delta.finish_reason is None:
+            return ChatChunkChoice(delta.index, content, logprobs)
+        return ChatChunkChoice(delta.index, content, logprobs, finish_name(delta.finish_reason), delta.matched_stop)
+
+    def _logprobs(self, logprobs: tuple[TokenLogprob, ...]) -> dict[str, Any]:
+        return chat_logprobs(self._manager.tokenizer, logprobs)

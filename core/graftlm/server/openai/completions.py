@@ -1,0 +1,174 @@
+"""/v1/completions."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from typing import Any
+
+import msgspec
+from fastapi import APIRouter, Request, Response
+
+from graftlm.processes.generation import CompletionDelta, Generation
+from graftlm.processes.tokenizer_manager import TokenizerManager
+from graftlm.server.interleave import interleave
+from graftlm.server.openai.answers import (
+    Completion,
+    CompletionChoice,
+    UsageBody,
+    encode,
+    finish_name,
+    new_id,
+    now_s,
+    shows,
+    sum_usage,
+)
+from graftlm.server.openai.logprobs import CompletionLogprobs
+from graftlm.server.openai.params import check_model, completion_params
+from graftlm.server.openai.prompts import split_prompts
+from graftlm.server.openai.requests import CompletionRequest
+from graftlm.server.sse import EventStream, until_disconnect
+from graftlm.types import RequestOutput
+
+__all__ = ["make_router"]
+
+
+def make_router(manager: TokenizerManager) -> APIRouter:
+    """Return the route."""
+    router = APIRouter()
+
+    @router.post("/v1/completions", summary="Complete one prompt or several")
+    async def completions(request: Request, body: CompletionRequest) -> Response:
+        answer = _Answer(manager, body)
+        generations = await until_disconnect(request, answer.start())
+        if body.stream:
+            return EventStream(answer.events(generations), close=lambda: _abort(generations))
+        return Response(await until_disconnect(request, answer.whole(generations)), media_type="application/json")
+
+    return router
+
+
+class _Answer:
+    """One call on its way to being answered. The completions of a prompt follow those of the prompt before."""
+
+    def __init__(self, manager: TokenizerManager, body: CompletionRequest) -> None:
+        self._manager = manager
+        self._body = body
+        self._id = body.request_id or new_id("cmpl")
+        self._created = now_s()
+        self._n = body.n or 1
+
+    async def start(self) -> list[Generation]:
+        """Check every prompt and queue them, all or none."""
+        body, manager = self._body, self._manager
+        check_model(body.model, manager.model)
+        params = completion_params(body)
+        prompts = split_prompts(body.prompt)
+        prepared = await asyncio.gather(
+            *[
+                manager.prepare(
+                    prompt,
+                    params,
+                    request_id=self._id if len(prompts) == 1 else f"{self._id}-{i}",
+                    priority=body.priority or 0,
+                    cache_salt=body.cache_salt or "",
+                    timeout_s=body.timeout_s,
+                )
+                for i, prompt in enumerate(prompts)
+            ]
+        )
+        return await manager.start_all(prepared)
+
+    async def whole(self, generations: Sequence[Generation]) -> bytes:
+        """Wait for the end and return the body; leaving early ends the requests."""
+        try:
+            outputs = [await generation.result() for generation in generations]
+        finally:
+            _abort(generations)
+        echoes = await self._echoes(generations)
+        choices = [
+            self._choice(i * self._n + completion.index, completion, output, echo)
+            for i, (output, echo) in enumerate(zip(outputs, echoes, strict=True))
+            for completion in output.completions
+        ]
+        return self._body_of(choices, sum_usage([output.usage for output in outputs]))
+
+    async def events(self, generations: Sequence[Generation]) -> AsyncGenerator[bytes, None]:
+        """Yield the events; leaving early ends the requests."""
+        options = self._body.stream_options
+        with_usage = options is not None and bool(options.include_usage)
+        try:
+            echoes = await self._echoes(generations)
+            pieces = [_Pieces(self._manager, self._body, g, e) for g, e in zip(generations, echoes, strict=True)]
+            # With usage asked for, OpenAI's events say that it is not known yet.
+            usage = None if with_usage else msgspec.UNSET
+            async for i, deltas in interleave(generations):
+                for delta in deltas:
+                    if shows(delta):
+                        yield self._body_of([pieces[i].choice(i * self._n + delta.index, delta)], usage)
+            if with_usage:
+                yield self._body_of([], sum_usage([g.snapshot().usage for g in generations]))
+        finally:
+            _abort(generations)
+
+    async def _echoes(self, generations: Sequence[Generation]) -> list[str]:
+        """Return the texts that the answers begin with."""
+        if not self._body.echo:
+            return [""] * len(generations)
+        ids = [generation.request.prompt_token_ids.tolist() for generation in generations]
+        skips = self._body.skip_special_tokens is not False
+        return [await self._manager.decode(prompt, skip_special_tokens=skips) for prompt in ids]
+
+    def _choice(self, index: int, completion: Any, output: RequestOutput, echo: str) -> CompletionChoice:
+        logprobs = None
+        if completion.logprobs is not None:
+            token_ids, values = list(completion.token_ids), list(completion.logprobs)
+            if output.prompt_logprobs is not None:
+                token_ids, values = [*output.prompt_token_ids, *token_ids], [*output.prompt_logprobs, *values]
+            logprobs = CompletionLogprobs(self._manager.tokenizer, self._body.skip_special_tokens is not False).write(
+                token_ids, values
+            )
+        reason = finish_name(completion.finish_reason)
+        return CompletionChoice(index, echo + completion.text, logprobs, reason, completion.matched_stop)
+
+    def _body_of(self, choices: list[CompletionChoice], usage: UsageBody | msgspec.UnsetType | None) -> bytes:
+        model = self._manager.model.name
+        return encode(Completion(id=self._id, created=self._created, model=model, choices=choices, usage=usage))
+
+
+class _Pieces:
+    """The pieces of one prompt's completions in a stream; the first piece of each begins with the echo."""
+
+    def __init__(self, manager: TokenizerManager, body: CompletionRequest, generation: Generation, echo: str) -> None:
+        self._generation = generation
+        self._echo = echo
+        self._echoes = bool(body.echo)
+        self._wants_logprobs = body.logprobs is not None
+        self._logprobs = [
+            CompletionLogprobs(manager.tokenizer, body.skip_special_tokens is not False) for _ in generation.sub_ids
+        ]
+        self._begun: set[int] = set()
+
+    def choice(self, index: int, delta: CompletionDelta) -> CompletionChoice:
+        """Return the choice of one delta."""
+        is_first = delta.index not in self._begun
+        self._begun.add(delta.index)
+        text = self._echo + delta.text if is_first else delta.text
+        logprobs = None
+        if self._wants_logprobs:
+            token_ids, values = list(delta.token_ids), list(delta.logprobs)
+            if is_first and self._echoes:
+                output = self._generation.snapshot()
+                token_ids = [*output.prompt_token_ids, *token_ids]
+                values = [*(output.prompt_logprobs or ()), *values]  # type: ignore[list-item]
+            logprobs = self._logprobs[delta.index].write(token_ids, values)
+        if delta.finish_reason is None:
+            return CompletionChoice(index, text, logprobs)
+        return CompletionChoice(index, text, logprobs, finish_name(delta.finish_reason), delta.matched_stop)
+
+
+def _logprobs(manager: TokenizerManager, body: CompletionRequest) -> CompletionLogprobs:
+    return CompletionLogprobs(manager.tokenizer, skips_special=body.skip_special_tokens is not False)
+
+
+def _abort(generations: Sequence[Generation]) -> None:
+    for generation in generations:
+        generation.abort()

@@ -1,0 +1,181 @@
+"""From OpenAI's fields to sampling parameters and chats."""
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+from graftlm.processes.tokenizer_manager import ServedModel
+from graftlm.server.errors import ApiError
+from graftlm.server.openai.requests import ChatMessage, ChatRequest, CompletionRequest, SamplingFields, TextPart
+from graftlm.types import Message, SamplingParams
+
+__all__ = ["chat_messages", "chat_params", "check_model", "completion_params", "template_args"]
+
+#: Fields whose name and meaning are ours as well.
+_SAME: Final = (
+    "temperature",
+    "frequency_penalty",
+    "presence_penalty",
+    "min_p",
+    "repetition_penalty",
+    "min_tokens",
+    "stop",
+    "stop_token_ids",
+    "logit_bias",
+    "ignore_eos",
+    "skip_special_tokens",
+    "json_schema",
+    "regex",
+    "ebnf",
+    "n",
+)
+
+#: Variables of chat templates that are not the client's to set: they would replace the template or its result.
+_RESERVED: Final = frozenset(
+    {
+        "add_generation_prompt",
+        "chat_template",
+        "continue_final_message",
+        "conversation",
+        "max_length",
+        "messages",
+        "padding",
+        "processor_kwargs",
+        "return_assistant_tokens_mask",
+        "return_dict",
+        "return_tensors",
+        "tokenize",
+        "tokenizer_kwargs",
+        "tools",
+        "truncation",
+    }
+)
+
+#: What top_p 0 means: the most likely token alone.
+_LEAST_TOP_P: Final = 1e-9
+
+
+def check_model(name: str | None, model: ServedModel) -> None:
+    """Refuse a request for another model than the one that is served.
+
+    Raises:
+        ApiError: 404.
+    """
+    if name not in (None, model.name, model.path):
+        raise ApiError(
+            404,
+            f"The model {name!r} does not exist. This server has {model.name!r}.",
+            param="model",
+            code="model_not_found",
+        )
+
+
+def completion_params(body: CompletionRequest) -> SamplingParams:
+    """Return the sampling parameters of a completion request.
+
+    Raises:
+        RequestError: fields contradict each other.
+    """
+    if body.best_of not in (None, body.n or 1):
+        raise ApiError(400, "best_of is only supported when it equals n", param="best_of")
+    max_tokens = 16 if body.max_tokens is None else body.max_tokens
+    prompt_logprobs = body.logprobs if body.echo else None
+    return SamplingParams(
+        **_common(body), max_tokens=max_tokens, logprobs=body.logprobs, prompt_logprobs=prompt_logprobs
+    )
+
+
+def chat_params(body: ChatRequest) -> SamplingParams:
+    """Return the sampling parameters of a chat request.
+
+    Raises:
+        RequestError: fields contradict each other, or ask for what is not supported yet.
+    """
+    if body.top_logprobs is not None and not body.logprobs:
+        raise ApiError(400, "top_logprobs needs logprobs: true", param="top_logprobs")
+    if body.tool_choice not in (None, "none") or (body.tools and body.tool_choice != "none"):
+        message = 'tool calls are not supported yet: leave tools out, or set tool_choice: "none"'
+        raise ApiError(400, message, param="tool_choice" if body.tool_choice else "tools", code="unsupported")
+    limit = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
+    logprobs = (body.top_logprobs or 0) if body.logprobs else None
+    return SamplingParams(**(_common(body) | _grammar(body)), max_tokens=limit, logprobs=logprobs)
+
+
+def chat_messages(messages: Sequence[ChatMessage]) -> list[Message]:
+    """Return messages as a chat template takes them.
+
+    Raises:
+        ApiError: a part of one is no text.
+    """
+    return [_message(i, message) for i, message in enumerate(messages)]
+
+
+def template_args(body: ChatRequest) -> dict[str, Any]:
+    """Return the variables of the chat template.
+
+    Raises:
+        ApiError: one of them is not the client's to set.
+    """
+    given = dict(body.chat_template_kwargs or {})
+    reserved = sorted(_RESERVED & given.keys())
+    if reserved:
+        raise ApiError(400, f"chat_template_kwargs may not hold {reserved[0]!r}", param="chat_template_kwargs")
+    if body.reasoning_effort is not None:
+        given.setdefault("reasoning_effort", body.reasoning_effort)
+    if body.tools:
+        given["tools"] = body.tools
+    if body.continue_final_message:
+        return given | {"continue_final_message": True, "add_generation_prompt": False}
+    return given | {"add_generation_prompt": body.add_generation_prompt is not False}
+
+
+def _common(body: SamplingFields) -> dict[str, Any]:
+    if body.stream_options is not None and not body.stream:
+        raise ApiError(400, "stream_options needs stream: true", param="stream_options")
+    values = {name: getattr(body, name) for name in _SAME}
+    params = {name: value for name, value in values.items() if value is not None}
+    if body.top_p is not None:
+        params["top_p"] = max(body.top_p, _LEAST_TOP_P)
+    if body.top_k is not None and body.top_k > 0:
+        params["top_k"] = body.top_k
+    if body.seed is not None:
+        params["seed"] = body.seed % 2**63
+    params["include_stop"] = bool(body.include_stop_str_in_output)
+    return params
+
+
+def _grammar(body: ChatRequest) -> dict[str, Any]:
+    wanted = body.response_format
+    if wanted is None or wanted.type == "text":
+        return {}
+    if any(given is not None for given in (body.json_schema, body.regex, body.ebnf)):
+        raise ApiError(400, "response_format excludes json_schema, regex and ebnf", param="response_format")
+    if wanted.type == "json_object":
+        return {"json_schema": {"type": "object"}}
+    if wanted.json_schema is None:
+        raise ApiError(400, "response_format.json_schema is missing", param="response_format.json_schema")
+    schema = wanted.json_schema.schema_
+    return {"json_schema": {"type": "object"} if schema is None else schema}
+
+
+def _message(index: int, message: ChatMessage) -> Message:
+    role = "system" if message.role == "developer" else message.role
+    fields: dict[str, Any] = {"role": role, "content": _content(index, message)}
+    for name in ("name", "tool_calls", "tool_call_id", "reasoning_content"):
+        value = getattr(message, name)
+        if value is not None:
+            fields[name] = value
+    return fields
+
+
+def _content(index: int, message: ChatMessage) -> str | None:
+    if message.content is None:
+        return "" if message.tool_calls else None
+    if isinstance(message.content, str):
+        return message.content
+    pieces = []
+    for j, part in enumerate(message.content):
+        if not isinstance(part, TextPart):
+            where = f"messages.{index}.content.{j}"
+            raise ApiError(400, f"{where}: parts of type {part.type!r} are not supported, only text", param=where)
+        pieces.append(part.text or part.refusal or "")
+    return "".join(pieces)

@@ -1,0 +1,264 @@
+"""The bodies of OpenAI's requests, and what we take besides."""
+
+from typing import Annotated, Any, Literal, TypeAlias
+
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
+
+from graftlm.server.wire import (
+    NUMBER,
+    UNICODE,
+    WHOLE,
+    Falsy,
+    OneOrMany,
+    OneOrManyPrompts,
+    Text,
+    TextOrObject,
+    TokenIdList,
+    Unsupported,
+    one_or_many,
+)
+from graftlm.types import MAX_LOGPROBS
+
+__all__ = [
+    "ChatMessage",
+    "ChatRequest",
+    "CompletionRequest",
+    "DetokenizeRequest",
+    "EmbeddingRequest",
+    "OpenAIModel",
+    "SamplingFields",
+    "StreamOptions",
+    "TokenizeRequest",
+]
+
+_Id = Annotated[str, Field(min_length=1, max_length=256), UNICODE]
+_StopString = Annotated[str, Field(min_length=1, max_length=1024), UNICODE]
+_Stops = Annotated[
+    Annotated[_StopString, Tag("one")] | Annotated[list[_StopString], Field(max_length=64), Tag("many")],
+    Discriminator(one_or_many),
+]
+_Penalty: TypeAlias = Annotated[float, Field(ge=-2, le=2), NUMBER]
+_NumTokens: TypeAlias = Annotated[int, Field(ge=1, le=2**31 - 1), WHOLE]
+
+
+class OpenAIModel(BaseModel):
+    """A JSON object of known fields, each of its own type; null stands for a field's default."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, frozen=True)
+
+
+class StreamOptions(OpenAIModel):
+    """What a stream holds besides its deltas."""
+
+    include_usage: bool | None = Field(default=False, description="End with an event that holds the token counts.")
+    include_obfuscation: bool | None = Field(default=False, description="Accepted; events are not padded.")
+
+
+class SamplingFields(OpenAIModel):
+    """What chats and completions have in common."""
+
+    model: Text | None = Field(default=None, description="The model's name; null: the one that is served.")
+    temperature: Annotated[float, Field(ge=0, le=2), NUMBER] | None = Field(
+        default=1.0, description="0 takes the most likely token."
+    )
+    top_p: Annotated[float, Field(ge=0, le=1), NUMBER] | None = Field(
+        default=1.0, description="Keep the smallest set of tokens whose probability reaches this."
+    )
+    n: Annotated[int, Field(ge=1, le=128), WHOLE] | None = Field(default=1, description="Answers per prompt.")
+    stop: _Stops | None = Field(default=None, description="Strings that end the output.")
+    seed: Annotated[int, Field(ge=-(2**63), le=2**63 - 1), WHOLE] | None = Field(
+        default=None, description="Makes sampling reproducible, alone or in any batch."
+    )
+    frequency_penalty: _Penalty | None = Field(default=0.0, description="Against repeating, per occurrence.")
+    presence_penalty: _Penalty | None = Field(default=0.0, description="Against repeating at all.")
+    logit_bias: (
+        dict[Annotated[int, Field(strict=False, ge=0)], Annotated[float, Field(ge=-100, le=100), NUMBER]] | None
+    ) = Field(default=None, description="Token id (as a string) -> number added to its logit.")
+    stream: bool | None = Field(default=False, description="Answer by server-sent events.")
+    stream_options: StreamOptions | None = Field(default=None, description="Only with `stream`.")
+    user: Text | None = Field(default=None, description="Accepted; nothing depends on it.")
+    # What OpenAI does not have.
+    top_k: Annotated[int, Field(ge=-1, le=2**31 - 1), WHOLE] | None = Field(
+        default=None, description="Keep the k most likely tokens; -1, 0 or null keeps all."
+    )
+    min_p: Annotated[float, Field(ge=0, le=1), NUMBER] | None = Field(
+        default=0.0, description="Keep tokens at least this share as likely as the most likely one."
+    )
+    repetition_penalty: Annotated[float, Field(gt=0, le=100), NUMBER] | None = Field(
+        default=1.0, description="Divides the logits of tokens in prompt and output; above 1 discourages them."
+    )
+    min_tokens: Annotated[int, Field(ge=0, le=2**31 - 1), WHOLE] | None = Field(
+        default=0, description="No end before this many tokens."
+    )
+    stop_token_ids: TokenIdList | None = Field(default=None, description="Tokens that end the output.")
+    include_stop_str_in_output: bool | None = Field(default=False, description="Keep the stop string in the text.")
+    ignore_eos: bool | None = Field(default=False, description="Go on past the end-of-sequence token.")
+    skip_special_tokens: bool | None = Field(default=True, description="Leave special tokens out of the text.")
+    json_schema: TextOrObject | None = Field(default=None, description="What the output has to follow.")
+    regex: Text | None = Field(default=None, description="What the output has to match.")
+    ebnf: Text | None = Field(default=None, description="A grammar that the output has to follow.")
+    cache_salt: Annotated[str, Field(max_length=1024), UNICODE] | None = Field(
+        default=None, description="Cached prefixes are shared only between requests of one salt."
+    )
+    priority: Annotated[int, Field(ge=-(2**31), le=2**31 - 1), WHOLE] | None = Field(
+        default=0, description="Higher is admitted first and retracted last."
+    )
+    timeout_s: Annotated[float, Field(gt=0, le=1e9), NUMBER] | None = Field(
+        default=None, description="Give up after this many seconds."
+    )
+    request_id: _Id | None = Field(
+        default=None, description="The answer's `id`, for /abort_request; drawn when absent."
+    )
+
+
+class TextPart(OpenAIModel):
+    """A piece of a message's text."""
+
+    type: Literal["text", "input_text", "refusal"]
+    text: Text | None = None
+    refusal: Text | None = None
+
+
+class OtherPart(BaseModel):
+    """A piece of a message that is no text."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+    type: Text
+
+
+def _kind_of_part(value: Any) -> str:
+    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
+    return "text" if kind in ("text", "input_text", "refusal") else "other"
+
+
+ContentPart: TypeAlias = Annotated[
+    Annotated[TextPart, Tag("text")] | Annotated[OtherPart, Tag("other")], Discriminator(_kind_of_part)
+]
+
+
+class ChatMessage(OpenAIModel):
+    """One turn of a chat. Fields of answers are accepted, so that an answer can be sent back as it came."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
+    content: Text | Annotated[list[ContentPart], Field(max_length=4096)] | None = Field(
+        default=None, description="Text, or a list of parts of type `text`."
+    )
+    name: Text | None = None
+    tool_calls: list[dict[str, Any]] | None = None
+    tool_call_id: Text | None = None
+    reasoning_content: Text | None = None
+    refusal: Text | None = None
+    annotations: list[Any] | None = None
+    audio: dict[str, Any] | None = None
+    function_call: dict[str, Any] | None = None
+
+
+class JsonSchemaFormat(OpenAIModel):
+    """A JSON schema, with its name."""
+
+    name: Text
+    schema_: dict[str, Any] | None = Field(default=None, alias="schema")
+    strict: bool | None = Field(default=None, description="Answers always follow the schema.")
+    description: Text | None = None
+
+
+class ResponseFormat(OpenAIModel):
+    """What an answer has to be."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchemaFormat | None = None
+
+
+class ChatRequest(SamplingFields):
+    """A chat to continue."""
+
+    messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=4096)]
+    max_tokens: _NumTokens | None = Field(default=None, description="As `max_completion_tokens`.")
+    max_completion_tokens: _NumTokens | None = Field(
+        default=None, description="Tokens to generate at most; null: until the context is full."
+    )
+    logprobs: bool | None = Field(default=False, description="Report log-probabilities of the answer's tokens.")
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS), WHOLE] | None = Field(
+        default=None, description="Also report this many most likely tokens for each place."
+    )
+    response_format: ResponseFormat | None = Field(default=None, description="What the answer has to be.")
+    tools: list[dict[str, Any]] | None = Field(
+        default=None, description="Shown to the model; calls are not supported yet, so `tool_choice` must be `none`."
+    )
+    tool_choice: Text | dict[str, Any] | None = Field(default=None, description="Only `none` is supported yet.")
+    parallel_tool_calls: bool | None = Field(default=None, description="Accepted; there are no tool calls yet.")
+    chat_template_kwargs: dict[str, Any] | None = Field(
+        default=None, description="Further variables of the model's chat template."
+    )
+    add_generation_prompt: bool | None = Field(default=True, description="Open the assistant's turn.")
+    continue_final_message: bool | None = Field(
+        default=False, description="Go on with the last message instead of opening a turn."
+    )
+    # Wishes that change no answer here.
+    metadata: dict[str, Any] | None = None
+    service_tier: Text | None = None
+    safety_identifier: Text | None = None
+    prompt_cache_key: Text | None = Field(default=None, description="Accepted; prefixes are found by their content.")
+    prompt_cache_retention: Text | None = None
+    reasoning_effort: Text | None = Field(default=None, description="A variable of the chat template.")
+    verbosity: Text | None = None
+    modalities: list[Literal["text"]] | None = None
+    store: Falsy = False
+    audio: Unsupported = None
+    prediction: Unsupported = None
+    web_search_options: Unsupported = None
+    functions: Unsupported = None
+    function_call: Unsupported = None
+
+
+class CompletionRequest(SamplingFields):
+    """Prompts to complete."""
+
+    prompt: OneOrMany[Text] | OneOrManyPrompts = Field(description="Text or token ids, one prompt or several.")
+    max_tokens: Annotated[int, Field(ge=1, le=2**31 - 1), WHOLE] | None = Field(
+        default=16, description="Tokens to generate at most."
+    )
+    logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS), WHOLE] | None = Field(
+        default=None, description="Report log-probabilities, of this many most likely tokens too."
+    )
+    echo: bool | None = Field(default=False, description="Begin the text with the prompt.")
+    best_of: Annotated[int, Field(ge=1, le=128), WHOLE] | None = Field(
+        default=None, description="Accepted when it equals `n`."
+    )
+    suffix: Unsupported = None
+
+
+class EmbeddingRequest(OpenAIModel):
+    """Texts to embed."""
+
+    input: OneOrMany[Text] | OneOrManyPrompts = Field(description="Text or token ids, one or several.")
+    model: Text | None = Field(default=None, description="The model's name; null: the one that is served.")
+    encoding_format: Literal["float", "base64"] | None = Field(
+        default="float", description="`base64`: float32, little-endian."
+    )
+    dimensions: Unsupported = None
+    user: Text | None = None
+    pooling: Literal["mean", "last"] | None = Field(
+        default="mean", description="The mean of the final hidden states, or the last token's."
+    )
+    normalize: bool | None = Field(default=True, description="Scale to unit length.")
+    cache_salt: Annotated[str, Field(max_length=1024), UNICODE] | None = None
+    priority: Annotated[int, Field(ge=-(2**31), le=2**31 - 1), WHOLE] | None = 0
+
+
+class TokenizeRequest(OpenAIModel):
+    """A text or a chat to turn into token ids."""
+
+    model: Text | None = None
+    prompt: Text | None = None
+    messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=4096)] | None = None
+    add_special_tokens: bool | None = True
+    add_generation_prompt: bool | None = True
+
+
+class DetokenizeRequest(OpenAIModel):
+    """Token ids to turn into text."""
+
+    model: Text | None = None
+    tokens: TokenIdList
+    skip_special_tokens: bool | None = True

@@ -1,0 +1,216 @@
+"""`graftlm serve`: the processes, the HTTP server in front of them, and their common end."""
+
+import asyncio
+import contextlib
+import logging
+import signal
+import socket
+import time
+from collections.abc import Callable
+from importlib import import_module
+from types import FrameType
+from typing import Any
+
+import uvicorn
+from fastapi import FastAPI
+
+from graftlm.config import EngineConfig
+from graftlm.errors import ConfigError
+from graftlm.logs import configure_logging
+from graftlm.processes.launcher import Launcher
+from graftlm.processes.tokenizer_manager import TokenizerManager
+from graftlm.registry import Registry, check, probe_platform
+from graftlm.server.app import create_app
+from graftlm.server.dashboard import make_router as make_dashboard_router
+from graftlm.server.metrics import ServerMetrics
+from graftlm.server.metrics import make_router as make_metrics_router
+
+__all__ = ["serve"]
+
+logger = logging.getLogger(__name__)
+
+#: How long clients may take to read the last of what they asked for.
+_LAST_BYTES_S = 5.0
+#: How long /health tells of a death before the server exits, so that a load balancer can see it.
+_REPORT_DEATH_S = 5.0
+
+
+def serve(config: EngineConfig, *, on_ready: Callable[[str], None] = lambda url: None) -> int:
+    """Run the server until it is told to stop, by SIGTERM or SIGINT; a second one stops it at once.
+
+    Args:
+        on_ready: hears the server's address once it takes requests.
+
+    Returns: the exit status: 0, or 1 when a process died and was not started again.
+
+    Raises:
+        GraftlmError: the configuration, a plugin or the checkpoint is wrong; nothing listens then.
+    """
+    configure_logging(config.server.log_format, config.server.log_level, "main")
+    registry = Registry.load(config.plugins, platform=probe_platform(config.model.device))
+    findings = check(config, registry)
+    for warning in findings.warnings:
+        logger.warning("%s", warning)
+    if findings.errors:
+        raise ConfigError("\n".join(findings.errors))
+    _bind(config).close()  # a port that is taken is found now, not after the weights are loaded
+    with asyncio.Runner(loop_factory=_new_event_loop) as runner:
+        return runner.run(_Service(config, registry, on_ready).run())
+
+
+class _Service:
+    """One run of the server."""
+
+    def __init__(self, config: EngineConfig, registry: Registry, on_ready: Callable[[str], None]) -> None:
+        self._config = config
+        self._registry = registry
+        self._on_ready = on_ready
+        self._start_s = time.monotonic()
+        self._stop = asyncio.Event()
+        self._stop_now = asyncio.Event()
+
+    async def run(self) -> int:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().add_signal_handler(number, self._signalled, number)
+        launcher = Launcher(self._config)
+        try:
+            await launcher.start()
+            metrics = ServerMetrics()
+            manager = await self._unless_stopped(self._assemble(launcher, metrics))
+            return 0 if manager is None else await self._serve(launcher, manager, metrics)
+        finally:
+            await launcher.close()
+            logger.info("stopped")
+
+    def _signalled(self, number: signal.Signals) -> None:
+        if self._stop.is_set():
+            logger.warning("%s again: stopping at once", number.name)
+            self._stop_now.set()
+        else:
+            logger.info("%s: no new requests; those under way may end", number.name)
+            self._stop.set()
+
+    async def _unless_stopped(self, work: Any) -> Any:
+        """Wait for work, or for the signal to stop; None when the signal came first."""
+        task = asyncio.ensure_future(work)
+        stopped = asyncio.ensure_future(self._stop.wait())
+        await asyncio.wait({task, stopped}, return_when=asyncio.FIRST_COMPLETED)
+        stopped.cancel()
+        if task.done():
+            return task.result()
+        task.cancel()
+        return None
+
+    async def _assemble(self, launcher: Launcher, metrics: ServerMetrics) -> TokenizerManager:
+        assembly = await asyncio.to_thread(
+            import_module, "graftlm.processes.assembly"
+        )  # takes a second: it reads torch
+        manager: TokenizerManager = await assembly.assemble_manager(self._config, self._registry, launcher, metrics)
+        return manager
+
+    async def _serve(self, launcher: Launcher, manager: TokenizerManager, metrics: ServerMetrics) -> int:
+        metrics.watch(manager.replicas)
+        listener = _bind(self._config)
+        routers = [make_metrics_router(metrics), make_dashboard_router(manager)]
+        server = _Server(_uvicorn_config(create_app(manager, extra_routers=routers)))
+        serving = asyncio.ensure_future(server.serve(sockets=[listener]))
+        url = _url(listener)
+        while not server.started and not serving.done():
+            await asyncio.sleep(0.01)
+        logger.info("ready after %.1f s on %s", time.monotonic() - self._start_s, url)
+        self._on_ready(url)
+        status = await self._wait_for_end(launcher)
+        await self._drain(manager)
+        manager.close()
+        server.should_exit = True
+        server.force_exit = self._stop_now.is_set()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(asyncio.shield(serving), _LAST_BYTES_S)
+        server.force_exit = True
+        await serving
+        return status
+
+    async def _wait_for_end(self, launcher: Launcher) -> int:
+        """Wait for the signal to stop, or for a death; returns the exit status."""
+        stopped = asyncio.ensure_future(self._stop.wait())
+        either: set[asyncio.Future[Any]] = {stopped, launcher.fatal}
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        stopped.cancel()
+        if not launcher.fatal.done():
+            return 0
+        logger.error("%s, and server.restart is off or did not help: exiting", launcher.fatal.result())
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._stop.wait(), _REPORT_DEATH_S)
+        return 1
+
+    async def _drain(self, manager: TokenizerManager) -> None:
+        """Let requests under way end, until the time for that is over or a second signal comes."""
+        logger.info("%d request(s) under way", manager.num_requests)
+        drained = asyncio.ensure_future(manager.drain())
+        hurry = asyncio.ensure_future(self._stop_now.wait())
+        timeout_s = self._config.server.drain_timeout_s
+        either: set[asyncio.Future[Any]] = {drained, hurry}
+        await asyncio.wait(either, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        hurry.cancel()
+        if not drained.done():
+            logger.warning("%d request(s) are cut off", manager.num_requests)
+            drained.cancel()
+
+
+class _Server(uvicorn.Server):
+    """uvicorn, without its own handling of signals: draining is ours."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Any:
+        """Leave the signals alone."""
+        yield
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Do nothing; never called."""
+
+
+def _uvicorn_config(app: FastAPI) -> uvicorn.Config:
+    return uvicorn.Config(
+        app,
+        loop="none",  # the event loop runs already
+        http="httptools",
+        ws="none",
+        log_config=None,  # its messages go where ours go
+        access_log=False,  # ours has request ids
+        server_header=False,
+        timeout_keep_alive=75,  # longer than load balancers keep idle connections: they close first, without a race
+    )
+
+
+def _new_event_loop() -> asyncio.AbstractEventLoop:
+    try:
+        import uvloop
+    except ImportError:  # there is none for this platform
+        return asyncio.new_event_loop()
+    loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
+    return loop
+
+
+def _bind(config: EngineConfig) -> socket.socket:
+    """Bind the configured address.
+
+    Raises:
+        ConfigError: it cannot be bound.
+    """
+    host, port = config.server.host, config.server.port
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0][0]
+        listener = socket.socket(family, socket.SOCK_STREAM)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
+    except OSError as error:
+        raise ConfigError(
+            f"cannot listen on {host}:{port}: {error.strerror or error}. Set server.host or server.port."
+        ) from error
+    return listener
+
+
+def _url(listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

@@ -1,0 +1,136 @@
+"""How request models read JSON: what they refuse, and what stands for one prompt or for several."""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Final, TypeAlias, TypeVar
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, model_validator
+from pydantic_core import PydanticCustomError
+
+from graftlm.config.problems import nearest
+
+__all__ = [
+    "MAX_PROMPTS",
+    "NUMBER",
+    "UNICODE",
+    "WHOLE",
+    "Falsy",
+    "OneOrMany",
+    "OneOrManyPrompts",
+    "Text",
+    "TextOrObject",
+    "TokenIdList",
+    "Unsupported",
+    "WireModel",
+    "one_or_many",
+]
+
+T = TypeVar("T")
+
+#: Prompts of one call.
+MAX_PROMPTS = 4096
+
+
+class WireModel(BaseModel):
+    """A JSON object of known fields, each of its own type."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, frozen=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_unknown(cls, value: Any) -> Any:
+        unknown = [key for key in value if key not in cls.model_fields] if isinstance(value, Mapping) else []
+        if unknown:
+            raise PydanticCustomError("unknown_field", "{text}", {"text": _say_unknown(unknown[0], cls)})
+        return value
+
+    def given(self) -> dict[str, Any]:
+        """Return the fields that the client set to something; null stands for the default."""
+        return {name: getattr(self, name) for name in self.model_fields_set if getattr(self, name) is not None}
+
+
+def _say_unknown(name: str, model: type[BaseModel]) -> str:
+    supported = [key for key, field in model.model_fields.items() if field.annotation is not type(None)]
+    close = nearest(name, supported)
+    hint = f"did you mean '{close}'?" if close else f"known here: {', '.join(supported)}"
+    return f"unknown field {name[:60]!r}; {hint}"
+
+
+def _refuse(value: Any) -> Any:
+    if value is not None:
+        raise PydanticCustomError("unsupported_field", "is not supported by this server; leave it out")
+    return value
+
+
+def _refuse_truth(value: Any) -> Any:
+    return _refuse(value or None)
+
+
+def _to_whole(value: Any) -> Any:
+    # JSON has one kind of number; some clients write 16 as 16.0.
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def _to_float(value: Any) -> Any:
+    # An int that no float can hold is an error of the client's, which the bounds of the field then name.
+    if isinstance(value, int) and not isinstance(value, bool) and abs(value) > 2**63:
+        return float("inf") if value > 0 else float("-inf")
+    return value
+
+
+def _check_unicode(value: str) -> str:
+    if not value.isascii():
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            raise PydanticCustomError("not_unicode", "must be Unicode text, got half of a surrogate pair") from None
+    return value
+
+
+#: A field that other servers of this API know. Null may be sent, as some clients write out every field.
+Unsupported: TypeAlias = Annotated[None, BeforeValidator(_refuse), Field(description="Not supported; null or absent.")]
+
+#: The same for a switch: off is fine.
+Falsy: TypeAlias = Annotated[
+    bool | None, BeforeValidator(_refuse_truth), Field(description="Not supported; false, null or absent.")
+]
+
+#: Last in `Annotated[int, Field(ge=0), WHOLE]`, and so on: the bounds then show in the API's document.
+WHOLE: Final = BeforeValidator(_to_whole)
+NUMBER: Final = BeforeValidator(_to_float)
+
+#: JSON can spell half a surrogate pair, which is no Unicode: nothing could be done with it.
+UNICODE: Final = AfterValidator(_check_unicode)
+Text: TypeAlias = Annotated[str, UNICODE]
+
+# The first wrong element ends the reading: an error for each of a million would fill the memory.
+TokenIdList: TypeAlias = Annotated[list[Annotated[int, Field(ge=0, le=2**31 - 1)]], Field(fail_fast=True)]
+
+
+def one_or_many(value: Any) -> str:
+    """Return the tag of the branch that a value is meant for."""
+    return "many" if isinstance(value, list) else "one"
+
+
+def _one_or_many_prompts(value: Any) -> str:
+    """Tell a prompt of token ids from several: the first element decides."""
+    return "many" if isinstance(value, list) and value and isinstance(value[0], list) else "one"
+
+
+def _text_or_object(value: Any) -> str:
+    return "as_object" if isinstance(value, dict) else "as_text"
+
+
+# The shape chooses the branch, so that an error speaks of the value and not of the branch it was not meant for.
+OneOrMany: TypeAlias = Annotated[
+    Annotated[T, Tag("one")] | Annotated[list[T], Field(fail_fast=True, max_length=MAX_PROMPTS), Tag("many")],
+    Discriminator(one_or_many),
+]
+TextOrObject: TypeAlias = Annotated[
+    Annotated[Text, Tag("as_text")] | Annotated[dict[str, Any], Tag("as_object")],
+    Discriminator(_text_or_object),
+]
+OneOrManyPrompts: TypeAlias = Annotated[
+    Annotated[TokenIdList, Tag("one")]
+    | Annotated[list[TokenIdList], Field(fail_fast=True, max_length=MAX_PROMPTS), Tag("many")],
+    Discriminator(_one_or_many_prompts),
+]

@@ -1,0 +1,43 @@
+"""Token ids to text, through the `tokenizers` library alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from graftlm.types import TokenIds
+
+if TYPE_CHECKING:
+    import tokenizers
+
+__all__ = ["RustTokenDecoder"]
+
+
+class RustTokenDecoder:
+    """Decodes as the tokenizer does that it was taken from; needs neither its checkpoint nor Transformers."""
+
+    def __init__(self, core: tokenizers.Tokenizer) -> None:
+        self._core = core
+        self._special_ids = frozenset(i for i, token in core.get_added_tokens_decoder().items() if token.special)
+
+    @classmethod
+    def from_json(cls, text: str) -> RustTokenDecoder:
+        """Read what `Tokenizer.to_json` wrote."""
+        import tokenizers
+
+        return cls(tokenizers.Tokenizer.from_str(text))
+
+    def decode(self, token_ids: Sequence[int] | TokenIds, skip_special_tokens: bool = True) -> str:
+        """Return the text of token ids; bytes that form no character show as U+FFFD, unknown ids as nothing."""
+        ids = token_ids.tolist() if isinstance(token_ids, np.ndarray) else list(token_ids)
+        return self._core.decode(ids, skip_special_tokens=skip_special_tokens)
+
+    def is_special(self, token_id: int) -> bool:
+        """Whether `skip_special_tokens` leaves this token out."""
+        return token_id in self._special_ids
+
+    def is_known(self, token_id: int) -> bool:
+        """Whether the vocabulary holds this id; a model's logits may have columns that it does not."""
+        return self._core.id_to_token(token_id) is not None

@@ -1,0 +1,118 @@
+"""Which replica a request goes to, and who waits for one."""
+
+import asyncio
+
+import pytest
+
+from graftlm.errors import UnavailableError
+from graftlm.processes.replicas import Replica, ReplicaSet, choose_replica
+
+
+@pytest.mark.parametrize(
+    ("replicas", "expected"),
+    [
+        ([], None),
+        ([("a", False, 0, 0)], None),
+        ([("a", True, 10, 0), ("b", True, 9, 50)], "b"),
+        ([("a", True, 5, 3), ("b", True, 5, 2)], "b"),
+        ([("a", True, 5, 2), ("b", True, 5, 2)], "a"),
+        ([("a", False, 0, 0), ("b", True, 100, 9)], "b"),
+    ],
+)
+def test_the_ready_replica_with_the_fewest_queued_tokens_is_chosen(replicas, expected):
+    chosen = choose_replica([Replica(*fields) for fields in replicas])
+    assert (chosen and chosen.name) == expected
+
+
+def make(can_recover=True, num=1):
+    replicas = ReplicaSet([f"scheduler-{i}" for i in range(num)], can_recover)
+    for replica in replicas.replicas:
+        replicas.started(replica.name)
+    return replicas
+
+
+async def test_a_request_waits_for_a_replica_that_is_started_again():
+    replicas = make()
+    replicas.died("scheduler-0", "killed by SIGKILL")
+    taking = asyncio.ensure_future(replicas.take(5))
+    await asyncio.sleep(0)
+    assert not taking.done()
+    assert replicas.health.problems == ("scheduler-0 died: killed by SIGKILL",)
+    replicas.started("scheduler-0")
+    assert (await taking).name == "scheduler-0"
+    assert replicas.health.ok
+
+
+async def test_without_recovery_a_request_fails_at_once_and_says_why():
+    replicas = make(can_recover=False)
+    replicas.died("scheduler-0", "exit status 1")
+    with pytest.raises(UnavailableError, match="scheduler-0 died: exit status 1"):
+        await replicas.take(5)
+
+
+async def test_the_other_replicas_go_on_when_one_dies():
+    replicas = make(can_recover=False, num=2)
+    replicas.died("scheduler-0", "exit status 1")
+    assert (await replicas.take(None)).name == "scheduler-1"
+    assert not replicas.health.ok
+
+
+async def test_a_dead_detokenizer_stops_every_replica():
+    replicas = make(can_recover=False, num=2)
+    replicas.died("detokenizer", "killed by SIGKILL")
+    with pytest.raises(UnavailableError, match="detokenizer died"):
+        await replicas.take(None)
+
+
+async def test_waiting_ends_when_recovery_is_given_up():
+    replicas = make()
+    replicas.died("scheduler-0", "exit status 1")
+    taking = asyncio.ensure_future(replicas.take(None))
+    await asyncio.sleep(0)
+    replicas.give_up()
+    with pytest.raises(UnavailableError):
+        await taking
+
+
+async def test_waiting_ends_with_its_time():
+    replicas = make()
+    replicas.died("scheduler-0", "exit status 1")
+    with pytest.raises(UnavailableError, match="scheduler-0 died"):
+        await replicas.take(0.01)
+
+
+async def test_while_paused_requests_wait():
+    replicas = make()
+    replicas.pause()
+    taking = asyncio.ensure_future(replicas.take(None))
+    await asyncio.sleep(0)
+    assert not taking.done()
+    replicas.resume()
+    assert (await taking).name == "scheduler-0"
+
+
+async def test_draining_refuses_new_requests_and_those_that_wait():
+    replicas = make()
+    replicas.pause()
+    taking = asyncio.ensure_future(replicas.take(None))
+    await asyncio.sleep(0)
+    replicas.drain()
+    for refused in (taking, replicas.take(None)):
+        with pytest.raises(UnavailableError, match="shutting down"):
+            await refused
+    assert not replicas.health.ok
+
+
+def test_a_stuck_process_is_a_problem_until_it_moves():
+    replicas = make()
+    replicas.stuck("scheduler-0", 121.3)
+    assert replicas.health.problems == ("scheduler-0 has not moved for 121 s",)
+    replicas.moves("scheduler-0")
+    assert replicas.health.ok
+
+
+def test_a_dead_process_does_not_become_well_by_a_late_message():
+    replicas = make()
+    replicas.died("scheduler-0", "exit status 1")
+    replicas.moves("scheduler-0")
+    assert not replicas.health.ok

@@ -1,0 +1,109 @@
+"""Sends requests made from the server's own OpenAPI document, right and wrong ones, and looks for server errors.
+
+python tests/server/fuzz.py [--cases 5000] [--seed 0]
+"""
+
+import argparse
+import sys
+import time
+from collections import Counter
+
+import hypothesis
+import requests
+import schemathesis
+from hypothesis import HealthCheck, Phase
+from rich.console import Console
+from rich.progress import Progress
+from schemathesis import GenerationMode
+
+from graftlm.testing.server_process import ServerProcess
+
+#: A short context keeps what a request without a limit generates short.
+CONFIG = {
+    "model": {"path": "demo", "context_len": 96},
+    "memory": {"kv_tokens": 8192},
+    "server": {"request_timeout_s": 5.0, "log_level": "warning", "profile_dir": "build/fuzz-profiles"},
+}
+#: Nothing answers while paused, so this one is tried alone elsewhere.
+LEFT_OUT = {"/pause_generation"}
+
+
+def fuzz(url, num_cases, seed, advance=lambda: None):
+    """Send about `num_cases` requests; returns a counter of statuses by operation, and the failures."""
+    schema = schemathesis.openapi.from_url(url + "/openapi.json")
+    operations = [result.ok() for result in schema.get_all_operations()]
+    operations = [operation for operation in operations if operation.path not in LEFT_OUT]
+    weights = {o.label: 8 if o.method.lower() == "post" and "profile" not in o.path else 1 for o in operations}
+    unit = num_cases / sum(weights.values())
+    statuses, failures = Counter(), []
+    session = requests.Session()
+    for operation in operations:
+        for mode in (GenerationMode.POSITIVE, GenerationMode.NEGATIVE):
+            try:
+                strategy = operation.as_strategy(generation_mode=mode)
+                send(
+                    strategy,
+                    operation,
+                    max(2, int(unit * weights[operation.label] / 2) + 1),
+                    seed,
+                    session,
+                    url,
+                    statuses,
+                    failures,
+                    advance,
+                )
+            except hypothesis.errors.Unsatisfiable:
+                continue  # nothing can be wrong about a request without parameters
+    return statuses, failures
+
+
+def send(strategy, operation, num_examples, seed, session, url, statuses, failures, advance):
+    @hypothesis.seed(seed)
+    @hypothesis.settings(
+        max_examples=num_examples,
+        deadline=None,
+        database=None,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
+    @hypothesis.given(case=strategy)
+    def one(case):
+        try:
+            answer = case.call(base_url=url, session=session, timeout=60)
+        except (UnicodeError, requests.exceptions.InvalidHeader, requests.exceptions.InvalidURL):
+            return  # it cannot be sent by this client
+        statuses[operation.label, answer.status_code] += 1
+        advance()
+        if answer.status_code >= 500 and answer.status_code != 503:
+            failures.append((operation.label, answer.status_code, answer.text[:500], case.as_curl_command()))
+
+    one()
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--cases", type=int, default=5000)
+    parser.add_argument("--seed", type=int, default=0)
+    arguments = parser.parse_args()
+    console = Console()
+    start = time.monotonic()
+    with ServerProcess(CONFIG, environment={"OMP_NUM_THREADS": "1"}) as server, Progress(console=console) as bar:
+        task = bar.add_task("fuzzing", total=arguments.cases)
+        statuses, failures = fuzz(server.url, arguments.cases, arguments.seed, lambda: bar.advance(task))
+        healthy = requests.get(server.url + "/health", timeout=5).status_code
+        log = server.log
+    for (label, status), count in sorted(statuses.items()):
+        console.print(f"{count:6} {status} {label}", highlight=False)
+    total = sum(statuses.values())
+    console.print(
+        f"{total} requests in {time.monotonic() - start:.0f} s, {len(failures)} server errors, health {healthy}"
+    )
+    for failure in failures[:10]:
+        console.print(*failure, sep="\n", highlight=False, markup=False)
+    if failures:
+        console.print(log[-3000:], highlight=False, markup=False)
+    sys.exit(bool(failures) or healthy != 200)
+
+
+if __name__ == "__main__":
+    main()

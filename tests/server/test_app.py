@@ -1,0 +1,225 @@
+"""The whole application: what stands in front of the routes, and what only an administrator may do.
+
+One server of the tests' own has keys, a limit, an allowed origin, a folder for traces and a log in JSON.
+"""
+
+import gzip
+import json
+
+import httpx2
+import pytest
+
+from graftlm.testing.server_process import ServerProcess, wait_until
+
+CHAT_PAGE = "https://chat.example"
+
+
+def post(client, path, **body):
+    response = client.post(path, json=body)
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+def generate(client):
+    return post(client, "/generate", text="The capital of France is", sampling_params={"max_new_tokens": 4})
+
+
+@pytest.fixture(scope="module")
+def profile_dir(tmp_path_factory):
+    return tmp_path_factory.mktemp("profiles")
+
+
+@pytest.fixture(scope="module")
+def locked(profile_dir):
+    settings = {
+        "api_key": "key",
+        "admin_api_key": "admin",
+        "profile_dir": str(profile_dir),
+        "max_body_bytes": 4096,
+        "cors_origins": ["https://chat.example"],
+    }
+    config = {"model": "demo", "memory": {"kv_tokens": 4096}, "server": settings}
+    with ServerProcess(config, ["--log-format", "json"], environment={"OMP_NUM_THREADS": "1"}) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def admin(locked):
+    with httpx2.Client(base_url=locked.url, headers={"Authorization": "Bearer admin"}, timeout=60) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def user(locked):
+    with httpx2.Client(base_url=locked.url, headers={"Authorization": "Bearer key"}, timeout=60) as client:
+        yield client
+
+
+def test_a_profile_is_a_trace_with_events(admin, profile_dir):
+    post(admin, "/start_profile", output_dir="one/two", activities=["CPU"], record_shapes=True)
+    generate(admin)
+    (file,) = post(admin, "/stop_profile")["files"]
+    assert file.startswith(str(profile_dir / "one" / "two"))
+    with gzip.open(file, "rt") as trace:
+        assert len(json.load(trace)["traceEvents"]) > 10
+
+
+def test_a_profile_of_some_steps_stops_by_itself(admin, profile_dir):
+    post(admin, "/start_profile", num_steps=2)
+    generate(admin)
+    (file,) = post(admin, "/stop_profile")["files"]
+    with gzip.open(file, "rt") as trace:
+        assert json.load(trace)["traceEvents"]
+
+
+def test_what_was_not_started_cannot_be_stopped(admin):
+    response = admin.post("/stop_profile")
+    assert response.status_code == 400
+    assert "start one first" in response.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("name", ["..", "../x", "/etc", "a/../../b", "nul\x00", "\ud800", "x" * 201, "ä" * 200])
+def test_a_trace_stays_in_its_folder(admin, profile_dir, name):
+    before = sorted(profile_dir.parent.iterdir())
+    body = json.dumps({"output_dir": name})
+    response = admin.post("/start_profile", content=body, headers={"Content-Type": "application/json"})
+    assert response.status_code == 400, response.text
+    assert sorted(profile_dir.parent.iterdir()) == before
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/flush_cache", None),
+        ("/pause_generation", {}),
+        ("/continue_generation", {}),
+        ("/start_profile", {}),
+        ("/stop_profile", None),
+        ("/abort_request", {"abort_all": True}),
+    ],
+)
+def test_the_administrators_routes_need_the_admin_key(locked, user, path, body):
+    assert user.post(path, json=body).status_code == 403
+    assert httpx2.post(locked.url + path, json=body).status_code == 401
+
+
+def test_a_client_may_generate_and_abort_its_own(user):
+    assert generate(user)["output_ids"]
+    post(user, "/abort_request", rid="mine")
+
+
+@pytest.mark.parametrize(
+    ("path", "status"),
+    [
+        ("/health", 200),
+        ("/health_generate", 200),
+        ("/metrics", 401),
+        ("/server_info", 401),
+        ("/openapi.json", 401),
+        ("/nowhere", 401),
+    ],
+)
+def test_without_a_key_only_health_is_told(locked, path, status):
+    assert httpx2.get(locked.url + path).status_code == status
+
+
+def test_no_key_is_ever_told(user, locked):
+    response = user.get("/server_info")
+    assert "api_key" not in response.text
+    assert "admin_api_key" not in response.text
+
+
+def test_bodies_have_a_limit_stated_or_chunked(user):
+    def chunks():
+        for _ in range(16):
+            yield b" " * 1024
+
+    assert user.post("/generate", content=b" " * 5000).status_code == 413
+    response = user.post("/generate", content=chunks(), headers={"Content-Type": "application/json"})
+    assert response.status_code == 413
+    assert response.json()["error"]["message"]
+    assert generate(user)["text"]
+
+
+def test_a_page_of_another_site_may_not_post(user):
+    response = user.post("/generate", json={"text": "a"}, headers={"Origin": "https://evil.example"})
+    assert response.status_code == 403
+
+
+def test_the_log_has_one_line_a_request_with_its_id(user, locked):
+    user.get("/model_info", headers={"X-Request-Id": "log-me"})
+
+    def lines():
+        found = [json.loads(line) for line in locked.log.splitlines() if "log-me" in line]
+        return [line for line in found if line["logger"] == "graftlm.server.access"]
+
+    wait_until(lambda: len(lines()) == 1, 5, "the line in the log")
+    (line,) = lines()
+    assert (line["request_id"], line["method"], line["path"], line["status"]) == (
+        "log-me",
+        "GET",
+        "/model_info",
+        200,
+    )
+    assert line["duration_ms"] > 0
+
+
+def test_a_page_of_an_allowed_origin_may_ask_and_read(locked, user):
+    wish = {
+        "Origin": CHAT_PAGE,
+        "Access-Control-Request-Method": "POST",
+        "Access-Control-Request-Headers": "authorization",
+    }
+    preflight = httpx2.options(locked.url + "/generate", headers=wish)
+    assert preflight.status_code == 200
+    assert preflight.headers["access-control-allow-origin"] == CHAT_PAGE
+    answer = user.post("/generate", json={"text": "a"}, headers={"Origin": CHAT_PAGE})
+    assert answer.status_code == 200
+    assert answer.headers["access-control-allow-origin"] == CHAT_PAGE
+    refused = httpx2.get(locked.url + "/server_info", headers={"Origin": CHAT_PAGE})
+    assert (refused.status_code, refused.headers["access-control-allow-origin"]) == (401, CHAT_PAGE)
+
+
+def test_by_default_no_page_may_read(server):
+    response = httpx2.get(server.url + "/model_info", headers={"Origin": CHAT_PAGE})
+    assert "access-control-allow-origin" not in response.headers
+
+
+def test_the_document_lists_every_native_route_with_bounds(server):
+    document = httpx2.get(server.url + "/openapi.json").json()
+    assert {
+        "/generate",
+        "/health",
+        "/health_generate",
+        "/server_info",
+        "/model_info",
+        "/get_load",
+        "/flush_cache",
+        "/abort_request",
+        "/pause_generation",
+        "/continue_generation",
+        "/start_profile",
+        "/stop_profile",
+    } <= set(document["paths"])
+    assert "422" not in document["paths"]["/generate"]["post"]["responses"]  # bad bodies get a 400
+    assert "429" in document["paths"]["/generate"]["post"]["responses"]
+    sampling = document["components"]["schemas"]["SamplingRequest"]
+    assert sampling["additionalProperties"] is False
+    for name, field in sampling["properties"].items():
+        assert field["description"], name
+    assert sampling["properties"]["top_p"]["anyOf"][0] == {"type": "number", "exclusiveMinimum": 0, "maximum": 1}
+
+
+def test_the_document_tells_of_keys_where_one_is_needed(server, user):
+    assert "securitySchemes" not in httpx2.get(server.url + "/openapi.json").json()["components"]
+    assert user.get("/openapi.json").json()["components"]["securitySchemes"]["HTTPBearer"]["scheme"] == "bearer"
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"), [("GET", "/nowhere", 404), ("DELETE", "/generate", 405), ("GET", "/docs", 404)]
+)
+def test_what_is_not_there_is_refused_in_the_same_form(server, method, path, status):
+    response = httpx2.request(method, server.url + path)
+    assert response.status_code == status
+    assert response.json()["error"]["message"]
+    assert response.headers["x-request-id"]

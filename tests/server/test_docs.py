@@ -1,0 +1,47 @@
+"""The examples of docs/server.md do what they say, as they stand."""
+
+import json
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+PAGE = (Path(__file__).parents[2] / "docs" / "server.md").read_text(encoding="utf-8")
+ADDRESS = "http://127.0.0.1:30000"
+
+
+def blocks(language):
+    return re.findall(rf"```{language}\n(.*?)```", PAGE, re.DOTALL)
+
+
+@pytest.mark.parametrize("command", blocks("bash"), ids=lambda command: re.search(r"30000(/\S+)", command)[1])
+def test_a_curl_example_succeeds(command, server):
+    done = subprocess.run(
+        command.replace("curl ", "curl --fail-with-body ").replace(ADDRESS, server.url),
+        shell=True,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    if '"stream": true' in command:
+        events = [line.removeprefix("data: ") for line in done.stdout.splitlines() if line]
+        assert events[-1] == "[DONE]"
+        assert all(json.loads(event) for event in events[:-1])
+    else:
+        assert "error" not in json.loads(done.stdout)
+
+
+@pytest.mark.parametrize("code", blocks("python"))
+def test_the_python_example_runs(code, server, capsys):
+    exec(compile(code.replace(ADDRESS, server.url), "server.md", "exec"), {})
+    assert "Friday" in capsys.readouterr().out
+
+
+def test_every_path_of_the_api_is_documented(server):
+    import requests
+
+    paths = requests.get(server.url + "/openapi.json", timeout=10).json()["paths"]
+    missing = [path for path in paths if f"{path}`" not in PAGE and f"{path.replace('{model}', '')}" not in PAGE]
+    assert not missing
