@@ -197,14 +197,13 @@ def _check_numbers(p: SamplingParams) -> None:
         "min_p": (0.0, 1.0, "between 0 and 1"),
         "presence_penalty": (-2.0, 2.0, "between -2 and 2"),
         "frequency_penalty": (-2.0, 2.0, "between -2 and 2"),
-        "repetition_penalty": (0.0, 100.0, "above 0 and at most 100"),
+        "repetition_penalty": (0.01, 100.0, "between 0.01 and 100"),
     }
     for name, (low, high, expected) in ranges.items():
         value = getattr(p, name)
         number = isinstance(value, int | float) and not isinstance(value, bool)
         _check(number and low <= value <= high, name, value, expected)  # NaN fails every comparison
     _check(p.top_p > 0, "top_p", p.top_p, "above 0 and at most 1")
-    _check(p.repetition_penalty > 0, "repetition_penalty", p.repetition_penalty, "above 0 and at most 100")
     _check(
         p.top_k is None or (_is_int(p.top_k) and 1 <= p.top_k <= _MAX_COUNT), "top_k", p.top_k, "at least 1, or None"
     )

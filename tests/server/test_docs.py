@@ -7,12 +7,14 @@ from pathlib import Path
 
 import pytest
 
-PAGE = (Path(__file__).parents[2] / "docs" / "server.md").read_text(encoding="utf-8")
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "server.md").read_text(encoding="utf-8")
+README = (ROOT / "README.md").read_text(encoding="utf-8")
 ADDRESS = "http://127.0.0.1:30000"
 
 
-def blocks(language):
-    return re.findall(rf"```{language}\n(.*?)```", PAGE, re.DOTALL)
+def blocks(language, page=PAGE):
+    return re.findall(rf"```{language}\n(.*?)```", page, re.DOTALL)
 
 
 @pytest.mark.parametrize("command", blocks("bash"), ids=lambda command: re.search(r"30000(/\S+)", command)[1])
@@ -37,6 +39,13 @@ def test_a_curl_example_succeeds(command, server):
 def test_the_python_example_runs(code, server, capsys):
     exec(compile(code.replace(ADDRESS, server.url), "server.md", "exec"), {})
     assert "Friday" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("code", [code for code in blocks("python", README) if "openai" in code])
+def test_the_readmes_client_runs(code, server, capsys):
+    code = code.replace(ADDRESS, server.url).replace("Qwen3-8B", "demo")
+    exec(compile(code, "README.md", "exec"), {})
+    assert "2 + 3 = 5." in capsys.readouterr().out
 
 
 def test_every_path_of_the_api_is_documented(server):

@@ -98,6 +98,53 @@ def test_a_stuck_process_is_reported_with_its_stacks_and_when_it_moves_again():
         assert complete(server.url).status_code == 200
 
 
+HANGING_PLUGIN = """
+import time
+from pathlib import Path
+
+from graftlm import Provider, hookimpl
+from graftlm.contracts import EvictionStrategy
+
+
+class Hanging(EvictionStrategy):
+    def __init__(self, flag):
+        self.flag = flag
+
+    def priority(self, node):
+        return (node.last_access,)
+
+    def on_insert(self, node):
+        self.hang_while_the_flag_is_there()
+
+    def hang_while_the_flag_is_there(self):
+        while self.flag.exists():
+            time.sleep(0.02)
+
+
+@hookimpl
+def provide_eviction_strategies():
+    flag = Path(__file__).with_name("flag")
+    return [Provider(name="hanging", summary="s", api_version=1, create=lambda options, context: Hanging(flag))]
+"""
+
+
+def test_a_hanging_step_is_reported_with_the_line_that_hangs(tmp_path):
+    (tmp_path / "hanging_plugin.py").write_text(HANGING_PLUGIN)
+    flag = tmp_path / "flag"
+    settings = config(watchdog_s=1.0) | {"plugins": {"modules": ["hanging_plugin"]}, "cache": {"eviction": "hanging"}}
+    with ServerProcess(settings, environment={"OMP_NUM_THREADS": "1", "PYTHONPATH": str(tmp_path)}) as server:
+        assert complete(server.url).status_code == 200
+        flag.touch()
+        stream = Stream(server.url)
+        wait_until(lambda: "the stacks of its threads" in server.log)
+        assert "hang_while_the_flag_is_there" in server.log
+        assert requests.get(server.url + "/health", timeout=5).status_code == 503
+        flag.unlink()
+        wait_until(lambda: requests.get(server.url + "/health", timeout=5).status_code == 200)
+        stream.join(60)
+        assert not stream.is_error
+
+
 def test_sigterm_lets_requests_end_and_refuses_new_ones():
     with ServerProcess(config(), **QUICK) as server:
         stream = Stream(server.url)

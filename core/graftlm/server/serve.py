@@ -6,16 +6,16 @@ import logging
 import signal
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib import import_module
-from types import FrameType
+from types import FrameType, ModuleType
 from typing import Any
 
 import uvicorn
 from fastapi import FastAPI
 
 from graftlm.config import EngineConfig
-from graftlm.errors import ConfigError
+from graftlm.errors import ConfigError, PluginLoadError
 from graftlm.logs import configure_logging
 from graftlm.processes.launcher import Launcher
 from graftlm.processes.tokenizer_manager import TokenizerManager
@@ -35,10 +35,17 @@ _LAST_BYTES_S = 5.0
 _REPORT_DEATH_S = 5.0
 
 
-def serve(config: EngineConfig, *, on_ready: Callable[[str], None] = lambda url: None) -> int:
+def serve(
+    config: EngineConfig,
+    *,
+    plugins: Sequence[object] = (),
+    on_ready: Callable[[str], None] = lambda url: None,
+) -> int:
     """Run the server until it is told to stop, by SIGTERM or SIGINT; a second one stops it at once.
 
     Args:
+        plugins: modules whose hooks take part, besides the installed ones. Every process imports them anew, so an
+            object that is no module cannot be one.
         on_ready: hears the server's address once it takes requests.
 
     Returns: the exit status: 0, or 1 when a process died and was not started again.
@@ -46,6 +53,7 @@ def serve(config: EngineConfig, *, on_ready: Callable[[str], None] = lambda url:
     Raises:
         GraftlmError: the configuration, a plugin or the checkpoint is wrong; nothing listens then.
     """
+    config = _with_plugins(config, plugins)
     configure_logging(config.server.log_format, config.server.log_level, "main")
     registry = Registry.load(config.plugins, platform=probe_platform(config.model.device))
     findings = check(config, registry)
@@ -56,6 +64,23 @@ def serve(config: EngineConfig, *, on_ready: Callable[[str], None] = lambda url:
     _bind(config).close()  # a port that is taken is found now, not after the weights are loaded
     with asyncio.Runner(loop_factory=_new_event_loop) as runner:
         return runner.run(_Service(config, registry, on_ready).run())
+
+
+def _with_plugins(config: EngineConfig, plugins: Sequence[object]) -> EngineConfig:
+    """Name further plugins in a configuration, for every process to import.
+
+    Raises:
+        PluginLoadError: one cannot be imported by a name.
+    """
+    names = list(config.plugins.modules)
+    for plugin in plugins:
+        if not isinstance(plugin, ModuleType) or plugin.__spec__ is None:
+            raise PluginLoadError(
+                f"plugin {plugin!r} cannot be imported in the server's other processes. Put its hooks into a module, "
+                "and give that."
+            )
+        names.append(plugin.__name__)
+    return EngineConfig.load(config, plugins={"modules": names}) if plugins else config
 
 
 class _Service:

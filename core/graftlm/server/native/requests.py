@@ -61,7 +61,7 @@ class SamplingRequest(WireModel):
     presence_penalty: Annotated[float, Field(ge=-2, le=2), NUMBER] | None = Field(
         default=0.0, description="Subtracted once from the logit of a token that the output holds."
     )
-    repetition_penalty: Annotated[float, Field(gt=0, le=100), NUMBER] | None = Field(
+    repetition_penalty: Annotated[float, Field(ge=0.01, le=100), NUMBER] | None = Field(
         default=1.0, description="Divides the logits of tokens in prompt and output; above 1 discourages them."
     )
     stop: _Stops | None = Field(default=None, description="Strings that end the output.")

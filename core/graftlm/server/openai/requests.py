@@ -84,7 +84,7 @@ class SamplingFields(OpenAIModel):
     min_p: Annotated[float, Field(ge=0, le=1), NUMBER] | None = Field(
         default=0.0, description="Keep tokens at least this share as likely as the most likely one."
     )
-    repetition_penalty: Annotated[float, Field(gt=0, le=100), NUMBER] | None = Field(
+    repetition_penalty: Annotated[float, Field(ge=0.01, le=100), NUMBER] | None = Field(
         default=1.0, description="Divides the logits of tokens in prompt and output; above 1 discourages them."
     )
     min_tokens: Annotated[int, Field(ge=0, le=2**31 - 1), WHOLE] | None = Field(

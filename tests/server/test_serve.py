@@ -1,0 +1,15 @@
+"""Serving from a program."""
+
+import types
+
+import pytest
+
+from graftlm import EngineConfig
+from graftlm.errors import PluginLoadError
+from graftlm.server.serve import serve
+
+
+@pytest.mark.parametrize("plugin", [object(), type("Plugin", (), {})(), types.ModuleType("made_up")])
+def test_a_plugin_that_other_processes_cannot_import_is_refused(plugin):
+    with pytest.raises(PluginLoadError, match="cannot be imported in the server's other processes"):
+        serve(EngineConfig(), plugins=[plugin])
