@@ -40,8 +40,9 @@ format: $(VENV)/.installed-dev  ## rewrite the code in the house style
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: $(VENV)/.installed-dev  ## the offline benchmark on the bundled model
+bench: $(VENV)/.installed-dev  ## the offline benchmark on the bundled model, and what the server adds to it
 	$(BIN)/python benchmarks/offline.py
+	$(BIN)/python benchmarks/server_overhead.py
 
 fuzz: $(VENV)/.installed-dev  ## 5,000 requests made from the server's OpenAPI document
 	$(BIN)/python tests/server/fuzz.py $(ARGS)

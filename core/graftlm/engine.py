@@ -1,14 +1,11 @@
 """The in-process engine: prompts in, outputs out."""
 
 import asyncio
-import sys
 import uuid
 import weakref
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
@@ -19,77 +16,21 @@ from graftlm.assembly import EngineParts, assemble, detect_platform
 from graftlm.config import EngineConfig
 from graftlm.contracts import ModelConfig
 from graftlm.embeddings import POOLED, check_pooling, embedding_output
-from graftlm.engine_thread import EngineThread, UpdateSink
+from graftlm.engine_thread import EngineThread
 from graftlm.errors import EngineClosedError, InvalidPromptError, QueueFullError, SamplingParamsError
 from graftlm.intake import check_call, check_ids, draw_seed
+from graftlm.jobs import Job, JobStream, group_of
 from graftlm.outputs import CompletionText, OutputBuilder
+from graftlm.progress import progress_bar
 from graftlm.prompts import Prompt, Prompts, check_chat, is_chat, split_prompts
 from graftlm.registry import Registry
-from graftlm.scheduling import Request, RequestUpdate
+from graftlm.scheduling import RequestUpdate
 from graftlm.tokenization import Tokenizer
 from graftlm.types import EmbeddingOutput, EngineStats, RequestOutput, SamplingParams, TokenIds
 
 __all__ = ["Engine"]
 
-#: From this many prompts on, `generate` shows a progress bar on a terminal.
-_PROGRESS_FROM = 16
-
 Params = SamplingParams | Mapping[str, Any] | None
-
-
-@dataclass(slots=True, eq=False, weakref_slot=True)
-class _Job:
-    """One prompt under way: its requests, one per completion, and what has come of them."""
-
-    builder: OutputBuilder
-    texts: dict[str, CompletionText]
-    requests: list[Request]
-    updates: list[RequestUpdate] = field(default_factory=list)
-    num_unfinished: int = 0
-
-    def __post_init__(self) -> None:
-        self.num_unfinished = len(self.requests)
-
-    def take(self, update: RequestUpdate) -> bool:
-        """Keep an update; True when it was the last one. Runs in the engine's thread."""
-        self.updates.append(update)
-        self.num_unfinished -= update.finish is not None
-        return self.num_unfinished == 0
-
-    def output(self) -> RequestOutput:
-        """Return everything so far. Runs in the user's thread, which thereby does the detokenising."""
-        updates, self.updates = self.updates, []
-        for update in updates:
-            self.builder.apply(update, self.texts[update.request_id].push(update))
-        return self.builder.output()
-
-
-class _Stream(Iterator[RequestOutput]):
-    """Growing outputs of one job. Closing it, or forgetting it, aborts what is unfinished."""
-
-    def __init__(self, job: _Job, events: "SimpleQueue[bool]", abort: Callable[[list[_Job]], None]) -> None:
-        self._job = job
-        self._events = events
-        self._abort = abort
-        self._ended = False
-
-    def __next__(self) -> RequestOutput:
-        if self._ended:
-            raise StopIteration
-        finished = self._events.get()
-        while not finished and not self._events.empty():
-            finished = self._events.get()
-        self._ended = finished
-        return self._job.output()
-
-    def close(self) -> None:
-        """Abort the request if it has not ended."""
-        if not self._ended:
-            self._ended = True
-            self._abort([self._job])
-
-    def __del__(self) -> None:
-        self.close()
 
 
 class Engine:
@@ -122,7 +63,7 @@ class Engine:
         self._parts: EngineParts = assemble(config, registry, platform)
         self._thread = EngineThread(self._parts.loop)
         self._finalizer = weakref.finalize(self, self._thread.stop)
-        self._live: weakref.WeakValueDictionary[str, _Job] = weakref.WeakValueDictionary()
+        self._live: weakref.WeakValueDictionary[str, Job] = weakref.WeakValueDictionary()
 
     @property
     def config(self) -> EngineConfig:
@@ -217,9 +158,9 @@ class Engine:
         ids = None if request_id is None else [request_id]
         (job,) = self._jobs([prompt], sampling_params, ids, priority, timeout_s, cache_salt)
         events: SimpleQueue[bool] = SimpleQueue()
-        self._thread.submit([_group(job, lambda update: events.put(job.take(update)))]).result()
+        self._thread.submit([group_of(job, lambda update: events.put(job.take(update)))]).result()
         self._remember([job])
-        return _Stream(job, events, self._abort_jobs)
+        return JobStream(job, events, self._abort_jobs)
 
     async def agenerate(
         self,
@@ -281,7 +222,7 @@ class Engine:
             job.take(update)
             _wake(loop, news.set)
 
-        await self._entered(self._thread.submit([_group(job, sink)]), [job])
+        await self._entered(self._thread.submit([group_of(job, sink)]), [job])
         finished = False
         try:
             while not finished:
@@ -332,7 +273,7 @@ class Engine:
         timeout_s: float | None,
         cache_salt: str,
         pooling: str | None = None,
-    ) -> list[_Job]:
+    ) -> list[Job]:
         """Check prompts and parameters, all of them before any runs."""
         all_params = _params_of_each(sampling_params, len(prompts))
         check_call(priority, timeout_s, cache_salt)
@@ -346,7 +287,7 @@ class Engine:
             for request_id, prompt, params in zip(ids, token_ids, all_params, strict=True)
         ]
 
-    def _remember(self, jobs: list[_Job]) -> None:
+    def _remember(self, jobs: list[Job]) -> None:
         """Let `abort` find jobs that have started."""
         self._live.update({job.builder.request_id: job for job in jobs})
 
@@ -359,7 +300,7 @@ class Engine:
         timeout_s: float | None,
         cache_salt: str,
         pooling: str | None,
-    ) -> _Job:
+    ) -> Job:
         builder = OutputBuilder(request_id, prompt, params)
         texts = {
             sub_id: CompletionText(self._parts.text_stream(params), params.include_stop) for sub_id in builder.sub_ids
@@ -379,7 +320,7 @@ class Engine:
             )
             for index, sub_id in enumerate(builder.sub_ids)
         ]
-        return _Job(builder, texts, requests)
+        return Job(builder, texts, requests)
 
     def _encode(self, prompts: list[Prompt]) -> list[Any]:
         """Return token ids for every prompt, tokenising texts in one batch."""
@@ -393,13 +334,13 @@ class Engine:
 
     # -- under way -----------------------------------------------------------------------------------------------------
 
-    def _run(self, jobs: list[_Job], progress: bool | None) -> None:
+    def _run(self, jobs: list[Job], progress: bool | None) -> None:
         """Start jobs as the queue has room, and wait for all."""
-        finished: SimpleQueue[_Job] = SimpleQueue()
+        finished: SimpleQueue[Job] = SimpleQueue()
         waiting = deque(jobs)
         num_left, num_running = len(jobs), 0
         try:
-            with _progress_bar(len(jobs), progress) as advance:
+            with progress_bar(len(jobs), progress) as advance:
                 while num_left:
                     num_running += self._start_some(waiting, finished, num_running)
                     finished.get()
@@ -410,7 +351,7 @@ class Engine:
             if num_left:
                 self._abort_jobs(jobs[: len(jobs) - len(waiting)])
 
-    async def _arun(self, jobs: list[_Job]) -> None:
+    async def _arun(self, jobs: list[Job]) -> None:
         """Start jobs at once, all or none, and wait for all."""
         loop = asyncio.get_running_loop()
         all_done = asyncio.Event()
@@ -422,13 +363,15 @@ class Engine:
             if num_left == 0:
                 all_done.set()
 
-        def sink_of(job: _Job) -> Callable[[RequestUpdate], None]:
+        def sink_of(job: Job) -> Callable[[RequestUpdate], None]:
             return lambda update: _wake(loop, one_done) if job.take(update) else None
 
         num_added = 0
         try:
             if jobs:
-                num_added = await self._entered(self._thread.submit([_group(job, sink_of(job)) for job in jobs]), jobs)
+                num_added = await self._entered(
+                    self._thread.submit([group_of(job, sink_of(job)) for job in jobs]), jobs
+                )
                 if num_added < len(jobs):
                     limit = self.config.scheduling.max_queued_requests
                     raise QueueFullError(f"{len(jobs)} prompts do not fit into a queue of {limit}; use `generate`")
@@ -437,13 +380,13 @@ class Engine:
             if num_left:
                 self._abort_jobs(jobs[:num_added])
 
-    def _start_some(self, waiting: "deque[_Job]", finished: "SimpleQueue[_Job]", num_running: int) -> int:
+    def _start_some(self, waiting: "deque[Job]", finished: "SimpleQueue[Job]", num_running: int) -> int:
         """Start jobs until the queue is full; returns how many. With none under way, a full queue is an error."""
         room = self.config.scheduling.max_queued_requests - num_running
         jobs = [waiting[i] for i in range(min(room, len(waiting)))]
         if not jobs:
             return 0
-        groups = [_group(job, partial(_put_when_done, finished, job)) for job in jobs]
+        groups = [group_of(job, partial(_put_when_done, finished, job)) for job in jobs]
         try:
             num_started = self._thread.submit(groups).result()
         except QueueFullError:
@@ -453,7 +396,7 @@ class Engine:
         self._remember([waiting.popleft() for _ in range(num_started)])
         return num_started
 
-    async def _entered(self, submitted: "Future[int]", jobs: list[_Job]) -> int:
+    async def _entered(self, submitted: "Future[int]", jobs: list[Job]) -> int:
         """Wait until jobs have entered the engine, and have them aborted if the wait is cancelled."""
         try:
             num_added = await asyncio.wrap_future(submitted)
@@ -463,18 +406,14 @@ class Engine:
         self._remember(jobs[:num_added])
         return num_added
 
-    def _abort_jobs(self, jobs: list[_Job]) -> None:
+    def _abort_jobs(self, jobs: list[Job]) -> None:
         try:
             self._thread.abort([request.request_id for job in jobs for request in job.requests], "aborted")
         except EngineClosedError:
             return  # closing has ended them
 
 
-def _group(job: _Job, sink: UpdateSink) -> list[tuple[Request, UpdateSink]]:
-    return [(request, sink) for request in job.requests]
-
-
-def _put_when_done(finished: "SimpleQueue[_Job]", job: _Job, update: RequestUpdate) -> None:
+def _put_when_done(finished: "SimpleQueue[Job]", job: Job, update: RequestUpdate) -> None:
     if job.take(update):
         finished.put(job)
 
@@ -507,18 +446,3 @@ def _params(value: Params) -> SamplingParams:
     except TypeError as error:
         message = str(error).replace("SamplingParams.__init__() ", "")
         raise SamplingParamsError(f"sampling_params: {message}") from None
-
-
-@contextmanager
-def _progress_bar(total: int, wanted: bool | None) -> Iterator[Callable[[], None]]:
-    """Show progress over prompts on standard error, and yield what moves it on."""
-    if not (total >= _PROGRESS_FROM and sys.stderr.isatty() if wanted is None else wanted):
-        yield lambda: None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=sys.stderr.isatty()) as bar:
-        task = bar.add_task("generating", total=total)
-        yield lambda: bar.advance(task)

@@ -218,15 +218,22 @@ class TokenizerManager:
         return generation
 
     async def start_all(self, requests: Sequence[PreparedRequest]) -> list[Generation]:
-        """Start several prompts, all or none; as `start`."""
-        outcomes = await asyncio.gather(*[self.start(request) for request in requests], return_exceptions=True)
-        generations = [outcome for outcome in outcomes if isinstance(outcome, Generation)]
-        failures = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
-        if failures:
-            for generation in generations:
-                generation.abort()
-            raise failures[0]
-        return generations
+        """Start several prompts, all or none; as `start`.
+
+        Raises:
+            RequestError: they are more than could ever wait at once.
+        """
+        self._check_number(sum(request.params.n for request in requests))
+        starts = [asyncio.ensure_future(self.start(request)) for request in requests]
+        try:
+            return list(await asyncio.gather(*starts))
+        except BaseException:  # our caller being cancelled is one
+            for start in starts:
+                start.cancel()
+            for outcome in await asyncio.gather(*starts, return_exceptions=True):
+                if isinstance(outcome, Generation):
+                    outcome.abort()
+            raise
 
     def abort(self, request_id: str) -> None:
         """End a request by the client's id; an unknown one is ignored."""
@@ -392,6 +399,14 @@ class TokenizerManager:
     def _check_id(self, request_id: str | None) -> None:
         if request_id is not None and request_id in self._in_flight:
             raise RequestError(f"request id {request_id!r} is in use; give every request its own")
+
+    def _check_number(self, num_completions: int) -> None:
+        limit = self.config.scheduling.max_queued_requests * self.config.parallel.data
+        if num_completions > limit:
+            raise RequestError(
+                f"one call asks for {num_completions} completions, more than may wait ({limit}). Send them in several "
+                "calls, or raise scheduling.max_queued_requests."
+            )
 
     def _apply(self, update: RequestUpdate, text: str, now: float) -> None:
         item = self._in_flight.by_sub_id(update.request_id)

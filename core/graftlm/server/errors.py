@@ -1,7 +1,7 @@
 """From exceptions to HTTP statuses and OpenAI's error bodies."""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -87,9 +87,11 @@ class ErrorBody(BaseModel):
     error: ErrorDetail
 
 
-#: Parts of the place of a validation error that the client did not write: where the field was looked for, and the
-#: branch that its shape chose.
-_NO_FIELDS: Final = frozenset({"body", "query", "path", "header", "one", "many", "as_text", "as_object"})
+#: Parts of the place of a validation error that the client did not write: the branch that a value's shape chose.
+_BRANCHES: Final = frozenset({"one", "many", "one_of_ids", "many_of_ids", "as_text", "as_object", "as_other", "[key]"})
+
+#: Clients choose the names of fields; longer ones are cut in the answer.
+_MAX_PARAM_LEN: Final = 256
 
 _DESCRIPTIONS: Final = {
     400: "The request is wrong.",
@@ -162,8 +164,7 @@ async def _answer_invalid(request: Request, error: Exception) -> Response:
     if not isinstance(error, RequestValidationError):
         raise error
     first = error.errors()[0]
-    path = [str(part) for part in first["loc"] if part not in _NO_FIELDS]
-    param = ".".join(path) or None
+    param = _name_of_field(first["loc"], is_unknown=first["type"] == "extra_forbidden")
     if first["type"] == "json_invalid":
         detail = first.get("ctx", {}).get("error", first["msg"])
         return error_response(400, f"the body is not JSON: {detail}", code="invalid_json")
@@ -175,10 +176,23 @@ async def _answer_invalid(request: Request, error: Exception) -> Response:
     return error_response(400, message, param=param)
 
 
+def _name_of_field(place: Sequence[int | str], is_unknown: bool) -> str | None:
+    """Return a field's dotted path; `place` begins with where it was looked for: the body, the query, the path."""
+    inner, last = place[1:-1], place[1:][-1:]
+    path = [part for part in inner if part not in _BRANCHES]
+    path += [part for part in last if is_unknown or part not in _BRANCHES]
+    return ".".join(map(str, path))[:_MAX_PARAM_LEN] or None
+
+
 def _body(status: int, message: str, param: str | None = None, code: str | None = None) -> bytes:
     kind = _TYPES.get(status, "invalid_request_error")
-    text = message.encode("utf-8", "backslashreplace").decode()  # half a surrogate pair may be quoted in it
-    return msgspec.json.encode({"error": {"message": text, "type": kind, "param": param, "code": code}})
+    detail = {"message": _unicode(message), "type": kind, "param": param and _unicode(param), "code": code}
+    return msgspec.json.encode({"error": detail})
+
+
+def _unicode(text: str) -> str:
+    """Return a text that can be written: a client's half of a surrogate pair may be quoted in it."""
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def _response(status: int, body: bytes, headers: Mapping[str, str] | None = None) -> Response:

@@ -30,8 +30,11 @@ _DONE: Final = b"data: [DONE]\n\n"
 class EventStream(Response):
     """Sends JSON documents as events, as they come, and then `[DONE]`.
 
+    The answer begins with the first event: what fails before it is raised, and answered with a status of its own, upon
+    which clients try again by themselves. A later error becomes the last event before `[DONE]`.
+
     A client that leaves is noticed at once, not with the next event: the source is closed then, and its `finally` may
-    give up what it was waiting for. An error of the source becomes the last event before `[DONE]`.
+    give up what it was waiting for.
     """
 
     media_type = "text/event-stream"
@@ -48,7 +51,12 @@ class EventStream(Response):
         self._close = close
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the events until they end or the client leaves."""
+        """Send the events until they end or the client leaves.
+
+        Raises:
+            ClientDisconnect: it has left, as the server noticed when it sent something.
+            Exception: the source's, when there was no event before it.
+        """
         sending = asyncio.ensure_future(self._send(send))
         leaving = asyncio.ensure_future(_left(receive))
         try:
@@ -56,24 +64,31 @@ class EventStream(Response):
         finally:
             leaving.cancel()
             sending.cancel()
-            with contextlib.suppress(asyncio.CancelledError, OSError):
-                await sending
+            await asyncio.wait({sending})
             await self._events.aclose()
             self._close()
+        if not sending.cancelled():
+            sending.result()
 
     async def _send(self, send: Send) -> None:
-        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        event = await anext(self._events, None)
         try:
-            async for event in self._events:
+            await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+            while event is not None:
                 await send({"type": "http.response.body", "body": b"data: %b\n\n" % event, "more_body": True})
-        except OSError:
-            return  # the client is gone
+                event = await self._next()
+            await send({"type": "http.response.body", "body": _DONE})
+        except OSError as error:
+            raise ClientDisconnect from error
+
+    async def _next(self) -> bytes | None:
+        """Return the next event, which may tell of an error; None at the end."""
+        try:
+            return await anext(self._events, None)
         except Exception as error:
-            if not isinstance(error, GraftlmError) or status_of(error) == 500:
+            if status_of(error) == 500:
                 logger.exception("a stream failed")
-            body = b"data: %b\n\n" % error_json(error)
-            await send({"type": "http.response.body", "body": body, "more_body": True})
-        await send({"type": "http.response.body", "body": _DONE})
+            return error_json(error)
 
 
 async def until_disconnect(request: Request, work: Awaitable[T]) -> T:

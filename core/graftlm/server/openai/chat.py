@@ -93,11 +93,13 @@ class _Answer:
         """Yield the events; leaving early ends the request."""
         options = self._body.stream_options
         with_usage = options is not None and bool(options.include_usage)
+        opening = Delta(role="assistant", content="")
+        unopened = range(len(generation.sub_ids))
         try:
-            opening = Delta(role="assistant", content="")
-            for i in range(len(generation.sub_ids)):
-                yield self._chunk(ChatChunkChoice(i, opening), with_usage)
             async for deltas in generation:
+                for i in unopened:
+                    yield self._chunk(ChatChunkChoice(i, opening), with_usage)
+                unopened = range(0)
                 for delta in deltas:
                     if shows(delta):
                         yield self._chunk(self._choice(delta), with_usage)

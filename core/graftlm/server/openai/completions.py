@@ -123,9 +123,7 @@ class _Answer:
             token_ids, values = list(completion.token_ids), list(completion.logprobs)
             if output.prompt_logprobs is not None:
                 token_ids, values = [*output.prompt_token_ids, *token_ids], [*output.prompt_logprobs, *values]
-            logprobs = CompletionLogprobs(self._manager.tokenizer, self._body.skip_special_tokens is not False).write(
-                token_ids, values
-            )
+            logprobs = _logprobs(self._manager, self._body).write(token_ids, values)
         reason = finish_name(completion.finish_reason)
         return CompletionChoice(index, echo + completion.text, logprobs, reason, completion.matched_stop)
 
@@ -142,9 +140,7 @@ class _Pieces:
         self._echo = echo
         self._echoes = bool(body.echo)
         self._wants_logprobs = body.logprobs is not None
-        self._logprobs = [
-            CompletionLogprobs(manager.tokenizer, body.skip_special_tokens is not False) for _ in generation.sub_ids
-        ]
+        self._logprobs = [_logprobs(manager, body) for _ in generation.sub_ids]
         self._begun: set[int] = set()
 
     def choice(self, index: int, delta: CompletionDelta) -> CompletionChoice:

@@ -3,7 +3,7 @@
 import asyncio
 import base64
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from fastapi import APIRouter, Request, Response
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from graftlm.embeddings import POOLED, normalized
 from graftlm.errors import RequestFailedError
-from graftlm.processes.generation import Generation
+from graftlm.processes.generation import Generation, PreparedRequest
 from graftlm.processes.tokenizer_manager import TokenizerManager
 from graftlm.server.openai.answers import encode
 from graftlm.server.openai.params import check_model
@@ -20,6 +20,9 @@ from graftlm.server.openai.requests import EmbeddingRequest
 from graftlm.server.sse import until_disconnect
 
 __all__ = ["make_router"]
+
+#: Prompts of one call that wait or run.
+_MAX_AT_ONCE: Final = 256
 
 
 def make_router(manager: TokenizerManager) -> APIRouter:
@@ -47,17 +50,33 @@ async def _embed(manager: TokenizerManager, body: EmbeddingRequest) -> bytes:
             for prompt in split_prompts(body.input)
         ]
     )
-    generations = await manager.start_all(prepared)
+    return _answer(manager, body, prepared, await _vectors(manager, prepared))
+
+
+async def _vectors(manager: TokenizerManager, prepared: Sequence[PreparedRequest]) -> list[NDArray[np.float32]]:
+    """Return a vector for each prompt; one that fails ends the others.
+
+    Clients send thousands of texts in one call: no more of them wait at a time than leaves room for other clients.
+    """
+    room = asyncio.Semaphore(min(_MAX_AT_ONCE, manager.config.scheduling.max_queued_requests))
+
+    async def vector(request: PreparedRequest) -> NDArray[np.float32]:
+        async with room:
+            return await _vector(await manager.start(request))
+
     try:
-        vectors = [await _vector(generation) for generation in generations]
-    finally:
-        for generation in generations:
-            generation.abort()
-    return _answer(manager, body, generations, vectors)
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(vector(request)) for request in prepared]
+    except ExceptionGroup as failed:
+        raise failed.exceptions[0] from None
+    return [task.result() for task in tasks]
 
 
 async def _vector(generation: Generation) -> NDArray[np.float32]:
-    await generation.result()
+    try:
+        await generation.result()
+    finally:
+        generation.abort()
     if generation.embedding is None:
         raise RequestFailedError("the request was aborted before it had an embedding")
     return np.frombuffer(generation.embedding, dtype=np.float32)
@@ -66,10 +85,10 @@ async def _vector(generation: Generation) -> NDArray[np.float32]:
 def _answer(
     manager: TokenizerManager,
     body: EmbeddingRequest,
-    generations: Sequence[Generation],
+    prepared: Sequence[PreparedRequest],
     vectors: Sequence[NDArray[np.float32]],
 ) -> bytes:
-    num_tokens = sum(len(generation.request.prompt_token_ids) for generation in generations)
+    num_tokens = sum(len(request.prompt_token_ids) for request in prepared)
     data = [
         {"object": "embedding", "index": i, "embedding": _written(vector, body)} for i, vector in enumerate(vectors)
     ]

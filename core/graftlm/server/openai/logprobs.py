@@ -1,5 +1,6 @@
 """Log-probabilities as OpenAI writes them."""
 
+import codecs
 from collections.abc import Sequence
 from typing import Any
 
@@ -36,17 +37,17 @@ class CompletionLogprobs:
         self._tokenizer = tokenizer
         self._skips_special = skips_special
         self._offset = 0
+        self._characters = codecs.getincrementaldecoder("utf-8")("replace")
 
     def write(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob | None]) -> dict[str, Any]:
         """Return those of further tokens; a prompt's first token has none."""
-        tokens = [self._text(token_id) for token_id in token_ids]
         offsets = []
-        for token_id, token in zip(token_ids, tokens, strict=True):
+        for token_id in token_ids:
             offsets.append(self._offset)
             if not (self._skips_special and self._tokenizer.is_special(token_id)):
-                self._offset += len(token)
+                self._offset += len(self._characters.decode(self._tokenizer.token_bytes(token_id)))
         return {
-            "tokens": tokens,
+            "tokens": [self._text(token_id) for token_id in token_ids],
             "token_logprobs": [None if logprob is None else logprob.logprob for logprob in logprobs],
             "top_logprobs": [None if logprob is None else self._top(logprob) for logprob in logprobs],
             "text_offset": offsets,
@@ -58,4 +59,9 @@ class CompletionLogprobs:
         return rivals | {self._text(logprob.token_id): logprob.logprob} if logprob.top else {}
 
     def _text(self, token_id: int) -> str:
-        return self._tokenizer.token_bytes(token_id).decode(errors="replace")
+        """Return a token as text, or as OpenAI writes those that are a part of a character: `bytes:\\xe4\\xb8`."""
+        data = self._tokenizer.token_bytes(token_id)
+        try:
+            return data.decode()
+        except UnicodeDecodeError:
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)

@@ -43,6 +43,7 @@ _RESERVED: Final = frozenset(
         "return_assistant_tokens_mask",
         "return_dict",
         "return_tensors",
+        "self",
         "tokenize",
         "tokenizer_kwargs",
         "tools",
@@ -90,7 +91,7 @@ def chat_params(body: ChatRequest) -> SamplingParams:
     Raises:
         RequestError: fields contradict each other, or ask for what is not supported yet.
     """
-    if body.top_logprobs is not None and not body.logprobs:
+    if body.top_logprobs and not body.logprobs:
         raise ApiError(400, "top_logprobs needs logprobs: true", param="top_logprobs")
     if body.tool_choice not in (None, "none") or (body.tools and body.tool_choice != "none"):
         message = 'tool calls are not supported yet: leave tools out, or set tool_choice: "none"'
@@ -177,5 +178,5 @@ def _content(index: int, message: ChatMessage) -> str | None:
         if not isinstance(part, TextPart):
             where = f"messages.{index}.content.{j}"
             raise ApiError(400, f"{where}: parts of type {part.type!r} are not supported, only text", param=where)
-        pieces.append(part.text or part.refusal or "")
+        pieces.append(part.shown or "")
     return "".join(pieces)

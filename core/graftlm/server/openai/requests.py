@@ -1,16 +1,16 @@
 """The bodies of OpenAI's requests, and what we take besides."""
 
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal, Self, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
+from pydantic_core import PydanticCustomError
 
 from graftlm.server.wire import (
+    MAX_PROMPTS,
     NUMBER,
     UNICODE,
     WHOLE,
     Falsy,
-    OneOrMany,
-    OneOrManyPrompts,
     Text,
     TextOrObject,
     TokenIdList,
@@ -36,6 +36,25 @@ _StopString = Annotated[str, Field(min_length=1, max_length=1024), UNICODE]
 _Stops = Annotated[
     Annotated[_StopString, Tag("one")] | Annotated[list[_StopString], Field(max_length=64), Tag("many")],
     Discriminator(one_or_many),
+]
+
+
+def _shape_of_prompts(value: Any) -> str:
+    """Tell text, texts, token ids and lists of token ids apart; the first element decides."""
+    if not isinstance(value, list):
+        return "one"
+    first = value[0] if value else ""
+    if isinstance(first, list):
+        return "many_of_ids"
+    return "one_of_ids" if isinstance(first, int | float) else "many"
+
+
+_Prompts = Annotated[
+    Annotated[Text, Tag("one")]
+    | Annotated[list[Text], Field(fail_fast=True, max_length=MAX_PROMPTS), Tag("many")]
+    | Annotated[TokenIdList, Tag("one_of_ids")]
+    | Annotated[list[TokenIdList], Field(fail_fast=True, max_length=MAX_PROMPTS), Tag("many_of_ids")],
+    Discriminator(_shape_of_prompts),
 ]
 _Penalty: TypeAlias = Annotated[float, Field(ge=-2, le=2), NUMBER]
 _NumTokens: TypeAlias = Annotated[int, Field(ge=1, le=2**31 - 1), WHOLE]
@@ -118,6 +137,17 @@ class TextPart(OpenAIModel):
     text: Text | None = None
     refusal: Text | None = None
 
+    @model_validator(mode="after")
+    def _check_text(self) -> Self:
+        if self.shown is None:
+            raise PydanticCustomError("no_text", "a part of a message needs its text")
+        return self
+
+    @property
+    def shown(self) -> str | None:
+        """What the part adds to the message."""
+        return self.refusal if self.type == "refusal" else self.text
+
 
 class OtherPart(BaseModel):
     """A piece of a message that is no text."""
@@ -128,11 +158,17 @@ class OtherPart(BaseModel):
 
 def _kind_of_part(value: Any) -> str:
     kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
-    return "text" if kind in ("text", "input_text", "refusal") else "other"
+    return "as_text" if kind in ("text", "input_text", "refusal") else "as_other"
 
 
 ContentPart: TypeAlias = Annotated[
-    Annotated[TextPart, Tag("text")] | Annotated[OtherPart, Tag("other")], Discriminator(_kind_of_part)
+    Annotated[TextPart, Tag("as_text")] | Annotated[OtherPart, Tag("as_other")], Discriminator(_kind_of_part)
+]
+
+
+_Content = Annotated[
+    Annotated[Text, Tag("one")] | Annotated[list[ContentPart], Field(max_length=4096), Tag("many")],
+    Discriminator(one_or_many),
 ]
 
 
@@ -140,9 +176,7 @@ class ChatMessage(OpenAIModel):
     """One turn of a chat. Fields of answers are accepted, so that an answer can be sent back as it came."""
 
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
-    content: Text | Annotated[list[ContentPart], Field(max_length=4096)] | None = Field(
-        default=None, description="Text, or a list of parts of type `text`."
-    )
+    content: _Content | None = Field(default=None, description="Text, or a list of parts of type `text`.")
     name: Text | None = None
     tool_calls: list[dict[str, Any]] | None = None
     tool_call_id: Text | None = None
@@ -214,7 +248,7 @@ class ChatRequest(SamplingFields):
 class CompletionRequest(SamplingFields):
     """Prompts to complete."""
 
-    prompt: OneOrMany[Text] | OneOrManyPrompts = Field(description="Text or token ids, one prompt or several.")
+    prompt: _Prompts = Field(description="Text or token ids, one prompt or several.")
     max_tokens: Annotated[int, Field(ge=1, le=2**31 - 1), WHOLE] | None = Field(
         default=16, description="Tokens to generate at most."
     )
@@ -231,7 +265,7 @@ class CompletionRequest(SamplingFields):
 class EmbeddingRequest(OpenAIModel):
     """Texts to embed."""
 
-    input: OneOrMany[Text] | OneOrManyPrompts = Field(description="Text or token ids, one or several.")
+    input: _Prompts = Field(description="Text or token ids, one or several.")
     model: Text | None = Field(default=None, description="The model's name; null: the one that is served.")
     encoding_format: Literal["float", "base64"] | None = Field(
         default="float", description="`base64`: float32, little-endian."

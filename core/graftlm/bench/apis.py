@@ -1,0 +1,262 @@
+"""The HTTP interfaces that can be measured: how each writes a request, and reads the events of an answer."""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any, ClassVar, Final
+
+import msgspec
+
+from graftlm.bench.prompts import ChatPrompt, Prompt, TextPrompt, TokenPrompt, WorkItem
+from graftlm.bench.settings import ApiName
+
+__all__ = ["API_TYPES", "Api", "Event", "RequestOptions", "error_text"]
+
+
+@dataclass(frozen=True, slots=True)
+class RequestOptions:
+    """What all requests of a run say alike.
+
+    Attributes:
+        model: its name; for OpenAI's interfaces.
+    """
+
+    model: str
+    temperature: float
+    ignore_eos: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """What one event of an answer says; counts are of the answer so far.
+
+    Attributes:
+        has_text: whether it brings text, or whatever else the model wrote.
+        finish_reason: set once the answer is complete.
+        error: set when the answer ends in one.
+    """
+
+    has_text: bool = False
+    output_tokens: int | None = None
+    prompt_tokens: int | None = None
+    cached_tokens: int | None = None
+    finish_reason: str | None = None
+    error: str | None = None
+
+
+class Api(ABC):
+    """One interface: requests out, events in. Holds no state of a request."""
+
+    #: Of the URL.
+    path: ClassVar[str]
+    #: The forms of prompts that it takes.
+    accepts: ClassVar[tuple[type, ...]]
+
+    def __init__(self, options: RequestOptions) -> None:
+        self._options = options
+
+    def body(self, item: WorkItem) -> bytes:
+        """Return a streaming request, as JSON."""
+        return msgspec.json.encode(self._fields(item))
+
+    @abstractmethod
+    def _fields(self, item: WorkItem) -> dict[str, Any]: ...
+
+    @abstractmethod
+    def read(self, data: bytes) -> Event:
+        """Read the JSON of an event.
+
+        Raises:
+            msgspec.MsgspecError: it is none, or of another shape.
+        """
+
+
+class _WireError(msgspec.Struct):
+    message: str = ""
+
+
+class _NativeFinish(msgspec.Struct):
+    type: str
+    message: str = ""
+
+
+class _NativeMeta(msgspec.Struct):
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    cached_tokens: int | None = None
+    finish_reason: _NativeFinish | None = None
+
+
+class _NativeEvent(msgspec.Struct):
+    # Text and token ids hold everything so far and are not read: the count says what is new.
+    meta_info: _NativeMeta = msgspec.field(default_factory=_NativeMeta)
+    error: _WireError | str | None = None
+
+
+class NativeApi(Api):
+    """POST /generate."""
+
+    path = "/generate"
+    accepts = (TextPrompt, TokenPrompt)
+    _decoder: Final = msgspec.json.Decoder(_NativeEvent)
+
+    def read(self, data: bytes) -> Event:
+        """Read the JSON of an event."""
+        event = self._decoder.decode(data)
+        meta, finish = event.meta_info, event.meta_info.finish_reason
+        aborted = finish.message or "the server aborted the request" if finish and finish.type == "abort" else None
+        return Event(
+            output_tokens=meta.completion_tokens,
+            prompt_tokens=meta.prompt_tokens,
+            cached_tokens=meta.cached_tokens,
+            finish_reason=None if finish is None else finish.type,
+            error=aborted or _message(event.error),
+        )
+
+    def _fields(self, item: WorkItem) -> dict[str, Any]:
+        sampling = {
+            "max_new_tokens": item.output_tokens,
+            "temperature": self._options.temperature,
+            "ignore_eos": self._options.ignore_eos,
+        }
+        return _native_prompt(item.prompt) | {"sampling_params": sampling, "stream": True}
+
+
+class _CachedTokens(msgspec.Struct):
+    cached_tokens: int | None = None
+
+
+class _Usage(msgspec.Struct):
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    prompt_tokens_details: _CachedTokens | None = None
+
+
+class _Delta(msgspec.Struct):
+    content: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    tool_calls: list[msgspec.Raw] | None = None
+
+
+class _Choice(msgspec.Struct):
+    text: str | None = None
+    delta: _Delta | None = None
+    finish_reason: str | None = None
+
+    @property
+    def has_text(self) -> bool:
+        """Whether the model wrote something; a chat's first event only names the role."""
+        delta = self.delta
+        if delta is None:
+            return bool(self.text)
+        return bool(delta.content or delta.reasoning_content or delta.reasoning or delta.tool_calls)
+
+
+class _OpenAIEvent(msgspec.Struct):
+    choices: list[_Choice] = []
+    usage: _Usage | None = None
+    error: _WireError | str | None = None
+
+
+class _OpenAIApi(Api):
+    """What OpenAI's interfaces have in common."""
+
+    _decoder: Final = msgspec.json.Decoder(_OpenAIEvent)
+
+    def read(self, data: bytes) -> Event:
+        """Read the JSON of an event."""
+        event = self._decoder.decode(data)
+        usage = event.usage or _NO_USAGE
+        details = usage.prompt_tokens_details
+        finish = next((choice.finish_reason for choice in event.choices if choice.finish_reason), None)
+        aborted = f"the answer ended with finish_reason {finish!r}" if finish in {"abort", "error"} else None
+        return Event(
+            has_text=any(choice.has_text for choice in event.choices),
+            output_tokens=usage.completion_tokens,
+            prompt_tokens=usage.prompt_tokens,
+            cached_tokens=None if details is None else details.cached_tokens,
+            finish_reason=finish,
+            error=aborted or _message(event.error),
+        )
+
+    def _fields(self, item: WorkItem) -> dict[str, Any]:
+        fields: dict[str, Any] = {
+            "model": self._options.model,
+            "max_tokens": item.output_tokens,
+            "temperature": self._options.temperature,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+        if self._options.ignore_eos:
+            fields["ignore_eos"] = True  # an extension: servers without it refuse it
+        return fields
+
+
+class CompletionsApi(_OpenAIApi):
+    """POST /v1/completions."""
+
+    path = "/v1/completions"
+    accepts = (TextPrompt, TokenPrompt)
+
+    def _fields(self, item: WorkItem) -> dict[str, Any]:
+        (prompt,) = _native_prompt(item.prompt).values()
+        return super()._fields(item) | {"prompt": prompt}
+
+
+class ChatApi(_OpenAIApi):
+    """POST /v1/chat/completions."""
+
+    path = "/v1/chat/completions"
+    accepts = (TextPrompt, ChatPrompt)
+
+    def _fields(self, item: WorkItem) -> dict[str, Any]:
+        return super()._fields(item) | {"messages": _messages(item.prompt)}
+
+
+API_TYPES: Final[dict[ApiName, type[Api]]] = {
+    "native": NativeApi,
+    "openai-completions": CompletionsApi,
+    "openai-chat": ChatApi,
+}
+
+_NO_USAGE: Final = _Usage()
+
+
+class _ErrorBody(msgspec.Struct):
+    error: _WireError | str | None = None
+
+
+def error_text(body: bytes) -> str:
+    """Return what a refused request's answer says, however it says it."""
+    try:
+        message = _message(msgspec.json.decode(body, type=_ErrorBody).error)
+    except msgspec.MsgspecError:
+        message = None
+    return message or body.decode(errors="replace").strip()
+
+
+def _native_prompt(prompt: Prompt) -> dict[str, Any]:
+    match prompt:
+        case TextPrompt(text):
+            return {"text": text}
+        case TokenPrompt(token_ids):
+            return {"input_ids": token_ids.tolist()}
+        case ChatPrompt():
+            raise TypeError("a chat can only be sent to a chat interface")
+
+
+def _messages(prompt: Prompt) -> Any:
+    match prompt:
+        case TextPrompt(text):
+            return [{"role": "user", "content": text}]
+        case ChatPrompt(messages):
+            return messages
+        case TokenPrompt():
+            raise TypeError("token ids cannot be sent to a chat interface")
+
+
+def _message(error: _WireError | str | None) -> str | None:
+    """Return what an event says went wrong."""
+    if isinstance(error, _WireError):
+        return error.message or "the stream ended with an error"
+    return error

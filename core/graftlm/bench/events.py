@@ -1,0 +1,24 @@
+"""Server-sent events out of the bytes of an HTTP answer."""
+
+__all__ = ["EventSplitter"]
+
+
+class EventSplitter:
+    """Cuts a stream into the data of its events; comments and other fields are left out."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+        self._data: list[bytes] = []
+
+    def feed(self, received: bytes) -> list[bytes]:
+        """Return the data of the events that these bytes complete."""
+        *lines, self._rest = (self._rest + received).split(b"\n")
+        events = []
+        for line in lines:
+            content = line.removesuffix(b"\r")
+            if content.startswith(b"data:"):
+                self._data.append(content[5:].removeprefix(b" "))
+            elif not content and self._data:
+                events.append(b"\n".join(self._data))
+                self._data.clear()
+        return events

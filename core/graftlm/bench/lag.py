@@ -1,0 +1,51 @@
+"""Whether this client's event loop kept up."""
+
+import asyncio
+import time
+from array import array
+from collections.abc import Callable
+from types import TracebackType
+from typing import Final, Self
+
+__all__ = ["LagMonitor"]
+
+_INTERVAL_S: Final = 0.01
+
+
+class LagMonitor:
+    """Measures, while entered, how late the event loop runs what is due, and how busy the process is.
+
+    An answer that arrives while the loop is late is read, and stamped, that much later: what is measured here hides in
+    every latency of the run.
+
+    Attributes:
+        lags_s: seconds past due, every 10 ms.
+        cpu_share: processor time by wall time, of the whole process; set on leaving.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self.lags_s = array("d")
+        self.cpu_share = 0.0
+        self._clock = clock
+        self._start = (0.0, 0.0)
+        self._task: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Self:
+        self._start = (self._clock(), time.process_time())
+        self._task = asyncio.create_task(self._measure())
+        return self
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        wall_s = self._clock() - self._start[0]
+        self.cpu_share = (time.process_time() - self._start[1]) / wall_s if wall_s > 0 else 0.0
+
+    async def _measure(self) -> None:
+        while True:
+            due_s = self._clock() + _INTERVAL_S
+            await asyncio.sleep(_INTERVAL_S)
+            self.lags_s.append(max(0.0, self._clock() - due_s))

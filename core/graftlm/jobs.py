@@ -1,0 +1,72 @@
+"""One prompt under way in the in-process engine."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from queue import SimpleQueue
+
+from graftlm.engine_thread import UpdateSink
+from graftlm.outputs import CompletionText, OutputBuilder
+from graftlm.scheduling import Request, RequestUpdate
+from graftlm.types import RequestOutput
+
+__all__ = ["Job", "JobStream", "group_of"]
+
+
+@dataclass(slots=True, eq=False, weakref_slot=True)
+class Job:
+    """One prompt under way: its requests, one per completion, and what has come of them."""
+
+    builder: OutputBuilder
+    texts: dict[str, CompletionText]
+    requests: list[Request]
+    updates: list[RequestUpdate] = field(default_factory=list)
+    num_unfinished: int = 0
+
+    def __post_init__(self) -> None:
+        self.num_unfinished = len(self.requests)
+
+    def take(self, update: RequestUpdate) -> bool:
+        """Keep an update; True when it was the last one. Runs in the engine's thread."""
+        self.updates.append(update)
+        self.num_unfinished -= update.finish is not None
+        return self.num_unfinished == 0
+
+    def output(self) -> RequestOutput:
+        """Return everything so far. Runs in the user's thread, which thereby does the detokenising."""
+        updates, self.updates = self.updates, []
+        for update in updates:
+            self.builder.apply(update, self.texts[update.request_id].push(update))
+        return self.builder.output()
+
+
+class JobStream(Iterator[RequestOutput]):
+    """Growing outputs of one job. Closing it, or forgetting it, aborts what is unfinished."""
+
+    def __init__(self, job: Job, events: "SimpleQueue[bool]", abort: Callable[[list[Job]], None]) -> None:
+        self._job = job
+        self._events = events
+        self._abort = abort
+        self._ended = False
+
+    def __next__(self) -> RequestOutput:
+        if self._ended:
+            raise StopIteration
+        finished = self._events.get()
+        while not finished and not self._events.empty():
+            finished = self._events.get()
+        self._ended = finished
+        return self._job.output()
+
+    def close(self) -> None:
+        """Abort the request if it has not ended."""
+        if not self._ended:
+            self._ended = True
+            self._abort([self._job])
+
+    def __del__(self) -> None:
+        self.close()
+
+
+def group_of(job: Job, sink: UpdateSink) -> list[tuple[Request, UpdateSink]]:
+    """Return what the engine's thread adds as one: a job's requests, with where their updates go."""
+    return [(request, sink) for request in job.requests]

@@ -1,0 +1,25 @@
+"""A progress bar over prompts."""
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+__all__ = ["progress_bar"]
+
+#: From this many prompts on, a bar is shown on a terminal.
+_PROGRESS_FROM = 16
+
+
+@contextmanager
+def progress_bar(total: int, wanted: bool | None) -> Iterator[Callable[[], None]]:
+    """Show progress over prompts on standard error, and yield what moves it on."""
+    if not (total >= _PROGRESS_FROM and sys.stderr.isatty() if wanted is None else wanted):
+        yield lambda: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=sys.stderr.isatty()) as bar:
+        task = bar.add_task("generating", total=total)
+        yield lambda: bar.advance(task)

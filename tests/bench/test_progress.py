@@ -1,0 +1,27 @@
+"""The bar counts on a terminal, and is silent elsewhere."""
+
+import io
+
+from rich.console import Console
+
+from graftlm.bench import load_progress
+from graftlm.bench.records import Failure, RequestRecord
+
+
+def show(is_terminal):
+    """Return what is written of a run of three requests, of which one fails."""
+    written = io.StringIO()
+    with load_progress(3, Console(file=written, force_terminal=is_terminal, width=100)) as observer:
+        for failure in (None, Failure("timeout", ""), None):
+            observer.sent()
+            observer.ended(RequestRecord(index=0, asked_tokens=1, sent_s=0.0, end_s=1.0, failure=failure))
+    return written.getvalue()
+
+
+def test_a_terminal_sees_how_many_were_sent_and_failed():
+    assert "3/3" in show(True)
+    assert "3 sent, 1 failed" in show(True)
+
+
+def test_a_file_sees_nothing():
+    assert show(False).strip() == ""

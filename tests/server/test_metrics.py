@@ -1,0 +1,200 @@
+"""What /metrics tells: names, labels, sums; and that docs/metrics.md lists every one."""
+
+import re
+from pathlib import Path
+
+import pytest
+import requests
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
+from prometheus_client.parser import text_string_to_metric_families
+
+from graftlm.processes.messages import Load
+from graftlm.processes.replicas import ReplicaSet
+from graftlm.processes.step_metrics import StepMetrics
+from graftlm.server.metrics import ServerMetrics
+from graftlm.testing.server_process import wait_until
+from graftlm.types import Completion, EngineStats, FinishReason, RequestOutput, StepRecord, Timings, Usage
+
+PAGE = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text(encoding="utf-8")
+PLAIN = "text/plain;version=0.0.4"
+
+
+def families(text):
+    """Return name -> family, without the gauges that tell when a series began."""
+    found = {family.name: family for family in text_string_to_metric_families(text)}
+    return {name: family for name, family in found.items() if not name.endswith("_created")}
+
+
+def samples(metrics):
+    """Return (name, labels) -> value."""
+    text = metrics.exposition(PLAIN)[0].decode()
+    return {
+        (sample.name, tuple(sorted(sample.labels.items()))): sample.value
+        for family in families(text).values()
+        for sample in family.samples
+    }
+
+
+def report(name, **values):
+    """Return a replica's report: all zero but for some values, and two steps."""
+    stats = EngineStats(**dict.fromkeys(EngineStats.__dataclass_fields__, 0) | {"eviction_age_s": None} | values)
+    steps = StepMetrics()
+    counts = {field: 0 for field in StepRecord.__dataclass_fields__ if field not in ("host_s", "model_s")}
+    steps.observe(StepRecord(**counts, host_s=0.0002, model_s=0.02))
+    steps.observe(StepRecord(**counts, host_s=0.0002, model_s=99.0))
+    return Load(process=name, stats=stats, histograms=steps.snapshot())
+
+
+def ended(queue_s=0.25):
+    completion = Completion(index=0, text="", token_ids=(1,), finish_reason=FinishReason.STOP)
+    timings = Timings(queue_s=queue_s, first_token_s=0.5, total_s=1.0)
+    return RequestOutput("r", (1,), (completion,), Usage(1, 1, 0), timings)
+
+
+@pytest.fixture
+def replicas():
+    return ReplicaSet(["scheduler-0", "scheduler-1"], can_recover=True)
+
+
+@pytest.fixture
+def metrics(replicas):
+    metrics = ServerMetrics()
+    metrics.watch(replicas)
+    return metrics
+
+
+def test_what_a_replica_reports_is_labelled_with_its_name(metrics, replicas):
+    replicas.started("scheduler-0")
+    replicas.replicas[0].load = report("scheduler-0", prompt_tokens=100, cached_tokens=40, running_requests=3)
+    replicas.replicas[1].load = report("scheduler-1", prompt_tokens=7, evictable_pages=9, eviction_age_s=1.5)
+    found = samples(metrics)
+    first, second = ("replica", "scheduler-0"), ("replica", "scheduler-1")
+    assert found["graftlm_prompt_tokens_total", (first,)] == 100
+    assert found["graftlm_prompt_tokens_total", (second,)] == 7
+    assert found["graftlm_cached_tokens_total", (first, ("tier", "device"))] == 40
+    assert found["graftlm_running_requests", (first,)] == 3
+    assert found["graftlm_kv_pages", (second, ("state", "evictable"))] == 9
+    assert found["graftlm_replica_up", (first,)] == 1
+    assert found["graftlm_replica_up", (second,)] == 0
+    assert ("graftlm_eviction_age_seconds", (first,)) not in found
+    assert found["graftlm_eviction_age_seconds", (second,)] == 1.5
+
+
+def test_a_replica_that_died_reports_nothing_and_then_counts_from_its_own_start(metrics, replicas):
+    key = ("graftlm_generated_tokens_total", (("replica", "scheduler-0"),))
+    replicas.replicas[0].load = report("scheduler-0", generated_tokens=50)
+    assert samples(metrics)[key] == 50
+    replicas.died("scheduler-0", "killed")
+    assert key not in samples(metrics)
+    replicas.replicas[0].load = report("scheduler-0", generated_tokens=2)
+    assert samples(metrics)[key] == 2
+
+
+def test_a_replicas_histogram_is_cumulative(metrics, replicas):
+    replicas.replicas[0].load = report("scheduler-0")
+    found = samples(metrics)
+
+    def bucket(bound):
+        return found["graftlm_step_model_seconds_bucket", (("le", bound), ("replica", "scheduler-0"))]
+
+    assert [bucket(bound) for bound in ("0.01", "0.025", "10.0", "+Inf")] == [0, 1, 1, 2]
+    assert found["graftlm_step_model_seconds_count", (("replica", "scheduler-0"),)] == 2
+    assert found["graftlm_step_model_seconds_sum", (("replica", "scheduler-0"),)] == pytest.approx(99.02)
+
+
+def test_tokens_that_come_together_share_their_time(metrics):
+    metrics.more_tokens(0.04, 4)
+    metrics.more_tokens(0.3, 1)
+    found = samples(metrics)
+    assert found["graftlm_inter_token_seconds_count", ()] == 5
+    assert found["graftlm_inter_token_seconds_bucket", (("le", "0.01"),)] == 4
+    assert found["graftlm_inter_token_seconds_sum", ()] == pytest.approx(0.34)
+
+
+@pytest.mark.parametrize("outcome", ["stop", "length", "error", "timeout", "unavailable", "rejected"])
+def test_requests_are_counted_by_how_they_ended(metrics, outcome):
+    metrics.finished(ended(), 2.0, outcome)
+    found = samples(metrics)
+    assert found["graftlm_requests_finished_total", (("reason", outcome),)] == 1
+    assert found["graftlm_request_seconds_sum", ()] == 2.0
+    assert found["graftlm_queue_seconds_sum", ()] == 0.25
+
+
+def test_a_request_that_was_never_admitted_has_no_time_in_the_queue(metrics):
+    metrics.finished(ended(queue_s=None), 2.0, "rejected")
+    assert samples(metrics)["graftlm_queue_seconds_count", ()] == 0
+
+
+@pytest.mark.parametrize(
+    ("accept", "is_openmetrics"),
+    [
+        ("", False),
+        ("*/*", False),
+        ("text/plain", False),
+        (PLAIN, False),
+        ("application/openmetrics-text", True),
+        ("application/openmetrics-text;version=1.0.0;q=0.5,text/plain;version=0.0.4;q=0.2,*/*;q=0.1", True),
+        ("application/openmetrics-text; version=x", True),
+    ],
+)
+def test_the_format_is_the_one_asked_for(metrics, replicas, accept, is_openmetrics):
+    replicas.replicas[0].load = report("scheduler-0", steps=2)
+    body, content_type = metrics.exposition(accept)
+    assert content_type.startswith("application/openmetrics-text" if is_openmetrics else "text/plain")
+    parsed = parse_openmetrics(body.decode()) if is_openmetrics else text_string_to_metric_families(body.decode())
+    assert "graftlm_steps" in {family.name for family in parsed}
+
+
+def test_every_metric_is_documented_with_its_type_and_labels_and_none_else(metrics, replicas):
+    replicas.replicas[0].load = report("scheduler-0", eviction_age_s=1.0)
+    metrics.finished(ended(), 1.0, "stop")
+    expected = set()
+    for family in families(metrics.exposition(PLAIN)[0].decode()).values():
+        name = f"{family.name}_total" if family.type == "counter" else family.name
+        labels = {label for sample in family.samples for label in sample.labels} - {"le"}
+        expected.add((name, family.type, ", ".join(sorted(labels))))
+    documented = re.findall(r"^\| `(graftlm_\w+)` \| (\w+) \| ([\w, ]*?) *\|", PAGE, re.MULTILINE)
+    assert set(documented) == expected
+    assert len(documented) == len(expected)
+
+
+def scrape(server):
+    answer = requests.get(server.url + "/metrics", timeout=10)
+    assert answer.status_code == 200
+    return {
+        (sample.name, tuple(sorted(sample.labels.items()))): sample.value
+        for family in families(answer.text).values()
+        for sample in family.samples
+    }
+
+
+def test_a_servers_numbers_add_up(server):
+    replica = ("replica", "scheduler-0")
+    before = scrape(server)
+    body = {"prompt": "One, two, three, four, five, six,", "max_tokens": 5, "temperature": 0, "ignore_eos": True}
+    body["cache_salt"] = "metrics"
+    usages = [requests.post(server.url + "/v1/completions", json=body, timeout=30).json()["usage"] for _ in range(2)]
+    cached = sum(usage["prompt_tokens_details"]["cached_tokens"] for usage in usages)
+    assert cached > 0
+    expected = {
+        ("graftlm_prompt_tokens_total", (replica,)): sum(usage["prompt_tokens"] for usage in usages),
+        ("graftlm_cached_tokens_total", (replica, ("tier", "device"))): cached,
+        ("graftlm_generated_tokens_total", (replica,)): 10,
+        ("graftlm_requests_finished_total", (("reason", "length"),)): 2,
+        ("graftlm_time_to_first_token_seconds_count", ()): 2,
+        ("graftlm_inter_token_seconds_count", ()): 8,
+        ("graftlm_request_seconds_count", ()): 2,
+        ("graftlm_queue_seconds_count", ()): 2,
+    }
+
+    def growth():
+        now = scrape(server)
+        return {key: now[key] - before.get(key, 0) for key in expected}
+
+    # The scheduler reports when it becomes idle: a moment after the answer.
+    wait_until(lambda: growth() == expected, 10, "the growth of the counters")
+    after = scrape(server)
+    steps = after["graftlm_steps_total", (replica,)]
+    assert after["graftlm_step_model_seconds_count", (replica,)] == steps > 0
+    pages = [after["graftlm_kv_pages", (replica, ("state", s))] for s in ("free", "evictable", "locked", "owned")]
+    assert sum(pages) == 32768
