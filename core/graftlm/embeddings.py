@@ -8,7 +8,7 @@ from graftlm.types import EmbeddingOutput, RequestOutput, SamplingParams
 
 __all__ = ["POOLED", "check_pooling", "embedding_output", "normalized"]
 
-#: How a prompt runs whose hidden states are wanted: the one token is dropped.
+#: What a request for an embedding has in the place of sampling parameters: it samples nothing.
 POOLED = SamplingParams(max_tokens=1, temperature=0.0)
 
 

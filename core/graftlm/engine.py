@@ -279,7 +279,7 @@ class Engine:
         check_call(priority, timeout_s, cache_salt)
         ids = [uuid.uuid4().hex for _ in prompts] if request_ids is None else check_ids(request_ids, len(prompts))
         intake = self._parts.intake
-        token_ids = [intake.check_prompt(ids_) for ids_ in self._encode(prompts)]
+        token_ids = [intake.check_prompt(ids_, pooling=pooling) for ids_ in self._encode(prompts)]
         for params in all_params:
             intake.check_params(params)
         return [

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from graftlm.contracts import GrammarSpec
+from graftlm.embeddings import check_pooling
 from graftlm.errors import (
     InvalidPromptError,
     NeverFitsError,
@@ -68,12 +69,15 @@ class Intake:
         self._make_stop_watch = make_stop_watch
         self._clock = clock
 
-    def check_prompt(self, token_ids: Sequence[int] | NDArray[Any]) -> TokenIds:
+    def check_prompt(self, token_ids: Sequence[int] | NDArray[Any], *, pooling: str | None = None) -> TokenIds:
         """Return a prompt as int32 [n].
+
+        Args:
+            pooling: as of `request`.
 
         Raises:
             InvalidPromptError: it is empty, not made of integers, or holds an id outside the vocabulary.
-            PromptTooLongError: it leaves no room for output.
+            PromptTooLongError: it leaves no room for output; an embedding needs none.
         """
         prompt = _as_array(token_ids)
         if not len(prompt):
@@ -82,10 +86,12 @@ class Intake:
         outside = prompt[(prompt < 0) | (prompt >= vocab_size)]
         if len(outside):
             raise InvalidPromptError(f"token id {int(outside[0])} is outside the vocabulary of {vocab_size} tokens")
-        if len(prompt) >= self.limits.context_len:
+        num_output = 1 if pooling is None else 0
+        if len(prompt) + num_output > self.limits.context_len:
+            share = ", one of them for output" if num_output else ""
             raise PromptTooLongError(
-                f"the prompt has {len(prompt)} tokens; the context holds {self.limits.context_len}, one of them for "
-                "output. Shorten the prompt."
+                f"the prompt has {len(prompt)} tokens; the context holds {self.limits.context_len}{share}. Shorten the "
+                "prompt."
             )
         return prompt.astype(np.int32)  # a copy: the caller may change its own
 
@@ -110,18 +116,22 @@ class Intake:
         if spec is not None:
             self._compiler(spec).check(spec)
 
-    def check_room(self, prompt_len: int, params: SamplingParams) -> int:
+    def check_room(self, prompt_len: int, params: SamplingParams, *, pooling: str | None = None) -> int:
         """Return how many tokens a request may generate: as many as it asks for, and the context has room for.
+
+        Args:
+            pooling: as of `request`; an embedding generates none.
 
         Raises:
             NeverFitsError: prompt and output need more than the KV memory.
         """
-        max_new_tokens = self._max_new_tokens(prompt_len, params)
+        max_new_tokens = 0 if pooling is not None else self._max_new_tokens(prompt_len, params)
         needed = prompt_len + max_new_tokens
         if needed > self.limits.memory_tokens:
             raise NeverFitsError(
                 f"{prompt_len} prompt tokens and up to {max_new_tokens} more need room for {needed} tokens, "
-                f"the KV memory holds {self.limits.memory_tokens}. Lower max_tokens or raise memory.kv_tokens."
+                f"the KV memory holds {self.limits.memory_tokens}. "
+                f"{'Lower max_tokens' if pooling is None else 'Shorten the prompt'} or raise memory.kv_tokens."
             )
         return max_new_tokens
 
@@ -144,10 +154,15 @@ class Intake:
             prompt_token_ids: as `check_prompt` returned them.
             index: which of the prompt's `n` completions.
             seed: for all completions of the prompt; None takes the parameters' own, or draws one.
-            pooling: "mean" or "last" asks for an embedding instead of tokens; `params` then has max_tokens 1.
+            pooling: "mean" or "last" asks for an embedding instead of tokens, one vector of the whole prompt.
+
+        Raises:
+            RequestError: there is no room for it, `pooling` is no way to pool, or `params` ask for more than a vector.
         """
+        if pooling is not None:
+            _check_pooling(pooling, params)
         now = self._clock()
-        max_new_tokens = self.check_room(len(prompt_token_ids), params)
+        max_new_tokens = self.check_room(len(prompt_token_ids), params, pooling=pooling)
         spec = grammar_spec(params)
         base = params.seed if seed is None else seed
         return Request(
@@ -189,6 +204,15 @@ class Intake:
         if params.max_tokens is None:
             return max(1, min(room, self.limits.memory_tokens - prompt_len))
         return min(room, params.max_tokens)
+
+
+def _check_pooling(pooling: str, params: SamplingParams) -> None:
+    check_pooling(pooling)
+    if params.n != 1 or params.prompt_logprobs is not None:
+        raise SamplingParamsError(
+            "an embedding is one vector and no log-probabilities: it takes n 1 and prompt_logprobs None, got "
+            f"{params.n} and {params.prompt_logprobs}"
+        )
 
 
 def _as_array(token_ids: object) -> NDArray[Any]:

@@ -56,11 +56,13 @@ class PoolSpan:
 
     Attributes:
         start: index among the step's T tokens of the first of them.
+        is_last: they reach to the end of the prompt, and with it of the request.
     """
 
     row: int
     start: int
     num_tokens: int
+    is_last: bool
 
 
 @dataclass(frozen=True, slots=True)

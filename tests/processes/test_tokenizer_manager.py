@@ -239,9 +239,22 @@ async def test_start_all_is_all_or_none(running):
     manager, _, _ = running
     slow = SamplingParams(max_tokens=400, ignore_eos=True)
     requests = [await manager.prepare([20 + i], slow) for i in range(120)]
+    running_already = await manager.start_all(requests[:60])
     with pytest.raises(QueueFullError):
-        await manager.start_all(requests)
+        await manager.start_all(requests[60:])
+    await until(lambda: manager.num_requests == 60)
+    manager.abort_all()
+    await asyncio.gather(*[generation.result() for generation in running_already])
     await until(lambda: manager.num_requests == 0 and pages_come_home(manager))
+
+
+async def test_more_than_could_ever_wait_is_refused_for_good(running):
+    manager, _, _ = running
+    requests = [await manager.prepare([20 + i], GREEDY) for i in range(65)]
+    with pytest.raises(RequestError, match="more than may wait \\(64\\)"):
+        await manager.start_all(requests)
+    with pytest.raises(RequestError, match="more than may wait"):
+        await manager.start(await manager.prepare([20], SamplingParams(n=100)))
 
 
 async def test_flushing_forgets_what_was_cached(running):

@@ -11,6 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from graftlm.processes.messages import Load
 from graftlm.processes.replicas import ReplicaSet
 from graftlm.processes.step_metrics import StepMetrics
+from graftlm.scheduling import Failure
 from graftlm.server.metrics import ServerMetrics
 from graftlm.testing.server_process import wait_until
 from graftlm.types import Completion, EngineStats, FinishReason, RequestOutput, StepRecord, Timings, Usage
@@ -111,7 +112,10 @@ def test_tokens_that_come_together_share_their_time(metrics):
     assert found["graftlm_inter_token_seconds_sum", ()] == pytest.approx(0.34)
 
 
-@pytest.mark.parametrize("outcome", ["stop", "length", "error", "timeout", "unavailable", "rejected"])
+REASONS = ["stop", "length", "abort", *(failure.value for failure in Failure), "rejected", "unavailable"]
+
+
+@pytest.mark.parametrize("outcome", REASONS)
 def test_requests_are_counted_by_how_they_ended(metrics, outcome):
     metrics.finished(ended(), 2.0, outcome)
     found = samples(metrics)
@@ -156,6 +160,11 @@ def test_every_metric_is_documented_with_its_type_and_labels_and_none_else(metri
     documented = re.findall(r"^\| `(graftlm_\w+)` \| (\w+) \| ([\w, ]*?) *\|", PAGE, re.MULTILINE)
     assert set(documented) == expected
     assert len(documented) == len(expected)
+
+
+@pytest.mark.parametrize("reason", REASONS)
+def test_every_reason_is_documented(reason):
+    assert f"`{reason}`" in PAGE.split("### Reasons")[1].split("##")[0]
 
 
 def scrape(server):

@@ -49,7 +49,7 @@ class ModelRunner:
             errors={} if sampled is None else _errors(sampled),
             logprobs=None if sampled is None or sampled.logprobs is None else _to_host(*sampled.logprobs),
             prompt_logprobs=prompt_logprobs,
-            pooled=tuple([_pool(span, hidden) for span in plan.pool_spans]),
+            pooled=_pool(plan.pool_spans, hidden) if plan.pool_spans else (),
             model_s=time.perf_counter() - start,
         )
 
@@ -65,9 +65,10 @@ class ModelRunner:
         return _to_host(*token_logprobs(logits, to_device(span.targets, self._device), span.num_top))
 
 
-def _pool(span: PoolSpan, hidden: Tensor) -> NDArray[np.float32]:
-    pooled: NDArray[np.float32] = hidden[span.start : span.start + span.num_tokens].float().sum(dim=0).cpu().numpy()
-    return pooled
+def _pool(spans: tuple[PoolSpan, ...], hidden: Tensor) -> tuple[NDArray[np.float32], ...]:
+    """Add up each span's hidden states in float32; they leave the device together."""
+    pieces = [hidden[span.start : span.start + span.num_tokens] for span in spans]
+    return tuple(torch.stack([piece.sum(dim=0, dtype=torch.float32) for piece in pieces]).cpu().numpy())
 
 
 def _errors(sampled: Sampled) -> dict[int, str]:

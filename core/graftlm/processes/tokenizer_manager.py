@@ -86,7 +86,7 @@ class RequestMetrics(Protocol):
 
         Args:
             seconds: since it arrived in the server.
-            outcome: the first completion's finish reason, or "error", "timeout", "unavailable", "rejected".
+            outcome: a finish reason, a `Failure`'s name instead of "error", or "rejected" or "unavailable".
         """
         ...
 
@@ -166,9 +166,9 @@ class TokenizerManager:
         timeouts = [s for s in (timeout_s, self.config.server.request_timeout_s) if s is not None]
 
         def check() -> PreparedRequest:
-            token_ids = self._intake.check_prompt(self._encode(prompt, template_args or {}))
+            token_ids = self._intake.check_prompt(self._encode(prompt, template_args or {}), pooling=pooling)
             self._intake.check_params(params)
-            self._intake.check_room(len(token_ids), params)
+            self._intake.check_room(len(token_ids), params, pooling=pooling)
             return PreparedRequest(
                 request_id=uuid.uuid4().hex if request_id is None else request_id,
                 prompt_token_ids=token_ids,
@@ -192,6 +192,7 @@ class TokenizerManager:
             RequestError: the id is in use.
             UnavailableError: no replica is up, or the server is draining.
         """
+        self._check_number(request.params.n)
         arrived_s = self._clock()
         replica = await self.replicas.take(request.timeout_s)
         self._check_id(request.request_id)

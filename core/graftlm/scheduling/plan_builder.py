@@ -18,16 +18,14 @@ class Chunk:
     """Tokens start : end of a request whose values the host knows.
 
     Attributes:
-        predicts: positions whose prompt log-probabilities are wanted.
-        pools: positions whose hidden states are wanted.
+        reads: positions whose prompt log-probabilities, or whose hidden states, are wanted.
     """
 
     request: Request
     row: int
     start: int
     end: int
-    predicts: range = range(0)
-    pools: range = range(0)
+    reads: range = range(0)
 
 
 def build_plan(
@@ -60,6 +58,10 @@ def build_plan(
     out_slots = table.page_table[token_rows, positions // page_size].astype(np.int64) * page_size
     out_slots += positions % page_size
     sample_idx = np.flatnonzero(ends == table.known[rows])
+    prompt_spans, pool_spans = _spans(chunks, token_starts[num_decodes:])
+    if pool_spans:  # what may generate nothing has caught up as well, and does not sample
+        sampling = rows[sample_idx]
+        sample_idx = sample_idx[table.known[sampling] < table.limit[sampling]]
     return StepPlan(
         step_id=step_id,
         rows=rows,
@@ -74,16 +76,8 @@ def build_plan(
         sample_idx=sample_idx,
         sample_positions=ends[sample_idx],
         setups=setups,
-        prompt_spans=tuple(
-            _span(chunk, int(token_start))
-            for chunk, token_start in zip(chunks, token_starts[num_decodes:], strict=True)
-            if chunk.predicts
-        ),
-        pool_spans=tuple(
-            PoolSpan(chunk.row, int(token_start) + chunk.pools.start - chunk.start, len(chunk.pools))
-            for chunk, token_start in zip(chunks, token_starts[num_decodes:], strict=True)
-            if chunk.pools
-        ),
+        prompt_spans=prompt_spans,
+        pool_spans=pool_spans,
         token_mask=_token_mask(table, rows[sample_idx], allowed_bits),
     )
 
@@ -106,11 +100,29 @@ def _token_mask(
     return TokenMask(idx, allowed_bits(sampling_rows[idx])) if len(idx) else None
 
 
-def _span(chunk: Chunk, token_start: int) -> PromptLogprobSpan:
-    first, last = chunk.predicts.start, chunk.predicts.stop
+def _spans(
+    chunks: list[Chunk], token_starts: NDArray[np.int64]
+) -> tuple[tuple[PromptLogprobSpan, ...], tuple[PoolSpan, ...]]:
+    """Return what is to be read of the chunks beside samples, given where each chunk begins among the step's tokens."""
+    prompt_spans: list[PromptLogprobSpan] = []
+    pool_spans: list[PoolSpan] = []
+    for chunk, token_start in zip(chunks, token_starts.tolist(), strict=True):
+        if not chunk.reads:
+            continue
+        start = token_start + chunk.reads.start - chunk.start
+        if chunk.request.pooling is None:
+            prompt_spans.append(_prompt_span(chunk, start))
+        else:
+            is_last = chunk.end == chunk.request.prompt_len
+            pool_spans.append(PoolSpan(chunk.row, start, len(chunk.reads), is_last))
+    return tuple(prompt_spans), tuple(pool_spans)
+
+
+def _prompt_span(chunk: Chunk, start: int) -> PromptLogprobSpan:
+    first, last = chunk.reads.start, chunk.reads.stop
     return PromptLogprobSpan(
         row=chunk.row,
-        start=token_start + first - chunk.start,
+        start=start,
         targets=chunk.request.prompt_token_ids[first + 1 : last + 1].astype(np.int64),
         num_top=chunk.request.params.prompt_logprobs or 0,
     )

@@ -20,7 +20,7 @@ class Planner:
 
     A running request has `known` tokens, of which `computed` are in the KV cache; each step lets computed catch up with
     known, by the one token sampled last, or by a chunk while a prompt is read. A request that catches up samples, and
-    knows one token more. Counting that token as known when its step is planned, not when its value arrives, is what
+    knows one token more, unless that would pass its limit: an embedding ends with its prompt. Counting that token as known when its step is planned, not when its value arrives, is what
     lets step n + 1 be planned before step n is committed.
 
     A row under a grammar samples only tokens that its grammar allows after all tokens before, so it sits out the steps
@@ -149,9 +149,9 @@ class Planner:
         end = start + num_tokens
         if not kv.extend(row, end):
             return 0
-        predicts, pools = _predicting(request, start, end), _pooled(request, start, end)
-        request.num_reads_planned += len(predicts) + len(pools)
-        chunks.append(Chunk(request, row, start, end, predicts, pools))
+        reads = request.reads(start, end)
+        request.num_reads_planned += len(reads)
+        chunks.append(Chunk(request, row, start, end, reads))
         kv.table.computed[row] = end
         # Published before it is computed: whoever matches it runs in this step or a later one, and a step writes all
         # keys and values of a layer before anything attends.
@@ -167,20 +167,3 @@ class Planner:
         if not request.num_retractions:
             request.cached_tokens += num_tokens
             self.cached_tokens += num_tokens
-
-
-def _pooled(request: Request, start: int, end: int) -> range:
-    """Return the positions of start : end whose hidden states are wanted and not planned yet."""
-    if request.pooling is None:
-        return range(0)
-    if request.pooling == "last":
-        return range(max(start, request.prompt_len - 1), min(end, request.prompt_len))
-    return range(max(start, request.num_reads_planned), end)
-
-
-def _predicting(request: Request, start: int, end: int) -> range:
-    """Return the positions of start : end whose prompt log-probabilities are wanted and not planned yet."""
-    if request.params.prompt_logprobs is None:
-        return range(0)
-    first = max(start, request.num_reads_planned)
-    return range(first, max(first, min(end, request.prompt_len - 1)))

@@ -44,7 +44,7 @@ class Request:
 
     Attributes:
         prompt_token_ids: int32 [n].
-        max_new_tokens: at most this many tokens are generated; already bounded by context and memory.
+        max_new_tokens: at most this many tokens are generated; already bounded by context and memory. 0 for an embedding.
         stop_token_ids: tokens that end it, the model's own included unless `ignore_eos`.
         seed: of its noise.
         deadline_s: clock reading at which it is given up, or None.
@@ -52,7 +52,7 @@ class Request:
         grammar: present when its output is constrained; it has accepted exactly the committed output.
         num_in_flight: steps planned with it and not committed.
         cached_tokens: prompt tokens that it did not have to compute, counted until a first retraction.
-        pooling: "mean" or "last" asks for an embedding: its one token is dropped.
+        pooling: "mean" or "last" asks for an embedding: it ends where its prompt does, and samples nothing.
         num_reads_planned, num_reads_reported: prompt positions whose log-probability or hidden state a step computes,
             or has delivered.
     """
@@ -127,8 +127,8 @@ class Request:
     @property
     def num_reads(self) -> int:
         """Prompt positions, from the first on, each of which has to be read once."""
-        if self.pooling == "mean":
-            return self.prompt_len
+        if self.pooling is not None:
+            return self.prompt_len if self.pooling == "mean" else 0
         return 0 if self.params.prompt_logprobs is None else self.prompt_len - 1
 
     @property
@@ -156,16 +156,25 @@ class Request:
         self._tokens[self._num_tokens] = token_id
         self._num_tokens += 1
 
-    def add_pooled(self, hidden: NDArray[np.float32]) -> None:
+    def add_pooled(self, hidden: NDArray[np.float32], num_tokens: int) -> None:
         """Take in hidden states of further prompt positions, added up: float32 [hidden]."""
         self._pooled = hidden.astype(np.float64) if self._pooled is None else self._pooled + hidden
+        self.num_reads_reported += num_tokens
 
     @property
-    def embedding(self) -> bytes:
-        """The pooled hidden states, float32 [hidden]; the prompt has been computed."""
+    def pooled(self) -> NDArray[np.float32]:
+        """The pooled hidden states, float32 [hidden], once all of them have been taken in."""
         if self._pooled is None:
             raise InvariantError(f"request {self.request_id} ends without the hidden states it asked for")
-        return (self._pooled / max(1, self.num_reads)).astype(np.float32).tobytes()
+        num_tokens = self.prompt_len if self.pooling == "mean" else 1
+        return (self._pooled / num_tokens).astype(np.float32)
+
+    def reads(self, start: int, end: int) -> range:
+        """Return the positions of start : end that have to be read and are not planned yet."""
+        if self.pooling == "last":
+            return range(max(start, self.prompt_len - 1), end)
+        first = max(start, self.num_reads_planned)
+        return range(first, max(first, min(end, self.num_reads)))
 
     def key(self, num_tokens: int) -> PrefixKey:
         """Return the cache key of its first tokens."""

@@ -5,6 +5,9 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
+
 from graftlm.contracts import PrefixCache, SchedulingPolicy
 from graftlm.errors import InvariantError, NeverFitsError, QueueFullError, RequestError
 from graftlm.memory import KVManager
@@ -169,7 +172,7 @@ class Scheduler:
         if plan.prompt_spans:
             self._report_prompt_logprobs(plan, requests, result.prompt_logprobs)
         if plan.pool_spans:
-            _add_pooled(plan, requests, result)
+            self._commit_pooled(plan, requests, result.pooled)
         now = self._clock()
         token_ids = result.token_ids.tolist()
         for i, b in enumerate(plan.sample_idx.tolist()):
@@ -178,9 +181,6 @@ class Scheduler:
                 continue
             if i in result.errors:
                 self._finish(request, _failed(result.errors[i]))
-                continue
-            if request.pooling is not None:
-                self._finish(request, Finish(FinishReason.STOP))
                 continue
             logprobs: tuple[TokenLogprob, ...] = ()
             if result.logprobs is not None and request.params.logprobs is not None:
@@ -279,6 +279,7 @@ class Scheduler:
         finish: Finish,
         token_ids: tuple[int, ...] = (),
         logprobs: tuple[TokenLogprob, ...] = (),
+        embedding: bytes | None = None,
     ) -> None:
         """End a request: out of its row or the queue, its last update out."""
         if request.row is not None:
@@ -293,7 +294,7 @@ class Scheduler:
         del self._requests[request.request_id]
         self._compiling.pop(request.request_id, None)
         self._num_finished += 1
-        self._updates.append(RequestUpdate.of(request, token_ids, logprobs, finish=finish))
+        self._updates.append(RequestUpdate.of(request, token_ids, logprobs, finish=finish, embedding=embedding))
 
     def _report_prompt_logprobs(
         self, plan: StepPlan, requests: tuple[Request, ...], tables: tuple[LogprobTable, ...]
@@ -307,6 +308,21 @@ class Scheduler:
             logprobs = tuple([_read_logprob(table, i, targets[i], span.num_top) for i in range(len(targets))])
             request.num_reads_reported += len(logprobs)
             self._updates.append(RequestUpdate.of(request, prompt_logprobs=logprobs))
+
+    def _commit_pooled(
+        self, plan: StepPlan, requests: tuple[Request, ...], pooled: tuple[NDArray[np.float32], ...]
+    ) -> None:
+        by_row = dict(zip(plan.rows.tolist(), requests, strict=True))
+        for span, hidden in zip(plan.pool_spans, pooled, strict=True):
+            request = by_row[span.row]
+            if request.status is RequestStatus.FINISHED:
+                continue
+            if not np.isfinite(hidden).all():
+                self._finish(request, _failed("hidden states are not finite"))
+                continue
+            request.add_pooled(hidden, span.num_tokens)
+            if span.is_last:
+                self._finish(request, Finish(FinishReason.STOP), embedding=request.pooled.tobytes())
 
     def _expire(self, now: float) -> None:
         """End the requests whose time is up."""
@@ -331,14 +347,6 @@ class Scheduler:
 
     def _probe(self, request: Request) -> int:
         return self.kv.cache.probe(request.reusable_key()) * self.kv.page_size
-
-
-def _add_pooled(plan: StepPlan, requests: tuple[Request, ...], result: StepResult) -> None:
-    by_row = dict(zip(plan.rows.tolist(), requests, strict=True))
-    for span, hidden in zip(plan.pool_spans, result.pooled, strict=True):
-        request = by_row[span.row]
-        request.add_pooled(hidden)
-        request.num_reads_reported += span.num_tokens
 
 
 def _failed(error: str, failure: Failure = Failure.ENGINE) -> Finish:

@@ -68,6 +68,7 @@ class RequestUpdate(msgspec.Struct, frozen=True, array_like=True, omit_defaults=
         logprobs: tuple[TokenLogprob, ...] = (),
         prompt_logprobs: tuple[TokenLogprob, ...] = (),
         finish: Finish | None = None,
+        embedding: bytes | None = None,
     ) -> "RequestUpdate":
         """Report on a request as it stands."""
         return cls(
@@ -82,5 +83,5 @@ class RequestUpdate(msgspec.Struct, frozen=True, array_like=True, omit_defaults=
             first_token_s=request.seconds_until(request.first_token_s),
             total_s=request.seconds_until(request.finished_s),
             num_retractions=request.num_retractions,
-            embedding=request.embedding if request.pooling and finish and finish.reason is FinishReason.STOP else None,
+            embedding=embedding,
         )

@@ -59,7 +59,7 @@ class CompletionLogprobs:
         return rivals | {self._text(logprob.token_id): logprob.logprob} if logprob.top else {}
 
     def _text(self, token_id: int) -> str:
-        """Return a token as text, or as OpenAI writes those that are a part of a character: `bytes:\\xe4\\xb8`."""
+        """Return a token as text, or in OpenAI's notation for a part of a character: its bytes in hexadecimal."""
         data = self._tokenizer.token_bytes(token_id)
         try:
             return data.decode()

@@ -8,7 +8,7 @@ import { openReplicas, showReplicas } from "./replicas.js";
 import { Tree } from "./tree.js";
 
 const STATE_MS = 1000;
-const TREE_MS = 4000;
+const TREE_MS = 3000;
 const MAX_WAIT_MS = 15000;
 const SPAN_S = 300;
 

@@ -1,0 +1,284 @@
+"""The page at `/` in a real browser, and what it asks a real server for."""
+
+import re
+import shutil
+from urllib.parse import urlsplit
+
+import httpx2
+import pytest
+from playwright.sync_api import expect, sync_playwright
+
+from graftlm.server.dashboard import PAGE_PATHS
+from graftlm.testing.server_process import ServerProcess, wait_until
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+CHROMIUM_ARGS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
+ADMIN = {"Authorization": "Bearer admin"}
+SERIES = ["prompt_tokens_per_s", "cached_tokens_per_s", "generated_tokens_per_s", "running_requests", "queued_requests"]
+MARKUP = "<img src onerror=alert(1)>"
+
+
+@pytest.fixture(scope="module")
+def locked():
+    """A server with keys; its tree holds what these tests ask and nothing else."""
+    config = {
+        "model": "demo",
+        "memory": {"kv_tokens": 4096},
+        "server": {"api_key": "key", "admin_api_key": "admin"},
+    }
+    with ServerProcess(config, environment={"OMP_NUM_THREADS": "1"}) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def admin(locked):
+    with httpx2.Client(base_url=locked.url, headers=ADMIN, timeout=30) as client:
+        yield client
+
+
+def read(client, path, **options):
+    response = client.request("POST" if path == "/dashboard/tree" else "GET", path, **options)
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+class TestRoutes:
+    @pytest.mark.parametrize("path", sorted(PAGE_PATHS))
+    def test_the_pages_files_need_no_key_and_may_load_nothing_from_elsewhere(self, locked, path):
+        response = httpx2.get(locked.url + path)
+        assert response.status_code == 200
+        policy = response.headers["content-security-policy"]
+        assert policy.startswith("default-src 'none'; script-src 'self';")
+        assert "unsafe" not in policy
+        kind = {"css": "text/css", "js": "text/javascript"}.get(path.rpartition(".")[2], "text/html")
+        assert response.headers["content-type"] == f"{kind}; charset=utf-8"
+
+    @pytest.mark.parametrize(
+        ("method", "path", "key", "status"),
+        [
+            ("GET", "/dashboard/state", None, 401),
+            ("GET", "/dashboard/state", "key", 200),
+            ("POST", "/dashboard/tree", None, 401),
+            ("POST", "/dashboard/tree", "key", 403),
+            ("POST", "/dashboard/tree", "admin", 200),
+            ("GET", "/dashboard/tree", "admin", 405),
+            ("GET", "/dashboard/../engine.py", "admin", 404),
+        ],
+    )
+    def test_numbers_need_a_key_and_prompts_the_administrators(self, locked, method, path, key, status):
+        headers = {} if key is None else {"Authorization": f"Bearer {key}"}
+        assert httpx2.request(method, locked.url + path, headers=headers).status_code == status
+
+    def test_a_page_of_another_name_that_leads_here_reads_no_prompts(self, admin):
+        headers = {"Origin": "http://evil.example", "Host": "evil.example"}
+        assert admin.post("/dashboard/tree", headers=headers).status_code == 403
+
+    @pytest.mark.parametrize("after", ["soon", "nan", "inf", ""])
+    def test_a_time_that_is_none_is_refused(self, admin, after):
+        assert admin.get("/dashboard/state", params={"after": after}).status_code == 400
+
+    def test_only_later_points_come_when_asked_for(self, admin):
+        wait_until(lambda: len(read(admin, "/dashboard/state")["points"]) >= 2, 10, "two points")
+        state = read(admin, "/dashboard/state")
+        fields, points = state["fields"], state["points"]
+        assert fields[0] == "time_s"
+        assert all(len(point) == len(fields) for point in points)
+        later = read(admin, "/dashboard/state", params={"after": points[0][0]})["points"]
+        assert points[0] not in later
+        assert points[1] in later
+
+    def test_the_state_names_model_and_replicas(self, admin):
+        state = read(admin, "/dashboard/state")
+        assert state["about"]["model"] == "demo"
+        assert state["health"] == {"ok": True, "draining": False, "problems": []}
+        (replica,) = state["replicas"]
+        assert (replica["name"], replica["ready"], replica["stats"]["total_pages"]) == ("scheduler-0", True, 4096)
+
+    def test_the_tree_holds_what_was_asked(self, admin):
+        prompt = "The tree shall hold this sentence of mine."
+        body = {"prompt": prompt, "max_tokens": 1, "cache_salt": "a tenant"}
+        assert admin.post("/v1/completions", json=body).status_code == 200
+
+        def nodes():
+            (tree,) = read(admin, "/dashboard/tree")["trees"]
+            assert tree["replica"] == "scheduler-0"
+            assert tree["total_nodes"] == len(tree["nodes"])
+            return [node for node in tree["nodes"] if node["namespace"] == "a tenant"]
+
+        wait_until(lambda: bool(nodes()), 10, "the prompt's node")  # an answer may be two seconds old
+        (node,) = nodes()
+        assert prompt in node["text"]
+        assert node["parent"] is None
+        assert node["num_tokens"] == node["num_pages"] > 4
+        assert node["num_locks"] == 0
+        assert node["age_s"] < 60
+        assert "token_ids" not in node
+
+
+@pytest.fixture(scope="module")
+def browser():
+    if CHROMIUM is None:
+        pytest.skip("no Chromium is installed")
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=CHROMIUM_ARGS)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def watched(browser, locked):
+    """A page at 1300 by 900 that is not loaded yet; errors, and requests to elsewhere, fail the test."""
+    context = browser.new_context(viewport={"width": 1300, "height": 900})
+    context.set_default_timeout(15_000)
+    page = context.new_page()
+    complaints = []
+    page.on("console", lambda message: complaints.append(message.text) if message.type == "error" else None)
+    page.on("pageerror", lambda error: complaints.append(str(error)))
+    page.on("request", lambda request: complaints.append(request.url) if is_elsewhere(request.url, locked) else None)
+    yield page
+    context.close()
+    # The browser itself reports every answer of 4xx, and the page shows it.
+    assert [text for text in complaints if not re.search("status of 40[013]", text)] == []
+
+
+def is_elsewhere(url, server):
+    parts = urlsplit(url)
+    return parts.scheme != "data" and parts.netloc != urlsplit(server.url).netloc
+
+
+@pytest.fixture
+def page(watched, locked):
+    """The page, opened with the administrator's key."""
+    watched.add_init_script("sessionStorage.setItem('graftlm-api-key', 'admin')")
+    watched.goto(locked.url)
+    expect(watched.locator("#health")).to_have_text("ready")
+    return watched
+
+
+def ask(page, text):
+    """Send a message and return its answer's element when it is complete."""
+    answers = page.locator(".assistant")
+    number = answers.count()
+    page.get_by_label("Message", exact=True).fill(text)
+    page.keyboard.press("Enter")
+    answer = answers.nth(number)
+    expect(answer).to_have_attribute("aria-busy", "false")
+    return answer
+
+
+def reused(answer):
+    return int(re.match(r"(\d+) of \d+", answer.locator(".reused").inner_text().strip())[1])
+
+
+class TestPage:
+    def test_an_answer_streams_and_the_second_one_reuses_the_first(self, page):
+        first = ask(page, "Which day comes after Thursday?")
+        assert "Friday" in first.inner_text()
+        second = ask(page, "What is 2 plus 3?")
+        assert "2 + 3 = 5" in second.inner_text()
+        assert reused(second) > reused(first)
+        expect(second.locator(".figures")).to_contain_text("first after")
+        expect(second.locator(".figures")).to_contain_text("tokens")
+
+    def test_a_new_chat_forgets_the_conversation(self, page):
+        ask(page, "Which day comes after Thursday?")
+        page.get_by_role("button", name="New chat").click()
+        expect(page.locator(".message")).to_have_count(0)
+
+    def test_an_answer_can_be_stopped(self, page):
+        page.route("**/v1/chat/completions", lambda route: None)  # it never begins
+        page.get_by_label("Message", exact=True).fill("Hello")
+        page.get_by_role("button", name="Send").click()
+        page.get_by_role("button", name="Stop").click()
+        expect(page.locator(".assistant .error")).to_have_text("stopped")
+        expect(page.get_by_role("button", name="Send")).to_be_visible()
+
+    def test_a_refused_message_says_why(self, page):
+        page.get_by_label("temperature").fill("-1")
+        answer = ask(page, "Hello")
+        expect(answer.locator(".error")).to_contain_text("temperature")
+
+    def test_markup_is_shown_as_text(self, page):
+        ask(page, MARKUP)
+        expect(page.locator(".user")).to_have_text(MARKUP)
+        node = page.locator(".node", has_text="onerror").first
+        expect(node).to_be_visible()
+        node.hover()
+        expect(page.locator("#tree-detail")).to_contain_text(MARKUP)
+        assert page.locator("img").count() == 0
+
+    def test_the_curves_have_points(self, page):
+        ask(page, "What is 2 plus 3?")
+        for name in SERIES:
+            line = page.locator(f'path.line[data-series="{name}"]').last
+            expect(line).to_have_attribute("d", re.compile(r"^M[\d.,]+(L[\d.,]+)+$"))
+        expect(page.locator('path.line[data-series="hit_rate"]').first).to_be_attached()
+        expect(page.locator("path.layer")).to_have_count(4)
+        expect(page.get_by_role("img", name=re.compile("KV pages: owned 0, locked 0, evictable .*"))).to_be_visible()
+
+    def test_a_point_of_a_curve_is_told_by_the_keyboard(self, page):
+        chart = page.get_by_role("img", name=re.compile("^Requests"))
+        expect(page.locator('path.line[data-series="running_requests"]').last).to_be_attached()
+        chart.press("ArrowLeft")
+        expect(page.locator("figure", has=chart).locator(".title .quiet")).to_have_text(re.compile(r"\d+ m?s ago"))
+
+    def test_the_tree_is_walked_by_the_keyboard(self, page):
+        for question in ("Which day comes after Thursday?", "What is 2 plus 3?"):
+            ask(page, question)
+            page.get_by_role("button", name="New chat").click()
+        focused = page.locator("[role=treeitem]:focus")
+        page.locator("[role=treeitem][aria-level='2']").first.focus()
+        for key, level in [("ArrowLeft", "1"), ("ArrowRight", "2"), ("ArrowDown", "2"), ("ArrowUp", "2")]:
+            page.keyboard.press(key)
+            expect(focused).to_have_attribute("aria-level", level)
+            expect(page.locator("#tree-detail")).to_contain_text(re.compile(r"\d tokens in \d+ pages, matched \d"))
+
+    def test_the_replicas_are_listed(self, page):
+        expect(page.get_by_role("row", name=re.compile("scheduler-0"))).to_be_visible()
+
+    def test_it_fits_a_narrow_screen(self, page):
+        page.set_viewport_size({"width": 400, "height": 800})
+        expect(page.locator("path.line").first).to_be_attached()
+        assert page.evaluate("document.documentElement.scrollWidth") == 400
+
+
+class TestKey:
+    def test_a_key_is_asked_for_and_kept(self, watched, locked):
+        watched.goto(locked.url)
+        dialog = watched.get_by_role("dialog")
+        expect(dialog).to_contain_text("The server asks for a key.")
+        for key, answer in [("wrong", "does not accept"), ("admin", None)]:
+            watched.get_by_label("API key", exact=True).locator("visible=true").last.fill(key)
+            watched.keyboard.press("Enter")
+            if answer:
+                expect(dialog).to_contain_text(answer)
+        expect(dialog).to_be_hidden()
+        expect(watched.locator("#health")).to_have_text("ready")
+        watched.reload()
+        expect(watched.locator("#health")).to_have_text("ready")
+        expect(dialog).to_be_hidden()
+
+    def test_who_gives_no_key_is_asked_again_only_when_wanted(self, watched, locked):
+        watched.goto(locked.url)
+        dialog = watched.get_by_role("dialog")
+        expect(dialog).to_be_visible()
+        watched.get_by_role("button", name="Cancel").click()
+        expect(watched.locator("#health")).to_contain_text("asks for a key")
+        expect(dialog).to_be_hidden()
+        watched.get_by_role("button", name="Enter key").click()
+        expect(dialog).to_be_visible()
+
+    def test_a_clients_key_shows_everything_but_the_tree(self, watched, locked):
+        watched.add_init_script("sessionStorage.setItem('graftlm-api-key', 'key')")
+        watched.goto(locked.url)
+        expect(watched.locator("#health")).to_have_text("ready")
+        expect(watched.locator("#tree-detail")).to_contain_text("admin key")
+        assert reused(ask(watched, "What is 2 plus 3?")) >= 0
