@@ -8,7 +8,15 @@ import torch
 from transformers import AutoModel
 
 from graftlm import Engine, SamplingParams
-from graftlm.errors import InvalidPromptError, PromptTooLongError, RequestError
+from graftlm.errors import (
+    InvalidPromptError,
+    NeverFitsError,
+    PromptTooLongError,
+    RequestError,
+    RequestFailedError,
+    SamplingParamsError,
+)
+from graftlm.intake import Intake, IntakeLimits
 
 LENGTHS = [1, 2, 7, 8, 16, 33, 64, 100, 129, 240]
 
@@ -67,6 +75,33 @@ def test_other_models_embeddings_equal_transformers(checkpoint, expected, name):
         check(engine, expected(name))
 
 
+@pytest.mark.parametrize("pooling", ["mean", "last"])
+def test_a_prompt_may_fill_the_whole_context_and_memory(checkpoint, pooling):
+    path = checkpoint("llama")
+    prompt = np.random.default_rng(6).integers(3, 256, 1024)
+    with torch.inference_mode():
+        model = AutoModel.from_pretrained(path, dtype=torch.float32)
+        hidden = model(input_ids=torch.from_numpy(prompt)[None]).last_hidden_state[0].numpy()
+    settings = {"cache": {"page_size": 16}, "memory": {"kv_tokens": 1024}, "debug": True}
+    with Engine(model={"path": str(path), "dtype": "float32"}, **settings) as engine:
+        (output,) = engine.embed([prompt.tolist()], pooling=pooling, normalize=False)
+        np.testing.assert_allclose(
+            output.embedding, hidden.mean(axis=0) if pooling == "mean" else hidden[-1], atol=2e-4, rtol=2e-4
+        )
+        with pytest.raises(PromptTooLongError, match=r"has 1025 tokens; the context holds 1024\. Shorten"):
+            engine.embed([[*prompt.tolist(), 5]], pooling=pooling)
+        with pytest.raises(PromptTooLongError, match="1024, one of them for output"):
+            engine.generate([prompt.tolist()])
+
+
+def test_a_prompt_beyond_the_memory_is_refused(checkpoint):
+    settings = {"memory": {"kv_tokens": 100}}
+    with Engine(model={"path": str(checkpoint("llama")), "dtype": "float32"}, **settings) as engine:
+        assert len(engine.embed([[5] * 100])) == 1
+        with pytest.raises(NeverFitsError, match=r"101 prompt tokens .* Shorten the prompt or raise memory\.kv_tokens"):
+            engine.embed([[5] * 101])
+
+
 def test_embeddings_beside_generation_in_scarce_memory(checkpoint, expected):
     cases = expected("llama")
     settings = {"scheduling": {"prefill_tokens_per_step": 40}, "memory": {"kv_tokens": 400}, "debug": True}
@@ -116,6 +151,22 @@ def test_text_and_chats_can_be_embedded(engine):
     outputs = engine.embed(["a fox", [{"role": "user", "content": "a fox"}], [300, 301]])
     assert len({output.embedding.tobytes() for output in outputs}) == 3
     assert engine.embed([]) == []
+
+
+def test_a_prompt_whose_time_is_up_says_so_and_others_go_on(engine):
+    with pytest.raises(RequestFailedError, match="timed out"):
+        engine.embed(["x"], timeout_s=1e-9)
+    assert len(engine.embed(["x"])) == 1
+
+
+@pytest.mark.parametrize("params", [{"n": 2}, {"prompt_logprobs": 0}])
+def test_an_embedding_takes_no_parameter_that_asks_for_more_than_a_vector(params):
+    intake = Intake(IntakeLimits(100, 100, 100, ()), lambda _: None, lambda: 0.0)
+    prompt = intake.check_prompt([1, 2], pooling="mean")
+    with pytest.raises(SamplingParamsError, match="one vector"):
+        intake.request("e", prompt, SamplingParams(**params), pooling="mean")
+    with pytest.raises(RequestError, match="pooling must be 'mean' or 'last', got 'max'"):
+        intake.request("e", prompt, SamplingParams(), pooling="max")
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from graftlm.memory import KVManager, PagePool, RequestTable
 from graftlm.observers import Observers
 from graftlm.scheduling import Request, RequestUpdate, Scheduler, SchedulerLimits
 from graftlm.step_loop import StepLoop
-from graftlm.testing.fake_device import FakeDevice, expected_output
+from graftlm.testing.fake_device import FakeDevice, expected_embedding, expected_output
 from graftlm.types import FinishReason, SamplingParams
 from graftlm_cache.chunk import ChunkCache
 from graftlm_cache.radix import RadixCache
@@ -94,6 +94,9 @@ class Rig:
         self.tokens[request_id], self.updates[request_id] = [], []
         return request
 
+    def add_embedding(self, request_id, prompt, pooling, **fields) -> Request:
+        return self.add(request_id, prompt, max_new_tokens=0, pooling=pooling, **fields)
+
     def step(self) -> None:
         self.now += 0.001
         for update in self.loop.step():
@@ -113,6 +116,9 @@ class Rig:
     def assert_right(self, request_id) -> None:
         """The request ended as it should have, with the tokens of the device's arithmetic."""
         request = self.requests[request_id]
+        if request.pooling is not None:
+            self._assert_right_embedding(request)
+            return
         expected = expected_output(request.prompt_token_ids.tolist(), request.max_new_tokens, VOCAB)
         stops = [i for i, t in enumerate(expected) if t in request.stop_token_ids]
         if stops:
@@ -123,6 +129,15 @@ class Rig:
             assert reason is (FinishReason.STOP if stops else FinishReason.LENGTH)
         else:
             assert self.tokens[request_id] == expected[: len(self.tokens[request_id])]
+
+    def _assert_right_embedding(self, request) -> None:
+        (update,) = self.updates[request.request_id]
+        assert not update.token_ids
+        if update.finish.reason is FinishReason.STOP:
+            expected = expected_embedding(request.prompt_token_ids.tolist(), request.pooling)
+            assert np.frombuffer(update.embedding, dtype=np.float32).tolist() == expected.tolist()
+        else:
+            assert update.embedding is None
 
 
 @pytest.fixture

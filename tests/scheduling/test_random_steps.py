@@ -42,16 +42,23 @@ class Storm:
         prefix = draw.choice(self.prefixes)[: draw.randint(0, 64)]
         prompt = prefix + [draw.randrange(50) for _ in range(draw.randint(1, 20))]
         self.num_added += 1
+        pooling = draw.choice([None, None, None, None, "mean", "last"])
+        fields = {
+            "timeout_s": draw.choice([None, None, None, 0.05]),
+            "priority": draw.choice([0, 0, 0, 1, -1]),
+            "namespace": draw.choice(["", "", "tenant"]),
+        }
+        if pooling is not None:
+            self.rig.add_embedding(f"r{self.num_added}", prompt, pooling, **fields)
+            return
         try:
             self.rig.add(
                 f"r{self.num_added}",
                 prompt,
                 max_new_tokens=draw.choice([1, 3, 10, 40, 150]),
                 stop=tuple(draw.sample(range(50), draw.choice([0, 0, 2]))),
-                timeout_s=draw.choice([None, None, None, 0.05]),
-                priority=draw.choice([0, 0, 0, 1, -1]),
-                namespace=draw.choice(["", "", "tenant"]),
                 params=SamplingParams(prompt_logprobs=draw.choice([None, None, None, 0])),
+                **fields,
             )
         except NeverFitsError:
             self.num_refused += 1
@@ -73,6 +80,8 @@ class Storm:
             self.rig.device.fail_rows = {self.rig.scheduler.counters.steps + 1: self.random.randrange(4)}
         elif draw < 0.352:
             self.rig.device.fail_steps = {self.rig.scheduler.counters.steps + 1}
+        elif draw < 0.355:
+            self.rig.device.fail_pools = {self.rig.scheduler.counters.steps + 1}
         self.rig.step()
 
 
@@ -98,11 +107,17 @@ def test_every_page_is_accounted_for_after_every_step(make_rig, page_size, chunk
     for request_id in rig.requests:
         rig.assert_right(request_id)
     errors = {finish.error for finish in finishes if finish.reason is FinishReason.ERROR}
-    assert errors <= {"logits are not finite", "RuntimeError: the device is out of memory"}
+    assert errors <= {
+        "logits are not finite",
+        "hidden states are not finite",
+        "RuntimeError: the device is out of memory",
+    }
     counters = rig.scheduler.counters
     assert counters.finished_requests == len(rig.requests) > 150
     assert counters.retractions > 0
     assert {FinishReason.ABORT, FinishReason.LENGTH, FinishReason.STOP} <= {finish.reason for finish in finishes}
+    embedded = [rig.requests[r].pooling for r in rig.requests if rig.updates[r][-1].embedding is not None]
+    assert min(embedded.count("mean"), embedded.count("last")) > 5
     if reuse:
         assert counters.cached_tokens > 0
         assert rig.scheduler.kv.evicted_pages > 0

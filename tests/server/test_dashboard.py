@@ -182,6 +182,7 @@ class TestPage:
     def test_an_answer_streams_and_the_second_one_reuses_the_first(self, page):
         first = ask(page, "Which day comes after Thursday?")
         assert "Friday" in first.inner_text()
+        assert first.locator("span").first.evaluate("text => text.childNodes.length") > 1  # it came in pieces
         second = ask(page, "What is 2 plus 3?")
         assert "2 + 3 = 5" in second.inner_text()
         assert reused(second) > reused(first)
@@ -243,6 +244,18 @@ class TestPage:
 
     def test_the_replicas_are_listed(self, page):
         expect(page.get_by_role("row", name=re.compile("scheduler-0"))).to_be_visible()
+
+    def test_nothing_is_asked_while_the_page_is_hidden(self, watched, locked):
+        watched.add_init_script("Object.defineProperty(document, 'hidden', {get: () => !window.isShown})")
+        asked = []
+        watched.on("request", lambda request: asked.append(request.url) if "/dashboard/state" in request.url else None)
+        watched.add_init_script("sessionStorage.setItem('graftlm-api-key', 'admin')")
+        watched.goto(locked.url)
+        expect(watched.locator("#charts figure")).to_have_count(4)
+        assert watched.evaluate("fetch('health').then((answer) => answer.status)") == 200
+        assert asked == []
+        watched.evaluate("window.isShown = true; document.dispatchEvent(new Event('visibilitychange'))")
+        expect(watched.locator("#health")).to_have_text("ready")
 
     def test_it_fits_a_narrow_screen(self, page):
         page.set_viewport_size({"width": 400, "height": 800})

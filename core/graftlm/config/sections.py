@@ -202,7 +202,8 @@ class ServerSettings(Section):
     )
     admin_api_key: ApiKey | None = Field(
         default=None,
-        description="What flushing, aborting everything, pausing and profiling need instead; null: `api_key` will do.",
+        description="What flushing, aborting everything, pausing, profiling and seeing the prefix tree need instead; "
+        "null: `api_key` will do.",
     )
     served_model_name: Name | None = Field(
         default=None, description="The model's name in the API; null: the last part of `model.path`."

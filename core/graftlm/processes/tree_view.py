@@ -8,7 +8,7 @@ from graftlm.contracts import NodeView, PrefixCache
 __all__ = ["tree_view"]
 
 #: Nodes looked at; a larger tree would hold up the steps.
-_MAX_WALKED = 20_000
+_MAX_WALKED = 5_000
 #: Tokens of a node that are told.
 _MAX_TOKENS = 32
 
@@ -20,7 +20,7 @@ def tree_view(cache: PrefixCache, limit: int, now_s: float) -> dict[str, Any]:
         limit: nodes at most.
         now_s: the reading of the clock that the cache was created with.
 
-    Returns: {"nodes": [...], "total_nodes": n}; n counts what was looked at, 20,000 at most.
+    Returns: {"nodes": [...], "total_nodes": n}; n counts what was looked at, 5,000 at most.
     """
     nodes = {node.node_id: node for node in islice(cache.walk(), _MAX_WALKED)}
     chosen: dict[int, NodeView] = {}

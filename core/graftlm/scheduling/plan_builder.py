@@ -59,7 +59,7 @@ def build_plan(
     out_slots += positions % page_size
     sample_idx = np.flatnonzero(ends == table.known[rows])
     prompt_spans, pool_spans = _spans(chunks, token_starts[num_decodes:])
-    if pool_spans:  # what may generate nothing has caught up as well, and does not sample
+    if pool_spans:  # a request for an embedding has caught up too, but may not generate
         sampling = rows[sample_idx]
         sample_idx = sample_idx[table.known[sampling] < table.limit[sampling]]
     return StepPlan(

@@ -20,8 +20,9 @@ class Planner:
 
     A running request has `known` tokens, of which `computed` are in the KV cache; each step lets computed catch up with
     known, by the one token sampled last, or by a chunk while a prompt is read. A request that catches up samples, and
-    knows one token more, unless that would pass its limit: an embedding ends with its prompt. Counting that token as known when its step is planned, not when its value arrives, is what
-    lets step n + 1 be planned before step n is committed.
+    knows one token more. Counting that token as known when its step is planned, not when its value arrives, is what
+    lets step n + 1 be planned before step n is committed. A request for an embedding is at its limit when it has caught
+    up: it does not sample, and ends with that step's commit.
 
     A row under a grammar samples only tokens that its grammar allows after all tokens before, so it sits out the steps
     between the one in which it samples and that one's commit.

@@ -44,7 +44,8 @@ class Request:
 
     Attributes:
         prompt_token_ids: int32 [n].
-        max_new_tokens: at most this many tokens are generated; already bounded by context and memory. 0 for an embedding.
+        max_new_tokens: at most this many tokens are generated; already bounded by context and memory. Zero for an
+            embedding.
         stop_token_ids: tokens that end it, the model's own included unless `ignore_eos`.
         seed: of its noise.
         deadline_s: clock reading at which it is given up, or None.

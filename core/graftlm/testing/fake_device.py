@@ -6,9 +6,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from graftlm.contracts import GrammarMatcher
-from graftlm.plan import LogprobTable, StepPlan, StepResult
+from graftlm.plan import LogprobTable, PoolSpan, StepPlan, StepResult
 
-__all__ = ["FakeDevice", "expected_output"]
+__all__ = ["FakeDevice", "expected_embedding", "expected_output"]
 
 _MULTIPLIER = 6364136223846793005
 _MASK = (1 << 64) - 1
@@ -16,6 +16,10 @@ _MASK = (1 << 64) - 1
 
 def _absorb(state: int, token_id: int) -> int:
     return ((state ^ (token_id + 1)) * _MULTIPLIER + 1442695040888963407) & _MASK
+
+
+def _hidden(digest: int) -> tuple[int, int]:
+    return 1, digest >> 48
 
 
 def _next_token(state: int, vocab_size: int, bits: NDArray[np.int32] | None = None) -> int:
@@ -44,19 +48,32 @@ def expected_output(
     return output
 
 
+def expected_embedding(prompt: Sequence[int], pooling: str) -> NDArray[np.float32]:
+    """Return the pooled "hidden states" of a prompt, float32 [2], computed without pages."""
+    digests: list[int] = []
+    for token_id in prompt:
+        digests.append(_absorb(digests[-1] if digests else 0, token_id))
+    hidden = np.array([_hidden(digest) for digest in digests], dtype=np.float64)
+    pooled: NDArray[np.float64] = hidden.mean(axis=0) if pooling == "mean" else hidden[-1]
+    return pooled.astype(np.float32)
+
+
 class FakeDevice:
     """Runs plans over paged memory. A token's "key and value" is a digest of all tokens up to it.
 
     Each digest is computed from the slot of the token before, found through the plan's page table. A page that is
-    reused, shared or freed wrongly therefore changes what is generated from there on.
+    reused, shared or freed wrongly therefore changes what is generated from there on, and every "hidden state", whose
+    first number is 1 and whose second one comes from the digest.
 
     Attributes:
         fail_steps: step ids that raise.
+        fail_pools: step ids whose hidden states are not finite.
         fail_rows: step id -> index among the sampling requests whose logits are bad in that step.
     """
 
     def __init__(self, num_pages: int, page_size: int, num_rows: int, vocab_size: int) -> None:
         self.fail_steps: set[int] = set()
+        self.fail_pools: set[int] = set()
         self.fail_rows: dict[int, int] = {}
         self._page_size = page_size
         self._vocab_size = vocab_size
@@ -75,7 +92,7 @@ class FakeDevice:
             position = int(plan.positions[t])
             before = 0 if position == 0 else self._digests[self._slot(plan, int(token_rows[t]), position - 1)]
             self._digests[int(plan.out_slots[t])] = _absorb(before, int(input_ids[t]))
-        pooled = tuple([_pool(input_ids[s.start : s.start + s.num_tokens]) for s in plan.pool_spans])
+        pooled = tuple([self._pool(plan, span) for span in plan.pool_spans])
         last = np.cumsum(plan.query_lens) - 1
         masks = {} if plan.token_mask is None else dict(zip(plan.token_mask.idx, plan.token_mask.bits, strict=True))
         sampled = [
@@ -89,14 +106,15 @@ class FakeDevice:
         spans = tuple(_zeros(len(span.targets), span.num_top) for span in plan.prompt_spans)
         return StepResult(token_ids, errors, _zeros(len(sampled), 20), spans, model_s=0.0, pooled=pooled)
 
+    def _pool(self, plan: StepPlan, span: PoolSpan) -> NDArray[np.float32]:
+        """Add up the "hidden states" of a span; float32 holds them exactly."""
+        slots = plan.out_slots[span.start : span.start + span.num_tokens].tolist()
+        pooled: NDArray[np.float32] = np.array([_hidden(self._digests[s]) for s in slots], dtype=np.float32).sum(axis=0)
+        return np.full_like(pooled, np.nan) if plan.step_id in self.fail_pools else pooled
+
     def _slot(self, plan: StepPlan, b: int, position: int) -> int:
         page = int(plan.page_table[b, position // self._page_size])
         return page * self._page_size + position % self._page_size
-
-
-def _pool(token_ids: NDArray[np.int64]) -> NDArray[np.float32]:
-    """Return the "hidden states" of tokens, added up: each is (1, the token's id)."""
-    return np.array([len(token_ids), token_ids.sum()], dtype=np.float32)
 
 
 def _zeros(num_tokens: int, num_top: int) -> LogprobTable:

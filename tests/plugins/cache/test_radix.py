@@ -234,3 +234,16 @@ def test_a_split_finds_the_lower_half_a_new_place_in_the_order():
     rig.cache.evict(1)
     rig.cache.match(rig.key(1, 2, 3))
     assert [rig.cache.evict(1).tolist() for _ in range(3)] == [long[3:].tolist(), short.tolist(), long[:3].tolist()]
+
+
+def test_the_age_at_eviction_is_that_of_the_leaf_that_went_last():
+    rig = CacheRig(RadixCache, page_size=4)
+    for letter in (1, 2, 3):
+        rig.insert(rig.key(letter))
+    used_s = [node.stats.last_access for node in rig.cache.walk()]
+    assert rig.cache.eviction_age_s is None
+    rig.cache.evict(2)
+    age_s = rig.clock.now - sorted(used_s)[1]
+    assert rig.cache.eviction_age_s == age_s
+    rig.cache.reset()
+    assert rig.cache.eviction_age_s == age_s  # a flush is no eviction

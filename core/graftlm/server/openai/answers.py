@@ -3,7 +3,7 @@
 import time
 import uuid
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated
 
 import msgspec
 
@@ -11,13 +11,25 @@ from graftlm.processes.generation import CompletionDelta
 from graftlm.types import FinishReason, Usage
 
 __all__ = [
+    "AnswerMessage",
     "Chat",
     "ChatChoice",
     "ChatChunk",
     "ChatChunkChoice",
+    "ChatLogprobs",
     "Completion",
     "CompletionChoice",
+    "CompletionTokens",
+    "ContentToken",
     "Delta",
+    "EmbeddingBody",
+    "EmbeddingList",
+    "EmbeddingUsage",
+    "ModelCard",
+    "ModelList",
+    "TokenBody",
+    "TokenList",
+    "TokenText",
     "UsageBody",
     "encode",
     "finish_name",
@@ -45,6 +57,40 @@ class UsageBody(msgspec.Struct, frozen=True):
     prompt_tokens_details: CachedTokens
 
 
+class TokenBody(msgspec.Struct, frozen=True):
+    """A token of a chat's answer, as text and in bytes, which need not be whole characters."""
+
+    token: str
+    logprob: float
+    bytes: Sequence[int]
+
+
+class ContentToken(TokenBody, frozen=True):
+    """A token that was sampled, and the most likely ones at its place."""
+
+    top_logprobs: Sequence[TokenBody]
+
+
+class ChatLogprobs(msgspec.Struct, frozen=True):
+    """The tokens of a chat's answer, or of what is new of it."""
+
+    content: Sequence[ContentToken]
+    refusal: None = None
+
+
+class CompletionTokens(msgspec.Struct, frozen=True):
+    """The tokens of a completion, or of what is new of it; a prompt's first one has no log-probability."""
+
+    tokens: Sequence[str]
+    token_logprobs: Sequence[float | None]
+    top_logprobs: Annotated[
+        Sequence[dict[str, float] | None], msgspec.Meta(description="The most likely tokens at each place, by text.")
+    ]
+    text_offset: Annotated[
+        Sequence[int], msgspec.Meta(description="Where each token begins in the text, in characters.")
+    ]
+
+
 class Delta(msgspec.Struct, frozen=True, omit_defaults=True):
     """What is new of a chat's answer."""
 
@@ -57,7 +103,7 @@ class ChatChunkChoice(msgspec.Struct, frozen=True):
 
     index: int
     delta: Delta
-    logprobs: Any = None
+    logprobs: ChatLogprobs | None = None
     finish_reason: str | None = None
     matched_stop: str | int | msgspec.UnsetType | None = msgspec.UNSET
 
@@ -73,12 +119,20 @@ class ChatChunk(msgspec.Struct, frozen=True, kw_only=True):
     usage: UsageBody | msgspec.UnsetType | None = msgspec.UNSET
 
 
+class AnswerMessage(msgspec.Struct, frozen=True):
+    """The assistant's turn; may be sent back as it is."""
+
+    role: str
+    content: str
+    refusal: str | None = None
+
+
 class ChatChoice(msgspec.Struct, frozen=True):
     """One of a chat's answers."""
 
     index: int
-    message: dict[str, Any]
-    logprobs: Any
+    message: AnswerMessage
+    logprobs: ChatLogprobs | None
     finish_reason: str | None
     matched_stop: str | int | None
 
@@ -99,7 +153,7 @@ class CompletionChoice(msgspec.Struct, frozen=True):
 
     index: int
     text: str
-    logprobs: Any = None
+    logprobs: CompletionTokens | None = None
     finish_reason: str | None = None
     matched_stop: str | int | msgspec.UnsetType | None = msgspec.UNSET
 
@@ -113,6 +167,62 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     choices: Sequence[CompletionChoice]
     usage: UsageBody | msgspec.UnsetType | None = msgspec.UNSET
+
+
+class EmbeddingBody(msgspec.Struct, frozen=True, kw_only=True):
+    """One text as a vector: numbers, or float32 in base64."""
+
+    object: str = "embedding"
+    index: int
+    embedding: Sequence[float] | str
+
+
+class EmbeddingUsage(msgspec.Struct, frozen=True):
+    """Token counts of embeddings."""
+
+    prompt_tokens: int
+    total_tokens: int
+
+
+class EmbeddingList(msgspec.Struct, frozen=True, kw_only=True):
+    """The vectors, in the order of the texts."""
+
+    object: str = "list"
+    data: Sequence[EmbeddingBody]
+    model: str
+    usage: EmbeddingUsage
+
+
+class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
+    """The model that is served."""
+
+    id: str
+    object: str = "model"
+    created: int
+    owned_by: str = "graftlm"
+    root: Annotated[str, msgspec.Meta(description="Where it was loaded from.")]
+    max_model_len: Annotated[int, msgspec.Meta(description="Tokens of prompt and answer together at most.")]
+
+
+class ModelList(msgspec.Struct, frozen=True, kw_only=True):
+    """The models that are served, of which there is one."""
+
+    object: str = "list"
+    data: Sequence[ModelCard]
+
+
+class TokenList(msgspec.Struct, frozen=True):
+    """A text's token ids."""
+
+    tokens: Sequence[int]
+    count: int
+    max_model_len: int
+
+
+class TokenText(msgspec.Struct, frozen=True):
+    """The text of token ids."""
+
+    text: str
 
 
 def new_id(prefix: str) -> str:

@@ -1,7 +1,6 @@
 """/v1/chat/completions."""
 
 from collections.abc import AsyncGenerator
-from typing import Any
 
 import msgspec
 from fastapi import APIRouter, Request, Response
@@ -9,10 +8,12 @@ from fastapi import APIRouter, Request, Response
 from graftlm.processes.generation import CompletionDelta, Generation
 from graftlm.processes.tokenizer_manager import TokenizerManager
 from graftlm.server.openai.answers import (
+    AnswerMessage,
     Chat,
     ChatChoice,
     ChatChunk,
     ChatChunkChoice,
+    ChatLogprobs,
     Delta,
     encode,
     finish_name,
@@ -21,6 +22,7 @@ from graftlm.server.openai.answers import (
     shows,
     sum_usage,
 )
+from graftlm.server.openai.document import described
 from graftlm.server.openai.logprobs import chat_logprobs
 from graftlm.server.openai.params import chat_messages, chat_params, check_model, template_args
 from graftlm.server.openai.requests import ChatRequest
@@ -34,7 +36,7 @@ def make_router(manager: TokenizerManager) -> APIRouter:
     """Return the route."""
     router = APIRouter()
 
-    @router.post("/v1/chat/completions", summary="Answer a chat")
+    @router.post("/v1/chat/completions", summary="Answer a chat", responses=described(Chat, ChatChunk))
     async def chat_completions(request: Request, body: ChatRequest) -> Response:
         answer = _Answer(manager, body)
         generation = await until_disconnect(request, answer.start())
@@ -78,7 +80,7 @@ class _Answer:
         choices = [
             ChatChoice(
                 index=completion.index,
-                message={"role": "assistant", "content": completion.text, "refusal": None},
+                message=AnswerMessage("assistant", completion.text),
                 logprobs=None if completion.logprobs is None else self._logprobs(completion.logprobs),
                 finish_reason=finish_name(completion.finish_reason),
                 matched_stop=completion.matched_stop,
@@ -124,5 +126,5 @@ class _Answer:
             return ChatChunkChoice(delta.index, content, logprobs)
         return ChatChunkChoice(delta.index, content, logprobs, finish_name(delta.finish_reason), delta.matched_stop)
 
-    def _logprobs(self, logprobs: tuple[TokenLogprob, ...]) -> dict[str, Any]:
+    def _logprobs(self, logprobs: tuple[TokenLogprob, ...]) -> ChatLogprobs:
         return chat_logprobs(self._manager.tokenizer, logprobs)

@@ -21,6 +21,7 @@ from graftlm.server.openai.answers import (
     shows,
     sum_usage,
 )
+from graftlm.server.openai.document import described
 from graftlm.server.openai.logprobs import CompletionLogprobs
 from graftlm.server.openai.params import check_model, completion_params
 from graftlm.server.openai.prompts import split_prompts
@@ -35,7 +36,9 @@ def make_router(manager: TokenizerManager) -> APIRouter:
     """Return the route."""
     router = APIRouter()
 
-    @router.post("/v1/completions", summary="Complete one prompt or several")
+    @router.post(
+        "/v1/completions", summary="Complete one prompt or several", responses=described(Completion, Completion)
+    )
     async def completions(request: Request, body: CompletionRequest) -> Response:
         answer = _Answer(manager, body)
         generations = await until_disconnect(request, answer.start())

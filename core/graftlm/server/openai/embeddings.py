@@ -3,7 +3,7 @@
 import asyncio
 import base64
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 from fastapi import APIRouter, Request, Response
@@ -13,7 +13,8 @@ from graftlm.embeddings import POOLED, normalized
 from graftlm.errors import RequestFailedError
 from graftlm.processes.generation import Generation, PreparedRequest
 from graftlm.processes.tokenizer_manager import TokenizerManager
-from graftlm.server.openai.answers import encode
+from graftlm.server.openai.answers import EmbeddingBody, EmbeddingList, EmbeddingUsage, encode
+from graftlm.server.openai.document import described
 from graftlm.server.openai.params import check_model
 from graftlm.server.openai.prompts import split_prompts
 from graftlm.server.openai.requests import EmbeddingRequest
@@ -29,7 +30,7 @@ def make_router(manager: TokenizerManager) -> APIRouter:
     """Return the route."""
     router = APIRouter()
 
-    @router.post("/v1/embeddings", summary="Embed one text or several")
+    @router.post("/v1/embeddings", summary="Embed one text or several", responses=described(EmbeddingList))
     async def embeddings(request: Request, body: EmbeddingRequest) -> Response:
         return Response(await until_disconnect(request, _embed(manager, body)), media_type="application/json")
 
@@ -89,13 +90,10 @@ def _answer(
     vectors: Sequence[NDArray[np.float32]],
 ) -> bytes:
     num_tokens = sum(len(request.prompt_token_ids) for request in prepared)
-    data = [
-        {"object": "embedding", "index": i, "embedding": _written(vector, body)} for i, vector in enumerate(vectors)
-    ]
-    usage = {"prompt_tokens": num_tokens, "total_tokens": num_tokens}
-    return encode({"object": "list", "data": data, "model": manager.model.name, "usage": usage})
+    data = [EmbeddingBody(index=i, embedding=_written(vector, body)) for i, vector in enumerate(vectors)]
+    return encode(EmbeddingList(data=data, model=manager.model.name, usage=EmbeddingUsage(num_tokens, num_tokens)))
 
 
-def _written(vector: NDArray[np.float32], body: EmbeddingRequest) -> Any:
+def _written(vector: NDArray[np.float32], body: EmbeddingRequest) -> list[float] | str:
     vector = (normalized(vector) if body.normalize is not False else vector).astype("<f4")
     return base64.b64encode(vector.tobytes()).decode() if body.encoding_format == "base64" else vector.tolist()

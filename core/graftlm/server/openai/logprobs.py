@@ -2,27 +2,28 @@
 
 import codecs
 from collections.abc import Sequence
-from typing import Any
 
+from graftlm.server.openai.answers import ChatLogprobs, CompletionTokens, ContentToken, TokenBody
 from graftlm.tokenization import Tokenizer
 from graftlm.types import TokenLogprob
 
 __all__ = ["CompletionLogprobs", "chat_logprobs"]
 
 
-def chat_logprobs(tokenizer: Tokenizer, logprobs: Sequence[TokenLogprob]) -> dict[str, Any]:
+def chat_logprobs(tokenizer: Tokenizer, logprobs: Sequence[TokenLogprob]) -> ChatLogprobs:
     """Return the `logprobs` of a chat's choice or of a chunk of it."""
-    return {"content": [_chat_entry(tokenizer, logprob) for logprob in logprobs], "refusal": None}
+    return ChatLogprobs([_sampled(tokenizer, logprob) for logprob in logprobs])
 
 
-def _chat_entry(tokenizer: Tokenizer, logprob: TokenLogprob) -> dict[str, Any]:
-    top = [_token(tokenizer, token_id, value) for token_id, value in logprob.top]
-    return _token(tokenizer, logprob.token_id, logprob.logprob) | {"top_logprobs": top}
+def _sampled(tokenizer: Tokenizer, logprob: TokenLogprob) -> ContentToken:
+    data = tokenizer.token_bytes(logprob.token_id)
+    top = [_rival(tokenizer, token_id, value) for token_id, value in logprob.top]
+    return ContentToken(data.decode(errors="replace"), logprob.logprob, list(data), top)
 
 
-def _token(tokenizer: Tokenizer, token_id: int, logprob: float) -> dict[str, Any]:
+def _rival(tokenizer: Tokenizer, token_id: int, logprob: float) -> TokenBody:
     data = tokenizer.token_bytes(token_id)
-    return {"token": data.decode(errors="replace"), "logprob": logprob, "bytes": list(data)}
+    return TokenBody(data.decode(errors="replace"), logprob, list(data))
 
 
 class CompletionLogprobs:
@@ -39,19 +40,19 @@ class CompletionLogprobs:
         self._offset = 0
         self._characters = codecs.getincrementaldecoder("utf-8")("replace")
 
-    def write(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob | None]) -> dict[str, Any]:
+    def write(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob | None]) -> CompletionTokens:
         """Return those of further tokens; a prompt's first token has none."""
         offsets = []
         for token_id in token_ids:
             offsets.append(self._offset)
             if not (self._skips_special and self._tokenizer.is_special(token_id)):
                 self._offset += len(self._characters.decode(self._tokenizer.token_bytes(token_id)))
-        return {
-            "tokens": [self._text(token_id) for token_id in token_ids],
-            "token_logprobs": [None if logprob is None else logprob.logprob for logprob in logprobs],
-            "top_logprobs": [None if logprob is None else self._top(logprob) for logprob in logprobs],
-            "text_offset": offsets,
-        }
+        return CompletionTokens(
+            tokens=[self._text(token_id) for token_id in token_ids],
+            token_logprobs=[None if logprob is None else logprob.logprob for logprob in logprobs],
+            top_logprobs=[None if logprob is None else self._top(logprob) for logprob in logprobs],
+            text_offset=offsets,
+        )
 
     def _top(self, logprob: TokenLogprob) -> dict[str, float]:
         """Return the rivals by text; the sampled token is among them, whatever its rank."""

@@ -1,12 +1,12 @@
 """OpenAI's API as one router."""
 
-from typing import Any
-
-from fastapi import APIRouter
+from fastapi import APIRouter, Response
 
 from graftlm.processes.tokenizer_manager import TokenizerManager
 from graftlm.server.errors import ERROR_RESPONSES
 from graftlm.server.openai import chat, completions, embeddings, tokens
+from graftlm.server.openai.answers import ModelCard, ModelList, encode
+from graftlm.server.openai.document import described
 from graftlm.server.openai.params import check_model
 
 __all__ = ["make_router"]
@@ -17,22 +17,16 @@ def make_router(manager: TokenizerManager) -> APIRouter:
     router = APIRouter(tags=["openai"], responses=ERROR_RESPONSES)
     for part in (chat, completions, embeddings, tokens):
         router.include_router(part.make_router(manager))
-    described = {
-        "id": manager.model.name,
-        "object": "model",
-        "created": manager.model.created_s,
-        "owned_by": "graftlm",
-        "root": manager.model.path,
-        "max_model_len": manager.model.context_len,
-    }
+    served = manager.model
+    card = ModelCard(id=served.name, created=served.created_s, root=served.path, max_model_len=served.context_len)
 
-    @router.get("/v1/models", summary="The model that is served")
-    async def list_models() -> dict[str, Any]:
-        return {"object": "list", "data": [described]}
+    @router.get("/v1/models", summary="The model that is served", responses=described(ModelList))
+    async def list_models() -> Response:
+        return Response(encode(ModelList(data=[card])), media_type="application/json")
 
-    @router.get("/v1/models/{model:path}", summary="The model, by its name")
-    async def get_model(model: str) -> dict[str, Any]:
-        check_model(model, manager.model)
-        return described
+    @router.get("/v1/models/{model:path}", summary="The model, by its name", responses=described(ModelCard))
+    async def get_model(model: str) -> Response:
+        check_model(model, served)
+        return Response(encode(card), media_type="application/json")
 
     return router

@@ -1,11 +1,11 @@
 """/v1/tokenize and /v1/detokenize."""
 
-from typing import Any
-
-from fastapi import APIRouter
+from fastapi import APIRouter, Response
 
 from graftlm.processes.tokenizer_manager import TokenizerManager
 from graftlm.server.errors import ApiError
+from graftlm.server.openai.answers import TokenList, TokenText, encode
+from graftlm.server.openai.document import described
 from graftlm.server.openai.params import chat_messages, check_model
 from graftlm.server.openai.requests import DetokenizeRequest, TokenizeRequest
 
@@ -16,8 +16,8 @@ def make_router(manager: TokenizerManager) -> APIRouter:
     """Return the routes."""
     router = APIRouter()
 
-    @router.post("/v1/tokenize", summary="Turn a text or a chat into token ids")
-    async def tokenize(body: TokenizeRequest) -> dict[str, Any]:
+    @router.post("/v1/tokenize", summary="Turn a text or a chat into token ids", responses=described(TokenList))
+    async def tokenize(body: TokenizeRequest) -> Response:
         check_model(body.model, manager.model)
         if (body.prompt is None) == (body.messages is None):
             raise ApiError(400, "give either prompt or messages", param="prompt")
@@ -26,12 +26,14 @@ def make_router(manager: TokenizerManager) -> APIRouter:
             ids = await manager.encode_chat(chat_messages(body.messages), add_generation_prompt=opens)
         else:
             ids = await manager.encode(body.prompt or "", add_special_tokens=body.add_special_tokens is not False)
-        return {"tokens": ids, "count": len(ids), "max_model_len": manager.model.context_len}
+        answer = TokenList(ids, len(ids), manager.model.context_len)
+        return Response(encode(answer), media_type="application/json")
 
-    @router.post("/v1/detokenize", summary="Turn token ids into text")
-    async def detokenize(body: DetokenizeRequest) -> dict[str, Any]:
+    @router.post("/v1/detokenize", summary="Turn token ids into text", responses=described(TokenText))
+    async def detokenize(body: DetokenizeRequest) -> Response:
         check_model(body.model, manager.model)
         skips = body.skip_special_tokens is not False
-        return {"text": await manager.decode(body.tokens, skip_special_tokens=skips)}
+        text = await manager.decode(body.tokens, skip_special_tokens=skips)
+        return Response(encode(TokenText(text)), media_type="application/json")
 
     return router

@@ -1,0 +1,62 @@
+import numpy as np
+import pytest
+import torch
+
+from graftlm.execution.runner import ModelRunner
+from graftlm.execution.sampler import Sampler
+from graftlm.plan import PoolSpan, StepPlan
+
+CPU = torch.device("cpu")
+
+
+class NoAttention:
+    """A model that looks at one token at a time needs none."""
+
+    def prepare(self, batch):
+        pass
+
+
+class TokenItself:
+    """A model whose hidden state of a token is (1, its id); asking it for logits is an error."""
+
+    def __init__(self, dtype):
+        self._dtype = dtype
+
+    def forward(self, batch):
+        return torch.stack([torch.ones_like(batch.input_ids), batch.input_ids], dim=1).to(self._dtype)
+
+
+def plan_of(prompts, spans):
+    """Return the plan of a first step of some prompts, none of which samples."""
+    lens = np.array([len(prompt) for prompt in prompts], dtype=np.int32)
+    num_tokens = int(lens.sum())
+    return StepPlan(
+        step_id=0,
+        rows=np.arange(len(prompts), dtype=np.int32),
+        query_lens=lens,
+        seq_lens=lens,
+        page_table=np.zeros((len(prompts), num_tokens), dtype=np.int32),
+        input_ids=np.concatenate([np.array(prompt, dtype=np.int64) for prompt in prompts]),
+        device_idx=np.empty(0, dtype=np.int64),
+        positions=np.concatenate([np.arange(n) for n in lens]),
+        out_slots=np.arange(num_tokens),
+        num_decodes=0,
+        sample_idx=np.empty(0, dtype=np.int64),
+        sample_positions=np.empty(0, dtype=np.int64),
+        pool_spans=spans,
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_hidden_states_are_added_up_in_float32_and_nothing_is_sampled(dtype):
+    spans = (PoolSpan(1, 3, 1001, is_last=False), PoolSpan(0, 2, 1, is_last=True))
+    runner = ModelRunner(TokenItself(dtype), NoAttention(), Sampler(4, 300, CPU, None), 4, CPU)
+    result = runner.run(plan_of([[5, 6, 7], [3] * 1001], spans))
+    assert [vector.tolist() for vector in result.pooled] == [[1001, 3003], [1, 7]]
+    assert {vector.dtype for vector in result.pooled} == {np.dtype(np.float32)}
+    assert len(result.token_ids) == 0
+
+
+def test_a_step_that_pools_nothing_returns_no_vectors():
+    runner = ModelRunner(TokenItself(torch.float32), NoAttention(), Sampler(4, 300, CPU, None), 4, CPU)
+    assert runner.run(plan_of([[5, 6]], ())).pooled == ()

@@ -1,0 +1,104 @@
+"""What OpenAI's routes refuse, and which field they name."""
+
+import asyncio
+
+import httpx2
+import numpy as np
+import openai
+import pytest
+
+CHAT = [{"role": "user", "content": "What is 2 plus 2?"}]
+
+
+def message(content):
+    return {"messages": [{"role": "user", "content": content}]}
+
+
+@pytest.fixture
+def client(server):
+    with openai.OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0) as it:
+        yield it
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "says"),
+    [
+        ({"prompt": {"a": 1}}, "prompt", "string"),
+        ({"prompt": None}, "prompt", "string"),
+        ({"prompt": [1, "a"]}, "prompt.1", "integer"),
+        ({"prompt": ["a", 1]}, "prompt.1", "string"),
+        ({"prompt": [-1]}, "prompt.0", "greater than or equal to 0"),
+        ({"prompt": [1.5]}, "prompt.0", "integer"),
+        ({"prompt": [True]}, "prompt.0", "integer"),
+        ({"prompt": [["a"]]}, "prompt.0.0", "integer"),
+        ({"prompt": [[1], "a"]}, "prompt.1", "list"),
+        ({"prompt": ["x"] * 5000}, "prompt", "4096"),
+        ({"prompt": "x", "stop": ["a", 1]}, "stop.1", "string"),
+        ({"prompt": "x", "logit_bias": {"a": 1}}, "logit_bias.a", "integer"),
+        ({"prompt": "x", "temperature": 2.5}, "temperature", "2"),
+        ({"prompt": "x", "seed": 2**63}, "seed", "9223372036854775807"),
+        ({"prompt": "x", "stream": True, "stream_options": {"foo": 1}}, "stream_options.foo", "Unrecognized"),
+        ({"prompt": "x", "one": 1}, "one", "Unrecognized"),
+        ({"prompt": "x", "body": 1}, "body", "Unrecognized"),
+        ({"prompt": "x", "x" * 5000: 1}, "x" * 256, "Unrecognized"),
+    ],
+)
+def test_a_wrong_field_of_a_completion_is_named_by_its_path(server, body, param, says):
+    check(server, "/v1/completions", body, param, says)
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "says"),
+    [
+        (message(5), "messages.0.content", "string"),
+        (message(["x"]), "messages.0.content.0", "object"),
+        (message([{"text": "x"}]), "messages.0.content.0.type", "required"),
+        (message([{"type": "text"}]), "messages.0.content.0", "needs its text"),
+        (message([{"type": "text", "text": 3}]), "messages.0.content.0.text", "string"),
+        (message([{"type": "input_audio", "input_audio": {}}]), "messages.0.content.0", "'input_audio'"),
+        ({"messages": [{"role": "user", "content": "x", "foo": 1}]}, "messages.0.foo", "Unrecognized"),
+        ({"messages": CHAT, "chat_template_kwargs": {"self": 1}}, "chat_template_kwargs", "'self'"),
+        ({"messages": CHAT, "store": True}, "store", "not supported"),
+        ({"messages": CHAT, "response_format": {"type": "xml"}}, "response_format.type", "json_schema"),
+    ],
+)
+def test_a_wrong_field_of_a_chat_is_named_by_its_path(server, body, param, says):
+    check(server, "/v1/chat/completions", body, param, says)
+
+
+def check(server, path, body, param, says):
+    answer = httpx2.post(server.url + path, json=body, timeout=60)
+    assert answer.status_code == 400, answer.text
+    error = answer.json()["error"]
+    assert error["param"] == param
+    assert says in error["message"]
+    assert error["type"] == "invalid_request_error"
+    assert error["code"] == ("unknown_parameter" if says == "Unrecognized" else None)
+
+
+@pytest.mark.parametrize("fields", [{"prompt": ["x"] * 1200}, {"prompt": ["x"] * 20, "n": 100}])
+def test_a_call_that_can_never_wait_as_a_whole_is_refused_for_good(server, fields):
+    answer = httpx2.post(server.url + "/v1/completions", json={"max_tokens": 1, **fields}, timeout=60)
+    assert answer.status_code == 400, answer.text
+    assert "max_queued_requests" in answer.json()["error"]["message"]
+
+
+def test_more_texts_than_may_wait_can_be_embedded_in_one_call(client):
+    texts = [f"text {i % 7}" for i in range(1100)]
+    answer = client.embeddings.create(model="demo", input=texts)
+    vectors = np.array([item.embedding for item in answer.data])
+    assert [item.index for item in answer.data] == list(range(len(texts)))
+    np.testing.assert_allclose(vectors, np.resize(vectors[:7], vectors.shape), atol=1e-4)
+    assert answer.usage.prompt_tokens == answer.usage.total_tokens > len(texts)
+
+
+async def test_a_client_that_leaves_its_embeddings_leaves_nothing_behind(server):
+    async with httpx2.AsyncClient(base_url=server.url, timeout=0.3) as client:
+        with pytest.raises(httpx2.TimeoutException):
+            await client.post("/v1/embeddings", json={"input": [[i] * 900 for i in range(300, 600)]})
+    async with httpx2.AsyncClient(base_url=server.url, timeout=30) as client, asyncio.timeout(10):
+        while True:
+            (load,) = (await client.get("/get_load")).json()
+            if load["num_reqs"] == load["num_waiting_reqs"] == load["num_pages"] == 0:
+                break
+            await asyncio.sleep(0.02)

@@ -1,0 +1,215 @@
+"""Event streams and the notice of clients that leave, in raw ASGI: when they leave is up to the test."""
+
+import asyncio
+import json
+
+import pytest
+from fastapi import FastAPI
+from starlette.requests import ClientDisconnect, Request
+
+from graftlm.errors import RequestTimeoutError, UnavailableError
+from graftlm.server.errors import install_error_handlers
+from graftlm.server.sse import EventStream, until_disconnect
+
+SCOPE = {
+    "type": "http",
+    "method": "GET",
+    "path": "/stream",
+    "raw_path": b"/stream",
+    "query_string": b"",
+    "root_path": "",
+    "scheme": "http",
+    "headers": [],
+}
+
+
+class Client:
+    """Reads a response; `leave` is what it does when it has had enough."""
+
+    def __init__(self, is_broken=False, is_slow=False):
+        self.messages = []
+        self.is_broken = is_broken
+        self._gone = asyncio.Event()
+        self._reads = asyncio.Event()
+        if not is_slow:
+            self._reads.set()
+
+    def leave(self):
+        self._gone.set()
+
+    async def receive(self):
+        await self._gone.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(self, message):
+        if self.is_broken:
+            raise OSError("connection reset")
+        await self._reads.wait()
+        self.messages.append(message)
+
+    async def read(self, app):
+        async with asyncio.timeout(5):
+            await app(SCOPE, self.receive, self.send)
+
+    @property
+    def status(self):
+        return self.messages[0]["status"]
+
+    @property
+    def headers(self):
+        return {name.decode(): value.decode() for name, value in self.messages[0]["headers"]}
+
+    @property
+    def events(self):
+        text = b"".join(message["body"] for message in self.messages[1:]).decode()
+        assert text.endswith("\n\n")
+        return [event.removeprefix("data: ") for event in text.split("\n\n")[:-1]]
+
+
+class Source:
+    """Yields some events, then raises, ends, or waits for ever; knows whether it was closed."""
+
+    def __init__(self, *events, then=None):
+        self.items = events
+        self.then = then
+        self.num_closed = 0
+        self.waits = asyncio.Event()
+
+    async def events(self):
+        try:
+            for item in self.items:
+                yield item
+            if isinstance(self.then, Exception):
+                raise self.then
+            if self.then == "wait":
+                self.waits.set()
+                await asyncio.Event().wait()
+        finally:
+            self.num_closed += 1
+
+
+async def test_events_come_as_they_are_and_then_done():
+    client, source = Client(), Source(b'{"a":1}', b"2")
+    await client.read(EventStream(source.events()))
+    assert client.events == ['{"a":1}', "2", "[DONE]"]
+    assert client.status == 200
+    assert client.headers["content-type"].startswith("text/event-stream")
+    assert client.headers["cache-control"] == "no-store"
+    assert client.headers["x-accel-buffering"] == "no"
+    assert "content-length" not in client.headers
+    assert not client.messages[-1].get("more_body")
+    assert source.num_closed == 1
+
+
+async def test_no_events_are_an_answer_too():
+    client = Client()
+    await client.read(EventStream(Source().events()))
+    assert client.events == ["[DONE]"]
+
+
+@pytest.mark.parametrize(
+    ("error", "message", "kind"),
+    [
+        (UnavailableError("scheduler-0 died"), "scheduler-0 died", "service_unavailable_error"),
+        (RequestTimeoutError("it took too long"), "it took too long", "timeout_error"),
+        (KeyError("secret"), "the server failed to handle the request", "server_error"),
+        (TimeoutError("secret"), "the server failed to handle the request", "server_error"),
+    ],
+)
+async def test_an_error_after_an_event_is_the_last_event(error, message, kind):
+    client, source = Client(), Source(b"1", then=error)
+    await client.read(EventStream(source.events()))
+    first, last, done = client.events
+    assert (first, done) == ("1", "[DONE]")
+    assert json.loads(last) == {"error": {"message": message, "type": kind, "param": None, "code": None}}
+    assert source.num_closed == 1
+
+
+@pytest.mark.parametrize(("error", "status"), [(UnavailableError("down"), 503), (RequestTimeoutError("late"), 408)])
+async def test_an_error_before_the_first_event_has_a_status(error, status):
+    app = FastAPI()
+    install_error_handlers(app)
+    source, closed = Source(then=error), []
+
+    @app.get("/stream")
+    async def stream():
+        return EventStream(source.events(), close=lambda: closed.append(True))
+
+    client = Client()
+    await client.read(app)
+    assert client.status == status
+    assert json.loads(client.messages[1]["body"])["error"]["message"] == str(error)
+    assert ("retry-after" in client.headers) == (status == 503)
+    assert source.num_closed == len(closed) == 1
+
+
+async def test_a_client_that_leaves_while_nothing_comes_ends_the_source_at_once():
+    client, source, closed = Client(), Source(b"1", then="wait"), []
+    reading = asyncio.ensure_future(client.read(EventStream(source.events(), close=lambda: closed.append(True))))
+    await source.waits.wait()
+    assert not closed
+    client.leave()
+    await reading
+    assert source.num_closed == len(closed) == 1
+    assert client.events == ["1"]
+
+
+async def test_a_client_that_leaves_without_reading_ends_the_source():
+    client, source, closed = Client(is_slow=True), Source(*[b"1"] * 9, then="wait"), []
+    client.leave()
+    await client.read(EventStream(source.events(), close=lambda: closed.append(True)))
+    assert client.messages == []
+    assert source.num_closed == len(closed) == 1
+
+
+async def test_a_broken_connection_ends_the_source_and_is_told_as_a_client_that_left():
+    client, source = Client(is_broken=True), Source(b"1", then="wait")
+    with pytest.raises(ClientDisconnect):
+        await client.read(EventStream(source.events()))
+    assert source.num_closed == 1
+
+
+async def test_a_server_that_stops_ends_the_source():
+    client, source, closed = Client(), Source(b"1", then="wait"), []
+    reading = asyncio.ensure_future(client.read(EventStream(source.events(), close=lambda: closed.append(True))))
+    await source.waits.wait()
+    reading.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await reading
+    assert source.num_closed == len(closed) == 1
+
+
+async def test_work_is_waited_for():
+    async def work():
+        await asyncio.sleep(0)
+        return 5
+
+    assert await until_disconnect(Request(SCOPE, Client().receive), work()) == 5
+
+
+async def test_what_work_raises_is_raised():
+    async def work():
+        raise UnavailableError("down")
+
+    with pytest.raises(UnavailableError, match="down"):
+        await until_disconnect(Request(SCOPE, Client().receive), work())
+
+
+@pytest.mark.parametrize("ending", [None, UnavailableError("as it was cancelled")])
+async def test_work_is_cancelled_when_its_client_leaves(ending):
+    client, begun, cancelled = Client(), asyncio.Event(), []
+
+    async def work():
+        begun.set()
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            cancelled.append(True)
+            raise ending or asyncio.CancelledError from None
+
+    waiting = asyncio.ensure_future(until_disconnect(Request(SCOPE, client.receive), work()))
+    await begun.wait()
+    client.leave()
+    with pytest.raises(ClientDisconnect):
+        await waiting
+    assert cancelled == [True]
