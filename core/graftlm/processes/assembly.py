@@ -13,7 +13,9 @@ from graftlm.config import EngineConfig
 from graftlm.intake import Intake, IntakeLimits
 from graftlm.processes.launcher import Launcher
 from graftlm.processes.replicas import ReplicaSet
-from graftlm.processes.tokenizer_manager import RequestMetrics, ServedModel, TokenizerManager
+from graftlm.processes.request_metrics import RequestMetrics
+from graftlm.processes.served_model import ServedModel
+from graftlm.processes.tokenizer_manager import TokenizerManager
 from graftlm.registry import Registry
 from graftlm.tokenization import TextStream, Tokenizer
 

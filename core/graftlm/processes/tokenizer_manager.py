@@ -6,8 +6,7 @@ import time
 import uuid
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from graftlm import errors
 from graftlm.config import EngineConfig
@@ -30,12 +29,14 @@ from graftlm.processes.messages import (
 from graftlm.processes.messages import Message as ProcessMessage
 from graftlm.processes.names import DETOKENIZER
 from graftlm.processes.replicas import Health, ReplicaSet
+from graftlm.processes.request_metrics import RequestMetrics
+from graftlm.processes.served_model import ServedModel
 from graftlm.prompts import Prompt, check_chat, is_chat
 from graftlm.scheduling import RequestUpdate
 from graftlm.tokenization import Tokenizer
-from graftlm.types import Message, RequestOutput, SamplingParams
+from graftlm.types import Message, SamplingParams
 
-__all__ = ["RequestMetrics", "Send", "ServedModel", "TokenizerManager"]
+__all__ = ["Send", "TokenizerManager"]
 
 T = TypeVar("T")
 
@@ -44,51 +45,6 @@ CALL_TIMEOUT_S = 60.0
 
 #: Queues a message for a process by name; dropped when it is down.
 Send = Callable[[str, ProcessMessage], None]
-
-
-@dataclass(frozen=True, slots=True)
-class ServedModel:
-    """What clients may know of the model.
-
-    Attributes:
-        name: in the API.
-        path: of the checkpoint, as configured.
-        context_len: tokens of prompt and output together at most.
-        memory_tokens: tokens that a replica's KV memory holds.
-        created_s: Unix time at which the server started.
-    """
-
-    name: str
-    path: str
-    architectures: tuple[str, ...]
-    dtype: str
-    vocab_size: int
-    context_len: int
-    memory_tokens: int
-    eos_token_ids: tuple[int, ...]
-    has_chat_template: bool
-    created_s: int
-
-
-class RequestMetrics(Protocol):
-    """Hears of requests as clients experience them. Called in the event loop; must return at once."""
-
-    def first_token(self, seconds: float) -> None:
-        """Note the time from a request's arrival in the server to its first token."""
-        ...
-
-    def more_tokens(self, seconds: float, num_tokens: int) -> None:
-        """Note tokens that came some time after the ones before."""
-        ...
-
-    def finished(self, output: RequestOutput, seconds: float, outcome: str) -> None:
-        """Note a prompt that ended.
-
-        Args:
-            seconds: since it arrived in the server.
-            outcome: a finish reason, a `Failure`'s name instead of "error", or "rejected" or "unavailable".
-        """
-        ...
 
 
 class TokenizerManager:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any, Final
 
-from graftlm.processes.tokenizer_manager import ServedModel
+from graftlm.processes.served_model import ServedModel
 from graftlm.server.errors import ApiError
 from graftlm.server.openai.requests import ChatMessage, ChatRequest, CompletionRequest, SamplingFields, TextPart
 from graftlm.types import Message, SamplingParams

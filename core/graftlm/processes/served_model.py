@@ -1,0 +1,29 @@
+"""What clients may know of the model that is served."""
+
+from dataclasses import dataclass
+
+__all__ = ["ServedModel"]
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """What clients may know of the model.
+
+    Attributes:
+        name: in the API.
+        path: of the checkpoint, as configured.
+        context_len: tokens of prompt and output together at most.
+        memory_tokens: tokens that a replica's KV memory holds.
+        created_s: Unix time at which the server started.
+    """
+
+    name: str
+    path: str
+    architectures: tuple[str, ...]
+    dtype: str
+    vocab_size: int
+    context_len: int
+    memory_tokens: int
+    eos_token_ids: tuple[int, ...]
+    has_chat_template: bool
+    created_s: int
