@@ -285,6 +285,31 @@ async def test_pausing_stops_and_resuming_goes_on_with_the_same_tokens(running, 
     assert (await waiting).finish_reason is not None
 
 
+async def test_resuming_works_though_every_replica_has_died_meanwhile(running):
+    manager, launcher, _ = running
+    await until(lambda: manager.health.ok, 60)
+    await manager.pause("in_place")
+    for name in ("scheduler-0", "scheduler-1"):
+        os.kill(launcher.pids[name], signal.SIGKILL)
+    await until(lambda: len(manager.health.problems) == 2)
+    await manager.resume()
+    async with asyncio.timeout(60):
+        assert (await run(manager, "Which day comes after Monday?")).finish_reason is not None
+    await until(lambda: manager.health.ok, 60)
+
+
+async def test_megabytes_of_text_are_refused_without_being_tokenised(running):
+    manager, _, _ = running
+    text = "word " * 5_000_000
+    for prompt in (text, [{"role": "user", "content": text}]):
+        with pytest.raises(PromptTooLongError, match="characters"):
+            await manager.prepare(prompt, GREEDY)
+    with pytest.raises(PromptTooLongError, match="characters"):
+        await manager.encode(text)
+    with pytest.raises(PromptTooLongError, match=r"the prompt has 2\d\d\d tokens"):
+        await manager.prepare("word " * 2100, GREEDY)
+
+
 async def test_a_cancelled_start_leaves_nothing(running):
     manager, _, _ = running
     task = asyncio.ensure_future(manager.start(await manager.prepare("x", SamplingParams(max_tokens=900))))

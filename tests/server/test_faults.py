@@ -6,8 +6,10 @@ import signal
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import openai
+import psutil
 import pytest
 import requests
 
@@ -25,6 +27,12 @@ def complete(url, timeout=60.0):
     return requests.post(
         url + "/generate", json={"text": "2 plus 3", "sampling_params": {"max_new_tokens": 4}}, timeout=timeout
     )
+
+
+def sockets_of(pid):
+    """Return the folders of the Unix sockets that a process listens on."""
+    paths = [Path(c.laddr) for c in psutil.Process(pid).net_connections("unix") if c.laddr]
+    return {path.parent for path in paths if path.parent.name.startswith("graftlm-")}
 
 
 class Stream(threading.Thread):
@@ -177,9 +185,12 @@ def test_a_second_sigterm_stops_at_once():
 def test_when_main_is_killed_its_children_end():
     with ServerProcess(config(), **QUICK) as server:
         assert set(server.children()) == {"scheduler-0", "detokenizer"}
+        folders = {path for pid in server.children().values() for path in sockets_of(pid)}
+        assert folders
         server.process.kill()
         server.process.wait()
         wait_until(lambda: not server.children(), 15)
+        assert not any(folder.exists() for folder in folders)
 
 
 def test_an_overloaded_server_answers_429_and_serves_what_it_has_taken():

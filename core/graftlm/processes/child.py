@@ -3,6 +3,7 @@
 import faulthandler
 import logging
 import os
+import shutil
 import signal
 import sys
 import threading
@@ -54,7 +55,7 @@ def main() -> None:
     setup = msgspec.json.decode(stdin.readline(), type=ChildSetup)
     sys.path[:] = setup.sys_path
     configure_logging(setup.log_format, setup.log_level, setup.name)
-    _obey_main_alone(stdin)
+    _obey_main_alone(stdin, Path(setup.stacks_path).parent)
     stacks = Path(setup.stacks_path).open("w")  # noqa: SIM115  # open as long as the process lives
     faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True)
     to_main = Outbox(setup.main)
@@ -75,13 +76,18 @@ def main() -> None:
     os._exit(status)  # threads of plugins may hang; nothing is left to be done
 
 
-def _obey_main_alone(stdin: BinaryIO) -> None:
-    """Leave signals that a terminal or a supervisor sends to the whole group to main, and end when main is gone."""
+def _obey_main_alone(stdin: BinaryIO, folder: Path) -> None:
+    """Leave signals that a terminal or a supervisor sends to the whole group to main, and end when main is gone.
+
+    Args:
+        folder: of the sockets, which a main that was killed has left behind.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
     def wait_for_the_end() -> None:
         stdin.read()
+        shutil.rmtree(folder, ignore_errors=True)
         os._exit(0)
 
     threading.Thread(target=wait_for_the_end, name="graftlm-parent-watch", daemon=True).start()

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from graftlm import errors
 from graftlm.config import EngineConfig
-from graftlm.errors import GraftlmError, InvalidPromptError, RequestError, UnavailableError
+from graftlm.errors import GraftlmError, InvalidPromptError, PromptTooLongError, RequestError, UnavailableError
 from graftlm.intake import Intake, check_call, draw_seed
 from graftlm.processes.generation import Generation, PreparedRequest
 from graftlm.processes.in_flight import InFlight, InFlightRequests
@@ -216,12 +216,25 @@ class TokenizerManager:
         self.replicas.pause()
         if mode == "abort":
             self.abort_all()
-        await self.call_schedulers("pause", retract=mode == "retract")
+        await self._call_those_that_stay("pause", retract=mode == "retract")
 
     async def resume(self) -> None:
         """Go on after `pause`."""
-        await self.call_schedulers("resume")
+        await self._call_those_that_stay("resume")
         self.replicas.resume()
+
+    async def _call_those_that_stay(self, name: str, **arguments: Any) -> None:
+        """Call every replica that is up; one that dies meanwhile will not be missed, since it starts again unpaused.
+
+        Raises:
+            UnavailableError: one is up and gives no answer.
+        """
+        ready = self.replicas.ready
+        calls = [self.call(replica.name, name, **arguments) for replica in ready]
+        outcomes = await asyncio.gather(*calls, return_exceptions=True)
+        for replica, outcome in zip(ready, outcomes, strict=True):
+            if isinstance(outcome, BaseException) and replica.ready:
+                raise outcome
 
     async def call_schedulers(self, name: str, **arguments: Any) -> list[Any]:
         """Call every replica that is up and return their answers.
@@ -254,6 +267,7 @@ class TokenizerManager:
 
     async def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Return a text's token ids."""
+        self._check_length(text)
         ids = await self.in_thread(lambda: _checked(lambda: self.tokenizer.encode(text, add_special_tokens)))
         return [int(token_id) for token_id in ids]
 
@@ -347,11 +361,23 @@ class TokenizerManager:
         if isinstance(prompt, str):
             if not prompt:
                 raise InvalidPromptError("the prompt is empty; give some text")
+            self._check_length(prompt)
             return _checked(lambda: self.tokenizer.encode(prompt))
         if is_chat(prompt):
             chat = check_chat(prompt)
-            return _checked(lambda: self.tokenizer.encode_chat(chat, **template_args))
+            text = _checked(lambda: self.tokenizer.apply_chat_template(chat, **template_args))
+            self._check_length(text)
+            return _checked(lambda: self.tokenizer.encode(text, add_special_tokens=False))
         return prompt
+
+    def _check_length(self, text: str) -> None:
+        """Refuse a text that is too long in any case; turning megabytes into tokens takes a minute."""
+        most = self.tokenizer.most_characters(self.model.context_len)
+        if most is not None and len(text) > most:
+            raise PromptTooLongError(
+                f"the prompt has {len(text):,} characters, more than the {self.model.context_len} tokens of the context "
+                f"could spell ({most:,}). Shorten the prompt."
+            )
 
     def _check_id(self, request_id: str | None) -> None:
         if request_id is not None and request_id in self._in_flight:

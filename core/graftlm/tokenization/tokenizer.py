@@ -121,6 +121,21 @@ class Tokenizer:
         """Whether the vocabulary holds this id; a model's logits may have columns that it does not."""
         return self._decoder.is_known(token_id)
 
+    def most_characters(self, num_tokens: int) -> int | None:
+        """Return how many characters of text so many tokens can stand for at most; None when there is no such bound."""
+        longest = self._longest_token
+        return None if longest is None else num_tokens * longest
+
+    @cached_property
+    def _longest_token(self) -> int | None:
+        """The most characters a token stands for; None where an unknown token, or the normaliser, may swallow any."""
+        parts = json.loads(self.to_json())
+        model = parts.get("model") or {}
+        covers_everything = model.get("type") == "BPE" and (model.get("byte_fallback") or not model.get("unk_token"))
+        if not covers_everything or parts.get("normalizer") is not None:
+            return None
+        return max(map(len, self._core.get_vocab(with_added_tokens=True)))
+
     @cached_property
     def token_bytes(self) -> TokenBytes:
         """Return what looks up the bytes of single tokens."""
