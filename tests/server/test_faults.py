@@ -153,6 +153,22 @@ def test_a_hanging_step_is_reported_with_the_line_that_hangs(tmp_path):
         assert not stream.is_error
 
 
+def test_a_process_that_cannot_start_again_is_not_tried_for_ever(tmp_path):
+    (tmp_path / "crashing_plugin.py").write_text(
+        "import os\nfrom pathlib import Path\nif Path(__file__).with_name('flag').exists():\n    os._exit(9)\n"
+    )
+    settings = config(restart=True) | {"plugins": {"modules": ["crashing_plugin"]}}
+    with ServerProcess(settings, environment={"OMP_NUM_THREADS": "1", "PYTHONPATH": str(tmp_path)}) as server:
+        (tmp_path / "flag").touch()
+        os.kill(server.children()["scheduler-0"], signal.SIGKILL)
+        with ThreadPoolExecutor(1) as pool:
+            waiting = pool.submit(complete, server.url)
+            assert server.process.wait(60) == 1
+            assert waiting.result().status_code == 503
+        assert server.log.count("scheduler-0 runs as pid") == 4
+        assert "exit status 9" in server.log
+
+
 def test_sigterm_lets_requests_end_and_refuses_new_ones():
     with ServerProcess(config(), **QUICK) as server:
         stream = Stream(server.url)

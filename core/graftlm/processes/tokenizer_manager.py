@@ -375,7 +375,7 @@ class TokenizerManager:
         most = self.tokenizer.most_characters(self.model.context_len)
         if most is not None and len(text) > most:
             raise PromptTooLongError(
-                f"the prompt has {len(text):,} characters, more than the {self.model.context_len} tokens of the context "
+                f"the prompt has {len(text):,} characters, more than the context of {self.model.context_len} tokens "
                 f"could spell ({most:,}). Shorten the prompt."
             )
 
