@@ -41,8 +41,8 @@ MESSAGES = [
     m.Rejected(request_id="a", error="QueueFullError", message="full"),
     m.TextBatch(updates=UPDATES, texts=["t"] * len(UPDATES)),
     m.Progress(process="p", stage="s"),
-    m.Ready(process="p", info={"limits": {"vocab_size": 5}}),
-    m.Failed(process="p", error="ConfigError", message="no"),
+    m.Ready(process="p", pid=7, info={"limits": {"vocab_size": 5}}),
+    m.Failed(process="p", pid=7, error="ConfigError", message="no"),
     m.Reply(process="p", call_id=3, value=[1, {"a": None}], error=None),
     m.Load(process="p", stats=STATS, histograms={"h": ([1, 2, 3], 0.5)}),
 ]
@@ -101,3 +101,9 @@ def test_default_sampling_params_cost_nothing_on_the_wire():
 def test_params_from_the_wire_are_checked():
     with pytest.raises(SamplingParamsError, match="temperature"):
         m.params_from_wire({"temperature": -1.0})
+
+
+@pytest.mark.parametrize("value", ["\ud800", 2**70, object(), {1: {"deep": "\udfff"}}])
+def test_what_cannot_be_written_is_an_error(value):
+    with pytest.raises(m.MessageError, match="Call cannot be written"):
+        m.encode(m.Call(call_id=1, name="n", arguments={"value": value}))

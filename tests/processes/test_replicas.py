@@ -54,6 +54,9 @@ async def test_the_other_replicas_go_on_when_one_dies():
     replicas = make(can_recover=False, num=2)
     replicas.died("scheduler-0", "exit status 1")
     assert (await replicas.take(None)).name == "scheduler-1"
+    assert replicas.health.ok
+    assert replicas.health.problems == ("scheduler-0 died: exit status 1",)
+    replicas.stuck("scheduler-1", 130)
     assert not replicas.health.ok
 
 

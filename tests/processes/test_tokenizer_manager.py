@@ -257,6 +257,23 @@ async def test_more_than_could_ever_wait_is_refused_for_good(running):
         await manager.start(await manager.prepare([20], SamplingParams(n=100)))
 
 
+@pytest.mark.parametrize(
+    ("params", "options"),
+    [
+        ({"stop": ["\ud800"]}, {}),
+        ({}, {"request_id": "\ud800"}),
+        ({}, {"cache_salt": "\ud800"}),
+        ({}, {"priority": 2**70}),
+    ],
+    ids=["stop", "request_id", "cache_salt", "priority"],
+)
+async def test_what_cannot_travel_to_a_replica_is_refused_and_leaves_nothing(running, params, options):
+    manager, _, _ = running
+    with pytest.raises(RequestError):
+        await run(manager, "x", SamplingParams(max_tokens=1, **params), **options)
+    assert manager.num_requests == 0
+
+
 async def test_flushing_forgets_what_was_cached(running):
     manager, _, _ = running
     prompt = list(range(300, 400))
@@ -287,7 +304,7 @@ async def test_pausing_stops_and_resuming_goes_on_with_the_same_tokens(running, 
 
 async def test_resuming_works_though_every_replica_has_died_meanwhile(running):
     manager, launcher, _ = running
-    await until(lambda: manager.health.ok, 60)
+    await until(lambda: not manager.health.problems, 60)
     await manager.pause("in_place")
     for name in ("scheduler-0", "scheduler-1"):
         os.kill(launcher.pids[name], signal.SIGKILL)
@@ -295,7 +312,7 @@ async def test_resuming_works_though_every_replica_has_died_meanwhile(running):
     await manager.resume()
     async with asyncio.timeout(60):
         assert (await run(manager, "Which day comes after Monday?")).finish_reason is not None
-    await until(lambda: manager.health.ok, 60)
+    await until(lambda: not manager.health.problems, 60)
 
 
 async def test_megabytes_of_text_are_refused_without_being_tokenised(running):
@@ -341,13 +358,13 @@ async def test_a_cancelled_start_of_several_ends_those_that_had_started(running)
 @pytest.mark.parametrize("name", ["scheduler-0", "scheduler-1", "detokenizer"])
 async def test_a_killed_process_fails_its_requests_soon_and_the_next_one_succeeds(running, name):
     manager, launcher, _ = running
-    await until(lambda: manager.health.ok, 60)
+    await until(lambda: not manager.health.problems, 60)
     slow = SamplingParams(max_tokens=900, ignore_eos=True)
     generations = await manager.start_all([await manager.prepare([30 + i], slow) for i in range(8)])
     await asyncio.gather(*[anext(generation) for generation in generations])
     os.kill(launcher.pids[name], signal.SIGKILL)
     async with asyncio.timeout(5):
-        await until(lambda: not manager.health.ok)
+        await until(lambda: manager.health.problems)
         for generation in generations:
             generation.abort()
         outcomes = await asyncio.gather(*[g.result() for g in generations], return_exceptions=True)
@@ -356,7 +373,7 @@ async def test_a_killed_process_fails_its_requests_soon_and_the_next_one_succeed
     assert len(failed) == (8 if name == "detokenizer" else 4)
     async with asyncio.timeout(60):
         assert (await run(manager, "Which day comes after Monday?")).finish_reason is not None
-    await until(lambda: manager.health.ok, 60)
+    await until(lambda: not manager.health.problems, 60)
     await until(lambda: pages_come_home(manager))
 
 

@@ -196,6 +196,7 @@ def test_a_second_sigterm_stops_at_once():
         for stream in streams:
             stream.join(10)
             assert stream.ended_s is not None
+        assert "Traceback" not in server.log
 
 
 def test_when_main_is_killed_its_children_end():

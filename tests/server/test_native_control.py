@@ -118,7 +118,7 @@ class TestFlushAndAbort:
 class TestInformation:
     def test_health_says_all_is_well(self, client):
         response = client.get("/health")
-        assert (response.status_code, response.json()) == (200, {"status": "ok", "problems": []})
+        assert (response.status_code, response.json()) == (200, {"status": "ok", "problems": [], "paused": False})
 
     def test_health_generate_runs_tokens_and_leaves_the_cache_to_others(self, client):
         client.post("/flush_cache")

@@ -179,6 +179,76 @@ async def test_a_server_that_stops_ends_the_source():
     assert source.num_closed == len(closed) == 1
 
 
+async def test_a_server_that_does_not_wait_for_the_source_still_gives_up_its_request():
+    closed, begun, may_end = [], asyncio.Event(), asyncio.Event()
+
+    async def stubborn():
+        try:
+            yield b"1"
+            begun.set()
+            await asyncio.Event().wait()
+        finally:
+            await may_end.wait()
+
+    client = Client()
+    reading = asyncio.ensure_future(client.read(EventStream(stubborn(), close=lambda: closed.append(True))))
+    await begun.wait()
+    client.leave()
+    while not reading.cancel() or not reading.done():
+        await asyncio.sleep(0)
+        may_end.set() if closed else None
+    assert closed == [True]
+
+
+async def test_a_source_that_fails_as_it_is_closed_still_gives_up_its_request():
+    closed = []
+
+    async def clumsy():
+        try:
+            yield b"1"
+            await asyncio.Event().wait()
+        finally:
+            raise KeyError("lost")
+
+    client = Client(is_slow=True)
+    client.leave()
+    source = clumsy()
+    await anext(source)
+    with pytest.raises(KeyError):
+        await client.read(EventStream(source, close=lambda: closed.append(True)))
+    assert closed == [True]
+
+
+async def test_work_that_ignores_its_cancelling_is_waited_for_when_its_client_leaves():
+    client, begun, done = Client(), asyncio.Event(), []
+
+    async def work():
+        begun.set()
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            await asyncio.sleep(0)
+            done.append(True)
+        return 5
+
+    waiting = asyncio.ensure_future(until_disconnect(Request(SCOPE, client.receive), work()))
+    await begun.wait()
+    client.leave()
+    with pytest.raises(ClientDisconnect):
+        await waiting
+    assert done == [True]
+
+
+async def test_work_that_is_done_counts_though_its_client_has_left():
+    client = Client()
+    client.leave()
+
+    async def work():
+        return 5
+
+    assert await until_disconnect(Request(SCOPE, client.receive), work()) == 5
+
+
 async def test_work_is_waited_for():
     async def work():
         await asyncio.sleep(0)

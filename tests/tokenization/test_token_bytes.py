@@ -64,3 +64,22 @@ def test_other_vocabularies_have_the_bytes_of_a_tokens_text():
     core.decoder = decoders.WordPiece()
     tokenizer = Tokenizer(PreTrainedTokenizerFast(tokenizer_object=core))
     assert tokenizer.token_bytes(1) == "grün".encode()
+
+
+def test_a_byte_level_token_with_other_characters_is_taken_as_it_stands():
+    core = Core(models.BPE({"\u0120a": 0, "a b": 1, "\u4f60": 2}, []))
+    core.decoder = decoders.ByteLevel()
+    tokenizer = Tokenizer(PreTrainedTokenizerFast(tokenizer_object=core))
+    assert [tokenizer.token_bytes(i) for i in range(3)] == [b" a", b"a b", "\u4f60".encode()]
+    assert [tokenizer.decode([i]) for i in range(3)] == [" a", "a b", "\u4f60"]
+
+
+@given(text=TEXT.filter(lambda text: "\u2581" not in text))
+def test_bytes_of_metaspace_tokens_join_to_the_text_but_for_a_space_in_front(text):
+    characters = sorted({"\u2581", *text.replace(" ", "\u2581")})
+    core = Core(models.BPE({character: i for i, character in enumerate(characters)}, []))
+    core.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="always")
+    core.decoder = decoders.Metaspace(prepend_scheme="always")
+    tokenizer = Tokenizer(PreTrainedTokenizerFast(tokenizer_object=core))
+    found = joined(tokenizer, tokenizer.encode(text).tolist())
+    assert found.removeprefix(b" ") == text.encode().removeprefix(b" ")

@@ -98,6 +98,8 @@ async def _first_model(session: aiohttp.ClientSession, url: str) -> str:
 async def _ask(session: aiohttp.ClientSession, url: str, shape: type[T]) -> T | None:
     """Return what a server says at a URL; None when it has nothing of that shape there for us."""
     status, body = await _exchange(session, "GET", url)
+    if status in (401, 403):
+        raise BenchError(f"GET {url} was answered by status {status}: give --api-key, or set GRAFTLM_API_KEY")
     if status != 200:
         return None
     try:

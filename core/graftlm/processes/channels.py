@@ -11,10 +11,18 @@ import zmq.asyncio
 
 from graftlm.processes.messages import AnyMessage, Message, decode, encode
 
-__all__ = ["AsyncInbox", "Inbox", "Outbox"]
+__all__ = ["AsyncInbox", "Inbox", "Outbox", "deliver_all"]
 
 #: How long a closing end tries to deliver what is queued.
 _LINGER_MS = 1000
+
+
+def deliver_all() -> None:
+    """Close every end in this process, and wait a while until what is queued has been delivered.
+
+    Closing an `Outbox` does not wait, so what is left in it is lost when the process ends at once.
+    """
+    zmq.Context.instance().destroy(linger=_LINGER_MS)
 
 
 class Outbox:
@@ -30,7 +38,11 @@ class Outbox:
         self._socket.connect(endpoint)
 
     def send(self, message: Message) -> None:
-        """Queue a message."""
+        """Queue a message.
+
+        Raises:
+            MessageError: it cannot be written.
+        """
         self._socket.send(encode(message), zmq.NOBLOCK)
 
     def close(self, *, deliver: bool = True) -> None:

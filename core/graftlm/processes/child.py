@@ -15,7 +15,7 @@ import msgspec
 
 from graftlm.errors import GraftlmError
 from graftlm.logs import configure_logging
-from graftlm.processes.channels import Inbox, Outbox
+from graftlm.processes.channels import Inbox, Outbox, deliver_all
 from graftlm.processes.messages import Failed, Progress, Ready
 from graftlm.processes.names import DETOKENIZER
 
@@ -59,19 +59,19 @@ def main() -> None:
     stacks = Path(setup.stacks_path).open("w")  # noqa: SIM115  # open as long as the process lives
     faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True)
     to_main = Outbox(setup.main)
+    failed: tuple[str, str] | None = None
+    status = 0
     try:
         run = _run_detokenizer if setup.name == DETOKENIZER else _run_scheduler
         run(setup, to_main)
     except GraftlmError as error:
-        to_main.send(Failed(process=setup.name, error=type(error).__name__, message=str(error)))
-        status = 2
+        failed, status = (type(error).__name__, str(error)), 2
     except Exception as error:
         logger.exception("%s ends", setup.name)
-        to_main.send(Failed(process=setup.name, error="EngineError", message=f"{type(error).__name__}: {error}"))
-        status = 1
-    else:
-        status = 0
-    to_main.close()
+        failed, status = ("EngineError", f"{type(error).__name__}: {error}"), 1
+    if failed is not None:
+        to_main.send(Failed(process=setup.name, pid=os.getpid(), error=failed[0], message=failed[1]))
+    deliver_all()
     logging.shutdown()
     os._exit(status)  # threads of plugins may hang; nothing is left to be done
 
@@ -124,5 +124,5 @@ def _run_scheduler(setup: ChildSetup, to_main: Outbox) -> None:
     metrics = StepMetrics()
     parts = assemble(config, registry, platform, on_stage=on_stage, on_step=metrics.observe)
     process = SchedulerProcess(setup.name, parts, metrics, inbox, to_main, Outbox, setup.detokenizer, time.monotonic)
-    to_main.send(Ready(process=setup.name, info=parts.summary()))
+    to_main.send(Ready(process=setup.name, pid=os.getpid(), info=parts.summary()))
     process.run()

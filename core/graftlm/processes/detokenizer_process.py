@@ -1,6 +1,7 @@
 """The detokenizer in a process of its own: tokens of all replicas in, text out."""
 
 import logging
+import os
 from collections.abc import Callable, Sequence
 
 import msgspec
@@ -61,9 +62,9 @@ class DetokenizerProcess:
                 self._open(message.sub_ids, message)
             case LoadTokenizer():
                 self._tokenizer = self._load_tokenizer(message.json)
-                self._to_main.send(Ready(process=self._name, info={}))
+                self._to_main.send(Ready(process=self._name, pid=os.getpid(), info={}))
             case Abort():  # their scheduler died: nobody else will say that they have ended
-                for sub_id in message.request_ids or list(self._texts):
+                for sub_id in list(self._texts) if message.request_ids is None else message.request_ids:
                     self._texts.pop(sub_id, None)
             case Call():  # the only question there is: whether it answers
                 self._to_main.send(Reply(process=self._name, call_id=message.call_id))

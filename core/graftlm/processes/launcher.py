@@ -5,7 +5,6 @@ import contextlib
 import logging
 import os
 import shutil
-import signal
 import sys
 import tempfile
 import time
@@ -23,6 +22,7 @@ from graftlm.errors import EngineError, GraftlmError
 from graftlm.processes.channels import AsyncInbox, Outbox
 from graftlm.processes.child import ChildSetup
 from graftlm.processes.messages import (
+    PING_ID,
     AnyMessage,
     Call,
     Failed,
@@ -31,10 +31,12 @@ from graftlm.processes.messages import (
     MessageError,
     Progress,
     Ready,
+    Reply,
     Shutdown,
     UseDetokenizer,
 )
 from graftlm.processes.names import DETOKENIZER
+from graftlm.processes.os_process import command_line, describe_end, device_of, end, kill, stacks_of
 
 __all__ = ["Launcher", "ProcessListener"]
 
@@ -44,8 +46,8 @@ logger = logging.getLogger(__name__)
 MAX_FAILED_STARTS = 3
 #: How often a process is asked whether it still moves.
 PING_INTERVAL_S = 2.0
-#: How long a process may take to end when it is told to.
-END_TIMEOUT_S = 5.0
+#: How long it may take to read what a process said before it ended.
+_LAST_WORDS_S = 0.2
 #: A path of `ipc://` must be shorter than this.
 _MAX_SOCKET_PATH = 100
 
@@ -85,7 +87,8 @@ class _Child:
     Attributes:
         generation: how many have had this name before.
         ready: set once the present process has said so, with what it said.
-        heard_s: of the monotonic clock; asked_s: since when a question is unanswered.
+        end: how the last process ended, when none has taken its place.
+        asked_s: of the monotonic clock; since when a question is unanswered.
     """
 
     name: str
@@ -95,6 +98,7 @@ class _Child:
     endpoint: str = ""
     stacks_path: Path = Path()
     ready: asyncio.Future[dict[str, Any]] | None = None
+    end: str | None = None
     failed_starts: int = 0
     asked_s: float | None = None
     is_stuck: bool = False
@@ -102,7 +106,7 @@ class _Child:
     @property
     def is_ready(self) -> bool:
         """Whether the present process takes messages."""
-        ready = self.ready
+        ready = None if self.process is None else self.ready
         return ready is not None and ready.done() and not ready.cancelled() and ready.exception() is None
 
 
@@ -164,7 +168,14 @@ class Launcher:
         return infos[1:]
 
     def watch(self, listener: ProcessListener) -> None:
-        """Tell a listener, from now on, what processes say, and when one dies, is back, or does not move."""
+        """Tell a listener, from now on, what processes say, and when one dies, is back, or does not move.
+
+        Raises:
+            EngineError: one that was ready has ended since.
+        """
+        for child in self._children.values():
+            if child.end is not None:
+                raise EngineError(f"{child.name} ended while the others started: {child.end}")
         self._listener = listener
         for name in self._children:
             listener.process_ready(name)
@@ -179,19 +190,23 @@ class Launcher:
     async def close(self) -> None:
         """End every process, and remove the sockets."""
         self._closing = True
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)  # from here on, none is being started
         for child in self._children.values():
             if child.is_ready and child.outbox is not None:
                 child.outbox.send(Shutdown())
             elif child.process is not None:  # it would not read messages before it is ready
-                child.process.kill()
-        await asyncio.gather(*[_end(child.process) for child in self._children.values() if child.process is not None])
-        for task in self._tasks:
-            task.cancel()
+                kill(child.process)
+        await asyncio.gather(*[end(child.process) for child in self._children.values() if child.process is not None])
         for child in self._children.values():
             if child.outbox is not None:
                 child.outbox.close(deliver=False)
+            child.outbox = child.process = None
         if self._inbox is not None:
             self._inbox.close()
+            self._inbox = None
         shutil.rmtree(self.folder, ignore_errors=True)
 
     # -- one process ---------------------------------------------------------------------------------------------------
@@ -203,14 +218,17 @@ class Launcher:
         child.ready = asyncio.get_running_loop().create_future()
         child.ready.add_done_callback(_look_at)
         child.asked_s, child.is_stuck = None, False
-        child.process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            "graftlm.processes",
-            stdin=asyncio.subprocess.PIPE,
-            start_new_session=True,
-            env=self._environment(child.name),
-        )
+        try:
+            child.process = await asyncio.create_subprocess_exec(
+                *command_line(),
+                child.name,  # for people who look at the list of processes
+                stdin=asyncio.subprocess.PIPE,
+                start_new_session=True,
+                env=self._environment(child.name),
+            )
+        except OSError as error:  # such as no memory, or too many files
+            raise EngineError(f"{child.name} cannot be started: {error}") from error
+        child.end = None
         logger.info("%s runs as pid %d", child.name, child.process.pid)
         assert child.process.stdin is not None  # it is a pipe
         child.process.stdin.write(msgspec.json.encode(self._setup(child)) + b"\n")
@@ -243,7 +261,7 @@ class Launcher:
         if name == DETOKENIZER:
             environment["OMP_NUM_THREADS"] = "1"
         elif self._config.parallel.data > 1 and self._config.model.device != "cpu":
-            environment["CUDA_VISIBLE_DEVICES"] = _device_of(int(name.rpartition("-")[2]), environment)
+            environment["CUDA_VISIBLE_DEVICES"] = device_of(int(name.rpartition("-")[2]), environment)
         return environment
 
     def _send_tokenizer(self, child: _Child) -> None:
@@ -254,35 +272,45 @@ class Launcher:
         status = await process.wait()
         if self._closing or child.process is not process:
             return
-        reason = _describe(status)
+        reason = describe_end(status)
         logger.error("%s (pid %d) ended: %s", child.name, process.pid, reason)
+        assert child.ready is not None  # `_start` has made it
+        if not child.ready.done():
+            await asyncio.wait({child.ready}, timeout=_LAST_WORDS_S)
         was_ready = child.is_ready
-        if child.ready is not None and not child.ready.done():
+        if not child.ready.done():
             child.ready.set_exception(EngineError(f"{child.name} ended before it was ready: {reason}"))
         if child.outbox is not None:
             child.outbox.close(deliver=False)
         child.outbox = child.process = None
+        child.end = reason
         if self._listener is None:
-            return  # the start as a whole fails
+            return  # the start as a whole fails: `ready` raises, or `watch`
         self._listener.process_died(child.name, reason)
         child.failed_starts = 0 if was_ready else child.failed_starts + 1
         if self._config.server.restart and child.failed_starts < MAX_FAILED_STARTS:
-            await self._restart(child)
+            await self._restart(child, self._listener)
         else:
-            self._listener.give_up()
-            if not self.fatal.done():
-                self.fatal.set_result(f"{child.name} ended: {reason}")
+            self._give_up(f"{child.name} ended: {reason}", self._listener)
 
-    async def _restart(self, child: _Child) -> None:
+    async def _restart(self, child: _Child, listener: ProcessListener) -> None:
         start_s = self._clock()
-        await self._start(child)
-        if child.ready is None:
+        try:
+            await self._start(child)
+        except EngineError as error:
+            self._give_up(str(error), listener)
             return
+        assert child.ready is not None  # `_start` has made it
         with contextlib.suppress(GraftlmError):  # its end is noticed elsewhere
             await child.ready
-            if self._listener is not None and child.is_ready:
+            if child.is_ready:
                 logger.info("%s is back after %.1f s", child.name, self._clock() - start_s)
-                self._listener.process_ready(child.name)
+                listener.process_ready(child.name)
+
+    def _give_up(self, reason: str, listener: ProcessListener) -> None:
+        listener.give_up()
+        if not self.fatal.done():
+            self.fatal.set_result(reason)
 
     # -- what they say -------------------------------------------------------------------------------------------------
 
@@ -305,12 +333,15 @@ class Launcher:
                 process = getattr(message, "process", None)
                 if process in self._children:
                     self._moves(self._children[process])
-                if self._listener is not None:
+                is_ours = isinstance(message, Reply) and message.call_id == PING_ID
+                if self._listener is not None and not is_ours:
                     self._listener.receive(message)
 
     def _take_start(self, message: Ready | Failed) -> None:
-        future = self._children[message.process].ready
-        if future is None or future.done():
+        child = self._children[message.process]
+        future = child.ready
+        is_present = child.process is not None and child.process.pid == message.pid
+        if future is None or future.done() or not is_present:
             if isinstance(message, Failed):
                 logger.error("%s failed: %s", message.process, message.message)
         elif isinstance(message, Ready):
@@ -332,7 +363,7 @@ class Launcher:
                     continue
                 if child.asked_s is None:
                     child.asked_s = now
-                    child.outbox.send(Call(call_id=0, name="ping"))
+                    child.outbox.send(Call(call_id=PING_ID, name="ping"))
                 elif now - child.asked_s > limit_s and not child.is_stuck:
                     child.is_stuck = True
                     await self._report_stuck(child, now - child.asked_s)
@@ -340,9 +371,9 @@ class Launcher:
     async def _report_stuck(self, child: _Child, seconds: float) -> None:
         if self._listener is not None:
             self._listener.process_stuck(child.name, seconds)
-        logger.error(
-            "%s has not moved for %.0f s; the stacks of its threads:\n%s", child.name, seconds, await _stacks_of(child)
-        )
+        assert child.process is not None  # it is ready
+        stacks = await stacks_of(child.process, child.stacks_path)
+        logger.error("%s has not moved for %.0f s; the stacks of its threads:\n%s", child.name, seconds, stacks)
 
     def _moves(self, child: _Child) -> None:
         child.asked_s = None
@@ -370,46 +401,6 @@ def _private_folder() -> Path:
         folder.rmdir()
         folder = Path(tempfile.mkdtemp(prefix="graftlm-", dir="/tmp"))
     return folder
-
-
-def _device_of(replica: int, environment: dict[str, str]) -> str:
-    """Return the GPU of a replica, among those that the environment leaves visible."""
-    visible = [d for d in environment.get("CUDA_VISIBLE_DEVICES", "").split(",") if d]
-    return visible[replica % len(visible)] if visible else str(replica)
-
-
-def _describe(status: int) -> str:
-    """Say how a process ended."""
-    if status >= 0:
-        return f"exit status {status}"
-    try:
-        return f"killed by {signal.Signals(-status).name}"
-    except ValueError:
-        return f"killed by signal {-status}"
-
-
-async def _end(process: Process) -> None:
-    """Wait until a process has ended, and end it by force when it takes too long."""
-    try:
-        await asyncio.wait_for(process.wait(), END_TIMEOUT_S)
-    except TimeoutError:
-        with contextlib.suppress(ProcessLookupError):
-            process.kill()
-        await process.wait()
-
-
-async def _stacks_of(child: _Child) -> str:
-    """Have a process write its stacks, which works even while it holds the interpreter's lock, and read them."""
-    if child.process is None:
-        return "(it is gone)"
-    with contextlib.suppress(ProcessLookupError):
-        child.process.send_signal(signal.SIGUSR1)
-    for _ in range(20):
-        await asyncio.sleep(0.05)
-        text = child.stacks_path.read_text()
-        if text:
-            return text
-    return "(none: it is stopped, or waits in the kernel)"
 
 
 def _look_at(future: "asyncio.Future[Any]") -> None:

@@ -14,6 +14,7 @@ from graftlm.scheduling import RequestUpdate
 from graftlm.types import EngineStats, SamplingParams
 
 __all__ = [
+    "PING_ID",
     "PROTOCOL_VERSION",
     "Abort",
     "Accepted",
@@ -47,8 +48,12 @@ __all__ = [
 PROTOCOL_VERSION: Final = 1
 
 
+#: The `call_id` of the launcher's own question, whether a process moves; nobody else waits for its answer.
+PING_ID: Final = 0
+
+
 class MessageError(EngineError):
-    """A message cannot be read, or is of another protocol version."""
+    """A message cannot be written or read, or is of another protocol version."""
 
 
 class Message(msgspec.Struct, frozen=True, array_like=True, tag=True, kw_only=True):
@@ -166,16 +171,26 @@ class Progress(Message, frozen=True, kw_only=True):
 
 
 class Ready(Message, frozen=True, kw_only=True):
-    """A process can take messages; `info` is what main must know of it."""
+    """A process can take messages; `info` is what main must know of it.
+
+    Attributes:
+        pid: tells it from one of the same name whose last words come late.
+    """
 
     process: str
+    pid: int
     info: dict[str, Any]
 
 
 class Failed(Message, frozen=True, kw_only=True):
-    """A process could not start; `error` is the name of a class in `graftlm.errors`."""
+    """A process could not start, or go on; `error` is the name of a class in `graftlm.errors`.
+
+    Attributes:
+        pid: as in Ready.
+    """
 
     process: str
+    pid: int
     error: str
     message: str
 
@@ -214,8 +229,15 @@ _decoder: msgspec.msgpack.Decoder[AnyMessage] = msgspec.msgpack.Decoder(AnyMessa
 
 
 def encode(message: Message) -> bytes:
-    """Return a message's wire form."""
-    return _encoder.encode(message)
+    """Return a message's wire form.
+
+    Raises:
+        MessageError: it holds what cannot be written, such as an integer of more than 64 bits.
+    """
+    try:
+        return _encoder.encode(message)
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:  # a Unicode error is a ValueError
+        raise MessageError(f"a message of type {type(message).__name__} cannot be written: {error}") from error
 
 
 def decode(data: bytes) -> AnyMessage:

@@ -1,5 +1,6 @@
 """A profile of the steps, as a trace that chrome://tracing and Perfetto read."""
 
+import logging
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -8,6 +9,8 @@ from typing import Any
 from graftlm.errors import RequestError
 
 __all__ = ["Profiler"]
+
+logger = logging.getLogger(__name__)
 
 
 class Profiler:
@@ -53,17 +56,19 @@ class Profiler:
         chosen = [wanted[a] for a in activities if a != "GPU" or torch.cuda.is_available()]
         Path(output_dir).mkdir(parents=True, exist_ok=True)
         self._path = Path(output_dir) / f"{self._name}-{time.strftime('%Y%m%d-%H%M%S')}.trace.json.gz"
-        self._profile = profile(activities=chosen, with_stack=with_stack, record_shapes=record_shapes)
-        self._steps_left = num_steps
-        self._written = []
-        self._run(self._profile.start)
+        starting = profile(activities=chosen, with_stack=with_stack, record_shapes=record_shapes)
+        self._run(starting.start)
+        self._profile, self._steps_left, self._written = starting, num_steps, []
 
     def step_done(self) -> None:
-        """Count a step."""
+        """Count a step. A trace that cannot be written is logged: nobody waits for it, and steps go on."""
         if self._steps_left is not None and self._profile is not None:
             self._steps_left -= 1
             if self._steps_left <= 0:
-                self._finish()
+                try:
+                    self._finish()
+                except Exception:
+                    logger.exception("the profile could not be written to %s", self._path)
 
     def stop(self) -> list[str]:
         """End the recording; returns the files written.

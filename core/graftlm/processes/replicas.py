@@ -17,15 +17,19 @@ class Health:
 
     Attributes:
         problems: what is wrong, one line each; empty when all is well.
+        serving: whether a replica works, with all that it needs.
+        paused: requests wait until generation is resumed.
     """
 
     problems: tuple[str, ...] = ()
     draining: bool = False
+    serving: bool = True
+    paused: bool = False
 
     @property
     def ok(self) -> bool:
-        """Whether a load balancer should send requests here."""
-        return not self.problems and not self.draining
+        """Whether a load balancer should send requests here; some replicas may be down."""
+        return self.serving and not self.draining
 
 
 @dataclass(slots=True, eq=False)
@@ -92,7 +96,18 @@ class ReplicaSet:
     @property
     def health(self) -> Health:
         """Whether requests are served, and what is wrong."""
-        return Health(tuple(trouble.text for trouble in self._troubles.values()), self.draining)
+        works = any(replica.ready and replica.name not in self._troubles for replica in self.replicas)
+        return Health(
+            problems=tuple(trouble.text for trouble in self._troubles.values()),
+            draining=self.draining,
+            serving=works and DETOKENIZER not in self._troubles,
+            paused=self._paused,
+        )
+
+    @property
+    def num_held(self) -> int:
+        """Prompts that wait here, for a replica or for the end of a pause."""
+        return len(self._waiting)
 
     @property
     def why_unavailable(self) -> str:

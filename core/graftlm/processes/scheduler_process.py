@@ -171,12 +171,13 @@ class SchedulerProcess:
     def _answer(self, call: Call) -> None:
         """Run what was asked for; whatever it raises is the answer."""
         try:
-            value, error = self._calls[call.name](**call.arguments), None
-        except Exception as failure:
+            value = self._calls[call.name](**call.arguments)
+            self._to_main.send(Reply(process=self._name, call_id=call.call_id, value=value))
+        except Exception as failure:  # a value of a plugin's that no message can hold is among them
             if not isinstance(failure, RequestError):
                 logger.exception("%s failed", call.name)
-            value, error = None, str(failure) or type(failure).__name__
-        self._to_main.send(Reply(process=self._name, call_id=call.call_id, value=value, error=error))
+            error = str(failure) or type(failure).__name__
+            self._to_main.send(Reply(process=self._name, call_id=call.call_id, error=error))
 
     def _pause(self, retract: bool) -> None:
         self._paused = True

@@ -15,12 +15,14 @@ from graftlm.intake import Intake, check_call, draw_seed
 from graftlm.processes.generation import Generation, PreparedRequest
 from graftlm.processes.in_flight import InFlight, InFlightRequests
 from graftlm.processes.messages import (
+    PING_ID,
     Abort,
     Accepted,
     AnyMessage,
     Call,
     Generate,
     Load,
+    MessageError,
     Rejected,
     Reply,
     TextBatch,
@@ -76,7 +78,7 @@ class TokenizerManager:
         self._metrics = metrics
         self._clock = clock
         self._threads = ThreadPoolExecutor(max_workers=2, thread_name_prefix="graftlm-tokenizer")
-        self._counter = itertools.count()
+        self._counter = itertools.count(PING_ID + 1)
         self._in_flight = InFlightRequests()
         self._calls: dict[int, tuple[str, asyncio.Future[Any]]] = {}
         self._idle = asyncio.Event()
@@ -145,7 +147,7 @@ class TokenizerManager:
 
         Raises:
             QueueFullError: max_queued_requests are waiting.
-            RequestError: the id is in use.
+            RequestError: the id is in use, or something in the request is no Unicode or too large a number.
             UnavailableError: no replica is up, or the server is draining.
         """
         self._check_number(request.params.n)
@@ -154,8 +156,6 @@ class TokenizerManager:
         self._check_id(request.request_id)
         wire_id = f"{request.request_id}:{next(self._counter)}"
         generation = Generation(request, wire_id, self._abort)
-        self._in_flight.add(InFlight(wire_id, generation, replica, arrived_s))
-        self._idle.clear()
         message = Generate(
             request_id=wire_id,
             prompt=request.prompt_token_ids.tobytes(),
@@ -166,7 +166,12 @@ class TokenizerManager:
             timeout_s=request.timeout_s,
             pooling=request.pooling,
         )
-        self._send(replica.name, message)
+        try:
+            self._send(replica.name, message)
+        except MessageError as error:
+            raise RequestError(f"the request holds what cannot be passed on: {error}") from error
+        self._in_flight.add(InFlight(wire_id, generation, replica, arrived_s))
+        self._idle.clear()
         try:
             await generation.accepted
         except asyncio.CancelledError:
@@ -298,7 +303,7 @@ class TokenizerManager:
     def close(self) -> None:
         """Fail what is under way and end the threads."""
         self.replicas.drain()
-        self._fail([*self._in_flight], UnavailableError("the server is stopping"))
+        self._fail([*self._in_flight], "the server is stopping")
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     # -- for the launcher ----------------------------------------------------------------------------------------------
@@ -324,14 +329,14 @@ class TokenizerManager:
         self.replicas.died(name, reason)
         replica = self.replicas.named(name)
         lost = [item for item in self._in_flight if replica is None or item.replica is replica]
-        error = UnavailableError(f"{name} died ({reason}); send the request again")
-        self._fail(lost, error)
+        text = f"{name} died ({reason}); send the request again"
+        self._fail(lost, text)
         if replica is not None and lost:
             sub_ids = [sub_id for item in lost for sub_id in item.generation.sub_ids]
             self._send(DETOKENIZER, Abort(request_ids=sub_ids, reason="their scheduler died"))
         for process, future in list(self._calls.values()):
             if process == name and not future.done():
-                future.set_exception(error)
+                future.set_exception(UnavailableError(text))
 
     def receive(self, message: AnyMessage) -> None:
         """Take in what a process says."""
@@ -417,9 +422,9 @@ class TokenizerManager:
     def _abort_wire(self, item: InFlight, reason: str) -> None:
         self._send(item.replica.name, Abort(request_ids=item.generation.sub_ids, reason=reason))
 
-    def _fail(self, items: Sequence[InFlight], error: GraftlmError) -> None:
+    def _fail(self, items: Sequence[InFlight], text: str) -> None:
         for item in items:
-            self._end(item, error, "unavailable")
+            self._end(item, UnavailableError(text), "unavailable")  # its own: raising one writes down where
             self._abort_wire(item, "the server gave it up")
 
     def _end(self, item: InFlight, error: GraftlmError, outcome: str) -> None:

@@ -14,6 +14,7 @@ from starlette.responses import Response
 from graftlm.errors import (
     EngineClosedError,
     GraftlmError,
+    PromptTooLongError,
     QueueFullError,
     RequestError,
     RequestFailedError,
@@ -122,8 +123,9 @@ def error_json(error: BaseException) -> bytes:
     status = status_of(error)
     if isinstance(error, ApiError):
         return _body(status, str(error), error.param, error.code)
-    if isinstance(error, GraftlmError):
-        return _body(status, str(error))
+    if isinstance(error, GraftlmError) and (status != 500 or isinstance(error, RequestFailedError)):
+        code = "context_length_exceeded" if isinstance(error, PromptTooLongError) else None
+        return _body(status, str(error), code=code)
     return _body(500, "the server failed to handle the request")
 
 
@@ -150,6 +152,7 @@ async def _answer_error(request: Request, error: Exception) -> Response:
     status = status_of(error)
     if status == 500:
         logger.error("%s %s failed", request.method, request.url.path, exc_info=error)
+    request.state.problem = str(error)
     return _response(status, error_json(error))
 
 
@@ -172,7 +175,12 @@ async def _answer_invalid(request: Request, error: Exception) -> Response:
         return error_response(
             400, f"Unrecognized request argument supplied: {param}", param=param, code="unknown_parameter"
         )
+    if param is None and first["type"] in ("missing", "model_attributes_type", "dict_type"):
+        message = "the body must be a JSON object, sent with Content-Type: application/json"
+        request.state.problem = message
+        return error_response(400, message)
     message = first["msg"] if param is None else f"{param}: {first['msg']}"
+    request.state.problem = message
     return error_response(400, message, param=param)
 
 

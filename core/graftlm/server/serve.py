@@ -55,6 +55,8 @@ def serve(
     """
     config = _with_plugins(config, plugins)
     configure_logging(config.server.log_format, config.server.log_level, "main")
+    if config.server.api_key is None and config.server.host not in ("127.0.0.1", "::1", "localhost"):
+        logger.warning("%s: whoever can reach it may use it; set server.api_key", config.server.host)
     registry = Registry.load(config.plugins, platform=probe_platform(config.model.device))
     findings = check(config, registry)
     for warning in findings.warnings:
@@ -112,7 +114,12 @@ class _Service:
             logger.warning("%s again: stopping at once", number.name)
             self._stop_now.set()
         else:
-            logger.info("%s: no new requests; those under way may end", number.name)
+            limit_s = self._config.server.drain_timeout_s
+            logger.info(
+                "%s: no new requests; those under way have %.0f s to end, another signal ends them now",
+                number.name,
+                limit_s,
+            )
             self._stop.set()
 
     async def _unless_stopped(self, work: Any) -> Any:
@@ -153,6 +160,8 @@ class _Service:
             await asyncio.wait_for(asyncio.shield(serving), _LAST_BYTES_S)
         server.force_exit = True
         await serving
+        if not server.lifespan.shutdown_event.is_set():  # a forced end leaves it out
+            await server.lifespan.shutdown()
         return status
 
     async def _wait_for_end(self, launcher: Launcher) -> int:
@@ -163,7 +172,11 @@ class _Service:
         stopped.cancel()
         if not launcher.fatal.done():
             return 0
-        logger.error("%s, and server.restart is off or did not help: exiting", launcher.fatal.result())
+        logger.error(
+            "%s, and server.restart is off or did not help: exiting in %.0f s, for /health to tell of it",
+            launcher.fatal.result(),
+            _REPORT_DEATH_S,
+        )
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._stop.wait(), _REPORT_DEATH_S)
         return 1

@@ -64,9 +64,11 @@ class EventStream(Response):
         finally:
             leaving.cancel()
             sending.cancel()
-            await asyncio.wait({sending})
-            await self._events.aclose()
-            self._close()
+            try:
+                await asyncio.wait({sending})
+                await self._events.aclose()
+            finally:  # also when the server, at its end, does not wait for that
+                self._close()
         if not sending.cancelled():
             sending.result()
 

@@ -48,8 +48,8 @@ class TokenBytes:
             return b""
         if token_id in self._added:
             return token.encode()
-        if self._is_byte_level:
-            return bytes([_BYTE_OF[character] for character in token if character in _BYTE_OF])
+        if self._is_byte_level and _BYTE_OF.keys() >= set(token):  # others are taken as they stand
+            return bytes([_BYTE_OF[character] for character in token])
         byte = _BYTE_TOKEN.fullmatch(token) if self._has_byte_tokens else None
         if byte is not None:
             return bytes([int(byte[1], 16)])

@@ -19,6 +19,8 @@ __all__ = ["RequestLog"]
 logger = logging.getLogger("graftlm.server.access")
 
 _MAX_ID_LEN: Final = 128
+#: Of the reason of a refusal, in the log.
+_MAX_PROBLEM_LEN: Final = 300
 _PRINTABLE: Final = frozenset(string.ascii_letters + string.digits + string.punctuation)
 
 #: Asked for every few seconds by machines; their good answers are only logged at debug.
@@ -81,7 +83,11 @@ class RequestLog:
             "status": answered,
             "duration_ms": round(seconds * 1000, 1),
         }
-        logger.log(level, "%(method)s %(path)s %(status)d in %(duration_ms).1f ms", fields, extra=fields)
+        problem = scope.get("state", {}).get("problem")
+        if problem is not None:
+            fields["problem"] = " ".join(str(problem).split())[:_MAX_PROBLEM_LEN]
+        text = "%(method)s %(path)s %(status)d in %(duration_ms).1f ms" + (": %(problem)s" if problem else "")
+        logger.log(level, text, fields, extra=fields)
 
 
 def _sane(request_id: str | None) -> str | None:

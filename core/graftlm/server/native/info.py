@@ -4,7 +4,7 @@ import asyncio
 import time
 import uuid
 from dataclasses import asdict
-from typing import Any
+from typing import Any, Literal
 
 from fastapi import APIRouter, Response
 
@@ -34,10 +34,12 @@ def make_router(manager: TokenizerManager) -> APIRouter:
     @router.get("/health", summary="Whether requests are served", responses=_MAYBE_UNWELL)
     async def health(response: Response) -> HealthBody:
         health = manager.health
+        problems = list(health.problems)
         if health.ok:
-            return HealthBody(status="ok")
+            return HealthBody(status="degraded" if problems else "ok", problems=problems, paused=health.paused)
         response.status_code = 503
-        return HealthBody(status="unavailable" if health.problems else "draining", problems=list(health.problems))
+        status: Literal["draining", "unavailable"] = "draining" if health.serving else "unavailable"
+        return HealthBody(status=status, problems=problems, paused=health.paused)
 
     @router.get("/health_generate", summary="Whether a token can be generated", responses=_MAYBE_UNWELL)
     async def health_generate(response: Response) -> HealthBody:
@@ -59,8 +61,7 @@ def make_router(manager: TokenizerManager) -> APIRouter:
 
     @router.get("/get_load", summary="The load of each replica, for routers")
     async def get_load() -> list[LoadBody]:
-        page_size = manager.config.cache.page_size
-        return [_load(rank, replica, page_size) for rank, replica in enumerate(manager.replicas.replicas)]
+        return [_load(manager, rank, replica) for rank, replica in enumerate(manager.replicas.replicas)]
 
     return router
 
@@ -78,6 +79,8 @@ class _Probe:
 
     async def problem(self) -> str | None:
         """Return why no token came; None when all is well."""
+        if self._manager.health.paused:
+            return "generation is paused"
         generated = self._num_generated()
         try:
             async with asyncio.timeout(_PROBE_TIMEOUT_S):
@@ -137,23 +140,25 @@ def _server_info(manager: TokenizerManager, uptime_s: float) -> ServerInfo:
         page_size=page_size,
         dp_size=len(replicas),
         config=config.model_dump(mode="json", exclude={"server": {"api_key", "admin_api_key"}}),
-        internal_states=[_state(rank, replica, page_size) for rank, replica in enumerate(replicas)],
+        internal_states=[_state(manager, rank, replica) for rank, replica in enumerate(replicas)],
     )
 
 
-def _state(rank: int, replica: Replica, page_size: int) -> dict[str, Any]:
+def _state(manager: TokenizerManager, rank: int, replica: Replica) -> dict[str, Any]:
     """Return what a replica last reported, and whether it is up."""
     stats = {} if replica.load is None else asdict(replica.load.stats)
-    load = _load(rank, replica, page_size).model_dump()
+    load = _load(manager, rank, replica).model_dump()
     return load | {"process": replica.name, "ready": replica.ready, **stats}
 
 
-def _load(rank: int, replica: Replica, page_size: int) -> LoadBody:
+def _load(manager: TokenizerManager, rank: int, replica: Replica) -> LoadBody:
+    page_size = manager.config.cache.page_size
     stats = None if replica.load is None else replica.load.stats
     used_pages = 0 if stats is None else stats.owned_pages + stats.locked_pages
     return LoadBody(
         dp_rank=rank,
         num_reqs=replica.num_requests,
+        num_held_reqs=manager.replicas.num_held,
         num_waiting_reqs=0 if stats is None else stats.waiting_requests,
         num_tokens=used_pages * page_size + replica.queued_tokens,
         num_pages=used_pages,

@@ -68,8 +68,11 @@ class AnswerBody(_Body):
 class HealthBody(_Body):
     """Whether requests are served."""
 
-    status: Literal["ok", "draining", "unavailable"]
+    status: Literal["ok", "degraded", "draining", "unavailable"] = Field(
+        description="`degraded`: some replicas are down, others serve."
+    )
     problems: list[str] = Field(default=[], description="What is wrong, one line each.")
+    paused: bool = Field(default=False, description="Requests wait for /continue_generation.")
 
 
 class ModelInfo(_Body):
@@ -97,6 +100,7 @@ class LoadBody(_Body):
 
     dp_rank: int
     num_reqs: int = Field(description="Prompts that have not ended, as of now.")
+    num_held_reqs: int = Field(description="Prompts of all replicas that wait for one, or for the end of a pause.")
     num_waiting_reqs: int = Field(description="Requests that wait, as last reported, a fraction of a second ago.")
     num_tokens: int = Field(description="Tokens in use, and prompt tokens that wait.")
     num_pages: int = Field(description="Pages that running requests use.")

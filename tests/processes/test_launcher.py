@@ -1,0 +1,215 @@
+"""The launcher with real child processes: what it tells its listener, and what it leaves behind."""
+
+import asyncio
+import os
+import resource
+import signal
+from contextlib import asynccontextmanager
+
+import psutil
+import pytest
+import pytest_asyncio
+
+from graftlm import EngineConfig
+from graftlm.checkpoint import resolve_checkpoint
+from graftlm.errors import EngineError, GraftlmError
+from graftlm.processes.channels import Outbox
+from graftlm.processes.launcher import Launcher
+from graftlm.processes.messages import Call, Failed, Load, Ready, Reply
+from graftlm.processes.names import DETOKENIZER
+from graftlm.tokenization import Tokenizer
+
+SCHEDULER = "scheduler-0"
+CONFIG = {"model": "demo", "memory": {"kv_tokens": 1024}, "server": {"restart": True, "watchdog_s": 1.0}}
+
+in_one_loop = pytest.mark.asyncio(loop_scope="module")
+
+
+class Listener:
+    """Keeps what it hears, in order."""
+
+    def __init__(self):
+        self.heard = []
+        self.messages = []
+
+    def receive(self, message):
+        self.messages.append(message)
+
+    def process_ready(self, name):
+        self.heard.append(("ready", name))
+
+    def process_died(self, name, reason):
+        self.heard.append(("died", name, reason))
+
+    def process_stuck(self, name, seconds):
+        self.heard.append(("stuck", name))
+
+    def process_moves(self, name):
+        self.heard.append(("moves", name))
+
+    def give_up(self):
+        self.heard.append(("gave up",))
+
+    async def next(self, num, timeout_s=20.0):
+        """Wait for this many events, and take them."""
+        await until(lambda: len(self.heard) >= num, timeout_s)
+        taken, self.heard[:num] = self.heard[:num], []
+        return taken
+
+
+async def until(condition, timeout_s=20.0):
+    async with asyncio.timeout(timeout_s):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+def tokenizer_json():
+    return Tokenizer.load(resolve_checkpoint("demo")).to_json()
+
+
+@asynccontextmanager
+async def launched(**config):
+    launcher = Launcher(EngineConfig.load(CONFIG | config))
+    try:
+        await launcher.start()
+        yield launcher
+    finally:
+        await launcher.close()
+
+
+def stale(launcher, message):
+    """Deliver a message as a child would."""
+    outbox = Outbox(f"ipc://{launcher.folder}/main")
+    outbox.send(message)
+    outbox.close()
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def running():
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    async with launched() as launcher:
+        await launcher.ready(tokenizer_json())
+        listener = Listener()
+        launcher.watch(listener)
+        assert await listener.next(2) == [("ready", DETOKENIZER), ("ready", SCHEDULER)]
+        yield launcher, listener
+
+
+@in_one_loop
+async def test_answers_are_passed_on_but_for_those_to_the_launchers_own_questions(running):
+    launcher, listener = running
+    listener.messages.clear()
+    await until(lambda: any(isinstance(message, Load) for message in listener.messages))  # a ping was answered
+    launcher.send(SCHEDULER, Call(call_id=5, name="ping"))
+    await until(lambda: any(isinstance(message, Reply) for message in listener.messages))
+    assert {message.call_id for message in listener.messages if isinstance(message, Reply)} == {5}
+    assert listener.heard == []
+
+
+@in_one_loop
+async def test_a_process_that_does_not_answer_is_reported_and_again_when_it_does(running):
+    launcher, listener = running
+    os.kill(launcher.pids[DETOKENIZER], signal.SIGSTOP)
+    assert await listener.next(1) == [("stuck", DETOKENIZER)]
+    os.kill(launcher.pids[DETOKENIZER], signal.SIGCONT)
+    assert await listener.next(1) == [("moves", DETOKENIZER)]
+
+
+@in_one_loop
+async def test_a_process_that_dies_while_its_stacks_are_read_does_not_end_the_watch(running):
+    launcher, listener = running
+    for _ in range(2):  # the second time shows that the first one left the watch alive
+        os.kill(launcher.pids[DETOKENIZER], signal.SIGSTOP)
+        assert await listener.next(1) == [("stuck", DETOKENIZER)]
+        os.kill(launcher.pids[DETOKENIZER], signal.SIGKILL)
+        died, ready = await listener.next(2)
+        assert died == ("died", DETOKENIZER, "killed by SIGKILL")
+        assert ready == ("ready", DETOKENIZER)
+
+
+@in_one_loop
+@pytest.mark.parametrize("kind", [Ready, Failed])
+async def test_the_last_words_of_a_dead_process_are_not_taken_for_its_successors(running, kind):
+    launcher, listener = running
+    dead = launcher.pids[DETOKENIZER]
+    os.kill(dead, signal.SIGKILL)
+    await listener.next(1)
+    what = {"info": {"old": True}} if kind is Ready else {"error": "EngineError", "message": "out of memory"}
+    stale(launcher, kind(process=DETOKENIZER, pid=dead, **what))
+    assert await listener.next(1) == [("ready", DETOKENIZER)]
+    launcher.send(DETOKENIZER, Call(call_id=6, name="ping"))
+    await until(lambda: Reply(process=DETOKENIZER, call_id=6) in listener.messages)
+
+
+@in_one_loop
+async def test_both_processes_may_start_again_at_once(running):
+    launcher, listener = running
+    for pid in launcher.pids.values():
+        os.kill(pid, signal.SIGKILL)
+    heard = await listener.next(4)
+    assert {event[:2] for event in heard} == {
+        (what, name) for what in ("died", "ready") for name in (DETOKENIZER, SCHEDULER)
+    }
+
+
+@in_one_loop
+async def test_when_no_process_can_be_made_the_launcher_gives_up(running):
+    launcher, listener = running
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (8, hard))  # the numbers below are in use
+    try:
+        os.kill(launcher.pids[DETOKENIZER], signal.SIGKILL)
+        died, gave_up = await listener.next(2)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert died[:2] == ("died", DETOKENIZER)
+    assert gave_up == ("gave up",)
+    assert (await launcher.fatal).startswith("detokenizer cannot be started: ")
+
+
+async def test_closing_while_the_processes_start_leaves_nothing():
+    async with launched() as launcher:
+        children = [psutil.Process(pid) for pid in launcher.pids.values()]
+        assert len(children) == 2
+        waiting = asyncio.ensure_future(launcher.ready("{}"))
+        await asyncio.sleep(0)
+        await launcher.close()
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+        assert not any(child.is_running() for child in children)
+        assert not launcher.folder.exists()
+        assert launcher.pids == {}
+        await launcher.close()  # once more changes nothing
+
+
+async def test_closing_after_the_processes_have_ended_by_themselves_leaves_nothing():
+    launcher = Launcher(EngineConfig.load(CONFIG))
+    await launcher.start()
+    for pid in launcher.pids.values():
+        os.kill(pid, signal.SIGKILL)
+        psutil.Process(pid).wait(5)  # the event loop has not noticed it
+    await launcher.close()
+    assert not launcher.folder.exists()
+
+
+async def test_a_process_that_ended_while_another_started_is_not_taken_for_ready():
+    async with launched() as launcher:
+        waiting = asyncio.ensure_future(launcher.ready(tokenizer_json()))
+        detokenizer = launcher._children[DETOKENIZER]
+        await until(lambda: detokenizer.is_ready)
+        os.kill(launcher.pids[DETOKENIZER], signal.SIGKILL)
+        await waiting
+        with pytest.raises(EngineError, match="detokenizer ended while the others started: killed by SIGKILL"):
+            launcher.watch(Listener())
+
+
+async def test_a_start_that_fails_says_why_even_where_a_file_has_a_modules_name(tmp_path):
+    (tmp_path / "msgspec.py").write_text("raise SystemExit('not this one')")
+    before = os.getcwd()
+    os.chdir(tmp_path)
+    try:
+        async with launched(model={"path": "demo", "context_len": 10**9}) as launcher:
+            with pytest.raises(GraftlmError, match="context_len"):
+                await launcher.ready(tokenizer_json())
+    finally:
+        os.chdir(before)
