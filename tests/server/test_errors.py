@@ -116,14 +116,12 @@ def client():
     ("body", "query", "message", "param", "code"),
     [
         ("{", "", "the body is not JSON", None, "invalid_json"),
-        ("", "", "Field required", None, None),
+        ("", "", "the body must be a JSON object", None, None),
         ("[]", "", "", None, None),
         ("{}", "", "name: Field required", "name", None),
         ('{"name": 5}', "", "name: Input should be a valid string", "name", None),
-        ('{"name": "\\ud800"}', "", "name: ", "name", None),
         ('{"name": "a", "inner": [{"number": 1}, {"number": "x"}]}', "", "inner.1.number: ", "inner.1.number", None),
         ('{"name": "a", "nmae": 1}', "", "Unrecognized request argument supplied: nmae", "nmae", "unknown_parameter"),
-        ('{"name": "a", "\\ud800": 1}', "", "Unrecognized", "\\ud800", "unknown_parameter"),
         ('{"name": "a"}', "?limit=x", "limit: ", "limit", None),
     ],
 )

@@ -207,3 +207,25 @@ def test_a_servers_numbers_add_up(server):
     assert after["graftlm_step_model_seconds_count", (replica,)] == steps > 0
     pages = [after["graftlm_kv_pages", (replica, ("state", s))] for s in ("free", "evictable", "locked", "owned")]
     assert sum(pages) == 32768
+
+
+def test_a_server_answers_openmetrics_when_asked(server):
+    headers = {"Accept": "application/openmetrics-text; version=1.0.0"}
+    answer = requests.get(server.url + "/metrics", headers=headers, timeout=10)
+    assert answer.headers["content-type"].startswith("application/openmetrics-text")
+    assert "graftlm_replica_up" in {family.name for family in parse_openmetrics(answer.text)}
+
+
+def test_a_client_that_leaves_is_counted_and_holds_nothing_any_more(server):
+    running = ("graftlm_running_requests", (("replica", "scheduler-0"),))
+    aborted = ("graftlm_requests_finished_total", (("reason", "abort"),))
+    locked, owned = (
+        ("graftlm_kv_pages", (("replica", "scheduler-0"), ("state", state))) for state in ("locked", "owned")
+    )
+    before = scrape(server).get(aborted, 0)
+    body = {"prompt": "One, two,", "max_tokens": 1900, "ignore_eos": True, "stream": True}
+    with requests.post(server.url + "/v1/completions", json=body, stream=True, timeout=30) as answer:
+        assert next(answer.iter_lines()).startswith(b"data:")
+        wait_until(lambda: scrape(server)[running] == 1, 10, "the running request")
+    wait_until(lambda: scrape(server).get(aborted, 0) == before + 1, 10, "the aborted request")
+    wait_until(lambda: [scrape(server)[key] for key in (running, locked, owned)] == [0, 0, 0], 10, "an idle server")

@@ -180,24 +180,28 @@ async def test_a_server_that_stops_ends_the_source():
 
 
 async def test_a_server_that_does_not_wait_for_the_source_still_gives_up_its_request():
-    closed, begun, may_end = [], asyncio.Event(), asyncio.Event()
+    closed, begun, closing, may_end = [], asyncio.Event(), asyncio.Event(), asyncio.Event()
 
-    async def stubborn():
+    async def slow_to_close():
         try:
             yield b"1"
             begun.set()
             await asyncio.Event().wait()
         finally:
+            closing.set()
             await may_end.wait()
 
     client = Client()
-    reading = asyncio.ensure_future(client.read(EventStream(stubborn(), close=lambda: closed.append(True))))
+    reading = asyncio.ensure_future(client.read(EventStream(slow_to_close(), close=lambda: closed.append(True))))
     await begun.wait()
     client.leave()
-    while not reading.cancel() or not reading.done():
-        await asyncio.sleep(0)
-        may_end.set() if closed else None
+    await closing.wait()
+    assert closed == []
+    reading.cancel()
+    await asyncio.gather(reading, return_exceptions=True)
     assert closed == [True]
+    may_end.set()
+    await asyncio.gather(*asyncio.all_tasks() - {asyncio.current_task()}, return_exceptions=True)
 
 
 async def test_a_source_that_fails_as_it_is_closed_still_gives_up_its_request():

@@ -169,7 +169,7 @@ class TokenizerManager:
         try:
             self._send(replica.name, message)
         except MessageError as error:
-            raise RequestError(f"the request holds what cannot be passed on: {error}") from error
+            raise RequestError(f"the request holds what is no Unicode, or too large: {error.__cause__}") from error
         self._in_flight.add(InFlight(wire_id, generation, replica, arrived_s))
         self._idle.clear()
         try:
