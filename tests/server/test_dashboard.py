@@ -259,10 +259,10 @@ class TestPage:
 
     def test_a_server_that_does_not_answer_is_noticed_and_so_is_its_return(self, page):
         # A connection that is truly lost is also reported by the browser, which would fail the test.
-        page.evaluate("window.realFetch = window.fetch; window.fetch = () => Promise.reject(new TypeError('lost'))")
+        page.evaluate("() => { realFetch = fetch; fetch = () => Promise.reject(new TypeError('lost')); }")
         expect(page.locator("#health")).to_have_text("the server does not answer")
         expect(page.locator("#health")).to_have_class("bad")
-        page.evaluate("window.fetch = window.realFetch")
+        page.evaluate("() => { fetch = realFetch; }")
         expect(page.locator("#health")).to_have_text("ready")
 
     def test_it_fits_a_narrow_screen(self, page):

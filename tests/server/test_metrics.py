@@ -225,7 +225,8 @@ def test_a_client_that_leaves_is_counted_and_holds_nothing_any_more(server):
     before = scrape(server).get(aborted, 0)
     body = {"prompt": "One, two,", "max_tokens": 1900, "ignore_eos": True, "stream": True}
     with requests.post(server.url + "/v1/completions", json=body, stream=True, timeout=30) as answer:
-        assert next(answer.iter_lines()).startswith(b"data:")
+        lines = answer.iter_lines()  # named, since the connection closes with the iterator
+        assert next(lines).startswith(b"data:")
         wait_until(lambda: scrape(server)[running] == 1, 10, "the running request")
     wait_until(lambda: scrape(server).get(aborted, 0) == before + 1, 10, "the aborted request")
     wait_until(lambda: [scrape(server)[key] for key in (running, locked, owned)] == [0, 0, 0], 10, "an idle server")

@@ -216,10 +216,8 @@ async def test_a_source_that_fails_as_it_is_closed_still_gives_up_its_request():
 
     client = Client(is_slow=True)
     client.leave()
-    source = clumsy()
-    await anext(source)
     with pytest.raises(KeyError):
-        await client.read(EventStream(source, close=lambda: closed.append(True)))
+        await client.read(EventStream(clumsy(), close=lambda: closed.append(True)))
     assert closed == [True]
 
 
