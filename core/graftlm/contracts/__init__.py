@@ -32,6 +32,7 @@ from graftlm.contracts.prefix_cache import (
 )
 from graftlm.contracts.provider import API_VERSION, NoOptions, Options, Platform, Provider
 from graftlm.contracts.scheduling import SchedulingContext, SchedulingPolicy, WaitingRequest
+from graftlm.contracts.storage import KVStorage, StorageContext, StorageStats
 
 __all__ = [
     "API_VERSION",
@@ -53,6 +54,7 @@ __all__ = [
     "GrammarSpec",
     "InsertResult",
     "KVCache",
+    "KVStorage",
     "LogitsContext",
     "LogitsProcessor",
     "Model",
@@ -71,5 +73,7 @@ __all__ = [
     "Provider",
     "SchedulingContext",
     "SchedulingPolicy",
+    "StorageContext",
+    "StorageStats",
     "WaitingRequest",
 ]
