@@ -107,7 +107,7 @@ def test_observers_hear_of_requests_steps_and_the_cache_and_harm_nobody(fail):
     assert {record.usage for record in recorder.requests} == {output.usage for output in outputs}
     assert sum(step.num_prefill_tokens for step in recorder.steps) > 0
     assert sum(step.num_decodes for step in recorder.steps) > 0
-    assert {event.kind for event in recorder.events} == {"stored", "cleared"}
+    assert {event.kind for event in recorder.events} - {"split"} == {"stored", "cleared"}
 
 
 class OnlyOptions(Options):

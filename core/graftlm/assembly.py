@@ -307,8 +307,8 @@ def _cache_factory(config: EngineConfig, registry: Registry, num_pages: int) -> 
     settings = config.cache
     observers = registry.observers("cache_event")
 
-    def on_event(kind: str, num_tokens: int) -> None:
-        notify(observers, CacheEvent(kind, num_tokens))
+    def on_event(event: CacheEvent) -> None:
+        notify(observers, event)
 
     def make() -> PrefixCache:
         eviction = registry.create(

@@ -438,7 +438,22 @@ class StepRecord:
 
 @dataclass(frozen=True, slots=True)
 class CacheEvent:
-    """What `cache_event` observers get; `kind` is "stored", "removed" or "cleared"."""
+    """What became of a node of the prefix cache: enough for an indexer outside to hold the same tree.
+
+    Attributes:
+        kind: "stored": a new node below `parent_id`. "split": the first `num_tokens` tokens of node `node_id` moved to
+            a new node `parent_id` above it. "removed": node `node_id` is gone; it had no children. "cleared": all
+            nodes are gone.
+        num_tokens: tokens stored, moved, removed or cleared.
+        node_id: unique in the cache's life; None for "cleared", and in caches without nodes.
+        parent_id: None for a node at the start of a prompt.
+        namespace: of the node.
+        token_ids: int32 [num_tokens] of a "stored" node, its own run; read-only.
+    """
 
     kind: str
     num_tokens: int
+    node_id: int | None = None
+    parent_id: int | None = None
+    namespace: str = ""
+    token_ids: TokenIds | None = None

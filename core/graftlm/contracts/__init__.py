@@ -29,6 +29,7 @@ from graftlm.contracts.prefix_cache import (
     PrefixHandle,
     PrefixKey,
     PrefixMatch,
+    ProbePlace,
 )
 from graftlm.contracts.provider import API_VERSION, NoOptions, Options, Platform, Provider
 from graftlm.contracts.scheduling import SchedulingContext, SchedulingPolicy, WaitingRequest
@@ -70,6 +71,7 @@ __all__ = [
     "PrefixHandle",
     "PrefixKey",
     "PrefixMatch",
+    "ProbePlace",
     "Provider",
     "SchedulingContext",
     "SchedulingPolicy",

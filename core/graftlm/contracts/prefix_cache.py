@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from graftlm.contracts.eviction import EvictionStrategy, NodeStats
-from graftlm.types import PageIds, TokenIds
+from graftlm.types import CacheEvent, PageIds, TokenIds
 
 __all__ = [
     "CacheCapabilities",
@@ -30,6 +30,7 @@ __all__ = [
     "PrefixHandle",
     "PrefixKey",
     "PrefixMatch",
+    "ProbePlace",
 ]
 
 #: No pages: int32, shape [0]; shared and read-only.
@@ -61,7 +62,21 @@ class PrefixHandle(Protocol):
         ...
 
 
+class ProbePlace(Protocol):
+    """Where a probe ended, for the next probe of the same key to start from; opaque to callers."""
+
+    @property
+    def num_pages(self) -> int:
+        """Pages that a match would have found then."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
+class _Probed:
+    num_pages: int
+
+
+@dataclass(slots=True)  # not frozen: freezing would be a tenth of what a match costs
 class PrefixMatch:
     """The longest cached prefix of a key.
 
@@ -74,7 +89,7 @@ class PrefixMatch:
     pages: PageIds
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen, for the same reason
 class InsertResult:
     """What became of the pages given to `insert`, counted from the start of the prompt.
 
@@ -85,7 +100,7 @@ class InsertResult:
             caller's: a cache may take fewer than it is offered, or none.
         handle: the place at `cached_pages`; not locked yet.
         pages: int32 [cached_pages - given handle's num_pages], the page ids the cache holds for the key past the handle
-            that was given.
+            that was given. It may be the very array that was given.
     """
 
     existing_pages: int
@@ -104,6 +119,7 @@ class NodeView:
         token_ids: int32 [pages * page_size], this node's own run.
         pages: int32, this node's own pages.
         num_locks: handles that hold it.
+        num_pins: pins that end at it.
     """
 
     node_id: int
@@ -113,6 +129,7 @@ class NodeView:
     pages: PageIds
     num_locks: int
     stats: NodeStats
+    num_pins: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,13 +151,13 @@ class CacheContext:
         page_size: tokens in a page.
         eviction: orders the leaves.
         clock: seconds, monotonic; the only time a cache knows.
-        on_event: called with (kind, num_tokens) for "stored", "removed" and "cleared", or None when nobody listens.
+        on_event: called for every node that comes, is split or goes; None when nobody listens. See `CacheEvent`.
     """
 
     page_size: int
     eviction: EvictionStrategy
     clock: Callable[[], float]
-    on_event: Callable[[str, int], None] | None = field(default=None)
+    on_event: Callable[[CacheEvent], None] | None = field(default=None)
 
 
 class PrefixCache(ABC):
@@ -157,8 +174,11 @@ class PrefixCache(ABC):
         - Locks balance: n locks of a handle need n unlocks; a path is locked while any handle on or below it is.
         - A handle stays valid while locked, through splits by other keys, and keeps its `num_pages`.
         - Matching from a resumed handle gives what matching from the start would, less the pages up to that handle.
-        - `probe` changes nothing: neither recency nor hits nor structure.
+        - `probe` and `probe_again` change nothing: neither recency nor hits nor structure, and they agree.
+        - A pin is a wish: a pinned prefix outlives everything that is not pinned, until its time is up, and goes when
+          nothing else is left, that which would end first at first. It counts as evictable.
         - Namespaces never share.
+        - Events tell the content: who replays them (see `CacheEvent`) holds the tree that `walk` shows.
         - `eviction_age_s`, where it is kept, is the time since the last use of what `evict` gave up last.
     """
 
@@ -241,3 +261,31 @@ class PrefixCache(ABC):
     @abstractmethod
     def probe(self, key: PrefixKey) -> int:
         """Return the number of pages a match would find, changing nothing. Schedulers ask this of waiting requests."""
+
+    def probe_again(self, key: PrefixKey, place: ProbePlace | None) -> ProbePlace | None:
+        """Probe, starting from where the last probe of this very key ended.
+
+        Schedulers ask this of every waiting request whenever something changed, so it should cost O(1) when nothing
+        changed there. Without an implementation of its own, a cache probes from the start.
+
+        Args:
+            key: the tokens.
+            place: the answer of the last call with the same key; None the first time.
+
+        Returns: where a match would end; None when nothing is cached of the key.
+        """
+        num_pages = self.probe(key)
+        return _Probed(num_pages) if num_pages else None
+
+    def pin(self, key: PrefixKey, ttl_s: float) -> int:
+        """Keep the cached part of a key from eviction for `ttl_s` seconds, while anything else can go.
+
+        Effects: touches recency as a match does, but counts no hit. Pinning the same key again sets its time anew.
+
+        Returns: pages kept; 0 when nothing of it is cached, or this cache does not pin.
+        """
+        return 0
+
+    def unpin(self, key: PrefixKey) -> bool:
+        """End a pin before its time. Returns: whether this very key was pinned."""
+        return False

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from graftlm.testing.attention import AttentionBackendConformance
     from graftlm.testing.cache_rig import CacheRig, prompt
     from graftlm.testing.conformance import Conformance, ConformanceResult, run_conformance
+    from graftlm.testing.event_mirror import EventMirror
     from graftlm.testing.eviction import EvictionStrategyConformance
     from graftlm.testing.fake_grammar import FakeGrammarBackend
     from graftlm.testing.grammar import GrammarBackendConformance, GrammarCase
@@ -26,6 +27,7 @@ __all__ = [
     "CacheRig",
     "Conformance",
     "ConformanceResult",
+    "EventMirror",
     "EvictionStrategyConformance",
     "FakeGrammarBackend",
     "FakeWaitingRequest",
@@ -47,6 +49,7 @@ _HOME = {
     "CacheRig": "graftlm.testing.cache_rig",
     "Conformance": "graftlm.testing.conformance",
     "ConformanceResult": "graftlm.testing.conformance",
+    "EventMirror": "graftlm.testing.event_mirror",
     "EvictionStrategyConformance": "graftlm.testing.eviction",
     "FakeGrammarBackend": "graftlm.testing.fake_grammar",
     "FakeWaitingRequest": "graftlm.testing.scheduling",

@@ -13,8 +13,9 @@ from graftlm.contracts import (
     PrefixHandle,
     PrefixKey,
 )
+from graftlm.testing.event_mirror import EventMirror
 from graftlm.testing.recording import RecordingStrategy, TickingClock
-from graftlm.types import PageIds, TokenIds
+from graftlm.types import CacheEvent, PageIds, TokenIds
 
 __all__ = ["CacheRig", "Snapshot", "prompt"]
 
@@ -42,6 +43,7 @@ class CacheRig:
         clock: its clock.
         strategy: its eviction strategy.
         events: what it said to `on_event`.
+        mirror: the tree that these events tell.
     """
 
     def __init__(
@@ -53,15 +55,29 @@ class CacheRig:
         self.page_size = page_size
         self.clock = TickingClock()
         self.strategy = RecordingStrategy(inner_strategy)
-        self.events: list[tuple[str, int]] = []
+        self.events: list[CacheEvent] = []
+        self.mirror = EventMirror()
         self._next_page = 0
         context = CacheContext(
             page_size=page_size,
             eviction=self.strategy,
             clock=self.clock,
-            on_event=lambda kind, num_tokens: self.events.append((kind, num_tokens)),
+            on_event=self._listen,
         )
         self.cache = create(context)
+
+    def _listen(self, event: CacheEvent) -> None:
+        self.events.append(event)
+        self.mirror(event)
+
+    def check_mirror(self) -> None:
+        """Fail unless the events so far tell the tree that `walk` shows."""
+        told = {
+            node_id: (node.parent_id, node.namespace, node.token_ids.tolist())
+            for node_id, node in self.mirror.nodes.items()
+        }
+        shown = {v.node_id: (v.parent_id, v.namespace, v.token_ids.tolist()) for v in self.cache.walk()}
+        assert told == shown, "the events do not tell the tree that walk() shows"
 
     def key(self, *letters: int, tail: int = 0, namespace: str = "", priority: int = 0) -> PrefixKey:
         """Return the key of `prompt(*letters)`."""

@@ -16,7 +16,7 @@ from graftlm.contracts import (
     PrefixMatch,
 )
 from graftlm.errors import InvariantError
-from graftlm.types import PageIds, TokenIds
+from graftlm.types import CacheEvent, PageIds, TokenIds
 
 __all__ = ["NaiveCache"]
 
@@ -90,8 +90,6 @@ class NaiveCache(PrefixCache):
         for page_idx in range(existing_pages, num_pages):
             parent = entries[-1] if entries else start
             entries.append(self._add(key, page_idx, pages[page_idx - start.num_pages], parent))
-        if num_pages > existing_pages:
-            self._change("stored", num_pages - existing_pages)
         return InsertResult(existing_pages, num_pages, entries[-1] if entries else start, _pages(entries))
 
     def lock(self, handle: PrefixHandle) -> None:
@@ -121,17 +119,13 @@ class NaiveCache(PrefixCache):
             leaf = min(leaves, key=lambda entry: self._context.eviction.priority(entry.stats))
             self._drop(leaf)
             given_up.append(leaf)
-        if given_up:
-            self._change("removed", len(given_up))
         return _pages(given_up)
 
     def reset(self) -> PageIds:
         """Forget everything that is not locked."""
         given_up = [entry for entry in self._entries.values() if entry.num_locks == 0]
-        for entry in given_up:
+        for entry in reversed(given_up):  # children before parents
             self._drop(entry)
-        if given_up:
-            self._change("cleared", len(given_up))
         return _pages(given_up)
 
     @property
@@ -192,6 +186,8 @@ class NaiveCache(PrefixCache):
         self._entries[entry.prefix] = entry
         parent.num_children += 1
         self._context.eviction.on_insert(stats)
+        parent_id = parent.entry_id if parent.num_pages else None
+        self._tell(CacheEvent("stored", page_size, entry.entry_id, parent_id, key.namespace, token_ids))
         return entry
 
     def _drop(self, entry: _Entry) -> None:
@@ -199,6 +195,7 @@ class NaiveCache(PrefixCache):
         if entry.parent is not None:
             entry.parent.num_children -= 1
         self._context.eviction.on_evict(entry.stats)
+        self._tell(CacheEvent("removed", self._context.page_size, entry.entry_id, None, entry.prefix[0]))
 
     def _evictable_leaves(self) -> list[_Entry]:
         return [entry for entry in self._entries.values() if entry.num_children == 0 and entry.num_locks == 0]
@@ -210,10 +207,10 @@ class NaiveCache(PrefixCache):
             raise InvariantError(f"naive cache: the handle at page {handle.num_pages} was evicted.")
         return handle
 
-    def _change(self, event: str, num_pages: int) -> None:
+    def _tell(self, event: CacheEvent) -> None:
         self._version += 1
         if self._context.on_event is not None:
-            self._context.on_event(event, num_pages * self._context.page_size)
+            self._context.on_event(event)
 
 
 def _pages(entries: list[_Entry]) -> PageIds:

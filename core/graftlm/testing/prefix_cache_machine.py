@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
-from graftlm.contracts import NodeStats, PrefixHandle, PrefixKey
+from graftlm.contracts import NodeStats, PrefixHandle, PrefixKey, ProbePlace
 from graftlm.testing.cache_rig import CacheRig, as_list, prompt
 
 __all__ = ["PrefixCacheMachine", "check_random_histories"]
@@ -89,6 +89,7 @@ class PrefixCacheMachine(RuleBasedStateMachine):
         self.model = _Dictionary(rig.page_size)
         self.free = list(range(_NUM_PAGES))
         self.requests: list[_Request] = []
+        self.places: dict[_Prefix, ProbePlace | None] = {}
         self.seen = (self.cache.version, frozenset(self.model.pages))
 
     # -- what happens
@@ -190,6 +191,26 @@ class PrefixCacheMachine(RuleBasedStateMachine):
         assert self.cache.probe(key) == len(self.model.match(key)), "probe() disagrees with match()"
         assert self.rig.snapshot() == before, "probe() changed something"
 
+    @rule(letters=_LETTERS, namespace=_NAMESPACES)
+    def probe_again(self, letters: list[int], namespace: str) -> None:
+        """A scheduler asks for what it asked before."""
+        key = PrefixKey(prompt(self.page_size, *letters), namespace)
+        prefix = self.model.prefix(key, len(letters))
+        before = self.rig.snapshot()
+        place = self.cache.probe_again(key, self.places.get(prefix))
+        self.places[prefix] = place
+        num_pages = 0 if place is None else place.num_pages
+        assert num_pages == len(self.model.match(key)), "probe_again() disagrees with match()"
+        assert self.rig.snapshot() == before, "probe_again() changed something"
+
+    @invariant()
+    def old_places_are_good_places(self) -> None:
+        """Wherever a probe ended before, the next one from there finds what a match would."""
+        for prefix, place in self.places.items():
+            key = PrefixKey(np.frombuffer(prefix[1], np.int32), prefix[0])
+            again = self.cache.probe_again(key, place)
+            assert (0 if again is None else again.num_pages) == len(self.model.match(key)), "a place was misleading"
+
     @precondition(lambda self: len(self.requests) > 3)
     @rule()
     def all_leave(self) -> None:
@@ -249,10 +270,8 @@ class PrefixCacheMachine(RuleBasedStateMachine):
 
     @invariant()
     def events_add_up(self) -> None:
-        """Tokens stored, less removed and cleared, are the tokens cached."""
-        signs = {"stored": 1, "removed": -1, "cleared": -1}
-        total = sum(signs[kind] * num_tokens for kind, num_tokens in self.rig.events)
-        assert total == len(self.model.pages) * self.page_size, "events do not add up to the content"
+        """Who listens holds the tree that `walk` shows."""
+        self.rig.check_mirror()
 
     # -- helpers
 

@@ -20,7 +20,7 @@ _MANY = 256
 
 
 class LeafHeap:
-    """Pops evictable leaves, lowest priority first; equal priorities in the order they were touched.
+    """Pops evictable leaves that nobody pinned, lowest priority first; equal ones in the order they were touched.
 
     A node whose priority may have changed is only noted; its priority is computed before the next pop, once, however
     often it was touched. A node that stops being an evictable leaf, or is touched, loses its stamp, which makes its
@@ -43,7 +43,9 @@ class LeafHeap:
 
     def touch(self, node: RadixNode) -> None:
         """Note that the node may be an evictable leaf whose priority is not known."""
-        self.discard(node)
+        if node.heap_stamp is not None:
+            node.heap_stamp = None
+            self._num_valid -= 1
         if not node.awaits_entry:
             node.awaits_entry = True
             self._awaiting.append(node)
@@ -73,7 +75,8 @@ class LeafHeap:
         """Give every touched leaf its entry."""
         if not self._awaiting:
             return
-        fresh = [self._new_entry(node) for node in self._take_awaiting() if node.is_evictable_leaf]
+        candidates = [node for node in self._take_awaiting() if node.is_evictable_leaf and not node.num_pins]
+        fresh = [self._new_entry(node) for node in candidates]
         self._num_valid += len(fresh)
         if len(fresh) > len(self._entries) or len(self._entries) + len(fresh) > 2 * self._num_valid + _SLACK:
             # Either way the cost is O(what was touched, or went stale, since this last happened).

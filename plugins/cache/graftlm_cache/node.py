@@ -2,33 +2,38 @@
 
 from __future__ import annotations
 
-from typing import TypeAlias
+import numpy as np
 
 from graftlm.contracts import NO_PAGES, NodeStats
 from graftlm.types import PageIds, TokenIds
 
-__all__ = ["EdgeKey", "RadixNode", "common_len", "page_edge", "token_edge"]
+__all__ = ["ITEM_BYTES", "RadixNode", "common_pages", "join_pages"]
 
-#: What a child is found by: its first token, or the bytes of its first page.
-EdgeKey: TypeAlias = int | bytes
+#: Bytes of a token id, and of a page id.
+ITEM_BYTES = 4
 
 
 class RadixNode:
     """A run of whole pages below a parent; a namespace's root holds none. It is also the handle of its own end.
 
-        tokens    0 ................. stats.depth ............ stats.depth + len(token_ids)
+        tokens    0 ................. stats.depth ............ stats.depth + stats.tokens
         pages     |  the ancestors'  |  this node's `pages`   |
                   |<-               num_pages               ->|
 
+    Tokens and pages are kept as bytes of int32: a run is compared in place with `bytes.startswith(run, offset)`, one
+    memcmp, and the runs of a path are joined with one copy.
+
     Attributes:
         parent: None for a root, and for a node that left the tree.
-        token_ids: int32 [len(pages) * page_size], read-only.
-        pages: int32, read-only.
+        run: the node's own tokens.
+        pages: the ids of the node's own pages.
+        num_own_pages: how many these are.
         num_pages: pages from the start of the prompt to this node's end. Never changes: a split gives the upper part
             of the run to a new node.
-        children: by first token or page.
+        children: by the bytes of their first page's tokens.
         num_holds: locks of this node's own handle.
         num_locks: locks of handles on or below this node.
+        num_pins: pins that end at this node; a pinned leaf is evicted only when nothing else is left.
         stats: what the eviction strategy reads.
         heap_stamp: the valid heap entry's stamp, or None without one. Written by `LeafHeap` only.
         awaits_entry: whether `LeafHeap` will look at it before its next pop. Written by `LeafHeap` only.
@@ -42,50 +47,52 @@ class RadixNode:
         "node_id",
         "num_holds",
         "num_locks",
+        "num_own_pages",
         "num_pages",
+        "num_pins",
         "pages",
         "parent",
+        "run",
         "stats",
-        "token_ids",
     )
 
     def __init__(
-        self,
-        node_id: int,
-        namespace: str,
-        parent: RadixNode | None,
-        token_ids: TokenIds,
-        pages: PageIds,
-        stats: NodeStats,
+        self, node_id: int, namespace: str, parent: RadixNode | None, run: bytes, pages: bytes, stats: NodeStats
     ) -> None:
         self.node_id = node_id
         self.namespace = namespace
         self.parent = parent
-        self.num_pages: int = len(pages) + (0 if parent is None else parent.num_pages)
-        self.children: dict[EdgeKey, RadixNode] = {}
+        self.run = run
+        self.pages = pages
+        self.num_own_pages = num_own_pages = len(pages) // ITEM_BYTES
+        self.num_pages: int = num_own_pages if parent is None else num_own_pages + parent.num_pages
+        self.children: dict[bytes, RadixNode] = {}
         self.num_holds = 0
         self.num_locks = 0
+        self.num_pins = 0
         self.stats = stats
         self.heap_stamp: int | None = None
         self.awaits_entry = False
-        self.set_run(token_ids, pages)
 
     @classmethod
     def root(cls, node_id: int, namespace: str) -> RadixNode:
         """Return the start of a namespace's prompts."""
-        return cls(node_id, namespace, None, NO_PAGES, NO_PAGES, NodeStats(created=0.0, last_access=0.0))
+        return cls(node_id, namespace, None, b"", b"", NodeStats(created=0.0, last_access=0.0))
 
-    def set_run(self, token_ids: TokenIds, pages: PageIds) -> None:
-        """Set the node's own run; the arrays become read-only, so that views of them may be given out."""
-        token_ids.flags.writeable = False
-        pages.flags.writeable = False
-        self.token_ids = token_ids
-        self.pages = pages
+    @property
+    def token_ids(self) -> TokenIds:
+        """int32 [num_own_pages * page_size], read-only."""
+        return np.frombuffer(self.run, np.int32)
+
+    @property
+    def page_ids(self) -> PageIds:
+        """int32 [num_own_pages], read-only."""
+        return np.frombuffer(self.pages, np.int32)
 
     @property
     def is_evictable_leaf(self) -> bool:
-        """Whether eviction may take the node now."""
-        return not self.children and self.num_locks == 0 and self.parent is not None
+        """Whether eviction may take the node now; a root never."""
+        return not (self.children or self.num_locks or self.parent is None)
 
     @property
     def has_left(self) -> bool:
@@ -93,19 +100,17 @@ class RadixNode:
         return self.parent is None and self.num_pages > 0
 
 
-def common_len(run: TokenIds, tokens: TokenIds, offset: int) -> int:
-    """Return how many tokens `run` and `tokens[offset:]` have in common at the front; neither is empty."""
-    num_compared = min(len(run), len(tokens) - offset)
-    differs = run[:num_compared] != tokens[offset : offset + num_compared]
+def common_pages(run: bytes, tokens: bytes, offset: int, page_bytes: int) -> int:
+    """Return how many whole pages `run` and `tokens[offset:]` have in common at the front."""
+    num_compared = min(len(run), len(tokens) - offset) // ITEM_BYTES
+    left = np.frombuffer(run, np.int32, num_compared)
+    differs = left != np.frombuffer(tokens, np.int32, num_compared, offset)
     first = int(differs.argmax())
-    return first if differs[first] else num_compared
+    return (first if differs[first] else num_compared) * ITEM_BYTES // page_bytes
 
 
-def token_edge(tokens: TokenIds, offset: int, page_size: int) -> EdgeKey:
-    """Return the edge key of the page at a token offset, for pages of one token."""
-    return tokens.item(offset)
-
-
-def page_edge(tokens: TokenIds, offset: int, page_size: int) -> EdgeKey:
-    """Return the edge key of the page at a token offset."""
-    return tokens[offset : offset + page_size].tobytes()
+def join_pages(runs: list[bytes]) -> PageIds:
+    """Return the page ids of some runs, one after the other: int32, read-only."""
+    if not runs:
+        return NO_PAGES
+    return np.frombuffer(runs[0] if len(runs) == 1 else b"".join(runs), np.int32)

@@ -16,6 +16,7 @@ import numpy as np
 from graftlm.contracts import (
     NO_PAGES,
     CacheContext,
+    EvictionStrategy,
     InsertResult,
     NodeStats,
     NodeView,
@@ -23,13 +24,36 @@ from graftlm.contracts import (
     PrefixHandle,
     PrefixKey,
     PrefixMatch,
+    ProbePlace,
 )
 from graftlm.errors import InvariantError
-from graftlm.types import PageIds, TokenIds
+from graftlm.types import CacheEvent, PageIds
 from graftlm_cache.leaf_heap import LeafHeap
-from graftlm_cache.node import RadixNode, common_len, page_edge, token_edge
+from graftlm_cache.node import ITEM_BYTES, RadixNode, common_pages, join_pages
+from graftlm_cache.pins import Pins
 
 __all__ = ["RadixCache"]
+
+_TOKEN_DTYPE = np.dtype(np.int32)
+
+
+class _Place:
+    """Where a probe ended: below `node`, after some pages of the child that stood there with this run, if any did."""
+
+    __slots__ = ("child", "edge", "node", "num_pages", "run")
+
+    def __init__(self, node: RadixNode, edge: bytes, child: RadixNode | None, num_pages: int) -> None:
+        self.node = node
+        self.edge = edge
+        self.child = child
+        self.run = None if child is None else child.run
+        self.num_pages = num_pages
+
+    @property
+    def still_holds(self) -> bool:
+        """Whether a probe of the same key would end here again, if the node is still there: a split changes the run."""
+        child = self.node.children.get(self.edge)
+        return child is self.child and (child is None or child.run is self.run)
 
 
 class RadixCache(PrefixCache):
@@ -40,13 +64,16 @@ class RadixCache(PrefixCache):
     """
 
     def __init__(self, context: CacheContext) -> None:
+        self._page_bytes = context.page_size * ITEM_BYTES
         self._page_size = context.page_size
-        self._edge_key = token_edge if context.page_size == 1 else page_edge
         self._strategy = context.eviction
         self._clock = context.clock
         self._on_event = context.on_event
+        # A strategy that does not listen costs nothing.
+        self._on_hit = context.eviction.on_hit if _listens(context.eviction) else None
         self._roots: dict[str, RadixNode] = {}  # none without children
         self._leaves = LeafHeap(context.eviction)
+        self._pins = Pins()
         self._node_ids = itertools.count()
         self._evictable_pages = 0
         self._locked_pages = 0
@@ -62,18 +89,28 @@ class RadixCache(PrefixCache):
             InvariantError: `resume` is void, or the key is malformed.
         """
         start = self._start(resume, key.namespace)
-        path = self._path(start, self._whole_pages(key), key.priority)
+        path = self._path(start, self._whole_pages(key), key.priority, self._clock())
+        on_hit = self._on_hit
         for node in path:
             node.stats.hits += 1
-            self._strategy.on_hit(node.stats)
-        return PrefixMatch(path[-1] if path else start, _join([node.pages for node in path]))
+            if on_hit is not None:
+                on_hit(node.stats)
+        return PrefixMatch(path[-1] if path else start, join_pages([node.pages for node in path]))
 
     def probe(self, key: PrefixKey) -> int:
         """Return the number of pages a match would find, changing nothing."""
         root = self._roots.get(key.namespace)
-        if root is None:
-            return 0
-        return sum(num_shared for _, num_shared in self._follow(root, self._whole_pages(key)))
+        return 0 if root is None else self._look(root, self._whole_pages(key)).num_pages
+
+    def probe_again(self, key: PrefixKey, place: ProbePlace | None) -> ProbePlace | None:
+        """Return where a match would end; see `PrefixCache.probe_again`. O(1) when nothing changed there."""
+        if isinstance(place, _Place):
+            node = place.node
+            # An evicted node, or a root that left with its last child, is no place to go on from.
+            if node.parent is not None or self._roots.get(key.namespace) is node:
+                return place if place.still_holds else self._look(node, self._whole_pages(key))
+        root = self._roots.get(key.namespace)
+        return None if root is None else self._look(root, self._whole_pages(key))
 
     def insert(self, key: PrefixKey, pages: PageIds, handle: PrefixHandle) -> InsertResult:
         """Take the pages the tree does not hold yet; see `PrefixCache.insert`.
@@ -82,100 +119,105 @@ class RadixCache(PrefixCache):
             InvariantError: `handle` is void, or the number of pages does not fit the key.
         """
         tokens = self._whole_pages(key)
-        self._check_offer(tokens, pages, handle)
         start = self._start(handle, key.namespace)
-        path = self._path(start, tokens, key.priority)
+        self._check_offer(tokens, pages, start)
+        now = self._clock()
+        path = self._path(start, tokens, key.priority, now)
         end = path[-1] if path else start
         existing_pages = end.num_pages
-        if existing_pages * self._page_size < len(tokens):
-            end = self._grow(end, tokens, pages[existing_pages - handle.num_pages :], key.priority)
+        if existing_pages * self._page_bytes < len(tokens):
+            end = self._grow(end, tokens, pages[existing_pages - start.num_pages :].tobytes(), key.priority, now)
             path.append(end)
         self._leaves.settle_many()
-        return InsertResult(existing_pages, end.num_pages, end, _join([node.pages for node in path]))
+        held = pages if existing_pages == start.num_pages else join_pages([node.pages for node in path])
+        return InsertResult(existing_pages, end.num_pages, end, held)
 
-    def _path(self, node: RadixNode, tokens: TokenIds, priority: int) -> list[RadixNode]:
+    def _path(self, node: RadixNode, tokens: bytes, priority: int, now: float) -> list[RadixNode]:
         """Return the nodes below `node` on the key's longest cached prefix, touched; the last one is split to fit."""
-        now = self._clock()
-        path = []
-        for child, num_shared in self._follow(node, tokens):
-            step = child if num_shared == len(child.pages) else self._split(child, num_shared)
-            step.stats.last_access = now
-            step.stats.priority = max(step.stats.priority, priority)
-            if step.is_evictable_leaf:
-                self._leaves.touch(step)
-            path.append(step)
+        page_bytes, end = self._page_bytes, len(tokens)
+        offset = node.num_pages * page_bytes
+        path: list[RadixNode] = []
+        while offset < end:
+            child = node.children.get(tokens[offset : offset + page_bytes])
+            if child is None:
+                break
+            if not tokens.startswith(child.run, offset):
+                child = self._split(child, common_pages(child.run, tokens, offset, page_bytes))
+                end = 0  # nothing further is shared
+            stats = child.stats
+            stats.last_access = now
+            if priority > stats.priority:
+                stats.priority = priority
+            if not child.children and not child.num_locks:
+                self._leaves.touch(child)
+            path.append(child)
+            offset += len(child.run)
+            node = child
         return path
 
-    def _follow(self, node: RadixNode, tokens: TokenIds) -> Iterator[tuple[RadixNode, int]]:
-        """Yield the nodes below `node` that continue the key, each with how many of its pages do.
-
-        All but the last do in full; the caller may split the last.
-        """
-        page_size = self._page_size
-        offset = node.num_pages * page_size
-        while offset < len(tokens):
-            child = node.children.get(self._edge_key(tokens, offset, page_size))
+    def _look(self, node: RadixNode, tokens: bytes) -> _Place:
+        """Return where a match from `node` on would end, changing nothing."""
+        page_bytes = self._page_bytes
+        offset = node.num_pages * page_bytes
+        while True:
+            edge = tokens[offset : offset + page_bytes]
+            child = node.children.get(edge) if edge else None
             if child is None:
-                return
-            num_shared = common_len(child.token_ids, tokens, offset) // page_size
-            is_whole = num_shared == len(child.pages)
-            yield child, num_shared
-            if not is_whole:
-                return
+                return _Place(node, edge, None, node.num_pages)
+            if not tokens.startswith(child.run, offset):
+                shared = common_pages(child.run, tokens, offset, page_bytes)
+                return _Place(node, edge, child, node.num_pages + shared)
+            offset += len(child.run)
             node = child
-            offset += num_shared * page_size
 
-    def _grow(self, parent: RadixNode, tokens: TokenIds, pages: PageIds, priority: int) -> RadixNode:
+    def _grow(self, parent: RadixNode, tokens: bytes, pages: bytes, priority: int, now: float) -> RadixNode:
         """Hang the key's remaining pages below a node."""
-        now = self._clock()
-        depth = parent.num_pages * self._page_size
-        stats = NodeStats(now, now, tokens=len(tokens) - depth, depth=depth, priority=priority)
-        leaf = RadixNode(
-            next(self._node_ids),
-            parent.namespace,
-            parent,
-            np.array(tokens[depth:], dtype=np.int32),
-            np.array(pages, dtype=np.int32),
-            stats,
-        )
+        offset = parent.num_pages * self._page_bytes
+        run = tokens[offset:]
+        stats = NodeStats(now, now, 0, len(run) // ITEM_BYTES, offset // ITEM_BYTES, priority)
+        leaf = RadixNode(next(self._node_ids), parent.namespace, parent, run, pages, stats)
         if parent.parent is None:
             self._roots[parent.namespace] = parent
-        parent.children[self._edge_key(leaf.token_ids, 0, self._page_size)] = leaf
+        parent.children[run[: self._page_bytes]] = leaf
         self._leaves.discard(parent)
         self._leaves.touch(leaf)
-        self._evictable_pages += len(leaf.pages)
+        self._evictable_pages += leaf.num_own_pages
         self._version += 1
         self._strategy.on_insert(stats)
-        self._notify("stored", stats.tokens)
+        if self._on_event is not None:
+            self._on_event(_event("stored", leaf))
         return leaf
 
     def _split(self, lower: RadixNode, num_upper_pages: int) -> RadixNode:
         """Move the upper part of a node's run into a new node above it; the old object stays the lower part."""
-        cut = num_upper_pages * self._page_size
-        token_ids, pages, parent = lower.token_ids, lower.pages, lower.parent
-        # Each half gets a copy: a view would keep the whole run in memory after the other half is evicted.
+        cut = num_upper_pages * self._page_bytes
+        run, pages, parent = lower.run, lower.pages, lower.parent
         upper = RadixNode(
             next(self._node_ids),
             lower.namespace,
             parent,
-            token_ids[:cut].copy(),
-            pages[:num_upper_pages].copy(),
-            replace(lower.stats, tokens=cut),
+            run[:cut],
+            pages[: num_upper_pages * ITEM_BYTES],
+            replace(lower.stats, tokens=cut // ITEM_BYTES),
         )
         upper.num_locks = lower.num_locks
         assert parent is not None, "a root holds no run to split"
-        parent.children[self._edge_key(token_ids, 0, self._page_size)] = upper
-        upper.children[self._edge_key(token_ids, cut, self._page_size)] = lower
+        parent.children[run[: self._page_bytes]] = upper
+        upper.children[run[cut : cut + self._page_bytes]] = lower
         lower.parent = upper
-        lower.set_run(token_ids[cut:].copy(), pages[num_upper_pages:].copy())
-        lower.stats.tokens -= cut
-        lower.stats.depth += cut
+        lower.run = run[cut:]
+        lower.pages = pages[num_upper_pages * ITEM_BYTES :]
+        lower.num_own_pages -= num_upper_pages
+        lower.stats.tokens -= cut // ITEM_BYTES
+        lower.stats.depth += cut // ITEM_BYTES
         if lower.is_evictable_leaf:
             self._leaves.touch(lower)
         self._strategy.on_insert(upper.stats)
+        if self._on_event is not None:
+            self._on_event(CacheEvent("split", upper.stats.tokens, lower.node_id, upper.node_id, lower.namespace))
         return upper
 
-    # -- Locks ----------------------------------------------------------------------------------------------------
+    # -- Locks and pins -------------------------------------------------------------------------------------------
 
     def lock(self, handle: PrefixHandle) -> None:
         """Keep the path to a handle from eviction until `unlock`.
@@ -185,12 +227,14 @@ class RadixCache(PrefixCache):
         """
         node = self._own(handle)
         node.num_holds += 1
-        for step in _upwards(node):
-            if step.num_locks == 0:
-                self._evictable_pages -= len(step.pages)
-                self._locked_pages += len(step.pages)
-                self._leaves.discard(step)
-            step.num_locks += 1
+        while (parent := node.parent) is not None:
+            if node.num_locks == 0:
+                self._evictable_pages -= node.num_own_pages
+                self._locked_pages += node.num_own_pages
+                if node.heap_stamp is not None:
+                    self._leaves.discard(node)
+            node.num_locks += 1
+            node = parent
 
     def unlock(self, handle: PrefixHandle) -> None:
         """Undo one `lock`.
@@ -205,14 +249,37 @@ class RadixCache(PrefixCache):
                 "Unlock a handle as often as it was locked."
             )
         node.num_holds -= 1
-        for step in _upwards(node):
-            step.num_locks -= 1
-            if step.num_locks == 0:
-                self._evictable_pages += len(step.pages)
-                self._locked_pages -= len(step.pages)
-                if step.is_evictable_leaf:
-                    self._leaves.touch(step)
+        while (parent := node.parent) is not None:
+            node.num_locks -= 1
+            if node.num_locks == 0:
+                self._evictable_pages += node.num_own_pages
+                self._locked_pages -= node.num_own_pages
+                if not node.children:
+                    self._leaves.touch(node)
+            node = parent
         self._leaves.settle_many()
+
+    def pin(self, key: PrefixKey, ttl_s: float) -> int:
+        """Keep the cached part of a key for a while; see `PrefixCache.pin`."""
+        tokens, now = self._whole_pages(key), self._clock()
+        path = self._path(self._start(None, key.namespace), tokens, key.priority, now)
+        if not path:
+            return 0
+        previous = self._pins.add(key.namespace, tokens, path[-1], now + ttl_s)
+        for node in (previous, path[-1]):
+            self._reconsider(node)
+        return path[-1].num_pages
+
+    def unpin(self, key: PrefixKey) -> bool:
+        """End a pin before its time; see `PrefixCache.unpin`."""
+        node = self._pins.remove(key.namespace, self._whole_pages(key))
+        self._reconsider(node)
+        return node is not None
+
+    def _reconsider(self, node: RadixNode | None) -> None:
+        """Give a leaf whose pins have changed its place in the order of eviction, or take it out of it."""
+        if node is not None and node.is_evictable_leaf:
+            self._leaves.touch(node)
 
     # -- Giving up pages ------------------------------------------------------------------------------------------
 
@@ -221,48 +288,63 @@ class RadixCache(PrefixCache):
 
         Returns: int32, the page ids given up.
         """
-        given_up: list[PageIds] = []
+        now = self._clock()
+        while len(self._pins) and (ended := self._pins.pop_ended(now)) is not None:
+            self._reconsider(ended)
+        given_up: list[bytes] = []
         num_given_up = 0
-        while num_given_up < num_pages and (leaf := self._leaves.pop()) is not None:
+        while num_given_up < num_pages and (leaf := self._next_leaf()) is not None:
             self._cut_off(leaf)
             given_up.append(leaf.pages)
-            num_given_up += len(leaf.pages)
+            num_given_up += leaf.num_own_pages
             last_used_s = leaf.stats.last_access
+            if self._on_event is not None:
+                self._on_event(_event("removed", leaf))
         if given_up:
-            self._eviction_age_s = self._clock() - last_used_s
-        return self._give_up(given_up, "removed")
+            self._eviction_age_s = now - last_used_s
+            self._version += 1
+        return join_pages(given_up)
+
+    def _next_leaf(self) -> RadixNode | None:
+        """Take the next leaf out of the order; when only pinned ones are left, that whose pin ends first."""
+        while (leaf := self._leaves.pop()) is None:
+            node = self._pins.pop_first()
+            if node is None:
+                return None
+            self._reconsider(node)
+        return leaf
 
     def reset(self) -> PageIds:
-        """Forget everything that is not locked.
+        """Forget everything that is not locked, pinned or not.
 
         Returns: int32, the page ids given up.
         """
+        self._pins.clear()
         doomed = [node for node in self._nodes() if node.num_locks == 0]
+        if not doomed:
+            return NO_PAGES
         for node in reversed(doomed):  # children before parents
             self._leaves.discard(node)
             self._cut_off(node)
-        return self._give_up([node.pages for node in doomed], "cleared")
+            if self._on_event is not None and self._locked_pages:
+                self._on_event(_event("removed", node))
+        self._version += 1
+        if self._on_event is not None and not self._locked_pages:
+            self._on_event(CacheEvent("cleared", sum(node.stats.tokens for node in doomed)))
+        return join_pages([node.pages for node in doomed])
 
     def _cut_off(self, leaf: RadixNode) -> None:
         """Take an unlocked leaf out of the tree; its parent may become an evictable leaf."""
         parent = leaf.parent
         assert parent is not None, "a root is never evicted"
-        del parent.children[self._edge_key(leaf.token_ids, 0, self._page_size)]
+        del parent.children[leaf.run[: self._page_bytes]]
         leaf.parent = None
-        self._evictable_pages -= len(leaf.pages)
+        self._evictable_pages -= leaf.num_own_pages
         self._strategy.on_evict(leaf.stats)
         if parent.is_evictable_leaf:
             self._leaves.touch(parent)
         elif parent.parent is None and not parent.children:
             del self._roots[parent.namespace]
-
-    def _give_up(self, runs: list[PageIds], event: str) -> PageIds:
-        if not runs:
-            return NO_PAGES
-        pages = _join(runs)
-        self._version += 1
-        self._notify(event, len(pages) * self._page_size)
-        return pages
 
     # -- Reading --------------------------------------------------------------------------------------------------
 
@@ -289,15 +371,15 @@ class RadixCache(PrefixCache):
     def walk(self) -> Iterator[NodeView]:
         """Yield every node, parents before children. The cache must not change meanwhile; the arrays are read-only."""
         for node in self._nodes():
-            assert node.parent is not None, "a node in the tree has a parent"
             yield NodeView(
                 node_id=node.node_id,
-                parent_id=node.parent.node_id if node.parent.num_pages else None,
+                parent_id=_parent_id(node),
                 namespace=node.namespace,
                 token_ids=node.token_ids,
-                pages=node.pages,
+                pages=node.page_ids,
                 num_locks=node.num_locks,
                 stats=node.stats,
+                num_pins=node.num_pins,
             )
 
     def _nodes(self) -> Iterator[RadixNode]:
@@ -328,38 +410,42 @@ class RadixCache(PrefixCache):
     def _own(self, handle: PrefixHandle) -> RadixNode:
         if not isinstance(handle, RadixNode):
             raise InvariantError(f"radix cache: got a handle of type {type(handle).__name__}, which it never gave out.")
-        if handle.has_left:
+        if handle.parent is None and handle.num_pages:
             raise InvariantError(
                 f"radix cache: the handle at page {handle.num_pages} was evicted. Lock a handle to keep it."
             )
         return handle
 
-    def _whole_pages(self, key: PrefixKey) -> TokenIds:
+    def _whole_pages(self, key: PrefixKey) -> bytes:
+        """Return the key's tokens as bytes of int32, without a trailing partial page."""
         tokens = key.token_ids
-        if tokens.dtype != np.int32 or tokens.ndim != 1:
+        if tokens.dtype != _TOKEN_DTYPE or tokens.ndim != 1:
             raise InvariantError(f"radix cache: expected int32 token ids [n], got {tokens.dtype} {list(tokens.shape)}.")
-        return tokens[: len(tokens) - len(tokens) % self._page_size]
+        if self._page_size > 1 and (rest := len(tokens) % self._page_size):
+            tokens = tokens[:-rest]
+        return tokens.tobytes()
 
-    def _check_offer(self, tokens: TokenIds, pages: PageIds, handle: PrefixHandle) -> None:
-        expected = len(tokens) // self._page_size - handle.num_pages
-        if len(pages) != expected:
+    def _check_offer(self, tokens: bytes, pages: PageIds, start: RadixNode) -> None:
+        expected = len(tokens) // self._page_bytes - start.num_pages
+        if len(pages) != expected or pages.dtype != np.int32:
             raise InvariantError(
-                f"radix cache: got {len(pages)} pages for a key of {len(tokens)} whole-page tokens from page "
-                f"{handle.num_pages} on, expected {expected} pages of {self._page_size} tokens."
+                f"radix cache: got {len(pages)} pages of {pages.dtype} for a key of {len(tokens) // ITEM_BYTES} "
+                f"whole-page tokens from page {start.num_pages} on, expected {expected} pages of {self._page_size} "
+                "tokens, int32."
             )
 
-    def _notify(self, event: str, num_tokens: int) -> None:
-        if self._on_event is not None:
-            self._on_event(event, num_tokens)
+
+def _listens(strategy: EvictionStrategy) -> bool:
+    return getattr(type(strategy), "on_hit", None) is not EvictionStrategy.on_hit
 
 
-def _upwards(node: RadixNode) -> Iterator[RadixNode]:
-    """Yield the node and its ancestors, the root included."""
-    step: RadixNode | None = node
-    while step is not None:
-        yield step
-        step = step.parent
+def _parent_id(node: RadixNode) -> int | None:
+    """Return the id of a node's parent; None below a root."""
+    parent = node.parent
+    return parent.node_id if parent is not None and parent.num_pages else None
 
 
-def _join(runs: list[PageIds]) -> PageIds:
-    return np.concatenate(runs) if runs else NO_PAGES
+def _event(kind: str, node: RadixNode) -> CacheEvent:
+    if kind == "removed":
+        return CacheEvent(kind, node.stats.tokens, node.node_id, None, node.namespace)
+    return CacheEvent(kind, node.stats.tokens, node.node_id, _parent_id(node), node.namespace, node.token_ids)

@@ -1,5 +1,3 @@
-import numpy as np
-
 from graftlm.contracts import NodeStats
 from graftlm.testing import OldestAccessFirst
 from graftlm_cache.leaf_heap import LeafHeap
@@ -9,8 +7,7 @@ ROOT = RadixNode.root(0, "")
 
 
 def leaf(last_access: float) -> RadixNode:
-    one = np.zeros(1, dtype=np.int32)
-    return RadixNode(1, "", ROOT, one.copy(), one.copy(), NodeStats(created=0.0, last_access=last_access))
+    return RadixNode(1, "", ROOT, bytes(4), bytes(4), NodeStats(created=0.0, last_access=last_access))
 
 
 def test_pops_the_lowest_priority_of_the_moment():
@@ -39,7 +36,7 @@ def test_what_is_no_evictable_leaf_is_not_popped():
     for node in (locked, parent, kept):
         heap.touch(node)
     locked.num_locks = 1
-    parent.children[0] = leaf(9.0)
+    parent.children[b"\0\0\0\0"] = leaf(9.0)
     assert [heap.pop(), heap.pop()] == [kept, None]
 
 
