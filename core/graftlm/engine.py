@@ -14,11 +14,11 @@ from typing import Any, Literal, Self
 
 from graftlm.assembly import EngineParts, assemble, detect_platform
 from graftlm.config import EngineConfig
-from graftlm.contracts import ModelConfig
+from graftlm.contracts import ModelConfig, PrefixKey
 from graftlm.embeddings import POOLED, check_pooling, embedding_output
 from graftlm.engine_thread import EngineThread
 from graftlm.errors import EngineClosedError, InvalidPromptError, QueueFullError, SamplingParamsError
-from graftlm.intake import check_call, check_ids, draw_seed
+from graftlm.intake import check_call, check_ids, check_ttl, draw_seed
 from graftlm.jobs import Job, JobStream, group_of
 from graftlm.outputs import CompletionText, OutputBuilder
 from graftlm.progress import progress_bar
@@ -244,6 +244,33 @@ class Engine:
     def flush_cache(self) -> int:
         """Forget every cached prefix that no running request uses; returns the tokens forgotten."""
         return self._thread.call(self._parts.loop.flush_cache).result()
+
+    def pin_prefix(self, prompt: Prompt, ttl_s: float, *, cache_salt: str = "") -> int:
+        """Keep what is cached of a prompt, for `ttl_s` seconds, while anything else can be evicted.
+
+        Returns: tokens kept; 0 when nothing of it is cached yet. A prompt that ran before is cached but for its last
+            token and its last partial page.
+
+        Raises:
+            RequestError: the prompt is wrong, or `ttl_s` not above 0.
+        """
+        check_ttl(ttl_s)
+        key = self._prefix_key(prompt, cache_salt)
+        return self._thread.call(lambda: self._parts.loop.pin(key, ttl_s)).result()
+
+    def unpin_prefix(self, prompt: Prompt, *, cache_salt: str = "") -> bool:
+        """End a pin before its time; returns whether this very prompt was pinned."""
+        key = self._prefix_key(prompt, cache_salt)
+        return self._thread.call(lambda: self._parts.loop.unpin(key)).result()
+
+    def cache_snapshot(self) -> dict[str, Any]:
+        """Return the prefix cache's nodes as plain data, ready for JSON; see `graftlm.cache_snapshot`."""
+        return self._thread.call(self._parts.loop.cache_snapshot).result()
+
+    def _prefix_key(self, prompt: Prompt, cache_salt: str) -> PrefixKey:
+        check_call(0, None, cache_salt)
+        (token_ids,) = self._encode([prompt])
+        return PrefixKey(self._parts.intake.check_prompt(token_ids), cache_salt)
 
     def stats(self) -> EngineStats:
         """Return the engine's state and its sums since the start."""

@@ -25,7 +25,7 @@ from graftlm.scheduling import Request, RequestGrammar
 from graftlm.scheduling.request import StopWatch
 from graftlm.types import SamplingParams, TokenIds
 
-__all__ = ["Intake", "IntakeLimits", "completion_seed"]
+__all__ = ["Intake", "IntakeLimits", "check_call", "check_ttl", "completion_seed"]
 
 _MAX_SEED = 2**63 - 1
 
@@ -224,6 +224,16 @@ def _as_array(token_ids: object) -> NDArray[Any]:
     if prompt.ndim == 1 and (prompt.dtype.kind in "iu" or not len(prompt)):
         return prompt
     raise InvalidPromptError(f"a prompt is text or a flat list of token ids, got {reprlib.repr(token_ids)}")
+
+
+def check_ttl(ttl_s: object) -> None:
+    """Check how long a prefix is to be pinned.
+
+    Raises:
+        RequestError: it is not a positive, finite number of seconds.
+    """
+    if isinstance(ttl_s, bool) or not isinstance(ttl_s, int | float) or not 0 < ttl_s < math.inf:
+        raise RequestError(f"ttl_s must be a positive, finite number of seconds, got {ttl_s!r}")
 
 
 def check_call(priority: object, timeout_s: object, cache_salt: object) -> None:

@@ -4,8 +4,10 @@ import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from typing import Any
 
-from graftlm.contracts import PrefixCache
+from graftlm.cache_snapshot import cache_snapshot
+from graftlm.contracts import PrefixCache, PrefixKey
 from graftlm.execution.executor import StepExecutor
 from graftlm.observers import Observers, notify
 from graftlm.plan import StepPlan, StepResult
@@ -153,6 +155,26 @@ class StepLoop:
         except Exception as error:
             self._recover(error)
             return 0
+
+    def pin(self, key: PrefixKey, ttl_s: float) -> int:
+        """Keep what is cached of a key for a while; returns the tokens kept. See `PrefixCache.pin`."""
+        try:
+            return self.scheduler.kv.cache.pin(key, ttl_s) * self.scheduler.kv.page_size
+        except Exception as error:
+            self._recover(error)
+            return 0
+
+    def unpin(self, key: PrefixKey) -> bool:
+        """End a pin before its time; returns whether there was one."""
+        try:
+            return self.scheduler.kv.cache.unpin(key)
+        except Exception as error:
+            self._recover(error)
+            return False
+
+    def cache_snapshot(self) -> dict[str, Any]:
+        """Return the prefix cache's content as plain data; see `graftlm.cache_snapshot`."""
+        return cache_snapshot(self.scheduler.kv.cache, self.scheduler.kv.page_size, self._clock())
 
     def stats(self) -> EngineStats:
         """Return the state between two steps, and the sums since the start."""

@@ -95,6 +95,8 @@ def test_a_trace_stays_in_its_folder(admin, profile_dir, name):
         ("/continue_generation", {}),
         ("/start_profile", {}),
         ("/stop_profile", None),
+        ("/pin_prefix", {"text": "x"}),
+        ("/unpin_prefix", {"text": "x"}),
         ("/abort_request", {"abort_all": True}),
     ],
 )
@@ -195,6 +197,9 @@ def test_the_document_lists_every_native_route_with_bounds(server):
         "/model_info",
         "/get_load",
         "/flush_cache",
+        "/pin_prefix",
+        "/unpin_prefix",
+        "/cache_snapshot",
         "/abort_request",
         "/pause_generation",
         "/continue_generation",

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from graftlm.assembly import EngineParts
+from graftlm.contracts import PrefixKey
 from graftlm.errors import GraftlmError, RequestError
 from graftlm.outputs import sub_ids
 from graftlm.processes.channels import Inbox, Outbox
@@ -85,6 +86,9 @@ class SchedulerProcess:
             "start_profile": self._profiler.start,
             "stop_profile": self._profiler.stop,
             "tree": self._tree,
+            "pin": self._pin,
+            "unpin": self._unpin,
+            "cache_snapshot": self._loop.cache_snapshot,
         }
 
     def run(self) -> None:
@@ -188,6 +192,12 @@ class SchedulerProcess:
 
     def _resume(self) -> None:
         self._paused = False
+
+    def _pin(self, token_ids: list[int], namespace: str, ttl_s: float) -> int:
+        return self._loop.pin(PrefixKey(np.array(token_ids, dtype=np.int32), namespace), ttl_s)
+
+    def _unpin(self, token_ids: list[int], namespace: str) -> bool:
+        return self._loop.unpin(PrefixKey(np.array(token_ids, dtype=np.int32), namespace))
 
     def _tree(self, limit: int) -> dict[str, Any]:
         return tree_view(self._loop.scheduler.kv.cache, limit, self._clock())

@@ -20,7 +20,16 @@ from graftlm.server.wire import (
 )
 from graftlm.types import MAX_LOGPROBS
 
-__all__ = ["AbortRequest", "ContinueRequest", "GenerateRequest", "PauseRequest", "ProfileRequest", "SamplingRequest"]
+__all__ = [
+    "AbortRequest",
+    "ContinueRequest",
+    "GenerateRequest",
+    "PauseRequest",
+    "PinRequest",
+    "PrefixRequest",
+    "ProfileRequest",
+    "SamplingRequest",
+]
 
 _Id = Annotated[str, Field(min_length=1, max_length=256), UNICODE]
 _Salt = Annotated[str, Field(max_length=1024), UNICODE]
@@ -172,6 +181,20 @@ class AbortRequest(WireModel):
 
     rid: OneOrMany[_Id] | Literal[""] | None = Field(default=None, description="The id or ids given as `rid`.")
     abort_all: bool | None = Field(default=False, description="End every request; needs the admin key.")
+
+
+class PrefixRequest(WireModel):
+    """A prefix in the cache."""
+
+    text: Annotated[str, UNICODE] | None = Field(default=None, description="The prefix as text.")
+    input_ids: TokenIdList | None = Field(default=None, description="The prefix as token ids.")
+    cache_salt: _Salt | None = Field(default=None, description="The salt of the requests that use it.")
+
+
+class PinRequest(PrefixRequest):
+    """What to keep, and for how long."""
+
+    ttl_s: Annotated[float, NUMBER] = Field(default=3600.0, gt=0, le=1e9, description="Seconds until the pin ends.")
 
 
 class PauseRequest(WireModel):

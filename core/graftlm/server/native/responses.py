@@ -6,6 +6,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 __all__ = [
     "AnswerBody",
+    "CacheSnapshots",
     "Done",
     "FinishReasonBody",
     "FlushDone",
@@ -13,9 +14,11 @@ __all__ = [
     "LoadBody",
     "MetaInfo",
     "ModelInfo",
+    "Pinned",
     "ProfileStarted",
     "ServerInfo",
     "TracesWritten",
+    "Unpinned",
 ]
 
 
@@ -140,6 +143,24 @@ class FlushDone(_Body):
 
     success: bool = True
     flushed_tokens: int = Field(description="Tokens forgotten, in all replicas.")
+
+
+class Pinned(_Body):
+    """What is kept."""
+
+    pinned_tokens: list[int] = Field(description="Tokens kept, by replica: 0 where nothing of the prefix is cached.")
+
+
+class Unpinned(_Body):
+    """A pin has ended."""
+
+    was_pinned: bool = Field(description="Whether this very prefix was pinned in any replica.")
+
+
+class CacheSnapshots(_Body):
+    """The replicas' prefix caches."""
+
+    replicas: list[dict[str, Any]] = Field(description="As `graftlm.cache_snapshot` makes them, one a replica.")
 
 
 class ProfileStarted(_Body):

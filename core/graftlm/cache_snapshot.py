@@ -1,0 +1,46 @@
+"""A prefix cache's whole content as plain data, for tools."""
+
+from typing import Any
+
+from graftlm.contracts import NodeView, PrefixCache
+
+__all__ = ["SNAPSHOT_FORMAT", "cache_snapshot"]
+
+#: Grows when a field changes its meaning; new fields do not count.
+SNAPSHOT_FORMAT = 1
+
+
+def cache_snapshot(cache: PrefixCache, page_size: int, now_s: float) -> dict[str, Any]:
+    """Return every node of a cache, parents before children, as JSON can hold it.
+
+    Args:
+        now_s: the reading of the clock that the cache was created with.
+
+    Returns: "format", "page_size", "evictable_pages", "locked_pages" and "nodes", each a node's "id", "parent" (null at
+        the start of a prompt), "namespace", "token_ids", "pages", "locks", "pins", "hits", "priority", and "created_s"
+        and "last_access_s", in seconds before now.
+    """
+    return {
+        "format": SNAPSHOT_FORMAT,
+        "page_size": page_size,
+        "evictable_pages": cache.evictable_pages,
+        "locked_pages": cache.locked_pages,
+        "nodes": [_plain(node, now_s) for node in cache.walk()],
+    }
+
+
+def _plain(node: NodeView, now_s: float) -> dict[str, Any]:
+    stats = node.stats
+    return {
+        "id": node.node_id,
+        "parent": node.parent_id,
+        "namespace": node.namespace,
+        "token_ids": node.token_ids.tolist(),
+        "pages": node.pages.tolist(),
+        "locks": node.num_locks,
+        "pins": node.num_pins,
+        "hits": stats.hits,
+        "priority": stats.priority,
+        "created_s": round(max(0.0, now_s - stats.created), 6),
+        "last_access_s": round(max(0.0, now_s - stats.last_access), 6),
+    }

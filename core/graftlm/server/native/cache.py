@@ -1,0 +1,54 @@
+"""The native routes that steer and show the prefix cache: pin, unpin, snapshot."""
+
+from typing import Any
+
+from fastapi import APIRouter, Depends
+
+from graftlm.errors import RequestError
+from graftlm.processes.generation import PreparedRequest
+from graftlm.processes.tokenizer_manager import TokenizerManager
+from graftlm.server.errors import ERROR_RESPONSES
+from graftlm.server.middleware import require_admin
+from graftlm.server.native.requests import PinRequest, PrefixRequest
+from graftlm.server.native.responses import CacheSnapshots, Pinned, Unpinned
+from graftlm.types import SamplingParams
+
+__all__ = ["make_router"]
+
+
+def make_router(manager: TokenizerManager) -> APIRouter:
+    """Return the routes; all need the admin key, since they touch what others have cached."""
+    router = APIRouter(
+        tags=["cache"],
+        dependencies=[Depends(require_admin)],
+        responses={status: ERROR_RESPONSES[status] for status in (400, 403, 503)},
+    )
+
+    async def prefix(body: PrefixRequest) -> PreparedRequest:
+        if (body.text is None) == (body.input_ids is None):
+            raise RequestError("give either text or input_ids: the prefix in question")
+        prompt = body.input_ids if body.text is None else body.text
+        return await manager.prepare(prompt or [], SamplingParams(max_tokens=1), cache_salt=body.cache_salt or "")
+
+    @router.post("/pin_prefix", summary="Keep what is cached of a prefix for a while")
+    async def pin_prefix(body: PinRequest) -> Pinned:
+        wanted = await prefix(body)
+        pinned = await manager.call_schedulers(
+            "pin", token_ids=wanted.prompt_token_ids.tolist(), namespace=wanted.cache_salt, ttl_s=body.ttl_s
+        )
+        return Pinned(pinned_tokens=pinned)
+
+    @router.post("/unpin_prefix", summary="End a pin before its time")
+    async def unpin_prefix(body: PrefixRequest) -> Unpinned:
+        wanted = await prefix(body)
+        was_pinned = await manager.call_schedulers(
+            "unpin", token_ids=wanted.prompt_token_ids.tolist(), namespace=wanted.cache_salt
+        )
+        return Unpinned(was_pinned=any(was_pinned))
+
+    @router.get("/cache_snapshot", summary="Every node of every replica's prefix cache; holds up the steps meanwhile")
+    async def cache_snapshot() -> CacheSnapshots:
+        replicas: list[dict[str, Any]] = await manager.call_schedulers("cache_snapshot")
+        return CacheSnapshots(replicas=replicas)
+
+    return router

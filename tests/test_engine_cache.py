@@ -1,0 +1,72 @@
+import json
+
+import pytest
+
+from graftlm import Engine
+from graftlm.errors import InvalidPromptError, RequestError
+
+SYSTEM = list(range(2, 66))
+ONE_TOKEN = {"max_tokens": 1, "temperature": 0.0}
+
+
+@pytest.fixture(scope="module")
+def engine():
+    fields = {"memory.kv_tokens": 256, "cache.page_size": 16, "scheduling.max_running_requests": 2}
+    with Engine(model="demo", overrides=[f"{name}={value}" for name, value in fields.items()]) as engine:
+        yield engine
+
+
+def cached(engine, prompt):
+    return engine.generate(prompt, ONE_TOKEN)[0].usage.cached_tokens
+
+
+def fill(engine, first):
+    for i in range(3):
+        engine.generate([first + i] * 90, ONE_TOKEN)
+
+
+def test_a_pinned_prefix_survives_what_evicts_others(engine):
+    engine.flush_cache()
+    engine.generate([*SYSTEM, 70], ONE_TOKEN)
+    assert engine.pin_prefix(SYSTEM, ttl_s=600.0) == len(SYSTEM)
+    fill(engine, 100)
+    assert cached(engine, [*SYSTEM, 71]) == len(SYSTEM)
+    assert engine.unpin_prefix(SYSTEM)
+    fill(engine, 200)
+    assert cached(engine, [*SYSTEM, 72]) == 0
+
+
+def test_pins_keep_no_request_waiting(engine):
+    engine.flush_cache()
+    engine.generate([*SYSTEM, 70], ONE_TOKEN)
+    engine.pin_prefix(SYSTEM, ttl_s=600.0)
+    (output,) = engine.generate([300] * 250, ONE_TOKEN)
+    assert output.usage.completion_tokens == 1
+    assert engine.pin_prefix(SYSTEM, ttl_s=600.0) < len(SYSTEM)
+
+
+def test_salts_are_pinned_apart(engine):
+    engine.flush_cache()
+    engine.generate([*SYSTEM, 70], ONE_TOKEN, cache_salt="tenant")
+    assert engine.pin_prefix(SYSTEM, ttl_s=600.0) == 0
+    assert engine.pin_prefix(SYSTEM, ttl_s=600.0, cache_salt="tenant") == len(SYSTEM)
+    assert not engine.unpin_prefix(SYSTEM)
+
+
+def test_a_snapshot_is_json_and_spells_the_prompts(engine):
+    engine.flush_cache()
+    engine.generate([*SYSTEM, 70], ONE_TOKEN)
+    snapshot = json.loads(json.dumps(engine.cache_snapshot()))
+    assert snapshot["nodes"][0]["token_ids"] == SYSTEM
+    assert (snapshot["evictable_pages"], snapshot["locked_pages"]) == (len(SYSTEM) // 16, 0)
+
+
+@pytest.mark.parametrize("ttl_s", [0, -1.0, float("nan"), float("inf"), "soon", True])
+def test_a_bad_time_is_refused(engine, ttl_s):
+    with pytest.raises(RequestError, match="ttl_s"):
+        engine.pin_prefix(SYSTEM, ttl_s)
+
+
+def test_a_bad_prompt_is_refused(engine):
+    with pytest.raises(InvalidPromptError):
+        engine.pin_prefix([10**7], 1.0)
