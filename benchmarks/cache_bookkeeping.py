@@ -1,31 +1,35 @@
 """Times the radix cache's bookkeeping, without any model: what it costs the thread that schedules.
 
-    python benchmarks/cache_bookkeeping.py [--json FILE] [--leaves N] [--repeats N]
+    python benchmarks/cache_bookkeeping.py [--json FILE] [--nodes N] [--repeats N]
 
-The tree holds N leaves of 256 tokens below a common system prompt of 1,024, and some prompts of 8,192 tokens. "Serve"
-is what one request does: match, lock, insert all its pages, lock the new end, unlock both.
+Two trees, at page sizes 1 and 64:
+
+- "groups": 2,000 sequences of 2,048 tokens in groups of 20 that share 512, each offered whole to an empty tree and then
+  looked up in random order, so that most of what is compared has left the processor's caches.
+- "large": N nodes (50,000), keys of 4,096 tokens of which 3,072 are shared by 16.
+
+The cost of evicting one leaf is taken at 1,000 and at 50,000 leaves; each eviction is preceded by a match of another
+leaf, so that the order changes all the time.
 """
 
 import argparse
 import json
 import random
+import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from graftlm.contracts import CacheContext, PrefixHandle, PrefixKey
+from graftlm.contracts import CacheContext, PrefixKey
 from graftlm.types import TokenIds
 from graftlm_cache.radix import RadixCache
 from graftlm_eviction.lru import LRU
 
-PROMPT_TOKENS = 8192
-CHUNK_TOKENS = 512
 VOCAB_SIZE = 128_000
 
 
@@ -33,123 +37,152 @@ VOCAB_SIZE = 128_000
 class Cell:
     """What one operation cost, in microseconds."""
 
-    operation: str
+    tree: str
     page_size: int
+    operation: str
     median_us: float
+    mean_us: float
     p99_us: float
 
 
-class Bench:
-    """A tree, and operations on it."""
+class Tree:
+    """A cache, the keys it holds, and the page numbers given so far."""
 
-    def __init__(self, page_size: int, num_leaves: int, repeats: int) -> None:
+    def __init__(self, page_size: int) -> None:
         self.page_size = page_size
-        self.repeats = repeats
-        self.tokens = np.random.default_rng(0)
-        self.picks = random.Random(0)
         self.cache = RadixCache(CacheContext(page_size, LRU(), time.monotonic))
+        self.root = self.cache.match(PrefixKey(np.empty(0, dtype=np.int32))).handle
         self.num_pages = 0
-        system = self.draw(1024)
-        self.leaves = [self.store(np.concatenate([system, self.draw(256)])) for _ in range(num_leaves)]
-        self.prompts = [self.store(self.draw(PROMPT_TOKENS)) for _ in range(8)]
 
-    def draw(self, num_tokens: int) -> TokenIds:
-        """Return random tokens."""
-        return self.tokens.integers(0, VOCAB_SIZE, num_tokens, dtype=np.int32)
-
-    def store(self, tokens: TokenIds, chunk: int | None = None) -> PrefixKey:
-        """Serve a prompt, in one piece or in chunks that each match and insert from where the last ended."""
-        chunk = chunk or len(tokens)
-        handle: PrefixHandle | None = None
-        for end in range(chunk, len(tokens) + 1, chunk):
-            handle = self.advance(PrefixKey(tokens[:end]), handle)
-        if handle is not None:
-            self.cache.unlock(handle)
-        return PrefixKey(tokens)
-
-    def advance(self, key: PrefixKey, held: PrefixHandle | None) -> PrefixHandle:
-        """Match and insert a key from a held handle on; return the new one, held instead."""
-        start = self.cache.match(key, held).handle
-        self.cache.lock(start)
-        num_new = len(key.token_ids) // self.page_size - start.num_pages
-        pages = np.arange(self.num_pages, self.num_pages + num_new, dtype=np.int32)
-        self.num_pages += num_new
-        end = self.cache.insert(key, pages, start).handle
-        self.cache.lock(end)
-        self.cache.unlock(start)
-        if held is not None:
-            self.cache.unlock(held)
-        return end
-
-    def lock_and_unlock(self, handle: PrefixHandle) -> None:
-        """Lock and unlock a handle."""
-        self.cache.lock(handle)
-        self.cache.unlock(handle)
-
-    def touch_and_evict(self, key: PrefixKey) -> None:
-        """Match one leaf, evict another."""
-        self.cache.match(key)
-        self.cache.evict(1)
-
-    def cells(self) -> Iterator[Cell]:
-        """Time each operation."""
-        cache, leaves, prompts = self.cache, self.leaves, self.prompts
-        handle = cache.match(leaves[0]).handle
-        yield self.time(f"match {PROMPT_TOKENS} tokens in 1 node", lambda: prompts, cache.match)
-        yield self.time(f"probe {PROMPT_TOKENS} tokens in 1 node", lambda: prompts, cache.probe)
-        yield self.time("match 1280 tokens in 2 nodes", lambda: leaves, cache.match)
-        yield self.time("probe 1280 tokens in 2 nodes", lambda: leaves, cache.probe)
-        yield self.time("lock and unlock at depth 2", lambda: [handle], self.lock_and_unlock)
-        yield self.time(f"serve {PROMPT_TOKENS} new tokens", self.new_prompts, self.store)
-        yield self.time(
-            f"serve {PROMPT_TOKENS} new tokens in chunks of {CHUNK_TOKENS}",
-            self.new_prompts,
-            lambda tokens: self.store(tokens, CHUNK_TOKENS),
-        )
-        started = time.perf_counter()
-        cache.evict(1)
-        yield Cell("first eviction", self.page_size, *[(time.perf_counter() - started) * 1e6] * 2)
-        yield self.time("match one leaf, evict one", lambda: leaves[-100:], self.touch_and_evict)
-
-    def new_prompts(self) -> list[TokenIds]:
-        """Return one prompt that the tree has not seen."""
-        return [self.draw(PROMPT_TOKENS)]
-
-    def time(self, operation: str, choices: Callable[[], list[Any]], run: Callable[[Any], object]) -> Cell:
-        """Time an operation on things picked at random."""
-        durations = []
-        for _ in range(self.repeats):
-            argument = self.picks.choice(choices())
-            started = time.perf_counter()
-            run(argument)
-            durations.append((time.perf_counter() - started) * 1e6)
-        median, p99 = np.percentile(durations, [50, 99])
-        return Cell(operation, self.page_size, float(median), float(p99))
+    def offer(self, tokens: TokenIds) -> tuple[PrefixKey, TokenIds]:
+        """Return a key, and fresh pages for all of it."""
+        num_pages = len(tokens) // self.page_size
+        self.num_pages += num_pages
+        return PrefixKey(tokens), np.arange(self.num_pages - num_pages, self.num_pages, dtype=np.int32)
 
 
-def show(cells: list[Cell], num_leaves: int) -> None:
-    """Print a table: one line an operation, one column pair a page size."""
-    page_sizes = sorted({cell.page_size for cell in cells})
-    table = Table(title=f"Radix cache, {num_leaves} leaves: median (99th percentile) in µs")
-    table.add_column("operation")
-    for page_size in page_sizes:
-        table.add_column(f"page size {page_size}", justify="right")
-    for operation in dict.fromkeys(cell.operation for cell in cells):
-        row = [cell for cell in cells if cell.operation == operation]
-        table.add_row(operation, *(f"{cell.median_us:,.1f} ({cell.p99_us:,.1f})" for cell in row))
-    Console().print(table)
+def grouped(num_groups: int, group_size: int, shared: int, total: int, seed: int) -> list[TokenIds]:
+    """Return prompts of random tokens, in groups that share their beginning, in random order."""
+    tokens = np.random.default_rng(seed)
+
+    def draw(num_tokens: int) -> TokenIds:
+        return tokens.integers(0, VOCAB_SIZE, num_tokens, dtype=np.int32)
+
+    prompts = []
+    for _ in range(num_groups):
+        prefix = draw(shared)
+        prompts += [np.concatenate((prefix, draw(total - shared))) for _ in range(group_size)]
+    random.Random(seed).shuffle(prompts)
+    return prompts
+
+
+def durations_us(run: Callable[..., object], arguments: Iterable[tuple[object, ...]]) -> list[float]:
+    """Time one call after the other."""
+    durations = []
+    for argument in arguments:
+        started = time.perf_counter_ns()
+        run(*argument)
+        durations.append((time.perf_counter_ns() - started) / 1000)
+    return durations
+
+
+def cell(tree: str, page_size: int, operation: str, durations: list[float]) -> Cell:
+    """Sum up some durations."""
+    p99 = float(np.percentile(durations, 99))
+    return Cell(tree, page_size, operation, statistics.median(durations), statistics.fmean(durations), p99)
+
+
+def operations(name: str, tree: Tree, keys: list[PrefixKey], num_tokens: int) -> Iterator[Cell]:
+    """Time what leaves the content of a tree as it is."""
+    cache, page_size = tree.cache, tree.page_size
+    yield cell(name, page_size, f"match {num_tokens} tokens", durations_us(cache.match, [(key,) for key in keys]))
+    handles = [cache.match(key).handle for key in keys]
+    yield cell(name, page_size, "lock", durations_us(cache.lock, [(handle,) for handle in handles]))
+    yield cell(name, page_size, "unlock", durations_us(cache.unlock, [(handle,) for handle in handles]))
+    yield cell(name, page_size, f"probe {num_tokens} tokens", durations_us(cache.probe, [(key,) for key in keys]))
+    places = [(key, cache.probe_again(key, None)) for key in keys]
+    yield cell(name, page_size, "probe again, nothing changed", durations_us(cache.probe_again, places))
+    hot = durations_us(cache.match, [(keys[0],)] * len(keys))
+    yield cell(name, page_size, f"match {num_tokens} tokens, the same again", hot)
+
+
+def groups_cells(page_size: int) -> Iterator[Cell]:
+    """Time the shape whose figures other engines have published."""
+    tree = Tree(page_size)
+    offers = [(*tree.offer(tokens), tree.root) for tokens in grouped(100, 20, 512, 2048, seed=0)]
+    yield cell("groups", page_size, "insert 2048 tokens", durations_us(tree.cache.insert, offers))
+    yield from operations("groups", tree, [offer[0] for offer in offers], 2048)
+    yield cell("groups", page_size, "evict one leaf", durations_us(tree.cache.evict, [(1,)] * 1500))
+
+
+def large_cells(page_size: int, num_nodes: int, repeats: int) -> Iterator[Cell]:
+    """Time the same in a large tree; its leaves' keys are made again when they are needed, to spare memory."""
+    tree = Tree(page_size)
+    kept: list[PrefixKey] = []
+    inserts: list[float] = []
+    for seed in range(num_nodes // 17):
+        offers = [(*tree.offer(tokens), tree.root) for tokens in grouped(1, 16, 3072, 4096, seed)]
+        inserts += durations_us(tree.cache.insert, offers)
+        if len(kept) < repeats:
+            kept.append(offers[-1][0])
+    yield cell("large", page_size, "insert 4096 tokens", inserts[-repeats:])
+    yield from operations("large", tree, kept, 4096)
+    one = durations_us(tree.cache.evict, [(1,)] * repeats)
+    yield cell("large", page_size, "evict one leaf", one)
+    leaf_pages = 1024 // page_size
+    many = durations_us(tree.cache.evict, [(1000 * leaf_pages,)] * 5)
+    yield cell("large", page_size, "evict 1,000 leaves", many)
+
+
+def eviction_cells(num_leaves: int, repeats: int) -> Iterator[Cell]:
+    """Time evictions among few and many leaves of one page: the better of five rounds that alternate."""
+    counts = (1000, num_leaves)
+    rounds = [[evictions_us(count, repeats) for count in counts] for _ in range(5)]
+    for i, count in enumerate(counts):
+        yield cell(f"{count:,} leaves", 1, "evict one leaf", min((r[i] for r in rounds), key=statistics.median))
+
+
+def evictions_us(num_leaves: int, repeats: int) -> list[float]:
+    """Time single evictions, each after a match of a recent leaf, so that the order changes all the time."""
+    tree = Tree(1)
+    keys = []
+    for leaf in range(num_leaves + repeats):
+        key, pages = tree.offer(np.array([leaf, 0], dtype=np.int32))
+        tree.cache.insert(key, pages, tree.root)
+        keys.append(key)
+    tree.cache.evict(1)
+    durations = []
+    for key in random.Random(0).choices(keys[-100:], k=repeats):
+        tree.cache.match(key)
+        durations += durations_us(tree.cache.evict, [(1,)])
+    return durations
+
+
+def show(cells: list[Cell]) -> None:
+    """Print a table: one line an operation."""
+    table = Table("tree", "page size", "operation", "median µs", "mean µs", "99 % µs", box=None)
+    for c in cells:
+        figures = (f"{figure:,.2f}" for figure in (c.median_us, c.mean_us, c.p99_us))
+        table.add_row(c.tree, str(c.page_size), c.operation, *figures)
+    Console(width=110).print(table)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--json", type=Path, help="save the figures here")
-    parser.add_argument("--leaves", type=int, default=10_000)
+    parser.add_argument("--nodes", type=int, default=50_000)
     parser.add_argument("--repeats", type=int, default=500)
     arguments = parser.parse_args()
-    cells = [cell for page_size in (1, 16) for cell in Bench(page_size, arguments.leaves, arguments.repeats).cells()]
-    show(cells, arguments.leaves)
+    cells: list[Cell] = []
+    for page_size in (1, 64):
+        cells += groups_cells(page_size)
+        cells += large_cells(page_size, arguments.nodes, arguments.repeats)
+    evictions = list(eviction_cells(arguments.nodes, arguments.repeats))
+    show(cells + evictions)
+    few, many = evictions
+    print(f"evicting one of {arguments.nodes:,} leaves costs {many.median_us / few.median_us:.2f}x one of 1,000")
     if arguments.json:
-        arguments.json.write_text(json.dumps([asdict(cell) for cell in cells], indent=2) + "\n")
+        arguments.json.write_text(json.dumps([asdict(c) for c in cells + evictions], indent=2) + "\n")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""The evictable leaves of a radix tree, in a lazily updated heap: no eviction scans them."""
+"""The evictable leaves of a radix tree, in a lazily updated heap of sorted runs: no eviction scans them."""
 
 import itertools
-from heapq import heapify, heappop, heappush
+from heapq import heappop, heappush, heapreplace
 from typing import TypeAlias
 
 from graftlm.contracts import EvictionStrategy
@@ -11,35 +11,43 @@ __all__ = ["LeafHeap"]
 
 #: Priority, stamp, node. Stamps are unique, so that nodes are never compared.
 _Entry: TypeAlias = tuple[tuple[float, ...], int, RadixNode]
+#: The lowest entry of a run, and the rest of the run, highest first.
+_Head: TypeAlias = tuple[tuple[float, ...], int, RadixNode, list[_Entry]]
 
-#: Stale entries that are not worth a compaction.
+#: Stale entries that are not worth a sweep.
 _SLACK = 64
 
-#: Touched leaves that `settle_many` leaves to the next pop.
+#: Touched leaves that `settle_many` leaves to the next pop, and entries that make a run.
 _MANY = 256
 
 
 class LeafHeap:
     """Pops evictable leaves that nobody pinned, lowest priority first; equal ones in the order they were touched.
 
+        touched leaves --settle--> young heap (few) --sort--> runs (many leaves each), in a heap of their lowest entries
+
     A node whose priority may have changed is only noted; its priority is computed before the next pop, once, however
     often it was touched. A node that stops being an evictable leaf, or is touched, loses its stamp, which makes its
-    entry in the heap stale; stale entries are skipped when popped, and swept out when they outnumber the others.
-    So a touch costs O(1), and k pops of n leaves cost O((k + touched) log n). Call `settle_many` now and then, and no
-    single pop has to order all that was touched since the last one.
+    entry stale; stale entries are skipped when they come up, and swept out when they outnumber the others.
+
+    So a touch costs O(1), and k pops of n leaves cost O((k + touched) log n). The heaps stay small: one of 50,000
+    entries would be walked from top to bottom at each pop, through memory that is in no processor cache; a run is read
+    in order. Call `settle_many` now and then, and no single pop has to order all that was touched since the last one.
     """
 
     def __init__(self, strategy: EvictionStrategy) -> None:
         self._strategy = strategy
-        self._entries: list[_Entry] = []
+        self._young: list[_Entry] = []
+        self._heads: list[_Head] = []
         self._awaiting: list[RadixNode] = []
         self._stamps = itertools.count()
+        self._num_entries = 0
         self._num_valid = 0
 
     @property
     def num_entries(self) -> int:
-        """Entries in the heap, stale ones included: after a pop, at most two for each evictable leaf, and a few."""
-        return len(self._entries)
+        """Entries, stale ones included: after a pop, at most two for each evictable leaf, and a few."""
+        return self._num_entries
 
     def touch(self, node: RadixNode) -> None:
         """Note that the node may be an evictable leaf whose priority is not known."""
@@ -58,11 +66,13 @@ class LeafHeap:
 
     def pop(self) -> RadixNode | None:
         """Take out the evictable leaf of the lowest priority; None if there is none."""
-        self._settle()
-        while self._entries:
-            _, stamp, node = heappop(self._entries)
+        if self._awaiting:
+            self._settle()
+        while self._num_valid:
+            stamp, node = self._take_lowest()
             if node.heap_stamp == stamp:
-                self.discard(node)
+                node.heap_stamp = None
+                self._num_valid -= 1
                 return node
         return None
 
@@ -71,20 +81,50 @@ class LeafHeap:
         if len(self._awaiting) >= _MANY:
             self._settle()
 
+    def _take_lowest(self) -> tuple[int, RadixNode]:
+        """Take out the lowest entry, stale or not."""
+        self._num_entries -= 1
+        if self._young and (not self._heads or self._young[0] < self._heads[0]):
+            return heappop(self._young)[1:]
+        _, stamp, node, run = self._heads[0]
+        if run:
+            heapreplace(self._heads, (*run.pop(), run))
+        else:
+            heappop(self._heads)
+        return stamp, node
+
     def _settle(self) -> None:
         """Give every touched leaf its entry."""
-        if not self._awaiting:
-            return
-        candidates = [node for node in self._take_awaiting() if node.is_evictable_leaf and not node.num_pins]
-        fresh = [self._new_entry(node) for node in candidates]
+        fresh = [
+            self._new_entry(node) for node in self._take_awaiting() if node.is_evictable_leaf and not node.num_pins
+        ]
         self._num_valid += len(fresh)
-        if len(fresh) > len(self._entries) or len(self._entries) + len(fresh) > 2 * self._num_valid + _SLACK:
-            # Either way the cost is O(what was touched, or went stale, since this last happened).
-            self._entries = [entry for entry in self._entries if entry[2].heap_stamp == entry[1]] + fresh
-            heapify(self._entries)
-            return
-        for entry in fresh:
-            heappush(self._entries, entry)
+        self._num_entries += len(fresh)
+        if self._num_entries > 2 * self._num_valid + _SLACK:
+            self._sweep(fresh)
+        elif len(fresh) >= _MANY:
+            self._add_run(fresh)
+        else:
+            for entry in fresh:
+                heappush(self._young, entry)
+            if len(self._young) >= _MANY:
+                young, self._young = self._young, []
+                self._add_run(young)
+
+    def _sweep(self, fresh: list[_Entry]) -> None:
+        """Put all entries that are not stale into one run. The cost is O(what went stale since), but for the sort."""
+        entries = self._young + fresh
+        for priority, stamp, node, run in self._heads:
+            entries.append((priority, stamp, node))
+            entries += run
+        self._young, self._heads = [], []
+        self._add_run([entry for entry in entries if entry[2].heap_stamp == entry[1]])
+        self._num_entries = self._num_valid
+
+    def _add_run(self, entries: list[_Entry]) -> None:
+        entries.sort(reverse=True)
+        if entries:
+            heappush(self._heads, (*entries.pop(), entries))
 
     def _take_awaiting(self) -> list[RadixNode]:
         nodes, self._awaiting = self._awaiting, []

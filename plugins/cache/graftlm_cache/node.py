@@ -13,6 +13,10 @@ __all__ = ["ITEM_BYTES", "RadixNode", "common_pages", "join_pages"]
 ITEM_BYTES = 4
 
 
+#: Of every node that never had any: most nodes are leaves, and a dictionary is a fifth of one.
+_NO_CHILDREN: dict[bytes, RadixNode] = {}
+
+
 class RadixNode:
     """A run of whole pages below a parent; a namespace's root holds none. It is also the handle of its own end.
 
@@ -30,7 +34,7 @@ class RadixNode:
         num_own_pages: how many these are.
         num_pages: pages from the start of the prompt to this node's end. Never changes: a split gives the upper part
             of the run to a new node.
-        children: by the bytes of their first page's tokens.
+        children: by the bytes of their first page's tokens. Only `adopt` and `disown` change it.
         num_holds: locks of this node's own handle.
         num_locks: locks of handles on or below this node.
         num_pins: pins that end at this node; a pinned leaf is evicted only when nothing else is left.
@@ -66,7 +70,7 @@ class RadixNode:
         self.pages = pages
         self.num_own_pages = num_own_pages = len(pages) // ITEM_BYTES
         self.num_pages: int = num_own_pages if parent is None else num_own_pages + parent.num_pages
-        self.children: dict[bytes, RadixNode] = {}
+        self.children = _NO_CHILDREN
         self.num_holds = 0
         self.num_locks = 0
         self.num_pins = 0
@@ -78,6 +82,16 @@ class RadixNode:
     def root(cls, node_id: int, namespace: str) -> RadixNode:
         """Return the start of a namespace's prompts."""
         return cls(node_id, namespace, None, b"", b"", NodeStats(created=0.0, last_access=0.0))
+
+    def adopt(self, edge: bytes, child: RadixNode) -> None:
+        """Hang a child below this node, in place of one that stood there."""
+        if self.children is _NO_CHILDREN:
+            self.children = {}
+        self.children[edge] = child
+
+    def disown(self, edge: bytes) -> None:
+        """Take a child out."""
+        del self.children[edge]
 
     @property
     def token_ids(self) -> TokenIds:

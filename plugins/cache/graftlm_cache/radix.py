@@ -8,7 +8,7 @@ arXiv:2312.07104, section 3).
 """
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -66,11 +66,10 @@ class RadixCache(PrefixCache):
     def __init__(self, context: CacheContext) -> None:
         self._page_bytes = context.page_size * ITEM_BYTES
         self._page_size = context.page_size
-        self._strategy = context.eviction
         self._clock = context.clock
         self._on_event = context.on_event
         # A strategy that does not listen costs nothing.
-        self._on_hit = context.eviction.on_hit if _listens(context.eviction) else None
+        self._on_insert, self._on_hit, self._on_evict = _hooks(context.eviction)
         self._roots: dict[str, RadixNode] = {}  # none without children
         self._leaves = LeafHeap(context.eviction)
         self._pins = Pins()
@@ -178,12 +177,13 @@ class RadixCache(PrefixCache):
         leaf = RadixNode(next(self._node_ids), parent.namespace, parent, run, pages, stats)
         if parent.parent is None:
             self._roots[parent.namespace] = parent
-        parent.children[run[: self._page_bytes]] = leaf
+        parent.adopt(run[: self._page_bytes], leaf)
         self._leaves.discard(parent)
         self._leaves.touch(leaf)
         self._evictable_pages += leaf.num_own_pages
         self._version += 1
-        self._strategy.on_insert(stats)
+        if self._on_insert is not None:
+            self._on_insert(stats)
         if self._on_event is not None:
             self._on_event(_event("stored", leaf))
         return leaf
@@ -202,8 +202,8 @@ class RadixCache(PrefixCache):
         )
         upper.num_locks = lower.num_locks
         assert parent is not None, "a root holds no run to split"
-        parent.children[run[: self._page_bytes]] = upper
-        upper.children[run[cut : cut + self._page_bytes]] = lower
+        parent.adopt(run[: self._page_bytes], upper)
+        upper.adopt(run[cut : cut + self._page_bytes], lower)
         lower.parent = upper
         lower.run = run[cut:]
         lower.pages = pages[num_upper_pages * ITEM_BYTES :]
@@ -212,7 +212,8 @@ class RadixCache(PrefixCache):
         lower.stats.depth += cut // ITEM_BYTES
         if lower.is_evictable_leaf:
             self._leaves.touch(lower)
-        self._strategy.on_insert(upper.stats)
+        if self._on_insert is not None:
+            self._on_insert(upper.stats)
         if self._on_event is not None:
             self._on_event(CacheEvent("split", upper.stats.tokens, lower.node_id, upper.node_id, lower.namespace))
         return upper
@@ -337,10 +338,11 @@ class RadixCache(PrefixCache):
         """Take an unlocked leaf out of the tree; its parent may become an evictable leaf."""
         parent = leaf.parent
         assert parent is not None, "a root is never evicted"
-        del parent.children[leaf.run[: self._page_bytes]]
+        parent.disown(leaf.run[: self._page_bytes])
         leaf.parent = None
         self._evictable_pages -= leaf.num_own_pages
-        self._strategy.on_evict(leaf.stats)
+        if self._on_evict is not None:
+            self._on_evict(leaf.stats)
         if parent.is_evictable_leaf:
             self._leaves.touch(parent)
         elif parent.parent is None and not parent.children:
@@ -435,8 +437,11 @@ class RadixCache(PrefixCache):
             )
 
 
-def _listens(strategy: EvictionStrategy) -> bool:
-    return getattr(type(strategy), "on_hit", None) is not EvictionStrategy.on_hit
+def _hooks(strategy: EvictionStrategy) -> list[Callable[[NodeStats], None] | None]:
+    """Return a strategy's on_insert, on_hit and on_evict; None for those that it leaves as they are."""
+    names = ("on_insert", "on_hit", "on_evict")
+    is_own = [getattr(type(strategy), name, None) is not getattr(EvictionStrategy, name) for name in names]
+    return [getattr(strategy, name) if own else None for name, own in zip(names, is_own, strict=True)]
 
 
 def _parent_id(node: RadixNode) -> int | None:

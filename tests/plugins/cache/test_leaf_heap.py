@@ -36,7 +36,7 @@ def test_what_is_no_evictable_leaf_is_not_popped():
     for node in (locked, parent, kept):
         heap.touch(node)
     locked.num_locks = 1
-    parent.children[b"\0\0\0\0"] = leaf(9.0)
+    parent.adopt(bytes(4), leaf(9.0))
     assert [heap.pop(), heap.pop()] == [kept, None]
 
 
