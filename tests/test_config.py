@@ -73,6 +73,7 @@ def test_defaults_are_those_of_the_design():
             "drain_timeout_s": 30.0,
             "watchdog_s": 120.0,
             "profile_dir": "profiles",
+            "kv_events": None,
             "log_format": "text",
             "log_level": "info",
         },

@@ -1,5 +1,6 @@
 """The sections of a configuration: every field, its default, its bounds."""
 
+import re
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, model_validator
@@ -48,6 +49,13 @@ def _refuse_bool(value: Any) -> Any:
     if isinstance(value, bool):
         raise ValueError("must be a number")
     return value
+
+
+def _check_zmq_address(address: str) -> str:
+    """Refuse what ZeroMQ cannot bind."""
+    if not re.fullmatch(r"tcp://(\S+):(\d{1,5})|ipc://\S+", address):
+        raise ValueError(f"expected tcp://HOST:PORT or ipc://PATH, got {address!r}")
+    return address
 
 
 def _check_power_of_two(value: int) -> int:
@@ -230,6 +238,11 @@ class ServerSettings(Section):
     )
     profile_dir: Name = Field(
         default="profiles", description="Where /start_profile writes; clients name folders in it."
+    )
+    kv_events: Annotated[Name, AfterValidator(_check_zmq_address)] | None = Field(
+        default=None,
+        description="A ZeroMQ address such as `tcp://127.0.0.1:5557`, on which the first replica publishes what its "
+        "prefix cache stores and removes; the next replica takes the next port.",
     )
     log_format: Literal["text", "json"] = Field(default="text", description="Form of the log lines on standard error.")
     log_level: Literal["debug", "info", "warning", "error"] = Field(

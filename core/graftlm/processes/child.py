@@ -17,7 +17,7 @@ from graftlm.errors import GraftlmError
 from graftlm.logs import configure_logging
 from graftlm.processes.channels import Inbox, Outbox, deliver_all
 from graftlm.processes.messages import Failed, Progress, Ready
-from graftlm.processes.names import DETOKENIZER
+from graftlm.processes.names import DETOKENIZER, scheduler_index
 
 __all__ = ["ChildSetup", "main"]
 
@@ -35,6 +35,7 @@ class ChildSetup(msgspec.Struct, frozen=True, kw_only=True):
         sys_path: where main imports from, so that plugins are found that are not installed.
         stacks_path: where the stacks of its threads are written on SIGUSR1.
         num_threads: for tensor operations; None leaves it to torch.
+        kv_events: `server.kv_events`.
     """
 
     name: str
@@ -47,6 +48,7 @@ class ChildSetup(msgspec.Struct, frozen=True, kw_only=True):
     log_format: Literal["text", "json"]
     log_level: str
     num_threads: int | None = None
+    kv_events: str | None = None
 
 
 def main() -> None:
@@ -111,6 +113,7 @@ def _run_scheduler(setup: ChildSetup, to_main: Outbox) -> None:
 
     from graftlm.assembly import assemble, detect_platform
     from graftlm.config import EngineConfig
+    from graftlm.processes.kv_events import KVEventPublisher, replica_endpoint
     from graftlm.processes.scheduler_process import SchedulerProcess
     from graftlm.processes.step_metrics import StepMetrics
     from graftlm.registry import Registry
@@ -120,9 +123,14 @@ def _run_scheduler(setup: ChildSetup, to_main: Outbox) -> None:
     config = EngineConfig.load(setup.config)
     platform = detect_platform(config)
     on_stage("loading plugins")
-    registry = Registry.load(config.plugins, platform=platform)
+    events = None
+    if setup.kv_events is not None:
+        events = KVEventPublisher(replica_endpoint(setup.kv_events, scheduler_index(setup.name)), setup.name)
+    registry = Registry.load(config.plugins, () if events is None else (events,), platform)
     metrics = StepMetrics()
     parts = assemble(config, registry, platform, on_stage=on_stage, on_step=metrics.observe)
-    process = SchedulerProcess(setup.name, parts, metrics, inbox, to_main, Outbox, setup.detokenizer, time.monotonic)
+    process = SchedulerProcess(
+        setup.name, parts, metrics, inbox, to_main, Outbox, setup.detokenizer, time.monotonic, events
+    )
     to_main.send(Ready(process=setup.name, pid=os.getpid(), info=parts.summary()))
     process.run()

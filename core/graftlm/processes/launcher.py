@@ -35,7 +35,7 @@ from graftlm.processes.messages import (
     Shutdown,
     UseDetokenizer,
 )
-from graftlm.processes.names import DETOKENIZER
+from graftlm.processes.names import DETOKENIZER, scheduler_index, scheduler_name
 from graftlm.processes.os_process import command_line, describe_end, device_of, end, kill, stacks_of
 
 __all__ = ["Launcher", "ProcessListener"]
@@ -136,7 +136,7 @@ class Launcher:
     @property
     def scheduler_names(self) -> Sequence[str]:
         """The names of the scheduler processes."""
-        return [f"scheduler-{i}" for i in range(self._config.parallel.data)]
+        return [scheduler_name(i) for i in range(self._config.parallel.data)]
 
     @property
     def pids(self) -> dict[str, int]:
@@ -254,6 +254,7 @@ class Launcher:
             log_format=server.log_format,
             log_level=server.log_level,
             num_threads=max(1, cores // replicas) if replicas > 1 else None,
+            kv_events=server.kv_events,
         )
 
     def _environment(self, name: str) -> dict[str, str]:
@@ -261,7 +262,7 @@ class Launcher:
         if name == DETOKENIZER:
             environment["OMP_NUM_THREADS"] = "1"
         elif self._config.parallel.data > 1 and self._config.model.device != "cpu":
-            environment["CUDA_VISIBLE_DEVICES"] = device_of(int(name.rpartition("-")[2]), environment)
+            environment["CUDA_VISIBLE_DEVICES"] = device_of(scheduler_index(name), environment)
         return environment
 
     def _send_tokenizer(self, child: _Child) -> None:

@@ -11,6 +11,7 @@ from graftlm.contracts import PrefixKey
 from graftlm.errors import GraftlmError, RequestError
 from graftlm.outputs import sub_ids
 from graftlm.processes.channels import Inbox, Outbox
+from graftlm.processes.kv_events import KVEventPublisher
 from graftlm.processes.messages import (
     Abort,
     Accepted,
@@ -55,12 +56,14 @@ class SchedulerProcess:
         connect: Callable[[str], Outbox],
         detokenizer: str,
         clock: Callable[[], float],
+        events: KVEventPublisher | None = None,
     ) -> None:
         """Take an assembled engine and its channels.
 
         Args:
             connect: opens a channel to an endpoint.
             detokenizer: the endpoint that tokens go to, until another is named.
+            events: publishes what the prefix cache does, after each step.
         """
         self._name = name
         self._parts = parts
@@ -71,6 +74,7 @@ class SchedulerProcess:
         self._connect = connect
         self._to_detokenizer = connect(detokenizer)
         self._clock = clock
+        self._events = events
         self._profiler = Profiler(parts.loop.run_on_device, name)
         self._live: dict[str, int] = {}  # unfinished completions by prompt id
         self._prompt_of: dict[str, str] = {}  # prompt id by completion id
@@ -88,7 +92,7 @@ class SchedulerProcess:
             "tree": self._tree,
             "pin": self._pin,
             "unpin": self._unpin,
-            "cache_snapshot": self._loop.cache_snapshot,
+            "cache_snapshot": self._cache_snapshot,
         }
 
     def run(self) -> None:
@@ -101,6 +105,8 @@ class SchedulerProcess:
             elif self._loop.scheduler.has_work:
                 self._send(self._loop.step())
                 self._profiler.step_done()
+            if self._events is not None:
+                self._events.publish()
             self._report_load()
         self._loop.close()
 
@@ -198,6 +204,12 @@ class SchedulerProcess:
 
     def _unpin(self, token_ids: list[int], namespace: str) -> bool:
         return self._loop.unpin(PrefixKey(np.array(token_ids, dtype=np.int32), namespace))
+
+    def _cache_snapshot(self) -> dict[str, Any]:
+        if self._events is None:
+            return self._loop.cache_snapshot()
+        self._events.publish()
+        return self._loop.cache_snapshot() | {"replica": self._name, "next_seq": self._events.next_seq}
 
     def _tree(self, limit: int) -> dict[str, Any]:
         return tree_view(self._loop.scheduler.kv.cache, limit, self._clock())
