@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from graftlm import __version__, cli_bench, cli_config, cli_generate, cli_plugins, cli_serve
+from graftlm import __version__, cli_bench, cli_cache_sim, cli_config, cli_generate, cli_plugins, cli_serve
 from graftlm.cli_options import fail
 from graftlm.errors import GraftlmError
 
@@ -28,6 +28,7 @@ app.command("generate")(cli_generate.generate)
 app.command("chat")(cli_generate.chat)
 app.add_typer(cli_config.app, name="config")
 app.add_typer(cli_bench.app, name="bench")
+app.command("cache-sim")(cli_cache_sim.cache_sim)
 app.command("plugins")(cli_plugins.plugins)
 
 

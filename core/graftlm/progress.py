@@ -1,4 +1,4 @@
-"""A progress bar over prompts."""
+"""A progress bar over prompts, or other requests."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -11,8 +11,12 @@ _PROGRESS_FROM = 16
 
 
 @contextmanager
-def progress_bar(total: int, wanted: bool | None) -> Iterator[Callable[[], None]]:
-    """Show progress over prompts on standard error, and yield what moves it on."""
+def progress_bar(total: int, wanted: bool | None, title: str = "generating") -> Iterator[Callable[[], None]]:
+    """Show progress on standard error, and yield what moves it on.
+
+    Args:
+        wanted: None shows a bar on a terminal, when there is much to do.
+    """
     if not (total >= _PROGRESS_FROM and sys.stderr.isatty() if wanted is None else wanted):
         yield lambda: None
         return
@@ -21,5 +25,5 @@ def progress_bar(total: int, wanted: bool | None) -> Iterator[Callable[[], None]
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True), transient=sys.stderr.isatty()) as bar:
-        task = bar.add_task("generating", total=total)
+        task = bar.add_task(title, total=total)
         yield lambda: bar.advance(task)

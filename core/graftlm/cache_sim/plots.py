@@ -1,0 +1,66 @@
+"""Studies as a picture: hit rates over capacities."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from graftlm.cache_sim.study import TraceStudy
+from graftlm.errors import ConfigError
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+__all__ = ["check_plotting", "save_plot"]
+
+_INCHES_PER_TRACE: Final = (7.0, 4.5)
+
+
+def check_plotting(path: Path) -> None:
+    """Make sure that a picture could be saved, before any work is done.
+
+    Raises:
+        ConfigError: matplotlib is not installed, or the file is not named .png.
+    """
+    if path.suffix.lower() != ".png":
+        raise ConfigError(f"--plot writes PNG files, got {path}; name it {path.with_suffix('.png')}")
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError as error:
+        raise ConfigError(f"--plot needs matplotlib ({error}). Install it: pip install 'graftlm[plot]'") from error
+
+
+def save_plot(studies: Sequence[TraceStudy], path: Path) -> None:
+    """Draw one diagram for each trace, side by side: a line for each plugin, and a dashed one for the offline optimum.
+
+    Raises:
+        ConfigError: the file cannot be written.
+    """
+    from matplotlib.figure import Figure
+
+    width, height = _INCHES_PER_TRACE
+    figure = Figure(figsize=(width * len(studies), height), layout="constrained")
+    diagrams = figure.subplots(1, len(studies), squeeze=False)[0]
+    for study, axes in zip(studies, diagrams, strict=True):
+        _draw(study, axes)
+    try:
+        figure.savefig(path, dpi=150)
+    except OSError as error:
+        raise ConfigError(f"--plot: cannot write {path}: {error.strerror or error}") from error
+
+
+def _draw(study: TraceStudy, axes: "Axes") -> None:
+    def percent(hit_tokens: int) -> float:
+        return 100 * hit_tokens / study.trace.prompt_tokens
+
+    capacities = [at.pages * study.page_size for at in study.capacities]
+    optimum = [percent(at.optimum.hit_pages * study.page_size) for at in study.capacities]
+    by_plugins = zip(*(at.outcomes for at in study.capacities), strict=True)  # each at every capacity
+    style: dict[str, Any] = {"marker": "o", "markersize": 4}
+    axes.plot(capacities, optimum, "--", color="black", label="offline optimum", **style)
+    for outcomes in sorted(by_plugins, key=lambda outcomes: -outcomes[-1].replay.hit_tokens):
+        label = f"{outcomes[0].cache}, {outcomes[0].eviction}"
+        axes.plot(capacities, [percent(outcome.replay.hit_tokens) for outcome in outcomes], label=label, **style)
+    axes.set(title=study.trace.name, xlabel="capacity, tokens", ylabel="hit rate, % of prompt tokens", xscale="log")
+    axes.set_ylim(bottom=0)
+    axes.grid(alpha=0.3)
+    axes.legend()

@@ -1,0 +1,85 @@
+"""A study as JSON."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from graftlm.cache_sim.choices import Choice
+from graftlm.cache_sim.study import CapacityStudy, Outcome, TraceStudy
+from graftlm.errors import ConfigError
+
+__all__ = ["save_studies", "study_as_json"]
+
+#: Grows when a field changes its meaning.
+_FORMAT_VERSION: Final = 1
+
+
+def save_studies(studies: Sequence[TraceStudy], path: Path) -> None:
+    """Write a file with what was found on each trace.
+
+    Raises:
+        ConfigError: the file cannot be written.
+    """
+    document = {"format_version": _FORMAT_VERSION, "traces": [study_as_json(study) for study in studies]}
+    try:
+        path.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"--json: cannot write {path}: {error.strerror or error}") from error
+
+
+def study_as_json(study: TraceStudy) -> dict[str, Any]:
+    """Return all figures of a study; lengths in tokens, rates as shares of prompt tokens, times in µs per request."""
+    trace = study.trace
+    return {
+        "trace": trace.name,
+        "requests": len(trace.requests),
+        "prompt_tokens": trace.prompt_tokens,
+        "footprint_tokens": study.footprint_pages * study.page_size,
+        "block_tokens": trace.block_tokens,
+        "page_size": study.page_size,
+        "in_flight": study.in_flight,
+        "capacities": [_capacity(at, study) for at in study.capacities],
+    }
+
+
+def _capacity(at: CapacityStudy, study: TraceStudy) -> dict[str, Any]:
+    best, evicted = at.optimum.hit_pages * study.page_size, at.optimum.evicted_pages * study.page_size
+    return {
+        "asked": at.asked,
+        "capacity_tokens": at.pages * study.page_size,
+        "optimum": {
+            "hit_tokens": best,
+            "hit_rate": _ratio(best, study.trace.prompt_tokens),
+            "evicted_tokens": evicted,
+        },
+        "outcomes": [_outcome(outcome, best) for outcome in at.outcomes],
+    }
+
+
+def _outcome(outcome: Outcome, best_hit_tokens: int) -> dict[str, Any]:
+    replay = outcome.replay
+    parts = {
+        "match": replay.match_ns,
+        "lock": replay.lock_ns,
+        "insert": replay.insert_ns,
+        "evict": replay.evict_ns,
+    }
+    return {
+        "cache": _choice(outcome.cache),
+        "eviction": _choice(outcome.eviction),
+        "hit_tokens": replay.hit_tokens,
+        "hit_rate": _ratio(replay.hit_tokens, replay.prompt_tokens),
+        "share_of_optimum": _ratio(replay.hit_tokens, best_hit_tokens),
+        "evicted_tokens": replay.evicted_tokens,
+        "bypassed_requests": replay.bypassed_requests,
+        "bookkeeping_us": {name: ns / 1000 / replay.num_requests for name, ns in parts.items()},
+    }
+
+
+def _choice(choice: Choice) -> dict[str, Any]:
+    return {"name": choice.name, "options": dict(choice.options)}
+
+
+def _ratio(part: int, whole: int) -> float | None:
+    return part / whole if whole else None

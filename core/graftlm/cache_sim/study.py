@@ -1,0 +1,149 @@
+"""A comparison of caches and eviction strategies on recorded traces, at several capacities."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import product
+
+from graftlm.cache_sim.belady import Optimum, offline_optimum
+from graftlm.cache_sim.choices import Capacity, Choice
+from graftlm.cache_sim.page_tree import PageTree
+from graftlm.cache_sim.simulator import Replay, Simulator, TraceClock
+from graftlm.cache_sim.traces import Trace
+from graftlm.contracts import CacheContext, EvictionContext, PrefixCache
+from graftlm.errors import ConfigError
+from graftlm.memory import PagePool
+from graftlm.registry import Registry
+
+__all__ = ["CapacityStudy", "Outcome", "Study", "TraceStudy"]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How one cache with one strategy did at one capacity."""
+
+    cache: Choice
+    eviction: Choice
+    replay: Replay
+
+
+@dataclass(frozen=True, slots=True)
+class CapacityStudy:
+    """What a study found at one capacity.
+
+    Attributes:
+        asked: the capacity as it was written.
+        pages: what that is.
+    """
+
+    asked: str
+    pages: int
+    optimum: Optimum
+    outcomes: tuple[Outcome, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TraceStudy:
+    """What a study found on one trace.
+
+    Attributes:
+        footprint_pages: of all different blocks.
+        capacities: in rising order, each once.
+    """
+
+    trace: Trace
+    page_size: int
+    in_flight: int
+    footprint_pages: int
+    capacities: tuple[CapacityStudy, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Study:
+    """What is compared.
+
+    Attributes:
+        registry: creates the plugins, by their names.
+        page_size: tokens in a page; None takes each trace's blocks.
+        in_flight: as in `Simulator`.
+    """
+
+    registry: Registry
+    caches: Sequence[Choice]
+    evictions: Sequence[Choice]
+    capacities: Sequence[Capacity]
+    page_size: int | None = None
+    in_flight: int = 0
+
+    @property
+    def num_replays(self) -> int:
+        """Replays of each trace, the optimum not counted."""
+        return len(self.capacities) * len(self.caches) * len(self.evictions)
+
+    def check(self) -> None:
+        """Create each plugin once, so that a wrong name or option shows before any work is done.
+
+        Raises:
+            ConfigError, PluginError: a plugin cannot be had.
+        """
+        for cache, eviction in product(self.caches, self.evictions):
+            self._make_cache(cache, eviction, 1, self.page_size or 1, TraceClock())
+
+    def run(self, trace: Trace, on_request: Callable[[], None] = lambda: None) -> TraceStudy:
+        """Replay one trace through everything.
+
+        Args:
+            on_request: called after each request of each replay.
+
+        Raises:
+            ConfigError: the page size does not divide the trace's blocks.
+        """
+        page_size = self._page_size(trace)
+        tree = PageTree(trace, page_size)
+        asked = {capacity.pages(tree.total_pages, page_size): capacity.text for capacity in self.capacities}
+        found = []
+        for pages, text in sorted(asked.items()):
+            outcomes = [
+                Outcome(cache, eviction, self._replay(trace, cache, eviction, pages, page_size, on_request))
+                for cache, eviction in product(self.caches, self.evictions)
+            ]
+            found.append(CapacityStudy(text, pages, offline_optimum(tree, pages, self.in_flight), tuple(outcomes)))
+        return TraceStudy(trace, page_size, self.in_flight, tree.total_pages, tuple(found))
+
+    def _page_size(self, trace: Trace) -> int:
+        page_size = self.page_size or trace.block_tokens
+        if trace.block_tokens % page_size:
+            raise ConfigError(
+                f"trace {trace.name} has blocks of {trace.block_tokens} tokens, which pages of {page_size} do not "
+                "divide. Choose another --page-size, or leave it out for one page a block."
+            )
+        return page_size
+
+    def _replay(
+        self,
+        trace: Trace,
+        cache: Choice,
+        eviction: Choice,
+        num_pages: int,
+        page_size: int,
+        on_request: Callable[[], None],
+    ) -> Replay:
+        clock = TraceClock()
+        under_test = self._make_cache(cache, eviction, num_pages, page_size, clock)
+        pool = PagePool(num_pages)
+        simulator = Simulator(under_test, pool, clock, trace.block_tokens, page_size, self.in_flight)
+        return simulator.run(trace.requests, on_request)
+
+    def _make_cache(
+        self, cache: Choice, eviction: Choice, num_pages: int, page_size: int, clock: TraceClock
+    ) -> PrefixCache:
+        registry = self.registry
+        strategy = registry.create(
+            "eviction",
+            registry.provider("eviction", eviction.name, "--eviction"),
+            eviction.options,
+            EvictionContext(num_pages, page_size),
+        )
+        context = CacheContext(page_size, strategy, clock)
+        provider = registry.provider("cache", cache.name, "--cache")
+        made: PrefixCache = registry.create("cache", provider, cache.options, context)
+        return made

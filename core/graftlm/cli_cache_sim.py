@@ -1,0 +1,147 @@
+"""`graftlm cache-sim`: judges prefix caches and eviction strategies on recorded requests."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from graftlm.cli_options import ConfigOption, SetOption
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from graftlm.cache_sim import Choice, Study, Trace, TraceStudy
+    from graftlm.config import EngineConfig
+    from graftlm.registry import Registry
+
+__all__ = ["cache_sim"]
+
+#: Columns when nobody looks: wide enough that a row of a table stays one line.
+_PIPE_WIDTH = 200
+
+#: In place of a strategy's name: each that can run here.
+_ALL = "all"
+
+
+def cache_sim(
+    traces: Annotated[list[Path], typer.Argument(metavar="TRACE...", help="Recorded requests, as JSON lines.")],
+    capacities: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--capacity",
+            metavar="TOKENS,...",
+            help="As in 500K,2M, or a share of all different tokens of the trace, as in 10%. Repeatable. "
+            "[default: 1%,2%,5%,10%]",
+        ),
+    ] = None,
+    evictions: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--eviction",
+            metavar="NAME,...",
+            help="Eviction strategies, with options as in slru:protected=0.5; all: each there is. Repeatable.",
+        ),
+    ] = None,
+    caches: Annotated[
+        list[str] | None,
+        typer.Option("--cache", metavar="NAME,...", help="Prefix caches, with options likewise. Repeatable."),
+    ] = None,
+    page_size: Annotated[
+        int | None,
+        typer.Option(
+            "--page-size", min=1, help="Tokens in a page; divides the trace's blocks, and is one when absent."
+        ),
+    ] = None,
+    block_tokens: Annotated[
+        int, typer.Option("--block-tokens", min=1, help="Tokens for each hash id, in traces that do not say.")
+    ] = 512,
+    in_flight: Annotated[
+        int, typer.Option("--in-flight", min=0, metavar="N", help="Keep the last N requests locked, as running ones.")
+    ] = 0,
+    as_json: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Save all figures as JSON.")] = None,
+    plot: Annotated[
+        Path | None, typer.Option("--plot", metavar="FILE.png", help="Draw hit rates over capacities.")
+    ] = None,
+    config: ConfigOption = None,
+    overrides: SetOption = None,
+    progress: Annotated[
+        bool | None, typer.Option("--progress/--no-progress", help="Show a bar. [default: on a terminal]")
+    ] = None,
+) -> None:
+    """Replay recorded requests through caches and eviction strategies, and compare hit rates with the offline optimum.
+
+    No model is loaded. The configuration's `cache` section is what is compared where --cache, --eviction and
+    --page-size do not say, and its `plugins` section loads plugins that are not installed.
+    """
+    from graftlm.cache_sim import (
+        Study,
+        check_plotting,
+        parse_capacities,
+        print_study,
+        read_trace,
+        save_plot,
+        save_studies,
+    )
+    from graftlm.config import EngineConfig
+    from graftlm.registry import Registry
+
+    if plot is not None:
+        check_plotting(plot)
+    settings = EngineConfig.load(config, overrides or ())
+    registry = Registry.load(settings.plugins)
+    study = Study(
+        registry,
+        _choices(caches, settings, registry, "cache"),
+        _choices(evictions, settings, registry, "eviction"),
+        parse_capacities(capacities or ["1%,2%,5%,10%"]),
+        page_size or _configured_page_size(settings),
+        in_flight,
+    )
+    study.check()
+    found = _run(study, [read_trace(path, block_tokens) for path in traces], progress)
+    console = _console()
+    for one in found:
+        print_study(one, console)
+    if as_json is not None:
+        save_studies(found, as_json)
+        print(f"saved as {as_json}")
+    if plot is not None:
+        save_plot(found, plot)
+        print(f"drawn as {plot}")
+
+
+def _run(study: Study, traces: list[Trace], progress: bool | None) -> list[TraceStudy]:
+    from graftlm.progress import progress_bar
+
+    num_requests = study.num_replays * sum(len(trace.requests) for trace in traces)
+    with progress_bar(num_requests, progress, "replaying") as advance:
+        return [study.run(trace, advance) for trace in traces]
+
+
+def _choices(texts: list[str] | None, settings: EngineConfig, registry: Registry, family: str) -> list[Choice]:
+    """Return what the command line names, or else the configuration."""
+    from graftlm.cache_sim import Choice, parse_choices
+
+    if not texts:
+        configured = settings.cache if family == "cache" else settings.cache.eviction
+        return [Choice(configured.name, configured.options)]
+    chosen = [choice for text in texts for choice in parse_choices(text)]
+    if _ALL not in [choice.name for choice in chosen]:
+        return chosen
+    named = {choice.name for choice in chosen}
+    others = [Choice(provider.name) for provider in registry.available(family) if provider.name not in named]
+    return [*(choice for choice in chosen if choice.name != _ALL), *sorted(others, key=str)]
+
+
+def _configured_page_size(settings: EngineConfig) -> int | None:
+    """Return the page size that a configuration gives; the default of engines says nothing of a trace."""
+    return settings.cache.page_size if settings.sources["cache.page_size"] != "default" else None
+
+
+def _console() -> Console:
+    from rich.console import Console
+
+    return Console(width=None if sys.stdout.isatty() else _PIPE_WIDTH, highlight=False)
