@@ -60,7 +60,9 @@ def _draw(study: TraceStudy, axes: "Axes") -> None:
     for outcomes in sorted(by_plugins, key=lambda outcomes: -outcomes[-1].replay.hit_tokens):
         label = f"{outcomes[0].cache}, {outcomes[0].eviction}"
         axes.plot(capacities, [percent(outcome.replay.hit_tokens) for outcome in outcomes], label=label, **style)
-    axes.set(title=study.trace.name, xlabel="capacity, tokens", ylabel="hit rate, % of prompt tokens", xscale="log")
+    axes.set(title=study.trace.name, xlabel="capacity", ylabel="hit rate, % of prompt tokens", xscale="log")
+    axes.set_xticks(capacities, [at.asked for at in study.capacities])
+    axes.minorticks_off()
     axes.set_ylim(bottom=0)
     axes.grid(alpha=0.3)
     axes.legend()

@@ -16,6 +16,7 @@ from graftlm.processes.replicas import ReplicaSet
 from graftlm.processes.request_metrics import RequestMetrics
 from graftlm.processes.served_model import ServedModel
 from graftlm.processes.tokenizer_manager import TokenizerManager
+from graftlm.processes.trace_recorder import TraceRecorder
 from graftlm.registry import Registry
 from graftlm.tokenization import TextStream, Tokenizer
 
@@ -25,7 +26,11 @@ logger = logging.getLogger(__name__)
 
 
 async def assemble_manager(
-    config: EngineConfig, registry: Registry, launcher: Launcher, metrics: RequestMetrics
+    config: EngineConfig,
+    registry: Registry,
+    launcher: Launcher,
+    metrics: RequestMetrics,
+    recorder: TraceRecorder | None = None,
 ) -> TokenizerManager:
     """Load the tokenizer while the processes load the model, and wait until both are done.
 
@@ -42,7 +47,7 @@ async def assemble_manager(
     intake = Intake(limits, lambda params: TextStream(tokenizer, params), time.monotonic, grammars)
     replicas = ReplicaSet(launcher.scheduler_names, can_recover=config.server.restart)
     model = _served_model(config, path, infos[0], limits, tokenizer)
-    manager = TokenizerManager(config, model, tokenizer, intake, replicas, launcher.send, metrics)
+    manager = TokenizerManager(config, model, tokenizer, intake, replicas, launcher.send, metrics, recorder=recorder)
     launcher.watch(manager)
     logger.info(
         "%d replica(s) of %s on %s in %s; KV memory of each: %s tokens in pages of %d",

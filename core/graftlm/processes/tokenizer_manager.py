@@ -33,10 +33,12 @@ from graftlm.processes.names import DETOKENIZER
 from graftlm.processes.replicas import Health, ReplicaSet
 from graftlm.processes.request_metrics import RequestMetrics
 from graftlm.processes.served_model import ServedModel
+from graftlm.processes.trace_lines import FinishedRequest
+from graftlm.processes.trace_recorder import TraceRecorder
 from graftlm.prompts import Prompt, check_chat, is_chat
 from graftlm.scheduling import RequestUpdate
 from graftlm.tokenization import Tokenizer
-from graftlm.types import Message, SamplingParams
+from graftlm.types import Message, RequestOutput, SamplingParams
 
 __all__ = ["Send", "TokenizerManager"]
 
@@ -68,7 +70,13 @@ class TokenizerManager:
         send: Send,
         metrics: RequestMetrics,
         clock: Callable[[], float] = time.monotonic,
+        recorder: TraceRecorder | None = None,
     ) -> None:
+        """Join the parts.
+
+        Args:
+            recorder: takes down every request that has generated something; whoever opened it closes it.
+        """
         self.config = config
         self.model = model
         self.tokenizer = tokenizer
@@ -77,6 +85,7 @@ class TokenizerManager:
         self._send = send
         self._metrics = metrics
         self._clock = clock
+        self._recorder = recorder
         self._threads = ThreadPoolExecutor(max_workers=2, thread_name_prefix="graftlm-tokenizer")
         self._counter = itertools.count(PING_ID + 1)
         self._in_flight = InFlightRequests()
@@ -433,7 +442,10 @@ class TokenizerManager:
 
     def _remove(self, item: InFlight, outcome: str) -> None:
         if self._in_flight.remove(item):
-            self._metrics.finished(item.generation.snapshot(), self._clock() - item.arrived_s, outcome)
+            output = item.generation.snapshot()
+            self._metrics.finished(output, self._clock() - item.arrived_s, outcome)
+            if self._recorder is not None and item.heard_s is not None:
+                self._recorder.record(_finished_request(item, output))
         if not len(self._in_flight):
             self._idle.set()
 
@@ -445,6 +457,17 @@ class TokenizerManager:
             future.set_result(reply.value)
         else:
             future.set_exception(RequestError(reply.error))
+
+
+def _finished_request(item: InFlight, output: RequestOutput) -> FinishedRequest:
+    request = item.generation.request
+    return FinishedRequest(
+        prompt=request.prompt_token_ids,
+        outputs=[completion.token_ids for completion in output.completions],
+        arrived_s=item.arrived_s,
+        namespace=request.cache_salt,
+        priority=request.priority,
+    )
 
 
 def _checked(encode: Callable[[], T]) -> T:

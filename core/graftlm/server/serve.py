@@ -8,6 +8,7 @@ import socket
 import time
 from collections.abc import Callable, Sequence
 from importlib import import_module
+from pathlib import Path
 from types import FrameType, ModuleType
 from typing import Any
 
@@ -19,6 +20,8 @@ from graftlm.errors import ConfigError, PluginLoadError
 from graftlm.logs import configure_logging
 from graftlm.processes.launcher import Launcher
 from graftlm.processes.tokenizer_manager import TokenizerManager
+from graftlm.processes.trace_lines import trace_block_tokens
+from graftlm.processes.trace_recorder import TraceRecorder
 from graftlm.registry import Registry, check, probe_platform
 from graftlm.server.app import create_app
 from graftlm.server.dashboard import make_router as make_dashboard_router
@@ -64,8 +67,20 @@ def serve(
     if findings.errors:
         raise ConfigError("\n".join(findings.errors))
     _bind(config).close()  # a port that is taken is found now, not after the weights are loaded
-    with asyncio.Runner(loop_factory=_new_event_loop) as runner:
-        return runner.run(_Service(config, registry, on_ready).run())
+    with _trace_recorder(config) as recorder, asyncio.Runner(loop_factory=_new_event_loop) as runner:
+        return runner.run(_Service(config, registry, on_ready, recorder).run())
+
+
+def _trace_recorder(config: EngineConfig) -> contextlib.AbstractContextManager[TraceRecorder | None]:
+    """Open the file of finished requests, if one is wanted; leaving the context closes it.
+
+    Raises:
+        ConfigError: it cannot be opened.
+    """
+    path = config.server.record_trace
+    if path is None:
+        return contextlib.nullcontext()
+    return TraceRecorder(Path(path), trace_block_tokens(config.cache.page_size))
 
 
 def _with_plugins(config: EngineConfig, plugins: Sequence[object]) -> EngineConfig:
@@ -88,8 +103,15 @@ def _with_plugins(config: EngineConfig, plugins: Sequence[object]) -> EngineConf
 class _Service:
     """One run of the server."""
 
-    def __init__(self, config: EngineConfig, registry: Registry, on_ready: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        registry: Registry,
+        on_ready: Callable[[str], None],
+        recorder: TraceRecorder | None,
+    ) -> None:
         self._config = config
+        self._recorder = recorder
         self._registry = registry
         self._on_ready = on_ready
         self._start_s = time.monotonic()
@@ -137,7 +159,9 @@ class _Service:
         assembly = await asyncio.to_thread(
             import_module, "graftlm.processes.assembly"
         )  # takes a second: it reads torch
-        manager: TokenizerManager = await assembly.assemble_manager(self._config, self._registry, launcher, metrics)
+        manager: TokenizerManager = await assembly.assemble_manager(
+            self._config, self._registry, launcher, metrics, self._recorder
+        )
         return manager
 
     async def _serve(self, launcher: Launcher, manager: TokenizerManager, metrics: ServerMetrics) -> int:

@@ -1,0 +1,99 @@
+"""Requests as lines of a trace: which blocks of tokens they share, and no token of them.
+
+    {"timestamp": 1767225600123, "input_length": 40, "output_length": 12, "hash_ids": [h0, h1, h2],
+     "output_hash_ids": [o2, o3], "block_tokens": 16, "namespace": "", "priority": 0}
+
+    tokens            |<-  block 0  ->|<-  block 1  ->|<- rest of the input ->|<- output, less its last token ->|
+    hash_ids          |       h0      |       h1      |          h2           |
+    output_hash_ids                                   |       o2       |       o3       |  ...                  |
+
+An id is a keyed hash of all tokens up to the end of its block, so equal ids mean equal prefixes. The last output token
+is left out: it never passes through the model, and no cache holds it.
+"""
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import msgspec
+import numpy as np
+
+from graftlm.types import TokenIds
+
+__all__ = ["FinishedRequest", "TraceLines", "trace_block_tokens"]
+
+#: Fewest tokens in a block: what is shared shows in steps of that.
+_MIN_BLOCK_TOKENS: Final = 16
+#: Ids fit the mantissa of a float, so that every JSON reader keeps them whole.
+_ID_BITS: Final = 53
+_DIGEST_BYTES: Final = 8
+
+
+def trace_block_tokens(page_size: int) -> int:
+    """Return tokens in a block of a server's trace: a page, and at least 16 tokens."""
+    return max(page_size, _MIN_BLOCK_TOKENS)
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedRequest:
+    """What is recorded of a request.
+
+    Attributes:
+        prompt: int32 [n], C-contiguous.
+        outputs: token ids of each completion.
+        arrived_s: of the recorder's clock.
+    """
+
+    prompt: TokenIds
+    outputs: Sequence[Sequence[int]]
+    arrived_s: float
+    namespace: str = ""
+    priority: int = 0
+
+
+class TraceLines:
+    """Makes lines of requests, with one secret key."""
+
+    def __init__(self, key: bytes, block_tokens: int) -> None:
+        """Take a key of at most 64 bytes, which must not be written anywhere."""
+        self._key = key
+        self._block_tokens = block_tokens
+        self._block_bytes = block_tokens * np.dtype(np.int32).itemsize
+
+    def of(self, request: FinishedRequest, timestamp_ms: int) -> Iterator[bytes]:
+        """Yield one line for each completion."""
+        namespace = request.namespace.encode("utf-8", "surrogatepass")
+        hasher = hashlib.blake2b(
+            len(namespace).to_bytes(8, "big") + namespace, digest_size=_DIGEST_BYTES, key=self._key
+        )
+        namespace_id = hasher.hexdigest() if namespace else ""
+        prompt = request.prompt.tobytes()
+        num_whole_bytes = len(prompt) - len(prompt) % self._block_bytes
+        hash_ids = self._ids(hasher, prompt[:num_whole_bytes])
+        last_ids = self._ids(hasher.copy(), prompt[num_whole_bytes:])
+        for output in request.outputs:
+            rest = prompt[num_whole_bytes:] + np.array(output[:-1], dtype=np.int32).tobytes()
+            yield (
+                msgspec.json.encode(
+                    {
+                        "timestamp": timestamp_ms,
+                        "input_length": len(request.prompt),
+                        "output_length": len(output),
+                        "hash_ids": hash_ids + last_ids,
+                        "output_hash_ids": self._ids(hasher.copy(), rest),
+                        "block_tokens": self._block_tokens,
+                        "namespace": namespace_id,
+                        "priority": request.priority,
+                    }
+                )
+                + b"\n"
+            )
+
+    def _ids(self, hasher: hashlib.blake2b, tokens: bytes) -> list[int]:
+        """Return an id for each block, the last of which may be partial; `hasher` moves on to the end."""
+        ids = []
+        for start in range(0, len(tokens), self._block_bytes):
+            hasher.update(tokens[start : start + self._block_bytes])
+            ids.append(int.from_bytes(hasher.digest(), "big") >> (8 * _DIGEST_BYTES - _ID_BITS))
+        return ids
