@@ -1,0 +1,30 @@
+"""Small traces: how tests write them down."""
+
+import json
+
+import pytest
+
+from graftlm.cache_sim import parse_trace
+from graftlm.registry import Registry
+
+BLOCK = 4
+
+
+@pytest.fixture(scope="session")
+def make_trace():
+    """Return a function: a trace of requests given as lists of block ids, of 4 tokens each, the last ones of `tail`."""
+
+    def make(*requests, tail=BLOCK):
+        lines = [
+            json.dumps({"timestamp": 1000 * i, "input_length": BLOCK * (len(ids) - 1) + tail, "hash_ids": list(ids)})
+            for i, ids in enumerate(requests)
+        ]
+        return parse_trace([line.encode() for line in lines], "here", BLOCK)
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def registry():
+    """Return the installed plugins."""
+    return Registry.load()
