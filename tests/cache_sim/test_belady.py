@@ -78,9 +78,7 @@ def best_by_trying(tree: PageTree, capacity: int, in_flight: int, *, prefixes: b
         for num_kept in range(min(capacity - len(needed), len(others)), -1, -1):
             for some in combinations(sorted(others), num_kept):
                 kept = needed.union(some)
-                if not prefixes:
-                    yield kept
-                elif all(before.get(page, page) in kept for page in kept):
+                if not prefixes or all(before.get(page, page) in kept for page in kept):
                     yield kept
             if not prefixes:
                 return  # keeping less is never better

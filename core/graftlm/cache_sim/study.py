@@ -17,6 +17,10 @@ from graftlm.registry import Registry
 __all__ = ["CapacityStudy", "Outcome", "Study", "TraceStudy"]
 
 
+#: What plugins are created for when they are only checked.
+_PAGES_OF_CHECK = 1024
+
+
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """How one cache with one strategy did at one capacity."""
@@ -86,7 +90,7 @@ class Study:
             ConfigError, PluginError: a plugin cannot be had.
         """
         for cache, eviction in product(self.caches, self.evictions):
-            self._make_cache(cache, eviction, 1, self.page_size or 1, TraceClock())
+            self._make_cache(cache, eviction, _PAGES_OF_CHECK, self.page_size or 1, TraceClock())
 
     def run(self, trace: Trace, on_request: Callable[[], None] = lambda: None) -> TraceStudy:
         """Replay one trace through everything.

@@ -10,16 +10,17 @@ from graftlm.cache_sim.study import Outcome, TraceStudy
 
 __all__ = ["print_study"]
 
+#: Times are per request.
 _COLUMNS = (
     "hit rate",
     "of optimum",
     "evicted tokens",
     "bypassed",
-    "match",
-    "lock",
-    "insert",
-    "evict",
-    "µs/request",
+    "match µs",
+    "lock µs",
+    "insert µs",
+    "evict µs",
+    "all µs",
 )
 
 
@@ -43,15 +44,15 @@ def print_study(study: TraceStudy, console: Console) -> None:
 
 
 def _rows(study: TraceStudy) -> Iterator[list[str]]:
-    prompt_tokens, page_size = study.trace.prompt_tokens, study.page_size
-    for at in study.capacities:
-        share = at.pages / study.footprint_pages if study.footprint_pages else 1.0
+    page_size = study.page_size
+    for number, at in enumerate(study.capacities):
+        if number:
+            yield []
         best, evicted = at.optimum.hit_pages * page_size, at.optimum.evicted_pages * page_size
-        size = f"{at.pages * page_size:,} ({share:.1%})"
-        yield [size, "", "offline optimum", _rate(best, prompt_tokens), "", f"{evicted:,}"]
+        size = f"{at.pages * page_size:,} ({_rate(at.pages, study.footprint_pages)})"
+        yield [size, "", "offline optimum", _rate(best, study.trace.prompt_tokens), "", f"{evicted:,}"]
         for outcome in sorted(at.outcomes, key=lambda o: -o.replay.hit_tokens):
             yield ["", *_cells(outcome, best)]
-        yield []
 
 
 def _cells(outcome: Outcome, best_hit_tokens: int) -> list[str]:

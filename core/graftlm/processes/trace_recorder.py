@@ -19,8 +19,6 @@ __all__ = ["TraceRecorder"]
 
 logger = logging.getLogger(__name__)
 
-#: Requests that may wait for the disk; further ones are left out.
-_MAX_WAITING: Final = 4096
 #: Lines are collected up to so many bytes, as long as more requests wait.
 _BUFFER_BYTES: Final = 2**20
 
@@ -39,12 +37,14 @@ class TraceRecorder:
         *,
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
+        max_waiting: int = 4096,
     ) -> None:
         """Open the file.
 
         Args:
             clock: that `FinishedRequest.arrived_s` is of.
             wall_clock: seconds since 1970; read once, so that timestamps never go back.
+            max_waiting: requests that may wait for the disk; further ones are left out.
 
         Raises:
             ConfigError: it cannot be opened.
@@ -60,6 +60,7 @@ class TraceRecorder:
         self._lines = TraceLines(secrets.token_bytes(32), block_tokens)
         self._epoch_s = wall_clock() - clock()
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="graftlm-trace")
+        self._max_waiting = max_waiting
         self._lock = threading.Lock()  # of the three below
         self._is_open = True
         self._num_waiting = 0
@@ -71,7 +72,7 @@ class TraceRecorder:
         with self._lock:
             if not self._is_open:
                 return
-            if self._num_waiting >= _MAX_WAITING:
+            if self._num_waiting >= self._max_waiting:
                 self._num_left_out += 1
                 return
             self._num_waiting += 1
