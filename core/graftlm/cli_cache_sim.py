@@ -79,6 +79,7 @@ def cache_sim(
     from graftlm.cache_sim import (
         Study,
         check_plotting,
+        check_writable,
         parse_capacities,
         print_study,
         read_trace,
@@ -90,6 +91,9 @@ def cache_sim(
 
     if plot is not None:
         check_plotting(plot)
+    for path, option in ((as_json, "--json"), (plot, "--plot")):
+        if path is not None:
+            check_writable(path, option)
     settings = EngineConfig.load(config, overrides or ())
     registry = Registry.load(settings.plugins)
     study = Study(

@@ -147,12 +147,13 @@ def test_a_bar_shows_how_far_it_is(cache_sim):
         (["few.jsonl", "--capacity", "much"], "a capacity must be tokens"),
         (["few.jsonl", "--page-size", "3"], "blocks of 4 tokens, which pages of 3 do not divide"),
         (["few.jsonl", "--plot", "found.svg"], "--plot writes PNG files, got found.svg; name it found.png"),
-        (["few.jsonl", "--json", "none/found.json"], "--json: cannot write none/found.json"),
+        (["few.jsonl", "--json", "none/found.json"], "--json: cannot write none/found.json: No such file"),
+        (["few.jsonl", "--plot", "none/found.png"], "--plot: cannot write none/found.png: No such file"),
     ],
 )
 def test_what_is_wrong_is_told(arguments, message, cache_sim):
-    status, _, errors = cache_sim(*arguments)
-    assert status == 2
+    status, output, errors = cache_sim(*arguments)
+    assert (status, output) == (2, "")
     assert message in errors
 
 

@@ -9,10 +9,29 @@ from graftlm.cache_sim.choices import Choice
 from graftlm.cache_sim.study import CapacityStudy, Outcome, TraceStudy
 from graftlm.errors import ConfigError
 
-__all__ = ["save_studies", "study_as_json"]
+__all__ = ["check_writable", "save_studies", "study_as_json"]
 
 #: Grows when a field changes its meaning.
 _FORMAT_VERSION: Final = 1
+
+
+def check_writable(path: Path, option: str) -> None:
+    """Find out, before a long run, whether a file can be written.
+
+    Args:
+        option: of the command line, for the message.
+
+    Raises:
+        ConfigError: it cannot.
+    """
+    existed = path.exists()
+    try:
+        with path.open("ab"):
+            pass
+    except OSError as error:
+        raise ConfigError(f"{option}: cannot write {path}: {error.strerror or error}") from error
+    if not existed:
+        path.unlink()  # a run that fails leaves no empty file
 
 
 def save_studies(studies: Sequence[TraceStudy], path: Path) -> None:
