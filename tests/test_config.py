@@ -74,6 +74,7 @@ def test_defaults_are_those_of_the_design():
             "watchdog_s": 120.0,
             "profile_dir": "profiles",
             "kv_events": None,
+            "record_trace": None,
             "log_format": "text",
             "log_level": "info",
         },

@@ -101,6 +101,7 @@ def test_json_holds_every_figure(cache_sim):
     assert outcome["cache"] == {"name": "radix", "options": {}}
     assert outcome["hit_rate"] == outcome["hit_tokens"] / 2340
     assert outcome["share_of_optimum"] == outcome["hit_tokens"] / capacity["optimum"]["hit_tokens"]
+    assert 0 < outcome["work_saved"] < outcome["hit_rate"]  # hits are at the front, where tokens cost least
     assert outcome["evicted_tokens"] > capacity["optimum"]["evicted_tokens"] > 0
     assert outcome["bypassed_requests"] == 18  # the last two turns have 40 and 44 tokens
     assert set(outcome["bookkeeping_us"]) == {"match", "lock", "insert", "evict"}

@@ -40,6 +40,14 @@ def test_hits_are_counted_in_tokens(make_trace, registry):
     assert (replay.evicted_tokens, replay.bypassed_requests) == (0, 0)
 
 
+def test_the_work_a_hit_saves_grows_with_its_depth(make_trace, registry):
+    replay = Rig(registry, 10**4).run(make_trace(range(4096), range(4096)))  # 16,384 tokens
+    hit, prompt = 4 * 4095, 4 * 4096
+    assert replay.hit_tokens == hit
+    assert replay.hit_cost == pytest.approx(hit * (1 + (hit - 1) / 2 / 8192))
+    assert replay.prompt_cost == pytest.approx(2 * prompt * (1 + (prompt - 1) / 2 / 8192))
+
+
 def test_the_last_token_of_a_prompt_is_never_a_hit(make_trace, registry):
     assert Rig(registry, 100).run(make_trace([1, 2], [1, 2])).hit_tokens == 4
     assert Rig(registry, 100, page_size=1).run(make_trace([1, 2], [1, 2])).hit_tokens == 7

@@ -90,6 +90,7 @@ def _outcome(outcome: Outcome, best_hit_tokens: int) -> dict[str, Any]:
         "hit_tokens": replay.hit_tokens,
         "hit_rate": _ratio(replay.hit_tokens, replay.prompt_tokens),
         "share_of_optimum": _ratio(replay.hit_tokens, best_hit_tokens),
+        "work_saved": _ratio(replay.hit_cost, replay.prompt_cost),
         "evicted_tokens": replay.evicted_tokens,
         "bypassed_requests": replay.bypassed_requests,
         "bookkeeping_us": {name: ns / 1000 / replay.num_requests for name, ns in parts.items()},
@@ -100,5 +101,5 @@ def _choice(choice: Choice) -> dict[str, Any]:
     return {"name": choice.name, "options": dict(choice.options)}
 
 
-def _ratio(part: int, whole: int) -> float | None:
+def _ratio(part: float, whole: float) -> float | None:
     return part / whole if whole else None

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from graftlm.cache_sim.traces import TraceRequest
-from graftlm.contracts import PrefixCache, PrefixHandle, PrefixKey
+from graftlm.contracts import NodeStats, PrefixCache, PrefixHandle, PrefixKey
 from graftlm.errors import PluginError
 from graftlm.memory import PagePool
 from graftlm.types import PageIds
@@ -34,6 +34,7 @@ class Replay:
         bypassed_requests: that need more than the whole capacity; they are computed without the cache.
         prompt_tokens: of all requests.
         hit_tokens: of them, found in the cache.
+        prompt_cost, hit_cost: the prefill cost of both, as in `NodeStats.prefill_cost`: late tokens cost more.
         evicted_tokens: given up.
         match_ns, lock_ns, insert_ns, evict_ns: inside the cache, locking and unlocking together.
     """
@@ -42,6 +43,8 @@ class Replay:
     bypassed_requests: int = 0
     prompt_tokens: int = 0
     hit_tokens: int = 0
+    prompt_cost: float = 0.0
+    hit_cost: float = 0.0
     evicted_tokens: int = 0
     match_ns: int = 0
     lock_ns: int = 0
@@ -101,6 +104,7 @@ class Simulator:
         replay = self._replay
         replay.num_requests += 1
         replay.prompt_tokens += request.prompt_tokens
+        replay.prompt_cost += _prefill_cost(request.prompt_tokens)
         num_pages = request.num_tokens // self.page_size
         if num_pages > self.pool.num_pages:
             replay.bypassed_requests += 1
@@ -124,7 +128,9 @@ class Simulator:
         self.cache.lock(match.handle)
         replay.lock_ns += timer() - matched
         replay.match_ns += matched - started
-        replay.hit_tokens += len(match.pages) * self.page_size
+        num_tokens = len(match.pages) * self.page_size
+        replay.hit_tokens += num_tokens
+        replay.hit_cost += _prefill_cost(num_tokens)
         return match.handle
 
     def _keep(self, key: PrefixKey, handle: PrefixHandle, pages: PageIds) -> None:
@@ -168,3 +174,8 @@ class Simulator:
         self.cache.unlock(running.handle)
         self._replay.lock_ns += timer() - started
         self.pool.free(running.own_pages)
+
+
+def _prefill_cost(num_tokens: int) -> float:
+    """Return what computing the first tokens of a prompt costs."""
+    return NodeStats(created=0.0, last_access=0.0, tokens=num_tokens).prefill_cost

@@ -14,6 +14,7 @@ __all__ = ["print_study"]
 _COLUMNS = (
     "hit rate",
     "of optimum",
+    "work saved",
     "evicted tokens",
     "bypassed",
     "match µs",
@@ -50,7 +51,7 @@ def _rows(study: TraceStudy) -> Iterator[list[str]]:
             yield []
         best, evicted = at.optimum.hit_pages * page_size, at.optimum.evicted_pages * page_size
         size = f"{at.pages * page_size:,} ({_rate(at.pages, study.footprint_pages)})"
-        yield [size, "", "offline optimum", _rate(best, study.trace.prompt_tokens), "", f"{evicted:,}"]
+        yield [size, "", "offline optimum", _rate(best, study.trace.prompt_tokens), "", "", f"{evicted:,}"]
         for outcome in sorted(at.outcomes, key=lambda o: -o.replay.hit_tokens):
             yield ["", *_cells(outcome, best)]
 
@@ -64,11 +65,12 @@ def _cells(outcome: Outcome, best_hit_tokens: int) -> list[str]:
         str(outcome.eviction),
         _rate(replay.hit_tokens, replay.prompt_tokens),
         _rate(replay.hit_tokens, best_hit_tokens),
+        _rate(replay.hit_cost, replay.prompt_cost),
         f"{replay.evicted_tokens:,}",
         f"{replay.bypassed_requests:,}",
         *times,
     ]
 
 
-def _rate(part: int, whole: int) -> str:
+def _rate(part: float, whole: float) -> str:
     return f"{part / whole:.2%}" if whole else "-"

@@ -243,6 +243,7 @@ class ServerSettings(Section):
         default=None,
         description="A ZeroMQ address such as `tcp://127.0.0.1:5557`, on which the first replica publishes what its "
         "prefix cache stores and removes; the next replica takes the next port.",
+    )
     record_trace: Name | None = Field(
         default=None,
         description="A file to append every finished request to, hashed and without text, for `graftlm cache-sim`; "
