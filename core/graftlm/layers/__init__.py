@@ -2,11 +2,11 @@
 
 from graftlm.layers.activation import Activation, activation
 from graftlm.layers.attention import Attention
-from graftlm.layers.decoder_shape import DecoderShape, read_flag, read_size
+from graftlm.layers.decoder_shape import DecoderShape, read_flag, read_layer_types, read_number, read_size
 from graftlm.layers.embedding import TokenEmbedding
 from graftlm.layers.linear import Linear, pack_linears
 from graftlm.layers.mlp import GatedMLP
-from graftlm.layers.norm import QKNorm, RMSNorm
+from graftlm.layers.norm import GemmaQKNorm, GemmaRMSNorm, QKNorm, RMSNorm
 from graftlm.layers.rotary import Frequencies, RotaryEmbedding, rope_frequencies, rotate
 from graftlm.layers.weights import WeightSlot, copy_weights, empty_parameter
 
@@ -16,6 +16,8 @@ __all__ = [
     "DecoderShape",
     "Frequencies",
     "GatedMLP",
+    "GemmaQKNorm",
+    "GemmaRMSNorm",
     "Linear",
     "QKNorm",
     "RMSNorm",
@@ -27,6 +29,8 @@ __all__ = [
     "empty_parameter",
     "pack_linears",
     "read_flag",
+    "read_layer_types",
+    "read_number",
     "read_size",
     "rope_frequencies",
     "rotate",

@@ -1,13 +1,16 @@
 """The sizes of a Llama-like decoder, read from config.json with every number checked."""
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from graftlm.contracts import AttentionLayer, ModelConfig
 from graftlm.errors import CheckpointError, UnsupportedArchitectureError
 
-__all__ = ["DecoderShape", "read_flag", "read_size"]
+__all__ = ["DecoderShape", "read_flag", "read_layer_types", "read_number", "read_size"]
+
+_LAYER_TYPES = ("full_attention", "sliding_attention")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,24 +47,33 @@ class DecoderShape:
         """Features of all key heads, or all value heads."""
         return self.num_kv_heads * self.head_dim
 
-    def attention_layer(self, layer_id: int, sliding_window: int | None = None) -> AttentionLayer:
-        """Describe one layer's attention to the backend; scores are scaled by 1 / sqrt(D)."""
+    def attention_layer(
+        self,
+        layer_id: int,
+        sliding_window: int | None = None,
+        *,
+        scale: float | None = None,
+        soft_cap: float | None = None,
+    ) -> AttentionLayer:
+        """Describe one layer's attention to the backend; scores are scaled by 1 / sqrt(D) if no scale is given."""
         return AttentionLayer(
             layer_id=layer_id,
             num_heads=self.num_heads,
             num_kv_heads=self.num_kv_heads,
             head_dim=self.head_dim,
-            scale=self.head_dim**-0.5,
+            scale=self.head_dim**-0.5 if scale is None else scale,
             sliding_window=sliding_window,
+            soft_cap=soft_cap,
         )
 
     @classmethod
-    def from_config(cls, config: ModelConfig, *, head_dim: int | None = None) -> "DecoderShape":
+    def from_config(cls, config: ModelConfig, *, head_dim: int | None = None, tied: bool = False) -> "DecoderShape":
         """Read config.json.
 
         Args:
             config: of the checkpoint.
             head_dim: D where config.json does not give it; None: hidden_size / num_attention_heads.
+            tied: whether weights are tied where config.json does not say.
 
         Raises:
             CheckpointError: a size is missing, or the sizes do not fit together.
@@ -80,7 +92,7 @@ class DecoderShape:
             head_dim=read_size(raw, "head_dim", default=head_dim or hidden_size // num_heads),
             eps=_read_eps(raw),
             hidden_act=str(raw.get("hidden_act", "silu")),
-            tied=read_flag(raw, "tie_word_embeddings"),
+            tied=read_flag(raw, "tie_word_embeddings", default=tied),
         )
         if shape.num_heads % shape.num_kv_heads or shape.head_dim % 2:
             raise CheckpointError(
@@ -103,16 +115,50 @@ def read_size(raw: Mapping[str, Any], name: str, default: int | None = None) -> 
     return value
 
 
-def read_flag(raw: Mapping[str, Any], name: str) -> bool:
-    """Read true or false; absent and null count as false.
+def read_flag(raw: Mapping[str, Any], name: str, default: bool = False) -> bool:
+    """Read true or false; null counts as absent.
 
     Raises:
         CheckpointError: it is something else.
     """
     value = raw.get(name)
-    if value is not None and not isinstance(value, bool):
+    value = default if value is None else value
+    if not isinstance(value, bool):
         raise CheckpointError(f"config.json needs {name} as true or false, got {value!r}")
-    return bool(value)
+    return value
+
+
+def read_number(raw: Mapping[str, Any], name: str, default: float | None = None) -> float:
+    """Read a number above 0; null counts as absent.
+
+    Raises:
+        CheckpointError: it is absent and has no default, or is something else.
+    """
+    value = raw.get(name)
+    value = default if value is None else value
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+        raise CheckpointError(f"config.json needs {name} as a number above 0, got {value!r}")
+    return float(value)
+
+
+def read_layer_types(raw: Mapping[str, Any], default: Sequence[str]) -> tuple[str, ...]:
+    """Read each layer's kind of attention: "full_attention" or "sliding_attention".
+
+    Args:
+        raw: config.json.
+        default: what holds where `layer_types` is absent or null; as long as there are layers.
+
+    Raises:
+        CheckpointError: `layer_types` is something else, or of another length.
+    """
+    types = raw.get("layer_types")
+    types = default if types is None else types
+    fits = isinstance(types, Sequence) and len(types) == len(default)
+    if not fits or any(kind not in _LAYER_TYPES for kind in types):
+        raise CheckpointError(
+            f"config.json needs layer_types as {len(default)} of {' or '.join(_LAYER_TYPES)}, got {types!r}"
+        )
+    return tuple(types)
 
 
 def _check_unquantized(raw: Mapping[str, Any]) -> None:

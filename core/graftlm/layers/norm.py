@@ -1,7 +1,7 @@
 """Root-mean-square normalisation (arXiv:1910.07467), of hidden states and of attention heads.
 
-The mean square is taken in float32, and the result is cast before the weight multiplies it: the order of rounding that
-Hugging Face's models have, so that bfloat16 gives the same numbers.
+The mean square is taken in float32. What follows has the order of rounding of Hugging Face's models, so that bfloat16
+gives the same numbers: the result is cast before the weight multiplies it; Gemma's is cast after.
 """
 
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from graftlm.layers.weights import WeightSlot, empty_parameter
 
-__all__ = ["QKNorm", "RMSNorm"]
+__all__ = ["GemmaQKNorm", "GemmaRMSNorm", "QKNorm", "RMSNorm"]
 
 
 class RMSNorm(nn.Module):
@@ -78,3 +78,51 @@ class QKNorm(nn.Module):
         """Yield where `{prefix}q_norm.weight` and `{prefix}k_norm.weight`, both [D], go."""
         yield WeightSlot(f"{prefix}q_norm.weight", self.weight[: self._num_heads], per_row=True)
         yield WeightSlot(f"{prefix}k_norm.weight", self.weight[self._num_heads :], per_row=True)
+
+
+class GemmaRMSNorm(nn.Module):
+    """Normalises hidden states as Gemma does: the checkpoint's weight is the distance from 1, in float32.
+
+    Args:
+        size: of the last dimension.
+        eps: added to the mean square.
+        device: of the weight, which is float32 whatever the model's dtype is.
+    """
+
+    def __init__(self, size: int, eps: float, *, device: torch.device) -> None:
+        super().__init__()
+        self._eps = eps
+        self.weight = empty_parameter(size, device=device, dtype=torch.float32)
+
+    def forward(self, x: Tensor, residual: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Add x to the residual stream and normalise the sum; see `RMSNorm.forward`."""
+        if residual is not None:
+            x = residual + x
+        return _normalise_in_float32(x, self.weight, self._eps), x
+
+    def weight_slots(self, prefix: str, name: str) -> Iterator[WeightSlot]:
+        """Yield where `{prefix}{name}.weight` goes."""
+        yield WeightSlot(f"{prefix}{name}.weight", self.weight, offset=1.0)
+
+
+class GemmaQKNorm(nn.Module):
+    """Normalises each query and key head by itself, all in one pass, with Gemma's weights; see `QKNorm`."""
+
+    def __init__(self, num_heads: int, num_kv_heads: int, head_dim: int, eps: float, *, device: torch.device) -> None:
+        super().__init__()
+        self._num_heads = num_heads
+        self._eps = eps
+        self.weight = empty_parameter(num_heads + num_kv_heads, head_dim, device=device, dtype=torch.float32)
+
+    def forward(self, qk: Tensor) -> Tensor:
+        """Normalise [T, H + H_kv, D], query heads first."""
+        return _normalise_in_float32(qk, self.weight, self._eps)
+
+    def weight_slots(self, prefix: str) -> Iterator[WeightSlot]:
+        """Yield where `{prefix}q_norm.weight` and `{prefix}k_norm.weight`, both [D], go."""
+        yield WeightSlot(f"{prefix}q_norm.weight", self.weight[: self._num_heads], per_row=True, offset=1.0)
+        yield WeightSlot(f"{prefix}k_norm.weight", self.weight[self._num_heads :], per_row=True, offset=1.0)
+
+
+def _normalise_in_float32(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    return (F.rms_norm(x.float(), x.shape[-1:], None, eps) * weight).to(x.dtype)

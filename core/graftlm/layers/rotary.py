@@ -80,14 +80,19 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return (x * cos).addcmul_(x.roll(x.shape[-1] // 2, -1), sin)
 
 
-def rope_frequencies(config: ModelConfig, head_dim: int) -> Frequencies:
+def rope_frequencies(config: ModelConfig, head_dim: int, rope: Mapping[str, Any] | None = None) -> Frequencies:
     """Read the frequencies from config.json: from `rope_parameters`, or the older `rope_scaling` and `rope_theta`.
+
+    Args:
+        config: of the checkpoint.
+        head_dim: D.
+        rope: the parameters of one type of layers, where types differ: `rope_theta`, and what `rope_type` needs.
 
     Raises:
         CheckpointError: a parameter of the rope type is missing or not a number.
         UnsupportedArchitectureError: the rope type is not one that can be served exactly.
     """
-    rope = _rope_parameters(config)
+    rope = _with_type(_rope_parameters(config) if rope is None else rope)
     rope_type = rope["rope_type"]
     if rope_type not in _SCALINGS:
         raise UnsupportedArchitectureError(
@@ -114,7 +119,12 @@ def _rope_parameters(config: ModelConfig) -> dict[str, Any]:
     outer = {"rope_theta": raw.get("rope_theta") or _DEFAULT_THETA}
     if raw.get("partial_rotary_factor") is not None:
         outer["partial_rotary_factor"] = raw["partial_rotary_factor"]
-    return {**outer, **rope, "rope_type": rope.get("rope_type") or rope.get("type") or "default"}
+    return {**outer, **rope}
+
+
+def _with_type(rope: Mapping[str, Any]) -> dict[str, Any]:
+    """Name the rope type, which older files call `type`."""
+    return {**rope, "rope_type": rope.get("rope_type") or rope.get("type") or "default"}
 
 
 def _number(rope: Mapping[str, Any], name: str) -> float:

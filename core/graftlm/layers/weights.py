@@ -28,11 +28,13 @@ class WeightSlot:
         name: the tensor's name in the checkpoint.
         target: the parameter, or the rows of it, to copy to.
         per_row: the tensor is one row, and each row of the target gets it.
+        offset: added to the tensor, in the target's dtype.
     """
 
     name: str
     target: Tensor
     per_row: bool = False
+    offset: float = 0.0
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -90,6 +92,8 @@ def _fill(slot: WeightSlot, name: str, tensor: Tensor, is_filled: bool) -> None:
     if not is_filled:
         with torch.no_grad():
             slot.target.copy_(tensor)
+            if slot.offset:
+                slot.target.add_(slot.offset)
     elif not torch.equal(slot.target, tensor.to(slot.target)):
         raise WeightError(
             f"config.json ties {name!r} to another tensor, but the checkpoint holds both and they differ. "

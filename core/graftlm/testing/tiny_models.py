@@ -12,7 +12,20 @@ from torch import nn
 
 __all__ = ["END_OF_TURN", "Family", "write_tiny_checkpoint"]
 
-Family: TypeAlias = Literal["llama", "qwen2", "qwen3"]
+Family: TypeAlias = Literal["llama", "mistral", "ministral", "qwen2", "qwen3", "gemma2", "gemma3_text"]
+
+#: Entries of a family's configuration that its defaults, made for large models, would leave without effect.
+_FAMILY_CONFIG: dict[str, dict[str, Any]] = {
+    "mistral": {"sliding_window": 16},
+    "ministral": {"sliding_window": 16},
+    "gemma2": {
+        "sliding_window": 16,
+        "query_pre_attn_scalar": 24,
+        "attn_logit_softcapping": 8.0,
+        "final_logit_softcapping": 6.0,
+    },
+    "gemma3_text": {"sliding_window": 16, "query_pre_attn_scalar": 24},
+}
 
 #: The tiny tokenizer's end-of-sequence token; its id is 0.
 END_OF_TURN = "<|end|>"
@@ -61,7 +74,7 @@ def write_tiny_checkpoint(
 
     Args:
         directory: is created; files in it are replaced.
-        family: which architecture.
+        family: which architecture. Windows have 16 tokens where `config` says nothing else.
         seed: of the weights. Equal arguments give equal files.
         hidden_size: a multiple of num_heads, as Hugging Face asks of Llama.
         intermediate_size: of the feed-forward layer.
@@ -102,11 +115,11 @@ def write_tiny_checkpoint(
         rope_parameters=dict(rope_parameters) if rope_parameters else None,
         bos_token_id=None,
         eos_token_id=eos,
-        **(config or {}),
+        **{**_FAMILY_CONFIG.get(family, {}), **(config or {})},
     )
     with torch.random.fork_rng(devices=[]):  # building draws weights, which are replaced
         model = AutoModelForCausalLM.from_config(hf_config, dtype=dtype)
-    _draw_weights(model, seed, initializer_range)
+    _draw_weights(model, seed, initializer_range, norm_mean=0 if family.startswith("gemma") else 1)
     directory.mkdir(parents=True, exist_ok=True)
     model.save_pretrained(directory)
     if shards > 1:
@@ -116,12 +129,12 @@ def write_tiny_checkpoint(
     return directory
 
 
-def _draw_weights(model: nn.Module, seed: int, initializer_range: float) -> None:
+def _draw_weights(model: nn.Module, seed: int, initializer_range: float, norm_mean: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             noise = torch.randn(parameter.shape, generator=generator) * initializer_range
-            parameter.copy_(1 + noise if "norm" in name else noise)
+            parameter.copy_(norm_mean + noise if "norm" in name else noise)
 
 
 def _split_weights(directory: Path, shards: int) -> None:

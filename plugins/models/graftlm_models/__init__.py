@@ -1,4 +1,4 @@
-"""Models: the Llama and Qwen families."""
+"""Models: the Llama, Mistral, Qwen and Gemma families."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -21,6 +21,20 @@ def provide_models() -> Iterable[Provider[Model]]:
             capabilities=ModelCapabilities(architectures=("LlamaForCausalLM",)),
         ),
         Provider(
+            name="mistral",
+            summary="Mistral and Ministral, without experts and images",
+            api_version=1,
+            create=_create_mistral,
+            capabilities=ModelCapabilities(architectures=("MistralForCausalLM", "MinistralForCausalLM")),
+        ),
+        Provider(
+            name="gemma",
+            summary="Gemma 2 and the text models of Gemma 3",
+            api_version=1,
+            create=_create_gemma,
+            capabilities=ModelCapabilities(architectures=("Gemma2ForCausalLM", "Gemma3ForCausalLM")),
+        ),
+        Provider(
             name="qwen",
             summary="Qwen 2, 2.5 and 3, without experts",
             api_version=1,
@@ -40,3 +54,15 @@ def _create_qwen(options: Any, context: ModelContext) -> Model:
     from graftlm_models.qwen import QwenForCausalLM
 
     return QwenForCausalLM(context)
+
+
+def _create_mistral(options: Any, context: ModelContext) -> Model:
+    from graftlm_models.mistral import MistralForCausalLM
+
+    return MistralForCausalLM(context)
+
+
+def _create_gemma(options: Any, context: ModelContext) -> Model:
+    from graftlm_models.gemma import GemmaForCausalLM
+
+    return GemmaForCausalLM(context)

@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from graftlm.contracts import AttentionBackend, AttentionLayer, ForwardBatch, Model, ModelConfig, ModelContext
-from graftlm.errors import CheckpointError, UnsupportedArchitectureError
+from graftlm.errors import UnsupportedArchitectureError
 from graftlm.layers import (
     Attention,
     DecoderShape,
@@ -24,6 +24,7 @@ from graftlm.layers import (
     copy_weights,
     pack_linears,
     read_flag,
+    read_layer_types,
     read_size,
     rope_frequencies,
     rotate,
@@ -193,12 +194,6 @@ def _sliding_windows(raw: Mapping[str, Any], num_layers: int) -> list[int | None
     """Read each layer's window: by `layer_types`, or else the layers from `max_window_layers` on have one."""
     if not read_flag(raw, "use_sliding_window"):
         return [None] * num_layers
-    window = read_size(raw, "sliding_window", default=4096)
-    types = raw.get("layer_types")
-    if types is None:
-        first = raw.get("max_window_layers", 28)
-        types = ["sliding_attention" if i >= first else "full_attention" for i in range(num_layers)]
-    known = {"full_attention": None, "sliding_attention": window}
-    if len(types) != num_layers or any(kind not in known for kind in types):
-        raise CheckpointError(f"config.json needs layer_types as {num_layers} of {' or '.join(known)}, got {types!r}")
-    return [known[kind] for kind in types]
+    window, first = read_size(raw, "sliding_window", default=4096), raw.get("max_window_layers", 28)
+    default = ["sliding_attention" if i >= first else "full_attention" for i in range(num_layers)]
+    return [window if kind == "sliding_attention" else None for kind in read_layer_types(raw, default)]

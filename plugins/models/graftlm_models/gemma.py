@@ -1,0 +1,294 @@
+"""The Gemma family's text models: Gemma 2 (arXiv:2408.00118) and Gemma 3 (arXiv:2503.19786).
+
+Each branch is normalised before and after, sliding-window layers alternate with full ones, and embeddings are scaled.
+Gemma 2 caps attention scores and logits; Gemma 3 normalises query and key heads instead, and rotates the layers of
+either type at frequencies of their own.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from graftlm.contracts import AttentionBackend, AttentionLayer, ForwardBatch, Model, ModelConfig, ModelContext
+from graftlm.errors import CheckpointError, UnsupportedArchitectureError
+from graftlm.layers import (
+    Attention,
+    DecoderShape,
+    Frequencies,
+    GatedMLP,
+    GemmaQKNorm,
+    GemmaRMSNorm,
+    Linear,
+    RotaryEmbedding,
+    TokenEmbedding,
+    WeightSlot,
+    copy_weights,
+    pack_linears,
+    read_flag,
+    read_layer_types,
+    read_number,
+    read_size,
+    rope_frequencies,
+    rotate,
+)
+
+__all__ = ["GemmaForCausalLM"]
+
+
+@dataclass(frozen=True, slots=True)
+class GemmaVariant:
+    """Where the generations and their checkpoints differ.
+
+    Attributes:
+        layer_types: "full_attention" or "sliding_attention", by layer_id.
+        window: of the sliding layers; None: there are none.
+        scale: multiplies attention scores.
+        attention_soft_cap, logit_soft_cap: c replaces scores or logits s by c * tanh(s / c); None leaves them.
+        qk_norm: whether query and key heads are normalised.
+        bias: whether the attention's projections have one.
+        hidden_act: name of the feed-forward activation.
+        ropes: frequencies by layer type, or one entry under "" for all layers.
+    """
+
+    layer_types: tuple[str, ...]
+    window: int | None
+    scale: float
+    attention_soft_cap: float | None
+    logit_soft_cap: float | None
+    qk_norm: bool
+    bias: bool
+    hidden_act: str
+    ropes: Mapping[str, Frequencies]
+
+    @classmethod
+    def from_config(cls, config: ModelConfig, shape: DecoderShape) -> "GemmaVariant":
+        """Read config.json.
+
+        Raises:
+            CheckpointError: an entry is of the wrong kind.
+            UnsupportedArchitectureError: config.json names neither generation, or asks for what it does not have.
+        """
+        raw, is_gemma3 = config.raw, "Gemma3ForCausalLM" in config.architectures
+        _check_served(config)
+        period = _first_size(raw, ("sliding_window_pattern", "_sliding_window_pattern"), default=6) if is_gemma3 else 2
+        pattern = ["sliding_attention" if (i + 1) % period else "full_attention" for i in range(shape.num_layers)]
+        layer_types = read_layer_types(raw, pattern)
+        return cls(
+            layer_types=layer_types,
+            window=_window(raw) if "sliding_attention" in layer_types else None,
+            scale=read_number(raw, "query_pre_attn_scalar", default=256) ** -0.5,
+            attention_soft_cap=None if is_gemma3 else _soft_cap(raw, "attn_logit_softcapping", default=50.0),
+            logit_soft_cap=_soft_cap(raw, "final_logit_softcapping", default=None if is_gemma3 else 30.0),
+            qk_norm=is_gemma3,
+            bias=read_flag(raw, "attention_bias"),
+            hidden_act=str(raw.get("hidden_activation") or "gelu_pytorch_tanh"),
+            ropes=_gemma3_ropes(config, shape.head_dim)
+            if is_gemma3
+            else {"": rope_frequencies(config, shape.head_dim)},
+        )
+
+    def attention_layer(self, shape: DecoderShape, layer_id: int) -> AttentionLayer:
+        """Describe one layer's attention to the backend."""
+        window = self.window if self.layer_types[layer_id] == "sliding_attention" else None
+        return shape.attention_layer(layer_id, window, scale=self.scale, soft_cap=self.attention_soft_cap)
+
+    def rope_of(self, layer_id: int) -> str:
+        """Return the key of `ropes` that a layer uses."""
+        return "" if "" in self.ropes else self.layer_types[layer_id]
+
+
+class GemmaForCausalLM(nn.Module, Model):
+    """Tokens to logits."""
+
+    def __init__(self, context: ModelContext) -> None:
+        super().__init__()
+        shape = DecoderShape.from_config(context.config, head_dim=256, tied=True)
+        variant = GemmaVariant.from_config(context.config, shape)
+        device, dtype = context.device, context.dtype
+        self.embed = TokenEmbedding(shape.vocab_size, shape.hidden_size, device=device, dtype=dtype)
+        self._embed_scale = _rounded(shape.hidden_size**0.5, dtype)
+        self.rotaries = {
+            name: RotaryEmbedding(rope, device=device, dtype=dtype) for name, rope in variant.ropes.items()
+        }
+        self.layers = nn.ModuleList(GemmaLayer(shape, variant, context, i) for i in range(shape.num_layers))
+        self.norm = GemmaRMSNorm(shape.hidden_size, shape.eps, device=device)
+        vocab = {"lm_head": shape.vocab_size}
+        self.lm_head = None if shape.tied else Linear(shape.hidden_size, vocab, device=device, dtype=dtype)
+        self._logit_soft_cap = variant.logit_soft_cap
+
+    @property
+    def attention_layers(self) -> Sequence[AttentionLayer]:
+        """One per decoder layer."""
+        return [layer.attention.attend.spec for layer in self._decoder_layers()]
+
+    def bind_attention(self, backend: AttentionBackend) -> None:
+        """Give every layer's call site the backend."""
+        for layer in self._decoder_layers():
+            layer.attention.attend.bind(backend)
+
+    def forward(self, batch: ForwardBatch) -> Tensor:
+        """Return final hidden states, [T, hidden]."""
+        angles = {name: rotary(batch.positions) for name, rotary in self.rotaries.items()}
+        x, residual = self.embed(batch.input_ids).mul_(self._embed_scale), None
+        for layer in self._decoder_layers():
+            x, residual = layer(x, residual, *angles[layer.rope])
+        hidden: Tensor = self.norm(x, residual)[0]
+        return hidden
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Map [S, hidden] to [S, V], in the parameters' dtype."""
+        logits = self.embed.logits(hidden) if self.lm_head is None else self.lm_head.forward(hidden)
+        cap = self._logit_soft_cap
+        return logits if cap is None else logits.div_(cap).tanh_().mul_(cap)
+
+    def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
+        """Copy a Hugging Face checkpoint in; see the contract."""
+        aliases = {"lm_head.weight": "model.embed_tokens.weight"} if self.lm_head is None else {}
+        copy_weights(self._weight_slots(), weights, aliases)
+        pack_linears(self)
+        if self.lm_head is None:
+            self.embed.pack_output()
+
+    def _decoder_layers(self) -> Iterator["GemmaLayer"]:
+        return (layer for layer in self.layers if isinstance(layer, GemmaLayer))
+
+    def _weight_slots(self) -> Iterator[WeightSlot]:
+        yield from self.embed.weight_slots("model.", "embed_tokens")
+        for i, layer in enumerate(self._decoder_layers()):
+            yield from layer.weight_slots(f"model.layers.{i}.")
+        yield from self.norm.weight_slots("model.", "norm")
+        if self.lm_head is not None:
+            yield from self.lm_head.weight_slots("")
+
+
+class GemmaLayer(nn.Module):
+    """Attention and feed-forward, each between two norms, each added to the residual stream.
+
+    Attributes:
+        rope: which of the model's rotations the layer takes.
+    """
+
+    def __init__(self, shape: DecoderShape, variant: GemmaVariant, context: ModelContext, layer_id: int) -> None:
+        super().__init__()
+        device, dtype = context.device, context.dtype
+        self.rope = variant.rope_of(layer_id)
+        self.input_norm = GemmaRMSNorm(shape.hidden_size, shape.eps, device=device)
+        self.attention = GemmaAttention(shape, variant, context, layer_id)
+        self.post_attention_norm = GemmaRMSNorm(shape.hidden_size, shape.eps, device=device)
+        self.pre_mlp_norm = GemmaRMSNorm(shape.hidden_size, shape.eps, device=device)
+        self.mlp = GatedMLP(shape.hidden_size, shape.intermediate_size, variant.hidden_act, device=device, dtype=dtype)
+        self.post_mlp_norm = GemmaRMSNorm(shape.hidden_size, shape.eps, device=device)
+
+    def forward(self, x: Tensor, residual: Tensor | None, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+        """Return what this layer adds to the residual stream, and the stream without it; both [T, hidden]."""
+        x, residual = self.input_norm(x, residual)
+        x, _ = self.post_attention_norm(self.attention(x, cos, sin))
+        x, residual = self.pre_mlp_norm(x, residual)
+        x, _ = self.post_mlp_norm(self.mlp(x))
+        return x, residual
+
+    def weight_slots(self, prefix: str) -> Iterator[WeightSlot]:
+        """Yield where `{prefix}...` tensors go."""
+        yield from self.input_norm.weight_slots(prefix, "input_layernorm")
+        yield from self.attention.weight_slots(f"{prefix}self_attn.")
+        yield from self.post_attention_norm.weight_slots(prefix, "post_attention_layernorm")
+        yield from self.pre_mlp_norm.weight_slots(prefix, "pre_feedforward_layernorm")
+        yield from self.mlp.weight_slots(f"{prefix}mlp.")
+        yield from self.post_mlp_norm.weight_slots(prefix, "post_feedforward_layernorm")
+
+
+class GemmaAttention(nn.Module):
+    """Projections, head norms and rotation around the attention call site."""
+
+    def __init__(self, shape: DecoderShape, variant: GemmaVariant, context: ModelContext, layer_id: int) -> None:
+        super().__init__()
+        self._shape = shape
+        device, dtype = context.device, context.dtype
+        sizes = {"q_proj": shape.q_size, "k_proj": shape.kv_size, "v_proj": shape.kv_size}
+        hidden = {"o_proj": shape.hidden_size}
+        self.qkv = Linear(shape.hidden_size, sizes, bias=variant.bias, device=device, dtype=dtype)
+        self.qk_norm = (
+            GemmaQKNorm(shape.num_heads, shape.num_kv_heads, shape.head_dim, shape.eps, device=device)
+            if variant.qk_norm
+            else None
+        )
+        self.out = Linear(shape.q_size, hidden, bias=variant.bias, device=device, dtype=dtype)
+        self.attend = Attention(variant.attention_layer(shape, layer_id))
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """Map [T, hidden] to [T, hidden]."""
+        shape = self._shape
+        qkv = self.qkv(x).view(x.shape[0], -1, shape.head_dim)  # [T, H + 2 H_kv, D]
+        qk, v = qkv.split_with_sizes((shape.num_heads + shape.num_kv_heads, shape.num_kv_heads), dim=1)
+        if self.qk_norm is not None:
+            qk = self.qk_norm(qk)
+        q, k = rotate(qk, cos, sin).split_with_sizes((shape.num_heads, shape.num_kv_heads), dim=1)
+        out: Tensor = self.out(self.attend(q, k, v))
+        return out
+
+    def weight_slots(self, prefix: str) -> Iterator[WeightSlot]:
+        """Yield where `{prefix}...` tensors go."""
+        yield from self.qkv.weight_slots(prefix)
+        if self.qk_norm is not None:
+            yield from self.qk_norm.weight_slots(prefix)
+        yield from self.out.weight_slots(prefix)
+
+
+def _check_served(config: ModelConfig) -> None:
+    """Refuse other architectures, and what would change the answers unnoticed."""
+    if not {"Gemma2ForCausalLM", "Gemma3ForCausalLM"} & set(config.architectures):
+        raise UnsupportedArchitectureError(
+            f"config.json names {', '.join(config.architectures)}. Available: Gemma2ForCausalLM, Gemma3ForCausalLM"
+        )
+    if read_flag(config.raw, "use_bidirectional_attention"):
+        raise UnsupportedArchitectureError(
+            "config.json sets use_bidirectional_attention; only causal attention can be served"
+        )
+    if "Gemma3ForCausalLM" in config.architectures and config.raw.get("attn_logit_softcapping") is not None:
+        raise UnsupportedArchitectureError(
+            f"config.json gives attn_logit_softcapping {config.raw['attn_logit_softcapping']!r}, but Gemma 3 does not "
+            f"cap attention scores; set it to null"
+        )
+
+
+def _window(raw: Mapping[str, Any]) -> int:
+    if "sliding_window" in raw and raw["sliding_window"] is None:
+        raise CheckpointError("config.json has layers of sliding_attention, but sliding_window is null")
+    return read_size(raw, "sliding_window", default=4096)
+
+
+def _soft_cap(raw: Mapping[str, Any], name: str, default: float | None) -> float | None:
+    """Read a cap; null means none, absent means the default."""
+    if name not in raw:
+        return default
+    return None if raw[name] is None else read_number(raw, name)
+
+
+def _first_size(raw: Mapping[str, Any], names: Sequence[str], default: int) -> int:
+    """Read the first of several names that is there."""
+    name = next((name for name in names if raw.get(name) is not None), names[0])
+    return read_size(raw, name, default=default)
+
+
+def _gemma3_ropes(config: ModelConfig, head_dim: int) -> dict[str, Frequencies]:
+    """Read the frequencies of either layer type: from `rope_parameters`, or older entries that only full layers scale."""
+    raw = config.raw
+    by_type = raw.get("rope_parameters") or {}
+    older = {
+        "full_attention": {"rope_theta": raw.get("rope_theta") or 1_000_000.0, **(raw.get("rope_scaling") or {})},
+        "sliding_attention": {"rope_theta": raw.get("rope_local_base_freq") or 10_000.0},
+    }
+    if not isinstance(by_type, Mapping) or not by_type.keys() <= older.keys():
+        raise CheckpointError(
+            f"config.json needs rope_parameters with entries {' and '.join(older)} at most, got {by_type!r}"
+        )
+    ropes = {kind: {**rope, **(by_type.get(kind) or {})} for kind, rope in older.items()}
+    return {kind: rope_frequencies(config, head_dim, rope) for kind, rope in ropes.items()}
+
+
+def _rounded(value: float, dtype: torch.dtype) -> float:
+    """Round to the precision of a dtype: the scale of embeddings is of the checkpoint's, and sqrt(3072) is 55.5."""
+    return float(torch.tensor(value).to(dtype))

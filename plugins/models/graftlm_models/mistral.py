@@ -1,0 +1,170 @@
+"""The Mistral family (arXiv:2310.06825): Llama's structure without biases, with sliding windows.
+
+In Mistral every layer has the same window, or none has; in Ministral config.json says which layers have it.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from torch import Tensor, nn
+
+from graftlm.contracts import AttentionBackend, AttentionLayer, ForwardBatch, Model, ModelConfig, ModelContext
+from graftlm.errors import UnsupportedArchitectureError
+from graftlm.layers import (
+    Attention,
+    DecoderShape,
+    GatedMLP,
+    Linear,
+    RMSNorm,
+    RotaryEmbedding,
+    TokenEmbedding,
+    WeightSlot,
+    copy_weights,
+    pack_linears,
+    read_flag,
+    read_layer_types,
+    read_size,
+    rope_frequencies,
+    rotate,
+)
+
+__all__ = ["MistralForCausalLM"]
+
+
+class MistralForCausalLM(nn.Module, Model):
+    """Tokens to logits."""
+
+    def __init__(self, context: ModelContext) -> None:
+        super().__init__()
+        _check_unbiased(context.config)
+        shape = DecoderShape.from_config(context.config)
+        windows = _sliding_windows(context.config, shape.num_layers)
+        device, dtype = context.device, context.dtype
+        self.embed = TokenEmbedding(shape.vocab_size, shape.hidden_size, device=device, dtype=dtype)
+        self.rotary = RotaryEmbedding(rope_frequencies(context.config, shape.head_dim), device=device, dtype=dtype)
+        self.layers = nn.ModuleList(
+            MistralLayer(shape, context, shape.attention_layer(layer_id, window))
+            for layer_id, window in enumerate(windows)
+        )
+        self.norm = RMSNorm(shape.hidden_size, shape.eps, device=device, dtype=dtype)
+        vocab = {"lm_head": shape.vocab_size}
+        self.lm_head = None if shape.tied else Linear(shape.hidden_size, vocab, device=device, dtype=dtype)
+
+    @property
+    def attention_layers(self) -> Sequence[AttentionLayer]:
+        """One per decoder layer."""
+        return [layer.attention.attend.spec for layer in self._decoder_layers()]
+
+    def bind_attention(self, backend: AttentionBackend) -> None:
+        """Give every layer's call site the backend."""
+        for layer in self._decoder_layers():
+            layer.attention.attend.bind(backend)
+
+    def forward(self, batch: ForwardBatch) -> Tensor:
+        """Return final hidden states, [T, hidden]."""
+        cos, sin = self.rotary(batch.positions)
+        x, residual = self.embed(batch.input_ids), None
+        for layer in self.layers:
+            x, residual = layer(x, residual, cos, sin)
+        hidden: Tensor = self.norm(x, residual)[0]
+        return hidden
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Map [S, hidden] to [S, V], in the parameters' dtype."""
+        return self.embed.logits(hidden) if self.lm_head is None else self.lm_head.forward(hidden)
+
+    def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
+        """Copy a Hugging Face checkpoint in; see the contract."""
+        aliases = {"lm_head.weight": "model.embed_tokens.weight"} if self.lm_head is None else {}
+        copy_weights(self._weight_slots(), weights, aliases)
+        pack_linears(self)
+        if self.lm_head is None:
+            self.embed.pack_output()
+
+    def _decoder_layers(self) -> Iterator["MistralLayer"]:
+        return (layer for layer in self.layers if isinstance(layer, MistralLayer))
+
+    def _weight_slots(self) -> Iterator[WeightSlot]:
+        yield from self.embed.weight_slots("model.", "embed_tokens")
+        for i, layer in enumerate(self._decoder_layers()):
+            yield from layer.weight_slots(f"model.layers.{i}.")
+        yield from self.norm.weight_slots("model.", "norm")
+        if self.lm_head is not None:
+            yield from self.lm_head.weight_slots("")
+
+
+class MistralLayer(nn.Module):
+    """Attention and feed-forward, each after a norm, each added to the residual stream."""
+
+    def __init__(self, shape: DecoderShape, context: ModelContext, spec: AttentionLayer) -> None:
+        super().__init__()
+        device, dtype = context.device, context.dtype
+        self.input_norm = RMSNorm(shape.hidden_size, shape.eps, device=device, dtype=dtype)
+        self.attention = MistralAttention(shape, context, spec)
+        self.post_norm = RMSNorm(shape.hidden_size, shape.eps, device=device, dtype=dtype)
+        self.mlp = GatedMLP(shape.hidden_size, shape.intermediate_size, shape.hidden_act, device=device, dtype=dtype)
+
+    def forward(self, x: Tensor, residual: Tensor | None, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+        """Return what this layer adds to the residual stream, and the stream without it; both [T, hidden]."""
+        x, residual = self.input_norm(x, residual)
+        x = self.attention(x, cos, sin)
+        x, residual = self.post_norm(x, residual)
+        return self.mlp(x), residual
+
+    def weight_slots(self, prefix: str) -> Iterator[WeightSlot]:
+        """Yield where `{prefix}...` tensors go."""
+        yield from self.input_norm.weight_slots(prefix, "input_layernorm")
+        yield from self.attention.weight_slots(f"{prefix}self_attn.")
+        yield from self.post_norm.weight_slots(prefix, "post_attention_layernorm")
+        yield from self.mlp.weight_slots(f"{prefix}mlp.")
+
+
+class MistralAttention(nn.Module):
+    """Projections and rotation around the attention call site."""
+
+    def __init__(self, shape: DecoderShape, context: ModelContext, spec: AttentionLayer) -> None:
+        super().__init__()
+        self._shape = shape
+        device, dtype = context.device, context.dtype
+        sizes = {"q_proj": shape.q_size, "k_proj": shape.kv_size, "v_proj": shape.kv_size}
+        self.qkv = Linear(shape.hidden_size, sizes, device=device, dtype=dtype)
+        self.out = Linear(shape.q_size, {"o_proj": shape.hidden_size}, device=device, dtype=dtype)
+        self.attend = Attention(spec)
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """Map [T, hidden] to [T, hidden]."""
+        shape = self._shape
+        qkv = self.qkv(x).view(x.shape[0], -1, shape.head_dim)  # [T, H + 2 H_kv, D]
+        qk, v = qkv.split_with_sizes((shape.num_heads + shape.num_kv_heads, shape.num_kv_heads), dim=1)
+        q, k = rotate(qk, cos, sin).split_with_sizes((shape.num_heads, shape.num_kv_heads), dim=1)
+        out: Tensor = self.out(self.attend(q, k, v))
+        return out
+
+    def weight_slots(self, prefix: str) -> Iterator[WeightSlot]:
+        """Yield where `{prefix}...` tensors go."""
+        yield from self.qkv.weight_slots(prefix)
+        yield from self.out.weight_slots(prefix)
+
+
+def _check_unbiased(config: ModelConfig) -> None:
+    for name in ("attention_bias", "mlp_bias"):
+        if read_flag(config.raw, name):
+            raise UnsupportedArchitectureError(
+                f"config.json sets {name}, but projections of {', '.join(config.architectures)} have no biases. "
+                f"If the checkpoint is a Llama, set architectures to LlamaForCausalLM"
+            )
+
+
+def _sliding_windows(config: ModelConfig, num_layers: int) -> list[int | None]:
+    """Read each layer's window: `sliding_window` is 4096 where it is absent, and null where there is none."""
+    raw, is_mistral = config.raw, "MistralForCausalLM" in config.architectures
+    if is_mistral and raw.get("layer_types") is not None:
+        raise UnsupportedArchitectureError(
+            "config.json gives layer_types, but all layers of MistralForCausalLM are alike. "
+            "If they differ in this checkpoint, set architectures to MinistralForCausalLM"
+        )
+    windowless = "sliding_window" in raw and raw["sliding_window"] is None
+    types = read_layer_types(raw, ["full_attention" if windowless else "sliding_attention"] * num_layers)
+    if "sliding_attention" not in types:
+        return [None] * num_layers
+    window = read_size(raw, "sliding_window", default=None if windowless else 4096)
+    return [window if kind == "sliding_attention" else None for kind in types]
