@@ -53,6 +53,13 @@ def test_a_checkpoint_that_does_not_fit_is_refused_by_name(
         copy_weights(slots(), weights.items())
 
 
+def test_an_offset_is_added_in_the_dtype_of_the_target() -> None:
+    target = torch.empty(2, 3)
+    weight = torch.tensor([0.0, -1.0, 2.0**-12], dtype=torch.bfloat16)  # 1 + 2 ** -12 needs float32
+    copy_weights([WeightSlot("a", target, per_row=True, offset=1.0)], [("a", weight)])
+    assert target.tolist() == [[1.0, 0.0, 1 + 2.0**-12]] * 2
+
+
 def test_a_name_that_comes_twice_is_refused() -> None:
     with pytest.raises(WeightError, match="'a' twice"):
         copy_weights(slots(), [*full().items(), *full().items()])

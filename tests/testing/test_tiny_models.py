@@ -1,4 +1,5 @@
 from pathlib import Path
+from typing import get_args
 
 import pytest
 import torch
@@ -8,7 +9,7 @@ from graftlm.checkpoint import iter_weights, load_model_config
 from graftlm.testing.hugging_face import HuggingFaceModel
 from graftlm.testing.tiny_models import Family, write_tiny_checkpoint
 
-FAMILIES = pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
+FAMILIES = pytest.mark.parametrize("family", get_args(Family))
 
 
 @FAMILIES

@@ -37,6 +37,8 @@ from graftlm.layers import (
 
 __all__ = ["GemmaForCausalLM"]
 
+_ALL_LAYERS = "all_layers"
+
 
 @dataclass(frozen=True, slots=True)
 class GemmaVariant:
@@ -50,7 +52,7 @@ class GemmaVariant:
         qk_norm: whether query and key heads are normalised.
         bias: whether the attention's projections have one.
         hidden_act: name of the feed-forward activation.
-        ropes: frequencies by layer type, or one entry under "" for all layers.
+        ropes: frequencies by layer type, or one entry, "all_layers".
     """
 
     layer_types: tuple[str, ...]
@@ -65,29 +67,59 @@ class GemmaVariant:
 
     @classmethod
     def from_config(cls, config: ModelConfig, shape: DecoderShape) -> "GemmaVariant":
-        """Read config.json.
+        """Choose by architecture.
 
         Raises:
-            CheckpointError: an entry is of the wrong kind.
+            CheckpointError: an entry of config.json is of the wrong kind.
             UnsupportedArchitectureError: config.json names neither generation, or asks for what it does not have.
         """
-        raw, is_gemma3 = config.raw, "Gemma3ForCausalLM" in config.architectures
-        _check_served(config)
-        period = _first_size(raw, ("sliding_window_pattern", "_sliding_window_pattern"), default=6) if is_gemma3 else 2
-        pattern = ["sliding_attention" if (i + 1) % period else "full_attention" for i in range(shape.num_layers)]
-        layer_types = read_layer_types(raw, pattern)
+        if read_flag(config.raw, "use_bidirectional_attention"):
+            raise UnsupportedArchitectureError(
+                "config.json sets use_bidirectional_attention; only causal attention can be served"
+            )
+        if "Gemma2ForCausalLM" in config.architectures:
+            return cls._gemma2(config, shape)
+        if "Gemma3ForCausalLM" in config.architectures:
+            return cls._gemma3(config, shape)
+        raise UnsupportedArchitectureError(
+            f"config.json names {', '.join(config.architectures)}. Available: Gemma2ForCausalLM, Gemma3ForCausalLM"
+        )
+
+    @classmethod
+    def _gemma2(cls, config: ModelConfig, shape: DecoderShape) -> "GemmaVariant":
+        raw = config.raw
+        layer_types = _layer_types(raw, shape.num_layers, period=2)
         return cls(
             layer_types=layer_types,
-            window=_window(raw) if "sliding_attention" in layer_types else None,
-            scale=read_number(raw, "query_pre_attn_scalar", default=256) ** -0.5,
-            attention_soft_cap=None if is_gemma3 else _soft_cap(raw, "attn_logit_softcapping", default=50.0),
-            logit_soft_cap=_soft_cap(raw, "final_logit_softcapping", default=None if is_gemma3 else 30.0),
-            qk_norm=is_gemma3,
+            window=_window(raw, layer_types),
+            scale=_scale(raw),
+            attention_soft_cap=_soft_cap(raw, "attn_logit_softcapping", default=50.0),
+            logit_soft_cap=_soft_cap(raw, "final_logit_softcapping", default=30.0),
+            qk_norm=False,
             bias=read_flag(raw, "attention_bias"),
-            hidden_act=str(raw.get("hidden_activation") or "gelu_pytorch_tanh"),
-            ropes=_gemma3_ropes(config, shape.head_dim)
-            if is_gemma3
-            else {"": rope_frequencies(config, shape.head_dim)},
+            hidden_act=_hidden_act(raw),
+            ropes={_ALL_LAYERS: rope_frequencies(config, shape.head_dim)},
+        )
+
+    @classmethod
+    def _gemma3(cls, config: ModelConfig, shape: DecoderShape) -> "GemmaVariant":
+        raw = config.raw
+        if raw.get("attn_logit_softcapping") is not None:
+            raise UnsupportedArchitectureError(
+                f"config.json gives attn_logit_softcapping {raw['attn_logit_softcapping']!r}, but Gemma 3 does not cap "
+                f"attention scores; set it to null"
+            )
+        layer_types = _layer_types(raw, shape.num_layers, period=read_size(raw, "sliding_window_pattern", default=6))
+        return cls(
+            layer_types=layer_types,
+            window=_window(raw, layer_types),
+            scale=_scale(raw),
+            attention_soft_cap=None,
+            logit_soft_cap=_soft_cap(raw, "final_logit_softcapping", default=None),
+            qk_norm=True,
+            bias=read_flag(raw, "attention_bias"),
+            hidden_act=_hidden_act(raw),
+            ropes=_ropes_by_type(config, shape.head_dim),
         )
 
     def attention_layer(self, shape: DecoderShape, layer_id: int) -> AttentionLayer:
@@ -97,7 +129,7 @@ class GemmaVariant:
 
     def rope_of(self, layer_id: int) -> str:
         """Return the key of `ropes` that a layer uses."""
-        return "" if "" in self.ropes else self.layer_types[layer_id]
+        return _ALL_LAYERS if _ALL_LAYERS in self.ropes else self.layer_types[layer_id]
 
 
 class GemmaForCausalLM(nn.Module, Model):
@@ -110,9 +142,9 @@ class GemmaForCausalLM(nn.Module, Model):
         device, dtype = context.device, context.dtype
         self.embed = TokenEmbedding(shape.vocab_size, shape.hidden_size, device=device, dtype=dtype)
         self._embed_scale = _rounded(shape.hidden_size**0.5, dtype)
-        self.rotaries = {
-            name: RotaryEmbedding(rope, device=device, dtype=dtype) for name, rope in variant.ropes.items()
-        }
+        self.rotaries = nn.ModuleDict(
+            {name: RotaryEmbedding(rope, device=device, dtype=dtype) for name, rope in variant.ropes.items()}
+        )
         self.layers = nn.ModuleList(GemmaLayer(shape, variant, context, i) for i in range(shape.num_layers))
         self.norm = GemmaRMSNorm(shape.hidden_size, shape.eps, device=device)
         vocab = {"lm_head": shape.vocab_size}
@@ -237,27 +269,28 @@ class GemmaAttention(nn.Module):
         yield from self.out.weight_slots(prefix)
 
 
-def _check_served(config: ModelConfig) -> None:
-    """Refuse other architectures, and what would change the answers unnoticed."""
-    if not {"Gemma2ForCausalLM", "Gemma3ForCausalLM"} & set(config.architectures):
-        raise UnsupportedArchitectureError(
-            f"config.json names {', '.join(config.architectures)}. Available: Gemma2ForCausalLM, Gemma3ForCausalLM"
-        )
-    if read_flag(config.raw, "use_bidirectional_attention"):
-        raise UnsupportedArchitectureError(
-            "config.json sets use_bidirectional_attention; only causal attention can be served"
-        )
-    if "Gemma3ForCausalLM" in config.architectures and config.raw.get("attn_logit_softcapping") is not None:
-        raise UnsupportedArchitectureError(
-            f"config.json gives attn_logit_softcapping {config.raw['attn_logit_softcapping']!r}, but Gemma 3 does not "
-            f"cap attention scores; set it to null"
-        )
+def _layer_types(raw: Mapping[str, Any], num_layers: int, period: int) -> tuple[str, ...]:
+    """Read each layer's type; where config.json lists none, every `period` layers end with a full one."""
+    default = ["sliding_attention" if (i + 1) % period else "full_attention" for i in range(num_layers)]
+    return read_layer_types(raw, default)
 
 
-def _window(raw: Mapping[str, Any]) -> int:
+def _window(raw: Mapping[str, Any], layer_types: Sequence[str]) -> int | None:
+    if "sliding_attention" not in layer_types:
+        return None
     if "sliding_window" in raw and raw["sliding_window"] is None:
-        raise CheckpointError("config.json has layers of sliding_attention, but sliding_window is null")
+        raise CheckpointError("config.json has layers of sliding_attention, but its sliding_window is null")
     return read_size(raw, "sliding_window", default=4096)
+
+
+def _scale(raw: Mapping[str, Any]) -> float:
+    scale: float = read_number(raw, "query_pre_attn_scalar", default=256) ** -0.5
+    return scale
+
+
+def _hidden_act(raw: Mapping[str, Any]) -> str:
+    """Read the activation; Gemma's files may name another one as `hidden_act`, which does not count."""
+    return str(raw.get("hidden_activation") or "gelu_pytorch_tanh")
 
 
 def _soft_cap(raw: Mapping[str, Any], name: str, default: float | None) -> float | None:
@@ -267,28 +300,31 @@ def _soft_cap(raw: Mapping[str, Any], name: str, default: float | None) -> float
     return None if raw[name] is None else read_number(raw, name)
 
 
-def _first_size(raw: Mapping[str, Any], names: Sequence[str], default: int) -> int:
-    """Read the first of several names that is there."""
-    name = next((name for name in names if raw.get(name) is not None), names[0])
-    return read_size(raw, name, default=default)
-
-
-def _gemma3_ropes(config: ModelConfig, head_dim: int) -> dict[str, Frequencies]:
-    """Read the frequencies of either layer type: from `rope_parameters`, or older entries that only full layers scale."""
+def _ropes_by_type(config: ModelConfig, head_dim: int) -> dict[str, Frequencies]:
+    """Read `rope_parameters` by layer type, or the older entries, of which `rope_scaling` is for full layers only."""
     raw = config.raw
-    by_type = raw.get("rope_parameters") or {}
-    older = {
-        "full_attention": {"rope_theta": raw.get("rope_theta") or 1_000_000.0, **(raw.get("rope_scaling") or {})},
-        "sliding_attention": {"rope_theta": raw.get("rope_local_base_freq") or 10_000.0},
+    by_type = _object(raw, "rope_parameters")
+    defaults = {
+        "full_attention": raw.get("rope_theta") or 1_000_000.0,
+        "sliding_attention": raw.get("rope_local_base_freq") or 10_000.0,
     }
-    if not isinstance(by_type, Mapping) or not by_type.keys() <= older.keys():
+    if not by_type.keys() <= defaults.keys():
         raise CheckpointError(
-            f"config.json needs rope_parameters with entries {' and '.join(older)} at most, got {by_type!r}"
+            f"config.json needs rope_parameters with entries {' and '.join(defaults)}, got {', '.join(by_type)}"
         )
-    ropes = {kind: {**rope, **(by_type.get(kind) or {})} for kind, rope in older.items()}
+    ropes = {kind: {"rope_theta": theta, **_object(by_type, kind)} for kind, theta in defaults.items()}
+    ropes["full_attention"] |= _object(raw, "rope_scaling")
     return {kind: rope_frequencies(config, head_dim, rope) for kind, rope in ropes.items()}
 
 
+def _object(raw: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """Read an object; absent and null count as empty."""
+    value = raw.get(name)
+    if value is not None and not isinstance(value, Mapping):
+        raise CheckpointError(f"config.json needs {name} as an object, got {value!r}")
+    return value or {}
+
+
 def _rounded(value: float, dtype: torch.dtype) -> float:
-    """Round to the precision of a dtype: the scale of embeddings is of the checkpoint's, and sqrt(3072) is 55.5."""
+    """Round to a dtype's precision: Gemma's embeddings are scaled by a number of their own dtype."""
     return float(torch.tensor(value).to(dtype))

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from torch import Tensor, nn
 
 from graftlm.contracts import AttentionBackend, AttentionLayer, ForwardBatch, Model, ModelConfig, ModelContext
-from graftlm.errors import UnsupportedArchitectureError
+from graftlm.errors import CheckpointError, UnsupportedArchitectureError
 from graftlm.layers import (
     Attention,
     DecoderShape,
@@ -155,16 +155,18 @@ def _check_unbiased(config: ModelConfig) -> None:
 
 
 def _sliding_windows(config: ModelConfig, num_layers: int) -> list[int | None]:
-    """Read each layer's window: `sliding_window` is 4096 where it is absent, and null where there is none."""
-    raw, is_mistral = config.raw, "MistralForCausalLM" in config.architectures
-    if is_mistral and raw.get("layer_types") is not None:
+    """Read each layer's window: `sliding_window` is 4096 where it is absent, and null where no layer has one."""
+    raw = config.raw
+    if "MistralForCausalLM" in config.architectures and raw.get("layer_types") is not None:
         raise UnsupportedArchitectureError(
             "config.json gives layer_types, but all layers of MistralForCausalLM are alike. "
             "If they differ in this checkpoint, set architectures to MinistralForCausalLM"
         )
-    windowless = "sliding_window" in raw and raw["sliding_window"] is None
-    types = read_layer_types(raw, ["full_attention" if windowless else "sliding_attention"] * num_layers)
+    has_windows = "sliding_window" not in raw or raw["sliding_window"] is not None
+    types = read_layer_types(raw, ["sliding_attention" if has_windows else "full_attention"] * num_layers)
     if "sliding_attention" not in types:
         return [None] * num_layers
-    window = read_size(raw, "sliding_window", default=None if windowless else 4096)
+    if not has_windows:
+        raise CheckpointError("config.json has layers of sliding_attention, but its sliding_window is null")
+    window = read_size(raw, "sliding_window", default=4096)
     return [window if kind == "sliding_attention" else None for kind in types]

@@ -13,6 +13,10 @@ from graftlm.testing.tiny_models import Family, write_tiny_checkpoint
     ("family", "name", "architecture"),
     [
         ("llama", "llama", "LlamaForCausalLM"),
+        ("mistral", "mistral", "MistralForCausalLM"),
+        ("ministral", "mistral", "MinistralForCausalLM"),
+        ("gemma2", "gemma", "Gemma2ForCausalLM"),
+        ("gemma3_text", "gemma", "Gemma3ForCausalLM"),
         ("qwen2", "qwen", "Qwen2ForCausalLM"),
         ("qwen3", "qwen", "Qwen3ForCausalLM"),
     ],
