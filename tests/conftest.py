@@ -30,6 +30,19 @@ CHECKPOINTS = {
             "original_max_position_embeddings": 64,
         },
     },
+    "mistral": {"family": "mistral", "seed": 5, "hidden_size": 48, "head_dim": 16},
+    "gemma2": {"family": "gemma2", "seed": 6, "num_layers": 3, "head_dim": 32, "tie_word_embeddings": True},
+    "gemma3": {
+        "family": "gemma3_text",
+        "seed": 7,
+        "hidden_size": 48,
+        "num_layers": 6,
+        "head_dim": 16,
+        "rope_parameters": {
+            "full_attention": {"rope_type": "linear", "rope_theta": 1000.0, "factor": 8.0},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+        },
+    },
     "qwen2": {
         "family": "qwen2",
         "seed": 3,

@@ -94,7 +94,7 @@ def _fill(slot: WeightSlot, name: str, tensor: Tensor, is_filled: bool) -> None:
             slot.target.copy_(tensor)
             if slot.offset:
                 slot.target.add_(slot.offset)
-    elif not torch.equal(slot.target, tensor.to(slot.target)):
+    elif not torch.equal(slot.target, tensor.to(slot.target) + slot.offset):
         raise WeightError(
             f"config.json ties {name!r} to another tensor, but the checkpoint holds both and they differ. "
             f"Set tie_word_embeddings to false in config.json"
