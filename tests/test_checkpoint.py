@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 from graftlm.checkpoint import iter_weights, load_model_config, resolve_checkpoint, torch_dtype
 from graftlm.contracts import ModelConfig
 from graftlm.demo import demo_checkpoint
-from graftlm.errors import CheckpointError, ConfigError
+from graftlm.errors import CheckpointError, ConfigError, UnsupportedArchitectureError
 
 CONFIG = {"architectures": ["LlamaForCausalLM"], "vocab_size": 100, "max_position_embeddings": 64}
 
@@ -98,6 +98,13 @@ class TestConfig:
 
     def test_a_missing_config_is_named(self, tmp_path: Path) -> None:
         with pytest.raises(CheckpointError, match=r"config.json cannot be read"):
+            load_model_config(tmp_path)
+
+    def test_a_model_of_images_and_text_is_refused_as_such(self, tmp_path: Path) -> None:
+        write_json(
+            tmp_path / "config.json", {"architectures": ["Gemma3ForConditionalGeneration"], "text_config": CONFIG}
+        )
+        with pytest.raises(UnsupportedArchitectureError, match=r"Gemma3ForConditionalGeneration.*only .* text models"):
             load_model_config(tmp_path)
 
     def test_it_is_read_without_torch(self, tmp_path: Path) -> None:

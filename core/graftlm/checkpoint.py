@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from graftlm.contracts import ModelConfig
-from graftlm.errors import CheckpointError, ConfigError
+from graftlm.errors import CheckpointError, ConfigError, UnsupportedArchitectureError
 
 if TYPE_CHECKING:
     import torch
@@ -54,12 +54,18 @@ def load_model_config(path: Path) -> ModelConfig:
 
     Raises:
         CheckpointError: a file is missing, is not JSON, or lacks an entry.
+        UnsupportedArchitectureError: it is a model of more than text.
     """
     file = path / "config.json"
     raw = _read_json(file)
     architectures = raw.get("architectures") or []
     if not isinstance(architectures, list) or not architectures:
         raise CheckpointError(f"{file}: architectures must name at least one class, got {architectures!r}")
+    if "vocab_size" not in raw and isinstance(raw.get("text_config"), Mapping):
+        raise UnsupportedArchitectureError(
+            f"{file}: {architectures[0]} keeps the language model's sizes in text_config, as models of images and text "
+            f"do; only checkpoints of text models can be served"
+        )
     generation_file = path / "generation_config.json"
     generation = _read_json(generation_file) if generation_file.exists() else {}
     eos = (*_token_ids(raw, file), *_token_ids(generation, generation_file))

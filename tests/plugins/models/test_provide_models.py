@@ -1,3 +1,4 @@
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -40,3 +41,12 @@ def test_providers_are_of_this_api_and_run_anywhere() -> None:
 def test_naming_the_models_imports_no_torch() -> None:
     program = "import sys, graftlm_models; graftlm_models.provide_models(); sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+
+
+def test_every_architecture_is_documented() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "models.md").read_text(encoding="utf-8")
+    rows = {line.split("|")[1].strip(): line for line in page.splitlines() if "ForCausalLM` |" in line}
+    for provider in graftlm_models.provide_models():
+        row = rows.pop(f"`{provider.name}`")
+        assert re.findall(r"`(\w+ForCausalLM)`", row) == list(provider.capabilities.architectures)
+    assert not rows
