@@ -2,8 +2,10 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any, get_args
 
 import pytest
+from transformers import AutoConfig, DynamicCache
 
 import graftlm_models
 from graftlm.contracts import API_VERSION, NoOptions, Platform
@@ -50,3 +52,18 @@ def test_every_architecture_is_documented() -> None:
         row = rows.pop(f"`{provider.name}`")
         assert re.findall(r"`(\w+ForCausalLM)`", row) == list(provider.capabilities.architectures)
     assert not rows
+
+
+@pytest.mark.parametrize("family", get_args(Family))
+@pytest.mark.parametrize("config", [{}, {"sliding_window": 7, "use_sliding_window": True, "max_window_layers": 2}])
+def test_layers_declare_the_windows_that_transformers_caches_by(
+    family: Family, config: dict[str, Any], tmp_path: Path, new_context
+) -> None:
+    write_tiny_checkpoint(tmp_path, family, num_layers=7, config=config if family != "llama" else {})
+    cache = DynamicCache(config=AutoConfig.from_pretrained(tmp_path))
+    context = new_context(tmp_path)
+    (provider,) = (
+        p for p in graftlm_models.provide_models() if context.config.architectures[0] in p.capabilities.architectures
+    )
+    layers = provider.create(NoOptions(), context).attention_layers
+    assert [layer.sliding_window for layer in layers] == [getattr(c, "sliding_window", None) for c in cache.layers]
