@@ -4,7 +4,8 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from torch import Tensor, nn
 
-from graftlm.contracts import AttentionBackend, AttentionLayer, ForwardBatch, Model, ModelContext
+from graftlm.contracts import AttentionBackend, AttentionLayer, ForwardBatch, Model, ModelConfig, ModelContext
+from graftlm.errors import UnsupportedArchitectureError
 from graftlm.layers import (
     Attention,
     DecoderShape,
@@ -29,6 +30,7 @@ class LlamaForCausalLM(nn.Module, Model):
 
     def __init__(self, context: ModelContext) -> None:
         super().__init__()
+        _check_windowless(context.config)
         shape = DecoderShape.from_config(context.config)
         device, dtype = context.device, context.dtype
         self.embed = TokenEmbedding(shape.vocab_size, shape.hidden_size, device=device, dtype=dtype)
@@ -140,3 +142,13 @@ class LlamaAttention(nn.Module):
         """Yield where `{prefix}...` tensors go."""
         yield from self.qkv.weight_slots(prefix)
         yield from self.out.weight_slots(prefix)
+
+
+def _check_windowless(config: ModelConfig) -> None:
+    """Refuse another family's windows; a Llama's configuration class has no such entry and ignores it."""
+    window = config.raw.get("sliding_window")
+    if window is not None and "LlamaForCausalLM" not in config.architectures:
+        raise UnsupportedArchitectureError(
+            f"config.json of {', '.join(config.architectures)} gives sliding_window {window!r}, but Llama has no "
+            f"windows. Set model.architecture to auto, or to the provider of that architecture"
+        )

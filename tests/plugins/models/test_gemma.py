@@ -1,3 +1,4 @@
+import json
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -162,6 +163,71 @@ def test_what_cannot_be_served_exactly_is_refused(
     rewrite_config(tmp_path, **entries)
     with pytest.raises(error, match=message):
         GemmaForCausalLM(new_context(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("published", "windows"),
+    [
+        (
+            {  # as of the 2B model
+                "architectures": ["Gemma2ForCausalLM"],
+                "attention_bias": False,
+                "attn_logit_softcapping": 50.0,
+                "final_logit_softcapping": 30.0,
+                "head_dim": 256,
+                "hidden_act": "gelu_pytorch_tanh",
+                "hidden_activation": "gelu_pytorch_tanh",
+                "hidden_size": 2304,
+                "intermediate_size": 9216,
+                "max_position_embeddings": 8192,
+                "num_attention_heads": 8,
+                "num_hidden_layers": 26,
+                "num_key_value_heads": 4,
+                "query_pre_attn_scalar": 256,
+                "rms_norm_eps": 1e-06,
+                "rope_theta": 10000.0,
+                "sliding_window": 4096,
+                "vocab_size": 256000,
+            },
+            [4096, None] * 13,
+        ),
+        (
+            {  # as of the 1B model
+                "architectures": ["Gemma3ForCausalLM"],
+                "attention_bias": False,
+                "attn_logit_softcapping": None,
+                "final_logit_softcapping": None,
+                "head_dim": 256,
+                "hidden_activation": "gelu_pytorch_tanh",
+                "hidden_size": 1152,
+                "intermediate_size": 6912,
+                "max_position_embeddings": 32768,
+                "num_attention_heads": 4,
+                "num_hidden_layers": 26,
+                "num_key_value_heads": 1,
+                "query_pre_attn_scalar": 256,
+                "rms_norm_eps": 1e-06,
+                "rope_local_base_freq": 10000,
+                "rope_scaling": None,
+                "rope_theta": 1000000,
+                "sliding_window": 512,
+                "sliding_window_pattern": 6,
+                "vocab_size": 262144,
+            },
+            ([512] * 5 + [None]) * 4 + [512] * 2,
+        ),
+    ],
+    ids=["gemma2", "gemma3"],
+)
+def test_config_files_as_published_are_read(
+    published: dict[str, Any], windows: list[int | None], tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(published))
+    context = ModelContext(load_model_config(tmp_path), torch.device("meta"), torch.bfloat16)
+    model = GemmaForCausalLM(context)
+    assert [layer.sliding_window for layer in model.attention_layers] == windows
+    assert {(layer.head_dim, layer.scale) for layer in model.attention_layers} == {(256, 1 / 16)}
+    assert model.lm_head is None  # tied, though the file does not say so
 
 
 @pytest.mark.parametrize("family", ["gemma2", "gemma3_text"])

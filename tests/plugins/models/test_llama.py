@@ -105,6 +105,14 @@ def test_what_cannot_be_served_exactly_is_refused(
         LlamaForCausalLM(new_context(tmp_path))
 
 
+def test_another_familys_windows_are_refused(tmp_path: Path, new_context, rewrite_config) -> None:
+    write_tiny_checkpoint(tmp_path, "mistral")
+    with pytest.raises(UnsupportedArchitectureError, match=r"MistralForCausalLM gives sliding_window 16.*to auto"):
+        LlamaForCausalLM(new_context(tmp_path))
+    rewrite_config(tmp_path, sliding_window=None)
+    assert {layer.sliding_window for layer in LlamaForCausalLM(new_context(tmp_path)).attention_layers} == {None}
+
+
 @pytest.mark.parametrize("name", ["lm_head.weight", "model.embed_tokens.weight"])
 def test_tied_weights_come_under_either_name(name: str, tmp_path: Path, new_context) -> None:
     write_tiny_checkpoint(tmp_path, "llama", tie_word_embeddings=True)
