@@ -78,6 +78,12 @@ def test_a_tied_tensor_may_come_under_either_name_or_both(names: tuple[str, ...]
     assert (b.target == 2).all()
 
 
+def test_tied_tensors_with_an_offset_are_compared_as_they_are_placed() -> None:
+    slot, tensor = WeightSlot("a", torch.empty(3), offset=1.0), torch.arange(3.0)
+    copy_weights([slot], [("a", tensor), ("tied", tensor)], aliases={"tied": "a"})
+    assert slot.target.tolist() == [1, 2, 3]
+
+
 def test_tied_tensors_that_differ_are_refused() -> None:
     with pytest.raises(WeightError, match=r"'tied'.*differ"):
         copy_weights(slots(), [*full().items(), ("tied", torch.zeros(2, 2))], aliases={"tied": "b"})

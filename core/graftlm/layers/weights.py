@@ -91,14 +91,20 @@ def _fill(slot: WeightSlot, name: str, tensor: Tensor, is_filled: bool) -> None:
         raise WeightError(f"The checkpoint's {name!r} is {tensor.dtype}; quantized weights cannot be served")
     if not is_filled:
         with torch.no_grad():
-            slot.target.copy_(tensor)
+            slot.target.copy_(tensor)  # converts without a copy in between
             if slot.offset:
                 slot.target.add_(slot.offset)
-    elif not torch.equal(slot.target, tensor.to(slot.target) + slot.offset):
+    elif not torch.equal(slot.target, _as_placed(slot, tensor)):
         raise WeightError(
             f"config.json ties {name!r} to another tensor, but the checkpoint holds both and they differ. "
             f"Set tie_word_embeddings to false in config.json"
         )
+
+
+def _as_placed(slot: WeightSlot, tensor: Tensor) -> Tensor:
+    """Return what a tensor looks like in its slot; the tensor itself where nothing changes."""
+    converted = tensor.to(slot.target)
+    return converted + slot.offset if slot.offset else converted
 
 
 def _check_complete(missing: Sequence[str], surplus: Sequence[str]) -> None:
