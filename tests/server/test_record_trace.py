@@ -30,10 +30,10 @@ def recorded(tmp_path_factory):
     }
     prompt_tokens = cached_tokens = 0
     with ServerProcess(config, environment={"OMP_NUM_THREADS": "1"}) as server:
-        for question in QUESTIONS:
+        for question, salt in [*((question, None) for question in QUESTIONS), (QUESTIONS[0], "a tenant")]:
             messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": question}]
             for follow_up in ["Why?", None]:
-                answer, usage = chat(server.url, messages)
+                answer, usage = chat(server.url, messages, cache_salt=salt)
                 prompt_tokens += usage["prompt_tokens"]
                 cached_tokens += usage["prompt_tokens_details"]["cached_tokens"]
                 messages += [{"role": "assistant", "content": answer}, {"role": "user", "content": follow_up}]
@@ -46,9 +46,11 @@ def recorded(tmp_path_factory):
 def test_finished_requests_are_recorded_without_their_text(recorded):
     path, prompt_tokens, _ = recorded
     lines = [json.loads(line) for line in path.read_text().splitlines()]
-    assert len(lines) == 2 * len(QUESTIONS)
+    assert len(lines) == 2 * (len(QUESTIONS) + 1)
     assert sum(line["input_length"] for line in lines) == prompt_tokens
     assert {line["block_tokens"] for line in lines} == {16}
+    assert [bool(line["namespace"]) for line in lines] == [False] * 6 + [True] * 2
+    assert "tenant" not in path.read_text()
     assert set(lines[0]) == {
         "timestamp",
         "input_length",
