@@ -29,7 +29,8 @@ from graftlm.scheduling.queue import WaitingQueue
 from graftlm.types import SamplingParams, TokenIds
 from graftlm_cache.radix import RadixCache
 from graftlm_eviction.lru import LRU
-from graftlm_scheduling.lpm import LongestPrefixMatch, LongestPrefixMatchOptions
+from graftlm_scheduling.lpm import LongestPrefixMatch
+from graftlm_scheduling.options import ReorderingOptions
 
 T = TypeVar("T")
 
@@ -63,7 +64,7 @@ class Rig:
         pool = PagePool((NUM_ROWS + 1) * pages_per_row)
         self.cache = RadixCache(CacheContext(page_size, LRU(), time.monotonic))
         self.kv = KVManager(pool, self.cache, RequestTable(NUM_ROWS, pages_per_row), page_size)
-        self.policy = LongestPrefixMatch(LongestPrefixMatchOptions())
+        self.policy = LongestPrefixMatch(ReorderingOptions())
         limits = SchedulerLimits(max_queued_requests=QUEUE_LEN, prefill_tokens_per_step=2 * NUM_ROWS * context)
         self.scheduler = Scheduler(self.kv, self.policy, limits, time.monotonic)
 
@@ -143,7 +144,7 @@ def order(rig: Rig, repeats: int) -> Iterator[Cell]:
     first_s: list[float] = []
     again_s: list[float] = []
     for _ in range(repeats):
-        queue = WaitingQueue(rig.policy, lambda r: rig.cache.probe(r.reusable_key()), lambda: rig.cache.version)
+        queue = WaitingQueue(rig.policy, lambda: rig.cache, rig.page_size)
         for prompt in prompts:
             queue.add(rig.request(prompt, 1))
         timed(partial(queue.ordered, time.monotonic()), first_s)

@@ -18,7 +18,8 @@ from graftlm_cache.chunk import ChunkCache
 from graftlm_cache.radix import RadixCache
 from graftlm_eviction.lru import LRU
 from graftlm_scheduling.fcfs import FirstComeFirstServed
-from graftlm_scheduling.lpm import LongestPrefixMatch, LongestPrefixMatchOptions
+from graftlm_scheduling.lpm import LongestPrefixMatch
+from graftlm_scheduling.options import ReorderingOptions
 
 VOCAB = 50
 
@@ -34,7 +35,7 @@ class Rig:
     max_queued: int = 1000
     overlap: bool = False
     reuse: bool = True
-    policy: SchedulingPolicy = field(default_factory=lambda: LongestPrefixMatch(LongestPrefixMatchOptions()))
+    policy: SchedulingPolicy = field(default_factory=lambda: LongestPrefixMatch(ReorderingOptions()))
     debug: bool = True
     now: float = 0.0
     loop_class: type[StepLoop] = StepLoop

@@ -8,23 +8,26 @@ import random
 
 import pytest
 
+import graftlm_scheduling
+from graftlm.contracts import SchedulingContext
 from graftlm.errors import NeverFitsError
 from graftlm.types import FinishReason, SamplingParams
 
-#: (page size, chunk, overlap, reuse, seed); together they make 10,000 steps.
+#: (page size, chunk, overlap, reuse, seed, policy); together they make 10,000 steps.
 CASES = [
-    (1, 16, False, True, 1),
-    (1, 7, True, True, 2),
-    (4, 16, True, True, 3),
-    (16, 64, True, True, 4),
-    (4, 5, False, True, 5),
-    (1, 16, True, False, 6),
-    (16, 8, False, True, 7),
-    (4, 64, True, True, 8),
-    (1, 64, True, True, 9),
-    (16, 16, True, False, 10),
+    (1, 16, False, True, 1, "lpm"),
+    (1, 7, True, True, 2, "lpm"),
+    (4, 16, True, True, 3, "dfs_weight"),
+    (16, 64, True, True, 4, "lpm"),
+    (4, 5, False, True, 5, "priority"),
+    (1, 16, True, False, 6, "fcfs"),
+    (16, 8, False, True, 11, "lpm"),
+    (4, 64, True, True, 8, "priority"),
+    (1, 64, True, True, 9, "random"),
+    (16, 16, True, False, 10, "lof"),
 ]
 STEPS_PER_CASE = 1000
+POLICIES = {provider.name: provider for provider in graftlm_scheduling.provide_scheduling_policies()}
 
 
 class Storm:
@@ -85,8 +88,8 @@ class Storm:
         self.rig.step()
 
 
-@pytest.mark.parametrize(("page_size", "chunk", "overlap", "reuse", "seed"), CASES)
-def test_every_page_is_accounted_for_after_every_step(make_rig, page_size, chunk, overlap, reuse, seed):
+@pytest.mark.parametrize(("page_size", "chunk", "overlap", "reuse", "seed", "policy"), CASES)
+def test_every_page_is_accounted_for_after_every_step(make_rig, page_size, chunk, overlap, reuse, seed, policy):
     rig = make_rig(
         num_pages=160 // page_size,
         page_size=page_size,
@@ -94,6 +97,7 @@ def test_every_page_is_accounted_for_after_every_step(make_rig, page_size, chunk
         prefill_tokens=chunk,
         overlap=overlap,
         reuse=reuse,
+        policy=POLICIES[policy].create(POLICIES[policy].options(), SchedulingContext(seed)),
         debug=True,
     )
     storm = Storm(rig, seed)

@@ -232,6 +232,7 @@ def test_prompt_logprobs_cover_every_position_once_whatever_the_chunks(make_rig,
 
 class ForgetfulPolicy:
     max_wait_s = None
+    preemption = None
 
     def order(self, waiting, now):
         return waiting[1:]
@@ -239,6 +240,7 @@ class ForgetfulPolicy:
 
 class TuplePolicy:
     max_wait_s = "soon"
+    preemption = None
 
     def order(self, waiting, now):
         return tuple(waiting)
@@ -246,6 +248,7 @@ class TuplePolicy:
 
 class RaisingPolicy:
     max_wait_s = None
+    preemption = None
 
     def order(self, waiting, now):
         raise KeyError("no such thing")

@@ -32,7 +32,13 @@ from graftlm.contracts.prefix_cache import (
     ProbePlace,
 )
 from graftlm.contracts.provider import API_VERSION, NoOptions, Options, Platform, Provider
-from graftlm.contracts.scheduling import SchedulingContext, SchedulingPolicy, WaitingRequest
+from graftlm.contracts.scheduling import (
+    Preemption,
+    PrefixGroup,
+    SchedulingContext,
+    SchedulingPolicy,
+    WaitingRequest,
+)
 from graftlm.contracts.storage import KVStorage, StorageContext, StorageStats
 
 __all__ = [
@@ -67,7 +73,9 @@ __all__ = [
     "NodeView",
     "Options",
     "Platform",
+    "Preemption",
     "PrefixCache",
+    "PrefixGroup",
     "PrefixHandle",
     "PrefixKey",
     "PrefixMatch",

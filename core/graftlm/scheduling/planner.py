@@ -3,6 +3,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
+from graftlm.contracts import Preemption
 from graftlm.errors import InvariantError
 from graftlm.memory import KVManager
 from graftlm.plan import RowSetup, StepPlan
@@ -28,13 +29,21 @@ class Planner:
     between the one in which it samples and that one's commit.
 
     First come the rows that decode, then running prompts, then waiting requests, while the token budget, the rows and
-    the pages last. When a decoding row gets no page, the least important running request is retracted.
+    the pages last. When a decoding row gets no page, the least important running request is retracted. Where the policy
+    preempts, waiting requests that are important enough come in before all that, in the place of the least important.
 
     Attributes:
         current: the request being dealt with, to name when something raises; None between requests.
     """
 
-    def __init__(self, kv: KVManager, running: RunningRequests, queue: WaitingQueue, prefill_tokens: int) -> None:
+    def __init__(
+        self,
+        kv: KVManager,
+        running: RunningRequests,
+        queue: WaitingQueue,
+        prefill_tokens: int,
+        preemption: Preemption | None = None,
+    ) -> None:
         self.num_retractions = 0
         self.num_retracted_tokens = 0
         self.cached_tokens = 0
@@ -43,6 +52,8 @@ class Planner:
         self._running = running
         self._queue = queue
         self._prefill_tokens = prefill_tokens
+        self._preemption = preemption
+        self._setups: dict[int, RowSetup] = {}  # by row; of requests that came in since the last plan
         self._admission = AdmissionControl(kv.table, kv.page_size)
 
     def plan(self, step_id: int, now: float) -> StepPlan | None:
@@ -52,20 +63,21 @@ class Planner:
         of prompts to the cache, admits and retracts requests.
         """
         self.current = None
+        if self._preemption is not None:
+            self._preempt(self._preemption.min_difference, now)
         retracted = self.num_retractions
         decode_rows = self._reserve_decodes()
         chunks: list[Chunk] = []
-        setups: list[RowSetup] = []
         budget = self._continue_prompts(chunks, self._prefill_tokens)
         if self.num_retractions == retracted:  # else what was retracted would come straight back
-            self._admit(chunks, setups, budget, now)
+            self._admit(chunks, budget, now)
         self.current = None
         if not len(decode_rows) and not chunks:
             return None
         table = self._kv.table
-        plan = build_plan(
-            step_id, table, self._kv.page_size, decode_rows, chunks, tuple(setups), self._running.allowed_bits
-        )
+        setups = tuple(self._setups.values())
+        self._setups.clear()
+        plan = build_plan(step_id, table, self._kv.page_size, decode_rows, chunks, setups, self._running.allowed_bits)
         sampling = plan.rows[plan.sample_idx]
         table.known[sampling] += 1
         table.on_device[sampling] = True
@@ -88,6 +100,7 @@ class Planner:
 
     def retract(self, request: Request) -> None:
         """Send a running request back to the queue; its pages become evictable."""
+        self._setups.pop(request.held_row, None)
         self.num_retracted_tokens += int(self._kv.table.computed[request.held_row])
         self._running.release(request)
         self.requeue(request)
@@ -117,27 +130,58 @@ class Planner:
             budget -= self._take_chunk(request, chunks, budget)
         return budget
 
-    def _admit(self, chunks: list[Chunk], setups: list[RowSetup], budget: int, now: float) -> None:
-        """Let waiting requests in while budget, rows and pages last. Nobody overtakes one that lacks pages."""
-        table = self._kv.table
-        if budget <= 0 or not len(self._queue) or not table.num_free_rows:
+    def _preempt(self, min_difference: int, now: float) -> None:
+        """Let in the waiting requests that are important enough to send running ones back for."""
+        highest, running, budget = self._queue.highest_priority, self._running.requests, self._prefill_tokens
+        if highest is None or not running or highest - running[-1].priority < min_difference:
             return
         for request in self._queue.ordered(now):
-            if budget <= 0 or not table.num_free_rows:
+            if budget <= 0 or not running or request.priority - running[-1].priority < min_difference:
                 return
-            if request.num_in_flight:
-                continue  # it was retracted, and its last token is still on the way
-            if request.grammar is not None and not request.grammar.is_ready:
-                continue
-            self.current = request
-            matched = self._running.enter(request, self._admission.reserved_pages())
-            if matched is None:
+            if request.can_be_admitted:
+                if not self._enter_for(request, request.priority - min_difference, now):
+                    return
+                budget -= request.num_tokens - int(self._kv.table.computed[request.held_row])
+
+    def _enter_for(self, request: Request, highest_victim: int, now: float) -> bool:
+        """Let a request in, sending back what it takes of those with a priority of `highest_victim` or less."""
+        running = self._running.requests
+        while not self._enter(request, now):
+            if not running or running[-1].priority > highest_victim:
+                return False
+            self.retract(running[-1])
+        return True
+
+    def _admit(self, chunks: list[Chunk], budget: int, now: float) -> None:
+        """Let waiting requests in while budget, rows and pages last. Nobody overtakes one that lacks pages."""
+        if budget <= 0 or not len(self._queue) or not self._has_room():
+            return
+        for request in self._queue.ordered(now):
+            if budget <= 0:
                 return
-            self._queue.admit(request, now)
-            request.admitted_s = now if request.admitted_s is None else request.admitted_s
-            self._count_cached(request, matched)
-            setups.append(request.setup(request.held_row))
-            budget -= self._take_chunk(request, chunks, budget)
+            if request.can_be_admitted:
+                if not self._enter(request, now):
+                    return
+                budget -= self._take_chunk(request, chunks, budget)
+
+    def _has_room(self) -> bool:
+        """Whether anybody could enter: a row is free, and a page, of which even a cached prompt needs one more."""
+        kv = self._kv
+        return bool(kv.table.num_free_rows) and self._admission.reserved_pages() < kv.available_pages
+
+    def _enter(self, request: Request, now: float) -> bool:
+        """Move a request from the queue to a row, if a row and the pages are there."""
+        self.current = request
+        if not self._kv.table.num_free_rows:
+            return False
+        matched = self._running.enter(request, self._admission.reserved_pages())
+        if matched is None:
+            return False
+        self._queue.admit(request, now)
+        request.admitted_s = now if request.admitted_s is None else request.admitted_s
+        self._count_cached(request, matched)
+        self._setups[request.held_row] = request.setup(request.held_row)
+        return True
 
     def _take_chunk(self, request: Request, chunks: list[Chunk], budget: int) -> int:
         """Plan as many of a request's next tokens as budget and pages allow; returns how many."""

@@ -1,10 +1,13 @@
 """The waiting requests and the order in which they are considered."""
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import cast
 
-from graftlm.contracts import SchedulingPolicy
+from graftlm.contracts import PrefixCache, PrefixGroup, PrefixKey, ProbePlace, SchedulingPolicy
+from graftlm.scheduling.ageing import Ageing
+from graftlm.scheduling.prompt_tree import PromptNode, PromptTree
 from graftlm.scheduling.request import Request
 
 __all__ = ["QueueEntry", "WaitingQueue"]
@@ -13,32 +16,29 @@ logger = logging.getLogger(__name__)
 
 
 class QueueEntry:
-    """A waiting request as a policy sees it: `graftlm.contracts.WaitingRequest`."""
+    """A waiting request as a policy sees it: `graftlm.contracts.WaitingRequest`.
 
-    __slots__ = ("_cached_tokens", "_memo_version", "_queue", "is_aged", "passed_over_since_s", "request")
+    Attributes:
+        node: its place in the tree of waiting requests; None until a policy asks for a group.
+    """
+
+    __slots__ = ("_cached_tokens", "_key", "_place", "_probed_at", "_queue", "arrival_s", "node", "priority", "request")
 
     def __init__(self, request: Request, queue: "WaitingQueue") -> None:
         self.request = request
-        self.passed_over_since_s: float | None = None
-        self.is_aged = False
+        self.arrival_s = request.arrival_s
+        self.priority = request.priority
+        self.node: PromptNode | None = None
         self._queue = queue
-        self._memo_version: int | None = None
+        self._key: PrefixKey | None = None
+        self._place: ProbePlace | None = None
+        self._probed_at: object = None
         self._cached_tokens = 0
 
     @property
     def request_id(self) -> str:
         """The request's id."""
         return self.request.request_id
-
-    @property
-    def arrival_s(self) -> float:
-        """Clock reading when it arrived."""
-        return self.request.arrival_s
-
-    @property
-    def priority(self) -> int:
-        """Higher is more important."""
-        return self.request.priority
 
     @property
     def num_tokens(self) -> int:
@@ -52,33 +52,56 @@ class QueueEntry:
 
     @property
     def cached_tokens(self) -> int:
-        """Tokens of it that the cache holds; looked up again only when the cache has changed."""
-        version = self._queue.cache_version()
-        if version != self._memo_version:
-            self._cached_tokens = self._queue.probe(self.request)
-            self._memo_version = version
+        """Tokens of it that the cache holds; looked up again only when the cache has changed, and from there on."""
+        queue = self._queue
+        if self._probed_at is not queue.moment:
+            self._probe(queue)
         return self._cached_tokens
+
+    @property
+    def group(self) -> PrefixGroup | None:
+        """The smallest group of waiting requests that it is in."""
+        if self.node is None:
+            self._queue.plant()
+        return None if self.node is None else self.node.group
+
+    def forget_place(self) -> None:
+        """Probe from the start next time: the cache is another one."""
+        self._place = None
+
+    def _probe(self, queue: "WaitingQueue") -> None:
+        key = self._key
+        if key is None or self.request.num_in_flight:  # then a token is still to come
+            key, self._place = self.request.reusable_key(), None
+            self._key = None if self.request.num_in_flight else key
+        self._place = place = queue.cache.probe_again(key, self._place)
+        self._cached_tokens = 0 if place is None else place.num_pages * queue.page_size
+        self._probed_at = queue.moment
 
 
 class WaitingQueue:
     """Waiting requests in order of arrival.
 
-    Order of consideration: request priority; within a priority, requests that were passed over for the policy's
-    `max_wait_s` (ageing); then the policy's order. A request is passed over when a later arrival of no higher priority
-    is admitted in front of it.
+    Order of consideration: request priority; within a priority, requests that have been passed over for the policy's
+    `max_wait_s` (see `Ageing`), as they came; then the policy's order.
+
+    Attributes:
+        cache: as of the last order; what entries are looked up in.
+        moment: a new object whenever the cache has changed from one order to the next.
     """
 
-    def __init__(
-        self,
-        policy: SchedulingPolicy,
-        probe: Callable[[Request], int],
-        cache_version: Callable[[], int],
-    ) -> None:
-        self.probe = probe
-        self.cache_version = cache_version
-        self.num_aged = 0  # requests that ageing put first, so far
+    def __init__(self, policy: SchedulingPolicy, cache: Callable[[], PrefixCache], page_size: int) -> None:
+        self.page_size = page_size
+        self.cache = cache()
+        self.moment = object()
         self._policy = policy
+        self._current_cache = cache
+        self._seen_version = self.cache.version
         self._entries: dict[str, QueueEntry] = {}
+        self._num_by_priority: Counter[int] = Counter()
+        self._ageing = Ageing()
+        self._tree = PromptTree(page_size)
+        self._unplanted: list[QueueEntry] = []
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -86,57 +109,88 @@ class WaitingQueue:
     def __iter__(self) -> Iterator[Request]:
         return (entry.request for entry in self._entries.values())
 
+    @property
+    def num_aged(self) -> int:
+        """Requests that ageing put first, so far."""
+        return self._ageing.num_aged
+
+    @property
+    def highest_priority(self) -> int | None:
+        """The priority of the most important request; None when nobody waits."""
+        return max(self._num_by_priority, default=None)
+
     def add(self, request: Request) -> None:
         """Append a request, or put a retracted one back to the place of its arrival."""
         last = next(reversed(self._entries.values()), None)
-        self._entries[request.request_id] = QueueEntry(request, self)
+        entry = self._entries[request.request_id] = QueueEntry(request, self)
         if last is not None and last.arrival_s > request.arrival_s:
             self._entries = dict(sorted(self._entries.items(), key=lambda item: item[1].arrival_s))
+        self._num_by_priority[request.priority] += 1
+        self._ageing.add(request)
+        self._unplanted.append(entry)
 
     def remove(self, request: Request) -> None:
         """Take a request out."""
-        del self._entries[request.request_id]
+        entry = self._entries.pop(request.request_id)
+        self._num_by_priority[request.priority] -= 1
+        if not self._num_by_priority[request.priority]:
+            del self._num_by_priority[request.priority]
+        self._ageing.remove(request)
+        if entry.node is not None:
+            self._tree.remove(entry.node, request.namespace)
+        elif entry in self._unplanted:
+            self._unplanted.remove(entry)
 
     def discard(self, request: Request) -> None:
         """Take a request out if it is there."""
-        self._entries.pop(request.request_id, None)
-
-    def ordered(self, now: float) -> list[Request]:
-        """Return the requests, first to admit first."""
-        waiting = list(self._entries.values())
-        if len(waiting) <= 1:
-            return [entry.request for entry in waiting]
-        order = self._policy_order(waiting, now)
-        order.sort(key=lambda e: -e.priority)
-        return [entry.request for entry in order]
+        if request.request_id in self._entries:
+            self.remove(request)
 
     def admit(self, request: Request, now: float) -> None:
         """Take out an admitted request, and note whom it went in front of."""
-        admitted = self._entries[request.request_id]
-        for entry in self._entries.values():
-            if entry is admitted:
-                break
-            if entry.passed_over_since_s is None and entry.priority >= admitted.priority:
-                entry.passed_over_since_s = now
-        del self._entries[request.request_id]
+        self.remove(request)
+        self._ageing.admitted(request, now)
+
+    def ordered(self, now: float) -> list[Request]:
+        """Return the requests, first to admit first."""
+        order = list(self._entries.values())
+        if len(order) > 1:
+            self._look_at_cache()
+            order = self._policy_order(order, now)
+            if len(self._num_by_priority) > 1:
+                order.sort(key=lambda entry: -entry.priority)
+        return [entry.request for entry in order]
+
+    def plant(self) -> None:
+        """Add to the tree whoever came since the last time."""
+        for entry in self._unplanted:
+            entry.node = self._tree.add(entry.request.token_ids, entry.request.namespace)
+        self._unplanted.clear()
+
+    def _look_at_cache(self) -> None:
+        cache = self._current_cache()
+        if cache is not self.cache:
+            for entry in self._entries.values():
+                entry.forget_place()
+        elif cache.version == self._seen_version:
+            return
+        self.cache, self._seen_version, self.moment = cache, cache.version, object()
 
     def _policy_order(self, waiting: list[QueueEntry], now: float) -> list[QueueEntry]:
         """Ask the policy; one that raises or loses requests costs its order, not the requests."""
         try:
             order = list(cast(list[QueueEntry], self._policy.order(waiting, now)))
-            aged = [entry for entry in waiting if self._is_aged(entry, now)]
-            if aged:
-                order = aged + [entry for entry in order if not entry.is_aged]
-            if set(map(id, order)) == set(map(id, waiting)) and len(order) == len(waiting):
-                return order
+            if len(order) == len(waiting) and set(map(id, order)) == set(map(id, waiting)):
+                return self._aged_first(order, now)
             logger.error("scheduling policy %s did not return a permutation; using arrival order", type(self._policy))
         except Exception:
             logger.exception("scheduling policy %s failed; using arrival order", type(self._policy))
-        return list(waiting)
+        return waiting
 
-    def _is_aged(self, entry: QueueEntry, now: float) -> bool:
-        limit, since = self._policy.max_wait_s, entry.passed_over_since_s
-        if not entry.is_aged and limit is not None and since is not None and now - since >= limit:
-            entry.is_aged = True
-            self.num_aged += 1
-        return entry.is_aged
+    def _aged_first(self, order: list[QueueEntry], now: float) -> list[QueueEntry]:
+        limit_s = self._policy.max_wait_s
+        aged = {} if limit_s is None else self._ageing.aged(limit_s, now)
+        if not aged:
+            return order
+        first = [entry for entry in self._entries.values() if entry.request_id in aged]
+        return first + [entry for entry in order if entry.request_id not in aged]

@@ -52,6 +52,8 @@ class Request:
         stop_watch: present when it has stop strings.
         grammar: present when its output is constrained; it has accepted exactly the committed output.
         num_in_flight: steps planned with it and not committed.
+        passed_over_s: clock reading when a later arrival was first admitted in front of it, or None.
+        is_aged: whether it has been passed over for so long that it goes first.
         cached_tokens: prompt tokens that it did not have to compute, counted until a first retraction.
         pooling: "mean" or "last" asks for an embedding: it ends where its prompt does, and samples nothing.
         num_reads_planned, num_reads_reported: prompt positions whose log-probability or hidden state a step computes,
@@ -77,6 +79,8 @@ class Request:
     num_in_flight: int = 0
     cached_tokens: int = 0
     num_retractions: int = 0
+    passed_over_s: float | None = None
+    is_aged: bool = False
     admitted_s: float | None = None
     first_token_s: float | None = None
     finished_s: float | None = None
@@ -138,6 +142,11 @@ class Request:
         if self.row is None:
             raise InvariantError(f"request {self.request_id} is {self.status.value} and holds no row")
         return self.row
+
+    @property
+    def can_be_admitted(self) -> bool:
+        """Whether it could run now: not while a token is on its way to it, or its grammar is being compiled."""
+        return not self.num_in_flight and (self.grammar is None or self.grammar.is_ready)
 
     @property
     def usage(self) -> Usage:

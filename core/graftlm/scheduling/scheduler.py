@@ -57,8 +57,8 @@ class Scheduler:
         self._limits = limits
         self._clock = clock
         self._running = RunningRequests(kv)
-        self._queue = WaitingQueue(policy, self._probe, lambda: kv.cache.version)
-        self._planner = Planner(kv, self._running, self._queue, limits.prefill_tokens_per_step)
+        self._queue = WaitingQueue(policy, lambda: kv.cache, kv.page_size)
+        self._planner = Planner(kv, self._running, self._queue, limits.prefill_tokens_per_step, policy.preemption)
         self._requests: dict[str, Request] = {}
         self._in_flight: deque[tuple[StepPlan, tuple[Request, ...]]] = deque()
         self._deadlines: list[tuple[float, int, Request]] = []
@@ -344,9 +344,6 @@ class Scheduler:
                     del self._compiling[request_id]
             except RequestError as error:
                 self._finish(request, _failed(str(error), Failure.REQUEST))
-
-    def _probe(self, request: Request) -> int:
-        return self.kv.cache.probe(request.reusable_key()) * self.kv.page_size
 
 
 def _failed(error: str, failure: Failure = Failure.ENGINE) -> Finish:

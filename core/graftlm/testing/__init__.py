@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from graftlm.testing.naive_cache import NaiveCache
     from graftlm.testing.prefix_cache import PrefixCacheConformance
     from graftlm.testing.recording import OldestAccessFirst, RecordingStrategy, TickingClock
-    from graftlm.testing.scheduling import FakeWaitingRequest, SchedulingPolicyConformance
+    from graftlm.testing.scheduling import FakePrefixGroup, FakeWaitingRequest, SchedulingPolicyConformance
 
 __all__ = [
     "AttentionBackendConformance",
@@ -30,6 +30,7 @@ __all__ = [
     "EventMirror",
     "EvictionStrategyConformance",
     "FakeGrammarBackend",
+    "FakePrefixGroup",
     "FakeWaitingRequest",
     "GrammarBackendConformance",
     "GrammarCase",
@@ -52,6 +53,7 @@ _HOME = {
     "EventMirror": "graftlm.testing.event_mirror",
     "EvictionStrategyConformance": "graftlm.testing.eviction",
     "FakeGrammarBackend": "graftlm.testing.fake_grammar",
+    "FakePrefixGroup": "graftlm.testing.scheduling",
     "FakeWaitingRequest": "graftlm.testing.scheduling",
     "GrammarBackendConformance": "graftlm.testing.grammar",
     "GrammarCase": "graftlm.testing.grammar",

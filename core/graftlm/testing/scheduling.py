@@ -6,10 +6,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from graftlm.contracts import SchedulingContext, SchedulingPolicy
+from graftlm.contracts import Preemption, PrefixGroup, SchedulingContext, SchedulingPolicy
 from graftlm.testing.conformance import Conformance
 
-__all__ = ["FakeWaitingRequest", "SchedulingPolicyConformance"]
+__all__ = ["FakePrefixGroup", "FakeWaitingRequest", "SchedulingPolicyConformance"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FakePrefixGroup:
+    """A group of waiting requests that is nothing but its figures."""
+
+    num_tokens: int = 8
+    num_waiting: int = 2
+    parent: PrefixGroup | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +31,7 @@ class FakeWaitingRequest:
     num_tokens: int = 16
     max_new_tokens: int = 16
     cached_tokens: int = 0
+    group: PrefixGroup | None = None
 
 
 class SchedulingPolicyConformance(Conformance, ABC):
@@ -71,7 +81,9 @@ class SchedulingPolicyConformance(Conformance, ABC):
         """`order` is deterministic for equal input, clock reading and seed."""
         one, other = (self.create(SchedulingContext(seed)) for _ in range(2))
         for now in (100.0, 100.5):
-            assert one.order(_draw(num_requests, seed), now) == other.order(_draw(num_requests, seed), now)
+            orders = [policy.order(_draw(num_requests, seed), now) for policy in (one, other)]
+            first, second = ([request.request_id for request in order] for order in orders)
+            assert first == second, f"order() differs for equal input, seed {seed} and now={now}"
 
     def test_who_reorders_says_how_long_one_may_wait(self, num_requests: int, seed: int) -> None:
         """`max_wait_s` is None for policies that never reorder."""
@@ -82,10 +94,19 @@ class SchedulingPolicyConformance(Conformance, ABC):
         else:
             assert policy.max_wait_s > 0
 
+    def test_preemption_needs_a_higher_priority(self, num_requests: int, seed: int) -> None:
+        """`preemption` is None, or a `Preemption` with a `min_difference` of at least 1."""
+        preemption = self.create(SchedulingContext(seed)).preemption
+        if preemption is not None:
+            assert isinstance(preemption, Preemption), f"preemption is a {type(preemption).__name__}"
+            assert preemption.min_difference >= 1, "equals would take each other's place for ever"
+
 
 def _draw(num_requests: int, seed: int) -> list[FakeWaitingRequest]:
     """Return requests in order of arrival, with ties in everything they may be ordered by."""
     draw = random.Random(seed)
+    outer = FakePrefixGroup(num_tokens=1, num_waiting=num_requests)
+    groups = [None, outer, FakePrefixGroup(16, 3, outer), FakePrefixGroup(16, 3, outer), FakePrefixGroup(8, 2)]
     requests = []
     for request_idx in range(num_requests):
         num_tokens = draw.randrange(1, 5000)
@@ -97,6 +118,7 @@ def _draw(num_requests: int, seed: int) -> list[FakeWaitingRequest]:
                 num_tokens=num_tokens,
                 max_new_tokens=draw.choice([1, 16, 4096]),
                 cached_tokens=draw.choice([0, 0, num_tokens // 2, num_tokens - 1]),
+                group=draw.choice(groups),
             )
         )
     return requests

@@ -1,40 +1,36 @@
 """Longest prefix match first: who finds most of its prompt in the cache goes first.
 
 Admitting by shared prefix length walks the radix tree depth first, the order with the fewest cache misses
-(Zheng et al., arXiv:2312.07104, theorem 3.1).
+(Zheng et al., arXiv:2312.07104, theorem 3.1). Requests that find equally much, often nothing, are walked depth first
+too: the first of a group computes what its siblings, right behind it, reuse.
 """
 
 from collections.abc import Sequence
 
-from pydantic import Field
+from graftlm.contracts import PrefixGroup, SchedulingPolicy, WaitingRequest
+from graftlm_scheduling.depth_first import Rank, ranks_on_the_way
+from graftlm_scheduling.options import ReorderingOptions
 
-from graftlm.contracts import Options, SchedulingPolicy, WaitingRequest
-
-__all__ = ["LongestPrefixMatch", "LongestPrefixMatchOptions"]
-
-
-class LongestPrefixMatchOptions(Options):
-    """Options of `lpm`."""
-
-    max_wait_s: float = Field(
-        default=10.0, gt=0, description="Seconds a request may be passed over before it goes first."
-    )
-    window: int = Field(
-        default=256,
-        ge=1,
-        description="How many of the oldest requests are compared; the rest follow as they came. "
-        "Bounds the work per step: comparing a request may walk the cache.",
-    )
+__all__ = ["LongestPrefixMatch"]
 
 
 class LongestPrefixMatch(SchedulingPolicy):
-    """Orders by cached tokens, most first; equal ones as they came."""
+    """Orders by cached tokens, most first; equal ones group by group, as the first of each group came."""
 
-    def __init__(self, options: LongestPrefixMatchOptions) -> None:
+    def __init__(self, options: ReorderingOptions) -> None:
         self.max_wait_s = options.max_wait_s
-        self._window = options.window
 
     def order(self, waiting: Sequence[WaitingRequest], now: float) -> list[WaitingRequest]:
         """Return the requests, most cached tokens first."""
-        compared = sorted(waiting[: self._window], key=lambda request: -request.cached_tokens)  # sorted() is stable
-        return [*compared, *waiting[self._window :]]
+        ranks = ranks_on_the_way(waiting, _by_first, _by_arrival)
+        cached = [-request.cached_tokens for request in waiting]
+        order = sorted(range(len(waiting)), key=lambda idx: (cached[idx], ranks[idx]))
+        return [waiting[idx] for idx in order]
+
+
+def _by_first(group: PrefixGroup, first: int) -> Rank:
+    return (first,)
+
+
+def _by_arrival(request: WaitingRequest, idx: int) -> Rank:
+    return (idx,)

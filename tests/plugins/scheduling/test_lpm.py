@@ -2,36 +2,61 @@ import pytest
 from pydantic import ValidationError
 
 from graftlm.contracts import SchedulingContext, SchedulingPolicy
-from graftlm.testing import FakeWaitingRequest, SchedulingPolicyConformance
-from graftlm_scheduling.lpm import LongestPrefixMatch, LongestPrefixMatchOptions
+from graftlm.testing import FakePrefixGroup, FakeWaitingRequest, SchedulingPolicyConformance
+from graftlm_scheduling.lpm import LongestPrefixMatch
+from graftlm_scheduling.options import ReorderingOptions
 
 
 class TestLongestPrefixMatch(SchedulingPolicyConformance):
     def create(self, context: SchedulingContext) -> SchedulingPolicy:
-        return LongestPrefixMatch(LongestPrefixMatchOptions())
+        return LongestPrefixMatch(ReorderingOptions())
+
+
+def order(waiting: list[FakeWaitingRequest]) -> str:
+    return "".join(request.request_id for request in LongestPrefixMatch(ReorderingOptions()).order(waiting, 0.0))
 
 
 @pytest.mark.parametrize(
-    ("cached", "window", "expected"),
+    ("cached", "expected"),
     [
-        ([], 256, []),
-        ([0, 8, 4], 256, [1, 2, 0]),
-        ([4, 0, 4, 0, 4], 256, [0, 2, 4, 1, 3]),
-        ([0, 8, 16], 2, [1, 0, 2]),
-        ([0, 8, 16], 1, [0, 1, 2]),
+        ([], ""),
+        ([0, 8, 4], "120"),
+        ([4, 0, 4, 0, 4], "02413"),
+        ([0, 8, 16], "210"),
     ],
 )
-def test_most_cached_goes_first_and_ties_as_they_came(cached, window, expected):
-    waiting = [FakeWaitingRequest(str(idx), cached_tokens=tokens) for idx, tokens in enumerate(cached)]
-    policy = LongestPrefixMatch(LongestPrefixMatchOptions(window=window))
-    assert policy.order(waiting, 0.0) == [waiting[idx] for idx in expected]
+def test_most_cached_goes_first_and_ties_as_they_came(cached, expected):
+    assert order([FakeWaitingRequest(str(idx), cached_tokens=tokens) for idx, tokens in enumerate(cached)]) == expected
+
+
+def test_of_those_that_find_equally_much_a_group_follows_its_first():
+    outer = FakePrefixGroup(8, 5)
+    inner = FakePrefixGroup(12, 2, outer)
+    other = FakePrefixGroup(30, 3)
+    groups = [None, outer, other, inner, outer, None, other, inner, outer, other]
+    assert order([FakeWaitingRequest(str(idx), group=group) for idx, group in enumerate(groups)]) == "0137482695"
+
+
+def test_a_longer_match_goes_before_its_group():
+    group = FakePrefixGroup()
+    waiting = [
+        FakeWaitingRequest("a", group=group),
+        FakeWaitingRequest("b"),
+        FakeWaitingRequest("c", cached_tokens=9, group=group),
+    ]
+    assert order(waiting) == "cab"
+
+
+def test_a_thousand_are_ordered_like_ten():
+    waiting = [FakeWaitingRequest(f"{idx} ", cached_tokens=idx) for idx in range(1000)]
+    assert order(waiting).split() == [str(idx) for idx in reversed(range(1000))]
 
 
 def test_max_wait_is_an_option():
-    assert LongestPrefixMatch(LongestPrefixMatchOptions(max_wait_s=2.5)).max_wait_s == 2.5
+    assert LongestPrefixMatch(ReorderingOptions(max_wait_s=2.5)).max_wait_s == 2.5
 
 
-@pytest.mark.parametrize("options", [{"max_wait_s": 0}, {"max_wait_s": -1}, {"window": 0}, {"max_wait": 3}])
+@pytest.mark.parametrize("options", [{"max_wait_s": 0}, {"max_wait_s": -1}, {"window": 256}, {"max_wait": 3}])
 def test_bad_options_are_refused(options):
     with pytest.raises(ValidationError):
-        LongestPrefixMatchOptions(**options)
+        ReorderingOptions(**options)

@@ -6,7 +6,17 @@ from graftlm.contracts import API_VERSION, SchedulingContext
 PROVIDERS = {provider.name: provider for provider in graftlm_scheduling.provide_scheduling_policies()}
 
 
-@pytest.mark.parametrize(("name", "class_name"), [("lpm", "LongestPrefixMatch"), ("fcfs", "FirstComeFirstServed")])
+@pytest.mark.parametrize(
+    ("name", "class_name"),
+    [
+        ("lpm", "LongestPrefixMatch"),
+        ("dfs_weight", "DepthFirstByWeight"),
+        ("fcfs", "FirstComeFirstServed"),
+        ("lof", "LongestOutputFirst"),
+        ("priority", "PreemptivePriority"),
+        ("random", "RandomOrder"),
+    ],
+)
 def test_a_provider_creates_its_policy(name, class_name):
     provider = PROVIDERS[name]
     policy = provider.create(provider.options(), SchedulingContext())

@@ -1,0 +1,84 @@
+"""Which waiting requests have been passed over for too long."""
+
+import heapq
+import itertools
+from collections.abc import Collection
+
+from graftlm.scheduling.request import Request
+
+__all__ = ["Ageing"]
+
+
+class Ageing:
+    """Notes when a waiting request is first passed over, and tells who was so for a given time.
+
+    A request is passed over when a later arrival of no higher priority is admitted in front of it. Whoever is more
+    important passes nobody over. What was noted outlasts a retraction.
+
+        arrives          passed over          aged: goes first, among the aged as they came
+        |----------------|-------------------|------------------------------>
+                         |<- max_wait_s    ->|
+
+    Costs: nothing per waiting request, a heap's insertion when one is passed over.
+    """
+
+    def __init__(self) -> None:
+        self.num_aged = 0
+        self._fresh: dict[int, dict[str, Request]] = {}  # by priority; in order of arrival; nobody has passed them
+        self._passed: list[tuple[float, int, Request]] = []  # a heap; may hold some that wait no longer
+        self._waiting_passed: dict[str, int] = {}  # id of those that wait -> the ticket of their valid heap entry
+        self._aged: dict[str, Request] = {}
+        self._tickets = itertools.count()
+
+    def add(self, request: Request) -> None:
+        """Begin to watch a request that waits."""
+        if request.is_aged:
+            self._aged[request.request_id] = request
+        elif request.passed_over_s is not None:
+            self._push(request, request.passed_over_s)
+        else:
+            self._add_fresh(request)
+
+    def remove(self, request: Request) -> None:
+        """Stop watching a request."""
+        request_id = request.request_id
+        fresh = self._fresh.get(request.priority, {})
+        if fresh.pop(request_id, None) is not None and not fresh:
+            del self._fresh[request.priority]
+        self._waiting_passed.pop(request_id, None)
+        self._aged.pop(request_id, None)
+
+    def admitted(self, request: Request, now: float) -> None:
+        """Note whom a request goes in front of, which is watched no more."""
+        for priority in [priority for priority in self._fresh if priority >= request.priority]:
+            fresh = self._fresh[priority]
+            passed = list(itertools.takewhile(lambda other: other.arrival_s < request.arrival_s, fresh.values()))
+            for other in passed:
+                other.passed_over_s = now
+                del fresh[other.request_id]
+                self._push(other, now)
+            if not fresh:
+                del self._fresh[priority]
+
+    def aged(self, limit_s: float, now: float) -> Collection[str]:
+        """Return the ids of those that were passed over `limit_s` seconds ago or earlier."""
+        while self._passed and now - self._passed[0][0] >= limit_s:
+            _, ticket, request = heapq.heappop(self._passed)
+            if self._waiting_passed.get(request.request_id) == ticket:
+                del self._waiting_passed[request.request_id]
+                request.is_aged = True
+                self._aged[request.request_id] = request
+                self.num_aged += 1
+        return self._aged.keys()
+
+    def _add_fresh(self, request: Request) -> None:
+        fresh = self._fresh.setdefault(request.priority, {})
+        last = next(reversed(fresh.values()), None)
+        fresh[request.request_id] = request
+        if last is not None and last.arrival_s > request.arrival_s:
+            self._fresh[request.priority] = dict(sorted(fresh.items(), key=lambda item: item[1].arrival_s))
+
+    def _push(self, request: Request, since_s: float) -> None:
+        ticket = next(self._tickets)
+        self._waiting_passed[request.request_id] = ticket
+        heapq.heappush(self._passed, (since_s, ticket, request))

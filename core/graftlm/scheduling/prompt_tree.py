@@ -1,0 +1,126 @@
+"""The radix tree of waiting requests: who begins with the same tokens."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from graftlm.types import TokenIds
+
+__all__ = ["PromptNode", "PromptTree"]
+
+_TOKEN_BYTES = np.dtype(np.int32).itemsize
+
+
+class PromptNode:
+    """Requests whose tokens begin alike; with two or more of them, a `graftlm.contracts.PrefixGroup`.
+
+    Attributes:
+        run: bytes of the int32 tokens past the parent's, whole pages; empty for a root only.
+        num_tokens: from the start of the prompt to the end of the run.
+        num_waiting: requests that end at or below this node.
+    """
+
+    __slots__ = ("_parent", "children", "num_tokens", "num_waiting", "run")
+
+    def __init__(self, parent: PromptNode | None, run: bytes) -> None:
+        self._parent = parent
+        self.children: dict[bytes, PromptNode] = {}  # by the bytes of their first page
+        self.run = run
+        self.num_tokens: int = len(run) // _TOKEN_BYTES + (0 if parent is None else parent.num_tokens)
+        self.num_waiting = 0
+
+    @property
+    def parent(self) -> PromptNode | None:
+        """The next larger group; a root, which shares nothing, is none."""
+        return self._parent if self._parent is not None and self._parent.num_tokens else None
+
+    @property
+    def group(self) -> PromptNode | None:
+        """The smallest group of a request that ends here: a lone request's is its parent."""
+        return self if self.num_waiting > 1 and self.num_tokens else self.parent
+
+    @property
+    def above(self) -> PromptNode | None:
+        """The node above, a root included; None for a root."""
+        return self._parent
+
+    def split(self, num_bytes: int, page_bytes: int) -> PromptNode:
+        """Give the first `num_bytes` of the run to a new node in between, and return that; requests stay below it."""
+        upper = PromptNode(self._parent, self.run[:num_bytes])
+        upper.num_waiting = self.num_waiting
+        self._replace_by(upper, page_bytes)
+        self._parent, self.run = upper, self.run[num_bytes:]
+        upper.children[self.run[:page_bytes]] = self
+        return upper
+
+    def merge_into_child(self, page_bytes: int) -> None:
+        """Leave the tree: the only child, which all requests here are below, takes over the run."""
+        (child,) = self.children.values()
+        child._parent, child.run = self._parent, self.run + child.run
+        self._replace_by(child, page_bytes)
+
+    def _replace_by(self, other: PromptNode, page_bytes: int) -> None:
+        if self._parent is not None:
+            self._parent.children[other.run[:page_bytes]] = other
+
+
+class PromptTree:
+    """Keeps the tree while requests come and go. A step down costs one comparison of bytes, whatever its length.
+
+    root ─┬─ [few-shot examples] ─┬─ [question 1]
+          │                       └─ [question 2]     inner nodes have two requests at least
+          └─ [another prompt]
+    """
+
+    def __init__(self, page_size: int) -> None:
+        self._page_bytes = page_size * _TOKEN_BYTES
+        self._roots: dict[str, PromptNode] = {}
+
+    def add(self, token_ids: TokenIds, namespace: str) -> PromptNode:
+        """Add a request; returns the node where its whole pages end."""
+        page_bytes = self._page_bytes
+        tokens = token_ids.tobytes()
+        end = len(tokens) - len(tokens) % page_bytes
+        node = self._roots.setdefault(namespace, PromptNode(None, b""))
+        offset = 0
+        while offset < end:
+            node.num_waiting += 1
+            edge = tokens[offset : offset + page_bytes]
+            child = node.children.get(edge)
+            if child is None:
+                child = node.children[edge] = PromptNode(node, tokens[offset:end])
+            elif not tokens.startswith(child.run, offset, end):
+                child = child.split(_common_bytes(child.run, tokens[offset:end], page_bytes), page_bytes)
+            node = child
+            offset += len(node.run)
+        node.num_waiting += 1
+        return node
+
+    def remove(self, node: PromptNode, namespace: str) -> None:
+        """Remove a request of a namespace that ends at `node`."""
+        step: PromptNode | None = node
+        while step is not None:
+            step.num_waiting -= 1
+            above = step.above
+            if above is not None:
+                self._tidy(step, above)
+            step = above
+        if not self._roots[namespace].num_waiting:
+            del self._roots[namespace]
+
+    def _tidy(self, node: PromptNode, above: PromptNode) -> None:
+        """Drop a node that has no request left, or none that its only child has not."""
+        if not node.num_waiting:
+            del above.children[node.run[: self._page_bytes]]
+        elif len(node.children) == 1:
+            (child,) = node.children.values()
+            if child.num_waiting == node.num_waiting:
+                node.merge_into_child(self._page_bytes)
+
+
+def _common_bytes(run: bytes, other: bytes, page_bytes: int) -> int:
+    """Return how many bytes two runs that differ have in common at the front, in whole pages."""
+    num_compared = min(len(run), len(other))
+    differs = np.frombuffer(run[:num_compared], np.uint8) != np.frombuffer(other[:num_compared], np.uint8)
+    first = int(differs.argmax()) if differs.any() else num_compared
+    return first - first % page_bytes

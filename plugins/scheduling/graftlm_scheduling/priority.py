@@ -1,0 +1,19 @@
+"""Request priority, with preemption."""
+
+from collections.abc import Sequence
+
+from graftlm.contracts import Preemption, SchedulingPolicy, WaitingRequest
+from graftlm_scheduling.options import PreemptivePriorityOptions
+
+__all__ = ["PreemptivePriority"]
+
+
+class PreemptivePriority(SchedulingPolicy):
+    """Keeps the order of arrival within a priority, and lets the more important take the place of the less."""
+
+    def __init__(self, options: PreemptivePriorityOptions) -> None:
+        self.preemption = Preemption(options.min_difference) if options.preempt else None
+
+    def order(self, waiting: Sequence[WaitingRequest], now: float) -> list[WaitingRequest]:
+        """Return the requests as they came; core puts the more important ones first."""
+        return list(waiting)
