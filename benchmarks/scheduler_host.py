@@ -4,8 +4,8 @@
 
 "Decode" is a step of 64 running requests that each bring one token, over the radix cache. "Admit" is the step that lets
 64 requests in that share all but 64 tokens of their prompts with a cached one. "Order" puts a queue of 1,000 requests
-into the order of `lpm`: at first, and again when the cache has not changed. Times are the thread's own CPU time, which
-other processes disturb least.
+into the order of `lpm`: at first, again when the cache has changed elsewhere, and again when it has not. "Queue" is a
+step of 64 running requests while 1,000 wait. Times are the thread's own CPU time, which other processes disturb least.
 """
 
 import argparse
@@ -143,14 +143,57 @@ def order(rig: Rig, repeats: int) -> Iterator[Cell]:
     prompts = [prompt for pair in zip(cached, rig.prompts(len(cached)), strict=True) for prompt in pair]
     first_s: list[float] = []
     again_s: list[float] = []
+    changed_s: list[float] = []
     for _ in range(repeats):
         queue = WaitingQueue(rig.policy, lambda: rig.cache, rig.page_size)
         for prompt in prompts:
             queue.add(rig.request(prompt, 1))
         timed(partial(queue.ordered, time.monotonic()), first_s)
         timed(partial(queue.ordered, time.monotonic()), again_s)
-    yield cell(rig, f"order: lpm, {QUEUE_LEN} requests", first_s)
+        rig.scheduler.add(rig.request(rig.draw(rig.context), 1))
+        rig.finish_all()
+        timed(partial(queue.ordered, time.monotonic()), changed_s)
+    yield cell(rig, f"order: lpm, {QUEUE_LEN} new requests", first_s)
+    yield cell(rig, f"order: lpm, {QUEUE_LEN} requests, cache changed", changed_s)
     yield cell(rig, f"order: lpm, {QUEUE_LEN} requests, cache unchanged", again_s)
+
+
+def queued(rig: Rig, num_steps: int) -> Iterator[Cell]:
+    """Time planning while a long queue waits: steps in which one request has ended and one enters, and all others.
+
+    Prompts come in groups of 20 that share half of their tokens. Each request that ends is replaced in the queue.
+    """
+    prompts = grouped_prompts(rig)
+    for num_new_tokens in range(NUM_ROWS):
+        rig.scheduler.add(rig.request(next(prompts), 2 * num_new_tokens + 2))
+    step(rig, [])
+    while rig.scheduler.num_waiting < QUEUE_LEN:
+        rig.scheduler.add(rig.request(next(prompts), 2 * NUM_ROWS))
+    enter_s: list[float] = []
+    decode_s: list[float] = []
+    for _ in range(num_steps):
+        has_room = rig.scheduler.num_running < NUM_ROWS
+        step(rig, enter_s if has_room else decode_s)
+        while rig.scheduler.num_waiting < QUEUE_LEN:
+            rig.scheduler.add(rig.request(next(prompts), 2 * NUM_ROWS))
+    yield cell(rig, f"queue of {QUEUE_LEN}: plan a step in which one enters", enter_s[2:])
+    yield cell(rig, f"queue of {QUEUE_LEN}: plan a step in which none does", decode_s[2:])
+
+
+def step(rig: Rig, durations_s: list[float]) -> None:
+    """Plan and commit one step; note how long planning took."""
+    plan = timed(rig.scheduler.plan, durations_s)
+    if plan is None:
+        raise RuntimeError("the requests ended before the measurement did")
+    rig.scheduler.commit(plan, answer(plan))
+
+
+def grouped_prompts(rig: Rig) -> Iterator[TokenIds]:
+    """Yield prompts for ever, in groups of 20 that share half of their tokens."""
+    while True:
+        shared = rig.draw(rig.context // 2)
+        for _ in range(20):
+            yield np.concatenate([shared, rig.draw(rig.context - len(shared))])
 
 
 def timed(call: Callable[[], T], durations_s: list[float]) -> T:
@@ -171,6 +214,7 @@ def cells(num_steps: int, repeats: int) -> Iterator[Cell]:
             yield from decode(Rig(context, page_size), num_steps)
             yield from admit(Rig(context, page_size), repeats)
             yield from order(Rig(context, page_size), repeats)
+            yield from queued(Rig(context, page_size), num_steps)
 
 
 def show(rows: list[Cell]) -> None:

@@ -52,7 +52,7 @@ class Ageing:
         """Note whom a request goes in front of, which is watched no more."""
         for priority in [priority for priority in self._fresh if priority >= request.priority]:
             fresh = self._fresh[priority]
-            passed = list(itertools.takewhile(lambda other: other.arrival_s < request.arrival_s, fresh.values()))
+            passed = list(itertools.takewhile(lambda other: other.seniority < request.seniority, fresh.values()))
             for other in passed:
                 other.passed_over_s = now
                 del fresh[other.request_id]
@@ -75,8 +75,8 @@ class Ageing:
         fresh = self._fresh.setdefault(request.priority, {})
         last = next(reversed(fresh.values()), None)
         fresh[request.request_id] = request
-        if last is not None and last.arrival_s > request.arrival_s:
-            self._fresh[request.priority] = dict(sorted(fresh.items(), key=lambda item: item[1].arrival_s))
+        if last is not None and last.seniority > request.seniority:
+            self._fresh[request.priority] = dict(sorted(fresh.items(), key=lambda item: item[1].seniority))
 
     def _push(self, request: Request, since_s: float) -> None:
         ticket = next(self._tickets)

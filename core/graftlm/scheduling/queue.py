@@ -1,5 +1,6 @@
 """The waiting requests and the order in which they are considered."""
 
+import itertools
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -99,6 +100,7 @@ class WaitingQueue:
         self._seen_version = self.cache.version
         self._entries: dict[str, QueueEntry] = {}
         self._num_by_priority: Counter[int] = Counter()
+        self._numbers = itertools.count()
         self._ageing = Ageing()
         self._tree = PromptTree(page_size)
         self._unplanted: list[QueueEntry] = []
@@ -121,10 +123,12 @@ class WaitingQueue:
 
     def add(self, request: Request) -> None:
         """Append a request, or put a retracted one back to the place of its arrival."""
+        if not request.num_retractions:
+            request.queue_number = next(self._numbers)
         last = next(reversed(self._entries.values()), None)
         entry = self._entries[request.request_id] = QueueEntry(request, self)
-        if last is not None and last.arrival_s > request.arrival_s:
-            self._entries = dict(sorted(self._entries.items(), key=lambda item: item[1].arrival_s))
+        if last is not None and last.request.seniority > request.seniority:
+            self._entries = dict(sorted(self._entries.items(), key=lambda item: item[1].request.seniority))
         self._num_by_priority[request.priority] += 1
         self._ageing.add(request)
         self._unplanted.append(entry)

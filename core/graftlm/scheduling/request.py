@@ -52,6 +52,7 @@ class Request:
         stop_watch: present when it has stop strings.
         grammar: present when its output is constrained; it has accepted exactly the committed output.
         num_in_flight: steps planned with it and not committed.
+        queue_number: how many had come before it when it was queued first: the order of those that arrive at once.
         passed_over_s: clock reading when a later arrival was first admitted in front of it, or None.
         is_aged: whether it has been passed over for so long that it goes first.
         cached_tokens: prompt tokens that it did not have to compute, counted until a first retraction.
@@ -79,6 +80,7 @@ class Request:
     num_in_flight: int = 0
     cached_tokens: int = 0
     num_retractions: int = 0
+    queue_number: int = 0
     passed_over_s: float | None = None
     is_aged: bool = False
     admitted_s: float | None = None
@@ -142,6 +144,11 @@ class Request:
         if self.row is None:
             raise InvariantError(f"request {self.request_id} is {self.status.value} and holds no row")
         return self.row
+
+    @property
+    def seniority(self) -> tuple[float, int]:
+        """What sorts requests in the order of their arrival, the same as long as they live."""
+        return self.arrival_s, self.queue_number
 
     @property
     def can_be_admitted(self) -> bool:

@@ -94,6 +94,6 @@ class RunningRequests:
         return row
 
 
-def _rank(request: Request) -> tuple[int, float]:
+def _rank(request: Request) -> tuple[int, tuple[float, int]]:
     """Return what sorts the most important request first."""
-    return -request.priority, request.arrival_s
+    return -request.priority, request.seniority
