@@ -46,7 +46,7 @@ PREFILL_TOKENS = 2048
 STEP_S = 0.010
 TOKEN_S = 0.000_025
 MAX_WAIT_S = 60.0
-MEMORY_SHARES = (0.1, 0.2, 0.4)
+MEMORY_SHARES = (0.025, 0.05, 0.1, 0.2)
 PARAMS = SamplingParams(temperature=0, ignore_eos=True)
 PROVIDERS = {provider.name: provider for provider in graftlm_scheduling.provide_scheduling_policies()}
 

@@ -1,5 +1,7 @@
 """How much memory to keep for the running requests when a new one asks to come in."""
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from graftlm.memory import RequestTable
@@ -34,10 +36,15 @@ class AdmissionControl:
         """Let the estimate rise."""
         self.share = min(1.0, self.share + self.RAISE)
 
-    def reserved_pages(self) -> int:
-        """Return the pages to keep for the rows that run now: what their prompts lack, and a share of their outputs."""
+    def reserved_pages(self, leaving: Sequence[int] = ()) -> int:
+        """Return the pages to keep for the rows that run now: what their prompts lack, and a share of their outputs.
+
+        Args:
+            leaving: rows that do not count.
+        """
         table = self._table
         taken = table.limit > 0
+        taken[list(leaving)] = False
         held = table.num_pages[taken].astype(np.int64) * self._page_size
         known = table.known[taken]
         prompt_rest = np.maximum(known - held, 0)

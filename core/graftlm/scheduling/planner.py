@@ -145,12 +145,19 @@ class Planner:
 
     def _enter_for(self, request: Request, highest_victim: int, now: float) -> bool:
         """Let a request in, sending back what it takes of those with a priority of `highest_victim` or less."""
-        running = self._running.requests
-        while not self._enter(request, now):
-            if not running or running[-1].priority > highest_victim:
-                return False
+        if self._enter(request, now):
+            return True
+        running, kv = self._running.requests, self._kv
+        rows = [victim.held_row for victim in running if victim.priority <= highest_victim]
+        lacking = kv.pages_for(request.num_tokens) - kv.cache.probe(request.reusable_key())
+        freed = int(kv.table.num_pages[rows].sum())  # at most: what they share with others stays
+        if lacking + self._admission.reserved_pages(leaving=rows) > kv.available_pages + freed:
+            return False
+        while running and running[-1].priority <= highest_victim:
             self.retract(running[-1])
-        return True
+            if self._enter(request, now):
+                return True
+        return False
 
     def _admit(self, chunks: list[Chunk], budget: int, now: float) -> None:
         """Let waiting requests in while budget, rows and pages last. Nobody overtakes one that lacks pages."""

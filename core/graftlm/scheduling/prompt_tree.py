@@ -74,7 +74,11 @@ class PromptTree:
 
     def __init__(self, page_size: int) -> None:
         self._page_bytes = page_size * _TOKEN_BYTES
-        self._roots: dict[str, PromptNode] = {}
+        self._roots: dict[str, PromptNode] = {}  # none without a request
+
+    def __len__(self) -> int:
+        """Requests in the tree."""
+        return sum(root.num_waiting for root in self._roots.values())
 
     def add(self, token_ids: TokenIds, namespace: str) -> PromptNode:
         """Add a request; returns the node where its whole pages end."""

@@ -103,7 +103,7 @@ class WaitingQueue:
         self._numbers = itertools.count()
         self._ageing = Ageing()
         self._tree = PromptTree(page_size)
-        self._unplanted: list[QueueEntry] = []
+        self._unplanted: dict[str, QueueEntry] = {}  # not in the tree yet
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -131,7 +131,7 @@ class WaitingQueue:
             self._entries = dict(sorted(self._entries.items(), key=lambda item: item[1].request.seniority))
         self._num_by_priority[request.priority] += 1
         self._ageing.add(request)
-        self._unplanted.append(entry)
+        self._unplanted[request.request_id] = entry
 
     def remove(self, request: Request) -> None:
         """Take a request out."""
@@ -140,10 +140,10 @@ class WaitingQueue:
         if not self._num_by_priority[request.priority]:
             del self._num_by_priority[request.priority]
         self._ageing.remove(request)
-        if entry.node is not None:
+        if entry.node is None:
+            del self._unplanted[request.request_id]
+        else:
             self._tree.remove(entry.node, request.namespace)
-        elif entry in self._unplanted:
-            self._unplanted.remove(entry)
 
     def discard(self, request: Request) -> None:
         """Take a request out if it is there."""
@@ -167,7 +167,7 @@ class WaitingQueue:
 
     def plant(self) -> None:
         """Add to the tree whoever came since the last time."""
-        for entry in self._unplanted:
+        for entry in self._unplanted.values():
             entry.node = self._tree.add(entry.request.token_ids, entry.request.namespace)
         self._unplanted.clear()
 
