@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from graftlm.types import SamplingParams, TokenIds
 
-__all__ = ["LogprobTable", "PoolSpan", "PromptLogprobSpan", "RowSetup", "StepPlan", "StepResult", "TokenMask"]
+__all__ = ["LogprobTable", "PoolSpan", "PromptLogprobSpan", "RowSetup", "StepPlan", "StepResult", "TokenMask", "WindowTables"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +79,19 @@ class TokenMask:
 
 
 @dataclass(frozen=True, slots=True)
+class WindowTables:
+    """A step's page table and slots in the memory of the layers with a sliding window.
+
+    Attributes:
+        page_table: int32 [B, P]; entries that no window reaches are in range and mean nothing.
+        out_slots: int64 [T].
+    """
+
+    page_table: NDArray[np.int32]
+    out_slots: NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
 class StepPlan:
     """One forward pass: T tokens of B requests, of which S sample. One-token requests come first.
 
@@ -98,6 +111,7 @@ class StepPlan:
         prompt_spans: prompt log-probabilities to compute.
         pool_spans: hidden states to add up.
         token_mask: what requests under a grammar may sample; None when no such request samples.
+        window: where layers with a sliding window find and write theirs; None where all layers share one memory.
     """
 
     step_id: int
@@ -116,6 +130,7 @@ class StepPlan:
     prompt_spans: tuple[PromptLogprobSpan, ...] = ()
     pool_spans: tuple[PoolSpan, ...] = ()
     token_mask: TokenMask | None = None
+    window: WindowTables | None = None
 
     @property
     def num_tokens(self) -> int:

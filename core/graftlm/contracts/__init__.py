@@ -40,6 +40,7 @@ from graftlm.contracts.scheduling import (
     WaitingRequest,
 )
 from graftlm.contracts.storage import KVStorage, StorageContext, StorageStats
+from graftlm.contracts.window import WindowEviction, WindowView
 
 __all__ = [
     "API_VERSION",
@@ -86,4 +87,6 @@ __all__ = [
     "StorageContext",
     "StorageStats",
     "WaitingRequest",
+    "WindowEviction",
+    "WindowView",
 ]

@@ -34,6 +34,8 @@ class ForwardBatch:
         num_decodes: how many requests at the front bring exactly one token.
         query_lens_cpu, seq_lens_cpu: int32 [B], host copies.
         page_table_cpu: int32 [B, P], host copy.
+        window: this batch as a backend over the memory of the sliding-window layers must see it: with their page table
+            and slots. None where all layers share one memory. Backends need not look at it.
     """
 
     input_ids: Tensor
@@ -47,6 +49,7 @@ class ForwardBatch:
     query_lens_cpu: NDArray[np.int32]
     seq_lens_cpu: NDArray[np.int32]
     page_table_cpu: NDArray[np.int32]
+    window: ForwardBatch | None = None
 
     @property
     def num_requests(self) -> int:

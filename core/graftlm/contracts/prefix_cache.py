@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from graftlm.contracts.eviction import EvictionStrategy, NodeStats
+from graftlm.contracts.window import WindowEviction, WindowView
 from graftlm.types import CacheEvent, PageIds, TokenIds
 
 __all__ = [
@@ -120,6 +121,7 @@ class NodeView:
         pages: int32, this node's own pages.
         num_locks: handles that hold it.
         num_pins: pins that end at it.
+        has_window: whether its pages have window pages; True where layers share one memory.
     """
 
     node_id: int
@@ -130,6 +132,7 @@ class NodeView:
     num_locks: int
     stats: NodeStats
     num_pins: int = 0
+    has_window: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,9 +141,12 @@ class CacheCapabilities:
 
     Attributes:
         reuses: whether a match can ever be longer than nothing.
+        window: whether it can keep a page without its window page. Only then do sliding-window layers get a memory of
+            their own.
     """
 
     reuses: bool = True
+    window: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,12 +158,14 @@ class CacheContext:
         eviction: orders the leaves.
         clock: seconds, monotonic; the only time a cache knows.
         on_event: called for every node that comes, is split or goes; None when nobody listens. See `CacheEvent`.
+        window: tells which pages have window pages; None where all layers share one memory.
     """
 
     page_size: int
     eviction: EvictionStrategy
     clock: Callable[[], float]
     on_event: Callable[[CacheEvent], None] | None = field(default=None)
+    window: WindowView | None = None
 
 
 class PrefixCache(ABC):
@@ -180,6 +188,11 @@ class PrefixCache(ABC):
         - Namespaces never share.
         - Events tell the content: who replays them (see `CacheEvent`) holds the tree that `walk` shows.
         - `eviction_age_s`, where it is kept, is the time since the last use of what `evict` gave up last.
+
+    With a `WindowView`, a request can go on from a place only if the `reach_pages` pages in front of it (or all, if
+    there are fewer) have window pages. "The longest possible" match then means the longest of which this is true. What
+    a new page has is read from the view when it is inserted. When `insert` is offered a page that has a window page,
+    for tokens whose cached page has none, the cached page takes it over: the caller moves it, the cache counts it.
     """
 
     @abstractmethod
@@ -289,3 +302,27 @@ class PrefixCache(ABC):
     def unpin(self, key: PrefixKey) -> bool:
         """End a pin before its time. Returns: whether this very key was pinned."""
         return False
+
+    # What follows is asked only of a cache that declares `window`, and was given a `WindowView`.
+
+    @property
+    def evictable_window_pages(self) -> int:
+        """Window pages `evict_window` could make free now. O(1)."""
+        return 0
+
+    def lock_window(self, handle: PrefixHandle, num_pages: int) -> None:
+        """Keep the window pages of the last `num_pages` pages before a locked handle until `unlock_window`.
+
+        Locking the handle alone keeps its pages, not their window pages.
+        """
+
+    def unlock_window(self, handle: PrefixHandle, num_pages: int) -> None:
+        """Undo one `lock_window` of the same handle and length; the handle is still locked."""
+
+    def evict_window(self, num_pages: int) -> WindowEviction:
+        """Give up at least `num_pages` window pages that are not locked, if there are as many.
+
+        A page may lose its window page and stay in the cache: it goes on serving the layers without a window, and
+        prompts that end far behind it.
+        """
+        return WindowEviction(NO_PAGES, NO_PAGES)

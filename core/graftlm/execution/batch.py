@@ -1,12 +1,14 @@
 """From a step plan, numpy on the host, to a forward batch, tensors on the device."""
 
+from dataclasses import replace
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from graftlm.contracts import ForwardBatch
-from graftlm.plan import StepPlan
+from graftlm.plan import StepPlan, WindowTables
 
 __all__ = ["build_batch", "to_device"]
 
@@ -32,7 +34,7 @@ def build_batch(plan: StepPlan, last_tokens: Tensor, device: torch.device) -> Fo
     token_ends = np.cumsum(plan.query_lens, dtype=np.int32)
     cu_seqlens_q = np.zeros(len(token_ends) + 1, dtype=np.int32)
     cu_seqlens_q[1:] = token_ends
-    return ForwardBatch(
+    batch = ForwardBatch(
         input_ids=input_ids,
         positions=to_device(plan.positions, device),
         out_slots=to_device(plan.out_slots, device),
@@ -44,4 +46,14 @@ def build_batch(plan: StepPlan, last_tokens: Tensor, device: torch.device) -> Fo
         query_lens_cpu=plan.query_lens,
         seq_lens_cpu=plan.seq_lens,
         page_table_cpu=plan.page_table,
+    )
+    return batch if plan.window is None else replace(batch, window=_window_batch(batch, plan.window, device))
+
+
+def _window_batch(batch: ForwardBatch, tables: WindowTables, device: torch.device) -> ForwardBatch:
+    return replace(
+        batch,
+        out_slots=to_device(tables.out_slots, device),
+        page_table=to_device(tables.page_table, device),
+        page_table_cpu=tables.page_table,
     )

@@ -11,7 +11,7 @@ __all__ = ["KVStore"]
 
 
 class KVStore:
-    """Keys and values, [num_pages, page_size, H_kv, D] per layer, contiguous; implements `KVCache`.
+    """Keys and values, [pages, page_size, H_kv, D] per layer, contiguous; implements `KVCache`.
 
     The memory is taken without being written: a CPU hands out a page of RAM at its first use, so slots that
     no request has touched cost nothing, and hold anything.
@@ -21,6 +21,7 @@ class KVStore:
         num_pages: pages per layer.
         page_size: tokens in a page.
         dtype, device: of keys and values.
+        num_window_pages: pages per layer with a sliding window; None: as many as the others have.
     """
 
     def __init__(
@@ -30,12 +31,17 @@ class KVStore:
         page_size: int,
         dtype: torch.dtype,
         device: torch.device,
+        num_window_pages: int | None = None,
     ) -> None:
         self.num_pages = num_pages
         self.page_size = page_size
-        shapes = [(num_pages, page_size, layer.num_kv_heads, layer.head_dim) for layer in layers]
+        self.num_window_pages = num_pages if num_window_pages is None else num_window_pages
+        shapes = [(self._pages_of(layer), page_size, layer.num_kv_heads, layer.head_dim) for layer in layers]
         self._keys = [torch.empty(shape, dtype=dtype, device=device) for shape in shapes]
         self._values = [torch.empty(shape, dtype=dtype, device=device) for shape in shapes]
+
+    def _pages_of(self, layer: AttentionLayer) -> int:
+        return self.num_pages if layer.sliding_window is None else self.num_window_pages
 
     @staticmethod
     def bytes_per_token(layers: Sequence[AttentionLayer], dtype: torch.dtype) -> int:
@@ -48,9 +54,9 @@ class KVStore:
         return sum(tensor.nbytes for tensor in (*self._keys, *self._values))
 
     def keys(self, layer_id: int) -> Tensor:
-        """Return a layer's keys, [num_pages, page_size, H_kv, D]. Not a copy."""
+        """Return a layer's keys, [pages, page_size, H_kv, D]. Not a copy."""
         return self._keys[layer_id]
 
     def values(self, layer_id: int) -> Tensor:
-        """Return a layer's values, [num_pages, page_size, H_kv, D]. Not a copy."""
+        """Return a layer's values, [pages, page_size, H_kv, D]. Not a copy."""
         return self._values[layer_id]

@@ -9,6 +9,8 @@ from graftlm.contracts import PrefixCache, PrefixHandle, PrefixKey
 from graftlm.errors import InvariantError
 from graftlm.memory.page_pool import PagePool
 from graftlm.memory.request_table import RequestTable
+from graftlm.memory.row_windows import RowWindows
+from graftlm.memory.window_pages import WindowPages
 from graftlm.types import PageIds
 
 __all__ = ["KVManager", "KVUsage"]
@@ -38,20 +40,40 @@ class KVManager:
     Every step that is planned later also runs later. Hence a page may be published in the cache as soon as the step
     that fills it is planned, and a page that a planned step still reads or writes may be freed: whoever gets it writes
     to it in a later step.
+
+    Args:
+        window: lends window pages when sliding-window layers have a memory of their own; every page that a row reserves
+            then has one until the row's window, or the cache, gives it up. The cache must declare `window`.
     """
 
-    def __init__(self, pool: PagePool, cache: PrefixCache, table: RequestTable, page_size: int) -> None:
+    def __init__(
+        self,
+        pool: PagePool,
+        cache: PrefixCache,
+        table: RequestTable,
+        page_size: int,
+        window: WindowPages | None = None,
+    ) -> None:
         self.pool = pool
         self.cache = cache
         self.table = table
         self.page_size = page_size
+        self.window = window
         self.evicted_pages = 0
+        self._row_windows = None if window is None else RowWindows(window, table)
         self._handles: list[PrefixHandle | None] = [None] * table.num_rows
 
     @property
     def available_pages(self) -> int:
         """Pages that are free or could be evicted."""
         return self.pool.num_free + self.cache.evictable_pages
+
+    @property
+    def available_window_pages(self) -> int:
+        """Window pages that are free or could be evicted; as many as pages where layers share one memory."""
+        if self.window is None:
+            return self.available_pages
+        return self.window.num_free + self.cache.evictable_window_pages
 
     @property
     def usage(self) -> KVUsage:
@@ -72,8 +94,7 @@ class KVManager:
         Returns: tokens found.
         """
         match = self.cache.match(key)
-        self.cache.lock(match.handle)
-        self._handles[row] = match.handle
+        self._lock(row, match.handle)
         self._set_cached(row, 0, match.pages)
         return int(self.table.computed[row])
 
@@ -92,7 +113,7 @@ class KVManager:
         self._move_lock(row, handle, match.handle)
         own = self.table.own_pages(row)
         self._set_cached(row, handle.num_pages, match.pages)
-        self.pool.free(own)
+        self._free(own)
         return int(self.table.computed[row]) - before
 
     def reserve(self, rows: NDArray[np.int32], num_tokens: NDArray[np.int64]) -> bool:
@@ -108,7 +129,7 @@ class KVManager:
             return True
         if not self.make_room(total):
             return False
-        pages = self.pool.alloc(total)
+        pages = self._alloc(total)
         first = np.cumsum(lacking) - lacking
         column = np.arange(total) + np.repeat(have - first, lacking)
         table.page_table[np.repeat(rows, lacking), column] = pages
@@ -123,21 +144,37 @@ class KVManager:
             return True
         if not self.make_room(needed - have):
             return False
-        table.page_table[row, have:needed] = self.pool.alloc(needed - have)
+        table.page_table[row, have:needed] = self._alloc(needed - have)
         table.num_pages[row] = needed
         return True
 
-    def make_room(self, num_pages: int) -> bool:
-        """Evict until `num_pages` are free; False when the cache cannot give up enough."""
-        missing = num_pages - self.pool.num_free
-        if missing <= 0:
+    def has_window_room(self, row: int, num_tokens: int) -> bool:
+        """Whether a row could read on to `num_tokens` tokens, as far as its window and one page of every row go."""
+        if self.window is None:
             return True
-        if missing > self.cache.evictable_pages:
+        lacking = self.pages_for(num_tokens) - int(self.table.num_pages[row])
+        num_others = self.table.num_rows - self.table.num_free_rows
+        return min(lacking, self.window.keep_pages + 1) + num_others <= self.available_window_pages
+
+    def make_room(self, num_pages: int) -> bool:
+        """Evict until `num_pages` are free, with as many window pages; False when the cache cannot give up enough."""
+        missing = num_pages - self.pool.num_free
+        if missing > self.cache.evictable_pages or num_pages > self.available_window_pages:
             return False
-        pages = self.cache.evict(missing)
-        self.evicted_pages += len(pages)
-        self.pool.free(pages)
+        if missing > 0:
+            pages = self.cache.evict(missing)
+            self.evicted_pages += len(pages)
+            self._free(pages)
+        if self.window is not None and num_pages > self.window.num_free:
+            self._evict_window(self.window, num_pages - self.window.num_free)
         return self.pool.num_free >= num_pages
+
+    def _evict_window(self, window: WindowPages, num_pages: int) -> None:
+        """Let the cache give up window pages."""
+        evicted = self.cache.evict_window(num_pages)
+        self.evicted_pages += len(evicted.pages)
+        self._free(evicted.pages)
+        window.take_back(evicted.window_pages)
 
     def publish(self, row: int, key: PrefixKey) -> None:
         """Offer the row's whole pages for `key` to the cache, and go on reading what the cache holds.
@@ -145,8 +182,21 @@ class KVManager:
         Args:
             key: tokens whose keys and values are written by steps planned so far.
 
-        Effects: the row's lock moves to the end of what is cached; pages that were cached already are freed.
+        Effects: the row's lock moves to the end of what is cached; pages that were cached already are freed. What was
+            published is safe from eviction until `settle_step`.
         """
+        start = self._handle(row).num_pages
+        self._offer(row, key)
+        if self._row_windows is not None:
+            self._row_windows.protect_step(self.cache, start, self._handle(row))
+
+    def settle_step(self) -> None:
+        """Give up what only the step just planned still needs: window pages that rows have passed."""
+        if self._row_windows is not None:
+            self._row_windows.settle(self.cache)
+
+    def _offer(self, row: int, key: PrefixKey) -> None:
+        """Offer the row's whole pages for `key` to the cache, and move the row's lock."""
         table = self.table
         handle = self._handle(row)
         start, whole = handle.num_pages, len(key.token_ids) // self.page_size
@@ -156,8 +206,11 @@ class KVManager:
         result = self.cache.insert(key, pages, handle)
         table.page_table[row, start : result.cached_pages] = result.pages
         table.cached_pages[row] = result.cached_pages
+        duplicates = pages[: result.existing_pages - start]
+        if self.window is not None:
+            self.window.move(duplicates, result.pages[: len(duplicates)])
         self._move_lock(row, handle, result.handle)
-        self.pool.free(pages[: result.existing_pages - start])
+        self._free(duplicates)
 
     def release(self, row: int, key: PrefixKey) -> None:
         """Cache what a row has computed and give up the rest, and the row.
@@ -165,21 +218,23 @@ class KVManager:
         Args:
             key: the row's tokens whose keys and values are written.
         """
-        self.publish(row, key)
+        self._offer(row, key)
         self.discard(row)
 
     def discard(self, row: int) -> None:
         """Give up a row and its own pages without caching them."""
         own = self.table.own_pages(row)
+        if self._row_windows is not None:
+            self._row_windows.drop_row(row, self.cache)
         self.cache.unlock(self._handle(row))
         self._handles[row] = None
         self.table.drop_row(row)
-        self.pool.free(own)
+        self._free(own)
 
     def reset(self) -> int:
         """Forget every prefix that no row uses; returns the pages freed."""
         pages = self.cache.reset()
-        self.pool.free(pages)
+        self._free(pages)
         return len(pages)
 
     def restart(self, cache: PrefixCache) -> None:
@@ -188,6 +243,8 @@ class KVManager:
         self.pool = PagePool(self.pool.num_pages)
         self._handles = [None] * self.table.num_rows
         self.table.clear()
+        if self._row_windows is not None:
+            self._row_windows.clear()
 
     def check(self) -> None:
         """Verify that every page has exactly one owner.
@@ -211,6 +268,25 @@ class KVManager:
         wrong = np.flatnonzero(owners != 1)
         if len(wrong):
             raise InvariantError(f"pages {self._describe(wrong[:4])} of {usage}")
+        if self._row_windows is not None:
+            self._check_windows(self._row_windows)
+
+    def _check_windows(self, row_windows: RowWindows) -> None:
+        """Verify that window pages are where the cache and the rows think they are."""
+        window = row_windows.pages
+        window.check(self.pool.free_mask())
+        num_held = 0
+        for node in self.cache.walk():
+            num_held += len(node.pages) if node.has_window else 0
+            if (window.holds(node.pages) != node.has_window).any():
+                raise InvariantError(f"cache node {node.node_id}: has_window is {node.has_window}, its pages differ")
+        for row in np.flatnonzero(self.table.num_pages).tolist():
+            kept = row_windows.kept(row)
+            num_held += len(kept)
+            if not window.holds(kept).all():
+                raise InvariantError(f"row {row} has pages in its window, but not their window pages")
+        if num_held != window.num_held:
+            raise InvariantError(f"{window.num_held} window pages are held, cache and rows know of {num_held}")
 
     def _describe(self, pages: NDArray[np.int64]) -> str:
         """Name every owner of some pages."""
@@ -237,7 +313,25 @@ class KVManager:
         table.cached_pages[row] = table.num_pages[row] = end
         table.computed[row] = end * self.page_size
 
+    def _lock(self, row: int, handle: PrefixHandle) -> None:
+        self.cache.lock(handle)
+        self._handles[row] = handle
+        if self._row_windows is not None:
+            self._row_windows.lock(row, self.cache, handle)
+
     def _move_lock(self, row: int, old: PrefixHandle, new: PrefixHandle) -> None:
-        self.cache.lock(new)
+        self._lock(row, new)
         self.cache.unlock(old)
-        self._handles[row] = new
+
+    def _alloc(self, num_pages: int) -> PageIds:
+        """Take pages, and a window page for each."""
+        pages = self.pool.alloc(num_pages)
+        if self.window is not None:
+            self.window.give(pages)
+        return pages
+
+    def _free(self, pages: PageIds) -> None:
+        """Give pages back, with their window pages."""
+        if self.window is not None:
+            self.window.take_back(pages)
+        self.pool.free(pages)

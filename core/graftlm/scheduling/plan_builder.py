@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from graftlm.memory import RequestTable
-from graftlm.plan import PoolSpan, PromptLogprobSpan, RowSetup, StepPlan, TokenMask
+from graftlm.memory import RequestTable, WindowPages
+from graftlm.plan import PoolSpan, PromptLogprobSpan, RowSetup, StepPlan, TokenMask, WindowTables
 from graftlm.scheduling.request import Request
 
 __all__ = ["Chunk", "build_plan"]
@@ -36,11 +36,13 @@ def build_plan(
     chunks: list[Chunk],
     setups: tuple[RowSetup, ...],
     allowed_bits: Callable[[NDArray[np.int32]], NDArray[np.int32]],
+    window: WindowPages | None = None,
 ) -> StepPlan:
     """Lay out one step: the rows that decode, then the chunks, one-token chunks first.
 
     Args:
         allowed_bits: from constrained rows to the tokens they may sample, int32 [n, ceil(V / 32)].
+        window: which window pages the rows' pages have, when sliding-window layers have a memory of their own.
 
     Effects: counts the decoding rows' tokens as computed. (Chunks were counted when their pages were reserved.)
     """
@@ -55,8 +57,8 @@ def build_plan(
     token_starts = token_ends - query_lens
     positions = np.arange(token_ends[-1]) + np.repeat(starts - token_starts, query_lens)
     token_rows = np.repeat(rows, query_lens)
-    out_slots = table.page_table[token_rows, positions // page_size].astype(np.int64) * page_size
-    out_slots += positions % page_size
+    out_pages, offsets = table.page_table[token_rows, positions // page_size], positions % page_size
+    page_table = table.page_table[rows, : int(table.num_pages[rows].max())]
     sample_idx = np.flatnonzero(ends == table.known[rows])
     prompt_spans, pool_spans = _spans(chunks, token_starts[num_decodes:])
     if pool_spans:  # a request for an embedding has caught up too, but may not generate
@@ -67,11 +69,11 @@ def build_plan(
         rows=rows,
         query_lens=query_lens.astype(np.int32),
         seq_lens=ends.astype(np.int32),
-        page_table=table.page_table[rows, : int(table.num_pages[rows].max())],
+        page_table=page_table,
         input_ids=_input_ids(num_decodes, chunks, int(token_ends[-1])),
         device_idx=np.arange(num_decodes),
         positions=positions,
-        out_slots=out_slots,
+        out_slots=out_pages.astype(np.int64) * page_size + offsets,
         num_decodes=int(np.count_nonzero(query_lens == 1)),
         sample_idx=sample_idx,
         sample_positions=ends[sample_idx],
@@ -79,6 +81,12 @@ def build_plan(
         prompt_spans=prompt_spans,
         pool_spans=pool_spans,
         token_mask=_token_mask(table, rows[sample_idx], allowed_bits),
+        window=None
+        if window is None
+        else WindowTables(
+            page_table=window.readable(page_table),
+            out_slots=window.writable(out_pages).astype(np.int64) * page_size + offsets,
+        ),
     )
 
 

@@ -77,7 +77,17 @@ class Planner:
         table = self._kv.table
         setups = tuple(self._setups.values())
         self._setups.clear()
-        plan = build_plan(step_id, table, self._kv.page_size, decode_rows, chunks, setups, self._running.allowed_bits)
+        plan = build_plan(
+            step_id,
+            table,
+            self._kv.page_size,
+            decode_rows,
+            chunks,
+            setups,
+            self._running.allowed_bits,
+            self._kv.window,
+        )
+        self._kv.settle_step()
         sampling = plan.rows[plan.sample_idx]
         table.known[sampling] += 1
         table.on_device[sampling] = True
@@ -194,7 +204,8 @@ class Planner:
         """Plan as many of a request's next tokens as budget and pages allow; returns how many."""
         kv, row = self._kv, request.held_row
         start = int(kv.table.computed[row])
-        room = (int(kv.table.num_pages[row]) + kv.available_pages) * kv.page_size - start
+        available = min(kv.available_pages, kv.available_window_pages)
+        room = (int(kv.table.num_pages[row]) + available) * kv.page_size - start
         num_tokens = min(int(kv.table.known[row]) - start, budget, room)
         if num_tokens <= 0:
             return 0

@@ -59,7 +59,7 @@ class RunningRequests:
         row = kv.table.take_row(request.num_tokens, request.max_len)
         matched = kv.attach(row, request.reusable_key())
         lacking = kv.pages_for(request.num_tokens) - int(kv.table.num_pages[row])
-        if lacking + reserved_pages > kv.available_pages:
+        if lacking + reserved_pages > kv.available_pages or not kv.has_window_room(row, request.num_tokens):
             kv.discard(row)
             return None
         kv.table.constrained[row] = request.grammar is not None

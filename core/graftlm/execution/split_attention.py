@@ -1,0 +1,43 @@
+"""Attention over two memories: one of the layers that see all tokens, one of the layers with a sliding window."""
+
+from torch import Tensor
+
+from graftlm.contracts import AttentionBackend, AttentionLayer, ForwardBatch
+from graftlm.errors import InvariantError
+
+__all__ = ["SplitAttention"]
+
+
+class SplitAttention(AttentionBackend):
+    """Hands each layer to a backend that was prepared with the page table of that layer's memory.
+
+    Backends need not know: each sees a batch, and pages. Where no window reaches, a window page table points at page
+    0, which a backend never attends to.
+
+    Args:
+        full: for the layers that see all tokens; None when the model has none.
+        window: for the layers with a sliding window; another instance.
+    """
+
+    def __init__(self, full: AttentionBackend | None, window: AttentionBackend) -> None:
+        self._full = full
+        self._window = window
+
+    def prepare(self, batch: ForwardBatch) -> None:
+        """Prepare both backends.
+
+        Raises:
+            InvariantError: the batch brings no window page table.
+        """
+        if batch.window is None:
+            raise InvariantError("split attention: the batch has no window page table; the plan was made without one")
+        if self._full is not None:
+            self._full.prepare(batch)
+        self._window.prepare(batch.window)
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, layer: AttentionLayer) -> Tensor:
+        """Write and attend in the layer's memory; see `AttentionBackend.forward`."""
+        backend = self._full if layer.sliding_window is None else self._window
+        if backend is None:
+            raise InvariantError(f"split attention: layer {layer.layer_id} has no window, but no backend was made for it")
+        return backend.forward(q, k, v, layer)
