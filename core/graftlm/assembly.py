@@ -1,5 +1,6 @@
 """From a configuration to the parts of one engine, each made by the provider that the configuration names."""
 
+import logging
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
@@ -30,12 +31,14 @@ from graftlm.contracts import (
 )
 from graftlm.errors import ConfigError
 from graftlm.execution.executor import InlineExecutor, StepExecutor, WorkerExecutor
+from graftlm.execution.kv_sizes import KVDemand, size_kv
 from graftlm.execution.kv_store import KVStore
 from graftlm.execution.runner import ModelRunner
 from graftlm.execution.sampler import Sampler
+from graftlm.execution.split_attention import SplitAttention
 from graftlm.grammars import GrammarCompiler
 from graftlm.intake import Intake, IntakeLimits
-from graftlm.memory import KVManager, PagePool, RequestTable
+from graftlm.memory import KVManager, PagePool, RequestTable, WindowPages, WindowSpan
 from graftlm.observers import Observer, Observers, notify
 from graftlm.registry import AUTO, Registry, selections
 from graftlm.scheduling import Scheduler, SchedulerLimits
@@ -44,6 +47,11 @@ from graftlm.tokenization import TextStream, Tokenizer
 from graftlm.types import CacheEvent, SamplingParams
 
 __all__ = ["EngineParts", "assemble", "detect_platform", "make_grammar_compiler"]
+
+_logger = logging.getLogger(__name__)
+
+#: Tokens that rows keep in front of their window, for prompts that go on from a little before a row's end.
+_SPARE_TOKENS = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,15 +133,15 @@ def assemble(
     model.load_weights(iter_weights(path))
 
     on_stage("allocating KV memory")
-    num_pages = _num_pages(config, model, target)
-    attention = _attention(config, registry, attention_provider, model, target, num_pages)
+    memory = _size_memory(config, registry, model, target)
+    attention = _attention(config, registry, attention_provider, model, target, memory)
     model.bind_attention(attention)
     num_rows = config.scheduling.max_running_requests
     sampler = Sampler(num_rows, model_config.vocab_size, target.device, _processor_factory(registry))
     runner = ModelRunner(model, attention, sampler, num_rows, target.device)
 
-    make_cache = _cache_factory(config, registry, num_pages)
-    scheduler = _scheduler(config, registry, make_cache(), num_pages, target.context_len)
+    make_cache = _cache_factory(config, registry, memory)
+    scheduler = _scheduler(config, registry, make_cache(), memory, target.context_len)
     executor: StepExecutor = WorkerExecutor(runner.run) if config.scheduling.overlap else InlineExecutor(runner.run)
     loop = StepLoop(
         scheduler,
@@ -150,7 +158,7 @@ def assemble(
     limits = IntakeLimits(
         vocab_size=model_config.vocab_size,
         context_len=target.context_len,
-        memory_tokens=num_pages * config.cache.page_size,
+        memory_tokens=memory.num_pages * config.cache.page_size,
         eos_token_ids=model_config.eos_token_ids,
         logits_processors=frozenset(registry.names("logits_processor")),
     )
@@ -158,6 +166,19 @@ def assemble(
     intake = Intake(limits, lambda params: TextStream(tokenizer, params), time.monotonic, grammars)
     dtype = str(target.dtype).removeprefix("torch.")
     return EngineParts(config, model_config, tokenizer, intake, loop, platform.device, dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class _Memory:
+    """How much KV memory there is.
+
+    Attributes:
+        num_pages: pages; without `window`, of every layer.
+        window: lends window pages, when sliding-window layers have a memory of their own.
+    """
+
+    num_pages: int
+    window: WindowPages | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,28 +218,40 @@ def _attention(
     provider: Provider[AttentionBackend],
     model: Model,
     target: _Target,
-    num_pages: int,
+    memory: _Memory,
 ) -> AttentionBackend:
-    """Create the attention backend over fresh KV tensors."""
-    page_size = config.cache.page_size
+    """Create the attention backend over fresh KV tensors; one for each of two memories."""
+    page_size, layers, window = config.cache.page_size, model.attention_layers, memory.window
+    num_window_pages = None if window is None else window.num_window_pages
     context = AttentionContext(
-        layers=model.attention_layers,
-        kv=KVStore(model.attention_layers, num_pages, page_size, target.dtype, target.device),
+        layers=layers,
+        kv=KVStore(layers, memory.num_pages, page_size, target.dtype, target.device, num_window_pages),
         page_size=page_size,
         device=target.device,
         dtype=target.dtype,
         max_requests=config.scheduling.max_running_requests,
         max_context_len=target.context_len,
     )
-    return registry.create("attention", provider, config.attention.options, context, config.origins)
+
+    def create() -> AttentionBackend:
+        backend: AttentionBackend = registry.create(
+            "attention", provider, config.attention.options, context, config.origins
+        )
+        return backend
+
+    if window is None:
+        return create()
+    has_full = any(layer.sliding_window is None for layer in layers)
+    return SplitAttention(create() if has_full else None, create())
 
 
 def _scheduler(
-    config: EngineConfig, registry: Registry, cache: PrefixCache, num_pages: int, context_len: int
+    config: EngineConfig, registry: Registry, cache: PrefixCache, memory: _Memory, context_len: int
 ) -> Scheduler:
+    num_pages = memory.num_pages
     settings, page_size = config.scheduling, config.cache.page_size
     table = RequestTable(settings.max_running_requests, min(num_pages, -(-context_len // page_size)))
-    kv = KVManager(PagePool(num_pages), cache, table, page_size)
+    kv = KVManager(PagePool(num_pages), cache, table, page_size, memory.window)
     provider = registry.provider("scheduling", settings.policy.name)
     policy = registry.create("scheduling", provider, settings.policy.options, SchedulingContext(), config.origins)
     limits = SchedulerLimits(settings.max_queued_requests, settings.prefill_tokens_per_step)
@@ -284,25 +317,47 @@ def _attention_misfit(
     return None
 
 
-def _num_pages(config: EngineConfig, model: Model, target: _Target) -> int:
-    """Size the KV memory: as configured, or a share of what is free, but no more than all rows could ever use."""
-    device = target.device
-    page_size = config.cache.page_size
-    if config.memory.kv_tokens is not None:
-        return config.memory.kv_tokens // page_size
-    free_bytes = psutil.virtual_memory().available if device.type == "cpu" else torch.cuda.mem_get_info(device)[0]
-    token_bytes = KVStore.bytes_per_token(model.attention_layers, target.dtype)
-    num_pages = int(free_bytes * config.memory.kv_fraction) // (token_bytes * page_size)
-    useful = config.scheduling.max_running_requests * -(-target.context_len // page_size)
-    if num_pages == 0:
-        raise ConfigError(
-            f"{free_bytes >> 20} MiB are free, too little for a single KV page of {token_bytes * page_size} bytes at "
-            f"memory.kv_fraction {config.memory.kv_fraction}. Free memory or set memory.kv_tokens."
-        )
-    return min(num_pages, useful)
+def _size_memory(config: EngineConfig, registry: Registry, model: Model, target: _Target) -> _Memory:
+    """Decide how much KV memory there is, and whether sliding-window layers get one of their own."""
+    device, settings = target.device, config.scheduling
+    span = _window_span(config, registry, model)
+    demand = KVDemand(
+        kv_tokens=config.memory.kv_tokens,
+        window_tokens=config.memory.window_tokens,
+        kv_fraction=config.memory.kv_fraction,
+        free_bytes=psutil.virtual_memory().available if device.type == "cpu" else torch.cuda.mem_get_info(device)[0],
+        page_size=config.cache.page_size,
+        num_rows=settings.max_running_requests,
+        context_len=target.context_len,
+        prefill_tokens=settings.prefill_tokens_per_step,
+        span=span,
+    )
+    sizes = size_kv(model.attention_layers, target.dtype, demand)
+    if span is None or sizes.num_window_pages is None:
+        return _Memory(sizes.num_pages, None)
+    return _Memory(sizes.num_pages, WindowPages(sizes.num_pages, sizes.num_window_pages, span))
 
 
-def _cache_factory(config: EngineConfig, registry: Registry, num_pages: int) -> Callable[[], PrefixCache]:
+def _window_span(config: EngineConfig, registry: Registry, model: Model) -> WindowSpan | None:
+    """Return the window of the layers that get a memory of their own; None, and why in the log, when none do."""
+    provider = registry.provider("cache", config.cache.name)
+    windows = sorted({layer.sliding_window for layer in model.attention_layers if layer.sliding_window is not None})
+    if not provider.capabilities.window:
+        if config.memory.window_tokens is not None:
+            raise ConfigError(
+                f"memory.window_tokens is set, but the cache {provider.name!r} keeps no windows apart. "
+                "Set cache.name: swa_radix, or leave memory.window_tokens out."
+            )
+        return None
+    if len(windows) != 1:
+        reason = "no layer has one" if not windows else f"they differ: {', '.join(map(str, windows))} tokens"
+        _logger.warning("cache %s: sliding windows get no memory of their own, because %s", provider.name, reason)
+        return None
+    spare_tokens = min(_SPARE_TOKENS, windows[0] // 4) if provider.capabilities.reuses else 0
+    return WindowSpan(windows[0], config.cache.page_size, spare_tokens)
+
+
+def _cache_factory(config: EngineConfig, registry: Registry, memory: _Memory) -> Callable[[], PrefixCache]:
     """Return what makes a fresh prefix cache with a fresh eviction strategy."""
     settings = config.cache
     observers = registry.observers("cache_event")
@@ -315,10 +370,12 @@ def _cache_factory(config: EngineConfig, registry: Registry, num_pages: int) -> 
             "eviction",
             registry.provider("eviction", settings.eviction.name),
             settings.eviction.options,
-            EvictionContext(num_pages, settings.page_size),
+            EvictionContext(memory.num_pages, settings.page_size),
             config.origins,
         )
-        context = CacheContext(settings.page_size, eviction, time.monotonic, on_event if observers else None)
+        context = CacheContext(
+            settings.page_size, eviction, time.monotonic, on_event if observers else None, memory.window
+        )
         cache: PrefixCache = registry.create(
             "cache", registry.provider("cache", settings.name), settings.options, context
         )

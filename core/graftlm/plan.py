@@ -11,7 +11,16 @@ from numpy.typing import NDArray
 
 from graftlm.types import SamplingParams, TokenIds
 
-__all__ = ["LogprobTable", "PoolSpan", "PromptLogprobSpan", "RowSetup", "StepPlan", "StepResult", "TokenMask", "WindowTables"]
+__all__ = [
+    "LogprobTable",
+    "PoolSpan",
+    "PromptLogprobSpan",
+    "RowSetup",
+    "StepPlan",
+    "StepResult",
+    "TokenMask",
+    "WindowTables",
+]
 
 
 @dataclass(frozen=True, slots=True)

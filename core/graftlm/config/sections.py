@@ -180,6 +180,11 @@ class MemorySettings(Section):
     kv_tokens: PositiveInt | None = Field(
         default=None, description="Tokens whose keys and values fit; null derives it from `kv_fraction`."
     )
+    window_tokens: PositiveInt | None = Field(
+        default=None,
+        description="Tokens that sliding-window layers keep, where the cache lets them have a smaller memory of their "
+        "own; null derives it from `kv_tokens` and what running requests need.",
+    )
     kv_fraction: Float = Field(
         default=0.8, gt=0, lt=1, description="Share of the memory that is free once the weights are loaded."
     )

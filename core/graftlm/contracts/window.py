@@ -14,14 +14,12 @@ __all__ = ["WindowEviction", "WindowView"]
 
 
 class WindowView(Protocol):
-    """Says which pages have a window page: keys and values of the layers with a sliding window.
-
-    Attributes:
-        reach_pages: how many pages in front of the end of a match must have one, for a request to go on from there.
-    """
+    """Says which pages have a window page: keys and values of the layers with a sliding window."""
 
     @property
-    def reach_pages(self) -> int: ...
+    def reach_pages(self) -> int:
+        """How many pages in front of the end of a match must have one, for a request to go on from there."""
+        ...
 
     def holds(self, pages: PageIds) -> NDArray[np.bool_]:
         """Return which of some pages have a window page: bool, of their shape."""

@@ -154,7 +154,7 @@ class KVManager:
             return True
         lacking = self.pages_for(num_tokens) - int(self.table.num_pages[row])
         num_others = self.table.num_rows - self.table.num_free_rows
-        return min(lacking, self.window.keep_pages + 1) + num_others <= self.available_window_pages
+        return min(lacking, self.window.span.keep_pages + 1) + num_others <= self.available_window_pages
 
     def make_room(self, num_pages: int) -> bool:
         """Evict until `num_pages` are free, with as many window pages; False when the cache cannot give up enough."""

@@ -74,7 +74,7 @@ class RowWindows:
             cache.unlock(handle)
         self._step_locks.clear()
         table = self._table
-        passed = self.pages.num_passed(table.computed)
+        passed = self.pages.span.num_passed(table.computed)
         moved = np.flatnonzero(passed > self._passed)
         if len(moved):
             self._give_up(moved, passed)

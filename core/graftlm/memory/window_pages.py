@@ -1,5 +1,7 @@
 """Which pages have a place in the memory of sliding-window layers, and which place."""
 
+from dataclasses import dataclass
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -7,9 +9,48 @@ from graftlm.errors import InvariantError
 from graftlm.memory.page_pool import PagePool
 from graftlm.types import PageIds
 
-__all__ = ["WindowPages"]
+__all__ = ["WindowPages", "WindowSpan"]
 
 _NONE = -1
+
+
+@dataclass(frozen=True, slots=True)
+class WindowSpan:
+    """How many pages in front of a token its window reaches.
+
+    Attributes:
+        window_tokens: a token sees itself and this many - 1 tokens before it.
+        page_size: tokens in a page.
+        spare_tokens: how many tokens more a row keeps in front of its window. A prompt that goes on from a little
+            before the row's end, because its last tokens were written otherwise, then still finds its whole window.
+    """
+
+    window_tokens: int
+    page_size: int
+    spare_tokens: int = 0
+
+    @property
+    def reach_pages(self) -> int:
+        """Pages in front of a page boundary that the next token may see."""
+        return -(-(self.window_tokens - 1) // self.page_size)
+
+    @property
+    def keep_pages(self) -> int:
+        """Pages in front of the page of its next token that a row keeps."""
+        return -(-(self.window_tokens - 1 + self.spare_tokens) // self.page_size)
+
+    @property
+    def row_pages(self) -> int:
+        """Window pages that a row holds at most between steps.
+
+        Those in front of what the cache holds of it, as long as the window touches them, then those it keeps of its
+        own, the page it writes to, and one more when that is full.
+        """
+        return self.reach_pages + self.keep_pages + 2
+
+    def num_passed(self, computed: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return how many leading pages need no window page once so many tokens are computed: int64, same shape."""
+        return np.maximum(computed // self.page_size - self.keep_pages, 0)
 
 
 class WindowPages:
@@ -26,25 +67,18 @@ class WindowPages:
     Args:
         num_pages: pages of the layers that see all tokens, whose ids are `PageIds`.
         num_window_pages: pages of the layers with a window.
-        window_tokens: a token sees itself and this many - 1 tokens before it.
-        page_size: tokens in a page, the same in both memories.
-        spare_tokens: how many tokens more a row keeps in front of its window. A prompt that goes on from a little
-            before the row's end, because its last tokens were written otherwise, then still finds its whole window.
-
-    Attributes:
-        reach_pages: pages in front of a page boundary that the next token may see.
-        keep_pages: pages in front of it that a row keeps.
+        span: how far a window reaches.
     """
 
-    def __init__(
-        self, num_pages: int, num_window_pages: int, window_tokens: int, page_size: int, spare_tokens: int = 0
-    ) -> None:
-        self.window_tokens = window_tokens
-        self._page_size = page_size
-        self.reach_pages = -(-(window_tokens - 1) // page_size)
-        self.keep_pages = -(-(window_tokens - 1 + spare_tokens) // page_size)
+    def __init__(self, num_pages: int, num_window_pages: int, span: WindowSpan) -> None:
+        self.span = span
         self._pool = PagePool(num_window_pages)
         self._window_page = np.full(num_pages, _NONE, dtype=np.int32)
+
+    @property
+    def reach_pages(self) -> int:
+        """Pages in front of a page boundary that the next token may see."""
+        return self.span.reach_pages
 
     @property
     def num_window_pages(self) -> int:
@@ -102,10 +136,6 @@ class WindowPages:
             missing = np.unique(pages[window_pages == _NONE])[:8].tolist()
             raise InvariantError(f"window pages: pages {missing} are to be written and have none")
         return window_pages
-
-    def num_passed(self, computed: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return how many leading pages need no window page once so many tokens are computed: int64, same shape."""
-        return np.maximum(computed // self._page_size - self.keep_pages, 0)
 
     def clear(self) -> None:
         """Take every window page back, whoever holds it."""

@@ -44,4 +44,11 @@ def provide_prefix_caches() -> list[Provider[PrefixCache]]:
             create=_create_chunk,
             capabilities=CacheCapabilities(reuses=False),
         ),
+        Provider(
+            name="swa_chunk",
+            summary="Keeps nothing, and of sliding-window layers only the window",
+            api_version=1,
+            create=_create_chunk,
+            capabilities=CacheCapabilities(reuses=False, window=True),
+        ),
     ]

@@ -1,0 +1,114 @@
+"""How many pages KV memory has, and how many of them sliding-window layers get."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from graftlm.contracts import AttentionLayer
+from graftlm.errors import ConfigError
+from graftlm.execution.kv_store import KVStore
+from graftlm.memory import WindowSpan
+
+__all__ = ["KVDemand", "KVSizes", "size_kv"]
+
+#: Window pages beyond what running requests hold, as a share of all pages: for the windows of cached prefixes.
+CACHED_WINDOW_SHARE = 1 / 4
+
+
+@dataclass(frozen=True, slots=True)
+class KVDemand:
+    """What is asked of KV memory.
+
+    Attributes:
+        kv_tokens, window_tokens: as configured; None derives them.
+        kv_fraction: the share of `free_bytes` to take.
+        num_rows: requests that run at a time.
+        context_len, prefill_tokens: tokens of a request, and of prompts in a step, at most.
+        span: the window of the layers that get a memory of their own; None when all layers share one.
+    """
+
+    kv_tokens: int | None
+    window_tokens: int | None
+    kv_fraction: float
+    free_bytes: int
+    page_size: int
+    num_rows: int
+    context_len: int
+    prefill_tokens: int
+    span: WindowSpan | None = None
+
+    @property
+    def useful_pages(self) -> int:
+        """Pages that all rows could ever use."""
+        return self.num_rows * -(-self.context_len // self.page_size)
+
+
+@dataclass(frozen=True, slots=True)
+class KVSizes:
+    """Pages of the layers that see all tokens, and of those with a window: None when all layers share one memory."""
+
+    num_pages: int
+    num_window_pages: int | None = None
+
+
+def size_kv(layers: Sequence[AttentionLayer], dtype: torch.dtype, demand: KVDemand) -> KVSizes:
+    """Size KV memory: as configured, or a share of what is free, but no more than all rows could ever use.
+
+    With a span, sliding-window layers get pages for what running requests hold of windows, for one step's prompts,
+    and for a quarter of all pages besides, so that cached prefixes keep theirs.
+
+    Raises:
+        ConfigError: the memory, or the configured number of window tokens, is too small to run one request.
+    """
+    window_layers = [layer for layer in layers if layer.sliding_window is not None and demand.span is not None]
+    full_layers = [layer for layer in layers if layer not in window_layers]
+    full_bytes = KVStore.bytes_per_token(full_layers, dtype) * demand.page_size
+    window_bytes = KVStore.bytes_per_token(window_layers, dtype) * demand.page_size
+    if demand.kv_tokens is not None:
+        num_pages = demand.kv_tokens // demand.page_size
+    else:
+        num_pages = min(_fitting_pages(demand, full_bytes, window_bytes), demand.useful_pages)
+    if num_pages == 0:
+        raise ConfigError(
+            f"{demand.free_bytes >> 20} MiB are free, too little for a single KV page of {full_bytes + window_bytes} "
+            f"bytes at memory.kv_fraction {demand.kv_fraction}. Free memory or set memory.kv_tokens."
+        )
+    if demand.span is None:
+        return KVSizes(num_pages)
+    return KVSizes(num_pages, _num_window_pages(demand, demand.span, num_pages, window_bytes))
+
+
+def _fitting_pages(demand: KVDemand, full_bytes: int, window_bytes: int) -> int:
+    """Return how many pages fit, each with its part of the window memory."""
+    budget = int(demand.free_bytes * demand.kv_fraction)
+    unsplit = budget // (full_bytes + window_bytes)  # as many window pages as pages: the most it can cost
+    if demand.span is None:
+        return unsplit
+    if demand.window_tokens is not None:
+        rest, share = budget - demand.window_tokens // demand.page_size * window_bytes, 0.0
+    else:
+        rest, share = budget - _running_pages(demand, demand.span) * window_bytes, CACHED_WINDOW_SHARE
+    page_bytes = full_bytes + share * window_bytes
+    # Where all layers have windows and their memory is fixed, pages are only numbers.
+    split = demand.useful_pages if page_bytes == 0 else int(rest / page_bytes)
+    return max(unsplit, split)
+
+
+def _running_pages(demand: KVDemand, span: WindowSpan) -> int:
+    """Return the window pages that running requests hold at most, and one step's prompts."""
+    return demand.num_rows * span.row_pages + -(-demand.prefill_tokens // demand.page_size)
+
+
+def _num_window_pages(demand: KVDemand, span: WindowSpan, num_pages: int, window_bytes: int) -> int:
+    if demand.window_tokens is None:
+        wanted = _running_pages(demand, span) + int(num_pages * CACHED_WINDOW_SHARE)
+    else:
+        wanted = demand.window_tokens // demand.page_size
+    least = min(num_pages, span.row_pages)
+    if wanted < least:
+        raise ConfigError(
+            f"memory.window_tokens is {demand.window_tokens}, but one request with a window of {span.window_tokens} "
+            f"tokens may need {least * demand.page_size} of them. Raise it, or leave it out."
+        )
+    return min(num_pages, wanted)
