@@ -351,7 +351,12 @@ def _window_span(config: EngineConfig, registry: Registry, model: Model) -> Wind
         return None
     if len(windows) != 1:
         reason = "no layer has one" if not windows else f"they differ: {', '.join(map(str, windows))} tokens"
-        _logger.warning("cache %s: sliding windows get no memory of their own, because %s", provider.name, reason)
+        if config.memory.window_tokens is not None:
+            raise ConfigError(
+                f"memory.window_tokens is set, but this model has no sliding window that all windows share: {reason}. "
+                "Leave it out."
+            )
+        _logger.warning("cache %s: sliding windows get no memory of their own: %s", provider.name, reason)
         return None
     spare_tokens = min(_SPARE_TOKENS, windows[0] // 4) if provider.capabilities.reuses else 0
     return WindowSpan(windows[0], config.cache.page_size, spare_tokens)

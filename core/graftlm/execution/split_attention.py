@@ -39,7 +39,5 @@ class SplitAttention(AttentionBackend):
         """Write and attend in the layer's memory; see `AttentionBackend.forward`."""
         backend = self._full if layer.sliding_window is None else self._window
         if backend is None:
-            raise InvariantError(
-                f"split attention: layer {layer.layer_id} has no window, but no backend was made for it"
-            )
+            raise InvariantError("split attention: no backend was made for layers without a window")
         return backend.forward(q, k, v, layer)

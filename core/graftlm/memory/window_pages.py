@@ -97,7 +97,8 @@ class WindowPages:
 
     def holds(self, pages: PageIds) -> NDArray[np.bool_]:
         """Return which of some pages have a window page: bool, of their shape."""
-        return self._window_page[pages] != _NONE
+        held: NDArray[np.bool_] = self._window_page[pages] != _NONE
+        return held
 
     def give(self, pages: PageIds) -> None:
         """Give each page a window page.
