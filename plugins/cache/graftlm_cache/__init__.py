@@ -1,4 +1,4 @@
-"""Prefix caches that come with graftlm: `radix` and `chunk`."""
+"""Prefix caches that come with graftlm: `radix`, `chunk`, and both for sliding windows."""
 
 from __future__ import annotations
 
@@ -25,6 +25,13 @@ def _create_chunk(options: NoOptions, context: CacheContext) -> PrefixCache:
     return ChunkCache(context)
 
 
+def _create_swa_radix(options: NoOptions, context: CacheContext) -> PrefixCache:
+    from graftlm_cache.radix import RadixCache
+    from graftlm_cache.swa_radix import SWARadixCache
+
+    return RadixCache(context) if context.window is None else SWARadixCache(context, context.window)
+
+
 @hookimpl
 def provide_prefix_caches() -> list[Provider[PrefixCache]]:
     """Offer the built-in caches."""
@@ -43,6 +50,13 @@ def provide_prefix_caches() -> list[Provider[PrefixCache]]:
             api_version=1,
             create=_create_chunk,
             capabilities=CacheCapabilities(reuses=False),
+        ),
+        Provider(
+            name="swa_radix",
+            summary="As radix, and of sliding-window layers keeps only windows that prompts go on from",
+            api_version=1,
+            create=_create_swa_radix,
+            capabilities=CacheCapabilities(reuses=True, window=True),
         ),
         Provider(
             name="swa_chunk",

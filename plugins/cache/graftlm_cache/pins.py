@@ -1,6 +1,7 @@
 """The pins of a radix tree: prefixes somebody asked to keep for a while, and when that while ends."""
 
 import itertools
+from collections.abc import Iterator
 from heapq import heappop, heappush
 
 from graftlm_cache.node import RadixNode
@@ -22,6 +23,10 @@ class Pins:
 
     def __len__(self) -> int:
         return len(self._nodes)
+
+    def nodes(self) -> Iterator[RadixNode]:
+        """Yield the node of every pin."""
+        return (node for node, _ in self._nodes.values())
 
     def add(self, namespace: str, tokens: bytes, node: RadixNode, ends_s: float) -> RadixNode | None:
         """Pin a node until a clock reading, in place of an earlier pin of the same tokens; returns that one's node."""

@@ -32,7 +32,7 @@ from graftlm_cache.leaf_heap import LeafHeap
 from graftlm_cache.node import ITEM_BYTES, RadixNode, common_pages, join_pages
 from graftlm_cache.pins import Pins
 
-__all__ = ["RadixCache"]
+__all__ = ["RadixCache", "removed_event"]
 
 _TOKEN_DTYPE = np.dtype(np.int32)
 
@@ -185,7 +185,7 @@ class RadixCache(PrefixCache):
         if self._on_insert is not None:
             self._on_insert(stats)
         if self._on_event is not None:
-            self._on_event(_event("stored", leaf))
+            self._on_event(_stored_event(leaf))
         return leaf
 
     def _split(self, lower: RadixNode, num_upper_pages: int) -> RadixNode:
@@ -290,8 +290,7 @@ class RadixCache(PrefixCache):
         Returns: int32, the page ids given up.
         """
         now = self._clock()
-        while len(self._pins) and (ended := self._pins.pop_ended(now)) is not None:
-            self._reconsider(ended)
+        self._end_pins(now)
         given_up: list[bytes] = []
         num_given_up = 0
         while num_given_up < num_pages and (leaf := self._next_leaf()) is not None:
@@ -300,11 +299,16 @@ class RadixCache(PrefixCache):
             num_given_up += leaf.num_own_pages
             last_used_s = leaf.stats.last_access
             if self._on_event is not None:
-                self._on_event(_event("removed", leaf))
+                self._on_event(removed_event(leaf))
         if given_up:
             self._eviction_age_s = now - last_used_s
             self._version += 1
         return join_pages(given_up)
+
+    def _end_pins(self, now: float) -> None:
+        """End the pins whose time is up."""
+        while len(self._pins) and (ended := self._pins.pop_ended(now)) is not None:
+            self._reconsider(ended)
 
     def _next_leaf(self) -> RadixNode | None:
         """Take the next leaf out of the order; when only pinned ones are left, that whose pin ends first."""
@@ -328,7 +332,7 @@ class RadixCache(PrefixCache):
             self._leaves.discard(node)
             self._cut_off(node)
             if self._on_event is not None and self._locked_pages:
-                self._on_event(_event("removed", node))
+                self._on_event(removed_event(node))
         self._version += 1
         if self._on_event is not None and not self._locked_pages:
             self._on_event(CacheEvent("cleared", sum(node.stats.tokens for node in doomed)))
@@ -450,7 +454,10 @@ def _parent_id(node: RadixNode) -> int | None:
     return parent.node_id if parent is not None and parent.num_pages else None
 
 
-def _event(kind: str, node: RadixNode) -> CacheEvent:
-    if kind == "removed":
-        return CacheEvent(kind, node.stats.tokens, node.node_id, None, node.namespace)
-    return CacheEvent(kind, node.stats.tokens, node.node_id, _parent_id(node), node.namespace, node.token_ids)
+def _stored_event(node: RadixNode) -> CacheEvent:
+    return CacheEvent("stored", node.stats.tokens, node.node_id, _parent_id(node), node.namespace, node.token_ids)
+
+
+def removed_event(node: RadixNode) -> CacheEvent:
+    """Return the event of a node that left the tree."""
+    return CacheEvent("removed", node.stats.tokens, node.node_id, None, node.namespace)
