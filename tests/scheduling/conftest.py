@@ -8,7 +8,7 @@ import pytest
 
 from graftlm.contracts import CacheContext, PrefixCache, SchedulingPolicy
 from graftlm.execution.executor import InlineExecutor
-from graftlm.memory import KVManager, PagePool, RequestTable
+from graftlm.memory import KVManager, PagePool, RequestTable, WindowPages, WindowSpan
 from graftlm.observers import Observers
 from graftlm.scheduling import Request, RequestUpdate, Scheduler, SchedulerLimits
 from graftlm.step_loop import StepLoop
@@ -16,6 +16,7 @@ from graftlm.testing.fake_device import FakeDevice, expected_embedding, expected
 from graftlm.types import FinishReason, SamplingParams
 from graftlm_cache.chunk import ChunkCache
 from graftlm_cache.radix import RadixCache
+from graftlm_cache.swa_radix import SWARadixCache
 from graftlm_eviction.lru import LRU
 from graftlm_scheduling.fcfs import FirstComeFirstServed
 from graftlm_scheduling.lpm import LongestPrefixMatch
@@ -35,18 +36,27 @@ class Rig:
     max_queued: int = 1000
     overlap: bool = False
     reuse: bool = True
+    window: WindowSpan | None = None
+    num_window_pages: int = 0
     policy: SchedulingPolicy = field(default_factory=lambda: LongestPrefixMatch(ReorderingOptions()))
     debug: bool = True
     now: float = 0.0
     loop_class: type[StepLoop] = StepLoop
 
     def __post_init__(self):
-        self.device = FakeDevice(self.num_pages, self.page_size, self.num_rows, VOCAB)
+        window_tokens = None if self.window is None else self.window.window_tokens
+        self.device = FakeDevice(
+            self.num_pages, self.page_size, self.num_rows, VOCAB, window_tokens, self.num_window_pages
+        )
+        self.window_pages = (
+            None if self.window is None else WindowPages(self.num_pages, self.num_window_pages, self.window)
+        )
         kv = KVManager(
             PagePool(self.num_pages),
             self.make_cache(),
             RequestTable(self.num_rows, self.num_pages),
             self.page_size,
+            self.window_pages,
         )
         limits = SchedulerLimits(self.max_queued, self.prefill_tokens)
         self.plans = []
@@ -65,7 +75,9 @@ class Rig:
         self.requests: dict[str, Request] = {}
 
     def make_cache(self) -> PrefixCache:
-        context = CacheContext(self.page_size, LRU(), self.clock)
+        context = CacheContext(self.page_size, LRU(), self.clock, window=self.window_pages)
+        if self.window_pages is not None and self.reuse:
+            return SWARadixCache(context, self.window_pages)
         return RadixCache(context) if self.reuse else ChunkCache(context)
 
     def clock(self) -> float:

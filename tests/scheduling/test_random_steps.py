@@ -11,6 +11,7 @@ import pytest
 import graftlm_scheduling
 from graftlm.contracts import SchedulingContext
 from graftlm.errors import NeverFitsError
+from graftlm.memory import WindowSpan
 from graftlm.types import FinishReason, SamplingParams
 
 #: (page size, chunk, overlap, reuse, seed, policy); together they make 10,000 steps.
@@ -125,3 +126,55 @@ def test_every_page_is_accounted_for_after_every_step(make_rig, page_size, chunk
     if reuse:
         assert counters.cached_tokens > 0
         assert rig.scheduler.kv.evicted_pages > 0
+
+
+#: (page size, window, spare tokens, window pages for tokens, chunk, overlap, reuse, seed)
+WINDOW_CASES = [
+    (1, 8, 0, 40, 16, True, True, 11),
+    (1, 1, 0, 40, 7, False, True, 12),
+    (4, 8, 4, 48, 5, True, True, 13),
+    (4, 11, 0, 160, 64, True, True, 14),
+    (16, 20, 0, 128, 16, True, True, 15),
+    (1, 8, 2, 30, 64, True, False, 16),
+    (4, 9, 0, 60, 16, False, False, 17),
+]
+
+
+@pytest.mark.parametrize(
+    ("page_size", "window_tokens", "spare_tokens", "memory_tokens", "chunk", "overlap", "reuse", "seed"), WINDOW_CASES
+)
+def test_every_window_finds_its_tokens_in_a_memory_too_small_for_all(
+    make_rig, page_size, window_tokens, spare_tokens, memory_tokens, chunk, overlap, reuse, seed
+):
+    span = WindowSpan(window_tokens, page_size, spare_tokens)
+    rig = make_rig(
+        num_pages=160 // page_size,
+        page_size=page_size,
+        num_rows=6,
+        prefill_tokens=chunk,
+        overlap=overlap,
+        reuse=reuse,
+        window=span,
+        num_window_pages=memory_tokens // page_size,
+        debug=True,
+    )
+    storm = Storm(rig, seed)
+    kv = rig.scheduler.kv
+    chunk_pages = -(-chunk // page_size) + 1
+    for _ in range(600):
+        storm.step()
+        held = kv.window.num_held - kv.cache.evictable_window_pages
+        assert held <= rig.scheduler.num_running * span.row_pages + chunk_pages
+    rig.run()
+    assert kv.usage.owned == kv.usage.locked == 0
+    assert kv.window.num_held == kv.cache.evictable_window_pages
+    for request_id in rig.requests:
+        rig.assert_right(request_id)
+    errors = {rig.finish(r).error for r in rig.requests if rig.finish(r).reason is FinishReason.ERROR}
+    assert errors <= {
+        "logits are not finite",
+        "hidden states are not finite",
+        "RuntimeError: the device is out of memory",
+    }
+    if reuse:
+        assert min(rig.scheduler.counters.retractions, rig.scheduler.counters.cached_tokens) > 0

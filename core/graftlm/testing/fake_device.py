@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from graftlm.contracts import GrammarMatcher
+from graftlm.errors import InvariantError
 from graftlm.plan import LogprobTable, PoolSpan, StepPlan, StepResult
 
 __all__ = ["FakeDevice", "expected_embedding", "expected_output"]
@@ -65,19 +66,36 @@ class FakeDevice:
     reused, shared or freed wrongly therefore changes what is generated from there on, and every "hidden state", whose
     first number is 1 and whose second one comes from the digest.
 
+    With a window memory, it writes each digest there too, and a token reads all digests in its window before the step
+    ends. Finding another one than in the other memory is an error.
+
+    Args:
+        window_tokens: the window of the layers with a memory of their own; None when all layers share one.
+        num_window_pages: pages of that memory.
+
     Attributes:
         fail_steps: step ids that raise.
         fail_pools: step ids whose hidden states are not finite.
         fail_rows: step id -> index among the sampling requests whose logits are bad in that step.
     """
 
-    def __init__(self, num_pages: int, page_size: int, num_rows: int, vocab_size: int) -> None:
+    def __init__(
+        self,
+        num_pages: int,
+        page_size: int,
+        num_rows: int,
+        vocab_size: int,
+        window_tokens: int | None = None,
+        num_window_pages: int = 0,
+    ) -> None:
         self.fail_steps: set[int] = set()
         self.fail_pools: set[int] = set()
         self.fail_rows: dict[int, int] = {}
         self._page_size = page_size
         self._vocab_size = vocab_size
         self._digests = [0] * (num_pages * page_size)
+        self._window_tokens = window_tokens
+        self._window_digests = [0] * (num_window_pages * page_size)
         self._last_tokens = np.zeros(num_rows, dtype=np.int64)
 
     def run(self, plan: StepPlan) -> StepResult:
@@ -90,8 +108,10 @@ class FakeDevice:
         # By position, since a token may follow one that another request of this step writes.
         for t in np.argsort(plan.positions, kind="stable").tolist():
             position = int(plan.positions[t])
-            before = 0 if position == 0 else self._digests[self._slot(plan, int(token_rows[t]), position - 1)]
+            b = int(token_rows[t])
+            before = 0 if position == 0 else self._digests[self._slot(plan.page_table, b, position - 1)]
             self._digests[int(plan.out_slots[t])] = _absorb(before, int(input_ids[t]))
+        self._attend_to_windows(plan, token_rows)
         pooled = tuple([self._pool(plan, span) for span in plan.pool_spans])
         last = np.cumsum(plan.query_lens) - 1
         masks = {} if plan.token_mask is None else dict(zip(plan.token_mask.idx, plan.token_mask.bits, strict=True))
@@ -112,8 +132,24 @@ class FakeDevice:
         pooled: NDArray[np.float32] = np.array([_hidden(self._digests[s]) for s in slots], dtype=np.float32).sum(axis=0)
         return np.full_like(pooled, np.nan) if plan.step_id in self.fail_pools else pooled
 
-    def _slot(self, plan: StepPlan, b: int, position: int) -> int:
-        page = int(plan.page_table[b, position // self._page_size])
+    def _attend_to_windows(self, plan: StepPlan, token_rows: NDArray[np.int64]) -> None:
+        """Write the step's digests to the window memory, then read every token's window there."""
+        if self._window_tokens is None:
+            return
+        if plan.window is None:
+            raise InvariantError("the plan has no window page table")
+        for out_slot, window_slot in zip(plan.out_slots.tolist(), plan.window.out_slots.tolist(), strict=True):
+            self._window_digests[window_slot] = self._digests[out_slot]
+        for b, position in zip(token_rows.tolist(), plan.positions.tolist(), strict=True):
+            for seen in range(max(0, position - self._window_tokens + 1), position + 1):
+                expected = self._digests[self._slot(plan.page_table, b, seen)]
+                if self._window_digests[self._slot(plan.window.page_table, b, seen)] != expected:
+                    raise InvariantError(
+                        f"row {plan.rows[b]}: the token at {position} finds another one's key at {seen} in its window"
+                    )
+
+    def _slot(self, page_table: NDArray[np.int32], b: int, position: int) -> int:
+        page = int(page_table[b, position // self._page_size])
         return page * self._page_size + position % self._page_size
 
 

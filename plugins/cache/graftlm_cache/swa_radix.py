@@ -32,12 +32,13 @@ class SWARadixCache(RadixCache):
     A node is covered, with a window page for each of its pages, or bare. A match ends where the `reach_pages` pages in
     front of it are covered, or all are:
 
-        reach_pages = 4    [====8====]──[----16----]──[==3==]─┬─[==2==]     = covered, - bare
-        a match may end     ^^^^^^^^^                 no      └─  ^^^^^     at 8 or before; at 28 or 29
+        reach_pages = 4          [==== 8 ====]──[---- 16 ----]──[== 3 ==]──[== 2 ==]      = covered  - bare
+        pages                    0           8               24         27         29
+        a match may end at       0 ....... 8                                28, 29
 
-    So a long prompt costs one window at its end, and another at each place where prompts branch off often. Window pages
-    go in the order in which windows were last used, first those in front of the last window of a run. What no match
-    can end in or below any more leaves the cache as a whole.
+    So a long prompt comes to cost one window at its end, and another at each place where prompts branch off. Window
+    pages go in the order in which windows were last used, first those in front of the last window of a run. A leaf
+    without a window leaves the cache as a whole, and with it what no match can end in any more.
 
     Args:
         window: tells which pages have window pages.
@@ -80,6 +81,7 @@ class SWARadixCache(RadixCache):
         start = handle.num_pages
         result = super().insert(key, pages, handle)
         held = self._window.holds(pages)
+        self._cover.tick()
         for node in reversed(list(_path_up(self._own(result.handle), start))):
             if node not in self._cover:
                 first = node.num_pages - node.num_own_pages - start
@@ -147,12 +149,17 @@ class SWARadixCache(RadixCache):
         Raises:
             InvariantError: the handle is void.
         """
-        first = handle.num_pages - num_pages
-        for node in _path_up(self._own(handle), first):
+        for node in self._last_pages(self._own(handle), num_pages):
+            self._cover.lock(node)
+
+    def _last_pages(self, end: RadixNode, num_pages: int) -> Iterator[RadixNode]:
+        """Yield the nodes of just the last `num_pages` pages up to a node's end; splits the run where they begin."""
+        first = max(end.num_pages - num_pages, 0)
+        for node in _path_up(end, first):
             in_front = first - (node.num_pages - node.num_own_pages)
             if in_front > 0:
                 self._split(node, in_front)
-            self._cover.lock(node)
+            yield node
 
     def unlock_window(self, handle: PrefixHandle, num_pages: int) -> None:
         """Undo one `lock_window` of the same handle and length.
@@ -160,6 +167,7 @@ class SWARadixCache(RadixCache):
         Raises:
             InvariantError: the handle is void, or its window is not locked.
         """
+        self._cover.tick()
         for node in _path_up(self._own(handle), handle.num_pages - num_pages):
             self._cover.unlock(node)
 
@@ -195,7 +203,7 @@ class SWARadixCache(RadixCache):
         use, so it leaves the cache. Pinned prefixes keep their last window while anything else can go.
         """
         self._end_pins(self._clock())
-        spared = {node for end in self._pins.nodes() for node in _path_up(end, max(end.num_pages - self._reach, 0))}
+        spared = {node for end in self._pins.nodes() for node in self._last_pages(end, self._reach)}
         gone: list[bytes] = []
         stripped: list[bytes] = []
         num_free = 0
