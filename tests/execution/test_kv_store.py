@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -18,6 +20,14 @@ def test_each_layer_has_contiguous_pages_of_its_own_shape(dtype: torch.dtype) ->
             assert tensor.shape == (5, 3, layer.num_kv_heads, layer.head_dim)
             assert tensor.dtype == dtype
             assert tensor.is_contiguous()
+
+
+def test_layers_with_a_window_may_have_fewer_pages() -> None:
+    layers = [LAYERS[0], replace(LAYERS[1], sliding_window=8)]
+    store = KVStore(layers, 50, 4, torch.float32, torch.device("cpu"), num_window_pages=3)
+    assert [len(store.keys(i)) for i in (0, 1)] == [len(store.values(i)) for i in (0, 1)] == [50, 3]
+    unsplit = KVStore(layers, 50, 4, torch.float32, torch.device("cpu"))
+    assert unsplit.num_bytes - store.num_bytes == KVStore.bytes_per_token(layers[1:], torch.float32) * 4 * 47
 
 
 def test_keys_and_values_of_all_layers_are_apart_and_stay_where_they_are() -> None:

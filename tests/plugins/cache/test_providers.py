@@ -1,3 +1,6 @@
+from dataclasses import replace
+
+import numpy as np
 import pytest
 
 import graftlm_cache
@@ -7,14 +10,29 @@ from graftlm.testing import OldestAccessFirst, TickingClock
 PROVIDERS = {provider.name: provider for provider in graftlm_cache.provide_prefix_caches()}
 
 
+class NoWindows:
+    reach_pages = 3
+
+    def holds(self, pages):
+        return np.zeros(len(pages), dtype=np.bool_)
+
+
 @pytest.mark.parametrize(
-    ("name", "class_name", "reuses"), [("radix", "RadixCache", True), ("chunk", "ChunkCache", False)]
+    ("name", "class_name", "windowed_class_name", "can"),
+    [
+        ("radix", "RadixCache", "RadixCache", CacheCapabilities(reuses=True)),
+        ("chunk", "ChunkCache", "ChunkCache", CacheCapabilities(reuses=False)),
+        ("swa_radix", "RadixCache", "SWARadixCache", CacheCapabilities(reuses=True, window=True)),
+        ("swa_chunk", "ChunkCache", "ChunkCache", CacheCapabilities(reuses=False, window=True)),
+    ],
 )
-def test_a_provider_creates_its_cache_and_says_what_it_can(name, class_name, reuses):
+def test_a_provider_creates_its_cache_and_says_what_it_can(name, class_name, windowed_class_name, can):
     provider = PROVIDERS[name]
-    cache = provider.create(NoOptions(), CacheContext(1, OldestAccessFirst(), TickingClock()))
-    assert type(cache).__name__ == class_name
-    assert provider.capabilities == CacheCapabilities(reuses=reuses)
+    context = CacheContext(1, OldestAccessFirst(), TickingClock())
+    assert type(provider.create(NoOptions(), context)).__name__ == class_name
+    windowed = provider.create(NoOptions(), replace(context, window=NoWindows()))
+    assert type(windowed).__name__ == windowed_class_name
+    assert provider.capabilities == can
     assert provider.api_version == API_VERSION
     assert provider.unavailable(Platform()) is None
 

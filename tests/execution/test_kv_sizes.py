@@ -1,0 +1,65 @@
+from dataclasses import replace
+
+import pytest
+import torch
+
+from graftlm.contracts import AttentionLayer
+from graftlm.errors import ConfigError
+from graftlm.execution.kv_sizes import KVDemand, KVSizes, size_kv
+from graftlm.memory import WindowSpan
+
+FULL = AttentionLayer(layer_id=0, num_heads=2, num_kv_heads=1, head_dim=32, scale=1.0)  # 256 bytes a token
+WINDOWED = replace(FULL, layer_id=1, sliding_window=8)
+SPAN = WindowSpan(window_tokens=8, page_size=4)  # 6 window pages a row
+DEMAND = KVDemand(
+    kv_tokens=None,
+    window_tokens=None,
+    kv_fraction=0.5,
+    free_bytes=2 << 20,
+    page_size=4,
+    num_rows=10,
+    context_len=4096,
+    prefill_tokens=64,
+)
+
+
+@pytest.mark.parametrize(
+    ("layers", "changes", "num_pages", "num_window_pages"),
+    [
+        ([FULL], {}, 1024, None),
+        ([FULL, WINDOWED], {}, 512, None),
+        ([FULL], {"context_len": 40}, 100, None),
+        ([FULL], {"kv_tokens": 400}, 100, None),
+        # 10 rows x 6 + 64 / 4 = 76 window pages, and a quarter of the pages
+        ([FULL, WINDOWED], {"span": SPAN}, 758, 265),
+        ([FULL, WINDOWED], {"span": SPAN, "kv_tokens": 4000}, 1000, 326),
+        ([FULL, WINDOWED], {"span": SPAN, "kv_tokens": 200}, 50, 50),
+        ([FULL, WINDOWED], {"span": SPAN, "kv_tokens": 4000, "window_tokens": 240}, 1000, 60),
+        ([FULL, WINDOWED], {"span": SPAN, "window_tokens": 1024}, 768, 256),
+        ([FULL, WINDOWED], {"span": SPAN, "window_tokens": 1 << 20}, 512, 512),
+        ([WINDOWED], {"span": SPAN}, 3792, 1024),
+        ([WINDOWED], {"span": SPAN, "window_tokens": 1024}, 10240, 256),
+        ([FULL, WINDOWED], {"span": SPAN, "free_bytes": 1 << 14}, 4, 4),
+    ],
+)
+def test_memory_is_split_as_configured_or_as_it_fits(layers, changes, num_pages, num_window_pages):
+    assert size_kv(layers, torch.float32, replace(DEMAND, **changes)) == KVSizes(num_pages, num_window_pages)
+
+
+def test_derived_sizes_fit_the_memory():
+    for free_bytes in range(1 << 14, 1 << 22, 99_999):
+        sizes = size_kv([FULL, WINDOWED], torch.float32, replace(DEMAND, span=SPAN, free_bytes=free_bytes))
+        assert (sizes.num_pages + sizes.num_window_pages) * 4 * 256 <= free_bytes // 2
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"free_bytes": 1000}, "too little for a single KV page of 1024 bytes"),
+        ({"span": SPAN, "kv_tokens": 4000, "window_tokens": 20}, r"window_tokens is 20, .* may need 24 of them"),
+    ],
+)
+def test_memory_too_small_for_one_request_is_refused(changes, message):
+    layers = [FULL, WINDOWED] if "span" in changes else [FULL]
+    with pytest.raises(ConfigError, match=message):
+        size_kv(layers, torch.float32, replace(DEMAND, **changes))

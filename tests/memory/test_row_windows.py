@@ -1,0 +1,184 @@
+"""The life of window pages, as the KV manager sees it."""
+
+import numpy as np
+import pytest
+
+from graftlm.contracts import CacheContext, PrefixKey
+from graftlm.errors import InvariantError
+from graftlm.memory import KVManager, PagePool, RequestTable, WindowPages, WindowSpan
+from graftlm_cache.chunk import ChunkCache
+from graftlm_cache.swa_radix import SWARadixCache
+from graftlm_eviction.lru import LRU
+
+
+def manager(num_pages=64, num_window_pages=32, window_tokens=5, page_size=1, num_rows=3, spare_tokens=0, reuse=True):
+    window = WindowPages(num_pages, num_window_pages, WindowSpan(window_tokens, page_size, spare_tokens))
+    context = CacheContext(page_size, LRU(), lambda: 0.0, window=window)
+    cache = SWARadixCache(context, window) if reuse else ChunkCache(context)
+    return KVManager(PagePool(num_pages), cache, RequestTable(num_rows, num_pages), page_size, window)
+
+
+def key(num_tokens, first=0):
+    return PrefixKey(np.arange(first, first + num_tokens, dtype=np.int32))
+
+
+def admit(kv, tokens):
+    row = kv.table.take_row(len(tokens.token_ids), 60)
+    kv.attach(row, tokens)
+    return row
+
+
+def read(kv, row, tokens):
+    """Plan one chunk: reserve, publish, settle."""
+    num_tokens = len(tokens.token_ids)
+    assert kv.extend(row, num_tokens)
+    kv.table.computed[row] = num_tokens
+    kv.publish(row, tokens)
+    kv.settle_step()
+    kv.check()
+
+
+def decode(kv, row, num_tokens):
+    for _ in range(num_tokens):
+        assert kv.reserve(np.array([row], dtype=np.int32), np.array([kv.table.computed[row] + 1]))
+        kv.table.computed[row] += 1
+        kv.settle_step()
+        kv.check()
+
+
+def test_a_decoding_row_keeps_its_window_and_no_more():
+    kv = manager(reuse=False)
+    row = admit(kv, key(3))
+    read(kv, row, key(3))
+    decode(kv, row, 30)
+    assert kv.window.num_held == kv.window.reach_pages == 4
+    kv.discard(row)
+    assert (kv.window.num_held, kv.pool.num_free) == (0, 64)
+
+
+def test_spare_tokens_are_kept_in_front_of_the_window():
+    kv = manager(reuse=False, spare_tokens=3)
+    row = admit(kv, key(3))
+    decode(kv, row, 30)
+    assert kv.window.num_held == 7
+
+
+def test_a_row_lets_go_of_the_caches_windows_when_it_has_passed_them():
+    kv = manager()
+    row = admit(kv, key(10))
+    read(kv, row, key(10))
+    assert kv.cache.evictable_window_pages == 6
+    decode(kv, row, 3)
+    assert kv.cache.evictable_window_pages == 6
+    decode(kv, row, 1)
+    assert kv.cache.evictable_window_pages == 10
+    assert kv.cache.locked_pages == 10
+
+
+def test_what_a_row_computed_can_be_gone_on_from():
+    kv = manager()
+    row = admit(kv, key(10))
+    read(kv, row, key(10))
+    decode(kv, row, 20)
+    kv.release(row, key(30))
+    kv.check()
+    assert kv.cache.probe(key(30)) == kv.cache.probe(key(40)) == 30
+    assert kv.cache.probe(key(29)) == 10  # the window in front of it has been passed
+
+
+def test_with_spare_tokens_also_from_a_little_before_its_end():
+    kv = manager(spare_tokens=2)
+    row = admit(kv, key(10))
+    read(kv, row, key(10))
+    decode(kv, row, 20)
+    kv.release(row, key(30))
+    assert [kv.cache.probe(key(n)) for n in (30, 29, 28, 27)] == [30, 29, 28, 10]
+
+
+def test_what_a_step_reads_and_writes_is_not_given_away_before_it_is_planned():
+    kv = manager(num_pages=64, num_window_pages=20)
+    row = admit(kv, key(12))
+    assert kv.extend(row, 12)
+    kv.table.computed[row] = 12
+    kv.publish(row, key(12))
+    assert kv.available_window_pages == 8
+    kv.settle_step()
+    assert kv.available_window_pages == 16
+
+
+def test_window_pages_run_out_before_pages_do():
+    kv = manager(num_pages=64, num_window_pages=12)
+    row = admit(kv, key(20))
+    assert not kv.extend(row, 13)
+    assert kv.extend(row, 12)
+    assert (kv.available_pages, kv.available_window_pages) == (52, 0)
+    assert not kv.has_window_room(row, 20)
+    assert kv.has_window_room(row, 12) is False  # not even one page for a row
+
+
+def test_room_is_made_in_both_memories():
+    kv = manager(num_pages=30, num_window_pages=14)
+    for first in (0, 100):
+        row = admit(kv, key(7, first))
+        read(kv, row, key(7, first))
+        kv.release(row, key(7, first))
+    row = admit(kv, key(9, 200))
+    read(kv, row, key(9, 200))
+    assert kv.window.num_held == 4 + 9
+    assert kv.usage.evictable == 7  # one prompt left as a whole, of the other one the last window is there
+    assert kv.cache.probe(key(7, 100)) == 7
+    decode(kv, row, 12)
+    kv.check()
+
+
+def test_what_is_computed_again_heals_what_had_lost_its_windows():
+    kv = manager()
+    row = admit(kv, key(20))
+    read(kv, row, key(20))
+    kv.release(row, key(20))
+    kv.window.take_back(kv.cache.evict_window(1).window_pages)
+    assert kv.cache.probe(key(12)) == 0
+    row = admit(kv, key(12))
+    assert kv.table.computed[row] == 0
+    read(kv, row, key(12))
+    assert kv.pool.num_free == 64 - 20  # its own pages were duplicates
+    kv.release(row, key(12))
+    assert kv.cache.probe(key(12)) == 12
+    assert kv.cache.probe(key(20)) == 20
+    kv.check()
+
+
+def test_a_reset_and_a_restart_leave_no_window_page_behind():
+    kv = manager()
+    row = admit(kv, key(20))
+    read(kv, row, key(20))
+    kv.release(row, key(20))
+    assert kv.reset() == 20
+    assert kv.window.num_held == 0
+    row = admit(kv, key(20))
+    read(kv, row, key(20))
+    fresh = manager().cache
+    kv.restart(fresh)
+    kv.check()
+    assert kv.window.num_held == kv.usage.owned == 0
+    assert kv.table.num_free_rows == 3
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (lambda kv: kv.window.take_back(np.array([0], dtype=np.int32)), "has_window is True"),
+        (lambda kv: kv.window.take_back(np.array([13], dtype=np.int32)), "not their window pages"),
+        (lambda kv: kv.window.give(np.array([10], dtype=np.int32)), "cache and rows know of"),
+        (lambda kv: kv.window.give(np.array([40], dtype=np.int32)), "are free, but hold"),
+    ],
+)
+def test_window_pages_that_do_not_add_up_are_found(spoil, message):
+    kv = manager()
+    row = admit(kv, key(10))
+    read(kv, row, key(10))
+    decode(kv, row, 6)
+    kv.check()
+    spoil(kv)
+    with pytest.raises(InvariantError, match=message):
+        kv.check()

@@ -1,0 +1,86 @@
+import numpy as np
+import pytest
+
+from graftlm.errors import InvariantError
+from graftlm.memory import WindowPages, WindowSpan
+
+
+def ids(*pages):
+    return np.array(pages, dtype=np.int32)
+
+
+def make(num_pages=8, num_window_pages=4):
+    return WindowPages(num_pages, num_window_pages, WindowSpan(window_tokens=8, page_size=4))
+
+
+def no_free(num_pages=8):
+    return np.zeros(num_pages, dtype=np.bool_)
+
+
+@pytest.mark.parametrize(
+    ("window_tokens", "page_size", "spare_tokens", "reach_pages", "keep_pages"),
+    [(1, 1, 0, 0, 0), (8, 1, 0, 7, 7), (8, 1, 2, 7, 9), (8, 4, 0, 2, 2), (9, 4, 0, 2, 2), (10, 4, 4, 3, 4)],
+)
+def test_a_span_is_counted_in_whole_pages(window_tokens, page_size, spare_tokens, reach_pages, keep_pages):
+    span = WindowSpan(window_tokens, page_size, spare_tokens)
+    assert (span.reach_pages, span.keep_pages) == (reach_pages, keep_pages)
+    assert span.row_pages == reach_pages + keep_pages + 2
+
+
+@pytest.mark.parametrize("page_size", [1, 3, 4])
+@pytest.mark.parametrize("window_tokens", [1, 2, 7, 8])
+@pytest.mark.parametrize("spare_tokens", [0, 3])
+def test_what_a_row_has_passed_no_later_token_sees(window_tokens, page_size, spare_tokens):
+    span = WindowSpan(window_tokens, page_size, spare_tokens)
+    computed = np.arange(60)
+    passed = span.num_passed(computed)
+    assert (passed * page_size <= np.maximum(computed - window_tokens + 1 - spare_tokens, 0)).all()
+    assert (computed - passed * page_size <= window_tokens + spare_tokens + 2 * page_size).all()
+    assert (passed <= np.maximum(computed // page_size - span.reach_pages, 0)).all()  # a match may end there
+
+
+def test_pages_get_window_pages_of_their_own_until_they_are_taken_back():
+    window = make()
+    window.give(ids(5, 2, 7))
+    assert window.holds(ids(7, 1, 2)).tolist() == [True, False, True]
+    assert (window.num_held, window.num_free) == (3, 1)
+    assert len(set(window.writable(ids(5, 2, 7)).tolist())) == 3
+    window.take_back(ids(2, 3, 7))
+    assert window.holds(ids(5, 2, 7)).tolist() == [True, False, False]
+    window.check(no_free())
+
+
+def test_a_page_table_shows_window_pages_and_0_where_there_are_none():
+    window = make()
+    window.give(ids(6))
+    window.give(ids(3))
+    table = np.array([[3, 0], [6, 3]], dtype=np.int32)
+    assert window.readable(table).tolist() == [[1, 0], [0, 1]]
+
+
+def test_window_pages_move_only_to_pages_that_have_none():
+    window = make()
+    window.give(ids(0, 1, 2))
+    before = window.writable(ids(0, 1, 2)).tolist()
+    window.move(ids(0, 1, 4), ids(5, 2, 6))  # 2 has one, 4 has none to give
+    assert window.holds(ids(0, 1, 2, 5, 6)).tolist() == [False, True, True, True, False]
+    assert window.writable(ids(5, 1, 2)).tolist() == before
+    window.check(no_free())
+
+
+def test_mistakes_of_the_caller_are_found():
+    window = make()
+    window.give(ids(1))
+    with pytest.raises(InvariantError, match=r"\[1\] have one already"):
+        window.give(ids(0, 1))
+    with pytest.raises(InvariantError, match=r"pages \[4\] are to be written"):
+        window.writable(ids(1, 4))
+    with pytest.raises(InvariantError, match="3 are free"):
+        window.give(ids(2, 3, 4, 5))
+    free = no_free()
+    free[1] = True
+    with pytest.raises(InvariantError, match=r"pages \[1\] are free, but hold"):
+        window.check(free)
+    window.clear()
+    window.check(free)
+    assert window.num_free == window.num_window_pages == 4
