@@ -10,7 +10,7 @@ from graftlm.memory import WindowSpan
 
 FULL = AttentionLayer(layer_id=0, num_heads=2, num_kv_heads=1, head_dim=32, scale=1.0)  # 256 bytes a token
 WINDOWED = replace(FULL, layer_id=1, sliding_window=8)
-SPAN = WindowSpan(window_tokens=8, page_size=4)  # 6 window pages a row
+SPAN = WindowSpan(window_tokens=8, page_size=4)  # 5 window pages a row
 DEMAND = KVDemand(
     kv_tokens=None,
     window_tokens=None,
@@ -30,14 +30,14 @@ DEMAND = KVDemand(
         ([FULL, WINDOWED], {}, 512, None),
         ([FULL], {"context_len": 40}, 100, None),
         ([FULL], {"kv_tokens": 400}, 100, None),
-        # 10 rows x 6 + 64 / 4 = 76 window pages, and a quarter of the pages
-        ([FULL, WINDOWED], {"span": SPAN}, 758, 265),
-        ([FULL, WINDOWED], {"span": SPAN, "kv_tokens": 4000}, 1000, 326),
+        # 10 rows x 5 + 64 / 4 = 66 window pages, and a quarter of the pages
+        ([FULL, WINDOWED], {"span": SPAN}, 766, 257),
+        ([FULL, WINDOWED], {"span": SPAN, "kv_tokens": 4000}, 1000, 316),
         ([FULL, WINDOWED], {"span": SPAN, "kv_tokens": 200}, 50, 50),
         ([FULL, WINDOWED], {"span": SPAN, "kv_tokens": 4000, "window_tokens": 240}, 1000, 60),
         ([FULL, WINDOWED], {"span": SPAN, "window_tokens": 1024}, 768, 256),
         ([FULL, WINDOWED], {"span": SPAN, "window_tokens": 1 << 20}, 512, 512),
-        ([WINDOWED], {"span": SPAN}, 3792, 1024),
+        ([WINDOWED], {"span": SPAN}, 3832, 1024),
         ([WINDOWED], {"span": SPAN, "window_tokens": 1024}, 10240, 256),
         ([FULL, WINDOWED], {"span": SPAN, "free_bytes": 1 << 14}, 4, 4),
     ],
@@ -56,7 +56,7 @@ def test_derived_sizes_fit_the_memory():
     ("changes", "message"),
     [
         ({"free_bytes": 1000}, "too little for a single KV page of 1024 bytes"),
-        ({"span": SPAN, "kv_tokens": 4000, "window_tokens": 20}, r"window_tokens is 20, .* may need 24 of them"),
+        ({"span": SPAN, "kv_tokens": 4000, "window_tokens": 16}, r"window_tokens is 16, .* may need 20 of them"),
     ],
 )
 def test_memory_too_small_for_one_request_is_refused(changes, message):

@@ -68,11 +68,21 @@ def test_a_row_lets_go_of_the_caches_windows_when_it_has_passed_them():
     row = admit(kv, key(10))
     read(kv, row, key(10))
     assert kv.cache.evictable_window_pages == 6
-    decode(kv, row, 3)
-    assert kv.cache.evictable_window_pages == 6
-    decode(kv, row, 1)
-    assert kv.cache.evictable_window_pages == 10
+    for evictable in (7, 8, 9, 10, 10):
+        decode(kv, row, 1)
+        assert kv.cache.evictable_window_pages == evictable
     assert kv.cache.locked_pages == 10
+
+
+def test_it_does_so_in_strides():
+    kv = manager(window_tokens=13)  # 12 pages in front, let go 3 at a time
+    row = admit(kv, key(20))
+    read(kv, row, key(20))
+    evictable = []
+    for _ in range(13):
+        decode(kv, row, 1)
+        evictable.append(kv.cache.evictable_window_pages - 8)
+    assert evictable == [0, 0, 3, 3, 3, 6, 6, 6, 9, 9, 9, 12, 12]
 
 
 def test_what_a_row_computed_can_be_gone_on_from():

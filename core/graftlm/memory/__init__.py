@@ -3,6 +3,7 @@
 from graftlm.memory.kv_manager import KVManager, KVUsage
 from graftlm.memory.page_pool import PagePool
 from graftlm.memory.request_table import RequestTable
+from graftlm.memory.row_windows import RowWindows
 from graftlm.memory.window_pages import WindowPages, WindowSpan
 
-__all__ = ["KVManager", "KVUsage", "PagePool", "RequestTable", "WindowPages", "WindowSpan"]
+__all__ = ["KVManager", "KVUsage", "PagePool", "RequestTable", "RowWindows", "WindowPages", "WindowSpan"]

@@ -60,7 +60,7 @@ class KVManager:
         self.page_size = page_size
         self.window = window
         self.evicted_pages = 0
-        self._row_windows = None if window is None else RowWindows(window, table)
+        self.row_windows = None if window is None else RowWindows(window, table)
         self._handles: list[PrefixHandle | None] = [None] * table.num_rows
 
     @property
@@ -131,8 +131,10 @@ class KVManager:
             return False
         pages = self._alloc(total)
         first = np.cumsum(lacking) - lacking
-        column = np.arange(total) + np.repeat(have - first, lacking)
-        table.page_table[np.repeat(rows, lacking), column] = pages
+        row, column = np.repeat(rows, lacking), np.arange(total) + np.repeat(have - first, lacking)
+        table.page_table[row, column] = pages
+        if self.row_windows is not None:
+            self.row_windows.page_table[row, column] = self.row_windows.pages.writable(pages)
         table.num_pages[rows] = have + lacking
         return True
 
@@ -144,7 +146,9 @@ class KVManager:
             return True
         if not self.make_room(needed - have):
             return False
-        table.page_table[row, have:needed] = self._alloc(needed - have)
+        table.page_table[row, have:needed] = pages = self._alloc(needed - have)
+        if self.row_windows is not None:
+            self.row_windows.page_table[row, have:needed] = self.row_windows.pages.writable(pages)
         table.num_pages[row] = needed
         return True
 
@@ -187,13 +191,13 @@ class KVManager:
         """
         start = self._handle(row).num_pages
         self._offer(row, key)
-        if self._row_windows is not None:
-            self._row_windows.protect_step(self.cache, start, self._handle(row))
+        if self.row_windows is not None:
+            self.row_windows.protect_step(self.cache, start, self._handle(row))
 
     def settle_step(self) -> None:
         """Give up what only the step just planned still needs: window pages that rows have passed."""
-        if self._row_windows is not None:
-            self._row_windows.settle(self.cache)
+        if self.row_windows is not None:
+            self.row_windows.settle(self.cache)
 
     def _offer(self, row: int, key: PrefixKey) -> None:
         """Offer the row's whole pages for `key` to the cache, and move the row's lock."""
@@ -207,8 +211,10 @@ class KVManager:
         table.page_table[row, start : result.cached_pages] = result.pages
         table.cached_pages[row] = result.cached_pages
         duplicates = pages[: result.existing_pages - start]
-        if self.window is not None:
-            self.window.move(duplicates, result.pages[: len(duplicates)])
+        if self.row_windows is not None:
+            self.row_windows.pages.move(duplicates, result.pages[: len(duplicates)])
+            held = self.row_windows.pages.readable(result.pages)
+            self.row_windows.page_table[row, start : result.cached_pages] = held
         self._move_lock(row, handle, result.handle)
         self._free(duplicates)
 
@@ -224,8 +230,8 @@ class KVManager:
     def discard(self, row: int) -> None:
         """Give up a row and its own pages without caching them."""
         own = self.table.own_pages(row)
-        if self._row_windows is not None:
-            self._row_windows.drop_row(row, self.cache)
+        if self.row_windows is not None:
+            self.row_windows.drop_row(row, self.cache)
         self.cache.unlock(self._handle(row))
         self._handles[row] = None
         self.table.drop_row(row)
@@ -243,8 +249,8 @@ class KVManager:
         self.pool = PagePool(self.pool.num_pages)
         self._handles = [None] * self.table.num_rows
         self.table.clear()
-        if self._row_windows is not None:
-            self._row_windows.clear()
+        if self.row_windows is not None:
+            self.row_windows.clear()
 
     def check(self) -> None:
         """Verify that every page has exactly one owner.
@@ -268,8 +274,8 @@ class KVManager:
         wrong = np.flatnonzero(owners != 1)
         if len(wrong):
             raise InvariantError(f"pages {self._describe(wrong[:4])} of {usage}")
-        if self._row_windows is not None:
-            self._check_windows(self._row_windows)
+        if self.row_windows is not None:
+            self._check_windows(self.row_windows)
 
     def _check_windows(self, row_windows: RowWindows) -> None:
         """Verify that window pages are where the cache and the rows think they are."""
@@ -312,12 +318,14 @@ class KVManager:
         table.page_table[row, start:end] = pages
         table.cached_pages[row] = table.num_pages[row] = end
         table.computed[row] = end * self.page_size
+        if self.row_windows is not None:
+            self.row_windows.look_up(row, start, end)
 
     def _lock(self, row: int, handle: PrefixHandle) -> None:
         self.cache.lock(handle)
         self._handles[row] = handle
-        if self._row_windows is not None:
-            self._row_windows.lock(row, self.cache, handle)
+        if self.row_windows is not None:
+            self.row_windows.lock(row, self.cache, handle)
 
     def _move_lock(self, row: int, old: PrefixHandle, new: PrefixHandle) -> None:
         self._lock(row, new)

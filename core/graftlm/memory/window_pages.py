@@ -40,13 +40,14 @@ class WindowSpan:
         return -(-(self.window_tokens - 1 + self.spare_tokens) // self.page_size)
 
     @property
-    def row_pages(self) -> int:
-        """Window pages that a row holds at most between steps.
+    def stride_pages(self) -> int:
+        """Pages that a row's window must have passed in the cache before the row lets go of them."""
+        return max(self.reach_pages // 4, 1)
 
-        Those in front of what the cache holds of it, as long as the window touches them, then those it keeps of its
-        own, the page it writes to, and one more when that is full.
-        """
-        return self.reach_pages + self.keep_pages + 2
+    @property
+    def row_pages(self) -> int:
+        """Window pages that a row holds at most, of its own and of the cache, the one it may reserve next included."""
+        return self.keep_pages + self.stride_pages + 2
 
     def num_passed(self, computed: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return how many leading pages need no window page once so many tokens are computed: int64, same shape."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from graftlm.memory import RequestTable, WindowPages
+from graftlm.memory import RequestTable, RowWindows
 from graftlm.plan import PoolSpan, PromptLogprobSpan, RowSetup, StepPlan, TokenMask, WindowTables
 from graftlm.scheduling.request import Request
 
@@ -36,13 +36,13 @@ def build_plan(
     chunks: list[Chunk],
     setups: tuple[RowSetup, ...],
     allowed_bits: Callable[[NDArray[np.int32]], NDArray[np.int32]],
-    window: WindowPages | None = None,
+    windows: RowWindows | None = None,
 ) -> StepPlan:
     """Lay out one step: the rows that decode, then the chunks, one-token chunks first.
 
     Args:
         allowed_bits: from constrained rows to the tokens they may sample, int32 [n, ceil(V / 32)].
-        window: which window pages the rows' pages have, when sliding-window layers have a memory of their own.
+        windows: the rows' window pages, when sliding-window layers have a memory of their own.
 
     Effects: counts the decoding rows' tokens as computed. (Chunks were counted when their pages were reserved.)
     """
@@ -82,10 +82,10 @@ def build_plan(
         pool_spans=pool_spans,
         token_mask=_token_mask(table, rows[sample_idx], allowed_bits),
         window=None
-        if window is None
+        if windows is None
         else WindowTables(
-            page_table=window.readable(page_table),
-            out_slots=window.writable(out_pages).astype(np.int64) * page_size + offsets,
+            page_table=windows.page_table[rows, : page_table.shape[1]],
+            out_slots=windows.pages.writable(out_pages).astype(np.int64) * page_size + offsets,
         ),
     )
 

@@ -85,7 +85,7 @@ class Planner:
             chunks,
             setups,
             self._running.allowed_bits,
-            self._kv.window,
+            self._kv.row_windows,
         )
         self._kv.settle_step()
         sampling = plan.rows[plan.sample_idx]
