@@ -75,7 +75,7 @@ def test_a_row_lets_go_of_the_caches_windows_when_it_has_passed_them():
 
 
 def test_it_does_so_in_strides():
-    kv = manager(window_tokens=13)  # 12 pages in front, let go 3 at a time
+    kv = manager(window_tokens=13, num_window_pages=64)  # 12 pages in front, let go 3 at a time
     row = admit(kv, key(20))
     read(kv, row, key(20))
     evictable = []
