@@ -335,6 +335,11 @@ def _size_memory(config: EngineConfig, registry: Registry, model: Model, target:
     sizes = size_kv(model.attention_layers, target.dtype, demand)
     if span is None or sizes.num_window_pages is None:
         return _Memory(sizes.num_pages, None)
+    _logger.info(
+        "sliding-window layers have a KV memory of their own: %d tokens of %d",
+        sizes.num_window_pages * span.page_size,
+        sizes.num_pages * span.page_size,
+    )
     return _Memory(sizes.num_pages, WindowPages(sizes.num_pages, sizes.num_window_pages, span))
 
 
