@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -18,6 +19,7 @@ from graftlm.contracts import (
     EvictionContext,
     GrammarBackend,
     GrammarContext,
+    KVStorage,
     LogitsContext,
     LogitsProcessor,
     Model,
@@ -27,15 +29,19 @@ from graftlm.contracts import (
     PrefixCache,
     Provider,
     SchedulingContext,
+    StorageContext,
 )
 from graftlm.errors import ConfigError
+from graftlm.execution.awaiting_attention import AwaitingAttention
+from graftlm.execution.block_mover import BlockMover
 from graftlm.execution.executor import InlineExecutor, StepExecutor, WorkerExecutor
 from graftlm.execution.kv_store import KVStore
 from graftlm.execution.runner import ModelRunner
 from graftlm.execution.sampler import Sampler
+from graftlm.fingerprint import model_fingerprint
 from graftlm.grammars import GrammarCompiler
 from graftlm.intake import Intake, IntakeLimits
-from graftlm.memory import KVManager, PagePool, RequestTable
+from graftlm.memory import KVManager, LowerTiers, PagePool, RequestTable, TransferQueue
 from graftlm.observers import Observer, Observers, notify
 from graftlm.registry import AUTO, Registry, selections
 from graftlm.scheduling import Scheduler, SchedulerLimits
@@ -126,14 +132,17 @@ def assemble(
 
     on_stage("allocating KV memory")
     num_pages = _num_pages(config, model, target)
-    attention = _attention(config, registry, attention_provider, model, target, num_pages)
-    model.bind_attention(attention)
+    kv = KVStore(model.attention_layers, num_pages, config.cache.page_size, target.dtype, target.device)
+    attention = _attention(config, registry, attention_provider, model, target, kv)
+    tiers = _tiers(config, registry, model, target, kv, path)
+    model.bind_attention(attention if tiers is None else AwaitingAttention(attention, tiers.mover.await_layer))
     num_rows = config.scheduling.max_running_requests
     sampler = Sampler(num_rows, model_config.vocab_size, target.device, _processor_factory(registry))
-    runner = ModelRunner(model, attention, sampler, num_rows, target.device)
+    mover = None if tiers is None else tiers.mover
+    runner = ModelRunner(model, attention, sampler, num_rows, target.device, mover)
 
-    make_cache = _cache_factory(config, registry, num_pages)
-    scheduler = _scheduler(config, registry, make_cache(), num_pages, target.context_len)
+    make_cache = _cache_factory(config, registry, num_pages, tiers)
+    scheduler = _scheduler(config, registry, make_cache(), num_pages, target.context_len, tiers)
     executor: StepExecutor = WorkerExecutor(runner.run) if config.scheduling.overlap else InlineExecutor(runner.run)
     loop = StepLoop(
         scheduler,
@@ -145,6 +154,7 @@ def assemble(
             registry.observers("step_finished") + (() if on_step is None else (on_step,)),
         ),
         clock=time.monotonic,
+        mover=mover,
         debug=config.debug,
     )
     limits = IntakeLimits(
@@ -197,13 +207,13 @@ def _attention(
     provider: Provider[AttentionBackend],
     model: Model,
     target: _Target,
-    num_pages: int,
+    kv: KVStore,
 ) -> AttentionBackend:
-    """Create the attention backend over fresh KV tensors."""
+    """Create the attention backend over the KV tensors."""
     page_size = config.cache.page_size
     context = AttentionContext(
         layers=model.attention_layers,
-        kv=KVStore(model.attention_layers, num_pages, page_size, target.dtype, target.device),
+        kv=kv,
         page_size=page_size,
         device=target.device,
         dtype=target.dtype,
@@ -214,11 +224,17 @@ def _attention(
 
 
 def _scheduler(
-    config: EngineConfig, registry: Registry, cache: PrefixCache, num_pages: int, context_len: int
+    config: EngineConfig,
+    registry: Registry,
+    cache: PrefixCache,
+    num_pages: int,
+    context_len: int,
+    tiers: "_Tiers | None",
 ) -> Scheduler:
     settings, page_size = config.scheduling, config.cache.page_size
     table = RequestTable(settings.max_running_requests, min(num_pages, -(-context_len // page_size)))
-    kv = KVManager(PagePool(num_pages), cache, table, page_size)
+    lower = None if tiers is None else LowerTiers(cache, tiers.queue)
+    kv = KVManager(PagePool(num_pages), cache, table, page_size, lower)
     provider = registry.provider("scheduling", settings.policy.name)
     policy = registry.create("scheduling", provider, settings.policy.options, SchedulingContext(), config.origins)
     limits = SchedulerLimits(settings.max_queued_requests, settings.prefill_tokens_per_step)
@@ -302,7 +318,40 @@ def _num_pages(config: EngineConfig, model: Model, target: _Target) -> int:
     return min(num_pages, useful)
 
 
-def _cache_factory(config: EngineConfig, registry: Registry, num_pages: int) -> Callable[[], PrefixCache]:
+@dataclass(frozen=True, slots=True)
+class _Tiers:
+    """What a cache with tiers below the device is given."""
+
+    mover: BlockMover
+    queue: TransferQueue
+    create_storage: Callable[[str, Mapping[str, Any], int], KVStorage]
+
+
+def _tiers(
+    config: EngineConfig, registry: Registry, model: Model, target: _Target, kv: KVStore, path: Path
+) -> _Tiers | None:
+    """Return what lower tiers need, or None when the cache has none."""
+    provider = registry.provider("cache", config.cache.name)
+    if not provider.capabilities.tiers:
+        return None
+    dtype = str(target.dtype).removeprefix("torch.")
+    mover = BlockMover(kv, target.device)
+    queue = TransferQueue(kv.page_bytes, dtype, config.cache.page_size, mover.allocate)
+
+    def create_storage(name: str, options: Mapping[str, Any], block_bytes: int) -> KVStorage:
+        fingerprint = model_fingerprint(path, dtype, model.attention_layers)
+        context = StorageContext(fingerprint, block_bytes)
+        provider = registry.provider("storage", name)
+        checked = registry.options(provider, options, "cache.options.storage.options", config.origins)
+        storage: KVStorage = registry.create("storage", provider, checked, context)
+        return storage
+
+    return _Tiers(mover, queue, create_storage)
+
+
+def _cache_factory(
+    config: EngineConfig, registry: Registry, num_pages: int, tiers: _Tiers | None
+) -> Callable[[], PrefixCache]:
     """Return what makes a fresh prefix cache with a fresh eviction strategy."""
     settings = config.cache
     observers = registry.observers("cache_event")
@@ -318,7 +367,14 @@ def _cache_factory(config: EngineConfig, registry: Registry, num_pages: int) -> 
             EvictionContext(num_pages, settings.page_size),
             config.origins,
         )
-        context = CacheContext(settings.page_size, eviction, time.monotonic, on_event if observers else None)
+        context = CacheContext(
+            settings.page_size,
+            eviction,
+            time.monotonic,
+            on_event if observers else None,
+            transfer=None if tiers is None else tiers.queue,
+            create_storage=None if tiers is None else tiers.create_storage,
+        )
         cache: PrefixCache = registry.create(
             "cache", registry.provider("cache", settings.name), settings.options, context
         )

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from graftlm.contracts import StepCopies
 from graftlm.types import SamplingParams, TokenIds
 
 __all__ = ["LogprobTable", "PoolSpan", "PromptLogprobSpan", "RowSetup", "StepPlan", "StepResult", "TokenMask"]
@@ -98,6 +99,7 @@ class StepPlan:
         prompt_spans: prompt log-probabilities to compute.
         pool_spans: hidden states to add up.
         token_mask: what requests under a grammar may sample; None when no such request samples.
+        copies: pages to copy to or from host memory with this step.
     """
 
     step_id: int
@@ -116,6 +118,7 @@ class StepPlan:
     prompt_spans: tuple[PromptLogprobSpan, ...] = ()
     pool_spans: tuple[PoolSpan, ...] = ()
     token_mask: TokenMask | None = None
+    copies: StepCopies | None = None
 
     @property
     def num_tokens(self) -> int:

@@ -34,6 +34,8 @@ from graftlm.contracts.prefix_cache import (
 from graftlm.contracts.provider import API_VERSION, NoOptions, Options, Platform, Provider
 from graftlm.contracts.scheduling import SchedulingContext, SchedulingPolicy, WaitingRequest
 from graftlm.contracts.storage import KVStorage, StorageContext, StorageStats
+from graftlm.contracts.tiers import LoadedPages, LoadOffer, PrefetchTicket, TieredPrefixCache
+from graftlm.contracts.transfer import BlockCopy, KVTransfer, StepCopies
 
 __all__ = [
     "API_VERSION",
@@ -42,6 +44,7 @@ __all__ = [
     "AttentionCapabilities",
     "AttentionContext",
     "AttentionLayer",
+    "BlockCopy",
     "CacheCapabilities",
     "CacheContext",
     "CompiledGrammar",
@@ -56,6 +59,9 @@ __all__ = [
     "InsertResult",
     "KVCache",
     "KVStorage",
+    "KVTransfer",
+    "LoadOffer",
+    "LoadedPages",
     "LogitsContext",
     "LogitsProcessor",
     "Model",
@@ -67,6 +73,7 @@ __all__ = [
     "NodeView",
     "Options",
     "Platform",
+    "PrefetchTicket",
     "PrefixCache",
     "PrefixHandle",
     "PrefixKey",
@@ -75,7 +82,9 @@ __all__ = [
     "Provider",
     "SchedulingContext",
     "SchedulingPolicy",
+    "StepCopies",
     "StorageContext",
     "StorageStats",
+    "TieredPrefixCache",
     "WaitingRequest",
 ]

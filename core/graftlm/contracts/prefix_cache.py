@@ -11,14 +11,16 @@ No torch import is needed to write one.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from graftlm.contracts.eviction import EvictionStrategy, NodeStats
+from graftlm.contracts.storage import KVStorage
+from graftlm.contracts.transfer import KVTransfer
 from graftlm.types import CacheEvent, PageIds, TokenIds
 
 __all__ = [
@@ -138,9 +140,11 @@ class CacheCapabilities:
 
     Attributes:
         reuses: whether a match can ever be longer than nothing.
+        tiers: whether it is a `TieredPrefixCache`, to be given a `transfer`.
     """
 
     reuses: bool = True
+    tiers: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,12 +156,16 @@ class CacheContext:
         eviction: orders the leaves.
         clock: seconds, monotonic; the only time a cache knows.
         on_event: called for every node that comes, is split or goes; None when nobody listens. See `CacheEvent`.
+        transfer: copies pages to and from host memory; None for a cache whose capabilities name no tiers.
+        create_storage: from a storage provider's name, its options and a block's bytes to a storage; None likewise.
     """
 
     page_size: int
     eviction: EvictionStrategy
     clock: Callable[[], float]
     on_event: Callable[[CacheEvent], None] | None = field(default=None)
+    transfer: KVTransfer | None = None
+    create_storage: Callable[[str, Mapping[str, Any], int], KVStorage] | None = None
 
 
 class PrefixCache(ABC):

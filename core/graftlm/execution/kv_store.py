@@ -43,6 +43,16 @@ class KVStore:
         return sum(2 * layer.num_kv_heads * layer.head_dim for layer in layers) * dtype.itemsize
 
     @property
+    def num_layers(self) -> int:
+        """Attention layers."""
+        return len(self._keys)
+
+    @property
+    def page_bytes(self) -> int:
+        """Bytes of one page's keys and values over all layers."""
+        return self.num_bytes // self.num_pages
+
+    @property
     def num_bytes(self) -> int:
         """Bytes of all keys and values."""
         return sum(tensor.nbytes for tensor in (*self._keys, *self._values))

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from graftlm.contracts import StepCopies
 from graftlm.memory import RequestTable
 from graftlm.plan import PoolSpan, PromptLogprobSpan, RowSetup, StepPlan, TokenMask
 from graftlm.scheduling.request import Request
@@ -28,6 +29,10 @@ class Chunk:
     reads: range = range(0)
 
 
+def _no_copies(out_slots: NDArray[np.int64]) -> StepCopies | None:
+    return None
+
+
 def build_plan(
     step_id: int,
     table: RequestTable,
@@ -36,11 +41,13 @@ def build_plan(
     chunks: list[Chunk],
     setups: tuple[RowSetup, ...],
     allowed_bits: Callable[[NDArray[np.int32]], NDArray[np.int32]],
+    take_copies: Callable[[NDArray[np.int64]], StepCopies | None] = _no_copies,
 ) -> StepPlan:
     """Lay out one step: the rows that decode, then the chunks, one-token chunks first.
 
     Args:
         allowed_bits: from constrained rows to the tokens they may sample, int32 [n, ceil(V / 32)].
+        take_copies: from the slots that the step writes, int64 [T], to the copies that go with it.
 
     Effects: counts the decoding rows' tokens as computed. (Chunks were counted when their pages were reserved.)
     """
@@ -79,6 +86,7 @@ def build_plan(
         prompt_spans=prompt_spans,
         pool_spans=pool_spans,
         token_mask=_token_mask(table, rows[sample_idx], allowed_bits),
+        copies=take_copies(out_slots),
     )
 
 

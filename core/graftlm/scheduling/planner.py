@@ -4,7 +4,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from graftlm.errors import InvariantError
-from graftlm.memory import KVManager
+from graftlm.memory import KVManager, Reuse
 from graftlm.plan import RowSetup, StepPlan
 from graftlm.scheduling.admission import AdmissionControl
 from graftlm.scheduling.plan_builder import Chunk, build_plan
@@ -38,6 +38,8 @@ class Planner:
         self.num_retractions = 0
         self.num_retracted_tokens = 0
         self.cached_tokens = 0
+        self.cached_host_tokens = 0
+        self.cached_storage_tokens = 0
         self.current: Request | None = None
         self._kv = kv
         self._running = running
@@ -64,7 +66,14 @@ class Planner:
             return None
         table = self._kv.table
         plan = build_plan(
-            step_id, table, self._kv.page_size, decode_rows, chunks, tuple(setups), self._running.allowed_bits
+            step_id,
+            table,
+            self._kv.page_size,
+            decode_rows,
+            chunks,
+            tuple(setups),
+            self._running.allowed_bits,
+            self._kv.take_copies,
         )
         sampling = plan.rows[plan.sample_idx]
         table.known[sampling] += 1
@@ -113,7 +122,7 @@ class Planner:
                 break
             self.current = request
             if request.reuses_prefix:
-                self._count_cached(request, self._kv.advance(request.held_row, request.reusable_key()))
+                self._count_cached(request, Reuse(self._kv.advance(request.held_row, request.reusable_key())))
             budget -= self._take_chunk(request, chunks, budget)
         return budget
 
@@ -128,6 +137,8 @@ class Planner:
             if request.num_in_flight:
                 continue  # it was retracted, and its last token is still on the way
             if request.grammar is not None and not request.grammar.is_ready:
+                continue
+            if request.awaits_prefetch(now):
                 continue
             self.current = request
             matched = self._running.enter(request, self._admission.reserved_pages())
@@ -164,7 +175,10 @@ class Planner:
         self.retract(self._running.requests[-1])
         self._admission.retracted()
 
-    def _count_cached(self, request: Request, num_tokens: int) -> None:
-        if not request.num_retractions:
-            request.cached_tokens += num_tokens
-            self.cached_tokens += num_tokens
+    def _count_cached(self, request: Request, reuse: Reuse) -> None:
+        if request.num_retractions:
+            return
+        for sums in (request, self):
+            sums.cached_tokens += reuse.num_tokens
+            sums.cached_host_tokens += reuse.host_tokens
+            sums.cached_storage_tokens += reuse.storage_tokens

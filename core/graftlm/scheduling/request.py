@@ -8,7 +8,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from graftlm.contracts import PrefixKey
+from graftlm.contracts import PrefetchTicket, PrefixKey
 from graftlm.errors import InvariantError
 from graftlm.plan import RowSetup
 from graftlm.scheduling.grammar import RequestGrammar
@@ -53,6 +53,8 @@ class Request:
         grammar: present when its output is constrained; it has accepted exactly the committed output.
         num_in_flight: steps planned with it and not committed.
         cached_tokens: prompt tokens that it did not have to compute, counted until a first retraction.
+        cached_host_tokens, cached_storage_tokens: of these, those loaded from lower tiers of the cache.
+        prefetch: what is being brought to host memory for it while it waits.
         pooling: "mean" or "last" asks for an embedding: it ends where its prompt does, and samples nothing.
         num_reads_planned, num_reads_reported: prompt positions whose log-probability or hidden state a step computes,
             or has delivered.
@@ -76,12 +78,15 @@ class Request:
     row: int | None = None
     num_in_flight: int = 0
     cached_tokens: int = 0
+    cached_host_tokens: int = 0
+    cached_storage_tokens: int = 0
     num_retractions: int = 0
     admitted_s: float | None = None
     first_token_s: float | None = None
     finished_s: float | None = None
     num_reads_planned: int = 0
     num_reads_reported: int = 0
+    prefetch: PrefetchTicket | None = None
     _pooled: NDArray[np.float64] | None = None
     _tokens: TokenIds = field(init=False)
     _num_tokens: int = field(init=False)
@@ -142,7 +147,13 @@ class Request:
     @property
     def usage(self) -> Usage:
         """Its token counts so far."""
-        return Usage(self.prompt_len, self.num_output_tokens, self.cached_tokens)
+        lower = self.cached_host_tokens, self.cached_storage_tokens
+        return Usage(self.prompt_len, self.num_output_tokens, self.cached_tokens, *lower)
+
+    def awaits_prefetch(self, now: float) -> bool:
+        """Whether it is to wait for what is being brought to host memory for it."""
+        ticket = self.prefetch
+        return ticket is not None and not ticket.done and (ticket.deadline_s is None or now < ticket.deadline_s)
 
     def seconds_until(self, moment_s: float | None) -> float | None:
         """Return the seconds from its arrival to a clock reading; None for a moment that has not come."""
