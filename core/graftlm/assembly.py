@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-import psutil
 import torch
 
 from graftlm.checkpoint import iter_weights, load_model_config, resolve_checkpoint, torch_dtype
@@ -30,28 +29,33 @@ from graftlm.contracts import (
     SchedulingContext,
 )
 from graftlm.errors import ConfigError
+from graftlm.execution.awaiting_attention import AwaitingAttention
 from graftlm.execution.executor import InlineExecutor, StepExecutor, WorkerExecutor
-from graftlm.execution.kv_sizes import KVDemand, size_kv
 from graftlm.execution.kv_store import KVStore
 from graftlm.execution.runner import ModelRunner
 from graftlm.execution.sampler import Sampler
 from graftlm.execution.split_attention import SplitAttention
 from graftlm.grammars import GrammarCompiler
 from graftlm.intake import Intake, IntakeLimits
-from graftlm.memory import KVManager, PagePool, RequestTable, WindowPages, WindowSpan
+from graftlm.kv_memory import KVMemory, size_memory
+from graftlm.memory import (
+    KVManager,
+    LowerTiers,
+    PagePool,
+    RequestTable,
+    WindowPages,
+)
 from graftlm.observers import Observer, Observers, notify
 from graftlm.registry import AUTO, Registry, selections
 from graftlm.scheduling import Scheduler, SchedulerLimits
 from graftlm.step_loop import StepLoop
+from graftlm.tier_assembly import TierParts, assemble_tiers
 from graftlm.tokenization import TextStream, Tokenizer
 from graftlm.types import CacheEvent, SamplingParams
 
 __all__ = ["EngineParts", "assemble", "detect_platform", "make_grammar_compiler"]
 
 _logger = logging.getLogger(__name__)
-
-#: Tokens that rows keep in front of their window, for prompts that go on from a little before a row's end.
-_SPARE_TOKENS = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,15 +137,26 @@ def assemble(
     model.load_weights(iter_weights(path))
 
     on_stage("allocating KV memory")
-    memory = _size_memory(config, registry, model, target)
-    attention = _attention(config, registry, attention_provider, model, target, memory)
-    model.bind_attention(attention)
+    memory = size_memory(config, registry, model, target.device, target.dtype, target.context_len)
+    num_window_pages = None if memory.window is None else memory.window.num_window_pages
+    kv = KVStore(
+        model.attention_layers,
+        memory.num_pages,
+        config.cache.page_size,
+        target.dtype,
+        target.device,
+        num_window_pages,
+    )
+    attention = _attention(config, registry, attention_provider, model, target, kv, memory.window)
+    tiers = assemble_tiers(config, registry, model, kv, path)
+    model.bind_attention(attention if tiers is None else AwaitingAttention(attention, tiers.mover.await_layer))
     num_rows = config.scheduling.max_running_requests
     sampler = Sampler(num_rows, model_config.vocab_size, target.device, _processor_factory(registry))
-    runner = ModelRunner(model, attention, sampler, num_rows, target.device)
+    mover = None if tiers is None else tiers.mover
+    runner = ModelRunner(model, attention, sampler, num_rows, target.device, mover)
 
-    make_cache = _cache_factory(config, registry, memory)
-    scheduler = _scheduler(config, registry, make_cache(), memory, target.context_len)
+    make_cache = _cache_factory(config, registry, memory, tiers)
+    scheduler = _scheduler(config, registry, make_cache(), memory, target.context_len, tiers)
     executor: StepExecutor = WorkerExecutor(runner.run) if config.scheduling.overlap else InlineExecutor(runner.run)
     loop = StepLoop(
         scheduler,
@@ -153,6 +168,7 @@ def assemble(
             registry.observers("step_finished") + (() if on_step is None else (on_step,)),
         ),
         clock=time.monotonic,
+        mover=mover,
         debug=config.debug,
     )
     limits = IntakeLimits(
@@ -166,19 +182,6 @@ def assemble(
     intake = Intake(limits, lambda params: TextStream(tokenizer, params), time.monotonic, grammars)
     dtype = str(target.dtype).removeprefix("torch.")
     return EngineParts(config, model_config, tokenizer, intake, loop, platform.device, dtype)
-
-
-@dataclass(frozen=True, slots=True)
-class _Memory:
-    """How much KV memory there is.
-
-    Attributes:
-        num_pages: pages; without `window`, of every layer.
-        window: lends window pages, when sliding-window layers have a memory of their own.
-    """
-
-    num_pages: int
-    window: WindowPages | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,14 +221,14 @@ def _attention(
     provider: Provider[AttentionBackend],
     model: Model,
     target: _Target,
-    memory: _Memory,
+    kv: KVStore,
+    window: WindowPages | None,
 ) -> AttentionBackend:
-    """Create the attention backend over fresh KV tensors; one for each of two memories."""
-    page_size, layers, window = config.cache.page_size, model.attention_layers, memory.window
-    num_window_pages = None if window is None else window.num_window_pages
+    """Create the attention backend over the KV tensors; one for each of two memories."""
+    page_size, layers = config.cache.page_size, model.attention_layers
     context = AttentionContext(
         layers=layers,
-        kv=KVStore(layers, memory.num_pages, page_size, target.dtype, target.device, num_window_pages),
+        kv=kv,
         page_size=page_size,
         device=target.device,
         dtype=target.dtype,
@@ -246,12 +249,18 @@ def _attention(
 
 
 def _scheduler(
-    config: EngineConfig, registry: Registry, cache: PrefixCache, memory: _Memory, context_len: int
+    config: EngineConfig,
+    registry: Registry,
+    cache: PrefixCache,
+    memory: KVMemory,
+    context_len: int,
+    tiers: TierParts | None,
 ) -> Scheduler:
     num_pages = memory.num_pages
     settings, page_size = config.scheduling, config.cache.page_size
     table = RequestTable(settings.max_running_requests, min(num_pages, -(-context_len // page_size)))
-    kv = KVManager(PagePool(num_pages), cache, table, page_size, memory.window)
+    lower = None if tiers is None else LowerTiers(cache, tiers.queue)
+    kv = KVManager(PagePool(num_pages), cache, table, page_size, memory.window, lower)
     provider = registry.provider("scheduling", settings.policy.name)
     policy = registry.create("scheduling", provider, settings.policy.options, SchedulingContext(), config.origins)
     limits = SchedulerLimits(settings.max_queued_requests, settings.prefill_tokens_per_step)
@@ -317,57 +326,9 @@ def _attention_misfit(
     return None
 
 
-def _size_memory(config: EngineConfig, registry: Registry, model: Model, target: _Target) -> _Memory:
-    """Decide how much KV memory there is, and whether sliding-window layers get one of their own."""
-    device, settings = target.device, config.scheduling
-    span = _window_span(config, registry, model)
-    demand = KVDemand(
-        kv_tokens=config.memory.kv_tokens,
-        window_tokens=config.memory.window_tokens,
-        kv_fraction=config.memory.kv_fraction,
-        free_bytes=psutil.virtual_memory().available if device.type == "cpu" else torch.cuda.mem_get_info(device)[0],
-        page_size=config.cache.page_size,
-        num_rows=settings.max_running_requests,
-        context_len=target.context_len,
-        prefill_tokens=settings.prefill_tokens_per_step,
-        span=span,
-    )
-    sizes = size_kv(model.attention_layers, target.dtype, demand)
-    if span is None or sizes.num_window_pages is None:
-        return _Memory(sizes.num_pages, None)
-    _logger.info(
-        "sliding-window layers have a KV memory of their own: %d tokens of %d",
-        sizes.num_window_pages * span.page_size,
-        sizes.num_pages * span.page_size,
-    )
-    return _Memory(sizes.num_pages, WindowPages(sizes.num_pages, sizes.num_window_pages, span))
-
-
-def _window_span(config: EngineConfig, registry: Registry, model: Model) -> WindowSpan | None:
-    """Return the window of the layers that get a memory of their own; None, and why in the log, when none do."""
-    provider = registry.provider("cache", config.cache.name)
-    windows = sorted({layer.sliding_window for layer in model.attention_layers if layer.sliding_window is not None})
-    if not provider.capabilities.window:
-        if config.memory.window_tokens is not None:
-            raise ConfigError(
-                f"memory.window_tokens is set, but the cache {provider.name!r} keeps no windows apart. "
-                "Set cache.name: swa_radix, or leave memory.window_tokens out."
-            )
-        return None
-    if len(windows) != 1:
-        reason = "no layer has one" if not windows else f"they differ: {', '.join(map(str, windows))} tokens"
-        if config.memory.window_tokens is not None:
-            raise ConfigError(
-                f"memory.window_tokens is set, but this model has no sliding window that all windows share: {reason}. "
-                "Leave it out."
-            )
-        _logger.warning("cache %s: sliding windows get no memory of their own: %s", provider.name, reason)
-        return None
-    spare_tokens = min(_SPARE_TOKENS, windows[0] // 4) if provider.capabilities.reuses else 0
-    return WindowSpan(windows[0], config.cache.page_size, spare_tokens)
-
-
-def _cache_factory(config: EngineConfig, registry: Registry, memory: _Memory) -> Callable[[], PrefixCache]:
+def _cache_factory(
+    config: EngineConfig, registry: Registry, memory: KVMemory, tiers: TierParts | None
+) -> Callable[[], PrefixCache]:
     """Return what makes a fresh prefix cache with a fresh eviction strategy."""
     settings = config.cache
     observers = registry.observers("cache_event")
@@ -384,7 +345,13 @@ def _cache_factory(config: EngineConfig, registry: Registry, memory: _Memory) ->
             config.origins,
         )
         context = CacheContext(
-            settings.page_size, eviction, time.monotonic, on_event if observers else None, memory.window
+            settings.page_size,
+            eviction,
+            time.monotonic,
+            on_event if observers else None,
+            window=memory.window,
+            transfer=None if tiers is None else tiers.queue,
+            create_storage=None if tiers is None else tiers.create_storage,
         )
         cache: PrefixCache = registry.create(
             "cache", registry.provider("cache", settings.name), settings.options, context

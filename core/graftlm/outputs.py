@@ -42,7 +42,7 @@ class _CompletionBuilder:
     def __init__(self, index: int, params: SamplingParams) -> None:
         self.index = index
         self.finish: Finish | None = None
-        self.cached_tokens = 0
+        self.cached_tokens = self.cached_host_tokens = self.cached_storage_tokens = 0
         self.timings = Timings()
         self.token_ids: list[int] = []
         self._logprobs: list[TokenLogprob] | None = None if params.logprobs is None else []
@@ -53,6 +53,8 @@ class _CompletionBuilder:
         if self._logprobs is not None:
             self._logprobs += update.logprobs
         self.cached_tokens = update.cached_tokens
+        self.cached_host_tokens = update.cached_host_tokens
+        self.cached_storage_tokens = update.cached_storage_tokens
         self.timings = Timings(update.queue_s, update.first_token_s, update.total_s)
         self.finish = update.finish
         self._text.append(text)
@@ -120,7 +122,9 @@ class OutputBuilder:
         """Return everything gathered so far."""
         builders = list(self._completions.values())
         num_output_tokens = sum(len(b.token_ids) for b in builders)
-        usage = Usage(len(self._prompt), num_output_tokens, builders[0].cached_tokens)
+        first = builders[0]
+        lower = first.cached_host_tokens, first.cached_storage_tokens
+        usage = Usage(len(self._prompt), num_output_tokens, first.cached_tokens, *lower)
         return RequestOutput(
             request_id=self.request_id,
             prompt_token_ids=self._prompt_token_ids,

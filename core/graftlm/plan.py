@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from graftlm.contracts import StepCopies
 from graftlm.types import SamplingParams, TokenIds
 
 __all__ = [
@@ -121,6 +122,7 @@ class StepPlan:
         pool_spans: hidden states to add up.
         token_mask: what requests under a grammar may sample; None when no such request samples.
         window: where layers with a sliding window find and write theirs; None where all layers share one memory.
+        copies: pages to copy to or from host memory with this step.
     """
 
     step_id: int
@@ -140,6 +142,7 @@ class StepPlan:
     pool_spans: tuple[PoolSpan, ...] = ()
     token_mask: TokenMask | None = None
     window: WindowTables | None = None
+    copies: StepCopies | None = None
 
     @property
     def num_tokens(self) -> int:

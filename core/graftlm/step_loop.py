@@ -4,10 +4,10 @@ import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, Protocol
 
 from graftlm.cache_snapshot import cache_snapshot
-from graftlm.contracts import PrefixCache, PrefixKey
+from graftlm.contracts import PrefixCache, PrefixKey, StepCopies
 from graftlm.execution.executor import StepExecutor
 from graftlm.observers import Observers, notify
 from graftlm.plan import StepPlan, StepResult
@@ -17,6 +17,18 @@ from graftlm.types import EngineStats, RequestRecord, StepRecord, Timings
 __all__ = ["StepLoop"]
 
 logger = logging.getLogger(__name__)
+
+
+class Mover(Protocol):
+    """Copies blocks between the device and host memory; see `graftlm.execution.block_mover.BlockMover`."""
+
+    def copy(self, copies: StepCopies) -> None:
+        """Make copies, and wait for them."""
+        ...
+
+    def close(self) -> None:
+        """Let go of what it copies with."""
+        ...
 
 
 class StepLoop:
@@ -42,6 +54,7 @@ class StepLoop:
         make_cache: Callable[[], PrefixCache],
         observers: Observers,
         clock: Callable[[], float],
+        mover: Mover | None = None,
         debug: bool = False,
     ) -> None:
         self.scheduler = scheduler
@@ -51,6 +64,7 @@ class StepLoop:
         self._depth = 1 if overlap else 0
         self._make_cache = make_cache
         self._observers = observers
+        self._mover = mover
         self._clock = clock
         self._debug = debug
         self._has_launched = True  # a step, since the last failure
@@ -90,7 +104,8 @@ class StepLoop:
         """Queue requests, all or none.
 
         Args:
-            when_compiled: called, from any thread, when a request's grammar has been compiled: `step` has work then.
+            when_compiled: called, from any thread, when a request's grammar has been compiled, or its prefetch has
+                ended: `step` has work then.
 
         Raises:
             RequestError: one is refused; then none has been added, though updates of those before it may follow.
@@ -107,6 +122,8 @@ class StepLoop:
         for request in added:
             if request.grammar is not None:
                 request.grammar.when_compiled(when_compiled)
+            if request.prefetch is not None:
+                request.prefetch.when_done(when_compiled)
 
     def settle(self) -> list[RequestUpdate]:
         """Commit the steps under way without planning further ones; returns what became known."""
@@ -200,12 +217,30 @@ class StepLoop:
             eviction_age_s=scheduler.kv.cache.eviction_age_s,
             host_s=self.host_s,
             model_s=self.model_s,
+            cached_host_tokens=counters.cached_host_tokens,
+            cached_storage_tokens=counters.cached_storage_tokens,
+            tiers=None if scheduler.kv.tiers is None else scheduler.kv.tiers.cache.tier_stats,
         )
 
     def close(self) -> None:
-        """Wait for steps under way."""
+        """Wait for steps under way, and let storage have what it should keep."""
+        self._close_tiers()
         self._drain()
         self._executor.close()
+        if self._mover is not None:
+            self._mover.close()
+
+    def _close_tiers(self) -> None:
+        tiers = self.scheduler.kv.tiers
+        if tiers is None:
+            return
+        self.settle()
+        try:
+            tiers.cache.flush()
+            self._copy_idle()
+            tiers.cache.close()
+        except Exception:  # the engine ends all the same
+            logger.exception("the prefix cache's lower tiers did not close")
 
     def _step(self) -> list[RequestUpdate]:
         start = self._clock()
@@ -215,10 +250,28 @@ class StepLoop:
         if plan is not None:
             self._has_launched = True
             self._pending.append((plan, self._executor.submit(plan), plan_s))
+        updates: list[RequestUpdate] = []
         self._is_stuck = not self._pending and not self.scheduler.num_running
         if self._pending and (plan is None or len(self._pending) > self._depth):
-            return self._commit(*self._pending.popleft())
-        return self.scheduler.take_updates()
+            updates = self._commit(*self._pending.popleft())
+        if not self._pending and not self.scheduler.num_running:
+            self._copy_idle()
+        return updates + self.scheduler.take_updates()
+
+    def _copy_idle(self) -> None:
+        """Make the copies that no step will take along, since none is planned."""
+        tiers = self.scheduler.kv.tiers
+        copies = None if tiers is None else tiers.take_all()
+        mover = self._mover
+        if tiers is None or copies is None or mover is None:
+            return
+        try:
+            self._executor.call(lambda: mover.copy(copies)).result()
+        except Exception:
+            logger.exception("copies between device and host memory failed; what they held is computed again")
+            tiers.lose_copies()
+        else:
+            tiers.landed(copies)
 
     def _commit(self, plan: StepPlan, future: Future[StepResult], plan_s: float) -> list[RequestUpdate]:
         try:

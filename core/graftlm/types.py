@@ -27,6 +27,7 @@ __all__ = [
     "SlotId",
     "SlotIds",
     "StepRecord",
+    "TierStats",
     "Timings",
     "TokenId",
     "TokenIds",
@@ -260,11 +261,24 @@ PromptLogprobs: TypeAlias = tuple[TokenLogprob | None, ...]
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Token counts of one request; `cached_tokens` of the prompt's were not computed again."""
+    """Token counts of one request.
+
+    Attributes:
+        cached_tokens: of the prompt's, those that were not computed again.
+        cached_host_tokens, cached_storage_tokens: of `cached_tokens`, those loaded from host memory, and from storage.
+    """
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cached_tokens: int = 0
+    cached_host_tokens: int = 0
+    cached_storage_tokens: int = 0
+
+    @property
+    def cached_tokens_by_tier(self) -> dict[str, int]:
+        """Cached tokens by where they were found: "device", "host" and "storage"."""
+        lower = {"host": self.cached_host_tokens, "storage": self.cached_storage_tokens}
+        return {"device": self.cached_tokens - sum(lower.values())} | lower
 
     @property
     def total_tokens(self) -> int:
@@ -367,6 +381,45 @@ class EmbeddingOutput:
 
 
 @dataclass(frozen=True, slots=True)
+class TierStats:
+    """The tiers of a prefix cache below the device's memory, at one moment, and sums since the start.
+
+    Attributes:
+        block_tokens: tokens of a block, the unit of the lower tiers.
+        host_blocks, host_used_blocks: how many fit into host memory, and how many are there.
+        stored_blocks, loaded_blocks: copied from the device to host memory, and back.
+        evicted_blocks: given up by host memory to make room.
+        skipped_stores: blocks not kept because nothing in host memory could be given up.
+        lost_copies: copies that were not made because their step failed.
+        prefetched_blocks: brought from storage to host memory for waiting requests.
+        late_prefetches: requests that were admitted before all of theirs had arrived.
+        skipped_writes: blocks not written to storage because it is too slow, or their numbers are not finite.
+        storage_blocks ... storage_failures: as in `graftlm.contracts.StorageStats`; zeros without a storage.
+    """
+
+    block_tokens: int = 0
+    host_blocks: int = 0
+    host_used_blocks: int = 0
+    stored_blocks: int = 0
+    loaded_blocks: int = 0
+    evicted_blocks: int = 0
+    skipped_stores: int = 0
+    lost_copies: int = 0
+    prefetched_blocks: int = 0
+    late_prefetches: int = 0
+    skipped_writes: int = 0
+    storage_blocks: int = 0
+    storage_bytes: int = 0
+    storage_hits: int = 0
+    storage_misses: int = 0
+    storage_stored: int = 0
+    storage_evicted: int = 0
+    storage_corrupt: int = 0
+    storage_foreign: int = 0
+    storage_failures: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class EngineStats:
     """An engine at one moment.
 
@@ -377,6 +430,8 @@ class EngineStats:
             `retracted_tokens` had been computed for requests that were sent back to the queue.
         eviction_age_s: how long what was evicted last had not been used; None when nothing was, or it is not known.
         host_s, model_s: seconds spent on planning and committing, and on the device.
+        cached_host_tokens, cached_storage_tokens: of `cached_tokens`, those loaded from lower tiers.
+        tiers: of a prefix cache that has lower tiers.
     """
 
     running_requests: int
@@ -399,6 +454,9 @@ class EngineStats:
     eviction_age_s: float | None
     host_s: float
     model_s: float
+    cached_host_tokens: int = 0
+    cached_storage_tokens: int = 0
+    tiers: TierStats | None = None
 
 
 @dataclass(frozen=True, slots=True)

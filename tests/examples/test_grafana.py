@@ -13,7 +13,7 @@ from graftlm.processes.messages import Load
 from graftlm.processes.replicas import ReplicaSet
 from graftlm.processes.step_metrics import StepMetrics
 from graftlm.server.metrics import ServerMetrics
-from graftlm.types import Completion, EngineStats, FinishReason, RequestOutput, Timings, Usage
+from graftlm.types import Completion, EngineStats, FinishReason, RequestOutput, TierStats, Timings, Usage
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "grafana"
 DASHBOARD = json.loads((EXAMPLE / "graftlm.json").read_text(encoding="utf-8"))
@@ -26,7 +26,7 @@ QUERIES = [(panel["title"], target["expr"]) for panel in PANELS for target in pa
 def samples():
     """Name of each sample at /metrics -> its labels, those that Prometheus adds included."""
     replicas = ReplicaSet(["scheduler-0"], can_recover=False)
-    stats = EngineStats(**dict.fromkeys(EngineStats.__dataclass_fields__, 1))
+    stats = EngineStats(**dict.fromkeys(EngineStats.__dataclass_fields__, 1) | {"tiers": TierStats(1)})
     replicas.replicas[0].load = Load(process="scheduler-0", stats=stats, histograms=StepMetrics().snapshot())
     metrics = ServerMetrics()
     metrics.watch(replicas)

@@ -50,7 +50,7 @@ def test_what_a_row_publishes_another_finds_and_both_read():
     kv.attach(a, key(9))
     reserve(kv, a, 10)
     kv.publish(a, key(10))
-    assert kv.attach(b, key(9)) == 8
+    assert kv.attach(b, key(9)).num_tokens == 8
     assert kv.table.page_table[b, :2].tolist() == kv.table.page_table[a, :2].tolist()
     assert kv.usage.locked == 2
     kv.check()
@@ -93,7 +93,7 @@ def test_released_rows_stay_cached_until_somebody_needs_the_pages():
     kv.release(a, key(10))
     assert (kv.usage.free, kv.usage.evictable, kv.available_pages) == (2, 2, 4)
     b = kv.table.take_row(16, 16)
-    assert kv.attach(b, key(15, first=100)) == 0
+    assert kv.attach(b, key(15, first=100)).num_tokens == 0
     assert reserve(kv, b, 16)
     assert kv.evicted_pages == 2
     kv.check()

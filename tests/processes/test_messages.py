@@ -7,7 +7,7 @@ import pytest
 from graftlm.errors import SamplingParamsError
 from graftlm.processes import messages as m
 from graftlm.scheduling import Failure, Finish, RequestUpdate
-from graftlm.types import EngineStats, FinishReason, SamplingParams, TokenLogprob, Usage
+from graftlm.types import EngineStats, FinishReason, SamplingParams, TierStats, TokenLogprob, Usage
 
 UPDATES = [
     RequestUpdate("a", (5,), cached_tokens=3, queue_s=0.1, first_token_s=0.2),
@@ -18,7 +18,7 @@ UPDATES = [
     RequestUpdate("f", finish=Finish(FinishReason.ERROR, error="é 🎉", failure=Failure.ENGINE), num_retractions=2),
     RequestUpdate("g", finish=Finish(FinishReason.ABORT, error="late", failure=Failure.TIMEOUT), embedding=b"\0\1"),
 ]
-STATS = EngineStats(**dict.fromkeys(EngineStats.__dataclass_fields__, 1))
+STATS = EngineStats(**dict.fromkeys(EngineStats.__dataclass_fields__, 1) | {"tiers": TierStats(1)})
 MESSAGES = [
     m.Generate(
         request_id="r",

@@ -4,7 +4,7 @@ import pytest
 
 from graftlm.processes import messages as m
 from graftlm.processes.step_metrics import STEP_BUCKETS_S, STEP_HISTOGRAMS, Histogram, StepMetrics
-from graftlm.types import EngineStats, StepRecord
+from graftlm.types import EngineStats, StepRecord, TierStats
 
 
 def record(host_s, model_s):
@@ -55,6 +55,6 @@ def test_the_bounds_grow():
 def test_histograms_survive_the_wire():
     metrics = StepMetrics()
     metrics.observe(record(0.001, 0.002))
-    stats = EngineStats(**dict.fromkeys(EngineStats.__dataclass_fields__, 1))
+    stats = EngineStats(**dict.fromkeys(EngineStats.__dataclass_fields__, 1) | {"tiers": TierStats(1)})
     load = m.Load(process="scheduler-0", stats=stats, histograms=metrics.snapshot())
     assert m.decode(m.encode(load)).histograms == metrics.snapshot()

@@ -14,7 +14,7 @@ from graftlm.processes.step_metrics import StepMetrics
 from graftlm.scheduling import Failure
 from graftlm.server.metrics import ServerMetrics
 from graftlm.testing.server_process import wait_until
-from graftlm.types import Completion, EngineStats, FinishReason, RequestOutput, StepRecord, Timings, Usage
+from graftlm.types import Completion, EngineStats, FinishReason, RequestOutput, StepRecord, TierStats, Timings, Usage
 
 PAGE = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text(encoding="utf-8")
 PLAIN = "text/plain;version=0.0.4"
@@ -38,7 +38,9 @@ def samples(metrics):
 
 def report(name, **values):
     """Return a replica's report: all zero but for some values, and two steps."""
-    stats = EngineStats(**dict.fromkeys(EngineStats.__dataclass_fields__, 0) | {"eviction_age_s": None} | values)
+    stats = EngineStats(
+        **dict.fromkeys(EngineStats.__dataclass_fields__, 0) | {"eviction_age_s": None, "tiers": None} | values
+    )
     steps = StepMetrics()
     counts = {field: 0 for field in StepRecord.__dataclass_fields__ if field not in ("host_s", "model_s")}
     steps.observe(StepRecord(**counts, host_s=0.0002, model_s=0.02))
@@ -79,6 +81,22 @@ def test_what_a_replica_reports_is_labelled_with_its_name(metrics, replicas):
     assert found["graftlm_replica_up", (second,)] == 0
     assert ("graftlm_eviction_age_seconds", (first,)) not in found
     assert found["graftlm_eviction_age_seconds", (second,)] == 1.5
+
+
+def test_cached_tokens_and_blocks_are_told_by_tier(metrics, replicas):
+    tiers = TierStats(host_used_blocks=5, host_blocks=8, loaded_blocks=3, storage_blocks=7, storage_corrupt=2)
+    replicas.replicas[0].load = report(
+        "scheduler-0", cached_tokens=100, cached_host_tokens=30, cached_storage_tokens=20, tiers=tiers
+    )
+    found = samples(metrics)
+    replica = ("replica", "scheduler-0")
+    for tier, tokens in (("device", 50), ("host", 30), ("storage", 20)):
+        assert found["graftlm_cached_tokens_total", (replica, ("tier", tier))] == tokens
+    assert found["graftlm_tier_blocks", (replica, ("tier", "host"))] == 5
+    assert found["graftlm_tier_blocks", (replica, ("tier", "storage"))] == 7
+    assert found["graftlm_host_capacity_blocks", (replica,)] == 8
+    assert found["graftlm_host_events_total", (("event", "loaded"), replica)] == 3
+    assert found["graftlm_storage_events_total", (("event", "corrupt"), replica)] == 2
 
 
 def test_a_replica_that_died_reports_nothing_and_then_counts_from_its_own_start(metrics, replicas):
@@ -150,7 +168,7 @@ def test_the_format_is_the_one_asked_for(metrics, replicas, accept, is_openmetri
 
 
 def test_every_metric_is_documented_with_its_type_and_labels_and_none_else(metrics, replicas):
-    replicas.replicas[0].load = report("scheduler-0", eviction_age_s=1.0)
+    replicas.replicas[0].load = report("scheduler-0", eviction_age_s=1.0, tiers=TierStats())
     metrics.finished(ended(), 1.0, "stop")
     expected = set()
     for family in families(metrics.exposition(PLAIN)[0].decode()).values():

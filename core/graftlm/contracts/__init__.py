@@ -40,6 +40,8 @@ from graftlm.contracts.scheduling import (
     WaitingRequest,
 )
 from graftlm.contracts.storage import KVStorage, StorageContext, StorageStats
+from graftlm.contracts.tiers import LoadedPages, LoadOffer, PrefetchTicket, TieredPrefixCache
+from graftlm.contracts.transfer import BlockCopy, KVTransfer, StepCopies
 from graftlm.contracts.window import WindowEviction, WindowView
 
 __all__ = [
@@ -49,6 +51,7 @@ __all__ = [
     "AttentionCapabilities",
     "AttentionContext",
     "AttentionLayer",
+    "BlockCopy",
     "CacheCapabilities",
     "CacheContext",
     "CompiledGrammar",
@@ -63,6 +66,9 @@ __all__ = [
     "InsertResult",
     "KVCache",
     "KVStorage",
+    "KVTransfer",
+    "LoadOffer",
+    "LoadedPages",
     "LogitsContext",
     "LogitsProcessor",
     "Model",
@@ -75,6 +81,7 @@ __all__ = [
     "Options",
     "Platform",
     "Preemption",
+    "PrefetchTicket",
     "PrefixCache",
     "PrefixGroup",
     "PrefixHandle",
@@ -84,8 +91,10 @@ __all__ = [
     "Provider",
     "SchedulingContext",
     "SchedulingPolicy",
+    "StepCopies",
     "StorageContext",
     "StorageStats",
+    "TieredPrefixCache",
     "WaitingRequest",
     "WindowEviction",
     "WindowView",

@@ -11,14 +11,16 @@ No torch import is needed to write one.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from graftlm.contracts.eviction import EvictionStrategy, NodeStats
+from graftlm.contracts.storage import KVStorage
+from graftlm.contracts.transfer import KVTransfer
 from graftlm.contracts.window import WindowEviction, WindowView
 from graftlm.types import CacheEvent, PageIds, TokenIds
 
@@ -143,10 +145,12 @@ class CacheCapabilities:
         reuses: whether a match can ever be longer than nothing.
         window: whether it can keep a page without its window page. Only then do sliding-window layers get a memory of
             their own.
+        tiers: whether it is a `TieredPrefixCache`, to be given a `transfer`.
     """
 
     reuses: bool = True
     window: bool = False
+    tiers: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +163,8 @@ class CacheContext:
         clock: seconds, monotonic; the only time a cache knows.
         on_event: called for every node that comes, is split or goes; None when nobody listens. See `CacheEvent`.
         window: tells which pages have window pages; None where all layers share one memory.
+        transfer: copies pages to and from host memory; None for a cache whose capabilities name no tiers.
+        create_storage: from a storage provider's name, its options and a block's bytes to a storage; None likewise.
     """
 
     page_size: int
@@ -166,6 +172,8 @@ class CacheContext:
     clock: Callable[[], float]
     on_event: Callable[[CacheEvent], None] | None = field(default=None)
     window: WindowView | None = None
+    transfer: KVTransfer | None = None
+    create_storage: Callable[[str, Mapping[str, Any], int], KVStorage] | None = None
 
 
 class PrefixCache(ABC):

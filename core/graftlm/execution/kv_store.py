@@ -35,6 +35,8 @@ class KVStore:
     ) -> None:
         self.num_pages = num_pages
         self.page_size = page_size
+        self.dtype = dtype
+        self.device = device
         self.num_window_pages = num_pages if num_window_pages is None else num_window_pages
         shapes = [(self._pages_of(layer), page_size, layer.num_kv_heads, layer.head_dim) for layer in layers]
         self._keys = [torch.empty(shape, dtype=dtype, device=device) for shape in shapes]
@@ -47,6 +49,16 @@ class KVStore:
     def bytes_per_token(layers: Sequence[AttentionLayer], dtype: torch.dtype) -> int:
         """Return the bytes that one token's keys and values take over all layers."""
         return sum(2 * layer.num_kv_heads * layer.head_dim for layer in layers) * dtype.itemsize
+
+    @property
+    def num_layers(self) -> int:
+        """Attention layers."""
+        return len(self._keys)
+
+    @property
+    def page_bytes(self) -> int:
+        """Bytes of one page's keys and values over all layers."""
+        return self.num_bytes // self.num_pages
 
     @property
     def num_bytes(self) -> int:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from graftlm.contracts import AttentionBackend, Model
 from graftlm.execution.batch import build_batch, to_device
+from graftlm.execution.block_mover import BlockMover
 from graftlm.execution.logprobs import token_logprobs
 from graftlm.execution.sampler import NOT_FINITE, Sampled, Sampler
 from graftlm.plan import LogprobTable, PoolSpan, PromptLogprobSpan, StepPlan, StepResult
@@ -25,17 +26,30 @@ class ModelRunner:
     """
 
     def __init__(
-        self, model: Model, attention: AttentionBackend, sampler: Sampler, num_rows: int, device: torch.device
+        self,
+        model: Model,
+        attention: AttentionBackend,
+        sampler: Sampler,
+        num_rows: int,
+        device: torch.device,
+        mover: BlockMover | None = None,
     ) -> None:
         self._model = model
         self._attention = attention
         self._sampler = sampler
         self._device = device
+        self._mover = mover
         self._last_tokens = torch.zeros(num_rows, dtype=torch.int64, device=device)
 
-    @torch.inference_mode()
     def run(self, plan: StepPlan) -> StepResult:
-        """Run one step and wait for its tokens."""
+        """Run one step, with the copies that go with it, and wait for its tokens."""
+        if self._mover is None or plan.copies is None:
+            return self._run(plan)
+        with self._mover.beside(plan.copies):
+            return self._run(plan)
+
+    @torch.inference_mode()
+    def _run(self, plan: StepPlan) -> StepResult:
         start = time.perf_counter()
         for setup in plan.setups:
             self._sampler.set_row(setup)

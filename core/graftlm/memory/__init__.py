@@ -1,9 +1,22 @@
 """Who holds which page of KV memory: host side, numpy, no torch."""
 
-from graftlm.memory.kv_manager import KVManager, KVUsage
+from graftlm.memory.kv_manager import KVManager, KVUsage, Reuse
+from graftlm.memory.lower_tiers import LowerTiers
 from graftlm.memory.page_pool import PagePool
 from graftlm.memory.request_table import RequestTable
 from graftlm.memory.row_windows import RowWindows
+from graftlm.memory.transfer_queue import TransferQueue
 from graftlm.memory.window_pages import WindowPages, WindowSpan
 
-__all__ = ["KVManager", "KVUsage", "PagePool", "RequestTable", "RowWindows", "WindowPages", "WindowSpan"]
+__all__ = [
+    "KVManager",
+    "KVUsage",
+    "LowerTiers",
+    "PagePool",
+    "RequestTable",
+    "Reuse",
+    "RowWindows",
+    "TransferQueue",
+    "WindowPages",
+    "WindowSpan",
+]

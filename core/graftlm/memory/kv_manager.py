@@ -5,15 +5,18 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from graftlm.contracts import PrefixCache, PrefixHandle, PrefixKey
+from graftlm.contracts import LoadedPages, PrefixCache, PrefixHandle, PrefixKey, StepCopies
 from graftlm.errors import InvariantError
+from graftlm.memory.lower_tiers import LowerTiers
 from graftlm.memory.page_pool import PagePool
 from graftlm.memory.request_table import RequestTable
 from graftlm.memory.row_windows import RowWindows
 from graftlm.memory.window_pages import WindowPages
 from graftlm.types import PageIds
 
-__all__ = ["KVManager", "KVUsage"]
+__all__ = ["KVManager", "KVUsage", "Reuse"]
+
+_NOTHING_LOADED = LoadedPages()
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +28,15 @@ class KVUsage:
     evictable: int
     locked: int
     owned: int
+
+
+@dataclass(frozen=True, slots=True)
+class Reuse:
+    """Tokens that a request need not compute; `host` and `storage` say how many of them came from lower tiers."""
+
+    num_tokens: int
+    host_tokens: int = 0
+    storage_tokens: int = 0
 
 
 class KVManager:
@@ -53,9 +65,11 @@ class KVManager:
         table: RequestTable,
         page_size: int,
         window: WindowPages | None = None,
+        tiers: LowerTiers | None = None,
     ) -> None:
         self.pool = pool
         self.cache = cache
+        self.tiers = tiers
         self.table = table
         self.page_size = page_size
         self.window = window
@@ -86,17 +100,20 @@ class KVManager:
         """Return how many pages hold `num_tokens` tokens."""
         return -(-num_tokens // self.page_size)
 
-    def attach(self, row: int, key: PrefixKey) -> int:
-        """Give a fresh row the longest cached prefix of `key`.
+    def attach(self, row: int, key: PrefixKey) -> Reuse:
+        """Give a fresh row the longest cached prefix of `key`, and what lower tiers hold after it.
 
-        Effects: locks the prefix, and sets the row's page table and `computed` to it.
+        Effects: locks the prefix, and sets the row's page table and `computed` to it. What is loaded goes to fresh
+        pages, with the step that is being planned, and is published at once.
 
         Returns: tokens found.
         """
         match = self.cache.match(key)
         self._lock(row, match.handle)
         self._set_cached(row, 0, match.pages)
-        return int(self.table.computed[row])
+        loaded = _NOTHING_LOADED if self.tiers is None else self._load(row, key, self.tiers)
+        size = self.page_size
+        return Reuse(int(self.table.computed[row]), loaded.host * size, loaded.storage * size)
 
     def advance(self, row: int, key: PrefixKey) -> int:
         """Skip what another request has cached of a row's prompt since the row last looked.
@@ -217,6 +234,7 @@ class KVManager:
             self.row_windows.page_table[row, start : result.cached_pages] = held
         self._move_lock(row, handle, result.handle)
         self._free(duplicates)
+        self._store(row, key)
 
     def release(self, row: int, key: PrefixKey) -> None:
         """Cache what a row has computed and give up the rest, and the row.
@@ -246,11 +264,45 @@ class KVManager:
     def restart(self, cache: PrefixCache) -> None:
         """Start with empty memory and a fresh cache, whatever came before."""
         self.cache = cache
+        if self.tiers is not None:
+            self.tiers.restart(cache)
         self.pool = PagePool(self.pool.num_pages)
         self._handles = [None] * self.table.num_rows
         self.table.clear()
         if self.row_windows is not None:
             self.row_windows.clear()
+
+    def take_copies(self, out_slots: NDArray[np.int64]) -> StepCopies | None:
+        """Return the copies that go with the step being planned, which writes `out_slots`, int64 [T]; or None."""
+        return None if self.tiers is None else self.tiers.take(out_slots)
+
+    def _load(self, row: int, key: PrefixKey, tiers: LowerTiers) -> LoadedPages:
+        """Go on from a fresh row's match with pages from lower tiers."""
+        table = self.table
+        start = int(table.num_pages[row])
+        loaded = _NOTHING_LOADED
+        offer = tiers.cache.find(key, start)
+        if offer is not None and not self.make_room(offer.num_pages):
+            tiers.cache.decline(offer)
+        elif offer is not None:
+            pages = self.pool.alloc(offer.num_pages)
+            end = start + len(pages)
+            table.page_table[row, start:end] = pages
+            table.num_pages[row] = end
+            table.computed[row] = end * self.page_size
+            loaded = tiers.cache.load(offer, pages)
+            self.publish(row, PrefixKey(key.token_ids[: end * self.page_size], key.namespace, key.priority))
+        self._store(row, key)
+        return loaded
+
+    def _store(self, row: int, key: PrefixKey) -> None:
+        """Let lower tiers know of all the pages that the cache holds of a row."""
+        if self.tiers is None:
+            return
+        num_pages = min(int(self.table.cached_pages[row]), len(key.token_ids) // self.page_size)
+        tokens = key.token_ids[: num_pages * self.page_size]
+        pages = self.table.page_table[row, :num_pages]
+        self.tiers.cache.store(PrefixKey(tokens, key.namespace, key.priority), pages)
 
     def check(self) -> None:
         """Verify that every page has exactly one owner.

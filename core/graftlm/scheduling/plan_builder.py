@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from graftlm.contracts import StepCopies
 from graftlm.memory import RequestTable, RowWindows
 from graftlm.plan import PoolSpan, PromptLogprobSpan, RowSetup, StepPlan, TokenMask, WindowTables
 from graftlm.scheduling.request import Request
@@ -28,6 +29,10 @@ class Chunk:
     reads: range = range(0)
 
 
+def _no_copies(out_slots: NDArray[np.int64]) -> StepCopies | None:
+    return None
+
+
 def build_plan(
     step_id: int,
     table: RequestTable,
@@ -37,12 +42,14 @@ def build_plan(
     setups: tuple[RowSetup, ...],
     allowed_bits: Callable[[NDArray[np.int32]], NDArray[np.int32]],
     windows: RowWindows | None = None,
+    take_copies: Callable[[NDArray[np.int64]], StepCopies | None] = _no_copies,
 ) -> StepPlan:
     """Lay out one step: the rows that decode, then the chunks, one-token chunks first.
 
     Args:
         allowed_bits: from constrained rows to the tokens they may sample, int32 [n, ceil(V / 32)].
         windows: the rows' window pages, when sliding-window layers have a memory of their own.
+        take_copies: from the slots that the step writes, int64 [T], to the copies that go with it.
 
     Effects: counts the decoding rows' tokens as computed. (Chunks were counted when their pages were reserved.)
     """
@@ -58,6 +65,7 @@ def build_plan(
     positions = np.arange(token_ends[-1]) + np.repeat(starts - token_starts, query_lens)
     token_rows = np.repeat(rows, query_lens)
     out_pages, offsets = table.page_table[token_rows, positions // page_size], positions % page_size
+    out_slots = out_pages.astype(np.int64) * page_size + offsets
     page_table = table.page_table[rows, : int(table.num_pages[rows].max())]
     sample_idx = np.flatnonzero(ends == table.known[rows])
     prompt_spans, pool_spans = _spans(chunks, token_starts[num_decodes:])
@@ -73,7 +81,7 @@ def build_plan(
         input_ids=_input_ids(num_decodes, chunks, int(token_ends[-1])),
         device_idx=np.arange(num_decodes),
         positions=positions,
-        out_slots=out_pages.astype(np.int64) * page_size + offsets,
+        out_slots=out_slots,
         num_decodes=int(np.count_nonzero(query_lens == 1)),
         sample_idx=sample_idx,
         sample_positions=ends[sample_idx],
@@ -87,6 +95,7 @@ def build_plan(
             page_table=windows.page_table[rows, : page_table.shape[1]],
             out_slots=windows.pages.writable(out_pages).astype(np.int64) * page_size + offsets,
         ),
+        copies=take_copies(out_slots),
     )
 
 

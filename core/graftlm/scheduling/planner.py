@@ -5,7 +5,7 @@ from numpy.typing import NDArray
 
 from graftlm.contracts import Preemption
 from graftlm.errors import InvariantError
-from graftlm.memory import KVManager
+from graftlm.memory import KVManager, Reuse
 from graftlm.plan import RowSetup, StepPlan
 from graftlm.scheduling.admission import AdmissionControl
 from graftlm.scheduling.plan_builder import Chunk, build_plan
@@ -47,6 +47,8 @@ class Planner:
         self.num_retractions = 0
         self.num_retracted_tokens = 0
         self.cached_tokens = 0
+        self.cached_host_tokens = 0
+        self.cached_storage_tokens = 0
         self.current: Request | None = None
         self._kv = kv
         self._running = running
@@ -86,6 +88,7 @@ class Planner:
             setups,
             self._running.allowed_bits,
             self._kv.row_windows,
+            self._kv.take_copies,
         )
         self._kv.settle_step()
         sampling = plan.rows[plan.sample_idx]
@@ -136,7 +139,7 @@ class Planner:
                 break
             self.current = request
             if request.reuses_prefix:
-                self._count_cached(request, self._kv.advance(request.held_row, request.reusable_key()))
+                self._count_cached(request, Reuse(self._kv.advance(request.held_row, request.reusable_key())))
             budget -= self._take_chunk(request, chunks, budget)
         return budget
 
@@ -148,7 +151,7 @@ class Planner:
         for request in self._queue.ordered(now):
             if budget <= 0 or not running or request.priority - running[-1].priority < min_difference:
                 return
-            if request.can_be_admitted:
+            if request.can_be_admitted(now):
                 if not self._enter_for(request, request.priority - min_difference, now):
                     return
                 budget -= request.num_tokens - int(self._kv.table.computed[request.held_row])
@@ -176,7 +179,7 @@ class Planner:
         for request in self._queue.ordered(now):
             if budget <= 0:
                 return
-            if request.can_be_admitted:
+            if request.can_be_admitted(now):
                 if not self._enter(request, now):
                     return
                 budget -= self._take_chunk(request, chunks, budget)
@@ -226,7 +229,10 @@ class Planner:
         self.retract(self._running.requests[-1])
         self._admission.retracted()
 
-    def _count_cached(self, request: Request, num_tokens: int) -> None:
-        if not request.num_retractions:
-            request.cached_tokens += num_tokens
-            self.cached_tokens += num_tokens
+    def _count_cached(self, request: Request, reuse: Reuse) -> None:
+        if request.num_retractions:
+            return
+        for sums in (request, self):
+            sums.cached_tokens += reuse.num_tokens
+            sums.cached_host_tokens += reuse.host_tokens
+            sums.cached_storage_tokens += reuse.storage_tokens

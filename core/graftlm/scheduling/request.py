@@ -8,7 +8,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from graftlm.contracts import PrefixKey
+from graftlm.contracts import PrefetchTicket, PrefixKey
 from graftlm.errors import InvariantError
 from graftlm.plan import RowSetup
 from graftlm.scheduling.grammar import RequestGrammar
@@ -56,6 +56,8 @@ class Request:
         passed_over_s: clock reading when a later arrival was first admitted in front of it, or None.
         is_aged: whether it has been passed over for so long that it goes first.
         cached_tokens: prompt tokens that it did not have to compute, counted until a first retraction.
+        cached_host_tokens, cached_storage_tokens: of these, those loaded from lower tiers of the cache.
+        prefetch: what is being brought to host memory for it while it waits.
         pooling: "mean" or "last" asks for an embedding: it ends where its prompt does, and samples nothing.
         num_reads_planned, num_reads_reported: prompt positions whose log-probability or hidden state a step computes,
             or has delivered.
@@ -79,6 +81,8 @@ class Request:
     row: int | None = None
     num_in_flight: int = 0
     cached_tokens: int = 0
+    cached_host_tokens: int = 0
+    cached_storage_tokens: int = 0
     num_retractions: int = 0
     queue_number: int = 0
     passed_over_s: float | None = None
@@ -88,6 +92,7 @@ class Request:
     finished_s: float | None = None
     num_reads_planned: int = 0
     num_reads_reported: int = 0
+    prefetch: PrefetchTicket | None = None
     _pooled: NDArray[np.float64] | None = None
     _tokens: TokenIds = field(init=False)
     _num_tokens: int = field(init=False)
@@ -150,15 +155,25 @@ class Request:
         """What sorts requests in the order of their arrival, the same as long as they live."""
         return self.arrival_s, self.queue_number
 
-    @property
-    def can_be_admitted(self) -> bool:
-        """Whether it could run now: not while a token is on its way to it, or its grammar is being compiled."""
-        return not self.num_in_flight and (self.grammar is None or self.grammar.is_ready)
+    def can_be_admitted(self, now: float) -> bool:
+        """Whether it could run now.
+
+        Not while a token is on its way to it, its grammar is being compiled, or it waits for what is being brought to
+        host memory.
+        """
+        is_ready = not self.num_in_flight and (self.grammar is None or self.grammar.is_ready)
+        return is_ready and not self.awaits_prefetch(now)
 
     @property
     def usage(self) -> Usage:
         """Its token counts so far."""
-        return Usage(self.prompt_len, self.num_output_tokens, self.cached_tokens)
+        lower = self.cached_host_tokens, self.cached_storage_tokens
+        return Usage(self.prompt_len, self.num_output_tokens, self.cached_tokens, *lower)
+
+    def awaits_prefetch(self, now: float) -> bool:
+        """Whether it is to wait for what is being brought to host memory for it."""
+        ticket = self.prefetch
+        return ticket is not None and not ticket.done and (ticket.deadline_s is None or now < ticket.deadline_s)
 
     def seconds_until(self, moment_s: float | None) -> float | None:
         """Return the seconds from its arrival to a clock reading; None for a moment that has not come."""

@@ -5,7 +5,7 @@ from bisect import insort
 import numpy as np
 from numpy.typing import NDArray
 
-from graftlm.memory import KVManager
+from graftlm.memory import KVManager, Reuse
 from graftlm.scheduling.request import Request, RequestStatus
 
 __all__ = ["RunningRequests"]
@@ -43,7 +43,7 @@ class RunningRequests:
         """Return what the grammars of some rows, each of which has one, allow next: int32 [n, ceil(V / 32)]."""
         return np.stack([request.grammar.bits for request in self.at(rows) if request.grammar is not None])
 
-    def enter(self, request: Request, reserved_pages: int) -> int | None:
+    def enter(self, request: Request, reserved_pages: int) -> Reuse | None:
         """Give a waiting request a row and what the cache has of it.
 
         Args:

@@ -42,6 +42,8 @@ class SchedulerCounters:
     retractions: int
     aged_requests: int
     retracted_tokens: int
+    cached_host_tokens: int
+    cached_storage_tokens: int
 
 
 class Scheduler:
@@ -63,6 +65,7 @@ class Scheduler:
         self._in_flight: deque[tuple[StepPlan, tuple[Request, ...]]] = deque()
         self._deadlines: list[tuple[float, int, Request]] = []
         self._compiling: dict[str, Request] = {}  # those whose grammar is on its way
+        self._prefetching: dict[str, Request] = {}  # waiting ones for which something is brought to host memory
         self._updates: list[RequestUpdate] = []
         self._num_steps = self._num_added = self._num_finished = 0
         self._prompt_tokens = self._generated_tokens = 0
@@ -91,6 +94,12 @@ class Scheduler:
     def next_deadline_s(self) -> float | None:
         """The clock reading at which `plan` has something to do even if nothing else happens; None for never."""
         deadlines = [r.grammar.deadline_s for r in self._compiling.values() if r.grammar is not None]
+        now = self._clock()
+        deadlines += [
+            r.prefetch.deadline_s
+            for r in self._prefetching.values()
+            if r.prefetch is not None and r.prefetch.deadline_s is not None and r.awaits_prefetch(now)
+        ]
         if self._deadlines:
             deadlines.append(self._deadlines[0][0])
         return min(deadlines, default=None)
@@ -107,6 +116,8 @@ class Scheduler:
             retractions=self._planner.num_retractions,
             aged_requests=self._queue.num_aged,
             retracted_tokens=self._planner.num_retracted_tokens,
+            cached_host_tokens=self._planner.cached_host_tokens,
+            cached_storage_tokens=self._planner.cached_storage_tokens,
         )
 
     def add(self, request: Request) -> None:
@@ -130,6 +141,10 @@ class Scheduler:
         self._queue.add(request)
         if request.grammar is not None:
             self._compiling[request.request_id] = request
+        if self.kv.tiers is not None:
+            request.prefetch = self.kv.tiers.cache.prefetch(request.reusable_key())
+            if request.prefetch is not None:
+                self._prefetching[request.request_id] = request
         self._num_added += 1
         self._prompt_tokens += request.prompt_len
         if request.deadline_s is not None:
@@ -148,7 +163,10 @@ class Scheduler:
         now = self._clock()
         self._expire(now)
         self._start_grammars(now)
+        if self.kv.tiers is not None:
+            self.kv.tiers.begin_plan()
         plan = self._planner.plan(self._num_steps, now)
+        self._release_prefetches()
         if plan is None:
             if self._running.requests and not self._in_flight:
                 self._planner.break_standstill()
@@ -169,6 +187,8 @@ class Scheduler:
         Returns: every update since the last commit.
         """
         requests = self._land(plan)
+        if plan.copies is not None and self.kv.tiers is not None:
+            self.kv.tiers.landed(plan.copies)
         if plan.prompt_spans:
             self._report_prompt_logprobs(plan, requests, result.prompt_logprobs)
         if plan.pool_spans:
@@ -196,6 +216,8 @@ class Scheduler:
         """
         failed = self._land(plan)
         self._in_flight.clear()
+        if self.kv.tiers is not None:
+            self.kv.tiers.lose_copies()
         for request in self._requests.values():
             request.num_in_flight = 0
             request.num_reads_planned = request.num_reads_reported
@@ -233,6 +255,9 @@ class Scheduler:
             r for r in self._requests.values() if waiting_too or r.status is RequestStatus.RUNNING or r is culprit
         ]
         self._running.clear()
+        self._prefetching.clear()
+        for request in self._requests.values():
+            request.prefetch = None
         self.kv.restart(cache)
         for request in suspects:
             request.row = None
@@ -292,6 +317,7 @@ class Scheduler:
             self._queue.remove(request)
         request.status, request.finished_s = RequestStatus.FINISHED, self._clock()
         del self._requests[request.request_id]
+        self._release_prefetches()
         self._compiling.pop(request.request_id, None)
         self._num_finished += 1
         self._updates.append(RequestUpdate.of(request, token_ids, logprobs, finish=finish, embedding=embedding))
@@ -344,6 +370,16 @@ class Scheduler:
                     del self._compiling[request_id]
             except RequestError as error:
                 self._finish(request, _failed(str(error), Failure.REQUEST))
+
+    def _release_prefetches(self) -> None:
+        """Let go of what was brought to host memory for requests that wait no more."""
+        for request_id, request in list(self._prefetching.items()):
+            if request.status is RequestStatus.WAITING:
+                continue
+            del self._prefetching[request_id]
+            if request.prefetch is not None and self.kv.tiers is not None:
+                self.kv.tiers.cache.release(request.prefetch)
+            request.prefetch = None
 
 
 def _failed(error: str, failure: Failure = Failure.ENGINE) -> Finish:

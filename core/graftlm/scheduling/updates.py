@@ -59,6 +59,8 @@ class RequestUpdate(msgspec.Struct, frozen=True, array_like=True, omit_defaults=
     total_s: float | None = None
     num_retractions: int = 0
     embedding: bytes | None = None
+    cached_host_tokens: int = 0
+    cached_storage_tokens: int = 0
 
     @classmethod
     def of(
@@ -84,4 +86,6 @@ class RequestUpdate(msgspec.Struct, frozen=True, array_like=True, omit_defaults=
             total_s=request.seconds_until(request.finished_s),
             num_retractions=request.num_retractions,
             embedding=embedding,
+            cached_host_tokens=request.cached_host_tokens,
+            cached_storage_tokens=request.cached_storage_tokens,
         )

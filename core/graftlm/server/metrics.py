@@ -11,7 +11,7 @@ from prometheus_client.registry import Collector
 
 from graftlm.processes.replicas import Replica, ReplicaSet
 from graftlm.processes.step_metrics import STEP_BUCKETS_S, STEP_HISTOGRAMS
-from graftlm.types import EngineStats, RequestOutput
+from graftlm.types import EngineStats, RequestOutput, TierStats
 
 __all__ = ["ServerMetrics", "make_router"]
 
@@ -41,6 +41,25 @@ _PAGE_STATES: Final[tuple[tuple[str, Callable[[EngineStats], int]], ...]] = (
     ("evictable", lambda s: s.evictable_pages),
     ("locked", lambda s: s.locked_pages),
     ("owned", lambda s: s.owned_pages),
+)
+
+_TIER_EVENTS: Final[tuple[tuple[str, Callable[[TierStats], int]], ...]] = (
+    ("stored", lambda t: t.stored_blocks),
+    ("loaded", lambda t: t.loaded_blocks),
+    ("evicted", lambda t: t.evicted_blocks),
+    ("skipped_store", lambda t: t.skipped_stores),
+    ("lost_copy", lambda t: t.lost_copies),
+    ("prefetched", lambda t: t.prefetched_blocks),
+    ("skipped_write", lambda t: t.skipped_writes),
+)
+_STORAGE_EVENTS: Final[tuple[tuple[str, Callable[[TierStats], int]], ...]] = (
+    ("stored", lambda t: t.storage_stored),
+    ("hit", lambda t: t.storage_hits),
+    ("miss", lambda t: t.storage_misses),
+    ("evicted", lambda t: t.storage_evicted),
+    ("corrupt", lambda t: t.storage_corrupt),
+    ("foreign", lambda t: t.storage_foreign),
+    ("failure", lambda t: t.storage_failures),
 )
 
 
@@ -115,6 +134,7 @@ class _ReplicaCollector(Collector):
         for name, text, read in _GAUGES:
             yield _family(GaugeMetricFamily, name, text, {(n,): read(s) for n, s in reports.items()})
         yield from _caches(reports)
+        yield from _tiers({n: s.tiers for n, s in reports.items() if s.tiers is not None})
         yield from self._histograms()
 
     def _histograms(self) -> Iterator[Metric]:
@@ -129,7 +149,11 @@ class _ReplicaCollector(Collector):
 
 def _caches(reports: dict[str, EngineStats]) -> Iterator[Metric]:
     """Yield what has labels besides the replica's name."""
-    cached = {(name, "device"): stats.cached_tokens for name, stats in reports.items()}
+    cached: dict[tuple[str, str], int] = {}
+    for name, stats in reports.items():
+        lower = {"host": stats.cached_host_tokens, "storage": stats.cached_storage_tokens}
+        cached[name, "device"] = stats.cached_tokens - sum(lower.values())
+        cached |= {(name, tier): tokens for tier, tokens in lower.items() if stats.tiers is not None}
     text = "Prompt tokens whose keys and values were found, by where."
     yield _family(CounterMetricFamily, "cached_tokens", text, cached, "tier")
     pages = {(name, state): read(stats) for name, stats in reports.items() for state, read in _PAGE_STATES}
@@ -137,6 +161,24 @@ def _caches(reports: dict[str, EngineStats]) -> Iterator[Metric]:
     ages = {(name,): stats.eviction_age_s for name, stats in reports.items() if stats.eviction_age_s is not None}
     text = "How long what was evicted last had not been used."
     yield _family(GaugeMetricFamily, "eviction_age_seconds", text, ages)
+
+
+def _tiers(reports: dict[str, TierStats]) -> Iterator[Metric]:
+    """Yield what lower tiers of the cache report, where there are any."""
+    if not reports:
+        return
+    blocks = {(name, "host"): tiers.host_used_blocks for name, tiers in reports.items()}
+    blocks |= {(name, "storage"): tiers.storage_blocks for name, tiers in reports.items()}
+    yield _family(GaugeMetricFamily, "tier_blocks", "Blocks held, by tier.", blocks, "tier")
+    capacity = {(name,): tiers.host_blocks for name, tiers in reports.items()}
+    yield _family(GaugeMetricFamily, "host_capacity_blocks", "Blocks that fit into host memory.", capacity)
+    late = {(name,): tiers.late_prefetches for name, tiers in reports.items()}
+    text = "Requests admitted before all of their blocks had come from storage."
+    yield _family(CounterMetricFamily, "late_prefetches", text, late)
+    for tier, table in (("host", _TIER_EVENTS), ("storage", _STORAGE_EVENTS)):
+        events = {(name, event): read(tiers) for name, tiers in reports.items() for event, read in table}
+        text = f"Blocks of the cache's {tier} tier, by what happened."
+        yield _family(CounterMetricFamily, f"{tier}_events", text, events, "event")
 
 
 def _family(kind: Callable[..., Any], name: str, text: str, values: Mapping[Any, float], *labels: str) -> Metric:

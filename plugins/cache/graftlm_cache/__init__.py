@@ -1,4 +1,4 @@
-"""Prefix caches that come with graftlm: `radix`, `chunk`, and both for sliding windows."""
+"""Prefix caches that come with graftlm: `radix`, `chunk`, both for sliding windows, and `hicache`."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from graftlm import Provider, hookimpl
 from graftlm.contracts import CacheCapabilities
+from graftlm_cache.hicache.options import HicacheOptions
 
 if TYPE_CHECKING:
     from graftlm.contracts import CacheContext, NoOptions, PrefixCache
@@ -30,6 +31,12 @@ def _create_swa_radix(options: NoOptions, context: CacheContext) -> PrefixCache:
     from graftlm_cache.swa_radix import SWARadixCache
 
     return RadixCache(context) if context.window is None else SWARadixCache(context, context.window)
+
+
+def _create_hicache(options: HicacheOptions, context: CacheContext) -> PrefixCache:
+    from graftlm_cache.hicache.create import create_hicache
+
+    return create_hicache(options, context)
 
 
 @hookimpl
@@ -64,5 +71,13 @@ def provide_prefix_caches() -> list[Provider[PrefixCache]]:
             api_version=1,
             create=_create_chunk,
             capabilities=CacheCapabilities(reuses=False, window=True),
+        ),
+        Provider(
+            name="hicache",
+            summary="Radix cache whose prefixes move on to host memory and storage, and come back from there",
+            api_version=1,
+            create=_create_hicache,
+            options=HicacheOptions,
+            capabilities=CacheCapabilities(reuses=True, tiers=True),
         ),
     ]

@@ -63,6 +63,7 @@ class AnswerWriter:
             "prompt_tokens": output.usage.prompt_tokens,
             "completion_tokens": len(token_ids),
             "cached_tokens": output.usage.cached_tokens,
+            "cached_tokens_details": output.usage.cached_tokens_by_tier,
             "weight_version": "default",
         }
         if completion.finish_reason is not None:

@@ -47,6 +47,7 @@ class MetaInfo(_Body):
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int = Field(description="Of the prompt's tokens, those whose keys and values were reused.")
+    cached_tokens_details: dict[str, int] = Field(description="The same by tier: `device`, `host`, `storage`.")
     weight_version: str
     e2e_latency: float | None = Field(default=None, description="Seconds in the server, once ended.")
     input_token_logprobs: list[_Entry] | None = Field(

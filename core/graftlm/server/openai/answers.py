@@ -43,9 +43,10 @@ encode = msgspec.json.Encoder().encode
 
 
 class CachedTokens(msgspec.Struct, frozen=True):
-    """Of the prompt's tokens, those whose keys and values were reused."""
+    """Of the prompt's tokens, those whose keys and values were reused; in all, and by where they were found."""
 
     cached_tokens: int
+    cached_tokens_by_tier: dict[str, int]
 
 
 class UsageBody(msgspec.Struct, frozen=True):
@@ -250,4 +251,6 @@ def sum_usage(usages: Sequence[Usage]) -> UsageBody:
     prompt = sum(usage.prompt_tokens for usage in usages)
     completion = sum(usage.completion_tokens for usage in usages)
     cached = sum(usage.cached_tokens for usage in usages)
-    return UsageBody(prompt, completion, prompt + completion, CachedTokens(cached))
+    tiers = [usage.cached_tokens_by_tier for usage in usages] or [Usage().cached_tokens_by_tier]
+    by_tier = {tier: sum(counts[tier] for counts in tiers) for tier in tiers[0]}
+    return UsageBody(prompt, completion, prompt + completion, CachedTokens(cached, by_tier))

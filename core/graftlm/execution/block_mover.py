@@ -1,0 +1,190 @@
+"""The device side of KV transfers: copies blocks between the paged tensors and host memory, beside the forward pass."""
+
+import threading
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from graftlm.contracts import BlockCopy, StepCopies
+from graftlm.execution.batch import to_device
+from graftlm.execution.kv_store import KVStore
+
+__all__ = ["BlockMover"]
+
+
+class BlockMover:
+    """Makes the copies of steps, one step's at a time, called from the thread that runs the steps.
+
+    Host memory holds, for every block, layer by layer, its tokens' keys and then their values:
+
+        slot 0 | keys of layer 0 | values of layer 0 | keys of layer 1 | ...
+        slot 1 | ...
+
+    Early copies are made first; then loads, layer by layer, and stores run beside the step, and `await_layer` lets a
+    layer's attention begin when that layer's loads are done. On the CPU they run in a thread of their own, on CUDA in
+    a stream of their own.
+    """
+
+    def __init__(self, kv: KVStore, device: torch.device) -> None:
+        self._kv = kv
+        self._device = device
+        self._layers: list[tuple[Tensor, Tensor]] = []  # host keys and values [num_blocks, P, page_size, H_kv, D]
+        self._arrivals: _Arrivals = _NOTHING
+        self._thread = ThreadPoolExecutor(1, "graftlm-copy") if device.type == "cpu" else None
+        self._stream = None if device.type == "cpu" else torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+    def allocate(self, num_blocks: int, pages_per_block: int) -> NDArray[np.uint8]:
+        """Take host memory; see `KVTransfer.allocate`. No copy may be under way."""
+        kv = self._kv
+        block_bytes = pages_per_block * kv.page_bytes
+        pinned = self._device.type == "cuda"
+        memory = torch.empty((num_blocks, block_bytes), dtype=torch.uint8, pin_memory=pinned)
+        self._layers = list(_layer_views(memory, kv, pages_per_block))
+        array: NDArray[np.uint8] = memory.numpy()
+        return array
+
+    def copy(self, copies: StepCopies) -> None:
+        """Make copies, and wait for them."""
+        with self.beside(copies):
+            pass
+
+    @contextmanager
+    def beside(self, copies: StepCopies) -> Iterator[None]:
+        """Make a step's copies while the body runs its forward pass; all are done when this ends."""
+        if self._stream is not None:
+            with self._beside_on_stream(copies, self._stream):
+                yield
+            return
+        assert self._thread is not None, "on the CPU there is a thread to copy in"
+        self._early(copies)
+        arrivals = _ThreadArrivals(len(self._layers))
+        running: Future[None] = self._thread.submit(self._late, copies, arrivals)
+        self._arrivals = arrivals
+        try:
+            yield
+        finally:
+            self._arrivals = _NOTHING
+            running.result()  # an error fails the step: its loads did not arrive
+
+    def await_layer(self, layer_id: int) -> None:
+        """Wait until a layer's loads of the present step are done; on CUDA, have the current stream wait."""
+        self._arrivals.wait(layer_id)
+
+    def close(self) -> None:
+        """End the thread."""
+        if self._thread is not None:
+            self._thread.shutdown()
+
+    @contextmanager
+    def _beside_on_stream(self, copies: StepCopies, stream: torch.cuda.Stream) -> Iterator[None]:
+        self._early(copies)
+        stream.wait_stream(torch.cuda.current_stream(self._device))
+        arrivals = _StreamArrivals(len(self._layers))
+        with torch.cuda.stream(stream):
+            self._late(copies, arrivals)
+        self._arrivals = arrivals
+        try:
+            yield
+        finally:
+            self._arrivals = _NOTHING
+            # The next step may overwrite what is read here, and the host reads what is written here.
+            torch.cuda.current_stream(self._device).wait_stream(stream)
+            stream.synchronize()
+
+    def _early(self, copies: StepCopies) -> None:
+        for layer_id in range(len(self._layers)) if copies.early_stores or copies.early_loads else ():
+            self._store(copies.early_stores, layer_id)
+            self._load(copies.early_loads, layer_id)
+
+    def _late(self, copies: StepCopies, arrivals: "_ThreadArrivals | _StreamArrivals") -> None:
+        try:
+            for layer_id in range(len(self._layers)):
+                self._load(copies.loads, layer_id)
+                arrivals.arrive(layer_id)
+            for layer_id in range(len(self._layers)) if copies.stores else ():
+                self._store(copies.stores, layer_id)
+        finally:
+            arrivals.end()
+
+    @torch.inference_mode()
+    def _store(self, copies: Sequence[BlockCopy], layer_id: int) -> None:
+        for pages, device_side, host_side in self._pairs(copies, layer_id):
+            host_side.copy_(device_side.index_select(0, pages), non_blocking=True)
+
+    @torch.inference_mode()
+    def _load(self, copies: Sequence[BlockCopy], layer_id: int) -> None:
+        for pages, device_side, host_side in self._pairs(copies, layer_id):
+            device_side.index_copy_(0, pages, host_side.to(self._device, non_blocking=True))
+
+    def _pairs(self, copies: Sequence[BlockCopy], layer_id: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """Yield page ids, a device tensor to index with them, and the host's part of a block; keys, then values."""
+        device_sides = (self._kv.keys(layer_id), self._kv.values(layer_id))
+        for copy in copies:
+            pages = to_device(copy.pages.astype(np.int64), self._device)
+            part = slice(copy.first_page, copy.first_page + len(copy.pages))
+            for device_side, host_side in zip(device_sides, self._layers[layer_id], strict=True):
+                yield pages, device_side, host_side[copy.slot, part]
+
+
+class _Arrivals:
+    """Nothing is on its way."""
+
+    def wait(self, layer_id: int) -> None:
+        """Return at once."""
+
+
+_NOTHING = _Arrivals()
+
+
+class _ThreadArrivals(_Arrivals):
+    """Tells a thread which layers have been loaded by another thread."""
+
+    def __init__(self, num_layers: int) -> None:
+        self._events = [threading.Event() for _ in range(num_layers)]
+
+    def wait(self, layer_id: int) -> None:
+        self._events[layer_id].wait()
+
+    def arrive(self, layer_id: int) -> None:
+        self._events[layer_id].set()
+
+    def end(self) -> None:
+        """Let everybody go on, also after an error; it is raised where the copies are awaited."""
+        for event in self._events:
+            event.set()
+
+
+class _StreamArrivals(_Arrivals):
+    """Tells a stream which layers have been loaded by another stream."""
+
+    def __init__(self, num_layers: int) -> None:
+        self._events = [
+            torch.cuda.Event()  # type: ignore[no-untyped-call]
+            for _ in range(num_layers)
+        ]
+
+    def wait(self, layer_id: int) -> None:
+        self._events[layer_id].wait()
+
+    def arrive(self, layer_id: int) -> None:
+        self._events[layer_id].record()
+
+    def end(self) -> None:
+        """Do nothing: an event that was not recorded is not waited for."""
+
+
+def _layer_views(memory: Tensor, kv: KVStore, pages_per_block: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield each layer's keys and values in host memory, [num_blocks, P, page_size, H_kv, D]; views."""
+    start = 0
+    for layer_id in range(kv.num_layers):
+        keys = kv.keys(layer_id)
+        shape = (len(memory), pages_per_block, *keys.shape[1:])
+        size = pages_per_block * keys[0].numel()
+        numbers = memory.view(keys.dtype)
+        yield numbers[:, start : start + size].view(shape), numbers[:, start + size : start + 2 * size].view(shape)
+        start += 2 * size

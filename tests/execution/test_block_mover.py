@@ -1,0 +1,140 @@
+"""Blocks reach host memory and come back as they were; a layer waits for its own loads, and for nothing else."""
+
+import threading
+
+import numpy as np
+import pytest
+import torch
+
+from graftlm.contracts import AttentionBackend, AttentionLayer, BlockCopy, StepCopies
+from graftlm.execution.awaiting_attention import AwaitingAttention
+from graftlm.execution.block_mover import BlockMover
+from graftlm.execution.kv_store import KVStore
+
+LAYERS = [AttentionLayer(0, 4, 2, 8, 1.0), AttentionLayer(1, 4, 1, 16, 1.0)]
+CPU = torch.device("cpu")
+
+
+def make_kv(dtype=torch.float32, num_pages=8, page_size=2):
+    kv = KVStore(LAYERS, num_pages, page_size, dtype, CPU)
+    for layer in LAYERS:
+        for tensor in (kv.keys(layer.layer_id), kv.values(layer.layer_id)):
+            tensor.copy_(torch.randn(tensor.shape))
+    return kv
+
+
+def content(kv, *pages):
+    ids = torch.tensor(pages)
+    return [t[ids].clone() for layer in LAYERS for t in (kv.keys(layer.layer_id), kv.values(layer.layer_id))]
+
+
+def same(left, right):
+    return all(torch.equal(a, b) for a, b in zip(left, right, strict=True))
+
+
+def part(slot, *pages, first_page=0):
+    return BlockCopy(slot, first_page, np.array(pages, dtype=np.int32))
+
+
+@pytest.fixture
+def make_mover():
+    movers = []
+
+    def make(kv):
+        movers.append(BlockMover(kv, CPU))
+        return movers[-1]
+
+    yield make
+    for mover in movers:
+        mover.close()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_blocks_come_back_as_they_were(make_mover, dtype):
+    kv = make_kv(dtype)
+    mover = make_mover(kv)
+    mover.allocate(3, 2)
+    before = content(kv, 5, 1)
+    mover.copy(StepCopies(stores=(part(2, 5, 1),)))
+    mover.copy(StepCopies(loads=(part(2, 0, 3),)))
+    assert same(content(kv, 0, 3), before)
+    mover.copy(StepCopies(loads=(part(2, 7, first_page=1),)))
+    assert same(content(kv, 7), content(kv, 1))
+
+
+def test_a_blocks_bytes_are_layer_by_layer_keys_then_values_whatever_the_page_size(make_mover):
+    kv = make_kv(page_size=2)
+    mover = make_mover(kv)
+    memory = mover.allocate(3, 2)
+    mover.copy(StepCopies(stores=(part(1, 5, 1),)))
+    expected = b"".join(tensor.numpy().tobytes() for tensor in content(kv, 5, 1))
+    assert memory[1].tobytes() == expected
+    assert memory.shape == (3, 2 * kv.page_bytes)
+
+
+def test_early_copies_are_done_before_the_step_and_the_others_when_it_ends(make_mover):
+    kv = make_kv()
+    mover = make_mover(kv)
+    mover.allocate(3, 1)
+    old, other = content(kv, 4), content(kv, 6)
+    copies = StepCopies(early_stores=(part(0, 4),), early_loads=(part(0, 5),), stores=(part(1, 6),))
+    with mover.beside(copies):
+        assert same(content(kv, 5), old)
+        kv.keys(0)[4] = 0
+    mover.copy(StepCopies(loads=(part(0, 2), part(1, 3))))
+    assert same(content(kv, 2), old)
+    assert same(content(kv, 3), other)
+
+
+class HeldBack(KVStore):
+    """Gives out the last layer's keys to the copying thread only when it is let."""
+
+    def __init__(self, gate):
+        super().__init__(LAYERS, 8, 2, torch.float32, CPU)
+        self.gate = gate
+
+    def keys(self, layer_id):
+        if layer_id == 1 and threading.current_thread() is not threading.main_thread():
+            assert self.gate.wait(10)
+        return super().keys(layer_id)
+
+
+class Noting(AttentionBackend):
+    """Notes which layers have run."""
+
+    def __init__(self):
+        self.layers = []
+
+    def prepare(self, batch):
+        self.layers.append("prepare")
+
+    def forward(self, q, k, v, layer):
+        self.layers.append(layer.layer_id)
+        return q
+
+
+def test_a_layer_waits_for_its_own_loads_only(make_mover):
+    gate = threading.Event()
+    mover = make_mover(HeldBack(gate))
+    mover.allocate(3, 1)
+    inner = Noting()
+    attention = AwaitingAttention(inner, mover.await_layer)
+    q = torch.zeros(1)
+    with mover.beside(StepCopies(loads=(part(0, 4),))):
+        attention.prepare(None)
+        attention.forward(q, q, q, LAYERS[0])  # though layer 1 is on its way
+        assert inner.layers == ["prepare", 0]
+        threading.Timer(0.01, gate.set).start()
+        attention.forward(q, q, q, LAYERS[1])
+        assert gate.is_set()
+    attention.forward(q, q, q, LAYERS[1])
+    assert inner.layers == ["prepare", 0, 1, 1]
+
+
+def test_a_copy_that_fails_fails_its_step_and_no_other(make_mover):
+    kv = make_kv()
+    mover = make_mover(kv)
+    mover.allocate(1, 1)
+    with pytest.raises(IndexError), mover.beside(StepCopies(loads=(part(3, 4),))):
+        mover.await_layer(1)  # nobody waits for ever
+    mover.copy(StepCopies(loads=(part(0, 4),)))

@@ -1,0 +1,10 @@
+"""As a prefix cache, the hierarchical cache is its device tier."""
+
+from graftlm.testing import PrefixCacheConformance
+from graftlm_cache.hicache.create import create_hicache
+from graftlm_cache.hicache.options import HicacheOptions
+
+
+class TestHierarchicalCache(PrefixCacheConformance):
+    def create(self, context):
+        return create_hicache(HicacheOptions(), context)

@@ -1,0 +1,136 @@
+"""Whatever is stored, given up, overwritten, loaded, aborted and retracted in one step: every token comes out right."""
+
+import random
+
+import numpy as np
+import pytest
+
+from graftlm.contracts import CacheContext
+from graftlm.execution.executor import InlineExecutor
+from graftlm.memory import KVManager, LowerTiers, PagePool, RequestTable, TransferQueue
+from graftlm.observers import Observers
+from graftlm.scheduling import Request, Scheduler, SchedulerLimits
+from graftlm.step_loop import StepLoop
+from graftlm.testing.fake_device import expected_output
+from graftlm.testing.fake_host_memory import CopyingDevice
+from graftlm.types import FinishReason, SamplingParams
+from graftlm_cache.hicache.create import create_hicache
+from graftlm_cache.hicache.options import HicacheOptions
+from graftlm_eviction.lru import LRU
+from graftlm_scheduling.fcfs import FirstComeFirstServed
+
+VOCAB = 50
+NUM_ROWS = 4
+
+
+class Crowd:
+    """Requests in far too little memory, on a device that makes copies as late as it may."""
+
+    def __init__(self, seed, page_size, policy, overlap):
+        self.rng = random.Random(seed)
+        self.page_size = page_size
+        self.options = HicacheOptions(host_tokens=self.rng.choice([24, 64]), block_tokens=8, write_policy=policy)
+        self.num_pages = 72 // page_size
+        self.device = CopyingDevice(self.num_pages, page_size, NUM_ROWS, VOCAB)
+        self.queue = TransferQueue(self.device.page_bytes, "uint64", page_size, self.device.allocate)
+        self.now = 0.0
+        cache = self.make_cache()
+        table = RequestTable(NUM_ROWS, self.num_pages)
+        tiers = LowerTiers(cache, self.queue)
+        self.kv = KVManager(PagePool(self.num_pages), cache, table, page_size, tiers=tiers)
+        self.scheduler = Scheduler(self.kv, FirstComeFirstServed(), SchedulerLimits(100, 16), self.clock)
+        self.loop = StepLoop(
+            self.scheduler,
+            InlineExecutor(self.device.run),
+            overlap=overlap,
+            make_cache=self.make_cache,
+            observers=Observers(),
+            clock=self.clock,
+            mover=self.device,
+            debug=True,
+        )
+        self.requests, self.tokens, self.ends = {}, {}, {}
+        # Prompts grow out of each other, so that they share blocks, and part inside of blocks too.
+        self.trunks = [[self.rng.randrange(VOCAB) for _ in range(40)] for _ in range(3)]
+
+    def clock(self):
+        self.now += 1.0
+        return self.now
+
+    def make_cache(self):
+        return create_hicache(self.options, CacheContext(self.page_size, LRU(), self.clock, transfer=self.queue))
+
+    def add(self):
+        trunk = self.rng.choice(self.trunks)
+        prompt = trunk[: self.rng.randint(1, len(trunk))] + [self.rng.randrange(VOCAB) for _ in range(4)]
+        request_id = str(len(self.requests))
+        request = Request(
+            request_id=request_id,
+            prompt_token_ids=np.array(prompt, dtype=np.int32),
+            params=SamplingParams(temperature=0),
+            max_new_tokens=self.rng.randint(1, 20),
+            stop_token_ids=frozenset(),
+            seed=0,
+            arrival_s=self.clock(),
+            priority=self.rng.randrange(2),
+        )
+        self.requests[request_id], self.tokens[request_id] = request, []
+        self.loop.add([request], lambda: None)
+
+    def step(self):
+        self.take(self.loop.step())
+
+    def take(self, updates):
+        for update in updates:
+            self.tokens[update.request_id] += update.token_ids
+            if update.finish is not None:
+                self.ends[update.request_id] = update.finish
+
+    def act(self):
+        """Let something happen between two steps."""
+        what = self.rng.random()
+        if what < 0.3 and len(self.requests) < 60:
+            self.add()
+        elif what < 0.33 and self.requests:
+            self.loop.abort(self.rng.choice(list(self.requests)), "changed my mind")
+        elif what < 0.34:
+            self.loop.flush_cache()
+        elif what < 0.35:
+            self.device.fail_steps.add(self.scheduler.counters.steps)
+        elif what < 0.36:
+            self.take(self.loop.settle())
+            self.loop.retract_all()
+
+    def check(self):
+        for request_id, request in self.requests.items():
+            end, tokens = self.ends[request_id], self.tokens[request_id]
+            expected = expected_output(request.prompt_token_ids.tolist(), request.max_new_tokens, VOCAB)
+            assert tokens == expected[: len(tokens)], f"request {request_id}"
+            if end.reason is FinishReason.LENGTH:
+                assert len(tokens) == request.max_new_tokens
+            if end.reason is FinishReason.ERROR:
+                assert "out of memory" in end.error
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("policy", ["write_through", "write_through_selective", "write_back"])
+@pytest.mark.parametrize("page_size", [1, 4, 8])
+def test_random_crowds_get_what_they_get_alone(page_size, policy, overlap):
+    loaded = retracted = 0
+    for seed in range(6):
+        crowd = Crowd(seed, page_size, policy, overlap)
+        for _ in range(250):
+            crowd.act()
+            crowd.step()
+        for _ in range(2000):
+            if not crowd.scheduler.has_work:
+                break
+            crowd.step()
+        crowd.check()
+        stats = crowd.loop.stats()
+        loaded += stats.cached_host_tokens
+        retracted += stats.retractions
+        assert crowd.kv.usage.owned == crowd.kv.usage.locked == 0
+        crowd.loop.close()
+    assert loaded > 0
+    assert retracted > 0
