@@ -1,4 +1,4 @@
-"""Prefix caches that come with graftlm: `radix` and `chunk`."""
+"""Prefix caches that come with graftlm: `radix` and `chunk`; and the KV storage `file`."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from graftlm import Provider, hookimpl
 from graftlm.contracts import CacheCapabilities
 
 if TYPE_CHECKING:
-    from graftlm.contracts import CacheContext, NoOptions, PrefixCache
+    from graftlm.contracts import CacheContext, KVStorage, NoOptions, PrefixCache, StorageContext
+    from graftlm_cache.file_storage import FileStorageOptions
 
-__all__ = ["provide_prefix_caches"]
+__all__ = ["provide_kv_storages", "provide_prefix_caches"]
 
 
 def _create_radix(options: NoOptions, context: CacheContext) -> PrefixCache:
@@ -44,4 +45,27 @@ def provide_prefix_caches() -> list[Provider[PrefixCache]]:
             create=_create_chunk,
             capabilities=CacheCapabilities(reuses=False),
         ),
+    ]
+
+
+def _create_file(options: FileStorageOptions, context: StorageContext) -> KVStorage:
+    from graftlm_cache.file_storage import FileStorage
+
+    return FileStorage(options, context)
+
+
+@hookimpl
+def provide_kv_storages() -> list[Provider[KVStorage]]:
+    """Offer the built-in storage."""
+    from graftlm_cache.file_storage import FileStorageOptions
+
+    return [
+        Provider(
+            name="file",
+            summary="Keeps blocks in files of one folder, which survive a restart and which replicas share",
+            api_version=1,
+            create=_create_file,
+            options=FileStorageOptions,
+            rank=10,
+        )
     ]
