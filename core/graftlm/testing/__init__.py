@@ -14,12 +14,14 @@ if TYPE_CHECKING:
     from graftlm.testing.conformance import Conformance, ConformanceResult, run_conformance
     from graftlm.testing.eviction import EvictionStrategyConformance
     from graftlm.testing.fake_grammar import FakeGrammarBackend
+    from graftlm.testing.fake_storage import FakeKVStorage, FakeMedium
     from graftlm.testing.grammar import GrammarBackendConformance, GrammarCase
     from graftlm.testing.model import ModelConformance
     from graftlm.testing.naive_cache import NaiveCache
     from graftlm.testing.prefix_cache import PrefixCacheConformance
     from graftlm.testing.recording import OldestAccessFirst, RecordingStrategy, TickingClock
     from graftlm.testing.scheduling import FakeWaitingRequest, SchedulingPolicyConformance
+    from graftlm.testing.storage import KVStorageConformance
 
 __all__ = [
     "AttentionBackendConformance",
@@ -28,9 +30,12 @@ __all__ = [
     "ConformanceResult",
     "EvictionStrategyConformance",
     "FakeGrammarBackend",
+    "FakeKVStorage",
+    "FakeMedium",
     "FakeWaitingRequest",
     "GrammarBackendConformance",
     "GrammarCase",
+    "KVStorageConformance",
     "ModelConformance",
     "NaiveCache",
     "OldestAccessFirst",
@@ -49,9 +54,12 @@ _HOME = {
     "ConformanceResult": "graftlm.testing.conformance",
     "EvictionStrategyConformance": "graftlm.testing.eviction",
     "FakeGrammarBackend": "graftlm.testing.fake_grammar",
+    "FakeKVStorage": "graftlm.testing.fake_storage",
+    "FakeMedium": "graftlm.testing.fake_storage",
     "FakeWaitingRequest": "graftlm.testing.scheduling",
     "GrammarBackendConformance": "graftlm.testing.grammar",
     "GrammarCase": "graftlm.testing.grammar",
+    "KVStorageConformance": "graftlm.testing.storage",
     "ModelConformance": "graftlm.testing.model",
     "NaiveCache": "graftlm.testing.naive_cache",
     "OldestAccessFirst": "graftlm.testing.recording",
