@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -90,20 +91,15 @@ def _files(path: str) -> list[os.DirEntry[str]]:
 
 
 def _add(listing: Listing, name: str, file: os.DirEntry[str]) -> None:
-    group = (
-        listing.blocks
-        if _BLOCK.fullmatch(file.name)
-        else listing.temporary
-        if _TEMPORARY.fullmatch(file.name)
-        else None
-    )
-    if group is None:
+    is_block = _BLOCK.fullmatch(file.name)
+    if not is_block and not _TEMPORARY.fullmatch(file.name):
         return
     try:
         status = file.stat(follow_symlinks=False)
     except FileNotFoundError:
         return
-    group[name] = Entry(status.st_size, status.st_mtime)
+    if stat.S_ISREG(status.st_mode):
+        (listing.blocks if is_block else listing.temporary)[name] = Entry(status.st_size, status.st_mtime)
 
 
 class BlockFolder:

@@ -72,7 +72,7 @@ class FileStorage(KVStorage):
         self._root = str(options.path.expanduser().absolute())
         self._format = BlockFormat(context.fingerprint, context.block_bytes)
         self._limit_bytes = int(options.max_bytes)
-        self._slack_bytes = self._limit_bytes // _SLACK
+        self._slack_bytes = self._limit_bytes // _SLACK // self._format.file_bytes * self._format.file_bytes
         self._fsync = options.fsync
         self._clock = clock
         if self._limit_bytes < self._format.file_bytes:
@@ -110,9 +110,7 @@ class FileStorage(KVStorage):
             self._use(name)
             return True
         if result is not None:
-            with self._lock:
-                self._counts[result.value] += 1
-            self._remove(name)
+            self._drop(name, result)
         return False
 
     def put(self, key: bytes, data: NDArray[np.uint8]) -> bool:
@@ -199,7 +197,7 @@ class FileStorage(KVStorage):
             self._counts["stored"] += 1
 
     def _adopt(self, name: str) -> bool:
-        """Return whether the file exists now, whoever wrote it, and note that."""
+        """Return whether the file exists now, whoever wrote it, and note that; one of a wrong length is removed."""
         try:
             status = os.stat(self._path(name))
         except FileNotFoundError:
@@ -208,6 +206,9 @@ class FileStorage(KVStorage):
             return False
         except OSError as error:
             self._fail("read", error)
+            return False
+        if status.st_size != self._format.file_bytes:
+            self._drop(name, ReadResult.CORRUPT)
             return False
         with self._lock:
             if name not in self._folder:
@@ -274,6 +275,12 @@ class FileStorage(KVStorage):
         for name, entry in listing.temporary.items():
             if began - entry.last_use_s > _ABANDONED_S:
                 self._unlink(self._path(name))
+
+    def _drop(self, name: str, found: ReadResult) -> None:
+        """Remove a file that is not what its name says, and count it."""
+        with self._lock:
+            self._counts[found.value] += 1
+        self._remove(name)
 
     def _remove(self, name: str) -> bool:
         """Remove a file. Returns whether it is gone by our doing."""
