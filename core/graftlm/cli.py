@@ -28,7 +28,7 @@ app.command("generate")(cli_generate.generate)
 app.command("chat")(cli_generate.chat)
 app.add_typer(cli_config.app, name="config")
 app.add_typer(cli_bench.app, name="bench")
-app.command("plugins")(cli_plugins.plugins)
+app.add_typer(cli_plugins.app, name="plugins")
 
 
 def _show_version(wanted: bool) -> None:

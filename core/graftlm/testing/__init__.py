@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from graftlm.testing.attention import AttentionBackendConformance
     from graftlm.testing.cache_rig import CacheRig, prompt
-    from graftlm.testing.conformance import Conformance, ConformanceResult, run_conformance
+    from graftlm.testing.conformance import Conformance, ConformanceResult, iter_conformance, run_conformance
     from graftlm.testing.eviction import EvictionStrategyConformance
     from graftlm.testing.fake_grammar import FakeGrammarBackend
     from graftlm.testing.fake_storage import FakeKVStorage, FakeMedium
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from graftlm.testing.model import ModelConformance
     from graftlm.testing.naive_cache import NaiveCache
     from graftlm.testing.prefix_cache import PrefixCacheConformance
+    from graftlm.testing.provider_kits import provider_kit
     from graftlm.testing.recording import OldestAccessFirst, RecordingStrategy, TickingClock
     from graftlm.testing.scheduling import FakeWaitingRequest, SchedulingPolicyConformance
     from graftlm.testing.storage import KVStorageConformance
@@ -43,7 +44,9 @@ __all__ = [
     "RecordingStrategy",
     "SchedulingPolicyConformance",
     "TickingClock",
+    "iter_conformance",
     "prompt",
+    "provider_kit",
     "run_conformance",
 ]
 
@@ -67,7 +70,9 @@ _HOME = {
     "RecordingStrategy": "graftlm.testing.recording",
     "SchedulingPolicyConformance": "graftlm.testing.scheduling",
     "TickingClock": "graftlm.testing.recording",
+    "iter_conformance": "graftlm.testing.conformance",
     "prompt": "graftlm.testing.cache_rig",
+    "provider_kit": "graftlm.testing.provider_kits",
     "run_conformance": "graftlm.testing.conformance",
 }
 

@@ -75,7 +75,7 @@ class BlockFormat:
             OSError: the medium refused, or took only a part.
         """
         identity = self._identity(key)
-        content = memoryview(data).cast("B")
+        content = data.data.cast("B")
         pieces = [identity + _checksum(identity, content), content]
         written = os.writev(fd, pieces)
         while written < self.file_bytes:  # a call writes 2 GiB at most, and less where little room is left
@@ -94,7 +94,7 @@ class BlockFormat:
         Raises:
             OSError: the medium refused.
         """
-        header, content = bytearray(HEADER_BYTES), memoryview(out).cast("B")
+        header, content = bytearray(HEADER_BYTES), out.data.cast("B")
         if os.fstat(fd).st_size < HEADER_BYTES or os.readv(fd, [header]) < HEADER_BYTES:
             return ReadResult.CORRUPT
         identity = self._identity(key)
