@@ -29,7 +29,7 @@ app.command("chat")(cli_generate.chat)
 app.add_typer(cli_config.app, name="config")
 app.add_typer(cli_bench.app, name="bench")
 app.command("cache-sim")(cli_cache_sim.cache_sim)
-app.command("plugins")(cli_plugins.plugins)
+app.add_typer(cli_plugins.app, name="plugins")
 
 
 def _show_version(wanted: bool) -> None:

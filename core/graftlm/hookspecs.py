@@ -12,6 +12,7 @@ from graftlm.contracts import (
     AttentionBackend,
     EvictionStrategy,
     GrammarBackend,
+    KVStorage,
     LogitsProcessor,
     Model,
     PrefixCache,
@@ -56,6 +57,11 @@ def provide_models() -> Iterable[Provider[Model]]:  # type: ignore[empty-body]
 @hookspec
 def provide_scheduling_policies() -> Iterable[Provider[SchedulingPolicy]]:  # type: ignore[empty-body]
     """Offer scheduling policies; `create(options, SchedulingContext)`."""
+
+
+@hookspec
+def provide_kv_storages() -> Iterable[Provider[KVStorage]]:  # type: ignore[empty-body]
+    """Offer storages of KV blocks, which a cache with lower tiers names; `create(options, StorageContext)`."""
 
 
 @hookspec

@@ -11,6 +11,7 @@ from graftlm.contracts import (
     CacheCapabilities,
     EvictionStrategy,
     GrammarBackend,
+    KVStorage,
     LogitsProcessor,
     Model,
     ModelCapabilities,
@@ -97,6 +98,13 @@ _ALL = (
         contract=SchedulingPolicy,
         name_path="scheduling.policy.name",
         options_path="scheduling.policy.options",
+    ),
+    Family(
+        key="storage",
+        title="KV storage",
+        hook="provide_kv_storages",
+        contract=KVStorage,
+        is_optional=True,
     ),
     Family(
         key="logits_processor",

@@ -11,16 +11,19 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from graftlm.testing.attention import AttentionBackendConformance
     from graftlm.testing.cache_rig import CacheRig, prompt
-    from graftlm.testing.conformance import Conformance, ConformanceResult, run_conformance
+    from graftlm.testing.conformance import Conformance, ConformanceResult, iter_conformance, run_conformance
     from graftlm.testing.event_mirror import EventMirror
     from graftlm.testing.eviction import EvictionStrategyConformance
     from graftlm.testing.fake_grammar import FakeGrammarBackend
+    from graftlm.testing.fake_storage import FakeKVStorage, FakeMedium
     from graftlm.testing.grammar import GrammarBackendConformance, GrammarCase
     from graftlm.testing.model import ModelConformance
     from graftlm.testing.naive_cache import NaiveCache
     from graftlm.testing.prefix_cache import PrefixCacheConformance
+    from graftlm.testing.provider_kits import provider_kit
     from graftlm.testing.recording import OldestAccessFirst, RecordingStrategy, TickingClock
     from graftlm.testing.scheduling import FakePrefixGroup, FakeWaitingRequest, SchedulingPolicyConformance
+    from graftlm.testing.storage import KVStorageConformance
 
 __all__ = [
     "AttentionBackendConformance",
@@ -30,10 +33,13 @@ __all__ = [
     "EventMirror",
     "EvictionStrategyConformance",
     "FakeGrammarBackend",
+    "FakeKVStorage",
+    "FakeMedium",
     "FakePrefixGroup",
     "FakeWaitingRequest",
     "GrammarBackendConformance",
     "GrammarCase",
+    "KVStorageConformance",
     "ModelConformance",
     "NaiveCache",
     "OldestAccessFirst",
@@ -41,7 +47,9 @@ __all__ = [
     "RecordingStrategy",
     "SchedulingPolicyConformance",
     "TickingClock",
+    "iter_conformance",
     "prompt",
+    "provider_kit",
     "run_conformance",
 ]
 
@@ -53,10 +61,13 @@ _HOME = {
     "EventMirror": "graftlm.testing.event_mirror",
     "EvictionStrategyConformance": "graftlm.testing.eviction",
     "FakeGrammarBackend": "graftlm.testing.fake_grammar",
+    "FakeKVStorage": "graftlm.testing.fake_storage",
+    "FakeMedium": "graftlm.testing.fake_storage",
     "FakePrefixGroup": "graftlm.testing.scheduling",
     "FakeWaitingRequest": "graftlm.testing.scheduling",
     "GrammarBackendConformance": "graftlm.testing.grammar",
     "GrammarCase": "graftlm.testing.grammar",
+    "KVStorageConformance": "graftlm.testing.storage",
     "ModelConformance": "graftlm.testing.model",
     "NaiveCache": "graftlm.testing.naive_cache",
     "OldestAccessFirst": "graftlm.testing.recording",
@@ -64,7 +75,9 @@ _HOME = {
     "RecordingStrategy": "graftlm.testing.recording",
     "SchedulingPolicyConformance": "graftlm.testing.scheduling",
     "TickingClock": "graftlm.testing.recording",
+    "iter_conformance": "graftlm.testing.conformance",
     "prompt": "graftlm.testing.cache_rig",
+    "provider_kit": "graftlm.testing.provider_kits",
     "run_conformance": "graftlm.testing.conformance",
 }
 

@@ -7,7 +7,7 @@ from inspect import signature
 from typing import Any, ClassVar
 from unittest import SkipTest
 
-__all__ = ["Conformance", "ConformanceResult", "run_conformance"]
+__all__ = ["Conformance", "ConformanceResult", "iter_conformance", "run_conformance"]
 
 
 class Conformance:
@@ -54,7 +54,13 @@ def run_conformance(kit: type[Conformance]) -> list[ConformanceResult]:
 
     Returns: one result per test and combination of parameters, in the order they are written.
     """
-    return [_run(kit, name, arguments) for name, arguments in _tests(kit)]
+    return list(iter_conformance(kit))
+
+
+def iter_conformance(kit: type[Conformance]) -> Iterator[ConformanceResult]:
+    """Run a kit's tests as `run_conformance` does, and yield each result when it is there."""
+    for name, arguments in _tests(kit):
+        yield _run(kit, name, arguments)
 
 
 def _tests(kit: type[Conformance]) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -74,6 +80,10 @@ def _run(kit: type[Conformance], name: str, arguments: dict[str, Any]) -> Confor
         test(**arguments)
     except SkipTest as skip:
         return ConformanceResult(label, sentence, skipped=str(skip))
+    except ModuleNotFoundError as error:
+        if error.name != "hypothesis":
+            return ConformanceResult(label, sentence, error=error)
+        return ConformanceResult(label, sentence, skipped="needs the package hypothesis, which is not installed")
     except Exception as error:  # whatever a plugin raises is the result
         return ConformanceResult(label, sentence, error=error)
     return ConformanceResult(label, sentence)

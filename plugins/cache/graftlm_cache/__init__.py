@@ -1,4 +1,4 @@
-"""Prefix caches that come with graftlm: `radix`, `chunk`, both for sliding windows, and `hicache`."""
+"""Prefix caches that come with graftlm (`radix`, `chunk`, both for sliding windows, `hicache`), and the storage `file`."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from graftlm.contracts import CacheCapabilities
 from graftlm_cache.hicache.options import HicacheOptions
 
 if TYPE_CHECKING:
-    from graftlm.contracts import CacheContext, NoOptions, PrefixCache
+    from graftlm.contracts import CacheContext, KVStorage, NoOptions, PrefixCache, StorageContext
+    from graftlm_cache.file_storage import FileStorageOptions
 
-__all__ = ["provide_prefix_caches"]
+__all__ = ["provide_kv_storages", "provide_prefix_caches"]
 
 
 def _create_radix(options: NoOptions, context: CacheContext) -> PrefixCache:
@@ -80,4 +81,27 @@ def provide_prefix_caches() -> list[Provider[PrefixCache]]:
             options=HicacheOptions,
             capabilities=CacheCapabilities(reuses=True, tiers=True),
         ),
+    ]
+
+
+def _create_file(options: FileStorageOptions, context: StorageContext) -> KVStorage:
+    from graftlm_cache.file_storage import FileStorage
+
+    return FileStorage(options, context)
+
+
+@hookimpl
+def provide_kv_storages() -> list[Provider[KVStorage]]:
+    """Offer the built-in storage."""
+    from graftlm_cache.file_storage import FileStorageOptions
+
+    return [
+        Provider(
+            name="file",
+            summary="Keeps blocks in files of one folder, which survive a restart and which replicas share",
+            api_version=1,
+            create=_create_file,
+            options=FileStorageOptions,
+            rank=10,
+        )
     ]

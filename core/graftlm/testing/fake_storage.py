@@ -1,0 +1,130 @@
+"""A KV storage in memory, over a medium that tests can damage, break and fill."""
+
+import threading
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from graftlm.contracts import KVStorage, StorageContext, StorageStats
+
+__all__ = ["FakeKVStorage", "FakeMedium"]
+
+_Place = tuple[bytes, int, bytes]  # fingerprint, block_bytes, key
+
+
+@dataclass(slots=True)
+class FakeMedium:
+    """What outlives the storages over it.
+
+    Attributes:
+        blocks: place -> content and the hash it had when it was written; least recently used first.
+        max_blocks: room for so many; None is without limit.
+        is_broken: whether it refuses everything.
+        lock: guards the others.
+    """
+
+    blocks: dict[_Place, tuple[bytes, int]] = field(default_factory=dict)
+    max_blocks: int | None = None
+    is_broken: bool = False
+    lock: threading.RLock = field(default_factory=threading.RLock)
+
+    def damage(self, context: StorageContext, key: bytes) -> None:
+        """Flip a bit of a block."""
+        with self.lock:
+            place = (context.fingerprint, context.block_bytes, key)
+            content, digest = self.blocks[place]
+            self.blocks[place] = (bytes([content[0] ^ 1]) + content[1:], digest)
+
+    def lose(self, context: StorageContext, key: bytes) -> None:
+        """Lose a block."""
+        with self.lock:
+            del self.blocks[(context.fingerprint, context.block_bytes, key)]
+
+
+class FakeKVStorage(KVStorage):
+    """Keeps blocks in a `FakeMedium`; the least recently used goes first.
+
+    Args:
+        context: whose blocks.
+        medium: where they are kept; None makes one.
+    """
+
+    def __init__(self, context: StorageContext, medium: FakeMedium | None = None) -> None:
+        self.medium = medium or FakeMedium()
+        self._context = context
+        self._counts: Counter[str] = Counter()
+
+    def contains(self, keys: Sequence[bytes]) -> int:
+        """Return how many of the keys, from the front on, are held."""
+        with self.medium.lock:
+            held = [self._place(key) in self.medium.blocks for key in keys]
+        return held.index(False) if False in held else len(held)
+
+    def get(self, key: bytes, out: NDArray[np.uint8]) -> bool:
+        """Read one block into `out`."""
+        with self.medium.lock:
+            found = self._take(key)
+            self._counts["misses" if found is None else "hits"] += 1
+            if found is None:
+                return False
+            out[:] = np.frombuffer(found, np.uint8)
+            return True
+
+    def put(self, key: bytes, data: NDArray[np.uint8]) -> bool:
+        """Keep one block."""
+        medium, place = self.medium, self._place(key)
+        with medium.lock:
+            if self._is_refused():
+                return False
+            if place in medium.blocks:
+                return True
+            while medium.max_blocks is not None and len(medium.blocks) >= medium.max_blocks:
+                del medium.blocks[next(iter(medium.blocks))]
+                self._counts["evicted"] += 1
+            content = data.tobytes()
+            medium.blocks[place] = (content, hash(content))
+            self._counts["stored"] += 1
+            return True
+
+    def clear(self) -> None:
+        """Forget every block of this fingerprint."""
+        with self.medium.lock:
+            if not self._is_refused():
+                for place in self._own():
+                    del self.medium.blocks[place]
+
+    def stats(self) -> StorageStats:
+        """Return counts."""
+        with self.medium.lock:
+            num_blocks = len(self._own())
+            num_bytes = num_blocks * self._context.block_bytes
+            return StorageStats(num_blocks=num_blocks, num_bytes=num_bytes, **self._counts)
+
+    def close(self) -> None:
+        """Do nothing."""
+
+    def _take(self, key: bytes) -> bytes | None:
+        """Return a block that is intact, and make it the most recently used; drop one that is not."""
+        place = self._place(key)
+        if self._is_refused() or place not in self.medium.blocks:
+            return None
+        content, digest = self.medium.blocks.pop(place)
+        if hash(content) != digest:
+            self._counts["corrupt"] += 1
+            return None
+        self.medium.blocks[place] = (content, digest)
+        return content
+
+    def _is_refused(self) -> bool:
+        self._counts["failures"] += self.medium.is_broken
+        return self.medium.is_broken
+
+    def _place(self, key: bytes) -> _Place:
+        return (self._context.fingerprint, self._context.block_bytes, key)
+
+    def _own(self) -> list[_Place]:
+        mine = (self._context.fingerprint, self._context.block_bytes)
+        return [place for place in self.medium.blocks if place[:2] == mine]

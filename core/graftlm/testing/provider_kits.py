@@ -1,0 +1,75 @@
+"""The conformance kit of a provider: its family's kit, around what the provider creates."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from graftlm.contracts import Provider
+from graftlm.errors import ConfigError
+from graftlm.testing.conformance import Conformance
+
+__all__ = ["provider_kit"]
+
+#: Family -> module and class of its kit. Kits are imported when they are asked for: some import torch.
+_KITS: Mapping[str, tuple[str, str]] = MappingProxyType(
+    {
+        "attention": ("graftlm.testing.attention", "AttentionBackendConformance"),
+        "cache": ("graftlm.testing.prefix_cache", "PrefixCacheConformance"),
+        "eviction": ("graftlm.testing.eviction", "EvictionStrategyConformance"),
+        "grammar": ("graftlm.testing.grammar", "GrammarBackendConformance"),
+        "model": ("graftlm.testing.model", "ModelConformance"),
+        "scheduling": ("graftlm.testing.scheduling", "SchedulingPolicyConformance"),
+        "storage": ("graftlm.testing.storage", "KVStorageConformance"),
+    }
+)
+
+
+def provider_kit(
+    family: str,
+    provider: Provider[Any],
+    create: Callable[[Any], Any],
+    *,
+    device: str = "cpu",
+    checkpoint: Path | None = None,
+) -> type[Conformance]:
+    """Return the kit that checks what a provider creates, for `run_conformance`.
+
+    Args:
+        family: a key of `graftlm.registry.FAMILIES`.
+        provider: its `capabilities` narrow what the kits of caches and attention backends ask for.
+        create: makes what is checked, from the family's context.
+        device: the torch device type that an attention kit uses.
+        checkpoint: folder of a small checkpoint, which the kit of models needs.
+
+    Raises:
+        ConfigError: the family has no kit, or its kit needs a checkpoint.
+    """
+    if family not in _KITS:
+        raise ConfigError(f"There is no conformance kit for '{family}'. There are for: {', '.join(sorted(_KITS))}.")
+    members: dict[str, Any] = {"create": lambda self, context: create(context)}
+    if family == "cache":
+        members["reuses"] = provider.capabilities.reuses
+    if family == "attention":
+        members |= {"capabilities": provider.capabilities, "device": device}
+    if family == "model":
+        members["checkpoint"] = _giving(provider, checkpoint)
+    module, name = _KITS[family]
+    kit: type[Conformance] = getattr(import_module(module), name)
+    return type(f"{provider.name} {name}", (kit,), members)
+
+
+def _giving(provider: Provider[Any], checkpoint: Path | None) -> Callable[[object], Path]:
+    if checkpoint is None:
+        architectures = ", ".join(provider.capabilities.architectures) or "any"
+        raise ConfigError(
+            f"The conformance kit of models needs a checkpoint of model '{provider.name}' (architectures: "
+            f"{architectures}), with at least 100 tokens in its vocabulary; a small one of random weights will do. "
+            "Give its folder with --checkpoint."
+        )
+    if not (checkpoint / "config.json").is_file():
+        raise ConfigError(f"--checkpoint: {checkpoint} is no folder of a checkpoint; it has no config.json.")
+    return lambda kit: checkpoint

@@ -1,0 +1,322 @@
+"""The conformance kit of KV storages."""
+
+import random
+import secrets
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from functools import cached_property
+from typing import Any, ClassVar
+from unittest import SkipTest
+
+import numpy as np
+from numpy.typing import NDArray
+
+from graftlm.contracts import KVStorage, StorageContext
+from graftlm.testing.conformance import Conformance
+
+__all__ = ["KVStorageConformance"]
+
+_KEYS = (b"a", b"\0", b"\0\0", b"../a", b"A", bytes(16), bytes(range(32)), bytes(200))
+
+
+class KVStorageConformance(Conformance, ABC):
+    """Checks what `KVStorage` says of every storage.
+
+        class TestMyStorage(KVStorageConformance):
+            def create(self, context):
+                return MyStorage(context, self.medium)
+
+    The kit uses fingerprints that nobody had before, so the medium may hold other things. The methods after `create`
+    are for what a contract cannot reach; a storage that does not override them has their tests skipped.
+
+    Attributes:
+        parameters: `block_bytes` to try.
+        damages: names of what `damage` can do.
+    """
+
+    parameters: ClassVar[Mapping[str, Sequence[Any]]] = {"block_bytes": (1, 1000, 65_537)}
+    damages: ClassVar[Sequence[str]] = ()
+
+    @abstractmethod
+    def create(self, context: StorageContext) -> KVStorage:
+        """Return a new storage. All that one test creates lie over one medium."""
+
+    def create_limited(self, context: StorageContext, num_blocks: int) -> KVStorage:
+        """Return a storage over an empty medium of its own, whose size limit leaves room for so many blocks."""
+        raise SkipTest("the kit was not told how to set a size limit (create_limited)")
+
+    def damage(self, name: str, context: StorageContext, key: bytes) -> None:
+        """Do to the stored block of a key what one of `damages` says."""
+        raise SkipTest("the kit was not told how to damage a block (damages, damage)")
+
+    def break_medium(self) -> None:
+        """Let the medium refuse everything from now on."""
+        raise SkipTest("the kit was not told how to break the medium (break_medium)")
+
+    @cached_property
+    def fingerprint(self) -> bytes:
+        """This test's own."""
+        return secrets.token_bytes(24)
+
+    def context(self, block_bytes: int = 1000) -> StorageContext:
+        """Return the context of this test."""
+        return StorageContext(self.fingerprint, block_bytes)
+
+    def test_get_fills_in_exactly_what_was_put(self, block_bytes: int) -> None:
+        """`get` fills `out` with exactly what `put` was given for that key."""
+        storage = self.create(self.context(block_bytes))
+        for key in _KEYS:
+            assert storage.put(key, _block(key, block_bytes)) is True, f"put({key!r}) was refused"
+        for key in reversed(_KEYS):
+            _assert_held(storage, key, block_bytes)
+        storage.close()
+
+    def test_a_block_that_was_never_put_is_a_miss(self, block_bytes: int) -> None:
+        """`get` of a key that is not held returns False, and is counted."""
+        storage = self.create(self.context(block_bytes))
+        storage.put(b"other", _block(b"other", block_bytes))
+        before = storage.stats()
+        assert storage.get(b"key", np.empty(block_bytes, np.uint8)) is False
+        assert storage.stats() == replace(before, misses=before.misses + 1)
+        storage.close()
+
+    def test_a_block_that_is_held_is_not_written_again(self, block_bytes: int) -> None:
+        """A block that is held already is not written again, and `put` says that it is held."""
+        storage = self.create(self.context(block_bytes))
+        storage.put(b"key", _block(b"key", block_bytes))
+        before = storage.stats()
+        assert storage.put(b"key", _block(b"key", block_bytes)) is True
+        assert storage.stats().stored == before.stored == 1
+        assert storage.stats().num_blocks == before.num_blocks == 1
+        storage.close()
+
+    def test_the_storage_keeps_copies(self, block_bytes: int) -> None:
+        """What becomes of the arrays after `put` and `get` changes nothing that is stored."""
+        storage = self.create(self.context(block_bytes))
+        data = _block(b"key", block_bytes)
+        storage.put(b"key", data)
+        data ^= 255
+        out = np.empty(block_bytes, np.uint8)
+        storage.get(b"key", out)
+        out ^= 255
+        _assert_held(storage, b"key", block_bytes)
+        storage.close()
+
+    def test_arrays_may_be_read_only_or_views(self, block_bytes: int) -> None:
+        """`put` takes contiguous views that cannot be written, and `get` fills contiguous views."""
+        storage = self.create(self.context(block_bytes))
+        data = np.stack([_block(b"one", block_bytes), _block(b"two", block_bytes)])
+        data.flags.writeable = False
+        storage.put(b"two", data[1])
+        out = np.zeros((3, block_bytes), np.uint8)
+        assert storage.get(b"two", out[1])
+        assert np.array_equal(out[1], data[1])
+        assert not out[0].any(), "get() wrote outside of its block"
+        assert not out[2].any(), "get() wrote outside of its block"
+        storage.close()
+
+    def test_contains_counts_from_the_front(self) -> None:
+        """`contains` returns how many keys from the front on are held; the first one missing ends the count."""
+        storage = self.create(self.context())
+        for key in (b"1", b"2", b"4"):
+            storage.put(key, _block(key, 1000))
+        cases = {(): 0, (b"1",): 1, (b"1", b"2", b"3", b"4"): 2, (b"3", b"1"): 0, (b"4", b"2", b"1"): 3}
+        for keys, count in cases.items():
+            assert storage.contains(keys) == count, f"contains({keys}) is {storage.contains(keys)}, expected {count}"
+        storage.close()
+
+    def test_stats_add_up(self) -> None:
+        """`stats` counts answers, writes, and what is held."""
+        storage = self.create(self.context())
+        out = np.empty(1000, np.uint8)
+        for key in (b"1", b"2", b"3"):
+            storage.put(key, _block(key, 1000))
+        for key in (b"1", b"2", b"1", b"4"):
+            storage.get(key, out)
+        stats = storage.stats()
+        assert (stats.num_blocks, stats.stored, stats.hits, stats.misses) == (3, 3, 3, 1), f"got {stats}"
+        assert stats.num_bytes >= 3 * 1000
+        assert (stats.evicted, stats.corrupt, stats.foreign, stats.failures) == (0, 0, 0, 0), f"got {stats}"
+        storage.close()
+
+    def test_what_was_stored_outlives_the_storage(self, block_bytes: int) -> None:
+        """A storage made anew over the same medium, with the same fingerprint, has what was stored before."""
+        first = self.create(self.context(block_bytes))
+        for key in _KEYS:
+            first.put(key, _block(key, block_bytes))
+        first.close()
+        second = self.create(self.context(block_bytes))
+        assert second.stats().num_blocks == len(_KEYS)
+        assert second.contains(_KEYS) == len(_KEYS)
+        for key in _KEYS:
+            _assert_held(second, key, block_bytes)
+        second.close()
+
+    def test_two_fingerprints_never_share(self) -> None:
+        """Two fingerprints never share a block, on one medium; nor do two sizes of blocks."""
+        mine = self.fingerprint
+        others = [b"", mine[:-1], mine + b"\0", mine * 100, mine.hex().encode(), mine[:-1] + bytes([mine[-1] ^ 1])]
+        owner = self.create(self.context())
+        owner.put(b"key", _block(b"key", 1000))
+        contexts = [StorageContext(other, 1000) for other in others] + [StorageContext(mine, 999)]
+        for context in contexts:
+            stranger = self.create(context)
+            key = b"key" if context.fingerprint else secrets.token_bytes(16)  # others may have used the empty one
+            assert stranger.contains([key]) == 0, f"{context} has a block of {mine!r}"
+            assert not stranger.get(key, np.empty(context.block_bytes, np.uint8))
+            stranger.put(key, _block(b"another", context.block_bytes))
+            stranger.close()
+        _assert_held(owner, b"key", 1000)
+        owner.close()
+
+    def test_clear_forgets_this_fingerprint_alone(self) -> None:
+        """`clear` forgets every block of this fingerprint, and none of another."""
+        mine, other = self.create(self.context()), self.create(StorageContext(self.fingerprint + b"other", 1000))
+        for storage in (mine, other):
+            storage.put(b"key", _block(b"key", 1000))
+        mine.clear()
+        assert mine.contains([b"key"]) == 0
+        assert not mine.get(b"key", np.empty(1000, np.uint8))
+        assert (mine.stats().num_blocks, mine.stats().num_bytes) == (0, 0)
+        _assert_held(other, b"key", 1000)
+        assert mine.put(b"key", _block(b"key", 1000)), "nothing can be stored after clear()"
+        _assert_held(mine, b"key", 1000)
+        for storage in (mine, other):
+            storage.close()
+
+    def test_a_size_limit_holds_after_every_put(self) -> None:
+        """A size limit holds after every `put`, and what is held is intact."""
+        context = self.context()
+        storage = self.create_limited(context, num_blocks=4)
+        keys = [str(number).encode() for number in range(20)]
+        for key in keys:
+            storage.put(key, _block(key, 1000))
+            assert storage.stats().num_blocks <= 4, f"room for 4 blocks, but there are {storage.stats().num_blocks}"
+        held = [key for key in keys if storage.contains([key])]
+        assert len(held) == storage.stats().num_blocks > 0
+        for key in held:
+            _assert_held(storage, key, 1000)
+        stats = storage.stats()
+        assert stats.stored - stats.evicted == stats.num_blocks, f"stored less evicted is not what is held: {stats}"
+        storage.close()
+
+    def test_methods_may_be_called_from_several_threads(self, block_bytes: int) -> None:
+        """Methods may be called from several threads at once: nothing raises, and no answer is wrong."""
+        storage = self.create(self.context(block_bytes))
+        _assert_no_thread_fails(lambda seed: _use_at_random([storage], seed, block_bytes))
+        storage.close()
+
+    def test_several_storages_may_share_a_medium(self) -> None:
+        """Storages over one medium, at work at once, give each other's blocks or none."""
+        storages = [self.create(self.context()) for _ in range(3)]
+        _assert_no_thread_fails(lambda seed: _use_at_random(storages, seed, 1000))
+        storages[0].put(b"key", _block(b"key", 1000))
+        for storage in storages:
+            _assert_held(storage, b"key", 1000)
+            storage.close()
+
+    def test_threads_keep_the_size_limit(self) -> None:
+        """A size limit holds after every `put`, whichever thread it came from."""
+        storage = self.create_limited(self.context(), num_blocks=4)
+
+        def work(seed: int) -> None:
+            for number in range(20):
+                key = f"{seed}-{number}".encode()
+                storage.put(key, _block(key, 1000))
+                assert storage.stats().num_blocks <= 4
+
+        _assert_no_thread_fails(work)
+        storage.close()
+
+    def test_damage_is_a_miss(self) -> None:
+        """A damaged, foreign or missing block is a miss, is counted, and is dropped; then it can be stored anew."""
+        if not self.damages:
+            self.damage("", self.context(), b"")
+        for name in self.damages:
+            self._check_damage(name)
+
+    def test_damage_while_nobody_looked_is_a_miss(self) -> None:
+        """Damage done between the end of one storage and the start of the next is a miss, and never raises."""
+        if not self.damages:
+            self.damage("", self.context(), b"")
+        for name in self.damages:
+            context = self.context()
+            first = self.create(context)
+            first.put(name.encode(), _block(name.encode(), 1000))
+            first.close()
+            self.damage(name, context, name.encode())
+            second = self.create(context)
+            assert not second.get(name.encode(), np.empty(1000, np.uint8)), f"served after: {name}"
+            second.close()
+
+    def test_a_medium_that_refuses_raises_nothing(self) -> None:
+        """No method raises for anything the medium does; it is counted."""
+        storage = self.create(self.context())
+        storage.put(b"held", _block(b"held", 1000))
+        self.break_medium()
+        out = np.empty(1000, np.uint8)
+        assert storage.put(b"new", _block(b"new", 1000)) is False, "put() says a block is held that cannot be"
+        if storage.get(b"held", out):
+            assert np.array_equal(out, _block(b"held", 1000))
+        storage.contains([b"held", b"new"])
+        storage.clear()
+        assert storage.stats().failures > 0, "the medium refused, and `failures` is 0"
+        storage.close()
+        self.create(self.context()).close()
+
+    def _check_damage(self, name: str) -> None:
+        context, key = self.context(), name.encode()
+        storage = self.create(context)
+        storage.put(key, _block(key, 1000))
+        storage.put(b"bystander", _block(b"bystander", 1000))
+        before = storage.stats()
+        self.damage(name, context, key)
+        assert storage.get(key, np.empty(1000, np.uint8)) is False, f"served after: {name}"
+        after = storage.stats()
+        assert after.misses == before.misses + 1, f"not counted as a miss: {name}"
+        assert after.num_blocks == before.num_blocks - 1, f"still held after: {name}"
+        assert storage.contains([key]) == 0, f"not dropped after: {name}"
+        assert storage.put(key, _block(key, 1000)), f"cannot be stored anew after: {name}"
+        for intact in (key, b"bystander"):
+            _assert_held(storage, intact, 1000)
+        storage.close()
+
+
+def _block(key: bytes, block_bytes: int) -> NDArray[np.uint8]:
+    """Return the content that belongs to a key, in all tests."""
+    return np.frombuffer(random.Random(key).randbytes(block_bytes), np.uint8).copy()
+
+
+def _assert_held(storage: KVStorage, key: bytes, block_bytes: int) -> None:
+    out = np.empty(block_bytes, np.uint8)
+    assert storage.get(key, out) is True, f"get({key!r}) is a miss"
+    assert np.array_equal(out, _block(key, block_bytes)), f"get({key!r}) gave other bytes than put() was given"
+
+
+def _use_at_random(storages: Sequence[KVStorage], seed: int, block_bytes: int) -> None:
+    """Call everything in random order; what is read must be what belongs to the key."""
+    draw, out = random.Random(seed), np.empty(block_bytes, np.uint8)
+    for _ in range(60):
+        storage, key = draw.choice(storages), bytes([draw.randrange(6)])
+        match draw.randrange(8):
+            case 0:
+                storage.clear()
+            case 1:
+                assert 0 <= storage.contains([key, b"never"]) <= 1
+            case 2:
+                assert storage.stats().num_blocks >= 0
+            case 3 | 4 | 5:
+                assert storage.put(key, _block(key, block_bytes)) is True, f"put({key!r}) was refused"
+            case _:
+                if storage.get(key, out):
+                    assert np.array_equal(out, _block(key, block_bytes)), f"get({key!r}) gave wrong bytes"
+    failures = sum(storage.stats().failures for storage in storages)
+    assert failures == 0, f"{failures} failures of a medium that works"
+
+
+def _assert_no_thread_fails(work: Callable[[int], None]) -> None:
+    with ThreadPoolExecutor(max_workers=6) as pool:
+        for done in [pool.submit(work, seed) for seed in range(6)]:
+            done.result()

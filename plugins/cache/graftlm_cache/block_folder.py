@@ -1,0 +1,169 @@
+"""What a folder of block files holds: names, sizes and last uses, kept in memory and measured anew from time to time.
+
+    root / 32 hex digits: model, layout, format / 2 hex digits / 40 hex digits: the block .kv
+
+Only files and folders of exactly these names are ever looked at or removed, so a root that holds other things is safe.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+__all__ = ["BlockFolder", "Entry", "Listing", "block_name", "list_blocks"]
+
+_KIND = re.compile(r"[0-9a-f]{32}")
+_SHARD = re.compile(r"[0-9a-f]{2}")
+_BLOCK = re.compile(r"[0-9a-f]{40}\.kv")
+_TEMPORARY = re.compile(r"[0-9a-f]{40}\.[0-9a-z-]+\.tmp")
+
+
+def block_name(kind: str, key: bytes) -> str:
+    """Return where a block lies under the root. Keys of any length give names of one length, spread evenly."""
+    digest = hashlib.sha256(key).hexdigest()
+    return f"{kind}/{digest[:2]}/{digest[:40]}.kv"
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A file.
+
+    Attributes:
+        num_bytes: its size.
+        last_use_s: when it was written or last read, seconds since 1970.
+    """
+
+    num_bytes: int
+    last_use_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """What one walk through the folder found.
+
+    Attributes:
+        blocks: name under the root -> file.
+        temporary: likewise, of files that a writer has not finished, or never will.
+    """
+
+    blocks: dict[str, Entry]
+    temporary: dict[str, Entry]
+
+
+def list_blocks(root: str, kind: str | None = None) -> Listing:
+    """Walk through a folder without reading contents; what disappears meanwhile is left out.
+
+    Args:
+        root: the folder; one that does not exist is empty.
+        kind: list only the blocks of this kind.
+
+    Raises:
+        OSError: the medium refused.
+    """
+    listing = Listing({}, {})
+    for folder in _children(root, _KIND):
+        if kind is not None and folder.name != kind:
+            continue
+        for shard in _children(folder.path, _SHARD):
+            for file in _files(shard.path):
+                _add(listing, f"{folder.name}/{shard.name}/{file.name}", file)
+    return listing
+
+
+def _children(path: str, pattern: re.Pattern[str]) -> Iterator[os.DirEntry[str]]:
+    try:
+        with os.scandir(path) as entries:
+            yield from [e for e in entries if pattern.fullmatch(e.name) and e.is_dir(follow_symlinks=False)]
+    except FileNotFoundError:
+        return
+
+
+def _files(path: str) -> list[os.DirEntry[str]]:
+    try:
+        with os.scandir(path) as entries:
+            return list(entries)
+    except FileNotFoundError:
+        return []
+
+
+def _add(listing: Listing, name: str, file: os.DirEntry[str]) -> None:
+    is_block = _BLOCK.fullmatch(file.name)
+    if not is_block and not _TEMPORARY.fullmatch(file.name):
+        return
+    try:
+        status = file.stat(follow_symlinks=False)
+    except FileNotFoundError:
+        return
+    if stat.S_ISREG(status.st_mode):
+        (listing.blocks if is_block else listing.temporary)[name] = Entry(status.st_size, status.st_mtime)
+
+
+class BlockFolder:
+    """The count of a folder, between two walks. Not thread safe: its owner holds a lock.
+
+    Args:
+        kind: whose blocks are counted apart.
+    """
+
+    def __init__(self, kind: str) -> None:
+        self._prefix = kind + "/"
+        self._entries: dict[str, Entry] = {}
+        self.total_bytes = 0
+        self.own_bytes = 0
+        self.num_own = 0
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._entries
+
+    def last_use_s(self, name: str) -> float:
+        """Return when a file was last used; 0 if it is unknown."""
+        entry = self._entries.get(name)
+        return entry.last_use_s if entry else 0.0
+
+    def add(self, name: str, entry: Entry) -> None:
+        """Note a file, or what changed about it."""
+        self.remove(name)
+        self._entries[name] = entry
+        self._count(name, entry.num_bytes, 1)
+
+    def remove(self, name: str) -> None:
+        """Forget a file, known or not."""
+        entry = self._entries.pop(name, None)
+        if entry:
+            self._count(name, -entry.num_bytes, -1)
+
+    def replace(self, blocks: dict[str, Entry], since_s: float) -> None:
+        """Take over what a walk found.
+
+        Args:
+            blocks: what it found.
+            since_s: when it began; files used since then are kept although it may have missed them.
+        """
+        known, self._entries = self._entries, {}
+        self.total_bytes = self.own_bytes = self.num_own = 0
+        for name, entry in blocks.items():
+            before = known.get(name)
+            self.add(name, before if before and before.last_use_s > entry.last_use_s else entry)
+        for name, entry in known.items():
+            if entry.last_use_s >= since_s and name not in self._entries:
+                self.add(name, entry)
+
+    def oldest(self, num_bytes: int) -> list[str]:
+        """Return the least recently used files that have so many bytes together, or all."""
+        names, found = [], 0
+        for name in sorted(self._entries, key=lambda name: self._entries[name].last_use_s):
+            if found >= num_bytes:
+                break
+            names.append(name)
+            found += self._entries[name].num_bytes
+        return names
+
+    def _count(self, name: str, num_bytes: int, num_blocks: int) -> None:
+        self.total_bytes += num_bytes
+        if name.startswith(self._prefix):
+            self.own_bytes += num_bytes
+            self.num_own += num_blocks

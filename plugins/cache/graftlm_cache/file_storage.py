@@ -1,0 +1,332 @@
+"""Blocks of keys and values in files of one folder, which survive a restart and which replicas share.
+
+A block is one file, written under another name and then renamed, so it appears whole or not at all. Nothing in memory
+is needed to find a block: other processes may add and remove files at any time. What memory holds is the count for the
+size limit, measured anew at the latest when `max_bytes / 20` have been written since the last walk.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import secrets
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from pydantic import ByteSize, Field
+
+from graftlm.contracts import KVStorage, Options, StorageContext, StorageStats
+from graftlm.errors import ConfigError
+from graftlm_cache.block_file import BlockFormat, ReadResult
+from graftlm_cache.block_folder import BlockFolder, Entry, block_name, list_blocks
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+__all__ = ["FileStorage", "FileStorageOptions"]
+
+_logger = logging.getLogger(__name__)
+
+_SLACK = 20  # 1/20 of the limit is written between two walks, and freed at once
+_TOUCH_S = 60.0  # a file's time is not set again within this time of its last use
+_ABANDONED_S = 600.0  # no writer takes this long over one file
+
+
+class FileStorageOptions(Options):
+    """Where the files lie and how many bytes they may take."""
+
+    path: Annotated[
+        Path, Field(description="Folder of the files; created if missing. Replicas and restarts share it. ~ is home.")
+    ]
+    max_bytes: Annotated[
+        ByteSize,
+        Field(gt=0, description="Size limit of the folder, all models together: a number of bytes, or such as 10GiB."),
+    ] = ByteSize(10 << 30)
+    fsync: Annotated[
+        bool,
+        Field(description="Wait for the disk at every write. Without it a power cut loses or damages recent blocks."),
+    ] = False
+
+
+class FileStorage(KVStorage):
+    """One file per block, least recently used files removed first.
+
+    Args:
+        options: folder and limit.
+        context: whose blocks.
+        clock: seconds since 1970, comparable with files' times.
+
+    Raises:
+        ConfigError: the limit is smaller than one block.
+    """
+
+    def __init__(
+        self, options: FileStorageOptions, context: StorageContext, clock: Callable[[], float] = time.time
+    ) -> None:
+        self._root = str(options.path.expanduser().absolute())
+        self._format = BlockFormat(context.fingerprint, context.block_bytes)
+        self._limit_bytes = int(options.max_bytes)
+        self._slack_bytes = self._limit_bytes // _SLACK // self._format.file_bytes * self._format.file_bytes
+        self._fsync = options.fsync
+        self._clock = clock
+        if self._limit_bytes < self._format.file_bytes:
+            raise ConfigError(
+                f"max_bytes of the KV storage 'file' is {self._limit_bytes}, but one block takes "
+                f"{self._format.file_bytes} bytes; set a larger max_bytes."
+            )
+        self._walking = threading.Lock()  # held over walks and removals; taken before _lock
+        self._lock = threading.Lock()  # held briefly, never while the disk works; guards all below
+        self._folder = BlockFolder(self._format.folder)
+        self._reserved_bytes = 0  # room promised to writers that have not finished
+        self._unwalked_bytes = 0  # written since the last walk
+        self._counts: Counter[str] = Counter()
+        self._logged: set[tuple[str, int | None]] = set()
+        with self._walking:
+            self._walk()
+
+    def contains(self, keys: Sequence[bytes]) -> int:
+        """Return how many of the keys, from the front on, are held."""
+        for count, key in enumerate(keys):
+            name = block_name(self._format.folder, key)
+            with self._lock:
+                known = name in self._folder
+            if not known and not self._adopt(name):
+                return count
+        return len(keys)
+
+    def get(self, key: bytes, out: NDArray[np.uint8]) -> bool:
+        """Read one block into `out`."""
+        name = block_name(self._format.folder, key)
+        result = self._read(name, key, out)
+        with self._lock:
+            self._counts["hits" if result is ReadResult.INTACT else "misses"] += 1
+        if result is ReadResult.INTACT:
+            self._use(name)
+            return True
+        if result is not None:
+            self._drop(name, result)
+        return False
+
+    def put(self, key: bytes, data: NDArray[np.uint8]) -> bool:
+        """Keep one block; one that is held is not written again."""
+        name = block_name(self._format.folder, key)
+        if self._adopt(name):
+            return True
+        if not self._reserve():
+            return False
+        try:
+            self._write(name, key, data)
+        except OSError as error:
+            self._fail("write", error)
+            return False
+        else:
+            self._stored(name)
+            return True
+        finally:
+            with self._lock:
+                self._reserved_bytes -= self._format.file_bytes
+
+    def clear(self) -> None:
+        """Remove every file of this fingerprint."""
+        with self._walking:
+            try:
+                listing = list_blocks(self._root, self._format.folder)
+            except OSError as error:
+                self._fail("list", error)
+                return
+            for name in listing.blocks:
+                self._remove(name)
+            self._walk()
+
+    def stats(self) -> StorageStats:
+        """Return counts; `num_blocks` and `num_bytes` are of this fingerprint, files with their headers."""
+        with self._lock:
+            return StorageStats(num_blocks=self._folder.num_own, num_bytes=self._folder.own_bytes, **dict(self._counts))
+
+    def close(self) -> None:
+        """Do nothing: every write is finished when `put` returns, and no file stays open."""
+
+    def _read(self, name: str, key: bytes, out: NDArray[np.uint8]) -> ReadResult | None:
+        """Return what the file is; None if there is none or the medium refused."""
+        try:
+            fd = os.open(self._path(name), os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            with self._lock:
+                self._folder.remove(name)
+            return None
+        except OSError as error:
+            self._fail("read", error)
+            return None
+        try:
+            return self._format.read(fd, key, out)
+        except OSError as error:
+            self._fail("read", error)
+            return None
+        finally:
+            os.close(fd)
+
+    def _write(self, name: str, key: bytes, data: NDArray[np.uint8]) -> None:
+        path = self._path(name)
+        temporary = f"{path.removesuffix('.kv')}.{os.getpid()}-{secrets.token_hex(4)}.tmp"
+        fd = _create(temporary)
+        try:
+            try:
+                self._format.write(fd, key, data)
+                if self._fsync:
+                    os.fsync(fd)
+            finally:
+                os.close(fd)
+            os.rename(temporary, path)
+        except OSError:
+            self._unlink(temporary)
+            raise
+        if self._fsync:
+            _sync_folder(os.path.dirname(path))
+
+    def _stored(self, name: str) -> None:
+        entry = Entry(self._format.file_bytes, self._clock())
+        with self._lock:
+            self._folder.add(name, entry)
+            self._unwalked_bytes += entry.num_bytes
+            self._counts["stored"] += 1
+
+    def _adopt(self, name: str) -> bool:
+        """Return whether the file exists now, whoever wrote it, and note that; one of a wrong length is removed."""
+        try:
+            status = os.stat(self._path(name))
+        except FileNotFoundError:
+            with self._lock:
+                self._folder.remove(name)
+            return False
+        except OSError as error:
+            self._fail("read", error)
+            return False
+        if status.st_size != self._format.file_bytes:
+            self._drop(name, ReadResult.CORRUPT)
+            return False
+        with self._lock:
+            if name not in self._folder:
+                self._folder.add(name, Entry(status.st_size, status.st_mtime))
+        return True
+
+    def _use(self, name: str) -> None:
+        """Note a hit: in memory at once, in the file's time, which other processes see, now and then."""
+        now = self._clock()
+        with self._lock:
+            before = self._folder.last_use_s(name)
+            self._folder.add(name, Entry(self._format.file_bytes, now))
+        if now - before < _TOUCH_S:
+            return
+        try:
+            os.utime(self._path(name), (now, now))
+        except FileNotFoundError:
+            with self._lock:
+                self._folder.remove(name)
+        except OSError as error:
+            self._fail("touch", error)
+
+    def _reserve(self) -> bool:
+        """Make room for one file, and keep it until the writer has finished. Returns False if that is impossible."""
+        need = self._format.file_bytes
+        with self._walking:
+            with self._lock:
+                due = self._unwalked_bytes + need > self._slack_bytes
+                if not due and self._excess(need) <= 0:
+                    self._reserved_bytes += need
+                    return True
+            self._walk()
+            self._evict(need)
+            with self._lock:
+                fits = self._excess(need) <= 0
+                self._reserved_bytes += need if fits else 0
+            if not fits:
+                self._fail("remove", OSError(errno.ENOSPC, "cannot make room below max_bytes"))
+            return fits
+
+    def _excess(self, need: int) -> int:
+        return self._folder.total_bytes + self._reserved_bytes + need - self._limit_bytes
+
+    def _evict(self, need: int) -> None:
+        with self._lock:
+            excess = self._excess(need)
+            victims = self._folder.oldest(excess + self._slack_bytes) if excess > 0 else []
+        for name in victims:
+            if self._remove(name):
+                with self._lock:
+                    self._counts["evicted"] += 1
+
+    def _walk(self) -> None:
+        """Measure the folder; what dead writers left is removed."""
+        began = self._clock()
+        try:
+            listing = list_blocks(self._root)
+        except OSError as error:
+            self._fail("list", error)
+            return
+        with self._lock:
+            self._folder.replace(listing.blocks, since_s=began)
+            self._unwalked_bytes = 0
+        for name, entry in listing.temporary.items():
+            if began - entry.last_use_s > _ABANDONED_S:
+                self._unlink(self._path(name))
+
+    def _drop(self, name: str, found: ReadResult) -> None:
+        """Remove a file that is not what its name says, and count it."""
+        with self._lock:
+            self._counts[found.value] += 1
+        self._remove(name)
+
+    def _remove(self, name: str) -> bool:
+        """Remove a file. Returns whether it is gone by our doing."""
+        removed = self._unlink(self._path(name))
+        if removed is not None:
+            with self._lock:
+                self._folder.remove(name)
+        return bool(removed)
+
+    def _unlink(self, path: str) -> bool | None:
+        """Return True if removed, False if it was gone already, None if the medium refused."""
+        try:
+            os.unlink(path)
+        except FileNotFoundError:
+            return False
+        except OSError as error:
+            self._fail("remove", error)
+            return None
+        return True
+
+    def _fail(self, action: str, error: OSError) -> None:
+        with self._lock:
+            self._counts["failures"] += 1
+            kind = (action, error.errno)
+            is_new = kind not in self._logged
+            self._logged.add(kind)
+        if is_new:
+            _logger.warning("KV storage %s: cannot %s: %s. Counted, not logged again.", self._root, action, error)
+
+    def _path(self, name: str) -> str:
+        return f"{self._root}/{name}"
+
+
+def _create(path: str) -> int:
+    """Open a new file for writing, in a folder that may not exist."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+    try:
+        return os.open(path, flags, 0o644)
+    except FileNotFoundError:
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        return os.open(path, flags, 0o644)
+
+
+def _sync_folder(path: str) -> None:
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

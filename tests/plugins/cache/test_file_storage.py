@@ -1,0 +1,462 @@
+"""Files of blocks: what the kit asks, every kind of damage to real files, and media that refuse."""
+
+import logging
+import os
+import shutil
+import subprocess
+import sys
+import time
+from functools import cached_property
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+import pytest
+from pydantic import ValidationError
+
+import graftlm_cache
+from graftlm.contracts import StorageContext
+from graftlm.errors import ConfigError
+from graftlm.testing import KVStorageConformance
+from graftlm_cache.block_file import HEADER_BYTES
+from graftlm_cache.block_folder import block_name
+from graftlm_cache.file_storage import FileStorage, FileStorageOptions
+
+BLOCK_BYTES = 1000
+FILE_BYTES = BLOCK_BYTES + HEADER_BYTES
+CONTEXT = StorageContext(b"model-1", BLOCK_BYTES)
+
+#: Where a byte of the header lies, by what it is part of.
+REGIONS = {"magic": 0, "version": 8, "padding": 12, "fingerprint": 16, "key": 50, "length": 80, "checksum": 90}
+FLIPS = REGIONS | {"first byte of data": HEADER_BYTES, "last byte of data": FILE_BYTES - 1}
+LENGTHS = {
+    "empty": 0,
+    "within the magic": 5,
+    "without its last header byte": HEADER_BYTES - 1,
+    "header alone": HEADER_BYTES,
+    "half": FILE_BYTES // 2,
+    "without its last byte": FILE_BYTES - 1,
+}
+
+
+class Clock:
+    """Time that passes when told to."""
+
+    def __init__(self):
+        self.now = time.time()
+
+    def __call__(self):
+        return self.now
+
+
+def options(path, num_blocks=1000):
+    return FileStorageOptions(path=path, max_bytes=num_blocks * FILE_BYTES)
+
+
+def block(number):
+    return np.full(BLOCK_BYTES, number, np.uint8)
+
+
+def key(number):
+    return number.to_bytes(8, "little")
+
+
+def file_of(root, which, context=CONTEXT):
+    """Return a block's file, found by what the folder holds."""
+    (found,) = [file for file in files_in(root) if file.name == Path(block_name("", which)).name]
+    return found
+
+
+def files_in(root):
+    return sorted(file for file in Path(root).rglob("*") if file.is_file())
+
+
+def got(storage, number):
+    out = np.empty(BLOCK_BYTES, np.uint8)
+    return bool(storage.get(key(number), out)) and bool((out == number).all())
+
+
+def flip(file, position):
+    content = bytearray(file.read_bytes())
+    content[position] ^= 0x10
+    file.write_bytes(content)
+
+
+def damage_file(name, file):
+    match name.partition(": ")[::2]:
+        case "flipped", region:
+            flip(file, FLIPS[region])
+        case "cut", length:
+            os.truncate(file, LENGTHS[length])
+        case "another file's content", _:
+            file.write_bytes(b"not a block at all" * 100)
+        case "zeros", _:
+            file.write_bytes(bytes(file.stat().st_size))
+        case "longer", _:
+            file.write_bytes(file.read_bytes() + b"\0")
+        case "deleted", _:
+            file.unlink()
+
+
+DAMAGES = (
+    *[f"flipped: {region}" for region in FLIPS],
+    *[f"cut: {length}" for length in LENGTHS],
+    "another file's content",
+    "zeros",
+    "longer",
+    "deleted",
+)
+
+
+class TestFileStorage(KVStorageConformance):
+    """`file` keeps the contract."""
+
+    damages = DAMAGES
+
+    @cached_property
+    def folder(self):
+        return TemporaryDirectory()
+
+    def create(self, context):
+        return FileStorage(FileStorageOptions(path=self.folder.name, max_bytes="100MiB"), context)
+
+    def create_limited(self, context, num_blocks):
+        return FileStorage(options(self.folder.name, num_blocks), context)
+
+    def damage(self, name, context, key):
+        damage_file(name, file_of(self.folder.name, key))
+
+    def break_medium(self):
+        shutil.rmtree(self.folder.name)
+        Path(self.folder.name).write_text("a file where the folder was")
+
+    def teardown_method(self):
+        path = Path(self.folder.name)
+        if path.is_file():
+            path.unlink()
+            path.mkdir()
+        self.folder.cleanup()
+
+
+# -- Damage
+
+
+@pytest.fixture
+def storage(tmp_path):
+    return FileStorage(options(tmp_path), CONTEXT)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [(f"flipped: {region}", "foreign") for region in ("magic", "version", "fingerprint", "key", "length")]
+    + [(f"flipped: {region}", "corrupt") for region in ("checksum", "first byte of data", "last byte of data")]
+    + [(f"cut: {length}", "corrupt") for length in LENGTHS]
+    + [("another file's content", "foreign"), ("zeros", "foreign"), ("longer", "corrupt")],
+)
+def test_a_bad_file_is_counted_by_kind_and_deleted(storage, tmp_path, name, kind):
+    storage.put(key(1), block(1))
+    file = file_of(tmp_path, key(1))
+    damage_file(name, file)
+    assert not got(storage, 1)
+    stats = storage.stats()
+    assert {"corrupt": stats.corrupt, "foreign": stats.foreign}[kind] == 1
+    assert stats.corrupt + stats.foreign == 1
+    assert not file.exists()
+    assert stats.num_bytes == 0
+
+
+def test_no_single_flipped_bit_is_ever_served(tmp_path):
+    storage = FileStorage(FileStorageOptions(path=tmp_path, max_bytes="1MiB"), StorageContext(b"small", 16))
+    out = np.empty(16, np.uint8)
+    for position in range(HEADER_BYTES + 16):
+        storage.put(b"key", np.arange(16, dtype=np.uint8))
+        flip(file_of(tmp_path, b"key"), position)
+        assert not storage.get(b"key", out), f"served with byte {position} flipped"
+
+
+def test_a_file_renamed_to_another_key_is_foreign(storage, tmp_path):
+    storage.put(key(1), block(1))
+    storage.put(key(2), block(2))
+    shutil.copyfile(file_of(tmp_path, key(1)), file_of(tmp_path, key(2)))
+    assert not got(storage, 2)
+    assert storage.stats().foreign == 1
+    assert got(storage, 1)
+
+
+def test_a_file_of_another_model_is_foreign(storage, tmp_path):
+    other = FileStorage(options(tmp_path / "other"), StorageContext(b"model-2", BLOCK_BYTES))
+    for each in (storage, other):
+        each.put(key(1), block(1))
+    mine = next(file for file in files_in(tmp_path) if "other" not in file.parts)
+    shutil.copyfile(file_of(tmp_path / "other", key(1)), mine)
+    assert not got(storage, 1)
+    assert storage.stats().foreign == 1
+    assert not mine.exists()
+
+
+def test_other_peoples_files_are_left_alone(tmp_path):
+    theirs = ["notes.txt", "0" * 32, "ab/cd.kv", f"{'0' * 32}/zz/{'0' * 40}.kv", f"{'0' * 32}/00/README"]
+    for name in theirs:
+        if name != "0" * 32:
+            (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / name).write_bytes(bytes(10 * FILE_BYTES))
+    storage = FileStorage(options(tmp_path, num_blocks=2), CONTEXT)
+    for number in range(5):
+        storage.put(key(number), block(number))
+    storage.clear()
+    assert [str(file.relative_to(tmp_path)) for file in files_in(tmp_path)] == sorted(set(theirs) - {"0" * 32})
+
+
+# -- Media that refuse
+
+
+def test_a_deleted_folder_is_made_anew(storage, tmp_path):
+    storage.put(key(1), block(1))
+    shutil.rmtree(tmp_path)
+    assert not got(storage, 1)
+    assert storage.contains([key(1)]) == 0
+    assert storage.put(key(2), block(2))
+    assert got(storage, 2)
+    assert (storage.stats().failures, storage.stats().num_blocks) == (0, 1)
+
+
+REFUSING = """
+import os, resource, signal, sys
+import numpy as np
+from graftlm.contracts import StorageContext
+from graftlm_cache.file_storage import FileStorage, FileStorageOptions
+
+how, path = sys.argv[1:]
+storage = FileStorage(FileStorageOptions(path=path, max_bytes="1MiB"), StorageContext(b"model-1", 1000))
+data, out = np.ones(1000, np.uint8), np.empty(1000, np.uint8)
+assert storage.put(b"held", data)
+if how == "no space":  # a write past the limit fails half-way, as on a full disk
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (500, 500))
+elif how == "no file handles":
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, 3))
+elif how == "not allowed":
+    for folder, _, _ in os.walk(path):
+        os.chmod(folder, 0o500)
+    if os.geteuid() == 0:
+        os.seteuid(65534)
+results = [storage.put(str(number).encode(), data) for number in range(3)]
+held = storage.get(b"held", out)
+stats = storage.stats()
+print(results, held, stats.failures > 0, stats.num_blocks)
+"""
+
+
+@pytest.mark.parametrize(
+    ("how", "is_readable"), [("no space", True), ("no file handles", False), ("not allowed", None)]
+)
+def test_a_medium_that_refuses_is_counted_and_logged_once(tmp_path, how, is_readable):
+    done = subprocess.run(
+        [sys.executable, "-c", REFUSING, how, str(tmp_path)], capture_output=True, text=True, check=False, timeout=60
+    )
+    results, held, is_counted, num_blocks = done.stdout.strip().rsplit(" ", 3)[0], *done.stdout.split()[-3:]
+    assert (results, is_counted, num_blocks) == ("[False, False, False]", "True", "1"), done.stderr
+    assert is_readable is None or held == str(is_readable)
+    lines = [line for line in done.stderr.splitlines() if "cannot write" in line]
+    assert len(lines) == 1, done.stderr
+    assert [file for file in files_in(tmp_path) if file.suffix == ".tmp"] == []
+
+
+def test_failures_are_logged_once_per_kind(tmp_path, caplog):
+    file = tmp_path / "file"
+    file.write_text("no folder")
+    with caplog.at_level(logging.WARNING):
+        storage = FileStorage(options(file), CONTEXT)
+        for number in range(5):
+            assert not storage.put(key(number), block(number))
+            assert not got(storage, number)
+            assert storage.contains([key(number)]) == 0
+    kinds = [record.getMessage().split(": ")[1] for record in caplog.records]
+    assert sorted(kinds) == sorted(set(kinds))
+    assert storage.stats().failures >= 15
+    assert file.read_text() == "no folder"
+
+
+def test_a_folder_in_a_blocks_place_is_no_block(tmp_path):
+    storage = FileStorage(options(tmp_path, num_blocks=2), CONTEXT)
+    storage.put(key(1), block(1))
+    file = file_of(tmp_path, key(1))
+    file.unlink()
+    file.mkdir()
+    assert not got(storage, 1)
+    assert not storage.put(key(1), block(1))
+    assert storage.put(key(2), block(2))
+    assert FileStorage(options(tmp_path, num_blocks=2), CONTEXT).stats().num_blocks == 1
+
+
+@pytest.mark.parametrize("length", LENGTHS.values())
+def test_a_truncated_file_is_written_anew(storage, tmp_path, length):
+    storage.put(key(1), block(1))
+    os.truncate(file_of(tmp_path, key(1)), length)
+    assert storage.put(key(1), block(1))
+    assert storage.stats().corrupt == 1
+    assert got(storage, 1)
+
+
+# -- Other processes
+
+
+def test_what_another_process_adds_and_removes_is_seen(storage, tmp_path):
+    other = FileStorage(options(tmp_path), CONTEXT)
+    other.put(key(1), block(1))
+    assert storage.contains([key(1)]) == 1
+    assert got(storage, 1)
+    assert storage.stats().num_blocks == 1
+    other.clear()
+    assert not got(storage, 1)
+    assert storage.stats().num_blocks == 0
+    assert storage.put(key(1), block(1))
+    assert got(other, 1)
+
+
+SHARING = """
+import sys
+import numpy as np
+from graftlm.contracts import StorageContext
+from graftlm_cache.file_storage import FileStorage, FileStorageOptions
+
+path, seed, max_bytes = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+storage = FileStorage(FileStorageOptions(path=path, max_bytes=max_bytes), StorageContext(b"model-1", 1000))
+draw, out = np.random.default_rng(seed), np.empty(1000, np.uint8)
+for number in draw.integers(0, 100, 600):
+    key = int(number).to_bytes(8, "little")
+    if draw.random() < 0.5:
+        assert storage.put(key, np.full(1000, number, np.uint8))
+    elif storage.get(key, out):
+        assert (out == number).all()
+stats = storage.stats()
+assert stats.failures == stats.corrupt == stats.foreign == 0, stats
+assert stats.evicted > 0
+"""
+
+
+def test_processes_share_a_folder_and_nearly_keep_its_limit(tmp_path):
+    limit = 40
+    writers = [
+        subprocess.Popen([sys.executable, "-c", SHARING, str(tmp_path), str(seed), str(limit * FILE_BYTES)])
+        for seed in range(3)
+    ]
+    assert [writer.wait(timeout=60) for writer in writers] == [0, 0, 0]
+    files = files_in(tmp_path)
+    assert len(files) <= limit * (1 + (len(writers) - 1) / 20)
+    assert {file.suffix for file in files} == {".kv"}
+
+
+# -- The size limit
+
+
+def test_the_least_recently_used_goes_first(tmp_path):
+    clock = Clock()
+    storage = FileStorage(options(tmp_path, num_blocks=3), CONTEXT, clock)
+    for number in (1, 2, 3):
+        clock.now += 1
+        storage.put(key(number), block(number))
+    clock.now += 1
+    assert got(storage, 1)
+    storage.put(key(4), block(4))
+    assert [number for number in range(1, 5) if got(storage, number)] == [1, 3, 4]
+    assert storage.stats().evicted == 1
+
+
+def test_a_hit_counts_after_a_restart(tmp_path):
+    clock = Clock()
+    clock.now += 100
+    storage = FileStorage(options(tmp_path, num_blocks=3), CONTEXT, clock)
+    for number in (1, 2, 3):
+        clock.now += 100
+        storage.put(key(number), block(number))
+    clock.now += 100
+    assert got(storage, 1)
+    again = FileStorage(options(tmp_path, num_blocks=3), CONTEXT, clock)
+    again.put(key(4), block(4))
+    assert got(again, 1)
+
+
+def test_a_file_is_not_touched_at_every_hit(tmp_path):
+    clock = Clock()
+    storage = FileStorage(options(tmp_path), CONTEXT, clock)
+    storage.put(key(1), block(1))
+    times = []
+    for passed in (1, 30, 100, 1):
+        clock.now += passed
+        assert got(storage, 1)
+        times.append(file_of(tmp_path, key(1)).stat().st_mtime)
+    assert times[0] == times[1] < times[2] == times[3]
+
+
+def test_the_limit_is_the_folders_whatever_the_model(tmp_path):
+    old = FileStorage(options(tmp_path, num_blocks=4), StorageContext(b"old", BLOCK_BYTES))
+    for number in range(4):
+        old.put(key(number), block(number))
+    new = FileStorage(options(tmp_path, num_blocks=4), CONTEXT)
+    for number in range(3):
+        assert new.put(key(number), block(number))
+    assert len(files_in(tmp_path)) == 4
+    assert (new.stats().num_blocks, new.stats().evicted) == (3, 3)
+
+
+def test_a_smaller_limit_holds_from_the_next_put_on(tmp_path):
+    large = FileStorage(options(tmp_path, num_blocks=50), CONTEXT)
+    for number in range(50):
+        large.put(key(number), block(number))
+    small = FileStorage(options(tmp_path, num_blocks=10), CONTEXT)
+    small.put(key(99), block(99))
+    assert len(files_in(tmp_path)) <= 10
+
+
+def test_what_dead_writers_left_is_removed_and_what_is_being_written_is_not(tmp_path):
+    clock = Clock()
+    storage = FileStorage(options(tmp_path), CONTEXT, clock)
+    storage.put(key(1), block(1))
+    (file,) = files_in(tmp_path)
+    dead, living = file.with_suffix(".123-abcd.tmp"), file.with_suffix(".124-abcd.tmp")
+    for left, age_s in ((dead, 3600), (living, 5)):
+        left.write_bytes(b"half a bl")
+        os.utime(left, (clock.now - age_s, clock.now - age_s))
+    again = FileStorage(options(tmp_path), CONTEXT, clock)
+    assert files_in(tmp_path) == sorted([file, living])
+    assert again.stats().num_blocks == 1
+
+
+# -- Options
+
+
+@pytest.mark.parametrize(
+    ("given", "num_bytes"), [(5000, 5000), ("10GiB", 10 << 30), ("1.5 MiB", 3 << 19), ("2GB", 2 * 10**9)]
+)
+def test_sizes_are_numbers_or_have_units(given, num_bytes):
+    assert FileStorageOptions(path="x", max_bytes=given).max_bytes == num_bytes
+
+
+@pytest.mark.parametrize("given", [0, -1, "10 gibbons", "", "-5MiB", None])
+def test_no_size_is_refused(given):
+    with pytest.raises(ValidationError):
+        FileStorageOptions(path="x", max_bytes=given)
+
+
+def test_a_limit_below_one_block_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match=r"max_bytes .* is 1000, but one block takes 1120 bytes; set a larger"):
+        FileStorage(FileStorageOptions(path=tmp_path, max_bytes=1000), CONTEXT)
+
+
+def test_home_is_expanded(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    FileStorage(FileStorageOptions(path="~/kv"), CONTEXT).put(key(1), block(1))
+    assert len(files_in(tmp_path / "kv")) == 1
+
+
+def test_fsync_stores_the_same(tmp_path):
+    storage = FileStorage(FileStorageOptions(path=tmp_path, fsync=True), CONTEXT)
+    assert storage.put(key(1), block(1))
+    assert got(storage, 1)
+
+
+def test_the_provider_creates_it(tmp_path):
+    (provider,) = graftlm_cache.provide_kv_storages()
+    assert provider.name == "file"
+    assert isinstance(provider.create(provider.options(path=tmp_path), CONTEXT), FileStorage)

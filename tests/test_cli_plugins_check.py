@@ -1,0 +1,197 @@
+"""`graftlm plugins check`: any provider against its family's kit, by name."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from graftlm.cli import main
+from graftlm.registry import FAMILIES
+from graftlm.testing.tiny_models import write_tiny_checkpoint
+
+PLUGIN = """
+from graftlm import Options, Provider, hookimpl
+from graftlm.contracts import EvictionStrategy, SchedulingPolicy
+
+class WeightOptions(Options):
+    weight: float = 1.0
+    is_pure: bool = True
+
+class Weighed(EvictionStrategy):
+    def __init__(self, options):
+        self.options = options
+        self.calls = 0
+
+    def priority(self, node):
+        self.calls += not self.options.is_pure
+        return (node.last_access * self.options.weight, self.calls)
+
+class Losing(SchedulingPolicy):
+    max_wait_s = 1.0
+
+    def order(self, waiting, now):
+        return list(waiting)[:1]
+
+class Bias:
+    pass
+
+def needs_cuda(platform):
+    return None if platform.device == "cuda" else "needs a CUDA device"
+
+def provider(name, create, **fields):
+    return Provider(name=name, summary="x", api_version=1, create=create, **fields)
+
+@hookimpl
+def provide_eviction_strategies():
+    return [
+        provider("weighed", lambda options, context: Weighed(options), options=WeightOptions),
+        provider("nothing", lambda options, context: None),
+        provider("fancy", lambda options, context: None, unavailable=needs_cuda),
+    ]
+
+@hookimpl
+def provide_scheduling_policies():
+    return [provider("losing", lambda options, context: Losing())]
+
+@hookimpl
+def provide_logits_processors():
+    return [provider("bias", lambda options, context: Bias())]
+"""
+
+
+@pytest.fixture(autouse=True)
+def module(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    Path("check_plugin.py").write_text(PLUGIN)
+    yield
+    sys.modules.pop("check_plugin", None)
+
+
+@pytest.fixture
+def check(capsys):
+    """Run `graftlm plugins check`; return (exit status, stdout, stderr)."""
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as caught:
+            main(("plugins", "check", *arguments))
+        out, err = capsys.readouterr()
+        return int(caught.value.code or 0), out, err
+
+    return run
+
+
+@pytest.mark.parametrize("which", ["eviction/lru", "scheduling/fcfs", "scheduling/lpm", "cache/chunk"])
+def test_a_built_in_keeps_its_contract(check, which):
+    status, out, err = check(which)
+    assert (status, err) == (0, "")
+    assert " 0 failed" in out.splitlines()[-1]
+
+
+def test_every_sentence_is_printed_with_its_outcome(check):
+    status, out, _ = check("scheduling/fcfs")
+    assert status == 0
+    assert out.splitlines() == [
+        "passed  `order` returns a permutation of what it was given.",
+        "passed  `order` returns a new list, and changes nothing.",
+        "passed  `waiting` is a `Sequence`, not always a list.",
+        "passed  `order` is deterministic for equal input, clock reading and seed.",
+        "passed  `max_wait_s` is None for policies that never reorder.",
+        "5 passed, 0 failed, 0 skipped",
+    ]
+
+
+def test_a_broken_plugin_fails_with_the_reason(check):
+    status, out, err = check("scheduling/losing", "--module", "check_plugin")
+    lines = out.splitlines()
+    assert (status, err) == (1, "")
+    assert lines[:3] == [
+        "failed  `order` returns a permutation of what it was given.",
+        "        in 6 of 10 cases, first test_order_is_a_permutation[2-0]:",
+        "          AssertionError: order() returned 1 of 2 requests",
+    ]
+    assert lines[3].startswith("          at ")
+    assert "scheduling.py:" in lines[3]
+    assert lines[-1] == "4 passed, 1 failed, 0 skipped"
+
+
+@pytest.mark.parametrize(("is_pure", "status"), [("true", 0), ("false", 1)])
+def test_options_reach_the_plugin(check, is_pure, status):
+    arguments = ("eviction/weighed", "--module", "check_plugin", "--options", "weight=2", "--options")
+    assert check(*arguments, f"is_pure={is_pure}")[0] == status
+
+
+def test_what_creates_something_else_fails_every_sentence(check):
+    status, out, _ = check("eviction/nothing", "--module", "check_plugin")
+    assert status == 1
+    assert "must create an instance of graftlm.contracts.EvictionStrategy, got builtins.NoneType" in out
+    assert out.splitlines()[-1].startswith("0 passed")
+
+
+def test_what_cannot_be_tried_is_skipped_with_the_reason(check, tmp_path):
+    status, out, _ = check("storage/file", "--options", f"path={tmp_path / 'kv'}", "--options", "max_bytes=64MiB")
+    lines = out.splitlines()
+    assert status == 0
+    reason = lines.index("skipped A size limit holds after every `put`, and what is held is intact.") + 1
+    assert lines[reason] == "        the kit was not told how to set a size limit (create_limited)"
+    assert lines[-1] == "12 passed, 0 failed, 5 skipped"
+
+
+def test_a_model_is_checked_with_a_checkpoint(check, tmp_path):
+    folder = write_tiny_checkpoint(tmp_path / "tiny", "llama", vocab_size=128, num_layers=1)
+    status, out, _ = check("model/llama", "--checkpoint", str(folder))
+    assert (status, out.splitlines()[-1].split(",")[1]) == (0, " 0 failed")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("eviction/lruu",), "Unknown eviction strategy 'lruu'. Available: "),
+        (("eviction/lruu",), "Did you mean 'lru'?"),
+        (("evictoin/lru",), f"families are: {', '.join(FAMILIES)}. Did you mean 'eviction/lru'?"),
+        (("lru",), "'lru' is no FAMILY/NAME"),
+        (("eviction/",), "Did you mean 'eviction/NAME'?"),
+        (("eviction/fancy", "--module", "check_plugin", "--device", "cpu"), "cannot run here: needs a CUDA device"),
+        (("logits_processor/bias", "--module", "check_plugin"), "There is no conformance kit for 'logits_processor'"),
+        (("model/llama",), "needs a checkpoint of model 'llama' (architectures: LlamaForCausalLM"),
+        (("model/llama", "--checkpoint", "nowhere"), "nowhere is no folder of a checkpoint; it has no config.json"),
+        (("eviction/weighed", "--module", "check_plugin", "--options", "wieght=2"), "cache.eviction.options.wieght"),
+        (("eviction/weighed", "--module", "check_plugin", "--options", "weight"), "expected KEY=VALUE"),
+        (("eviction/weighed", "--module", "check_plugin", "--options", "weight=[1"), "is no YAML"),
+        (
+            ("eviction/weighed", "--module", "check_plugin", "--options", "a=1", "--options", "a.b=1"),
+            "sets something in 'a', which another one gave a value",
+        ),
+        (("storage/file",), "storage.file.path: "),
+        (("scheduling/fcfs", "--module", "no_such_module_here"), "no_such_module_here"),
+    ],
+)
+def test_what_cannot_be_checked_says_why(check, arguments, said):
+    status, out, err = check(*arguments)
+    assert (status, out) == (2, "")
+    assert said in err
+
+
+def test_options_in_front_of_the_sub_command_are_not_dropped(capsys):
+    with pytest.raises(SystemExit) as caught:
+        main(("plugins", "--device", "cpu", "check", "eviction/lru"))
+    assert caught.value.code == 2
+    assert "after its name" in capsys.readouterr().err
+
+
+def test_kits_refuse_to_run_without_assertions():
+    program = "from graftlm.cli import main; main(['plugins', 'check', 'scheduling/fcfs'])"
+    done = subprocess.run([sys.executable, "-O", "-c", program], capture_output=True, text=True, check=False)
+    assert (done.returncode, "python -O" in done.stderr) == (2, True)
+
+
+def test_no_test_runner_is_needed():
+    program = (
+        "import sys\n"
+        "sys.modules['pytest'] = sys.modules['hypothesis'] = None\n"
+        "from graftlm.cli import main; main(['plugins', 'check', 'eviction/lru'])"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "        needs the package hypothesis, which is not installed" in done.stdout.splitlines()
