@@ -1,11 +1,12 @@
 """Whatever is stored, given up, overwritten, loaded, aborted and retracted in one step: every token comes out right."""
 
 import random
+import threading
 
 import numpy as np
 import pytest
 
-from graftlm.contracts import CacheContext
+from graftlm.contracts import CacheContext, KVStorage, StorageStats
 from graftlm.execution.executor import InlineExecutor
 from graftlm.memory import KVManager, LowerTiers, PagePool, RequestTable, TransferQueue
 from graftlm.observers import Observers
@@ -26,10 +27,16 @@ NUM_ROWS = 4
 class Crowd:
     """Requests in far too little memory, on a device that makes copies as late as it may."""
 
-    def __init__(self, seed, page_size, policy, overlap):
+    def __init__(self, seed, page_size, policy, overlap, storage=None):
         self.rng = random.Random(seed)
         self.page_size = page_size
-        self.options = HicacheOptions(host_tokens=self.rng.choice([24, 64]), block_tokens=8, write_policy=policy)
+        self.storage = storage
+        self.options = HicacheOptions(
+            host_tokens=self.rng.choice([24, 64]),
+            block_tokens=8,
+            write_policy=policy,
+            storage={"name": "given", "prefetch_timeout_s": 50} if storage else None,
+        )
         self.num_pages = 72 // page_size
         self.device = CopyingDevice(self.num_pages, page_size, NUM_ROWS, VOCAB)
         self.queue = TransferQueue(self.device.page_bytes, "uint64", page_size, self.device.allocate)
@@ -58,11 +65,14 @@ class Crowd:
         return self.now
 
     def make_cache(self):
-        return create_hicache(self.options, CacheContext(self.page_size, LRU(), self.clock, transfer=self.queue))
+        context = CacheContext(
+            self.page_size, LRU(), self.clock, transfer=self.queue, create_storage=lambda *_: self.storage
+        )
+        return create_hicache(self.options, context)
 
-    def add(self):
+    def add(self, prompt_len=None):
         trunk = self.rng.choice(self.trunks)
-        prompt = trunk[: self.rng.randint(1, len(trunk))] + [self.rng.randrange(VOCAB) for _ in range(4)]
+        prompt = trunk[: prompt_len or self.rng.randint(1, len(trunk))] + [self.rng.randrange(VOCAB) for _ in range(4)]
         request_id = str(len(self.requests))
         request = Request(
             request_id=request_id,
@@ -117,9 +127,9 @@ class Crowd:
 @pytest.mark.parametrize("page_size", [1, 4, 8])
 def test_random_crowds_get_what_they_get_alone(page_size, policy, overlap):
     loaded = retracted = 0
-    for seed in range(6):
+    for seed in range(3):
         crowd = Crowd(seed, page_size, policy, overlap)
-        for _ in range(250):
+        for _ in range(200):
             crowd.act()
             crowd.step()
         for _ in range(2000):
@@ -134,3 +144,45 @@ def test_random_crowds_get_what_they_get_alone(page_size, policy, overlap):
         crowd.loop.close()
     assert loaded > 0
     assert retracted > 0
+
+
+class Stuck(KVStorage):
+    """A storage that does not answer until it is let."""
+
+    def __init__(self):
+        self.gate = threading.Event()
+
+    def contains(self, keys):
+        assert self.gate.wait(20)
+        return 0
+
+    def get(self, key, out):
+        return False
+
+    def put(self, key, data):
+        return False
+
+    def clear(self):
+        return
+
+    def stats(self):
+        return StorageStats()
+
+    def close(self):
+        return
+
+
+def test_the_loop_wakes_when_a_request_has_waited_long_enough_however_late_it_looks():
+    storage = Stuck()
+    crowd = Crowd(0, 1, "write_through", False, storage)
+    crowd.add(prompt_len=30)
+    crowd.step()
+    assert crowd.scheduler.num_running == 0
+    assert 0 < crowd.loop.idle_s < 100
+    crowd.now += 200.0  # somebody slept over it
+    assert crowd.loop.idle_s == 0.0
+    crowd.step()
+    assert crowd.scheduler.num_waiting == 0
+    storage.gate.set()
+    crowd.loop.close()
+    assert crowd.loop.stats().tiers.late_prefetches == 1

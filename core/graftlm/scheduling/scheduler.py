@@ -66,6 +66,7 @@ class Scheduler:
         self._deadlines: list[tuple[float, int, Request]] = []
         self._compiling: dict[str, Request] = {}  # those whose grammar is on its way
         self._prefetching: dict[str, Request] = {}  # waiting ones for which something is brought to host memory
+        self._awaiting_prefetch: list[Request] = []  # those of them that waited for it when a step was last planned
         self._updates: list[RequestUpdate] = []
         self._num_steps = self._num_added = self._num_finished = 0
         self._prompt_tokens = self._generated_tokens = 0
@@ -94,12 +95,8 @@ class Scheduler:
     def next_deadline_s(self) -> float | None:
         """The clock reading at which `plan` has something to do even if nothing else happens; None for never."""
         deadlines = [r.grammar.deadline_s for r in self._compiling.values() if r.grammar is not None]
-        now = self._clock()
-        deadlines += [
-            r.prefetch.deadline_s
-            for r in self._prefetching.values()
-            if r.prefetch is not None and r.prefetch.deadline_s is not None and r.awaits_prefetch(now)
-        ]
+        tickets = [request.prefetch for request in self._awaiting_prefetch]
+        deadlines += [t.deadline_s for t in tickets if t is not None and t.deadline_s is not None]
         if self._deadlines:
             deadlines.append(self._deadlines[0][0])
         return min(deadlines, default=None)
@@ -137,14 +134,14 @@ class Scheduler:
                 f"request {request.request_id}: {request.prompt_len} prompt tokens and up to {request.max_new_tokens} "
                 f"more need {needed} KV pages, the engine has {total}. Lower max_tokens or raise memory.kv_tokens."
             )
-        self._requests[request.request_id] = request
-        self._queue.add(request)
-        if request.grammar is not None:
-            self._compiling[request.request_id] = request
         if self.kv.tiers is not None:
             request.prefetch = self.kv.tiers.cache.prefetch(request.reusable_key())
             if request.prefetch is not None:
                 self._prefetching[request.request_id] = request
+        self._requests[request.request_id] = request
+        self._queue.add(request)
+        if request.grammar is not None:
+            self._compiling[request.request_id] = request
         self._num_added += 1
         self._prompt_tokens += request.prompt_len
         if request.deadline_s is not None:
@@ -165,6 +162,7 @@ class Scheduler:
         self._start_grammars(now)
         if self.kv.tiers is not None:
             self.kv.tiers.begin_plan()
+            self._awaiting_prefetch = [r for r in self._prefetching.values() if r.awaits_prefetch(now)]
         plan = self._planner.plan(self._num_steps, now)
         self._release_prefetches()
         if plan is None:
@@ -256,6 +254,7 @@ class Scheduler:
         ]
         self._running.clear()
         self._prefetching.clear()
+        self._awaiting_prefetch.clear()
         for request in self._requests.values():
             request.prefetch = None
         self.kv.restart(cache)
