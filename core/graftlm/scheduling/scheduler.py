@@ -233,6 +233,7 @@ class Scheduler:
             r for r in self._requests.values() if waiting_too or r.status is RequestStatus.RUNNING or r is culprit
         ]
         self._running.clear()
+        self._planner.forget_rows()
         self.kv.restart(cache)
         for request in suspects:
             request.row = None
