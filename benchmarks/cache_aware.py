@@ -15,9 +15,10 @@ The optimum computes every distinct prefix once: it is the hit rate with unlimit
 of the radix tree of all requests attains with memory for the longest request alone (Zheng et al., arXiv:2312.07104,
 theorem 3.1). A token counts as hit when it is not computed; what is computed again after a retraction is a miss.
 
-Memory is given in tokens, and as a share of all distinct tokens. "late" is the longest time from when a request's
-ageing was due (`max_wait_s` after it was first passed over) until it was admitted; "out of turn" counts admissions past
-an aged request that came earlier, of which there must be none.
+Memory is given in tokens, and as a share of all distinct tokens. What runs at once has to fit too: where the running
+requests are more than memory holds, fewer rows would find more, and take longer. "late" is the longest time from when a
+request's ageing was due (`max_wait_s` after it was first passed over) until it was admitted; "out of turn" counts
+admissions past an aged request that came earlier, of which there must be none.
 """
 
 import argparse
@@ -46,7 +47,7 @@ PREFILL_TOKENS = 2048
 STEP_S = 0.010
 TOKEN_S = 0.000_025
 MAX_WAIT_S = 60.0
-MEMORY_SHARES = (0.025, 0.05, 0.1, 0.2)
+MEMORY_SHARES = (0.05, 0.1, 0.2)
 PARAMS = SamplingParams(temperature=0, ignore_eos=True)
 PROVIDERS = {provider.name: provider for provider in graftlm_scheduling.provide_scheduling_policies()}
 
@@ -151,6 +152,7 @@ class Simulation:
     kv_tokens: int
     policy: SchedulingPolicy
     page_size: int = 1
+    num_rows: int = NUM_ROWS
     now: float = 0.0
     num_computed: int = 0
     num_prompt_tokens: int = 0
@@ -166,10 +168,10 @@ class Simulation:
         """Run until everything is answered."""
         num_pages = self.kv_tokens // self.page_size
         cache = RadixCache(CacheContext(self.page_size, LRU(), self.clock))
-        kv = KVManager(PagePool(num_pages), cache, RequestTable(NUM_ROWS, num_pages), self.page_size)
+        kv = KVManager(PagePool(num_pages), cache, RequestTable(self.num_rows, num_pages), self.page_size)
         num_calls = sum(call.count() for call in self.calls)
         self._scheduler = Scheduler(kv, self.policy, SchedulerLimits(num_calls, PREFILL_TOKENS), self.clock)
-        self._device = FakeDevice(num_pages, self.page_size, NUM_ROWS, VOCAB_SIZE)
+        self._device = FakeDevice(num_pages, self.page_size, self.num_rows, VOCAB_SIZE)
         for call in self.calls:
             self._ask(call, call.tokens)
         while self._scheduler.has_work:
@@ -279,11 +281,13 @@ def measure(workload: str, policies: list[str], settings: "Settings") -> Iterato
         unlimited.run()
         best.append(optimum(unlimited.finished, settings.page_size))
     num_distinct = min(distinct for _, distinct in best)
-    for share in MEMORY_SHARES:
+    for share in settings.memory:
         kv_tokens = round(share * num_distinct)
         for policy in policies:
             runs = [
-                Simulation(calls, kv_tokens, create(policy, seed, settings.max_wait_s), settings.page_size).run()
+                Simulation(
+                    calls, kv_tokens, create(policy, seed, settings.max_wait_s), settings.page_size, settings.rows
+                ).run()
                 for seed, calls in enumerate(drawn)
             ]
             yield summarize(workload, policy, kv_tokens, share, runs, [rate for rate, _ in best])
@@ -327,10 +331,8 @@ def show(rows: list[Row], settings: "Settings") -> None:
     """Print a table for each workload."""
     for workload in dict.fromkeys(row.workload for row in rows):
         mine = [row for row in rows if row.workload == workload]
-        rate = mine[0].optimal_hit_rate
-        table = Table(
-            title=f"{workload}: optimal hit rate {rate:.1%}, {settings.seeds} seeds, page {settings.page_size}"
-        )
+        setup = f"{settings.seeds} seeds, {settings.rows} rows, page {settings.page_size}"
+        table = Table(title=f"{workload}: optimal hit rate {mine[0].optimal_hit_rate:.1%}; {setup}")
         for column in (
             "memory",
             "policy",
@@ -365,7 +367,9 @@ class Settings:
     seeds: int
     scale: float
     page_size: int
+    rows: int
     max_wait_s: float
+    memory: tuple[float, ...]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -375,13 +379,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--seeds", type=int, default=3, help="how often each workload is drawn")
     parser.add_argument("--scale", type=float, default=1.0, help="of the number of requests")
     parser.add_argument("--page-size", type=int, default=1)
-    parser.add_argument(
-        "--max-wait", type=float, default=MAX_WAIT_S, help="ageing of the policies, in simulated seconds"
-    )
+    parser.add_argument("--rows", type=int, default=NUM_ROWS, help="requests that run at once")
+    parser.add_argument("--max-wait", type=float, default=MAX_WAIT_S, help="in simulated seconds")
+    parser.add_argument("--memory", type=float, nargs="+", default=MEMORY_SHARES, help="shares of the distinct tokens")
     parser.add_argument("--policies", nargs="+", choices=PROVIDERS, default=list(PROVIDERS))
     parser.add_argument("--workloads", nargs="+", choices=WORKLOADS, default=list(WORKLOADS))
     given = parser.parse_args(arguments)
-    settings = Settings(given.seeds, given.scale, given.page_size, given.max_wait)
+    settings = Settings(given.seeds, given.scale, given.page_size, given.rows, given.max_wait, tuple(given.memory))
     rows = [row for workload in given.workloads for row in measure(workload, given.policies, settings)]
     show(rows, settings)
     if given.json:

@@ -76,9 +76,9 @@ class Run:
         self.tokens = {}
         self.finishes = {}
 
-    def add(self, request_id, prompt, params):
+    def add(self, request_id, prompt, params, **fields):
         intake = self.parts.intake
-        self.parts.loop.scheduler.add(intake.request(request_id, intake.check_prompt(prompt), params))
+        self.parts.loop.scheduler.add(intake.request(request_id, intake.check_prompt(prompt), params, **fields))
         self.tokens[request_id] = []
 
     def step(self):
@@ -121,6 +121,31 @@ def test_greedy_tokens_equal_transformers(checkpoint, workload, model, page_size
     if model == "llama" and scarce and chunk > 7:  # others end early, and in small chunks few run at once
         assert stats.retractions > 0
     assert (stats.cached_tokens > 0) == (cache == "radix")
+    assert stats.owned_pages == stats.locked_pages == 0
+
+
+@pytest.mark.parametrize(("page_size", "overlap"), [(1, False), (1, True), (16, True)])
+def test_greedy_tokens_are_the_same_for_those_who_make_way(checkpoint, workload, page_size, overlap):
+    """Each wave is more important than the one before, which has every row."""
+    prompts, answers = workload("llama")
+    run = Run(
+        checkpoint("llama"),
+        cache={"page_size": page_size},
+        scheduling={"policy": "priority", "overlap": overlap, "max_running_requests": 4, "prefill_tokens_per_step": 64},
+        memory={"kv_tokens": 736},
+    )
+    params = SamplingParams(temperature=0, max_tokens=MAX_TOKENS)
+    for i, prompt in enumerate(prompts[:30]):
+        run.add(str(i), prompt, params, priority=i // 4)
+        if i % 4 == 3:
+            for _ in range(6):
+                run.step()
+    run.drain()
+    run.close()
+    for i, expected in enumerate(answers[:30]):
+        assert run.tokens[str(i)] == expected, f"request {i}, prompt of {len(prompts[i])} tokens"
+    stats = run.parts.loop.stats()
+    assert stats.retractions >= 4
     assert stats.owned_pages == stats.locked_pages == 0
 
 

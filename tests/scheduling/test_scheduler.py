@@ -8,6 +8,7 @@ import pytest
 from graftlm.errors import NeverFitsError, QueueFullError
 from graftlm.scheduling import RequestStatus
 from graftlm.types import FinishReason, SamplingParams
+from graftlm_scheduling.fcfs import FirstComeFirstServed
 
 SHAPES = list(itertools.product([1, 4, 16], [7, 64], [False, True], [True, False]))
 
@@ -228,6 +229,34 @@ def test_prompt_logprobs_cover_every_position_once_whatever_the_chunks(make_rig,
         reported = [entry.token_id for update in rig.updates[f"r{i}"] for entry in update.prompt_logprobs]
         assert reported == list(range(1, 30))
         rig.assert_right(f"r{i}")
+
+
+class WatchedPolicy(FirstComeFirstServed):
+    """Counts how often it is asked."""
+
+    num_orders = 0
+
+    def order(self, waiting, now):
+        self.num_orders += 1
+        return super().order(waiting, now)
+
+
+@pytest.mark.parametrize("lacks", [{"num_rows": 2}, {"num_pages": 44}], ids=["rows", "pages"])
+def test_the_queue_is_put_in_order_only_when_one_of_it_could_enter(make_rig, lacks):
+    policy = WatchedPolicy()
+    rig = make_rig(policy=policy, **lacks)
+    for i in range(2):
+        rig.add(f"runs{i}", [i] * 10, max_new_tokens=30)
+        rig.step()
+    for i in range(5):
+        rig.add(f"waits{i}", [i, 49], max_new_tokens=3)
+    for _ in range(10):
+        rig.step()
+    assert policy.num_orders == 0
+    rig.run()
+    assert policy.num_orders > 0
+    for request_id in rig.requests:
+        rig.assert_right(request_id)
 
 
 class ForgetfulPolicy:

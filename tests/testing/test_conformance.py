@@ -13,6 +13,7 @@ from graftlm.contracts import (
     EvictionStrategy,
     InsertResult,
     NodeStats,
+    Preemption,
     PrefixCache,
     PrefixKey,
     PrefixMatch,
@@ -253,9 +254,32 @@ class Remembering(SchedulingPolicy):
         return [*waiting[shift:], *waiting[:shift]]
 
 
+class SplitsGroups(SchedulingPolicy):
+    """Believes that everybody is in a group."""
+
+    max_wait_s = 1.0
+
+    def order(self, waiting, now):
+        return sorted(waiting, key=lambda request: request.group.num_tokens)
+
+
+class LetsEqualsPreempt(SchedulingPolicy):
+    preemption = Preemption(min_difference=0)
+
+    def order(self, waiting, now):
+        return list(waiting)
+
+
+class SaysYesToPreemption(LetsEqualsPreempt):
+    preemption = True
+
+
 @pytest.mark.parametrize(
     ("broken", "sentence"),
     [
+        (SplitsGroups, "test_order_is_a_permutation"),
+        (LetsEqualsPreempt, "test_preemption_needs_a_higher_priority"),
+        (SaysYesToPreemption, "test_preemption_needs_a_higher_priority"),
         (Drops, "test_order_is_a_permutation"),
         (SortsInPlace, "test_order_returns_a_new_list_and_changes_nothing"),
         (SortsInPlace, "test_order_takes_any_sequence"),

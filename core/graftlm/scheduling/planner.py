@@ -67,6 +67,7 @@ class Planner:
         self.current = None
         if self._preemption is not None:
             self._preempt(self._preemption.min_difference, now)
+            self.current = None
         retracted = self.num_retractions
         decode_rows = self._reserve_decodes()
         chunks: list[Chunk] = []
@@ -104,6 +105,10 @@ class Planner:
             request = self._running.requests[0]
             raise InvariantError(f"request {request.request_id} runs alone and gets no pages: {self._kv.usage}")
         self._retract()
+
+    def forget_rows(self) -> None:
+        """Forget who came into a row since the last plan, when the memory behind the rows starts anew."""
+        self._setups.clear()
 
     def requeue(self, request: Request) -> None:
         """Put a request that has left its row back into the queue."""

@@ -67,9 +67,11 @@ class PromptNode:
 class PromptTree:
     """Keeps the tree while requests come and go. A step down costs one comparison of bytes, whatever its length.
 
-    root ─┬─ [few-shot examples] ─┬─ [question 1]
-          │                       └─ [question 2]     inner nodes have two requests at least
-          └─ [another prompt]
+        root ─┬─ [few-shot examples] ─┬─ [question 1]
+              │                       └─ [question 2]
+              └─ [another prompt]
+
+    Below a root, an inner node has two requests at least: one with a single way on is merged into it.
     """
 
     def __init__(self, page_size: int) -> None:

@@ -257,6 +257,7 @@ class Scheduler:
         self._awaiting_prefetch.clear()
         for request in self._requests.values():
             request.prefetch = None
+        self._planner.forget_rows()
         self.kv.restart(cache)
         for request in suspects:
             request.row = None

@@ -1,4 +1,4 @@
-"""Prefix caches that come with graftlm (`radix`, `chunk`, both for sliding windows, `hicache`), and the storage `file`."""
+"""Prefix caches that come with graftlm: `radix`, `chunk`, both for windows, `hicache`; and the storage `file`."""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ class BlockFormat:
         """
         identity = self._identity(key)
         content = data.data.cast("B")
-        pieces = [identity + _checksum(identity, content), content]
+        pieces: list[bytes | memoryview] = [identity + _checksum(identity, content), content]
         written = os.writev(fd, pieces)
         while written < self.file_bytes:  # a call writes 2 GiB at most, and less where little room is left
             written += os.write(
