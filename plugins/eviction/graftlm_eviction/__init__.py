@@ -1,10 +1,11 @@
-"""Eviction strategies that come with graftlm: `lru`."""
+"""Eviction strategies that come with graftlm: `lru`, `slru`, `lfu`, `fifo`, `filo`, `mru` and `priority`."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from graftlm import Provider, hookimpl
+from graftlm_eviction.slru import SegmentedLRUOptions
 
 if TYPE_CHECKING:
     from graftlm.contracts import EvictionContext, EvictionStrategy, NoOptions
@@ -18,6 +19,42 @@ def _create_lru(options: NoOptions, context: EvictionContext) -> EvictionStrateg
     return LRU()
 
 
+def _create_lfu(options: NoOptions, context: EvictionContext) -> EvictionStrategy:
+    from graftlm_eviction.lfu import LFU
+
+    return LFU()
+
+
+def _create_fifo(options: NoOptions, context: EvictionContext) -> EvictionStrategy:
+    from graftlm_eviction.fifo import FIFO
+
+    return FIFO()
+
+
+def _create_filo(options: NoOptions, context: EvictionContext) -> EvictionStrategy:
+    from graftlm_eviction.filo import FILO
+
+    return FILO()
+
+
+def _create_mru(options: NoOptions, context: EvictionContext) -> EvictionStrategy:
+    from graftlm_eviction.mru import MRU
+
+    return MRU()
+
+
+def _create_priority(options: NoOptions, context: EvictionContext) -> EvictionStrategy:
+    from graftlm_eviction.priority import RequestPriority
+
+    return RequestPriority()
+
+
+def _create_slru(options: SegmentedLRUOptions, context: EvictionContext) -> EvictionStrategy:
+    from graftlm_eviction.slru import SegmentedLRU
+
+    return SegmentedLRU(options, context)
+
+
 @hookimpl
 def provide_eviction_strategies() -> list[Provider[EvictionStrategy]]:
     """Offer the built-in strategies."""
@@ -28,5 +65,42 @@ def provide_eviction_strategies() -> list[Provider[EvictionStrategy]]:
             api_version=1,
             create=_create_lru,
             rank=10,
+        ),
+        Provider(
+            name="slru",
+            summary="Segmented LRU: protects what was found again, so that a scan cannot evict it",
+            api_version=1,
+            create=_create_slru,
+            options=SegmentedLRUOptions,
+        ),
+        Provider(
+            name="lfu",
+            summary="Evicts what the fewest requests found",
+            api_version=1,
+            create=_create_lfu,
+        ),
+        Provider(
+            name="fifo",
+            summary="Evicts what was inserted longest ago",
+            api_version=1,
+            create=_create_fifo,
+        ),
+        Provider(
+            name="filo",
+            summary="Evicts what was inserted latest",
+            api_version=1,
+            create=_create_filo,
+        ),
+        Provider(
+            name="mru",
+            summary="Evicts what was used latest, for loops over more than fits",
+            api_version=1,
+            create=_create_mru,
+        ),
+        Provider(
+            name="priority",
+            summary="Evicts what only unimportant requests used",
+            api_version=1,
+            create=_create_priority,
         ),
     ]
