@@ -11,7 +11,7 @@ class ReorderingOptions(Options):
     """Options of every policy that lets later arrivals go first."""
 
     max_wait_s: float = Field(
-        default=10.0, gt=0, description="Seconds a request may be passed over before it goes first."
+        default=60.0, gt=0, description="Seconds a request may be passed over before it goes first."
     )
 
 
