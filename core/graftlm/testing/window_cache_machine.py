@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 from numpy.typing import NDArray
 
-from graftlm.contracts import PrefixHandle, PrefixKey
+from graftlm.contracts import PrefixHandle, PrefixKey, ProbePlace
 from graftlm.testing.cache_rig import CacheRig, as_list, prompt
 from graftlm.types import PageIds
 
@@ -89,6 +89,7 @@ class WindowCacheMachine(RuleBasedStateMachine):
         self.pages: dict[_Prefix, int] = {}
         self.free = list(range(_NUM_PAGES))
         self.requests: list[_Request] = []
+        self.places: dict[_Prefix, ProbePlace | None] = {}
         windows.held = self.held
 
     # -- what happens
@@ -189,6 +190,13 @@ class WindowCacheMachine(RuleBasedStateMachine):
         assert self.cache.probe(self._key(tuple(letters))) == self._usable(tuple(letters)), "probe() is not match()"
         assert self.rig.snapshot() == before, "probe() changed something"
 
+    @rule(letters=_LETTERS)
+    def probe_again(self, letters: list[int]) -> None:
+        """A scheduler asks for what it asked before."""
+        tokens = tuple(letters)
+        self.places[tokens] = place = self.cache.probe_again(self._key(tokens), self.places.get(tokens))
+        assert (0 if place is None else place.num_pages) == self._usable(tokens), "probe_again() is not match()"
+
     # -- what holds at any time
 
     @invariant()
@@ -217,6 +225,13 @@ class WindowCacheMachine(RuleBasedStateMachine):
     def events_add_up(self) -> None:
         """Who listens holds the tree that `walk` shows."""
         self.rig.check_mirror()
+
+    @invariant()
+    def old_places_are_good_places(self) -> None:
+        """Wherever a probe ended before, the next one from there finds what a match would."""
+        for tokens, place in self.places.items():
+            again = self.cache.probe_again(self._key(tokens), place)
+            assert (0 if again is None else again.num_pages) == self._usable(tokens), "a place was misleading"
 
     # -- helpers
 
