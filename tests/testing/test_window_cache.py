@@ -19,7 +19,7 @@ class KitOfForgetful(WindowCacheConformance):
     def create(self, context: CacheContext) -> PrefixCache:
         return RadixCache(context)
 
-    def test_random_histories(self, page_size: int, reach_pages: int) -> None:
+    def test_random_histories_with_windows(self, page_size: int, reach_pages: int) -> None:
         """They would fail too, but finding the shortest history takes long."""
         raise SkipTest("slow")
 
