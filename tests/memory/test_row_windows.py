@@ -122,8 +122,17 @@ def test_window_pages_run_out_before_pages_do():
     assert not kv.extend(row, 13)
     assert kv.extend(row, 12)
     assert (kv.available_pages, kv.available_window_pages) == (52, 0)
-    assert not kv.has_window_room(row, 20)
-    assert kv.has_window_room(row, 12) is False  # not even one page for a row
+    assert not kv.has_window_room(0)  # not even one page for a row
+
+
+def test_a_row_needs_room_for_its_window_and_a_page_for_every_row():
+    kv = manager(num_pages=64, num_window_pages=7)
+    assert kv.has_window_room(100)
+    admit(kv, key(20))
+    assert kv.has_window_room(100)
+    admit(kv, key(20))
+    admit(kv, key(20))
+    assert [kv.has_window_room(lacking) for lacking in (4, 5, 100)] == [True, False, False]
 
 
 def test_room_is_made_in_both_memories():

@@ -169,13 +169,12 @@ class KVManager:
         table.num_pages[row] = needed
         return True
 
-    def has_window_room(self, row: int, num_tokens: int) -> bool:
-        """Whether a row could read on to `num_tokens` tokens, as far as its window and one page of every row go."""
+    def has_window_room(self, num_lacking: int) -> bool:
+        """Whether a row that lacks so many pages finds a window for them, and one page is left for every row."""
         if self.window is None:
             return True
-        lacking = self.pages_for(num_tokens) - int(self.table.num_pages[row])
-        num_others = self.table.num_rows - self.table.num_free_rows
-        return min(lacking, self.window.span.keep_pages + 1) + num_others <= self.available_window_pages
+        num_running = self.table.num_rows - self.table.num_free_rows
+        return min(num_lacking, self.window.span.keep_pages + 1) + num_running <= self.available_window_pages
 
     def make_room(self, num_pages: int) -> bool:
         """Evict until `num_pages` are free, with as many window pages; False when the cache cannot give up enough."""

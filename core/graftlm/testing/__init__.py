@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from graftlm.testing.recording import OldestAccessFirst, RecordingStrategy, TickingClock
     from graftlm.testing.scheduling import FakePrefixGroup, FakeWaitingRequest, SchedulingPolicyConformance
     from graftlm.testing.storage import KVStorageConformance
+    from graftlm.testing.window_cache import WindowCacheConformance
 
 __all__ = [
     "AttentionBackendConformance",
@@ -47,6 +48,7 @@ __all__ = [
     "RecordingStrategy",
     "SchedulingPolicyConformance",
     "TickingClock",
+    "WindowCacheConformance",
     "iter_conformance",
     "prompt",
     "provider_kit",
@@ -75,6 +77,7 @@ _HOME = {
     "RecordingStrategy": "graftlm.testing.recording",
     "SchedulingPolicyConformance": "graftlm.testing.scheduling",
     "TickingClock": "graftlm.testing.recording",
+    "WindowCacheConformance": "graftlm.testing.window_cache",
     "iter_conformance": "graftlm.testing.conformance",
     "prompt": "graftlm.testing.cache_rig",
     "provider_kit": "graftlm.testing.provider_kits",

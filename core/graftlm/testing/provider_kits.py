@@ -58,8 +58,11 @@ def provider_kit(
     if family == "model":
         members["checkpoint"] = _giving(provider, checkpoint)
     module, name = _KITS[family]
-    kit: type[Conformance] = getattr(import_module(module), name)
-    return type(f"{provider.name} {name}", (kit,), members)
+    kits: list[type[Conformance]] = [getattr(import_module(module), name)]
+    if family == "cache" and provider.capabilities.window and provider.capabilities.reuses:
+        kits.append(import_module("graftlm.testing.window_cache").WindowCacheConformance)
+        members["parameters"] = {key: values for kit in reversed(kits) for key, values in kit.parameters.items()}
+    return type(f"{provider.name} {name}", tuple(kits), members)
 
 
 def _giving(provider: Provider[Any], checkpoint: Path | None) -> Callable[[object], Path]:

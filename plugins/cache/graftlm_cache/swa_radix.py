@@ -1,7 +1,7 @@
 """The radix prefix cache for models with sliding windows: a page may stay when its window page has gone."""
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,7 +10,6 @@ from graftlm.contracts import (
     CacheContext,
     InsertResult,
     NodeView,
-    PrefixCache,
     PrefixHandle,
     PrefixKey,
     PrefixMatch,
@@ -24,6 +23,14 @@ from graftlm_cache.radix import RadixCache, removed_event
 from graftlm_cache.window_cover import WindowCover
 
 __all__ = ["SWARadixCache"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Probed:
+    """The answer of a probe while the tree was in this version."""
+
+    num_pages: int
+    version: int
 
 
 class SWARadixCache(RadixCache):
@@ -69,8 +76,14 @@ class SWARadixCache(RadixCache):
         return 0 if root is None else self._usable_pages(root, self._whole_pages(key))
 
     def probe_again(self, key: PrefixKey, place: ProbePlace | None) -> ProbePlace | None:
-        """Probe from the start: window pages may have gone in front of any place."""
-        return PrefixCache.probe_again(self, key, place)
+        """Return where a match would end; O(1) when nothing changed, else from the start.
+
+        Window pages may have gone in front of any place, so an old answer is no place to go on from.
+        """
+        if isinstance(place, _Probed) and place.version == self._version:
+            return place
+        num_pages = self.probe(key)
+        return _Probed(num_pages, self._version) if num_pages else None
 
     def insert(self, key: PrefixKey, pages: PageIds, handle: PrefixHandle) -> InsertResult:
         """Take the pages the tree does not hold yet, and the window pages it lacks; see `PrefixCache.insert`.
