@@ -76,12 +76,11 @@ class BlockFormat:
         """
         identity = self._identity(key)
         content = data.data.cast("B")
-        pieces: list[bytes | memoryview] = [identity + _checksum(identity, content), content]
-        written = os.writev(fd, pieces)
+        header = memoryview(identity + _checksum(identity, content))
+        written = os.writev(fd, [header, content])
         while written < self.file_bytes:  # a call writes 2 GiB at most, and less where little room is left
-            written += os.write(
-                fd, content[written - HEADER_BYTES :] if written >= HEADER_BYTES else pieces[0][written:]
-            )
+            rest = header[written:] if written < HEADER_BYTES else content[written - HEADER_BYTES :]
+            written += os.write(fd, rest)
 
     def read(self, fd: int, key: bytes, out: NDArray[np.uint8]) -> ReadResult:
         """Read a block and judge it.

@@ -187,7 +187,7 @@ class FileStorage(KVStorage):
             self._unlink(temporary)
             raise
         if self._fsync:
-            _sync_folder(os.path.dirname(path))
+            self._sync_folders(name)
 
     def _stored(self, name: str) -> None:
         entry = Entry(self._format.file_bytes, self._clock())
@@ -310,23 +310,28 @@ class FileStorage(KVStorage):
         if is_new:
             _logger.warning("KV storage %s: cannot %s: %s. Counted, not logged again.", self._root, action, error)
 
+    def _sync_folders(self, name: str) -> None:
+        """Make the names on the way to a file last: any of the folders may be new."""
+        kind, shard, _ = name.split("/")
+        for folder in (f"{kind}/{shard}", kind, "."):
+            fd = os.open(self._path(folder), os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                os.fsync(fd)
+            finally:
+                os.close(fd)
+
     def _path(self, name: str) -> str:
         return f"{self._root}/{name}"
 
 
 def _create(path: str) -> int:
-    """Open a new file for writing, in a folder that may not exist."""
+    """Open a new file for writing, in a folder that may not exist.
+
+    Its owner alone may read it: what was said can be told from keys and values.
+    """
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
     try:
-        return os.open(path, flags, 0o644)
+        return os.open(path, flags, 0o600)
     except FileNotFoundError:
         os.makedirs(os.path.dirname(path), exist_ok=True)
-        return os.open(path, flags, 0o644)
-
-
-def _sync_folder(path: str) -> None:
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
+        return os.open(path, flags, 0o600)

@@ -347,6 +347,21 @@ def test_processes_share_a_folder_and_nearly_keep_its_limit(tmp_path):
     assert {file.suffix for file in files} == {".kv"}
 
 
+def test_two_storages_exceed_the_limit_by_a_twentieth_at_most(tmp_path):
+    limit = 40
+    storages = [FileStorage(options(tmp_path, limit), CONTEXT) for _ in range(2)]
+    most = 0
+    for number in range(200):
+        assert storages[number % 2].put(key(number), block(number % 256))
+        most = max(most, len(files_in(tmp_path)))
+    assert limit * 0.9 < most <= limit * 21 / 20
+
+
+def test_a_file_can_be_read_by_its_owner_alone(storage, tmp_path):
+    storage.put(key(1), block(1))
+    assert file_of(tmp_path, key(1)).stat().st_mode & 0o077 == 0
+
+
 # -- The size limit
 
 
