@@ -1,0 +1,130 @@
+"""Measures what lower tiers of the cache save, and what they cost.
+
+    python benchmarks/hicache.py [--prompt-tokens N] [--json FILE]
+
+A random model of 100M parameters answers one long prompt, with everything in its place: nothing cached, its blocks in
+host memory, its blocks in files before a restart, and all of it on the device. Then prompts that share nothing run
+through with and without copies to host memory and to files, which is what writing everything costs.
+"""
+
+import argparse
+import json
+import statistics
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from graftlm import Engine, EngineConfig, SamplingParams
+from graftlm.testing.tiny_models import write_tiny_checkpoint
+
+VOCAB_SIZE = 32000
+
+
+def write_model(folder: Path) -> Path:
+    """Write a Llama of 100M parameters."""
+    write_tiny_checkpoint(
+        folder,
+        family="llama",
+        seed=0,
+        hidden_size=768,
+        num_layers=10,
+        num_heads=12,
+        num_kv_heads=4,
+        head_dim=64,
+        vocab_size=VOCAB_SIZE,
+        max_position_embeddings=8192,
+        tokenizer=True,
+    )
+    return folder
+
+
+def make_engine(model: Path, kv_tokens: int, cache: str = "hicache", **options: Any) -> Engine:
+    """Return an engine in float32 on the CPU."""
+    return Engine(
+        EngineConfig.load(
+            {"model": {"path": str(model), "dtype": "float32", "device": "cpu"}},
+            cache={"name": cache, "page_size": 16, "options": options},
+            memory={"kv_tokens": kv_tokens},
+        )
+    )
+
+
+def make_prompt(seed: int, num_tokens: int) -> list[int]:
+    """Return random tokens."""
+    tokens: list[int] = np.random.default_rng(seed).integers(1, VOCAB_SIZE, num_tokens).tolist()
+    return tokens
+
+
+def answer(engine: Engine, prompts: list[list[int]]) -> tuple[float, dict[str, int]]:
+    """Return the seconds to one token of each prompt, and where the first one's tokens were found."""
+    start = time.perf_counter()
+    outputs = engine.generate(prompts, SamplingParams(temperature=0, max_tokens=1))
+    return time.perf_counter() - start, outputs[0].usage.cached_tokens_by_tier
+
+
+def measure_reuse(model: Path, folder: Path, num_tokens: int, repeats: int) -> dict[str, float]:
+    """Return the median seconds to the first token of a prompt, by where its blocks are."""
+    storage = {"name": "file", "options": {"path": str(folder)}, "prefetch": "wait_complete"}
+    seconds: dict[str, list[float]] = {"nothing": [], "host": [], "device": [], "storage": []}
+    for repeat in range(repeats):
+        prompt, others = make_prompt(2 * repeat, num_tokens), make_prompt(2 * repeat + 1, num_tokens)
+        with make_engine(model, num_tokens + 64, host_tokens=4 * num_tokens, storage=storage) as engine:
+            answer(engine, [[1, 2, 3]])
+            for place in ("nothing", "device", "host"):
+                if place == "host":
+                    answer(engine, [others])  # takes the device's memory
+                taken, tiers = answer(engine, [prompt])
+                assert place == "nothing" or tiers[place] > 0.9 * num_tokens, (place, tiers)
+                seconds[place].append(taken)
+        with make_engine(model, num_tokens + 64, host_tokens=4 * num_tokens, storage=storage) as engine:
+            answer(engine, [[1, 2, 3]])
+            taken, tiers = answer(engine, [prompt])
+            assert tiers["storage"] > 0.9 * num_tokens, tiers
+            seconds["storage"].append(taken)
+    return {place: statistics.median(taken) for place, taken in seconds.items()}
+
+
+def measure_cost(model: Path, folder: Path, num_prompts: int, repeats: int) -> dict[str, float]:
+    """Return the seconds that prompts of 512 tokens which share nothing take, by what is written."""
+    settings: dict[str, dict[str, Any]] = {
+        "radix": {"cache": "radix"},
+        "host": {"host_tokens": 65536},
+        "host and files": {"host_tokens": 65536, "storage": {"name": "file", "options": {"path": str(folder)}}},
+    }
+    seconds: dict[str, list[float]] = {name: [] for name in settings}
+    for repeat in range(repeats):
+        prompts = [make_prompt(1000 * repeat + i, 512) for i in range(num_prompts)]
+        for name, options in settings.items():
+            with make_engine(model, 4096, **options) as engine:
+                answer(engine, [[1, 2, 3]])
+                seconds[name].append(answer(engine, prompts)[0])
+    return {name: statistics.median(taken) for name, taken in seconds.items()}
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--prompt-tokens", type=int, default=2048)
+    parser.add_argument("--prompts", type=int, default=16)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--json", type=Path)
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        model = write_model(Path(folder) / "model")
+        reuse = measure_reuse(model, Path(folder) / "reuse", arguments.prompt_tokens, arguments.repeats)
+        cost = measure_cost(model, Path(folder) / "cost", arguments.prompts, arguments.repeats)
+    print(f"first token of {arguments.prompt_tokens} prompt tokens, by where their keys and values are")
+    for place, taken in reuse.items():
+        print(f"  {place:16} {taken:8.3f} s")
+    print(f"{arguments.prompts} prompts of 512 tokens that share nothing, by what is written")
+    for name, taken in cost.items():
+        print(f"  {name:16} {taken:8.3f} s")
+    if arguments.json:
+        arguments.json.write_text(json.dumps({"first_token_s": reuse, "cost_s": cost}, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
