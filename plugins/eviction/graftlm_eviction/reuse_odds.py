@@ -27,7 +27,7 @@ _PRIOR_SHARE: Final = 0.05
 _MEMORY_SHARE: Final = 2.0
 
 #: The head start in units of the mean time of return. Returns that came too late were never seen, early ones are
-#: overcounted, and kinds that return more also return sooner; fitted.
+#: overcounted, and kinds that return more also return sooner. Fitted on recorded and generated traces.
 _HEAD_START: Final = 0.75
 
 
