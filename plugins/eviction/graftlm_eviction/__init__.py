@@ -1,10 +1,11 @@
-"""Eviction strategies that come with graftlm: `lru`, `slru`, `lfu`, `fifo`, `filo`, `mru` and `priority`."""
+"""Eviction strategies that come with graftlm: `lru`, `slru`, `lfu`, `fifo`, `filo`, `mru`, `priority`, `reuse_odds`."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from graftlm import Provider, hookimpl
+from graftlm_eviction.reuse_odds import ReuseOddsOptions
 from graftlm_eviction.slru import SegmentedLRUOptions
 
 if TYPE_CHECKING:
@@ -55,6 +56,12 @@ def _create_slru(options: SegmentedLRUOptions, context: EvictionContext) -> Evic
     return SegmentedLRU(options, context)
 
 
+def _create_reuse_odds(options: ReuseOddsOptions, context: EvictionContext) -> EvictionStrategy:
+    from graftlm_eviction.reuse_odds import ReuseOdds
+
+    return ReuseOdds(options, context)
+
+
 @hookimpl
 def provide_eviction_strategies() -> list[Provider[EvictionStrategy]]:
     """Offer the built-in strategies."""
@@ -102,5 +109,12 @@ def provide_eviction_strategies() -> list[Provider[EvictionStrategy]]:
             summary="Evicts what only unimportant requests used",
             api_version=1,
             create=_create_priority,
+        ),
+        Provider(
+            name="reuse_odds",
+            summary="Evicts what is least likely to be found again, by odds that it learns for each kind of prompt",
+            api_version=1,
+            create=_create_reuse_odds,
+            options=ReuseOddsOptions,
         ),
     ]

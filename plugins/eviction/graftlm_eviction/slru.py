@@ -14,7 +14,7 @@ class SegmentedLRUOptions(Options):
     """Options of `slru`."""
 
     protected_share: float = Field(
-        default=0.8,
+        default=0.2,
         gt=0.0,
         lt=1.0,
         description="Share of the cache's capacity that is protected: kept for tokens that were found at least once.",
