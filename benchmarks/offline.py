@@ -32,7 +32,7 @@ from rich.table import Table
 
 import graftlm
 from graftlm import Engine, RequestOutput, SamplingParams
-from graftlm.types import EngineStats
+from graftlm.records import EngineStats
 
 RESULTS = Path(__file__).parent / "results"
 #: Token ids below this are not drawn: many tokenizers keep their special tokens there.

@@ -46,12 +46,13 @@ from graftlm.memory import (
     WindowPages,
 )
 from graftlm.observers import Observer, Observers, notify
+from graftlm.records import CacheEvent
 from graftlm.registry import AUTO, Registry, selections
 from graftlm.scheduling import Scheduler, SchedulerLimits
 from graftlm.step_loop import StepLoop
 from graftlm.tier_assembly import TierParts, assemble_tiers
 from graftlm.tokenization import TextStream, Tokenizer
-from graftlm.types import CacheEvent, SamplingParams
+from graftlm.types import SamplingParams
 
 __all__ = ["EngineParts", "assemble", "detect_platform", "make_grammar_compiler"]
 

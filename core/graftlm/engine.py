@@ -23,10 +23,11 @@ from graftlm.jobs import Job, JobStream, group_of
 from graftlm.outputs import CompletionText, OutputBuilder
 from graftlm.progress import progress_bar
 from graftlm.prompts import Prompt, Prompts, check_chat, is_chat, split_prompts
+from graftlm.records import EngineStats
 from graftlm.registry import Registry
 from graftlm.scheduling import RequestUpdate
 from graftlm.tokenization import Tokenizer
-from graftlm.types import EmbeddingOutput, EngineStats, RequestOutput, SamplingParams, TokenIds
+from graftlm.types import EmbeddingOutput, RequestOutput, SamplingParams, TokenIds
 
 __all__ = ["Engine"]
 

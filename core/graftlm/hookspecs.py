@@ -19,7 +19,7 @@ from graftlm.contracts import (
     Provider,
     SchedulingPolicy,
 )
-from graftlm.types import CacheEvent, RequestRecord, StepRecord
+from graftlm.records import CacheEvent, RequestRecord, StepRecord
 
 __all__ = ["hookimpl", "hookspec"]
 

@@ -11,8 +11,9 @@ from graftlm.contracts import PrefixCache, PrefixKey, StepCopies
 from graftlm.execution.executor import StepExecutor
 from graftlm.observers import Observers, notify
 from graftlm.plan import StepPlan, StepResult
+from graftlm.records import EngineStats, RequestRecord, StepRecord
 from graftlm.scheduling import Request, RequestUpdate, Scheduler
-from graftlm.types import EngineStats, RequestRecord, StepRecord, Timings
+from graftlm.types import Timings
 
 __all__ = ["StepLoop"]
 

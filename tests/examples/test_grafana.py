@@ -12,8 +12,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from graftlm.processes.messages import Load
 from graftlm.processes.replicas import ReplicaSet
 from graftlm.processes.step_metrics import StepMetrics
+from graftlm.records import EngineStats, TierStats
 from graftlm.server.metrics import ServerMetrics
-from graftlm.types import Completion, EngineStats, FinishReason, RequestOutput, TierStats, Timings, Usage
+from graftlm.types import Completion, FinishReason, RequestOutput, Timings, Usage
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "grafana"
 DASHBOARD = json.loads((EXAMPLE / "graftlm.json").read_text(encoding="utf-8"))

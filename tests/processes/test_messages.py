@@ -6,8 +6,9 @@ import pytest
 
 from graftlm.errors import SamplingParamsError
 from graftlm.processes import messages as m
+from graftlm.records import EngineStats, TierStats
 from graftlm.scheduling import Failure, Finish, RequestUpdate
-from graftlm.types import EngineStats, FinishReason, SamplingParams, TierStats, TokenLogprob, Usage
+from graftlm.types import FinishReason, SamplingParams, TokenLogprob, Usage
 
 UPDATES = [
     RequestUpdate("a", (5,), cached_tokens=3, queue_s=0.1, first_token_s=0.2),

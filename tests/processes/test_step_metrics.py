@@ -4,7 +4,7 @@ import pytest
 
 from graftlm.processes import messages as m
 from graftlm.processes.step_metrics import STEP_BUCKETS_S, STEP_HISTOGRAMS, Histogram, StepMetrics
-from graftlm.types import EngineStats, StepRecord, TierStats
+from graftlm.records import EngineStats, StepRecord, TierStats
 
 
 def record(host_s, model_s):

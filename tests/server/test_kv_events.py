@@ -9,9 +9,9 @@ import zmq
 from graftlm.config import EngineConfig
 from graftlm.errors import ConfigError
 from graftlm.processes.kv_events import TOPIC, KVEventBatch, replica_endpoint
+from graftlm.records import CacheEvent
 from graftlm.testing.event_mirror import EventMirror, MirroredNode
 from graftlm.testing.server_process import ServerProcess, wait_until
-from graftlm.types import CacheEvent
 
 
 def free_port():

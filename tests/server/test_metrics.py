@@ -11,10 +11,11 @@ from prometheus_client.parser import text_string_to_metric_families
 from graftlm.processes.messages import Load
 from graftlm.processes.replicas import ReplicaSet
 from graftlm.processes.step_metrics import StepMetrics
+from graftlm.records import EngineStats, StepRecord, TierStats
 from graftlm.scheduling import Failure
 from graftlm.server.metrics import ServerMetrics
 from graftlm.testing.server_process import wait_until
-from graftlm.types import Completion, EngineStats, FinishReason, RequestOutput, StepRecord, TierStats, Timings, Usage
+from graftlm.types import Completion, FinishReason, RequestOutput, Timings, Usage
 
 PAGE = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text(encoding="utf-8")
 PLAIN = "text/plain;version=0.0.4"

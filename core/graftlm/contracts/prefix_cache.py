@@ -22,7 +22,8 @@ from graftlm.contracts.eviction import EvictionStrategy, NodeStats
 from graftlm.contracts.storage import KVStorage
 from graftlm.contracts.transfer import KVTransfer
 from graftlm.contracts.window import WindowEviction, WindowView
-from graftlm.types import CacheEvent, PageIds, TokenIds
+from graftlm.records import CacheEvent
+from graftlm.types import PageIds, TokenIds
 
 __all__ = [
     "CacheCapabilities",

@@ -13,7 +13,8 @@ from typing import Protocol
 
 from graftlm.contracts.prefix_cache import PrefixCache, PrefixKey
 from graftlm.contracts.transfer import StepCopies
-from graftlm.types import PageIds, TierStats
+from graftlm.records import TierStats
+from graftlm.types import PageIds
 
 __all__ = ["LoadOffer", "LoadedPages", "PrefetchTicket", "TieredPrefixCache"]
 

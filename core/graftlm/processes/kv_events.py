@@ -11,7 +11,7 @@ import zmq
 
 from graftlm.errors import ConfigError
 from graftlm.hookspecs import hookimpl
-from graftlm.types import CacheEvent
+from graftlm.records import CacheEvent
 
 __all__ = ["TOPIC", "KVEventBatch", "KVEventPublisher", "WireCacheEvent", "replica_endpoint"]
 
@@ -25,7 +25,7 @@ _QUEUED_BATCHES = 10_000
 
 
 class WireCacheEvent(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A `graftlm.types.CacheEvent`; `token_ids` are int32, little-endian."""
+    """A `graftlm.records.CacheEvent`; `token_ids` are int32, little-endian."""
 
     kind: str
     num_tokens: int

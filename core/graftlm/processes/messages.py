@@ -10,8 +10,9 @@ from typing import Any, Final, TypeAlias
 import msgspec
 
 from graftlm.errors import EngineError
+from graftlm.records import EngineStats
 from graftlm.scheduling import RequestUpdate
-from graftlm.types import EngineStats, SamplingParams
+from graftlm.types import SamplingParams
 
 __all__ = [
     "PING_ID",

@@ -4,7 +4,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from typing import Final
 
-from graftlm.types import StepRecord
+from graftlm.records import StepRecord
 
 __all__ = ["STEP_BUCKETS_S", "STEP_HISTOGRAMS", "Histogram", "StepMetrics"]
 

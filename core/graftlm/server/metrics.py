@@ -11,7 +11,8 @@ from prometheus_client.registry import Collector
 
 from graftlm.processes.replicas import Replica, ReplicaSet
 from graftlm.processes.step_metrics import STEP_BUCKETS_S, STEP_HISTOGRAMS
-from graftlm.types import EngineStats, RequestOutput, TierStats
+from graftlm.records import EngineStats, TierStats
+from graftlm.types import RequestOutput
 
 __all__ = ["ServerMetrics", "make_router"]
 

@@ -13,9 +13,10 @@ from graftlm.contracts import (
     PrefixHandle,
     PrefixKey,
 )
+from graftlm.records import CacheEvent
 from graftlm.testing.event_mirror import EventMirror
 from graftlm.testing.recording import RecordingStrategy, TickingClock
-from graftlm.types import CacheEvent, PageIds, TokenIds
+from graftlm.types import PageIds, TokenIds
 
 __all__ = ["CacheRig", "Snapshot", "prompt"]
 

@@ -4,7 +4,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from graftlm.types import CacheEvent, TokenIds
+from graftlm.records import CacheEvent
+from graftlm.types import TokenIds
 
 __all__ = ["EventMirror", "MirroredNode"]
 

@@ -16,7 +16,8 @@ from graftlm.contracts import (
     PrefixMatch,
 )
 from graftlm.errors import InvariantError
-from graftlm.types import CacheEvent, PageIds, TokenIds
+from graftlm.records import CacheEvent
+from graftlm.types import PageIds, TokenIds
 
 __all__ = ["NaiveCache"]
 

@@ -27,33 +27,17 @@ from graftlm.contracts import (
     ProbePlace,
 )
 from graftlm.errors import InvariantError
-from graftlm.types import CacheEvent, PageIds
+from graftlm.records import CacheEvent
+from graftlm.types import PageIds
+from graftlm_cache.events import parent_id, removed_event, split_event, stored_event
 from graftlm_cache.leaf_heap import LeafHeap
 from graftlm_cache.node import ITEM_BYTES, RadixNode, common_pages, join_pages
 from graftlm_cache.pins import Pins
+from graftlm_cache.place import Place, find_place
 
-__all__ = ["RadixCache", "removed_event"]
+__all__ = ["RadixCache"]
 
 _TOKEN_DTYPE = np.dtype(np.int32)
-
-
-class _Place:
-    """Where a probe ended: below `node`, after some pages of the child that stood there with this run, if any did."""
-
-    __slots__ = ("child", "edge", "node", "num_pages", "run")
-
-    def __init__(self, node: RadixNode, edge: bytes, child: RadixNode | None, num_pages: int) -> None:
-        self.node = node
-        self.edge = edge
-        self.child = child
-        self.run = None if child is None else child.run
-        self.num_pages = num_pages
-
-    @property
-    def still_holds(self) -> bool:
-        """Whether a probe of the same key would end here again, if the node is still there: a split changes the run."""
-        child = self.node.children.get(self.edge)
-        return child is self.child and (child is None or child.run is self.run)
 
 
 class RadixCache(PrefixCache):
@@ -99,17 +83,17 @@ class RadixCache(PrefixCache):
     def probe(self, key: PrefixKey) -> int:
         """Return the number of pages a match would find, changing nothing."""
         root = self._roots.get(key.namespace)
-        return 0 if root is None else self._look(root, self._whole_pages(key)).num_pages
+        return 0 if root is None else find_place(root, self._whole_pages(key), self._page_bytes).num_pages
 
     def probe_again(self, key: PrefixKey, place: ProbePlace | None) -> ProbePlace | None:
         """Return where a match would end; see `PrefixCache.probe_again`. O(1) when nothing changed there."""
-        if isinstance(place, _Place):
+        if isinstance(place, Place):
             node = place.node
             # An evicted node, or a root that left with its last child, is no place to go on from.
             if node.parent is not None or self._roots.get(key.namespace) is node:
-                return place if place.still_holds else self._look(node, self._whole_pages(key))
+                return place if place.still_holds else find_place(node, self._whole_pages(key), self._page_bytes)
         root = self._roots.get(key.namespace)
-        return None if root is None else self._look(root, self._whole_pages(key))
+        return None if root is None else find_place(root, self._whole_pages(key), self._page_bytes)
 
     def insert(self, key: PrefixKey, pages: PageIds, handle: PrefixHandle) -> InsertResult:
         """Take the pages the tree does not hold yet; see `PrefixCache.insert`.
@@ -154,21 +138,6 @@ class RadixCache(PrefixCache):
             node = child
         return path
 
-    def _look(self, node: RadixNode, tokens: bytes) -> _Place:
-        """Return where a match from `node` on would end, changing nothing."""
-        page_bytes = self._page_bytes
-        offset = node.num_pages * page_bytes
-        while True:
-            edge = tokens[offset : offset + page_bytes]
-            child = node.children.get(edge) if edge else None
-            if child is None:
-                return _Place(node, edge, None, node.num_pages)
-            if not tokens.startswith(child.run, offset):
-                shared = common_pages(child.run, tokens, offset, page_bytes)
-                return _Place(node, edge, child, node.num_pages + shared)
-            offset += len(child.run)
-            node = child
-
     def _grow(self, parent: RadixNode, tokens: bytes, pages: bytes, priority: int, now: float) -> RadixNode:
         """Hang the key's remaining pages below a node."""
         offset = parent.num_pages * self._page_bytes
@@ -185,7 +154,7 @@ class RadixCache(PrefixCache):
         if self._on_insert is not None:
             self._on_insert(stats)
         if self._on_event is not None:
-            self._on_event(_stored_event(leaf))
+            self._on_event(stored_event(leaf))
         return leaf
 
     def _split(self, lower: RadixNode, num_upper_pages: int) -> RadixNode:
@@ -215,7 +184,7 @@ class RadixCache(PrefixCache):
         if self._on_insert is not None:
             self._on_insert(upper.stats)
         if self._on_event is not None:
-            self._on_event(CacheEvent("split", upper.stats.tokens, lower.node_id, upper.node_id, lower.namespace))
+            self._on_event(split_event(upper, lower))
         return upper
 
     # -- Locks and pins -------------------------------------------------------------------------------------------
@@ -379,7 +348,7 @@ class RadixCache(PrefixCache):
         for node in self._nodes():
             yield NodeView(
                 node_id=node.node_id,
-                parent_id=_parent_id(node),
+                parent_id=parent_id(node),
                 namespace=node.namespace,
                 token_ids=node.token_ids,
                 pages=node.page_ids,
@@ -446,18 +415,3 @@ def _hooks(strategy: EvictionStrategy) -> list[Callable[[NodeStats], None] | Non
     names = ("on_insert", "on_hit", "on_evict")
     is_own = [getattr(type(strategy), name, None) is not getattr(EvictionStrategy, name) for name in names]
     return [getattr(strategy, name) if own else None for name, own in zip(names, is_own, strict=True)]
-
-
-def _parent_id(node: RadixNode) -> int | None:
-    """Return the id of a node's parent; None below a root."""
-    parent = node.parent
-    return parent.node_id if parent is not None and parent.num_pages else None
-
-
-def _stored_event(node: RadixNode) -> CacheEvent:
-    return CacheEvent("stored", node.stats.tokens, node.node_id, _parent_id(node), node.namespace, node.token_ids)
-
-
-def removed_event(node: RadixNode) -> CacheEvent:
-    """Return the event of a node that left the tree."""
-    return CacheEvent("removed", node.stats.tokens, node.node_id, None, node.namespace)

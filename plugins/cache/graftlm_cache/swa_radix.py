@@ -18,8 +18,9 @@ from graftlm.contracts import (
     WindowView,
 )
 from graftlm.types import PageIds
+from graftlm_cache.events import removed_event
 from graftlm_cache.node import RadixNode, common_pages, join_pages
-from graftlm_cache.radix import RadixCache, removed_event
+from graftlm_cache.radix import RadixCache
 from graftlm_cache.window_cover import WindowCover
 
 __all__ = ["SWARadixCache"]

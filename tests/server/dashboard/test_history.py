@@ -4,8 +4,8 @@ import pytest
 
 from graftlm.processes.messages import Load
 from graftlm.processes.replicas import Replica
+from graftlm.records import EngineStats
 from graftlm.server.dashboard.history import History
-from graftlm.types import EngineStats
 
 
 class Clock:

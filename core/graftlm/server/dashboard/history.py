@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
 from graftlm.processes.replicas import Replica
-from graftlm.types import EngineStats
+from graftlm.records import EngineStats
 
 __all__ = ["History", "Point"]
 

@@ -21,7 +21,8 @@ from graftlm.contracts import (
     TieredPrefixCache,
 )
 from graftlm.errors import InvariantError
-from graftlm.types import PageIds, TierStats
+from graftlm.records import TierStats
+from graftlm.types import PageIds
 from graftlm_cache.hicache.block_keys import BlockKeys
 from graftlm_cache.hicache.host_tier import HostBlock, HostTier
 from graftlm_cache.hicache.residents import Residents
