@@ -81,7 +81,7 @@ class FileStorage(KVStorage):
                 f"{self._format.file_bytes} bytes; set a larger max_bytes."
             )
         self._walking = threading.Lock()  # held over walks and removals; taken before _lock
-        self._lock = threading.Lock()  # held briefly, never while the disk works; guards all below
+        self._lock = threading.Lock()  # held briefly, over one os.stat at the most; guards all below
         self._folder = BlockFolder(self._format.folder)
         self._reserved_bytes = 0  # room promised to writers that have not finished
         self._unwalked_bytes = 0  # written since the last walk
@@ -157,8 +157,7 @@ class FileStorage(KVStorage):
         try:
             fd = os.open(self._path(name), os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
-            with self._lock:
-                self._folder.remove(name)
+            self._forget(name)
             return None
         except OSError as error:
             self._fail("read", error)
@@ -201,8 +200,7 @@ class FileStorage(KVStorage):
         try:
             status = os.stat(self._path(name))
         except FileNotFoundError:
-            with self._lock:
-                self._folder.remove(name)
+            self._forget(name)
             return False
         except OSError as error:
             self._fail("read", error)
@@ -220,16 +218,28 @@ class FileStorage(KVStorage):
         now = self._clock()
         with self._lock:
             before = self._folder.last_use_s(name)
-            self._folder.add(name, Entry(self._format.file_bytes, now))
+            if name in self._folder or self._exists(name):
+                self._folder.add(name, Entry(self._format.file_bytes, now))
         if now - before < _TOUCH_S:
             return
         try:
             os.utime(self._path(name), (now, now))
         except FileNotFoundError:
-            with self._lock:
-                self._folder.remove(name)
+            self._forget(name)
         except OSError as error:
             self._fail("touch", error)
+
+    def _forget(self, name: str) -> None:
+        """Stop counting a file that was found missing, unless a writer has put it back since.
+
+        A writer counts its file after renaming it, and needs the lock for that: what is missing here is counted later.
+        """
+        with self._lock:
+            if not self._exists(name):
+                self._folder.remove(name)
+
+    def _exists(self, name: str) -> bool:
+        return os.path.exists(self._path(name))
 
     def _reserve(self) -> bool:
         """Make room for one file, and keep it until the writer has finished. Returns False if that is impossible."""
@@ -286,8 +296,7 @@ class FileStorage(KVStorage):
         """Remove a file. Returns whether it is gone by our doing."""
         removed = self._unlink(self._path(name))
         if removed is not None:
-            with self._lock:
-                self._folder.remove(name)
+            self._forget(name)
         return bool(removed)
 
     def _unlink(self, path: str) -> bool | None:

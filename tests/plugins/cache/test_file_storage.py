@@ -298,6 +298,65 @@ def test_a_truncated_file_is_written_anew(storage, tmp_path, length):
     assert got(storage, 1)
 
 
+# -- Other threads
+
+
+@pytest.mark.parametrize("call", ["get", "contains", "put"])
+def test_a_block_stored_while_it_is_missed_is_counted(storage, tmp_path, monkeypatch, call):
+    def store_after_a_miss(look):
+        def patched(path, *arguments, **options):
+            try:
+                return look(path, *arguments, **options)
+            except FileNotFoundError:
+                monkeypatch.undo()
+                assert storage.put(key(1), block(1))
+                raise
+
+        return patched
+
+    for name in ("open", "stat"):
+        monkeypatch.setattr(os, name, store_after_a_miss(getattr(os, name)))
+    match call:
+        case "get":
+            assert not got(storage, 1)
+        case "contains":
+            assert storage.contains([key(1)]) == 0
+        case "put":
+            assert storage.put(key(1), block(1))
+    assert storage.stats().num_blocks == len(files_in(tmp_path)) == 1
+
+
+def test_a_block_stored_while_it_is_removed_is_counted(storage, tmp_path, monkeypatch):
+    def store_after(unlink):
+        def patched(path):
+            unlink(path)
+            monkeypatch.undo()
+            assert storage.put(key(1), block(1))
+
+        return patched
+
+    storage.put(key(1), block(1))
+    flip(file_of(tmp_path, key(1)), HEADER_BYTES)
+    monkeypatch.setattr(os, "unlink", store_after(os.unlink))
+    assert not got(storage, 1)
+    assert storage.stats().num_blocks == len(files_in(tmp_path)) == 1
+
+
+def test_a_block_removed_while_it_is_read_is_not_counted(storage, tmp_path, monkeypatch):
+    def clear_after(close):
+        def patched(fd):
+            close(fd)
+            monkeypatch.undo()
+            storage.clear()
+
+        return patched
+
+    storage.put(key(1), block(1))
+    monkeypatch.setattr(os, "close", clear_after(os.close))
+    assert got(storage, 1)
+    assert storage.stats().num_blocks == len(files_in(tmp_path)) == 0
+
+
 # -- Other processes
 
 
