@@ -20,22 +20,21 @@ def grammar_spec(params: SamplingParams) -> GrammarSpec | None:
     """Return the grammar that sampling parameters ask for, None if they ask for none.
 
     Raises:
-        SamplingParamsError: a JSON schema given as a dict is not JSON.
+        SamplingParamsError: a JSON schema or structural tag given as a dict is not JSON.
     """
-    if params.json_schema is not None:
-        return GrammarSpec(GrammarKind.JSON_SCHEMA, _schema_text(params.json_schema))
-    if params.regex is not None:
-        return GrammarSpec(GrammarKind.REGEX, params.regex)
-    return None if params.ebnf is None else GrammarSpec(GrammarKind.EBNF, params.ebnf)
+    for kind in GrammarKind:
+        value = getattr(params, kind.value)
+        if value is not None:
+            text = value if isinstance(value, str) else _json_text(kind.value, value)
+            return GrammarSpec(kind, text, params.strict)
+    return None
 
 
-def _schema_text(schema: object) -> str:
-    if isinstance(schema, str):
-        return schema
+def _json_text(name: str, value: object) -> str:
     try:
-        return json.dumps(dict(schema) if isinstance(schema, Mapping) else schema, ensure_ascii=False, allow_nan=False)
+        return json.dumps(dict(value) if isinstance(value, Mapping) else value, ensure_ascii=False, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
-        raise SamplingParamsError(f"json_schema is not JSON: {error}") from None
+        raise SamplingParamsError(f"{name} is not JSON: {error}") from None
 
 
 class GrammarCompiler:
@@ -76,17 +75,19 @@ class GrammarCompiler:
         self._waiting: deque[tuple[GrammarSpec, Future[CompiledGrammar]]] = deque()
         self._busy_since: dict[threading.Thread, float] = {}
 
-    def check(self, spec: GrammarSpec) -> None:
+    def check(self, spec: GrammarSpec) -> tuple[str, ...]:
         """Refuse a specification that is malformed or cannot be enforced.
+
+        Returns: what of it is not enforced, which is nothing when it is strict.
 
         Raises:
             GrammarError: the message says what, and where in the specification.
             GraftlmError: the backend could not be created.
         """
         with self._lock:
-            if spec in self._cache:
-                return
-        _guarded(self._get_backend().check, spec)
+            if spec in self._cache and spec.strict:
+                return ()
+        return _guarded(self._get_backend().check, spec)
 
     def compile(self, spec: GrammarSpec) -> "Future[CompiledGrammar]":
         """Compile a specification, unless that is done or under way.

@@ -94,6 +94,12 @@ class SamplingParams:
             a dict. Needs a grammar backend.
         regex: constrain the output to a regular expression. Needs a grammar backend.
         ebnf: constrain the output to a grammar. Needs a grammar backend.
+        choice: constrain the output to one of some strings. Needs a grammar backend.
+        structural_tag: constrain parts of the output, each from where a trigger begins it: a dict or its text, as
+            `graftlm.contracts.GrammarKind` describes it. Needs a grammar backend.
+        strict: refuse a JSON schema with keywords that cannot be enforced; False leaves them out and names them in
+            `RequestOutput.unenforced`.
+        grammar_backend: the grammar backend to use, by name; None: the engine's own.
 
     Raises:
         SamplingParamsError: a value is out of range; the message names it.
@@ -122,6 +128,10 @@ class SamplingParams:
     json_schema: Mapping[str, Any] | str | type[Any] | None = None
     regex: str | None = None
     ebnf: str | None = None
+    choice: tuple[str, ...] | Sequence[str] | None = None
+    structural_tag: Mapping[str, Any] | str | None = None
+    strict: bool = True
+    grammar_backend: str | None = None
 
     def __post_init__(self) -> None:
         stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
@@ -130,10 +140,13 @@ class SamplingParams:
         to_schema = getattr(self.json_schema, "model_json_schema", None)
         if to_schema is not None:
             object.__setattr__(self, "json_schema", to_schema())
+        if self.choice is not None and not isinstance(self.choice, str):
+            object.__setattr__(self, "choice", tuple(self.choice))
         _check_mappings(self)
         _check_lengths(self)
         _check_numbers(self)
         _check_stops(self)
+        _check_grammar(self)
 
     @property
     def is_greedy(self) -> bool:
@@ -149,6 +162,9 @@ class SamplingParams:
     def stop_strings(self) -> tuple[str, ...]:
         """`stop` as the tuple it was normalised to."""
         return tuple(self.stop)
+
+
+_GRAMMARS = ("json_schema", "regex", "ebnf", "choice", "structural_tag")
 
 
 def _check(ok: bool, name: str, value: object, expected: str) -> None:
@@ -223,18 +239,21 @@ def _check_stops(p: SamplingParams) -> None:
         _check(isinstance(text, str) and text != "", "stop", text, "a non-empty string, or a list of them")
     for token in p.stop_token_ids:
         _check(_is_int(token) and token >= 0, "stop_token_ids", token, "token ids")
-    schema = p.json_schema
-    _check(
-        schema is None or isinstance(schema, Mapping | str),
-        "json_schema",
-        schema,
-        "a dict, a string or a pydantic model class",
-    )
-    for name in ("regex", "ebnf"):
+
+
+def _check_grammar(p: SamplingParams) -> None:
+    schema, tag, choice = p.json_schema, p.structural_tag, p.choice
+    is_schema = schema is None or isinstance(schema, Mapping | str)
+    _check(is_schema, "json_schema", schema, "a dict, a string or a pydantic model class")
+    _check(tag is None or isinstance(tag, Mapping | str), "structural_tag", tag, "a dict or a string")
+    are_strings = choice is None or (choice and not isinstance(choice, str) and all(isinstance(c, str) for c in choice))
+    _check(bool(are_strings), "choice", choice, "a non-empty list of strings")
+    for name in ("regex", "ebnf", "grammar_backend"):
         value = getattr(p, name)
         _check(value is None or isinstance(value, str), name, value, "a string")
-    grammars = [name for name in ("json_schema", "regex", "ebnf") if getattr(p, name) is not None]
-    _check(len(grammars) <= 1, "at most one of json_schema, regex and ebnf", grammars, "given")
+    _check(isinstance(p.strict, bool), "strict", p.strict, "true or false")
+    given = [name for name in _GRAMMARS if getattr(p, name) is not None]
+    _check(len(given) <= 1, f"at most one of {', '.join(_GRAMMARS)}", given, "given")
 
 
 @dataclass(frozen=True, slots=True)
@@ -317,7 +336,11 @@ class Completion:
 
 @dataclass(frozen=True, slots=True)
 class RequestOutput:
-    """What a request has produced so far. `text`, `token_ids` and so on are those of its first completion."""
+    """What a request has produced so far. `text`, `token_ids` and so on are those of its first completion.
+
+    Attributes:
+        unenforced: keywords of a JSON schema, with their paths, that were left out as `strict=False` allows.
+    """
 
     request_id: str
     prompt_token_ids: tuple[int, ...]
@@ -325,6 +348,7 @@ class RequestOutput:
     usage: Usage
     timings: Timings
     prompt_logprobs: PromptLogprobs | None = None
+    unenforced: tuple[str, ...] = ()
 
     @property
     def finished(self) -> bool:

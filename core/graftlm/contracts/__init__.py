@@ -15,6 +15,7 @@ from graftlm.contracts.grammar import (
     GrammarContext,
     GrammarKind,
     GrammarMatcher,
+    GrammarOptions,
     GrammarSpec,
 )
 from graftlm.contracts.logits import LogitsContext, LogitsProcessor
@@ -62,6 +63,7 @@ __all__ = [
     "GrammarContext",
     "GrammarKind",
     "GrammarMatcher",
+    "GrammarOptions",
     "GrammarSpec",
     "InsertResult",
     "KVCache",

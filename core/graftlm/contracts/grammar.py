@@ -4,9 +4,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
+from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field
+
+from graftlm.contracts.provider import Options
 
 __all__ = [
     "CompiledGrammar",
@@ -14,24 +18,55 @@ __all__ = [
     "GrammarContext",
     "GrammarKind",
     "GrammarMatcher",
+    "GrammarOptions",
     "GrammarSpec",
 ]
 
 
+class GrammarOptions(Options):
+    """Options that every grammar backend has; a backend's own derive from these."""
+
+    fallback: Annotated[
+        tuple[str, ...],
+        Field(description="Backends, with their default options, that get what this one refuses, the first that can."),
+    ] = ()
+
+
 class GrammarKind(str, Enum):
-    """The language a grammar specification is written in."""
+    """The language a grammar specification is written in.
+
+    `CHOICE` is a JSON list of strings, of which the output is one. `STRUCTURAL_TAG` is free text with constrained
+    parts, a JSON object:
+
+        {"triggers": ["<function="],
+         "structures": [{"begin": "<function=get_weather>", "schema": {...}, "end": "</function>"}, ...],
+         "at_least_one": false, "stop_after_first": false}
+
+    Where the output contains a trigger, it goes on as one of the structures whose `begin` starts with that trigger:
+    the rest of `begin`, JSON that meets `schema` (or, in its place, text that matches `regex`), `end`; then text is
+    free again. Each `begin` starts with a trigger. With `at_least_one` the output starts with a structure, without text
+    before; with `stop_after_first` it ends after one.
+    """
 
     JSON_SCHEMA = "json_schema"
     REGEX = "regex"
     EBNF = "ebnf"
+    CHOICE = "choice"
+    STRUCTURAL_TAG = "structural_tag"
 
 
 @dataclass(frozen=True, slots=True)
 class GrammarSpec:
-    """What to enforce: a JSON schema, a regular expression or a grammar, as text. Equal ones share a compilation."""
+    """What to enforce, as text. Equal ones share a compilation.
+
+    Attributes:
+        strict: refuse what cannot be enforced in full. Otherwise the parts of a JSON schema that cannot be enforced,
+            and nothing else, are left out, and `check` names them.
+    """
 
     kind: GrammarKind
     text: str
+    strict: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,15 +143,19 @@ class GrammarBackend(ABC):
 
     Invariants:
         - `check` and `compile` may be called from several threads at once, and never run on the step loop.
-        - A specification that cannot be enforced in full is refused, never partly ignored: whatever a matcher accepts
-          up to a stop token meets the specification. (It need not accept all that does.)
+        - A strict specification that cannot be enforced in full is refused, never partly ignored: whatever a matcher
+          accepts up to a stop token meets the specification. (It need not accept all that does.)
+        - What of a specification that is not strict is not enforced is named by `check`.
         - What `check` refuses, `compile` refuses; nothing malformed makes either fail otherwise.
         - Matchers of one compiled grammar know nothing of each other.
     """
 
     @abstractmethod
-    def check(self, spec: GrammarSpec) -> None:
+    def check(self, spec: GrammarSpec) -> tuple[str, ...]:
         """Refuse what can be refused without compiling, in milliseconds.
+
+        Returns: what is not enforced, each keyword with its path, such as `$.items.uniqueItems`; empty when the
+            specification is strict.
 
         Raises:
             GrammarError: the specification is malformed, or asks for what this backend cannot enforce; the message says
@@ -130,3 +169,15 @@ class GrammarBackend(ABC):
         Raises:
             GrammarError: as of `check`.
         """
+
+    def fill_bitmasks(self, matchers: Sequence[GrammarMatcher], mask: NDArray[np.int32]) -> None:
+        """Write the tokens that each of several matchers allows: those of matchers[i] into mask[i].
+
+        A backend that can do that in several threads overrides this; a step's forward pass runs beside it.
+
+        Args:
+            matchers: of this backend, each once.
+            mask: int32 [len(matchers), ceil(V / 32)], as in `GrammarMatcher.fill_bitmask`.
+        """
+        for i, matcher in enumerate(matchers):
+            matcher.fill_bitmask(mask, i)

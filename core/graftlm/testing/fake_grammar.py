@@ -36,12 +36,13 @@ class FakeGrammarBackend(GrammarBackend):
         texts = [core.id_to_token(i) or "" for i in range(context.vocab_size)]
         return cls(texts, context.vocab_size, context.stop_token_ids)
 
-    def check(self, spec: GrammarSpec) -> None:
+    def check(self, spec: GrammarSpec) -> tuple[str, ...]:
         """Refuse all but EBNF made of words."""
         if spec.kind is not GrammarKind.EBNF:
             raise GrammarError(f"{spec.kind.value}: only ebnf is enforced here")
         if not spec.text.replace(" ", "").isalpha():
             raise GrammarError(f"ebnf: expected words, got {spec.text!r}")
+        return ()
 
     def compile(self, spec: GrammarSpec) -> CompiledGrammar:
         """Split the words."""

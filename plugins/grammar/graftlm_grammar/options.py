@@ -1,18 +1,29 @@
 """Options of the grammar backends."""
 
+from typing import Literal
+
 from pydantic import Field
 
-from graftlm.contracts import Options
+from graftlm.contracts import GrammarOptions
 
-__all__ = ["XGrammarOptions"]
+__all__ = ["JsonOptions", "XGrammarOptions"]
 
 
-class XGrammarOptions(Options):
-    """Options of `xgrammar`."""
+class JsonOptions(GrammarOptions):
+    """How JSON that a schema asks for is written."""
 
+    whitespace: Literal["flexible", "spaced", "compact"] = Field(
+        default="flexible",
+        description="Between the parts of JSON: `flexible` leaves it to the model, `spaced` is one blank after each "
+        "colon and comma, `compact` is none. The latter two leave more for jump-forward.",
+    )
     max_whitespace: int = Field(
         default=16,
         ge=1,
         le=128,
-        description="Blanks and line ends in a row, at most, between the parts of JSON made by a schema.",
+        description="Where it is flexible: blanks and line ends in a row, at most.",
     )
+
+
+class XGrammarOptions(JsonOptions):
+    """Options of `xgrammar`."""

@@ -43,9 +43,10 @@ class XGrammarBackend(GrammarBackend):
         self._vocab_size = context.vocab_size
         self._compiler: Any = xgrammar.GrammarCompiler(info, max_threads=1, cache_enabled=False)
 
-    def check(self, spec: GrammarSpec) -> None:
+    def check(self, spec: GrammarSpec) -> tuple[str, ...]:
         """Read the specification as `compile` does, without looking at the vocabulary."""
         self._grammar(spec)
+        return ()
 
     def compile(self, spec: GrammarSpec) -> CompiledGrammar:
         """Work out, for each state of the grammar, which tokens it allows."""
