@@ -48,7 +48,7 @@ from graftlm.memory import (
 from graftlm.observers import Observer, Observers, notify
 from graftlm.records import CacheEvent
 from graftlm.registry import AUTO, Registry, selections
-from graftlm.scheduling import Scheduler, SchedulerLimits
+from graftlm.scheduling import JumpForward, Scheduler, SchedulerLimits
 from graftlm.step_loop import StepLoop
 from graftlm.tier_assembly import TierParts, assemble_tiers
 from graftlm.tokenization import TextStream, Tokenizer
@@ -157,7 +157,8 @@ def assemble(
     runner = ModelRunner(model, attention, sampler, num_rows, target.device, mover)
 
     make_cache = _cache_factory(config, registry, memory, tiers)
-    scheduler = _scheduler(config, registry, make_cache(), memory, target.context_len, tiers)
+    jump_forward = JumpForward(tokenizer) if config.grammar.jump_forward else None
+    scheduler = _scheduler(config, registry, make_cache(), memory, target.context_len, tiers, jump_forward)
     executor: StepExecutor = WorkerExecutor(runner.run) if config.scheduling.overlap else InlineExecutor(runner.run)
     loop = StepLoop(
         scheduler,
@@ -256,6 +257,7 @@ def _scheduler(
     memory: KVMemory,
     context_len: int,
     tiers: TierParts | None,
+    jump_forward: JumpForward | None,
 ) -> Scheduler:
     num_pages = memory.num_pages
     settings, page_size = config.scheduling, config.cache.page_size
@@ -265,7 +267,7 @@ def _scheduler(
     provider = registry.provider("scheduling", settings.policy.name)
     policy = registry.create("scheduling", provider, settings.policy.options, SchedulingContext(), config.origins)
     limits = SchedulerLimits(settings.max_queued_requests, settings.prefill_tokens_per_step)
-    return Scheduler(kv, policy, limits, time.monotonic)
+    return Scheduler(kv, policy, limits, time.monotonic, jump_forward)
 
 
 def make_grammar_compiler(

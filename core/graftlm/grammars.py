@@ -3,11 +3,14 @@
 import json
 import threading
 from collections import OrderedDict, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import TypeVar
 
-from graftlm.contracts import CompiledGrammar, GrammarBackend, GrammarKind, GrammarSpec
+import numpy as np
+from numpy.typing import NDArray
+
+from graftlm.contracts import CompiledGrammar, GrammarBackend, GrammarKind, GrammarMatcher, GrammarSpec
 from graftlm.errors import GraftlmError, GrammarError, SamplingParamsError
 from graftlm.types import SamplingParams
 
@@ -107,6 +110,10 @@ class GrammarCompiler:
             self._forget_oldest()
             self._start_thread()
         return future
+
+    def fill_bitmasks(self, matchers: Sequence[GrammarMatcher], mask: NDArray[np.int32]) -> None:
+        """Write the tokens that matchers of this compiler's grammars allow, those of matchers[i] into mask[i]."""
+        self._get_backend().fill_bitmasks(matchers, mask)
 
     def _forget_oldest(self) -> None:
         """Bound what is kept. What is under way is not forgotten: others may ask for it."""

@@ -186,7 +186,8 @@ class Intake:
     def _grammar(self, spec: GrammarSpec, now: float) -> RequestGrammar:
         """Have a grammar compiled, or find it compiled."""
         compiler = self._compiler(spec)
-        return RequestGrammar(compiler.compile(spec), now + compiler.timeout_s, self.limits.vocab_size)
+        compiling, deadline_s = compiler.compile(spec), now + compiler.timeout_s
+        return RequestGrammar(compiling, deadline_s, self.limits.vocab_size, compiler.fill_bitmasks)
 
     def _compiler(self, spec: GrammarSpec) -> GrammarCompiler:
         if self._grammars is None:

@@ -28,6 +28,8 @@ class CompletionText:
     def push(self, update: RequestUpdate) -> str:
         """Return the text that an update adds."""
         finish = update.finish
+        if update.forced_text:
+            return self._stream.jump(update.num_dropped, update.token_ids, update.forced_text).text
         if finish is None:
             return self._stream.push(update.token_ids).text
         visible = update.token_ids
@@ -45,11 +47,14 @@ class _CompletionBuilder:
         self.cached_tokens = self.cached_host_tokens = self.cached_storage_tokens = 0
         self.timings = Timings()
         self.token_ids: list[int] = []
+        self.jump_forward_tokens = 0
         self._logprobs: list[TokenLogprob] | None = None if params.logprobs is None else []
         self._text: list[str] = []
 
     def apply(self, update: RequestUpdate, text: str) -> None:
+        del self.token_ids[len(self.token_ids) - update.num_dropped :]
         self.token_ids += update.token_ids
+        self.jump_forward_tokens += len(update.token_ids) - update.num_dropped if update.forced_text else 0
         if self._logprobs is not None:
             self._logprobs += update.logprobs
         self.cached_tokens = update.cached_tokens
@@ -124,7 +129,8 @@ class OutputBuilder:
         num_output_tokens = sum(len(b.token_ids) for b in builders)
         first = builders[0]
         lower = first.cached_host_tokens, first.cached_storage_tokens
-        usage = Usage(len(self._prompt), num_output_tokens, first.cached_tokens, *lower)
+        num_forced = sum(b.jump_forward_tokens for b in builders)
+        usage = Usage(len(self._prompt), num_output_tokens, first.cached_tokens, *lower, num_forced)
         return RequestOutput(
             request_id=self.request_id,
             prompt_token_ids=self._prompt_token_ids,

@@ -4,7 +4,8 @@ Both ends name a running request by its row, an index into the request table tha
 finishes or is retracted.
 """
 
-from dataclasses import dataclass
+from concurrent.futures import Future
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +14,7 @@ from graftlm.contracts import StepCopies
 from graftlm.types import SamplingParams, TokenIds
 
 __all__ = [
+    "LateMask",
     "LogprobTable",
     "PoolSpan",
     "PromptLogprobSpan",
@@ -89,6 +91,27 @@ class TokenMask:
 
 
 @dataclass(frozen=True, slots=True)
+class LateMask:
+    """A token mask that is told when the step before has been committed, while this step's forward pass runs.
+
+    Attributes:
+        idx: as in `TokenMask`.
+        bits: of what `TokenMask` holds under that name. Cancelled when the step is given up.
+    """
+
+    idx: NDArray[np.int64]
+    bits: "Future[NDArray[np.int32]]" = field(default_factory=Future)
+
+    def wait(self) -> TokenMask:
+        """Return the mask as soon as it is known.
+
+        Raises:
+            CancelledError: the step has been given up.
+        """
+        return TokenMask(self.idx, self.bits.result())
+
+
+@dataclass(frozen=True, slots=True)
 class WindowTables:
     """A step's page table and slots in the memory of the layers with a sliding window.
 
@@ -120,7 +143,7 @@ class StepPlan:
         setups: rows taken with this step; the runner installs them first.
         prompt_spans: prompt log-probabilities to compute.
         pool_spans: hidden states to add up.
-        token_mask: what requests under a grammar may sample; None when no such request samples.
+        token_mask: what requests under a grammar may sample, told later; None when no such request samples.
         window: where layers with a sliding window find and write theirs; None where all layers share one memory.
         copies: pages to copy to or from host memory with this step.
     """
@@ -140,7 +163,7 @@ class StepPlan:
     setups: tuple[RowSetup, ...] = ()
     prompt_spans: tuple[PromptLogprobSpan, ...] = ()
     pool_spans: tuple[PoolSpan, ...] = ()
-    token_mask: TokenMask | None = None
+    token_mask: LateMask | None = None
     window: WindowTables | None = None
     copies: StepCopies | None = None
 

@@ -131,6 +131,7 @@ class StepLoop:
         updates: list[RequestUpdate] = []
         try:
             while self._pending:
+                self.scheduler.tell_mask()
                 updates += self._commit(*self._pending.popleft())
         except Exception as error:
             self._recover(error)
@@ -248,6 +249,7 @@ class StepLoop:
         plan = self.scheduler.plan()
         plan_s = self._clock() - start
         self.host_s += plan_s
+        self.scheduler.tell_mask()
         if plan is not None:
             self._has_launched = True
             self._pending.append((plan, self._executor.submit(plan), plan_s))
@@ -255,6 +257,7 @@ class StepLoop:
         self._is_stuck = not self._pending and not self.scheduler.num_running
         if self._pending and (plan is None or len(self._pending) > self._depth):
             updates = self._commit(*self._pending.popleft())
+            self.scheduler.tell_mask()
         if not self._pending and not self.scheduler.num_running:
             self._copy_idle()
         return updates + self.scheduler.take_updates()
@@ -302,6 +305,9 @@ class StepLoop:
 
     def _drain(self) -> None:
         """Let launched steps end; what they sampled is dropped."""
+        for plan, _, _ in self._pending:
+            if plan.token_mask is not None:
+                plan.token_mask.bits.cancel()  # or it would be waited for
         while self._pending:
             self._pending.popleft()[1].exception()
 

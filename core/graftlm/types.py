@@ -280,6 +280,7 @@ class Usage:
     Attributes:
         cached_tokens: of the prompt's, those that were not computed again.
         cached_host_tokens, cached_storage_tokens: of `cached_tokens`, those loaded from host memory, and from storage.
+        jump_forward_tokens: of the completion's, those that were not sampled, because a grammar forced them.
     """
 
     prompt_tokens: int = 0
@@ -287,6 +288,7 @@ class Usage:
     cached_tokens: int = 0
     cached_host_tokens: int = 0
     cached_storage_tokens: int = 0
+    jump_forward_tokens: int = 0
 
     @property
     def cached_tokens_by_tier(self) -> dict[str, int]:

@@ -1,13 +1,14 @@
 """A scheduler on a fake device, with a clock that tests move."""
 
+from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
 
 from graftlm.contracts import CacheContext, PrefixCache, SchedulingPolicy
-from graftlm.execution.executor import InlineExecutor
 from graftlm.memory import KVManager, PagePool, RequestTable, WindowPages, WindowSpan
 from graftlm.observers import Observers
 from graftlm.scheduling import Request, RequestUpdate, Scheduler, SchedulerLimits
@@ -23,6 +24,53 @@ from graftlm_scheduling.lpm import LongestPrefixMatch
 from graftlm_scheduling.options import ReorderingOptions
 
 VOCAB = 50
+
+
+class LateFuture(Future):
+    """The result of a step that runs when it is asked for, after the steps before it."""
+
+    def __init__(self, executor):
+        super().__init__()
+        self._executor = executor
+
+    def result(self, timeout=None):
+        self._executor.run_until(self)
+        return super().result(timeout)
+
+    def exception(self, timeout=None):
+        self._executor.run_until(self)
+        return super().exception(timeout)
+
+
+class LateExecutor:
+    """Runs steps as late as it may: while one is planned, none that is in flight has run."""
+
+    def __init__(self, run):
+        self._run = run
+        self._steps = deque()
+
+    def submit(self, plan):
+        future = LateFuture(self)
+        self._steps.append((plan, future))
+        return future
+
+    def call(self, function):
+        future = Future()
+        while self._steps:
+            self.run_until(self._steps[-1][1])
+        future.set_result(function())
+        return future
+
+    def run_until(self, future):
+        while not future.done():
+            plan, next_future = self._steps.popleft()
+            try:
+                next_future.set_result(self._run(plan))
+            except BaseException as error:
+                next_future.set_exception(error)
+
+    def close(self):
+        pass
 
 
 @dataclass
@@ -63,7 +111,7 @@ class Rig:
         self.scheduler = Scheduler(kv, self.policy, limits, self.clock)
         self.loop = self.loop_class(
             self.scheduler,
-            InlineExecutor(self._run),
+            LateExecutor(self._run),
             overlap=self.overlap,
             make_cache=self.make_cache,
             observers=Observers(),

@@ -30,7 +30,11 @@ def compiled(words=WORDS) -> Future:
 
 
 def grammar(words=WORDS, deadline_s=1000.0):
-    return RequestGrammar(compiled(words), deadline_s, VOCAB)
+    return under(compiled(words), deadline_s)
+
+
+def under(compiling, deadline_s=1000.0):
+    return RequestGrammar(compiling, deadline_s, VOCAB, BACKEND.fill_bitmasks)
 
 
 def right_tokens(request, words=WORDS):
@@ -81,7 +85,7 @@ def test_they_resume_where_they_were_after_a_retraction(make_rig, overlap):
 def test_others_go_on_while_one_waits_for_its_grammar(make_rig):
     rig = make_rig(num_rows=2)
     future = Future()
-    waiting = rig.add("waiting", range(5), grammar=RequestGrammar(future, 1000.0, VOCAB), priority=9)
+    waiting = rig.add("waiting", range(5), grammar=under(future), priority=9)
     for i in range(4):
         rig.add(f"r{i}", [i])
     for _ in range(30):
@@ -99,7 +103,7 @@ def test_completions_share_a_compilation_and_not_a_place_in_it(make_rig, overlap
     rig = make_rig(overlap=overlap)
     shared = compiled()
     for i in range(6):
-        rig.add(f"r{i}", [i], max_new_tokens=40, grammar=RequestGrammar(shared, 1000.0, VOCAB))
+        rig.add(f"r{i}", [i], max_new_tokens=40, grammar=under(shared))
     rig.run()
     for i in range(6):
         assert_right(rig, f"r{i}")
@@ -194,7 +198,7 @@ def divide():
 )
 def test_a_grammar_that_fails_ends_its_request_alone(make_rig, overlap, future, num_tokens, said):
     rig = make_rig(overlap=overlap)
-    rig.add("bad", [1, 2], max_new_tokens=20, grammar=RequestGrammar(future, 1000.0, VOCAB))
+    rig.add("bad", [1, 2], max_new_tokens=20, grammar=under(future))
     rig.add("good", [1, 3], max_new_tokens=20, grammar=grammar())
     rig.add("free", [1, 4], max_new_tokens=20)
     rig.run()
@@ -209,7 +213,7 @@ def test_a_grammar_that_fails_ends_its_request_alone(make_rig, overlap, future, 
 @pytest.mark.parametrize("timeout_s", [None, 0.5])
 def test_who_waits_too_long_ends(make_rig, timeout_s):
     rig = make_rig()
-    rig.add("late", [1], grammar=RequestGrammar(Future(), 1.0, VOCAB), timeout_s=timeout_s)
+    rig.add("late", [1], grammar=under(Future(), 1.0), timeout_s=timeout_s)
     rig.step()
     assert rig.scheduler.next_deadline_s == (timeout_s or 1.0)
     rig.now = 0.999 if timeout_s is None else 0.499
@@ -232,7 +236,7 @@ def test_who_waits_too_long_ends(make_rig, timeout_s):
 def test_an_abort_at_any_moment_leaves_nothing_behind(make_rig, overlap, num_steps):
     rig = make_rig(overlap=overlap, prefill_tokens=8)
     rig.add("victim", range(12), max_new_tokens=20, grammar=grammar())
-    rig.add("unready", range(12), grammar=RequestGrammar(Future(), 1000.0, VOCAB))
+    rig.add("unready", range(12), grammar=under(Future()))
     rig.add("other", range(12), max_new_tokens=20, grammar=grammar())
     for _ in range(num_steps):
         rig.step()
@@ -279,7 +283,7 @@ def test_the_loop_sleeps_while_there_is_nothing_but_grammars_to_wait_for(make_ri
     loop = rig.loop
     thread = EngineThread(loop)
     future, ended = Future(), threading.Event()
-    request = rig.make_request("r", range(5), grammar=RequestGrammar(future, 1000.0, VOCAB))
+    request = rig.make_request("r", range(5), grammar=under(future))
     tokens = []
 
     def sink(update):
@@ -303,7 +307,7 @@ def test_the_loop_sleeps_while_there_is_nothing_but_grammars_to_wait_for(make_ri
 def test_idle_time_is_what_is_left_until_a_deadline(make_rig):
     rig = make_rig()
     assert rig.loop.idle_s is None
-    rig.add("r", [1], grammar=RequestGrammar(Future(), 2.5, VOCAB))
+    rig.add("r", [1], grammar=under(Future(), 2.5))
     assert rig.loop.idle_s == 0.0
     rig.loop.step()
     assert rig.loop.idle_s == pytest.approx(2.5)
@@ -319,7 +323,7 @@ def test_plans_carry_masks_of_constrained_rows_only(make_rig):
     rig.step()
     (plan,) = rig.plans
     assert plan.token_mask.idx.tolist() == [1]
-    allowed = np.flatnonzero(np.unpackbits(plan.token_mask.bits.view(np.uint8), bitorder="little"))
+    allowed = np.flatnonzero(np.unpackbits(plan.token_mask.wait().bits.view(np.uint8), bitorder="little"))
     assert allowed.tolist() == [0, 1]
     rig.run()
     assert rig.plans[-1].token_mask is not None

@@ -146,6 +146,9 @@ class GrammarSettings(Section):
     timeout_s: Float = Field(
         default=30.0, gt=0, description="A request waits this long for its grammar to be compiled, then it fails."
     )
+    jump_forward: bool = Field(
+        default=True, description="Append output that a grammar leaves no choice about, without sampling it."
+    )
     cache_size: PositiveInt = Field(default=256, description="Compiled grammars that are kept for further requests.")
 
 

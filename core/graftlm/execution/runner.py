@@ -70,7 +70,8 @@ class ModelRunner:
     def _sample(self, plan: StepPlan, hidden: Tensor, logits_idx: Tensor) -> Sampled:
         logits = self._model.logits(hidden[logits_idx])
         rows = plan.rows[plan.sample_idx]
-        sampled = self._sampler.sample(logits, rows, plan.sample_positions, plan.token_mask)
+        token_mask = None if plan.token_mask is None else plan.token_mask.wait()
+        sampled = self._sampler.sample(logits, rows, plan.sample_positions, token_mask)
         self._last_tokens[to_device(rows.astype(np.int64), self._device)] = sampled.token_ids
         return sampled
 

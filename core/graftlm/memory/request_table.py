@@ -22,8 +22,7 @@ class RequestTable:
         known: int64 [R], tokens that exist or are being sampled by a step planned so far.
         limit: int64 [R], `known` never passes it.
         on_device: bool [R], the token at known - 1 was sampled in this row, so the runner has it.
-        constrained: bool [R], its next tokens depend on the values of those before: it is under a grammar.
-        awaits_commit: bool [R], it is constrained, and the host does not know its latest sample yet.
+        constrained: bool [R], what it may sample depends on the tokens before: it is under a grammar.
     """
 
     def __init__(self, num_rows: int, max_pages_per_row: int) -> None:
@@ -36,7 +35,6 @@ class RequestTable:
         self.limit = np.zeros(num_rows, dtype=np.int64)
         self.on_device = np.zeros(num_rows, dtype=np.bool_)
         self.constrained = np.zeros(num_rows, dtype=np.bool_)
-        self.awaits_commit = np.zeros(num_rows, dtype=np.bool_)
         self._columns = (
             self.num_pages,
             self.cached_pages,
@@ -45,7 +43,6 @@ class RequestTable:
             self.limit,
             self.on_device,
             self.constrained,
-            self.awaits_commit,
         )
         self._free_rows = list(range(num_rows - 1, -1, -1))
 

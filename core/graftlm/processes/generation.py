@@ -42,6 +42,7 @@ class CompletionDelta:
         text: new text, possibly "".
         token_ids: new tokens, possibly none.
         logprobs: one per new token when asked for.
+        num_dropped: how many of the latest tokens before the new ones replace; no text goes with them.
         finish_reason, matched_stop: set on the completion's last delta.
     """
 
@@ -49,6 +50,7 @@ class CompletionDelta:
     text: str
     token_ids: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprob, ...] = ()
+    num_dropped: int = 0
     finish_reason: FinishReason | None = None
     matched_stop: str | int | None = None
 
@@ -148,7 +150,7 @@ class Generation(AsyncIterator[list[CompletionDelta]]):
             self.accepted.set_result(None)  # its news came by another way, and was faster
         self._builder.apply(update, text)
         finish = update.finish
-        self.num_output_tokens += len(update.token_ids)
+        self.num_output_tokens += len(update.token_ids) - update.num_dropped
         if finish is not None:
             self.num_unfinished -= 1
             self.outcome = (finish.failure or finish.reason).value
@@ -162,6 +164,7 @@ class Generation(AsyncIterator[list[CompletionDelta]]):
                 text=text,
                 token_ids=update.token_ids,
                 logprobs=update.logprobs,
+                num_dropped=update.num_dropped,
                 finish_reason=None if finish is None else finish.reason,
                 matched_stop=None if finish is None else finish.matched_stop,
             )
@@ -188,10 +191,17 @@ def _merged(deltas: list[CompletionDelta]) -> list[CompletionDelta]:
 
 def _join(parts: list[CompletionDelta]) -> CompletionDelta:
     last = parts[-1]
+    token_ids: list[int] = []
+    num_dropped = 0
+    for part in parts:
+        num_dropped += max(0, part.num_dropped - len(token_ids))
+        del token_ids[max(0, len(token_ids) - part.num_dropped) :]
+        token_ids += part.token_ids
     return CompletionDelta(
         index=last.index,
         text="".join([part.text for part in parts]),
-        token_ids=tuple(chain.from_iterable(part.token_ids for part in parts)),
+        token_ids=tuple(token_ids),
+        num_dropped=num_dropped,
         logprobs=tuple(chain.from_iterable(part.logprobs for part in parts)),
         finish_reason=last.finish_reason,
         matched_stop=last.matched_stop,

@@ -1,6 +1,7 @@
 """Who runs in the next step: host side, no torch."""
 
 from graftlm.scheduling.grammar import RequestGrammar
+from graftlm.scheduling.jump_forward import JumpForward
 from graftlm.scheduling.request import Request, RequestStatus
 from graftlm.scheduling.scheduler import Scheduler, SchedulerLimits
 from graftlm.scheduling.updates import Failure, Finish, RequestUpdate
@@ -8,6 +9,7 @@ from graftlm.scheduling.updates import Failure, Finish, RequestUpdate
 __all__ = [
     "Failure",
     "Finish",
+    "JumpForward",
     "Request",
     "RequestGrammar",
     "RequestStatus",

@@ -1,7 +1,8 @@
-"""One request's grammar: on its way while it is compiled, then the tokens that may come next."""
+"""One request's grammar: on its way while it is compiled, then the place that the output has reached in it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -9,7 +10,12 @@ from numpy.typing import NDArray
 from graftlm.contracts import CompiledGrammar, GrammarMatcher
 from graftlm.errors import InvariantError, RequestError, RequestFailedError
 
-__all__ = ["RequestGrammar"]
+__all__ = ["FillBitmasks", "RequestGrammar"]
+
+T = TypeVar("T")
+
+#: As `GrammarBackend.fill_bitmasks`.
+FillBitmasks = Callable[[Sequence[GrammarMatcher], NDArray[np.int32]], None]
 
 
 class RequestGrammar:
@@ -19,20 +25,30 @@ class RequestGrammar:
 
     Attributes:
         deadline_s: clock reading at which a request whose grammar is not compiled yet is given up.
-        bits: int32 [ceil(V / 32)], the tokens allowed next, as in `TokenMask`; zeros before it has started.
+        num_words: ceil(V / 32), the length of its bitmasks.
+        fill_bitmasks: fills those of several requests at once; requests with the same one may be asked together.
     """
 
-    def __init__(self, compiling: "Future[CompiledGrammar]", deadline_s: float, vocab_size: int) -> None:
+    def __init__(
+        self, compiling: "Future[CompiledGrammar]", deadline_s: float, vocab_size: int, fill_bitmasks: FillBitmasks
+    ) -> None:
         self.deadline_s = deadline_s
+        self.num_words = -(-vocab_size // 32)
+        self.fill_bitmasks = fill_bitmasks
         self._compiling = compiling
         self._matcher: GrammarMatcher | None = None
-        self._mask: NDArray[np.int32] = np.zeros((1, -(-vocab_size // 32)), dtype=np.int32)
-        self.bits: NDArray[np.int32] = self._mask[0]
 
     @property
     def is_ready(self) -> bool:
         """Whether it has started."""
         return self._matcher is not None
+
+    @property
+    def matcher(self) -> GrammarMatcher:
+        """The place in the grammar."""
+        if self._matcher is None:
+            raise InvariantError("a request runs before its grammar was compiled")
+        return self._matcher
 
     def when_compiled(self, callback: Callable[[], None]) -> None:
         """Call back, from any thread, when `start` has something to say; at once if it already has."""
@@ -42,7 +58,7 @@ class RequestGrammar:
         """Take up the compiled grammar; False while it is compiled.
 
         Raises:
-            RequestError: compiling failed or took too long, or no token begins the grammar.
+            RequestError: compiling failed or took too long.
         """
         if not self._compiling.done():
             if now >= self.deadline_s:
@@ -50,45 +66,78 @@ class RequestGrammar:
                     "its grammar was not compiled in time. Simplify it, or raise grammar.timeout_s."
                 )
             return False
-        try:
-            self._matcher = self._compiling.result().matcher()
-            self._fill(self._matcher)
-        except RequestError:
-            raise
-        except Exception as error:  # a plugin's code: whatever it raises fails this request only
-            raise _failed(error) from error
+        self._matcher = _guarded(lambda: self._compiling.result().matcher())
         return True
 
     def accept(self, token_id: int) -> bool:
-        """Move over a sampled token, and find the tokens that may come next.
+        """Move over a sampled token.
 
         Returns: whether the token ended the grammar.
 
         Raises:
-            RequestFailedError: nothing may come next, or the backend contradicts itself.
+            RequestFailedError: the backend contradicts itself, or fails.
         """
-        matcher = self._matcher
-        if matcher is None:
-            raise InvariantError(f"token {token_id} was sampled before the grammar was compiled")
-        try:
-            if not matcher.accept(token_id):
-                raise RequestFailedError(f"the grammar backend rejects token {token_id}, which its mask had allowed")
-            if matcher.finished:
-                return True
-            self._fill(matcher)
-        except RequestError:
-            raise
-        except Exception as error:  # a plugin's code: whatever it raises fails this request only
-            raise _failed(error) from error
+        matcher = self.matcher
+        if not _guarded(lambda: matcher.accept(token_id)):
+            raise RequestFailedError(f"the grammar backend rejects token {token_id}, which its mask had allowed")
+        return _guarded(lambda: matcher.finished)
+
+    def fill(self, bits: NDArray[np.int32]) -> None:
+        """Write the tokens that may come next into `bits`, int32 [ceil(V / 32)].
+
+        Raises:
+            RequestFailedError: there is none, or the backend fails.
+        """
+        _guarded(lambda: self.matcher.fill_bitmask(bits[None], 0))
+        check_allowed(bits)
+
+    def forced_text(self) -> str:
+        """Return the text that must come next, "" if there is a choice.
+
+        Raises:
+            RequestFailedError: the backend fails.
+        """
+        return _guarded(lambda: self.matcher.forced_text())
+
+    def replace(self, dropped: Sequence[int], token_ids: Sequence[int]) -> bool:
+        """Go back over the latest tokens, `dropped`, and on over others.
+
+        Returns: False, where it was before, if it does not allow the others.
+
+        Raises:
+            RequestFailedError: the backend contradicts itself, or fails.
+        """
+        matcher = self.matcher
+
+        def move(old: Sequence[int], new: Sequence[int]) -> int:
+            matcher.rollback(len(old))
+            return next((i for i, token_id in enumerate(new) if not matcher.accept(token_id)), len(new))
+
+        num_accepted = _guarded(lambda: move(dropped, token_ids))
+        if num_accepted == len(token_ids):
+            return True
+        if _guarded(lambda: move(token_ids[:num_accepted], dropped)) < len(dropped):
+            raise RequestFailedError("the grammar backend rejects after a rollback what it had accepted before")
         return False
 
-    def _fill(self, matcher: GrammarMatcher) -> None:
-        matcher.fill_bitmask(self._mask, 0)
-        if not self.bits.any():
-            raise RequestFailedError(
-                "no token may come next: the grammar cannot be completed, or the vocabulary cannot spell what it wants"
-            )
+
+def check_allowed(bits: NDArray[np.int32]) -> None:
+    """Check that a token may come next.
+
+    Raises:
+        RequestFailedError: none may.
+    """
+    if not bits.any():
+        raise RequestFailedError(
+            "no token may come next: the grammar cannot be completed, or the vocabulary cannot spell what it wants"
+        )
 
 
-def _failed(error: Exception) -> RequestFailedError:
-    return RequestFailedError(f"the grammar backend failed: {type(error).__name__}: {error}")
+def _guarded(call: Callable[[], T]) -> T:
+    """Call a plugin's code: whatever it raises fails this request only."""
+    try:
+        return call()
+    except RequestError:
+        raise
+    except Exception as error:
+        raise RequestFailedError(f"the grammar backend failed: {type(error).__name__}: {error}") from error

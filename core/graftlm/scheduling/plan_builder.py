@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from graftlm.contracts import StepCopies
 from graftlm.memory import RequestTable, RowWindows
-from graftlm.plan import PoolSpan, PromptLogprobSpan, RowSetup, StepPlan, TokenMask, WindowTables
+from graftlm.plan import LateMask, PoolSpan, PromptLogprobSpan, RowSetup, StepPlan, WindowTables
 from graftlm.scheduling.request import Request
 
 __all__ = ["Chunk", "build_plan"]
@@ -40,14 +40,12 @@ def build_plan(
     decode_rows: NDArray[np.int32],
     chunks: list[Chunk],
     setups: tuple[RowSetup, ...],
-    allowed_bits: Callable[[NDArray[np.int32]], NDArray[np.int32]],
     windows: RowWindows | None = None,
     take_copies: Callable[[NDArray[np.int64]], StepCopies | None] = _no_copies,
 ) -> StepPlan:
     """Lay out one step: the rows that decode, then the chunks, one-token chunks first.
 
     Args:
-        allowed_bits: from constrained rows to the tokens they may sample, int32 [n, ceil(V / 32)].
         windows: the rows' window pages, when sliding-window layers have a memory of their own.
         take_copies: from the slots that the step writes, int64 [T], to the copies that go with it.
 
@@ -88,7 +86,7 @@ def build_plan(
         setups=setups,
         prompt_spans=prompt_spans,
         pool_spans=pool_spans,
-        token_mask=_token_mask(table, rows[sample_idx], allowed_bits),
+        token_mask=_token_mask(table, rows[sample_idx]),
         window=None
         if windows is None
         else WindowTables(
@@ -108,13 +106,9 @@ def _input_ids(num_decodes: int, chunks: list[Chunk], num_tokens: int) -> NDArra
     return input_ids
 
 
-def _token_mask(
-    table: RequestTable,
-    sampling_rows: NDArray[np.int32],
-    allowed_bits: Callable[[NDArray[np.int32]], NDArray[np.int32]],
-) -> TokenMask | None:
+def _token_mask(table: RequestTable, sampling_rows: NDArray[np.int32]) -> LateMask | None:
     idx = np.flatnonzero(table.constrained[sampling_rows])
-    return TokenMask(idx, allowed_bits(sampling_rows[idx])) if len(idx) else None
+    return LateMask(idx) if len(idx) else None
 
 
 def _spans(

@@ -25,8 +25,8 @@ class Planner:
     lets step n + 1 be planned before step n is committed. A request for an embedding is at its limit when it has caught
     up: it does not sample, and ends with that step's commit.
 
-    A row under a grammar samples only tokens that its grammar allows after all tokens before, so it sits out the steps
-    between the one in which it samples and that one's commit.
+    A row under a grammar is planned like any other. What its grammar allows after all tokens before is told once these
+    are committed, which the step's forward pass need not wait for; only its sampling does.
 
     First come the rows that decode, then running prompts, then waiting requests, while the token budget, the rows and
     the pages last. When a decoding row gets no page, the least important running request is retracted. Where the policy
@@ -87,7 +87,6 @@ class Planner:
             decode_rows,
             chunks,
             setups,
-            self._running.allowed_bits,
             self._kv.row_windows,
             self._kv.take_copies,
         )
@@ -95,7 +94,6 @@ class Planner:
         sampling = plan.rows[plan.sample_idx]
         table.known[sampling] += 1
         table.on_device[sampling] = True
-        table.awaits_commit[sampling] = table.constrained[sampling]
         self._admission.step_planned()
         return plan
 
@@ -124,12 +122,29 @@ class Planner:
         self.requeue(request)
         self.num_retractions += 1
 
+    def rewrite(self, request: Request, num_kept: int) -> None:
+        """Go on with a running request whose tokens after the first `num_kept` were replaced, none of them computed.
+
+        Effects: where that takes back what it shares or has let go of, it goes back to the queue.
+        """
+        kv, row = self._kv, request.held_row
+        table = kv.table
+        is_shared = num_kept < int(table.cached_pages[row]) * kv.page_size
+        has_passed = kv.row_windows is not None and num_kept < int(table.computed[row])
+        table.computed[row] = min(int(table.computed[row]), num_kept)
+        if is_shared or has_passed:
+            self.retract(request)
+            return
+        table.known[row] = request.num_tokens
+        table.on_device[row] = False
+        self._setups[row] = request.setup(row)
+
     def _reserve_decodes(self) -> NDArray[np.int32]:
         """Return the rows whose one token to compute is their latest sample, with room for it."""
         table = self._kv.table
         while True:
             rows = self._running.rows
-            can_decode = table.on_device[rows] & ~table.awaits_commit[rows] & (table.known[rows] < table.limit[rows])
+            can_decode = table.on_device[rows] & (table.known[rows] < table.limit[rows])
             decodes = rows[can_decode]
             if self._kv.reserve(decodes, table.computed[decodes] + 1):
                 return decodes
@@ -226,7 +241,8 @@ class Planner:
         kv.table.computed[row] = end
         # Published before it is computed: whoever matches it runs in this step or a later one, and a step writes all
         # keys and values of a layer before anything attends.
-        kv.publish(row, request.key(end))
+        # Output is published when the request ends: until then, its tokens may be replaced.
+        kv.publish(row, request.key(end if request.grammar is None else min(end, request.prompt_len)))
         return num_tokens
 
     def _retract(self) -> None:
@@ -235,7 +251,7 @@ class Planner:
         self._admission.retracted()
 
     def _count_cached(self, request: Request, reuse: Reuse) -> None:
-        if request.num_retractions:
+        if request.num_retractions or request.first_token_s is not None:
             return
         for sums in (request, self):
             sums.cached_tokens += reuse.num_tokens

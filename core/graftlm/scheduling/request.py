@@ -32,6 +32,10 @@ class StopWatch(Protocol):
         """Read on."""
         ...
 
+    def jump(self, num_dropped: int, token_ids: Sequence[int], text: str) -> object:
+        """Go on with tokens in the place of the latest ones, which say more by `text`; no stop string is in it."""
+        ...
+
     @property
     def matched(self) -> str | None:
         """The stop string that the tokens so far have completed, if any."""
@@ -55,6 +59,8 @@ class Request:
         queue_number: how many had come before it when it was queued first: the order of those that arrive at once.
         passed_over_s: clock reading when a later arrival was first admitted in front of it, or None.
         is_aged: whether it has been passed over for so long that it goes first.
+        jump_forward_tokens: output tokens that were not sampled, because the grammar forced them.
+        valid_from_step: what steps before this one sampled for it is not used: its output went on another way.
         cached_tokens: prompt tokens that it did not have to compute, counted until a first retraction.
         cached_host_tokens, cached_storage_tokens: of these, those loaded from lower tiers of the cache.
         prefetch: what is being brought to host memory for it while it waits.
@@ -83,6 +89,8 @@ class Request:
     cached_tokens: int = 0
     cached_host_tokens: int = 0
     cached_storage_tokens: int = 0
+    jump_forward_tokens: int = 0
+    valid_from_step: int = 0
     num_retractions: int = 0
     queue_number: int = 0
     passed_over_s: float | None = None
@@ -168,7 +176,7 @@ class Request:
     def usage(self) -> Usage:
         """Its token counts so far."""
         lower = self.cached_host_tokens, self.cached_storage_tokens
-        return Usage(self.prompt_len, self.num_output_tokens, self.cached_tokens, *lower)
+        return Usage(self.prompt_len, self.num_output_tokens, self.cached_tokens, *lower, self.jump_forward_tokens)
 
     def awaits_prefetch(self, now: float) -> bool:
         """Whether it is to wait for what is being brought to host memory for it."""
@@ -187,6 +195,14 @@ class Request:
             self._tokens = grown
         self._tokens[self._num_tokens] = token_id
         self._num_tokens += 1
+
+    def replace_latest(self, num_dropped: int, token_ids: Sequence[int]) -> None:
+        """Commit tokens in the place of the latest ones. Keys made before keep what they hold."""
+        if num_dropped:
+            self._num_tokens -= num_dropped
+            self._tokens = self._tokens[: self._num_tokens].copy()
+        for token_id in token_ids:
+            self.append(token_id)
 
     def add_pooled(self, hidden: NDArray[np.float32], num_tokens: int) -> None:
         """Take in hidden states of further prompt positions, added up: float32 [hidden]."""

@@ -39,10 +39,6 @@ class RunningRequests:
         by_row = self._by_row
         return tuple([by_row[row] for row in rows.tolist()])
 
-    def allowed_bits(self, rows: NDArray[np.int32]) -> NDArray[np.int32]:
-        """Return what the grammars of some rows, each of which has one, allow next: int32 [n, ceil(V / 32)]."""
-        return np.stack([request.grammar.bits for request in self.at(rows) if request.grammar is not None])
-
     def enter(self, request: Request, reserved_pages: int) -> Reuse | None:
         """Give a waiting request a row and what the cache has of it.
 

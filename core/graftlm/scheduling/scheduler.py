@@ -12,10 +12,12 @@ from graftlm.contracts import PrefixCache, SchedulingPolicy
 from graftlm.errors import InvariantError, NeverFitsError, QueueFullError, RequestError
 from graftlm.memory import KVManager
 from graftlm.plan import LogprobTable, StepPlan, StepResult
+from graftlm.scheduling.jump_forward import JumpForward
 from graftlm.scheduling.planner import Planner
 from graftlm.scheduling.queue import WaitingQueue
 from graftlm.scheduling.request import Request, RequestStatus
 from graftlm.scheduling.running import RunningRequests
+from graftlm.scheduling.step_masks import fill_masks
 from graftlm.scheduling.updates import Failure, Finish, RequestUpdate
 from graftlm.types import FinishReason, TokenLogprob
 
@@ -44,6 +46,7 @@ class SchedulerCounters:
     retracted_tokens: int
     cached_host_tokens: int
     cached_storage_tokens: int
+    jump_forward_tokens: int
 
 
 class Scheduler:
@@ -53,9 +56,20 @@ class Scheduler:
     """
 
     def __init__(
-        self, kv: KVManager, policy: SchedulingPolicy, limits: SchedulerLimits, clock: Callable[[], float]
+        self,
+        kv: KVManager,
+        policy: SchedulingPolicy,
+        limits: SchedulerLimits,
+        clock: Callable[[], float],
+        jump_forward: JumpForward | None = None,
     ) -> None:
+        """Take what requests share.
+
+        Args:
+            jump_forward: finds output that need not be sampled; None samples all.
+        """
         self.kv = kv
+        self._jump_forward = jump_forward
         self._limits = limits
         self._clock = clock
         self._running = RunningRequests(kv)
@@ -69,7 +83,7 @@ class Scheduler:
         self._awaiting_prefetch: list[Request] = []  # those of them that waited for it when a step was last planned
         self._updates: list[RequestUpdate] = []
         self._num_steps = self._num_added = self._num_finished = 0
-        self._prompt_tokens = self._generated_tokens = 0
+        self._prompt_tokens = self._generated_tokens = self._jump_forward_tokens = 0
 
     @property
     def num_running(self) -> int:
@@ -115,6 +129,7 @@ class Scheduler:
             retracted_tokens=self._planner.num_retracted_tokens,
             cached_host_tokens=self._planner.cached_host_tokens,
             cached_storage_tokens=self._planner.cached_storage_tokens,
+            jump_forward_tokens=self._jump_forward_tokens,
         )
 
     def add(self, request: Request) -> None:
@@ -176,6 +191,25 @@ class Scheduler:
         self._num_steps += 1
         return plan
 
+    def tell_mask(self) -> None:
+        """Tell the first step in flight what its requests under a grammar may sample, if it does not know.
+
+        Call it after each commit: what they may sample depends on all tokens before.
+        """
+        if not self._in_flight:
+            return
+        plan, requests = self._in_flight[0]
+        mask = plan.token_mask
+        if mask is None or mask.bits.done():
+            return
+        sampling = [requests[b] for b in plan.sample_idx[mask.idx].tolist()]
+        grammars = [None if _is_stale(request, plan) else request.grammar for request in sampling]
+        num_words = next(request.grammar.num_words for request in sampling if request.grammar is not None)
+        bits, errors = fill_masks(grammars, num_words)
+        mask.bits.set_result(bits)
+        for i, error in errors.items():
+            self._finish(sampling[i], _failed(str(error), Failure.REQUEST))
+
     def commit(self, plan: StepPlan, result: StepResult) -> list[RequestUpdate]:
         """Take in a step's tokens.
 
@@ -195,7 +229,7 @@ class Scheduler:
         token_ids = result.token_ids.tolist()
         for i, b in enumerate(plan.sample_idx.tolist()):
             request = requests[b]
-            if request.status is RequestStatus.FINISHED:
+            if _is_stale(request, plan):
                 continue
             if i in result.errors:
                 self._finish(request, _failed(result.errors[i]))
@@ -291,12 +325,39 @@ class Scheduler:
             finish = _finish_after(request, token_id)
         except RequestError as error:  # its grammar goes no further
             finish = _failed(str(error), Failure.REQUEST)
-        if request.row is not None:
-            self.kv.table.awaits_commit[request.row] = False
         if finish is not None:
             self._finish(request, finish, (token_id,), logprobs)
-        else:
-            self._updates.append(RequestUpdate.of(request, (token_id,), logprobs))
+            return
+        self._updates.append(RequestUpdate.of(request, (token_id,), logprobs))
+        if request.grammar is not None:
+            self._jump(request, now)
+
+    def _jump(self, request: Request, now: float) -> None:
+        """Append what the request's grammar decides by itself."""
+        try:
+            jump = None if self._jump_forward is None else self._jump_forward.find(request)
+        except RequestError as error:
+            self._finish(request, _failed(str(error), Failure.REQUEST))
+            return
+        if jump is None:
+            return
+        num_dropped, num_gained = len(jump.dropped), len(jump.token_ids) - len(jump.dropped)
+        request.replace_latest(num_dropped, jump.token_ids)
+        request.jump_forward_tokens += num_gained
+        self._jump_forward_tokens += num_gained
+        self._generated_tokens += num_gained
+        request.valid_from_step = self._num_steps
+        if request.first_token_s is None:
+            request.first_token_s = now
+        if request.stop_watch is not None:
+            request.stop_watch.jump(num_dropped, jump.token_ids, jump.text)
+        if request.row is not None:
+            self._planner.rewrite(request, request.num_tokens - len(jump.token_ids))
+        elif num_dropped:  # it waits, under tokens that it has no more
+            self._queue.remove(request)
+            self._queue.add(request)
+        changes = RequestUpdate.of(request, jump.token_ids, num_dropped=num_dropped, forced_text=jump.text)
+        self._updates.append(changes)
 
     def _finish(
         self,
@@ -368,6 +429,7 @@ class Scheduler:
             try:
                 if request.grammar is not None and request.grammar.start(now):
                     del self._compiling[request_id]
+                    self._jump(request, now)
             except RequestError as error:
                 self._finish(request, _failed(str(error), Failure.REQUEST))
 
@@ -380,6 +442,11 @@ class Scheduler:
             if request.prefetch is not None and self.kv.tiers is not None:
                 self.kv.tiers.cache.release(request.prefetch)
             request.prefetch = None
+
+
+def _is_stale(request: Request, plan: StepPlan) -> bool:
+    """Whether what a step samples for a request is not used: it has ended, or gone on another way, meanwhile."""
+    return request.status is RequestStatus.FINISHED or plan.step_id < request.valid_from_step
 
 
 def _failed(error: str, failure: Failure = Failure.ENGINE) -> Finish:

@@ -40,6 +40,9 @@ class RequestUpdate(msgspec.Struct, frozen=True, array_like=True, omit_defaults=
 
     Attributes:
         token_ids: generated since the last update.
+        num_dropped: how many of the latest tokens reported before they replace, since a tokenizer spells what a grammar
+            forced in other tokens together with what came before.
+        forced_text: what the text gains by such a change, which takes nothing of it away.
         logprobs: one per token when asked for.
         prompt_logprobs: of further prompt positions, when asked for.
         finish, usage: set on the request's last update.
@@ -61,6 +64,8 @@ class RequestUpdate(msgspec.Struct, frozen=True, array_like=True, omit_defaults=
     embedding: bytes | None = None
     cached_host_tokens: int = 0
     cached_storage_tokens: int = 0
+    num_dropped: int = 0
+    forced_text: str = ""
 
     @classmethod
     def of(
@@ -71,6 +76,8 @@ class RequestUpdate(msgspec.Struct, frozen=True, array_like=True, omit_defaults=
         prompt_logprobs: tuple[TokenLogprob, ...] = (),
         finish: Finish | None = None,
         embedding: bytes | None = None,
+        num_dropped: int = 0,
+        forced_text: str = "",
     ) -> "RequestUpdate":
         """Report on a request as it stands."""
         return cls(
@@ -88,4 +95,6 @@ class RequestUpdate(msgspec.Struct, frozen=True, array_like=True, omit_defaults=
             embedding=embedding,
             cached_host_tokens=request.cached_host_tokens,
             cached_storage_tokens=request.cached_storage_tokens,
+            num_dropped=num_dropped,
+            forced_text=forced_text,
         )

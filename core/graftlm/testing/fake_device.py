@@ -114,7 +114,8 @@ class FakeDevice:
         self._attend_to_windows(plan, token_rows)
         pooled = tuple([self._pool(plan, span) for span in plan.pool_spans])
         last = np.cumsum(plan.query_lens) - 1
-        masks = {} if plan.token_mask is None else dict(zip(plan.token_mask.idx, plan.token_mask.bits, strict=True))
+        mask = None if plan.token_mask is None else plan.token_mask.wait()
+        masks = {} if mask is None else dict(zip(mask.idx, mask.bits, strict=True))
         sampled = [
             _next_token(self._digests[int(plan.out_slots[last[b]])], self._vocab_size, masks.get(i))
             for i, b in enumerate(plan.sample_idx.tolist())

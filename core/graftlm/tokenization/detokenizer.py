@@ -60,6 +60,16 @@ class Detokenizer:
         """Add tokens and return the text they complete, possibly ""."""
         return "".join([self._step(int(token_id)) for token_id in token_ids if self._shows(int(token_id))])
 
+    def jump(self, token_ids: Sequence[int], text: str) -> str:
+        """Go on with tokens that replace the latest ones and say more by `text`, which is returned.
+
+        Nothing is held back before or after: both end in whole characters.
+        """
+        self._window = [int(token_id) for token_id in token_ids][-_MAX_PENDING:] or self._window
+        self._given = self._decode(self._window)
+        self._num_context = len(self._window)
+        return text
+
     def finish(self) -> str:
         """Return what is still held back, with U+FFFD for an unfinished character. Push nothing afterwards."""
         return self._new_text(self._decode(self._window))

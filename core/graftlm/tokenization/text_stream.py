@@ -57,6 +57,11 @@ class TextStream:
             pieces.append(self._show(self._detokenizer.push((int(token_id),))))
         return TextUpdate("".join(pieces), self._matched, self._num_tokens - num_before)
 
+    def jump(self, num_dropped: int, token_ids: Sequence[int], text: str) -> TextUpdate:
+        """Put tokens in the place of the latest ones, which say more by `text` and nothing less."""
+        self._num_tokens += len(token_ids) - num_dropped
+        return TextUpdate(self._show(self._detokenizer.jump(token_ids, text)), self._matched, len(token_ids))
+
     def finish(self) -> str:
         """Return the text that was held back, cut where it completes a stop string. Push nothing afterwards."""
         if self._matched is not None:
@@ -78,3 +83,12 @@ class StopStringWatch:
     def push(self, token_ids: Sequence[int] | TokenIds) -> str | None:
         """Add tokens; return the stop string that they completed, if any."""
         return self._stream.push(token_ids).matched
+
+    def jump(self, num_dropped: int, token_ids: Sequence[int], text: str) -> str | None:
+        """Put tokens in the place of the latest ones; return the stop string that `text` completes, if any."""
+        return self._stream.jump(num_dropped, token_ids, text).matched
+
+    @property
+    def matched(self) -> str | None:
+        """The stop string that ended the completion, or None."""
+        return self._stream.matched

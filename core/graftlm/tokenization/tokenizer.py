@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Tokenizer"]
 
+_LINE_END: Final = "\n"
 _JSON_FILES: Final = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "config.json")
 
 
@@ -103,6 +104,21 @@ class Tokenizer:
             add_special_tokens: put tokens such as the beginning-of-sequence token around it, as the checkpoint says.
         """
         return np.array(self._core.encode(text, add_special_tokens=add_special_tokens).ids, dtype=np.int32)
+
+    def encode_inside(self, text: str) -> list[int]:
+        """Return the tokens of a text that stands within another: without what a tokenizer puts before a beginning."""
+        if not self._marks_beginnings:
+            return list(self._core.encode(text, add_special_tokens=False).ids)
+        before = self._core.encode(_LINE_END, add_special_tokens=False).ids
+        return list(self._core.encode(_LINE_END + text, add_special_tokens=False).ids[len(before) :])
+
+    @cached_property
+    def _marks_beginnings(self) -> bool:
+        """Whether a text's first token differs at the beginning from what it is after a line end."""
+        letter, line, both = [
+            self._core.encode(text, add_special_tokens=False).ids for text in ("a", _LINE_END, f"{_LINE_END}a")
+        ]
+        return both != line + letter
 
     def encode_batch(self, texts: Sequence[str], add_special_tokens: bool = True) -> list[TokenIds]:
         """Encode several texts on all cores; each result equals `encode`'s."""

@@ -1,0 +1,181 @@
+"""Jump-forward: output that the grammar decides by itself is appended without sampling it (arXiv:2312.07104, 4).
+
+A grammar forces characters, a model reads tokens. What is appended must be the tokens that the tokenizer gives for the
+text as a whole, since the model has hardly ever seen others. So the latest tokens are encoded anew together with the
+text that is forced:
+
+    sampled      | {" | summ |                         the grammar goes on with  ary": "
+    encoded      | {" | summary | ": | "  |
+                   kept  instead of summ
+
+The last token may still become a longer one with what the model says next: here `"` and what follows it. If the
+grammar allows such a token, the last one is left to the model, which then chooses among both.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+import numpy as np
+
+from graftlm.scheduling.request import Request
+from graftlm.types import TokenIds
+
+__all__ = ["Jump", "JumpForward", "Retokenizer"]
+
+_REPLACEMENT: Final = "\ufffd"
+_WINDOWS: Final = (8, 4, 2, 1, 0)  # latest tokens that are encoded anew, as many as the tokenizer would give as well
+_CONTEXT: Final = 4  # tokens before them that are decoded too, since the first text of a sequence may lose its space
+_MAX_CHAR_BYTES: Final = 4  # a token has a byte at least
+_MAX_CHARS: Final = 2048  # of forced text that is appended at once
+
+
+class Retokenizer(Protocol):
+    """The part of a tokenizer that is needed."""
+
+    def encode_inside(self, text: str) -> list[int]:
+        """Return the tokens of a text that stands within another."""
+        ...
+
+    def decode(self, token_ids: Sequence[int] | TokenIds, skip_special_tokens: bool = True) -> str:
+        """Return the text of tokens."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Jump:
+    """A change of a request's output.
+
+    Attributes:
+        dropped: the latest tokens, which go.
+        token_ids: what comes in their place, more text by `text`.
+        text: what the grammar forced.
+    """
+
+    dropped: tuple[int, ...]
+    token_ids: tuple[int, ...]
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Window:
+    """The latest tokens of a request, which the tokenizer would give for their text as well."""
+
+    token_ids: list[int]
+    text: str
+    before: str
+    context: list[int]
+
+
+class JumpForward:
+    """Finds what a request's grammar decides, and moves its grammar there."""
+
+    def __init__(self, tokenizer: Retokenizer) -> None:
+        self._tokenizer = tokenizer
+
+    def find(self, request: Request) -> Jump | None:
+        """Return how a request's output goes on without sampling, None if it does not.
+
+        Requests that report log-probabilities are left alone, since nobody computes those of forced tokens; so is what
+        completes a stop string, or ends a request: that is sampled.
+
+        Effects: with a jump, the request's grammar has accepted it; its tokens are unchanged.
+
+        Raises:
+            RequestFailedError: the grammar backend failed.
+        """
+        grammar = request.grammar
+        if grammar is None or request.params.logprobs is not None:
+            return None
+        text = grammar.forced_text()[:_MAX_CHARS]
+        window = self._window(request) if text else None
+        if window is None or self._may_stop(request, text):
+            return None
+        token_ids = self._encode(window, text)
+        if token_ids is None or not request.stop_token_ids.isdisjoint(token_ids):
+            return None
+        kept = _common(window.token_ids, token_ids)
+        dropped, added = window.token_ids[kept:], token_ids[kept:]
+        fits = request.num_output_tokens + len(added) - len(dropped) < request.max_new_tokens
+        if not added or not fits or not grammar.replace(dropped, added):
+            return None
+        if self._is_open(request, added[-1]):
+            return self._without_last(request, window, dropped, added, kept)
+        return Jump(tuple(dropped), tuple(added), text)
+
+    def _window(self, request: Request) -> _Window | None:
+        """Return as many of the latest tokens as the tokenizer would give for their text, None if they are no text."""
+        output = request.output_token_ids
+        for size in _WINDOWS:
+            if size > len(output):
+                continue
+            start = request.num_tokens - size
+            latest = request.token_ids[start:].tolist()
+            context = request.token_ids[max(0, start - _CONTEXT) : start].tolist()
+            before = self._decode(context)
+            text = self._decode(context + latest)
+            if not text.startswith(before) or text.endswith(_REPLACEMENT):
+                continue
+            text = text[len(before) :]
+            if not latest or self._tokenizer.encode_inside(text) == latest:
+                return _Window(latest, text, before, context)
+        return None
+
+    def _encode(self, window: _Window, text: str) -> list[int] | None:
+        """Return the tokens of the window's text and of the text to come, None if they do not spell it there."""
+        whole = window.text + text
+        token_ids = self._tokenizer.encode_inside(whole)
+        return token_ids if self._decode(window.context + token_ids) == window.before + whole else None
+
+    def _is_open(self, request: Request, last: int) -> bool:
+        """Whether the grammar allows a longer token in place of the last one, which it has accepted."""
+        grammar = request.grammar
+        if grammar is None:
+            return False
+        bits = np.empty(grammar.num_words, dtype=np.int32)
+        grammar.replace([last], [])
+        try:
+            grammar.fill(bits)
+        finally:
+            grammar.replace([], [last])
+        allowed = np.flatnonzero(np.unpackbits(bits.view(np.uint8), bitorder="little"))
+        size = len(self._decode([last]).encode())
+        if len(allowed) > size + len(request.stop_token_ids) + 1:
+            return True  # more than there are shorter ones
+        return any(len(self._decode([token_id]).encode()) > size for token_id in allowed.tolist())
+
+    def _without_last(
+        self, request: Request, window: _Window, dropped: list[int], added: list[int], kept: int
+    ) -> Jump | None:
+        """Leave the last token to the model, unless no text would be gained."""
+        grammar = request.grammar
+        if grammar is None:
+            return None
+        gained = self._gained(window, window.token_ids[:kept] + added[:-1])
+        if dropped and (not gained or gained.endswith(_REPLACEMENT)):
+            return Jump(tuple(dropped), tuple(added), self._gained(window, window.token_ids[:kept] + added))
+        grammar.replace([added[-1]], [])
+        return Jump(tuple(dropped), tuple(added[:-1]), gained) if gained else None
+
+    def _gained(self, window: _Window, token_ids: list[int]) -> str:
+        """Return what tokens say more than a window does."""
+        return self._decode(window.context + token_ids)[len(window.before) + len(window.text) :]
+
+    def _may_stop(self, request: Request, text: str) -> bool:
+        """Whether forced text completes a stop string that the text before it may have begun."""
+        stops = request.params.stop_strings
+        if not stops:
+            return False
+        num_chars = max(map(len, stops))
+        before = self._decode(request.output_token_ids[-_MAX_CHAR_BYTES * num_chars :].tolist())
+        whole = before + text
+        return any(stop in whole[max(0, len(before) - len(stop) + 1) :] for stop in stops)
+
+    def _decode(self, token_ids: list[int]) -> str:
+        return self._tokenizer.decode(token_ids, skip_special_tokens=False)
+
+
+def _common(one: Sequence[int], other: Sequence[int]) -> int:
+    """Return how many tokens two sequences begin with alike."""
+    num = min(len(one), len(other))
+    return next((i for i in range(num) if one[i] != other[i]), num)

@@ -1,0 +1,75 @@
+"""What the requests under a grammar that sample in one step may sample."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from graftlm.errors import RequestError
+from graftlm.scheduling.grammar import FillBitmasks, RequestGrammar, check_allowed
+
+__all__ = ["fill_masks"]
+
+_ANY = np.int32(-1)
+
+
+def fill_masks(
+    grammars: Sequence[RequestGrammar | None], num_words: int
+) -> tuple[NDArray[np.int32], dict[int, RequestError]]:
+    """Fill a step's bitmasks, all that can be filled together at once.
+
+    Args:
+        grammars: one for each row that samples under a grammar; None where what it samples will not be used.
+        num_words: ceil(V / 32).
+
+    Returns: int32 [len(grammars), num_words], and index -> why that request cannot go on. Where there is no grammar, or
+        it cannot go on, any token is allowed.
+    """
+    bits = np.empty((len(grammars), num_words), dtype=np.int32)
+    by_fill: dict[FillBitmasks, list[int]] = {}
+    for i, grammar in enumerate(grammars):
+        if grammar is None:
+            bits[i] = _ANY
+        else:
+            by_fill.setdefault(grammar.fill_bitmasks, []).append(i)
+    errors: dict[int, RequestError] = {}
+    for fill, idx in by_fill.items():
+        errors |= _fill_together(fill, grammars, idx, bits)
+    for i in np.flatnonzero(~bits.any(axis=1)).tolist():
+        try:
+            check_allowed(bits[i])
+        except RequestError as error:
+            errors.setdefault(i, error)
+    for i in errors:
+        bits[i] = _ANY
+    return bits, errors
+
+
+def _fill_together(
+    fill: FillBitmasks, grammars: Sequence[RequestGrammar | None], idx: list[int], bits: NDArray[np.int32]
+) -> dict[int, RequestError]:
+    """Fill rows of one backend; one by one if that fails, to find whose fault it is."""
+    matchers = [grammar.matcher for grammar in map(grammars.__getitem__, idx) if grammar is not None]
+    target = bits if len(idx) == len(bits) else np.empty((len(idx), bits.shape[1]), dtype=np.int32)
+    try:
+        fill(matchers, target)
+    except Exception:  # a plugin's code; the call for the one request that it fails for says why
+        return _fill_singly(grammars, idx, bits)
+    if target is not bits:
+        bits[idx] = target
+    return {}
+
+
+def _fill_singly(
+    grammars: Sequence[RequestGrammar | None], idx: list[int], bits: NDArray[np.int32]
+) -> dict[int, RequestError]:
+    errors: dict[int, RequestError] = {}
+    for i in idx:
+        grammar = grammars[i]
+        if grammar is None:
+            continue
+        try:
+            grammar.fill(bits[i])
+        except RequestError as error:
+            errors[i] = error
+    return errors
