@@ -210,7 +210,7 @@ def test_a_schema_that_is_not_json_is_refused(schema):
         ({"json_schema": 3}, "json_schema must be a dict, a string or a pydantic model class, got 3"),
         ({"regex": b"a"}, "regex must be a string"),
         ({"ebnf": ["a"]}, "ebnf must be a string"),
-        ({"regex": "a", "ebnf": "b"}, "at most one of json_schema, regex and ebnf"),
+        ({"regex": "a", "ebnf": "b"}, "at most one of json_schema, regex, ebnf, choice, structural_tag must be given"),
     ],
 )
 def test_what_cannot_be_a_grammar_is_refused_at_once(params, said):

@@ -18,6 +18,7 @@ from graftlm.contracts import (
     EvictionContext,
     GrammarBackend,
     GrammarContext,
+    GrammarOptions,
     LogitsContext,
     LogitsProcessor,
     Model,
@@ -35,6 +36,7 @@ from graftlm.execution.kv_store import KVStore
 from graftlm.execution.runner import ModelRunner
 from graftlm.execution.sampler import Sampler
 from graftlm.execution.split_attention import SplitAttention
+from graftlm.grammar_choice import Grammars
 from graftlm.grammars import GrammarCompiler
 from graftlm.intake import Intake, IntakeLimits
 from graftlm.kv_memory import KVMemory, size_memory
@@ -54,7 +56,7 @@ from graftlm.tier_assembly import TierParts, assemble_tiers
 from graftlm.tokenization import TextStream, Tokenizer
 from graftlm.types import SamplingParams
 
-__all__ = ["EngineParts", "assemble", "detect_platform", "make_grammar_compiler"]
+__all__ = ["EngineParts", "assemble", "detect_platform", "make_grammars"]
 
 _logger = logging.getLogger(__name__)
 
@@ -156,6 +158,7 @@ def assemble(
     mover = None if tiers is None else tiers.mover
     runner = ModelRunner(model, attention, sampler, num_rows, target.device, mover)
 
+    grammars = make_grammars(config, registry, tokenizer, model_config)
     make_cache = _cache_factory(config, registry, memory, tiers)
     jump_forward = JumpForward(tokenizer) if config.grammar.jump_forward else None
     scheduler = _scheduler(config, registry, make_cache(), memory, target.context_len, tiers, jump_forward)
@@ -171,6 +174,7 @@ def assemble(
         ),
         clock=time.monotonic,
         mover=mover,
+        grammars=grammars,
         debug=config.debug,
     )
     limits = IntakeLimits(
@@ -180,7 +184,6 @@ def assemble(
         eos_token_ids=model_config.eos_token_ids,
         logits_processors=frozenset(registry.names("logits_processor")),
     )
-    grammars = make_grammar_compiler(config, registry, tokenizer, model_config)
     intake = Intake(limits, lambda params: TextStream(tokenizer, params), time.monotonic, grammars)
     dtype = str(target.dtype).removeprefix("torch.")
     return EngineParts(config, model_config, tokenizer, intake, loop, platform.device, dtype)
@@ -270,25 +273,40 @@ def _scheduler(
     return Scheduler(kv, policy, limits, time.monotonic, jump_forward)
 
 
-def make_grammar_compiler(
+def make_grammars(
     config: EngineConfig, registry: Registry, tokenizer: Tokenizer, model_config: ModelConfig
-) -> GrammarCompiler | None:
-    """Return what compiles grammars, or None when there is no backend and the configuration names none.
+) -> Grammars | None:
+    """Return what enforces grammars, or None when there is no backend and the configuration names none.
 
-    The backend is created with the first request that needs it: it reads the whole vocabulary.
+    A backend is created with the first request that needs it: it reads the whole vocabulary.
+
+    Raises:
+        GraftlmError: the configured backend, its options or a fallback are wrong.
     """
     settings = config.grammar
     if settings.name == AUTO and not registry.available("grammar"):
         return None
-    provider: Provider[GrammarBackend] = registry.provider("grammar", settings.name)
-    registry.options(provider, settings.options, "grammar.options", config.origins)  # wrong ones are found now
+    default: Provider[GrammarBackend] = registry.provider("grammar", settings.name)
+    options = registry.options(default, settings.options, "grammar.options", config.origins)
+    fallback = options.fallback if isinstance(options, GrammarOptions) else ()
+    for name in fallback:
+        registry.provider("grammar", name, "grammar.options.fallback")
 
-    def make_backend() -> GrammarBackend:
-        context = GrammarContext(tokenizer.to_json(), model_config.vocab_size, model_config.eos_token_ids)
-        backend: GrammarBackend = registry.create("grammar", provider, settings.options, context, config.origins)
-        return backend
+    def make_compiler(name: str) -> GrammarCompiler:
+        is_default = name == default.name
+        provider = default if is_default else registry.provider("grammar", name)
 
-    return GrammarCompiler(make_backend, time.monotonic, cache_size=settings.cache_size, timeout_s=settings.timeout_s)
+        def make_backend() -> GrammarBackend:
+            context = GrammarContext(tokenizer.to_json(), model_config.vocab_size, model_config.eos_token_ids)
+            raw = settings.options if is_default else {}
+            backend: GrammarBackend = registry.create("grammar", provider, raw, context, config.origins)
+            return backend
+
+        size, timeout_s = settings.cache_size, settings.timeout_s
+        return GrammarCompiler(make_backend, time.monotonic, cache_size=size, timeout_s=timeout_s)
+
+    available = [provider.name for provider in registry.available("grammar")]
+    return Grammars(make_compiler, default.name, fallback, available)
 
 
 def _choose_attention(

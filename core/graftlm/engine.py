@@ -308,11 +308,10 @@ class Engine:
         ids = [uuid.uuid4().hex for _ in prompts] if request_ids is None else check_ids(request_ids, len(prompts))
         intake = self._parts.intake
         token_ids = [intake.check_prompt(ids_, pooling=pooling) for ids_ in self._encode(prompts)]
-        for params in all_params:
-            intake.check_params(params)
+        unenforced = [intake.check_params(params) for params in all_params]
         return [
-            self._job(request_id, prompt, params, priority, timeout_s, cache_salt, pooling)
-            for request_id, prompt, params in zip(ids, token_ids, all_params, strict=True)
+            self._job(request_id, prompt, params, left_out, priority, timeout_s, cache_salt, pooling)
+            for request_id, prompt, params, left_out in zip(ids, token_ids, all_params, unenforced, strict=True)
         ]
 
     def _remember(self, jobs: list[Job]) -> None:
@@ -324,12 +323,13 @@ class Engine:
         request_id: str,
         prompt: TokenIds,
         params: SamplingParams,
+        unenforced: tuple[str, ...],
         priority: int,
         timeout_s: float | None,
         cache_salt: str,
         pooling: str | None,
     ) -> Job:
-        builder = OutputBuilder(request_id, prompt, params)
+        builder = OutputBuilder(request_id, prompt, params, unenforced=unenforced)
         texts = {
             sub_id: CompletionText(self._parts.text_stream(params), params.include_stop) for sub_id in builder.sub_ids
         }

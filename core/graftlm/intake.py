@@ -20,7 +20,8 @@ from graftlm.errors import (
     SamplingParamsError,
     UnsupportedFeatureError,
 )
-from graftlm.grammars import GrammarCompiler, grammar_spec
+from graftlm.grammar_choice import Enforcement, Grammars
+from graftlm.grammars import grammar_spec
 from graftlm.scheduling import Request, RequestGrammar
 from graftlm.scheduling.request import StopWatch
 from graftlm.types import SamplingParams, TokenIds
@@ -57,12 +58,12 @@ class Intake:
         limits: IntakeLimits,
         make_stop_watch: Callable[[SamplingParams], StopWatch],
         clock: Callable[[], float],
-        grammars: GrammarCompiler | None = None,
+        grammars: Grammars | None = None,
     ) -> None:
         """Take what requests are made with.
 
         Args:
-            grammars: compiles what they ask for; None refuses requests under a grammar.
+            grammars: enforces what they ask for; None refuses requests under a grammar.
         """
         self.limits = limits
         self._grammars = grammars
@@ -95,8 +96,10 @@ class Intake:
             )
         return prompt.astype(np.int32)  # a copy: the caller may change its own
 
-    def check_params(self, params: SamplingParams) -> None:
+    def check_params(self, params: SamplingParams) -> tuple[str, ...]:
         """Check what sampling parameters alone do not know.
+
+        Returns: keywords of their JSON schema, with paths, that are not enforced because `strict` is False.
 
         Raises:
             SamplingParamsError: a token id is outside the vocabulary.
@@ -113,8 +116,7 @@ class Intake:
                 available = ", ".join(sorted(self.limits.logits_processors)) or "none"
                 raise UnsupportedFeatureError(f"Unknown logits processor {name!r}. Available: {available}.")
         spec = grammar_spec(params)
-        if spec is not None:
-            self._compiler(spec).check(spec)
+        return () if spec is None else self._enforcement(spec, params.grammar_backend).unenforced
 
     def check_room(self, prompt_len: int, params: SamplingParams, *, pooling: str | None = None) -> int:
         """Return how many tokens a request may generate: as many as it asks for, and the context has room for.
@@ -179,17 +181,17 @@ class Intake:
             priority=priority,
             deadline_s=None if timeout_s is None else now + timeout_s,
             stop_watch=self._make_stop_watch(params) if params.stop_strings else None,
-            grammar=None if spec is None else self._grammar(spec, now),
+            grammar=None if spec is None else self._grammar(spec, params.grammar_backend, now),
             pooling=pooling,
         )
 
-    def _grammar(self, spec: GrammarSpec, now: float) -> RequestGrammar:
+    def _grammar(self, spec: GrammarSpec, backend: str | None, now: float) -> RequestGrammar:
         """Have a grammar compiled, or find it compiled."""
-        compiler = self._compiler(spec)
+        compiler = self._enforcement(spec, backend).compiler
         compiling, deadline_s = compiler.compile(spec), now + compiler.timeout_s
         return RequestGrammar(compiling, deadline_s, self.limits.vocab_size, compiler.fill_bitmasks)
 
-    def _compiler(self, spec: GrammarSpec) -> GrammarCompiler:
+    def _enforcement(self, spec: GrammarSpec, backend: str | None) -> Enforcement:
         if self._grammars is None:
             raise UnsupportedFeatureError(f"{spec.kind.value}: this engine has no grammar backend to enforce it")
         if not self.limits.eos_token_ids:
@@ -197,7 +199,7 @@ class Intake:
                 f"{spec.kind.value}: the model names no end-of-sequence token, without which no output could end. Name "
                 "one in the checkpoint's generation_config.json."
             )
-        return self._grammars
+        return self._grammars.choose(spec, backend)
 
     def _max_new_tokens(self, prompt_len: int, params: SamplingParams) -> int:
         """Bound the output by the context, and where the user left it open, by the memory."""

@@ -88,13 +88,20 @@ class OutputBuilder:
     """
 
     def __init__(
-        self, request_id: str, prompt_token_ids: TokenIds, params: SamplingParams, base_id: str | None = None
+        self,
+        request_id: str,
+        prompt_token_ids: TokenIds,
+        params: SamplingParams,
+        base_id: str | None = None,
+        unenforced: tuple[str, ...] = (),
     ) -> None:
         """Begin with nothing.
 
         Args:
             base_id: what `sub_ids` are made of; None: `request_id`.
+            unenforced: as of `RequestOutput`.
         """
+        self._unenforced = unenforced
         self.request_id = request_id
         self.sub_ids = sub_ids(request_id if base_id is None else base_id, params.n)
         self.embedding: bytes | None = None
@@ -138,6 +145,7 @@ class OutputBuilder:
             usage=usage,
             timings=_merge([b.timings for b in builders]),
             prompt_logprobs=None if self._prompt_logprobs is None else tuple(self._prompt_logprobs),
+            unenforced=self._unenforced,
         )
 
 

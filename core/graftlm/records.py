@@ -59,6 +59,8 @@ class EngineStats:
         host_s, model_s: seconds spent on planning and committing, and on the device.
         cached_host_tokens, cached_storage_tokens: of `cached_tokens`, those loaded from lower tiers.
         tiers: of a prefix cache that has lower tiers.
+        jump_forward_tokens: of `generated_tokens`, those that were not sampled, because a grammar forced them.
+        grammar_hits, grammar_misses: requests whose grammar was compiled already or under way, and the others.
     """
 
     running_requests: int
@@ -84,6 +86,9 @@ class EngineStats:
     cached_host_tokens: int = 0
     cached_storage_tokens: int = 0
     tiers: TierStats | None = None
+    jump_forward_tokens: int = 0
+    grammar_hits: int = 0
+    grammar_misses: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from graftlm.cache_snapshot import cache_snapshot
 from graftlm.contracts import PrefixCache, PrefixKey, StepCopies
 from graftlm.execution.executor import StepExecutor
+from graftlm.grammar_choice import Grammars
 from graftlm.observers import Observers, notify
 from graftlm.plan import StepPlan, StepResult
 from graftlm.records import EngineStats, RequestRecord, StepRecord
@@ -56,6 +57,7 @@ class StepLoop:
         observers: Observers,
         clock: Callable[[], float],
         mover: Mover | None = None,
+        grammars: Grammars | None = None,
         debug: bool = False,
     ) -> None:
         self.scheduler = scheduler
@@ -66,6 +68,7 @@ class StepLoop:
         self._make_cache = make_cache
         self._observers = observers
         self._mover = mover
+        self._grammars = grammars
         self._clock = clock
         self._debug = debug
         self._has_launched = True  # a step, since the last failure
@@ -222,6 +225,9 @@ class StepLoop:
             cached_host_tokens=counters.cached_host_tokens,
             cached_storage_tokens=counters.cached_storage_tokens,
             tiers=None if scheduler.kv.tiers is None else scheduler.kv.tiers.cache.tier_stats,
+            jump_forward_tokens=counters.jump_forward_tokens,
+            grammar_hits=0 if self._grammars is None else self._grammars.hits,
+            grammar_misses=0 if self._grammars is None else self._grammars.misses,
         )
 
     def close(self) -> None:

@@ -11,7 +11,7 @@ import pytest
 from graftlm.contracts import CacheContext, PrefixCache, SchedulingPolicy
 from graftlm.memory import KVManager, PagePool, RequestTable, WindowPages, WindowSpan
 from graftlm.observers import Observers
-from graftlm.scheduling import Request, RequestUpdate, Scheduler, SchedulerLimits
+from graftlm.scheduling import JumpForward, Request, RequestUpdate, Scheduler, SchedulerLimits
 from graftlm.step_loop import StepLoop
 from graftlm.testing.fake_device import FakeDevice, expected_embedding, expected_output
 from graftlm.types import FinishReason, SamplingParams
@@ -90,11 +90,13 @@ class Rig:
     debug: bool = True
     now: float = 0.0
     loop_class: type[StepLoop] = StepLoop
+    vocab_size: int = VOCAB
+    jump_forward: JumpForward | None = None
 
     def __post_init__(self):
         window_tokens = None if self.window is None else self.window.window_tokens
         self.device = FakeDevice(
-            self.num_pages, self.page_size, self.num_rows, VOCAB, window_tokens, self.num_window_pages
+            self.num_pages, self.page_size, self.num_rows, self.vocab_size, window_tokens, self.num_window_pages
         )
         self.window_pages = (
             None if self.window is None else WindowPages(self.num_pages, self.num_window_pages, self.window)
@@ -108,7 +110,7 @@ class Rig:
         )
         limits = SchedulerLimits(self.max_queued, self.prefill_tokens)
         self.plans = []
-        self.scheduler = Scheduler(kv, self.policy, limits, self.clock)
+        self.scheduler = Scheduler(kv, self.policy, limits, self.clock, self.jump_forward)
         self.loop = self.loop_class(
             self.scheduler,
             LateExecutor(self._run),
@@ -161,7 +163,9 @@ class Rig:
     def step(self) -> None:
         self.now += 0.001
         for update in self.loop.step():
-            self.tokens[update.request_id] += update.token_ids
+            tokens = self.tokens[update.request_id]
+            del tokens[len(tokens) - update.num_dropped :]
+            tokens += update.token_ids
             self.updates[update.request_id].append(update)
 
     def run(self, max_steps: int = 5000) -> None:

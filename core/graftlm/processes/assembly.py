@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from graftlm.assembly import make_grammar_compiler
+from graftlm.assembly import make_grammars
 from graftlm.checkpoint import load_model_config, resolve_checkpoint
 from graftlm.config import EngineConfig
 from graftlm.intake import Intake, IntakeLimits
@@ -43,7 +43,7 @@ async def assemble_manager(
     tokenizer = await asyncio.to_thread(Tokenizer.load, path, trust_remote_code=trust)
     infos = await launcher.ready(tokenizer.to_json())
     limits = _limits(infos)
-    grammars = make_grammar_compiler(config, registry, tokenizer, model_config)
+    grammars = make_grammars(config, registry, tokenizer, model_config)
     intake = Intake(limits, lambda params: TextStream(tokenizer, params), time.monotonic, grammars)
     replicas = ReplicaSet(launcher.scheduler_names, can_recover=config.server.restart)
     model = _served_model(config, path, infos[0], limits, tokenizer)

@@ -22,6 +22,7 @@ class PreparedRequest:
         prompt_token_ids: int32 [n].
         seed: of all its completions.
         pooling: "mean" or "last" asks for an embedding and no tokens.
+        unenforced: as of `RequestOutput`.
     """
 
     request_id: str
@@ -32,6 +33,7 @@ class PreparedRequest:
     priority: int = 0
     timeout_s: float | None = None
     pooling: str | None = None
+    unenforced: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +80,9 @@ class Generation(AsyncIterator[list[CompletionDelta]]):
         self.request = request
         self.accepted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.num_output_tokens = 0
-        self._builder = OutputBuilder(request.request_id, request.prompt_token_ids, request.params, wire_id)
+        self._builder = OutputBuilder(
+            request.request_id, request.prompt_token_ids, request.params, wire_id, request.unenforced
+        )
         self._index = {sub_id: i for i, sub_id in enumerate(self._builder.sub_ids)}
         self.num_unfinished = len(self._index)
         self.outcome = "abort"

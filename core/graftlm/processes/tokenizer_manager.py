@@ -134,7 +134,7 @@ class TokenizerManager:
 
         def check() -> PreparedRequest:
             token_ids = self._intake.check_prompt(self._encode(prompt, template_args or {}), pooling=pooling)
-            self._intake.check_params(params)
+            unenforced = self._intake.check_params(params)
             self._intake.check_room(len(token_ids), params, pooling=pooling)
             return PreparedRequest(
                 request_id=uuid.uuid4().hex if request_id is None else request_id,
@@ -145,6 +145,7 @@ class TokenizerManager:
                 priority=priority,
                 timeout_s=min(timeouts, default=None),
                 pooling=pooling,
+                unenforced=unenforced,
             )
 
         return await self.in_thread(check)

@@ -32,6 +32,13 @@ _COUNTERS: Final[tuple[tuple[str, str, Callable[[EngineStats], float]], ...]] = 
     ("retractions", "Times that a running request was sent back to the queue.", lambda s: s.retractions),
     ("aged_requests", "Requests that went first because they had been passed over.", lambda s: s.aged_requests),
     ("steps", "Forward passes.", lambda s: s.steps),
+    (
+        "jump_forward_tokens",
+        "Tokens generated that were not sampled, because a grammar forced them.",
+        lambda s: s.jump_forward_tokens,
+    ),
+    ("grammar_hits", "Requests whose grammar was compiled already, or under way.", lambda s: s.grammar_hits),
+    ("grammar_misses", "Requests whose grammar had to be compiled.", lambda s: s.grammar_misses),
 )
 _GAUGES: Final[tuple[tuple[str, str, Callable[[EngineStats], float]], ...]] = (
     ("running_requests", "Requests in the batch.", lambda s: s.running_requests),

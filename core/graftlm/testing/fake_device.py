@@ -9,7 +9,7 @@ from graftlm.contracts import GrammarMatcher
 from graftlm.errors import InvariantError
 from graftlm.plan import LogprobTable, PoolSpan, StepPlan, StepResult
 
-__all__ = ["FakeDevice", "expected_embedding", "expected_output"]
+__all__ = ["FakeDevice", "expected_embedding", "expected_output", "expected_token"]
 
 _MULTIPLIER = 6364136223846793005
 _MASK = (1 << 64) - 1
@@ -47,6 +47,14 @@ def expected_output(
         if matcher is not None:
             matcher.accept(output[-1])
     return output
+
+
+def expected_token(token_ids: Sequence[int], vocab_size: int, bits: NDArray[np.int32] | None = None) -> int:
+    """Return what `FakeDevice` samples after some tokens, among those of a bitmask, int32 [ceil(V / 32)], if given."""
+    state = 0
+    for token_id in token_ids:
+        state = _absorb(state, token_id)
+    return _next_token(state, vocab_size, bits)
 
 
 def expected_embedding(prompt: Sequence[int], pooling: str) -> NDArray[np.float32]:

@@ -65,7 +65,9 @@ class Detokenizer:
 
         Nothing is held back before or after: both end in whole characters.
         """
-        self._window = [int(token_id) for token_id in token_ids][-_MAX_PENDING:] or self._window
+        latest = [int(token_id) for token_id in token_ids][-_MAX_PENDING:]
+        windows = (latest[start:] for start in range(len(latest)))
+        self._window = next((w for w in windows if _REPLACEMENT not in self._decode(w)), latest)
         self._given = self._decode(self._window)
         self._num_context = len(self._window)
         return text

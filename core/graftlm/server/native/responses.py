@@ -48,6 +48,9 @@ class MetaInfo(_Body):
     completion_tokens: int
     cached_tokens: int = Field(description="Of the prompt's tokens, those whose keys and values were reused.")
     cached_tokens_details: dict[str, int] = Field(description="The same by tier: `device`, `host`, `storage`.")
+    jump_forward_tokens: int = Field(
+        description="Of the completion's tokens, those that were not sampled, because a grammar forced them."
+    )
     weight_version: str
     e2e_latency: float | None = Field(default=None, description="Seconds in the server, once ended.")
     input_token_logprobs: list[_Entry] | None = Field(

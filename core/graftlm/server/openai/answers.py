@@ -49,6 +49,12 @@ class CachedTokens(msgspec.Struct, frozen=True):
     cached_tokens_by_tier: dict[str, int]
 
 
+class ForcedTokens(msgspec.Struct, frozen=True):
+    """Of the answer's tokens, those that were not sampled, because a grammar forced them."""
+
+    jump_forward_tokens: int
+
+
 class UsageBody(msgspec.Struct, frozen=True):
     """Token counts."""
 
@@ -56,6 +62,7 @@ class UsageBody(msgspec.Struct, frozen=True):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: CachedTokens
+    completion_tokens_details: ForcedTokens
 
 
 class TokenBody(msgspec.Struct, frozen=True):
@@ -253,4 +260,5 @@ def sum_usage(usages: Sequence[Usage]) -> UsageBody:
     cached = sum(usage.cached_tokens for usage in usages)
     tiers = [usage.cached_tokens_by_tier for usage in usages] or [Usage().cached_tokens_by_tier]
     by_tier = {tier: sum(counts[tier] for counts in tiers) for tier in tiers[0]}
-    return UsageBody(prompt, completion, prompt + completion, CachedTokens(cached, by_tier))
+    forced = ForcedTokens(sum(usage.jump_forward_tokens for usage in usages))
+    return UsageBody(prompt, completion, prompt + completion, CachedTokens(cached, by_tier), forced)

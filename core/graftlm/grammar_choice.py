@@ -1,0 +1,115 @@
+"""Which of an engine's grammar backends enforces a specification: the default, the one a request names, or a fallback."""
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from graftlm.contracts import GrammarSpec
+from graftlm.errors import GrammarError, UnsupportedFeatureError
+from graftlm.grammars import GrammarCompiler
+
+__all__ = ["Enforcement", "Grammars"]
+
+_MAX_REMEMBERED = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Enforcement:
+    """Who enforces a specification.
+
+    Attributes:
+        backend: its name.
+        unenforced: keywords, with their paths, that it leaves out; only when the specification is not strict.
+    """
+
+    backend: str
+    compiler: GrammarCompiler
+    unenforced: tuple[str, ...] = ()
+
+
+class Grammars:
+    """The grammar backends that requests may use. All methods may be called from several threads.
+
+    Args:
+        make_compiler: from a backend's name to its compiler; called once for each name.
+        default: the backend of requests that name none.
+        fallback: backends that get what the default refuses, in this order.
+        available: backends that a request may name.
+    """
+
+    def __init__(
+        self,
+        make_compiler: Callable[[str], GrammarCompiler],
+        default: str,
+        fallback: Sequence[str] = (),
+        available: Sequence[str] = (),
+    ) -> None:
+        self._make_compiler = make_compiler
+        self._available = available
+        self._order = (default, *fallback)
+        self._compilers: dict[str, GrammarCompiler] = {}
+        self._lock = threading.Lock()
+        self._chosen: OrderedDict[tuple[GrammarSpec, str | None], Enforcement] = OrderedDict()
+
+    @property
+    def hits(self) -> int:
+        """Requests whose grammar was compiled already, or under way."""
+        return sum(compiler.hits for compiler in list(self._compilers.values()))
+
+    @property
+    def misses(self) -> int:
+        """Requests whose grammar had to be compiled."""
+        return sum(compiler.misses for compiler in list(self._compilers.values()))
+
+    def choose(self, spec: GrammarSpec, backend: str | None = None) -> Enforcement:
+        """Return the first backend that enforces all of a specification; if it is not strict, the one with most.
+
+        Args:
+            backend: the only one to ask; None asks the default and its fallbacks.
+
+        Raises:
+            UnsupportedFeatureError: the backend is unknown.
+            GrammarError: all refuse; the message is the first one's, with what the others say.
+            GraftlmError: a backend could not be created.
+        """
+        if backend is not None and backend not in self._available:
+            names = ", ".join(self._available) or "none"
+            raise UnsupportedFeatureError(f"Unknown grammar backend {backend!r}. Available: {names}.")
+        key = spec, backend
+        with self._lock:
+            known = self._chosen.get(key)
+            if known is not None:
+                self._chosen.move_to_end(key)
+                return known
+        chosen = self._ask(spec, self._order if backend is None else (backend,))
+        with self._lock:
+            self._chosen[key] = chosen
+            while len(self._chosen) > _MAX_REMEMBERED:
+                self._chosen.popitem(last=False)
+        return chosen
+
+    def _ask(self, spec: GrammarSpec, names: Sequence[str]) -> Enforcement:
+        found: list[Enforcement] = []
+        refusals: list[str] = []
+        for name in names:
+            compiler = self._compiler(name)
+            try:
+                found.append(Enforcement(name, compiler, compiler.check(spec)))
+            except GrammarError as error:
+                refusals.append(str(error) if not refusals else f"{name}: {error}")
+            else:
+                if not found[-1].unenforced:
+                    return found[-1]
+        if not found:
+            raise GrammarError("; fallback ".join(refusals))
+        return min(found, key=lambda enforcement: len(enforcement.unenforced))
+
+    def _compiler(self, name: str) -> GrammarCompiler:
+        with self._lock:
+            compiler = self._compilers.get(name)
+        if compiler is None:
+            made = self._make_compiler(name)
+            with self._lock:
+                compiler = self._compilers.setdefault(name, made)
+        return compiler
