@@ -1,4 +1,4 @@
-"""Which of an engine's grammar backends enforces a specification: the default, the one a request names, or a fallback."""
+"""Which grammar backend enforces a specification: the default, the one that a request names, or a fallback."""
 
 import threading
 from collections import OrderedDict
