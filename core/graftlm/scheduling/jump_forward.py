@@ -24,7 +24,7 @@ from graftlm.types import TokenIds
 __all__ = ["Jump", "JumpForward", "Retokenizer"]
 
 _REPLACEMENT: Final = "\ufffd"
-_WINDOWS: Final = (8, 4, 2, 1, 0)  # latest tokens that are encoded anew, as many as the tokenizer would give as well
+_WINDOWS: Final = (8, 4, 2, 1, 0)  # latest tokens that are encoded anew: as many of them as stand on firm ground
 _CONTEXT: Final = 4  # tokens before them that are decoded too, since the first text of a sequence may lose its space
 _MAX_CHAR_BYTES: Final = 4  # a token has a byte at least
 _MAX_CHARS: Final = 2048  # of forced text that is appended at once
@@ -59,7 +59,11 @@ class Jump:
 
 @dataclass(frozen=True, slots=True)
 class _Window:
-    """The latest tokens of a request, which the tokenizer would give for their text as well."""
+    """The latest tokens of a request.
+
+    Attributes:
+        text: what they say after `before`, the text of the tokens in front of them, `context`.
+    """
 
     token_ids: list[int]
     text: str
@@ -88,12 +92,12 @@ class JumpForward:
         if grammar is None or request.params.logprobs is not None:
             return None
         text = grammar.forced_text()[:_MAX_CHARS]
-        window = self._window(request) if text else None
-        if window is None or self._may_stop(request, text):
+        if not text or self._may_stop(request, text):
             return None
-        token_ids = self._encode(window, text)
-        if token_ids is None or not request.stop_token_ids.isdisjoint(token_ids):
+        found = next((f for size in _WINDOWS if (f := self._spell(request, size, text)) is not None), None)
+        if found is None or not request.stop_token_ids.isdisjoint(found[1]):
             return None
+        window, token_ids = found
         kept = _common(window.token_ids, token_ids)
         dropped, added = window.token_ids[kept:], token_ids[kept:]
         fits = request.num_output_tokens + len(added) - len(dropped) < request.max_new_tokens
@@ -103,29 +107,26 @@ class JumpForward:
             return self._without_last(request, window, dropped, added, kept)
         return Jump(tuple(dropped), tuple(added), text)
 
-    def _window(self, request: Request) -> _Window | None:
-        """Return as many of the latest tokens as the tokenizer would give for their text, None if they are no text."""
-        output = request.output_token_ids
-        for size in _WINDOWS:
-            if size > len(output):
-                continue
-            start = request.num_tokens - size
-            latest = request.token_ids[start:].tolist()
-            context = request.token_ids[max(0, start - _CONTEXT) : start].tolist()
-            before = self._decode(context)
-            text = self._decode(context + latest)
-            if not text.startswith(before) or text.endswith(_REPLACEMENT):
-                continue
-            text = text[len(before) :]
-            if not latest or self._tokenizer.encode_inside(text) == latest:
-                return _Window(latest, text, before, context)
-        return None
+    def _spell(self, request: Request, size: int, text: str) -> tuple[_Window, list[int]] | None:
+        """Return the tokens of the latest `size` tokens' text and of the forced text after it.
 
-    def _encode(self, window: _Window, text: str) -> list[int] | None:
-        """Return the tokens of the window's text and of the text to come, None if they do not spell it there."""
-        whole = window.text + text
-        token_ids = self._tokenizer.encode_inside(whole)
-        return token_ids if self._decode(window.context + token_ids) == window.before + whole else None
+        None if these do not spell it there, or the first of several tokens changes: so may those before it, then.
+        """
+        num_output = request.num_output_tokens
+        if size > num_output:
+            return None
+        start = request.num_tokens - size
+        latest = request.token_ids[start:].tolist()
+        context = request.token_ids[max(0, start - _CONTEXT) : start].tolist()
+        before, so_far = self._decode(context), self._decode(context + latest)
+        if not so_far.startswith(before) or so_far.endswith(_REPLACEMENT):
+            return None
+        window = _Window(latest, so_far[len(before) :], before, context)
+        token_ids = self._tokenizer.encode_inside(window.text + text)
+        is_anchored = size <= 1 or size == num_output or token_ids[:1] == latest[:1]
+        if not is_anchored or self._decode(context + token_ids) != so_far + text:
+            return None
+        return window, token_ids
 
     def _is_open(self, request: Request, last: int) -> bool:
         """Whether the grammar allows a longer token in place of the last one, which it has accepted."""

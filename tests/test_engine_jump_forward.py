@@ -1,0 +1,108 @@
+"""Jump-forward end to end: what is left to the model is what Transformers would choose after the same tokens."""
+
+import itertools
+import re
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from graftlm import Engine, FinishReason, SamplingParams
+from graftlm.checkpoint import load_model_config
+from graftlm.contracts import GrammarContext, GrammarKind, GrammarSpec
+from graftlm.tokenization import Tokenizer
+from graftlm_grammar.options import XGrammarOptions
+from graftlm_grammar.xgrammar_backend import XGrammarBackend
+
+SUMMARY = r'\{"summary": "[A-Za-z ]{1,40}", "grade": "[ABCD][+\-]?"\}'
+RECORD = r"\{" + ", ".join(f'"key_{i:02}": [1-9][0-9]?' for i in range(20)) + r"\}"
+CHOICE = "(The capital of France is Paris|The capital of Norway is Oslo|I do not know)[.]"
+PLACES = r"Places: (Oslo|Paris|Lima|Quito)(, (Oslo|Paris|Lima|Quito)){2,4}\."
+REGEXES = (SUMMARY, RECORD, CHOICE, PLACES)
+PROMPTS = ("What is the capital of France?", "Count: one, two, three,", "x")
+
+
+@pytest.fixture(scope="module")
+def tokenizer(checkpoint):
+    return Tokenizer.load(checkpoint("demo"))
+
+
+@pytest.fixture(scope="module")
+def reference(checkpoint):
+    model = transformers.AutoModelForCausalLM.from_pretrained(checkpoint("demo"), dtype=torch.float32)
+    return model.eval()
+
+
+@pytest.fixture(scope="module")
+def backend(checkpoint, tokenizer):
+    config = load_model_config(checkpoint("demo"))
+    context = GrammarContext(tokenizer.to_json(), config.vocab_size, config.eos_token_ids)
+    return XGrammarBackend(XGrammarOptions(), context)
+
+
+def generate(jump_forward, overlap, prompts, params, **config):
+    """Return outputs, and how many steps they took."""
+    settings = {"scheduling": {"overlap": overlap} | config.pop("scheduling", {}), **config}
+    with Engine(
+        model={"path": "demo", "dtype": "float32"}, grammar={"jump_forward": jump_forward}, **settings
+    ) as engine:
+        outputs = engine.generate(prompts, params)
+        return outputs, engine.stats().steps
+
+
+def assert_own_choices(reference, tokenizer, backend, regex, output):
+    """Every token is the most likely of those allowed after the tokens before, begins with it, or is forced."""
+    prompt, tokens = list(output.prompt_token_ids), list(output.token_ids)
+    with torch.inference_mode():
+        logits = reference(torch.tensor([prompt + tokens])).logits[0, len(prompt) - 1 : -1].float().numpy()
+    matcher = backend.compile(GrammarSpec(GrammarKind.REGEX, regex)).matcher()
+    mask = np.zeros((1, -(-logits.shape[1] // 32)), dtype=np.int32)
+    for scores, token_id in zip(logits, tokens, strict=True):
+        matcher.fill_bitmask(mask, 0)
+        allowed = np.unpackbits(mask[0].view(np.uint8), bitorder="little")[: len(scores)].astype(bool)
+        best = int(np.where(allowed, scores, -np.inf).argmax())
+        if token_id != best:  # it stands for what the model chose, together with text that was forced then
+            said = tokenizer.decode([token_id])
+            is_forced = matcher.forced_text().startswith(said)
+            assert is_forced or said.startswith(tokenizer.decode([best])), tokenizer.decode(tokens)
+        assert matcher.accept(token_id)
+
+
+@pytest.mark.parametrize(
+    ("overlap", "page_size", "chunk", "cache"),
+    [(False, 1, 2048, "radix"), (True, 16, 7, "radix"), (True, 1, 64, "chunk"), (False, 16, 7, "chunk")],
+)
+def test_greedy_choices_are_those_of_transformers(reference, tokenizer, backend, overlap, page_size, chunk, cache):
+    cases = list(itertools.product(PROMPTS, REGEXES))
+    params = [SamplingParams(temperature=0, max_tokens=400, regex=regex) for _, regex in cases]
+    outputs, _ = generate(
+        True,
+        overlap,
+        [prompt for prompt, _ in cases],
+        params,
+        cache={"name": cache, "page_size": page_size},
+        scheduling={"prefill_tokens_per_step": chunk},
+        memory={"kv_tokens": 1024},
+        debug=True,
+    )
+    for (_, regex), output in zip(cases, outputs, strict=True):
+        assert output.finish_reason is FinishReason.STOP
+        assert re.fullmatch(regex, output.text)
+        assert output.usage.jump_forward_tokens > 0
+        assert_own_choices(reference, tokenizer, backend, regex, output)
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("regex", [SUMMARY, RECORD])
+def test_forward_passes_fall(overlap, regex):
+    params = SamplingParams(temperature=0, max_tokens=400, regex=regex)
+    steps = {jump: generate(jump, overlap, PROMPTS[:1], params)[1] for jump in (False, True)}
+    assert steps[False] > 1.6 * steps[True], steps
+
+
+@pytest.mark.parametrize("regex", [RECORD, CHOICE, PLACES])
+def test_tokens_of_the_text_encode_to_themselves(tokenizer, regex):
+    outputs, _ = generate(True, False, PROMPTS, SamplingParams(temperature=0, max_tokens=400, regex=regex))
+    for output in outputs:
+        assert list(output.token_ids[:-1]) == tokenizer.encode_inside(output.text)
