@@ -121,6 +121,17 @@ def test_check_lists_every_error_and_exits_with_2(graftlm):
     )
 
 
+def test_check_looks_into_a_caches_storage(graftlm):
+    text = "cache: {name: hicache, options: {storage: {name: fil, options: {pth: /x}}}}\n"
+    Path("engine.yaml").write_text(text)
+    status, out, err = graftlm("config", "check", "engine.yaml")
+    assert (status, out) == (2, "")
+    assert "error: engine.yaml:1: cache.options.storage.name: Unknown KV storage 'fil'." in err
+    Path("engine.yaml").write_text(text.replace("fil,", "file,"))
+    _, _, err = graftlm("config", "check", "engine.yaml")
+    assert "error: engine.yaml:1: cache.options.storage.options.pth: unknown key; did you mean 'path'?" in err
+
+
 def test_check_looks_up_names_and_options(graftlm):
     Path("engine.yaml").write_text("cache:\n  eviction:\n    name: tidy\n    options: {wieght: 1}\ngrammar: gbnf2\n")
     status, out, err = graftlm("config", "check", "engine.yaml")

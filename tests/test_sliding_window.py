@@ -153,6 +153,24 @@ def test_small_memories_make_both_kinds_of_eviction_and_retraction_happen(worklo
     assert run.kv.evicted_pages > 0
 
 
+@pytest.mark.parametrize(
+    ("cache", "page_size", "kv_tokens"), [("swa_radix", 16, 32), ("swa_radix", 1, 30), ("swa_chunk", 4, 40)]
+)
+def test_what_fits_into_the_smallest_memory_runs(workload, cache, page_size, kv_tokens):
+    path, prompts, _ = workload("mistral")
+    run = Run(
+        path,
+        cache={"name": cache, "page_size": page_size},
+        scheduling={"prefill_tokens_per_step": 64, "max_running_requests": 4},
+        memory={"kv_tokens": kv_tokens},
+    )
+    for i in range(4):
+        run.add(f"{i}", prompts[0][i : i + kv_tokens - MAX_TOKENS])
+    run.drain()
+    run.parts.loop.close()
+    assert all(len(tokens) == MAX_TOKENS for tokens in run.tokens.values())
+
+
 def test_a_second_turn_goes_on_from_the_first(workload):
     path, prompts, answers = workload("gemma2")
     run = Run(

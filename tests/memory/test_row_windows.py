@@ -122,17 +122,21 @@ def test_window_pages_run_out_before_pages_do():
     assert not kv.extend(row, 13)
     assert kv.extend(row, 12)
     assert (kv.available_pages, kv.available_window_pages) == (52, 0)
-    assert not kv.has_window_room(0)  # not even one page for a row
+    assert not kv.has_window_room(0, num_others=1)  # not even one page for a row
 
 
 def test_a_row_needs_room_for_its_window_and_a_page_for_every_row():
     kv = manager(num_pages=64, num_window_pages=7)
-    assert kv.has_window_room(100)
+    assert kv.has_window_room(100, num_others=1)
     admit(kv, key(20))
-    assert kv.has_window_room(100)
-    admit(kv, key(20))
-    admit(kv, key(20))
-    assert [kv.has_window_room(lacking) for lacking in (4, 5, 100)] == [True, False, False]
+    assert kv.has_window_room(100, num_others=1)
+    assert [kv.has_window_room(lacking, num_others=2) for lacking in (4, 5, 100)] == [True, False, False]
+
+
+def test_a_row_that_is_alone_goes_on_in_whatever_room_there_is():
+    kv = manager(num_pages=64, num_window_pages=2)
+    assert kv.has_window_room(100, num_others=0)
+    assert not kv.has_window_room(1, num_others=1)
 
 
 def test_room_is_made_in_both_memories():

@@ -169,12 +169,14 @@ class KVManager:
         table.num_pages[row] = needed
         return True
 
-    def has_window_room(self, num_lacking: int) -> bool:
-        """Whether a row that lacks so many pages finds a window for them, and one page is left for every row."""
-        if self.window is None:
+    def has_window_room(self, num_lacking: int, num_others: int) -> bool:
+        """Whether a row that lacks so many pages finds a window for them, and one page is left for every other row.
+
+        A row that is alone always does: it goes on in chunks that fit, and gives up what its window has passed.
+        """
+        if self.window is None or num_others == 0:
             return True
-        num_running = self.table.num_rows - self.table.num_free_rows
-        return min(num_lacking, self.window.span.keep_pages + 1) + num_running <= self.available_window_pages
+        return min(num_lacking, self.window.span.keep_pages + 1) + 1 + num_others <= self.available_window_pages
 
     def make_room(self, num_pages: int) -> bool:
         """Evict until `num_pages` are free, with as many window pages; False when the cache cannot give up enough."""

@@ -1,7 +1,7 @@
 """What a configuration selects from the registry, and whether all of it can be had."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from graftlm.config import EngineConfig, Problem, origin_of
@@ -45,7 +45,18 @@ def selections(config: EngineConfig) -> list[Selection]:
         )
         for family in FAMILIES.values()
         if family.name_path is not None
-    ]
+    ] + _storage(config)
+
+
+def _storage(config: EngineConfig) -> list[Selection]:
+    """Return the storage that a cache's options name; what else stands there is the cache's to check."""
+    storage = config.cache.options.get("storage")
+    if not isinstance(storage, Mapping) or not isinstance(storage.get("name"), str):
+        return []
+    where = "cache.options.storage"
+    family = replace(FAMILIES["storage"], name_path=f"{where}.name", options_path=f"{where}.options")
+    options = storage.get("options")
+    return [Selection(family, storage["name"], options if isinstance(options, Mapping) else {})]
 
 
 def check(config: EngineConfig, registry: Registry) -> Findings:

@@ -51,12 +51,12 @@ class RunningRequests:
         kv = self._kv
         at_best = kv.cache.probe(request.reusable_key())  # before matching, which counts as a hit
         lacking = kv.pages_for(request.num_tokens) - at_best
-        if lacking + reserved_pages > kv.available_pages or not kv.has_window_room(lacking):
+        if lacking + reserved_pages > kv.available_pages or not kv.has_window_room(lacking, len(self.requests)):
             return None
         row = kv.table.take_row(request.num_tokens, request.max_len)
         matched = kv.attach(row, request.reusable_key())
         lacking = kv.pages_for(request.num_tokens) - int(kv.table.num_pages[row])
-        if lacking + reserved_pages > kv.available_pages or not kv.has_window_room(lacking):
+        if lacking + reserved_pages > kv.available_pages or not kv.has_window_room(lacking, len(self.requests)):
             kv.discard(row)
             return None
         kv.table.constrained[row] = request.grammar is not None
