@@ -119,7 +119,10 @@ def _unknown_key(key: str, siblings: Mapping[str, FieldInfo], model: type[BaseMo
     elsewhere = [path for path in _leaf_paths(model) if path[-1] == key]
     if len(elsewhere) == 1:
         return f"unknown key; did you mean '{dotted((*prefix, *elsewhere[0]))}'?"
-    return f"unknown key; known here: {', '.join(siblings)}" if siblings else "unknown key; none is known here"
+    if not siblings:
+        return "unknown key; none is known here"
+    hint = "; what a plugin takes stands below options" if "options" in siblings else ""
+    return f"unknown key; known here: {', '.join(siblings)}{hint}"
 
 
 def _shown(value: Any, field: FieldInfo | None) -> str:

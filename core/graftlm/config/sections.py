@@ -54,7 +54,7 @@ def _refuse_bool(value: Any) -> Any:
 def _check_zmq_address(address: str) -> str:
     """Refuse what ZeroMQ cannot bind."""
     if not re.fullmatch(r"tcp://(\S+):(\d{1,5})|ipc://\S+", address):
-        raise ValueError(f"expected tcp://HOST:PORT or ipc://PATH, got {address!r}")
+        raise ValueError("expected tcp://HOST:PORT or ipc://PATH")
     return address
 
 
