@@ -301,7 +301,8 @@ def test_an_override_is_a_dotted_path_and_a_yaml_value(override, path, value):
         ("cache.page_size", "--set 'cache.page_size': must be path=value, such as cache.page_size=16"),
         ("=1", "--set '=1': must be path=value, such as cache.page_size=16"),
         ("a..b=1", "--set 'a..b=1': must be path=value, such as cache.page_size=16"),
-        ("cache={a: 1, a: 2}", "--set: cache.a: unknown key; known here: name, page_size, options, eviction\n"
+        ("cache={a: 1, a: 2}", "--set: cache.a: unknown key; known here: name, page_size, options, eviction; "
+                               "what a plugin takes stands below options\n"
                                "--set: cache.a: duplicate key; line 1 has it already"),
     ],
 )  # fmt: skip

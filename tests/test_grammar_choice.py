@@ -1,0 +1,127 @@
+"""Which backend enforces a specification: the default, the one that is named, or a fallback."""
+
+import pytest
+
+from graftlm import Engine, Options, Provider, SamplingParams, hookimpl
+from graftlm.contracts import GrammarBackend, GrammarKind, GrammarSpec
+from graftlm.errors import ConfigError, GrammarError, UnsupportedFeatureError
+from graftlm.grammar_choice import Grammars
+from graftlm.grammars import GrammarCompiler
+
+
+class Picky(GrammarBackend):
+    """Refuses what contains one of some words; leaves them out when that is allowed."""
+
+    def __init__(self, *words):
+        self.words = words
+        self.num_checks = 0
+
+    def check(self, spec):
+        self.num_checks += 1
+        refused = tuple(word for word in self.words if word in spec.text)
+        if refused and spec.strict:
+            raise GrammarError(f"{refused[0]} is not enforced")
+        return refused
+
+    def compile(self, spec):
+        raise NotImplementedError
+
+
+def spec(text, strict=True):
+    return GrammarSpec(GrammarKind.JSON_SCHEMA, text, strict)
+
+
+@pytest.fixture
+def backends():
+    return {"first": Picky("not", "if"), "second": Picky("not", "then"), "third": Picky("if")}
+
+
+@pytest.fixture
+def grammars(backends):
+    def make_compiler(name):
+        return GrammarCompiler(lambda: backends[name], lambda: 0.0, cache_size=4, timeout_s=1.0)
+
+    return Grammars(make_compiler, "first", ["second"], list(backends))
+
+
+@pytest.mark.parametrize(
+    ("text", "named", "chosen"),
+    [("plain", None, "first"), ("if", None, "second"), ("plain", "third", "third"), ("not", "third", "third")],
+)
+def test_the_first_that_enforces_all_is_chosen(grammars, text, named, chosen):
+    enforcement = grammars.choose(spec(text), named)
+    assert (enforcement.backend, enforcement.unenforced) == (chosen, ())
+
+
+def test_when_all_refuse_each_says_why(grammars):
+    with pytest.raises(GrammarError, match=r"^not is not enforced; fallback second: not is not enforced$"):
+        grammars.choose(spec("not if"))
+
+
+def test_a_named_backend_has_no_fallback(grammars):
+    with pytest.raises(GrammarError, match=r"^if is not enforced$"):
+        grammars.choose(spec("if"), "first")
+
+
+@pytest.mark.parametrize(
+    ("text", "chosen", "unenforced"),
+    [("if", "second", ()), ("not", "first", ("not",)), ("not if", "second", ("not",)), ("not then", "first", ("not",))],
+)
+def test_a_lenient_specification_goes_where_most_is_enforced(grammars, text, chosen, unenforced):
+    enforcement = grammars.choose(spec(text, strict=False))
+    assert (enforcement.backend, enforcement.unenforced) == (chosen, unenforced)
+
+
+def test_an_unknown_backend_is_refused(grammars):
+    with pytest.raises(
+        UnsupportedFeatureError, match=r"Unknown grammar backend 'fourth'. Available: first, second, third"
+    ):
+        grammars.choose(spec("plain"), "fourth")
+
+
+def test_a_choice_is_remembered(grammars, backends):
+    for _ in range(3):
+        grammars.choose(spec("if"))
+    assert (backends["first"].num_checks, backends["second"].num_checks) == (1, 1)
+
+
+# -- In an engine
+
+
+class Strict(GrammarBackend):
+    """Refuses everything."""
+
+    def check(self, spec):
+        raise GrammarError("nothing is enforced")
+
+    compile = check
+
+
+class StrictOptions(Options):
+    """Options without a fallback."""
+
+
+class StrictPlugin:
+    @hookimpl
+    def provide_grammar_backends(self):
+        create = lambda options, context: Strict()  # noqa: E731
+        return [
+            Provider(name="strict", summary="Refuses everything.", create=create, options=StrictOptions, api_version=1)
+        ]
+
+
+def test_a_request_may_name_its_backend():
+    with Engine(model="demo", grammar="strict", plugins=[StrictPlugin()]) as engine:
+        with pytest.raises(GrammarError, match="nothing is enforced"):
+            engine.generate("x", SamplingParams(regex="ab"))
+        (output,) = engine.generate("x", SamplingParams(regex="ab", grammar_backend="xgrammar"))
+        assert output.text == "ab"
+        with pytest.raises(UnsupportedFeatureError, match="Unknown grammar backend 'gone'"):
+            engine.generate("x", SamplingParams(regex="ab", grammar_backend="gone"))
+        stats = engine.stats()
+        assert (stats.grammar_hits, stats.grammar_misses) == (0, 1)
+
+
+def test_a_fallback_that_is_unknown_is_found_at_once():
+    with pytest.raises(ConfigError, match=r"Unknown grammar backend 'gone'.* Set grammar.options.fallback"):
+        Engine(model="demo", grammar={"name": "xgrammar", "options": {"fallback": ["gone"]}})
