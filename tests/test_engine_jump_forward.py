@@ -106,3 +106,20 @@ def test_tokens_of_the_text_encode_to_themselves(tokenizer, regex):
     outputs, _ = generate(True, False, PROMPTS, SamplingParams(temperature=0, max_tokens=400, regex=regex))
     for output in outputs:
         assert list(output.token_ids[:-1]) == tokenizer.encode_inside(output.text)
+
+
+def test_a_prompt_found_in_the_cache_counts_although_text_is_forced_before_it_runs():
+    params = SamplingParams(temperature=0, max_tokens=400, regex=SUMMARY)
+    prompt = " ".join(PROMPTS * 3)
+    with Engine(model="demo") as engine:
+        usages = [engine.generate(prompt, params)[0].usage for _ in range(2)]
+    assert usages[0].cached_tokens == 0
+    assert usages[1].cached_tokens == usages[1].prompt_tokens
+
+
+def test_forced_text_reaches_a_stream_before_anything_is_sampled():
+    with Engine(model="demo") as engine:
+        texts = [output.text for output in engine.stream("x", SamplingParams(max_tokens=60, regex=SUMMARY, seed=1))]
+    assert texts[0].startswith('{"summary":')
+    assert all(later.startswith(earlier) for earlier, later in itertools.pairwise(texts))
+    assert re.fullmatch(SUMMARY, texts[-1])

@@ -104,10 +104,10 @@ class StrictOptions(Options):
 class StrictPlugin:
     @hookimpl
     def provide_grammar_backends(self):
-        create = lambda options, context: Strict()  # noqa: E731
-        return [
-            Provider(name="strict", summary="Refuses everything.", create=create, options=StrictOptions, api_version=1)
-        ]
+        def create(options, context):
+            return Strict()
+
+        return [Provider(name="strict", summary="Refuses all.", create=create, options=StrictOptions, api_version=1)]
 
 
 def test_a_request_may_name_its_backend():

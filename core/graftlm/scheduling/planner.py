@@ -159,7 +159,10 @@ class Planner:
                 break
             self.current = request
             if request.reuses_prefix:
-                self._count_cached(request, Reuse(self._kv.advance(request.held_row, request.reusable_key())))
+                in_prompt = int(table.computed[request.held_row]) < request.prompt_len
+                reuse = Reuse(self._kv.advance(request.held_row, request.reusable_key()))
+                if in_prompt:
+                    self._count_cached(request, reuse)
             budget -= self._take_chunk(request, chunks, budget)
         return budget
 
@@ -251,9 +254,10 @@ class Planner:
         self._admission.retracted()
 
     def _count_cached(self, request: Request, reuse: Reuse) -> None:
-        if request.num_retractions or request.first_token_s is not None:
+        if request.num_retractions:
             return
+        num_tokens = min(reuse.num_tokens, request.prompt_len - request.cached_tokens)  # not forced text after it
         for sums in (request, self):
-            sums.cached_tokens += reuse.num_tokens
+            sums.cached_tokens += num_tokens
             sums.cached_host_tokens += reuse.host_tokens
             sums.cached_storage_tokens += reuse.storage_tokens
