@@ -19,7 +19,7 @@ from graftlm.contracts import (
     GrammarSpec,
 )
 from graftlm.errors import GrammarError
-from graftlm_grammar.json_schema import schema_to_ebnf
+from graftlm_grammar.json_schema import translate_schema
 from graftlm_grammar.options import XGrammarOptions
 from graftlm_grammar.regex import MAX_REPEATS, regex_to_ebnf
 
@@ -38,22 +38,22 @@ class XGrammarBackend(GrammarBackend):
     """Compiles for one tokenizer. The library's own cache is off: graftlm keeps what is compiled."""
 
     def __init__(self, options: XGrammarOptions, context: GrammarContext) -> None:
-        self._max_whitespace = options.max_whitespace
+        self._options = options
         info = _tokenizer_info(context)
         self._vocab_size = context.vocab_size
         self._compiler: Any = xgrammar.GrammarCompiler(info, max_threads=1, cache_enabled=False)
 
     def check(self, spec: GrammarSpec) -> tuple[str, ...]:
         """Read the specification as `compile` does, without looking at the vocabulary."""
-        self._grammar(spec)
-        return ()
+        return self._grammar(spec)[1]
 
     def compile(self, spec: GrammarSpec) -> CompiledGrammar:
         """Work out, for each state of the grammar, which tokens it allows."""
-        grammar = self._grammar(spec)
+        grammar, _ = self._grammar(spec)
         return _Compiled(_checked(spec.kind, lambda: self._compiler.compile_grammar(grammar)), self._vocab_size)
 
-    def _grammar(self, spec: GrammarSpec) -> Any:
+    def _grammar(self, spec: GrammarSpec) -> tuple[Any, tuple[str, ...]]:
+        """Return the library's form of a specification, and what of it is not enforced."""
         kind, text = spec.kind, spec.text
         if len(text) > _MAX_TEXT_LEN:
             raise GrammarError(f"{kind.value}: {len(text)} characters are too many, at most {_MAX_TEXT_LEN} are read")
@@ -61,14 +61,16 @@ class XGrammarBackend(GrammarBackend):
             text.encode()
         except UnicodeEncodeError as error:
             raise GrammarError(f"{kind.value}: not text: {error}") from None
+        unenforced: tuple[str, ...] = ()
         if kind is GrammarKind.JSON_SCHEMA:
-            ebnf = schema_to_ebnf(text, self._max_whitespace)
+            translated = translate_schema(text, self._options, spec.strict)
+            ebnf, unenforced = translated.ebnf, translated.unenforced
         elif kind is GrammarKind.REGEX:
             ebnf = f"root ::= {regex_to_ebnf(text)}"
         else:
             _check_repeats(text)
             ebnf = text
-        return _checked(kind, lambda: xgrammar.Grammar.from_ebnf(ebnf))
+        return _checked(kind, lambda: xgrammar.Grammar.from_ebnf(ebnf)), unenforced
 
 
 class _Compiled(CompiledGrammar):
