@@ -15,7 +15,7 @@ __all__ = ["forbid_in_place"]
 _BLOCK = 1024
 
 
-@triton.jit
+@triton.jit  # type: ignore[untyped-decorator]
 def _forbid_kernel(
     scores: Any,
     rows: Any,
