@@ -4,8 +4,6 @@ import torch
 
 from graftlm.execution.token_masks import forbid, unpack_bits
 
-CPU = torch.device("cpu")
-
 
 def pack(*rows, vocab_size):
     """Return masks that allow some tokens, int32 [n, ceil(V / 32)]."""
@@ -20,11 +18,11 @@ def test_bit_i_of_word_w_is_token_32_w_plus_i(vocab_size):
     draw = np.random.default_rng(vocab_size)
     allowed = draw.random((3, vocab_size)) < 0.5
     rows = [np.flatnonzero(row) for row in allowed]
-    assert np.array_equal(unpack_bits(pack(*rows, vocab_size=vocab_size), vocab_size, CPU).numpy(), allowed)
+    assert np.array_equal(unpack_bits(pack(*rows, vocab_size=vocab_size), vocab_size), allowed)
 
 
 def test_the_sign_bit_is_token_31():
-    assert unpack_bits(np.array([[-(2**31)]], dtype=np.int32), 32, CPU)[0].nonzero().tolist() == [[31]]
+    assert unpack_bits(np.array([[-(2**31)]], dtype=np.int32), 32)[0].nonzero()[0].tolist() == [31]
 
 
 def test_only_the_named_rows_change():
@@ -50,3 +48,26 @@ def test_not_a_number_stays_visible_where_it_is_allowed():
     forbid(scores, np.array([0]), pack([0, 2], vocab_size=3), torch.zeros(1, 3))
     assert scores[0, 0].isnan()
     assert scores[0, 1] == -torch.inf
+
+
+@pytest.mark.parametrize("rows", [[0, 1, 2, 3, 4], [0, 4], [2], []])
+@pytest.mark.parametrize("vocab_size", [1, 33, 1000])
+def test_what_is_forbidden_is_minus_infinity_and_nothing_else_changes(vocab_size, rows):
+    draw = np.random.default_rng(vocab_size)
+    allowed = draw.random((len(rows), vocab_size)) < 0.5
+    bits = pack(*[np.flatnonzero(row) for row in allowed], vocab_size=vocab_size)
+    wide = torch.randn(5, vocab_size + 7)
+    before = wide.clone()
+    forbid(wide[:, 3 : 3 + vocab_size], np.array(rows, dtype=np.int64), bits)
+    before[:, 3 : 3 + vocab_size][rows] = before[:, 3 : 3 + vocab_size][rows].masked_fill(
+        torch.from_numpy(~allowed), -torch.inf
+    )
+    assert torch.equal(wide, before)
+
+
+def test_what_stands_in_for_empty_rows_is_not_changed():
+    instead = torch.tensor([[1.0, 2.0, 3.0]])
+    scores = torch.tensor([[0.0, -torch.inf, 0.0]])
+    forbid(scores, np.array([0]), pack([1], vocab_size=3), instead)
+    assert scores.tolist() == [[-torch.inf, 2.0, -torch.inf]]
+    assert instead.tolist() == [[1.0, 2.0, 3.0]]

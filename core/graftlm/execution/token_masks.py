@@ -1,6 +1,6 @@
 """Rows of logits that may sample only some tokens."""
 
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -10,6 +10,12 @@ from torch import Tensor
 from graftlm.execution.batch import to_device
 
 __all__ = ["forbid", "unpack_bits"]
+
+#: The bits of a float32 that are clear in minus infinity.
+_FRACTION_BITS: Final = 0x007F_FFFF
+
+#: How many numbers of 4 bytes are worked on at a time.
+_BLOCK_NUMBERS: Final = 1 << 17
 
 
 def forbid(scores: Tensor, rows: NDArray[Any], bits: NDArray[np.int32], instead: Tensor | None = None) -> None:
@@ -21,22 +27,50 @@ def forbid(scores: Tensor, rows: NDArray[Any], bits: NDArray[np.int32], instead:
         bits: int32 [m, ceil(V / 32)], as in `TokenMask`.
         instead: [m, V], any floating dtype: the scores of a row whose own rule out every allowed token.
     """
-    forbidden = unpack_bits(~bits, scores.shape[1], scores.device)
-    if instead is None and len(rows) == len(scores):
-        scores.masked_fill_(forbidden, -torch.inf)
+    _write(scores, rows, bits)
+    if instead is None:
         return
     at = to_device(rows, scores.device)
-    masked = scores.index_select(0, at).masked_fill_(forbidden, -torch.inf)
-    if instead is not None:
-        is_empty = masked.amax(dim=1, keepdim=True) == -torch.inf
-        masked = torch.where(is_empty, instead.float().masked_fill(forbidden, -torch.inf), masked)
-    scores.index_copy_(0, at, masked)
+    masked = scores.index_select(0, at)
+    is_empty = masked.amax(dim=1, keepdim=True) == -torch.inf
+    others = instead.to(torch.float32, copy=True)
+    _write(others, np.arange(len(rows)), bits)
+    scores.index_copy_(0, at, torch.where(is_empty, others, masked))
 
 
-def unpack_bits(bits: NDArray[np.int32], num: int, device: torch.device) -> Tensor:
+def _write(scores: Tensor, rows: NDArray[Any], bits: NDArray[np.int32]) -> None:
+    """Write minus infinity, in place, where the masks of rows allow nothing; what is allowed is not touched."""
+    if scores.device.type == "cpu":
+        _write_on_host(scores, rows, bits)
+        return
+    from graftlm.execution.bitmask_kernel import forbid_in_place
+
+    words = to_device(np.ascontiguousarray(bits), scores.device)
+    forbid_in_place(scores, to_device(rows, scores.device), words)
+
+
+def _write_on_host(scores: Tensor, rows: NDArray[Any], bits: NDArray[np.int32]) -> None:
+    """Do `_write` for float32 by arithmetic on the numbers' bits, in blocks of rows that stay in the processor's cache.
+
+    `masked_fill_`, `where` and numpy's masked copy take a branch by element, which scattered masks mispredict: they
+    need up to six times as long as this does for any mask.
+    """
+    num_columns = scores.shape[1]
+    words = bits
+    if len(rows) < len(scores):
+        words = np.full((len(scores), bits.shape[1]), -1, dtype=np.int32)
+        words[rows] = bits
+    numbers = scores.view(torch.int32)
+    num_rows = max(1, _BLOCK_NUMBERS // num_columns)
+    for start in (np.unique(rows // num_rows) * num_rows).tolist():
+        block = numbers[start : start + num_rows]
+        allowed = unpack_bits(words[start : start + num_rows], num_columns)
+        forbidden = torch.from_numpy(allowed.view(np.uint8)).to(torch.int32).sub_(1)  # all ones, else 0
+        block.bitwise_or_(forbidden)
+        block.bitwise_and_(forbidden.bitwise_and_(_FRACTION_BITS).bitwise_not_())  # -inf is all but these
+
+
+def unpack_bits(bits: NDArray[np.int32], num: int) -> NDArray[np.bool_]:
     """Return bits as booleans, bool [m, num]; `bits` are int32 [m, ceil(num / 32)], the lowest first."""
     packed = np.ascontiguousarray(bits).view(np.uint8)
-    if device.type == "cpu":
-        return torch.from_numpy(np.unpackbits(packed, axis=1, count=num, bitorder="little").view(np.bool_))
-    places = torch.arange(8, dtype=torch.uint8, device=device)
-    return ((to_device(packed, device)[:, :, None] >> places) & 1).flatten(1)[:, :num].bool()
+    return np.unpackbits(packed, axis=1, count=num, bitorder="little").view(np.bool_)
