@@ -308,10 +308,10 @@ class Engine:
         ids = [uuid.uuid4().hex for _ in prompts] if request_ids is None else check_ids(request_ids, len(prompts))
         intake = self._parts.intake
         token_ids = [intake.check_prompt(ids_, pooling=pooling) for ids_ in self._encode(prompts)]
-        unenforced = [intake.check_params(params) for params in all_params]
+        checked = [intake.check_params(params) for params in all_params]
         return [
-            self._job(request_id, prompt, params, left_out, priority, timeout_s, cache_salt, pooling)
-            for request_id, prompt, params, left_out in zip(ids, token_ids, all_params, unenforced, strict=True)
+            self._job(request_id, prompt, params, unenforced, priority, timeout_s, cache_salt, pooling)
+            for request_id, prompt, (params, unenforced) in zip(ids, token_ids, checked, strict=True)
         ]
 
     def _remember(self, jobs: list[Job]) -> None:

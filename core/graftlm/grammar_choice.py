@@ -19,12 +19,11 @@ class Enforcement:
     """Who enforces a specification.
 
     Attributes:
-        backend: its name.
+        backend: the backend's name.
         unenforced: keywords, with their paths, that it leaves out; only when the specification is not strict.
     """
 
     backend: str
-    compiler: GrammarCompiler
     unenforced: tuple[str, ...] = ()
 
 
@@ -93,9 +92,8 @@ class Grammars:
         found: list[Enforcement] = []
         refusals: list[str] = []
         for name in names:
-            compiler = self._compiler(name)
             try:
-                found.append(Enforcement(name, compiler, compiler.check(spec)))
+                found.append(Enforcement(name, self.compiler(name).check(spec)))
             except GrammarError as error:
                 refusals.append(str(error) if not refusals else f"{name}: {error}")
             else:
@@ -105,7 +103,13 @@ class Grammars:
             raise GrammarError("; fallback ".join(refusals))
         return min(found, key=lambda enforcement: len(enforcement.unenforced))
 
-    def _compiler(self, name: str) -> GrammarCompiler:
+    def compiler(self, backend: str | None = None) -> GrammarCompiler:
+        """Return what compiles for a backend, None for the default.
+
+        Raises:
+            GraftlmError: there is no such backend, or it cannot run here.
+        """
+        name = self._order[0] if backend is None else backend
         with self._lock:
             compiler = self._compilers.get(name)
         if compiler is None:

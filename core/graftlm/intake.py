@@ -4,7 +4,7 @@ import math
 import reprlib
 import secrets
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,7 @@ from graftlm.errors import (
     SamplingParamsError,
     UnsupportedFeatureError,
 )
-from graftlm.grammar_choice import Enforcement, Grammars
+from graftlm.grammar_choice import Grammars
 from graftlm.grammars import grammar_spec
 from graftlm.scheduling import Request, RequestGrammar
 from graftlm.scheduling.request import StopWatch
@@ -96,10 +96,11 @@ class Intake:
             )
         return prompt.astype(np.int32)  # a copy: the caller may change its own
 
-    def check_params(self, params: SamplingParams) -> tuple[str, ...]:
+    def check_params(self, params: SamplingParams) -> tuple[SamplingParams, tuple[str, ...]]:
         """Check what sampling parameters alone do not know.
 
-        Returns: keywords of their JSON schema, with paths, that are not enforced because `strict` is False.
+        Returns: the parameters, which now name the grammar backend that was found for them; and the keywords of their
+            JSON schema, with paths, that are not enforced because `strict` is False.
 
         Raises:
             SamplingParamsError: a token id is outside the vocabulary.
@@ -116,7 +117,10 @@ class Intake:
                 available = ", ".join(sorted(self.limits.logits_processors)) or "none"
                 raise UnsupportedFeatureError(f"Unknown logits processor {name!r}. Available: {available}.")
         spec = grammar_spec(params)
-        return () if spec is None else self._enforcement(spec, params.grammar_backend).unenforced
+        if spec is None:
+            return params, ()
+        enforcement = self._backends(spec).choose(spec, params.grammar_backend)
+        return replace(params, grammar_backend=enforcement.backend), enforcement.unenforced
 
     def check_room(self, prompt_len: int, params: SamplingParams, *, pooling: str | None = None) -> int:
         """Return how many tokens a request may generate: as many as it asks for, and the context has room for.
@@ -154,6 +158,7 @@ class Intake:
 
         Args:
             prompt_token_ids: as `check_prompt` returned them.
+            params: as `check_params` returned them.
             index: which of the prompt's `n` completions.
             seed: for all completions of the prompt; None takes the parameters' own, or draws one.
             pooling: "mean" or "last" asks for an embedding instead of tokens, one vector of the whole prompt.
@@ -186,12 +191,12 @@ class Intake:
         )
 
     def _grammar(self, spec: GrammarSpec, backend: str | None, now: float) -> RequestGrammar:
-        """Have a grammar compiled, or find it compiled."""
-        compiler = self._enforcement(spec, backend).compiler
+        """Have a grammar compiled, or find it compiled. Looks at no specification: steps may be waiting."""
+        compiler = self._backends(spec).compiler(backend)
         compiling, deadline_s = compiler.compile(spec), now + compiler.timeout_s
         return RequestGrammar(compiling, deadline_s, self.limits.vocab_size, compiler.fill_bitmasks)
 
-    def _enforcement(self, spec: GrammarSpec, backend: str | None) -> Enforcement:
+    def _backends(self, spec: GrammarSpec) -> Grammars:
         if self._grammars is None:
             raise UnsupportedFeatureError(f"{spec.kind.value}: this engine has no grammar backend to enforce it")
         if not self.limits.eos_token_ids:
@@ -199,7 +204,7 @@ class Intake:
                 f"{spec.kind.value}: the model names no end-of-sequence token, without which no output could end. Name "
                 "one in the checkpoint's generation_config.json."
             )
-        return self._grammars.choose(spec, backend)
+        return self._grammars
 
     def _max_new_tokens(self, prompt_len: int, params: SamplingParams) -> int:
         """Bound the output by the context, and where the user left it open, by the memory."""

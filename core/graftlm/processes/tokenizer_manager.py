@@ -134,12 +134,12 @@ class TokenizerManager:
 
         def check() -> PreparedRequest:
             token_ids = self._intake.check_prompt(self._encode(prompt, template_args or {}), pooling=pooling)
-            unenforced = self._intake.check_params(params)
-            self._intake.check_room(len(token_ids), params, pooling=pooling)
+            checked, unenforced = self._intake.check_params(params)
+            self._intake.check_room(len(token_ids), checked, pooling=pooling)
             return PreparedRequest(
                 request_id=uuid.uuid4().hex if request_id is None else request_id,
                 prompt_token_ids=token_ids,
-                params=params,
+                params=checked,
                 seed=draw_seed() if params.seed is None else params.seed,
                 cache_salt=cache_salt,
                 priority=priority,
