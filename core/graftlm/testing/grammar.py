@@ -67,8 +67,8 @@ STANDARD_CASES = (
     GrammarCase(
         GrammarKind.STRUCTURAL_TAG,
         json.dumps({**_TAGS, "stop_after_first": False}),
-        ("", "a<b", "<t:", "12<t:n>12</t> ab<t:r>ab]<t:n>1</t>"),
-        ("<t:n>1", "<t:n>a</t>", "<t:x", "a<t:r>a]", "<t:n>1</t><t:n>ab</t>"),
+        ("", "a<b", "<t", "12<t:n>12</t> ab<t:r>ab]<t:n>1</t>"),
+        ("<t:", "<t:n>1", "<t:n>a</t>", "<t:x", "a<t:r>a]", "<t:n>1</t><t:n>ab</t>"),
     ),
     GrammarCase(
         GrammarKind.STRUCTURAL_TAG,
