@@ -1,6 +1,5 @@
 """Expressions of JSON strings, numbers, booleans and null as schemas describe them."""
 
-import json
 from collections.abc import Mapping
 from math import ceil, floor
 from typing import Any, Final
@@ -46,11 +45,12 @@ def counts(
     """Return the least and the most of something, None for any number."""
     found: list[int | None] = []
     for key, limit in zip(keys, (_MAX_LEAST, _MAX_MOST), strict=True):
-        value = schema.get(key)
-        said = f"expected a whole number from 0 to {limit}, got {show(value)}"
         if key not in schema:
             found.append(None)
-        elif json_type(value) != "integer" or value < 0:
+            continue
+        value = schema[key]
+        said = f"expected a whole number from 0 to {limit}, got {show(value)}"
+        if json_type(value) != "integer" or value < 0:
             refuse(f"{path}.{key}", said)
         elif value > limit:
             enforcement.leave_out(f"{path}.{key}", said)
@@ -165,10 +165,10 @@ def _bounds(schema: Mapping[str, Any], path: str, enforcement: Enforcement) -> t
     """Return the tightest bounds that a schema names."""
     found: dict[str, Bound] = {}
     for key in _BOUNDS:
-        value = schema.get(key)
-        said = f"expected a number up to 2**63, got {json.dumps(value)[:80]}"
         if key not in schema:
             continue
+        value = schema[key]
+        said = f"expected a number up to 2**63, got {show(value)}"
         if json_type(value) not in ("integer", "number"):
             refuse(f"{path}.{key}", said)
         if abs(value) > _MAX_BOUND:

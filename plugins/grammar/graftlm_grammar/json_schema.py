@@ -76,13 +76,14 @@ class SchemaGrammar:
     unenforced: tuple[str, ...]
 
 
-def translate_schema(text: str, options: JsonOptions, strict: bool = True) -> SchemaGrammar:
+def translate_schema(text: str, options: JsonOptions, strict: bool = True, path: str = "$") -> SchemaGrammar:
     """Translate a schema.
 
     Args:
         text: a JSON schema, draft 2020-12 in the main.
         options: how the JSON is written.
         strict: refuse what cannot be enforced; otherwise leave it out.
+        path: what to call the root.
 
     Raises:
         GrammarError: it is not a schema, or no value fits, or it is strict and asks for what is not enforced; the
@@ -90,8 +91,8 @@ def translate_schema(text: str, options: JsonOptions, strict: bool = True) -> Sc
     """
     try:
         schema = json.loads(text, parse_constant=_refuse_constant)
-        translation = _Translation(schema, options, Enforcement(strict))
-        translation.rules.add("root", translation.write(schema, "$"))
+        translation = _Translation(schema, path, options, Enforcement(strict))
+        translation.rules.add("root", translation.write(schema, path))
         return SchemaGrammar(translation.rules.text(), translation.enforcement.unenforced)
     except RecursionError:
         raise GrammarError(f"json_schema: nested more than {_MAX_DEPTH} levels deep") from None
@@ -108,10 +109,11 @@ def _refuse_constant(name: str) -> NoReturn:
 class _Translation:
     """Walks a schema, and what it refers to, once; each schema becomes a rule."""
 
-    def __init__(self, root: Any, options: JsonOptions, enforcement: Enforcement) -> None:
+    def __init__(self, root: Any, root_path: str, options: JsonOptions, enforcement: Enforcement) -> None:
         self.rules = JsonRules(options)
         self.enforcement = enforcement
         self._root = root
+        self._root_path = root_path
         # id of a schema -> its rule, perhaps not written yet: schemas may be recursive
         self._names: dict[int, str] = {}
 
@@ -180,7 +182,7 @@ class _Translation:
         except NotEnforcedError as error:
             self.enforcement.leave_out(path, str(error).removeprefix(f"{path}: "))
             return None
-        return self.write(target, ref.replace("#", "$").replace("/", "."), depth + 1)
+        return self.write(target, self._root_path + ref[1:].replace("/", "."), depth + 1)
 
     def _branches(self, branches: Any, path: str, depth: int) -> list[str]:
         if not isinstance(branches, list) or not branches:
