@@ -16,6 +16,8 @@ from typing import Any, Final, NoReturn
 
 from graftlm.errors import GrammarError
 from graftlm_grammar.disjoint import are_disjoint, json_type, resolve, types_of
+from graftlm_grammar.ebnf import read_ebnf
+from graftlm_grammar.endless import endless_rules
 from graftlm_grammar.enforcement import Enforcement, NotEnforcedError, refuse, show
 from graftlm_grammar.json_ebnf import JsonRules
 from graftlm_grammar.json_scalars import counts, pattern_expression, scalar_expression
@@ -93,7 +95,10 @@ def translate_schema(text: str, options: JsonOptions, strict: bool = True, path:
         schema = json.loads(text, parse_constant=_refuse_constant)
         translation = _Translation(schema, path, options, Enforcement(strict))
         translation.rules.add("root", translation.write(schema, path))
-        return SchemaGrammar(translation.rules.text(), translation.enforcement.unenforced)
+        ebnf = translation.rules.text()
+        if translation.is_recursive:
+            translation.check_finite(ebnf)
+        return SchemaGrammar(ebnf, translation.enforcement.unenforced)
     except RecursionError:
         raise GrammarError(f"json_schema: nested more than {_MAX_DEPTH} levels deep") from None
     except GrammarError as error:
@@ -116,6 +121,19 @@ class _Translation:
         self._root_path = root_path
         # id of a schema -> its rule, perhaps not written yet: schemas may be recursive
         self._names: dict[int, str] = {}
+        self._paths: dict[str, str] = {}  # of the rules
+        self._is_written: set[str] = set()
+        self.is_recursive = False
+
+    def check_finite(self, ebnf: str) -> None:
+        """Refuse schemas that only endless values meet.
+
+        Raises:
+            GrammarError: naming the first.
+        """
+        endless = [name for name in endless_rules(read_ebnf(ebnf)) if name in self._paths]
+        if endless:
+            refuse(self._paths[endless[0]], "no finite value meets this: it requires itself")
 
     def write(self, schema: Any, path: str, depth: int = 0) -> str:
         """Write the rule of a schema and of all below it; returns its name."""
@@ -126,6 +144,7 @@ class _Translation:
         if not isinstance(schema, dict):
             refuse(path, f"a schema is an object or true, got {json_type(schema)}")
         if id(schema) in self._names:
+            self.is_recursive |= self._names[id(schema)] not in self._is_written
             return self._names[id(schema)]
         if depth > _MAX_DEPTH:
             refuse(path, f"nested more than {_MAX_DEPTH} levels deep")
@@ -133,7 +152,9 @@ class _Translation:
             self.enforcement.leave_out(f"{path}.$id", "below the root it changes what $ref means: not enforced")
             return self.rules.any()
         name = self._names[id(schema)] = f"s{len(self._names)}"
+        self._paths[name] = path
         self.rules.add(name, self._expression(schema, path, depth))
+        self._is_written.add(name)
         return name
 
     def _expression(self, schema: dict[str, Any], path: str, depth: int) -> str:

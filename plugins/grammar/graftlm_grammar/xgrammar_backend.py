@@ -21,6 +21,8 @@ from graftlm.contracts import (
 )
 from graftlm.errors import GrammarError
 from graftlm_grammar.choice import choices_to_ebnf, parse_choices
+from graftlm_grammar.ebnf import read_ebnf
+from graftlm_grammar.endless import endless_rules
 from graftlm_grammar.json_schema import translate_schema
 from graftlm_grammar.options import XGrammarOptions
 from graftlm_grammar.regex import MAX_REPEATS, regex_to_ebnf
@@ -88,7 +90,10 @@ class XGrammarBackend(GrammarBackend):
         else:
             _check_repeats(text)
             ebnf = text
-        return _checked(kind, lambda: xgrammar.Grammar.from_ebnf(ebnf)), unenforced
+        grammar = _checked(kind, lambda: xgrammar.Grammar.from_ebnf(ebnf))
+        if kind is GrammarKind.EBNF:
+            _check_finite(text)
+        return grammar, unenforced
 
     def _structural_tag(self, text: str, strict: bool) -> tuple[Any, tuple[str, ...]]:
         """Return the library's structural tag whose parts are grammars of ours, so that what we refuse is refused."""
@@ -193,6 +198,13 @@ def _checked(kind: GrammarKind, call: Callable[[], T]) -> T:
     except (RuntimeError, ValueError) as error:
         message = _LOG_PREFIX.sub("", str(error)).strip().split("\n")[0]
         raise GrammarError(f"{kind.value}: {message}") from error
+
+
+def _check_finite(ebnf: str) -> None:
+    """Refuse rules that no finite text meets: a matcher would follow them for ever."""
+    endless = endless_rules(read_ebnf(ebnf))
+    if endless:
+        raise GrammarError(f"ebnf: rule {endless[0]}: no finite text meets it; give it a branch without itself")
 
 
 def _check_repeats(ebnf: str) -> None:
