@@ -357,7 +357,7 @@ def _cache_factory(
     def on_event(event: CacheEvent) -> None:
         notify(observers, event)
 
-    def make() -> PrefixCache:
+    def create(tiers: TierParts | None) -> PrefixCache:
         eviction = registry.create(
             "eviction",
             registry.provider("eviction", settings.eviction.name),
@@ -378,6 +378,19 @@ def _cache_factory(
             "cache", registry.provider("cache", settings.name), settings.options, context
         )
         return cache
+
+    num_made = 0
+
+    def make() -> PrefixCache:
+        nonlocal num_made
+        num_made += 1
+        if num_made == 1 or tiers is None:
+            return create(tiers)
+        try:
+            return create(tiers)
+        except Exception:
+            _logger.exception("the prefix cache cannot have host memory or storage again: it goes on without")
+            return create(None)
 
     return make
 
