@@ -12,7 +12,7 @@ from graftlm.config import EngineConfig
 from graftlm.contracts import KVStorage, Platform, StorageStats
 from graftlm.registry import Registry
 from graftlm.testing.hugging_face import HuggingFaceModel
-from graftlm.types import SamplingParams
+from graftlm.types import FinishReason, SamplingParams
 
 POLICIES = ["write_through", "write_through_selective", "write_back"]
 KV_TOKENS = 512
@@ -107,6 +107,9 @@ class RegistryWithStorage:
     def create(self, family, provider, options, context, *rest):
         if family == "storage":
             return MemoryStorage(self._medium, context)
+        fault = None if self._medium is None else self._medium.fault
+        if family == "cache" and (fault == "no cache" or (fault == "no host memory" and context.transfer is not None)):
+            raise MemoryError(fault)
         return self._registry.create(family, provider, options, context, *rest)
 
 
@@ -378,3 +381,67 @@ def test_a_failed_step_forgets_what_it_would_have_copied(checkpoint, conversatio
         [(tokens, usage)] = run.ask(prompt)
         assert (tokens, usage.cached_tokens) == (answer, 0)
         talk(run, conversations, 2)
+
+
+def have_the_cache_fail(run):
+    """Raise within the cache, as a plugin with a mistake would."""
+    assert run.loop.pin(None, 1.0) == 0
+
+
+def test_a_storage_that_hangs_does_not_hold_up_a_recovery(checkpoint, conversations):
+    medium = Medium()
+    storage = {"name": "memory", "prefetch": "best_effort"}
+    run = Run(checkpoint("llama"), medium=medium, storage=storage)
+    medium.gate.clear()
+    talk(run, conversations[:1], 0)  # its prefetch hangs
+    began = time.monotonic()
+    have_the_cache_fail(run)
+    took_s = time.monotonic() - began
+    assert not medium.gate.is_set()
+    assert took_s < 15, "it did not wait for the storage, which would answer after 20 s"
+    [usage] = talk(run, conversations[:1], 1)
+    assert usage.cached_tokens == 0
+    medium.gate.set()
+    run.close()
+
+
+def test_after_a_recovery_lower_tiers_work_again(checkpoint, conversations):
+    medium = Medium()
+    with Run(checkpoint("llama"), medium=medium) as run:
+        talk(run, conversations[:1], 0)
+        have_the_cache_fail(run)
+        assert run.tiers.host_used_blocks == 0
+        [usage] = talk(run, conversations[:1], 1)
+        assert usage.cached_tokens == usage.cached_storage_tokens
+        assert run.tiers.host_used_blocks > 0
+    assert len(medium.blocks) > 0
+
+
+def test_without_host_memory_a_recovered_engine_goes_on_with_the_device_alone(checkpoint, conversations):
+    medium = Medium()
+    with Run(checkpoint("llama"), medium=medium) as run:
+        talk(run, conversations[:1], 0)
+        medium.fault = "no host memory"
+        have_the_cache_fail(run)
+        talk(run, conversations, 1)
+        [usage] = talk(run, conversations[-1:], 2)
+        assert usage.cached_tokens > 0
+        assert run.tiers.host_blocks == 0
+
+
+def test_without_any_cache_every_request_is_answered_until_there_is_one(checkpoint, conversations):
+    medium = Medium()
+    prompt, answer = conversations[0][0]
+    with Run(checkpoint("llama"), medium=medium) as run:
+        going = [run.add(prompt) for prompt, _ in (turns[0] for turns in conversations)]
+        run.step()
+        medium.fault = "no cache"
+        have_the_cache_fail(run)
+        run.drain()
+        assert {run.finishes[i][0].reason for i in going} == {FinishReason.ERROR}
+        for _ in range(2):
+            [(tokens, _)] = run.ask(prompt)
+            assert tokens == []
+        medium.fault = None
+        [(tokens, _)] = run.ask(prompt)
+        assert tokens == answer

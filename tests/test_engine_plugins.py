@@ -9,6 +9,7 @@ import torch
 from graftlm import Engine, FinishReason, Options, Provider, SamplingParams, hookimpl
 from graftlm.contracts import EvictionStrategy, LogitsProcessor
 from graftlm.errors import ConfigError, PluginLoadError, UnknownProviderError
+from graftlm.testing import EventMirror
 
 CHAT = [{"role": "user", "content": "What is the capital of France?"}]
 GREEDY = SamplingParams(temperature=0, max_tokens=16)
@@ -108,6 +109,52 @@ def test_observers_hear_of_requests_steps_and_the_cache_and_harm_nobody(fail):
     assert sum(step.num_prefill_tokens for step in recorder.steps) > 0
     assert sum(step.num_decodes for step in recorder.steps) > 0
     assert {event.kind for event in recorder.events} - {"split"} == {"stored", "cleared"}
+
+
+class FailsOnce(EvictionStrategy):
+    """Evicts what came first, and raises when told to."""
+
+    fails = False
+
+    def priority(self, node):
+        if FailsOnce.fails:
+            FailsOnce.fails = False
+            raise ValueError("no idea")
+        return (node.created,)
+
+
+def test_indexers_hear_that_all_nodes_are_gone_when_the_cache_starts_anew():
+    mirror = EventMirror()
+
+    class Plugin:
+        @hookimpl
+        def cache_event(self, event):
+            mirror(event)
+
+        @hookimpl
+        def provide_eviction_strategies(self):
+            return [
+                Provider(
+                    name="fails_once",
+                    summary="For a test",
+                    api_version=1,
+                    create=lambda _options, _context: FailsOnce(),
+                )
+            ]
+
+    cache = {"name": "radix", "eviction": {"name": "fails_once"}}
+    with Engine(model="demo", cache=cache, memory={"kv_tokens": 256}, plugins=[Plugin()]) as engine:
+        for token in (5, 6):
+            engine.generate([[token] * 100], GREEDY)
+        assert mirror.nodes
+        FailsOnce.fails = True
+        assert engine.generate([[7] * 100], GREEDY)[0].finish_reason is FinishReason.ERROR
+        for token in (8, 9):
+            engine.generate([[token] * 100], GREEDY)
+        snapshot = engine.cache_snapshot()
+        assert {node["id"] for node in snapshot["nodes"]} == set(mirror.nodes)
+        engine.flush_cache()
+    assert not mirror.nodes
 
 
 class OnlyOptions(Options):

@@ -7,6 +7,7 @@ import pytest
 
 from graftlm.contracts import AttentionLayer
 from graftlm.fingerprint import model_fingerprint
+from graftlm.weight_digests import WeightDigests
 
 LAYERS = [AttentionLayer(0, 4, 2, 8, 1.0)]
 
@@ -14,6 +15,10 @@ LAYERS = [AttentionLayer(0, 4, 2, 8, 1.0)]
 @pytest.fixture
 def folder(checkpoint, tmp_path):
     return shutil.copytree(checkpoint("llama"), tmp_path / "copy")
+
+
+def fingerprint(folder, dtype, layers):
+    return model_fingerprint(folder, dtype, layers, WeightDigests(None))
 
 
 def flip_a_byte(folder, offset):
@@ -26,7 +31,7 @@ def flip_a_byte(folder, offset):
 def test_a_copy_elsewhere_has_the_same(checkpoint, folder):
     for file in folder.iterdir():
         os.utime(file, (0, 0))
-    assert model_fingerprint(folder, "float32", LAYERS) == model_fingerprint(checkpoint("llama"), "float32", LAYERS)
+    assert fingerprint(folder, "float32", LAYERS) == fingerprint(checkpoint("llama"), "float32", LAYERS)
 
 
 @pytest.mark.parametrize(
@@ -39,24 +44,25 @@ def test_a_copy_elsewhere_has_the_same(checkpoint, folder):
     ],
 )
 def test_another_configuration_or_weight_has_another(folder, change):
-    before = model_fingerprint(folder, "float32", LAYERS)
+    before = fingerprint(folder, "float32", LAYERS)
     change(folder)
-    assert model_fingerprint(folder, "float32", LAYERS) != before
+    assert fingerprint(folder, "float32", LAYERS) != before
 
 
 def test_another_dtype_or_layout_has_another(folder):
     shapes = [("float32", LAYERS), ("bfloat16", LAYERS), ("float32", [AttentionLayer(0, 4, 1, 8, 1.0)])]
-    assert len({model_fingerprint(folder, dtype, layers) for dtype, layers in shapes}) == 3
+    assert len({fingerprint(folder, dtype, layers) for dtype, layers in shapes}) == 3
 
 
-def test_large_files_are_sampled_from_their_beginning_to_their_end(folder):
-    file = folder / "large.safetensors"
-    prints = set()
-    for offset in (None, 0, -1):
-        with file.open("wb") as stream:
-            stream.truncate(16 * 2**20)  # sparse
-            if offset is not None:
-                stream.seek(offset, os.SEEK_SET if offset == 0 else os.SEEK_END)
-                stream.write(b"x")
-        prints.add(model_fingerprint(folder, "float32", LAYERS))
-    assert len(prints) == 3
+def test_every_byte_of_a_large_file_counts(folder):
+    file, size = folder / "large.safetensors", 130 * 2**20
+    with file.open("wb") as stream:
+        stream.truncate(size)  # sparse
+    prints = {fingerprint(folder, "float32", LAYERS)}
+    offsets = [0, 70_000, 2**26 - 1, 2**26, 100 * 2**20 + 12345, size - 1]
+    for offset in offsets:
+        with file.open("r+b") as stream:
+            stream.seek(offset)
+            stream.write(b"x")
+        prints.add(fingerprint(folder, "float32", LAYERS))
+    assert len(prints) == 1 + len(offsets)

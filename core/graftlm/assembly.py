@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from graftlm.cache_events import CacheEvents
 from graftlm.checkpoint import iter_weights, load_model_config, resolve_checkpoint, torch_dtype
 from graftlm.config import EngineConfig
 from graftlm.contracts import (
@@ -47,8 +48,7 @@ from graftlm.memory import (
     RequestTable,
     WindowPages,
 )
-from graftlm.observers import Observer, Observers, notify
-from graftlm.records import CacheEvent
+from graftlm.observers import Observer, Observers
 from graftlm.registry import AUTO, Registry, selections
 from graftlm.scheduling import JumpForward, Scheduler, SchedulerLimits
 from graftlm.step_loop import StepLoop
@@ -352,12 +352,9 @@ def _cache_factory(
 ) -> Callable[[], PrefixCache]:
     """Return what makes a fresh prefix cache with a fresh eviction strategy."""
     settings = config.cache
-    observers = registry.observers("cache_event")
+    events = CacheEvents(registry.observers("cache_event"))
 
-    def on_event(event: CacheEvent) -> None:
-        notify(observers, event)
-
-    def make() -> PrefixCache:
+    def create(tiers: TierParts | None) -> PrefixCache:
         eviction = registry.create(
             "eviction",
             registry.provider("eviction", settings.eviction.name),
@@ -369,7 +366,7 @@ def _cache_factory(
             settings.page_size,
             eviction,
             time.monotonic,
-            on_event if observers else None,
+            events.listener,
             window=memory.window,
             transfer=None if tiers is None else tiers.queue,
             create_storage=None if tiers is None else tiers.create_storage,
@@ -378,6 +375,21 @@ def _cache_factory(
             "cache", registry.provider("cache", settings.name), settings.options, context
         )
         return cache
+
+    num_made = 0
+
+    def make() -> PrefixCache:
+        nonlocal num_made
+        num_made += 1
+        if num_made > 1:
+            events.clear()
+        if num_made == 1 or tiers is None:
+            return create(tiers)
+        try:
+            return create(tiers)
+        except Exception:
+            _logger.exception("the prefix cache cannot have host memory or storage again: it goes on without")
+            return create(None)
 
     return make
 

@@ -133,9 +133,10 @@ class CacheEvent:
     Attributes:
         kind: "stored": a new node below `parent_id`. "split": the first `num_tokens` tokens of node `node_id` moved to
             a new node `parent_id` above it. "removed": node `node_id` is gone; it had no children. "cleared": all
-            nodes are gone.
+            nodes are gone, because the cache was flushed or started anew after a failure.
         num_tokens: tokens stored, moved, removed or cleared.
-        node_id: unique in the cache's life; None for "cleared", and in caches without nodes.
+        node_id: unique until "cleared", after which ids may begin again; None for "cleared", and in caches without
+            nodes.
         parent_id: None for a node at the start of a prompt.
         namespace: of the node.
         token_ids: int32 [num_tokens] of a "stored" node, its own run; read-only.

@@ -74,6 +74,7 @@ class StepLoop:
         self._has_launched = True  # a step, since the last failure
         self._pending: deque[tuple[StepPlan, Future[StepResult], float]] = deque()
         self._is_stuck = False
+        self._lacks_cache = False  # none could be made after the last failure
 
     @property
     def idle_s(self) -> float | None:
@@ -251,6 +252,9 @@ class StepLoop:
             logger.exception("the prefix cache's lower tiers did not close")
 
     def _step(self) -> list[RequestUpdate]:
+        if self._lacks_cache:
+            self.scheduler.kv.restart(self._make_cache)
+            self._lacks_cache = False
         start = self._clock()
         plan = self.scheduler.plan()
         plan_s = self._clock() - start
@@ -306,7 +310,13 @@ class StepLoop:
         else:
             logger.error("no step can be planned since the last failure: every request fails", exc_info=error)
         self._drain()
-        self.scheduler.recover(_describe(error), self._make_cache(), waiting_too=not self._has_launched)
+        try:
+            self.scheduler.recover(_describe(error), self._make_cache, waiting_too=not self._has_launched)
+        except Exception:
+            logger.exception("no prefix cache can be made: every request fails until one can")
+            self._lacks_cache = True
+        else:
+            self._lacks_cache = False
         self._has_launched = False
 
     def _drain(self) -> None:

@@ -1,7 +1,9 @@
 """What lies below the device's memory, from the configuration: host memory, storage, and the copies between."""
 
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ from graftlm.execution.kv_store import KVStore
 from graftlm.fingerprint import model_fingerprint
 from graftlm.memory import TransferQueue
 from graftlm.registry import Registry
+from graftlm.weight_digests import WeightDigests, user_cache_dir
 
 __all__ = ["TierParts", "assemble_tiers"]
 
@@ -44,9 +47,13 @@ def assemble_tiers(config: EngineConfig, registry: Registry, model: Model, kv: K
     mover = BlockMover(kv, kv.device)
     queue = TransferQueue(kv.page_bytes, dtype, config.cache.page_size, mover.allocate)
 
+    @cache  # of the weights that were loaded, also if the files change later
+    def fingerprint() -> bytes:
+        digests = WeightDigests(user_cache_dir(os.environ) / "weights.json")
+        return model_fingerprint(path, dtype, model.attention_layers, digests)
+
     def create_storage(name: str, options: Mapping[str, Any], block_bytes: int) -> KVStorage:
-        fingerprint = model_fingerprint(path, dtype, model.attention_layers)
-        context = StorageContext(fingerprint, block_bytes)
+        context = StorageContext(fingerprint(), block_bytes)
         provider = registry.provider("storage", name)
         checked = registry.options(provider, options, "cache.options.storage.options", config.origins)
         storage: KVStorage = registry.create("storage", provider, checked, context)

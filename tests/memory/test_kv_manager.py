@@ -114,7 +114,7 @@ def test_restarting_gives_empty_memory():
     a = kv.table.take_row(10, 16)
     kv.attach(a, key(0))
     reserve(kv, a, 10)
-    kv.restart(RadixCache(CacheContext(4, LRU(), lambda: 0.0)))
+    kv.restart(lambda: RadixCache(CacheContext(4, LRU(), lambda: 0.0)))
     assert kv.usage.free == kv.usage.total == 16
     assert kv.table.num_free_rows == 3
     kv.check()

@@ -181,7 +181,7 @@ def test_a_reset_and_a_restart_leave_no_window_page_behind():
     row = admit(kv, key(20))
     read(kv, row, key(20))
     fresh = manager().cache
-    kv.restart(fresh)
+    kv.restart(lambda: fresh)
     kv.check()
     assert kv.window.num_held == kv.usage.owned == 0
     assert kv.table.num_free_rows == 3

@@ -164,7 +164,8 @@ class CacheContext:
         clock: seconds, monotonic; the only time a cache knows.
         on_event: called for every node that comes, is split or goes; None when nobody listens. See `CacheEvent`.
         window: tells which pages have window pages; None where all layers share one memory.
-        transfer: copies pages to and from host memory; None for a cache whose capabilities name no tiers.
+        transfer: copies pages to and from host memory; None for a cache whose capabilities name no tiers, and for one
+            that follows a cache that failed, when host memory or storage cannot be had again: it is its device tier.
         create_storage: from a storage provider's name, its options and a block's bytes to a storage; None likewise.
     """
 

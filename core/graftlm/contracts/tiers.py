@@ -118,4 +118,15 @@ class TieredPrefixCache(PrefixCache):
 
     @abstractmethod
     def close(self) -> None:
-        """Finish what is being written to storage, and let go of it. No other method is called after it."""
+        """Finish what is being written to storage, and let go of it. No other method is called after it.
+
+        Effects: it may take as long as blocks get written; a storage that hangs is left alone.
+        """
+
+    def abandon(self) -> None:
+        """Let go of host memory and of storage at once, instead of `close`: this cache, or what uses it, has failed.
+
+        Effects: another cache may be made after it, which needs as much host memory. It is called in a thread of its
+            own, and waited for only a moment.
+        """
+        self.close()

@@ -43,6 +43,7 @@ class BlockMover:
         kv = self._kv
         block_bytes = pages_per_block * kv.page_bytes
         pinned = self._device.type == "cuda"
+        self._layers = []  # what was taken before goes first, if nobody else holds it
         memory = torch.empty((num_blocks, block_bytes), dtype=torch.uint8, pin_memory=pinned)
         self._layers = list(_layer_views(memory, kv, pages_per_block))
         array: NDArray[np.uint8] = memory.numpy()

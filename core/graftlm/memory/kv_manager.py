@@ -1,5 +1,6 @@
 """The traffic of pages between the pool, the prefix cache and the rows of running requests."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -262,16 +263,22 @@ class KVManager:
         self._free(pages)
         return len(pages)
 
-    def restart(self, cache: PrefixCache) -> None:
-        """Start with empty memory and a fresh cache, whatever came before."""
-        self.cache = cache
+    def restart(self, make_cache: Callable[[], PrefixCache]) -> None:
+        """Start with empty memory and a fresh cache, whatever came before.
+
+        Effects: the old cache has let go of host memory before the new one takes it. When no cache can be made, this
+            raises what making it raised; until a further call succeeds the old cache must not be used.
+        """
         if self.tiers is not None:
-            self.tiers.restart(cache)
+            self.tiers.abandon()
         self.pool = PagePool(self.pool.num_pages)
         self._handles = [None] * self.table.num_rows
         self.table.clear()
         if self.row_windows is not None:
             self.row_windows.clear()
+        self.cache = make_cache()
+        if self.tiers is not None:
+            self.tiers.restart(self.cache)
 
     def take_copies(self, out_slots: NDArray[np.int64]) -> StepCopies | None:
         """Return the copies that go with the step being planned, which writes `out_slots`, int64 [T]; or None."""

@@ -1,6 +1,7 @@
 """A cache's tiers below the device's memory, as the scheduler keeps them in step with its plans."""
 
 import logging
+import threading
 from typing import cast
 
 import numpy as np
@@ -13,6 +14,9 @@ __all__ = ["LowerTiers"]
 
 logger = logging.getLogger(__name__)
 
+#: How long a cache that is given up may hold up the engine.
+_PATIENCE_S = 2.0
+
 
 class LowerTiers:
     """Passes queued copies to plans, and the fate of those plans to the cache.
@@ -24,6 +28,7 @@ class LowerTiers:
     def __init__(self, cache: PrefixCache, queue: TransferQueue) -> None:
         self.cache = cast(TieredPrefixCache, cache)
         self._queue = queue
+        self._is_abandoned = False
 
     def begin_plan(self) -> None:
         """A step is about to be planned."""
@@ -47,11 +52,24 @@ class LowerTiers:
         for copies in self._queue.drop():
             self.cache.copies_lost(copies)
 
-    def restart(self, cache: PrefixCache) -> None:
-        """Go on with a fresh cache; the old one's copies are forgotten."""
+    def abandon(self) -> None:
+        """Have the cache let go of its host memory and storage; its copies are forgotten. It is not used any more."""
         self._queue.drop()
-        try:
-            self.cache.close()
-        except Exception:  # it may be the very cache that failed
-            logger.exception("a prefix cache that is given up did not close")
+        if self._is_abandoned:
+            return
+        self._is_abandoned = True
+        letting_go = threading.Thread(target=_abandon, args=(self.cache,), name="graftlm-abandon", daemon=True)
+        letting_go.start()
+        letting_go.join(_PATIENCE_S)
+
+    def restart(self, cache: PrefixCache) -> None:
+        """Go on with a fresh cache after `abandon`."""
         self.cache = cast(TieredPrefixCache, cache)
+        self._is_abandoned = False
+
+
+def _abandon(cache: TieredPrefixCache) -> None:
+    try:
+        cache.abandon()
+    except Exception:  # it may be the very cache that failed
+        logger.exception("a prefix cache that is given up did not let go of its memory")

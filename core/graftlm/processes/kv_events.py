@@ -20,8 +20,9 @@ logger = logging.getLogger(__name__)
 #: The first frame of every message.
 TOPIC = b"kv_events"
 
-#: Batches that a slow subscriber may be behind; then it misses some, which it sees by `seq`.
-_QUEUED_BATCHES = 10_000
+#: Batches that a slow subscriber may be behind; then it misses some, which it sees by `seq`. A batch of long prompts
+#: has hundreds of kilobytes, and each subscriber has a queue of its own.
+_QUEUED_BATCHES = 500
 
 
 class WireCacheEvent(msgspec.Struct, frozen=True, omit_defaults=True):

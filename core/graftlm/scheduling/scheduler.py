@@ -272,13 +272,15 @@ class Scheduler:
         """End the requests whose time is up; `plan` does so as well."""
         self._expire(self._clock())
 
-    def recover(self, error: str, cache: PrefixCache, *, waiting_too: bool = False) -> None:
+    def recover(self, error: str, make_cache: Callable[[], PrefixCache], *, waiting_too: bool = False) -> None:
         """Go on after our own bookkeeping, or a plugin in it, has failed.
 
         Effects: no page's owner can be trusted any more, so the running requests and the one being planned fail, the KV
         memory starts empty, with a fresh cache, and waiting requests go on. Steps in flight must have ended.
 
         Args:
+            make_cache: called when the old cache has let go of its memory. What it raises comes out of here, when every
+                request has failed; `kv.restart` has to succeed before anything else is planned.
             waiting_too: fail them as well, because the failure does not go away without them.
         """
         self._in_flight.clear()
@@ -292,15 +294,20 @@ class Scheduler:
         for request in self._requests.values():
             request.prefetch = None
         self._planner.forget_rows()
-        self.kv.restart(cache)
-        for request in suspects:
-            request.row = None
-            self._queue.discard(request)
-            request.status = RequestStatus.RUNNING
-            self._finish(request, _failed(error))
-        for request in self._requests.values():
-            request.num_in_flight = 0
-            request.num_reads_planned = request.num_reads_reported
+        try:
+            self.kv.restart(make_cache)
+        except Exception:
+            suspects = list(self._requests.values())
+            raise
+        finally:
+            for request in suspects:
+                request.row = None
+                self._queue.discard(request)
+                request.status = RequestStatus.RUNNING
+                self._finish(request, _failed(error))
+            for request in self._requests.values():
+                request.num_in_flight = 0
+                request.num_reads_planned = request.num_reads_reported
 
     def take_updates(self) -> list[RequestUpdate]:
         """Return what happened since the last call."""

@@ -141,13 +141,17 @@ class BlockFolder:
 
         Args:
             blocks: what it found.
-            since_s: when it began; files used since then are kept although it may have missed them.
+            since_s: when it began; files used since then are kept although it may have missed them. A file dated later,
+                perhaps by years, counts as used when it was seen first: it grows old like all others.
         """
         known, self._entries = self._entries, {}
         self.total_bytes = self.own_bytes = self.num_own = 0
         for name, entry in blocks.items():
+            seen = Entry(entry.num_bytes, min(entry.last_use_s, since_s))
             before = known.get(name)
-            self.add(name, before if before and before.last_use_s > entry.last_use_s else entry)
+            if before and (entry.last_use_s > since_s or before.last_use_s > entry.last_use_s):
+                seen = Entry(entry.num_bytes, before.last_use_s)
+            self.add(name, seen)
         for name, entry in known.items():
             if entry.last_use_s >= since_s and name not in self._entries:
                 self.add(name, entry)

@@ -11,6 +11,7 @@ import errno
 import logging
 import os
 import secrets
+import stat
 import threading
 import time
 from collections import Counter
@@ -18,7 +19,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from pydantic import ByteSize, Field
+from pydantic import AfterValidator, ByteSize, Field
 
 from graftlm.contracts import KVStorage, Options, StorageContext, StorageStats
 from graftlm.errors import ConfigError
@@ -38,11 +39,22 @@ _TOUCH_S = 60.0  # a file's time is not set again within this time of its last u
 _ABANDONED_S = 600.0  # no writer takes this long over one file
 
 
+def _expanded(path: Path) -> Path:
+    if "\0" in str(path):
+        raise ValueError("a path has no NUL in it")
+    try:
+        return path.expanduser()
+    except RuntimeError as error:
+        raise ValueError(f"{path} names no folder: {error} Give a path without ~.") from error
+
+
 class FileStorageOptions(Options):
     """Where the files lie and how many bytes they may take."""
 
     path: Annotated[
-        Path, Field(description="Folder of the files; created if missing. Replicas and restarts share it. ~ is home.")
+        Path,
+        AfterValidator(_expanded),
+        Field(description="Folder of the files; created if missing. Replicas and restarts share it. ~ is home."),
     ]
     max_bytes: Annotated[
         ByteSize,
@@ -69,7 +81,7 @@ class FileStorage(KVStorage):
     def __init__(
         self, options: FileStorageOptions, context: StorageContext, clock: Callable[[], float] = time.time
     ) -> None:
-        self._root = str(options.path.expanduser().absolute())
+        self._root = str(options.path.absolute())
         self._format = BlockFormat(context.fingerprint, context.block_bytes)
         self._limit_bytes = int(options.max_bytes)
         self._slack_bytes = self._limit_bytes // _SLACK // self._format.file_bytes * self._format.file_bytes
@@ -85,6 +97,8 @@ class FileStorage(KVStorage):
         self._folder = BlockFolder(self._format.folder)
         self._reserved_bytes = 0  # room promised to writers that have not finished
         self._unwalked_bytes = 0  # written since the last walk
+        self._temporary_bytes = 0  # of files that others were writing at the last walk, or left unfinished
+        self._writer_id = secrets.token_hex(4)
         self._counts: Counter[str] = Counter()
         self._logged: set[tuple[str, int | None]] = set()
         with self._walking:
@@ -154,8 +168,9 @@ class FileStorage(KVStorage):
 
     def _read(self, name: str, key: bytes, out: NDArray[np.uint8]) -> ReadResult | None:
         """Return what the file is; None if there is none or the medium refused."""
+        flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW  # a pipe in its place would never open
         try:
-            fd = os.open(self._path(name), os.O_RDONLY | os.O_CLOEXEC)
+            fd = os.open(self._path(name), flags)
         except FileNotFoundError:
             self._forget(name)
             return None
@@ -163,6 +178,8 @@ class FileStorage(KVStorage):
             self._fail("read", error)
             return None
         try:
+            if not stat.S_ISREG(os.fstat(fd).st_mode):
+                raise OSError(errno.EINVAL, "not a regular file")
             return self._format.read(fd, key, out)
         except OSError as error:
             self._fail("read", error)
@@ -172,7 +189,7 @@ class FileStorage(KVStorage):
 
     def _write(self, name: str, key: bytes, data: NDArray[np.uint8]) -> None:
         path = self._path(name)
-        temporary = f"{path.removesuffix('.kv')}.{os.getpid()}-{secrets.token_hex(4)}.tmp"
+        temporary = f"{path.removesuffix('.kv')}.{self._writer_id}-{secrets.token_hex(4)}.tmp"
         fd = _create(temporary)
         try:
             try:
@@ -198,19 +215,19 @@ class FileStorage(KVStorage):
     def _adopt(self, name: str) -> bool:
         """Return whether the file exists now, whoever wrote it, and note that; one of a wrong length is removed."""
         try:
-            status = os.stat(self._path(name))
+            status = os.stat(self._path(name), follow_symlinks=False)
         except FileNotFoundError:
             self._forget(name)
             return False
         except OSError as error:
             self._fail("read", error)
             return False
-        if status.st_size != self._format.file_bytes:
+        if status.st_size != self._format.file_bytes or not stat.S_ISREG(status.st_mode):
             self._drop(name, ReadResult.CORRUPT)
             return False
         with self._lock:
             if name not in self._folder:
-                self._folder.add(name, Entry(status.st_size, status.st_mtime))
+                self._folder.add(name, Entry(status.st_size, min(status.st_mtime, self._clock())))
         return True
 
     def _use(self, name: str) -> None:
@@ -260,7 +277,8 @@ class FileStorage(KVStorage):
             return fits
 
     def _excess(self, need: int) -> int:
-        return self._folder.total_bytes + self._reserved_bytes + need - self._limit_bytes
+        taken = self._folder.total_bytes + self._temporary_bytes + self._reserved_bytes
+        return taken + need - self._limit_bytes
 
     def _evict(self, need: int) -> None:
         with self._lock:
@@ -282,9 +300,14 @@ class FileStorage(KVStorage):
         with self._lock:
             self._folder.replace(listing.blocks, since_s=began)
             self._unwalked_bytes = 0
+        temporary_bytes = 0
         for name, entry in listing.temporary.items():
-            if began - entry.last_use_s > _ABANDONED_S:
-                self._unlink(self._path(name))
+            if began - entry.last_use_s > _ABANDONED_S and self._unlink(self._path(name)) is not None:
+                continue
+            if f".{self._writer_id}-" not in name:  # for our own, room is reserved
+                temporary_bytes += entry.num_bytes
+        with self._lock:
+            self._temporary_bytes = temporary_bytes
 
     def _drop(self, name: str, found: ReadResult) -> None:
         """Remove a file that is not what its name says, and count it."""

@@ -289,6 +289,22 @@ def test_a_folder_in_a_blocks_place_is_no_block(tmp_path):
     assert FileStorage(options(tmp_path, num_blocks=2), CONTEXT).stats().num_blocks == 1
 
 
+@pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("/dev/zero")])
+def test_a_pipe_or_link_in_a_blocks_place_is_a_miss_and_written_anew(storage, tmp_path, make):
+    storage.put(key(1), block(1))
+    file = file_of(tmp_path, key(1))
+    file.unlink()
+    make(file)
+    assert not got(storage, 1)
+    assert storage.put(key(1), block(1))
+    assert got(storage, 1)
+    file.unlink()
+    make(file)
+    assert storage.contains([key(1)]) in (0, 1)
+    assert storage.put(key(1), block(1))
+    assert got(storage, 1)
+
+
 @pytest.mark.parametrize("length", LENGTHS.values())
 def test_a_truncated_file_is_written_anew(storage, tmp_path, length):
     storage.put(key(1), block(1))
@@ -497,7 +513,46 @@ def test_what_dead_writers_left_is_removed_and_what_is_being_written_is_not(tmp_
     assert again.stats().num_blocks == 1
 
 
+def test_what_others_have_not_finished_counts_against_the_limit(tmp_path):
+    clock = Clock()
+    FileStorage(options(tmp_path), CONTEXT, clock).put(key(1), block(1))
+    (file,) = files_in(tmp_path)
+    for i in range(6):
+        left = file.with_suffix(f".{i}-abcd.tmp")
+        left.write_bytes(bytes(FILE_BYTES))
+        os.utime(left, (clock.now, clock.now))
+    storage = FileStorage(options(tmp_path, num_blocks=10), CONTEXT, clock)
+    for number in range(2, 20):
+        assert storage.put(key(number), block(number))
+        assert sum(file.stat().st_size for file in files_in(tmp_path)) <= 10 * FILE_BYTES
+    clock.now += 3600
+    for number in range(20, 40):
+        assert storage.put(key(number), block(number))
+    assert FileStorage(options(tmp_path), CONTEXT, clock).stats().num_blocks >= 9, "what was left is removed at last"
+
+
+def test_files_dated_in_the_future_grow_old_too(tmp_path):
+    clock = Clock()
+    storage = FileStorage(options(tmp_path), CONTEXT, clock)
+    for number in range(5):
+        storage.put(key(number), block(number))
+    for file in files_in(tmp_path):
+        os.utime(file, (2**33, 2**33))
+    storage = FileStorage(options(tmp_path, num_blocks=10), CONTEXT, clock)
+    for number in range(5, 40):
+        clock.now += 1
+        storage.put(key(number), block(number))
+    assert not any(storage.contains([key(number)]) for number in range(5))
+    assert len(files_in(tmp_path)) <= 10
+
+
 # -- Options
+
+
+@pytest.mark.parametrize("path", ["/tmp/a\0b", "~nosuchuser77/kv"])
+def test_a_path_that_cannot_be_is_refused(path):
+    with pytest.raises(ValidationError, match=r"NUL|names no folder"):
+        FileStorageOptions(path=path)
 
 
 @pytest.mark.parametrize(

@@ -314,6 +314,12 @@ class HierarchicalCache(TieredPrefixCache):
         if self._storage is not None:
             self._storage.close()
 
+    def abandon(self) -> None:
+        """Let go of storage and host memory without finishing anything."""
+        if self._storage is not None:
+            self._storage.abandon()
+        self._host.let_go()
+
     @property
     def _transfer(self) -> KVTransfer:
         if self._queue is None:

@@ -141,6 +141,13 @@ class HostTier:
             for block in list(self._blocks.values()):
                 self._forget(block)
 
+    def let_go(self) -> None:
+        """Forget every block, and give up the memory; nothing is reserved any more."""
+        self.clear()
+        with self._lock:
+            self.memory = self.memory[:0].copy()
+            self._free.clear()
+
     def _evict(self) -> int | None:
         """Forget the least recently used block that is not pinned; returns its slot."""
         for block in self._blocks.values():

@@ -3,14 +3,16 @@
 import logging
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
 from graftlm.contracts import KVStorage, StorageStats
 from graftlm_cache.hicache.host_tier import HostBlock, HostTier
+from graftlm_cache.hicache.worker import Worker
 
 __all__ = ["Prefetch", "StorageTier"]
 
@@ -18,6 +20,10 @@ logger = logging.getLogger(__name__)
 
 #: Of the host blocks, at most this share waits to be written, and at most this share is held for waiting requests.
 _MAX_SHARE = 0.5
+#: How long storage may take over one block while the engine waits for it to end.
+_PATIENCE_S = 10.0
+#: Likewise while the engine waits to go on.
+_MOMENT_S = 0.5
 #: The exponent bits of a number, all of which are set in one that is not finite.
 _EXPONENTS = {"float32": ("<u4", 0x7F80_0000), "float16": ("<u2", 0x7C00), "bfloat16": ("<u2", 0x7F80)}
 
@@ -53,31 +59,34 @@ class StorageTier:
     """Brings blocks from storage to host memory and back, one thread each way.
 
     Whatever the storage does costs speed only: what it raises is counted and logged, what it reads slowly is computed
-    instead, and what it writes slowly is not written.
+    instead, what it writes slowly is not written, and one that hangs is left alone.
 
     Args:
         dtype: of the numbers in blocks; those with one that is not finite are not written.
+        patience_s: how long `close` waits while no block gets done.
 
     Attributes:
         num_prefetched: blocks brought to host memory.
         num_skipped: blocks not written.
     """
 
-    def __init__(self, storage: KVStorage, host: HostTier, dtype: str) -> None:
+    def __init__(self, storage: KVStorage, host: HostTier, dtype: str, patience_s: float = _PATIENCE_S) -> None:
         self.num_prefetched = 0
         self.num_skipped = 0
         self._storage = storage
         self._host = host
         self._dtype = dtype
+        self._patience_s = patience_s
         self._limit = max(1, int(host.num_slots * _MAX_SHARE))
         self._max_writing = self._limit
         self._lock = threading.Lock()
         self._num_writing = 0
         self._num_held = 0
         self._num_raised = 0
-        self._is_closing = False
-        self._reader = ThreadPoolExecutor(1, "graftlm-kv-read")
-        self._writer = ThreadPoolExecutor(1, "graftlm-kv-write")
+        self._is_closing = False  # nothing more is read
+        self._is_given_up = False  # nor written
+        self._reader = Worker("graftlm-kv-read")
+        self._writer = Worker("graftlm-kv-write")
 
     # -- To storage -----------------------------------------------------------------------------------------------
 
@@ -89,7 +98,7 @@ class StorageTier:
                 return
             self._num_writing += 1
         self._host.pin(block)
-        self._writer.submit(self._write, block)
+        self._writer.submit(partial(self._write, block))
 
     def write_everything(self) -> None:
         """Skip no block from now on, however many wait: host memory is not needed for anything else any more."""
@@ -97,11 +106,10 @@ class StorageTier:
 
     def _write(self, block: HostBlock) -> None:
         try:
-            data = self._host.memory[block.slot]
-            if block.is_doomed or not is_finite(data, self._dtype):
+            if self._is_given_up or block.is_doomed or not is_finite(self._host.memory[block.slot], self._dtype):
                 self.num_skipped += 1
             else:
-                self._storage.put(block.key, data)
+                self._storage.put(block.key, self._host.memory[block.slot])
         except Exception:
             self._note_failure("writing")
         finally:
@@ -114,7 +122,11 @@ class StorageTier:
     def prefetch(self, keys: Sequence[bytes], deadline_s: float | None) -> Prefetch:
         """Begin to bring the blocks of a sequence to host memory, as many as storage has from the front on."""
         prefetch = Prefetch(deadline_s)
-        self._reader.submit(self._read, prefetch, tuple(keys))
+        if self._is_closing:
+            prefetch.is_over = True
+            prefetch.ended.set_result(None)
+        else:
+            self._reader.submit(partial(self._read, prefetch, tuple(keys)))
         return prefetch
 
     def release(self, prefetch: Prefetch) -> None:
@@ -184,11 +196,39 @@ class StorageTier:
         return replace(stats, failures=stats.failures + self._num_raised)
 
     def close(self) -> None:
-        """Stop reading, finish writing, and let go of the storage."""
+        """Stop reading, finish writing, and let go of the storage; leave it alone once no block gets done any more."""
         self._is_closing = True
-        self._reader.shutdown()
-        self._writer.shutdown()
-        self._storage.close()
+        ending = self._begin_end()
+        while ending.is_alive():
+            num_done = self._reader.num_done + self._writer.num_done
+            ending.join(self._patience_s)
+            if ending.is_alive() and num_done == self._reader.num_done + self._writer.num_done:
+                self._is_given_up = True
+                logger.error(
+                    "KV storage has done nothing for %g s: it is left alone, and %d blocks are not written",
+                    self._patience_s,
+                    self._num_writing,
+                )
+                return
+
+    def abandon(self) -> None:
+        """Stop reading and writing, and let go of the storage as soon as it returns; wait a moment for that."""
+        self._is_closing = self._is_given_up = True
+        self._begin_end().join(_MOMENT_S)
+
+    def _begin_end(self) -> threading.Thread:
+        """End both threads and then let go of the storage, beside the caller; returns the thread that does."""
+        ending = threading.Thread(target=self._end, name="graftlm-kv-end", daemon=True)
+        ending.start()
+        return ending
+
+    def _end(self) -> None:
+        self._reader.end()
+        self._writer.end()
+        try:
+            self._storage.close()
+        except Exception:
+            logger.exception("a KV storage did not close")
 
     def _note_failure(self, doing: str) -> None:
         with self._lock:

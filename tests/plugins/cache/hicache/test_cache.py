@@ -1,5 +1,7 @@
 """What the hierarchical cache copies, when, and what it offers to load."""
 
+import weakref
+
 import numpy as np
 import pytest
 
@@ -145,3 +147,20 @@ def test_a_key_longer_than_host_memory_keeps_its_beginning():
     bench.publish(key, *range(8))
     assert pages_of(bench.run(9).stores) == [[0, 1], [2, 3]]
     assert bench.cache.find(key, 0).num_pages == 4
+
+
+def test_an_abandoned_cache_holds_no_host_memory():
+    taken = []
+
+    def allocate(num_blocks, pages):
+        memory = np.zeros((num_blocks, pages * 16), dtype=np.uint8)
+        taken.append(weakref.ref(memory))
+        return memory
+
+    queue = TransferQueue(16, "float32", PAGE_SIZE, allocate)
+    options = HicacheOptions(host_tokens=16, block_tokens=BLOCK_TOKENS)
+    cache = create_hicache(options, CacheContext(PAGE_SIZE, OldestAccessFirst(), TickingClock(), transfer=queue))
+    assert taken[0]() is not None
+    cache.abandon()
+    assert taken[0]() is None
+    assert cache.tier_stats.host_blocks == 0

@@ -49,9 +49,9 @@ class Shelf(KVStorage):
         self.is_closed = True
 
 
-def make(shelf, num_slots=4, dtype="float32"):
+def make(shelf, num_slots=4, dtype="float32", **settings):
     host = HostTier(np.zeros((num_slots, 8), dtype=np.uint8))
-    return StorageTier(shelf, host, dtype), host
+    return StorageTier(shelf, host, dtype, **settings), host
 
 
 def filled(host, key, content=1):
@@ -170,3 +170,57 @@ def test_blocks_that_are_not_finite_are_not_kept():
 )
 def test_a_number_with_all_exponent_bits_is_not_finite(dtype, bits, expected):
     assert is_finite(bits.view(np.uint8), dtype) is expected
+
+
+def threads_of_storage():
+    return {thread for thread in threading.enumerate() if thread.name.startswith("graftlm-kv")}
+
+
+def test_a_storage_that_hangs_is_left_alone_when_closing(caplog):
+    shelf = Shelf()
+    shelf.gate.clear()
+    before = threads_of_storage()
+    tier, host = make(shelf, num_slots=8, patience_s=0.05)
+    prefetch = tier.prefetch(KEYS[:1], None)
+    for key in KEYS[1:3]:
+        tier.write(filled(host, key))
+    tier.close()
+    assert "it is left alone, and 2 blocks are not written" in caplog.text
+    assert not shelf.is_closed
+    ours = threads_of_storage() - before
+    assert all(thread.daemon for thread in ours), "none keeps the interpreter from ending"
+    shelf.gate.set()
+    prefetch.ended.result(10)
+    for thread in ours:
+        thread.join(10)
+    assert len(shelf.blocks) <= 1, "what waited is not written any more"
+    assert shelf.is_closed
+    assert tier.prefetch(KEYS[:1], None).done
+
+
+def test_a_storage_that_is_slow_but_works_is_waited_for():
+    class Slow(Shelf):
+        def put(self, key, data):
+            threading.Event().wait(0.1)
+            return super().put(key, data)
+
+    shelf = Slow()
+    tier, host = make(shelf, num_slots=8, patience_s=0.25)
+    tier.write_everything()
+    for key in KEYS[:5]:
+        tier.write(filled(host, key))
+    tier.close()
+    assert (len(shelf.blocks), shelf.is_closed) == (5, True)
+
+
+def test_abandoning_waits_for_no_write():
+    shelf = Shelf()
+    shelf.gate.clear()
+    tier, host = make(shelf, num_slots=8)
+    for key in KEYS[:3]:
+        tier.write(filled(host, key))
+    tier.abandon()
+    shelf.gate.set()
+    tier.close()
+    assert len(shelf.blocks) <= 1
+    assert shelf.is_closed

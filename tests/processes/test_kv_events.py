@@ -1,0 +1,35 @@
+"""What the publisher of cache events keeps for those who do not read."""
+
+import numpy as np
+import zmq
+
+from graftlm.processes.kv_events import TOPIC, KVEventPublisher
+from graftlm.records import CacheEvent
+
+
+def test_a_subscriber_that_does_not_read_is_owed_a_few_hundred_batches_at_most(tmp_path):
+    endpoint = f"ipc://{tmp_path}/events"
+    publisher = KVEventPublisher(endpoint, "replica")
+    subscriber = zmq.Context.instance().socket(zmq.SUB)
+    subscriber.set_hwm(1)
+    subscriber.subscribe(TOPIC)
+    subscriber.connect(endpoint)
+    token_ids = np.zeros(16_384, dtype=np.int32)
+
+    def publish():
+        publisher.cache_event(CacheEvent("stored", len(token_ids), 1, None, "", token_ids))
+        publisher.publish()
+
+    for _ in range(100):  # until it has subscribed
+        publish()
+        if subscriber.poll(100):
+            break
+    for _ in range(3000):
+        publish()
+    num_read = 0
+    while subscriber.poll(500):
+        subscriber.recv_multipart()
+        num_read += 1
+    assert 1 <= num_read < 1000
+    subscriber.close(linger=0)
+    publisher._socket.close(linger=0)
