@@ -72,7 +72,7 @@ def test_a_bad_prompt_is_refused(engine):
         engine.pin_prefix([10**7], 1.0)
 
 
-@pytest.mark.parametrize("ttl_s", [10**400, 10**5000, 1.1e9])
+@pytest.mark.parametrize("ttl_s", [10**400, 10**5000, 1.1e9], ids=["huge", "beyond printing", "just above"])
 def test_a_time_without_bound_is_refused_and_costs_no_memory(engine, ttl_s):
     prompt = list(range(2, 40))
     engine.generate([prompt], {"max_tokens": 2})
