@@ -26,7 +26,7 @@ from graftlm.scheduling import Request, RequestGrammar
 from graftlm.scheduling.request import StopWatch
 from graftlm.types import SamplingParams, TokenIds
 
-__all__ = ["Intake", "MAX_TTL_S", "IntakeLimits", "check_call", "check_ttl", "completion_seed"]
+__all__ = ["MAX_TTL_S", "Intake", "IntakeLimits", "check_call", "check_ttl", "completion_seed"]
 
 _MAX_SEED = 2**63 - 1
 
