@@ -885,3 +885,23 @@ def test_the_example_in_the_docs_is_a_plugin(install):
     (entry,) = registry.entries()
     chosen = registry.provider(entry.family, entry.name)
     assert isinstance(registry.create(entry.family, chosen, {}, None), FAMILIES[entry.family].contract)
+
+
+@pytest.mark.parametrize(
+    ("settings", "warning"),
+    [
+        (
+            {"disabled": ["graftlm_cahce"]},
+            "plugins.disabled: no plugin is called 'graftlm_cahce'; did you mean 'graftlm_cache'?",
+        ),
+        ({"disabled": ["qqqq"]}, "plugins.disabled: no plugin is called 'qqqq'"),
+        (
+            {"prefer": {"eviction/lruu": "graftlm"}},
+            "plugins.prefer: nothing provides 'eviction/lruu'; did you mean 'eviction/lru'?",
+        ),
+        ({"disabled": ["graftlm_cache"], "prefer": {"eviction/lru": "graftlm"}}, None),
+    ],
+)
+def test_a_name_that_nobody_bears_is_told(settings, warning, caplog):
+    Registry.load(PluginSettings(**settings))
+    assert [record.getMessage() for record in caplog.records] == ([warning] if warning else [])
