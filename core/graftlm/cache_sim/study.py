@@ -161,6 +161,6 @@ class Study:
 def _check_capacity(capacity: Capacity, num_pages: int, page_size: int) -> None:
     if num_pages > _MAX_PAGES:
         raise ConfigError(
-            f"capacity {capacity.text}: {num_pages:.3g} pages of {page_size} tokens are beyond the {_MAX_PAGES} that can "
-            "be replayed. Choose a smaller --capacity, or a larger --page-size."
+            f"capacity {capacity.text}: {num_pages:.3g} pages of {page_size} tokens are beyond the {_MAX_PAGES} that "
+            "can be replayed. Choose a smaller --capacity, or a larger --page-size."
         )

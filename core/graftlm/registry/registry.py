@@ -365,7 +365,7 @@ def _check_prefer(prefer: Iterable[str]) -> None:
 
 
 def _warn_of_unknown(settings: PluginSettings, loader: PluginLoader, offers: Sequence[Offer]) -> None:
-    """Log what `plugins.disabled` and `plugins.prefer` name and nobody is called: likely misspelt, and without effect."""
+    """Log what `plugins.disabled` and `plugins.prefer` name and nobody is called: misspelt, so without effect."""
     for name, close in loader.unknown(settings.disabled):
         logger.warning("plugins.disabled: no plugin is called '%s'%s", name, _did_you_mean(close))
     offered = {f"{offer.family.key}/{offer.provider.name}" for offer in offers}

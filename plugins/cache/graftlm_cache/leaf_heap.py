@@ -148,7 +148,7 @@ class LeafHeap:
         return priority, stamp, node
 
     def _priority(self, node: RadixNode) -> tuple[float, ...]:
-        """Ask the strategy; an answer that has no place in an order is taken for the lowest, which is an empty tuple."""
+        """Ask the strategy; an answer that has no place in an order is taken for the lowest: an empty tuple."""
         try:
             priority = self._strategy.priority(node.stats)
         except Exception as error:

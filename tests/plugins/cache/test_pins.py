@@ -1,8 +1,10 @@
 import pytest
 
 from graftlm.contracts import NodeStats
+from graftlm.testing import CacheRig
 from graftlm_cache.node import RadixNode
-from graftlm_cache.pins import Pins
+from graftlm_cache.pins import MAX_PINS, Pins
+from graftlm_cache.radix import RadixCache
 
 
 def leaf() -> RadixNode:
@@ -47,3 +49,24 @@ def test_too_many_pins_are_refused_but_not_a_renewal():
     assert pins.has_room("", b"a")
     pins.pop_first()
     assert pins.has_room("", b"c")
+
+
+def test_pins_have_ended_for_whoever_walks_or_unpins():
+    rig = CacheRig(RadixCache, 1)
+    rig.insert(rig.key(1, 2))
+    rig.cache.pin(rig.key(1, 2), 10.0)
+    assert [view.num_pins for view in rig.cache.walk()] == [1]
+    rig.clock.now += 1000.0
+    assert [view.num_pins for view in rig.cache.walk()] == [0]
+    assert not rig.cache.unpin(rig.key(1, 2))
+
+
+def test_one_pin_too_many_is_refused_until_one_ends():
+    rig = CacheRig(RadixCache, 1)
+    rig.insert(rig.key(1))
+    for letter in range(MAX_PINS):
+        assert rig.cache.pin(rig.key(1, letter), 1e6 if letter else 1e5) == 1
+    assert rig.cache.pin(rig.key(1, MAX_PINS), 1e6) == 0
+    assert rig.cache.pin(rig.key(1, 7), 1e6) == 1
+    rig.clock.now += 2e5
+    assert rig.cache.pin(rig.key(1, MAX_PINS), 1e6) == 1
