@@ -891,13 +891,17 @@ def test_the_example_in_the_docs_is_a_plugin(install):
     ("settings", "warning"),
     [
         (
-            {"disabled": ["graftlm_cahce"]},
-            "plugins.disabled: no plugin is called 'graftlm_cahce'; did you mean 'graftlm_cache'?",
+            {"disabled": ["cahce"]},
+            "plugins.disabled: no plugin is called 'cahce'; did you mean 'cache'?",
         ),
         ({"disabled": ["qqqq"]}, "plugins.disabled: no plugin is called 'qqqq'"),
         (
             {"prefer": {"eviction/lruu": "graftlm"}},
             "plugins.prefer: nothing provides 'eviction/lruu'; did you mean 'eviction/lru'?",
+        ),
+        (
+            {"prefer": {"eviction/lru": "graftml"}},
+            "plugins.prefer: no plugin is called 'graftml'; did you mean 'graftlm'?",
         ),
         ({"disabled": ["graftlm_cache"], "prefer": {"eviction/lru": "graftlm"}}, None),
     ],
