@@ -70,3 +70,23 @@ def test_a_bad_time_is_refused(engine, ttl_s):
 def test_a_bad_prompt_is_refused(engine):
     with pytest.raises(InvalidPromptError):
         engine.pin_prefix([10**7], 1.0)
+
+
+@pytest.mark.parametrize("ttl_s", [10**400, 10**5000, 1.1e9], ids=["huge", "beyond printing", "just above"])
+def test_a_time_without_bound_is_refused_and_costs_no_memory(engine, ttl_s):
+    prompt = list(range(2, 40))
+    engine.generate([prompt], {"max_tokens": 2})
+    before = cached(engine, prompt)
+    with pytest.raises(RequestError, match="at most 1000000000"):
+        engine.pin_prefix(prompt, ttl_s)
+    assert cached(engine, prompt) == before > 0
+
+
+def test_a_salt_that_is_no_unicode_is_refused(engine):
+    for call in (
+        lambda: engine.generate([[5, 6]], {"max_tokens": 1}, cache_salt="\ud800"),
+        lambda: engine.pin_prefix([5, 6], 1.0, cache_salt="\ud800"),
+        lambda: engine.unpin_prefix([5, 6], cache_salt="\ud800"),
+    ):
+        with pytest.raises(RequestError, match="cache_salt must be valid Unicode"):
+            call()

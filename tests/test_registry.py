@@ -885,3 +885,27 @@ def test_the_example_in_the_docs_is_a_plugin(install):
     (entry,) = registry.entries()
     chosen = registry.provider(entry.family, entry.name)
     assert isinstance(registry.create(entry.family, chosen, {}, None), FAMILIES[entry.family].contract)
+
+
+@pytest.mark.parametrize(
+    ("settings", "warning"),
+    [
+        (
+            {"disabled": ["cahce"]},
+            "plugins.disabled: no plugin is called 'cahce'; did you mean 'cache'?",
+        ),
+        ({"disabled": ["qqqq"]}, "plugins.disabled: no plugin is called 'qqqq'"),
+        (
+            {"prefer": {"eviction/lruu": "graftlm"}},
+            "plugins.prefer: nothing provides 'eviction/lruu'; did you mean 'eviction/lru'?",
+        ),
+        (
+            {"prefer": {"eviction/lru": "graftml"}},
+            "plugins.prefer: no plugin is called 'graftml'; did you mean 'graftlm'?",
+        ),
+        ({"disabled": ["graftlm_cache"], "prefer": {"eviction/lru": "graftlm"}}, None),
+    ],
+)
+def test_a_name_that_nobody_bears_is_told(settings, warning, caplog):
+    Registry.load(PluginSettings(**settings))
+    assert [record.getMessage() for record in caplog.records] == ([warning] if warning else [])

@@ -78,6 +78,7 @@ def cache_sim(
     """
     from graftlm.cache_sim import (
         Study,
+        check_overwrites_none,
         check_plotting,
         check_writable,
         parse_capacities,
@@ -93,6 +94,7 @@ def cache_sim(
         check_plotting(plot)
     for path, option in ((as_json, "--json"), (plot, "--plot")):
         if path is not None:
+            check_overwrites_none(path, option, [*traces, *([config] if config is not None else [])])
             check_writable(path, option)
     settings = EngineConfig.load(config, overrides or ())
     registry = Registry.load(settings.plugins)

@@ -26,9 +26,12 @@ from graftlm.scheduling import Request, RequestGrammar
 from graftlm.scheduling.request import StopWatch
 from graftlm.types import SamplingParams, TokenIds
 
-__all__ = ["Intake", "IntakeLimits", "check_call", "check_ttl", "completion_seed"]
+__all__ = ["MAX_TTL_S", "Intake", "IntakeLimits", "check_call", "check_ttl", "completion_seed"]
 
 _MAX_SEED = 2**63 - 1
+
+#: Seconds that a prefix may be pinned for at most: 31 years.
+MAX_TTL_S = 1e9
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,10 +241,10 @@ def check_ttl(ttl_s: object) -> None:
     """Check how long a prefix is to be pinned.
 
     Raises:
-        RequestError: it is not a positive, finite number of seconds.
+        RequestError: it is not a positive number of seconds up to `MAX_TTL_S`.
     """
-    if isinstance(ttl_s, bool) or not isinstance(ttl_s, int | float) or not 0 < ttl_s < math.inf:
-        raise RequestError(f"ttl_s must be a positive, finite number of seconds, got {ttl_s!r}")
+    if isinstance(ttl_s, bool) or not isinstance(ttl_s, int | float) or not 0 < ttl_s <= MAX_TTL_S:
+        raise RequestError(f"ttl_s must be a positive number of seconds, at most {MAX_TTL_S:.0f}, got {_spell(ttl_s)}")
 
 
 def check_call(priority: object, timeout_s: object, cache_salt: object) -> None:
@@ -254,11 +257,23 @@ def check_call(priority: object, timeout_s: object, cache_salt: object) -> None:
         raise RequestError(f"priority must be an integer, got {priority!r}")
     if not isinstance(cache_salt, str):
         raise RequestError(f"cache_salt must be a string, one for all prompts of the call, got {cache_salt!r}")
+    try:
+        cache_salt.encode()
+    except UnicodeEncodeError as error:
+        raise RequestError(f"cache_salt must be valid Unicode, got a lone surrogate: {cache_salt!a:.60}") from error
     if timeout_s is None:
         return
     is_number = isinstance(timeout_s, int | float) and not isinstance(timeout_s, bool)
     if not is_number or not 0 < float(str(timeout_s)) < math.inf:
         raise RequestError(f"timeout_s must be a number of seconds above 0, or None, got {timeout_s!r}")
+
+
+def _spell(value: object) -> str:
+    """Return a value for a message; an integer may have more digits than Python writes."""
+    try:
+        return reprlib.repr(value)
+    except ValueError:
+        return "a number of thousands of digits"
 
 
 def check_ids(request_ids: object, num_prompts: int) -> list[str]:

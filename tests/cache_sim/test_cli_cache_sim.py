@@ -183,3 +183,33 @@ def test_no_tensor_library_is_imported(cache_sim, workplace):
     )
     output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert output.splitlines()[-1] == "set()"
+
+
+@pytest.mark.parametrize("option", ["--json", "--plot"])
+def test_a_result_never_overwrites_what_is_read(option, cache_sim, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    trace, other_name = tmp_path / "recorded.jsonl", tmp_path / "again.png"
+    line = '{"timestamp": 0, "input_length": 4, "block_tokens": 4, "hash_ids": [1]}\n'
+    trace.write_text(line)
+    other_name.symlink_to(trace)
+    code, _, errors = cache_sim(str(trace), option, str(other_name))
+    assert code == 2
+    assert "name another one" in errors
+    assert trace.read_text() == line
+
+
+@pytest.mark.parametrize("tokens", [9 * 10**18, 3 * 10**9, 2**26 + 1])
+def test_numbers_that_no_replay_could_hold_are_told(tokens, cache_sim, tmp_path):
+    trace = tmp_path / "huge.jsonl"
+    trace.write_text(f'{{"timestamp": 0, "input_length": {tokens}, "block_tokens": {tokens}, "hash_ids": [1]}}\n')
+    code, _, errors = cache_sim(str(trace))
+    assert code == 2
+    assert f"{tokens} tokens is beyond" in errors
+
+
+def test_a_capacity_that_no_replay_could_hold_is_told(cache_sim, tmp_path):
+    trace = tmp_path / "small.jsonl"
+    trace.write_text('{"timestamp": 0, "input_length": 4, "block_tokens": 4, "hash_ids": [1]}\n')
+    code, _, errors = cache_sim(str(trace), "--capacity", "999999999999999999G")
+    assert code == 2
+    assert "smaller --capacity" in errors

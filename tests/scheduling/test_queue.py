@@ -128,3 +128,39 @@ def test_priority_goes_before_ageing_and_ageing_before_the_policy():
     assert rig.order(now=9.0) == ["urgent", "aged", "cached"]
     assert rig.queue.num_aged == 1
     assert rig.queue.highest_priority == 1
+
+
+class Meddling(FirstComeFirstServed):
+    """Changes the list it is given."""
+
+    def __init__(self, way):
+        super().__init__()
+        self.way = way
+
+    def order(self, waiting, now):
+        if self.way == "takes all out in its order":
+            return [waiting.pop() for _ in range(len(waiting))]
+        first = waiting[0]
+        waiting.clear()
+        if self.way == "raises":
+            raise ValueError("none left")
+        if self.way == "repeats":
+            waiting += [first] * 3
+        return waiting
+
+
+@pytest.mark.parametrize(
+    ("way", "order", "told"),
+    [
+        ("takes all out in its order", ["c", "b", "a"], None),
+        ("raises", ["a", "b", "c"], "failed with ValueError"),
+        ("repeats", ["a", "b", "c"], "did not return a permutation"),
+        ("drops", ["a", "b", "c"], "did not return a permutation"),
+    ],
+)
+def test_a_policy_that_changes_its_list_loses_nobody_and_is_told_once(way, order, told, caplog):
+    rig = Rig(Meddling(way))
+    for name in "abc":
+        rig.add(name, name)
+    assert [rig.order() for _ in range(3)] == [order] * 3
+    assert [told in record.getMessage() for record in caplog.records] == ([True] if told else [])

@@ -263,6 +263,17 @@ class SplitsGroups(SchedulingPolicy):
         return sorted(waiting, key=lambda request: request.group.num_tokens)
 
 
+class TakesOut(SchedulingPolicy):
+    def order(self, waiting, now):
+        return [waiting.pop(0) for _ in range(len(waiting))]
+
+
+class Repeats(SchedulingPolicy):
+    def order(self, waiting, now):
+        waiting[:] = waiting[:1] * len(waiting)
+        return waiting
+
+
 class LetsEqualsPreempt(SchedulingPolicy):
     preemption = Preemption(min_difference=0)
 
@@ -280,6 +291,8 @@ class SaysYesToPreemption(LetsEqualsPreempt):
         (SplitsGroups, "test_order_is_a_permutation"),
         (LetsEqualsPreempt, "test_preemption_needs_a_higher_priority"),
         (SaysYesToPreemption, "test_preemption_needs_a_higher_priority"),
+        (TakesOut, "test_order_returns_a_new_list_and_changes_nothing"),
+        (Repeats, "test_order_is_a_permutation"),
         (Drops, "test_order_is_a_permutation"),
         (SortsInPlace, "test_order_returns_a_new_list_and_changes_nothing"),
         (SortsInPlace, "test_order_takes_any_sequence"),

@@ -1,7 +1,8 @@
 """A study as JSON."""
 
 import json
-from collections.abc import Sequence
+import os
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -9,10 +10,24 @@ from graftlm.cache_sim.choices import Choice
 from graftlm.cache_sim.study import CapacityStudy, Outcome, TraceStudy
 from graftlm.errors import ConfigError
 
-__all__ = ["check_writable", "save_studies", "study_as_json"]
+__all__ = ["check_overwrites_none", "check_writable", "save_studies", "study_as_json"]
 
 #: Grows when a field changes its meaning.
 _FORMAT_VERSION: Final = 1
+
+
+def check_overwrites_none(path: Path, option: str, inputs: Iterable[Path]) -> None:
+    """Make sure that a result is no file that is read, by whatever name.
+
+    Args:
+        option: of the command line, for the message.
+
+    Raises:
+        ConfigError: it is one.
+    """
+    for source in inputs:
+        if path.exists() and source.exists() and os.path.samefile(path, source):
+            raise ConfigError(f"{option}: {path} is the file that is read as {source}; name another one")
 
 
 def check_writable(path: Path, option: str) -> None:

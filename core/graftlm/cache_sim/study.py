@@ -17,6 +17,9 @@ from graftlm.registry import Registry
 __all__ = ["CapacityStudy", "Outcome", "Study", "TraceStudy"]
 
 
+#: Pages that a cache may be replayed with; each is an entry of a table.
+_MAX_PAGES = 2**28
+
 #: What plugins are created for when they are only checked.
 _PAGES_OF_CHECK = 1024
 
@@ -99,10 +102,12 @@ class Study:
             on_request: called after each request of each replay.
 
         Raises:
-            ConfigError: the page size does not divide the trace's blocks.
+            ConfigError: the page size does not divide the trace's blocks, or a capacity is beyond what can be replayed.
         """
         page_size = self._page_size(trace)
         tree = PageTree(trace, page_size)
+        for capacity in self.capacities:
+            _check_capacity(capacity, capacity.pages(tree.total_pages, page_size), page_size)
         asked = {capacity.pages(tree.total_pages, page_size): capacity.text for capacity in self.capacities}
         found = []
         for pages, text in sorted(asked.items()):
@@ -151,3 +156,11 @@ class Study:
         provider = registry.provider("cache", cache.name, "--cache")
         made: PrefixCache = registry.create("cache", provider, cache.options, context)
         return made
+
+
+def _check_capacity(capacity: Capacity, num_pages: int, page_size: int) -> None:
+    if num_pages > _MAX_PAGES:
+        raise ConfigError(
+            f"capacity {capacity.text}: {num_pages:.3g} pages of {page_size} tokens are beyond the {_MAX_PAGES} that "
+            "can be replayed. Choose a smaller --capacity, or a larger --page-size."
+        )

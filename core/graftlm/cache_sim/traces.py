@@ -33,6 +33,10 @@ __all__ = ["DEFAULT_BLOCK_TOKENS", "Trace", "TraceError", "TraceRequest", "parse
 DEFAULT_BLOCK_TOKENS: Final = 512
 
 
+#: Tokens in a request or a block at most; a replay writes them all out.
+_MAX_TOKENS: Final = 2**26
+
+
 class TraceError(GraftlmError, ValueError):
     """A trace cannot be read; the message says file and line."""
 
@@ -163,6 +167,9 @@ class _Reader:
         size = self.block_tokens
         if (line.block_tokens is not None) != self._given or line.block_tokens not in (None, size):
             return f"block_tokens is {line.block_tokens}, the first line has {size if self._given else None}"
+        most = max(size, line.input_length, line.output_length if line.output_hash_ids is not None else 0)
+        if most > _MAX_TOKENS:
+            return f"a request or block of {most} tokens is beyond the {_MAX_TOKENS} that can be replayed"
         if problem := _count_problem("hash_ids", line.hash_ids, 0, line.input_length, size):
             return problem
         ids, num_tokens = line.hash_ids, line.input_length

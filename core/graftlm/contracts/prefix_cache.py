@@ -305,7 +305,7 @@ class PrefixCache(ABC):
 
         Effects: touches recency as a match does, but counts no hit. Pinning the same key again sets its time anew.
 
-        Returns: pages kept; 0 when nothing of it is cached, or this cache does not pin.
+        Returns: pages kept; 0 when nothing of it is cached, this cache does not pin, or has as many pins as it takes.
         """
         return 0
 

@@ -96,6 +96,7 @@ class PluginLoader:
     def __init__(self, disabled: Sequence[str] = ()) -> None:
         self.failures: list[PluginFailure] = []
         self._disabled = disabled
+        self._met: list[Plugin] = []  # disabled and failed ones included
         self._manager = pluggy.PluginManager(hookspecs.PROJECT_NAME)
         self._manager.add_hookspecs(hookspecs)
         self._plugins: dict[int, Plugin] = {}  # by id of the registered object, which the manager keeps alive
@@ -147,7 +148,17 @@ class PluginLoader:
         except PluginLoadError as error:
             self.failures.append(PluginFailure(plugin, error))
 
+    def unknown(self, names: Iterable[str]) -> list[tuple[str, str | None]]:
+        """Return those names that mean no plugin that was met, each with the nearest one that does."""
+        known = {name for plugin in self._met for name in (plugin.name, plugin.module, plugin.distribution)}
+        return [
+            (name, nearest(name, sorted(known)))
+            for name in names
+            if not any(plugin.is_called(name) for plugin in self._met)
+        ]
+
     def _is_disabled(self, plugin: Plugin) -> bool:
+        self._met.append(plugin)
         return any(plugin.is_called(name) for name in self._disabled)
 
     def _register(self, plugin: Plugin, plugin_object: object) -> None:

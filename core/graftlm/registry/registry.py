@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -24,6 +25,8 @@ from graftlm.registry.loading import PluginFailure, PluginLoader, describe_error
 from graftlm.registry.offers import Offer, collect
 
 __all__ = ["AUTO", "Entry", "Registry"]
+
+logger = logging.getLogger(__name__)
 
 #: The name that leaves the choice to the registry.
 AUTO = "auto"
@@ -96,6 +99,7 @@ class Registry:
             loader.load_module(name)
         given = [loader.load_object(plugin) for plugin in plugins]
         offers, failures = collect(loader)
+        _warn_of_unknown(settings, loader, offers)
         for failure in failures:
             if failure.plugin in given:
                 raise failure.error
@@ -358,6 +362,22 @@ def _check_prefer(prefer: Iterable[str]) -> None:
         close = nearest(family, FAMILIES)
         hint = f"did you mean '{close}/{name or 'name'}'?" if close else f"families are: {', '.join(FAMILIES)}"
         raise ConfigError(f"plugins.prefer: '{key}' must be family/name, such as eviction/lru; {hint}")
+
+
+def _warn_of_unknown(settings: PluginSettings, loader: PluginLoader, offers: Sequence[Offer]) -> None:
+    """Log what `plugins.disabled` and `plugins.prefer` name and nobody is called: misspelt, so without effect."""
+    for name, close in loader.unknown(settings.disabled):
+        logger.warning("plugins.disabled: no plugin is called '%s'%s", name, _did_you_mean(close))
+    offered = {f"{offer.family.key}/{offer.provider.name}" for offer in offers}
+    for key in settings.prefer:
+        if key not in offered:
+            logger.warning("plugins.prefer: nothing provides '%s'%s", key, _did_you_mean(nearest(key, sorted(offered))))
+    for name, close in loader.unknown(settings.prefer.values()):
+        logger.warning("plugins.prefer: no plugin is called '%s'%s", name, _did_you_mean(close))
+
+
+def _did_you_mean(close: str | None) -> str:
+    return f"; did you mean '{close}'?" if close else ""
 
 
 def _duplicate(kind: Family, name: str, offers: Sequence[Offer]) -> str:

@@ -104,6 +104,7 @@ class WaitingQueue:
         self._ageing = Ageing()
         self._tree = PromptTree(page_size)
         self._unplanted: dict[str, QueueEntry] = {}  # not in the tree yet
+        self._told_faults: set[str] = set()  # of the policy, by kind: a failing one fails at every step
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -181,15 +182,29 @@ class WaitingQueue:
         self.cache, self._seen_version, self.moment = cache, cache.version, object()
 
     def _policy_order(self, waiting: list[QueueEntry], now: float) -> list[QueueEntry]:
-        """Ask the policy; one that raises or loses requests costs its order, not the requests."""
+        """Ask the policy; one that raises or loses requests costs its order, not the requests.
+
+        It gets a list of its own: whatever it does to that one, nobody is lost.
+        """
         try:
-            order = list(cast(list[QueueEntry], self._policy.order(waiting, now)))
+            order = list(cast(list[QueueEntry], self._policy.order(list(waiting), now)))
             if len(order) == len(waiting) and set(map(id, order)) == set(map(id, waiting)):
                 return self._aged_first(order, now)
-            logger.error("scheduling policy %s did not return a permutation; using arrival order", type(self._policy))
-        except Exception:
-            logger.exception("scheduling policy %s failed; using arrival order", type(self._policy))
+            self._tell_fault("did not return a permutation")
+        except Exception as error:
+            self._tell_fault(f"failed with {type(error).__name__}", error)
         return waiting
+
+    def _tell_fault(self, what: str, error: Exception | None = None) -> None:
+        """Log what the policy did wrong, once for each kind."""
+        if what not in self._told_faults:
+            self._told_faults.add(what)
+            logger.error(
+                "scheduling policy %s %s; using arrival order. Further failures of this kind are not logged.",
+                type(self._policy),
+                what,
+                exc_info=error,
+            )
 
     def _aged_first(self, order: list[QueueEntry], now: float) -> list[QueueEntry]:
         limit_s = self._policy.max_wait_s

@@ -1,18 +1,27 @@
 """The evictable leaves of a radix tree, in a lazily updated heap of sorted runs: no eviction scans them."""
 
 import itertools
+import logging
+import reprlib
 from heapq import heappop, heappush, heapreplace
 from typing import TypeAlias
+
+import numpy as np
 
 from graftlm.contracts import EvictionStrategy
 from graftlm_cache.node import RadixNode
 
 __all__ = ["LeafHeap"]
 
+logger = logging.getLogger(__name__)
+
 #: Priority, stamp, node. Stamps are unique, so that nodes are never compared.
 _Entry: TypeAlias = tuple[tuple[float, ...], int, RadixNode]
 #: The lowest entry of a run, and the rest of the run, highest first.
 _Head: TypeAlias = tuple[tuple[float, ...], int, RadixNode, list[_Entry]]
+
+#: What a priority may be made of; all of them compare with each other.
+_NUMBERS = (int, float, np.integer, np.floating)
 
 #: Stale entries that are not worth a sweep.
 _SLACK = 64
@@ -43,6 +52,7 @@ class LeafHeap:
         self._stamps = itertools.count()
         self._num_entries = 0
         self._num_valid = 0
+        self._told_faults: set[str] = set()  # of the strategy, by kind
 
     @property
     def num_entries(self) -> int:
@@ -133,5 +143,34 @@ class LeafHeap:
         return nodes
 
     def _new_entry(self, node: RadixNode) -> _Entry:
+        priority = self._priority(node)
         node.heap_stamp = stamp = next(self._stamps)
-        return self._strategy.priority(node.stats), stamp, node
+        return priority, stamp, node
+
+    def _priority(self, node: RadixNode) -> tuple[float, ...]:
+        """Ask the strategy; an answer that has no place in an order is taken for the lowest: an empty tuple."""
+        try:
+            priority = self._strategy.priority(node.stats)
+        except Exception as error:
+            self._tell_fault(f"failed with {type(error).__name__}", error)
+            return ()
+        if type(priority) is tuple:
+            for value in priority:
+                if not isinstance(value, _NUMBERS) or value != value:  # NaN alone differs from itself
+                    break
+            else:
+                return priority
+        self._tell_fault(f"gave {reprlib.repr(priority)}, expected a tuple of numbers, none of them NaN", kind="answer")
+        return ()
+
+    def _tell_fault(self, what: str, error: Exception | None = None, kind: str | None = None) -> None:
+        """Log what the strategy did wrong, once for each kind."""
+        kind = kind or what
+        if kind not in self._told_faults:
+            self._told_faults.add(kind)
+            logger.error(
+                "eviction strategy %s: priority() %s; the node goes first. Further faults of this kind are not logged.",
+                type(self._strategy).__name__,
+                what,
+                exc_info=error,
+            )

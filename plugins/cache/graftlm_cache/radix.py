@@ -8,6 +8,7 @@ arXiv:2312.07104, section 3).
 """
 
 import itertools
+import logging
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
@@ -36,6 +37,8 @@ from graftlm_cache.pins import Pins
 from graftlm_cache.place import Place, find_place
 
 __all__ = ["RadixCache"]
+
+logger = logging.getLogger(__name__)
 
 _TOKEN_DTYPE = np.dtype(np.int32)
 
@@ -232,6 +235,10 @@ class RadixCache(PrefixCache):
     def pin(self, key: PrefixKey, ttl_s: float) -> int:
         """Keep the cached part of a key for a while; see `PrefixCache.pin`."""
         tokens, now = self._whole_pages(key), self._clock()
+        self._end_pins(now)
+        if not self._pins.has_room(key.namespace, tokens):
+            logger.warning("a prefix is not pinned: there are %d pins, as many as there may be", len(self._pins))
+            return 0
         path = self._path(self._start(None, key.namespace), tokens, key.priority, now)
         if not path:
             return 0
@@ -242,6 +249,7 @@ class RadixCache(PrefixCache):
 
     def unpin(self, key: PrefixKey) -> bool:
         """End a pin before its time; see `PrefixCache.unpin`."""
+        self._end_pins(self._clock())
         node = self._pins.remove(key.namespace, self._whole_pages(key))
         self._reconsider(node)
         return node is not None
@@ -345,6 +353,7 @@ class RadixCache(PrefixCache):
 
     def walk(self) -> Iterator[NodeView]:
         """Yield every node, parents before children. The cache must not change meanwhile; the arrays are read-only."""
+        self._end_pins(self._clock())
         for node in self._nodes():
             yield NodeView(
                 node_id=node.node_id,

@@ -1,3 +1,8 @@
+import itertools
+
+import numpy as np
+import pytest
+
 from graftlm.contracts import NodeStats
 from graftlm.testing import OldestAccessFirst
 from graftlm_cache.leaf_heap import LeafHeap
@@ -73,3 +78,55 @@ def test_stale_entries_are_swept_out():
         assert oldest is nodes[20], round_idx
         heap.touch(oldest)
         assert heap.num_entries <= 2 * len(nodes) + 64
+
+
+class Answers(OldestAccessFirst):
+    """Gives the answers of a list in turn; raises those that are errors."""
+
+    def __init__(self, answers):
+        self.answers = itertools.cycle(answers)
+
+    def priority(self, node):
+        answer = next(self.answers)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+@pytest.mark.parametrize(
+    "answers",
+    [
+        [(float("nan"),), (1.0,), (2.0,)],
+        [(1.0,), ("text",), None],
+        [(None,), (1.0, "x"), [1.0], 3.0],
+        [(1j,), ((1.0,),), (2.0,)],
+        [ValueError("no"), (1.0,)],
+        [(10**400,), (float("inf"),), (-(10**400),), (1.0,)],
+        [(np.float32(1.0),), (np.int64(-1),), (np.float64("nan"),)],
+        [(), (1.0,), (1.0, 2.0)],
+    ],
+)
+@pytest.mark.parametrize("num_leaves", [10, 700])
+def test_bad_answers_of_a_strategy_lose_no_leaf(answers, num_leaves, caplog):
+    heap = LeafHeap(Answers(answers))
+    nodes = [leaf(1.0) for _ in range(num_leaves)]
+    popped = []
+    for number, node in enumerate(nodes):
+        heap.touch(node)
+        heap.touch(nodes[number // 2])
+        if node in popped:
+            popped.remove(node)
+        heap.settle_many()
+    while (node := heap.pop()) is not None:
+        popped.append(node)
+    assert len(popped) == num_leaves
+    assert set(map(id, popped)) == set(map(id, nodes))
+    assert len(caplog.records) <= 2
+
+
+def test_what_a_strategy_cannot_place_goes_first():
+    heap = LeafHeap(Answers([(-5.0,), (float("nan"),), None]))
+    nodes = [leaf(1.0) for _ in range(3)]
+    for node in nodes:
+        heap.touch(node)
+    assert [heap.pop(), heap.pop(), heap.pop()] == [nodes[1], nodes[2], nodes[0]]

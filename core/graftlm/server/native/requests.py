@@ -4,6 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Discriminator, Field, Tag
 
+from graftlm.intake import MAX_TTL_S
 from graftlm.server.wire import (
     NUMBER,
     UNICODE,
@@ -194,7 +195,9 @@ class PrefixRequest(WireModel):
 class PinRequest(PrefixRequest):
     """What to keep, and for how long."""
 
-    ttl_s: Annotated[float, NUMBER] = Field(default=3600.0, gt=0, le=1e9, description="Seconds until the pin ends.")
+    ttl_s: Annotated[float, NUMBER] = Field(
+        default=3600.0, gt=0, le=MAX_TTL_S, description="Seconds until the pin ends."
+    )
 
 
 class PauseRequest(WireModel):
