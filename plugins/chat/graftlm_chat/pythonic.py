@@ -16,7 +16,7 @@ from graftlm.contracts import (
 )
 from graftlm_chat.json_text import BracketScanner, dump
 from graftlm_chat.message_builder import MessageBuilder
-from graftlm_chat.pythonic_grammar import python_calls, python_name
+from graftlm_chat.pythonic_grammar import is_argument, python_calls, python_name
 from graftlm_chat.wording import describe_tools
 
 __all__ = ["PythonicFormat"]
@@ -74,26 +74,26 @@ class _PythonicParser(ToolCallParser):
 
     def _read_list(self) -> None:
         start = self._held.lstrip()
-        if start and (not start.startswith("[") or len(self._held) > _MAX_LEN):
-            self._give_up()
+        if start and not start.startswith("["):
+            self._go_on_as_text()
         elif start:
             end = self._scanner.find_depth(self._held, self._read, 0)
             self._read = len(self._held)
-            if end is not None:
+            if (end or self._read) > _MAX_LEN:
+                self._go_on_as_text()
+            elif end is not None:
                 self._complete(end)
 
     def _complete(self, end: int) -> None:
         calls = _calls(self._held[:end].strip(), self._names)
-        if calls is None:
-            self._give_up()
-            return
-        for call in calls:
+        if calls is not None:
+            self._held = self._held[end:]
+        for call in calls or ():
             self._message.call(call.name)
             self._message.arguments(call.arguments)
-        self._held = self._held[end:]
-        self._give_up()
+        self._go_on_as_text()
 
-    def _give_up(self) -> None:
+    def _go_on_as_text(self) -> None:
         self._is_text = True
         self._message.content(self._held)
 
@@ -157,7 +157,7 @@ def _key(node: ast.expr | None) -> str:
 
 def _render(call: ToolCall) -> str:
     values = call.values()
-    plain = {name: value for name, value in values.items() if name.isidentifier() and name.isascii()}
+    plain = {name: value for name, value in values.items() if is_argument(name)}
     others = {name: value for name, value in values.items() if name not in plain}
     arguments = [f"{name}={value!r}" for name, value in plain.items()]
     if others:

@@ -8,7 +8,7 @@ from typing import Any, Final
 from graftlm.contracts import GrammarKind, GrammarSpec, Tool
 from graftlm.errors import GrammarError
 
-__all__ = ["python_calls", "python_name"]
+__all__ = ["is_argument", "python_calls", "python_name"]
 
 #: Literals of each type; `value` is any of them.
 _LITERALS: Final = r'''
@@ -29,6 +29,11 @@ _SILENT: Final = frozenset({"title", "description", "default", "examples", "$com
 def python_name(name: str) -> str:
     """Return a tool's name as Python can write it."""
     return name.replace("-", "_")
+
+
+def is_argument(name: str) -> bool:
+    """Whether Python can write a name before the = of an argument."""
+    return name.isidentifier() and name.isascii() and not keyword.iskeyword(name)
 
 
 def python_calls(tools: Sequence[Tool], *, parallel: bool) -> GrammarSpec:
@@ -56,7 +61,7 @@ def _call_rules(rule: str, tool: Tool) -> list[str]:
     arguments = [(name, _value(tool, sub, f"$.properties.{name}")) for name, sub in properties.items()]
     names = [name for name, _ in arguments]
     for name in [*names, *sorted(required - set(names))]:
-        if not name.isidentifier() or not name.isascii() or keyword.iskeyword(name) or name not in names:
+        if not is_argument(name) or name not in names:
             raise GrammarError(f"tool {tool.name!r}: pythonic calls cannot name the argument {name!r}")
     rules = [f"{rule} ::= {json.dumps(python_name(tool.name) + '(')} {rule}_0"]
     for i, (name, value) in enumerate(arguments):
