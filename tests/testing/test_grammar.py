@@ -89,6 +89,7 @@ class ForcesTooMuch(fake_grammar._FakeMatcher):
         (RollsBackOneLess, "test_rollback_undoes"),
         (ClearsAllRows, "test_fill_bitmask_writes_one_row"),
         (AddsToTheMask, "test_fill_bitmask_writes_one_row"),
+        (RollsBackOneLess, "test_rollback_undoes_forced_tokens"),
         (WalksAhead, "test_asking_changes_nothing"),
         (ForcesTooMuch, "test_what_is_forced_must_come"),
     ],
@@ -109,6 +110,17 @@ class SharesItsMatcher(FakeGrammarBackend):
         return compiled
 
 
+class MixesRows(FakeGrammarBackend):
+    def fill_bitmasks(self, matchers, mask):
+        super().fill_bitmasks(matchers[::-1], mask)
+
+
+class NamesWhatItEnforces(FakeGrammarBackend):
+    def check(self, spec):
+        super().check(spec)
+        return ("$.x",)
+
+
 class RefusesLate(FakeGrammarBackend):
     def check(self, spec):
         pass
@@ -118,6 +130,8 @@ class RefusesLate(FakeGrammarBackend):
     ("broken", "sentence"),
     [
         (SharesItsMatcher, "test_matchers_know_nothing_of_each_other"),
+        (MixesRows, "test_fill_bitmasks_writes_what_each_matcher_allows"),
+        (NamesWhatItEnforces, "test_what_is_not_enforced_is_named"),
         (RefusesLate, "test_what_is_malformed_is_refused"),
     ],
 )

@@ -26,23 +26,35 @@ _MERGES = ['{"', '":', "tr", "ue", "true", "nu", "ll", "null", "ab", '"}', "12",
 
 @dataclass(frozen=True, slots=True)
 class GrammarCase:
-    """A specification, texts that meet it, and texts that do not."""
+    """A specification, texts that meet it, and texts that do not.
+
+    Attributes:
+        unenforced: what `check` names; where there is something, the specification is not strict, and refused if it is.
+    """
 
     kind: GrammarKind
     text: str
     accepted: tuple[str, ...]
     rejected: tuple[str, ...]
+    unenforced: tuple[str, ...] = ()
 
     @property
     def spec(self) -> GrammarSpec:
         """The specification."""
-        return GrammarSpec(self.kind, self.text)
+        return GrammarSpec(self.kind, self.text, strict=not self.unenforced)
 
     def __str__(self) -> str:
         return f"{self.kind.value}:{self.text}"
 
 
 _POINT = {"type": "object", "properties": {"x": {"type": "integer"}, "ok": {"type": "boolean"}}, "required": ["x"]}
+_TAGS = {
+    "triggers": ["<t:"],
+    "structures": [
+        {"begin": "<t:n>", "schema": {"type": "integer"}, "end": "</t>"},
+        {"begin": "<t:r>", "regex": "(ab)+", "end": "]"},
+    ],
+}
 
 STANDARD_CASES = (
     GrammarCase(GrammarKind.REGEX, "(ab)+c?", ("ab", "ababc"), ("", "a", "abca", "c")),
@@ -51,6 +63,27 @@ STANDARD_CASES = (
     GrammarCase(GrammarKind.JSON_SCHEMA, json.dumps(_POINT), ('{"x": 12}', '{"x":1, "ok":true}'), ("{}", '{"x":"a"}')),
     GrammarCase(GrammarKind.JSON_SCHEMA, '{"enum": ["ab", null]}', ('"ab"', "null"), ('"a"', "true")),
     GrammarCase(GrammarKind.EBNF, 'root ::= "ab" tail\ntail ::= "c" | "d" tail', ("abc", "abddc"), ("ab", "abdd")),
+    GrammarCase(GrammarKind.CHOICE, '["ab", "abc", "ß\\"\\n"]', ("ab", "abc", 'ß"\n'), ("", "a", "abcd", "abab")),
+    GrammarCase(
+        GrammarKind.STRUCTURAL_TAG,
+        json.dumps({**_TAGS, "stop_after_first": False}),
+        ("", "a<b", "<t", "12<t:n>12</t> ab<t:r>ab]<t:n>1</t>"),
+        ("<t:", "<t:n>1", "<t:n>a</t>", "<t:x", "a<t:r>a]", "<t:n>1</t><t:n>ab</t>"),
+    ),
+    GrammarCase(
+        GrammarKind.STRUCTURAL_TAG,
+        json.dumps({**_TAGS, "at_least_one": True, "stop_after_first": True}),
+        ("<t:n>12</t>", "<t:r>ab]"),
+        ("", "a", "ab<t:r>ab]", "<t:r>ab]a"),
+    ),
+    # What a backend may leave out differs from one to another: this is a case of those that do not enforce uniqueItems.
+    GrammarCase(
+        GrammarKind.JSON_SCHEMA,
+        '{"type": "array", "items": {"enum": [12]}, "uniqueItems": true}',
+        ("[12]", "[12,12]"),
+        ("12", "[true]"),
+        ("$.uniqueItems",),
+    ),
 )
 STANDARD_MALFORMED = (
     GrammarSpec(GrammarKind.REGEX, "(ab"),
@@ -60,6 +93,13 @@ STANDARD_MALFORMED = (
     GrammarSpec(GrammarKind.JSON_SCHEMA, "[" * 100_000),
     GrammarSpec(GrammarKind.EBNF, "root ::= missing"),
     GrammarSpec(GrammarKind.EBNF, ""),
+    GrammarSpec(GrammarKind.CHOICE, "[]"),
+    GrammarSpec(GrammarKind.CHOICE, '["a", 1]'),
+    GrammarSpec(GrammarKind.CHOICE, '"ab"'),
+    GrammarSpec(GrammarKind.STRUCTURAL_TAG, "{}"),
+    GrammarSpec(GrammarKind.STRUCTURAL_TAG, json.dumps({**_TAGS, "triggers": []})),
+    GrammarSpec(GrammarKind.STRUCTURAL_TAG, json.dumps({**_TAGS, "triggers": ["<u:"]})),
+    GrammarSpec(GrammarKind.JSON_SCHEMA, '{"type": "text"}', strict=False),
 )
 
 
@@ -181,6 +221,45 @@ class GrammarBackendConformance(Conformance, ABC):
             matcher.fill_bitmask(mask, 1)
             assert (mask[[0, 2]] == 0x55555555).all(), "another row was changed"
             assert _tokens_in(mask[1]) == _allowed(matcher)
+
+    def test_fill_bitmasks_writes_what_each_matcher_allows(self) -> None:
+        """`fill_bitmasks` writes into mask[i] what `fill_bitmask` of matchers[i] does, of finished ones too."""
+        matchers = []
+        for case, _, token_ids in self._tokenised("accepted"):
+            for length in range(len(token_ids) + 2):
+                matchers.append(self.matcher(case))
+                for token_id in [*token_ids, _end()][:length]:
+                    matchers[-1].accept(token_id)
+        mask = np.full((len(matchers), -(-_VOCAB_SIZE // 32)), 0x55555555, dtype=np.int32)
+        self.backend.fill_bitmasks(matchers, mask)
+        for row, matcher in zip(mask, matchers, strict=True):
+            assert _tokens_in(row) == _allowed(matcher)
+
+    def test_rollback_undoes_forced_tokens(self) -> None:
+        """After `rollback(n)` over tokens that `forced_tokens` returned the matcher answers as it did before them."""
+        for case, _, token_ids in self._tokenised("accepted"):
+            matcher = self.matcher(case)
+            for token_id in token_ids:
+                before, forced = _answers(matcher), matcher.forced_tokens()
+                assert all(matcher.accept(forced_id) for forced_id in forced)
+                for num_left in reversed(range(len(forced))):
+                    matcher.rollback(1)
+                    assert list(matcher.forced_tokens())[:1] == list(forced[num_left : num_left + 1])
+                assert _answers(matcher) == before
+                matcher.accept(token_id)
+
+    def test_what_is_not_enforced_is_named(self) -> None:
+        """`check` names what of a specification that is not strict is not enforced; a strict one is refused for it."""
+        for case in self.cases:
+            assert tuple(self.backend.check(case.spec)) == case.unenforced, f"{case}"
+            if not case.unenforced:
+                continue
+            for method in (self.backend.check, self.backend.compile):
+                try:
+                    method(GrammarSpec(case.kind, case.text))
+                except GrammarError:
+                    continue
+                raise AssertionError(f"{method.__name__} takes {case}, strict, and does not enforce {case.unenforced}")
 
     def test_asking_changes_nothing(self) -> None:
         """`fill_bitmask`, `forced_text` and `forced_tokens` accept nothing."""

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from graftlm.errors import GrammarError
+from graftlm_grammar.enforcement import NotEnforcedError
 
 __all__ = ["are_disjoint", "json_type", "resolve", "types_of"]
 
@@ -23,10 +24,14 @@ def resolve(root: Any, ref: Any, path: str) -> Any:
     """Return what a `$ref` refers to.
 
     Raises:
-        GrammarError: it is not of the form "#/name/name", or leads nowhere.
+        NotEnforcedError: it is not of the form "#/name/name".
+        GrammarError: it leads nowhere.
     """
-    if not isinstance(ref, str) or not (ref == "#" or ref.startswith("#/")) or "~" in ref or "%" in ref:
-        raise GrammarError(f"{path}: only references such as #/$defs/name are enforced, got {json.dumps(ref)[:80]}")
+    if not isinstance(ref, str):
+        raise GrammarError(f"{path}: expected a string, got {json.dumps(ref)[:80]}")
+    if not (ref == "#" or ref.startswith("#/")) or "~" in ref or "%" in ref:
+        message = f"only references such as #/$defs/name are enforced, got {json.dumps(ref)[:80]}"
+        raise NotEnforcedError(f"{path}: {message}")
     schema = root
     for name in ref.split("/")[1:]:
         if not isinstance(schema, dict) or name not in schema:

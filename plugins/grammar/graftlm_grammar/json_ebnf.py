@@ -2,9 +2,10 @@
 
 import json
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from graftlm_grammar.char_set import IN_JSON_STRING, CharSet, ebnf_class, minus
+from graftlm_grammar.options import JsonOptions
 
 __all__ = ["JsonRules", "literal", "repeated"]
 
@@ -40,8 +41,15 @@ class JsonRules:
     }
     _ANY: ClassVar = {"any": 'object | array | string | number | "true" | "false" | "null"'}
 
-    def __init__(self, max_whitespace: int) -> None:
-        self._bodies = {"ws": repeated("[ \\n\\r\\t]", 0, max_whitespace)}
+    def __init__(self, options: JsonOptions) -> None:
+        self._bodies: dict[str, str] = {}
+        self._is_compact = options.whitespace == "compact"
+        self._gap, self._comma, self._colon = "", '", "', '": "'
+        if self._is_compact:
+            self._comma, self._colon = '","', '":"'
+        elif options.whitespace == "flexible":
+            self._gap, self._comma, self._colon = "ws", 'ws "," ws', 'ws ":" ws'
+            self.add("ws", repeated("[ \\n\\r\\t]", 0, options.max_whitespace))
 
     def add(self, name: str, body: str) -> None:
         """Add a rule; a name is added once, or with the same body."""
@@ -73,7 +81,12 @@ class JsonRules:
 
     def pair(self, key: str, value: str) -> str:
         """Return the expression of a name and its value."""
-        return f'{key} ws ":" ws {value}'
+        return f"{key} {self._colon} {value}"
+
+    def value(self, value: Any) -> str:
+        """Return the expression of one value, spelt as json.dumps does where whitespace is free."""
+        separators = (",", ":") if self._is_compact else None
+        return literal(json.dumps(value, ensure_ascii=False, separators=separators))
 
     def items(self, start: str, item: str | None, least: int, most: int | None, end: str) -> str | None:
         """Return the expression of items between brackets, None where there are none that fit.
@@ -81,12 +94,12 @@ class JsonRules:
         Args:
             item: None where there is no item.
         """
-        empty = f'"{start}" ws "{end}"'
+        empty = f'"{start}" {self._gap} "{end}"'
         if item is None or most == 0:
             return empty if least == 0 else None
-        more = repeated(f'(ws "," ws {item})', max(0, least - 1), None if most is None else most - 1)
-        filled = f"ws {item} {more}"
-        return f'"{start}" {f"({filled})?" if least == 0 else filled} ws "{end}"'
+        more = repeated(f"({self._comma} {item})", max(0, least - 1), None if most is None else most - 1)
+        filled = f"{self._gap} {item} {more}"
+        return f'"{start}" {f"({filled})?" if least == 0 else filled} {self._gap} "{end}"'
 
     def sequence(self, first: list[str], item: str | None, least: int, most: int | None) -> str | None:
         """Return the expression of an array that begins with some items and goes on with others, None if none fits."""
@@ -98,13 +111,13 @@ class JsonRules:
         tail = ""
         if item is not None and (most is None or most > len(first)):
             rest = None if most is None else most - len(first)
-            tail = repeated(f'(ws "," ws {item})', max(0, least - len(first)), rest)
+            tail = repeated(f"({self._comma} {item})", max(0, least - len(first)), rest)
         for i in reversed(range(len(first))):
-            before = "ws" if i == 0 else 'ws "," ws'
+            before = self._gap if i == 0 else self._comma
             tail = f"{before} {first[i]} {tail}"
             if i >= least:
                 tail = f"({tail})?"
-        return f'"[" {tail} ws "]"'
+        return f'"[" {tail} {self._gap} "]"'
 
     def record(self, named: Mapping[str, str], required: frozenset[str], additional: str | None) -> str:
         """Return the expression of an object with some properties, in this order.
@@ -114,20 +127,21 @@ class JsonRules:
             additional: rule of the values of other properties, which follow; None where there are none.
         """
         prefix = f"o{len(self._bodies)}"
-        end, first_end = 'ws "}"', 'ws "}"'
+        gap, comma = self._gap, self._comma
+        end = first_end = f'{gap} "}}"'
         if additional is not None:
             other = self.pair(f'"\\"" ({_other_than(frozenset(named))}) "\\""', additional)
             self.add(f"{prefix}other", other)
-            end = f'(ws "," ws {prefix}other)* ws "}}"'
-            first_end = f'(ws {prefix}other (ws "," ws {prefix}other)*)? ws "}}"'
+            end = f'({comma} {prefix}other)* {gap} "}}"'
+            first_end = f'({gap} {prefix}other ({comma} {prefix}other)*)? {gap} "}}"'
         self.add(f"{prefix}next{len(named)}", end)
         self.add(f"{prefix}first{len(named)}", first_end)
         # first_i: what may follow the brace when the properties before i were left out; next_i: what follows others.
         for i, (name, value) in reversed(list(enumerate(named.items()))):
             pair = f"{self.pair(literal(json.dumps(name, ensure_ascii=False)), value)} {prefix}next{i + 1}"
             optional = name not in required
-            self.add(f"{prefix}next{i}", f'ws "," ws {pair}' + (f" | {prefix}next{i + 1}" if optional else ""))
-            self.add(f"{prefix}first{i}", f"ws {pair}" + (f" | {prefix}first{i + 1}" if optional else ""))
+            self.add(f"{prefix}next{i}", f"{comma} {pair}" + (f" | {prefix}next{i + 1}" if optional else ""))
+            self.add(f"{prefix}first{i}", f"{gap} {pair}" + (f" | {prefix}first{i + 1}" if optional else ""))
         return f'"{{" {prefix}first0'
 
 

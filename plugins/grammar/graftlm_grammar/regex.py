@@ -20,6 +20,7 @@ from graftlm_grammar.char_set import (
     minus,
     union,
 )
+from graftlm_grammar.enforcement import NotEnforcedError
 
 __all__ = ["MAX_REPEATS", "regex_to_ebnf"]
 
@@ -48,7 +49,8 @@ def regex_to_ebnf(regex: str, alphabet: CharSet = _ANY) -> str:
         alphabet: all that may occur; `IN_JSON_STRING` for the pattern of a JSON schema.
 
     Raises:
-        GrammarError: it is malformed, or asks for what a grammar cannot say; the message names the position.
+        NotEnforcedError: it asks for what a grammar cannot say; the message names the position.
+        GrammarError: it is malformed; likewise.
     """
     return _Parser(regex, alphabet).parse()
 
@@ -70,7 +72,7 @@ class _Parser:
     def _alternatives(self, depth: int) -> tuple[str, int]:
         """Read up to the end of a group; returns it with the product of the counts nested deepest in it."""
         if depth > _MAX_DEPTH:
-            raise self._error(f"nested more than {_MAX_DEPTH} groups deep")
+            raise self._not_enforced(f"nested more than {_MAX_DEPTH} groups deep")
         branches, most = [], 1
         while True:
             text, repeats = self._branch(depth)
@@ -91,7 +93,7 @@ class _Parser:
             item, repeats = self._item(depth)
             quantifier, count = self._quantifier()
             if repeats * count > MAX_REPEATS:
-                raise self._error(f"more than {MAX_REPEATS} counted repetitions are not supported; use * or +")
+                raise self._not_enforced(f"more than {MAX_REPEATS} counted repetitions are not supported; use * or +")
             items.append(item + quantifier)
             most = max(most, repeats * count)
         return " ".join(items), most
@@ -103,7 +105,7 @@ class _Parser:
         if char in "*+?{":
             raise self._error(f"{char} needs something to repeat; write \\{char} for the character")
         if char in "^$":
-            raise self._error(f"{char} is enforced only at the very {'start' if char == '^' else 'end'}")
+            raise self._not_enforced(f"{char} is enforced only at the very {'start' if char == '^' else 'end'}")
         if char == "[":
             return self._class(), 1
         if char == ".":
@@ -115,7 +117,7 @@ class _Parser:
         self._at += 1
         if self._peek() == "?":
             if not self._regex.startswith("?:", self._at):
-                raise self._error("lookarounds, flags and named groups are not enforced; use (...) or (?:...)")
+                raise self._not_enforced("lookarounds, flags and named groups are not enforced; use (...) or (?:...)")
             self._at += 2
         text, repeats = self._alternatives(depth + 1)
         if self._peek() != ")":
@@ -173,8 +175,10 @@ class _Parser:
         self._at += 2
         if escaped in _CLASSES:
             return _CLASSES[escaped]
-        if escaped == "" or (escaped.isalnum() and escaped not in _CONTROLS):
-            raise self._error(f"the escape \\{escaped} is not enforced")
+        if escaped == "":
+            raise self._error("it ends too early")
+        if escaped.isalnum() and escaped not in _CONTROLS:
+            raise self._not_enforced(f"the escape \\{escaped} is not enforced")
         return self._char(_CONTROLS.get(escaped, escaped))
 
     def _char(self, char: str) -> CharSet:
@@ -194,3 +198,6 @@ class _Parser:
 
     def _error(self, message: str) -> GrammarError:
         return GrammarError(f"regular expression {self._regex!r}, position {self._at}: {message}")
+
+    def _not_enforced(self, message: str) -> NotEnforcedError:
+        return NotEnforcedError(str(self._error(message)))

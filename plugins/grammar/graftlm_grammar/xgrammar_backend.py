@@ -1,8 +1,9 @@
 """The `xgrammar` backend: EBNF, and what is translated to it, through the xgrammar library (arXiv:2411.15100)."""
 
+import os
 import re
-from collections.abc import Callable
-from typing import Any, Final, TypeVar
+from collections.abc import Callable, Sequence
+from typing import Any, Final, TypeVar, cast
 
 import numpy as np
 import tokenizers
@@ -19,9 +20,11 @@ from graftlm.contracts import (
     GrammarSpec,
 )
 from graftlm.errors import GrammarError
-from graftlm_grammar.json_schema import schema_to_ebnf
+from graftlm_grammar.choice import choices_to_ebnf, parse_choices
+from graftlm_grammar.json_schema import translate_schema
 from graftlm_grammar.options import XGrammarOptions
 from graftlm_grammar.regex import MAX_REPEATS, regex_to_ebnf
+from graftlm_grammar.structural_tag import parse_structural_tag
 
 __all__ = ["XGrammarBackend"]
 
@@ -29,6 +32,7 @@ T = TypeVar("T")
 
 _MAX_TEXT_LEN: Final = 1 << 18
 _MAX_FORCED_TOKENS: Final = 64
+_MAX_MASK_THREADS: Final = 8
 _LOG_PREFIX: Final = re.compile(r"^\[\d\d:\d\d:\d\d\] \S+: (?:Check failed: \(.*?\) is false: )?")
 _EBNF_LITERAL: Final = re.compile(r'"(?:\\.|[^"\\\n])*"|\[(?:\\.|[^\]\\])*\]|#[^\n]*')
 _EBNF_REPEATS: Final = re.compile(r"\{\s*(\d*)\s*,?\s*(\d*)\s*\}")
@@ -38,22 +42,32 @@ class XGrammarBackend(GrammarBackend):
     """Compiles for one tokenizer. The library's own cache is off: graftlm keeps what is compiled."""
 
     def __init__(self, options: XGrammarOptions, context: GrammarContext) -> None:
-        self._max_whitespace = options.max_whitespace
+        self._options = options
         info = _tokenizer_info(context)
         self._vocab_size = context.vocab_size
+        self._batch: Any = xgrammar.BatchGrammarMatcher(max_threads=min(_MAX_MASK_THREADS, os.cpu_count() or 1))
         self._compiler: Any = xgrammar.GrammarCompiler(info, max_threads=1, cache_enabled=False)
 
     def check(self, spec: GrammarSpec) -> tuple[str, ...]:
         """Read the specification as `compile` does, without looking at the vocabulary."""
-        self._grammar(spec)
-        return ()
+        return self._grammar(spec)[1]
 
     def compile(self, spec: GrammarSpec) -> CompiledGrammar:
         """Work out, for each state of the grammar, which tokens it allows."""
-        grammar = self._grammar(spec)
+        grammar, _ = self._grammar(spec)
         return _Compiled(_checked(spec.kind, lambda: self._compiler.compile_grammar(grammar)), self._vocab_size)
 
-    def _grammar(self, spec: GrammarSpec) -> Any:
+    def fill_bitmasks(self, matchers: Sequence[GrammarMatcher], mask: NDArray[np.int32]) -> None:
+        """Write the tokens that each of several matchers allows, in several threads."""
+        own = [cast(_Matcher, matcher) for matcher in matchers]
+        rows = [i for i, matcher in enumerate(own) if not matcher.finished]
+        if rows:
+            self._batch.batch_fill_next_token_bitmask([own[i].library_matcher for i in rows], mask, rows)
+        for i, matcher in enumerate(own):
+            matcher.trim(mask, i)
+
+    def _grammar(self, spec: GrammarSpec) -> tuple[Any, tuple[str, ...]]:
+        """Return the library's form of a specification, and what of it is not enforced."""
         kind, text = spec.kind, spec.text
         if len(text) > _MAX_TEXT_LEN:
             raise GrammarError(f"{kind.value}: {len(text)} characters are too many, at most {_MAX_TEXT_LEN} are read")
@@ -61,14 +75,48 @@ class XGrammarBackend(GrammarBackend):
             text.encode()
         except UnicodeEncodeError as error:
             raise GrammarError(f"{kind.value}: not text: {error}") from None
+        if kind is GrammarKind.STRUCTURAL_TAG:
+            return self._structural_tag(text, spec.strict)
+        unenforced: tuple[str, ...] = ()
         if kind is GrammarKind.JSON_SCHEMA:
-            ebnf = schema_to_ebnf(text, self._max_whitespace)
+            translated = translate_schema(text, self._options, spec.strict)
+            ebnf, unenforced = translated.ebnf, translated.unenforced
         elif kind is GrammarKind.REGEX:
             ebnf = f"root ::= {regex_to_ebnf(text)}"
+        elif kind is GrammarKind.CHOICE:
+            ebnf = choices_to_ebnf(parse_choices(text))
         else:
             _check_repeats(text)
             ebnf = text
-        return _checked(kind, lambda: xgrammar.Grammar.from_ebnf(ebnf))
+        return _checked(kind, lambda: xgrammar.Grammar.from_ebnf(ebnf)), unenforced
+
+    def _structural_tag(self, text: str, strict: bool) -> tuple[Any, tuple[str, ...]]:
+        """Return the library's structural tag whose parts are grammars of ours, so that what we refuse is refused."""
+        tag = parse_structural_tag(text)
+        tags, unenforced = [], list[str]()
+        for structure in tag.structures:
+            try:
+                if structure.schema is not None:
+                    part = translate_schema(structure.schema, self._options, strict, f"{structure.path}.schema")
+                    ebnf = part.ebnf
+                    unenforced += part.unenforced
+                else:
+                    ebnf = f"root ::= {regex_to_ebnf(structure.regex or '')}"
+            except GrammarError as error:
+                where = f"{structure.path}.regex: " if structure.schema is None else ""
+                raise GrammarError(f"structural_tag: {where}{str(error).removeprefix('json_schema: ')}") from None
+            content = {"type": "grammar", "grammar": ebnf}
+            tags.append({"type": "tag", "begin": structure.begin, "content": content, "end": structure.end})
+        form = {
+            "type": "triggered_tags",
+            "triggers": list(tag.triggers),
+            "tags": tags,
+            "at_least_one": tag.at_least_one,
+            "stop_after_first": tag.stop_after_first,
+        }
+        whole = {"type": "structural_tag", "format": form}
+        kind = GrammarKind.STRUCTURAL_TAG
+        return _checked(kind, lambda: xgrammar.Grammar.from_structural_tag(whole)), tuple(unenforced)
 
 
 class _Compiled(CompiledGrammar):
@@ -83,33 +131,38 @@ class _Compiled(CompiledGrammar):
 
 class _Matcher(GrammarMatcher):
     def __init__(self, matcher: Any, vocab_size: int) -> None:
-        self._matcher = matcher
+        self.library_matcher = matcher
         self._num_words = -(-vocab_size // 32)
         num_spare_bits = 32 * self._num_words - vocab_size
         self._last_word = np.int32(-1) if num_spare_bits == 0 else np.int32((1 << (32 - num_spare_bits)) - 1)
 
     def accept(self, token_id: int) -> bool:
         """Advance over a token; False leaves the matcher unchanged."""
-        return bool(self._matcher.accept_token(token_id))
+        return bool(self.library_matcher.accept_token(token_id))
 
     def rollback(self, num_tokens: int) -> None:
         """Undo the latest accepted tokens."""
-        self._matcher.rollback(num_tokens)
+        self.library_matcher.rollback(num_tokens)
 
     def fill_bitmask(self, mask: NDArray[np.int32], row: int) -> None:
         """Write the allowed tokens into mask[row]."""
+        if not self.finished:
+            self.library_matcher.fill_next_token_bitmask(mask, row)
+        self.trim(mask, row)
+
+    def trim(self, mask: NDArray[np.int32], row: int) -> None:
+        """Clear what the library leaves in a row: bits past V, and everything once finished."""
         if self.finished:
             mask[row] = 0
         else:
-            self._matcher.fill_next_token_bitmask(mask, row)
-            mask[row, -1] &= self._last_word  # the library may set bits past V
+            mask[row, -1] &= self._last_word
 
     def forced_text(self) -> str:
         """Return the text that must come next, up to the last whole character."""
         if self.finished:
             return ""
         try:
-            return str(self._matcher.find_jump_forward_string())
+            return str(self.library_matcher.find_jump_forward_string())
         except UnicodeDecodeError as error:  # it ends within a character
             return bytes(error.object[: error.start]).decode()
 
@@ -130,7 +183,7 @@ class _Matcher(GrammarMatcher):
     @property
     def finished(self) -> bool:
         """Whether a stop token was accepted."""
-        return bool(self._matcher.is_terminated())
+        return bool(self.library_matcher.is_terminated())
 
 
 def _checked(kind: GrammarKind, call: Callable[[], T]) -> T:

@@ -35,7 +35,10 @@ class Texts:
         return self.backend.compile(GrammarSpec(GrammarKind(kind), text)).matcher()
 
     def accepted(self, kind, text, texts):
-        compiled = self.backend.compile(GrammarSpec(GrammarKind(kind), text))
+        return self.accepted_by_spec(GrammarSpec(GrammarKind(kind), text), texts)
+
+    def accepted_by_spec(self, spec, texts):
+        compiled = self.backend.compile(spec)
         return [one for one in texts if self._accepts(compiled.matcher(), one)]
 
     def accepted_by_schema(self, schema, texts):
@@ -46,10 +49,17 @@ class Texts:
 
 
 @pytest.fixture(scope="session")
-def byte_backend():
-    return XGrammarBackend(XGrammarOptions(), GrammarContext(byte_tokenizer().to_str(), 257, (END,)))
+def texts_with():
+    """Return a function of options."""
+    context = GrammarContext(byte_tokenizer().to_str(), 257, (END,))
+    return lambda options: Texts(XGrammarBackend(options, context))
 
 
 @pytest.fixture(scope="session")
-def texts(byte_backend):
-    return Texts(byte_backend)
+def texts(texts_with):
+    return texts_with(XGrammarOptions())
+
+
+@pytest.fixture(scope="session")
+def byte_backend(texts):
+    return texts.backend

@@ -9,9 +9,11 @@ import jsonschema
 import numpy as np
 import pytest
 
+from graftlm.contracts import GrammarKind, GrammarSpec
 from graftlm.errors import GrammarError
 from graftlm_grammar.formats import FORMATS
-from graftlm_grammar.json_schema import ANNOTATIONS, COMBINED, ENFORCED, schema_to_ebnf
+from graftlm_grammar.json_schema import ANNOTATIONS, COMBINED, ENFORCED, translate_schema
+from graftlm_grammar.options import XGrammarOptions
 
 NUMBER = {"type": "number"}
 INTEGER = {"type": "integer"}
@@ -106,6 +108,7 @@ def test_a_keyword_is_enforced(texts, schema, accepted, rejected):
         ({"type": ["integer", "null"]}, ["1", "null"], ["true", "1.5"]),
         ({"type": ["string", "integer"], "minLength": 1, "minimum": 5}, ['"a"', "5"], ['""', "4"]),
         ({"minimum": 3}, ["3", "3.5"], ["2", '"a"']),
+        ({"minimum": 3, "minLength": 2}, ["3", '"ab"'], ["2", '"a"', "null"]),
         ({"properties": {"a": INTEGER}}, ['{"a":1}'], ["1", '{"a":"b"}']),
         ({"type": "object"}, ["{}", '{"a":{"b":1}}'], ["[]"]),
         ({"type": "object", "additionalProperties": False}, ["{}", "{ }"], ['{"a":1}']),
@@ -152,9 +155,9 @@ def test_whitespace_between_the_parts_is_bounded(texts, length):
         ({"$ref": "http://example.org/schema"}, r"\$\.\$ref: only references such as"),
         ({"$ref": "#/$defs/a~1b"}, r"only references such as"),
         ({"$ref": "#/$defs/none", "$defs": {}}, r"#/\$defs/none leads nowhere"),
-        ({"$ref": "#/$defs/a", "$defs": {"a": {"not": {}}}}, r"\$\.\$ref\(#/\$defs/a\)\.not"),
+        ({"$ref": "#/$defs/a", "$defs": {"a": {"not": {}}}}, r"\$\.\$defs\.a\.not"),
         ({"$ref": "#/$defs/a", "minimum": 1, "$defs": {"a": INTEGER}}, r"\$\.minimum: not enforced beside \$ref"),
-        ({"type": "array", "items": {"$id": "x", **INTEGER}}, r"\$\.items: \$id"),
+        ({"type": "array", "items": {"$id": "x", **INTEGER}}, r"\$\.items\.\$id"),
         ({"anyOf": [INTEGER], "type": "integer"}, r"\$\.type: not enforced beside anyOf"),
         ({"anyOf": []}, r"\$\.anyOf: expected a non-empty list"),
         ({"allOf": [INTEGER, {"minimum": 3}]}, r"\$\.allOf: not enforced for more than one"),
@@ -166,7 +169,6 @@ def test_whitespace_between_the_parts_is_bounded(texts, length):
         ({"type": "date"}, r'\$\.type: expected one or some of string, .*, got "date"'),
         ({"type": []}, r"\$\.type: expected"),
         ({"type": "integer", "minLength": 2}, r"\$\.minLength: not enforced for type integer"),
-        ({"minLength": 2, "minimum": 2}, r"\$: say which type"),
         ({**NUMBER, "multipleOf": 0.5}, r"\$\.multipleOf: not enforced for type number"),
         ({**INTEGER, "multipleOf": 2, "minimum": 3}, r"\$\.multipleOf: enforced for type integer only"),
         ({"type": ["integer", "number"], "multipleOf": 2}, r"\$\.multipleOf: enforced for type integer only"),
@@ -180,8 +182,8 @@ def test_whitespace_between_the_parts_is_bounded(texts, length):
         ({**STRING, "minLength": -1}, r"\$\.minLength: expected a whole number from 0 to 1000, got -1"),
         ({**STRING, "minLength": 100_000}, r"from 0 to 1000, got 100000"),
         ({**STRING, "maxLength": "3"}, r'\$\.maxLength: .*got "3"'),
-        ({**STRING, "pattern": "a", "maxLength": 3}, r"\$: pattern, format, and minLength"),
-        ({**STRING, "format": "date", "pattern": "a"}, r"\$: pattern, format"),
+        ({**STRING, "pattern": "a", "maxLength": 3}, r"\$\.maxLength: not enforced beside pattern"),
+        ({**STRING, "format": "date", "pattern": "a"}, r"\$\.format: not enforced beside pattern"),
         ({**STRING, "format": "hostname"}, r'\$\.format: "hostname" is not enforced. Enforced are: date, '),
         ({**STRING, "pattern": "(?!a)b"}, r"\$\.pattern: regular expression '\(\?!a\)b', position 1: lookarounds"),
         ({**STRING, "pattern": '"'}, r"\$\.pattern: .* nothing can match here"),
@@ -205,13 +207,106 @@ def test_whitespace_between_the_parts_is_bounded(texts, length):
 )
 def test_what_is_not_enforced_is_refused_by_keyword_and_path(schema, said):
     with pytest.raises(GrammarError, match=f"^json_schema: .*{said}"):
-        schema_to_ebnf(json.dumps(schema), 16)
+        translate_schema(json.dumps(schema), XGrammarOptions())
+
+
+#: Schema, what of it is left out, texts that are accepted then, texts that are not.
+LENIENT = [
+    ({"type": "array", "items": INTEGER, "uniqueItems": True}, ["$.uniqueItems"], ["[1,1]"], ['["a"]']),
+    ({**POINT, "dependentRequired": {"x": ["y"]}}, ["$.dependentRequired"], ['{"x":1}'], ['{"x":"a"}']),
+    ({"type": "array", "items": {**STRING, "format": "hostname"}}, ["$.items.format"], ['["?"]'], ["[1]"]),
+    ({"properties": {"a": {**NUMBER, "multipleOf": 0.5}}}, ["$.properties.a.multipleOf"], ['{"a":0.3}'], ['{"a":""}']),
+    ({**INTEGER, "multipleOf": 7, "minimum": 3}, ["$.multipleOf"], ["4"], ["2"]),
+    ({**STRING, "pattern": "(?!a)b"}, ["$.pattern"], ['"a"'], ["1"]),
+    ({**STRING, "maxLength": 1, "pattern": "a+"}, ["$.maxLength"], ['"aa"'], ['"b"']),
+    ({**STRING, "minLength": 5000, "maxLength": 2}, ["$.minLength"], ['""'], ['"abc"']),
+    ({"oneOf": [INTEGER, NUMBER]}, ["$.oneOf"], ["1", "1.5"], ['"a"']),
+    ({"allOf": [INTEGER, {"minimum": 3}]}, ["$.allOf"], ["1", '"a"'], ["?"]),
+    ({"$ref": "#/$defs/a", "$defs": {"a": {**INTEGER, "not": {"const": 1}}}}, ["$.$defs.a.not"], ["1"], ['"a"']),
+    ({"$ref": "http://example.org/schema", "title": "t"}, ["$.$ref"], ["1"], ["?"]),
+    ({**POINT, "anyOf": [{"required": ["x"]}, {"required": ["y"]}]}, ["$.anyOf"], ["{}", '{"x":1}'], ['{"x":""}']),
+    ({"type": "object", "anyOf": [POINT]}, ["$.type"], ['{"x":1}'], ["1"]),
+    ({**POINT, "patternProperties": {"a": {}}}, ["$.patternProperties"], ['{"x":1}'], ['{"x":""}']),
+    (
+        {"required": ["z"], "patternProperties": {"a": {}}, "additionalProperties": False},
+        ["$.patternProperties"],
+        ['{"z":1}'],
+        ["{}"],
+    ),
+    ({"type": "object", "minProperties": 2}, ["$.minProperties"], ['{"a":1}'], ["{}"]),
+    ({"type": "object", "propertyNames": {"type": "integer"}}, ["$.propertyNames"], ['{"a":1}'], ["[]"]),
+    ({"type": "array", "items": {"$id": "x", **INTEGER}}, ["$.items.$id"], ["[true]"], ["1"]),
+    ({"not": {}, "if": True, "then": {}}, ["$.not", "$.if", "$.then"], ["1"], ["?"]),
+    (POINT, [], ["{}"], ["1"]),
+]
+
+
+@pytest.mark.parametrize(("schema", "unenforced", "accepted", "rejected"), LENIENT)
+def test_a_lenient_translation_leaves_out_what_is_not_enforced_and_names_it(
+    texts, schema, unenforced, accepted, rejected
+):
+    spec = GrammarSpec(GrammarKind.JSON_SCHEMA, json.dumps(schema), strict=False)
+    assert texts.backend.check(spec) == tuple(unenforced)
+    assert texts.accepted_by_spec(spec, accepted + rejected) == accepted
+    if unenforced:
+        with pytest.raises(GrammarError, match=re.escape(unenforced[0])):
+            translate_schema(json.dumps(schema), XGrammarOptions(), strict=True)
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "text"},
+        {"anyOf": []},
+        {"uniqueItems": "yes"},
+        {"type": "array", "items": [INTEGER]},
+        {**STRING, "pattern": "(a"},
+        {**STRING, "minLength": -1},
+        {**NUMBER, "minimum": "3"},
+        {**INTEGER, "multipleOf": 0},
+        {"not": 3},
+        {"$ref": "#/nowhere"},
+        {"$ref": 3},
+        {**INTEGER, "minimum": 5, "maximum": 4},
+        {"properties": {"a": {"required": "b"}}},
+    ],
+)
+def test_what_is_malformed_or_has_no_value_is_refused_in_any_case(schema):
+    for strict in (True, False):
+        with pytest.raises(GrammarError, match=r"^json_schema: "):
+            translate_schema(json.dumps(schema), XGrammarOptions(), strict)
+
+
+@pytest.mark.parametrize(
+    ("whitespace", "separators"), [("spaced", (", ", ": ")), ("compact", (",", ":")), ("flexible", (" ,\n", " : "))]
+)
+def test_whitespace_is_written_as_the_option_says(texts_with, whitespace, separators):
+    texts = texts_with(XGrammarOptions(whitespace=whitespace))
+    cases = [
+        ({}, {"a": [1, {"b": None}], "c": {}}),
+        ({**POINT, "additionalProperties": INTEGER}, {"x": 1, "y": 2, "z": 3}),
+        (POINT, {"y": 2}),
+        ({**POINT, "additionalProperties": INTEGER}, {"z": 3}),
+        ({"type": "array", "prefixItems": [INTEGER, STRING], "items": INTEGER}, [1, "a", 2, 3]),
+        ({"type": "array", "items": INTEGER}, [1, 2]),
+        ({"additionalProperties": INTEGER}, {"a": 1, "b": 2}),
+    ]
+    for schema, value in cases:
+        text = json.dumps(value, separators=separators)
+        assert texts.accepted_by_schema(schema, [text]) == [text]
+        for other in ((", ", ": "), (",", ":"), (" , ", ":"), ("\n,", ":"), (", ", ":"), (",", ": ")):
+            other_text = json.dumps(value, separators=other)
+            is_accepted = whitespace == "flexible" or other_text == text
+            assert texts.accepted_by_schema(schema, [other_text]) == [other_text] * is_accepted
+    assert texts.accepted_by_schema({"const": {"a": [1, 2]}}, ['{"a": [1, 2]}', '{"a":[1,2]}']) == [
+        '{"a":[1,2]}' if whitespace == "compact" else '{"a": [1, 2]}'
+    ]
 
 
 @pytest.mark.parametrize("text", ["", "{", "{'a': 1}", '{"const": NaN}', '{"minimum": Infinity}', "\x00", "[" * 10**5])
 def test_what_is_not_json_is_refused(text):
     with pytest.raises(GrammarError, match=r"^json_schema: "):
-        schema_to_ebnf(text, 16)
+        translate_schema(text, XGrammarOptions())
 
 
 def test_deep_nesting_is_refused_and_recursion_is_not():
@@ -219,11 +314,11 @@ def test_deep_nesting_is_refused_and_recursion_is_not():
     for _ in range(60):
         schema = {"type": "array", "items": schema}
     with pytest.raises(GrammarError, match="levels deep"):
-        schema_to_ebnf(json.dumps(schema), 16)
+        translate_schema(json.dumps(schema), XGrammarOptions())
     chain = {f"d{i}": {"$ref": f"#/$defs/d{i + 1}"} for i in range(60)}
     with pytest.raises(GrammarError, match="levels deep"):
-        schema_to_ebnf(json.dumps({"$defs": chain, "$ref": "#/$defs/d0"}), 16)
-    schema_to_ebnf(json.dumps(LINKED), 16)
+        translate_schema(json.dumps({"$defs": chain, "$ref": "#/$defs/d0"}), XGrammarOptions())
+    translate_schema(json.dumps(LINKED), XGrammarOptions())
 
 
 def test_annotations_and_assertions_do_not_mix():

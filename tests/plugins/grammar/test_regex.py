@@ -66,7 +66,7 @@ def test_a_regular_expression_matches_whole_texts(texts, regex, accepted, reject
         ("(a)\\1", 5, r"the escape \\1"),
         ("\\p{L}", 2, r"the escape \\p"),
         ("\\Aa\\Z", 2, r"the escape \\A"),
-        ("a\\", 3, "escape"),
+        ("a\\", 3, "ends too early"),
         ("\\uD83D\\uDE00", 6, "surrogate"),
         ("(a", 2, r"a \) is missing"),
         ("a)", 1, r"no \( for this"),

@@ -1,0 +1,48 @@
+"""What becomes of the parts of a specification that cannot be enforced: refused, or left out and named."""
+
+import json
+from typing import NoReturn
+
+from graftlm.errors import GrammarError
+
+__all__ = ["Enforcement", "NotEnforcedError", "refuse", "show"]
+
+
+class NotEnforcedError(GrammarError):
+    """A specification is well formed, and asks for what cannot be enforced."""
+
+
+class Enforcement:
+    """Collects what a translation leaves out, in the order in which it is come across."""
+
+    def __init__(self, strict: bool) -> None:
+        self._strict = strict
+        self._paths: list[str] = []
+
+    @property
+    def unenforced(self) -> tuple[str, ...]:
+        """Keywords left out so far, each with its path and once."""
+        return tuple(dict.fromkeys(self._paths))
+
+    def leave_out(self, path: str, message: str) -> None:
+        """Note that a keyword is not enforced.
+
+        Args:
+            path: of the keyword, such as `$.items.uniqueItems`.
+
+        Raises:
+            NotEnforcedError: nothing may be left out.
+        """
+        if self._strict:
+            raise NotEnforcedError(f"{path}: {message}")
+        self._paths.append(path)
+
+
+def refuse(path: str, message: str) -> NoReturn:
+    """Refuse what is malformed, or has no valid value, whether or not something may be left out."""
+    raise GrammarError(f"{path}: {message}")
+
+
+def show(value: object) -> str:
+    """Return a value as an error quotes it."""
+    return json.dumps(value)[:80]

@@ -1,0 +1,181 @@
+"""Expressions of JSON strings, numbers, booleans and null as schemas describe them."""
+
+from collections.abc import Mapping
+from math import ceil, floor
+from typing import Any, Final
+
+from graftlm.errors import GrammarError
+from graftlm_grammar.char_set import IN_JSON_STRING
+from graftlm_grammar.disjoint import json_type
+from graftlm_grammar.enforcement import Enforcement, NotEnforcedError, refuse, show
+from graftlm_grammar.formats import FORMATS
+from graftlm_grammar.json_ebnf import JsonRules, repeated
+from graftlm_grammar.number_ranges import Bound, integers_between, multiples_of, numbers_between
+from graftlm_grammar.regex import regex_to_ebnf
+
+__all__ = ["counts", "pattern_expression", "scalar_expression"]
+
+_MAX_BOUND: Final = 2**63
+_MAX_MULTIPLE: Final = 256  # a rule for each remainder
+_MAX_LEAST: Final = 1000  # what a matcher keeps of a least count grows with its square
+_MAX_MOST: Final = 10_000
+_BOUNDS: Final = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
+
+
+def scalar_expression(
+    name: str, schema: Mapping[str, Any], path: str, rules: JsonRules, enforcement: Enforcement
+) -> str:
+    """Return the expression of the values of one type, which is none of array and object.
+
+    Raises:
+        GrammarError: a keyword is malformed, or not enforced, or no value fits.
+    """
+    if name == "string":
+        return _string(schema, path, enforcement) or rules.string()
+    if name == "integer":
+        return _integer(schema, path, rules, enforcement)
+    if name == "number":
+        return _number(schema, path, enforcement) or rules.number()
+    return '"true" | "false"' if name == "boolean" else '"null"'
+
+
+def counts(
+    schema: Mapping[str, Any], keys: tuple[str, str], path: str, enforcement: Enforcement
+) -> tuple[int, int | None]:
+    """Return the least and the most of something, None for any number."""
+    found: list[int | None] = []
+    for key, limit in zip(keys, (_MAX_LEAST, _MAX_MOST), strict=True):
+        if key not in schema:
+            found.append(None)
+            continue
+        value = schema[key]
+        said = f"expected a whole number from 0 to {limit}, got {show(value)}"
+        if json_type(value) != "integer" or value < 0:
+            refuse(f"{path}.{key}", said)
+        elif value > limit:
+            enforcement.leave_out(f"{path}.{key}", said)
+            found.append(None)
+        else:
+            found.append(int(value))
+    least, most = found[0] or 0, found[1]
+    if most is not None and most < least:
+        refuse(f"{path}.{keys[1]}", f"{most} is less than {keys[0]}, {least}")
+    return least, most
+
+
+def pattern_expression(pattern: Any, path: str) -> str:
+    """Return the expression of the strings, quotes included, that match a pattern as a whole.
+
+    Raises:
+        NotEnforcedError: it uses what a grammar cannot say.
+        GrammarError: it is malformed.
+    """
+    if not isinstance(pattern, str):
+        refuse(path, f"expected a string, got {json_type(pattern)}")
+    try:
+        return _quoted(regex_to_ebnf(pattern, IN_JSON_STRING))
+    except GrammarError as error:
+        raise type(error)(f"{path}: {error}") from None
+
+
+def _quoted(expression: str) -> str:
+    return f'"\\"" ({expression}) "\\""'
+
+
+def _string(schema: Mapping[str, Any], path: str, enforcement: Enforcement) -> str | None:
+    """Return the expression of a string with a pattern, format or length, None if it has none."""
+    least, most = counts(schema, ("minLength", "maxLength"), path, enforcement)
+    lengths = [key for key in ("minLength", "maxLength") if key in schema]
+    asked: list[tuple[str, list[str]]] = []
+    for expression, keys in (
+        (_string_pattern(schema, path, enforcement), ["pattern"]),
+        (_string_format(schema, path, enforcement), ["format"]),
+        (_quoted(repeated(JsonRules.PLAIN_CHAR, least, most)) if (least, most) != (0, None) else None, lengths),
+    ):
+        if expression is not None:
+            asked.append((expression, keys))
+    for _, keys in asked[1:]:
+        for key in keys:
+            message = f"not enforced beside {asked[0][1][0]}: a string has a pattern, a format or a length, one of them"
+            enforcement.leave_out(f"{path}.{key}", message)
+    return asked[0][0] if asked else None
+
+
+def _string_pattern(schema: Mapping[str, Any], path: str, enforcement: Enforcement) -> str | None:
+    if "pattern" not in schema:
+        return None
+    path = f"{path}.pattern"
+    try:
+        return pattern_expression(schema["pattern"], path)
+    except NotEnforcedError as error:
+        enforcement.leave_out(path, str(error).removeprefix(f"{path}: "))
+        return None
+
+
+def _string_format(schema: Mapping[str, Any], path: str, enforcement: Enforcement) -> str | None:
+    if "format" not in schema:
+        return None
+    name, path = schema["format"], f"{path}.format"
+    if not isinstance(name, str):
+        refuse(path, f"expected a string, got {json_type(name)}")
+    if name not in FORMATS:
+        enforcement.leave_out(path, f"{show(name)} is not enforced. Enforced are: {', '.join(sorted(FORMATS))}.")
+        return None
+    return _quoted(regex_to_ebnf(FORMATS[name], IN_JSON_STRING))
+
+
+def _integer(schema: Mapping[str, Any], path: str, rules: JsonRules, enforcement: Enforcement) -> str:
+    low, high = _bounds(schema, path, enforcement)
+    step = _step(schema, low is not None or high is not None, path, enforcement)
+    if step is not None:
+        for rule, body in multiples_of(step, f"m{step}").items():
+            rules.add(rule, body)
+        return f"m{step}"
+    first = None if low is None else floor(low.value) + 1 if not low.inclusive else ceil(low.value)
+    last = None if high is None else ceil(high.value) - 1 if not high.inclusive else floor(high.value)
+    return integers_between(first, last) or refuse(path, "no integer lies between these bounds")
+
+
+def _step(schema: Mapping[str, Any], is_bounded: bool, path: str, enforcement: Enforcement) -> int | None:
+    """Return what an integer is a multiple of, None for anything."""
+    if "multipleOf" not in schema:
+        return None
+    step, path = schema["multipleOf"], f"{path}.multipleOf"
+    said = f"expected a whole number from 1 to {_MAX_MULTIPLE}, got {show(step)}"
+    if json_type(step) not in ("integer", "number") or not step > 0:
+        refuse(path, said)
+    if is_bounded or "number" in schema.get("type", "integer"):
+        enforcement.leave_out(path, "enforced for type integer only, and without bounds")
+        return None
+    if json_type(step) != "integer" or step > _MAX_MULTIPLE:
+        enforcement.leave_out(path, said)
+        return None
+    return int(step)
+
+
+def _number(schema: Mapping[str, Any], path: str, enforcement: Enforcement) -> str | None:
+    """Return the expression of a number with bounds, None if it has none."""
+    low, high = _bounds(schema, path, enforcement)
+    if low is None and high is None:
+        return None
+    return numbers_between(low, high) or refuse(path, "no number lies between these bounds")
+
+
+def _bounds(schema: Mapping[str, Any], path: str, enforcement: Enforcement) -> tuple[Bound | None, Bound | None]:
+    """Return the tightest bounds that a schema names."""
+    found: dict[str, Bound] = {}
+    for key in _BOUNDS:
+        if key not in schema:
+            continue
+        value = schema[key]
+        said = f"expected a number up to 2**63, got {show(value)}"
+        if json_type(value) not in ("integer", "number"):
+            refuse(f"{path}.{key}", said)
+        if abs(value) > _MAX_BOUND:
+            enforcement.leave_out(f"{path}.{key}", said)
+            continue
+        found[key] = Bound.of(value, inclusive=not key.startswith("exclusive"))
+    lows = [found[key] for key in ("minimum", "exclusiveMinimum") if key in found]
+    highs = [found[key] for key in ("maximum", "exclusiveMaximum") if key in found]
+    low = max(lows, key=lambda bound: (bound.value, not bound.inclusive), default=None)
+    return low, min(highs, key=lambda bound: (bound.value, bound.inclusive), default=None)

@@ -1,0 +1,130 @@
+"""Structural tags, read and validated: free text with constrained parts."""
+
+import json
+from dataclasses import dataclass
+from typing import Any, Final, NoReturn
+
+from graftlm.errors import GrammarError
+
+__all__ = ["StructuralTag", "Structure", "parse_structural_tag"]
+
+_KEYS: Final = {"type", "triggers", "structures", "at_least_one", "stop_after_first"}
+_STRUCTURE_KEYS: Final = {"begin", "schema", "regex", "end"}
+_MAX_STRUCTURES: Final = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Structure:
+    """A constrained part. One of `schema` and `regex` is there, the other is None.
+
+    Attributes:
+        begin: the text before it, which starts with a trigger.
+        schema: a JSON schema, as text.
+        end: the text after it.
+        path: where it stands, such as `$.structures[0]`.
+    """
+
+    begin: str
+    schema: str | None
+    regex: str | None
+    end: str
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
+class StructuralTag:
+    """Free text, and what it goes on with where it contains a trigger.
+
+    Attributes:
+        triggers: texts of which none contains another; each structure begins with exactly one.
+        at_least_one: the output starts with a structure.
+        stop_after_first: the output ends after a structure.
+    """
+
+    triggers: tuple[str, ...]
+    structures: tuple[Structure, ...]
+    at_least_one: bool
+    stop_after_first: bool
+
+
+def parse_structural_tag(text: str) -> StructuralTag:
+    """Read a structural tag, as `GrammarKind.STRUCTURAL_TAG` describes it; schemas and patterns are not looked into.
+
+    Raises:
+        GrammarError: it is malformed; the message names the path.
+    """
+    try:
+        tag = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise GrammarError(f"structural_tag: not JSON: {error}") from None
+    if not isinstance(tag, dict):
+        _refuse("$", "expected an object", tag)
+    _check_keys(tag, _KEYS, "$")
+    if tag.get("type", "structural_tag") != "structural_tag":
+        _refuse("$.type", "expected structural_tag", tag["type"])
+    triggers = _triggers(tag.get("triggers"))
+    structures = tag.get("structures")
+    if not isinstance(structures, list) or not 1 <= len(structures) <= _MAX_STRUCTURES:
+        _refuse("$.structures", f"expected a list of 1 to {_MAX_STRUCTURES} structures", structures)
+    return StructuralTag(
+        triggers=triggers,
+        structures=tuple(_structure(one, f"$.structures[{i}]", triggers) for i, one in enumerate(structures)),
+        at_least_one=_flag(tag, "at_least_one"),
+        stop_after_first=_flag(tag, "stop_after_first"),
+    )
+
+
+def _triggers(triggers: Any) -> tuple[str, ...]:
+    if not isinstance(triggers, list) or not 1 <= len(triggers) <= _MAX_STRUCTURES:
+        _refuse("$.triggers", f"expected a list of 1 to {_MAX_STRUCTURES} texts", triggers)
+    unique = tuple(dict.fromkeys(_text(one, f"$.triggers[{i}]") for i, one in enumerate(triggers)))
+    for one in unique:
+        for other in unique:
+            if one != other and one in other:
+                raise GrammarError(
+                    f"structural_tag: $.triggers: {other!r} contains {one!r}, so that it would never be reached; "
+                    f"name {one!r} alone"
+                )
+    return unique
+
+
+def _structure(structure: Any, path: str, triggers: tuple[str, ...]) -> Structure:
+    if not isinstance(structure, dict):
+        _refuse(path, "expected an object with begin, schema (or regex) and end", structure)
+    _check_keys(structure, _STRUCTURE_KEYS, path)
+    begin = _text(structure.get("begin"), f"{path}.begin")
+    if not begin.startswith(triggers):
+        _refuse(f"{path}.begin", f"expected a text that starts with one of the triggers, {json.dumps(triggers)}", begin)
+    if ("schema" in structure) == ("regex" in structure):
+        raise GrammarError(f"structural_tag: {path}: expected one of schema and regex")
+    regex = structure.get("regex")
+    if "regex" in structure and not isinstance(regex, str):
+        _refuse(f"{path}.regex", "expected a regular expression", regex)
+    schema = json.dumps(structure["schema"]) if "schema" in structure else None
+    end = structure.get("end")
+    return Structure(begin, schema, regex, _text(end, f"{path}.end") if end != "" else "", path)
+
+
+def _text(text: Any, path: str) -> str:
+    if not isinstance(text, str) or not text:
+        _refuse(path, "expected a non-empty string", text)
+    if any(char == "\0" or "\ud800" <= char <= "\udfff" for char in text):
+        _refuse(path, "no null characters and halves of surrogate pairs are text", text)
+    return text
+
+
+def _flag(tag: dict[str, Any], key: str) -> bool:
+    value = tag.get(key, False)
+    if not isinstance(value, bool):
+        _refuse(f"$.{key}", "expected true or false", value)
+    return value
+
+
+def _check_keys(value: dict[str, Any], known: set[str], path: str) -> None:
+    for key in value:
+        if key not in known:
+            raise GrammarError(f"structural_tag: {path}.{key}: unknown. Known are: {', '.join(sorted(known))}.")
+
+
+def _refuse(path: str, message: str, got: object) -> NoReturn:
+    raise GrammarError(f"structural_tag: {path}: {message}, got {json.dumps(got)[:80]}")
