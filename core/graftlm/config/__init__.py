@@ -6,8 +6,8 @@ from graftlm.config.problems import nearest, problems_in, report
 from graftlm.config.sections import (
     AttentionSettings,
     CacheSettings,
-    EvictionSettings,
     ChatSettings,
+    EvictionSettings,
     GrammarSettings,
     MemorySettings,
     ModelSettings,
@@ -21,9 +21,9 @@ from graftlm.config.sections import (
 __all__ = [
     "AttentionSettings",
     "CacheSettings",
+    "ChatSettings",
     "EngineConfig",
     "EvictionSettings",
-    "ChatSettings",
     "GrammarSettings",
     "KeyPath",
     "Layer",

@@ -8,8 +8,8 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 __all__ = [
     "AttentionSettings",
     "CacheSettings",
-    "EvictionSettings",
     "ChatSettings",
+    "EvictionSettings",
     "GrammarSettings",
     "MemorySettings",
     "ModelSettings",

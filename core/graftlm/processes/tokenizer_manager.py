@@ -11,7 +11,15 @@ from typing import Any, TypeVar
 from graftlm import errors
 from graftlm.chat_formats import ChatFormats
 from graftlm.config import EngineConfig
-from graftlm.errors import GraftlmError, GrammarError, InvalidPromptError, PromptTooLongError, RequestError, UnavailableError, UnsupportedFeatureError
+from graftlm.errors import (
+    GraftlmError,
+    GrammarError,
+    InvalidPromptError,
+    PromptTooLongError,
+    RequestError,
+    UnavailableError,
+    UnsupportedFeatureError,
+)
 from graftlm.intake import Intake, check_call, draw_seed
 from graftlm.processes.generation import Generation, PreparedRequest
 from graftlm.processes.in_flight import InFlight, InFlightRequests

@@ -28,8 +28,8 @@ class _Place(Enum):
 class JsonCallParser(ToolCallParser):
     """Finds the markup, and has a `CallReader` read what is in it.
 
-        START --> OPENING or TEXT      TEXT --marker--> OPENING      OPENING --{--> CALL --> AFTER_CALL
-        AFTER_CALL --separator {--> CALL      AFTER_CALL --closing--> TEXT      all else --> TEXT
+    START --> OPENING or TEXT      TEXT --marker--> OPENING      OPENING --{--> CALL --> AFTER_CALL
+    AFTER_CALL --separator {--> CALL      AFTER_CALL --closing--> TEXT      all else --> TEXT
     """
 
     def __init__(self, markup: Markup, tools: Sequence[Tool], *, enforced: bool) -> None:

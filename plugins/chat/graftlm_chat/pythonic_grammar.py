@@ -11,7 +11,7 @@ from graftlm.errors import GrammarError
 __all__ = ["is_argument", "python_calls", "python_name"]
 
 #: Literals of each type; `value` is any of them.
-_LITERALS: Final = r'''
+_LITERALS: Final = r"""
 value ::= string | number | "True" | "False" | "None" | array | object
 boolean ::= "True" | "False"
 null ::= "None"
@@ -20,7 +20,7 @@ number ::= integer ("." [0-9]{1,16})? ([eE] [+-]? [0-9]{1,2})?
 string ::= "\"" ([^"\\\x00-\x1f] | "\\" ["\\nrt])* "\""
 array ::= "[" (value (", " value)*)? "]"
 object ::= "{" (string ": " value (", " string ": " value)*)? "}"
-'''
+"""
 _TYPES: Final = frozenset({"string", "integer", "number", "boolean", "null", "array", "object"})
 #: Keywords that say nothing about the value.
 _SILENT: Final = frozenset({"title", "description", "default", "examples", "$comment", "deprecated"})

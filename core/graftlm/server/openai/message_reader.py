@@ -3,8 +3,17 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import msgspec
+
 from graftlm.contracts import ContentDelta, ReasoningDelta, ReasoningParser, ToolCallDelta
-from graftlm.server.openai.answers import AnswerMessage, CalledFunction, Delta, FunctionDelta, ToolCallBody, ToolCallPart
+from graftlm.server.openai.answers import (
+    AnswerMessage,
+    CalledFunction,
+    Delta,
+    FunctionDelta,
+    ToolCallBody,
+    ToolCallPart,
+)
 from graftlm.server.openai.tools import ToolUse
 from graftlm.types import FinishReason
 
@@ -63,8 +72,8 @@ class MessageReader:
         return AnswerMessage(
             "assistant",
             self._content or (None if calls or self._reasoning else ""),
-            reasoning_content=self._reasoning or None,
-            tool_calls=calls or None,
+            reasoning_content=self._reasoning or msgspec.UNSET,
+            tool_calls=calls or msgspec.UNSET,
         )
 
     def _to_calls(self, deltas: Sequence[ReasoningDelta | ContentDelta]) -> list[Delta]:
