@@ -97,7 +97,7 @@ class Tokenizer:
 
     @property
     def chat_template(self) -> str:
-        """The chat template, in Jinja; "" when there is none. Of several, the one for tools, or else the default one."""
+        """The chat template, in Jinja; "" when there is none. Of several, the one for tools, or else the default."""
         template = self._pretrained.chat_template
         if isinstance(template, dict):
             template = template.get("tool_use") or template.get("default")

@@ -20,7 +20,7 @@ _HOW: Final = (
 
 
 class Llama3JsonFormat(ToolCallFormat):
-    """{"name": ..., "parameters": {...}}, with ; between several. <|python_tag|>, a special token, need not be there."""
+    """{"name": ..., "parameters": {...}}, with ; between several. <|python_tag|>, a special token, may be missing."""
 
     def parser(self, tools: Sequence[Tool], *, enforced: bool) -> ToolCallParser:
         """Return a parser of one completion."""

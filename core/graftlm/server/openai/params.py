@@ -114,9 +114,7 @@ def chat_params(body: ChatRequest, calls: Mapping[str, Any] | None = None) -> Sa
     grammar = _grammar(body)
     if calls is not None:
         if grammar or any(getattr(body, name) is not None for name in _GRAMMARS):
-            message = (
-                'an answer that may call tools follows no other format; set tool_choice: "none" or leave tools out'
-            )
+            message = 'an answer that may call tools follows no other grammar; set tool_choice: "none"'
             raise ApiError(400, message, param="tools")
         grammar = dict(calls)
     return SamplingParams(**(_common(body) | grammar), max_tokens=limit, logprobs=logprobs)
