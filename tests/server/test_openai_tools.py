@@ -7,8 +7,6 @@ import openai
 import pytest
 from pydantic import BaseModel
 
-from graftlm.testing.server_process import ServerProcess
-
 CHAT = [{"role": "user", "content": "What is 2 plus 2?"}]
 WEATHER = {
     "type": "object",
@@ -30,17 +28,6 @@ NAMED = {"type": "function", "function": {"name": "add"}}
 @pytest.fixture
 def client(server):
     with openai.OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0) as it:
-        yield it
-
-
-@pytest.fixture(scope="module", params=["mistral", "llama3_json", "pythonic"])
-def other_client(request):
-    chat = {"tool_call_format": request.param}
-    settings = {"model": "demo", "memory": {"kv_tokens": 8192}, "chat": chat}
-    with (
-        ServerProcess(settings, environment={"OMP_NUM_THREADS": "1"}) as server,
-        openai.OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0) as it,
-    ):
         yield it
 
 
@@ -75,12 +62,6 @@ def test_a_required_call_meets_its_schema(client):
 def test_the_named_tool_is_called(client):
     call = one_call(ask(client, tools=TOOLS, tool_choice=NAMED))
     assert (call.function.name, json.loads(call.function.arguments)["a"] in (1, 2)) == ("add", True)
-
-
-def test_every_format_enforces_a_required_call(other_client):
-    call = one_call(ask(other_client, tools=[tool("add", ADD)], tool_choice="required", parallel_tool_calls=False))
-    assert call.function.name == "add"
-    assert json.loads(call.function.arguments) in ({"a": 1}, {"a": 2})
 
 
 def test_the_model_may_answer_without_a_call(client):
