@@ -423,7 +423,7 @@ def test_preferring_a_distribution_that_does_not_provide_the_name_is_an_error(tw
     [
         ("evicton/lru", "did you mean 'eviction/lru'?"),
         ("eviction", "did you mean 'eviction/name'?"),
-        ("zzz/lru", "families are: attention, cache, eviction, grammar, model, scheduling, storage, logits_processor"),
+        ("zzz/lru", f"families are: {', '.join(FAMILIES)}"),
     ],
 )
 def test_prefer_needs_a_family_and_a_name(key, hint):
@@ -710,6 +710,8 @@ def test_every_configured_family_has_a_selection():
         "grammar": "auto",
         "model": "auto",
         "scheduling": "lpm",
+        "tool_calls": "auto",
+        "reasoning": "auto",
     }
 
 

@@ -17,7 +17,9 @@ from graftlm.contracts import (
     Model,
     PrefixCache,
     Provider,
+    ReasoningFormat,
     SchedulingPolicy,
+    ToolCallFormat,
 )
 from graftlm.records import CacheEvent, RequestRecord, StepRecord
 
@@ -67,6 +69,16 @@ def provide_kv_storages() -> Iterable[Provider[KVStorage]]:  # type: ignore[empt
 @hookspec
 def provide_logits_processors() -> Iterable[Provider[LogitsProcessor]]:  # type: ignore[empty-body]
     """Offer logits processors, which requests name; `create(options, LogitsContext)` for each request."""
+
+
+@hookspec
+def provide_tool_call_formats() -> Iterable[Provider[ToolCallFormat]]:  # type: ignore[empty-body]
+    """Offer formats of tool calls; `create(options, ChatFormatContext)`, `capabilities` a `ChatFormatCapabilities`."""
+
+
+@hookspec
+def provide_reasoning_formats() -> Iterable[Provider[ReasoningFormat]]:  # type: ignore[empty-body]
+    """Offer formats of reasoning; `create(options, ChatFormatContext)`, `capabilities` a `ChatFormatCapabilities`."""
 
 
 @hookspec

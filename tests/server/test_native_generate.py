@@ -335,7 +335,7 @@ class TestRefusals:
             ({"input_ids": [-1]}, "input_ids"),
             ({"text": "a", "sampling_params": {"max_tokens": 5}}, "'max_tokens'; did you mean 'max_new_tokens'"),
             ({"text": "a", "sampling_params": {"stop_regex": "x"}}, "stop_regex"),
-            ({"text": "a", "sampling_params": {"structural_tag": "x"}}, "not supported"),
+            ({"text": "a", "sampling_params": {"stop_regex": "x"}}, "not supported"),
             ({"text": "a", "sampling_params": {"temperature": -1}}, "temperature"),
             ({"text": "a", "sampling_params": {"temperature": 10**400}}, "temperature"),
             ({"text": "a", "sampling_params": {"top_k": 0}}, "top_k"),

@@ -6,6 +6,7 @@ from graftlm.config.problems import nearest, problems_in, report
 from graftlm.config.sections import (
     AttentionSettings,
     CacheSettings,
+    ChatSettings,
     EvictionSettings,
     GrammarSettings,
     MemorySettings,
@@ -20,6 +21,7 @@ from graftlm.config.sections import (
 __all__ = [
     "AttentionSettings",
     "CacheSettings",
+    "ChatSettings",
     "EngineConfig",
     "EvictionSettings",
     "GrammarSettings",

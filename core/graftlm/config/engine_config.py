@@ -16,6 +16,7 @@ from graftlm.config.problems import problems_in, report
 from graftlm.config.sections import (
     AttentionSettings,
     CacheSettings,
+    ChatSettings,
     GrammarSettings,
     MemorySettings,
     ModelSettings,
@@ -45,6 +46,7 @@ class EngineConfig(Section):
     attention: AttentionSettings = AttentionSettings()
     cache: CacheSettings = CacheSettings()
     grammar: GrammarSettings = GrammarSettings()
+    chat: ChatSettings = ChatSettings()
     scheduling: SchedulingSettings = SchedulingSettings()
     memory: MemorySettings = MemorySettings()
     parallel: ParallelSettings = ParallelSettings()

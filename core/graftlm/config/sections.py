@@ -8,6 +8,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 __all__ = [
     "AttentionSettings",
     "CacheSettings",
+    "ChatSettings",
     "EvictionSettings",
     "GrammarSettings",
     "MemorySettings",
@@ -130,6 +131,21 @@ class CacheSettings(Section):
     )
     options: Options = Field(default_factory=dict)
     eviction: EvictionSettings = EvictionSettings()
+
+
+class ChatSettings(Section):
+    """How the model writes what is not plain text into a chat's answer."""
+
+    tool_call_format: Name = Field(
+        default="auto",
+        description="How the model writes tool calls; `auto` goes by the chat template, and takes `hermes` where it "
+        "tells nothing.",
+    )
+    reasoning_format: Name = Field(
+        default="auto",
+        description="How the model marks its reasoning; `auto` goes by the chat template, `none` leaves it in the "
+        "content.",
+    )
 
 
 class GrammarSettings(Section):

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from graftlm.assembly import make_grammars
+from graftlm.chat_formats import make_chat_formats
 from graftlm.checkpoint import load_model_config, resolve_checkpoint
 from graftlm.config import EngineConfig
 from graftlm.intake import Intake, IntakeLimits
@@ -47,7 +48,17 @@ async def assemble_manager(
     intake = Intake(limits, lambda params: TextStream(tokenizer, params), time.monotonic, grammars)
     replicas = ReplicaSet(launcher.scheduler_names, can_recover=config.server.restart)
     model = _served_model(config, path, infos[0], limits, tokenizer)
-    manager = TokenizerManager(config, model, tokenizer, intake, replicas, launcher.send, metrics, recorder=recorder)
+    manager = TokenizerManager(
+        config,
+        model,
+        tokenizer,
+        intake,
+        replicas,
+        launcher.send,
+        metrics,
+        recorder=recorder,
+        chat_formats=make_chat_formats(config, registry, tokenizer.chat_template),
+    )
     launcher.watch(manager)
     logger.info(
         "%d replica(s) of %s on %s in %s; KV memory of each: %s tokens in pages of %d",

@@ -9,8 +9,17 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from graftlm import errors
+from graftlm.chat_formats import ChatFormats
 from graftlm.config import EngineConfig
-from graftlm.errors import GraftlmError, InvalidPromptError, PromptTooLongError, RequestError, UnavailableError
+from graftlm.errors import (
+    GraftlmError,
+    GrammarError,
+    InvalidPromptError,
+    PromptTooLongError,
+    RequestError,
+    UnavailableError,
+    UnsupportedFeatureError,
+)
 from graftlm.intake import Intake, check_call, draw_seed
 from graftlm.processes.generation import Generation, PreparedRequest
 from graftlm.processes.in_flight import InFlight, InFlightRequests
@@ -58,6 +67,7 @@ class TokenizerManager:
 
     Attributes:
         replicas: the replicas, and whether their processes are well.
+        chat_formats: how the model writes tool calls and reasoning.
     """
 
     def __init__(
@@ -71,6 +81,7 @@ class TokenizerManager:
         metrics: RequestMetrics,
         clock: Callable[[], float] = time.monotonic,
         recorder: TraceRecorder | None = None,
+        chat_formats: ChatFormats | None = None,
     ) -> None:
         """Join the parts.
 
@@ -81,6 +92,7 @@ class TokenizerManager:
         self.model = model
         self.tokenizer = tokenizer
         self.replicas = replicas
+        self.chat_formats = chat_formats or ChatFormats()
         self._intake = intake
         self._send = send
         self._metrics = metrics
@@ -149,6 +161,22 @@ class TokenizerManager:
             )
 
         return await self.in_thread(check)
+
+    async def check_params(self, params: SamplingParams) -> None:
+        """Check sampling parameters alone, as `prepare` does.
+
+        Raises:
+            RequestError: something is wrong with them.
+        """
+        await self.in_thread(lambda: self._intake.check_params(params))
+
+    async def enforces(self, params: SamplingParams) -> bool:
+        """Whether the grammar of sampling parameters is one that this engine could enforce."""
+        try:
+            await self.check_params(params)
+        except (GrammarError, UnsupportedFeatureError):
+            return False
+        return True
 
     async def start(self, request: PreparedRequest) -> Generation:
         """Hand a prompt to a replica and wait until it is queued there.

@@ -9,6 +9,7 @@ from graftlm.contracts import (
     AttentionBackend,
     AttentionCapabilities,
     CacheCapabilities,
+    ChatFormatCapabilities,
     EvictionStrategy,
     GrammarBackend,
     KVStorage,
@@ -16,7 +17,9 @@ from graftlm.contracts import (
     Model,
     ModelCapabilities,
     PrefixCache,
+    ReasoningFormat,
     SchedulingPolicy,
+    ToolCallFormat,
 )
 
 __all__ = ["FAMILIES", "Family"]
@@ -111,6 +114,24 @@ _ALL = (
         title="logits processor",
         hook="provide_logits_processors",
         contract=LogitsProcessor,
+        is_optional=True,
+    ),
+    Family(
+        key="tool_calls",
+        title="tool call format",
+        hook="provide_tool_call_formats",
+        contract=ToolCallFormat,
+        capabilities=ChatFormatCapabilities,
+        name_path="chat.tool_call_format",
+        is_optional=True,
+    ),
+    Family(
+        key="reasoning",
+        title="reasoning format",
+        hook="provide_reasoning_formats",
+        contract=ReasoningFormat,
+        capabilities=ChatFormatCapabilities,
+        name_path="chat.reasoning_format",
         is_optional=True,
     ),
 )

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from graftlm.testing.attention import AttentionBackendConformance
     from graftlm.testing.cache_rig import CacheRig, prompt
+    from graftlm.testing.chat_format import ReasoningFormatConformance, ToolCallFormatConformance
     from graftlm.testing.conformance import Conformance, ConformanceResult, iter_conformance, run_conformance
     from graftlm.testing.event_mirror import EventMirror
     from graftlm.testing.eviction import EvictionStrategyConformance
@@ -45,9 +46,11 @@ __all__ = [
     "NaiveCache",
     "OldestAccessFirst",
     "PrefixCacheConformance",
+    "ReasoningFormatConformance",
     "RecordingStrategy",
     "SchedulingPolicyConformance",
     "TickingClock",
+    "ToolCallFormatConformance",
     "WindowCacheConformance",
     "iter_conformance",
     "prompt",
@@ -74,9 +77,11 @@ _HOME = {
     "NaiveCache": "graftlm.testing.naive_cache",
     "OldestAccessFirst": "graftlm.testing.recording",
     "PrefixCacheConformance": "graftlm.testing.prefix_cache",
+    "ReasoningFormatConformance": "graftlm.testing.chat_format",
     "RecordingStrategy": "graftlm.testing.recording",
     "SchedulingPolicyConformance": "graftlm.testing.scheduling",
     "TickingClock": "graftlm.testing.recording",
+    "ToolCallFormatConformance": "graftlm.testing.chat_format",
     "WindowCacheConformance": "graftlm.testing.window_cache",
     "iter_conformance": "graftlm.testing.conformance",
     "prompt": "graftlm.testing.cache_rig",

@@ -23,7 +23,9 @@ _KITS: Mapping[str, tuple[str, str]] = MappingProxyType(
         "grammar": ("graftlm.testing.grammar", "GrammarBackendConformance"),
         "model": ("graftlm.testing.model", "ModelConformance"),
         "scheduling": ("graftlm.testing.scheduling", "SchedulingPolicyConformance"),
+        "reasoning": ("graftlm.testing.chat_format", "ReasoningFormatConformance"),
         "storage": ("graftlm.testing.storage", "KVStorageConformance"),
+        "tool_calls": ("graftlm.testing.chat_format", "ToolCallFormatConformance"),
     }
 )
 

@@ -96,6 +96,14 @@ class Tokenizer:
         """Whether the checkpoint says how a chat becomes a prompt."""
         return bool(self._pretrained.chat_template)
 
+    @property
+    def chat_template(self) -> str:
+        """The chat template, in Jinja; "" when there is none. Of several, the one for tools, or else the default."""
+        template = self._pretrained.chat_template
+        if isinstance(template, dict):
+            template = template.get("tool_use") or template.get("default")
+        return template or ""
+
     def encode(self, text: str, add_special_tokens: bool = True) -> TokenIds:
         """Return a text's token ids, int32 [n].
 

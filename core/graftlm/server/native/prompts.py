@@ -159,5 +159,6 @@ _CONVERT: dict[str, Callable[[Any], Any]] = {
     "top_k": lambda k: None if k == -1 else k,
     # As text, so that what no message between processes could carry is refused as a bad schema.
     "json_schema": lambda schema: schema if isinstance(schema, str) else json.dumps(schema),
+    "structural_tag": lambda tag: tag if isinstance(tag, str) else json.dumps(tag),
     "stop_token_ids": lambda ids: tuple(dict.fromkeys(ids)),
 }

@@ -88,6 +88,13 @@ class SamplingRequest(WireModel):
     )
     regex: Text | None = Field(default=None, description="A regular expression that the output has to match.")
     ebnf: Text | None = Field(default=None, description="A grammar that the output has to follow.")
+    choice: list[Text] | None = Field(default=None, description="Strings, one of which the output has to be.")
+    structural_tag: TextOrObject | None = Field(
+        default=None,
+        description="Parts of the output, each to follow a schema from where a trigger begins it, as text or as an "
+        "object.",
+    )
+    grammar_backend: Text | None = Field(default=None, description="Which grammar backend enforces it, by name.")
     logit_bias: (
         dict[Annotated[int, Field(strict=False, ge=0)], Annotated[float, Field(ge=-1000, le=1000), NUMBER]] | None
     ) = Field(default=None, description="Token id (as a string) -> number added to its logit.")
@@ -95,7 +102,6 @@ class SamplingRequest(WireModel):
         default=None, description="Makes sampling reproducible, alone or in any batch."
     )
     stop_regex: Unsupported = None
-    structural_tag: Unsupported = None
     custom_params: Unsupported = None
     stream_interval: Unsupported = None
 

@@ -12,6 +12,7 @@ from graftlm.types import FinishReason, Usage
 
 __all__ = [
     "AnswerMessage",
+    "CalledFunction",
     "Chat",
     "ChatChoice",
     "ChatChunk",
@@ -25,11 +26,14 @@ __all__ = [
     "EmbeddingBody",
     "EmbeddingList",
     "EmbeddingUsage",
+    "FunctionDelta",
     "ModelCard",
     "ModelList",
     "TokenBody",
     "TokenList",
     "TokenText",
+    "ToolCallBody",
+    "ToolCallPart",
     "UsageBody",
     "encode",
     "finish_name",
@@ -99,11 +103,44 @@ class CompletionTokens(msgspec.Struct, frozen=True):
     ]
 
 
+class CalledFunction(msgspec.Struct, frozen=True):
+    """The function that is to be called; its arguments are the text of a JSON object."""
+
+    name: str
+    arguments: str
+
+
+class ToolCallBody(msgspec.Struct, frozen=True):
+    """A call that the client is to make."""
+
+    id: str
+    function: CalledFunction
+    type: str = "function"
+
+
+class FunctionDelta(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """The name of a function, or more of its arguments."""
+
+    name: str | None = None
+    arguments: str
+
+
+class ToolCallPart(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What is new of a call; the first part of each has its id and name."""
+
+    index: int
+    id: str | None = None
+    type: str | None = None
+    function: FunctionDelta | None = None
+
+
 class Delta(msgspec.Struct, frozen=True, omit_defaults=True):
     """What is new of a chat's answer."""
 
     role: str | None = None
     content: str | None = None
+    reasoning_content: str | None = None
+    tool_calls: Sequence[ToolCallPart] | None = None
 
 
 class ChatChunkChoice(msgspec.Struct, frozen=True):
@@ -131,8 +168,10 @@ class AnswerMessage(msgspec.Struct, frozen=True):
     """The assistant's turn; may be sent back as it is."""
 
     role: str
-    content: str
+    content: str | None
     refusal: str | None = None
+    reasoning_content: str | msgspec.UnsetType | None = msgspec.UNSET
+    tool_calls: Sequence[ToolCallBody] | msgspec.UnsetType | None = msgspec.UNSET
 
 
 class ChatChoice(msgspec.Struct, frozen=True):

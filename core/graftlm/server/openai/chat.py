@@ -8,7 +8,6 @@ from fastapi import APIRouter, Request, Response
 from graftlm.processes.generation import CompletionDelta, Generation
 from graftlm.processes.tokenizer_manager import TokenizerManager
 from graftlm.server.openai.answers import (
-    AnswerMessage,
     Chat,
     ChatChoice,
     ChatChunk,
@@ -16,18 +15,18 @@ from graftlm.server.openai.answers import (
     ChatLogprobs,
     Delta,
     encode,
-    finish_name,
     new_id,
     now_s,
-    shows,
     sum_usage,
 )
 from graftlm.server.openai.document import described
 from graftlm.server.openai.logprobs import chat_logprobs
-from graftlm.server.openai.params import chat_messages, chat_params, check_model, template_args
+from graftlm.server.openai.message_reader import MessageReader
+from graftlm.server.openai.params import check_model
+from graftlm.server.openai.plan import plan_answer
 from graftlm.server.openai.requests import ChatRequest
 from graftlm.server.sse import EventStream, until_disconnect
-from graftlm.types import TokenLogprob
+from graftlm.types import Completion, TokenLogprob
 
 __all__ = ["make_router"]
 
@@ -55,20 +54,23 @@ class _Answer:
         self._body = body
         self._id = body.request_id or new_id("chatcmpl")
         self._created = now_s()
+        self._readers: list[MessageReader] = []
 
     async def start(self) -> Generation:
         """Check the request and queue it."""
         body, manager = self._body, self._manager
         check_model(body.model, manager.model)
+        plan = await plan_answer(body, manager)
         prepared = await manager.prepare(
-            chat_messages(body.messages),
-            chat_params(body),
+            plan.prompt,
+            plan.params,
             request_id=self._id,
             priority=body.priority or 0,
             cache_salt=body.cache_salt or "",
             timeout_s=body.timeout_s,
-            template_args=template_args(body),
+            template_args=plan.template_args,
         )
+        self._readers = [plan.reader() for _ in range(prepared.params.n)]
         return await manager.start(prepared)
 
     async def whole(self, generation: Generation) -> bytes:
@@ -77,16 +79,7 @@ class _Answer:
             output = await generation.result()
         finally:
             generation.abort()
-        choices = [
-            ChatChoice(
-                index=completion.index,
-                message=AnswerMessage("assistant", completion.text),
-                logprobs=None if completion.logprobs is None else self._logprobs(completion.logprobs),
-                finish_reason=finish_name(completion.finish_reason),
-                matched_stop=completion.matched_stop,
-            )
-            for completion in output.completions
-        ]
+        choices = [self._whole_choice(completion) for completion in output.completions]
         usage = sum_usage([output.usage])
         model = self._manager.model.name
         return encode(Chat(id=self._id, created=self._created, model=model, choices=choices, usage=usage))
@@ -95,7 +88,7 @@ class _Answer:
         """Yield the events; leaving early ends the request."""
         options = self._body.stream_options
         with_usage = options is not None and bool(options.include_usage)
-        opening = Delta(role="assistant", content="")
+        opening = Delta(role="assistant", content=None if self._body.tools else "")
         unopened = range(len(generation.sub_ids))
         try:
             async for deltas in generation:
@@ -103,8 +96,8 @@ class _Answer:
                     yield self._chunk(ChatChunkChoice(i, opening), with_usage)
                 unopened = range(0)
                 for delta in deltas:
-                    if shows(delta):
-                        yield self._chunk(self._choice(delta), with_usage)
+                    for choice in self._choices(delta):
+                        yield self._chunk(choice, with_usage)
             if with_usage:
                 usage = sum_usage([generation.snapshot().usage])
                 model = self._manager.model.name
@@ -119,12 +112,34 @@ class _Answer:
         model = self._manager.model.name
         return encode(ChatChunk(id=self._id, created=self._created, model=model, choices=(choice,), usage=usage))
 
-    def _choice(self, delta: CompletionDelta) -> ChatChunkChoice:
+    def _whole_choice(self, completion: Completion) -> ChatChoice:
+        reader = self._readers[completion.index]
+        reader.push(completion.text)
+        reader.finish()
+        return ChatChoice(
+            index=completion.index,
+            message=reader.message(),
+            logprobs=None if completion.logprobs is None else self._logprobs(completion.logprobs),
+            finish_reason=reader.finish_name(completion.finish_reason),
+            matched_stop=completion.matched_stop,
+        )
+
+    def _choices(self, delta: CompletionDelta) -> list[ChatChunkChoice]:
+        """Return what one delta adds to its answer: nothing, where its text is held back."""
+        reader, index = self._readers[delta.index], delta.index
+        parts = reader.push(delta.text)
+        if delta.finish_reason is not None:
+            parts += reader.finish()
         logprobs = self._logprobs(delta.logprobs) if delta.logprobs else None
-        content = Delta(content=delta.text) if delta.text or delta.finish_reason is None else Delta()
         if delta.finish_reason is None:
-            return ChatChunkChoice(delta.index, content, logprobs)
-        return ChatChunkChoice(delta.index, content, logprobs, finish_name(delta.finish_reason), delta.matched_stop)
+            parts = parts or ([Delta(content="")] if logprobs else [])
+            return [ChatChunkChoice(index, part, None if i else logprobs) for i, part in enumerate(parts)]
+        parts = parts or [Delta()]
+        choices = [ChatChunkChoice(index, part, None if i else logprobs) for i, part in enumerate(parts)]
+        last = msgspec.structs.replace(
+            choices[-1], finish_reason=reader.finish_name(delta.finish_reason), matched_stop=delta.matched_stop
+        )
+        return [*choices[:-1], last]
 
     def _logprobs(self, logprobs: tuple[TokenLogprob, ...]) -> ChatLogprobs:
         return chat_logprobs(self._manager.tokenizer, logprobs)

@@ -1,11 +1,18 @@
 """From OpenAI's fields to sampling parameters and chats."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from graftlm.processes.served_model import ServedModel
 from graftlm.server.errors import ApiError
-from graftlm.server.openai.requests import ChatMessage, ChatRequest, CompletionRequest, SamplingFields, TextPart
+from graftlm.server.openai.requests import (
+    ChatMessage,
+    ChatRequest,
+    CompletionRequest,
+    ResponseFormat,
+    SamplingFields,
+    TextPart,
+)
 from graftlm.types import Message, SamplingParams
 
 __all__ = ["chat_messages", "chat_params", "check_model", "completion_params", "template_args"]
@@ -26,6 +33,9 @@ _SAME: Final = (
     "json_schema",
     "regex",
     "ebnf",
+    "choice",
+    "structural_tag",
+    "grammar_backend",
     "n",
 )
 
@@ -50,6 +60,9 @@ _RESERVED: Final = frozenset(
         "truncation",
     }
 )
+
+#: Of which a request may give one.
+_GRAMMARS: Final = ("json_schema", "regex", "ebnf", "choice", "structural_tag")
 
 #: What top_p 0 means: the most likely token alone.
 _LEAST_TOP_P: Final = 1e-9
@@ -85,20 +98,26 @@ def completion_params(body: CompletionRequest) -> SamplingParams:
     )
 
 
-def chat_params(body: ChatRequest) -> SamplingParams:
+def chat_params(body: ChatRequest, calls: Mapping[str, Any] | None = None) -> SamplingParams:
     """Return the sampling parameters of a chat request.
 
+    Args:
+        calls: those that hold the answer to the format of tool calls; None when the request's own grammar counts.
+
     Raises:
-        RequestError: fields contradict each other, or ask for what is not supported yet.
+        RequestError: fields contradict each other, or ask for what is not supported.
     """
     if body.top_logprobs and not body.logprobs:
         raise ApiError(400, "top_logprobs needs logprobs: true", param="top_logprobs")
-    if body.tool_choice not in (None, "none") or (body.tools and body.tool_choice != "none"):
-        message = 'tool calls are not supported yet: leave tools out, or set tool_choice: "none"'
-        raise ApiError(400, message, param="tool_choice" if body.tool_choice else "tools", code="unsupported")
     limit = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
-    return SamplingParams(**(_common(body) | _grammar(body)), max_tokens=limit, logprobs=logprobs)
+    grammar = _grammar(body)
+    if calls is not None:
+        if grammar or any(getattr(body, name) is not None for name in _GRAMMARS):
+            message = 'an answer that may call tools follows no other grammar; set tool_choice: "none"'
+            raise ApiError(400, message, param="tools")
+        grammar = dict(calls)
+    return SamplingParams(**(_common(body) | grammar), max_tokens=limit, logprobs=logprobs)
 
 
 def chat_messages(messages: Sequence[ChatMessage]) -> list[Message]:
@@ -122,8 +141,6 @@ def template_args(body: ChatRequest) -> dict[str, Any]:
         raise ApiError(400, f"chat_template_kwargs may not hold {reserved[0]!r}", param="chat_template_kwargs")
     if body.reasoning_effort is not None:
         given.setdefault("reasoning_effort", body.reasoning_effort)
-    if body.tools:
-        given["tools"] = body.tools
     if body.continue_final_message:
         return given | {"continue_final_message": True, "add_generation_prompt": False}
     return given | {"add_generation_prompt": body.add_generation_prompt is not False}
@@ -148,14 +165,30 @@ def _grammar(body: ChatRequest) -> dict[str, Any]:
     wanted = body.response_format
     if wanted is None or wanted.type == "text":
         return {}
-    if any(given is not None for given in (body.json_schema, body.regex, body.ebnf)):
-        raise ApiError(400, "response_format excludes json_schema, regex and ebnf", param="response_format")
+    if any(getattr(body, name) is not None for name in _GRAMMARS):
+        raise ApiError(400, f"response_format excludes {', '.join(_GRAMMARS)}", param="response_format")
     if wanted.type == "json_object":
         return {"json_schema": {"type": "object"}}
+    if wanted.type == "structural_tag":
+        return {"structural_tag": _structural_tag(wanted)}
     if wanted.json_schema is None:
         raise ApiError(400, "response_format.json_schema is missing", param="response_format.json_schema")
     schema = wanted.json_schema.schema_
-    return {"json_schema": {"type": "object"} if schema is None else schema}
+    return {
+        "json_schema": {"type": "object"} if schema is None else schema,
+        "strict": wanted.json_schema.strict is not False,
+    }
+
+
+def _structural_tag(wanted: ResponseFormat) -> dict[str, Any]:
+    """Return the tag of a response format, which SGLang's clients write."""
+    for name in ("structures", "triggers"):
+        if getattr(wanted, name) is None:
+            raise ApiError(400, f"response_format.{name} is missing", param=f"response_format.{name}")
+    structures = [
+        {"begin": part.begin, "schema": part.schema_ or {}, "end": part.end} for part in wanted.structures or ()
+    ]
+    return {"triggers": wanted.triggers, "structures": structures}
 
 
 def _message(index: int, message: ChatMessage) -> Message:

@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal, Self, TypeAlias
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
+from graftlm.server.openai.tool_requests import ToolChoiceField, ToolsField
 from graftlm.server.wire import (
     MAX_PROMPTS,
     NUMBER,
@@ -116,6 +117,13 @@ class SamplingFields(OpenAIModel):
     json_schema: TextOrObject | None = Field(default=None, description="What the output has to follow.")
     regex: Text | None = Field(default=None, description="What the output has to match.")
     ebnf: Text | None = Field(default=None, description="A grammar that the output has to follow.")
+    choice: Annotated[list[Text], Field(min_length=1, max_length=4096)] | None = Field(
+        default=None, description="Strings, one of which the output has to be."
+    )
+    structural_tag: TextOrObject | None = Field(
+        default=None, description="Parts of the output, each to follow a schema from where a trigger begins it."
+    )
+    grammar_backend: Text | None = Field(default=None, description="Which grammar backend enforces it, by name.")
     cache_salt: Annotated[str, Field(max_length=1024), UNICODE] | None = Field(
         default=None, description="Cached prefixes are shared only between requests of one salt."
     )
@@ -192,15 +200,31 @@ class JsonSchemaFormat(OpenAIModel):
 
     name: Text
     schema_: dict[str, Any] | None = Field(default=None, alias="schema")
-    strict: bool | None = Field(default=None, description="Answers always follow the schema.")
+    strict: bool | None = Field(
+        default=None, description="False leaves out of the schema what cannot be enforced, instead of refusing it."
+    )
     description: Text | None = None
+
+
+class TagStructure(OpenAIModel):
+    """A part of an answer that follows a schema, and the texts around it."""
+
+    begin: Text
+    schema_: dict[str, Any] | None = Field(default=None, alias="schema")
+    end: Text
 
 
 class ResponseFormat(OpenAIModel):
     """What an answer has to be."""
 
-    type: Literal["text", "json_object", "json_schema"]
+    type: Literal["text", "json_object", "json_schema", "structural_tag"]
     json_schema: JsonSchemaFormat | None = None
+    structures: Annotated[list[TagStructure], Field(min_length=1, max_length=1024)] | None = Field(
+        default=None, description="Of a `structural_tag`: the parts that may follow a trigger."
+    )
+    triggers: Annotated[list[Text], Field(min_length=1, max_length=1024)] | None = Field(
+        default=None, description="Of a `structural_tag`: beginnings of the structures' `begin`."
+    )
 
 
 class ChatRequest(SamplingFields):
@@ -216,11 +240,14 @@ class ChatRequest(SamplingFields):
         default=None, description="Also report this many most likely tokens for each place."
     )
     response_format: ResponseFormat | None = Field(default=None, description="What the answer has to be.")
-    tools: list[dict[str, Any]] | None = Field(
-        default=None, description="Shown to the model; calls are not supported yet, so `tool_choice` must be `none`."
+    tools: ToolsField | None = Field(default=None, description="Functions that the model may call.")
+    tool_choice: ToolChoiceField | None = Field(
+        default=None, description="`auto`, `none`, `required`, or the function to be called; null: `auto`."
     )
-    tool_choice: Text | dict[str, Any] | None = Field(default=None, description="Only `none` is supported yet.")
-    parallel_tool_calls: bool | None = Field(default=None, description="Accepted; there are no tool calls yet.")
+    parallel_tool_calls: bool | None = Field(default=True, description="Whether one answer may hold several calls.")
+    separate_reasoning: bool | None = Field(
+        default=True, description="Give reasoning as `reasoning_content`, not as content; null: true."
+    )
     chat_template_kwargs: dict[str, Any] | None = Field(
         default=None, description="Further variables of the model's chat template."
     )

@@ -1,0 +1,69 @@
+"""How the served model writes tool calls and reasoning."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from graftlm.config import EngineConfig
+from graftlm.contracts import ChatFormatContext, Provider, ReasoningFormat, ToolCallFormat
+from graftlm.errors import ProviderUnavailableError
+from graftlm.registry import AUTO, Registry
+
+__all__ = ["ChatFormats", "make_chat_formats"]
+
+
+@dataclass(frozen=True, slots=True)
+class ChatFormats:
+    """The formats of a checkpoint's chats.
+
+    Attributes:
+        tool_calls: None when no plugin offers one.
+        reasoning: None when all text is content.
+        template_knows_tools: whether the chat template writes tools into the prompt; otherwise the server does.
+    """
+
+    tool_calls: ToolCallFormat | None = None
+    reasoning: ReasoningFormat | None = None
+    template_knows_tools: bool = False
+
+
+def make_chat_formats(config: EngineConfig, registry: Registry, chat_template: str) -> ChatFormats:
+    """Return the configured formats; `auto` takes the one whose marker the chat template holds.
+
+    Where a template holds none, tool calls take the format of the highest rank, and reasoning none.
+
+    Args:
+        chat_template: the checkpoint's, "" when it has none.
+
+    Raises:
+        PluginError: a format cannot be had.
+    """
+    context = ChatFormatContext(chat_template)
+
+    def create(family: str, name: str, *, falls_back: bool) -> Any:
+        provider = registry.provider(family, name) if name != AUTO else _marked(registry, family, chat_template)
+        if provider is None and falls_back and registry.available(family):
+            provider = registry.choose(family)
+        return None if provider is None else registry.create(family, provider, {}, context)
+
+    return ChatFormats(
+        tool_calls=create("tool_calls", config.chat.tool_call_format, falls_back=True),
+        reasoning=create("reasoning", config.chat.reasoning_format, falls_back=False),
+        template_knows_tools="tools" in chat_template,
+    )
+
+
+def _marked(registry: Registry, family: str, chat_template: str) -> Provider[Any] | None:
+    """Return the best provider that recognises a template."""
+    try:
+        return registry.choose(family, fits=_fits(chat_template))
+    except ProviderUnavailableError:
+        return None
+
+
+def _fits(chat_template: str) -> Callable[[Provider[Any]], str | None]:
+    def fits(provider: Provider[Any]) -> str | None:
+        markers = provider.capabilities.template_markers
+        return None if any(marker in chat_template for marker in markers) else "the chat template is another one's"
+
+    return fits

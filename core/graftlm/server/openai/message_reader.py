@@ -1,0 +1,108 @@
+"""A completion's text, read as reasoning, content and tool calls."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from graftlm.contracts import ContentDelta, ReasoningDelta, ReasoningParser, ToolCallDelta
+from graftlm.server.openai.answers import (
+    AnswerMessage,
+    CalledFunction,
+    Delta,
+    FunctionDelta,
+    ToolCallBody,
+    ToolCallPart,
+)
+from graftlm.server.openai.tools import ToolUse
+from graftlm.types import FinishReason
+
+__all__ = ["MessageReader"]
+
+
+@dataclass(slots=True)
+class _Call:
+    id: str
+    name: str
+    arguments: str = ""
+
+
+class MessageReader:
+    """Reads one completion's text as it comes, and keeps what the message holds so far."""
+
+    def __init__(self, use: ToolUse | None, *, enforced: bool, reasoning: ReasoningParser | None) -> None:
+        """Start at the beginning.
+
+        Args:
+            use: None leaves calls in the content.
+            enforced: as of `ToolCallFormat.parser`.
+            reasoning: None leaves reasoning in the content.
+        """
+        self._use = use
+        self._calls_parser = None if use is None else use.format.parser(use.tools, enforced=enforced)
+        self._reasoning_parser = reasoning
+        self._content = ""
+        self._reasoning = ""
+        self._calls: list[_Call] = []
+
+    def push(self, text: str) -> list[Delta]:
+        """Take in more text; returns what is new of the message."""
+        if self._reasoning_parser is None:
+            return self._to_calls([ContentDelta(text)] if text else [])
+        return self._to_calls(self._reasoning_parser.push(text))
+
+    def finish(self) -> list[Delta]:
+        """Take in the end of the text; returns what was held back."""
+        deltas = [] if self._reasoning_parser is None else self._to_calls(self._reasoning_parser.finish())
+        if self._calls_parser is not None:
+            deltas += [self._note(delta) for delta in self._calls_parser.finish()]
+        return deltas
+
+    def finish_name(self, reason: FinishReason | None) -> str | None:
+        """Return OpenAI's name of a finish reason; an answer that ended with calls has one of its own."""
+        if reason is FinishReason.STOP and self._calls:
+            return "tool_calls"
+        return None if reason is None else reason.value
+
+    def message(self) -> AnswerMessage:
+        """Return the message so far."""
+        calls = [ToolCallBody(call.id, CalledFunction(call.name, call.arguments)) for call in self._calls]
+        if self._reasoning_parser is None and not calls:
+            return AnswerMessage("assistant", self._content)
+        return AnswerMessage(
+            "assistant",
+            self._content or (None if calls or self._reasoning else ""),
+            reasoning_content=self._reasoning or msgspec.UNSET,
+            tool_calls=calls or msgspec.UNSET,
+        )
+
+    def _to_calls(self, deltas: Sequence[ReasoningDelta | ContentDelta]) -> list[Delta]:
+        """Have the content among some deltas read for calls."""
+        found: list[Delta] = []
+        for delta in deltas:
+            if isinstance(delta, ContentDelta) and self._calls_parser is not None:
+                found += [self._note(part) for part in self._calls_parser.push(delta.text)]
+            else:
+                found.append(self._note(delta))
+        return found
+
+    def _note(self, delta: ReasoningDelta | ContentDelta | ToolCallDelta) -> Delta:
+        """Add a delta to the message; returns it as it is written."""
+        match delta:
+            case ContentDelta(text):
+                self._content += text
+                return Delta(content=text)
+            case ReasoningDelta(text):
+                self._reasoning += text
+                return Delta(reasoning_content=text)
+            case ToolCallDelta(index, None, arguments):
+                self._calls[index].arguments += arguments
+                return Delta(tool_calls=[ToolCallPart(index, function=FunctionDelta(arguments=arguments))])
+            case ToolCallDelta(index, name, arguments):
+                call = _Call(self._new_id(), str(name), arguments)
+                self._calls.append(call)
+                function = FunctionDelta(name=name, arguments=arguments)
+                return Delta(tool_calls=[ToolCallPart(index, id=call.id, type="function", function=function)])
+
+    def _new_id(self) -> str:
+        return "" if self._use is None else self._use.format.new_id()

@@ -1,0 +1,94 @@
+"""How a chat request is answered: the prompt, what holds the answer, and how its text is read."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from graftlm.contracts import ReasoningFormat, ToolChoice
+from graftlm.processes.tokenizer_manager import TokenizerManager
+from graftlm.prompts import Prompt
+from graftlm.server.openai.message_reader import MessageReader
+from graftlm.server.openai.params import chat_messages, chat_params, template_args
+from graftlm.server.openai.requests import ChatRequest
+from graftlm.server.openai.tools import ToolUse, check_tools, for_template, tool_use
+from graftlm.types import SamplingParams
+
+__all__ = ["AnswerPlan", "plan_answer"]
+
+#: At the prompt's end, among which a template opens the reasoning.
+_NUM_LAST_TOKENS = 16
+#: What free text follows; a structural tag is another matter.
+_WHOLE_OUTPUT = ("json_schema", "regex", "ebnf", "choice")
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerPlan:
+    """How a chat is answered.
+
+    Attributes:
+        prompt: messages, or the token ids that they were turned into.
+        template_args: variables of the chat template.
+        use: the tools that may be called; None: none.
+        enforced: whether a grammar holds calls to their format.
+        reasoning: None leaves reasoning in the content.
+        is_open: whether the answer begins within the reasoning.
+    """
+
+    prompt: Prompt
+    params: SamplingParams
+    template_args: dict[str, Any]
+    use: ToolUse | None
+    enforced: bool
+    reasoning: ReasoningFormat | None
+    is_open: bool
+
+    def reader(self) -> MessageReader:
+        """Return a reader of one completion."""
+        reasoning = None if self.reasoning is None else self.reasoning.parser(is_open=self.is_open)
+        return MessageReader(self.use, enforced=self.enforced, reasoning=reasoning)
+
+
+async def plan_answer(body: ChatRequest, manager: TokenizerManager) -> AnswerPlan:
+    """Decide how a request is answered.
+
+    Raises:
+        RequestError: fields contradict each other, or ask for what cannot be done.
+    """
+    use = tool_use(body, manager.chat_formats)
+    messages, variables = for_template(chat_messages(body.messages), body, manager.chat_formats)
+    arguments = template_args(body) | variables
+    enforced = use is not None and await check_tools(use, body, manager)
+    calls = None if use is None else use.grammar() if enforced else {}
+    params = chat_params(body, calls)
+    reasoning = manager.chat_formats.reasoning if body.separate_reasoning is not False else None
+    plan = AnswerPlan(messages, params, arguments, use, bool(calls), reasoning, is_open=False)
+    return plan if reasoning is None else await _with_reasoning(plan, reasoning, messages, manager)
+
+
+async def _with_reasoning(
+    plan: AnswerPlan, reasoning: ReasoningFormat, messages: Sequence[Any], manager: TokenizerManager
+) -> AnswerPlan:
+    """Look whether the prompt opens the reasoning, and have the grammar wait for its end."""
+    token_ids = await manager.encode_chat(messages, **plan.template_args)
+    prompt_end = await manager.decode(token_ids[-_NUM_LAST_TOKENS:], skip_special_tokens=False)
+    plan = replace(plan, prompt=token_ids, is_open=reasoning.is_open(prompt_end))
+    required = plan.use is not None and plan.use.choice is ToolChoice.REQUIRED
+    given = next((name for name in _WHOLE_OUTPUT if getattr(plan.params, name) is not None), None)
+    if given is None and not required:
+        return plan
+    if plan.is_open and not required and given in ("json_schema", "regex"):
+        return replace(plan, params=_after_reasoning(plan.params, reasoning.end))
+    return replace(plan, reasoning=None)  # the grammar leaves no room for it
+
+
+def _after_reasoning(params: SamplingParams, end: str) -> SamplingParams:
+    """Have a schema or regular expression hold what follows the reasoning."""
+    if params.regex is not None:
+        held: dict[str, Any] = {"regex": params.regex}
+    else:
+        schema = params.json_schema
+        held = {"schema": json.loads(schema) if isinstance(schema, str) else schema}
+    structure = {"begin": f"{end}\n\n", **held, "end": ""}
+    tag = {"triggers": [end], "structures": [structure], "at_least_one": False, "stop_after_first": True}
+    return replace(params, json_schema=None, regex=None, structural_tag=tag)

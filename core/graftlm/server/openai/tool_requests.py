@@ -1,0 +1,58 @@
+"""The tools of a chat request, as clients send them."""
+
+from typing import Annotated, Any, Literal, TypeAlias
+
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
+
+from graftlm.server.wire import Text
+
+__all__ = ["ToolChoiceField", "ToolRequest", "ToolsField"]
+
+_Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$")]
+
+
+class _Body(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+class FunctionRequest(_Body):
+    """A function that the model may call."""
+
+    name: _Name
+    description: Text | None = None
+    parameters: dict[str, Any] | None = Field(default=None, description="A JSON schema of an object; null: any object.")
+    strict: bool | None = Field(
+        default=False,
+        description="Refuse a schema that cannot be enforced in full. Otherwise what cannot be is left out.",
+    )
+
+
+class ToolRequest(_Body):
+    """A tool; functions are the only kind."""
+
+    type: Literal["function"]
+    function: FunctionRequest
+
+
+class ChosenFunction(_Body):
+    """The name of a function."""
+
+    name: _Name
+
+
+class ChosenTool(_Body):
+    """The tool to be called."""
+
+    type: Literal["function"]
+    function: ChosenFunction
+
+
+def _word_or_object(value: Any) -> str:
+    return "as_object" if isinstance(value, dict) else "as_text"
+
+
+ToolsField: TypeAlias = Annotated[list[ToolRequest], Field(max_length=128)]
+ToolChoiceField: TypeAlias = Annotated[
+    Annotated[Literal["none", "auto", "required"], Tag("as_text")] | Annotated[ChosenTool, Tag("as_object")],
+    Discriminator(_word_or_object),
+]

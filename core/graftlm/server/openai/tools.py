@@ -1,0 +1,195 @@
+"""What a chat request wants of its tools: who may be called, what is enforced, what the model is told."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from graftlm.chat_formats import ChatFormats
+from graftlm.contracts import Tool, ToolCall, ToolCallFormat, ToolChoice
+from graftlm.errors import GrammarError
+from graftlm.processes.tokenizer_manager import TokenizerManager
+from graftlm.server.errors import ApiError
+from graftlm.server.openai.requests import ChatRequest
+from graftlm.server.openai.tool_requests import ToolRequest
+from graftlm.types import Message, SamplingParams
+
+__all__ = ["ToolUse", "check_tools", "for_template", "tool_use"]
+
+#: A structural tag as small as they come, to find out whether there is a backend for them.
+_PROBE: Final = {
+    "triggers": ["<a>"],
+    "structures": [{"begin": "<a>", "schema": {"type": "object"}, "end": "</a>"}],
+    "at_least_one": False,
+    "stop_after_first": False,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ToolUse:
+    """The tools that an answer may call, and how calls are written.
+
+    Attributes:
+        tools: at least one.
+        parallel: more than one call may be made.
+    """
+
+    format: ToolCallFormat
+    tools: tuple[Tool, ...]
+    choice: ToolChoice
+    parallel: bool
+
+    @property
+    def is_strict(self) -> bool:
+        """Whether a schema that cannot be enforced is refused."""
+        return any(tool.strict for tool in self.tools)
+
+    def grammar(self) -> dict[str, Any]:
+        """Return the sampling parameters that hold the answer to the format; none where it cannot be held.
+
+        Raises:
+            ApiError: the format cannot enforce a strict tool's schema.
+        """
+        try:
+            spec = self.format.grammar(self.tools, self.choice, parallel=self.parallel)
+        except GrammarError as error:
+            raise ApiError(400, str(error), param="tools", code="invalid_schema") from error
+        return {} if spec is None else {spec.kind.value: spec.text, "strict": spec.strict}
+
+
+def tool_use(body: ChatRequest, formats: ChatFormats) -> ToolUse | None:
+    """Return what a request may call; None when it may call nothing.
+
+    Raises:
+        ApiError: `tool_choice` asks for what is not among the tools, or two tools have one name.
+    """
+    choice, given = body.tool_choice, body.tools or []
+    _check_names(given)
+    if not given and choice not in (None, "none"):
+        raise ApiError(400, "tool_choice is only allowed when tools are given", param="tool_choice")
+    if not given or choice == "none":
+        return None
+    if formats.tool_calls is None:
+        raise ApiError(400, "this server has no plugin for tool calls", param="tools", code="unsupported")
+    tools = tuple(_tool(tool) for tool in given)
+    parallel = body.parallel_tool_calls is not False
+    if choice is None or isinstance(choice, str):
+        wanted = ToolChoice.REQUIRED if choice == "required" else ToolChoice.AUTO
+        return ToolUse(formats.tool_calls, tools, wanted, parallel)
+    named = tuple(tool for tool in tools if tool.name == choice.function.name)
+    if not named:
+        names = ", ".join(tool.name for tool in tools)
+        message = f"tool_choice: there is no tool {choice.function.name!r}; tools: {names}"
+        raise ApiError(400, message, param="tool_choice.function.name")
+    return ToolUse(formats.tool_calls, named, ToolChoice.REQUIRED, parallel=False)
+
+
+async def check_tools(use: ToolUse, body: ChatRequest, manager: TokenizerManager) -> bool:
+    """Check every tool's schema by itself, so that an error names the tool; returns whether calls are enforced.
+
+    Where the model may choose and no tool is strict, an engine that cannot enforce calls reads them as they come.
+
+    Raises:
+        ApiError: a schema is malformed, or a strict one cannot be enforced.
+    """
+    backend = body.grammar_backend
+    can_tag = await manager.enforces(SamplingParams(structural_tag=_PROBE, grammar_backend=backend))
+    if use.choice is ToolChoice.AUTO and not use.is_strict and not can_tag:
+        return False
+    names = {tool.name for tool in use.tools}
+    for i, tool in enumerate(body.tools or ()):
+        if tool.function.name in names:
+            where = f"tools.{i}.function.parameters"
+            schema = json.dumps(_tool(tool).parameters)
+            params = SamplingParams(json_schema=schema, strict=use.is_strict, grammar_backend=backend)
+            try:
+                await manager.check_params(params)
+            except GrammarError as error:
+                raise ApiError(400, f"{where}: {error}", param=where, code="invalid_schema") from error
+    return True
+
+
+def for_template(
+    messages: Sequence[Message], body: ChatRequest, formats: ChatFormats
+) -> tuple[list[Message], dict[str, Any]]:
+    """Return the conversation, and the variables that tell the chat template of tools.
+
+    Templates take arguments as objects. A template that knows no tools gets them as text.
+    """
+    tools = body.tools or []
+    if formats.template_knows_tools or formats.tool_calls is None:
+        listed = [tool.model_dump(exclude_none=True) for tool in tools]
+        return [_with_objects(message) for message in messages], ({"tools": listed} if listed else {})
+    written = [_as_text(message, formats.tool_calls) for message in messages]
+    if tools and body.tool_choice != "none":
+        written = _instructed(written, formats.tool_calls.instructions([_tool(tool) for tool in tools]))
+    return written, {}
+
+
+def _check_names(tools: Sequence[ToolRequest]) -> None:
+    names = [tool.function.name for tool in tools]
+    for i, (name, tool) in enumerate(zip(names, tools, strict=True)):
+        where = f"tools.{i}.function"
+        if name in names[:i]:
+            raise ApiError(400, f"{where}.name: {name!r} is given twice", param=f"{where}.name")
+        kind = (tool.function.parameters or {}).get("type", "object")
+        if kind != "object":
+            message = f"{where}.parameters.type: arguments are an object, got {json.dumps(kind)[:80]}"
+            raise ApiError(400, message, param=f"{where}.parameters.type", code="invalid_schema")
+
+
+def _tool(tool: ToolRequest) -> Tool:
+    function = tool.function
+    schema = function.parameters or {"type": "object"}
+    return Tool(function.name, function.description or "", schema, strict=bool(function.strict))
+
+
+def _functions(message: Message) -> list[Mapping[str, Any]]:
+    calls = message.get("tool_calls") or ()
+    return [call["function"] for call in calls if isinstance(call.get("function"), Mapping)]
+
+
+def _with_objects(message: Message) -> Message:
+    """Return a message whose calls have their arguments as objects."""
+    calls = message.get("tool_calls")
+    if not calls:
+        return message
+    changed = [
+        {**call, "function": {**call["function"], "arguments": _arguments(call["function"])}}
+        if isinstance(call.get("function"), Mapping)
+        else call
+        for call in calls
+    ]
+    return {**message, "tool_calls": changed}
+
+
+def _arguments(function: Mapping[str, Any]) -> Any:
+    """Return a call's arguments as an object, if they are the text of one."""
+    given = function.get("arguments")
+    try:
+        value = json.loads(given) if isinstance(given, str) else given
+    except (ValueError, RecursionError):
+        return given
+    return value if isinstance(value, dict) else given
+
+
+def _as_text(message: Message, format_: ToolCallFormat) -> Message:
+    """Return a message with its calls in its content, as the model writes them."""
+    calls = []
+    for function in _functions(message):
+        arguments = _arguments(function)
+        text = json.dumps(arguments, ensure_ascii=False) if isinstance(arguments, dict) else "{}"
+        calls.append(ToolCall(str(function.get("name")), text))
+    if not calls:
+        return message
+    parts = [message.get("content") or "", format_.render(calls)]
+    kept = {key: value for key, value in message.items() if key != "tool_calls"}
+    return {**kept, "content": "\n".join(part for part in parts if part)}
+
+
+def _instructed(messages: list[Message], instructions: str) -> list[Message]:
+    """Put instructions behind the system message, or have them be one."""
+    if messages and messages[0].get("role") == "system":
+        first = {**messages[0], "content": f"{messages[0].get('content') or ''}\n\n{instructions}"}
+        return [first, *messages[1:]]
+    return [{"role": "system", "content": instructions}, *messages]

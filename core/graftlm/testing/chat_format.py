@@ -1,0 +1,190 @@
+"""The conformance kits of chat formats."""
+
+import json
+import random
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, ClassVar, Final
+
+from graftlm.contracts import (
+    ChatFormatContext,
+    ContentDelta,
+    ReasoningDelta,
+    ReasoningFormat,
+    Tool,
+    ToolCall,
+    ToolCallDelta,
+    ToolCallFormat,
+    ToolChoice,
+)
+from graftlm.testing.conformance import Conformance
+
+__all__ = ["ReasoningFormatConformance", "ToolCallFormatConformance"]
+
+_SCHEMA: Final = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+_TOOLS: Final = (Tool("f", "Does f.", _SCHEMA), Tool("get_weather", "Tells the weather.", {"type": "object"}))
+_CALLS: Final = (
+    ToolCall("f", '{"a": 1}'),
+    ToolCall("get_weather", "{}"),
+    ToolCall("get_weather", '{"city": "Zürich \\"]}</tool_call>; \\n", "days": [1, -2.5, true, null, {"x y": "🙂"}]}'),
+)
+_PIECES: Final = (
+    *(
+        "<",
+        ">",
+        "/",
+        "tool_call",
+        "<tool_call>",
+        "</tool_call>",
+        "[",
+        "]",
+        "{",
+        "}",
+        '"',
+        "'",
+        "\\",
+        ",",
+        ";",
+        ":",
+        "=",
+    ),
+    *('{"name": "f", "arguments": {"a": 1}}', '{"name": "f"', "[f(a=1)]", "f(", ")", "[TOOL_CALLS]", "<|python_tag|>"),
+    *(" ", "\n", "name", "think", "<think>", "</think>", "Hello", "ß", "🙂", "1e999", "NaN", "\x00", "\u2028"),
+)
+
+
+class ToolCallFormatConformance(Conformance, ABC):
+    """Checks what `ToolCallFormat` and `ToolCallParser` say of every format.
+
+    class TestMyFormat(ToolCallFormatConformance):
+        def create(self, context):
+            return MyFormat()
+    """
+
+    parameters: ClassVar[Mapping[str, Sequence[Any]]] = {"enforced": (False, True), "seed": range(20)}
+
+    @abstractmethod
+    def create(self, context: ChatFormatContext) -> ToolCallFormat:
+        """Return a new format."""
+
+    def test_what_render_writes_is_read_as_the_same_calls(self, enforced: bool, seed: int) -> None:
+        """What `render` writes, a parser reads as the same calls."""
+        draw = random.Random(seed)
+        calls = draw.choices(_CALLS, k=draw.randint(1, 4))
+        text = self._format.render(calls)
+        content, read = self._read(_cut(text, draw), enforced)
+        expected = [(call.name, call.values()) for call in calls]
+        assert [(name, json.loads(arguments)) for name, arguments in read] == expected, f"of {text!r}: {read}"
+        assert content == "", f"of {text!r}, {content!r} was left as content"
+
+    def test_pieces_change_nothing(self, enforced: bool, seed: int) -> None:
+        """How the text is cut into pieces changes neither the content nor the calls; no text raises."""
+        draw = random.Random(seed)
+        for _ in range(25):
+            text = "".join(draw.choices([*_PIECES, self._format.render(_CALLS[:1])], k=draw.randint(0, 12)))
+            whole = self._read([text], enforced)
+            for pieces in (list(text), list(_cut(text, draw))):
+                assert self._read(pieces, enforced) == whole, f"{text!r} is read otherwise when cut as {pieces}"
+
+    def test_text_comes_back_unchanged(self, enforced: bool, seed: int) -> None:
+        """Text without a call comes back unchanged."""
+        draw = random.Random(seed)
+        for _ in range(25):
+            text = "".join(draw.choices(_PIECES, k=draw.randint(0, 8)))
+            content, calls = self._read([text], enforced)
+            assert calls or content == text, f"{text!r} came back as {content!r}"
+
+    def test_an_unknown_tool_is_content(self, enforced: bool, seed: int) -> None:
+        """What is no call of a known tool is content."""
+        text = self._format.render([ToolCall("unknown", '{"a": 1}')])
+        assert self._read(_cut(text, random.Random(seed)), enforced) == (text, [])
+
+    def test_only_auto_goes_without_a_grammar(self) -> None:
+        """`grammar` returns a specification for `REQUIRED`, strict when one of the tools is."""
+        for parallel in (False, True):
+            spec = self._format.grammar(_TOOLS, ToolChoice.REQUIRED, parallel=parallel)
+            assert spec is not None, f"nothing enforces required calls, parallel={parallel}"
+        strict = [Tool("f", "", _SCHEMA | {"additionalProperties": False}, strict=True)]
+        spec = self._format.grammar(strict, ToolChoice.REQUIRED, parallel=False)
+        assert spec is not None
+        assert spec.strict, "the tool is strict, and its grammar is not"
+
+    def test_ids_differ(self) -> None:
+        """`new_id` draws the id of a call."""
+        assert len({self._format.new_id() for _ in range(100)}) == 100, "ids repeat"
+
+    def test_instructions_name_every_tool(self) -> None:
+        """`instructions` tells a model of its tools."""
+        text = self._format.instructions(_TOOLS)
+        assert all(tool.name in text and tool.description in text for tool in _TOOLS), text
+
+    @property
+    def _format(self) -> ToolCallFormat:
+        return self.create(ChatFormatContext())
+
+    def _read(self, pieces: Iterator[str] | Sequence[str], enforced: bool) -> tuple[str, list[tuple[str, str]]]:
+        """Return the content, and name and arguments of each call."""
+        parser = self._format.parser(_TOOLS, enforced=enforced)
+        deltas = [delta for piece in pieces for delta in parser.push(piece)]
+        content, calls = "", list[tuple[str, str]]()
+        for delta in [*deltas, *parser.finish()]:
+            match delta:
+                case ContentDelta(text):
+                    content += text
+                case ToolCallDelta(index, None, arguments):
+                    assert index == len(calls) - 1, f"call {index} goes on after call {len(calls) - 1} has begun"
+                    calls[-1] = (calls[-1][0], calls[-1][1] + arguments)
+                case ToolCallDelta(index, str(name), arguments):
+                    assert index == len(calls), f"call {index} begins after {len(calls)} calls"
+                    calls.append((name, arguments))
+        return content, calls
+
+
+class ReasoningFormatConformance(Conformance, ABC):
+    """Checks what `ReasoningFormat` and `ReasoningParser` say of every format."""
+
+    parameters: ClassVar[Mapping[str, Sequence[Any]]] = {"is_open": (False, True), "seed": range(20)}
+
+    @abstractmethod
+    def create(self, context: ChatFormatContext) -> ReasoningFormat:
+        """Return a new format."""
+
+    def test_pieces_change_nothing(self, is_open: bool, seed: int) -> None:
+        """How the text is cut into pieces changes neither reasoning nor content; no text raises."""
+        draw = random.Random(seed)
+        for _ in range(25):
+            text = "".join(draw.choices(_PIECES, k=draw.randint(0, 12)))
+            whole = self._read([text], is_open)
+            for pieces in (list(text), list(_cut(text, draw))):
+                assert self._read(pieces, is_open) == whole, f"{text!r} is read otherwise when cut as {pieces}"
+
+    def test_an_answer_without_reasoning_is_content(self, seed: int) -> None:
+        """What is no reasoning is content."""
+        text = "".join(random.Random(seed).choices(("a ", "b\n", "{}", "<", "1"), k=8))
+        assert self._read([text], False) == ("", text)
+
+    def test_the_end_ends_the_reasoning(self) -> None:
+        """`end` is what ends the reasoning."""
+        reasoning = self.create(ChatFormatContext())
+        if reasoning.end:
+            assert self._read(["So", reasoning.end, "yes"], True) == ("So", "yes")
+
+    def _read(self, pieces: Iterator[str] | Sequence[str], is_open: bool) -> tuple[str, str]:
+        parser = self.create(ChatFormatContext()).parser(is_open=is_open)
+        deltas = [delta for piece in pieces for delta in parser.push(piece)]
+        reasoning = content = ""
+        for delta in [*deltas, *parser.finish()]:
+            if isinstance(delta, ReasoningDelta):
+                reasoning += delta.text
+            else:
+                content += delta.text
+        return reasoning, content
+
+
+def _cut(text: str, draw: random.Random) -> Iterator[str]:
+    """Yield a text in pieces of a few characters."""
+    at = 0
+    while at < len(text):
+        size = draw.randint(1, 5)
+        yield text[at : at + size]
+        at += size

@@ -1,0 +1,88 @@
+"""Grammars of calls that are JSON objects."""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from graftlm.contracts import GrammarKind, GrammarSpec, Tool, ToolChoice
+
+__all__ = ["call_head", "call_list", "tagged_calls"]
+
+#: Keywords whose values are data, and may look like anything.
+_DATA: Final = frozenset({"const", "default", "enum", "examples"})
+
+
+def call_head(name: str, key: str) -> str:
+    """Return how the object of a call begins, up to its arguments, which stand under `key`."""
+    return f'{{"name": "{name}", "{key}": '
+
+
+def tagged_calls(
+    tools: Sequence[Tool],
+    choice: ToolChoice,
+    *,
+    parallel: bool,
+    key: str,
+    opening: str = "",
+    closing: str = "",
+) -> GrammarSpec:
+    """Return a structural tag: each tool's arguments after the head of its call.
+
+    Args:
+        key: under which the arguments stand.
+        opening: text before each object, which tells a call from other text; "" has the object's own head tell.
+        closing: text after each object.
+    """
+    structures = [
+        {"begin": opening + call_head(tool.name, key), "schema": tool.parameters, "end": "}" + closing}
+        for tool in tools
+    ]
+    triggers = [opening.rstrip()] if opening else [f'{{"name": "{tool.name}"' for tool in tools]
+    tag = {
+        "triggers": triggers,
+        "structures": structures,
+        "at_least_one": choice is ToolChoice.REQUIRED,
+        "stop_after_first": not parallel,
+    }
+    return _spec(GrammarKind.STRUCTURAL_TAG, tag, tools)
+
+
+def call_list(tools: Sequence[Tool], *, parallel: bool, key: str) -> GrammarSpec:
+    """Return the JSON schema of a list of calls, of one call unless `parallel`."""
+    calls = [
+        {
+            "type": "object",
+            "properties": {"name": {"const": tool.name}, key: {"$ref": f"#/$defs/tool{i}"}},
+            "required": ["name", key],
+            "additionalProperties": False,
+        }
+        for i, tool in enumerate(tools)
+    ]
+    schema = {
+        "type": "array",
+        "items": calls[0] if len(calls) == 1 else {"anyOf": calls},
+        "minItems": 1,
+        **({} if parallel else {"maxItems": 1}),
+        "$defs": {f"tool{i}": _moved(tool.parameters, f"#/$defs/tool{i}") for i, tool in enumerate(tools)},
+    }
+    return _spec(GrammarKind.JSON_SCHEMA, schema, tools)
+
+
+def _spec(kind: GrammarKind, value: object, tools: Sequence[Tool]) -> GrammarSpec:
+    return GrammarSpec(kind, json.dumps(value), strict=any(tool.strict for tool in tools))
+
+
+def _moved(schema: Any, place: str) -> Any:
+    """Return a schema whose references to itself hold when it stands at `place` in another."""
+    if isinstance(schema, list):
+        return [_moved(item, place) for item in schema]
+    if not isinstance(schema, Mapping):
+        return schema
+    return {
+        key: place + value[1:]
+        if key == "$ref" and isinstance(value, str) and value.startswith("#")
+        else value
+        if key in _DATA
+        else _moved(value, place)
+        for key, value in schema.items()
+    }

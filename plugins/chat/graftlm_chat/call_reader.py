@@ -1,0 +1,107 @@
+"""One JSON object that calls a tool, read as it comes."""
+
+import re
+from collections.abc import Container
+from typing import Any, Final
+
+from graftlm.contracts import ToolCall
+from graftlm_chat.json_text import BracketScanner, dump, load_object
+
+__all__ = ["CallReader"]
+
+#: Models mix the two words up.
+_ARGUMENT_KEYS: Final = ("arguments", "parameters")
+_HEAD: Final = re.compile(r'\{\s*"name"\s*:\s*"([\w.-]+)"\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)', re.ASCII)
+#: In which the head of a call has to be; a longer one is told with the whole call.
+_MAX_HEAD_LEN: Final = 1024
+
+
+class CallReader:
+    """Reads {"name": ..., "arguments": {...}} from its brace on.
+
+    Attributes:
+        begun: the name of the call, as soon as it is sure that there is one.
+        text: what was read.
+    """
+
+    def __init__(self, names: Container[str], *, enforced: bool) -> None:
+        """Start before the brace.
+
+        Args:
+            names: of the tools.
+            enforced: a call is sure from its arguments' brace on; otherwise when it is complete.
+        """
+        self.begun: str | None = None
+        self.text = ""
+        self._names = names
+        self._enforced = enforced
+        self._scanner = BracketScanner()
+        self._read = 0
+        self._told = 0
+        self._arguments: tuple[int, int | None] | None = None
+        self._whole: ToolCall | None = None
+
+    def push(self, text: str) -> str | None:
+        """Read on; returns what follows the object, None while it goes on."""
+        self.text += text
+        if self._arguments is None and self._read <= _MAX_HEAD_LEN:
+            self._find_head()
+        if self._arguments is not None and self._arguments[1] is None and not self._scan(1):
+            return None
+        if not self._scan(0):
+            return None
+        rest, self.text = self.text[self._read :], self.text[: self._read]
+        self._complete()
+        return rest
+
+    def arguments(self) -> str:
+        """Return what is new of the arguments' text. Only of a call that has begun."""
+        if self._whole is not None and not self._told:
+            self._told = 1
+            return self._whole.arguments
+        if self._arguments is None or self._whole is not None:
+            return ""
+        start, end = self._arguments
+        news = self.text[max(start, self._told) : end]
+        self._told = len(self.text) if end is None else end
+        return news
+
+    def _find_head(self) -> None:
+        head = _HEAD.match(self.text[:_MAX_HEAD_LEN])
+        if head is None or head[1] not in self._names:
+            return
+        self._read = head.end()
+        self._scanner = BracketScanner(depth=1)
+        self._arguments = (head.end(), None)
+        if self._enforced:
+            self.begun = head[1]
+
+    def _scan(self, depth: int) -> bool:
+        """Read up to where the depth falls to `depth`."""
+        end = self._scanner.find_depth(self.text, self._read, depth)
+        self._read = len(self.text) if end is None else end
+        if end is not None and depth == 1 and self._arguments is not None:
+            self._arguments = (self._arguments[0], end)
+        return end is not None
+
+    def _complete(self) -> None:
+        if self.begun is not None:
+            return
+        call = _call(self.text, self._names)
+        if call is not None and self._arguments is not None:  # as the model wrote them
+            start, end = self._arguments
+            call = ToolCall(call.name, self.text[start:end])
+        self._whole = call
+        self.begun = None if self._whole is None else self._whole.name
+
+
+def _call(text: str, names: Container[str]) -> ToolCall | None:
+    """Return the call that an object spells, None when it calls no tool."""
+    values = load_object(text)
+    name = None if values is None else values.get("name")
+    if values is None or not isinstance(name, str) or name not in names:
+        return None
+    arguments: Any = next((values[key] for key in _ARGUMENT_KEYS if values.get(key) is not None), {})
+    if isinstance(arguments, str):
+        arguments = load_object(arguments)
+    return ToolCall(name, dump(arguments)) if isinstance(arguments, dict) else None

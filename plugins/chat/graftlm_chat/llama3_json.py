@@ -1,0 +1,39 @@
+"""`llama3_json`: an answer that is nothing but calls."""
+
+from collections.abc import Sequence
+from typing import Final
+
+from graftlm.contracts import GrammarSpec, Tool, ToolCall, ToolCallFormat, ToolCallParser, ToolChoice
+from graftlm_chat.call_grammars import call_head, tagged_calls
+from graftlm_chat.json_call_parser import JsonCallParser
+from graftlm_chat.markup import Markup, Word
+from graftlm_chat.wording import describe_tools
+
+__all__ = ["Llama3JsonFormat"]
+
+_KEY: Final = "parameters"
+_MARKUP: Final = Markup(marker="<|python_tag|>", is_bare=True, separator=(Word(";", is_optional=True),))
+_HOW: Final = (
+    'To call one, answer with nothing but a JSON object: {"name": "...", "parameters": {...}}. '
+    "Put ; between several of them."
+)
+
+
+class Llama3JsonFormat(ToolCallFormat):
+    """{"name": ..., "parameters": {...}}, with ; between several. <|python_tag|>, a special token, may be missing."""
+
+    def parser(self, tools: Sequence[Tool], *, enforced: bool) -> ToolCallParser:
+        """Return a parser of one completion."""
+        return JsonCallParser(_MARKUP, tools, enforced=enforced)
+
+    def grammar(self, tools: Sequence[Tool], choice: ToolChoice, *, parallel: bool) -> GrammarSpec | None:
+        """Return a structural tag; without a marker, an object that begins with a tool's name tells a call."""
+        return tagged_calls(tools, choice, parallel=parallel, key=_KEY)
+
+    def render(self, calls: Sequence[ToolCall]) -> str:
+        """Write the calls with ; between them."""
+        return "; ".join(f"{call_head(call.name, _KEY)}{call.arguments}}}" for call in calls)
+
+    def instructions(self, tools: Sequence[Tool]) -> str:
+        """Describe the tools and the objects."""
+        return describe_tools(tools, _HOW)

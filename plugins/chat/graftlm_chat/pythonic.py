@@ -1,0 +1,165 @@
+"""`pythonic`: an answer that is a list of Python calls."""
+
+import ast
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from graftlm.contracts import (
+    GrammarSpec,
+    MessageDelta,
+    Tool,
+    ToolCall,
+    ToolCallFormat,
+    ToolCallParser,
+    ToolChoice,
+)
+from graftlm_chat.json_text import BracketScanner, dump
+from graftlm_chat.message_builder import MessageBuilder
+from graftlm_chat.pythonic_grammar import is_argument, python_calls, python_name
+from graftlm_chat.wording import describe_tools
+
+__all__ = ["PythonicFormat"]
+
+_HOW: Final = "To call some, answer with nothing but a list of Python calls: [name(argument=value, ...), ...]."
+#: Longer lists are content: Python's parser needs much memory for a long text.
+_MAX_LEN: Final = 200_000
+#: JSON's names of Python's values, which models write as well.
+_JSON_NAMES: Final[Mapping[str, Any]] = {"true": True, "false": False, "null": None}
+
+
+class PythonicFormat(ToolCallFormat):
+    """[f(a=1), g(b="x")]: calls by keyword, whose values are literals. Nothing is evaluated."""
+
+    def parser(self, tools: Sequence[Tool], *, enforced: bool) -> ToolCallParser:
+        """Return a parser, which tells the calls once the list is complete."""
+        return _PythonicParser(tools)
+
+    def grammar(self, tools: Sequence[Tool], choice: ToolChoice, *, parallel: bool) -> GrammarSpec | None:
+        """Return an EBNF of the list; nothing where the model may choose, since any text may begin with a bracket."""
+        return python_calls(tools, parallel=parallel) if choice is ToolChoice.REQUIRED else None
+
+    def render(self, calls: Sequence[ToolCall]) -> str:
+        """Write the list."""
+        return f"[{', '.join(_render(call) for call in calls)}]"
+
+    def instructions(self, tools: Sequence[Tool]) -> str:
+        """Describe the tools and the list."""
+        return describe_tools(tools, _HOW)
+
+
+class _PythonicParser(ToolCallParser):
+    """Holds back a list at the beginning of the text until it is complete."""
+
+    def __init__(self, tools: Sequence[Tool]) -> None:
+        self._names = {python_name(tool.name): tool.name for tool in tools}
+        self._message = MessageBuilder()
+        self._scanner = BracketScanner(opening="([{", closing=")]}", quotes="\"'")
+        self._held = ""
+        self._read = 0
+        self._is_text = False
+
+    def push(self, text: str) -> Sequence[MessageDelta]:
+        if self._is_text:
+            self._message.content(text)
+        else:
+            self._held += text
+            self._read_list()
+        return self._message.take()
+
+    def finish(self) -> Sequence[MessageDelta]:
+        if not self._is_text:
+            self._message.content(self._held)
+        return self._message.end()
+
+    def _read_list(self) -> None:
+        start = self._held.lstrip()
+        if start and not start.startswith("["):
+            self._go_on_as_text()
+        elif start:
+            end = self._scanner.find_depth(self._held, self._read, 0)
+            self._read = len(self._held)
+            if (end or self._read) > _MAX_LEN:
+                self._go_on_as_text()
+            elif end is not None:
+                self._complete(end)
+
+    def _complete(self, end: int) -> None:
+        calls = _calls(self._held[:end].strip(), self._names)
+        if calls is not None:
+            self._held = self._held[end:]
+        for call in calls or ():
+            self._message.call(call.name)
+            self._message.arguments(call.arguments)
+        self._go_on_as_text()
+
+    def _go_on_as_text(self) -> None:
+        self._is_text = True
+        self._message.content(self._held)
+
+
+def _calls(text: str, names: Mapping[str, str]) -> list[ToolCall] | None:
+    """Return the calls of a list; None when it is anything else."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Python's, about the style of what the model wrote
+            tree = ast.parse(text, mode="eval").body
+        if not isinstance(tree, ast.List) or not tree.elts:
+            return None
+        return [_call(node, names) for node in tree.elts]
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return None
+
+
+def _call(node: ast.expr, names: Mapping[str, str]) -> ToolCall:
+    """Return the call that a node stands for.
+
+    Raises:
+        ValueError: it is none of a tool's, by keyword.
+    """
+    name = ast.unparse(node.func) if isinstance(node, ast.Call) else ""
+    if not isinstance(node, ast.Call) or node.args or name not in names:
+        raise ValueError("not a tool's call by keyword")
+    arguments: dict[str, Any] = {}
+    for keyword in node.keywords:
+        value = _value(keyword.value)
+        arguments |= value if keyword.arg is None else {keyword.arg: value}
+    return ToolCall(names[name], dump(arguments))
+
+
+def _value(node: ast.expr) -> Any:
+    """Return the JSON value of a literal.
+
+    Raises:
+        ValueError: it is none.
+    """
+    match node:
+        case ast.Constant(value=bool() | int() | str() | None as value):
+            return value
+        case ast.Constant(value=float() as number) if abs(number) != float("inf"):
+            return number
+        case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float() as number)):
+            return -_value(ast.Constant(number))
+        case ast.Name(id=name) if name in _JSON_NAMES:
+            return _JSON_NAMES[name]
+        case ast.List(elts=items) | ast.Tuple(elts=items):
+            return [_value(item) for item in items]
+        case ast.Dict(keys=keys, values=values):
+            return {_key(key): _value(value) for key, value in zip(keys, values, strict=True)}
+    raise ValueError("not a literal of JSON's types")
+
+
+def _key(node: ast.expr | None) -> str:
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        return node.value
+    raise ValueError("not a string")
+
+
+def _render(call: ToolCall) -> str:
+    values = call.values()
+    plain = {name: value for name, value in values.items() if is_argument(name)}
+    others = {name: value for name, value in values.items() if name not in plain}
+    arguments = [f"{name}={value!r}" for name, value in plain.items()]
+    if others:
+        arguments.append(f"**{others!r}")
+    return f"{python_name(call.name)}({', '.join(arguments)})"

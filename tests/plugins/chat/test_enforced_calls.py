@@ -1,0 +1,36 @@
+"""What the grammars of the formats allow a model to write is read as calls that meet the schemas."""
+
+import json
+
+import pytest
+
+import graftlm_chat
+from graftlm import Engine, SamplingParams
+from graftlm.contracts import ChatFormatContext, NoOptions, Tool, ToolCallDelta, ToolChoice
+
+ADD = {"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"], "additionalProperties": False}
+TOOLS = [Tool("add", "Adds.", ADD, strict=True), Tool("get-time", "Tells the time.")]
+FORMATS = {provider.name: provider for provider in graftlm_chat.provide_tool_call_formats()}
+
+
+@pytest.fixture(scope="module")
+def engine():
+    with Engine(model="demo", memory={"kv_tokens": 8192}) as it:
+        yield it
+
+
+# A list of Python calls is told once it is complete, and this model would go on with it for ever.
+@pytest.mark.parametrize(
+    ("name", "parallel"),
+    [*((name, False) for name in FORMATS), *((name, True) for name in FORMATS if name != "pythonic")],
+)
+def test_a_required_call_meets_its_schema(engine, name, parallel):
+    format_ = FORMATS[name].create(NoOptions(), ChatFormatContext())
+    spec = format_.grammar(TOOLS[:1], ToolChoice.REQUIRED, parallel=parallel)
+    params = SamplingParams(temperature=0, max_tokens=80, **{spec.kind.value: spec.text}, strict=spec.strict)
+    (output,) = engine.generate("Call:", params)
+    parser = format_.parser(TOOLS, enforced=True)
+    calls = [d for d in [*parser.push(output.text), *parser.finish()] if isinstance(d, ToolCallDelta)]
+    assert calls[0].name == "add", output.text
+    assert json.loads("".join(d.arguments for d in calls if d.index == 0)) in ({"a": 1}, {"a": 2})
+    assert parallel or (len({d.index for d in calls}) == 1 and output.finish_reason == "stop")

@@ -1,0 +1,142 @@
+"""The chat formats keep their contracts, and read what their models write."""
+
+import json
+
+import pytest
+
+import graftlm_chat
+from graftlm.contracts import ChatFormatContext, NoOptions, ReasoningDelta, Tool, ToolCallDelta, ToolChoice
+from graftlm.errors import GrammarError
+from graftlm.testing import ReasoningFormatConformance, ToolCallFormatConformance
+
+CALLS = {provider.name: provider for provider in graftlm_chat.provide_tool_call_formats()}
+REASONING = {provider.name: provider for provider in graftlm_chat.provide_reasoning_formats()}
+TOOLS = [Tool("f"), Tool("get-x")]
+
+
+def make(provider, context=None):
+    return provider.create(NoOptions(), context or ChatFormatContext())
+
+
+class TestHermes(ToolCallFormatConformance):
+    def create(self, context):
+        return make(CALLS["hermes"], context)
+
+
+class TestMistral(ToolCallFormatConformance):
+    def create(self, context):
+        return make(CALLS["mistral"], context)
+
+
+class TestLlama3Json(ToolCallFormatConformance):
+    def create(self, context):
+        return make(CALLS["llama3_json"], context)
+
+
+class TestPythonic(ToolCallFormatConformance):
+    def create(self, context):
+        return make(CALLS["pythonic"], context)
+
+
+class TestThink(ReasoningFormatConformance):
+    def create(self, context):
+        return make(REASONING["think"], context)
+
+
+class TestNone(ReasoningFormatConformance):
+    def create(self, context):
+        return make(REASONING["none"], context)
+
+
+def read(name, text, *, enforced=False):
+    parser = make(CALLS[name]).parser(TOOLS, enforced=enforced)
+    content, calls = "", []
+    for delta in [*parser.push(text), *parser.finish()]:
+        if not isinstance(delta, ToolCallDelta):
+            content += delta.text
+        elif delta.name is not None:
+            calls.append([delta.name, delta.arguments])
+        else:
+            calls[-1][1] += delta.arguments
+    return content, calls
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "content", "calls"),
+    [
+        ("hermes", 'Wait.\n<tool_call>{"name":"f","arguments":{}}</tool_call>\n', "Wait.", [["f", "{}"]]),
+        ("hermes", '<tool_call>{"arguments": {"a": 1}, "name": "f"}</tool_call>', "", [["f", '{"a": 1}']]),
+        ("hermes", '<tool_call>{"name": "f", "arguments": "{\\"a\\": 1}"}</tool_call>', "", [["f", '{"a": 1}']]),
+        ("hermes", '<tool_call>{"name": "f"}', "", [["f", "{}"]]),
+        ("hermes", '<tool_call>{"name": "f", "arguments": [1]}', '<tool_call>{"name": "f", "arguments": [1]}', []),
+        ("hermes", '<tool_call>{"name": "f", "argu', '<tool_call>{"name": "f", "argu', []),
+        ("hermes", '<tool_call>{"name": "f", "arguments": {"a": NaN}}', None, []),
+        ("hermes", '<tool_call>{"name": "f", "arguments": {"a": "\\ud800"}}', "", [["f", '{"a": "\\ud800"}']]),
+        ("llama3_json", '<|python_tag|>{"name": "f", "parameters": {}}', "", [["f", "{}"]]),
+        ("llama3_json", '{"name": "f", "parameters": {}};{"name": "f"}', "", [["f", "{}"], ["f", "{}"]]),
+        ("llama3_json", '{"name": "Alice"}', '{"name": "Alice"}', []),
+        ("llama3_json", 'Say {"name": "f", "parameters": {}}', None, []),
+        ("mistral", '[TOOL_CALLS] [{"name": "f", "arguments": {"a": "]"}}]', "", [["f", '{"a": "]"}']]),
+        ("mistral", '[{"name": "f", "arguments": {}}, {"name": "get-x", "arguments": {}}]', "", None),
+        ("mistral", "[1, 2]", "[1, 2]", []),
+        ("pythonic", '[f(a=-1.5, b="]", c=true, **{"x-y": (1, None)})]', "", None),
+        ("pythonic", "[get_x()]", "", [["get-x", "{}"]]),
+        ("pythonic", "[f(1)]", "[f(1)]", []),
+        ("pythonic", "[f(a=open('x'))]", "[f(a=open('x'))]", []),
+        ("pythonic", "[f(a=1e999)]", "[f(a=1e999)]", []),
+        ("pythonic", "[f(a=" + "(" * 500 + ")" * 500 + ")]", None, []),
+        ("pythonic", "[f(a='\\d')]", "", [["f", '{"a": "\\\\d"}']]),
+    ],
+)
+def test_what_models_write_is_read(name, text, content, calls):
+    said, called = read(name, text)
+    assert said == (text if content is None else content)
+    assert called == calls if calls is not None else all(isinstance(json.loads(text), dict) for _, text in called)
+    assert called or calls == []
+
+
+def test_an_enforced_call_that_is_cut_short_is_told_as_far_as_it_goes():
+    text = '<tool_call>\n{"name": "f", "arguments": {"a": 1'
+    assert read("hermes", text, enforced=True) == ("", [["f", '{"a": 1']])
+    assert read("hermes", text) == (text, [])
+
+
+def test_arguments_come_in_fragments_after_the_name():
+    parser = make(CALLS["hermes"]).parser(TOOLS, enforced=True)
+    pieces = ["<tool_", 'call>{"name": "f", "arg', 'uments": ', '{"a"', ": 1}", "}</tool_call>"]
+    news = [[(delta.name, delta.arguments) for delta in parser.push(piece)] for piece in pieces]
+    assert news == [[], [], [], [("f", ""), (None, '{"a"')], [(None, ": 1}")], []]
+
+
+def test_references_of_a_tool_hold_in_the_schema_of_a_list():
+    schema = {"type": "object", "properties": {"a": {"$ref": "#/$defs/A"}, "b": {"const": {"$ref": "#"}}}}
+    spec = make(CALLS["mistral"]).grammar([Tool("f", parameters=schema)], ToolChoice.REQUIRED, parallel=False)
+    moved = json.loads(spec.text)["$defs"]["tool0"]["properties"]
+    assert moved == {"a": {"$ref": "#/$defs/tool0/$defs/A"}, "b": {"const": {"$ref": "#"}}}
+
+
+@pytest.mark.parametrize("extra", [{"minimum": 1}, {"anyOf": []}])
+def test_pythonic_refuses_what_it_cannot_enforce_of_a_strict_tool(extra):
+    schema = {"type": "object", "properties": {"a": {"type": "integer"} | extra}}
+    with pytest.raises(GrammarError, match=rf"\$\.properties\.a\.{next(iter(extra))}"):
+        make(CALLS["pythonic"]).grammar([Tool("f", parameters=schema, strict=True)], ToolChoice.REQUIRED, parallel=True)
+    assert make(CALLS["pythonic"]).grammar([Tool("f", parameters=schema)], ToolChoice.REQUIRED, parallel=True)
+
+
+@pytest.mark.parametrize(
+    ("prompt_end", "text", "reasoning", "content"),
+    [
+        ("", "<think>\nSo.\n</think>\n\nYes.", "So.", "Yes."),
+        ("", "\n<think></think>Yes.", "", "Yes."),
+        ("", "Yes <think>no</think>", "", "Yes <think>no</think>"),
+        ("assistant\n<think>\n", "So.\n</think>\n\nYes. ", "So.", "Yes. "),
+        ("<think>\n", "So </thi", "So </thi", ""),
+        ("<think>\n\n</think>\n\n", "Yes.", "", "Yes."),
+    ],
+)
+def test_reasoning_is_told_from_the_answer(prompt_end, text, reasoning, content):
+    format_ = make(REASONING["think"])
+    parser = format_.parser(is_open=format_.is_open(prompt_end))
+    deltas = [delta for char in text for delta in parser.push(char)] + [*parser.finish()]
+    assert "".join(d.text for d in deltas if isinstance(d, ReasoningDelta)) == reasoning
+    assert "".join(d.text for d in deltas if not isinstance(d, ReasoningDelta)) == content
