@@ -2,6 +2,7 @@
 
 import os
 import re
+import time
 from collections.abc import Callable, Sequence
 from typing import Any, Final, TypeVar, cast
 
@@ -35,6 +36,8 @@ T = TypeVar("T")
 _MAX_TEXT_LEN: Final = 1 << 18
 _MAX_FORCED_TOKENS: Final = 64
 _MAX_MASK_THREADS: Final = 8
+_PROBE_TOKENS: Final = 24
+_MAX_STEP_S: Final = 0.05
 _LOG_PREFIX: Final = re.compile(r"^\[\d\d:\d\d:\d\d\] \S+: (?:Check failed: \(.*?\) is false: )?")
 _EBNF_LITERAL: Final = re.compile(r'"(?:\\.|[^"\\\n])*"|\[(?:\\.|[^\]\\])*\]|#[^\n]*')
 _EBNF_REPEATS: Final = re.compile(r"\{\s*(\d*)\s*,?\s*(\d*)\s*\}")
@@ -57,7 +60,9 @@ class XGrammarBackend(GrammarBackend):
     def compile(self, spec: GrammarSpec) -> CompiledGrammar:
         """Work out, for each state of the grammar, which tokens it allows."""
         grammar, _ = self._grammar(spec)
-        return _Compiled(_checked(spec.kind, lambda: self._compiler.compile_grammar(grammar)), self._vocab_size)
+        compiled = _checked(spec.kind, lambda: self._compiler.compile_grammar(grammar))
+        _check_speed(spec.kind, _Matcher(xgrammar.GrammarMatcher(compiled), self._vocab_size), self._vocab_size)
+        return _Compiled(compiled, self._vocab_size)
 
     def fill_bitmasks(self, matchers: Sequence[GrammarMatcher], mask: NDArray[np.int32]) -> None:
         """Write the tokens that each of several matchers allows, in several threads."""
@@ -198,6 +203,29 @@ def _checked(kind: GrammarKind, call: Callable[[], T]) -> T:
     except (RuntimeError, ValueError) as error:
         message = _LOG_PREFIX.sub("", str(error)).strip().split("\n")[0]
         raise GrammarError(f"{kind.value}: {message}") from error
+
+
+def _check_speed(kind: GrammarKind, matcher: GrammarMatcher, vocab_size: int) -> None:
+    """Refuse a grammar whose matchers are so slow that every request would feel it: steps wait for them.
+
+    Takes the first token that is allowed, again and again. Time of other threads does not count.
+    """
+    mask = np.zeros((1, -(-vocab_size // 32)), dtype=np.int32)
+    for _ in range(_PROBE_TOKENS):
+        start_s = time.thread_time()
+        matcher.fill_bitmask(mask, 0)
+        matcher.forced_text()
+        used_s = time.thread_time() - start_s
+        if used_s > _MAX_STEP_S:
+            raise GrammarError(
+                f"{kind.value}: finding the next tokens takes {used_s * 1000:.0f} ms, at most "
+                f"{_MAX_STEP_S * 1000:.0f} ms are spent on it. Repeat less, or say it with fewer ways to read a text."
+            )
+        words = np.flatnonzero(mask[0])
+        if not len(words):
+            return
+        word = int(words[0])
+        matcher.accept(32 * word + (int(mask[0, word]) & -int(mask[0, word])).bit_length() - 1)
 
 
 def _check_finite(ebnf: str) -> None:
