@@ -38,7 +38,7 @@ REFUSED = {
     "five megabytes of schema": ({"json_schema": {"enum": ["x" * 5_000_000]}}, "are too many"),
     "half a million choices": ({"choice": [str(i) for i in range(500_000)]}, "are too many"),
     "a schema that is itself": ({"json_schema": {"$ref": "#"}}, "no finite value"),
-    "schemas that require each other": ({"json_schema": REQUIRE_EACH_OTHER}, r"\$.\$defs.a: no finite value"),
+    "schemas that require each other": ({"json_schema": REQUIRE_EACH_OTHER}, "no finite value"),
     "a list of lists without end": (
         {"json_schema": {"type": "array", "items": {"$ref": "#"}, "minItems": 1}},
         "no finite",

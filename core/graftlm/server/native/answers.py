@@ -67,6 +67,8 @@ class AnswerWriter:
             "jump_forward_tokens": output.usage.jump_forward_tokens,
             "weight_version": "default",
         }
+        if output.unenforced:
+            meta["unenforced"] = output.unenforced
         if completion.finish_reason is not None:
             meta["e2e_latency"] = self._seconds()
         if completion.logprobs is not None:

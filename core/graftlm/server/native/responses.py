@@ -51,6 +51,9 @@ class MetaInfo(_Body):
     jump_forward_tokens: int = Field(
         description="Of the completion's tokens, those that were not sampled, because a grammar forced them."
     )
+    unenforced: list[str] | None = Field(
+        default=None, description="Keywords of a JSON schema, with paths, that were left out because it is not strict."
+    )
     weight_version: str
     e2e_latency: float | None = Field(default=None, description="Seconds in the server, once ended.")
     input_token_logprobs: list[_Entry] | None = Field(

@@ -3,7 +3,7 @@
 import time
 import uuid
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, TypeAlias
 
 import msgspec
 
@@ -41,9 +41,15 @@ __all__ = [
     "now_s",
     "shows",
     "sum_usage",
+    "unenforced_of",
 ]
 
 encode = msgspec.json.Encoder().encode
+
+Unenforced: TypeAlias = Annotated[
+    Sequence[str] | msgspec.UnsetType,
+    msgspec.Meta(description="Keywords of a JSON schema, with paths, that were left out because it is not strict."),
+]
 
 
 class CachedTokens(msgspec.Struct, frozen=True):
@@ -162,6 +168,7 @@ class ChatChunk(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     choices: Sequence[ChatChunkChoice]
     usage: UsageBody | msgspec.UnsetType | None = msgspec.UNSET
+    unenforced: Unenforced = msgspec.UNSET
 
 
 class AnswerMessage(msgspec.Struct, frozen=True):
@@ -193,6 +200,7 @@ class Chat(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     choices: Sequence[ChatChoice]
     usage: UsageBody
+    unenforced: Unenforced = msgspec.UNSET
 
 
 class CompletionChoice(msgspec.Struct, frozen=True):
@@ -214,6 +222,7 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     choices: Sequence[CompletionChoice]
     usage: UsageBody | msgspec.UnsetType | None = msgspec.UNSET
+    unenforced: Unenforced = msgspec.UNSET
 
 
 class EmbeddingBody(msgspec.Struct, frozen=True, kw_only=True):
@@ -290,6 +299,11 @@ def finish_name(reason: FinishReason | None) -> str | None:
 def shows(delta: CompletionDelta) -> bool:
     """Whether a client can see that a delta came: text may be held back, being the beginning of a stop string."""
     return bool(delta.text or delta.logprobs or delta.finish_reason)
+
+
+def unenforced_of(names: Sequence[str]) -> Sequence[str] | msgspec.UnsetType:
+    """Return the field of an answer that tells what is not enforced; there is none when all is."""
+    return names or msgspec.UNSET
 
 
 def sum_usage(usages: Sequence[Usage]) -> UsageBody:

@@ -1,6 +1,6 @@
 """/v1/chat/completions."""
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 
 import msgspec
 from fastapi import APIRouter, Request, Response
@@ -18,6 +18,7 @@ from graftlm.server.openai.answers import (
     new_id,
     now_s,
     sum_usage,
+    unenforced_of,
 )
 from graftlm.server.openai.document import described
 from graftlm.server.openai.logprobs import chat_logprobs
@@ -81,8 +82,16 @@ class _Answer:
             generation.abort()
         choices = [self._whole_choice(completion) for completion in output.completions]
         usage = sum_usage([output.usage])
-        model = self._manager.model.name
-        return encode(Chat(id=self._id, created=self._created, model=model, choices=choices, usage=usage))
+        return encode(
+            Chat(
+                id=self._id,
+                created=self._created,
+                model=self._manager.model.name,
+                choices=choices,
+                usage=usage,
+                unenforced=unenforced_of(output.unenforced),
+            )
+        )
 
     async def events(self, generation: Generation) -> AsyncGenerator[bytes, None]:
         """Yield the events; leaving early ends the request."""
@@ -93,7 +102,7 @@ class _Answer:
         try:
             async for deltas in generation:
                 for i in unopened:
-                    yield self._chunk(ChatChunkChoice(i, opening), with_usage)
+                    yield self._chunk(ChatChunkChoice(i, opening), with_usage, generation.request.unenforced)
                 unopened = range(0)
                 for delta in deltas:
                     for choice in self._choices(delta):
@@ -105,12 +114,19 @@ class _Answer:
         finally:
             generation.abort()
 
-    def _chunk(self, choice: ChatChunkChoice, with_usage: bool) -> bytes:
+    def _chunk(self, choice: ChatChunkChoice, with_usage: bool, unenforced: Sequence[str] = ()) -> bytes:
         """Return an event; it holds one choice, because many clients look at the first one only."""
         # With usage asked for, OpenAI's events say that it is not known yet.
         usage = None if with_usage else msgspec.UNSET
-        model = self._manager.model.name
-        return encode(ChatChunk(id=self._id, created=self._created, model=model, choices=(choice,), usage=usage))
+        chunk = ChatChunk(
+            id=self._id,
+            created=self._created,
+            model=self._manager.model.name,
+            choices=(choice,),
+            usage=usage,
+            unenforced=unenforced_of(unenforced),
+        )
+        return encode(chunk)
 
     def _whole_choice(self, completion: Completion) -> ChatChoice:
         reader = self._readers[completion.index]

@@ -20,6 +20,7 @@ from graftlm.server.openai.answers import (
     now_s,
     shows,
     sum_usage,
+    unenforced_of,
 )
 from graftlm.server.openai.document import described
 from graftlm.server.openai.logprobs import CompletionLogprobs
@@ -92,7 +93,8 @@ class _Answer:
             for i, (output, echo) in enumerate(zip(outputs, echoes, strict=True))
             for completion in output.completions
         ]
-        return self._body_of(choices, sum_usage([output.usage for output in outputs]))
+        unenforced = unenforced_of(outputs[0].unenforced)
+        return self._body_of(choices, sum_usage([output.usage for output in outputs]), unenforced)
 
     async def events(self, generations: Sequence[Generation]) -> AsyncGenerator[bytes, None]:
         """Yield the events; leaving early ends the requests."""
@@ -130,9 +132,15 @@ class _Answer:
         reason = finish_name(completion.finish_reason)
         return CompletionChoice(index, echo + completion.text, logprobs, reason, completion.matched_stop)
 
-    def _body_of(self, choices: list[CompletionChoice], usage: UsageBody | msgspec.UnsetType | None) -> bytes:
-        model = self._manager.model.name
-        return encode(Completion(id=self._id, created=self._created, model=model, choices=choices, usage=usage))
+    def _body_of(
+        self,
+        choices: list[CompletionChoice],
+        usage: UsageBody | msgspec.UnsetType | None,
+        unenforced: Sequence[str] | msgspec.UnsetType = msgspec.UNSET,
+    ) -> bytes:
+        model, made = self._manager.model.name, self._created
+        body = Completion(id=self._id, created=made, model=model, choices=choices, usage=usage, unenforced=unenforced)
+        return encode(body)
 
 
 class _Pieces:
