@@ -4,9 +4,9 @@
 
 A random model of 100M parameters with a tokenizer of 32,000 tokens, trained on the Python files of the standard
 library, decodes 16 requests. Free and constrained decoding alternate in one run; compared are the medians of the time
-from step to step, once grammars are compiled. Jump-forward is off, so that every step samples 16 tokens. Then 8 requests
-decode while grammars of 600 fields are compiled beside them; compared are the longest times between two tokens, with
-and without.
+from step to step, once grammars are compiled. Jump-forward is off, so that every step samples 16 tokens. Then 8
+requests decode while grammars of 600 fields are compiled beside them; compared are the longest times between tokens,
+with and without.
 """
 
 import argparse
@@ -205,8 +205,8 @@ def main() -> None:
         for row in compile_delays(model, 4 * args.steps):
             results["compiling"].append(row)
             print(
-                f"{row['backend']:11} between two tokens while 600-field schemas compile {row['median_with_ms']} ms, at "
-                f"most {row['longest_with_ms']}; without {row['median_ms']}, at most {row['longest_without_ms']}",
+                f"{row['backend']:11} between two tokens while 600-field schemas compile {row['median_with_ms']} ms, "
+                f"at most {row['longest_with_ms']}; without {row['median_ms']}, at most {row['longest_without_ms']}",
                 flush=True,
             )
     args.out.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
