@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 from pydantic import ConfigDict, Discriminator, Field, Tag
 
 from graftlm.intake import MAX_TTL_S
+from graftlm.sampling_params import MAX_LOGPROBS
 from graftlm.server.wire import (
     NUMBER,
     UNICODE,
@@ -19,7 +20,6 @@ from graftlm.server.wire import (
     WireModel,
     one_or_many,
 )
-from graftlm.types import MAX_LOGPROBS
 
 __all__ = [
     "AbortRequest",

@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal, Self, TypeAlias
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
+from graftlm.sampling_params import MAX_LOGPROBS
 from graftlm.server.openai.tool_requests import ToolChoiceField, ToolsField
 from graftlm.server.wire import (
     MAX_PROMPTS,
@@ -18,7 +19,6 @@ from graftlm.server.wire import (
     Unsupported,
     one_or_many,
 )
-from graftlm.types import MAX_LOGPROBS
 
 __all__ = [
     "ChatMessage",
