@@ -1,0 +1,209 @@
+"""How to turn logits into tokens, and when to end: what a request asks for."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from graftlm.errors import SamplingParamsError
+
+__all__ = ["MAX_LOGPROBS", "SamplingParams"]
+
+#: How many rivals of a token are reported at most.
+MAX_LOGPROBS: Final = 20
+_MAX_SEED: Final = 2**63 - 1
+_MAX_COUNT: Final = 2**31 - 1
+_GRAMMARS: Final = ("json_schema", "regex", "ebnf", "choice", "structural_tag")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """How to turn logits into tokens, and when to end. Validated on creation.
+
+    Logits pass, in this order: logits processors, logit_bias, min_tokens, the grammar's mask, repetition, frequency and
+    presence penalties, temperature, top_k, top_p, min_p. A grammar wins over all: where the steps before it leave
+    none of the tokens that it allows, they do not count.
+
+    Attributes:
+        max_tokens: tokens to generate at most; None: until the context or the KV memory is full.
+        min_tokens: before this many tokens no end-of-sequence or stop token is sampled and no stop string ends the
+            request.
+        temperature: 0 takes the most likely token.
+        top_k: keep the k most likely tokens; None keeps all.
+        top_p: keep the smallest set of tokens whose probability reaches p.
+        min_p: keep tokens at least this share as likely as the most likely one.
+        presence_penalty: subtracted once from the logit of a token that the output holds.
+        frequency_penalty: subtracted for each time the output holds the token.
+        repetition_penalty: divides positive and multiplies negative logits of tokens in prompt or output (CTRL,
+            arXiv:1909.05858).
+        logit_bias: token id -> number added to its logit.
+        stop: strings that end the output; the text ends before the match.
+        stop_token_ids: token ids that end the output, besides the model's own.
+        include_stop: keep the matched stop string in the text.
+        ignore_eos: go on past the model's end-of-sequence tokens; under a grammar, they still end what is complete.
+        skip_special_tokens: leave special tokens out of the text.
+        seed: makes sampling reproducible, alone or in any batch; None draws one.
+        n: completions per prompt, each with a seed of its own derived from `seed`.
+        logprobs: report the sampled token's log-probability and this many most likely tokens'; None reports nothing.
+        prompt_logprobs: the same for the prompt's tokens. The prompt is then computed in full, without prefix reuse.
+        logits_processors: processor name -> options, of processors that plugins provide.
+        json_schema: constrain the output to a JSON schema: a dict, its text, or a pydantic model class, which becomes
+            a dict. Needs a grammar backend.
+        regex: constrain the output to a regular expression. Needs a grammar backend.
+        ebnf: constrain the output to a grammar. Needs a grammar backend.
+        choice: constrain the output to one of some strings. Needs a grammar backend.
+        structural_tag: constrain parts of the output, each from where a trigger begins it: a dict or its text, as
+            `graftlm.contracts.GrammarKind` describes it. Needs a grammar backend.
+        strict: refuse a JSON schema with keywords that cannot be enforced; False leaves them out and names them in
+            `RequestOutput.unenforced`.
+        grammar_backend: the grammar backend to use, by name; None: the engine's own.
+
+    Raises:
+        SamplingParamsError: a value is out of range; the message names it.
+    """
+
+    max_tokens: int | None = 128
+    min_tokens: int = 0
+    temperature: float = 1.0
+    top_k: int | None = None
+    top_p: float = 1.0
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    stop: tuple[str, ...] | Sequence[str] | str = ()
+    stop_token_ids: tuple[int, ...] | Sequence[int] = ()
+    include_stop: bool = False
+    ignore_eos: bool = False
+    skip_special_tokens: bool = True
+    seed: int | None = None
+    n: int = 1
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    logits_processors: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    json_schema: Mapping[str, Any] | str | type[Any] | None = None
+    regex: str | None = None
+    ebnf: str | None = None
+    choice: tuple[str, ...] | Sequence[str] | None = None
+    structural_tag: Mapping[str, Any] | str | None = None
+    strict: bool = True
+    grammar_backend: str | None = None
+
+    def __post_init__(self) -> None:
+        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+        object.__setattr__(self, "stop", stop)
+        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids or ()))
+        to_schema = getattr(self.json_schema, "model_json_schema", None)
+        if to_schema is not None:
+            object.__setattr__(self, "json_schema", to_schema())
+        if self.choice is not None and not isinstance(self.choice, str):
+            object.__setattr__(self, "choice", tuple(self.choice))
+        _check_mappings(self)
+        _check_lengths(self)
+        _check_numbers(self)
+        _check_stops(self)
+        _check_grammar(self)
+
+    @property
+    def is_greedy(self) -> bool:
+        """Whether the most likely token is always taken."""
+        return self.temperature == 0.0
+
+    @property
+    def has_penalties(self) -> bool:
+        """Whether logits depend on the tokens so far."""
+        return self.presence_penalty != 0.0 or self.frequency_penalty != 0.0 or self.repetition_penalty != 1.0
+
+    @property
+    def stop_strings(self) -> tuple[str, ...]:
+        """`stop` as the tuple it was normalised to."""
+        return tuple(self.stop)
+
+
+def _check(ok: bool, name: str, value: object, expected: str) -> None:
+    if not ok:
+        raise SamplingParamsError(f"{name} must be {expected}, got {value!r}")
+
+
+def _is_int(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _check_lengths(p: SamplingParams) -> None:
+    _check(
+        p.max_tokens is None or (_is_int(p.max_tokens) and 1 <= p.max_tokens <= _MAX_COUNT),
+        "max_tokens",
+        p.max_tokens,
+        "at least 1, or None",
+    )
+    limit = _MAX_COUNT if p.max_tokens is None else p.max_tokens
+    _check(_is_int(p.min_tokens) and 0 <= p.min_tokens <= limit, "min_tokens", p.min_tokens, "between 0 and max_tokens")
+    _check(_is_int(p.n) and 1 <= p.n <= 128, "n", p.n, "between 1 and 128")
+    for name in ("logprobs", "prompt_logprobs"):
+        value = getattr(p, name)
+        _check(
+            value is None or (_is_int(value) and 0 <= value <= MAX_LOGPROBS),
+            name,
+            value,
+            f"between 0 and {MAX_LOGPROBS}, or None",
+        )
+    _check(
+        p.seed is None or (_is_int(p.seed) and 0 <= p.seed <= _MAX_SEED),
+        "seed",
+        p.seed,
+        "between 0 and 2**63 - 1, or None",
+    )
+
+
+def _check_numbers(p: SamplingParams) -> None:
+    ranges: dict[str, tuple[float, float, str]] = {
+        "temperature": (0.0, 100.0, "between 0 and 100"),
+        "top_p": (0.0, 1.0, "above 0 and at most 1"),
+        "min_p": (0.0, 1.0, "between 0 and 1"),
+        "presence_penalty": (-2.0, 2.0, "between -2 and 2"),
+        "frequency_penalty": (-2.0, 2.0, "between -2 and 2"),
+        "repetition_penalty": (0.01, 100.0, "between 0.01 and 100"),
+    }
+    for name, (low, high, expected) in ranges.items():
+        value = getattr(p, name)
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        _check(number and low <= value <= high, name, value, expected)  # NaN fails every comparison
+    _check(p.top_p > 0, "top_p", p.top_p, "above 0 and at most 1")
+    _check(
+        p.top_k is None or (_is_int(p.top_k) and 1 <= p.top_k <= _MAX_COUNT), "top_k", p.top_k, "at least 1, or None"
+    )
+    for token, bias in p.logit_bias.items():
+        _check(_is_int(token) and token >= 0, "logit_bias", token, "keyed by token ids")
+        _check(
+            isinstance(bias, int | float) and -1000 <= bias <= 1000,
+            f"logit_bias[{token}]",
+            bias,
+            "between -1000 and 1000",
+        )
+
+
+def _check_mappings(p: SamplingParams) -> None:
+    for name in ("logit_bias", "logits_processors"):
+        _check(isinstance(getattr(p, name), Mapping), name, getattr(p, name), "a mapping")
+
+
+def _check_stops(p: SamplingParams) -> None:
+    for text in p.stop_strings:
+        _check(isinstance(text, str) and text != "", "stop", text, "a non-empty string, or a list of them")
+    for token in p.stop_token_ids:
+        _check(_is_int(token) and token >= 0, "stop_token_ids", token, "token ids")
+
+
+def _check_grammar(p: SamplingParams) -> None:
+    schema, tag, choice = p.json_schema, p.structural_tag, p.choice
+    is_schema = schema is None or isinstance(schema, Mapping | str)
+    _check(is_schema, "json_schema", schema, "a dict, a string or a pydantic model class")
+    _check(tag is None or isinstance(tag, Mapping | str), "structural_tag", tag, "a dict or a string")
+    are_strings = choice is None or (choice and not isinstance(choice, str) and all(isinstance(c, str) for c in choice))
+    _check(bool(are_strings), "choice", choice, "a non-empty list of strings")
+    for name in ("regex", "ebnf", "grammar_backend"):
+        value = getattr(p, name)
+        _check(value is None or isinstance(value, str), name, value, "a string")
+    _check(isinstance(p.strict, bool), "strict", p.strict, "true or false")
+    given = [name for name in _GRAMMARS if getattr(p, name) is not None]
+    _check(len(given) <= 1, f"at most one of {', '.join(_GRAMMARS)}", given, "given")
