@@ -84,8 +84,9 @@ class _SchemaDraw:
             schema = self._object(depth=2)
         else:
             schema = self._value(depth=2)
-        if random.random() < 0.1 and schema.get("type") in _RARE_ON:
-            schema |= random.choice(_RARE_ON[schema["type"]])
+        rare = _RARE_ON.get(str(schema.get("type")))  # a list of types has none
+        if random.random() < 0.1 and rare:
+            schema |= random.choice(rare)
         return schema | ({"$defs": self._defs} if self._defs else {})
 
     def _value(self, depth: int) -> Schema:
