@@ -35,6 +35,19 @@ def test_reserving_gives_each_row_just_the_pages_it_lacks():
     kv.check()
 
 
+def test_a_row_that_needs_fewer_pages_than_it_holds_takes_none_from_the_others():
+    kv = manager()
+    rows = np.array([kv.table.take_row(9, 20), kv.table.take_row(4, 20)], dtype=np.int32)
+    for row in rows:
+        kv.attach(row, key(0))
+    assert kv.reserve(rows, np.array([9, 4]))
+    assert kv.reserve(rows, np.array([8, 5]))  # the first has been rewritten into fewer tokens
+    assert kv.table.num_pages[rows].tolist() == [3, 2]
+    assert kv.reserve(rows, np.array([8, 13]))
+    assert kv.table.num_pages[rows].tolist() == [3, 4]
+    kv.check()
+
+
 def test_reserving_too_much_changes_nothing():
     kv = manager(num_pages=4)
     row = kv.table.take_row(30, 40)

@@ -141,7 +141,8 @@ class KVManager:
         """
         table = self.table
         have = table.num_pages[rows]
-        lacking = -(-num_tokens // self.page_size) - have
+        # A row has more than it needs where a rewrite has made its text shorter.
+        lacking = np.maximum(-(-num_tokens // self.page_size) - have, 0)
         total = int(lacking.sum())
         if total == 0:
             return True

@@ -1,0 +1,247 @@
+"""Generated specifications: JSON schemas and regular expressions that have a value, the same ones for a seed."""
+
+import string
+from collections.abc import Callable
+from random import Random
+from typing import Any, Final, TypeAlias
+
+__all__ = ["generate_regexes", "generate_schemas"]
+
+Schema: TypeAlias = dict[str, Any]
+
+_NAMES: Final = ("id", "name", "kind", "größe", "a b", 'quo"te', "back\\slash", "x", "xy", "città", "数", "")
+_VALUES: Final = (
+    "red",
+    "reddish",
+    "green",
+    "",
+    "ja\nnein",
+    'say "hi"',
+    "C:\\",
+    "été",
+    "数字",
+    "🙂",
+    0,
+    -7,
+    12,
+    1.5,
+    True,
+    None,
+)
+_PATTERNS: Final = (
+    *("^[a-z]{2,5}$", "^[A-Z][a-z]{0,6}$", r"^\d{3}-\d{2}$", "^(ab|cd){1,3}$", "^#[0-9a-f]{6}$", "^[à-ö]{1,3}$"),
+    *('^["\\\\/]{1,2}$', "^(yes|no)?$", "^x", "y$", "[0-9]{2}", r"^\w{1,4}$", "^a|b$", "^[^a-z]{1,4}$", "^.{2}$"),
+)
+_FORMATS: Final = ("date", "time", "date-time", "email", "ipv4", "uuid")
+
+# Keywords that a backend may be unable to enforce; each keeps a value for what it is added to.
+_RARE_ON: Final[dict[str, tuple[Schema, ...]]] = {
+    "string": ({"not": {"const": "no"}}, {"minLength": 2, "pattern": "^[a-c]*$"}, {"allOf": [{"maxLength": 3}]}),
+    "integer": ({"multipleOf": 3}, {"not": {"enum": [0, 1]}}, {"allOf": [{"minimum": 0}, {"maximum": 30}]}),
+    "number": ({"exclusiveMaximum": 1e3}, {"multipleOf": 0.5}, {"not": {"type": "integer"}}),
+    "array": ({"uniqueItems": True}, {"contains": {}, "minContains": 1}, {"unevaluatedItems": False}),
+    "object": (
+        {"minProperties": 1},
+        {"maxProperties": 2},
+        {"dependentRequired": {"id": ["name"]}},
+        {"if": {"required": ["id"]}, "then": {"required": ["name"]}},
+        {"propertyNames": {"maxLength": 8}},
+        {"patternProperties": {"^p[0-9]$": {"type": "boolean"}}},
+    ),
+}
+
+
+def generate_schemas(num: int, seed: int = 0) -> list[Schema]:
+    """Return JSON schemas (Draft 2020-12) of mixed features; most have short values, each has one as far as it goes.
+
+    About one in ten has a keyword that not every backend enforces: what it does with it is refuse or obey. A few of
+    these have no value at all.
+    """
+    return [_SchemaDraw(Random(f"schema {seed} {i}")).schema() for i in range(num)]
+
+
+def generate_regexes(num: int, seed: int = 0) -> list[str]:
+    """Return regular expressions that Python and ECMAScript read alike, unbounded repeats few."""
+    return [_regex(Random(f"regex {seed} {i}"), depth=_DEPTH) for i in range(num)]
+
+
+class _SchemaDraw:
+    """Draws one schema."""
+
+    def __init__(self, random: Random) -> None:
+        self._random = random
+        self._defs: dict[str, Schema] = {}
+
+    def schema(self) -> Schema:
+        """Return a schema; its `$defs` come with it."""
+        random = self._random
+        if random.random() < 0.2:
+            self._defs["leaf"] = self._scalar()
+        kind = random.random()
+        if kind < 0.12:
+            schema = self._recursive()
+        elif kind < 0.72:
+            schema = self._object(depth=2)
+        else:
+            schema = self._value(depth=2)
+        rare = _RARE_ON.get(str(schema.get("type")))  # a list of types has none
+        if random.random() < 0.1 and rare:
+            schema |= random.choice(rare)
+        return schema | ({"$defs": self._defs} if self._defs else {})
+
+    def _value(self, depth: int) -> Schema:
+        random = self._random
+        if depth == 0 or random.random() < 0.5:
+            return self._scalar()
+        draws: tuple[Callable[[int], Schema], ...] = (self._object, self._array, self._tuple, self._any_of)
+        return random.choice(draws)(depth - 1)
+
+    def _scalar(self) -> Schema:
+        random = self._random
+        if "leaf" in self._defs and random.random() < 0.3:
+            return {"$ref": "#/$defs/leaf"}
+        draws = (self._string, self._string, self._integer, self._number, self._enum, self._const, self._plain)
+        return random.choice(draws)()
+
+    def _string(self) -> Schema:
+        random = self._random
+        kind = random.randrange(4)
+        if kind == 0:
+            return {"type": "string", "pattern": random.choice(_PATTERNS)}
+        if kind == 1:
+            return {"type": "string", "format": random.choice(_FORMATS)}
+        least = random.randrange(4)
+        return {"type": "string", "minLength": least, "maxLength": least + random.randrange(8)}
+
+    def _integer(self) -> Schema:
+        random = self._random
+        least = random.choice((-(10**6), -250, -9, -1, 0, 1, 5, 18, 99, 1000))
+        most = least + random.choice((0, 1, 7, 80, 901, 10**5, 10**9))
+        return {"type": "integer"} | self._bounds(least, most, exclusive_fits=most - least > 3)
+
+    def _number(self) -> Schema:
+        random = self._random
+        least = random.choice((-1000, -2.5, -0.125, 0, 0.001, 1, 3.75, 42))
+        most = least + random.choice((0.25, 1, 12.5, 1000))
+        return {"type": "number"} | self._bounds(least, most, exclusive_fits=True)
+
+    def _bounds(self, least: float, most: float, exclusive_fits: bool) -> Schema:
+        random = self._random
+        below, above = ("minimum", "maximum")
+        if exclusive_fits and random.random() < 0.3:
+            below = "exclusiveMinimum"
+        if exclusive_fits and random.random() < 0.3:
+            above = "exclusiveMaximum"
+        bounds: Schema = {below: least, above: most}
+        if random.random() < 0.25:
+            bounds.pop(random.choice((below, above)))
+        return bounds
+
+    def _enum(self) -> Schema:
+        return {"enum": self._random.sample(_VALUES, self._random.randint(1, 5))}
+
+    def _const(self) -> Schema:
+        return {"const": self._random.choice((*_VALUES, [1, "a"], {"k": [None, {"é": 2}]}))}
+
+    def _plain(self) -> Schema:
+        types = ["boolean", "null", "integer", "string"]
+        return {"type": self._random.choice((*types[:2], self._random.sample(types, 2)))}
+
+    def _object(self, depth: int) -> Schema:
+        random = self._random
+        names = random.sample(_NAMES, random.randint(0, 4))
+        schema: Schema = {"type": "object", "properties": {name: self._value(depth) for name in names}}
+        required = [name for name in names if random.random() < 0.7]
+        if required or random.random() < 0.5:
+            schema["required"] = required
+        if random.random() < 0.85:
+            schema["additionalProperties"] = self._scalar() if random.random() < 0.15 else False
+        return schema
+
+    def _array(self, depth: int) -> Schema:
+        least = self._random.randrange(3)
+        most = least + self._random.randrange(3)
+        return {"type": "array", "items": self._value(depth), "minItems": least, "maxItems": most}
+
+    def _tuple(self, depth: int) -> Schema:
+        random = self._random
+        heads = [self._value(depth) for _ in range(random.randint(1, 3))]
+        schema: Schema = {"type": "array", "prefixItems": heads}
+        if random.random() < 0.7:
+            schema |= {"items": False, "minItems": random.randint(0, len(heads))}
+        else:
+            schema |= {"items": self._scalar(), "minItems": len(heads), "maxItems": len(heads) + 2}
+        return schema
+
+    def _any_of(self, depth: int) -> Schema:
+        random = self._random
+        keyword = "anyOf" if random.random() < 0.8 else "oneOf"
+        return {keyword: [self._value(depth) for _ in range(random.randint(2, 3))]}
+
+    def _recursive(self) -> Schema:
+        """Return a schema of a list or a tree, which leaves off where it refers to itself."""
+        random = self._random
+        itself = random.choice(
+            (
+                {"anyOf": [{"type": "null"}, {"$ref": "#/$defs/node"}]},
+                {"type": "array", "items": {"$ref": "#/$defs/node"}, "maxItems": 2},
+                {"type": "object", "properties": {"node": {"$ref": "#/$defs/node"}}, "additionalProperties": False},
+            )
+        )
+        self._defs["node"] = {
+            "type": "object",
+            "properties": {"value": self._scalar(), "next": itself},
+            "required": ["value", *(["next"] if random.random() < 0.6 else [])],
+            "additionalProperties": False,
+        }
+        return {"$ref": "#/$defs/node"}
+
+
+_DEPTH: Final = 2
+_CHARS: Final = (
+    *("a", "Z", "7", " ", "-", "_", ",", ":", "é", "ß", "数", "🙂", '"', "'", "/", "~"),
+    *(r"\.", r"\*", r"\(", r"\)", r"\[", r"\{", r"\|", r"\\", r"\n", r"\t", r"\?", r"\+", r"\^", r"\$"),
+)
+_CLASSES: Final = (
+    *(
+        "[a-z]",
+        "[A-Za-z]",
+        "[0-9a-f]",
+        "[abc]",
+        "[a-]",
+        "[^a-z]",
+        "[^\\n ]",
+        "[\\]\\\\]",
+        "[à-ö]",
+        "[一-十]",
+        "[🙂-🙏]",
+    ),
+    *(r"\d", r"\w", "[\\d.]", "[\\w-]", "[^\\w]", "[^\\d]", "[ -~]", ".", "[+*?.]", "[\\^x]", "[x^]"),
+)
+_REPEATS: Final = ("?", "{2}", "{0,2}", "{1,3}", "{3,5}", "{0}", "{1}", "??", "{1,2}?", "{12}")
+_ENDLESS: Final = ("*", "+", "{2,}", "*?", "+?")
+
+
+def _regex(random: Random, depth: int) -> str:
+    branches = [_sequence(random, depth) for _ in range(random.choice((1, 1, 1, 2, 3)))]
+    expression = "|".join(branches)
+    return f"^(?:{expression})$" if depth == _DEPTH and random.random() < 0.1 else expression
+
+
+def _sequence(random: Random, depth: int) -> str:
+    return "".join(_piece(random, depth) for _ in range(random.randint(1, 4)))
+
+
+def _piece(random: Random, depth: int) -> str:
+    kind = random.random()
+    if depth and kind < 0.2:
+        atom = f"{random.choice(('(', '(?:'))}{_regex(random, depth - 1)})"
+    elif kind < 0.55:
+        atom = random.choice(_CLASSES)
+    elif kind < 0.8:
+        atom = random.choice(_CHARS)
+    else:
+        return "".join(random.choices(string.ascii_letters, k=random.randint(2, 6)))
+    if random.random() < 0.35:
+        atom += random.choice(_REPEATS if random.random() < 0.9 else _ENDLESS)
+    return atom
