@@ -1,0 +1,241 @@
+"""Grammars in EBNF, read into expressions."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+from graftlm.errors import GrammarError
+from graftlm_grammar.char_set import CharSet, complement, union
+
+__all__ = ["EMPTY", "Alternatives", "Chars", "Expression", "Reference", "Repeated", "Sequence", "read_ebnf"]
+
+_MAX_DEPTH: Final = 100
+_MAX_REPEATS: Final = 1000
+_SPACE: Final = re.compile(r"(?:[ \t\r\n]|#[^\n]*)*")
+_NAME: Final = re.compile(r"[a-zA-Z_][a-zA-Z0-9_.-]*")
+_HEAD: Final = re.compile(rf"({_NAME.pattern})[ \t]*::=")
+_QUANTIFIER: Final = re.compile(r"[*+?]|\{\s*(\d+)\s*(?:(,)\s*(\d*)\s*)?\}")
+_CODE: Final = re.compile(r"\\(?:x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8}))")
+_CONTROLS: Final = {"n": "\n", "r": "\r", "t": "\t", "f": "\f", "v": "\v", "0": "\0", "a": "\a", "b": "\b"}
+
+
+@dataclass(frozen=True, slots=True)
+class Chars:
+    """One character of a set that is not empty."""
+
+    chars: CharSet
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """What another rule says."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Sequence:
+    """One after the other."""
+
+    items: "tuple[Expression, ...]"
+
+
+@dataclass(frozen=True, slots=True)
+class Alternatives:
+    """One of several."""
+
+    branches: "tuple[Expression, ...]"
+
+
+@dataclass(frozen=True, slots=True)
+class Repeated:
+    """The same several times; `most` is None where there is no limit."""
+
+    item: "Expression"
+    least: int
+    most: int | None
+
+
+Expression: TypeAlias = Chars | Reference | Sequence | Alternatives | Repeated
+EMPTY: Final = Sequence(())
+
+
+def read_ebnf(text: str) -> dict[str, Expression]:
+    """Return the rules of a grammar by name, `root` among them; each rule that one refers to is there.
+
+    Raises:
+        GrammarError: it is malformed; the message names the line.
+    """
+    rules = dict(_Reader(text).rules())
+    if "root" not in rules:
+        raise GrammarError(f"ebnf: expected a rule named root, got {', '.join(rules)[:80] or 'none'}")
+    for name, expression in rules.items():
+        for reference in _references(expression):
+            if reference not in rules:
+                raise GrammarError(f'ebnf: rule {name}: Rule "{reference}" is not defined')
+    return rules
+
+
+def _references(expression: Expression) -> Iterator[str]:
+    waiting: list[Expression] = [expression]
+    while waiting:
+        one = waiting.pop()
+        if isinstance(one, Reference):
+            yield one.name
+        elif isinstance(one, Sequence):
+            waiting.extend(one.items)
+        elif isinstance(one, Alternatives):
+            waiting.extend(one.branches)
+        elif isinstance(one, Repeated):
+            waiting.append(one.item)
+
+
+class _Reader:
+    """Reads a grammar once, from left to right."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._at = 0
+        self._seen: set[str] = set()
+
+    def rules(self) -> Iterator[tuple[str, Expression]]:
+        self._skip_space()
+        while self._at < len(self._text):
+            head = _HEAD.match(self._text, self._at)
+            if head is None:
+                raise self._error("expected a rule, name ::= ...")
+            if head.group(1) in self._seen:
+                raise self._error(f"rule {head.group(1)} is defined twice")
+            self._seen.add(head.group(1))
+            self._at = head.end()
+            yield head.group(1), self._alternatives(depth=0)
+
+    def _alternatives(self, depth: int) -> Expression:
+        if depth > _MAX_DEPTH:
+            raise self._error(f"nested more than {_MAX_DEPTH} groups deep")
+        branches = [self._sequence(depth)]
+        while self._peek() == "|":
+            self._at += 1
+            branches.append(self._sequence(depth))
+        return branches[0] if len(branches) == 1 else Alternatives(tuple(branches))
+
+    def _sequence(self, depth: int) -> Expression:
+        items: list[Expression] = []
+        start = self._at
+        self._skip_space()
+        while self._peek() not in ("", "|", ")") and not _HEAD.match(self._text, self._at):
+            items.append(self._quantified(self._item(depth)))
+            self._skip_space()
+        if not items:
+            self._at = max(start, self._at)
+            raise self._error('expected an expression; write "" for the empty text')
+        return items[0] if len(items) == 1 else Sequence(tuple(items))
+
+    def _item(self, depth: int) -> Expression:
+        char = self._peek()
+        if char == '"':
+            return self._literal()
+        if char == "[":
+            return self._class()
+        if char == ".":
+            self._at += 1
+            return Chars(complement(()))
+        if char == "(":
+            return self._group(depth)
+        name = _NAME.match(self._text, self._at)
+        if name is None:
+            raise self._error(f"{char} is not understood")
+        self._at = name.end()
+        if self._peek() == "(":
+            raise self._error(f"{name.group()}(...) is not enforced; rules take no arguments")
+        return Reference(name.group())
+
+    def _group(self, depth: int) -> Expression:
+        self._at += 1
+        self._skip_space()
+        if self._peek() in ("=", "!"):
+            raise self._error("lookaheads are not enforced")
+        inner = self._alternatives(depth + 1)
+        self._skip_space()
+        if self._peek() != ")":
+            raise self._error("a ) is missing")
+        self._at += 1
+        return inner
+
+    def _quantified(self, item: Expression) -> Expression:
+        found = _QUANTIFIER.match(self._text, self._at)
+        if found is None:
+            if self._peek() == "{":
+                raise self._error("expected {m}, {m,} or {m,n}")
+            return item
+        text, least, comma, most = found.group(), *found.groups()
+        if any(int(count) > _MAX_REPEATS for count in (least, most) if count):
+            raise self._error(f"{text}: more than {_MAX_REPEATS} repetitions are not supported; use * or +")
+        if most and int(most) < int(least):
+            raise self._error(f"{text} counts downwards")
+        self._at = found.end()
+        if least is None:
+            return Repeated(item, int(text == "+"), 1 if text == "?" else None)
+        return Repeated(item, int(least), int(most) if most else None if comma else int(least))
+
+    def _literal(self) -> Expression:
+        self._at += 1
+        items = []
+        while self._peek() != '"':
+            code = self._code('"')
+            items.append(Chars(((code, code),)))
+        self._at += 1
+        return items[0] if len(items) == 1 else Sequence(tuple(items))
+
+    def _class(self) -> Expression:
+        self._at += 1
+        negated = self._peek() == "^"
+        self._at += negated
+        ranges = []
+        while self._peek() != "]":
+            first = last = self._code("]")
+            if self._peek() == "-" and self._text[self._at + 1 : self._at + 2] not in ("", "]"):
+                self._at += 1
+                last = self._code("]")
+            if last < first:
+                raise self._error("a range goes from one character to a later one; write \\- for a dash")
+            ranges.append((first, last))
+        self._at += 1
+        chars = complement(ranges) if negated else complement(complement(union(ranges)))
+        if not chars:
+            raise self._error("no character can match here")
+        return Chars(chars)
+
+    def _code(self, end: str) -> int:
+        """Read one character of a literal or a class, and return its code point."""
+        char = self._peek()
+        if char in ("", "\n"):
+            raise self._error(f"a {end} is missing")
+        found = _CODE.match(self._text, self._at)
+        if found is not None:
+            self._at = found.end()
+            code = int(next(filter(None, found.groups())), 16)
+        elif char == "\\":
+            escaped = self._text[self._at + 1 : self._at + 2]
+            if escaped == "" or (escaped.isalnum() and escaped not in _CONTROLS):
+                raise self._error(f"the escape \\{escaped} is not understood")
+            self._at += 2
+            code = ord(_CONTROLS.get(escaped, escaped))
+        else:
+            self._at += 1
+            code = ord(char)
+        if code > 0x10FFFF or 0xD800 <= code <= 0xDFFF:
+            raise self._error(f"U+{code:04X} is no character")
+        return code
+
+    def _skip_space(self) -> None:
+        found = _SPACE.match(self._text, self._at)
+        self._at = found.end() if found else self._at
+
+    def _peek(self) -> str:
+        return self._text[self._at : self._at + 1]
+
+    def _error(self, message: str) -> GrammarError:
+        line = self._text.count("\n", 0, self._at) + 1
+        return GrammarError(f"ebnf: line {line}: {message}")
