@@ -16,8 +16,8 @@ _BLANK: Final = "▁"  # as SentencePiece writes it
 def token_bytes(tokenizer_json: str, vocab_size: int) -> list[bytes]:
     """Return the bytes of tokens 0 to V - 1, b"" for special tokens and for ids without a token.
 
-    Three kinds of tokenizers are told apart by their decoder: byte-level (GPT-2), SentencePiece's with blanks written as
-    U+2581 and perhaps `<0x..>` for bytes, and others, of which a token is what it adds to the text of another.
+    Three kinds of tokenizers are told apart by their decoder: byte-level (GPT-2), SentencePiece's with blanks written
+    as U+2581 and perhaps `<0x..>` for bytes, and others, of which a token is what it adds to the text of another.
 
     Args:
         tokenizer_json: the `tokenizers` library's serialisation of the tokenizer.

@@ -1,0 +1,393 @@
+"""JSON schemas made ready for llguidance: what it is known to enforce is kept, all else refused, or left out and named.
+
+llguidance 1.9.1 intersects the keywords of a schema, those of `$ref`, `allOf` and `anyOf` beside others among them, and
+refuses most of what it does not know. What it passes over is caught here: unknown keywords, names spelt with escapes
+or given twice, schemas that refer to themselves without an end.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final, NoReturn
+
+from graftlm.errors import GrammarError
+from graftlm_grammar.char_set import CharSet, complement
+from graftlm_grammar.disjoint import are_disjoint, json_type, resolve
+from graftlm_grammar.ebnf import read_ebnf
+from graftlm_grammar.ebnf_regex import regex_of
+from graftlm_grammar.enforcement import Enforcement, NotEnforcedError, refuse, show
+from graftlm_grammar.formats import FORMATS
+from graftlm_grammar.json_scalars import counts
+from graftlm_grammar.json_schema import ANNOTATIONS, ENFORCED
+from graftlm_grammar.options import JsonOptions
+from graftlm_grammar.regex import regex_to_ebnf
+
+__all__ = ["LLGuidanceSchema", "prepare_schema"]
+
+_MAX_DEPTH: Final = 48
+_MAX_BOUND: Final = 2**53
+_MAX_MULTIPLE: Final = 4096  # an automaton's state for each remainder
+_BOUNDS: Final = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
+_COUNTS: Final = (("minLength", "maxLength"), ("minItems", "maxItems"), ("minProperties", "maxProperties"))
+_LISTS: Final = ("anyOf", "oneOf", "allOf", "prefixItems")
+_SINGLE: Final = ("items", "additionalProperties")
+_APPLIED: Final = ("$ref", "anyOf", "oneOf", "allOf")
+_ENFORCED: Final = frozenset({"type", "enum", "const", *_APPLIED}).union(*ENFORCED.values()) - {"propertyNames"}
+
+#: Characters that JSON spells in one way, with \u switched off: names spelt otherwise would pass for other names.
+_SPELT: Final[CharSet] = complement(((0x00, 0x07), (0x0B, 0x0B), (0x0E, 0x1F)))
+
+#: Keywords that are not enforced -> the JSON types their values have; others are malformed.
+_UNENFORCED_TYPES: Final[dict[str, tuple[str, ...]]] = {
+    **dict.fromkeys(("not", "if", "then", "else", "contains", "propertyNames"), ("object", "boolean")),
+    **dict.fromkeys(("unevaluatedProperties", "unevaluatedItems", "additionalItems"), ("object", "boolean")),
+    **dict.fromkeys(("dependentRequired", "dependentSchemas", "dependencies"), ("object",)),
+    **dict.fromkeys(("minContains", "maxContains"), ("integer",)),
+    "uniqueItems": ("boolean",),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class LLGuidanceSchema:
+    """A schema that llguidance enforces in full.
+
+    Attributes:
+        text: JSON, with the library's options in it.
+        unenforced: keywords that were left out, each with its path.
+    """
+
+    text: str
+    unenforced: tuple[str, ...]
+
+
+def prepare_schema(text: str, options: JsonOptions, strict: bool = True) -> LLGuidanceSchema:
+    """Read a schema.
+
+    Args:
+        text: a JSON schema, draft 2020-12 in the main.
+        options: how the JSON is written.
+        strict: refuse what cannot be enforced; otherwise leave it out.
+
+    Raises:
+        GrammarError: it is not a schema, or no value fits, or it is strict and asks for what is not enforced; the
+            message names keyword and path.
+    """
+    try:
+        return prepare_parsed(json.loads(text, parse_constant=_refuse_constant), "$", options, strict)
+    except RecursionError:
+        raise GrammarError(f"json_schema: nested more than {_MAX_DEPTH} levels deep") from None
+    except GrammarError as error:
+        raise GrammarError(f"json_schema: {error}") from None
+    except ValueError as error:
+        raise GrammarError(f"json_schema: not JSON: {error}") from None
+
+
+def prepare_parsed(schema: Any, path: str, options: JsonOptions, strict: bool) -> LLGuidanceSchema:
+    """Read a schema that has been parsed and stands at a path. Raises: GrammarError, as `prepare_schema`."""
+    preparation = _Preparation(schema, Enforcement(strict))
+    prepared = preparation.prepare(path)
+    prepared["x-guidance"] = _how_json_is_written(options)
+    return LLGuidanceSchema(json.dumps(prepared), preparation.enforcement.unenforced)
+
+
+def _how_json_is_written(options: JsonOptions) -> dict[str, Any]:
+    escapes = {"json_allowed_escapes": 'nrbtf\\"'}
+    if options.whitespace == "flexible":
+        return {**escapes, "whitespace_pattern": rf"[\x20\x0A\x0D\x09]{{1,{options.max_whitespace}}}"}
+    blank = " " if options.whitespace == "spaced" else ""
+    return {**escapes, "whitespace_flexible": False, "item_separator": f",{blank}", "key_separator": f":{blank}"}
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise GrammarError(f"{name} is not JSON")
+
+
+class _Preparation:
+    """Walks a schema, and what it refers to, once; what is referred to becomes a definition of its own."""
+
+    def __init__(self, root: Any, enforcement: Enforcement) -> None:
+        self.enforcement = enforcement
+        self._root = root
+        self._names: dict[tuple[int, bool], str] = {}
+        self._definitions: dict[str, Any] = {}
+
+    def prepare(self, path: str) -> dict[str, Any]:
+        """Return the schema with its definitions."""
+        prepared = self._schema(self._root, path, 0, closed=True)
+        finite = self._finite()
+        if not _is_finite(prepared, finite):
+            refuse(path, "it refers to itself without an end: no value fits")
+        for name in self._definitions.keys() - finite:
+            self._definitions[name] = False
+        return {"$defs": self._definitions, "allOf": [prepared]} if self._definitions else {"allOf": [prepared]}
+
+    def _finite(self) -> set[str]:
+        """Return the definitions that some finite value fits."""
+        finite: set[str] = set()
+        num_before = -1
+        while num_before < len(finite):
+            num_before = len(finite)
+            finite |= {name for name, schema in self._definitions.items() if _is_finite(schema, finite)}
+        return finite
+
+    def _schema(self, schema: Any, path: str, depth: int, closed: bool) -> Any:
+        """Return a schema with what is enforced.
+
+        Args:
+            closed: no other schema speaks of the same value, so that `properties` may stand for all there are.
+        """
+        if schema is True or schema is False:
+            return schema
+        if not isinstance(schema, dict):
+            refuse(path, f"a schema is an object or true, got {json_type(schema)}")
+        if depth > _MAX_DEPTH:
+            refuse(path, f"nested more than {_MAX_DEPTH} levels deep")
+        if depth and "$id" in schema:
+            self.enforcement.leave_out(f"{path}.$id", "below the root it changes what $ref means: not enforced")
+            return True
+        self._check_keywords(schema, path)
+        applied = [key for key in _APPLIED if key in schema]
+        is_alone = len(applied) == 1 and len(_asserted(schema)) == 1
+        kept = self._scalars(schema, path)
+        self._arrays_and_objects(schema, kept, path, depth, closed and not applied)
+        for key in applied:
+            self._apply(key, schema[key], kept, f"{path}.{key}", depth, closed and is_alone)
+        return kept
+
+    def _check_keywords(self, schema: dict[str, Any], path: str) -> None:
+        for key in _asserted(schema):
+            if key not in _ENFORCED:
+                self._leave_out(schema, key, path, "this keyword is not enforced; leave it out")
+
+    def _leave_out(self, schema: dict[str, Any], key: str, path: str, message: str) -> None:
+        path = f"{path}.{key}"
+        types = _UNENFORCED_TYPES.get(key)
+        self.enforcement.leave_out(path, message)
+        if types is not None and json_type(schema[key]) not in types:
+            refuse(path, f"expected {' or '.join(types)}, got {show(schema[key])}")
+
+    # -- combinations --------------------------------------------------------------------------------------------------
+
+    def _apply(self, key: str, value: Any, kept: dict[str, Any], path: str, depth: int, closed: bool) -> None:
+        if key == "$ref":
+            name = self._definition(value, path, depth, closed)
+            if name is not None:
+                kept.setdefault("allOf", []).append({"$ref": f"#/$defs/{name}"})
+            return
+        branches = self._branches(value, path, depth, closed and (key != "allOf" or len(value) == 1))
+        if key == "allOf":
+            kept.setdefault("allOf", []).extend(branches)
+        elif key == "anyOf" or self._are_disjoint(value, path):
+            kept.setdefault("allOf", []).append({"anyOf": branches})
+
+    def _branches(self, branches: Any, path: str, depth: int, closed: bool) -> list[Any]:
+        if not isinstance(branches, list) or not branches:
+            refuse(path, "expected a non-empty list of schemas")
+        return [self._schema(branch, f"{path}[{i}]", depth + 1, closed) for i, branch in enumerate(branches)]
+
+    def _definition(self, ref: Any, path: str, depth: int, closed: bool) -> str | None:
+        """Return the name of what is referred to, None if it is left out."""
+        try:
+            target = resolve(self._root, ref, path)
+        except NotEnforcedError as error:
+            self.enforcement.leave_out(path, str(error).removeprefix(f"{path}: "))
+            return None
+        key = (id(target), closed)
+        if key not in self._names:
+            self._names[key] = name = f"d{len(self._names)}"
+            self._definitions[name] = self._schema(target, ref.replace("#", "$").replace("/", "."), depth + 1, closed)
+        return self._names[key]
+
+    def _are_disjoint(self, branches: list[Any], path: str) -> bool:
+        for i in range(len(branches)):
+            for j in range(i):
+                if not self._is_disjoint(branches[j], branches[i]):
+                    message = f"not enforced: a value might match both [{j}] and [{i}]; use anyOf"
+                    self.enforcement.leave_out(path, message)
+                    return False
+        return True
+
+    def _is_disjoint(self, one: Any, other: Any) -> bool:
+        try:
+            return are_disjoint(self._root, one, other)
+        except NotEnforcedError:  # a reference that was left out before
+            return False
+
+    # -- scalars -------------------------------------------------------------------------------------------------------
+
+    def _scalars(self, schema: dict[str, Any], path: str) -> dict[str, Any]:
+        """Return what is kept of the keywords that hold no schemas."""
+        kept: dict[str, Any] = {}
+        if "type" in schema:
+            kept["type"] = _types(schema["type"], f"{path}.type")
+        if "const" in schema or "enum" in schema:
+            self._values(schema, kept, path)
+        for keys in _COUNTS:
+            limits = counts(schema, keys, path, self.enforcement)
+            kept |= {key: limit for key, limit in zip(keys, limits, strict=True) if key in schema and limit is not None}
+        for key in _BOUNDS:
+            if key in schema and self._is_bound(schema[key], f"{path}.{key}"):
+                kept[key] = schema[key]
+        if "multipleOf" in schema and self._is_multiple(schema["multipleOf"], f"{path}.multipleOf"):
+            kept["multipleOf"] = int(schema["multipleOf"])
+        for key in ("pattern", "format"):
+            regex = self._regex(key, schema[key], f"{path}.{key}") if key in schema else None
+            if regex is not None:
+                kept.setdefault("allOf", []).append({"pattern": f"^(?:{regex})$"})
+        return kept
+
+    def _values(self, schema: dict[str, Any], kept: dict[str, Any], path: str) -> None:
+        for key in ("const", "enum"):
+            values = [schema[key]] if key == "const" and key in schema else schema.get(key, [None])
+            if not isinstance(values, list) or not values:
+                refuse(f"{path}.{key}", "expected a non-empty list of values")
+            if not all(_is_spelt(value) for value in values):
+                self.enforcement.leave_out(f"{path}.{key}", "control characters are not enforced")
+            elif key in schema:
+                # As a branch of its own: llguidance then meets it with all that stands beside it.
+                kept.setdefault("allOf", []).append({"enum": values})
+
+    def _is_bound(self, bound: Any, path: str) -> bool:
+        if json_type(bound) not in ("integer", "number"):
+            refuse(path, f"expected a number, got {show(bound)}")
+        if abs(bound) <= _MAX_BOUND:
+            return True
+        self.enforcement.leave_out(path, f"enforced from -2**53 to 2**53, got {show(bound)}")
+        return False
+
+    def _is_multiple(self, divisor: Any, path: str) -> bool:
+        if json_type(divisor) not in ("integer", "number") or divisor <= 0:
+            refuse(path, f"expected a number above 0, got {show(divisor)}")
+        if json_type(divisor) == "integer" and divisor <= _MAX_MULTIPLE:
+            return True
+        self.enforcement.leave_out(path, f"enforced for whole numbers up to {_MAX_MULTIPLE}, got {show(divisor)}")
+        return False
+
+    def _regex(self, key: str, value: Any, path: str) -> str | None:
+        """Return what a `pattern` or `format` says of the whole string, None if it is left out."""
+        if not isinstance(value, str):
+            refuse(path, f"expected a string, got {json_type(value)}")
+        if key == "format" and value not in FORMATS:
+            self.enforcement.leave_out(path, f"expected one of {', '.join(FORMATS)}, got {show(value)}")
+            return None
+        return self._translated(value if key == "pattern" else FORMATS[value], path, search=False)
+
+    def _translated(self, regex: str, path: str, search: bool) -> str | None:
+        try:
+            return regex_of(read_ebnf(f"root ::= {regex_to_ebnf(regex, _SPELT, search)}")["root"], {})
+        except NotEnforcedError as error:
+            self.enforcement.leave_out(path, str(error))
+            return None
+        except GrammarError as error:
+            raise GrammarError(f"{path}: {error}") from None
+
+    # -- arrays and objects --------------------------------------------------------------------------------------------
+
+    def _arrays_and_objects(
+        self, schema: dict[str, Any], kept: dict[str, Any], path: str, depth: int, closed: bool
+    ) -> None:
+        if "prefixItems" in schema:
+            kept["prefixItems"] = self._branches(schema["prefixItems"], f"{path}.prefixItems", depth, closed=True)
+        for key in _SINGLE:
+            if key in schema:
+                kept[key] = self._schema(schema[key], f"{path}.{key}", depth + 1, closed)
+        for key in ("properties", "patternProperties"):
+            if key in schema:
+                self._named(key, schema[key], kept, path, depth, closed)
+        if "required" in schema:
+            kept["required"] = _names(schema["required"], f"{path}.required")
+        self._limit_counts(kept, path)
+        if closed and ("properties" in schema or "patternProperties" in schema) and "additionalProperties" not in schema:
+            self._close(kept)
+
+    def _named(self, key: str, schemas: Any, kept: dict[str, Any], path: str, depth: int, closed: bool) -> None:
+        path = f"{path}.{key}"
+        if not isinstance(schemas, dict):
+            refuse(path, f"expected an object, got {json_type(schemas)}")
+        below = {name: self._schema(one, f"{path}.{name}", depth + 1, closed) for name, one in schemas.items()}
+        if key == "patternProperties":
+            regexes = {name: self._translated(name, f"{path}.{name}", search=True) for name in below}
+            below = {f"^(?:{regexes[name]})$": one for name, one in below.items() if regexes[name] is not None}
+        kept[key] = below
+
+    def _close(self, kept: dict[str, Any]) -> None:
+        """Allow no names but those that are named, among them those that are only `required`."""
+        named = kept.setdefault("properties", {})
+        if "patternProperties" not in kept:
+            kept["properties"] = named | {name: True for name in kept.get("required", ()) if name not in named}
+        kept["additionalProperties"] = False
+
+    def _limit_counts(self, kept: dict[str, Any], path: str) -> None:
+        """Leave out counts of properties that llguidance refuses, or would take the same name twice for."""
+        required = kept.get("required", ())
+        optional = kept.get("properties", {}).keys() - set(required)
+        least = kept.get("minProperties", 0)
+        if least > 1 and (optional or least > len(required) + 1):
+            self.enforcement.leave_out(
+                f"{path}.minProperties", "enforced for one more than `required` where that names all of `properties`"
+            )
+            del kept["minProperties"]
+        if "maxProperties" in kept and optional:
+            self.enforcement.leave_out(
+                f"{path}.maxProperties", "enforced where `required` names all of `properties`"
+            )
+            del kept["maxProperties"]
+
+
+def _asserted(schema: Mapping[str, Any]) -> list[str]:
+    """Return the keywords that assert something."""
+    return [
+        key
+        for key in schema
+        if key not in ANNOTATIONS and not key.startswith("x-") and (key, schema[key]) != ("uniqueItems", False)
+    ]
+
+
+def _types(wanted: Any, path: str) -> list[str]:
+    names = [wanted] if isinstance(wanted, str) else wanted
+    if not isinstance(names, list) or not names or not all(isinstance(n, str) and n in ENFORCED for n in names):
+        refuse(path, f"expected one or some of {', '.join(ENFORCED)}, got {show(wanted)}")
+    return list(dict.fromkeys(names))
+
+
+def _names(names: Any, path: str) -> list[str]:
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        refuse(path, "expected a list of names")
+    return list(dict.fromkeys(names))
+
+
+def _is_spelt(value: Any) -> bool:
+    """Tell whether all strings of a value have one spelling in JSON."""
+    if isinstance(value, dict):
+        return all(_is_spelt(key) and _is_spelt(value[key]) for key in value)
+    if isinstance(value, list):
+        return all(map(_is_spelt, value))
+    return not isinstance(value, str) or all(
+        any(first <= ord(char) <= last for first, last in _SPELT) for char in value
+    )
+
+
+def _is_finite(schema: Any, finite: set[str]) -> bool:
+    """Tell whether a finite value may fit, if those of some definitions do."""
+    if not isinstance(schema, dict):
+        return schema is not False
+    if "$ref" in schema:
+        return schema["$ref"].removeprefix("#/$defs/") in finite
+    if "anyOf" in schema:
+        return any(_is_finite(branch, finite) for branch in schema["anyOf"])
+    if not all(_is_finite(branch, finite) for branch in schema.get("allOf", ())):
+        return False
+    types = schema.get("type", list(ENFORCED))
+    others = set(types) - {"object", "array"}
+    return bool(others) or any(_has_finite(name, schema, finite) for name in types)
+
+
+def _has_finite(name: str, schema: Mapping[str, Any], finite: set[str]) -> bool:
+    if name == "object":
+        named = schema.get("properties", {})
+        return all(_is_finite(named.get(key, True), finite) for key in schema.get("required", ()))
+    least = schema.get("minItems", 0)
+    first = schema.get("prefixItems", [])[:least]
+    return all(_is_finite(item, finite) for item in first) and (
+        least <= len(first) or _is_finite(schema.get("items", True), finite)
+    )
