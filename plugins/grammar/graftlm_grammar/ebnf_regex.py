@@ -1,15 +1,17 @@
-"""Expressions of EBNF that are regular, as regular expressions in Rust's dialect."""
+"""Regular expressions in Rust's dialect, which are expressions of EBNF, ECMAScript's, or plain texts."""
 
 from collections.abc import Mapping
 from typing import Final
 
 from graftlm.errors import GrammarError
-from graftlm_grammar.char_set import CharSet
-from graftlm_grammar.ebnf import Alternatives, Chars, Expression, Reference, Repeated, Sequence
+from graftlm_grammar.char_set import CharSet, complement
+from graftlm_grammar.ebnf import Alternatives, Chars, Expression, Reference, Repeated, Sequence, read_ebnf
+from graftlm_grammar.regex import regex_to_ebnf
 
-__all__ = ["quantifier", "regex_of", "regex_text"]
+__all__ = ["quantifier", "regex_of", "regex_text", "rust_regex"]
 
 _MAX_LEN: Final = 1 << 20
+_ANY: Final = complement(())
 
 
 def regex_of(expression: Expression, rules: Mapping[str, str]) -> str:
@@ -30,6 +32,11 @@ def regex_of(expression: Expression, rules: Mapping[str, str]) -> str:
 def regex_text(text: str) -> str:
     """Write an expression that a text alone matches."""
     return "".join(_char(ord(char)) for char in text)
+
+
+def rust_regex(regex: str, alphabet: CharSet = _ANY, search: bool = False) -> str:
+    """Translate an ECMAScript expression. Arguments and errors are those of `regex_to_ebnf`."""
+    return regex_of(read_ebnf(f"root ::= {regex_to_ebnf(regex, alphabet, search)}")["root"], {})
 
 
 def _written(expression: Expression, rules: Mapping[str, str]) -> str:

@@ -13,14 +13,12 @@ from typing import Any, Final, NoReturn
 from graftlm.errors import GrammarError
 from graftlm_grammar.char_set import CharSet, complement
 from graftlm_grammar.disjoint import are_disjoint, json_type, resolve
-from graftlm_grammar.ebnf import read_ebnf
-from graftlm_grammar.ebnf_regex import regex_of
+from graftlm_grammar.ebnf_regex import rust_regex
 from graftlm_grammar.enforcement import Enforcement, NotEnforcedError, refuse, show
 from graftlm_grammar.formats import FORMATS
 from graftlm_grammar.json_scalars import counts
 from graftlm_grammar.json_schema import ANNOTATIONS, ENFORCED
 from graftlm_grammar.options import JsonOptions
-from graftlm_grammar.regex import regex_to_ebnf
 
 __all__ = ["LLGuidanceSchema", "prepare_schema"]
 
@@ -60,34 +58,29 @@ class LLGuidanceSchema:
     unenforced: tuple[str, ...]
 
 
-def prepare_schema(text: str, options: JsonOptions, strict: bool = True) -> LLGuidanceSchema:
+def prepare_schema(text: str, options: JsonOptions, strict: bool = True, path: str = "$") -> LLGuidanceSchema:
     """Read a schema.
 
     Args:
         text: a JSON schema, draft 2020-12 in the main.
         options: how the JSON is written.
         strict: refuse what cannot be enforced; otherwise leave it out.
+        path: what to call the root.
 
     Raises:
         GrammarError: it is not a schema, or no value fits, or it is strict and asks for what is not enforced; the
             message names keyword and path.
     """
     try:
-        return prepare_parsed(json.loads(text, parse_constant=_refuse_constant), "$", options, strict)
+        preparation = _Preparation(json.loads(text, parse_constant=_refuse_constant), path, Enforcement(strict))
+        prepared = {**preparation.prepare(), "x-guidance": _how_json_is_written(options)}
+        return LLGuidanceSchema(json.dumps(prepared), preparation.enforcement.unenforced)
     except RecursionError:
         raise GrammarError(f"json_schema: nested more than {_MAX_DEPTH} levels deep") from None
     except GrammarError as error:
         raise GrammarError(f"json_schema: {error}") from None
     except ValueError as error:
         raise GrammarError(f"json_schema: not JSON: {error}") from None
-
-
-def prepare_parsed(schema: Any, path: str, options: JsonOptions, strict: bool) -> LLGuidanceSchema:
-    """Read a schema that has been parsed and stands at a path. Raises: GrammarError, as `prepare_schema`."""
-    preparation = _Preparation(schema, Enforcement(strict))
-    prepared = preparation.prepare(path)
-    prepared["x-guidance"] = _how_json_is_written(options)
-    return LLGuidanceSchema(json.dumps(prepared), preparation.enforcement.unenforced)
 
 
 def _how_json_is_written(options: JsonOptions) -> dict[str, Any]:
@@ -105,18 +98,19 @@ def _refuse_constant(name: str) -> NoReturn:
 class _Preparation:
     """Walks a schema, and what it refers to, once; what is referred to becomes a definition of its own."""
 
-    def __init__(self, root: Any, enforcement: Enforcement) -> None:
+    def __init__(self, root: Any, root_path: str, enforcement: Enforcement) -> None:
         self.enforcement = enforcement
         self._root = root
+        self._root_path = root_path
         self._names: dict[tuple[int, bool], str] = {}
         self._definitions: dict[str, Any] = {}
 
-    def prepare(self, path: str) -> dict[str, Any]:
+    def prepare(self) -> dict[str, Any]:
         """Return the schema with its definitions."""
-        prepared = self._schema(self._root, path, 0, closed=True)
+        prepared = self._schema(self._root, self._root_path, 0, closed=True)
         finite = self._finite()
         if not _is_finite(prepared, finite):
-            refuse(path, "it refers to itself without an end: no value fits")
+            refuse(self._root_path, "no value fits: it allows none, or refers to itself without an end")
         for name in self._definitions.keys() - finite:
             self._definitions[name] = False
         return {"$defs": self._definitions, "allOf": [prepared]} if self._definitions else {"allOf": [prepared]}
@@ -195,7 +189,8 @@ class _Preparation:
         key = (id(target), closed)
         if key not in self._names:
             self._names[key] = name = f"d{len(self._names)}"
-            self._definitions[name] = self._schema(target, ref.replace("#", "$").replace("/", "."), depth + 1, closed)
+            where = self._root_path + ref[1:].replace("/", ".")
+            self._definitions[name] = self._schema(target, where, depth + 1, closed)
         return self._names[key]
 
     def _are_disjoint(self, branches: list[Any], path: str) -> bool:
@@ -274,7 +269,7 @@ class _Preparation:
 
     def _translated(self, regex: str, path: str, search: bool) -> str | None:
         try:
-            return regex_of(read_ebnf(f"root ::= {regex_to_ebnf(regex, _SPELT, search)}")["root"], {})
+            return rust_regex(regex, _SPELT, search)
         except NotEnforcedError as error:
             self.enforcement.leave_out(path, str(error))
             return None
@@ -297,7 +292,11 @@ class _Preparation:
         if "required" in schema:
             kept["required"] = _names(schema["required"], f"{path}.required")
         self._limit_counts(kept, path)
-        if closed and ("properties" in schema or "patternProperties" in schema) and "additionalProperties" not in schema:
+        if (
+            closed
+            and ("properties" in schema or "patternProperties" in schema)
+            and "additionalProperties" not in schema
+        ):
             self._close(kept)
 
     def _named(self, key: str, schemas: Any, kept: dict[str, Any], path: str, depth: int, closed: bool) -> None:
@@ -328,9 +327,7 @@ class _Preparation:
             )
             del kept["minProperties"]
         if "maxProperties" in kept and optional:
-            self.enforcement.leave_out(
-                f"{path}.maxProperties", "enforced where `required` names all of `properties`"
-            )
+            self.enforcement.leave_out(f"{path}.maxProperties", "enforced where `required` names all of `properties`")
             del kept["maxProperties"]
 
 
