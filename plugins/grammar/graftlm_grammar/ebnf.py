@@ -202,7 +202,7 @@ class _Reader:
                 raise self._error("a range goes from one character to a later one; write \\- for a dash")
             ranges.append((first, last))
         self._at += 1
-        chars = complement(ranges) if negated else complement(complement(union(ranges)))
+        chars = complement(union(ranges)) if negated else complement(complement(union(ranges)))
         if not chars:
             raise self._error("no character can match here")
         return Chars(chars)

@@ -28,6 +28,7 @@ _MAX_TEXT_LEN: Final = 1 << 18
 _MAX_FORCED_TOKENS: Final = 64
 _MAX_MASK_THREADS: Final = 8
 _POSITION: Final = re.compile(r"^(?:at )?\d+\(\d+\): |^failed to compile JSON schema: ")
+_UNSATISFIABLE: Final = re.compile("Unsatisfiable schema: (.*)")
 
 
 class LLGuidanceBackend(GrammarBackend):
@@ -208,4 +209,4 @@ def _first_line(message: str) -> str:
     line = message.strip().split("\n")[0]
     while (shorter := _POSITION.sub("", line)) != line:
         line = shorter
-    return line[:300]
+    return _UNSATISFIABLE.sub(r"no value fits: \1", line)[:300]

@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, NoReturn
 
+import llguidance
+
 from graftlm.errors import GrammarError
 from graftlm_grammar.char_set import CharSet, complement
 from graftlm_grammar.disjoint import are_disjoint, json_type, resolve
@@ -104,16 +106,39 @@ class _Preparation:
         self._root_path = root_path
         self._names: dict[tuple[int, bool], str] = {}
         self._definitions: dict[str, Any] = {}
+        # references to what other schemas speak of too: path -> the reference as it was kept
+        self._mixed: dict[str, dict[str, Any]] = {}
 
     def prepare(self) -> dict[str, Any]:
         """Return the schema with its definitions."""
         prepared = self._schema(self._root, self._root_path, 0, closed=True)
+        self._check_in_place()
         finite = self._finite()
         if not _is_finite(prepared, finite):
             refuse(self._root_path, "no value fits: it allows none, or refers to itself without an end")
         for name in self._definitions.keys() - finite:
             self._definitions[name] = False
-        return {"$defs": self._definitions, "allOf": [prepared]} if self._definitions else {"allOf": [prepared]}
+        whole = {"$defs": self._definitions, "allOf": [prepared]}
+        if self._mixed and "circular references" in _library_error(whole):
+            self._leave_out_circular()
+        return whole
+
+    def _leave_out_circular(self) -> None:
+        for path, reference in self._mixed.items():
+            name = reference["$ref"].removeprefix("#/$defs/")
+            if name in _reachable(self._definitions[name], self._definitions):
+                self.enforcement.leave_out(path, "not enforced beside other keywords, as it leads back to itself")
+                reference.clear()
+
+    def _check_in_place(self) -> None:
+        """Refuse schemas that hold of a value if they hold of it: that is undefined, and validators never return."""
+        waiting = {name: _in_place(schema) for name, schema in self._definitions.items()}
+        while waiting:
+            ready = [name for name, targets in waiting.items() if targets.isdisjoint(waiting)]
+            if not ready:
+                refuse(self._root_path, "a $ref leads back to itself without a property or an item in between")
+            for name in ready:
+                del waiting[name]
 
     def _finite(self) -> set[str]:
         """Return the definitions that some finite value fits."""
@@ -166,7 +191,10 @@ class _Preparation:
         if key == "$ref":
             name = self._definition(value, path, depth, closed)
             if name is not None:
-                kept.setdefault("allOf", []).append({"$ref": f"#/$defs/{name}"})
+                reference = {"$ref": f"#/$defs/{name}"}
+                kept.setdefault("allOf", []).append(reference)
+                if not closed:
+                    self._mixed[path] = reference
             return
         branches = self._branches(value, path, depth, closed and (key != "allOf" or len(value) == 1))
         if key == "allOf":
@@ -307,6 +335,9 @@ class _Preparation:
         if key == "patternProperties":
             regexes = {name: self._translated(name, f"{path}.{name}", search=True) for name in below}
             below = {f"^(?:{regexes[name]})$": one for name, one in below.items() if regexes[name] is not None}
+            if len(below) > 1 and "not disjoint" in _library_error({"type": "object", key: dict.fromkeys(below, True)}):
+                self.enforcement.leave_out(path, "enforced where no name matches two patterns")
+                return
         kept[key] = below
 
     def _close(self, kept: dict[str, Any]) -> None:
@@ -362,6 +393,38 @@ def _is_spelt(value: Any) -> bool:
     return not isinstance(value, str) or all(
         any(first <= ord(char) <= last for first, last in _SPELT) for char in value
     )
+
+
+def _library_error(schema: dict[str, Any]) -> str:
+    """Return what llguidance has against a schema, "" if nothing."""
+    grammar = llguidance.LLMatcher.grammar_from_json_schema(schema)
+    return str(llguidance.LLMatcher.validate_grammar(grammar))
+
+
+def _reachable(schema: Any, definitions: Mapping[str, Any]) -> set[str]:
+    """Return the definitions that a schema refers to, and those that they do."""
+    found: set[str] = set()
+    waiting = [schema]
+    while waiting:
+        one = waiting.pop()
+        if isinstance(one, list):
+            waiting.extend(one)
+        elif isinstance(one, dict):
+            name = str(one.get("$ref", "")).removeprefix("#/$defs/")
+            if name in definitions and name not in found:
+                found.add(name)
+                waiting.append(definitions[name])
+            waiting.extend(one.values())
+    return found
+
+
+def _in_place(schema: Any) -> set[str]:
+    """Return the definitions that a schema applies to the value itself."""
+    if not isinstance(schema, dict):
+        return set()
+    if "$ref" in schema:
+        return {schema["$ref"].removeprefix("#/$defs/")}
+    return set[str]().union(*map(_in_place, [*schema.get("allOf", ()), *schema.get("anyOf", ())]))
 
 
 def _is_finite(schema: Any, finite: set[str]) -> bool:
