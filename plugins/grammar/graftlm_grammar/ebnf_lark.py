@@ -134,7 +134,10 @@ def _regular(rules: Mapping[str, Expression]) -> dict[str, str]:
     waiting = [name for name, num in num_open.items() if num == 0]
     while waiting:
         name = waiting.pop()
-        regexes[name] = regex_of(rules[name], regexes)
+        try:
+            regexes[name] = regex_of(rules[name], regexes)
+        except GrammarError as error:
+            raise GrammarError(f"ebnf: rule {name}: {error}") from None
         for user in users[name]:
             num_open[user] -= 1
             if num_open[user] == 0:

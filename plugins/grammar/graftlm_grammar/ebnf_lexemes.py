@@ -81,7 +81,7 @@ class Lexemes:
                 else regex_of(expression, self._regexes)
             )
         regex = self._regex_of[id(expression)]
-        return None if regex in self._apart else regex
+        return None if regex in self._apart and not isinstance(expression, Chars) else regex
 
     def _is_regular(self, expression: Expression) -> bool:
         match expression:

@@ -39,7 +39,7 @@ class LLGuidanceBackend(GrammarBackend):
         self._vocabulary = _Vocabulary(context)
         self._executor: Any = llguidance.LLExecutor(min(_MAX_MASK_THREADS, os.cpu_count() or 1))
         self._limits: Any = llguidance.LLParserLimits(
-            initial_lexer_fuel=2_000_000, max_grammar_size=200_000, max_lexer_states=100_000, verbose_errors=False
+            max_items_in_row=10_000, max_grammar_size=200_000, max_lexer_states=100_000, verbose_errors=False
         )
 
     def check(self, spec: GrammarSpec) -> tuple[str, ...]:
@@ -54,8 +54,13 @@ class LLGuidanceBackend(GrammarBackend):
         """Build the parser; which tokens a state allows is worked out when it is reached."""
         grammar = self._grammar(spec)
         matcher: Any = llguidance.LLMatcher(self._vocabulary.tokenizer, grammar.text, log_level=0, limits=self._limits)
+        mask = np.zeros((1, -(-self._vocabulary.size // 32)), dtype=np.int32)
+        if not matcher.is_error():
+            matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)  # what is too much is mostly so at once
         if matcher.is_error():
             raise _refusal(spec.kind, matcher.get_error())
+        if not mask.any():
+            raise GrammarError(f"{spec.kind.value}: the vocabulary cannot spell any text that meets it")
         return _Compiled(matcher, self._vocabulary)
 
     def fill_bitmasks(self, matchers: Sequence[GrammarMatcher], mask: NDArray[np.int32]) -> None:
@@ -94,6 +99,9 @@ class _Vocabulary:
         self.tokenizer: Any = llguidance.LLTokenizer(
             llguidance.TokenizerWrapper(_Tokens(tokens, stop_token_ids)), eos_token=stop_token_ids
         )
+        bits = np.ones(-(-self.size // 32) * 32, dtype=np.uint8)
+        bits[stop_token_ids] = 0
+        self.no_stop_words = np.packbits(bits, bitorder="little").view(np.int32)
         num_spare_bits = -self.size % 32
         self.last_word = np.int32(-1) if num_spare_bits == 0 else np.int32((1 << (32 - num_spare_bits)) - 1)
 
@@ -163,12 +171,18 @@ class _Matcher(GrammarMatcher):
         self.trim(mask, row)
 
     def trim(self, mask: NDArray[np.int32], row: int) -> None:
-        """Clear bits past V, all of them once finished. Raises: GrammarError, as `fill_bitmask`."""
+        """Clear what the library may have set: bits past V, stop tokens too early, everything once finished.
+
+        Raises:
+            GrammarError: as of `fill_bitmask`.
+        """
         self._check()
         if self._finished:
             mask[row] = 0
-        else:
-            mask[row, -1] &= self._vocabulary.last_word
+            return
+        mask[row, -1] &= self._vocabulary.last_word
+        if not self.library_matcher.is_accepting():  # where nothing may come, the library lets it stop
+            mask[row] &= self._vocabulary.no_stop_words
 
     def forced_text(self) -> str:
         """Return the text that must come next, up to the last whole character."""

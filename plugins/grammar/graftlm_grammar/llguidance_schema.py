@@ -8,6 +8,7 @@ or given twice, schemas that refer to themselves without an end.
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import lcm
 from typing import Any, Final, NoReturn
 
 import llguidance
@@ -26,7 +27,7 @@ __all__ = ["LLGuidanceSchema", "prepare_schema"]
 
 _MAX_DEPTH: Final = 48
 _MAX_BOUND: Final = 2**53
-_MAX_MULTIPLE: Final = 4096  # an automaton's state for each remainder
+_MAX_MULTIPLE: Final = 4096  # a state for each remainder; 16 million take 10 GB
 _BOUNDS: Final = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
 _COUNTS: Final = (("minLength", "maxLength"), ("minItems", "maxItems"), ("minProperties", "maxProperties"))
 _LISTS: Final = ("anyOf", "oneOf", "allOf", "prefixItems")
@@ -106,6 +107,8 @@ class _Preparation:
         self._root_path = root_path
         self._names: dict[tuple[int, bool], str] = {}
         self._definitions: dict[str, Any] = {}
+        # of the numbers that more than one schema may speak of
+        self._common_multiple = 1
         # references to what other schemas speak of too: path -> the reference as it was kept
         self._mixed: dict[str, dict[str, Any]] = {}
 
@@ -167,7 +170,7 @@ class _Preparation:
         self._check_keywords(schema, path)
         applied = [key for key in _APPLIED if key in schema]
         is_alone = len(applied) == 1 and len(_asserted(schema)) == 1
-        kept = self._scalars(schema, path)
+        kept = self._scalars(schema, path, closed and not applied)
         self._arrays_and_objects(schema, kept, path, depth, closed and not applied)
         for key in applied:
             self._apply(key, schema[key], kept, f"{path}.{key}", depth, closed and is_alone)
@@ -238,7 +241,7 @@ class _Preparation:
 
     # -- scalars -------------------------------------------------------------------------------------------------------
 
-    def _scalars(self, schema: dict[str, Any], path: str) -> dict[str, Any]:
+    def _scalars(self, schema: dict[str, Any], path: str, closed: bool) -> dict[str, Any]:
         """Return what is kept of the keywords that hold no schemas."""
         kept: dict[str, Any] = {}
         if "type" in schema:
@@ -251,7 +254,7 @@ class _Preparation:
         for key in _BOUNDS:
             if key in schema and self._is_bound(schema[key], f"{path}.{key}"):
                 kept[key] = schema[key]
-        if "multipleOf" in schema and self._is_multiple(schema["multipleOf"], f"{path}.multipleOf"):
+        if "multipleOf" in schema and self._is_multiple(schema["multipleOf"], f"{path}.multipleOf", closed):
             kept["multipleOf"] = int(schema["multipleOf"])
         for key in ("pattern", "format"):
             regex = self._regex(key, schema[key], f"{path}.{key}") if key in schema else None
@@ -278,13 +281,19 @@ class _Preparation:
         self.enforcement.leave_out(path, f"enforced from -2**53 to 2**53, got {show(bound)}")
         return False
 
-    def _is_multiple(self, divisor: Any, path: str) -> bool:
+    def _is_multiple(self, divisor: Any, path: str, closed: bool) -> bool:
         if json_type(divisor) not in ("integer", "number") or divisor <= 0:
             refuse(path, f"expected a number above 0, got {show(divisor)}")
-        if json_type(divisor) == "integer" and divisor <= _MAX_MULTIPLE:
-            return True
-        self.enforcement.leave_out(path, f"enforced for whole numbers up to {_MAX_MULTIPLE}, got {show(divisor)}")
-        return False
+        if json_type(divisor) != "integer" or divisor > _MAX_MULTIPLE:
+            self.enforcement.leave_out(path, f"enforced for whole numbers up to {_MAX_MULTIPLE}, got {show(divisor)}")
+            return False
+        common = int(divisor) if closed else lcm(self._common_multiple, int(divisor))
+        if common > _MAX_MULTIPLE:
+            self.enforcement.leave_out(path, f"with others that may hold of the same number, {common} is too much")
+            return False
+        if not closed:
+            self._common_multiple = common
+        return True
 
     def _regex(self, key: str, value: Any, path: str) -> str | None:
         """Return what a `pattern` or `format` says of the whole string, None if it is left out."""
