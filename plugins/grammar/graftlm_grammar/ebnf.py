@@ -164,6 +164,7 @@ class _Reader:
         return inner
 
     def _quantified(self, item: Expression) -> Expression:
+        self._skip_space()
         found = _QUANTIFIER.match(self._text, self._at)
         if found is None:
             if self._peek() == "{":

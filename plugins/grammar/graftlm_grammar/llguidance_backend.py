@@ -39,7 +39,7 @@ class LLGuidanceBackend(GrammarBackend):
         self._vocabulary = _Vocabulary(context)
         self._executor: Any = llguidance.LLExecutor(min(_MAX_MASK_THREADS, os.cpu_count() or 1))
         self._limits: Any = llguidance.LLParserLimits(
-            max_items_in_row=10_000, max_grammar_size=200_000, max_lexer_states=100_000, verbose_errors=False
+            max_grammar_size=200_000, max_lexer_states=100_000, verbose_errors=False
         )
 
     def check(self, spec: GrammarSpec) -> tuple[str, ...]:
@@ -59,8 +59,6 @@ class LLGuidanceBackend(GrammarBackend):
             matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)  # what is too much is mostly so at once
         if matcher.is_error():
             raise _refusal(spec.kind, matcher.get_error())
-        if not mask.any():
-            raise GrammarError(f"{spec.kind.value}: the vocabulary cannot spell any text that meets it")
         return _Compiled(matcher, self._vocabulary)
 
     def fill_bitmasks(self, matchers: Sequence[GrammarMatcher], mask: NDArray[np.int32]) -> None:
@@ -223,4 +221,6 @@ def _first_line(message: str) -> str:
     line = message.strip().split("\n")[0]
     while (shorter := _POSITION.sub("", line)) != line:
         line = shorter
+    if line in ("NoExtension", "NoExtensionBias"):
+        return "the vocabulary spells no text that may come next"
     return _UNSATISFIABLE.sub(r"no value fits: \1", line)[:300]

@@ -28,6 +28,7 @@ __all__ = ["LLGuidanceSchema", "prepare_schema"]
 _MAX_DEPTH: Final = 48
 _MAX_BOUND: Final = 2**53
 _MAX_MULTIPLE: Final = 4096  # a state for each remainder; 16 million take 10 GB
+_MAX_OPTIONAL: Final = 400  # each is an item of the parser's state, which holds 2,000
 _BOUNDS: Final = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
 _COUNTS: Final = (("minLength", "maxLength"), ("minItems", "maxItems"), ("minProperties", "maxProperties"))
 _LISTS: Final = ("anyOf", "oneOf", "allOf", "prefixItems")
@@ -119,9 +120,8 @@ class _Preparation:
         finite = self._finite()
         if not _is_finite(prepared, finite):
             refuse(self._root_path, "no value fits: it allows none, or refers to itself without an end")
-        for name in self._definitions.keys() - finite:
-            self._definitions[name] = False
-        whole = {"$defs": self._definitions, "allOf": [prepared]}
+        kept = {name: schema for name, schema in self._definitions.items() if name in finite}
+        whole: dict[str, Any] = _without_endless({"$defs": kept, "allOf": [prepared]}, finite)
         if self._mixed and "circular references" in _library_error(whole):
             self._leave_out_circular()
         return whole
@@ -360,6 +360,8 @@ class _Preparation:
         """Leave out counts of properties that llguidance refuses, or would take the same name twice for."""
         required = kept.get("required", ())
         optional = kept.get("properties", {}).keys() - set(required)
+        if len(optional) > _MAX_OPTIONAL:
+            refuse(f"{path}.properties", f"{len(optional)} may be left out, expected {_MAX_OPTIONAL} at most")
         least = kept.get("minProperties", 0)
         if least > 1 and (optional or least > len(required) + 1):
             self.enforcement.leave_out(
@@ -402,6 +404,17 @@ def _is_spelt(value: Any) -> bool:
     return not isinstance(value, str) or all(
         any(first <= ord(char) <= last for first, last in _SPELT) for char in value
     )
+
+
+def _without_endless(schema: Any, finite: set[str]) -> Any:
+    """Return a schema without the definitions that no finite value fits; other references stay the same objects."""
+    if isinstance(schema, list):
+        return [_without_endless(one, finite) for one in schema]
+    if not isinstance(schema, dict):
+        return schema
+    if "$ref" in schema:
+        return schema if schema["$ref"].removeprefix("#/$defs/") in finite else False
+    return {key: one if key == "enum" else _without_endless(one, finite) for key, one in schema.items()}
 
 
 def _library_error(schema: dict[str, Any]) -> str:
