@@ -164,6 +164,7 @@ class _Reader:
         return inner
 
     def _quantified(self, item: Expression) -> Expression:
+        self._skip_space()
         found = _QUANTIFIER.match(self._text, self._at)
         if found is None:
             if self._peek() == "{":
@@ -202,7 +203,7 @@ class _Reader:
                 raise self._error("a range goes from one character to a later one; write \\- for a dash")
             ranges.append((first, last))
         self._at += 1
-        chars = complement(tuple(ranges)) if negated else complement(complement(union(ranges)))
+        chars = complement(union(ranges)) if negated else complement(complement(union(ranges)))
         if not chars:
             raise self._error("no character can match here")
         return Chars(chars)

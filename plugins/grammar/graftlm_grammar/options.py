@@ -6,7 +6,7 @@ from pydantic import Field
 
 from graftlm.contracts import GrammarOptions
 
-__all__ = ["JsonOptions", "XGrammarOptions"]
+__all__ = ["JsonOptions", "LLGuidanceOptions", "XGrammarOptions"]
 
 
 class JsonOptions(GrammarOptions):
@@ -27,3 +27,7 @@ class JsonOptions(GrammarOptions):
 
 class XGrammarOptions(JsonOptions):
     """Options of `xgrammar`."""
+
+
+class LLGuidanceOptions(JsonOptions):
+    """Options of `llguidance`."""

@@ -42,25 +42,27 @@ _CLASSES: Final = {
 }
 
 
-def regex_to_ebnf(regex: str, alphabet: CharSet = _ANY) -> str:
+def regex_to_ebnf(regex: str, alphabet: CharSet = _ANY, search: bool = False) -> str:
     """Return an EBNF expression for the texts that a regular expression matches as a whole.
 
     Args:
         alphabet: all that may occur; `IN_JSON_STRING` for the pattern of a JSON schema.
+        search: take the texts in which it matches somewhere; ^ and $ then hold it to an end.
 
     Raises:
         NotEnforcedError: it asks for what a grammar cannot say; the message names the position.
         GrammarError: it is malformed; likewise.
     """
-    return _Parser(regex, alphabet).parse()
+    return _Parser(regex, alphabet, search).parse()
 
 
 class _Parser:
     """Reads a regular expression once, from left to right."""
 
-    def __init__(self, regex: str, alphabet: CharSet) -> None:
+    def __init__(self, regex: str, alphabet: CharSet, search: bool) -> None:
         self._regex = regex
         self._alphabet = alphabet
+        self._search = search
         self._at = 0
 
     def parse(self) -> str:
@@ -84,11 +86,14 @@ class _Parser:
 
     def _branch(self, depth: int) -> tuple[str, int]:
         items, most = ['""'], 1
+        starts_anywhere = ends_anywhere = self._search and depth == 0
         if depth == 0 and self._peek() == "^":
             self._at += 1
+            starts_anywhere = False
         while self._peek() not in ("", "|", ")"):
             if depth == 0 and self._peek() == "$" and self._regex[self._at + 1 : self._at + 2] in ("", "|"):
                 self._at += 1
+                ends_anywhere = False
                 break
             item, repeats = self._item(depth)
             quantifier, count = self._quantifier()
@@ -96,6 +101,8 @@ class _Parser:
                 raise self._not_enforced(f"more than {MAX_REPEATS} counted repetitions are not supported; use * or +")
             items.append(item + quantifier)
             most = max(most, repeats * count)
+        anything = [f"{self._written(_ANY)}*"]
+        items = [*(anything * starts_anywhere), *items, *(anything * ends_anywhere)]
         return " ".join(items), most
 
     def _item(self, depth: int) -> tuple[str, int]:

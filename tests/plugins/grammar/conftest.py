@@ -49,10 +49,21 @@ class Texts:
 
 
 @pytest.fixture(scope="session")
-def texts_with():
+def byte_context():
+    """A vocabulary of bytes and END."""
+    return GrammarContext(byte_tokenizer().to_str(), 257, (END,))
+
+
+@pytest.fixture(scope="session")
+def texts_of():
+    """Return a function of a backend."""
+    return Texts
+
+
+@pytest.fixture(scope="session")
+def texts_with(byte_context):
     """Return a function of options."""
-    context = GrammarContext(byte_tokenizer().to_str(), 257, (END,))
-    return lambda options: Texts(XGrammarBackend(options, context))
+    return lambda options: Texts(XGrammarBackend(options, byte_context))
 
 
 @pytest.fixture(scope="session")

@@ -126,3 +126,17 @@ def test_random_expressions_match_what_pythons_do(texts, seed):
         regex = maker.regex()
         words = maker.draw.sample(WORDS, 80)
         assert texts.accepted("regex", regex, words) == [word for word in words if re.fullmatch(regex, word)], regex
+
+
+@pytest.mark.parametrize(
+    ("regex", "accepted", "rejected"),
+    [
+        ("b", ["b", "ab", "bc", "abc"], ["", "a"]),
+        ("^b", ["b", "bc"], ["ab"]),
+        ("b$", ["b", "ab"], ["bc"]),
+        ("^b$|c", ["b", "ac", "cb"], ["ab", "ba"]),
+    ],
+)
+def test_a_search_finds_it_anywhere(texts, regex, accepted, rejected):
+    ebnf = f"root ::= {regex_to_ebnf(regex, search=True)}"
+    assert texts.accepted("ebnf", ebnf, [*accepted, *rejected]) == accepted

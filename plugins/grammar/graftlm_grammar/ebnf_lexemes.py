@@ -1,0 +1,220 @@
+"""Which parts of a grammar can be read by an automaton, longest match first, without changing its language.
+
+A lexer takes the longest match and never goes back, so `[a-z]* "b"` as two lexemes would match nothing. A part is a
+lexeme only if the first character of a match tells it from all others, and the first character after a match tells that
+it is over. What fails is taken apart into its own parts, down to single characters, which are always lexemes.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from graftlm_grammar.char_set import CharSet
+from graftlm_grammar.ebnf import Alternatives, Chars, Expression, Reference, Repeated, Sequence
+from graftlm_grammar.ebnf_regex import regex_of
+
+__all__ = ["Lexemes"]
+
+_ALL: Final = -1  # every bit
+
+
+@dataclass(frozen=True, slots=True)
+class _Shape:
+    """What decides whether a part may be a lexeme. Sets of characters are bits, one for each of `_Alphabet`'s groups.
+
+    Attributes:
+        first: characters that a match may start with.
+        after: characters that may come after a match within a longer one; all where that cannot be told.
+    """
+
+    nullable: bool
+    first: int
+    after: int = 0
+
+
+class _Alphabet:
+    """Characters in groups that the grammar does not tell apart."""
+
+    def __init__(self, sets: Iterable[CharSet]) -> None:
+        self._sets = sets = list(sets)
+        starts = sorted({bound for chars in sets for first, last in chars for bound in (first, last + 1)})
+        self._idx = {start: i for i, start in enumerate(starts)}
+        self._bits: dict[CharSet, int] = {}
+
+    def bits(self, chars: CharSet) -> int:
+        """Return a set of the grammar as bits."""
+        if chars not in self._bits:
+            self._bits[chars] = sum((1 << self._idx[last + 1]) - (1 << self._idx[first]) for first, last in chars)
+        return self._bits[chars]
+
+
+class Lexemes:
+    """Tells which parts of a grammar are lexemes.
+
+    Args:
+        rules: all rules.
+        regexes: the rules that are regular, as regular expressions.
+    """
+
+    def __init__(self, rules: Mapping[str, Expression], regexes: Mapping[str, str]) -> None:
+        self._rules = rules
+        self._regexes = regexes
+        self._alphabet = _Alphabet(chars for rule in rules.values() for chars in _char_sets(rule))
+        self._shape_of_rule: dict[str, _Shape] = {name: _Shape(False, 0) for name in rules}
+        self._shapes: dict[int, _Shape] = {}
+        self._regex_of: dict[int, str] = {}
+        self._apart: set[str] = set()
+        self._single: set[str] = set()
+        self._work_out_shapes()
+        while self._take_apart():
+            pass
+
+    def regex(self, expression: Expression) -> str | None:
+        """Return the regular expression of a part that is a lexeme, None if it is not one."""
+        if not self._is_regular(expression) or self._shape(expression).nullable:
+            return None
+        if id(expression) not in self._regex_of:
+            # a rule by itself is the same lexeme as its name
+            self._regex_of[id(expression)] = (
+                self._regexes[expression.name]
+                if isinstance(expression, Reference)
+                else regex_of(expression, self._regexes)
+            )
+        regex = self._regex_of[id(expression)]
+        return None if regex in self._apart and not isinstance(expression, Chars) else regex
+
+    def _is_regular(self, expression: Expression) -> bool:
+        match expression:
+            case Chars():
+                return True
+            case Reference(name):
+                return name in self._regexes
+            case Repeated(item):
+                return self._is_regular(item)
+            case Sequence(parts) | Alternatives(parts):
+                return all(self._is_regular(part) for part in parts)
+
+    # -- shapes --------------------------------------------------------------------------------------------------------
+
+    def _work_out_shapes(self) -> None:
+        """Go over the rules until no shape changes; each change adds a bit."""
+        changed = True
+        while changed:
+            changed = False
+            for name, expression in self._rules.items():
+                self._shapes.clear()
+                shape = self._shape(expression)
+                changed |= shape != self._shape_of_rule[name]
+                self._shape_of_rule[name] = shape
+        self._shapes.clear()
+
+    def _shape(self, expression: Expression) -> _Shape:
+        shape = self._shapes.get(id(expression))
+        if shape is None:
+            shape = self._shapes[id(expression)] = self._new_shape(expression)
+        return shape
+
+    def _new_shape(self, expression: Expression) -> _Shape:
+        match expression:
+            case Chars(chars):
+                return _Shape(False, self._alphabet.bits(chars))
+            case Reference(name):
+                return self._shape_of_rule[name]
+            case Sequence(items):
+                shape = _Shape(True, 0)
+                for item in items:
+                    shape = _one_after_the_other(shape, self._shape(item))
+                return shape
+            case Alternatives(branches):
+                shape = self._shape(branches[0])
+                for branch in branches[1:]:
+                    shape = _one_or_the_other(shape, self._shape(branch))
+                return shape
+            case Repeated(item, least, most):
+                one = self._shape(item)
+                again = one.after if most == 1 else _one_after_the_other(one, one).after | one.after | one.first
+                return _Shape(least == 0 or one.nullable, one.first, again)
+
+    # -- conflicts -----------------------------------------------------------------------------------------------------
+
+    def _take_apart(self) -> bool:
+        """Find lexemes that a lexer might mistake, and give them up; False if there are none."""
+        shapes, follow = self._lexemes()
+        seen = several = 0
+        for shape in shapes.values():
+            several |= seen & shape.first
+            seen |= shape.first
+        mistaken = {
+            regex
+            for regex, shape in shapes.items()
+            if shape.after & follow[regex] or (shape.first & several and regex not in self._single)
+        }
+        self._apart |= mistaken
+        return bool(mistaken)
+
+    def _lexemes(self) -> tuple[dict[str, _Shape], dict[str, int]]:
+        """Return the lexemes, and the characters that may come after each."""
+        shapes: dict[str, _Shape] = {}
+        follow: dict[str, int] = {}
+        follow_of_rule = dict.fromkeys(self._rules, 0)
+        changed = True
+        while changed:
+            changed = False
+            for name, rule in self._rules.items():
+                waiting: list[tuple[Expression, int]] = [] if name in self._regexes else [(rule, follow_of_rule[name])]
+                while waiting:
+                    part, after = waiting.pop()
+                    regex = self.regex(part)
+                    if regex is not None:
+                        shapes[regex] = self._shape(part)
+                        follow[regex] = follow.get(regex, 0) | after
+                        if isinstance(part, Chars):
+                            self._single.add(regex)
+                    elif isinstance(part, Reference) and part.name not in self._regexes:
+                        changed |= bool(after & ~follow_of_rule[part.name])
+                        follow_of_rule[part.name] |= after
+                    else:
+                        waiting.extend(self._parts(part, after))
+        return shapes, follow
+
+    def _parts(self, part: Expression, after: int) -> Iterator[tuple[Expression, int]]:
+        """Yield the parts of a part that is none of lexeme and rule, with what may come after each."""
+        match part:
+            case Reference(name):
+                yield self._rules[name], after
+            case Repeated(item, _, most):
+                yield item, after if most == 1 else after | self._shape(item).first
+            case Alternatives(branches):
+                for branch in branches:
+                    yield branch, after
+            case Sequence(items):
+                for item in reversed(items):
+                    yield item, after
+                    shape = self._shape(item)
+                    after = shape.first | (after if shape.nullable else 0)
+
+
+def _one_after_the_other(one: _Shape, other: _Shape) -> _Shape:
+    after = other.after | (one.after | other.first if other.nullable else 0)
+    if one.after & other.first:
+        after = _ALL
+    return _Shape(one.nullable and other.nullable, one.first | (other.first if one.nullable else 0), after)
+
+
+def _one_or_the_other(one: _Shape, other: _Shape) -> _Shape:
+    after = _ALL if one.first & other.first else one.after | other.after
+    # a match of length 0 may go on as the other branch does
+    after |= (other.first if one.nullable else 0) | (one.first if other.nullable else 0)
+    return _Shape(one.nullable or other.nullable, one.first | other.first, after)
+
+
+def _char_sets(expression: Expression) -> Iterator[CharSet]:
+    waiting = [expression]
+    while waiting:
+        match waiting.pop():
+            case Chars(chars):
+                yield chars
+            case Repeated(item):
+                waiting.append(item)
+            case Sequence(parts) | Alternatives(parts):
+                waiting.extend(parts)

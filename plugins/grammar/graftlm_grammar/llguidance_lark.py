@@ -1,0 +1,108 @@
+"""Specifications as Lark grammars for llguidance."""
+
+from dataclasses import dataclass
+from typing import Final
+
+from graftlm.contracts import GrammarKind, GrammarSpec
+from graftlm.errors import GrammarError
+from graftlm_grammar.choice import parse_choices
+from graftlm_grammar.ebnf_lark import ebnf_to_lark
+from graftlm_grammar.ebnf_regex import regex_text, rust_regex
+from graftlm_grammar.llguidance_schema import prepare_schema
+from graftlm_grammar.options import JsonOptions
+from graftlm_grammar.structural_tag import StructuralTag, Structure, parse_structural_tag
+
+__all__ = ["LarkGrammar", "spec_to_lark"]
+
+# The library would allow but one tokenisation of text that is forced, and accept others all the same.
+_HEAD: Final = '%llguidance {"no_forcing": true}\n'
+_ANY: Final = "(?s:.*)"
+
+
+@dataclass(frozen=True, slots=True)
+class LarkGrammar:
+    """A specification as llguidance reads it.
+
+    Attributes:
+        unenforced: keywords of JSON schemas that were left out, each with its path.
+    """
+
+    text: str
+    unenforced: tuple[str, ...] = ()
+
+
+def spec_to_lark(spec: GrammarSpec, options: JsonOptions) -> LarkGrammar:
+    """Translate a specification.
+
+    Raises:
+        GrammarError: it is malformed, or asks for what is not enforced.
+    """
+    if spec.kind is GrammarKind.JSON_SCHEMA:
+        schema = prepare_schema(spec.text, options, spec.strict)
+        return LarkGrammar(f"{_HEAD}start: %json {schema.text}", schema.unenforced)
+    if spec.kind is GrammarKind.REGEX:
+        return LarkGrammar(f"{_HEAD}start: /{rust_regex(spec.text)}/")
+    if spec.kind is GrammarKind.CHOICE:
+        return LarkGrammar(f"{_HEAD}start: /{'|'.join(map(regex_text, parse_choices(spec.text)))}/")
+    if spec.kind is GrammarKind.EBNF:
+        return LarkGrammar(_HEAD + ebnf_to_lark(spec.text))
+    return _Tag(parse_structural_tag(spec.text), options, spec.strict).grammar()
+
+
+class _Tag:
+    """Writes the grammar of a structural tag.
+
+    Free text up to a trigger is one lexeme, which ends with the trigger and holds none before; the free text at the end
+    holds none at all. So the earliest trigger counts, whatever else would match.
+    """
+
+    def __init__(self, tag: StructuralTag, options: JsonOptions, strict: bool) -> None:
+        self._tag = tag
+        self._options = options
+        self._strict = strict
+        self._unenforced: list[str] = []
+
+    def grammar(self) -> LarkGrammar:
+        tag = self._tag
+        lines = [f"start: {self._start()}", f"later: {' | '.join(filter(None, map(self._triggered, tag.triggers)))}"]
+        lines += [self._body(i, structure) for i, structure in enumerate(tag.structures)]
+        if tag.at_least_one:
+            begins = [f"{_literal(structure.begin)} b{i}" for i, structure in enumerate(tag.structures)]
+            lines.append(f"first: {' | '.join(begins)}")
+        any_trigger = "|".join(map(regex_text, tag.triggers))
+        lines.append(f"FREE: /{_ANY}/ & ~/{_ANY}(?:{any_trigger}){_ANY}/")
+        for i, trigger in enumerate(tag.triggers):
+            lines.append(f"HEAD{i}: /{_ANY}{regex_text(trigger)}/ & ~/{_ANY}(?:{any_trigger})(?s:.+)/")
+        return LarkGrammar(_HEAD + "\n".join(lines), tuple(self._unenforced))
+
+    def _start(self) -> str:
+        if self._tag.stop_after_first:
+            return "first" if self._tag.at_least_one else "later | FREE"
+        return f"{'first ' if self._tag.at_least_one else ''}later* FREE"
+
+    def _triggered(self, trigger: str) -> str:
+        """Return how the output may go on from a trigger, "" where nothing begins with it."""
+        rests = [
+            f"{_literal(structure.begin[len(trigger) :])} b{i}"
+            for i, structure in enumerate(self._tag.structures)
+            if structure.begin.startswith(trigger)
+        ]
+        return f"HEAD{self._tag.triggers.index(trigger)} ({' | '.join(rests)})" if rests else ""
+
+    def _body(self, index: int, structure: Structure) -> str:
+        """Return the rule of what comes after `begin`."""
+        try:
+            if structure.schema is not None:
+                schema = prepare_schema(structure.schema, self._options, self._strict, f"{structure.path}.schema")
+                self._unenforced += schema.unenforced
+                return f"b{index}: %json {schema.text} {_literal(structure.end)}"
+            # Of one piece, and over where it ends first: a lexeme alone would take the longest match.
+            lazy = "[lazy]" if structure.end else ""
+            return f"b{index}{lazy}: /(?:{rust_regex(structure.regex or '')}){regex_text(structure.end)}/"
+        except GrammarError as error:
+            where = f"{structure.path}.regex: " if structure.schema is None else ""
+            raise GrammarError(f"structural_tag: {where}{str(error).removeprefix('json_schema: ')}") from None
+
+
+def _literal(text: str) -> str:
+    return f"/{regex_text(text)}/" if text else '""'

@@ -1,0 +1,475 @@
+"""JSON schemas made ready for llguidance: what it is known to enforce is kept, all else refused, or left out and named.
+
+llguidance 1.9.1 intersects the keywords of a schema, those of `$ref`, `allOf` and `anyOf` beside others among them, and
+refuses most of what it does not know. What it passes over is caught here: unknown keywords, names spelt with escapes
+or given twice, schemas that refer to themselves without an end.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import lcm
+from typing import Any, Final, NoReturn
+
+import llguidance
+
+from graftlm.errors import GrammarError
+from graftlm_grammar.char_set import CharSet, complement
+from graftlm_grammar.disjoint import are_disjoint, json_type, resolve
+from graftlm_grammar.ebnf_regex import rust_regex
+from graftlm_grammar.enforcement import Enforcement, NotEnforcedError, refuse, show
+from graftlm_grammar.formats import FORMATS
+from graftlm_grammar.json_scalars import counts
+from graftlm_grammar.json_schema import ANNOTATIONS, ENFORCED
+from graftlm_grammar.options import JsonOptions
+
+__all__ = ["LLGuidanceSchema", "prepare_schema"]
+
+_MAX_DEPTH: Final = 48
+_MAX_BOUND: Final = 2**53
+_MAX_MULTIPLE: Final = 4096  # a state for each remainder; 16 million take 10 GB
+_MAX_OPTIONAL: Final = 400  # each is an item of the parser's state, which holds 2,000
+_BOUNDS: Final = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
+_COUNTS: Final = (("minLength", "maxLength"), ("minItems", "maxItems"), ("minProperties", "maxProperties"))
+_LISTS: Final = ("anyOf", "oneOf", "allOf", "prefixItems")
+_SINGLE: Final = ("items", "additionalProperties")
+_APPLIED: Final = ("$ref", "anyOf", "oneOf", "allOf")
+_ENFORCED: Final = frozenset({"type", "enum", "const", *_APPLIED}).union(*ENFORCED.values()) - {"propertyNames"}
+
+#: Characters that JSON spells in one way, with \u switched off: names spelt otherwise would pass for other names.
+_SPELT: Final[CharSet] = complement(((0x00, 0x07), (0x0B, 0x0B), (0x0E, 0x1F)))
+
+#: Keywords that are not enforced -> the JSON types their values have; others are malformed.
+_UNENFORCED_TYPES: Final[dict[str, tuple[str, ...]]] = {
+    **dict.fromkeys(("not", "if", "then", "else", "contains", "propertyNames"), ("object", "boolean")),
+    **dict.fromkeys(("unevaluatedProperties", "unevaluatedItems", "additionalItems"), ("object", "boolean")),
+    **dict.fromkeys(("dependentRequired", "dependentSchemas", "dependencies"), ("object",)),
+    **dict.fromkeys(("minContains", "maxContains"), ("integer",)),
+    "uniqueItems": ("boolean",),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class LLGuidanceSchema:
+    """A schema that llguidance enforces in full.
+
+    Attributes:
+        text: JSON, with the library's options in it.
+        unenforced: keywords that were left out, each with its path.
+    """
+
+    text: str
+    unenforced: tuple[str, ...]
+
+
+def prepare_schema(text: str, options: JsonOptions, strict: bool = True, path: str = "$") -> LLGuidanceSchema:
+    """Read a schema.
+
+    Args:
+        text: a JSON schema, draft 2020-12 in the main.
+        options: how the JSON is written.
+        strict: refuse what cannot be enforced; otherwise leave it out.
+        path: what to call the root.
+
+    Raises:
+        GrammarError: it is not a schema, or no value fits, or it is strict and asks for what is not enforced; the
+            message names keyword and path.
+    """
+    try:
+        preparation = _Preparation(json.loads(text, parse_constant=_refuse_constant), path, Enforcement(strict))
+        prepared = {**preparation.prepare(), "x-guidance": _how_json_is_written(options)}
+        return LLGuidanceSchema(json.dumps(prepared), preparation.enforcement.unenforced)
+    except RecursionError:
+        raise GrammarError(f"json_schema: nested more than {_MAX_DEPTH} levels deep") from None
+    except GrammarError as error:
+        raise GrammarError(f"json_schema: {error}") from None
+    except ValueError as error:
+        raise GrammarError(f"json_schema: not JSON: {error}") from None
+
+
+def _how_json_is_written(options: JsonOptions) -> dict[str, Any]:
+    escapes = {"json_allowed_escapes": 'nrbtf\\"'}
+    if options.whitespace == "flexible":
+        return {**escapes, "whitespace_pattern": rf"[\x20\x0A\x0D\x09]{{1,{options.max_whitespace}}}"}
+    blank = " " if options.whitespace == "spaced" else ""
+    return {**escapes, "whitespace_flexible": False, "item_separator": f",{blank}", "key_separator": f":{blank}"}
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise GrammarError(f"{name} is not JSON")
+
+
+class _Preparation:
+    """Walks a schema, and what it refers to, once; what is referred to becomes a definition of its own."""
+
+    def __init__(self, root: Any, root_path: str, enforcement: Enforcement) -> None:
+        self.enforcement = enforcement
+        self._root = root
+        self._root_path = root_path
+        self._names: dict[tuple[int, bool], str] = {}
+        self._definitions: dict[str, Any] = {}
+        # of the numbers that more than one schema may speak of
+        self._common_multiple = 1
+        # references to what other schemas speak of too: path -> the reference as it was kept
+        self._mixed: dict[str, dict[str, Any]] = {}
+
+    def prepare(self) -> dict[str, Any]:
+        """Return the schema with its definitions."""
+        prepared = self._schema(self._root, self._root_path, 0, closed=True)
+        self._check_in_place()
+        finite = self._finite()
+        if not _is_finite(prepared, finite):
+            refuse(self._root_path, "no value fits: it allows none, or refers to itself without an end")
+        kept = {name: schema for name, schema in self._definitions.items() if name in finite}
+        whole: dict[str, Any] = _without_endless({"$defs": kept, "allOf": [prepared]}, finite)
+        if self._mixed and "circular references" in _library_error(whole):
+            self._leave_out_circular()
+        return whole
+
+    def _leave_out_circular(self) -> None:
+        for path, reference in self._mixed.items():
+            name = reference["$ref"].removeprefix("#/$defs/")
+            if name in _reachable(self._definitions[name], self._definitions):
+                self.enforcement.leave_out(path, "not enforced beside other keywords, as it leads back to itself")
+                reference.clear()
+
+    def _check_in_place(self) -> None:
+        """Refuse schemas that hold of a value if they hold of it: that is undefined, and validators never return."""
+        waiting = {name: _in_place(schema) for name, schema in self._definitions.items()}
+        while waiting:
+            ready = [name for name, targets in waiting.items() if targets.isdisjoint(waiting)]
+            if not ready:
+                refuse(self._root_path, "a $ref leads back to itself without a property or an item in between")
+            for name in ready:
+                del waiting[name]
+
+    def _finite(self) -> set[str]:
+        """Return the definitions that some finite value fits."""
+        finite: set[str] = set()
+        num_before = -1
+        while num_before < len(finite):
+            num_before = len(finite)
+            finite |= {name for name, schema in self._definitions.items() if _is_finite(schema, finite)}
+        return finite
+
+    def _schema(self, schema: Any, path: str, depth: int, closed: bool) -> Any:
+        """Return a schema with what is enforced.
+
+        Args:
+            closed: no other schema speaks of the same value, so that `properties` may stand for all there are.
+        """
+        if schema is True or schema is False:
+            return schema
+        if not isinstance(schema, dict):
+            refuse(path, f"a schema is an object or true, got {json_type(schema)}")
+        if depth > _MAX_DEPTH:
+            refuse(path, f"nested more than {_MAX_DEPTH} levels deep")
+        if depth and "$id" in schema:
+            self.enforcement.leave_out(f"{path}.$id", "below the root it changes what $ref means: not enforced")
+            return True
+        self._check_keywords(schema, path)
+        applied = [key for key in _APPLIED if key in schema]
+        is_alone = len(applied) == 1 and len(_asserted(schema)) == 1
+        kept = self._scalars(schema, path, closed and not applied)
+        self._arrays_and_objects(schema, kept, path, depth, closed and not applied)
+        for key in applied:
+            self._apply(key, schema[key], kept, f"{path}.{key}", depth, closed and is_alone)
+        return kept
+
+    def _check_keywords(self, schema: dict[str, Any], path: str) -> None:
+        for key in _asserted(schema):
+            if key not in _ENFORCED:
+                self._leave_out(schema, key, path, "this keyword is not enforced; leave it out")
+
+    def _leave_out(self, schema: dict[str, Any], key: str, path: str, message: str) -> None:
+        path = f"{path}.{key}"
+        types = _UNENFORCED_TYPES.get(key)
+        self.enforcement.leave_out(path, message)
+        if types is not None and json_type(schema[key]) not in types:
+            refuse(path, f"expected {' or '.join(types)}, got {show(schema[key])}")
+
+    # -- combinations --------------------------------------------------------------------------------------------------
+
+    def _apply(self, key: str, value: Any, kept: dict[str, Any], path: str, depth: int, closed: bool) -> None:
+        if key == "$ref":
+            name = self._definition(value, path, depth, closed)
+            if name is not None:
+                reference = {"$ref": f"#/$defs/{name}"}
+                kept.setdefault("allOf", []).append(reference)
+                if not closed:
+                    self._mixed[path] = reference
+            return
+        branches = self._branches(value, path, depth, closed and (key != "allOf" or len(value) == 1))
+        if key == "allOf":
+            kept.setdefault("allOf", []).extend(branches)
+        elif key == "anyOf" or self._are_disjoint(value, path):
+            kept.setdefault("allOf", []).append({"anyOf": branches})
+
+    def _branches(self, branches: Any, path: str, depth: int, closed: bool) -> list[Any]:
+        if not isinstance(branches, list) or not branches:
+            refuse(path, "expected a non-empty list of schemas")
+        return [self._schema(branch, f"{path}[{i}]", depth + 1, closed) for i, branch in enumerate(branches)]
+
+    def _definition(self, ref: Any, path: str, depth: int, closed: bool) -> str | None:
+        """Return the name of what is referred to, None if it is left out."""
+        try:
+            target = resolve(self._root, ref, path)
+        except NotEnforcedError as error:
+            self.enforcement.leave_out(path, str(error).removeprefix(f"{path}: "))
+            return None
+        key = (id(target), closed)
+        if key not in self._names:
+            self._names[key] = name = f"d{len(self._names)}"
+            where = self._root_path + ref[1:].replace("/", ".")
+            self._definitions[name] = self._schema(target, where, depth + 1, closed)
+        return self._names[key]
+
+    def _are_disjoint(self, branches: list[Any], path: str) -> bool:
+        for i in range(len(branches)):
+            for j in range(i):
+                if not self._is_disjoint(branches[j], branches[i]):
+                    message = f"not enforced: a value might match both [{j}] and [{i}]; use anyOf"
+                    self.enforcement.leave_out(path, message)
+                    return False
+        return True
+
+    def _is_disjoint(self, one: Any, other: Any) -> bool:
+        try:
+            return are_disjoint(self._root, one, other)
+        except NotEnforcedError:  # a reference that was left out before
+            return False
+
+    # -- scalars -------------------------------------------------------------------------------------------------------
+
+    def _scalars(self, schema: dict[str, Any], path: str, closed: bool) -> dict[str, Any]:
+        """Return what is kept of the keywords that hold no schemas."""
+        kept: dict[str, Any] = {}
+        if "type" in schema:
+            kept["type"] = _types(schema["type"], f"{path}.type")
+        if "const" in schema or "enum" in schema:
+            self._values(schema, kept, path)
+        for keys in _COUNTS:
+            limits = counts(schema, keys, path, self.enforcement)
+            kept |= {key: limit for key, limit in zip(keys, limits, strict=True) if key in schema and limit is not None}
+        for key in _BOUNDS:
+            if key in schema and self._is_bound(schema[key], f"{path}.{key}"):
+                kept[key] = schema[key]
+        if "multipleOf" in schema and self._is_multiple(schema["multipleOf"], f"{path}.multipleOf", closed):
+            kept["multipleOf"] = int(schema["multipleOf"])
+        for key in ("pattern", "format"):
+            regex = self._regex(key, schema[key], f"{path}.{key}") if key in schema else None
+            if regex is not None:
+                kept.setdefault("allOf", []).append({"pattern": f"^(?:{regex})$"})
+        return kept
+
+    def _values(self, schema: dict[str, Any], kept: dict[str, Any], path: str) -> None:
+        for key in ("const", "enum"):
+            values = [schema[key]] if key == "const" and key in schema else schema.get(key, [None])
+            if not isinstance(values, list) or not values:
+                refuse(f"{path}.{key}", "expected a non-empty list of values")
+            if not all(_is_spelt(value) for value in values):
+                self.enforcement.leave_out(f"{path}.{key}", "control characters are not enforced")
+            elif key in schema:
+                # As a branch of its own: llguidance then meets it with all that stands beside it.
+                kept.setdefault("allOf", []).append({"enum": values})
+
+    def _is_bound(self, bound: Any, path: str) -> bool:
+        if json_type(bound) not in ("integer", "number"):
+            refuse(path, f"expected a number, got {show(bound)}")
+        if abs(bound) <= _MAX_BOUND:
+            return True
+        self.enforcement.leave_out(path, f"enforced from -2**53 to 2**53, got {show(bound)}")
+        return False
+
+    def _is_multiple(self, divisor: Any, path: str, closed: bool) -> bool:
+        if json_type(divisor) not in ("integer", "number") or divisor <= 0:
+            refuse(path, f"expected a number above 0, got {show(divisor)}")
+        if json_type(divisor) != "integer" or divisor > _MAX_MULTIPLE:
+            self.enforcement.leave_out(path, f"enforced for whole numbers up to {_MAX_MULTIPLE}, got {show(divisor)}")
+            return False
+        common = int(divisor) if closed else lcm(self._common_multiple, int(divisor))
+        if common > _MAX_MULTIPLE:
+            self.enforcement.leave_out(path, f"with others that may hold of the same number, {common} is too much")
+            return False
+        if not closed:
+            self._common_multiple = common
+        return True
+
+    def _regex(self, key: str, value: Any, path: str) -> str | None:
+        """Return what a `pattern` or `format` says of the whole string, None if it is left out."""
+        if not isinstance(value, str):
+            refuse(path, f"expected a string, got {json_type(value)}")
+        if key == "format" and value not in FORMATS:
+            self.enforcement.leave_out(path, f"expected one of {', '.join(FORMATS)}, got {show(value)}")
+            return None
+        return self._translated(value if key == "pattern" else FORMATS[value], path, search=False)
+
+    def _translated(self, regex: str, path: str, search: bool) -> str | None:
+        try:
+            return rust_regex(regex, _SPELT, search)
+        except NotEnforcedError as error:
+            self.enforcement.leave_out(path, str(error))
+            return None
+        except GrammarError as error:
+            raise GrammarError(f"{path}: {error}") from None
+
+    # -- arrays and objects --------------------------------------------------------------------------------------------
+
+    def _arrays_and_objects(
+        self, schema: dict[str, Any], kept: dict[str, Any], path: str, depth: int, closed: bool
+    ) -> None:
+        if "prefixItems" in schema:
+            kept["prefixItems"] = self._branches(schema["prefixItems"], f"{path}.prefixItems", depth, closed=True)
+        for key in _SINGLE:
+            if key in schema:
+                kept[key] = self._schema(schema[key], f"{path}.{key}", depth + 1, closed)
+        for key in ("properties", "patternProperties"):
+            if key in schema:
+                self._named(key, schema[key], kept, path, depth, closed)
+        if "required" in schema:
+            kept["required"] = _names(schema["required"], f"{path}.required")
+        self._limit_counts(kept, path)
+        if (
+            closed
+            and ("properties" in schema or "patternProperties" in schema)
+            and "additionalProperties" not in schema
+        ):
+            self._close(kept)
+
+    def _named(self, key: str, schemas: Any, kept: dict[str, Any], path: str, depth: int, closed: bool) -> None:
+        path = f"{path}.{key}"
+        if not isinstance(schemas, dict):
+            refuse(path, f"expected an object, got {json_type(schemas)}")
+        below = {name: self._schema(one, f"{path}.{name}", depth + 1, closed) for name, one in schemas.items()}
+        if key == "patternProperties":
+            regexes = {name: self._translated(name, f"{path}.{name}", search=True) for name in below}
+            below = {f"^(?:{regexes[name]})$": one for name, one in below.items() if regexes[name] is not None}
+            if len(below) > 1 and "not disjoint" in _library_error({"type": "object", key: dict.fromkeys(below, True)}):
+                self.enforcement.leave_out(path, "enforced where no name matches two patterns")
+                return
+        kept[key] = below
+
+    def _close(self, kept: dict[str, Any]) -> None:
+        """Allow no names but those that are named, among them those that are only `required`."""
+        named = kept.setdefault("properties", {})
+        if "patternProperties" not in kept:
+            kept["properties"] = named | {name: True for name in kept.get("required", ()) if name not in named}
+        kept["additionalProperties"] = False
+
+    def _limit_counts(self, kept: dict[str, Any], path: str) -> None:
+        """Leave out counts of properties that llguidance refuses, or would take the same name twice for."""
+        required = kept.get("required", ())
+        optional = kept.get("properties", {}).keys() - set(required)
+        if len(optional) > _MAX_OPTIONAL:
+            refuse(f"{path}.properties", f"{len(optional)} may be left out, expected {_MAX_OPTIONAL} at most")
+        least = kept.get("minProperties", 0)
+        if least > 1 and (optional or least > len(required) + 1):
+            self.enforcement.leave_out(
+                f"{path}.minProperties", "enforced for one more than `required` where that names all of `properties`"
+            )
+            del kept["minProperties"]
+        if "maxProperties" in kept and optional:
+            self.enforcement.leave_out(f"{path}.maxProperties", "enforced where `required` names all of `properties`")
+            del kept["maxProperties"]
+
+
+def _asserted(schema: Mapping[str, Any]) -> list[str]:
+    """Return the keywords that assert something."""
+    return [
+        key
+        for key in schema
+        if key not in ANNOTATIONS and not key.startswith("x-") and (key, schema[key]) != ("uniqueItems", False)
+    ]
+
+
+def _types(wanted: Any, path: str) -> list[str]:
+    names = [wanted] if isinstance(wanted, str) else wanted
+    if not isinstance(names, list) or not names or not all(isinstance(n, str) and n in ENFORCED for n in names):
+        refuse(path, f"expected one or some of {', '.join(ENFORCED)}, got {show(wanted)}")
+    return list(dict.fromkeys(names))
+
+
+def _names(names: Any, path: str) -> list[str]:
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        refuse(path, "expected a list of names")
+    return list(dict.fromkeys(names))
+
+
+def _is_spelt(value: Any) -> bool:
+    """Tell whether all strings of a value have one spelling in JSON."""
+    if isinstance(value, dict):
+        return all(_is_spelt(key) and _is_spelt(value[key]) for key in value)
+    if isinstance(value, list):
+        return all(map(_is_spelt, value))
+    return not isinstance(value, str) or all(
+        any(first <= ord(char) <= last for first, last in _SPELT) for char in value
+    )
+
+
+def _without_endless(schema: Any, finite: set[str]) -> Any:
+    """Return a schema without the definitions that no finite value fits; other references stay the same objects."""
+    if isinstance(schema, list):
+        return [_without_endless(one, finite) for one in schema]
+    if not isinstance(schema, dict):
+        return schema
+    if "$ref" in schema:
+        return schema if schema["$ref"].removeprefix("#/$defs/") in finite else False
+    return {key: one if key == "enum" else _without_endless(one, finite) for key, one in schema.items()}
+
+
+def _library_error(schema: dict[str, Any]) -> str:
+    """Return what llguidance has against a schema, "" if nothing."""
+    grammar = llguidance.LLMatcher.grammar_from_json_schema(schema)
+    return str(llguidance.LLMatcher.validate_grammar(grammar))
+
+
+def _reachable(schema: Any, definitions: Mapping[str, Any]) -> set[str]:
+    """Return the definitions that a schema refers to, and those that they do."""
+    found: set[str] = set()
+    waiting = [schema]
+    while waiting:
+        one = waiting.pop()
+        if isinstance(one, list):
+            waiting.extend(one)
+        elif isinstance(one, dict):
+            name = str(one.get("$ref", "")).removeprefix("#/$defs/")
+            if name in definitions and name not in found:
+                found.add(name)
+                waiting.append(definitions[name])
+            waiting.extend(one.values())
+    return found
+
+
+def _in_place(schema: Any) -> set[str]:
+    """Return the definitions that a schema applies to the value itself."""
+    if not isinstance(schema, dict):
+        return set()
+    if "$ref" in schema:
+        return {schema["$ref"].removeprefix("#/$defs/")}
+    return set[str]().union(*map(_in_place, [*schema.get("allOf", ()), *schema.get("anyOf", ())]))
+
+
+def _is_finite(schema: Any, finite: set[str]) -> bool:
+    """Tell whether a finite value may fit, if those of some definitions do."""
+    if not isinstance(schema, dict):
+        return schema is not False
+    if "$ref" in schema:
+        return schema["$ref"].removeprefix("#/$defs/") in finite
+    if "anyOf" in schema:
+        return any(_is_finite(branch, finite) for branch in schema["anyOf"])
+    if not all(_is_finite(branch, finite) for branch in schema.get("allOf", ())):
+        return False
+    types = schema.get("type", list(ENFORCED))
+    others = set(types) - {"object", "array"}
+    return bool(others) or any(_has_finite(name, schema, finite) for name in types)
+
+
+def _has_finite(name: str, schema: Mapping[str, Any], finite: set[str]) -> bool:
+    if name == "object":
+        named = schema.get("properties", {})
+        return all(_is_finite(named.get(key, True), finite) for key in schema.get("required", ()))
+    least = schema.get("minItems", 0)
+    first = schema.get("prefixItems", [])[:least]
+    return all(_is_finite(item, finite) for item in first) and (
+        least <= len(first) or _is_finite(schema.get("items", True), finite)
+    )

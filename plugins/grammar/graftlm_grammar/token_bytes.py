@@ -1,0 +1,75 @@
+"""The bytes that each token of a Hugging Face tokenizer stands for within a text."""
+
+import json
+import re
+from functools import cache
+from typing import Any, Final
+
+import tokenizers
+
+__all__ = ["token_bytes"]
+
+_BYTE_FALLBACK: Final = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+_BLANK: Final = "▁"  # as SentencePiece writes it
+
+
+def token_bytes(tokenizer_json: str, vocab_size: int) -> list[bytes]:
+    """Return the bytes of tokens 0 to V - 1, b"" for special tokens and for ids without a token.
+
+    Three kinds of tokenizers are told apart by their decoder: byte-level (GPT-2), SentencePiece's with blanks written
+    as U+2581 and perhaps `<0x..>` for bytes, and others, of which a token is what it adds to the text of another.
+
+    Args:
+        tokenizer_json: the `tokenizers` library's serialisation of the tokenizer.
+        vocab_size: V; may exceed the tokenizer's, or fall short of it.
+    """
+    core = tokenizers.Tokenizer.from_str(tokenizer_json)
+    description = json.loads(tokenizer_json)
+    kinds = _step_kinds(description.get("decoder"))
+    added = core.get_added_tokens_decoder()
+    found = [b""] * vocab_size
+    for token, token_id in core.get_vocab(with_added_tokens=True).items():
+        if token_id >= vocab_size:
+            continue
+        if token_id in added:
+            found[token_id] = b"" if added[token_id].special else added[token_id].content.encode()
+        elif "ByteLevel" in kinds:
+            found[token_id] = _of_byte_level(token)
+        elif kinds & {"ByteFallback", "Metaspace", "Replace"}:
+            found[token_id] = _of_sentencepiece(token, has_bytes=bool(description["model"].get("byte_fallback")))
+        else:
+            found[token_id] = _added_text(core, token_id).encode()
+    return found
+
+
+def _step_kinds(decoder: Any) -> set[str]:
+    """Return the types of a decoder and of those that it is a sequence of."""
+    if not isinstance(decoder, dict):
+        return set()
+    return {decoder["type"]}.union(*map(_step_kinds, decoder.get("decoders", ())))
+
+
+@cache
+def _byte_of_char() -> dict[str, int]:
+    """Return GPT-2's spelling of bytes as printable characters, the other way round."""
+    printable = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
+
+
+def _of_byte_level(token: str) -> bytes:
+    byte_of_char = _byte_of_char()
+    if all(char in byte_of_char for char in token):
+        return bytes(byte_of_char[char] for char in token)
+    return token.encode()
+
+
+def _of_sentencepiece(token: str, has_bytes: bool) -> bytes:
+    byte = _BYTE_FALLBACK.fullmatch(token) if has_bytes else None
+    return bytes([int(byte.group(1), 16)]) if byte else token.replace(_BLANK, " ").encode()
+
+
+def _added_text(core: tokenizers.Tokenizer, token_id: int) -> str:
+    """Return what a token adds to the text of another, itself: the text's first token may lose a blank or a prefix."""
+    alone, twice = core.decode([token_id]), core.decode([token_id, token_id])
+    return str(twice[len(alone) :])
