@@ -369,7 +369,7 @@ def cases() -> Iterator[Case]:
         schema = {"type": "string", "format": name}
         texts = tuple(json.dumps(text) for text in bad)
         spec, valid = json.dumps(schema), (json.dumps(good),)
-        yield Case("JSON Schema: format", name, json_kind, spec, valid, texts, schema_judge(schema))
+        yield Case("JSON Schema: Formats", "format", json_kind, spec, valid, texts, schema_judge(schema))
     for feature, regex, meaning, valid, invalid in _REGEXES:
         yield Case("Regular expressions", feature, regex_kind, regex, valid, invalid, regex_judge(meaning))
     for feature, ebnf, judge, valid, invalid in _EBNFS:
