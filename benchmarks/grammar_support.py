@@ -40,6 +40,9 @@ class Outcome(str, Enum):
     IGNORED = "IGNORED"
 
 
+DEFECTS = frozenset({Outcome.BLOCKED, Outcome.IGNORED})
+
+
 @dataclass(frozen=True, slots=True)
 class Finding:
     """What was found of a case and a backend.
@@ -159,8 +162,8 @@ def page(findings: Sequence[Finding]) -> str:
         "  ended with texts that meet it, judged by jsonschema, Python's `re` and the like. A backend may allow less",
         "  than a specification does: [structured-generation.md](structured-generation.md#json-schemas).",
         "- *refused*: with a `GrammarError` that says why. With `strict=False` it is refused, or left out and named.",
-        "",
-        "Nothing is ignored; the script fails where something is.",
+        "- *IGNORED*: a text that violates it passed. *BLOCKED*: a text that meets it did not. Both are defects:"
+        f" {sum(finding.outcome in DEFECTS for finding in findings) or 'none'} here.",
     ]
     for section, rows in groupby(all_cases, key=lambda case: case.section):
         lines += [
@@ -207,7 +210,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     ]
     findings = [examiner.examine(case) for case in all_cases for examiner in examiners]
     settings.out.write_text(page(findings), encoding="utf-8")
-    defects = [finding for finding in findings if finding.outcome in (Outcome.IGNORED, Outcome.BLOCKED)]
+    defects = [finding for finding in findings if finding.outcome in DEFECTS]
     for one in defects:
         print(
             f"{one.backend}: {one.outcome.value}: {one.case.section}, {one.case.feature}: {one.case.spec}: {one.detail}"
