@@ -12,6 +12,7 @@ import pytest
 from graftlm import Engine, FinishReason, Options, Provider, SamplingParams, hookimpl
 from graftlm.contracts import CompiledGrammar, GrammarBackend
 from graftlm.errors import GrammarError, UnsupportedFeatureError
+from graftlm.testing import FakeGrammarBackend
 
 RECORD = {
     "type": "object",
@@ -210,8 +211,20 @@ def test_what_cannot_be_enforced_is_refused_before_anything_runs(engine, params,
     assert engine.stats().steps == steps
 
 
-def test_a_grammar_without_any_text_ends_its_request_alone(engine):
-    bound, free = engine.generate(["a", "a"], [SamplingParams(ebnf="root ::= root"), FREE])
+class DeadEndPlugin:
+    """Offers `fake`, whose grammars may end where nothing is allowed."""
+
+    @hookimpl
+    def provide_grammar_backends(self):
+        def create(options, context):
+            return FakeGrammarBackend.of(context)
+
+        return [Provider(name="fake", summary="For tests", api_version=1, create=create, options=Options)]
+
+
+def test_a_grammar_that_ends_nowhere_fails_its_request_alone():
+    with Engine(model="demo", grammar={"name": "fake"}, plugins=[DeadEndPlugin()]) as engine:
+        bound, free = engine.generate(["a", "a"], [SamplingParams(ebnf="a a"), FREE])
     assert bound.finish_reason is FinishReason.ERROR
     assert "no token may come next" in bound.completions[0].error
     assert free.finish_reason is FinishReason.LENGTH

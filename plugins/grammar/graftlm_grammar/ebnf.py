@@ -125,7 +125,9 @@ class _Reader:
         start = self._at
         self._skip_space()
         while self._peek() not in ("", "|", ")") and not _HEAD.match(self._text, self._at):
-            items.append(self._quantified(self._item(depth)))
+            item = self._item(depth)
+            self._skip_space()
+            items.append(self._quantified(item))
             self._skip_space()
         if not items:
             self._at = max(start, self._at)

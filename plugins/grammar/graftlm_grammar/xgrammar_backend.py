@@ -23,10 +23,11 @@ from graftlm.contracts import (
 from graftlm.errors import GrammarError
 from graftlm_grammar.choice import choices_to_ebnf, parse_choices
 from graftlm_grammar.ebnf import read_ebnf
+from graftlm_grammar.ebnf_text import ebnf_text
 from graftlm_grammar.endless import endless_rules
 from graftlm_grammar.json_schema import translate_schema
 from graftlm_grammar.options import XGrammarOptions
-from graftlm_grammar.regex import MAX_REPEATS, regex_to_ebnf
+from graftlm_grammar.regex import regex_to_ebnf
 from graftlm_grammar.structural_tag import parse_structural_tag
 
 __all__ = ["XGrammarBackend"]
@@ -39,8 +40,6 @@ _MAX_MASK_THREADS: Final = 8
 _PROBE_TOKENS: Final = 24
 _MAX_STEP_S: Final = 0.05
 _LOG_PREFIX: Final = re.compile(r"^\[\d\d:\d\d:\d\d\] \S+: (?:Check failed: \(.*?\) is false: )?")
-_EBNF_LITERAL: Final = re.compile(r'"(?:\\.|[^"\\\n])*"|\[(?:\\.|[^\]\\])*\]|#[^\n]*')
-_EBNF_REPEATS: Final = re.compile(r"\{\s*(\d*)\s*,?\s*(\d*)\s*\}")
 
 
 class XGrammarBackend(GrammarBackend):
@@ -93,12 +92,8 @@ class XGrammarBackend(GrammarBackend):
         elif kind is GrammarKind.CHOICE:
             ebnf = choices_to_ebnf(parse_choices(text))
         else:
-            _check_repeats(text)
-            ebnf = text
-        grammar = _checked(kind, lambda: xgrammar.Grammar.from_ebnf(ebnf))
-        if kind is GrammarKind.EBNF:
-            _check_finite(text)
-        return grammar, unenforced
+            ebnf = _finite_ebnf(text)
+        return _checked(kind, lambda: xgrammar.Grammar.from_ebnf(ebnf)), unenforced
 
     def _structural_tag(self, text: str, strict: bool) -> tuple[Any, tuple[str, ...]]:
         """Return the library's structural tag whose parts are grammars of ours, so that what we refuse is refused."""
@@ -228,20 +223,13 @@ def _check_speed(kind: GrammarKind, matcher: GrammarMatcher, vocab_size: int) ->
         matcher.accept(32 * word + (int(mask[0, word]) & -int(mask[0, word])).bit_length() - 1)
 
 
-def _check_finite(ebnf: str) -> None:
-    """Refuse rules that no finite text meets: a matcher would follow them for ever."""
-    endless = endless_rules(read_ebnf(ebnf))
+def _finite_ebnf(text: str) -> str:
+    """Read a grammar and write it anew; rules that no finite text meets would be followed for ever."""
+    rules = read_ebnf(text)
+    endless = endless_rules(rules)
     if endless:
         raise GrammarError(f"ebnf: rule {endless[0]}: no finite text meets it; give it a branch without itself")
-
-
-def _check_repeats(ebnf: str) -> None:
-    """Refuse counts so large that a matcher would run out of memory."""
-    for found in _EBNF_REPEATS.finditer(_EBNF_LITERAL.sub("", ebnf)):
-        if any(int(count) > MAX_REPEATS for count in found.groups() if count):
-            raise GrammarError(
-                f"ebnf: {found.group()}: more than {MAX_REPEATS} repetitions are not supported; use * or +"
-            )
+    return ebnf_text(rules)
 
 
 def _tokenizer_info(context: GrammarContext) -> Any:

@@ -455,9 +455,3 @@ def test_the_docs_list_the_keywords_of_each_type(name, keywords):
     if keywords:
         (row,) = [line for line in PAGE.splitlines() if line.startswith(f"| `{name}` |")]
         assert set(re.findall(r"`(\w+)`", row.split("|")[2])) == keywords
-
-
-def test_the_example_in_the_docs_runs(capsys):
-    (code,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
-    exec(compile(code, "structured-generation.md", "exec"), {"__name__": "example"})
-    assert capsys.readouterr().out.strip() == "name='Ana' age=31 city='Lima'"

@@ -43,6 +43,12 @@ def test_malformed_specifications_are_refused_with_a_reason(byte_backend, kind, 
             method(GrammarSpec(GrammarKind(kind), text))
 
 
+def test_halves_of_surrogate_pairs_are_no_characters(byte_backend):
+    for ebnf in ("root ::= [^a]", "root ::= ."):
+        matcher = byte_backend.compile(GrammarSpec(GrammarKind.EBNF, ebnf)).matcher()
+        assert [matcher.accept(byte) for byte in b"\xed\xa0"] == [True, False]
+
+
 def test_braces_in_literals_are_no_repetitions(byte_backend):
     byte_backend.check(GrammarSpec(GrammarKind.EBNF, 'root ::= "a{5000}" [{5000}]* # {5000}'))
 
@@ -53,8 +59,8 @@ def test_forced_text_ends_with_a_whole_character(byte_backend):
     assert list(matcher.forced_tokens()) == [*b"ab", 0xC3]
 
 
-def test_forced_tokens_without_end_are_cut(byte_backend):
-    matcher = byte_backend.compile(GrammarSpec(GrammarKind.EBNF, 'root ::= "a" root')).matcher()
+def test_many_forced_tokens_are_cut(byte_backend):
+    matcher = byte_backend.compile(GrammarSpec(GrammarKind.EBNF, 'root ::= "a"{200}')).matcher()
     assert list(matcher.forced_tokens()) == [ord("a")] * 64
 
 

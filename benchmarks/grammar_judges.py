@@ -1,0 +1,142 @@
+"""Judges of texts that know nothing of grammar backends: whether a text meets a specification."""
+
+import ipaddress
+import json
+import re
+import uuid
+from collections.abc import Callable, Mapping
+from datetime import date
+from typing import Any, Final, TypeAlias
+
+import jsonschema
+import referencing
+import referencing.jsonschema
+
+__all__ = ["FORMATS", "REMOTE", "Judge", "choice_judge", "regex_judge", "schema_judge", "tag_judge"]
+
+Judge: TypeAlias = Callable[[str], bool]
+
+#: What references to other documents mean, by URI.
+REMOTE: Final = {"https://example.com/count": {"type": "integer", "minimum": 0}}
+
+_TIME: Final = r"([01]\d|2[0-3]):[0-5]\d:([0-5]\d|60)(\.\d+)?([zZ]|[+-]([01]\d|2[0-3]):[0-5]\d)"
+_DATE: Final = r"\d{4}-\d{2}-\d{2}"
+_DURATION_TIME: Final = r"T(\d+H(\d+M(\d+S)?)?|\d+M(\d+S)?|\d+S)"
+_LABEL: Final = r"(?!-)[A-Za-z0-9-]{1,63}(?<!-)"
+_ESCAPED: Final = r"%[0-9A-Fa-f]{2}"
+_SCHEME: Final = r"[A-Za-z][A-Za-z0-9+.-]*:"
+_URI_CHAR: Final = rf"([A-Za-z0-9._~:/?@!$&'()*+,;=\[\]-]|{_ESCAPED})"
+_IRI_CHAR: Final = rf"({_URI_CHAR}|[^\x00-\xa0])"
+_POINTER: Final = r"(/([^~/]|~[01])*)*"
+
+_PATTERNS: Final[Mapping[str, str]] = {
+    "duration": rf"P(\d+W|(\d+D|\d+M(\d+D)?|\d+Y(\d+M(\d+D)?)?)({_DURATION_TIME})?|{_DURATION_TIME})",
+    "email": rf"[A-Za-z0-9!#$%&'*+/=?^_`{{|}}~-]+(\.[A-Za-z0-9!#$%&'*+/=?^_`{{|}}~-]+)*@{_LABEL}(\.{_LABEL})*",
+    "hostname": rf"(?=.{{1,253}}$){_LABEL}(\.{_LABEL})*",
+    "idn-email": r"[^@\s]+@[^@\s]+",
+    "idn-hostname": r"(?!-)[^\s.@/]+(\.[^\s.@/]+)*",
+    "iri": rf"{_SCHEME}{_IRI_CHAR}*(\#{_IRI_CHAR}*)?",
+    "iri-reference": rf"{_IRI_CHAR}*(\#{_IRI_CHAR}*)?",
+    "json-pointer": _POINTER,
+    "relative-json-pointer": rf"(0|[1-9]\d*)(\#|{_POINTER})",
+    "time": _TIME,
+    "uri": rf"{_SCHEME}{_URI_CHAR}*(\#{_URI_CHAR}*)?",
+    "uri-reference": rf"{_URI_CHAR}*(\#{_URI_CHAR}*)?",
+    "uri-template": r"([^{}\s]|\{[+#./;?&]?[\w.,:*]+\})*",
+}
+
+
+def _is_date(text: str) -> bool:
+    date.fromisoformat(text)
+    return re.fullmatch(_DATE, text, re.ASCII) is not None
+
+
+def _is_date_time(text: str) -> bool:
+    return _is_date(text[:10]) and re.fullmatch(rf"{_DATE}[tT]{_TIME}", text, re.ASCII) is not None
+
+
+def _matching(pattern: str) -> Judge:
+    return lambda text: re.fullmatch(pattern, text, re.ASCII) is not None
+
+
+#: `format` -> whether a string has it. A ValueError means no.
+FORMATS: Final[Mapping[str, Judge]] = {
+    **{name: _matching(pattern) for name, pattern in _PATTERNS.items()},
+    "date": _is_date,
+    "date-time": _is_date_time,
+    "ipv4": lambda text: bool(ipaddress.IPv4Address(text)) or text == "0.0.0.0",
+    "ipv6": lambda text: "%" not in text and ipaddress.IPv6Address(text) is not None,
+    "regex": lambda text: re.compile(text) is not None,
+    "uuid": lambda text: len(text) == 36 and text.count("-") == 4 and str(uuid.UUID(text)) == text.lower(),
+}
+
+
+def schema_judge(schema: Any) -> Judge:
+    """Judge by jsonschema, formats included: draft 2020-12, unless the schema says otherwise."""
+    checker = jsonschema.FormatChecker(formats=())
+    for name, has_format in FORMATS.items():
+        checker.checks(name, raises=(ValueError, re.error))(_of_strings(has_format))
+    dialect = referencing.jsonschema.DRAFT202012
+    remote = [(uri, referencing.Resource(contents, dialect)) for uri, contents in REMOTE.items()]
+    registry: Any = referencing.Registry().with_resources(remote)
+    validator_class: Any = jsonschema.validators.validator_for(schema, jsonschema.Draft202012Validator)
+    validator = validator_class(schema, format_checker=checker, registry=registry)
+
+    def judge(text: str) -> bool:
+        try:
+            value = json.loads(text, parse_constant=_refuse_constant)
+        except ValueError:
+            return False
+        return bool(validator.is_valid(value))
+
+    return judge
+
+
+def _of_strings(has_format: Judge) -> Callable[[object], bool]:
+    return lambda value: not isinstance(value, str) or has_format(value)
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is not JSON")
+
+
+def regex_judge(pattern: str) -> Judge:
+    """Judge by Python's re, over the whole text. The pattern has to mean what it means in ECMAScript."""
+    return _matching(pattern)
+
+
+def choice_judge(choices: list[str]) -> Judge:
+    """Judge by comparing."""
+    return choices.__contains__
+
+
+def tag_judge(tag: Mapping[str, Any]) -> Judge:
+    """Judge a text with structures by reading it from left to right, from trigger to trigger."""
+    contents = [
+        schema_judge(one["schema"]) if "schema" in one else regex_judge(one["regex"]) for one in tag["structures"]
+    ]
+
+    def end_of_structure(text: str, start: int) -> int | None:
+        for one, is_valid in zip(tag["structures"], contents, strict=True):
+            if not text.startswith(one["begin"], start):
+                continue
+            content_start = start + len(one["begin"])
+            for i in range(content_start, len(text) + 1):
+                if text.startswith(one["end"], i) and is_valid(text[content_start:i]):
+                    return i + len(one["end"])
+        return None
+
+    def judge(text: str) -> bool:
+        at, num_structures = 0, 0
+        while starts := [start for trigger in tag["triggers"] if (start := text.find(trigger, at)) >= 0]:
+            if tag.get("at_least_one") and num_structures == 0 and min(starts) > 0:
+                return False
+            end = end_of_structure(text, min(starts))
+            if end is None:
+                return False
+            at, num_structures = end, num_structures + 1
+            if tag.get("stop_after_first"):
+                return at == len(text)
+        return num_structures > 0 or not tag.get("at_least_one")
+
+    return judge
