@@ -97,7 +97,7 @@ class RequestGrammar:
         Raises:
             RequestFailedError: the backend fails.
         """
-        return _guarded(lambda: self.matcher.forced_text())
+        return _guarded(lambda: _text(self.matcher.forced_text()))
 
     def replace(self, dropped: Sequence[int], token_ids: Sequence[int]) -> bool:
         """Go back over the latest tokens, `dropped`, and on over others.
@@ -131,6 +131,14 @@ def check_allowed(bits: NDArray[np.int32]) -> None:
         raise RequestFailedError(
             "no token may come next: the grammar cannot be completed, or the vocabulary cannot spell what it wants"
         )
+
+
+def _text(text: object) -> str:
+    """Check what a plugin says is text."""
+    if not isinstance(text, str):
+        raise TypeError(f"forced_text returned {type(text).__name__}, expected str")
+    text.encode()  # halves of surrogate pairs are no text
+    return text
 
 
 def _guarded(call: Callable[[], T]) -> T:

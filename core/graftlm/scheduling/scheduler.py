@@ -343,7 +343,7 @@ class Scheduler:
         """Append what the request's grammar decides by itself."""
         try:
             jump = None if self._jump_forward is None else self._jump_forward.find(request)
-        except RequestError as error:
+        except Exception as error:  # between plugin and tokenizer: whatever fails there costs this request only
             self._finish(request, _failed(str(error), Failure.REQUEST))
             return
         if jump is None:

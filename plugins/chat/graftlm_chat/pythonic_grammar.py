@@ -42,6 +42,7 @@ def python_calls(tools: Sequence[Tool], *, parallel: bool) -> GrammarSpec:
     Raises:
         GrammarError: a strict tool's schema says more than types, enumerations and items of arguments.
     """
+    _check_tool_names(tools)
     more = ' (", " call)*' if parallel else ""
     rules = [f'root ::= "[" call{more} "]"', "call ::= " + " | ".join(f"call{i}" for i in range(len(tools)))]
     for i, tool in enumerate(tools):
@@ -70,6 +71,18 @@ def _call_rules(rule: str, tool: Tool) -> list[str]:
             after = f"{rule}_{i + 1}_more" if comma else f"{rule}_{i + 1}"
             rules.append(f"{state} ::= {given}" + ("" if name in required else f" | {after}"))
     return [*rules, f'{rule}_{len(arguments)} ::= ")"', f'{rule}_{len(arguments)}_more ::= ")"']
+
+
+def _check_tool_names(tools: Sequence[Tool]) -> None:
+    """Refuse tools that Python could not call, or not tell apart."""
+    written: dict[str, str] = {}
+    for tool in tools:
+        name = python_name(tool.name)
+        if not all(is_argument(part) for part in name.split(".")):
+            raise GrammarError(f"tool {tool.name!r}: pythonic calls cannot name it; its name must be a Python name")
+        if name in written:
+            raise GrammarError(f"tools {written[name]!r} and {tool.name!r} are both called {name} in Python")
+        written[name] = tool.name
 
 
 def _value(tool: Tool, schema: Any, path: str) -> str:

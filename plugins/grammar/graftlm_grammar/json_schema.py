@@ -12,6 +12,7 @@ pattern, and names, hold no escapes; numbers with bounds have no exponent; a key
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass
+from math import isinf
 from typing import Any, Final, NoReturn
 
 from graftlm.errors import GrammarError
@@ -23,7 +24,7 @@ from graftlm_grammar.json_ebnf import JsonRules
 from graftlm_grammar.json_scalars import counts, pattern_expression, scalar_expression
 from graftlm_grammar.options import JsonOptions
 
-__all__ = ["ANNOTATIONS", "COMBINED", "ENFORCED", "SchemaGrammar", "translate_schema"]
+__all__ = ["ANNOTATIONS", "COMBINED", "ENFORCED", "SchemaGrammar", "finite_float", "translate_schema"]
 
 #: Keywords that assert nothing.
 ANNOTATIONS: Final = frozenset(
@@ -92,7 +93,7 @@ def translate_schema(text: str, options: JsonOptions, strict: bool = True, path:
             message names keyword and path.
     """
     try:
-        schema = json.loads(text, parse_constant=_refuse_constant)
+        schema = json.loads(text, parse_constant=_refuse_constant, parse_float=finite_float)
         translation = _Translation(schema, path, options, Enforcement(strict))
         translation.rules.add("root", translation.write(schema, path))
         ebnf = translation.rules.text()
@@ -105,6 +106,18 @@ def translate_schema(text: str, options: JsonOptions, strict: bool = True, path:
         raise GrammarError(f"json_schema: {error}") from None
     except ValueError as error:
         raise GrammarError(f"json_schema: not JSON: {error}") from None
+
+
+def finite_float(text: str) -> float:
+    """Read a number.
+
+    Raises:
+        GrammarError: double precision cannot hold it.
+    """
+    value = float(text)
+    if isinf(value):
+        raise GrammarError(f"{text} is too large a number")
+    return value
 
 
 def _refuse_constant(name: str) -> NoReturn:

@@ -76,7 +76,9 @@ def prepare_schema(text: str, options: JsonOptions, strict: bool = True, path: s
             message names keyword and path.
     """
     try:
-        preparation = _Preparation(json.loads(text, parse_constant=_refuse_constant), path, Enforcement(strict))
+        preparation = _Preparation(
+            json.loads(text, parse_constant=_refuse_constant, parse_float=finite_float), path, Enforcement(strict)
+        )
         prepared = {**preparation.prepare(), "x-guidance": _how_json_is_written(options)}
         return LLGuidanceSchema(json.dumps(prepared), preparation.enforcement.unenforced)
     except RecursionError:

@@ -28,6 +28,7 @@ from graftlm_grammar.endless import endless_rules
 from graftlm_grammar.json_schema import translate_schema
 from graftlm_grammar.options import XGrammarOptions
 from graftlm_grammar.regex import regex_to_ebnf
+from graftlm_grammar.shortest import check_shortest
 from graftlm_grammar.structural_tag import parse_structural_tag
 
 __all__ = ["XGrammarBackend"]
@@ -37,8 +38,9 @@ T = TypeVar("T")
 _MAX_TEXT_LEN: Final = 1 << 18
 _MAX_FORCED_TOKENS: Final = 64
 _MAX_MASK_THREADS: Final = 8
-_PROBE_TOKENS: Final = 24
+_PROBE_TOKENS: Final = 128
 _MAX_STEP_S: Final = 0.05
+_MAX_PROBE_S: Final = 2.0
 _LOG_PREFIX: Final = re.compile(r"^\[\d\d:\d\d:\d\d\] \S+: (?:Check failed: \(.*?\) is false: )?")
 
 
@@ -60,8 +62,9 @@ class XGrammarBackend(GrammarBackend):
         """Work out, for each state of the grammar, which tokens it allows."""
         grammar, _ = self._grammar(spec)
         compiled = _checked(spec.kind, lambda: self._compiler.compile_grammar(grammar))
-        _check_speed(spec.kind, _Matcher(xgrammar.GrammarMatcher(compiled), self._vocab_size), self._vocab_size)
-        return _Compiled(compiled, self._vocab_size)
+        done = _Compiled(compiled, self._vocab_size)
+        _check_speed(spec.kind, done.matcher, self._vocab_size)
+        return done
 
     def fill_bitmasks(self, matchers: Sequence[GrammarMatcher], mask: NDArray[np.int32]) -> None:
         """Write the tokens that each of several matchers allows, in several threads."""
@@ -93,6 +96,8 @@ class XGrammarBackend(GrammarBackend):
             ebnf = choices_to_ebnf(parse_choices(text))
         else:
             ebnf = _finite_ebnf(text)
+        if "{" in ebnf or kind is not GrammarKind.JSON_SCHEMA:  # else it is about as long as its rules
+            check_shortest(read_ebnf(ebnf), kind.value)
         return _checked(kind, lambda: xgrammar.Grammar.from_ebnf(ebnf)), unenforced
 
     def _structural_tag(self, text: str, strict: bool) -> tuple[Any, tuple[str, ...]]:
@@ -200,27 +205,29 @@ def _checked(kind: GrammarKind, call: Callable[[], T]) -> T:
         raise GrammarError(f"{kind.value}: {message}") from error
 
 
-def _check_speed(kind: GrammarKind, matcher: GrammarMatcher, vocab_size: int) -> None:
+def _check_speed(kind: GrammarKind, make_matcher: Callable[[], GrammarMatcher], vocab_size: int) -> None:
     """Refuse a grammar whose matchers are so slow that every request would feel it: steps wait for them.
 
-    Takes the first token that is allowed, again and again. Time of other threads does not count.
+    Walks along the lowest and along the highest tokens that are allowed. Time of other threads does not count.
     """
     mask = np.zeros((1, -(-vocab_size // 32)), dtype=np.int32)
-    for _ in range(_PROBE_TOKENS):
-        start_s = time.thread_time()
-        matcher.fill_bitmask(mask, 0)
-        matcher.forced_text()
-        used_s = time.thread_time() - start_s
-        if used_s > _MAX_STEP_S:
-            raise GrammarError(
-                f"{kind.value}: finding the next tokens takes {used_s * 1000:.0f} ms, at most "
-                f"{_MAX_STEP_S * 1000:.0f} ms are spent on it. Repeat less, or say it with fewer ways to read a text."
-            )
-        words = np.flatnonzero(mask[0])
-        if not len(words):
-            return
-        word = int(words[0])
-        matcher.accept(32 * word + (int(mask[0, word]) & -int(mask[0, word])).bit_length() - 1)
+    matcher, start_s = make_matcher(), time.thread_time()
+    for pick in (0, -1):
+        for _ in range(_PROBE_TOKENS):
+            before_s = time.thread_time()
+            matcher.fill_bitmask(mask, 0)
+            matcher.forced_text()
+            allowed = np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little"))
+            if not len(allowed):
+                break
+            matcher.accept(int(allowed[pick]))
+            now_s = time.thread_time()
+            if now_s - before_s > _MAX_STEP_S or now_s - start_s > _MAX_PROBE_S:
+                raise GrammarError(
+                    f"{kind.value}: finding the next token takes {(now_s - before_s) * 1000:.0f} ms, too long for the "
+                    "requests beside. Repeat less, or say it with fewer ways to read the same text."
+                )
+        matcher = make_matcher()
 
 
 def _finite_ebnf(text: str) -> str:

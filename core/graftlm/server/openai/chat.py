@@ -136,7 +136,7 @@ class _Answer:
             index=completion.index,
             message=reader.message(),
             logprobs=None if completion.logprobs is None else self._logprobs(completion.logprobs),
-            finish_reason=reader.finish_name(completion.finish_reason),
+            finish_reason=reader.finish_name(completion.finish_reason, completion.matched_stop),
             matched_stop=completion.matched_stop,
         )
 

@@ -58,9 +58,12 @@ class MessageReader:
             deltas += [self._note(delta) for delta in self._calls_parser.finish()]
         return deltas
 
-    def finish_name(self, reason: FinishReason | None) -> str | None:
-        """Return OpenAI's name of a finish reason; an answer that ended with calls has one of its own."""
-        if reason is FinishReason.STOP and self._calls:
+    def finish_name(self, reason: FinishReason | None, matched_stop: str | int | None = None) -> str | None:
+        """Return OpenAI's name of a finish reason; an answer that ended with calls has one of its own.
+
+        Not when a stop string cut it short: calls may be broken off then.
+        """
+        if reason is FinishReason.STOP and self._calls and not isinstance(matched_stop, str):
             return "tool_calls"
         return None if reason is None else reason.value
 

@@ -24,6 +24,9 @@ _PROBE: Final = {
     "stop_after_first": False,
 }
 
+#: Of a tool that names none.
+_NO_PARAMETERS: Final[dict[str, Any]] = {"type": "object", "properties": {}, "additionalProperties": False}
+
 
 @dataclass(frozen=True, slots=True)
 class ToolUse:
@@ -132,15 +135,18 @@ def _check_names(tools: Sequence[ToolRequest]) -> None:
         where = f"tools.{i}.function"
         if name in names[:i]:
             raise ApiError(400, f"{where}.name: {name!r} is given twice", param=f"{where}.name")
-        kind = (tool.function.parameters or {}).get("type", "object")
+        schema = tool.function.parameters or _NO_PARAMETERS
+        kind = schema.get("type", "object" if "properties" in schema else None)
         if kind != "object":
-            message = f"{where}.parameters.type: arguments are an object, got {json.dumps(kind)[:80]}"
+            message = (
+                f'{where}.parameters: arguments are an object, expected "type": "object", got {json.dumps(kind)[:80]}'
+            )
             raise ApiError(400, message, param=f"{where}.parameters.type", code="invalid_schema")
 
 
 def _tool(tool: ToolRequest) -> Tool:
     function = tool.function
-    schema = function.parameters or {"type": "object"}
+    schema = function.parameters or _NO_PARAMETERS
     return Tool(function.name, function.description or "", schema, strict=bool(function.strict))
 
 
