@@ -22,6 +22,7 @@ from graftlm_grammar.formats import FORMATS
 from graftlm_grammar.json_scalars import counts
 from graftlm_grammar.json_schema import ANNOTATIONS, ENFORCED
 from graftlm_grammar.options import JsonOptions
+from graftlm_grammar.schema_references import applied_in_place, is_finite, reachable, without_endless
 
 __all__ = ["LLGuidanceSchema", "prepare_schema"]
 
@@ -120,10 +121,10 @@ class _Preparation:
         prepared = self._schema(self._root, self._root_path, 0, closed=True)
         self._check_in_place()
         finite = self._finite()
-        if not _is_finite(prepared, finite):
+        if not is_finite(prepared, finite):
             refuse(self._root_path, "no value fits: it allows none, or refers to itself without an end")
         kept = {name: schema for name, schema in self._definitions.items() if name in finite}
-        whole: dict[str, Any] = _without_endless({"$defs": kept, "allOf": [prepared]}, finite)
+        whole: dict[str, Any] = without_endless({"$defs": kept, "allOf": [prepared]}, finite)
         if self._mixed and "circular references" in _library_error(whole):
             self._leave_out_circular()
         return whole
@@ -131,13 +132,13 @@ class _Preparation:
     def _leave_out_circular(self) -> None:
         for path, reference in self._mixed.items():
             name = reference["$ref"].removeprefix("#/$defs/")
-            if name in _reachable(self._definitions[name], self._definitions):
+            if name in reachable(self._definitions[name], self._definitions):
                 self.enforcement.leave_out(path, "not enforced beside other keywords, as it leads back to itself")
                 reference.clear()
 
     def _check_in_place(self) -> None:
         """Refuse schemas that hold of a value if they hold of it: that is undefined, and validators never return."""
-        waiting = {name: _in_place(schema) for name, schema in self._definitions.items()}
+        waiting = {name: applied_in_place(schema) for name, schema in self._definitions.items()}
         while waiting:
             ready = [name for name, targets in waiting.items() if targets.isdisjoint(waiting)]
             if not ready:
@@ -151,7 +152,7 @@ class _Preparation:
         num_before = -1
         while num_before < len(finite):
             num_before = len(finite)
-            finite |= {name for name, schema in self._definitions.items() if _is_finite(schema, finite)}
+            finite |= {name for name, schema in self._definitions.items() if is_finite(schema, finite)}
         return finite
 
     def _schema(self, schema: Any, path: str, depth: int, closed: bool) -> Any:
@@ -408,70 +409,7 @@ def _is_spelt(value: Any) -> bool:
     )
 
 
-def _without_endless(schema: Any, finite: set[str]) -> Any:
-    """Return a schema without the definitions that no finite value fits; other references stay the same objects."""
-    if isinstance(schema, list):
-        return [_without_endless(one, finite) for one in schema]
-    if not isinstance(schema, dict):
-        return schema
-    if "$ref" in schema:
-        return schema if schema["$ref"].removeprefix("#/$defs/") in finite else False
-    return {key: one if key == "enum" else _without_endless(one, finite) for key, one in schema.items()}
-
-
 def _library_error(schema: dict[str, Any]) -> str:
     """Return what llguidance has against a schema, "" if nothing."""
     grammar = llguidance.LLMatcher.grammar_from_json_schema(schema)
     return str(llguidance.LLMatcher.validate_grammar(grammar))
-
-
-def _reachable(schema: Any, definitions: Mapping[str, Any]) -> set[str]:
-    """Return the definitions that a schema refers to, and those that they do."""
-    found: set[str] = set()
-    waiting = [schema]
-    while waiting:
-        one = waiting.pop()
-        if isinstance(one, list):
-            waiting.extend(one)
-        elif isinstance(one, dict):
-            name = str(one.get("$ref", "")).removeprefix("#/$defs/")
-            if name in definitions and name not in found:
-                found.add(name)
-                waiting.append(definitions[name])
-            waiting.extend(one.values())
-    return found
-
-
-def _in_place(schema: Any) -> set[str]:
-    """Return the definitions that a schema applies to the value itself."""
-    if not isinstance(schema, dict):
-        return set()
-    if "$ref" in schema:
-        return {schema["$ref"].removeprefix("#/$defs/")}
-    return set[str]().union(*map(_in_place, [*schema.get("allOf", ()), *schema.get("anyOf", ())]))
-
-
-def _is_finite(schema: Any, finite: set[str]) -> bool:
-    """Tell whether a finite value may fit, if those of some definitions do."""
-    if not isinstance(schema, dict):
-        return schema is not False
-    if "$ref" in schema:
-        return schema["$ref"].removeprefix("#/$defs/") in finite
-    if "anyOf" in schema:
-        return any(_is_finite(branch, finite) for branch in schema["anyOf"])
-    if not all(_is_finite(branch, finite) for branch in schema.get("allOf", ())):
-        return False
-    types = schema.get("type", list(ENFORCED))
-    others = set(types) - {"object", "array"}
-    return bool(others) or any(_has_finite(name, schema, finite) for name in types)
-
-
-def _has_finite(name: str, schema: Mapping[str, Any], finite: set[str]) -> bool:
-    if name == "object":
-        named = schema.get("properties", {})
-        return all(_is_finite(named.get(key, True), finite) for key in schema.get("required", ()))
-    least = schema.get("minItems", 0)
-    first = schema.get("prefixItems", [])[:least]
-    return all(_is_finite(item, finite) for item in first) and (
-        least <= len(first) or _is_finite(schema.get("items", True), finite)
-    )

@@ -47,7 +47,9 @@ def test_what_can_be_chosen_automatically_stays_xgrammar():
 
 # -- JSON schemas ------------------------------------------------------------------------------------------------------
 
+
 NODE = {"type": "object", "properties": {"next": {"$ref": "#/$defs/n"}}}
+NAMED_AS_KEYWORDS = {"type": "object", "properties": {"$ref": {"type": "null"}, "enum": {"$ref": "#"}}}
 ENDLESS = NODE | {"required": ["next"]}
 
 
@@ -87,6 +89,7 @@ ENDLESS = NODE | {"required": ["next"]}
         ({"type": "string", "maxLength": 1}, ['"é"', '"\\n"'], ['"ab"', '"\\u00e9"']),
         ({"minimum": 3}, ["3", '"a"'], ["2"]),
         (True, ["1", "{}"], [""]),
+        (NAMED_AS_KEYWORDS, ['{"enum":{}}'], ['{"$ref":1}']),
         # An endless branch is not entered.
         ({"anyOf": [{"type": "null"}, {"$ref": "#/$defs/n"}], "$defs": {"n": ENDLESS}}, ["null"], ["{"]),
     ],
@@ -313,6 +316,12 @@ EBNF = [
 def test_a_grammar_has_the_language_that_another_library_gives_it(llg, texts, ebnf):
     some = ["".join(letters) for length in range(5) for letters in itertools.product("abc", repeat=length)]
     assert llg.accepted("ebnf", ebnf, some) == texts.accepted("ebnf", ebnf, some)
+
+
+def test_branches_without_an_end_are_not_entered(llg):
+    ebnf = 'root ::= "a" | endless\nendless ::= "b" endless\nunused ::= (unused){2}'
+    assert llg.accepted("ebnf", ebnf, ["a", "b"]) == ["a"]
+    assert allowed(llg.matcher("ebnf", ebnf)) == [ord("a")]
 
 
 @pytest.mark.parametrize(

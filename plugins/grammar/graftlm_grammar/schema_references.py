@@ -1,0 +1,74 @@
+"""What a JSON schema with definitions refers to, and whether that ever ends."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from graftlm_grammar.json_schema import ENFORCED
+
+__all__ = ["applied_in_place", "is_finite", "reachable", "without_endless"]
+
+
+def applied_in_place(schema: Any) -> set[str]:
+    """Return the definitions that a schema applies to the value itself."""
+    if not isinstance(schema, dict):
+        return set()
+    if "$ref" in schema:
+        return {schema["$ref"].removeprefix("#/$defs/")}
+    return set[str]().union(*map(applied_in_place, [*schema.get("allOf", ()), *schema.get("anyOf", ())]))
+
+
+def reachable(schema: Any, definitions: Mapping[str, Any]) -> set[str]:
+    """Return the definitions that a schema refers to, and those that they do."""
+    found: set[str] = set()
+    waiting = [schema]
+    while waiting:
+        one = waiting.pop()
+        if isinstance(one, list):
+            waiting.extend(one)
+        elif isinstance(one, dict):
+            name = str(one.get("$ref", "")).removeprefix("#/$defs/")
+            if name in definitions and name not in found:
+                found.add(name)
+                waiting.append(definitions[name])
+            waiting.extend(one.values())
+    return found
+
+
+def without_endless(schema: Any, finite: set[str]) -> Any:
+    """Return a schema without the definitions that no finite value fits; other references stay the same objects."""
+    if isinstance(schema, list):
+        return [without_endless(one, finite) for one in schema]
+    if not isinstance(schema, dict):
+        return schema
+    if isinstance(schema.get("$ref"), str):  # else it is the name of a property
+        return schema if schema["$ref"].removeprefix("#/$defs/") in finite else False
+    return {
+        key: one if key == "enum" and isinstance(one, list) else without_endless(one, finite)
+        for key, one in schema.items()
+    }
+
+
+def is_finite(schema: Any, finite: set[str]) -> bool:
+    """Tell whether a finite value may fit, if those of some definitions do."""
+    if not isinstance(schema, dict):
+        return schema is not False
+    if "$ref" in schema:
+        return schema["$ref"].removeprefix("#/$defs/") in finite
+    if "anyOf" in schema:
+        return any(is_finite(branch, finite) for branch in schema["anyOf"])
+    if not all(is_finite(branch, finite) for branch in schema.get("allOf", ())):
+        return False
+    types = schema.get("type", list(ENFORCED))
+    others = set(types) - {"object", "array"}
+    return bool(others) or any(_has_finite(name, schema, finite) for name in types)
+
+
+def _has_finite(name: str, schema: Mapping[str, Any], finite: set[str]) -> bool:
+    if name == "object":
+        named = schema.get("properties", {})
+        return all(is_finite(named.get(key, True), finite) for key in schema.get("required", ()))
+    least = schema.get("minItems", 0)
+    first = schema.get("prefixItems", [])[:least]
+    return all(is_finite(item, finite) for item in first) and (
+        least <= len(first) or is_finite(schema.get("items", True), finite)
+    )
