@@ -117,10 +117,12 @@ class FailsOnce(EvictionStrategy):
     fails = False
 
     def priority(self, node):
+        return (node.created,)
+
+    def on_insert(self, node):
         if FailsOnce.fails:
             FailsOnce.fails = False
             raise ValueError("no idea")
-        return (node.created,)
 
 
 def test_indexers_hear_that_all_nodes_are_gone_when_the_cache_starts_anew():

@@ -45,19 +45,35 @@ REFUSED = {
     ),
     "a rule without end": ({"ebnf": 'root ::= "a" root'}, "rule root: no finite text meets it"),
     "a rule that is itself": ({"ebnf": "root ::= root"}, "rule root: no finite text meets it"),
+    "doubled forty times": (
+        {"ebnf": "\n".join(["root ::= a0", *[f"a{i} ::= a{i + 1} a{i + 1}" for i in range(40)], 'a40 ::= "a"'])},
+        "its shortest text has more than 16384 characters",
+    ),
+    "counts across rules": (
+        {"ebnf": 'root ::= a{1000}\na ::= b{1000}\nb ::= "a"{1000}'},
+        "its shortest text has more than 16384 characters",
+    ),
+    "lists of long lists": (
+        {
+            "json_schema": {
+                "type": "array",
+                "minItems": 1000,
+                "items": {"type": "array", "minItems": 1000, "items": True},
+            }
+        },
+        "its shortest text has more than 16384 characters",
+    ),
+    "a number beyond all": ({"json_schema": '{"const": 1e400}'}, "1e400 is too large a number"),
     "counted rules": ({"ebnf": 'root ::= "a"{100000}'}, "more than 1000 repetitions"),
 }
 TAKEN = {
+    "an endless rule that nothing refers to": {"ebnf": 'root ::= "a"\nr1 ::= (r1){2}'},
     "a large record": {"json_schema": record(600)},
     "a large record, all required": {"json_schema": record(600, required=[f"field_{i}" for i in range(600)])},
     "ten thousand values": {"json_schema": {"enum": [f"value {i}" for i in range(10_000)]}},
-    "stars of stars": {"regex": "((a*)*b?)*c"},
     "a recursive schema with an end": {"json_schema": {"type": "array", "items": {"$ref": "#"}}},
     "left recursion": {"ebnf": 'root ::= root "a" | "b"'},
     "many ways to nothing": {"ebnf": 'root ::= a a a "b"\na ::= "" | a a | "c"'},
-    "doubled two to the 25 times": {
-        "ebnf": "\n".join(["root ::= a0", *[f"a{i} ::= a{i + 1} a{i + 1}" for i in range(25)], 'a25 ::= "a"?'])
-    },
 }
 
 
@@ -77,10 +93,22 @@ def test_it_is_refused_at_once(engine, name):
     assert time.thread_time() - start_s < 2.0
 
 
-def test_what_takes_too_long_at_each_token_is_refused(engine):
-    (output,) = engine.generate("x", SamplingParams(regex="(a?){1000}a{1000}"))
+DOUBLED = "\n".join(["root ::= a0", *[f"a{i} ::= a{i + 1} a{i + 1}" for i in range(25)], 'a25 ::= "a"?'])
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"regex": "(a?){1000}a{1000}"},
+        {"regex": "(a?b?c?d?a?){200}" * 4},
+        {"regex": "(" * 40 + "a" + "*)" * 40},
+        {"ebnf": DOUBLED},
+    ],
+)
+def test_what_takes_too_long_at_each_token_is_refused(engine, params):
+    (output,) = engine.generate("x", SamplingParams(**params))
     assert output.finish_reason is FinishReason.ERROR
-    assert "finding the next tokens takes" in output.completions[0].error
+    assert "finding the next token takes" in output.completions[0].error
 
 
 @pytest.mark.parametrize("name", TAKEN)

@@ -90,7 +90,7 @@ class GrammarCompiler:
         with self._lock:
             if spec in self._cache and spec.strict:
                 return ()
-        return _guarded(lambda spec: tuple(map(str, self._get_backend().check(spec))), spec)
+        return _guarded(lambda spec: tuple(map(str, self._get_backend().check(spec) or ())), spec)
 
     def compile(self, spec: GrammarSpec) -> "Future[CompiledGrammar]":
         """Compile a specification, unless that is done or under way.

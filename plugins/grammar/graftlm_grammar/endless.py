@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from graftlm_grammar.ebnf import Alternatives, Expression, Reference, Repeated, Sequence
 
-__all__ = ["endless_rules"]
+__all__ = ["endless_rules", "reachable_rules"]
 
 
 def endless_rules(rules: Mapping[str, Expression]) -> tuple[str, ...]:
@@ -23,7 +23,7 @@ def endless_rules(rules: Mapping[str, Expression]) -> tuple[str, ...]:
             if name not in finite and _is_finite(expression, finite):
                 finite.add(name)
                 found = True
-    return tuple(name for name in _reachable(rules) if name not in finite)
+    return tuple(name for name in reachable_rules(rules) if name not in finite)
 
 
 def _is_finite(expression: Expression, finite: set[str]) -> bool:
@@ -40,7 +40,7 @@ def _is_finite(expression: Expression, finite: set[str]) -> bool:
     return True
 
 
-def _reachable(rules: Mapping[str, Expression]) -> list[str]:
+def reachable_rules(rules: Mapping[str, Expression]) -> list[str]:
     """Return the rules that `root` leads to, itself first."""
     names, waiting = ["root"], [rules["root"]]
     while waiting:

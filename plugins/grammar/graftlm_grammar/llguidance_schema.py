@@ -20,7 +20,7 @@ from graftlm_grammar.ebnf_regex import rust_regex
 from graftlm_grammar.enforcement import Enforcement, NotEnforcedError, refuse, show
 from graftlm_grammar.formats import FORMATS
 from graftlm_grammar.json_scalars import counts
-from graftlm_grammar.json_schema import ANNOTATIONS, ENFORCED
+from graftlm_grammar.json_schema import ANNOTATIONS, ENFORCED, finite_float
 from graftlm_grammar.options import JsonOptions
 from graftlm_grammar.schema_references import applied_in_place, is_finite, reachable, without_endless
 
@@ -77,9 +77,8 @@ def prepare_schema(text: str, options: JsonOptions, strict: bool = True, path: s
             message names keyword and path.
     """
     try:
-        preparation = _Preparation(
-            json.loads(text, parse_constant=_refuse_constant, parse_float=finite_float), path, Enforcement(strict)
-        )
+        schema = json.loads(text, parse_constant=_refuse_constant, parse_float=finite_float)
+        preparation = _Preparation(schema, path, Enforcement(strict))
         prepared = {**preparation.prepare(), "x-guidance": _how_json_is_written(options)}
         return LLGuidanceSchema(json.dumps(prepared), preparation.enforcement.unenforced)
     except RecursionError:

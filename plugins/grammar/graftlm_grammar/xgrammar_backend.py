@@ -24,7 +24,7 @@ from graftlm.errors import GrammarError
 from graftlm_grammar.choice import choices_to_ebnf, parse_choices
 from graftlm_grammar.ebnf import read_ebnf
 from graftlm_grammar.ebnf_text import ebnf_text
-from graftlm_grammar.endless import endless_rules
+from graftlm_grammar.endless import endless_rules, reachable_rules
 from graftlm_grammar.json_schema import translate_schema
 from graftlm_grammar.options import XGrammarOptions
 from graftlm_grammar.regex import regex_to_ebnf
@@ -38,6 +38,7 @@ T = TypeVar("T")
 _MAX_TEXT_LEN: Final = 1 << 18
 _MAX_FORCED_TOKENS: Final = 64
 _MAX_MASK_THREADS: Final = 8
+_LARGE_COUNT: Final = re.compile(r"\{\s*[1-9]\d+")
 _PROBE_TOKENS: Final = 128
 _MAX_STEP_S: Final = 0.05
 _MAX_PROBE_S: Final = 2.0
@@ -96,7 +97,7 @@ class XGrammarBackend(GrammarBackend):
             ebnf = choices_to_ebnf(parse_choices(text))
         else:
             ebnf = _finite_ebnf(text)
-        if "{" in ebnf or kind is not GrammarKind.JSON_SCHEMA:  # else it is about as long as its rules
+        if kind is GrammarKind.EBNF or _LARGE_COUNT.search(ebnf):  # else no text is much longer than its grammar
             check_shortest(read_ebnf(ebnf), kind.value)
         return _checked(kind, lambda: xgrammar.Grammar.from_ebnf(ebnf)), unenforced
 
@@ -236,7 +237,8 @@ def _finite_ebnf(text: str) -> str:
     endless = endless_rules(rules)
     if endless:
         raise GrammarError(f"ebnf: rule {endless[0]}: no finite text meets it; give it a branch without itself")
-    return ebnf_text(rules)
+    # Rules that nothing refers to may be endless, which the library does not survive.
+    return ebnf_text({name: rules[name] for name in reachable_rules(rules)})
 
 
 def _tokenizer_info(context: GrammarContext) -> Any:
