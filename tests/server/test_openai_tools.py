@@ -162,11 +162,30 @@ def test_a_strict_tool_is_refused_with_what_cannot_be_enforced_and_a_lenient_one
             },
             "27!.*",
         ),
+        (
+            {
+                "response_format": {
+                    "type": "structural_tag",
+                    "structures": [{"begin": "<n>", "schema": {"const": 7}, "end": "</n>"}],
+                    "triggers": ["<n>"],
+                    "at_least_one": True,
+                    "stop_after_first": True,
+                }
+            },
+            "<n>7</n>",
+        ),
     ],
 )
 def test_an_answer_follows_what_the_request_says(client, fields, pattern):
     content = ask(client, **fields).choices[0].message.content
     assert re.fullmatch(pattern, content, re.DOTALL), content
+
+
+def test_an_answer_tells_what_is_not_enforced(client):
+    schema = {"type": "array", "items": {"type": "integer"}, "uniqueItems": True, "maxItems": 2}
+    wanted = {"type": "json_schema", "json_schema": {"name": "list", "strict": False, "schema": schema}}
+    assert ask(client, response_format=wanted).model_extra["unenforced"] == ["$.uniqueItems"]
+    assert "unenforced" not in ask(client, response_format={"type": "json_object"}).model_extra
 
 
 class Sum(BaseModel):

@@ -66,9 +66,13 @@ def parse_structural_tag(text: str) -> StructuralTag:
     structures = tag.get("structures")
     if not isinstance(structures, list) or not 1 <= len(structures) <= _MAX_STRUCTURES:
         _refuse("$.structures", f"expected a list of 1 to {_MAX_STRUCTURES} structures", structures)
+    parts = tuple(_structure(one, f"$.structures[{i}]", triggers) for i, one in enumerate(structures))
+    for trigger in triggers:
+        if not any(part.begin.startswith(trigger) for part in parts):
+            raise GrammarError(f"structural_tag: $.triggers: no structure begins with {trigger!r}; leave it out")
     return StructuralTag(
         triggers=triggers,
-        structures=tuple(_structure(one, f"$.structures[{i}]", triggers) for i, one in enumerate(structures)),
+        structures=parts,
         at_least_one=_flag(tag, "at_least_one"),
         stop_after_first=_flag(tag, "stop_after_first"),
     )

@@ -188,7 +188,12 @@ def _structural_tag(wanted: ResponseFormat) -> dict[str, Any]:
     structures = [
         {"begin": part.begin, "schema": part.schema_ or {}, "end": part.end} for part in wanted.structures or ()
     ]
-    return {"triggers": wanted.triggers, "structures": structures}
+    return {
+        "triggers": wanted.triggers,
+        "structures": structures,
+        "at_least_one": bool(wanted.at_least_one),
+        "stop_after_first": bool(wanted.stop_after_first),
+    }
 
 
 def _message(index: int, message: ChatMessage) -> Message:

@@ -225,6 +225,12 @@ class ResponseFormat(OpenAIModel):
     triggers: Annotated[list[Text], Field(min_length=1, max_length=1024)] | None = Field(
         default=None, description="Of a `structural_tag`: beginnings of the structures' `begin`."
     )
+    at_least_one: bool | None = Field(
+        default=None, description="Of a `structural_tag`: the answer starts with a structure."
+    )
+    stop_after_first: bool | None = Field(
+        default=None, description="Of a `structural_tag`: the answer ends after a structure."
+    )
 
 
 class ChatRequest(SamplingFields):
