@@ -18,8 +18,8 @@ def load_fuzzer():
 def test_no_request_made_from_the_openapi_document_causes_a_server_error():
     fuzzer = load_fuzzer()
     with ServerProcess(fuzzer.CONFIG, environment={"OMP_NUM_THREADS": "1"}) as server:
-        statuses, failures = fuzzer.fuzz(server.url, num_cases=300, seed=1)
+        statuses, failures = fuzzer.fuzz(server.url, num_cases=120, seed=1)
         assert failures == []
-        assert sum(statuses.values()) >= 300
+        assert sum(statuses.values()) >= 120
         assert {200, 400} <= {status for _, status in statuses}
         assert requests.get(server.url + "/health", timeout=5).status_code == 200
