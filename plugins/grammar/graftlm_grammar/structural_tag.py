@@ -67,9 +67,6 @@ def parse_structural_tag(text: str) -> StructuralTag:
     if not isinstance(structures, list) or not 1 <= len(structures) <= _MAX_STRUCTURES:
         _refuse("$.structures", f"expected a list of 1 to {_MAX_STRUCTURES} structures", structures)
     parts = tuple(_structure(one, f"$.structures[{i}]", triggers) for i, one in enumerate(structures))
-    for trigger in triggers:
-        if not any(part.begin.startswith(trigger) for part in parts):
-            raise GrammarError(f"structural_tag: $.triggers: no structure begins with {trigger!r}; leave it out")
     return StructuralTag(
         triggers=triggers,
         structures=parts,

@@ -104,6 +104,9 @@ class XGrammarBackend(GrammarBackend):
     def _structural_tag(self, text: str, strict: bool) -> tuple[Any, tuple[str, ...]]:
         """Return the library's structural tag whose parts are grammars of ours, so that what we refuse is refused."""
         tag = parse_structural_tag(text)
+        for trigger in tag.triggers:
+            if not any(structure.begin.startswith(trigger) for structure in tag.structures):
+                raise GrammarError(f"structural_tag: $.triggers: no structure begins with {trigger!r}; leave it out")
         tags, unenforced = [], list[str]()
         for structure in tag.structures:
             try:

@@ -1,5 +1,7 @@
 """The `xgrammar` backend against its contract, and what its own code adds to the library."""
 
+import json
+
 import numpy as np
 import pytest
 import tokenizers
@@ -62,6 +64,13 @@ def test_forced_text_ends_with_a_whole_character(byte_backend):
 def test_many_forced_tokens_are_cut(byte_backend):
     matcher = byte_backend.compile(GrammarSpec(GrammarKind.EBNF, 'root ::= "a"{200}')).matcher()
     assert list(matcher.forced_tokens()) == [ord("a")] * 64
+
+
+def test_a_trigger_without_a_structure_is_refused_by_name(byte_backend):
+    structures = [{"begin": "<n>", "schema": {"const": 7}, "end": ""}]
+    spec = GrammarSpec(GrammarKind.STRUCTURAL_TAG, json.dumps({"triggers": ["<n>", "?"], "structures": structures}))
+    with pytest.raises(GrammarError, match="no structure begins with '\\?'"):
+        byte_backend.check(spec)
 
 
 def sentencepiece_like():
