@@ -10,7 +10,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
 
-from graftlm.errors import GraftlmError, ProgramCancelledError, ProgramError, RequestError
+from graftlm.errors import GraftlmError, InvalidPromptError, ProgramCancelledError, ProgramError, RequestError
 from graftlm.lang.backend import Backend, GenerationRequest
 from graftlm.lang.call_site import CallSite
 from graftlm.lang.expressions import Expr, Gen, RoleBegin, RoleEnd, ScopeBegin, ScopeEnd, Select, Text
@@ -233,13 +233,23 @@ class Interpreter:
 
     async def _generate(self, gen: Gen, cell: Cell) -> None:
         sampling = gen.sampling.over(self._context.defaults).resolved()
-        request = GenerationRequest(self.feed.text, sampling)
+        request = GenerationRequest(self._prompt(), sampling)
         if self._context.streams and (sampling.n or 1) == 1:
             value = await self._stream(request, cell)
         else:
             value = await self._generate_whole(request)
         self._cached_len = len(self.feed.text)
         cell.fill(value)
+
+    def _prompt(self) -> str:
+        """Return the text so far.
+
+        Raises:
+            InvalidPromptError: there is none.
+        """
+        if not self.feed.text:
+            raise InvalidPromptError("the program's text is empty; write something before the model is asked")
+        return self.feed.text
 
     async def _generate_whole(self, request: GenerationRequest) -> Value:
         generations = await self._context.backend.generate(request)
@@ -260,7 +270,7 @@ class Interpreter:
 
     async def _select(self, select: Select, cell: Cell) -> None:
         method = select.method
-        scores = await self._context.backend.score(self.feed.text, select.choices, unconditional=method.unconditional)
+        scores = await self._context.backend.score(self._prompt(), select.choices, unconditional=method.unconditional)
         self._cached_len = len(self.feed.text)
         decision = method.decide(scores)
         choice = select.choices[decision.index]
