@@ -32,6 +32,8 @@
 Raise the leaf that fits; catch the branch you can handle.
 """
 
+from typing import Self
+
 __all__ = [
     "ApiVersionError",
     "CheckpointError",
@@ -179,6 +181,12 @@ class ProgramError(GraftlmError, RuntimeError):
         super().__init__(message)
         self.filename = filename
         self.lineno = lineno
+
+    def again(self) -> Self:
+        """Return another one that says the same, for one more place that raises it."""
+        error = type(self)(str(self), self.filename, self.lineno)
+        error.__cause__ = self.__cause__
+        return error
 
 
 class ProgramCancelledError(ProgramError):

@@ -213,9 +213,9 @@ class ProgramState:
 
 
 def _of_function(error: BaseException) -> ProgramError:
+    if isinstance(error, ProgramError):  # of a read
+        return error.again()
     made = ProgramError(f"the program's function raised {type(error).__name__}: {error}")
-    if isinstance(error, ProgramError):
-        made = ProgramError(str(error), error.filename, error.lineno)
     made.__cause__ = error
     return made
 

@@ -4,6 +4,8 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 
+from graftlm.errors import ProgramError
+
 __all__ = ["TextFeed"]
 
 
@@ -13,7 +15,7 @@ class TextFeed:
     def __init__(self, text: str = "") -> None:
         self._text = text
         self._ended = False
-        self._error: Exception | None = None
+        self._error: ProgramError | None = None
         self._listeners: list[Callable[[], None]] = []
 
     @property
@@ -27,7 +29,7 @@ class TextFeed:
             self._text += text
             self._tell()
 
-    def end(self, error: Exception | None = None) -> None:
+    def end(self, error: ProgramError | None = None) -> None:
         """Add no more; followers get the error, if there is one, behind the text. Only the first call counts."""
         if not self._ended:
             self._error = error
@@ -87,4 +89,4 @@ class TextFeed:
 
     def _raise(self) -> None:
         if self._error is not None:
-            raise self._error
+            raise self._error.again()

@@ -114,5 +114,5 @@ def result_of(future: "Future[Any]") -> Any:
     if error is None:
         return future.result()
     if isinstance(error, ProgramError):
-        raise type(error)(str(error), error.filename, error.lineno) from error.__cause__
+        raise error.again()
     raise error
