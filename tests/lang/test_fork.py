@@ -64,6 +64,19 @@ def test_join_gathers_what_is_new(backend):
     assert text.count("|") == 2
 
 
+def test_a_fork_is_written_to_by_its_index(in_process):
+    @function
+    def program(s):
+        s += "a"
+        forks = s.fork(2)
+        forks[1] += "b"
+        with pytest.raises(RequestError, match="cannot be replaced"):
+            forks[0] = forks[1]
+        return [fork.text() for fork in forks]
+
+    assert program.run(backend=in_process).ret_value == ["a", "ab"]
+
+
 def test_a_fork_has_the_parents_text_chat_and_variables(backend):
     @function
     def program(s):

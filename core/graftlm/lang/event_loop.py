@@ -4,7 +4,7 @@ import asyncio
 import threading
 from functools import cache
 
-__all__ = ["shared_loop"]
+__all__ = ["is_in_shared_loop", "shared_loop"]
 
 
 @cache
@@ -24,3 +24,11 @@ def shared_loop() -> asyncio.AbstractEventLoop:
     """
     with _starting:
         return _start()
+
+
+def is_in_shared_loop() -> bool:
+    """Whether the calling code runs in that very loop, and so must not wait for it."""
+    try:
+        return asyncio.get_running_loop() is shared_loop()
+    except RuntimeError:  # in no loop at all
+        return False

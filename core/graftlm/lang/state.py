@@ -233,6 +233,15 @@ class ProgramStateGroup(Sequence[ProgramState]):
     def __getitem__(self, index: Any) -> Any:
         return self._states[index]
 
+    def __setitem__(self, index: int, state: ProgramState) -> None:
+        """Take back the state that `group[i] += ...` has written to.
+
+        Raises:
+            RequestError: it is another one.
+        """
+        if self._states[index] is not state:
+            raise RequestError("a fork cannot be replaced; write to it by `forks[i] += ...`")
+
     def __len__(self) -> int:
         return len(self._states)
 

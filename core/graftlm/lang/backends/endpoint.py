@@ -4,6 +4,7 @@ import asyncio
 import json
 import weakref
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from concurrent.futures import wait
 from contextlib import aclosing, asynccontextmanager
 from typing import TYPE_CHECKING, Any, Final, Self
 
@@ -22,7 +23,7 @@ from graftlm.lang.backends.scoring import check_choices, first_difference
 from graftlm.lang.backends.server_events import server_events
 from graftlm.lang.chat_template import ChatTemplate, find_template, jinja_renderer
 from graftlm.lang.choices import ChoiceScore
-from graftlm.lang.event_loop import shared_loop
+from graftlm.lang.event_loop import is_in_shared_loop, shared_loop
 
 if TYPE_CHECKING:
     import aiohttp
@@ -35,6 +36,8 @@ _BESIDE: Final = ("return_logprob", "logprob_start_len", "top_logprobs_num", "re
 
 #: A choice may change this many of its prompt's last tokens; more would be a strange tokenizer.
 _HEALED_TOKENS: Final = 8
+
+_CLOSE_TIMEOUT_S: Final = 1.0
 
 _ERRORS: Final[Mapping[int, type[GraftlmError]]] = {
     408: RequestTimeoutError,
@@ -76,8 +79,7 @@ class RuntimeEndpoint:
         self._timeout_s = timeout_s
         self._chat_template: ChatTemplate | None = None
         self._sessions: list[aiohttp.ClientSession] = []
-        self._finalizer = weakref.finalize(self, _close_later, self._sessions)
-        self._finalizer.atexit = False
+        self._finalizer = weakref.finalize(self, _close, self._sessions)  # also at the end of the process
 
     # -- the protocol --------------------------------------------------------------------------------------------------
 
@@ -134,7 +136,7 @@ class RuntimeEndpoint:
 
     def close(self) -> None:
         """Close its connections; what is under way fails. May be called twice."""
-        _close_later(self._sessions)
+        _close(self._sessions)
 
     def __enter__(self) -> Self:
         return self
@@ -221,8 +223,8 @@ async def _started(
         raise UnavailableError("the server ended a stream without an event") from None
 
 
-def _close_later(sessions: "list[aiohttp.ClientSession]") -> None:
-    """Close sessions in the loop that they live in."""
+def _close(sessions: "list[aiohttp.ClientSession]") -> None:
+    """Close sessions in the loop that they live in, and wait a little for it, unless this is that loop."""
 
     async def close(closing: "list[aiohttp.ClientSession]") -> None:
         for session in closing:
@@ -230,8 +232,11 @@ def _close_later(sessions: "list[aiohttp.ClientSession]") -> None:
 
     closing = list(sessions)
     sessions.clear()
-    if closing:
-        asyncio.run_coroutine_threadsafe(close(closing), shared_loop())
+    if not closing:
+        return
+    closed = asyncio.run_coroutine_threadsafe(close(closing), shared_loop())
+    if not is_in_shared_loop():
+        wait([closed], _CLOSE_TIMEOUT_S)
 
 
 def _body(request: GenerationRequest) -> dict[str, Any]:
