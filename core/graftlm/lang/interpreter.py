@@ -18,7 +18,7 @@ from graftlm.lang.sampling import Sampling
 from graftlm.lang.text_feed import TextFeed
 from graftlm.lang.variables import Cell, Value
 
-__all__ = ["Interpreter", "RunContext", "Snapshot"]
+__all__ = ["End", "Interpreter", "RunContext", "Snapshot", "Take"]
 
 #: A prefix is put into the cache before a fork when this much of it has not been there yet. Below, all children
 #: computing it costs less than the step that they would wait for.

@@ -1,4 +1,4 @@
-"""How one `gen` samples: what the program says, laid over what its run says."""
+"""How one `gen` samples, as far as it has been said: by the program, and by its run."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -7,7 +7,7 @@ from typing import Any, Final, Self
 
 from graftlm.errors import SamplingParamsError
 
-__all__ = ["DTYPE_PATTERNS", "Sampling"]
+__all__ = ["DTYPE_PATTERNS", "Sampling", "make_sampling"]
 
 #: dtype -> the regular expression that its text matches.
 DTYPE_PATTERNS: Final[Mapping[str, str]] = {
