@@ -10,7 +10,15 @@ import pytest
 import graftlm
 from graftlm import errors
 
-LIGHT = ["graftlm", "graftlm.cli", "graftlm.config", "graftlm.contracts", "graftlm.registry", "graftlm.testing"]
+LIGHT = [
+    "graftlm",
+    "graftlm.cli",
+    "graftlm.config",
+    "graftlm.contracts",
+    "graftlm.lang",
+    "graftlm.registry",
+    "graftlm.testing",
+]
 PLUGINS = ["graftlm_attention", "graftlm_cache", "graftlm_eviction", "graftlm_models", "graftlm_scheduling"]
 
 
@@ -41,7 +49,15 @@ def test_the_tree_of_errors_is_drawn_as_it_is():
 
 @pytest.mark.parametrize(
     "module",
-    ["graftlm.contracts", "graftlm.memory", "graftlm.scheduling", "graftlm.testing", "graftlm.types", "graftlm.errors"],
+    [
+        "graftlm.contracts",
+        "graftlm.lang",
+        "graftlm.memory",
+        "graftlm.scheduling",
+        "graftlm.testing",
+        "graftlm.types",
+        "graftlm.errors",
+    ],
 )
 def test_every_name_in_all_exists(module):
     loaded = importlib.import_module(module)

@@ -13,6 +13,31 @@ if TYPE_CHECKING:
     from graftlm.engine import Engine
     from graftlm.errors import GraftlmError
     from graftlm.hookspecs import hookimpl
+    from graftlm.lang import (
+        ProgramState,
+        RuntimeEndpoint,
+        assistant,
+        assistant_begin,
+        assistant_end,
+        flush_cache,
+        function,
+        gen,
+        gen_int,
+        gen_string,
+        greedy_token_selection,
+        image,
+        select,
+        set_default_backend,
+        system,
+        system_begin,
+        system_end,
+        token_length_normalized,
+        unconditional_likelihood_normalized,
+        user,
+        user_begin,
+        user_end,
+        video,
+    )
     from graftlm.types import EmbeddingOutput, FinishReason, RequestOutput, SamplingParams, Usage
 
 __version__ = "0.1.0"
@@ -24,13 +49,62 @@ __all__ = [
     "FinishReason",
     "GraftlmError",
     "Options",
+    "ProgramState",
     "Provider",
     "RequestOutput",
+    "RuntimeEndpoint",
     "SamplingParams",
     "Usage",
     "__version__",
+    "assistant",
+    "assistant_begin",
+    "assistant_end",
+    "flush_cache",
+    "function",
+    "gen",
+    "gen_int",
+    "gen_string",
+    "greedy_token_selection",
     "hookimpl",
+    "image",
+    "select",
+    "set_default_backend",
+    "system",
+    "system_begin",
+    "system_end",
+    "token_length_normalized",
+    "unconditional_likelihood_normalized",
+    "user",
+    "user_begin",
+    "user_end",
+    "video",
 ]
+
+_LANGUAGE = (
+    "ProgramState",
+    "RuntimeEndpoint",
+    "assistant",
+    "assistant_begin",
+    "assistant_end",
+    "flush_cache",
+    "function",
+    "gen",
+    "gen_int",
+    "gen_string",
+    "greedy_token_selection",
+    "image",
+    "select",
+    "set_default_backend",
+    "system",
+    "system_begin",
+    "system_end",
+    "token_length_normalized",
+    "unconditional_likelihood_normalized",
+    "user",
+    "user_begin",
+    "user_end",
+    "video",
+)
 
 _HOME = {
     "EmbeddingOutput": "graftlm.types",
@@ -44,6 +118,7 @@ _HOME = {
     "SamplingParams": "graftlm.types",
     "Usage": "graftlm.types",
     "hookimpl": "graftlm.hookspecs",
+    **dict.fromkeys(_LANGUAGE, "graftlm.lang"),
 }
 
 

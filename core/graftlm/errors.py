@@ -22,13 +22,17 @@
     │   ├── UnsupportedFeatureError    asks for something that this engine was not assembled with
     │   ├── RequestTimeoutError        it was given up because its time was over
     │   └── RequestFailedError         it was running and failed: bad logits, a failing step
-    └── EngineError                    the engine itself
-        ├── EngineClosedError
-        ├── UnavailableError           a process of the server is down, starting or draining; try again later
-        └── InvariantError             our own bookkeeping is wrong: names the owner
+    ├── EngineError                    the engine itself
+    │   ├── EngineClosedError
+    │   ├── UnavailableError           a process of the server is down, starting or draining; try again later
+    │   └── InvariantError             our own bookkeeping is wrong: names the owner
+    └── ProgramError                   an LM program failed: says the program's line; `__cause__` is why
+        └── ProgramCancelledError      its run was cancelled
 
 Raise the leaf that fits; catch the branch you can handle.
 """
+
+from typing import Self
 
 __all__ = [
     "ApiVersionError",
@@ -45,6 +49,8 @@ __all__ = [
     "NeverFitsError",
     "PluginError",
     "PluginLoadError",
+    "ProgramCancelledError",
+    "ProgramError",
     "PromptTooLongError",
     "ProviderUnavailableError",
     "QueueFullError",
@@ -162,3 +168,26 @@ class UnavailableError(EngineError):
 
 class InvariantError(EngineError):
     """The engine's own bookkeeping is wrong; the message names the owner."""
+
+
+class ProgramError(GraftlmError, RuntimeError):
+    """Part of an LM program failed; `__cause__` is its own error.
+
+    Attributes:
+        filename, lineno: the line of the program that asked for what failed; None where no line did.
+    """
+
+    def __init__(self, message: str, filename: str | None = None, lineno: int | None = None) -> None:
+        super().__init__(message)
+        self.filename = filename
+        self.lineno = lineno
+
+    def again(self) -> Self:
+        """Return another one that says the same, for one more place that raises it."""
+        error = type(self)(str(self), self.filename, self.lineno)
+        error.__cause__ = self.__cause__
+        return error
+
+
+class ProgramCancelledError(ProgramError):
+    """The run of an LM program was cancelled before this part of it was done."""

@@ -104,6 +104,16 @@ class Tokenizer:
             template = template.get("tool_use") or template.get("default")
         return template or ""
 
+    @property
+    def special_tokens(self) -> dict[str, str]:
+        """The tokens with a part to play, as text: "bos_token", "eos_token" and so on."""
+        return {name: str(text) for name, text in self._pretrained.special_tokens_map.items() if isinstance(text, str)}
+
+    @property
+    def prompt_prefix(self) -> str:
+        """What `encode` puts before each text, such as the beginning-of-sequence token, as text."""
+        return self.decode(self.encode(""), skip_special_tokens=False)
+
     def encode(self, text: str, add_special_tokens: bool = True) -> TokenIds:
         """Return a text's token ids, int32 [n].
 

@@ -120,6 +120,9 @@ def _model_info(manager: TokenizerManager) -> ModelInfo:
         vocab_size=model.vocab_size,
         eos_token_ids=list(model.eos_token_ids),
         has_chat_template=model.has_chat_template,
+        chat_template=manager.tokenizer.chat_template or None,
+        special_tokens=manager.tokenizer.special_tokens,
+        prompt_prefix=manager.tokenizer.prompt_prefix,
     )
 
 

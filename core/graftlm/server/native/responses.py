@@ -99,6 +99,9 @@ class ModelInfo(_Body):
     vocab_size: int
     eos_token_ids: list[int]
     has_chat_template: bool
+    chat_template: str | None = Field(default=None, description="How a chat becomes a prompt, as a Jinja template.")
+    special_tokens: dict[str, str] = Field(default={}, description="The template's variables, such as `bos_token`.")
+    prompt_prefix: str = Field(default="", description="What is put before each text prompt, such as `bos_token`.")
     preferred_sampling_params: dict[str, Any] | None = None
     has_image_understanding: bool = False
     has_audio_understanding: bool = False

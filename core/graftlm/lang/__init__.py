@@ -1,0 +1,77 @@
+"""The language for LM programs: generation as ordinary Python.
+
+@function
+def capital(s, country):
+s += f"The capital of {country} is" + gen("city", max_tokens=8, stop=".")
+
+capital.run("France", backend=engine)["city"]
+"""
+
+from graftlm.lang.backend import Backend, Generation, GenerationRequest
+from graftlm.lang.backends.endpoint import RuntimeEndpoint
+from graftlm.lang.backends.engine import EngineBackend
+from graftlm.lang.choices import (
+    ChoiceScore,
+    ChoicesMethod,
+    Decision,
+    greedy_token_selection,
+    token_length_normalized,
+    unconditional_likelihood_normalized,
+)
+from graftlm.lang.default_backend import flush_cache, set_default_backend
+from graftlm.lang.primitives import (
+    assistant,
+    assistant_begin,
+    assistant_end,
+    gen,
+    gen_int,
+    gen_string,
+    image,
+    select,
+    system,
+    system_begin,
+    system_end,
+    user,
+    user_begin,
+    user_end,
+    video,
+)
+from graftlm.lang.program import Program, function
+from graftlm.lang.sampling import Sampling
+from graftlm.lang.state import ProgramState, ProgramStateGroup
+
+__all__ = [
+    "Backend",
+    "ChoiceScore",
+    "ChoicesMethod",
+    "Decision",
+    "EngineBackend",
+    "Generation",
+    "GenerationRequest",
+    "Program",
+    "ProgramState",
+    "ProgramStateGroup",
+    "RuntimeEndpoint",
+    "Sampling",
+    "assistant",
+    "assistant_begin",
+    "assistant_end",
+    "flush_cache",
+    "function",
+    "gen",
+    "gen_int",
+    "gen_string",
+    "greedy_token_selection",
+    "image",
+    "select",
+    "set_default_backend",
+    "system",
+    "system_begin",
+    "system_end",
+    "token_length_normalized",
+    "unconditional_likelihood_normalized",
+    "user",
+    "user_begin",
+    "user_end",
+    "video",
+]

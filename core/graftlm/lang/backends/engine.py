@@ -1,0 +1,181 @@
+"""Programs on an engine of this process."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from typing import Any, Final, Protocol, runtime_checkable
+
+from graftlm.errors import RequestFailedError, UnsupportedFeatureError
+from graftlm.lang.backend import Generation, GenerationRequest
+from graftlm.lang.backends.meta_info import meta_info
+from graftlm.lang.backends.room import Room
+from graftlm.lang.backends.scoring import check_choices, first_difference
+from graftlm.lang.chat_template import ChatTemplate
+from graftlm.lang.choices import ChoiceScore
+from graftlm.lang.sampling import Sampling
+from graftlm.types import Completion, FinishReason, Message, RequestOutput, SamplingParams, TokenIds
+
+__all__ = ["EngineBackend", "InProcessEngine"]
+
+#: Fields of Sampling that SamplingParams has under the same name.
+_SAME: Final = (
+    "max_tokens", "min_tokens", "n", "stop", "stop_token_ids", "temperature", "top_p", "min_p", "frequency_penalty",
+    "presence_penalty", "ignore_eos", "regex", "json_schema",
+)  # fmt: skip
+
+
+class EngineTokenizer(Protocol):
+    """What is needed of an engine's tokenizer."""
+
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether it can write chats."""
+
+    @property
+    def prompt_prefix(self) -> str:
+        """What `encode` puts before each text, as text."""
+
+    def encode(self, text: str) -> TokenIds:
+        """Return a text's token ids, with those that the model wants before each prompt."""
+
+    def decode(self, token_ids: Sequence[int] | TokenIds, skip_special_tokens: bool = True) -> str:
+        """Return the text of token ids."""
+
+    def apply_chat_template(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> str:
+        """Return a chat as text."""
+
+
+@runtime_checkable
+class InProcessEngine(Protocol):
+    """What is needed of `graftlm.Engine`."""
+
+    @property
+    def config(self) -> Any:
+        """Its configuration."""
+
+    @property
+    def tokenizer(self) -> Any:
+        """An EngineTokenizer."""
+
+    async def agenerate(self, prompts: Any, sampling_params: Any = None) -> list[RequestOutput]:
+        """Complete prompts; cancelling it aborts them."""
+
+    def astream(self, prompt: Any, sampling_params: Any = None) -> AsyncGenerator[RequestOutput, None]:
+        """Complete one prompt, yielding growing outputs; closing it aborts the prompt."""
+
+    def flush_cache(self) -> int:
+        """Forget cached prefixes."""
+
+
+class EngineBackend:
+    """Runs a program's requests on an engine of this process."""
+
+    def __init__(self, engine: InProcessEngine) -> None:
+        self._engine = engine
+        self._tokenizer: EngineTokenizer = engine.tokenizer
+        self._room = Room(engine.config.scheduling.max_queued_requests)
+        self._chat_template: ChatTemplate | None = None
+
+    async def generate(self, request: GenerationRequest) -> list[Generation]:
+        """Complete a prompt; see Backend."""
+        (output,) = await self._outputs([request.prompt], _params(request.sampling))
+        return [self._generation(output, completion, request.sampling) for completion in output.completions]
+
+    async def stream(self, request: GenerationRequest) -> AsyncGenerator[Generation, None]:
+        """Complete a prompt, yielding as it grows; see Backend."""
+        params = _params(request.sampling)
+        async with self._room.place():
+            output, rest = await self._room.enter(lambda: _started(self._engine.astream(request.prompt, params)))
+            async with aclosing(rest):
+                yield self._generation(output, output.completions[0], request.sampling)
+                async for output in rest:
+                    yield self._generation(output, output.completions[0], request.sampling)
+
+    async def score(self, prompt: str, choices: Sequence[str], *, unconditional: bool) -> list[ChoiceScore]:
+        """Return how likely each choice is; see Backend."""
+        whole, starts = await asyncio.to_thread(self._encode_choices, prompt, choices)
+        own = [tokens[start:] for tokens, start in zip(whole, starts, strict=True)]
+        rows = await self._prompt_logprobs(whole + (own if unconditional else []))
+        given = [tuple(row[start:]) for row, start in zip(rows[: len(whole)], starts, strict=True)]
+        alone = [tuple(row) for row in rows[len(whole) :]] if unconditional else [None] * len(whole)
+        return [ChoiceScore(tuple(t), g, a) for t, g, a in zip(own, given, alone, strict=True)]
+
+    async def cache_prefix(self, prompt: str) -> None:
+        """Have a prompt computed and cached; see Backend."""
+        await self._outputs([prompt], SamplingParams(max_tokens=1, temperature=0.0))
+
+    async def chat_template(self) -> ChatTemplate:
+        """Return the checkpoint's; see Backend."""
+        if self._chat_template is None:
+            if not self._tokenizer.has_chat_template:
+                raise UnsupportedFeatureError("this checkpoint has no chat template; write the roles as text")
+            self._chat_template = ChatTemplate(self._render, added_prefix=self._tokenizer.prompt_prefix)
+        return self._chat_template
+
+    async def flush_cache(self) -> None:
+        """Forget cached prefixes; see Backend."""
+        await asyncio.to_thread(self._engine.flush_cache)
+
+    def _render(self, messages: Sequence[Message], opens_answer: bool) -> str:
+        return self._tokenizer.apply_chat_template(messages, add_generation_prompt=opens_answer)
+
+    def _encode_choices(self, prompt: str, choices: Sequence[str]) -> tuple[list[list[int]], list[int]]:
+        """Return the tokens of prompt and choice together, and where each choice's own begin."""
+        before = self._tokenizer.encode(prompt).tolist()
+        whole = [self._tokenizer.encode(prompt + choice).tolist() for choice in choices]
+        starts = [first_difference(before, tokens) for tokens in whole]
+        check_choices(choices, [len(tokens) for tokens in whole], starts)
+        return whole, starts
+
+    def _generation(self, output: RequestOutput, completion: Completion, sampling: Sampling) -> Generation:
+        _check_ended_well(completion)
+        return Generation(completion.text, meta_info(output, completion, sampling, self._token_text))
+
+    def _token_text(self, token_id: int) -> str:
+        return self._tokenizer.decode([token_id], skip_special_tokens=False)
+
+    async def _outputs(self, prompts: Sequence[str | list[int]], params: SamplingParams) -> list[RequestOutput]:
+        async with self._room.place():
+            outputs = await self._room.enter(lambda: self._engine.agenerate(list(prompts), params))
+        for completion in (completion for output in outputs for completion in output.completions):
+            _check_ended_well(completion)
+        return outputs
+
+    async def _prompt_logprobs(self, prompts: list[list[int]]) -> list[list[float]]:
+        """Return the log-probability of each token of each prompt, 0 for the first, all computed in one batch."""
+        params = SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=0)
+        outputs = await self._outputs(prompts, params)
+        return [[0.0 if t is None else t.logprob for t in output.prompt_logprobs or ()] for output in outputs]
+
+
+async def _started(
+    outputs: AsyncGenerator[RequestOutput, None],
+) -> tuple[RequestOutput, AsyncGenerator[RequestOutput, None]]:
+    """Return a stream's first output, which says that the request has been taken, and the rest."""
+    return await anext(outputs), outputs
+
+
+def _params(sampling: Sampling) -> SamplingParams:
+    """Return the engine's parameters.
+
+    Raises:
+        RequestError: a value is out of range, or asks for what engines do not have.
+    """
+    if sampling.stop_regex:
+        raise UnsupportedFeatureError("stop_regex: an engine ends text by stop strings only; use stop, or regex")
+    given = sampling.given()
+    fields: dict[str, Any] = {name: given[name] for name in _SAME if name in given}
+    if sampling.top_k is not None and sampling.top_k != -1:
+        fields["top_k"] = sampling.top_k
+    if sampling.return_logprob:
+        fields["logprobs"] = sampling.top_logprobs_num or 0
+        if sampling.logprob_start_len is not None and sampling.logprob_start_len >= 0:
+            fields["prompt_logprobs"] = fields["logprobs"]
+    return SamplingParams(**fields)
+
+
+def _check_ended_well(completion: Completion) -> None:
+    if completion.finish_reason is FinishReason.ERROR:
+        raise RequestFailedError(f"the request failed while it ran: {completion.error}")
+    if completion.finish_reason is FinishReason.ABORT:
+        raise RequestFailedError("the request was aborted while it ran")

@@ -1,0 +1,67 @@
+"""What an engine says of a completion, under the names of SGLang's `meta_info`."""
+
+from collections.abc import Callable
+from typing import Any
+
+from graftlm.lang.sampling import Sampling
+from graftlm.types import Completion, FinishReason, RequestOutput
+
+__all__ = ["meta_info"]
+
+
+def meta_info(
+    output: RequestOutput, completion: Completion, sampling: Sampling, token_text: Callable[[int], str]
+) -> dict[str, Any]:
+    """Return a completion's id, end, token counts and, when `sampling` asks for them, log-probabilities."""
+    meta: dict[str, Any] = {
+        "id": output.request_id,
+        "finish_reason": _finish_reason(completion),
+        "prompt_tokens": output.usage.prompt_tokens,
+        "completion_tokens": len(completion.token_ids),
+        "cached_tokens": output.usage.cached_tokens,
+        "jump_forward_tokens": output.usage.jump_forward_tokens,
+    }
+    if sampling.return_logprob:
+        write = _Entries(token_text if sampling.return_text_in_logprobs else None, sampling.top_logprobs_num or 0)
+        meta |= write.of_output(completion) | write.of_prompt(output, sampling.logprob_start_len)
+    return meta
+
+
+def _finish_reason(completion: Completion) -> dict[str, Any] | None:
+    match completion.finish_reason:
+        case None:
+            return None
+        case FinishReason.STOP:
+            return {"type": "stop", "matched": completion.matched_stop}
+        case reason:
+            return {"type": reason.value, "length": len(completion.token_ids)}
+
+
+class _Entries:
+    """Writes log-probabilities as [log-probability, token id, text or null]."""
+
+    def __init__(self, token_text: Callable[[int], str] | None, num_top: int) -> None:
+        self._token_text = token_text
+        self._num_top = num_top
+
+    def of_output(self, completion: Completion) -> dict[str, Any]:
+        logprobs = completion.logprobs or ()
+        meta = {"output_token_logprobs": [self._entry(t.logprob, t.token_id) for t in logprobs]}
+        if self._num_top:
+            meta["output_top_logprobs"] = [[self._entry(p, i) for i, p in t.top] for t in logprobs]
+        return meta
+
+    def of_prompt(self, output: RequestOutput, start: int | None) -> dict[str, Any]:
+        if start is None or start < 0 or output.prompt_logprobs is None:
+            return {"input_token_logprobs": []}
+        ids, logprobs = output.prompt_token_ids[start:], output.prompt_logprobs[start:]
+        # The first one has no number, wherever it stands: programs written for SGLang skip it.
+        numbers = [None, *(None if t is None else t.logprob for t in logprobs[1:])][: len(ids)]
+        meta: dict[str, Any] = {"input_token_logprobs": [self._entry(p, i) for p, i in zip(numbers, ids, strict=True)]}
+        if self._num_top:
+            known = [None, *logprobs[1:]][: len(ids)]
+            meta["input_top_logprobs"] = [None if t is None else [self._entry(p, i) for i, p in t.top] for t in known]
+        return meta
+
+    def _entry(self, logprob: float | None, token_id: int) -> list[Any]:
+        return [logprob, token_id, None if self._token_text is None else self._token_text(token_id)]

@@ -1,0 +1,109 @@
+"""How `select` decides between choices, given the log-probabilities of their tokens."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Final
+
+__all__ = [
+    "CHOICES_METHODS",
+    "ChoiceScore",
+    "ChoicesMethod",
+    "Decision",
+    "greedy_token_selection",
+    "token_length_normalized",
+    "unconditional_likelihood_normalized",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class ChoiceScore:
+    """One choice's tokens and how likely they are.
+
+    Attributes:
+        token_ids: [n], of the choice as it stands behind the prompt.
+        logprobs: [n], natural, each given the prompt and the tokens before it.
+        unconditional_logprobs: [n], each given the choice's tokens before it alone; 0 for the first. None unless asked
+            for.
+    """
+
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    unconditional_logprobs: tuple[float, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """Which choice was taken.
+
+    Attributes:
+        index: of the choice.
+        scores: [choices]; the highest was taken, unless the method decided token by token.
+    """
+
+    index: int
+    scores: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ChoicesMethod:
+    """A way to decide.
+
+    Attributes:
+        decide: from the scores of all choices to the one that is taken.
+        unconditional: whether `decide` needs the unconditional log-probabilities.
+    """
+
+    name: str
+    decide: Callable[[Sequence[ChoiceScore]], Decision]
+    unconditional: bool = False
+
+
+def _by_mean(scores: Sequence[ChoiceScore]) -> Decision:
+    return _highest([fmean(score.logprobs) for score in scores])
+
+
+def _greedily(scores: Sequence[ChoiceScore]) -> Decision:
+    """Keep the choices whose next token is the most likely, token by token, until one is left.
+
+    A choice that has ended goes on with its mean, so that a choice that begins another one can win or lose.
+    """
+    means = [fmean(score.logprobs) for score in scores]
+    left = list(range(len(scores)))
+    for i in range(max(len(score.logprobs) for score in scores)):
+        column = {c: scores[c].logprobs[i] if i < len(scores[c].logprobs) else means[c] for c in left}
+        best = max(column.values())
+        left = [c for c in left if column[c] == best]
+        if len(left) == 1:
+            break
+    return Decision(left[0], tuple(means))
+
+
+def _by_gain(scores: Sequence[ChoiceScore]) -> Decision:
+    gains = []
+    for score in scores:
+        if score.unconditional_logprobs is None:
+            raise ValueError("unconditional_likelihood_normalized needs the unconditional log-probabilities")
+        pairs = zip(score.logprobs, score.unconditional_logprobs, strict=True)
+        gains.append(fmean(given - alone for given, alone in pairs))
+    return _highest(gains)
+
+
+def _highest(values: list[float]) -> Decision:
+    return Decision(max(range(len(values)), key=values.__getitem__), tuple(values))
+
+
+#: The highest mean log-probability of a choice's tokens.
+token_length_normalized: Final = ChoicesMethod("token_length_normalized", _by_mean)
+#: The choice whose tokens are the most likely ones, one after the other.
+greedy_token_selection: Final = ChoicesMethod("greedy_token_selection", _greedily)
+#: The highest mean gain of a choice's tokens over their likelihood without the prompt; see the EleutherAI blog's
+#: "Multiple Choice Normalization in LM Evaluation" (2021).
+unconditional_likelihood_normalized: Final = ChoicesMethod(
+    "unconditional_likelihood_normalized", _by_gain, unconditional=True
+)
+
+CHOICES_METHODS: Final = {
+    method.name: method
+    for method in (token_length_normalized, greedy_token_selection, unconditional_likelihood_normalized)
+}

@@ -1,0 +1,340 @@
+"""Runs the expressions of one program state, in order, without a thread of its own."""
+
+import asyncio
+import threading
+import weakref
+from collections import deque
+from collections.abc import Iterable
+from concurrent.futures import Future
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any
+
+from graftlm.errors import GraftlmError, InvalidPromptError, ProgramCancelledError, ProgramError, RequestError
+from graftlm.lang.backend import Backend, GenerationRequest
+from graftlm.lang.call_site import CallSite
+from graftlm.lang.expressions import Expr, Gen, RoleBegin, RoleEnd, ScopeBegin, ScopeEnd, Select, Text
+from graftlm.lang.sampling import Sampling
+from graftlm.lang.text_feed import TextFeed
+from graftlm.lang.variables import Cell, Value
+
+__all__ = ["End", "Interpreter", "RunContext", "Snapshot", "Take"]
+
+#: A prefix is put into the cache before a fork when this much of it has not been there yet. Below, all children
+#: computing it costs less than the step that they would wait for.
+_HINT_FROM_CHARACTERS = 128
+
+
+@dataclass(frozen=True, slots=True)
+class RunContext:
+    """What all states of one run share.
+
+    Attributes:
+        defaults: for what a `gen` leaves open.
+        streams: whether variables grow token by token.
+    """
+
+    backend: Backend
+    defaults: Sampling
+    streams: bool
+    loop: asyncio.AbstractEventLoop
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """A state at one point of its program.
+
+    Attributes:
+        role: of the message that is open.
+        cached_len: characters of `text`, from its beginning, that the backend has computed before.
+    """
+
+    text: str = ""
+    messages: tuple[dict[str, str], ...] = ()
+    role: str | None = None
+    cached_len: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Take:
+    """Asks for a snapshot. `shared`: several states go on from it, so its text is worth caching first."""
+
+    taken: "Future[Snapshot]"
+    shared: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """The program has nothing more to say to this state."""
+
+    ended: "Future[None]"
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """One entry of the queue."""
+
+    action: Expr | Take | End
+    site: CallSite | None = None
+    cell: Cell | None = None
+
+    def fail(self, error: ProgramError) -> None:
+        """Tell those who wait for it."""
+        if self.cell is not None:
+            self.cell.fail(error)
+        match self.action:
+            case Take(taken=future) | End(ended=future) if not future.done():
+                future.set_exception(error)
+
+
+@dataclass(slots=True)
+class _Scope:
+    cell: Cell
+    start: int
+
+
+class Interpreter:
+    """One stream of expressions. `submit` may be called from any thread; the rest happens in the run's event loop.
+
+    A task exists only while there are expressions to run, and waits in the backend's coroutines. The first error ends
+    the stream: what waits behind it, and whatever comes later, fails with the same error.
+    """
+
+    def __init__(self, context: RunContext, origin: "Future[Snapshot] | None" = None) -> None:
+        """Begin an empty state, or one that goes on from a snapshot of another when that is there."""
+        self.feed = TextFeed()
+        self._context = context
+        self._origin = origin
+        self._steps: deque[_Step] = deque()
+        self._lock = threading.Lock()
+        self._is_scheduled = False
+        # From here on only the event loop writes.
+        self._task: asyncio.Task[None] | None = None
+        self._is_running = False
+        self._error: ProgramError | None = None
+        self._messages: list[dict[str, str]] = []
+        self._role: str | None = None
+        self._scopes: dict[str, list[_Scope]] = {}
+        self._cached_len = 0
+        self._children: weakref.WeakSet[Interpreter] = weakref.WeakSet()
+
+    @property
+    def error(self) -> ProgramError | None:
+        """What ended the stream."""
+        return self._error
+
+    @property
+    def context(self) -> RunContext:
+        """What all states of the run share."""
+        return self._context
+
+    def submit(self, action: Expr | Take | End, site: CallSite | None = None, cell: Cell | None = None) -> None:
+        """Run an expression behind those before it; `cell` gets what becomes of it."""
+        with self._lock:
+            self._steps.append(_Step(action, site, cell))
+            if self._is_scheduled:
+                return
+            self._is_scheduled = True
+        self._context.loop.call_soon_threadsafe(self._start)
+
+    def fork(self, number: int, site: CallSite) -> "list[Interpreter]":
+        """Return states that go on from what this one will be at this point."""
+        taken: Future[Snapshot] = Future()
+        children = [Interpreter(self._context, taken) for _ in range(number)]
+        self._children.update(children)
+        self.submit(Take(taken, shared=number > 1), site)
+        return children
+
+    def fail(self, error: ProgramError) -> None:
+        """End the stream with an error, this state's forks included; what runs is cancelled. Safe in a finalizer."""
+        self._context.loop.call_soon_threadsafe(self._fail_now, error)
+
+    # -- in the event loop ---------------------------------------------------------------------------------------------
+
+    def _start(self) -> None:
+        self._task = asyncio.create_task(self._run())
+
+    async def _run(self) -> None:
+        self._is_running = True
+        while (step := self._next_step()) is not None:
+            try:
+                await self._begin()
+                if self._error is None:
+                    await self._execute(step)
+            except BaseException as error:  # a cancellation too: what waits behind has to hear of it
+                self._fail_with(_program_error(error, step.site))
+            if self._error is not None:
+                step.fail(self._error)
+        self._is_running = False
+
+    def _next_step(self) -> _Step | None:
+        with self._lock:
+            if self._steps:
+                return self._steps.popleft()
+            self._is_scheduled = False
+            return None
+
+    async def _begin(self) -> None:
+        """Take over the state that this one goes on from, once."""
+        if self._origin is None:
+            return
+        origin, self._origin = self._origin, None
+        ready = asyncio.Event()
+        origin.add_done_callback(lambda _: ready.set())  # called in this very loop
+        await ready.wait()
+        snapshot = origin.result()
+        self._messages = [dict(message) for message in snapshot.messages]
+        self._role, self._cached_len = snapshot.role, snapshot.cached_len
+        self.feed.append(snapshot.text)
+
+    def _fail_now(self, error: ProgramError) -> None:
+        self._fail_with(error)
+        if (
+            self._task is not None and self._is_running
+        ):  # it waits for its backend; one that has not begun finds the error
+            self._task.cancel()
+        for child in list(self._children):
+            child._fail_now(error)
+
+    def _fail_with(self, error: ProgramError) -> None:
+        if self._error is None:
+            self._error = error
+        for cell in (scope.cell for scopes in self._scopes.values() for scope in scopes):
+            cell.fail(self._error)
+        self._scopes.clear()
+        self.feed.end(self._error)
+
+    async def _execute(self, step: _Step) -> None:
+        match step.action:
+            case Text(text):
+                self._append(text)
+            case Gen() as gen:
+                await self._generate(gen, step.cell or Cell())
+            case Select() as select:
+                await self._select(select, step.cell or Cell())
+            case RoleBegin(role):
+                await self._open_message(role)
+            case RoleEnd(role):
+                await self._close_message(role)
+            case ScopeBegin(name):
+                self._scopes.setdefault(name, []).append(_Scope(step.cell or Cell(), len(self.feed.text)))
+            case ScopeEnd(name):
+                self._close_scope(name)
+            case Take(taken, shared):
+                await self._take(taken, shared)
+            case End(ended):
+                self.feed.end()
+                ended.set_result(None)
+
+    def _append(self, text: str) -> None:
+        if self._role is not None:
+            self._messages[-1]["content"] += text
+        self.feed.append(text)
+
+    async def _generate(self, gen: Gen, cell: Cell) -> None:
+        sampling = gen.sampling.over(self._context.defaults).resolved()
+        request = GenerationRequest(self._prompt(), sampling)
+        if self._context.streams and (sampling.n or 1) == 1:
+            value = await self._stream(request, cell)
+        else:
+            value = await self._generate_whole(request)
+        self._cached_len = len(self.feed.text)
+        cell.fill(value)
+
+    def _prompt(self) -> str:
+        """Return the text so far.
+
+        Raises:
+            InvalidPromptError: there is none.
+        """
+        if not self.feed.text:
+            raise InvalidPromptError("the program's text is empty; write something before the model is asked")
+        return self.feed.text
+
+    async def _generate_whole(self, request: GenerationRequest) -> Value:
+        generations = await self._context.backend.generate(request)
+        self._append(generations[0].text)
+        if (request.sampling.n or 1) == 1:
+            return Value(generations[0].text, generations[0].meta_info)
+        return Value([g.text for g in generations], [g.meta_info for g in generations])
+
+    async def _stream(self, request: GenerationRequest, cell: Cell) -> Value:
+        value = Value("")
+        async with aclosing(self._context.backend.stream(request)) as generations:
+            async for generation in generations:
+                new = generation.text[len(value.value) :]
+                self._append(new)
+                cell.feed.append(new)
+                value = Value(generation.text, generation.meta_info)
+        return value
+
+    async def _select(self, select: Select, cell: Cell) -> None:
+        method = select.method
+        scores = await self._context.backend.score(self._prompt(), select.choices, unconditional=method.unconditional)
+        self._cached_len = len(self.feed.text)
+        decision = method.decide(scores)
+        choice = select.choices[decision.index]
+        meta: dict[str, Any] = {
+            "choices": list(select.choices),
+            "choices_method": method.name,
+            "normalized_prompt_logprobs": list(decision.scores),
+            "input_token_logprobs": [_entries(s.logprobs, s.token_ids) for s in scores],
+        }
+        if method.unconditional:
+            meta["unconditional_token_logprobs"] = [
+                _entries(s.unconditional_logprobs or (), s.token_ids) for s in scores
+            ]
+        self._append(choice)
+        cell.fill(Value(choice, meta))
+
+    async def _open_message(self, role: str) -> None:
+        if self._role is not None:
+            raise RequestError(f"a message of {self._role} is open; end it before one of {role} begins")
+        template = await self._context.backend.chat_template()
+        opening = template.opening([*self._roles(), role])
+        self.feed.append(opening)
+        self._messages.append({"role": role, "content": ""})
+        self._role = role
+
+    async def _close_message(self, role: str) -> None:
+        if self._role != role:
+            raise RequestError(f"a message of {role} ends, but the open one is {self._role or 'none'}")
+        template = await self._context.backend.chat_template()
+        self.feed.append(template.closing(self._roles()))
+        self._role = None
+
+    def _roles(self) -> list[str]:
+        return [message["role"] for message in self._messages]
+
+    def _close_scope(self, name: str) -> None:
+        scopes = self._scopes.get(name)
+        if not scopes:
+            raise RequestError(f"the scope {name!r} ends, but none of that name is open")
+        scope = scopes.pop()
+        scope.cell.fill(Value(self.feed.text[scope.start :]))
+
+    async def _take(self, taken: "Future[Snapshot]", shared: bool) -> None:
+        text = self.feed.text
+        if shared and len(text) - self._cached_len >= _HINT_FROM_CHARACTERS:
+            await self._context.backend.cache_prefix(text)
+            self._cached_len = len(text)
+        messages = tuple([dict(message) for message in self._messages])
+        taken.set_result(Snapshot(text, messages, self._role, self._cached_len))
+
+
+def _entries(logprobs: Iterable[float], token_ids: Iterable[int]) -> list[list[Any]]:
+    """Return [log-probability, token id, text or null] for each token, as SGLang writes them."""
+    return [[logprob, token_id, None] for logprob, token_id in zip(logprobs, token_ids, strict=True)]
+
+
+def _program_error(error: BaseException, site: CallSite | None) -> ProgramError:
+    """Return what reads raise, with the program's line."""
+    if isinstance(error, ProgramError):
+        return error  # of the state that this one goes on from
+    if isinstance(error, asyncio.CancelledError):
+        return ProgramCancelledError("this program's run was cancelled")
+    what = str(error) if isinstance(error, GraftlmError) else f"{type(error).__name__}: {error}"
+    filename, lineno = (None, None) if site is None else (site.filename, site.lineno)
+    made = ProgramError(what if site is None else f"{what}\n  {site}", filename, lineno)
+    made.__cause__ = error
+    return made

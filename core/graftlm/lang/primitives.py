@@ -1,0 +1,193 @@
+"""The words of the language: `gen`, `select` and roles, which make expressions."""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, NoReturn
+
+from graftlm.errors import RequestError, SamplingParamsError, UnsupportedFeatureError
+from graftlm.lang.choices import CHOICES_METHODS, ChoicesMethod, token_length_normalized
+from graftlm.lang.expressions import Expr, Gen, RoleBegin, RoleEnd, Select, as_expr
+from graftlm.lang.sampling import make_sampling
+
+__all__ = [
+    "assistant",
+    "assistant_begin",
+    "assistant_end",
+    "gen",
+    "gen_int",
+    "gen_string",
+    "image",
+    "select",
+    "system",
+    "system_begin",
+    "system_end",
+    "user",
+    "user_begin",
+    "user_end",
+    "video",
+]
+
+
+def gen(
+    name: str | None = None,
+    max_tokens: int | None = None,
+    min_tokens: int | None = None,
+    n: int | None = None,
+    stop: str | Sequence[str] | None = None,
+    stop_token_ids: Sequence[int] | None = None,
+    stop_regex: str | Sequence[str] | None = None,
+    temperature: float | None = None,
+    top_p: float | None = None,
+    top_k: int | None = None,
+    min_p: float | None = None,
+    frequency_penalty: float | None = None,
+    presence_penalty: float | None = None,
+    ignore_eos: bool | None = None,
+    return_logprob: bool | None = None,
+    logprob_start_len: int | None = None,
+    top_logprobs_num: int | None = None,
+    return_text_in_logprobs: bool | None = None,
+    dtype: type | str | None = None,
+    choices: Sequence[str] | None = None,
+    choices_method: ChoicesMethod | str | None = None,
+    regex: str | None = None,
+    json_schema: str | Mapping[str, Any] | type[Any] | None = None,
+) -> Expr:
+    """Let the model write.
+
+    What is left out is the run's to say (`program.run(temperature=0)`), and then the backend's.
+
+    Args:
+        name: of the variable that keeps the text.
+        n: completions; the variable is then their list, and the program goes on from the first.
+        stop: strings that end the text, which ends before them.
+        stop_regex: patterns that end the text, where the backend knows them.
+        top_k: keep the k most likely tokens; -1 keeps all.
+        return_logprob, logprob_start_len, top_logprobs_num, return_text_in_logprobs: log-probabilities in
+            `s.get_meta_info(name)`, as SGLang's /generate has them.
+        dtype: int, float, str or bool: the text looks like one, a str with its quotes.
+        choices: as of `select`; the sampling parameters then have no say.
+        regex, json_schema: what the text has to match; a schema is a dict, its text, or a pydantic model class.
+
+    Raises:
+        SamplingParamsError: an argument cannot be meant; ranges are the backend's to check.
+    """
+    arguments = dict(locals())
+    name, choices, method = (arguments.pop(key) for key in ("name", "choices", "choices_method"))
+    if choices is not None:
+        return select(name, choices, choices_method=method or token_length_normalized)
+    return Gen(name, make_sampling(arguments | {"json_schema": _schema_text(json_schema)}))
+
+
+def gen_int(name: str | None = None, **sampling: Any) -> Expr:
+    """Let the model write a whole number; as `gen(..., dtype=int)`."""
+    return gen(name, dtype=int, **sampling)
+
+
+def gen_string(name: str | None = None, **sampling: Any) -> Expr:
+    """Let the model write a string in quotes; as `gen(..., dtype=str)`."""
+    return gen(name, dtype=str, **sampling)
+
+
+def select(
+    name: str | None = None,
+    choices: Sequence[str] | None = None,
+    temperature: float = 0.0,
+    choices_method: ChoicesMethod | str = token_length_normalized,
+) -> Expr:
+    """Append the choice that the model finds most likely.
+
+    Args:
+        name: of the variable that keeps the choice.
+        temperature: only 0: the likeliest is taken.
+        choices_method: how choices of several tokens are compared: `token_length_normalized`,
+            `greedy_token_selection` or `unconditional_likelihood_normalized`, or one of your own.
+
+    Raises:
+        RequestError: there are no choices, or no such method.
+    """
+    if not choices or isinstance(choices, str) or not all(isinstance(c, str) and c for c in choices):
+        raise RequestError(f"select needs choices: a list of non-empty strings, got {choices!r}")
+    if temperature != 0.0:
+        raise SamplingParamsError(f"select takes the likeliest choice: temperature must be 0, got {temperature}")
+    if isinstance(choices_method, str):
+        if choices_method not in CHOICES_METHODS:
+            raise RequestError(f"choices_method must be one of {', '.join(CHOICES_METHODS)}, got {choices_method!r}")
+        choices_method = CHOICES_METHODS[choices_method]
+    return Select(name, tuple(choices), choices_method)
+
+
+def system(expr: Expr | str | None = None) -> Expr:
+    """A system message, or only its beginning when nothing is given."""
+    return _message("system", expr)
+
+
+def user(expr: Expr | str | None = None) -> Expr:
+    """A user message, or only its beginning when nothing is given."""
+    return _message("user", expr)
+
+
+def assistant(expr: Expr | str | None = None) -> Expr:
+    """An assistant message, or only its beginning when nothing is given."""
+    return _message("assistant", expr)
+
+
+def system_begin() -> Expr:
+    """Open a system message."""
+    return RoleBegin("system")
+
+
+def system_end() -> Expr:
+    """Close the system message."""
+    return RoleEnd("system")
+
+
+def user_begin() -> Expr:
+    """Open a user message."""
+    return RoleBegin("user")
+
+
+def user_end() -> Expr:
+    """Close the user message."""
+    return RoleEnd("user")
+
+
+def assistant_begin() -> Expr:
+    """Open an assistant message; what is generated next answers the chat."""
+    return RoleBegin("assistant")
+
+
+def assistant_end() -> Expr:
+    """Close the assistant message."""
+    return RoleEnd("assistant")
+
+
+def image(expr: object) -> NoReturn:
+    """Refuse an image.
+
+    Raises:
+        UnsupportedFeatureError: always: no backend takes images.
+    """
+    raise UnsupportedFeatureError("image: no backend of graftlm.lang takes images; describe it in text")
+
+
+def video(path: object, num_frames: int = 0) -> NoReturn:
+    """Refuse a video.
+
+    Raises:
+        UnsupportedFeatureError: always: no backend takes videos.
+    """
+    raise UnsupportedFeatureError("video: no backend of graftlm.lang takes videos; describe it in text")
+
+
+def _message(role: str, expr: Expr | str | None) -> Expr:
+    if expr is None:
+        return RoleBegin(role)
+    return RoleBegin(role) + as_expr(expr) + RoleEnd(role)
+
+
+def _schema_text(schema: str | Mapping[str, Any] | type[Any] | None) -> str | None:
+    if schema is None or isinstance(schema, str):
+        return schema
+    to_schema = getattr(schema, "model_json_schema", None)
+    return json.dumps(schema if to_schema is None else to_schema())

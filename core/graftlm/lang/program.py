@@ -1,0 +1,143 @@
+"""An LM program: a function of a state, to be run once or many times."""
+
+import inspect
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import update_wrapper
+from typing import Any
+
+from graftlm.errors import RequestError
+from graftlm.lang.batch import run_batch
+from graftlm.lang.default_backend import resolve
+from graftlm.lang.event_loop import shared_loop
+from graftlm.lang.interpreter import RunContext
+from graftlm.lang.sampling import Sampling, make_sampling
+from graftlm.lang.state import ProgramState
+from graftlm.lang.variables import result_of
+
+__all__ = ["Program", "function"]
+
+#: Names of `run` for sampling defaults, which are not arguments of the program then; SGLang's `max_new_tokens` too.
+_SAMPLING_NAMES = frozenset(Sampling.__dataclass_fields__) | {"max_new_tokens"}
+
+
+class Program:
+    """A function whose first argument is the state that it writes to and reads from; `@function` makes one.
+
+    Called within another program, with that program's state, it is an ordinary function.
+    """
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        """Wrap a function.
+
+        Raises:
+            RequestError: it takes no argument for the state.
+        """
+        parameters = list(inspect.signature(function).parameters)
+        if not parameters:
+            raise RequestError(f"{function.__qualname__}() needs a first argument for its state, by custom named s")
+        self._function = function
+        self._parameters = frozenset(parameters[1:])
+        self._argument_names = parameters[1:]
+        update_wrapper(self, function)
+
+    def __call__(self, s: ProgramState, *args: Any, **kwargs: Any) -> Any:
+        """Go on writing to another program's state; returns what the function returns."""
+        return self._function(s, *args, **kwargs)
+
+    def run(self, *args: Any, backend: Any = None, stream: bool = False, **kwargs: Any) -> ProgramState:
+        """Run it once.
+
+        Args:
+            args, kwargs: the function's, and sampling parameters of `gen` (`max_tokens` or `max_new_tokens`,
+                `temperature`, `stop`, ...) for each `gen` that leaves them open.
+            backend: an Engine, a RuntimeEndpoint or a Backend; the default one when left out.
+            stream: return at once, and let texts grow token by token; the function then runs in a thread of its own.
+
+        Returns: the state; without `stream`, everything in it is done.
+
+        Raises:
+            ProgramError: an expression failed; without `stream`.
+            Exception: the function's own; without `stream`.
+        """
+        state, arguments = self._begin(kwargs, backend, stream)
+        if stream:
+            worker = _Worker(state, self._function, args, arguments)
+            threading.Thread(target=worker, name=f"graftlm-{self._function.__name__}", daemon=True).start()
+            return state
+        try:
+            result_of(state.run(self._function, *args, **arguments))
+        except BaseException:
+            state.cancel()  # an interrupt too: nobody waits for the rest
+            raise
+        return state
+
+    def run_batch(
+        self,
+        batch_kwargs: Sequence[Mapping[str, Any]] | Sequence[Any],
+        *,
+        backend: Any = None,
+        num_threads: int | str = "auto",
+        progress_bar: bool = False,
+        generator_style: bool = False,
+        **sampling: Any,
+    ) -> list[ProgramState] | Iterator[ProgramState]:
+        """Run it once for each set of arguments.
+
+        Args:
+            batch_kwargs: keyword arguments of each run; a plain value stands for the only argument.
+            num_threads: threads for the function's own Python. A program that reads holds one while it waits; one
+                that only writes does not.
+            progress_bar: show one on standard error.
+            generator_style: yield states in order as they are done, and start runs only a little ahead.
+            sampling: as of `run`.
+
+        Returns: one state each, in order. One that failed raises when it is read; the others are not affected.
+        """
+        runs = [self._keywords(arguments) for arguments in batch_kwargs]
+        backend = resolve(backend)
+
+        def start(arguments: Mapping[str, Any]) -> tuple[ProgramState, Callable[[], Any]]:
+            state, own = self._begin(dict(arguments) | sampling, backend, False)
+            return state, lambda: state.run_quietly(self._function, **own)
+
+        states = run_batch(start, runs, num_threads, progress_bar)
+        return states if generator_style else list(states)
+
+    def _keywords(self, arguments: Any) -> Mapping[str, Any]:
+        if isinstance(arguments, Mapping):
+            return arguments
+        if len(self._argument_names) != 1:
+            raise RequestError(
+                f"run_batch takes a mapping for each run, since {self._function.__name__}() has "
+                f"{len(self._argument_names)} arguments; got {type(arguments).__name__}"
+            )
+        return {self._argument_names[0]: arguments}
+
+    def _begin(self, kwargs: dict[str, Any], backend: Any, stream: bool) -> tuple[ProgramState, dict[str, Any]]:
+        """Return a state, and those of `kwargs` that are the function's."""
+        sampling = {key: value for key, value in kwargs.items() if key in _SAMPLING_NAMES - self._parameters}
+        arguments = {key: value for key, value in kwargs.items() if key not in sampling}
+        if "max_new_tokens" in sampling:
+            sampling["max_tokens"] = sampling.pop("max_new_tokens")
+        context = RunContext(resolve(backend), make_sampling(sampling), stream, shared_loop())
+        return ProgramState.begin(context), arguments
+
+
+class _Worker:
+    """Runs a program's function in a thread, without keeping the state alive once it has ended."""
+
+    def __init__(
+        self, state: ProgramState, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        self._call: tuple[Any, ...] | None = (state, function, args, kwargs)
+
+    def __call__(self) -> None:
+        assert self._call is not None  # a thread runs once
+        (state, function, args, kwargs), self._call = self._call, None
+        state.run_quietly(function, *args, **kwargs)
+
+
+def function(func: Callable[..., Any]) -> Program:
+    """Make an LM program of a function whose first argument is its state."""
+    return Program(func)

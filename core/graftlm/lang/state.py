@@ -1,0 +1,280 @@
+"""What a program writes to and reads from: its state, and the forks of it."""
+
+import weakref
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
+from typing import Any, Self
+
+from graftlm.errors import ProgramCancelledError, ProgramError, RequestError
+from graftlm.lang import expressions as ex
+from graftlm.lang.call_site import CallSite, call_site
+from graftlm.lang.expressions import Expr, as_expr
+from graftlm.lang.interpreter import End, Interpreter, RunContext, Snapshot, Take
+from graftlm.lang.variables import Cell, Value, Variables, result_of
+
+__all__ = ["ProgramState", "ProgramStateGroup"]
+
+_CANCELLED = "this program's run was cancelled"
+
+
+class ProgramState:
+    """A growing text with variables.
+
+    Writing (`s += ...`, roles, forks) never waits; reading (`s[name]`, `s.text()`) waits for what it reads and raises
+    ProgramError, with the line that asked for it, when that failed. A state that nobody holds any more is cancelled.
+    """
+
+    def __init__(
+        self, interpreter: Interpreter, variables: Variables | None = None, parent: "ProgramState | None" = None
+    ) -> None:
+        self._interpreter = interpreter
+        self._variables = variables or Variables()
+        self._parent = parent  # a state goes on from its parent's, which therefore must not be cancelled before
+        self._returned: Any = None
+        self._finalizer = weakref.finalize(self, interpreter.fail, ProgramCancelledError(_CANCELLED))
+        self._finalizer.atexit = False
+
+    @classmethod
+    def begin(cls, context: RunContext) -> Self:
+        """Return an empty state."""
+        return cls(Interpreter(context), Variables(is_open=True))
+
+    # -- writing -------------------------------------------------------------------------------------------------------
+
+    def __iadd__(self, other: Expr | str) -> Self:
+        self._submit(as_expr(other), call_site())
+        return self
+
+    def _submit(self, expr: Expr, site: CallSite) -> None:
+        if isinstance(expr, ex.Sequence):
+            for part in expr.parts:
+                self._submit(part, site)
+            return
+        cell = None
+        if isinstance(expr, ex.Gen | ex.Select | ex.ScopeBegin) and expr.name is not None:
+            cell = Cell()
+            self._variables[expr.name] = cell
+        self._interpreter.submit(expr, site, cell)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        cell = Cell()
+        cell.fill(Value(value))
+        self._variables[name] = cell
+
+    def set_var(self, name: str, value: Any) -> None:
+        """Set a variable; the text stays as it is."""
+        self[name] = value
+
+    def system(self, expr: Expr | str | None = None) -> Any:
+        """Append a system message, or open one: `with s.system(): ...`."""
+        return self._message("system", expr)
+
+    def user(self, expr: Expr | str | None = None) -> Any:
+        """Append a user message, or open one: `with s.user(): ...`."""
+        return self._message("user", expr)
+
+    def assistant(self, expr: Expr | str | None = None) -> Any:
+        """Append an assistant message, or open one: `with s.assistant(): ...`."""
+        return self._message("assistant", expr)
+
+    def _message(self, role: str, expr: Expr | str | None) -> Any:
+        if expr is None:
+            return self._between(ex.RoleBegin(role), ex.RoleEnd(role))
+        self._submit(ex.RoleBegin(role) + as_expr(expr) + ex.RoleEnd(role), call_site())
+        return None
+
+    def var_scope(self, name: str) -> Any:
+        """Keep the text of a `with` block as a variable."""
+        return self._between(ex.ScopeBegin(name), ex.ScopeEnd(name))
+
+    @contextmanager
+    def _between(self, begin: Expr, end: Expr) -> Iterator[None]:
+        self._submit(begin, call_site())
+        yield
+        self._submit(end, call_site())
+
+    def fork(self, size: int = 1) -> "ProgramStateGroup":
+        """Return `size` states that go on from here, side by side.
+
+        The text so far is put into the backend's cache once, before any of them asks for more.
+        """
+        if size < 1:
+            raise RequestError(f"fork needs at least 1 state, got {size}")
+        children = self._interpreter.fork(size, call_site())
+        states = [ProgramState(child, Variables(self._variables.copy()), self) for child in children]
+        return ProgramStateGroup(states, self)
+
+    @contextmanager
+    def copy(self) -> Iterator["ProgramState"]:
+        """Go on from here in a `with` block, and afterwards as if it had not been, but for its variables."""
+        group = self.fork(1)
+        yield group[0]
+        group.join()
+
+    # -- reading -------------------------------------------------------------------------------------------------------
+
+    def __getitem__(self, name: str) -> Any:
+        """Return a variable; waits for it.
+
+        Raises:
+            KeyError: the program has not asked for such a variable.
+            ProgramError: what should have made it failed.
+        """
+        value: Value = result_of(self._variables[name].future)
+        return value.value
+
+    def get_var(self, name: str) -> Any:
+        """Return a variable; as `s[name]`."""
+        return self[name]
+
+    def get_meta_info(self, name: str) -> Any:
+        """Return what the backend said of a variable: its tokens, why it ended; a list when `n` were generated."""
+        value: Value = result_of(self._variables[name].future)
+        return value.meta_info
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._variables
+
+    def text(self) -> str:
+        """Return the text, with everything written so far."""
+        return self._snapshot().text
+
+    def messages(self) -> list[dict[str, str]]:
+        """Return the chat as role and content, with everything written so far."""
+        return [dict(message) for message in self._snapshot().messages]
+
+    def sync(self) -> None:
+        """Wait for everything written so far."""
+        self._snapshot()
+
+    def error(self) -> ProgramError | None:
+        """Return what failed in this state so far, without waiting."""
+        return self._interpreter.error
+
+    @property
+    def ret_value(self) -> Any:
+        """What the program's function returned."""
+        return self._returned
+
+    def text_iter(self, var_name: str | None = None) -> Iterator[str]:
+        """Yield the text, or a variable's, in pieces as it grows; raises ProgramError where it fails."""
+        feed = self._interpreter.feed if var_name is None else self._variables[var_name].feed
+        yield from feed.chunks()
+
+    async def text_async_iter(self, var_name: str | None = None) -> AsyncIterator[str]:
+        """Yield as `text_iter`, without blocking the event loop."""
+        feed = self._interpreter.feed
+        if var_name is not None:
+            feed = (await self._variables.wait_for(var_name)).feed
+        async for chunk in feed.achunks():
+            yield chunk
+
+    def _snapshot(self) -> Snapshot:
+        taken: Future[Snapshot] = Future()
+        self._interpreter.submit(Take(taken))
+        snapshot: Snapshot = result_of(taken)
+        return snapshot
+
+    # -- the run -------------------------------------------------------------------------------------------------------
+
+    def cancel(self) -> None:
+        """End this state and its forks; their requests are aborted. Reads raise ProgramCancelledError."""
+        self._interpreter.fail(ProgramCancelledError(_CANCELLED))
+
+    def run(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> "Future[None]":
+        """Run a program's function on this state, in this thread.
+
+        Returns: done when everything that it wrote has run; fails with the ProgramError of this state.
+
+        Raises:
+            BaseException: the function's own; the state is then cancelled.
+        """
+        self._variables.begin()
+        try:
+            self._returned = function(self, *args, **kwargs)
+        except BaseException as error:
+            self._interpreter.fail(_of_function(error))
+            raise
+        finally:
+            self._variables.end()
+        ended: Future[None] = Future()
+        self._interpreter.submit(End(ended))
+        return ended
+
+    def run_quietly(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> "Future[None]":
+        """Run as `run`, leaving the function's own error to those who read the state."""
+        try:
+            return self.run(function, *args, **kwargs)
+        except Exception as error:
+            ended: Future[None] = Future()
+            ended.set_exception(_of_function(error))
+            return ended
+
+
+def _of_function(error: BaseException) -> ProgramError:
+    if isinstance(error, ProgramError):  # of a read
+        return error.again()
+    made = ProgramError(f"the program's function raised {type(error).__name__}: {error}")
+    made.__cause__ = error
+    return made
+
+
+class ProgramStateGroup(Sequence[ProgramState]):
+    """The forks of a state.
+
+    `group += ...` writes to each of them: one expression for all, a list with one for each, or a function of the index.
+    """
+
+    def __init__(self, states: Sequence[ProgramState], parent: ProgramState) -> None:
+        self._states = list(states)
+        self._parent = parent
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._states[index]
+
+    def __setitem__(self, index: int, state: ProgramState) -> None:
+        """Take back the state that `group[i] += ...` has written to.
+
+        Raises:
+            RequestError: it is another one.
+        """
+        if self._states[index] is not state:
+            raise RequestError("a fork cannot be replaced; write to it by `forks[i] += ...`")
+
+    def __len__(self) -> int:
+        return len(self._states)
+
+    def __iadd__(self, other: Expr | str | Sequence[Expr | str] | Callable[[int], Expr | str]) -> Self:
+        for i, (state, part) in enumerate(zip(self._states, self._part_of_each(other), strict=True)):
+            state += part
+            self._states[i] = state
+        return self
+
+    def _part_of_each(self, other: Any) -> Sequence[Expr | str]:
+        if isinstance(other, Expr | str):
+            return [other] * len(self)
+        if callable(other):
+            return [other(i) for i in range(len(self))]
+        parts = list(other)
+        if len(parts) != len(self):
+            raise RequestError(f"{len(parts)} expressions are given for {len(self)} forks; give one each")
+        return parts
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.join()
+
+    def join(self) -> None:
+        """Wait for all, and give the parent each variable that is new in them, as the list of their values.
+
+        Raises:
+            ProgramError: one of them failed.
+        """
+        for state in self._states:
+            state.sync()
+        new = {name for state in self._states for name in state._variables.copy()} - set(self._parent._variables.copy())
+        for name in sorted(new):
+            self._parent[name] = [state[name] for state in self._states if name in state]

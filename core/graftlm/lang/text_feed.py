@@ -1,0 +1,92 @@
+"""A text that grows in the language's event loop, and those who follow it from threads and other loops."""
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+
+from graftlm.errors import ProgramError
+
+__all__ = ["TextFeed"]
+
+
+class TextFeed:
+    """Grows by `append` until `end`. Both are called by one thread at a time; following is safe from any."""
+
+    def __init__(self, text: str = "") -> None:
+        self._text = text
+        self._ended = False
+        self._error: ProgramError | None = None
+        self._listeners: list[Callable[[], None]] = []
+
+    @property
+    def text(self) -> str:
+        """Everything so far."""
+        return self._text
+
+    def append(self, text: str) -> None:
+        """Add text."""
+        if text:
+            self._text += text
+            self._tell()
+
+    def end(self, error: ProgramError | None = None) -> None:
+        """Add no more; followers get the error, if there is one, behind the text. Only the first call counts."""
+        if not self._ended:
+            self._error = error
+            self._ended = True
+            self._tell()
+
+    def chunks(self) -> Iterator[str]:
+        """Yield the text in pieces as it grows, from the beginning."""
+        news = threading.Event()
+        self._listeners.append(news.set)
+        try:
+            at = 0
+            while True:
+                news.clear()
+                ended = self._ended  # before the text: what comes between the two is then not missed
+                text = self._text
+                if len(text) > at:
+                    yield text[at:]
+                    at = len(text)
+                elif ended:
+                    break
+                else:
+                    news.wait()
+        finally:
+            self._listeners.remove(news.set)
+        self._raise()
+
+    async def achunks(self) -> AsyncIterator[str]:
+        """Yield the text in pieces, in the caller's event loop."""
+        loop, news = asyncio.get_running_loop(), asyncio.Event()
+
+        def listener() -> None:
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(news.set)
+
+        self._listeners.append(listener)
+        try:
+            at = 0
+            while True:
+                news.clear()
+                ended = self._ended
+                text = self._text
+                if len(text) > at:
+                    yield text[at:]
+                    at = len(text)
+                elif ended:
+                    break
+                else:
+                    await news.wait()
+        finally:
+            self._listeners.remove(listener)
+        self._raise()
+
+    def _tell(self) -> None:
+        for listener in list(self._listeners):
+            listener()
+
+    def _raise(self) -> None:
+        if self._error is not None:
+            raise self._error.again()

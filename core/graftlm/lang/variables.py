@@ -1,0 +1,118 @@
+"""The variables of a program's states: promised when a line asks for them, kept when it has run."""
+
+import asyncio
+import threading
+from collections.abc import Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any
+
+from graftlm.errors import ProgramError
+from graftlm.lang.text_feed import TextFeed
+
+__all__ = ["Cell", "Value", "Variables", "result_of"]
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """What a variable holds.
+
+    Attributes:
+        value: text; a list of texts when `n` of them were generated; anything that the program put there.
+        meta_info: what the backend said of it; one for each of `n`.
+    """
+
+    value: Any
+    meta_info: dict[str, Any] | list[dict[str, Any]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Cell:
+    """One variable as one line of the program makes it. A line that runs again makes another."""
+
+    future: "Future[Value]" = field(default_factory=Future)
+    feed: TextFeed = field(default_factory=TextFeed)
+
+    def fill(self, value: Value) -> None:
+        """Set the value."""
+        self.future.set_result(value)
+        if isinstance(value.value, str):
+            self.feed.append(value.value[len(self.feed.text) :])
+        self.feed.end()
+
+    def fail(self, error: ProgramError) -> None:
+        """Have every read raise."""
+        if not self.future.done():
+            self.future.set_exception(error)
+            self.feed.end(error)
+
+
+class Variables:
+    """Names to cells, of one state.
+
+    The program's own thread knows which names it has asked for, so for it an unknown name is an error at once. Others
+    may look while the program still runs, and wait until it asks for the name, or ends.
+    """
+
+    def __init__(self, inherited: Mapping[str, Cell] | None = None, *, is_open: bool = False) -> None:
+        """Begin with the variables of the state that this one goes on from; open ones wait for `end`."""
+        self._cells = dict(inherited or {})
+        self._changed = threading.Condition()
+        self._writer: int | None = None
+        self._is_open = is_open
+
+    def begin(self) -> None:
+        """Take the calling thread for the program's own."""
+        self._writer = threading.get_ident()
+
+    def end(self) -> None:
+        """The program asks for no more names."""
+        with self._changed:
+            self._is_open = False
+            self._changed.notify_all()
+
+    def __setitem__(self, name: str, cell: Cell) -> None:
+        with self._changed:
+            self._cells[name] = cell
+            self._changed.notify_all()
+
+    def __contains__(self, name: object) -> bool:
+        with self._changed:
+            return name in self._cells
+
+    def __getitem__(self, name: str) -> Cell:
+        """Return a variable's cell.
+
+        Raises:
+            KeyError: the program does not make such a variable.
+        """
+        with self._changed:
+            while name not in self._cells:
+                if not self._is_open or self._writer == threading.get_ident():
+                    known = ", ".join(sorted(self._cells)) or "none"
+                    raise KeyError(f"this program's state has no variable {name!r}; it has: {known}")
+                self._changed.wait()
+            return self._cells[name]
+
+    async def wait_for(self, name: str) -> Cell:
+        """Return a variable's cell without blocking the event loop; raises as `[name]`."""
+        return await asyncio.to_thread(self.__getitem__, name)
+
+    def copy(self) -> dict[str, Cell]:
+        """Return the names and cells as of now."""
+        with self._changed:
+            return dict(self._cells)
+
+
+def result_of(future: "Future[Any]") -> Any:
+    """Wait for a future.
+
+    Raises:
+        ProgramError: the program failed; a new one each time, since reads in several threads share the future.
+    """
+    error = future.exception()
+    if error is None:
+        return future.result()
+    if isinstance(error, ProgramError):
+        raise error.again()
+    raise error

@@ -1,0 +1,179 @@
+"""Errors surface at the read, with the program's line, and leave other programs alone."""
+
+import inspect
+
+import pytest
+
+from graftlm import RuntimeEndpoint, function, gen, select, set_default_backend, user
+from graftlm.errors import (
+    ConfigError,
+    ProgramError,
+    RequestError,
+    SamplingParamsError,
+    UnavailableError,
+    UnsupportedFeatureError,
+)
+
+
+def line_of(program, text):
+    """Return the number of the line of a program that holds a text."""
+    lines, first = inspect.getsourcelines(program.__wrapped__)
+    return next(first + i for i, line in enumerate(lines) if text in line)
+
+
+def test_the_read_raises_with_file_and_line(backend):
+    @function
+    def program(s):
+        s += "1 + 1 ="
+        s += gen("good", max_tokens=2)
+        s += gen("bad", temperature=-1.0)  # this line
+        s += gen("behind", max_tokens=2)
+        assert s["good"]
+        for name in ("bad", "behind"):
+            with pytest.raises(ProgramError, match="temperature") as caught:
+                s[name]
+            assert caught.value.filename == __file__
+            assert caught.value.lineno == line_of(program, "# this line")
+            assert "in program" in str(caught.value)
+            assert isinstance(caught.value.__cause__, RequestError)
+        with pytest.raises(ProgramError, match="temperature"):
+            s.text()
+        return s.error()
+
+    with pytest.raises(ProgramError, match="temperature") as caught:
+        program.run(backend=backend)
+    assert caught.value.lineno == line_of(program, "# this line")
+
+
+def test_the_cause_is_the_backends_error(in_process):
+    with pytest.raises(ProgramError) as caught:
+        function(lambda s: s.__iadd__("a" + gen("x", top_p=3.0))).run(backend=in_process)
+    assert isinstance(caught.value.__cause__, SamplingParamsError)
+
+
+def test_lines_are_those_of_helpers_that_write(backend):
+    def helper(s):
+        with s.user():
+            s += gen("x", temperature=-1.0)  # here
+
+    @function
+    def program(s):
+        helper(s)
+
+    with pytest.raises(ProgramError) as caught:
+        program.run(backend=backend)
+    lines, first = inspect.getsourcelines(helper)
+    assert caught.value.lineno == first + next(i for i, line in enumerate(lines) if "# here" in line)
+
+
+def test_a_failed_fork_leaves_its_siblings_alone(backend):
+    @function
+    def program(s):
+        s += "1 + 1 ="
+        bad, good = s.fork(2)
+        bad += gen("x", temperature=-1.0)
+        good += gen("x", max_tokens=2)
+        with pytest.raises(ProgramError):
+            bad["x"]
+        return good["x"]
+
+    assert program.run(backend=backend, temperature=0).ret_value
+
+
+def test_an_unknown_variable_is_a_key_error_that_names_the_others(backend):
+    @function
+    def program(s):
+        s += "1 + 1 =" + gen("sum", max_tokens=2)
+        return s["total"]
+
+    with pytest.raises(KeyError, match=r"no variable 'total'.*sum"):
+        program.run(backend=backend)
+
+
+def test_the_programs_own_error_is_raised_as_it_is(backend):
+    @function
+    def program(s):
+        s += "a" + gen("x", max_tokens=4000, ignore_eos=True)
+        raise LookupError("mine")
+
+    with pytest.raises(LookupError, match="mine"):
+        program.run(backend=backend)
+
+
+@pytest.mark.parametrize(
+    ("write", "says"),
+    [
+        (lambda s: s.__iadd__(3), "takes text and expressions"),
+        (lambda s: s.__iadd__(None), "takes text and expressions"),
+    ],
+)
+def test_what_is_no_expression_is_refused_at_once(write, says, in_process):
+    with pytest.raises(RequestError, match=says):
+        function(write).run(backend=in_process)
+
+
+def test_messages_do_not_nest(in_process):
+    @function
+    def program(s):
+        with s.user():
+            s += user("Hi")
+
+    with pytest.raises(ProgramError, match="a message of user is open"):
+        program.run(backend=in_process)
+
+
+def test_a_program_needs_a_backend_and_an_argument():
+    with pytest.raises(ConfigError, match="set_default_backend"):
+        function(lambda s: None).run()
+    with pytest.raises(ConfigError, match="a backend is an Engine"):
+        set_default_backend("http://127.0.0.1")
+    with pytest.raises(RequestError, match="first argument"):
+        function(lambda: None)
+
+
+def test_the_default_backend_serves_programs_that_name_none(engine):
+    set_default_backend(engine)
+    try:
+        assert function(lambda s: s.__iadd__("1 + 1 =" + gen("x", max_tokens=2))).run(temperature=0)["x"]
+    finally:
+        set_default_backend(None)
+
+
+def test_a_dead_server_is_named():
+    @function
+    def program(s):
+        s += "a" + gen("x")
+
+    with (
+        RuntimeEndpoint("http://127.0.0.1:9") as nobody,
+        pytest.raises(ProgramError, match=r"127\.0\.0\.1:9") as caught,
+    ):
+        program.run(backend=nobody)
+    assert isinstance(caught.value.__cause__, UnavailableError)
+
+
+def test_unknown_chat_templates_are_refused(server):
+    @function
+    def program(s):
+        s += user("Hi")
+
+    with (
+        RuntimeEndpoint(server.url, chat_template="chatmI") as endpoint,
+        pytest.raises(ProgramError, match="known are chatml") as caught,
+    ):
+        program.run(backend=endpoint)
+    assert isinstance(caught.value.__cause__, ConfigError)
+
+
+def test_a_select_on_a_backend_without_logprobs_says_so():
+    class NoLogprobs:
+        async def generate(self, request): ...
+        def stream(self, request): ...
+        async def cache_prefix(self, prompt): ...
+        async def chat_template(self): ...
+        async def flush_cache(self): ...
+        async def score(self, prompt, choices, *, unconditional):
+            raise UnsupportedFeatureError("this backend has no log-probabilities")
+
+    with pytest.raises(ProgramError, match="no log-probabilities"):
+        function(lambda s: s.__iadd__("a" + select("x", ["b"]))).run(backend=NoLogprobs())

@@ -1,0 +1,169 @@
+"""Forks go on side by side from one prefix, which is computed once."""
+
+import gc
+import threading
+
+import pytest
+
+from graftlm import flush_cache, function, gen, set_default_backend
+from graftlm.errors import ProgramError, RequestError
+
+PREFIX = "The capital of France is Paris. The day after Monday is Tuesday. " * 58
+NUM_FORKS = 8
+
+
+def full_page_tokens(engine, backend, prefix):
+    page_size = engine.config.cache.page_size if type(backend).__name__ == "EngineBackend" else 1
+    return len(engine.tokenizer.encode(prefix)) // page_size * page_size
+
+
+def test_children_that_start_at_once_find_all_full_pages_of_the_prefix(engine, backend):
+    flush_cache(backend)
+    least = full_page_tokens(engine, backend, PREFIX)
+    assert least >= 1000
+
+    @function
+    def program(s):
+        s += PREFIX
+        forks = s.fork(NUM_FORKS)
+        forks += lambda i: f"{i} + 1 =" + gen("answer", max_tokens=4)
+        return [fork.get_meta_info("answer")["cached_tokens"] for fork in forks]
+
+    cached = program.run(backend=backend, temperature=0).ret_value
+    assert len(cached) == NUM_FORKS
+    assert min(cached) >= least
+
+
+def test_a_prefix_that_has_been_generated_behind_is_not_computed_again(engine, in_process):
+    @function
+    def program(s):
+        s += PREFIX + gen("first", max_tokens=4)
+        forks = s.fork(2)
+        forks += " So" + gen("x", max_tokens=2)
+        forks.join()
+
+    before = engine.stats().finished_requests
+    program.run(backend=in_process, temperature=0)
+    assert engine.stats().finished_requests - before == 3  # no hint
+
+
+def test_join_gathers_what_is_new(backend):
+    @function
+    def program(s):
+        s["old"] = 1
+        s += "Count: "
+        with s.fork(3) as forks:
+            forks += [f"{i}" + gen("next", max_tokens=2) for i in range(3)]
+            expected = [fork["next"] for fork in forks]
+        assert s["next"] == expected
+        assert s["old"] == 1
+        s += "|".join(s["next"])
+
+    text = program.run(backend=backend, temperature=0).text()
+    assert text.startswith("Count: ")
+    assert text.count("|") == 2
+
+
+def test_a_fork_is_written_to_by_its_index(in_process):
+    @function
+    def program(s):
+        s += "a"
+        forks = s.fork(2)
+        forks[1] += "b"
+        with pytest.raises(RequestError, match="cannot be replaced"):
+            forks[0] = forks[1]
+        return [fork.text() for fork in forks]
+
+    assert program.run(backend=in_process).ret_value == ["a", "ab"]
+
+
+def test_a_fork_has_the_parents_text_chat_and_variables(backend):
+    @function
+    def program(s):
+        s.user("Hi")
+        s["a"] = 1
+        (child,) = s.fork()
+        s += "parent"
+        child += "child"
+        assert child["a"] == 1
+        child["a"] = 2
+        assert s["a"] == 1
+        assert child.messages() == s.messages()
+        assert child.text() == s.text().removesuffix("parent") + "child"
+
+    program.run(backend=backend)
+
+
+def test_a_copy_leaves_the_text_as_it_was(backend):
+    @function
+    def program(s):
+        s += "1 + 1 ="
+        with s.copy() as other:
+            other += gen("guess", max_tokens=3)
+        s += " unknown"
+
+    state = program.run(backend=backend, temperature=0)
+    assert state.text() == "1 + 1 = unknown"
+    assert len(state["guess"]) == 1
+
+
+def test_a_grandchild_outlives_its_dropped_parent(backend):
+    @function
+    def program(s):
+        s += "1 + 1 ="
+        child = s.fork(1)[0]
+        child += gen("x", max_tokens=3)
+        grandchild = child.fork(1)[0]
+        del child
+        gc.collect()
+        grandchild += gen("y", max_tokens=3)
+        return grandchild["x"], grandchild["y"]
+
+    x, y = program.run(backend=backend, temperature=0).ret_value
+    assert x
+    assert y is not None
+
+
+@pytest.mark.parametrize("size", [0, -1])
+def test_a_fork_needs_a_state(size, in_process):
+    with pytest.raises(RequestError, match="at least 1"):
+        function(lambda s: s.fork(size)).run(backend=in_process)
+
+
+def test_lists_have_one_expression_for_each_fork(in_process):
+    @function
+    def program(s):
+        forks = s.fork(2)
+        forks += ["a"]
+
+    with pytest.raises(RequestError, match="1 expressions are given for 2 forks"):
+        program.run(backend=in_process)
+
+
+def test_an_error_before_a_fork_surfaces_in_the_children(backend):
+    @function
+    def program(s):
+        s += "x" + gen("bad", temperature=-1.0)
+        return s.fork(2)[1].text()
+
+    with pytest.raises(ProgramError, match="temperature") as caught:
+        program.run(backend=backend)
+    assert caught.value.lineno == program.__wrapped__.__code__.co_firstlineno + 2
+
+
+def test_thousands_of_states_need_no_threads_of_their_own(in_process):
+    set_default_backend(in_process)
+    try:
+
+        @function
+        def program(s):
+            forks = s.fork(2000)
+            forks += lambda i: str(i)
+            before = threading.active_count()
+            return [fork.text() for fork in forks], before
+
+        texts, num_threads = program.run().ret_value
+    finally:
+        set_default_backend(None)
+    assert texts == [str(i) for i in range(2000)]
+    assert num_threads < 40

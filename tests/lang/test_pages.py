@@ -1,0 +1,90 @@
+"""The tutorial and the examples run as they stand, on both backends where they name none."""
+
+import importlib
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+import graftlm.lang
+from graftlm import set_default_backend
+from graftlm.lang.chat_template import CHAT_TEMPLATES
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "lang.md").read_text(encoding="utf-8")
+EXAMPLES = ROOT / "examples" / "lang"
+
+#: script -> (program, its arguments)
+PROGRAMS = {
+    "essay_judge": ("judge", lambda m: (m.ESSAY, "trees in cities")),
+    "self_consistency": ("vote", lambda m: ("What is 2 + 3?",)),
+    "json_extraction": ("extract", lambda m: (m.TEXTS[0],)),
+    "multi_turn_chat": ("chat", lambda m: (m.QUESTIONS,)),
+}
+
+
+@pytest.fixture(autouse=True)
+def no_default_backend():
+    yield
+    set_default_backend(None)
+
+
+@pytest.fixture
+def example(monkeypatch):
+    """Return a function from an example's name to its module."""
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    yield importlib.import_module
+    for name in [*PROGRAMS, "example_backend"]:
+        sys.modules.pop(name, None)
+
+
+def test_the_tutorial_runs():
+    blocks = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    assert len(blocks) > 5
+    scope = {}
+    try:
+        for i, block in enumerate(blocks):
+            exec(compile(block, f"docs/lang.md, block {i + 1}", "exec"), scope)
+    finally:
+        scope["engine"].close()
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_an_example_gives_the_same_text_in_process_and_through_a_server(name, example, in_process, endpoint):
+    module = example(name)
+    program, arguments = PROGRAMS[name]
+    states = [
+        getattr(module, program).run(*arguments(module), temperature=0, backend=backend)
+        for backend in (in_process, endpoint)
+    ]
+    assert states[0].text() == states[1].text()
+    assert states[0].ret_value == states[1].ret_value
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_an_example_prints_something(name, example, server, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", [f"{name}.py", "--url", server.url])
+    example(name).main()
+    assert len(capsys.readouterr().out) > 20
+
+
+def test_every_example_is_tested_and_on_the_page():
+    scripts = {path.stem for path in EXAMPLES.glob("*.py")} - {"example_backend"}
+    assert scripts == set(PROGRAMS)
+    assert all(f"`{name}.py`" in PAGE for name in scripts)
+
+
+@pytest.mark.parametrize("name", graftlm.lang.__all__)
+def test_every_public_name_is_on_the_page(name):
+    assert re.search(rf"\b{name}\b", PAGE)
+
+
+@pytest.mark.parametrize("name", CHAT_TEMPLATES)
+def test_every_named_chat_template_is_on_the_page(name):
+    assert f"`{name}`" in PAGE
+
+
+@pytest.mark.parametrize("name", [name for name in vars(graftlm.lang.Backend) if not name.startswith("_")])
+def test_every_method_of_a_backend_is_on_the_page(name):
+    assert f"`{name}`" in PAGE

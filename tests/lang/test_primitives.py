@@ -1,0 +1,266 @@
+"""Every primitive, on both backends."""
+
+import json
+import re
+
+import pytest
+from pydantic import BaseModel, ConfigDict
+
+from graftlm import (
+    RuntimeEndpoint,
+    assistant,
+    assistant_begin,
+    assistant_end,
+    function,
+    gen,
+    gen_int,
+    gen_string,
+    image,
+    select,
+    system,
+    system_begin,
+    system_end,
+    user,
+    user_begin,
+    user_end,
+    video,
+)
+from graftlm.errors import ProgramError, RequestError, SamplingParamsError, UnsupportedFeatureError
+
+CAPITAL = "The capital of France is"
+
+
+def one(expr, backend, prompt=CAPITAL, **defaults):
+    """Run a program of one expression."""
+
+    @function
+    def program(s):
+        s += prompt
+        s += expr
+
+    return program.run(backend=backend, **({"temperature": 0, "max_new_tokens": 16} | defaults))
+
+
+def test_text_at_temperature_0_is_the_engines_own(engine, backend):
+    state = one(gen("city"), backend)
+    assert state["city"] == engine.generate(CAPITAL, {"temperature": 0, "max_tokens": 16})[0].text
+    assert state.text() == CAPITAL + state["city"]
+    assert state.get_var("city") == state["city"]
+
+
+def test_meta_info_counts_tokens_and_says_why_it_ended(backend):
+    meta = one(gen("city", stop="."), backend).get_meta_info("city")
+    assert meta["finish_reason"] == {"type": "stop", "matched": "."}
+    assert meta["prompt_tokens"] > meta["completion_tokens"] > 0
+    assert meta["cached_tokens"] <= meta["prompt_tokens"]
+
+
+def test_a_gens_own_parameters_win_over_the_runs(backend):
+    state = one(gen("city", max_tokens=2), backend, max_new_tokens=16)
+    assert state.get_meta_info("city")["completion_tokens"] == 2
+
+
+def test_max_tokens_is_a_default_under_either_name(backend):
+    @function
+    def program(s):
+        s += CAPITAL + gen("city")
+
+    for name in ("max_tokens", "max_new_tokens"):
+        state = program.run(backend=backend, temperature=0, **{name: 3})
+        assert state.get_meta_info("city")["completion_tokens"] == 3
+
+
+def test_n_gives_a_list_and_goes_on_from_the_first(backend):
+    state = one(gen("x", n=3, max_tokens=4, temperature=1.0), backend)
+    assert len(state["x"]) == len(state.get_meta_info("x")) == 3
+    assert state.text() == CAPITAL + state["x"][0]
+
+
+def test_ignore_eos_and_min_tokens_go_on_past_the_end(backend):
+    assert one(gen("x", ignore_eos=True, max_tokens=30), backend).get_meta_info("x")["completion_tokens"] == 30
+    assert one(gen("x", min_tokens=20, max_tokens=30), backend).get_meta_info("x")["completion_tokens"] >= 20
+
+
+def test_sampling_parameters_reach_the_backend(backend):
+    state = one(
+        gen("x", temperature=0.5, top_p=0.9, top_k=5, min_p=0.1, frequency_penalty=0.2, presence_penalty=0.1), backend
+    )
+    assert state["x"]
+    assert one(gen("y", top_k=-1), backend)["y"]
+
+
+def test_stop_token_ids_end_the_text(engine, backend):
+    whole = engine.generate(CAPITAL, {"temperature": 0, "max_tokens": 8})[0].token_ids
+    meta = one(gen("x", stop_token_ids=[whole[1]]), backend).get_meta_info("x")
+    assert meta["finish_reason"] == {"type": "stop", "matched": whole[1]}
+
+
+def test_logprobs_have_sglangs_names_and_shape(engine, backend):
+    meta = one(
+        gen("x", max_tokens=3, return_logprob=True, logprob_start_len=0, top_logprobs_num=2), backend
+    ).get_meta_info("x")
+    expected = engine.generate(CAPITAL, {"temperature": 0, "max_tokens": 3, "logprobs": 2, "prompt_logprobs": 2})[0]
+    assert [token for _, token, _ in meta["output_token_logprobs"]] == list(expected.token_ids)
+    assert [p for p, *_ in meta["output_token_logprobs"]] == pytest.approx([t.logprob for t in expected.logprobs])
+    assert [token for _, token, _ in meta["input_token_logprobs"]] == list(expected.prompt_token_ids)
+    assert meta["input_token_logprobs"][0][0] is None
+    assert [p for p, *_ in meta["input_token_logprobs"][1:]] == pytest.approx(
+        [t.logprob for t in expected.prompt_logprobs[1:]], abs=1e-5
+    )
+    assert [len(top) for top in meta["output_top_logprobs"]] == [2, 2, 2]
+    assert meta["input_top_logprobs"][0] is None
+    assert len(meta["input_top_logprobs"][1]) == 2
+
+
+def test_logprobs_can_have_texts(backend):
+    meta = one(gen("x", max_tokens=3, return_logprob=True, return_text_in_logprobs=True), backend).get_meta_info("x")
+    assert "".join(text for *_, text in meta["output_token_logprobs"]) == one(gen("x", max_tokens=3), backend)["x"]
+
+
+@pytest.mark.parametrize(
+    ("expr", "pattern"),
+    [
+        (gen("x", dtype=int), r"[-+]?[0-9]+"),
+        (gen_int("x"), r"[-+]?[0-9]+"),
+        (gen("x", dtype="float"), r"[-+]?[0-9]*\.?[0-9]+"),
+        (gen("x", dtype=bool), "True|False"),
+        (gen_string("x", max_tokens=40), r'"[\w\d\s]*"?'),
+        (gen("x", regex="(red|green), [0-9]{2}"), "(red|green), [0-9]{2}"),
+    ],
+)
+def test_constrained_text_matches(expr, pattern, backend):
+    assert re.fullmatch(pattern, one(expr, backend, prompt="The answer is ")["x"])
+
+
+def test_a_json_schema_is_a_dict_a_text_or_a_class(backend):
+    class Verdict(BaseModel):
+        model_config = ConfigDict(extra="forbid")
+        ok: bool
+
+    schema = Verdict.model_json_schema()
+    for form in (schema, json.dumps(schema), Verdict):
+        state = one(gen("x", json_schema=form, max_tokens=64), backend, prompt="JSON: ")
+        assert isinstance(json.loads(state["x"])["ok"], bool)
+
+
+def test_choices_in_gen_select(backend):
+    assert one(gen("x", choices=[" Athens", " Lima"]), backend)["x"] == " Athens"
+    assert one(gen("x", choices=[" Athens"], choices_method="greedy_token_selection"), backend)["x"] == " Athens"
+
+
+def test_roles_write_the_models_chat_format(engine, backend):
+    @function
+    def program(s):
+        s += system("Be brief.")
+        s += user("What is " + select("sum", ["2 + 3", "4 + 4"]) + "?")
+        s += assistant(gen("answer"))
+        s.user("Thanks.")
+        with s.assistant():
+            s += gen("reply", max_tokens=8)
+
+    state = program.run(backend=backend, temperature=0)
+    messages = state.messages()
+    assert [m["role"] for m in messages] == ["system", "user", "assistant", "user", "assistant"]
+    assert messages[2]["content"] == state["answer"]
+    assert messages[4]["content"] == state["reply"]
+    whole = engine.tokenizer.apply_chat_template(messages, add_generation_prompt=False)
+    assert engine.tokenizer.prompt_prefix + state.text() == whole
+    direct = engine.generate([messages[:2]], {"temperature": 0})[0]
+    assert state["answer"] == direct.text
+    assert state.get_meta_info("answer")["prompt_tokens"] == len(direct.prompt_token_ids)
+
+
+def test_begin_and_end_equal_whole_messages(backend):
+    @function
+    def apart(s):
+        s += system_begin() + "Be brief." + system_end()
+        s += user_begin() + "What is 2 + 3?" + user_end()
+        s += assistant_begin() + gen("x") + assistant_end()
+
+    @function
+    def whole(s):
+        s += system("Be brief.") + user("What is 2 + 3?") + assistant(gen("x"))
+
+    first, second = (program.run(backend=backend, temperature=0) for program in (apart, whole))
+    assert first.text() == second.text()
+    assert first.messages() == second.messages()
+
+
+def test_var_scope_keeps_the_text_within(backend):
+    @function
+    def program(s):
+        s += CAPITAL
+        with s.var_scope("sentence"):
+            s += " not" + gen("x", max_tokens=3) + "!"
+        s += " Well."
+
+    state = program.run(backend=backend, temperature=0)
+    assert state["sentence"] == " not" + state["x"] + "!"
+
+
+def test_variables_can_be_set_and_looked_for(backend):
+    @function
+    def program(s):
+        s["a"] = 1
+        s.set_var("b", [2])
+        assert "a" in s
+        assert "c" not in s
+        return s["a"]
+
+    state = program.run(backend=backend)
+    assert state["b"] == [2]
+    assert state.ret_value == 1
+
+
+def test_a_program_calls_another_with_its_own_state(backend):
+    @function
+    def part(s, name):
+        s += CAPITAL + gen(name, max_tokens=2)
+        return name
+
+    @function
+    def program(s):
+        return part(s, "x")
+
+    state = program.run(backend=backend, temperature=0)
+    assert state[state.ret_value]
+
+
+@pytest.mark.parametrize("make", [lambda: image("a.png"), lambda: video("a.mp4", 4)])
+def test_images_and_videos_are_refused(make):
+    with pytest.raises(UnsupportedFeatureError, match="no backend"):
+        make()
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "says"),
+    [
+        (lambda: gen("x", regex="("), SamplingParamsError, "not a regular expression"),
+        (lambda: gen("x", dtype=list), SamplingParamsError, "dtype must be one of"),
+        (lambda: gen("x", stop=[1]), SamplingParamsError, "stop must be"),
+        (lambda: select("x", []), RequestError, "needs choices"),
+        (lambda: select("x", ["a", ""]), RequestError, "needs choices"),
+        (lambda: select("x", ["a"], choices_method="best"), RequestError, "choices_method must be one of"),
+        (lambda: select("x", ["a"], temperature=0.5), SamplingParamsError, "temperature must be 0"),
+        (lambda: gen("x") + 3, RequestError, "write str"),
+    ],
+)
+def test_a_wrong_argument_is_refused_where_it_is_written(make, error, says):
+    with pytest.raises(error, match=says):
+        make()
+
+
+def test_a_stop_regex_is_refused_where_the_backend_has_none(backend):
+    with pytest.raises(ProgramError, match="stop_regex"):
+        one(gen("x", stop_regex="[.]"), backend)
+
+
+def test_dtype_beside_a_regex_is_refused(backend):
+    with pytest.raises(ProgramError, match="leave out regex"):
+        one(gen("x", dtype=int, regex="a"), backend)
+
+
+def test_a_server_without_a_template_uses_a_named_one(server):
+    with RuntimeEndpoint(server.url, chat_template="chatml") as endpoint:
+        state = one(user("Hi") + assistant(gen("x", max_tokens=1)), endpoint, prompt="")
+    assert state.text().startswith("<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n")

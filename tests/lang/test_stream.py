@@ -1,0 +1,93 @@
+"""Texts that are followed while they grow."""
+
+import pytest
+
+from graftlm import function, gen, select, user
+from graftlm.errors import ProgramError
+
+
+@function
+def story(s):
+    s += "Once upon a time" + gen("first", max_tokens=12, ignore_eos=True)
+    s += " And then" + gen("second", max_tokens=12, ignore_eos=True)
+
+
+def test_chunks_make_up_the_text(backend):
+    state = story.run(backend=backend, temperature=0, stream=True)
+    chunks = list(state.text_iter())
+    whole = story.run(backend=backend, temperature=0)
+    assert "".join(chunks) == state.text() == whole.text()
+    assert len(chunks) > 4
+
+
+def test_a_variable_is_followed_before_the_program_has_asked_for_it(backend):
+    state = story.run(backend=backend, temperature=0, stream=True)
+    chunks = list(state.text_iter("second"))
+    assert "".join(chunks) == state["second"]
+    assert len(chunks) > 1
+    assert state.get_meta_info("second")["completion_tokens"] == 12
+
+
+async def test_event_loops_follow_too(backend):
+    state = story.run(backend=backend, temperature=0, stream=True)
+    whole = "".join([chunk async for chunk in state.text_async_iter()])
+    first = "".join([chunk async for chunk in state.text_async_iter("first")])
+    assert whole == state.text()
+    assert first == state["first"]
+
+
+def test_a_text_can_be_followed_twice_and_after_its_end(in_process):
+    state = story.run(backend=in_process, temperature=0)
+    assert "".join(state.text_iter()) == "".join(state.text_iter()) == state.text()
+    assert "".join(state.text_iter("first")) == state["first"]
+
+
+def test_several_completions_and_choices_come_whole(backend):
+    @function
+    def program(s):
+        s += "1 + 1 =" + gen("n", n=2, max_tokens=2) + select("c", [" a", " b"])
+
+    state = program.run(backend=backend, stream=True)
+    assert "".join(state.text_iter()) == state.text()
+    assert list(state.text_iter("c")) == [state["c"]]
+    assert len(state["n"]) == 2
+
+
+def test_an_unknown_variable_is_a_key_error_once_the_program_has_ended(in_process):
+    state = story.run(backend=in_process, stream=True)
+    with pytest.raises(KeyError, match="no variable 'third'"):
+        list(state.text_iter("third"))
+
+
+@pytest.mark.parametrize("variable", [None, "bad"])
+def test_an_error_comes_behind_the_text_before_it(variable, backend):
+    @function
+    def program(s):
+        s += "before" + gen("bad", temperature=-1.0)
+
+    chunks = program.run(backend=backend, stream=True).text_iter(variable)
+    if variable is None:
+        assert next(chunks) == "before"
+    with pytest.raises(ProgramError, match="temperature"):
+        next(chunks)
+
+
+def test_the_functions_own_error_reaches_those_who_follow(in_process):
+    @function
+    def program(s):
+        s += "before"
+        raise LookupError("mine")
+
+    with pytest.raises(ProgramError, match="LookupError: mine"):
+        list(program.run(backend=in_process, stream=True).text_iter())
+
+
+def test_a_chat_is_streamed(backend):
+    @function
+    def program(s):
+        s += user("What is 2 + 3?")
+        with s.assistant():
+            s += gen("answer", max_tokens=8)
+
+    state = program.run(backend=backend, temperature=0, stream=True)
+    assert "".join(state.text_iter("answer")) == state.messages()[1]["content"]
