@@ -119,6 +119,7 @@ class _Compiled(CompiledGrammar):
         self._index = index
         self._tokens = tokens
         self._rows: dict[int, NDArray[np.int32]] = {}
+        self.forced_texts: dict[int, str] = {}  # by state
         self._max_rows = _MAX_ROWS_BYTES // (4 * tokens.num_words)
 
     def matcher(self) -> GrammarMatcher:
@@ -189,8 +190,16 @@ class _Matcher(GrammarMatcher):
 
     def forced_text(self) -> str:
         """Return the text that must come next, that of at most 64 tokens and up to the last whole character."""
+        if self._finished:
+            return ""
+        state, known = self._guide.get_state(), self._compiled.forced_texts
+        if state not in known:
+            known[state] = self._forced_text()
+        return known[state]
+
+    def _forced_text(self) -> str:
         text, num = b"", 0
-        while num < _MAX_FORCED_TOKENS and not self._finished and not self._compiled.is_complete(self._guide):
+        while num < _MAX_FORCED_TOKENS and not self._compiled.is_complete(self._guide):
             shortest, shared = self._shared_start()
             text += shared
             if shortest is None or not self.accept(shortest):

@@ -25,7 +25,9 @@ _REMEDY: Final = "use xgrammar or llguidance, or shorter repetitions"
 
 
 class IndexBuilder:
-    """Builds what its process has; that starts with the first expression, and anew after one it was ended for. Thread-safe.
+    """Builds what a process of its own has built before. Thread-safe.
+
+    The process starts with the first expression, and anew after one that it was ended for.
 
     Args:
         vocabulary: the library's.
