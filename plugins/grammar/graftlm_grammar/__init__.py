@@ -1,13 +1,13 @@
-"""Grammar backends for graftlm: `xgrammar`, `llguidance`. Importing this package imports neither library, nor torch."""
+"""Grammar backends: `xgrammar`, `llguidance`, `outlines`. Importing this package imports no library of theirs."""
 
 from collections.abc import Iterable
 from importlib.util import find_spec
 
 from graftlm.contracts import GrammarBackend, GrammarContext, Platform, Provider
 from graftlm.hookspecs import hookimpl
-from graftlm_grammar.options import LLGuidanceOptions, XGrammarOptions
+from graftlm_grammar.options import LLGuidanceOptions, OutlinesOptions, XGrammarOptions
 
-__all__ = ["LLGuidanceOptions", "XGrammarOptions", "provide_grammar_backends"]
+__all__ = ["LLGuidanceOptions", "OutlinesOptions", "XGrammarOptions", "provide_grammar_backends"]
 
 
 def _xgrammar_unavailable(platform: Platform) -> str | None:
@@ -30,9 +30,19 @@ def _create_llguidance(options: LLGuidanceOptions, context: GrammarContext) -> G
     return LLGuidanceBackend(options, context)
 
 
+def _outlines_unavailable(platform: Platform) -> str | None:
+    return None if find_spec("outlines_core") else "the package outlines_core is missing; pip install outlines_core"
+
+
+def _create_outlines(options: OutlinesOptions, context: GrammarContext) -> GrammarBackend:
+    from graftlm_grammar.outlines_backend import OutlinesBackend
+
+    return OutlinesBackend(options, context)
+
+
 @hookimpl
 def provide_grammar_backends() -> Iterable[Provider[GrammarBackend]]:
-    """Offer `xgrammar` and `llguidance`."""
+    """Offer `xgrammar`, `llguidance` and `outlines`."""
     return [
         Provider(
             name="xgrammar",
@@ -51,5 +61,14 @@ def provide_grammar_backends() -> Iterable[Provider[GrammarBackend]]:
             options=LLGuidanceOptions,
             unavailable=_llguidance_unavailable,
             rank=5,
+        ),
+        Provider(
+            name="outlines",
+            summary="JSON schemas, regular expressions and choices as automata, by the outlines_core library",
+            api_version=1,
+            create=_create_outlines,
+            options=OutlinesOptions,
+            unavailable=_outlines_unavailable,
+            rank=1,
         ),
     ]

@@ -6,7 +6,7 @@ from pydantic import Field
 
 from graftlm.contracts import GrammarOptions
 
-__all__ = ["JsonOptions", "LLGuidanceOptions", "XGrammarOptions"]
+__all__ = ["JsonOptions", "LLGuidanceOptions", "OutlinesOptions", "XGrammarOptions"]
 
 
 class JsonOptions(GrammarOptions):
@@ -31,3 +31,14 @@ class XGrammarOptions(JsonOptions):
 
 class LLGuidanceOptions(JsonOptions):
     """Options of `llguidance`."""
+
+
+class OutlinesOptions(JsonOptions):
+    """Options of `outlines`."""
+
+    max_compile_s: float = Field(
+        default=10.0, gt=0.0, le=600.0, description="Seconds that a grammar may take to compile; refused beyond."
+    )
+    max_index_mib: int = Field(
+        default=512, ge=1, le=65536, description="MiB that a compiled grammar may take; refused beyond."
+    )

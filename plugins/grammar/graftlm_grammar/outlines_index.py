@@ -1,0 +1,98 @@
+"""Indexes of `outlines`, tried in a process of its own before they are built.
+
+Building one cannot be interrupted, and may take time and memory exponential in the expression: `(a|b)*a(a|b){40}` has
+2**40 states, and outlines_core 0.2.14 alone never finishes `b[a-z]{0,60}[0-9]`. A process can be ended. Its index is
+not sent: reading one holds the interpreter's lock, 0.6 s for 400 MiB, which building it does not.
+"""
+
+import subprocess
+import sys
+import weakref
+from contextlib import suppress
+from pathlib import Path
+from threading import Lock, Timer
+from typing import Any, BinaryIO, Final, cast
+
+import outlines_core
+
+from graftlm.errors import GrammarError
+from graftlm_grammar import outlines_worker
+from graftlm_grammar.outlines_worker import read_message, write_message
+
+__all__ = ["IndexBuilder"]
+
+_REMEDY: Final = "use xgrammar or llguidance, or shorter repetitions"
+
+
+class IndexBuilder:
+    """Builds what a process of its own has built before. Thread-safe.
+
+    The process starts with the first expression, and anew after one that it was ended for.
+
+    Args:
+        vocabulary: the library's.
+        max_s: seconds for an expression.
+        max_bytes: of an index.
+    """
+
+    def __init__(self, vocabulary: Any, max_s: float, max_bytes: int) -> None:
+        self._vocabulary = vocabulary
+        self._max_s = max_s
+        self._max_bytes = max_bytes
+        self._lock = Lock()
+        self._worker: _Worker | None = None
+
+    def build(self, regex: str) -> Any:
+        """Return the library's index of an expression.
+
+        Raises:
+            GrammarError: it takes too long or too much memory, or the vocabulary cannot write what it matches.
+        """
+        with self._lock:
+            reason = self._ask(regex)
+        if reason is None:
+            raise GrammarError(f"not compiled by outlines in {self._max_s:g} s and the memory allowed; {_REMEDY}")
+        if reason:
+            raise GrammarError(f"not compiled by outlines: {reason.decode(errors='replace')}; {_REMEDY}")
+        return outlines_core.Index(regex, self._vocabulary)
+
+    def _ask(self, regex: str) -> bytes | None:
+        """Return the answer of the process, None if it ended without."""
+        worker = self._worker or self._start()
+        timer = Timer(self._max_s, worker.process.kill)
+        timer.start()
+        try:
+            write_message(worker.source, regex.encode())
+            answer = read_message(worker.sink)
+        except BrokenPipeError:
+            answer = None
+        finally:
+            timer.cancel()
+        if answer is None:
+            worker.end()
+            self._worker = None
+        return answer
+
+    def _start(self) -> "_Worker":
+        worker = self._worker = _Worker()
+        weakref.finalize(self, worker.end)
+        write_message(worker.source, self._max_bytes.to_bytes(8, "little"))
+        write_message(worker.source, self._vocabulary.__reduce__()[1][0])
+        return worker
+
+
+class _Worker:
+    def __init__(self) -> None:
+        command = [sys.executable, "-I", str(Path(outlines_worker.__file__))]
+        pipe = subprocess.PIPE
+        self.process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL)
+        self.source = cast(BinaryIO, self.process.stdin)
+        self.sink = cast(BinaryIO, self.process.stdout)
+
+    def end(self) -> None:
+        """End the process, and wait until it has."""
+        self.process.kill()
+        self.process.wait()
+        self.sink.close()
+        with suppress(BrokenPipeError):  # what it never read is flushed once more
+            self.source.close()

@@ -1,0 +1,50 @@
+"""The program of a process that tries for `outlines` what compiles; it imports nothing of graftlm, and starts in 50 ms.
+
+On its standard streams, each message is a length, 8 bytes little-endian, and so many bytes. It reads how many bytes an
+index may take, the vocabulary, then regular expressions; it answers each with "", or a reason why it does not compile.
+"""
+
+import resource
+import sys
+from typing import BinaryIO, Final
+
+import outlines_core
+
+__all__ = ["read_message", "write_message"]
+
+_OWN_BYTES: Final = 256 << 20  # address space of the interpreter and a vocabulary
+
+
+def read_message(stream: BinaryIO) -> bytes | None:
+    """Return the next message, None where the other side is gone."""
+    head = stream.read(8)
+    body = stream.read(int.from_bytes(head, "little")) if len(head) == 8 else b""
+    return body if len(head) == 8 and len(body) == int.from_bytes(head, "little") else None
+
+
+def write_message(stream: BinaryIO, body: bytes) -> None:
+    """Write a message."""
+    stream.write(len(body).to_bytes(8, "little"))
+    stream.write(body)
+    stream.flush()
+
+
+def _answer(regex: str, vocabulary: outlines_core.Vocabulary) -> bytes:
+    try:
+        outlines_core.Index(regex, vocabulary)
+    except ValueError as error:
+        return str(error)[:300].encode() or b"no reason given"
+    return b""
+
+
+def _main() -> None:
+    source, sink = sys.stdin.buffer, sys.stdout.buffer
+    limit = _OWN_BYTES + int.from_bytes(read_message(source) or b"", "little")
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    vocabulary = outlines_core.Vocabulary.from_binary(read_message(source) or b"")
+    while (regex := read_message(source)) is not None:
+        write_message(sink, _answer(regex.decode(), vocabulary))
+
+
+if __name__ == "__main__":
+    _main()
