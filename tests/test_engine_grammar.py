@@ -230,6 +230,25 @@ def test_a_grammar_that_ends_nowhere_fails_its_request_alone():
     assert free.finish_reason is FinishReason.LENGTH
 
 
+def test_a_grammar_that_ends_nowhere_costs_the_cache_nothing():
+    prompt = list(range(10, 74))
+    with Engine(model="demo", grammar={"name": "fake"}, plugins=[DeadEndPlugin()]) as engine:
+        engine.generate([prompt], FREE)
+        (bound,) = engine.generate([prompt], SamplingParams(ebnf="a a"))
+        (after,) = engine.generate([prompt], FREE)
+    assert bound.finish_reason is FinishReason.ERROR
+    assert after.usage.cached_tokens == len(prompt) - 1
+
+
+def test_a_tokenizer_that_fails_in_jump_forward_fails_its_request_alone(caplog):
+    with Engine(model="demo") as engine:
+        engine.tokenizer.encode_inside = lambda text: [][0]
+        bound, free = engine.generate(["a", "a"], [SamplingParams(regex="a long forced text"), FREE])
+    assert "jump-forward failed: IndexError" in bound.completions[0].error
+    assert free.finish_reason is FinishReason.LENGTH
+    assert "jump-forward failed; its request ends" in caplog.text
+
+
 def test_an_engine_without_a_backend_refuses_by_name():
     with Engine({"model": "demo", "plugins": {"disabled": ["grammar"]}}) as engine:
         with pytest.raises(UnsupportedFeatureError, match=r"^regex: this engine has no grammar backend"):

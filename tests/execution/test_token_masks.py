@@ -52,9 +52,10 @@ def test_not_a_number_stays_visible_where_it_is_allowed():
 
 @pytest.mark.parametrize("rows", [[0, 1, 2, 3, 4], [0, 4], [2], []])
 @pytest.mark.parametrize("vocab_size", [1, 33, 1000])
-def test_what_is_forbidden_is_minus_infinity_and_nothing_else_changes(vocab_size, rows):
+@pytest.mark.parametrize("share", [0.01, 0.5, 0.99])
+def test_what_is_forbidden_is_minus_infinity_and_nothing_else_changes(vocab_size, rows, share):
     draw = np.random.default_rng(vocab_size)
-    allowed = draw.random((len(rows), vocab_size)) < 0.5
+    allowed = draw.random((len(rows), vocab_size)) < share
     bits = pack(*[np.flatnonzero(row) for row in allowed], vocab_size=vocab_size)
     wide = torch.randn(5, vocab_size + 7)
     before = wide.clone()

@@ -1,6 +1,7 @@
 """The life of requests: queued, planned into steps, committed, finished."""
 
 import heapq
+import logging
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,6 +23,8 @@ from graftlm.scheduling.updates import Failure, Finish, RequestUpdate
 from graftlm.types import FinishReason, TokenLogprob
 
 __all__ = ["Scheduler", "SchedulerCounters", "SchedulerLimits"]
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,7 +235,7 @@ class Scheduler:
             if _is_stale(request, plan):
                 continue
             if i in result.errors:
-                self._finish(request, _failed(result.errors[i]))
+                self._distrust(request, result.errors[i])
                 continue
             logprobs: tuple[TokenLogprob, ...] = ()
             if result.logprobs is not None and request.params.logprobs is not None:
@@ -343,8 +346,12 @@ class Scheduler:
         """Append what the request's grammar decides by itself."""
         try:
             jump = None if self._jump_forward is None else self._jump_forward.find(request)
-        except Exception as error:  # between plugin and tokenizer: whatever fails there costs this request only
+        except RequestError as error:
             self._finish(request, _failed(str(error), Failure.REQUEST))
+            return
+        except Exception as error:  # the tokenizer's: it costs this request only
+            logger.exception("jump-forward failed; its request ends")
+            self._finish(request, _failed(f"jump-forward failed: {type(error).__name__}: {error}"))
             return
         if jump is None:
             return
@@ -366,6 +373,12 @@ class Scheduler:
         changes = RequestUpdate.of(request, jump.token_ids, num_dropped=num_dropped, forced_text=jump.text)
         self._updates.append(changes)
 
+    def _distrust(self, request: Request, error: str) -> None:
+        """End a request whose numbers are bad. Its prompt was published, so the cache is emptied."""
+        self._running.discard(request)
+        self.kv.reset()
+        self._finish(request, _failed(error))
+
     def _finish(
         self,
         request: Request,
@@ -376,11 +389,7 @@ class Scheduler:
     ) -> None:
         """End a request: out of its row or the queue, its last update out."""
         if request.row is not None:
-            if finish.reason is FinishReason.ERROR:
-                self._running.discard(request)
-                self.kv.reset()  # its prompt was published; nothing that it computed is trusted
-            else:
-                self._running.release(request)
+            self._running.release(request)
         elif request.status is RequestStatus.WAITING:
             self._queue.remove(request)
         request.status, request.finished_s = RequestStatus.FINISHED, self._clock()
@@ -412,7 +421,7 @@ class Scheduler:
             if request.status is RequestStatus.FINISHED:
                 continue
             if not np.isfinite(hidden).all():
-                self._finish(request, _failed("hidden states are not finite"))
+                self._distrust(request, "hidden states are not finite")
                 continue
             request.add_pooled(hidden, span.num_tokens)
             if span.is_last:
