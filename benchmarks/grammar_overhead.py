@@ -3,10 +3,11 @@
     python benchmarks/grammar_overhead.py [--steps N] [--rounds N] [--out FILE]
 
 A random model of 100M parameters with a tokenizer of 32,000 tokens, trained on the Python files of the standard
-library, decodes 16 requests. Free and constrained decoding alternate in one run; compared are the medians of the time
-from step to step, once grammars are compiled. Jump-forward is off, so that every step samples 16 tokens. Then 8
-requests decode while grammars of 600 fields are compiled beside them; compared are the longest times between tokens,
-with and without.
+library, decodes 16 requests. Free and constrained decoding alternate in short turns, as does which of both comes first;
+compared are the median steps of two turns that follow each other, once grammars are compiled. The overhead is the
+median of these ratios; its standard error is estimated from their quartiles. Jump-forward is off, so that every step
+samples 16 tokens. Then 8 requests decode while grammars of 600 fields are compiled beside them; compared are the
+longest times between tokens, with and without.
 """
 
 import argparse
@@ -120,21 +121,31 @@ def overheads(model: Path, overlap: bool, steps: int, rounds: int) -> Iterator[d
                 except Exception as error:
                     print(f"{backend:11} {name:16} refused: {str(error)[:80]}")
                     continue
-                ratios = []
-                for round_ in range(rounds):
-                    free = statistics.median(step_seconds(engine, clock, steps, 2 * round_))
-                    bound = statistics.median(step_seconds(engine, clock, steps, 2 * round_ + 1, **asked))
-                    ratios.append((bound / free, free, bound))
-                ratio, free, bound = sorted(ratios)[len(ratios) // 2]
+                pairs = [pair(engine, clock, steps, i, asked) for i in range(rounds)]
                 yield {
                     "backend": backend,
                     "grammar": name,
                     "overlap": overlap,
-                    "free_ms": round(free * 1e3, 2),
-                    "constrained_ms": round(bound * 1e3, 2),
-                    "overhead": round(ratio - 1, 4),
-                    "all": [round(ratio - 1, 4) for ratio, _, _ in sorted(ratios)],
+                    "free_ms": round(statistics.median(free for free, _ in pairs) * 1e3, 2),
+                    "constrained_ms": round(statistics.median(bound for _, bound in pairs) * 1e3, 2),
+                    **summary([bound / free - 1 for free, bound in pairs]),
                 }
+
+
+def pair(engine: Engine, clock: StepClock, steps: int, i: int, asked: dict[str, Any]) -> tuple[float, float]:
+    """Return the median seconds of a free step and of a constrained one, of turns next to each other."""
+    medians: dict[bool, float] = {}
+    for is_bound in (False, True) if i % 2 else (True, False):
+        seconds = step_seconds(engine, clock, steps, 2 * i + is_bound, **(asked if is_bound else {}))
+        medians[is_bound] = statistics.median(seconds)
+    return medians[False], medians[True]
+
+
+def summary(overheads: list[float]) -> dict[str, float]:
+    """Return the median, and how far it may be off: 1.25 times the standard error of a mean of normal numbers."""
+    low, middle, high = statistics.quantiles(overheads, n=4)
+    error = 1.25 * (high - low) / 1.35 / len(overheads) ** 0.5
+    return {"overhead": round(middle, 4), "standard_error": round(error, 4)}
 
 
 async def gaps(engine: Engine, steps: int, others: Sequence[dict[str, Any]]) -> list[float]:
@@ -187,8 +198,8 @@ def compile_delays(model: Path, steps: int) -> Iterator[dict[str, Any]]:
 def main() -> None:
     """Print tables and save them."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--steps", type=int, default=60)
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=24)
+    parser.add_argument("--rounds", type=int, default=16)
     parser.add_argument("--out", type=Path, default=RESULTS)
     args = parser.parse_args()
     results: dict[str, list[dict[str, Any]]] = {"steps": [], "compiling": []}
@@ -199,10 +210,11 @@ def main() -> None:
                 results["steps"].append(row)
                 print(
                     f"{row['backend']:11} {row['grammar']:16} overlap {row['overlap']!s:5}: free {row['free_ms']:6.2f} "
-                    f"ms, constrained {row['constrained_ms']:6.2f}: {row['overhead']:+.1%}, of {row['all']}",
+                    f"ms, constrained {row['constrained_ms']:6.2f}: {row['overhead']:+.1%} "
+                    f"± {row['standard_error']:.1%}",
                     flush=True,
                 )
-        for row in compile_delays(model, 4 * args.steps):
+        for row in compile_delays(model, 10 * args.steps):
             results["compiling"].append(row)
             print(
                 f"{row['backend']:11} between two tokens while 600-field schemas compile {row['median_with_ms']} ms, "
