@@ -80,6 +80,7 @@ _SCHEMAS: Final[Mapping[str, tuple[_SchemaRow, ...]]] = {
         ("maximum", {"type": "number", "maximum": -0.5}, ("-0.5", "-7"), ("-0.4", "0")),
         ("exclusiveMinimum", {"type": "integer", "exclusiveMinimum": 0}, ("1",), ("0", "-1")),
         ("exclusiveMinimum", {"type": "number", "exclusiveMinimum": 0}, ("0.1",), ("0", "0.0", "-1")),
+        ("exclusiveMinimum", {"exclusiveMinimum": 42, "maximum": 42.25}, ("42.2",), ("42", "42.0", "42.3")),
         ("exclusiveMaximum", {"type": "integer", "exclusiveMaximum": 10}, ("9",), ("10",)),
         ("exclusiveMaximum", {"type": "number", "exclusiveMaximum": 1}, ("0.9",), ("1", "1.0", "2")),
         ("both bounds", {"type": "integer", "minimum": 8, "maximum": 120}, ("8", "99", "120"), ("7", "121", "1")),

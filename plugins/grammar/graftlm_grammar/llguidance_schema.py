@@ -30,7 +30,9 @@ _MAX_DEPTH: Final = 48
 _MAX_BOUND: Final = 2**53
 _MAX_MULTIPLE: Final = 4096  # a state for each remainder; 16 million take 10 GB
 _MAX_OPTIONAL: Final = 400  # each is an item of the parser's state, which holds 2,000
-_BOUNDS: Final = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
+_LOWER: Final = ("minimum", "exclusiveMinimum")
+_UPPER: Final = ("maximum", "exclusiveMaximum")
+_BOUNDS: Final = (*_LOWER, *_UPPER)
 _COUNTS: Final = (("minLength", "maxLength"), ("minItems", "maxItems"), ("minProperties", "maxProperties"))
 _LISTS: Final = ("anyOf", "oneOf", "allOf", "prefixItems")
 _SINGLE: Final = ("items", "additionalProperties")
@@ -112,6 +114,7 @@ class _Preparation:
         self._definitions: dict[str, Any] = {}
         # of the numbers that more than one schema may speak of
         self._common_multiple = 1
+        self._open_bounds: list[dict[str, Any]] = []
         # references to what other schemas speak of too: path -> the reference as it was kept
         self._mixed: dict[str, dict[str, Any]] = {}
 
@@ -253,9 +256,9 @@ class _Preparation:
         for keys in _COUNTS:
             limits = counts(schema, keys, path, self.enforcement)
             kept |= {key: limit for key, limit in zip(keys, limits, strict=True) if key in schema and limit is not None}
-        for key in _BOUNDS:
-            if key in schema and self._is_bound(schema[key], f"{path}.{key}"):
-                kept[key] = schema[key]
+        bounds = {key: schema[key] for key in _BOUNDS if key in schema and self._is_bound(schema[key], f"{path}.{key}")}
+        if self._are_apart(bounds, path, closed):
+            kept |= bounds
         if "multipleOf" in schema and self._is_multiple(schema["multipleOf"], f"{path}.multipleOf", closed):
             kept["multipleOf"] = int(schema["multipleOf"])
         for key in ("pattern", "format"):
@@ -282,6 +285,21 @@ class _Preparation:
             return True
         self.enforcement.leave_out(path, f"enforced from -2**53 to 2**53, got {show(bound)}")
         return False
+
+    def _are_apart(self, bounds: dict[str, Any], path: str, closed: bool) -> bool:
+        """Whether no whole number is excluded by one bound and less than 1 from the other: llguidance lets it through."""
+        if not closed:
+            self._open_bounds.append(bounds)
+        together = [bounds] if closed else self._open_bounds
+        for sign, exclusive, opposite in ((1, "exclusiveMinimum", _UPPER), (-1, "exclusiveMaximum", _LOWER)):
+            wholes = [b[exclusive] for b in together if exclusive in b and b[exclusive] == int(b[exclusive])]
+            others = [b[key] for b in together for key in opposite if key in b]
+            near = next(((w, o) for w in wholes for o in others if 0 < sign * (o - w) < 1), None)
+            if near is not None:
+                message = f"not enforced: {exclusive} {show(near[0])} and, less than 1 from it, {show(near[1])}"
+                self.enforcement.leave_out(path, message)
+                return False
+        return True
 
     def _is_multiple(self, divisor: Any, path: str, closed: bool) -> bool:
         if json_type(divisor) not in ("integer", "number") or divisor <= 0:
