@@ -30,9 +30,9 @@ _MAX_DEPTH: Final = 48
 _MAX_BOUND: Final = 2**53
 _MAX_MULTIPLE: Final = 4096  # a state for each remainder; 16 million take 10 GB
 _MAX_OPTIONAL: Final = 400  # each is an item of the parser's state, which holds 2,000
-_LOWER: Final = ("minimum", "exclusiveMinimum")
-_UPPER: Final = ("maximum", "exclusiveMaximum")
-_BOUNDS: Final = (*_LOWER, *_UPPER)
+_LOWER: Final[tuple[str, ...]] = ("minimum", "exclusiveMinimum")
+_UPPER: Final[tuple[str, ...]] = ("maximum", "exclusiveMaximum")
+_BOUNDS: Final[tuple[str, ...]] = (*_LOWER, *_UPPER)
 _COUNTS: Final = (("minLength", "maxLength"), ("minItems", "maxItems"), ("minProperties", "maxProperties"))
 _LISTS: Final = ("anyOf", "oneOf", "allOf", "prefixItems")
 _SINGLE: Final = ("items", "additionalProperties")
@@ -287,7 +287,7 @@ class _Preparation:
         return False
 
     def _are_apart(self, bounds: dict[str, Any], path: str, closed: bool) -> bool:
-        """Whether no whole number is excluded by one bound and less than 1 from the other: llguidance lets it through."""
+        """Whether no whole number is excluded by one bound less than 1 from the other; llguidance lets it through."""
         if not closed:
             self._open_bounds.append(bounds)
         together = [bounds] if closed else self._open_bounds
