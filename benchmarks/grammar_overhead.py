@@ -26,7 +26,7 @@ import tokenizers
 import transformers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
-from graftlm import Engine, SamplingParams, hookimpl
+from graftlm import Engine, FinishReason, SamplingParams, hookimpl
 from graftlm.records import StepRecord
 from graftlm.registry import Registry
 from graftlm.testing.tiny_models import write_tiny_checkpoint
@@ -162,7 +162,9 @@ async def gaps(engine: Engine, steps: int, others: Sequence[dict[str, Any]]) -> 
 
     async def compile_one(i: int, grammar: dict[str, Any]) -> None:
         await asyncio.sleep(0.3 + 0.5 * i)
-        await engine.agenerate("x", SamplingParams(max_tokens=1, **grammar))
+        (output,) = await engine.agenerate("x", SamplingParams(max_tokens=1, **grammar))
+        if output.finish_reason is FinishReason.ERROR:
+            raise RuntimeError(output.completions[0].error)
 
     await asyncio.gather(*[follow(i) for i in range(8)], *[compile_one(i, one) for i, one in enumerate(others)])
     return found

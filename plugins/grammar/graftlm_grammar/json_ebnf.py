@@ -2,12 +2,15 @@
 
 import json
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 from graftlm_grammar.char_set import IN_JSON_STRING, CharSet, ebnf_class, minus
 from graftlm_grammar.options import JsonOptions
 
 __all__ = ["JsonRules", "literal", "repeated"]
+
+
+_QUOTE: Final = r'"\""'
 
 
 def literal(text: str) -> str:
@@ -126,23 +129,29 @@ class JsonRules:
             named: name -> rule of its value.
             additional: rule of the values of other properties, which follow; None where there are none.
         """
+        # next_i: what follows the properties before i. member_i: one of those from i on, without its first quote, and
+        # what follows it. Comma and quote come before the choice of a name: few rules are open where a value may end.
         prefix = f"o{len(self._bodies)}"
-        gap, comma = self._gap, self._comma
-        end = first_end = f'{gap} "}}"'
+        end, member, num = f'{self._gap} "}}"', "", len(named)
         if additional is not None:
-            other = self.pair(f'"\\"" ({_other_than(frozenset(named))}) "\\""', additional)
-            self.add(f"{prefix}other", other)
-            end = f'({comma} {prefix}other)* {gap} "}}"'
-            first_end = f'({gap} {prefix}other ({comma} {prefix}other)*)? {gap} "}}"'
-        self.add(f"{prefix}next{len(named)}", end)
-        self.add(f"{prefix}first{len(named)}", first_end)
-        # first_i: what may follow the brace when the properties before i were left out; next_i: what follows others.
+            member = f"{prefix}member{num}"
+            self.add(
+                member, f"{self.pair(f'({_other_than(frozenset(named))}) {_QUOTE}', additional)} {prefix}next{num}"
+            )
+        self.add(f"{prefix}next{num}", _either(member and f"{self._comma} {_QUOTE} {member}", end))
         for i, (name, value) in reversed(list(enumerate(named.items()))):
-            pair = f"{self.pair(literal(json.dumps(name, ensure_ascii=False)), value)} {prefix}next{i + 1}"
-            optional = name not in required
-            self.add(f"{prefix}next{i}", f"{comma} {pair}" + (f" | {prefix}next{i + 1}" if optional else ""))
-            self.add(f"{prefix}first{i}", f"{gap} {pair}" + (f" | {prefix}first{i + 1}" if optional else ""))
-        return f'"{{" {prefix}first0'
+            pair = self.pair(literal(json.dumps(name, ensure_ascii=False)[1:]), value)
+            if name in required:
+                member, end = "", ""
+            self.add(f"{prefix}member{i}", _either(f"{pair} {prefix}next{i + 1}", member))
+            member = f"{prefix}member{i}"
+            self.add(f"{prefix}next{i}", _either(f"{self._comma} {_QUOTE} {member}", end))
+        return f'"{{" ({_either(member and f"{self._gap} {_QUOTE} {member}", end)})'
+
+
+def _either(*branches: str) -> str:
+    """Return the expression of any of some branches; those that are empty are left out."""
+    return " | ".join(filter(None, branches))
 
 
 def _other_than(names: frozenset[str]) -> str:
