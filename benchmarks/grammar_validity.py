@@ -64,7 +64,11 @@ class Row:
         if outcome.finish_reason is FinishReason.LENGTH:
             self.length += 1
         elif outcome.finish_reason is not FinishReason.STOP:
-            self.failed.append({"spec": spec, "error": outcome.completions[0].error})
+            error = outcome.completions[0].error or ""
+            if error.startswith(("json_schema: ", "regex: ")):  # when it was compiled
+                self.refused += 1
+            else:
+                self.failed.append({"spec": spec, "error": error})
         elif (complaint := complaint_about(spec, outcome.text)) is not None:
             self.invalid.append({"spec": spec, "text": outcome.text, "error": complaint})
         else:

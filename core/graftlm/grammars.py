@@ -1,11 +1,13 @@
 """Compiled grammars: each compiled once, in threads beside the step loop, and kept for the requests to come."""
 
 import json
+import os
+import sys
 import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from typing import TypeVar
+from typing import Final, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +19,10 @@ from graftlm.types import SamplingParams
 __all__ = ["GrammarCompiler", "grammar_spec"]
 
 T = TypeVar("T")
+
+#: Of the threads that compile. With two cores and a model that keeps both busy, steps beside a schema of 600 fields
+#: take 1.05 times as long, instead of 1.5; the schema takes 2 to 4 s, instead of 0.6 to 2.
+_NICENESS: Final = 19
 
 
 def grammar_spec(params: SamplingParams) -> GrammarSpec | None:
@@ -133,6 +139,7 @@ class GrammarCompiler:
 
     def _work(self) -> None:
         """Compile what waits, and end."""
+        _give_way()
         thread = threading.current_thread()
         while True:
             with self._lock:
@@ -155,6 +162,12 @@ class GrammarCompiler:
             if self._backend is None:
                 self._backend = self._make_backend()
             return self._backend
+
+
+def _give_way() -> None:
+    """Let this thread run where the step loop's threads leave room, if the system can say so of a single thread."""
+    if sys.platform == "linux":
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
 
 
 def _guarded(call: Callable[[GrammarSpec], T], spec: GrammarSpec) -> T:

@@ -4,8 +4,9 @@ from typing import Final
 
 __all__ = ["FORMATS"]
 
-_YEAR: Final = "[0-9]{4}"
-_LEAP_YEAR: Final = "(?:[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:[02468][048]|[13579][26])00)"
+_YEAR: Final = "(?:[1-9][0-9]{3}|0[1-9][0-9]{2}|00[1-9][0-9]|000[1-9])"
+_LEAP: Final = "(?:0[48]|[2468][048]|[13579][26])"
+_LEAP_YEAR: Final = f"(?:[0-9]{{2}}{_LEAP}|{_LEAP}00)"
 _DATE: Final = (
     f"(?:{_YEAR}-(?:(?:0[13578]|1[02])-(?:0[1-9]|[12][0-9]|3[01])|(?:0[469]|11)-(?:0[1-9]|[12][0-9]|30)"
     f"|02-(?:0[1-9]|1[0-9]|2[0-8]))|{_LEAP_YEAR}-02-29)"
@@ -21,7 +22,8 @@ _LABEL: Final = "[a-zA-Z0-9](?:[a-zA-Z0-9-]{0,61}[a-zA-Z0-9])?"
 _ATOM: Final = "[a-zA-Z0-9!#$%&'*+/=?^_`{|}~-]+"
 _URI_CHAR: Final = "(?:[a-zA-Z0-9._~!$&'()*+,;=:@/-]|%[0-9a-fA-F]{2})"
 
-#: Dates and times are those of RFC 3339, without leap seconds; every expression allows a part of what its format does.
+#: Dates and times are those of RFC 3339, without leap seconds and the year 0. Every expression allows a part of what its
+#: format does.
 FORMATS: Final = {
     "date": _DATE,
     "time": _TIME,
