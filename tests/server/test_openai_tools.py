@@ -93,6 +93,24 @@ def test_a_stream_tells_the_same_as_the_whole(client, choice):
     assert "".join(part.function.arguments for part in parts) == "".join(call.function.arguments for call in calls)
 
 
+@pytest.mark.parametrize("num_tokens", [1, 3, 6])
+def test_the_opening_of_a_call_that_is_cut_off_is_no_content(client, num_tokens):
+    fields = {"tools": TOOLS, "tool_choice": "required", "max_tokens": num_tokens}
+    (choice,) = ask(client, **fields).choices
+    assert (choice.finish_reason, choice.message.content or "", choice.message.tool_calls) == ("length", "", None)
+    deltas = [chunk.choices[0] for chunk in ask(client, stream=True, **fields)]
+    assert deltas[-1].finish_reason == "length"
+    assert not any(choice.delta.content or choice.delta.tool_calls for choice in deltas)
+
+
+def test_a_call_that_a_stop_string_cuts_short_is_no_call_to_make(client):
+    fields = {"tools": TOOLS, "tool_choice": NAMED, "stop": ["a"]}
+    (choice,) = ask(client, **fields).choices
+    (*_, last) = ask(client, stream=True, **fields)
+    assert choice.finish_reason == last.choices[0].finish_reason == "stop"
+    assert not choice.message.content
+
+
 def test_the_stream_helper_joins_a_call(client):
     fields = {"model": "demo", "messages": CHAT, "temperature": 0, "tools": TOOLS[:1], "tool_choice": "required"}
     with client.chat.completions.stream(**fields, parallel_tool_calls=False) as events:

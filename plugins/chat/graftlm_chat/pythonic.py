@@ -1,6 +1,7 @@
 """`pythonic`: an answer that is a list of Python calls."""
 
 import ast
+import re
 import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
@@ -24,6 +25,7 @@ __all__ = ["PythonicFormat"]
 _HOW: Final = "To call some, answer with nothing but a list of Python calls: [name(argument=value, ...), ...]."
 #: Longer lists are content: Python's parser needs much memory for a long text.
 _MAX_LEN: Final = 200_000
+_BEGINNING: Final = re.compile(r"\s*\[\s*([\w.]*)\s*(\()?")
 #: JSON's names of Python's values, which models write as well.
 _JSON_NAMES: Final[Mapping[str, Any]] = {"true": True, "false": False, "null": None}
 
@@ -71,6 +73,21 @@ class _PythonicParser(ToolCallParser):
         if not self._is_text:
             self._message.content(self._held)
         return self._message.end()
+
+    def cut_off(self) -> Sequence[MessageDelta]:
+        if not self._is_text and not self._may_be_calls():
+            self._message.content(self._held)
+        return self._message.end()
+
+    def _may_be_calls(self) -> bool:
+        """Whether what is held may go on as a list of calls."""
+        found = _BEGINNING.match(self._held)
+        if found is None:
+            return False
+        name, bracket = found.groups()
+        if bracket:
+            return name in self._names
+        return found.end() == len(self._held) and any(one.startswith(name) for one in self._names)
 
     def _read_list(self) -> None:
         start = self._held.lstrip()

@@ -101,6 +101,29 @@ def test_an_enforced_call_that_is_cut_short_is_told_as_far_as_it_goes():
     assert read("hermes", text) == (text, [])
 
 
+@pytest.mark.parametrize(
+    ("name", "text", "content"),
+    [
+        ("hermes", "Wait. <tool_c", "Wait. "),
+        ("hermes", 'Wait. <tool_call>{"name": "unknown", "argu', "Wait. "),
+        ("llama3_json", '{"name": "f", "param', ""),
+        ("llama3_json", '{"parameters": {"a": 1}, "na', ""),
+        ("llama3_json", '{"name": "Alice", "ag', '{"name": "Alice", "ag'),
+        ("mistral", "[TOOL_CA", ""),
+        ("mistral", '[{"name": "f", "arguments": {}}, {"na', ""),
+        ("mistral", '[{"id": 1', '[{"id": 1'),
+        ("pythonic", "[f(a=1, b='", ""),
+        ("pythonic", "[get_x(), f", ""),
+        ("pythonic", "[1, 2, f", "[1, 2, f"),
+    ],
+)
+@pytest.mark.parametrize("enforced", [False, True])
+def test_what_begins_a_call_and_is_cut_off_is_left_out(name, text, content, enforced):
+    parser = make(CALLS[name]).parser(TOOLS, enforced=enforced)
+    deltas = [delta for piece in [*text] for delta in parser.push(piece)] + [*parser.cut_off()]
+    assert "".join(delta.text for delta in deltas if not isinstance(delta, ToolCallDelta)) == content
+
+
 def test_arguments_come_in_fragments_after_the_name():
     parser = make(CALLS["hermes"]).parser(TOOLS, enforced=True)
     pieces = ["<tool_", 'call>{"name": "f", "arg', 'uments": ', '{"a"', ": 1}", "}</tool_call>"]
