@@ -165,6 +165,10 @@ class TestAnswer:
                 {"temperature": 0.0, "json_schema": '{"type": "boolean"}'},
             ),
             (
+                {"temperature": 0, "json_schema": {"type": "null", "not": {}}, "strict": False},
+                {"temperature": 0.0, "json_schema": '{"type": "null", "not": {}}', "strict": False},
+            ),
+            (
                 {"temperature": 0, "ebnf": 'root ::= "yes" | "no"'},
                 {"temperature": 0.0, "ebnf": 'root ::= "yes" | "no"'},
             ),
@@ -364,6 +368,8 @@ class TestRefusals:
                 {"text": ["a", "b"], "sampling_params": [{}]},
                 "sampling_params: got 1 entries, expected one for each of 2",
             ),
+            ({"text": "a", "sampling_params": {"grammar_backend": "xgramar"}}, "Did you mean 'xgrammar'?"),
+            ({"text": "a", "sampling_params": {"grammar_backened": "xgrammar"}}, "did you mean 'grammar_backend'"),
             ({"text": ["a", "b"], "rid": ["x", "x"]}, "'x' is given twice"),
             ({"text": "a", "rid": "\ud800"}, "nicode"),
             ({"text": "a", "cache_salt": "\udfff"}, "nicode"),

@@ -135,6 +135,22 @@ def test_every_answer_of_several_has_calls_of_its_own(client):
     assert len(ids) == 3
 
 
+def test_null_is_as_if_absent(client):
+    plain = {"type": "function", "function": {"name": "f"}}
+    nulls = tool("f", None, description=None, strict=None)
+    call = {"id": "c", "type": "function", "function": {"name": "f"}}
+    done = {"role": "tool", "tool_call_id": "c", "content": "4"}
+    spelt = [*CHAT, {"role": "assistant", "tool_calls": [call | {"function": {"name": "f", "arguments": None}}]}, done]
+    absent = [*CHAT, {"role": "assistant", "tool_calls": [call]}, done]
+    one, other = (
+        ask(client, messages=messages, tools=[given], tool_choice=choice, parallel_tool_calls=parallel)
+        for messages, given, choice, parallel in ((spelt, nulls, None, None), (absent, plain, "auto", True))
+    )
+    assert one.choices[0].message.content == other.choices[0].message.content
+    assert one.usage.prompt_tokens == other.usage.prompt_tokens
+    assert ask(client, tools=None, response_format=None, extra_body={"choice": None, "strict": None}).choices
+
+
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
@@ -204,6 +220,14 @@ def test_an_answer_tells_what_is_not_enforced(client):
     wanted = {"type": "json_schema", "json_schema": {"name": "list", "strict": False, "schema": schema}}
     assert ask(client, response_format=wanted).model_extra["unenforced"] == ["$.uniqueItems"]
     assert "unenforced" not in ask(client, response_format={"type": "json_object"}).model_extra
+
+
+def test_a_schema_beside_the_messages_may_be_lenient_too(client):
+    schema = {"type": "array", "items": {"type": "integer"}, "uniqueItems": True, "maxItems": 2}
+    answer = ask(client, extra_body={"json_schema": schema, "strict": False})
+    assert answer.model_extra["unenforced"] == ["$.uniqueItems"]
+    for strict in (True, None):
+        assert "$.uniqueItems" in refused(client, extra_body={"json_schema": schema, "strict": strict}).message
 
 
 class Sum(BaseModel):

@@ -123,6 +123,11 @@ class SamplingFields(OpenAIModel):
     structural_tag: TextOrObject | None = Field(
         default=None, description="Parts of the output, each to follow a schema from where a trigger begins it."
     )
+    strict: bool | None = Field(
+        default=True,
+        description="Refuse a `json_schema` or `structural_tag` that cannot be enforced in full; false leaves out what "
+        "cannot be, and names it in `unenforced`.",
+    )
     grammar_backend: Text | None = Field(default=None, description="Which grammar backend enforces it, by name.")
     cache_salt: Annotated[str, Field(max_length=1024), UNICODE] | None = Field(
         default=None, description="Cached prefixes are shared only between requests of one salt."
