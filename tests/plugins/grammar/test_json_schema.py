@@ -12,8 +12,9 @@ import pytest
 from graftlm.contracts import GrammarKind, GrammarSpec
 from graftlm.errors import GrammarError
 from graftlm_grammar.formats import FORMATS
-from graftlm_grammar.json_schema import ANNOTATIONS, COMBINED, ENFORCED, translate_schema
+from graftlm_grammar.json_schema import translate_schema
 from graftlm_grammar.options import XGrammarOptions
+from graftlm_grammar.schema_keywords import ANNOTATIONS, COMBINED, ENFORCED
 
 NUMBER = {"type": "number"}
 INTEGER = {"type": "integer"}
