@@ -9,7 +9,7 @@ those, unless it speaks of `additionalProperties`; a `pattern` matches the whole
 pattern, and names, hold no escapes; numbers with bounds have no exponent; a keyword of one type implies the type.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -115,22 +115,28 @@ class _Translation:
         own = next((key for key in said if key in _KNOWN), None)
         if own is not None and form in ("anyOf", "oneOf", "allOf"):
             # Where one of the two has to go, what the schema says itself is worth more.
-            for key in [key for key in said if key in COMBINED]:
-                leave_out(
-                    self.enforcement, schema, key, path, f"not enforced beside {own}; move that into the schemas there"
-                )
-            said, form = [key for key in said if key not in COMBINED], None
+            said = self._without(said, lambda key: key in COMBINED, schema, path, own)
+            form = None
         if form is None:
             return self._typed(schema, said, path, depth)
-        for key in said:
-            if key not in (form, "type") or (key == "type" and form not in ("enum", "const")):
-                leave_out(
-                    self.enforcement, schema, key, path, f"not enforced beside {form}; move it into the schemas there"
-                )
+        kept = (form, "type") if form in ("enum", "const") else (form,)
+        self._without(said, lambda key: key not in kept, schema, path, form)
         expression = self._combined(form, schema, f"{path}.{form}", depth)
         if expression is not None:
             return expression
         return self._typed(schema, [key for key in said if key not in COMBINED], path, depth)
+
+    def _without(
+        self, said: list[str], goes: Callable[[str], bool], schema: dict[str, Any], path: str, beside: str
+    ) -> list[str]:
+        """Leave out keywords that are not enforced beside another; returns those that stay."""
+        for key in filter(goes, said):
+            if key in (*COMBINED, "type") or key in _KNOWN:
+                message = f"not enforced beside {beside}; move it into the schemas there"
+                leave_out(self.enforcement, schema, key, path, message)
+            else:
+                leave_out_unknown(self.enforcement, schema, key, path)
+        return [key for key in said if not goes(key)]
 
     def _combined(self, form: str, schema: dict[str, Any], path: str, depth: int) -> str | None:
         """Return the expression of a combining keyword, None if it is left out."""
