@@ -145,12 +145,19 @@ class _Translation:
         if form in ("enum", "const"):
             return self._values(schema[form] if form == "enum" else [schema[form]], schema.get("type"), path)
         branches = self._branches(schema[form], path, depth)
+        if form == "allOf":
+            return self._first_that_asserts(branches, path)
         if form == "oneOf":
             self._check_disjoint(schema[form], path)
-        elif form == "allOf" and len(branches) > 1:
-            self.enforcement.leave_out(path, "not enforced for more than one schema; write one that says it all")
-            return None
         return " | ".join(branches)
+
+    def _first_that_asserts(self, rules: list[str], path: str) -> str:
+        """Return the rule of the one schema of several that is enforced."""
+        telling = [i for i, rule in enumerate(rules) if not self.rules.is_any(rule)]
+        for i in telling[1:]:
+            message = f"not enforced beside [{telling[0]}]; write one schema that says it all"
+            self.enforcement.leave_out(f"{path}[{i}]", message)
+        return rules[telling[0]] if telling else self.rules.any()
 
     def _reference(self, ref: Any, path: str, depth: int) -> str | None:
         try:

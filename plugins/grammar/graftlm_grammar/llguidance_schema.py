@@ -179,7 +179,9 @@ class _Preparation:
         branches = self._branches(value, path, depth, closed and (key != "allOf" or len(value) == 1))
         if key == "allOf":
             kept.setdefault("allOf", []).extend(branches)
-        elif key == "anyOf" or self._are_disjoint(value, path):
+        else:
+            if key == "oneOf":
+                self._check_disjoint(value, path)
             kept.setdefault("allOf", []).append({"anyOf": branches})
 
     def _branches(self, branches: Any, path: str, depth: int, closed: bool) -> list[Any]:
@@ -201,14 +203,13 @@ class _Preparation:
             self._definitions[name] = self._schema(target, where, depth + 1, closed)
         return self._names[key]
 
-    def _are_disjoint(self, branches: list[Any], path: str) -> bool:
+    def _check_disjoint(self, branches: list[Any], path: str) -> None:
         for i in range(len(branches)):
             for j in range(i):
                 if not self._is_disjoint(branches[j], branches[i]):
                     message = f"not enforced: a value might match both [{j}] and [{i}]; use anyOf"
                     self.enforcement.leave_out(path, message)
-                    return False
-        return True
+                    return
 
     def _is_disjoint(self, one: Any, other: Any) -> bool:
         try:
