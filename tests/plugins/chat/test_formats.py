@@ -104,6 +104,26 @@ def test_what_models_write_is_read(name, text, content, calls):
     assert called or calls == []
 
 
+@pytest.mark.parametrize("text", ["[" * 10**6, "[f(a=[" + "[]," * 30_000, "[f(), " * 20_000])
+def test_what_may_be_a_list_of_python_calls_is_held_back_up_to_a_limit(text):
+    parser = make(CALLS["pythonic"]).parser(TOOLS, enforced=False)
+    assert not parser.push(text[:65_536])
+    deltas = [*parser.push(text[65_536])]
+    assert deltas
+    deltas += [delta for i in range(65_537, len(text), 4096) for delta in parser.push(text[i : i + 4096])]
+    assert "".join(delta.text for delta in [*deltas, *parser.finish()]) == text
+
+
+@pytest.mark.parametrize("length", [65_536, 65_537])
+def test_a_list_of_python_calls_that_is_too_long_is_content(length):
+    text = f"[f(a='{'x' * (length - 9)}')]"
+    for pieces in ([text + "."], [text[:40_000], text[40_000:], "."]):
+        parser = make(CALLS["pythonic"]).parser(TOOLS, enforced=False)
+        deltas = [delta for piece in pieces for delta in parser.push(piece)] + [*parser.finish()]
+        assert isinstance(deltas[0], ToolCallDelta) == (length == 65_536)
+        assert deltas[-1].text.endswith(".")
+
+
 def test_an_enforced_call_that_is_cut_short_is_told_as_far_as_it_goes():
     text = '<tool_call>\n{"name": "f", "arguments": {"a": 1'
     assert read("hermes", text, enforced=True) == ("", [["f", '{"a": 1']])
