@@ -55,7 +55,7 @@ def _fill_together(
         fill(matchers, target)
     except KeyboardInterrupt:
         raise
-    except BaseException:  # a plugin's code, in Rust perhaps, whose panics are no Exception; the call for the one request that it fails for says why
+    except BaseException:  # a plugin's code, a panic in Rust included; the call for the request it fails for says why
         return _fill_singly(grammars, idx, bits)
     if target is not bits:
         bits[idx] = target
