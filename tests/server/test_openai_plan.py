@@ -1,6 +1,7 @@
 """How chats are answered: where the grammar begins."""
 
 import asyncio
+import json
 import re
 
 import pytest
@@ -48,6 +49,14 @@ def test_a_choice_is_the_whole_output_where_no_reasoning_is_open():
     planned = plan("assistant\n", choice=CHOICES)
     assert (planned.params.choice, planned.params.structural_tag) == (tuple(CHOICES), None)
     assert planned.reasoning is None
+
+
+@pytest.mark.parametrize(("at_least_one", "has_reasoning"), [(False, True), (None, True), (True, False)])
+@pytest.mark.parametrize("spell", [json.dumps, dict])
+def test_a_structure_that_has_to_come_first_leaves_no_room_for_reasoning(spell, at_least_one, has_reasoning):
+    structure = {"begin": "<n>", "schema": {"type": "integer"}, "end": "</n>"}
+    tag = {"triggers": ["<n>"], "structures": [structure], "at_least_one": at_least_one}
+    assert (plan("<think>", structural_tag=spell(tag)).reasoning is not None) == has_reasoning
 
 
 def test_a_schema_that_is_no_json_is_refused():

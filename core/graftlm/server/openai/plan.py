@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -80,12 +80,21 @@ async def _with_reasoning(
     prompt_end = await manager.decode(token_ids[-_NUM_LAST_TOKENS:], skip_special_tokens=False)
     plan = replace(plan, prompt=token_ids, is_open=reasoning.is_open(prompt_end))
     required = plan.use is not None and plan.use.choice is ToolChoice.REQUIRED
-    given = next((name for name in _WHOLE_OUTPUT if getattr(plan.params, name) is not None), None)
-    if given is None and not required:
+    at_once = required or _begins_with_structure(plan.params.structural_tag)
+    if not at_once and all(getattr(plan.params, name) is None for name in _WHOLE_OUTPUT):
         return plan
-    if not plan.is_open or required:
+    if not plan.is_open or at_once:
         return replace(plan, reasoning=None)  # the grammar leaves no room for it
     return replace(plan, params=_after_reasoning(plan.params, reasoning.end))
+
+
+def _begins_with_structure(tag: Any) -> bool:
+    """Whether a structural tag leaves no free text before its first structure; a malformed one is refused later."""
+    try:
+        value = json.loads(tag) if isinstance(tag, str) else tag
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(value, Mapping) and bool(value.get("at_least_one"))
 
 
 def _after_reasoning(params: SamplingParams, end: str) -> SamplingParams:
