@@ -73,6 +73,22 @@ def test_an_object_that_is_no_plugin_is_refused():
         Engine(model="demo", plugins=[object()])
 
 
+@pytest.mark.parametrize(
+    ("plugins", "said"),
+    [
+        (["no_such_m"], r"^plugin 'no_such_m' .*failed to load: ModuleNotFoundError: No module named 'no_such_m'$"),
+        (["no_such_m.part"], "No module named 'no_such_m'$"),
+        (["json"], "plugin 'json' implements no hook"),
+        ([""], "expected the import name of a module, got ''"),
+        ([None], "got None"),
+        ("graftlm_chat", r"expected a list, got 'graftlm_chat'; write \['graftlm_chat'\]"),
+    ],
+)
+def test_a_name_that_is_no_plugin_is_refused_with_the_import_that_failed(plugins, said):
+    with pytest.raises(PluginLoadError, match=said):
+        Engine(model="demo", plugins=plugins)
+
+
 class Recorder:
     """Observes everything; one of its hooks is broken."""
 

@@ -77,6 +77,8 @@ def test_an_unknown_backend_is_refused(grammars):
         UnsupportedFeatureError, match=r"Unknown grammar backend 'fourth'. Available: first, second, third"
     ):
         grammars.choose(spec("plain"), "fourth")
+    with pytest.raises(UnsupportedFeatureError, match="Did you mean 'second'"):
+        grammars.choose(spec("plain"), "secnod")
 
 
 def test_a_choice_is_remembered(grammars, backends):
@@ -118,6 +120,8 @@ def test_a_request_may_name_its_backend():
         assert output.text == "ab"
         with pytest.raises(UnsupportedFeatureError, match="Unknown grammar backend 'gone'"):
             engine.generate("x", SamplingParams(regex="ab", grammar_backend="gone"))
+        with pytest.raises(UnsupportedFeatureError, match="Did you mean 'xgrammar'"):
+            engine.generate("x", SamplingParams(grammar_backend="xgramar"))
         stats = engine.stats()
         assert (stats.grammar_hits, stats.grammar_misses) == (0, 1)
 

@@ -1,5 +1,6 @@
 """The compiler of grammars: each compiled once, beside the loop, and kept within bounds."""
 
+import sys
 import threading
 
 import pytest
@@ -12,6 +13,10 @@ from graftlm.types import SamplingParams
 LIMIT_S = 20
 
 
+class Panic(BaseException):
+    """What libraries written in Rust raise where they panic."""
+
+
 class Named(CompiledGrammar):
     def __init__(self, text):
         self.text = text
@@ -21,7 +26,7 @@ class Named(CompiledGrammar):
 
 
 class Backend(GrammarBackend):
-    """Compiles what its gates let through; "bad..." is refused and "bug..." raises something else."""
+    """Compiles what its gates let through; "bad..." is refused, "bug..." and "panic..." raise something else."""
 
     def __init__(self):
         self.compiled = []
@@ -37,6 +42,10 @@ class Backend(GrammarBackend):
             raise GrammarError(f"no {spec.text}")
         if spec.text.startswith("bug"):
             raise KeyError(spec.text)
+        if spec.text.startswith("panic"):
+            raise Panic(spec.text)
+        if spec.text.startswith("exit"):
+            sys.exit(3)
         return ()
 
     def compile(self, spec):
@@ -117,7 +126,13 @@ def test_what_is_under_way_is_not_forgotten():
 
 
 @pytest.mark.parametrize(
-    ("text", "said"), [("bad one", "^no bad one$"), ("bug", "^the grammar backend failed: KeyError: 'bug'$")]
+    ("text", "said"),
+    [
+        ("bad one", "^no bad one$"),
+        ("bug", "^the grammar backend failed: KeyError: 'bug'$"),
+        ("panic", "^the grammar backend failed: Panic: panic$"),
+        ("exit", "^the grammar backend failed: SystemExit: 3$"),
+    ],
 )
 def test_what_fails_is_a_grammar_error_and_is_not_kept(text, said):
     rig = Rig()
@@ -140,6 +155,15 @@ def test_a_backend_that_cannot_be_created_says_so_each_time():
             compiler.check(spec("a"))
         with pytest.raises(PluginError, match="no such library"):
             compiler.compile(spec("a")).result(LIMIT_S)
+
+
+def test_a_backend_whose_creation_panics_fails_who_waits_for_it():
+    def create():
+        raise Panic("no luck")
+
+    compiler = GrammarCompiler(create, lambda: 0.0, cache_size=4, timeout_s=1.0)
+    with pytest.raises(GrammarError, match="Panic: no luck"):
+        compiler.compile(spec("a")).result(LIMIT_S)
 
 
 def test_a_compilation_that_takes_for_ever_does_not_keep_others_waiting_for_ever():

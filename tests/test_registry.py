@@ -686,8 +686,10 @@ def test_observers_may_take_the_record_or_nothing():
 def test_an_importable_module_can_be_loaded_by_another_process(install):
     for name in ("one", "two"):
         install(f"graftlm-{name}", source_of_strategies(name), entry_points={})
-    registry = load(importlib.import_module("graftlm_two"), modules=("graftlm_one",))
-    assert registry.import_names() == ["graftlm_one", "graftlm_two"]
+    for plugin in (importlib.import_module("graftlm_two"), "graftlm_two"):
+        registry = load(plugin, modules=("graftlm_one",))
+        assert registry.import_names() == ["graftlm_one", "graftlm_two"]
+        assert registry.names("eviction") == ["one", "two"]
 
 
 @pytest.mark.parametrize("plugin", [Strategies(provider()), ModuleType("in_memory")])

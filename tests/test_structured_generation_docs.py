@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from graftlm_grammar.formats import FORMATS
-from graftlm_grammar.json_schema import COMBINED, ENFORCED
+from graftlm_grammar.schema_keywords import COMBINED, ENFORCED
 
 DOCS = Path(__file__).parent.parent / "docs"
 PAGE = (DOCS / "structured-generation.md").read_text(encoding="utf-8")

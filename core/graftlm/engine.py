@@ -42,7 +42,7 @@ class Engine:
 
     Args:
         source: a YAML file, a mapping shaped like one, an EngineConfig, or None for the defaults.
-        plugins: modules or objects whose hooks take part, besides the installed ones.
+        plugins: modules, their import names, or objects whose hooks take part, besides the installed ones.
         overrides: "cache.page_size=16" and the like.
         fields: sections of the configuration, laid over `source`: model="path", cache={"page_size": 16}.
 

@@ -5,6 +5,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from graftlm.config.problems import nearest
 from graftlm.contracts import GrammarSpec
 from graftlm.errors import GrammarError, UnsupportedFeatureError
 from graftlm.grammars import GrammarCompiler
@@ -72,9 +73,8 @@ class Grammars:
             GrammarError: all refuse; the message is the first one's, with what the others say.
             GraftlmError: a backend could not be created.
         """
-        if backend is not None and backend not in self._available:
-            names = ", ".join(self._available) or "none"
-            raise UnsupportedFeatureError(f"Unknown grammar backend {backend!r}. Available: {names}.")
+        if backend is not None:
+            self.check_name(backend)
         key = spec, backend
         with self._lock:
             known = self._chosen.get(key)
@@ -87,6 +87,18 @@ class Grammars:
             while len(self._chosen) > _MAX_REMEMBERED:
                 self._chosen.popitem(last=False)
         return chosen
+
+    def check_name(self, backend: str) -> None:
+        """Refuse a name that no backend has.
+
+        Raises:
+            UnsupportedFeatureError: the message names those that there are.
+        """
+        if backend not in self._available:
+            close = nearest(backend, self._available)
+            hint = f" Did you mean '{close}'?" if close else ""
+            names = ", ".join(self._available) or "none"
+            raise UnsupportedFeatureError(f"Unknown grammar backend {backend[:60]!r}.{hint} Available: {names}.")
 
     def _ask(self, spec: GrammarSpec, names: Sequence[str]) -> Enforcement:
         found: list[Enforcement] = []

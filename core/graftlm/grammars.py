@@ -149,8 +149,8 @@ class GrammarCompiler:
                 spec, future = self._waiting.popleft()
                 self._busy_since[thread] = self._clock()
             try:
-                compiled = _guarded(self._get_backend().compile, spec)
-            except GraftlmError as error:
+                compiled = _guarded(lambda spec: self._get_backend().compile(spec), spec)
+            except BaseException as error:  # whoever waits must hear of it
                 with self._lock:
                     self._cache.pop(spec, None)
                 future.set_exception(error)
@@ -171,10 +171,13 @@ def _give_way() -> None:
 
 
 def _guarded(call: Callable[[GrammarSpec], T], spec: GrammarSpec) -> T:
-    """Call a backend; whatever it raises becomes one of graftlm's errors."""
+    """Call a backend; whatever it raises becomes one of graftlm's errors.
+
+    A panic in a library written in Rust is no `Exception`.
+    """
     try:
         return call(spec)
-    except GraftlmError:
+    except (GraftlmError, KeyboardInterrupt):
         raise
-    except Exception as error:
+    except BaseException as error:
         raise GrammarError(f"the grammar backend failed: {type(error).__name__}: {error}") from error

@@ -108,7 +108,7 @@ class Intake:
         Raises:
             SamplingParamsError: a token id is outside the vocabulary.
             GrammarError: a JSON schema, regular expression or grammar that cannot be enforced in full.
-            UnsupportedFeatureError: a logits processor or a grammar that this engine does not have.
+            UnsupportedFeatureError: a logits processor, a grammar or a grammar backend that this engine does not have.
         """
         for name, ids in (("logit_bias", params.logit_bias), ("stop_token_ids", params.stop_token_ids)):
             for token_id in ids:
@@ -121,6 +121,7 @@ class Intake:
                 raise UnsupportedFeatureError(f"Unknown logits processor {name!r}. Available: {available}.")
         spec = grammar_spec(params)
         if spec is None:
+            self._check_backend(params.grammar_backend)
             return params, ()
         enforcement = self._backends(spec).choose(spec, params.grammar_backend)
         return replace(params, grammar_backend=enforcement.backend), enforcement.unenforced
@@ -198,6 +199,13 @@ class Intake:
         compiler = self._backends(spec).compiler(backend)
         compiling, deadline_s = compiler.compile(spec), now + compiler.timeout_s
         return RequestGrammar(compiling, deadline_s, self.limits.vocab_size, compiler.fill_bitmasks)
+
+    def _check_backend(self, name: str | None) -> None:
+        """Refuse the name of an unknown grammar backend, though nothing asks for it."""
+        if name is not None and self._grammars is None:
+            raise UnsupportedFeatureError(f"Unknown grammar backend {name[:60]!r}. This engine has none.")
+        if name is not None and self._grammars is not None:
+            self._grammars.check_name(name)
 
     def _backends(self, spec: GrammarSpec) -> Grammars:
         if self._grammars is None:

@@ -76,6 +76,7 @@ class _CompletionBuilder:
             matched_stop=None if finish is None else finish.matched_stop,
             error=None if finish is None else finish.error,
             logprobs=None if self._logprobs is None else tuple(self._logprobs),
+            jump_forward_tokens=self.jump_forward_tokens,
         )
 
 

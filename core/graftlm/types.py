@@ -124,6 +124,7 @@ class Completion:
         matched_stop: what ended it: a stop string, or a token id; None otherwise.
         error: what failed, when `finish_reason` is "error".
         logprobs: one per token when asked for, else None.
+        jump_forward_tokens: of its tokens, those that were not sampled, because a grammar forced them.
     """
 
     index: int
@@ -133,6 +134,7 @@ class Completion:
     matched_stop: str | int | None = None
     error: str | None = None
     logprobs: tuple[TokenLogprob, ...] | None = None
+    jump_forward_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

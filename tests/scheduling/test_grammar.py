@@ -1,6 +1,7 @@
 """Requests under a grammar: they wait for it, sample what it allows, and disturb nobody."""
 
 import itertools
+import sys
 import threading
 from concurrent.futures import Future
 
@@ -181,6 +182,14 @@ def divide():
     return 1 // 0
 
 
+class Panic(BaseException):
+    """What libraries written in Rust raise where they panic."""
+
+
+def panic():
+    raise Panic("oops")
+
+
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize(
     ("future", "num_tokens", "said"),
@@ -189,6 +198,12 @@ def divide():
         (failing(ZeroDivisionError("oops")), 0, "the grammar backend failed: ZeroDivisionError: oops"),
         (broken("matcher", 0, divide), 0, "the grammar backend failed: ZeroDivisionError: "),
         (broken("fill_bitmask", 0, divide), 0, "the grammar backend failed: ZeroDivisionError: "),
+        (failing(Panic("oops")), 0, "the grammar backend failed: Panic: oops"),
+        (broken("matcher", 0, panic), 0, "the grammar backend failed: Panic: oops"),
+        (broken("fill_bitmask", 0, panic), 0, "the grammar backend failed: Panic: oops"),
+        (broken("fill_bitmask", 3, panic), 3, "the grammar backend failed: Panic: oops"),
+        (broken("accept", 2, panic), 3, "the grammar backend failed: Panic: oops"),
+        (broken("accept", 2, sys.exit), 3, "the grammar backend failed: SystemExit: "),
         (broken("fill_bitmask", 0, lambda: 0), 0, "no token may come next"),
         (broken("fill_bitmask", 3, lambda: 0), 3, "no token may come next"),
         (broken("fill_bitmask", 3, divide), 3, "the grammar backend failed: ZeroDivisionError: "),

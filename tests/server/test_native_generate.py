@@ -165,6 +165,10 @@ class TestAnswer:
                 {"temperature": 0.0, "json_schema": '{"type": "boolean"}'},
             ),
             (
+                {"temperature": 0, "json_schema": {"type": "null", "not": {}}, "strict": False},
+                {"temperature": 0.0, "json_schema": '{"type": "null", "not": {}}', "strict": False},
+            ),
+            (
                 {"temperature": 0, "ebnf": 'root ::= "yes" | "no"'},
                 {"temperature": 0.0, "ebnf": 'root ::= "yes" | "no"'},
             ),
@@ -197,6 +201,18 @@ class TestLists:
             == generate(text="One", sampling_params=params)[0]["output_ids"]
         )
         assert len({answer["meta_info"]["id"] for answer in answers}) == 2
+
+    def test_each_completion_tells_of_its_own_forced_tokens(self, client, generate, engine):
+        fields = {"regex": "[ab]{1,9}, and so it was said", "seed": 3, "n": 3}
+        (output,) = engine.generate(PROMPT, SamplingParams(max_tokens=40, **fields))
+        params = {"max_new_tokens": 40, "sampling_seed": fields.pop("seed"), **fields}
+        counts = [
+            answer["meta_info"]["jump_forward_tokens"] for answer in generate(text=PROMPT, sampling_params=params)
+        ]
+        last = {event["index"]: event for event in events(client, text=PROMPT, sampling_params=params)}
+        assert counts == [completion.jump_forward_tokens for completion in output.completions]
+        assert counts == [last[i]["meta_info"]["jump_forward_tokens"] for i in range(3)]
+        assert sum(counts) == output.usage.jump_forward_tokens > max(counts) > 0
 
     def test_each_prompt_may_have_its_own_parameters(self, generate):
         params = [{"temperature": 0, "max_new_tokens": n, "ignore_eos": True} for n in (2, 5)]
@@ -352,6 +368,8 @@ class TestRefusals:
                 {"text": ["a", "b"], "sampling_params": [{}]},
                 "sampling_params: got 1 entries, expected one for each of 2",
             ),
+            ({"text": "a", "sampling_params": {"grammar_backend": "xgramar"}}, "Did you mean 'xgrammar'?"),
+            ({"text": "a", "sampling_params": {"grammar_backened": "xgrammar"}}, "did you mean 'grammar_backend'"),
             ({"text": ["a", "b"], "rid": ["x", "x"]}, "'x' is given twice"),
             ({"text": "a", "rid": "\ud800"}, "nicode"),
             ({"text": "a", "cache_salt": "\udfff"}, "nicode"),

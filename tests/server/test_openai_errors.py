@@ -102,3 +102,26 @@ async def test_a_client_that_leaves_its_embeddings_leaves_nothing_behind(server)
             if load["num_reqs"] == load["num_waiting_reqs"] == load["num_pages"] == 0:
                 break
             await asyncio.sleep(0.02)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param", "meant"),
+    [
+        ("/v1/completions", {"prompt": "x", "grammar_backened": "xgrammar"}, "grammar_backened", "grammar_backend"),
+        (
+            "/v1/completions",
+            {"prompt": "x", "stream_options": {"include_usge": 1}},
+            "stream_options.include_usge",
+            None,
+        ),
+        ("/v1/chat/completions", {"messages": CHAT, "max_token": 1}, "max_token", "max_tokens"),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "contents": "x"}]}, "messages.0.contents", "content"),
+        ("/v1/chat/completions", {"messages": CHAT, "response_format": {"typ": "text"}}, "response_format.typ", "type"),
+        ("/v1/embeddings", {"input": "x", "poolling": "mean"}, "poolling", "pooling"),
+    ],
+)
+def test_a_misspelt_field_is_refused_with_the_one_that_was_meant(server, path, body, param, meant):
+    answer = httpx2.post(server.url + path, json=body)
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"], error["code"]) == (400, param, "unknown_parameter")
+    assert error["message"] == f"Unrecognized request argument supplied: {param}; did you mean '{meant}'?"

@@ -48,7 +48,18 @@ def test_reasoning_stays_in_the_content_when_asked_for(client):
     assert not hasattr(message, "reasoning_content")
 
 
-def test_a_grammar_that_cannot_wait_holds_the_whole_answer(client):
-    message = ask(client, extra_body={"choice": ["yes", "no"]}).choices[0].message
-    assert message.content in ("yes", "no")
-    assert not hasattr(message, "reasoning_content")
+@pytest.mark.parametrize(
+    "fields", [{"choice": ["yes", "no"]}, {"regex": "yes|no"}, {"json_schema": {"enum": ["yes", "no"]}}]
+)
+def test_a_grammar_waits_for_the_end_of_the_reasoning(client, fields):
+    message = ask(client, extra_body={"min_tokens": 20} | fields).choices[0].message
+    assert message.reasoning_content
+    assert message.content is None
+
+
+def test_a_grammar_that_cannot_wait_is_refused_unless_it_may_hold_the_whole_output(client):
+    with pytest.raises(openai.BadRequestError, match="separate_reasoning") as caught:
+        ask(client, extra_body={"ebnf": 'root ::= "yes"'})
+    assert caught.value.param == "ebnf"
+    answer = ask(client, extra_body={"ebnf": 'root ::= "yes"', "separate_reasoning": False})
+    assert answer.choices[0].message.content == "yes"

@@ -93,6 +93,24 @@ def test_a_stream_tells_the_same_as_the_whole(client, choice):
     assert "".join(part.function.arguments for part in parts) == "".join(call.function.arguments for call in calls)
 
 
+@pytest.mark.parametrize("num_tokens", [1, 3, 6])
+def test_the_opening_of_a_call_that_is_cut_off_is_no_content(client, num_tokens):
+    fields = {"tools": TOOLS, "tool_choice": "required", "max_tokens": num_tokens}
+    (choice,) = ask(client, **fields).choices
+    assert (choice.finish_reason, choice.message.content or "", choice.message.tool_calls) == ("length", "", None)
+    deltas = [chunk.choices[0] for chunk in ask(client, stream=True, **fields)]
+    assert deltas[-1].finish_reason == "length"
+    assert not any(choice.delta.content or choice.delta.tool_calls for choice in deltas)
+
+
+def test_a_call_that_a_stop_string_cuts_short_is_no_call_to_make(client):
+    fields = {"tools": TOOLS, "tool_choice": NAMED, "stop": ["a"]}
+    (choice,) = ask(client, **fields).choices
+    (*_, last) = ask(client, stream=True, **fields)
+    assert choice.finish_reason == last.choices[0].finish_reason == "stop"
+    assert not choice.message.content
+
+
 def test_the_stream_helper_joins_a_call(client):
     fields = {"model": "demo", "messages": CHAT, "temperature": 0, "tools": TOOLS[:1], "tool_choice": "required"}
     with client.chat.completions.stream(**fields, parallel_tool_calls=False) as events:
@@ -115,6 +133,22 @@ def test_every_answer_of_several_has_calls_of_its_own(client):
     answer = ask(client, tools=TOOLS, tool_choice=NAMED, n=3, temperature=1)
     ids = {choice.message.tool_calls[0].id for choice in answer.choices}
     assert len(ids) == 3
+
+
+def test_null_is_as_if_absent(client):
+    plain = {"type": "function", "function": {"name": "f"}}
+    nulls = tool("f", None, description=None, strict=None)
+    call = {"id": "c", "type": "function", "function": {"name": "f"}}
+    done = {"role": "tool", "tool_call_id": "c", "content": "4"}
+    spelt = [*CHAT, {"role": "assistant", "tool_calls": [call | {"function": {"name": "f", "arguments": None}}]}, done]
+    absent = [*CHAT, {"role": "assistant", "tool_calls": [call]}, done]
+    one, other = (
+        ask(client, messages=messages, tools=[given], tool_choice=choice, parallel_tool_calls=parallel)
+        for messages, given, choice, parallel in ((spelt, nulls, None, None), (absent, plain, "auto", True))
+    )
+    assert one.choices[0].message.content == other.choices[0].message.content
+    assert one.usage.prompt_tokens == other.usage.prompt_tokens
+    assert ask(client, tools=None, response_format=None, extra_body={"choice": None, "strict": None}).choices
 
 
 @pytest.mark.parametrize(
@@ -186,6 +220,14 @@ def test_an_answer_tells_what_is_not_enforced(client):
     wanted = {"type": "json_schema", "json_schema": {"name": "list", "strict": False, "schema": schema}}
     assert ask(client, response_format=wanted).model_extra["unenforced"] == ["$.uniqueItems"]
     assert "unenforced" not in ask(client, response_format={"type": "json_object"}).model_extra
+
+
+def test_a_schema_beside_the_messages_may_be_lenient_too(client):
+    schema = {"type": "array", "items": {"type": "integer"}, "uniqueItems": True, "maxItems": 2}
+    answer = ask(client, extra_body={"json_schema": schema, "strict": False})
+    assert answer.model_extra["unenforced"] == ["$.uniqueItems"]
+    for strict in (True, None):
+        assert "$.uniqueItems" in refused(client, extra_body={"json_schema": schema, "strict": strict}).message
 
 
 class Sum(BaseModel):

@@ -145,6 +145,14 @@ class ToolCallParser(ABC):
     def finish(self) -> Sequence[MessageDelta]:
         """Take in the end of the text; returns what was held back. Nothing may be pushed afterwards."""
 
+    def cut_off(self) -> Sequence[MessageDelta]:
+        """Take in the end of a text that goes no further because of a limit, such as that on its tokens.
+
+        As `finish`, but what is held back because it may be the beginning of a call, be it of its markup, is left out.
+        A parser that holds nothing back need not override it.
+        """
+        return self.finish()
+
 
 class ToolCallFormat(ABC):
     """How a family of models writes tool calls.

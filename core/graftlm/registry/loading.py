@@ -114,11 +114,15 @@ class PluginLoader:
         )
 
     def load_object(self, plugin_object: object) -> Plugin:
-        """Load a module or an instance, unless it is disabled.
+        """Load a module, the module of an import name, or an instance, unless it is disabled.
 
         Raises:
-            PluginLoadError: its hooks are wrong.
+            PluginLoadError: it cannot be imported, or its hooks are wrong.
         """
+        if isinstance(plugin_object, str):
+            return self._load_name(plugin_object)
+        if plugin_object is None:
+            raise PluginLoadError("a plugin is a module, the import name of one, or an instance; got None")
         if isinstance(plugin_object, ModuleType):
             plugin = _plugin_of_module(plugin_object.__name__, _called_like(plugin_object.__name__))
         elif isinstance(plugin_object, type):
@@ -131,6 +135,14 @@ class PluginLoader:
         if not self._is_disabled(plugin):
             self._register(plugin, plugin_object)
         return self._plugins.get(id(plugin_object), plugin)
+
+    def _load_name(self, name: str) -> Plugin:
+        if not name or name.startswith("."):
+            raise PluginLoadError(f"plugins: expected the import name of a module, got {name!r}")
+        plugin = _plugin_of_module(name, _called_like(name))
+        if not self._is_disabled(plugin):
+            self._register(plugin, _imported(plugin, lambda: importlib.import_module(name)))
+        return plugin
 
     def implementations(self, hook: str) -> list[HookImplementation]:
         """Return what implements a hook, in the order pluggy would call it."""
@@ -264,6 +276,9 @@ def import_names(objects: Iterable[object]) -> list[str]:
     """
     names = []
     for plugin_object in objects:
+        if isinstance(plugin_object, str):
+            names.append(plugin_object)
+            continue
         name = getattr(plugin_object, "__name__", None)
         module = sys.modules.get(name) if isinstance(name, str) else None
         if module is not plugin_object or name == "__main__" or module is None or module.__spec__ is None:

@@ -16,6 +16,7 @@ from graftlm.errors import (
     DuplicateProviderError,
     GraftlmError,
     PluginError,
+    PluginLoadError,
     ProviderUnavailableError,
     UnknownProviderError,
     UnsupportedArchitectureError,
@@ -84,13 +85,15 @@ class Registry:
 
         Args:
             settings: None takes the defaults.
-            plugins: modules or instances with functions marked `@hookimpl`.
+            plugins: modules, import names of modules, or instances with functions marked `@hookimpl`.
             platform: what availability is judged by; None is a machine without a GPU.
 
         Raises:
             PluginLoadError: one of `plugins` is wrong. Any other plugin that fails is recorded in `failures`.
             ConfigError: `settings.prefer` names no family.
         """
+        if isinstance(plugins, str):
+            raise PluginLoadError(f"plugins: expected a list, got {plugins!r}; write [{plugins!r}]")
         settings = settings or PluginSettings()
         _check_prefer(settings.prefer)
         loader = PluginLoader(settings.disabled)

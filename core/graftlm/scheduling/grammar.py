@@ -142,10 +142,10 @@ def _text(text: object) -> str:
 
 
 def _guarded(call: Callable[[], T]) -> T:
-    """Call a plugin's code: whatever it raises fails this request only."""
+    """Call a plugin's code: whatever it raises fails this request only, and a panic in Rust is no `Exception`."""
     try:
         return call()
-    except RequestError:
+    except (RequestError, KeyboardInterrupt):
         raise
-    except Exception as error:
+    except BaseException as error:
         raise RequestFailedError(f"the grammar backend failed: {type(error).__name__}: {error}") from error

@@ -53,7 +53,9 @@ def _fill_together(
     target = bits if len(idx) == len(bits) else np.empty((len(idx), bits.shape[1]), dtype=np.int32)
     try:
         fill(matchers, target)
-    except Exception:  # a plugin's code; the call for the one request that it fails for says why
+    except KeyboardInterrupt:
+        raise
+    except BaseException:  # a plugin's code, a panic in Rust included; the call for the request it fails for says why
         return _fill_singly(grammars, idx, bits)
     if target is not bits:
         bits[idx] = target

@@ -24,6 +24,7 @@ from graftlm.errors import (
 
 __all__ = [
     "ERROR_RESPONSES",
+    "MISSPELT",
     "ApiError",
     "ErrorBody",
     "error_json",
@@ -90,6 +91,9 @@ class ErrorBody(BaseModel):
 
 #: Parts of the place of a validation error that the client did not write: the branch that a value's shape chose.
 _BRANCHES: Final = frozenset({"one", "many", "one_of_ids", "many_of_ids", "as_text", "as_object", "as_other", "[key]"})
+
+#: The type of a validation error of a model with a field that nearly has a known name; its context has the `name`.
+MISSPELT: Final = "misspelt"
 
 #: Clients choose the names of fields; longer ones are cut in the answer.
 _MAX_PARAM_LEN: Final = 256
@@ -167,14 +171,16 @@ async def _answer_invalid(request: Request, error: Exception) -> Response:
     if not isinstance(error, RequestValidationError):
         raise error
     first = error.errors()[0]
-    param = _name_of_field(first["loc"], is_unknown=first["type"] == "extra_forbidden")
+    is_unknown = first["type"] in ("extra_forbidden", MISSPELT)
+    place = (*first["loc"], first["ctx"]["name"]) if first["type"] == MISSPELT else first["loc"]
+    param = _name_of_field(place, is_unknown)
     if first["type"] == "json_invalid":
         detail = first.get("ctx", {}).get("error", first["msg"])
         return error_response(400, f"the body is not JSON: {detail}", code="invalid_json")
-    if first["type"] == "extra_forbidden":
-        return error_response(
-            400, f"Unrecognized request argument supplied: {param}", param=param, code="unknown_parameter"
-        )
+    if is_unknown:
+        hint = f"; {first['msg']}" if first["type"] == MISSPELT else ""
+        message = f"Unrecognized request argument supplied: {param}{hint}"
+        return error_response(400, message, param=param, code="unknown_parameter")
     if param is None and first["type"] in ("missing", "model_attributes_type", "dict_type"):
         message = "the body must be a JSON object, sent with Content-Type: application/json"
         request.state.problem = message

@@ -47,8 +47,8 @@ def serve(
     """Run the server until it is told to stop, by SIGTERM or SIGINT; a second one stops it at once.
 
     Args:
-        plugins: modules whose hooks take part, besides the installed ones. Every process imports them anew, so an
-            object that is no module cannot be one.
+        plugins: modules, or their import names, whose hooks take part, besides the installed ones. Every process
+            imports them anew, so another object cannot be one.
         on_ready: hears the server's address once it takes requests.
 
     Returns: the exit status: 0, or 1 when a process died and was not started again.
@@ -91,6 +91,9 @@ def _with_plugins(config: EngineConfig, plugins: Sequence[object]) -> EngineConf
     """
     names = list(config.plugins.modules)
     for plugin in plugins:
+        if isinstance(plugin, str):
+            names.append(plugin)
+            continue
         if not isinstance(plugin, ModuleType) or plugin.__spec__ is None:
             raise PluginLoadError(
                 f"plugin {plugin!r} cannot be imported in the server's other processes. Put its hooks into a module, "

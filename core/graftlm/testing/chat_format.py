@@ -99,6 +99,22 @@ class ToolCallFormatConformance(Conformance, ABC):
         text = self._format.render([ToolCall("unknown", '{"a": 1}')])
         assert self._read(_cut(text, random.Random(seed)), enforced) == (text, [])
 
+    def test_a_beginning_that_is_cut_off_is_left_out(self, enforced: bool, seed: int) -> None:
+        """`cut_off` leaves out what may be the beginning of a call, be it of its markup."""
+        draw = random.Random(seed)
+        calls = draw.choices(_CALLS, k=2)
+        text = self._format.render(calls)
+        whole = [(call.name, call.values()) for call in calls]
+        for end in draw.sample(range(len(text)), k=12):
+            content, read = self._read(_cut(text[:end], draw), enforced, is_cut=True)
+            assert content == "", f"of {text[:end]!r}, {content!r} was left as content"
+            assert [name for name, _ in read] == [name for name, _ in whole[: len(read)]], f"of {text[:end]!r}: {read}"
+
+    def test_text_that_is_cut_off_is_content(self, enforced: bool) -> None:
+        """`cut_off` returns what was held back and begins no call."""
+        for text in ("Hello ", '{"city": "Zürich", "da', "[1, 2", "[unknown(", "a [f", " ", '{"name": "Zü'):
+            assert self._read([text], enforced, is_cut=True) == (text, []), f"{text!r} begins no call"
+
     def test_only_auto_goes_without_a_grammar(self) -> None:
         """`grammar` returns a specification for `REQUIRED`, strict when one of the tools is."""
         for parallel in (False, True):
@@ -122,12 +138,14 @@ class ToolCallFormatConformance(Conformance, ABC):
     def _format(self) -> ToolCallFormat:
         return self.create(ChatFormatContext())
 
-    def _read(self, pieces: Iterator[str] | Sequence[str], enforced: bool) -> tuple[str, list[tuple[str, str]]]:
+    def _read(
+        self, pieces: Iterator[str] | Sequence[str], enforced: bool, is_cut: bool = False
+    ) -> tuple[str, list[tuple[str, str]]]:
         """Return the content, and name and arguments of each call."""
         parser = self._format.parser(_TOOLS, enforced=enforced)
         deltas = [delta for piece in pieces for delta in parser.push(piece)]
         content, calls = "", list[tuple[str, str]]()
-        for delta in [*deltas, *parser.finish()]:
+        for delta in [*deltas, *(parser.cut_off() if is_cut else parser.finish())]:
             match delta:
                 case ContentDelta(text):
                     content += text

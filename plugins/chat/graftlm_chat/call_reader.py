@@ -1,7 +1,7 @@
 """One JSON object that calls a tool, read as it comes."""
 
 import re
-from collections.abc import Container
+from collections.abc import Collection
 from typing import Any, Final
 
 from graftlm.contracts import ToolCall
@@ -12,6 +12,7 @@ __all__ = ["CallReader"]
 #: Models mix the two words up.
 _ARGUMENT_KEYS: Final = ("arguments", "parameters")
 _HEAD: Final = re.compile(r'\{\s*"name"\s*:\s*"([\w.-]+)"\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)', re.ASCII)
+_BEGINNING: Final = re.compile(r'\{\s*(?:"([a-z]*)(?:(")\s*(?::\s*(?:"([\w.-]*)(")?)?)?)?)?', re.ASCII)
 #: In which the head of a call has to be; a longer one is told with the whole call.
 _MAX_HEAD_LEN: Final = 1024
 
@@ -24,7 +25,7 @@ class CallReader:
         text: what was read.
     """
 
-    def __init__(self, names: Container[str], *, enforced: bool) -> None:
+    def __init__(self, names: Collection[str], *, enforced: bool) -> None:
         """Start before the brace.
 
         Args:
@@ -66,6 +67,19 @@ class CallReader:
         self._told = len(self.text) if end is None else end
         return news
 
+    def may_be_call(self) -> bool:
+        """Whether what was read may go on as a call of one of the tools."""
+        found = _BEGINNING.match(self.text)
+        if found is None:
+            return False
+        key, has_key, name, has_name = found.groups()
+        goes_on = found.end() == len(self.text)
+        if not has_key:
+            return goes_on and any(one.startswith(key or "") for one in ("name", *_ARGUMENT_KEYS))
+        if key != "name":
+            return key in _ARGUMENT_KEYS
+        return name in self._names if has_name else goes_on and any(one.startswith(name or "") for one in self._names)
+
     def _find_head(self) -> None:
         head = _HEAD.match(self.text[:_MAX_HEAD_LEN])
         if head is None or head[1] not in self._names:
@@ -95,7 +109,7 @@ class CallReader:
         self.begun = None if self._whole is None else self._whole.name
 
 
-def _call(text: str, names: Container[str]) -> ToolCall | None:
+def _call(text: str, names: Collection[str]) -> ToolCall | None:
     """Return the call that an object spells, None when it calls no tool."""
     values = load_object(text)
     name = None if values is None else values.get("name")

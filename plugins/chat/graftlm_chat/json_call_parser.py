@@ -58,6 +58,15 @@ class JsonCallParser(ToolCallParser):
             self._message.content(self._held)
         return self._message.end()
 
+    def cut_off(self) -> Sequence[MessageDelta]:
+        """Take in the end; what may be the beginning of a call is left out, and what has a marker is."""
+        if self._place is _Place.CALL and not self._has_begun:
+            if self._markup.marker not in self._before_call and not self._reader.may_be_call():
+                self._message.content(self._before_call + self._reader.text)
+        elif self._place is _Place.START and not self._held.strip():
+            self._message.content(self._held)
+        return self._message.end()
+
     def _advance(self) -> bool:
         """Take what is certain out of what is held; returns whether another place has been reached."""
         match self._place:

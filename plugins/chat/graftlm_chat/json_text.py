@@ -1,6 +1,7 @@
 """Brackets of text that comes in pieces, and the JSON within."""
 
 import json
+from math import isinf
 from typing import Any
 
 __all__ = ["BracketScanner", "dump", "load_object"]
@@ -52,23 +53,32 @@ class BracketScanner:
 
 
 def load_object(text: str) -> dict[str, Any] | None:
-    """Return the JSON object that a text spells; None when it is anything else."""
+    """Return the JSON object that a text spells; None when it is anything else, or holds a number no float can."""
     try:
-        value = json.loads(text, parse_constant=_refuse)
+        value = json.loads(text, parse_constant=_refuse, parse_float=_finite)
     except (ValueError, RecursionError):
         return None
     return value if isinstance(value, dict) else None
 
 
 def dump(value: object) -> str:
-    """Return a value as JSON on one line; half a surrogate pair, which no answer could carry, stays escaped."""
-    text = json.dumps(value, ensure_ascii=False)
+    """Return a value as JSON on one line; half a surrogate pair, which no answer could carry, stays escaped.
+
+    Raises:
+        ValueError: it holds an infinite number, or none at all.
+    """
+    text = json.dumps(value, ensure_ascii=False, allow_nan=False)
     return text if is_unicode(text) else json.dumps(value)
 
 
 def is_unicode(text: str) -> bool:
     """Whether a text holds no half of a surrogate pair."""
     return not any("\ud800" <= char <= "\udfff" for char in text)
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    return _refuse(text) if isinf(value) else value
 
 
 def _refuse(constant: str) -> float:

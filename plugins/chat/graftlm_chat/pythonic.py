@@ -1,6 +1,7 @@
 """`pythonic`: an answer that is a list of Python calls."""
 
 import ast
+import re
 import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
@@ -22,8 +23,9 @@ from graftlm_chat.wording import describe_tools
 __all__ = ["PythonicFormat"]
 
 _HOW: Final = "To call some, answer with nothing but a list of Python calls: [name(argument=value, ...), ...]."
-#: Longer lists are content: Python's parser needs much memory for a long text.
-_MAX_LEN: Final = 200_000
+#: Characters; longer lists are content. Python's parser takes up to 10 µs for each, and 200 bytes.
+_MAX_LEN: Final = 65_536
+_BEGINNING: Final = re.compile(r"\s*\[\s*([\w.]*)\s*(\()?")
 #: JSON's names of Python's values, which models write as well.
 _JSON_NAMES: Final[Mapping[str, Any]] = {"true": True, "false": False, "null": None}
 
@@ -56,6 +58,7 @@ class _PythonicParser(ToolCallParser):
         self._message = MessageBuilder()
         self._scanner = BracketScanner(opening="([{", closing=")]}", quotes="\"'")
         self._held = ""
+        self._start = 0  # of what is no white space
         self._read = 0
         self._is_text = False
 
@@ -72,17 +75,34 @@ class _PythonicParser(ToolCallParser):
             self._message.content(self._held)
         return self._message.end()
 
+    def cut_off(self) -> Sequence[MessageDelta]:
+        if not self._is_text and not self._may_be_calls():
+            self._message.content(self._held)
+        return self._message.end()
+
+    def _may_be_calls(self) -> bool:
+        """Whether what is held may go on as a list of calls."""
+        found = _BEGINNING.match(self._held)
+        if found is None:
+            return False
+        name, bracket = found.groups()
+        if bracket:
+            return name in self._names
+        return found.end() == len(self._held) and any(one.startswith(name) for one in self._names)
+
     def _read_list(self) -> None:
-        start = self._held.lstrip()
-        if start and not start.startswith("["):
+        text = self._held[:_MAX_LEN]
+        while self._start < len(text) and text[self._start].isspace():
+            self._start += 1
+        if self._start < len(text) and text[self._start] != "[":
             self._go_on_as_text()
-        elif start:
-            end = self._scanner.find_depth(self._held, self._read, 0)
-            self._read = len(self._held)
-            if (end or self._read) > _MAX_LEN:
-                self._go_on_as_text()
-            elif end is not None:
-                self._complete(end)
+            return
+        end = self._scanner.find_depth(text, self._read, 0)
+        self._read = len(text)
+        if end is not None:
+            self._complete(end)
+        elif len(self._held) > _MAX_LEN:
+            self._go_on_as_text()
 
     def _complete(self, end: int) -> None:
         calls = _calls(self._held[:end].strip(), self._names)

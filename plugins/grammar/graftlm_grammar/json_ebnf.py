@@ -82,6 +82,14 @@ class JsonRules:
             self.add("array", str(self.items("[", "any", 0, None, "]")))
         return "any"
 
+    def is_any(self, name: str) -> bool:
+        """Tell whether a rule, if it is written already, is that of any value."""
+        passed: set[str] = set()
+        while name in self._bodies and name != "any" and name not in passed:
+            passed.add(name)
+            name = self._bodies[name]
+        return name == "any"
+
     def pair(self, key: str, value: str) -> str:
         """Return the expression of a name and its value."""
         return f"{key} {self._colon} {value}"

@@ -9,13 +9,10 @@ those, unless it speaks of `additionalProperties`; a `pattern` matches the whole
 pattern, and names, hold no escapes; numbers with bounds have no exponent; a keyword of one type implies the type.
 """
 
-import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from math import isinf
-from typing import Any, Final, NoReturn
+from typing import Any, Final
 
-from graftlm.errors import GrammarError
 from graftlm_grammar.disjoint import are_disjoint, json_type, resolve, types_of
 from graftlm_grammar.ebnf import read_ebnf
 from graftlm_grammar.endless import endless_rules
@@ -23,47 +20,12 @@ from graftlm_grammar.enforcement import Enforcement, NotEnforcedError, refuse, s
 from graftlm_grammar.json_ebnf import JsonRules
 from graftlm_grammar.json_scalars import counts, pattern_expression, scalar_expression
 from graftlm_grammar.options import JsonOptions
+from graftlm_grammar.schema_keywords import COMBINED, ENFORCED, asserted, leave_out, leave_out_unknown, type_names
+from graftlm_grammar.schema_reader import MAX_DEPTH, reading_schema
 
-__all__ = ["ANNOTATIONS", "COMBINED", "ENFORCED", "SchemaGrammar", "finite_float", "translate_schema"]
-
-#: Keywords that assert nothing.
-ANNOTATIONS: Final = frozenset(
-    {
-        "$comment", "$defs", "$id", "$schema", "default", "definitions", "deprecated", "description", "discriminator",
-        "example", "examples", "readOnly", "title", "writeOnly",
-    }
-)  # fmt: skip
-
-#: Type -> the keywords that are enforced for values of it.
-ENFORCED: Final[dict[str, frozenset[str]]] = {
-    "string": frozenset({"minLength", "maxLength", "pattern", "format"}),
-    "integer": frozenset({"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"}),
-    "number": frozenset({"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"}),
-    "boolean": frozenset(),
-    "null": frozenset(),
-    "object": frozenset(
-        {
-            "properties", "required", "additionalProperties", "patternProperties", "propertyNames", "minProperties",
-            "maxProperties",
-        }
-    ),
-    "array": frozenset({"items", "prefixItems", "minItems", "maxItems"}),
-}  # fmt: skip
-
-#: Keywords that are enforced alone, or beside annotations; `type` may stand beside `enum` and `const`.
-COMBINED: Final = ("$ref", "anyOf", "oneOf", "allOf", "enum", "const")
+__all__ = ["SchemaGrammar", "translate_schema"]
 
 _KNOWN: Final = frozenset[str]().union(*ENFORCED.values())
-_MAX_DEPTH: Final = 48
-
-#: Keywords that are not enforced -> the JSON types their values have; others are malformed.
-_UNENFORCED_TYPES: Final[dict[str, tuple[str, ...]]] = {
-    **dict.fromkeys(("not", "if", "then", "else", "contains", "unevaluatedProperties"), ("object", "boolean")),
-    **dict.fromkeys(("unevaluatedItems", "additionalItems"), ("object", "boolean")),
-    **dict.fromkeys(("dependentRequired", "dependentSchemas", "dependencies"), ("object",)),
-    **dict.fromkeys(("minContains", "maxContains"), ("integer",)),
-    "uniqueItems": ("boolean",),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,36 +54,13 @@ def translate_schema(text: str, options: JsonOptions, strict: bool = True, path:
         GrammarError: it is not a schema, or no value fits, or it is strict and asks for what is not enforced; the
             message names keyword and path.
     """
-    try:
-        schema = json.loads(text, parse_constant=_refuse_constant, parse_float=finite_float)
+    with reading_schema(text) as schema:
         translation = _Translation(schema, path, options, Enforcement(strict))
         translation.rules.add("root", translation.write(schema, path))
         ebnf = translation.rules.text()
         if translation.is_recursive:
             translation.check_finite(ebnf)
         return SchemaGrammar(ebnf, translation.enforcement.unenforced)
-    except RecursionError:
-        raise GrammarError(f"json_schema: nested more than {_MAX_DEPTH} levels deep") from None
-    except GrammarError as error:
-        raise GrammarError(f"json_schema: {error}") from None
-    except ValueError as error:
-        raise GrammarError(f"json_schema: not JSON: {error}") from None
-
-
-def finite_float(text: str) -> float:
-    """Read a number.
-
-    Raises:
-        GrammarError: double precision cannot hold it.
-    """
-    value = float(text)
-    if isinf(value):
-        raise GrammarError(f"{text} is too large a number")
-    return value
-
-
-def _refuse_constant(name: str) -> NoReturn:
-    raise GrammarError(f"{name} is not JSON")
 
 
 class _Translation:
@@ -159,8 +98,8 @@ class _Translation:
         if id(schema) in self._names:
             self.is_recursive |= self._names[id(schema)] not in self._is_written
             return self._names[id(schema)]
-        if depth > _MAX_DEPTH:
-            refuse(path, f"nested more than {_MAX_DEPTH} levels deep")
+        if depth > MAX_DEPTH:
+            refuse(path, f"nested more than {MAX_DEPTH} levels deep")
         if depth and "$id" in schema:
             self.enforcement.leave_out(f"{path}.$id", "below the root it changes what $ref means: not enforced")
             return self.rules.any()
@@ -171,30 +110,33 @@ class _Translation:
         return name
 
     def _expression(self, schema: dict[str, Any], path: str, depth: int) -> str:
-        asserted = [key for key in schema if key not in ANNOTATIONS and not key.startswith("x-")]
+        said = asserted(schema)
         form = next((key for key in COMBINED if key in schema), None)
-        own = next((key for key in asserted if key in _KNOWN), None)
+        own = next((key for key in said if key in _KNOWN), None)
         if own is not None and form in ("anyOf", "oneOf", "allOf"):
             # Where one of the two has to go, what the schema says itself is worth more.
-            for key in [key for key in asserted if key in COMBINED]:
-                self._leave_out(schema, key, path, f"not enforced beside {own}; move that into the schemas there")
-            asserted, form = [key for key in asserted if key not in COMBINED], None
+            said = self._without(said, lambda key: key in COMBINED, schema, path, own)
+            form = None
         if form is None:
-            return self._typed(schema, asserted, path, depth)
-        for key in asserted:
-            if key not in (form, "type") or (key == "type" and form not in ("enum", "const")):
-                self._leave_out(schema, key, path, f"not enforced beside {form}; move it into the schemas there")
+            return self._typed(schema, said, path, depth)
+        kept = (form, "type") if form in ("enum", "const") else (form,)
+        self._without(said, lambda key: key not in kept, schema, path, form)
         expression = self._combined(form, schema, f"{path}.{form}", depth)
         if expression is not None:
             return expression
-        return self._typed(schema, [key for key in asserted if key not in COMBINED], path, depth)
+        return self._typed(schema, [key for key in said if key not in COMBINED], path, depth)
 
-    def _leave_out(self, schema: dict[str, Any], key: str, path: str, message: str) -> None:
-        path = f"{path}.{key}"
-        types = _UNENFORCED_TYPES.get(key)
-        self.enforcement.leave_out(path, message)
-        if types is not None and json_type(schema[key]) not in types:
-            refuse(path, f"expected {' or '.join(types)}, got {show(schema[key])}")
+    def _without(
+        self, said: list[str], goes: Callable[[str], bool], schema: dict[str, Any], path: str, beside: str
+    ) -> list[str]:
+        """Leave out keywords that are not enforced beside another; returns those that stay."""
+        for key in filter(goes, said):
+            if key in (*COMBINED, "type") or key in _KNOWN:
+                message = f"not enforced beside {beside}; move it into the schemas there"
+                leave_out(self.enforcement, schema, key, path, message)
+            else:
+                leave_out_unknown(self.enforcement, schema, key, path)
+        return [key for key in said if not goes(key)]
 
     def _combined(self, form: str, schema: dict[str, Any], path: str, depth: int) -> str | None:
         """Return the expression of a combining keyword, None if it is left out."""
@@ -203,12 +145,19 @@ class _Translation:
         if form in ("enum", "const"):
             return self._values(schema[form] if form == "enum" else [schema[form]], schema.get("type"), path)
         branches = self._branches(schema[form], path, depth)
+        if form == "allOf":
+            return self._first_that_asserts(branches, path)
         if form == "oneOf":
             self._check_disjoint(schema[form], path)
-        elif form == "allOf" and len(branches) > 1:
-            self.enforcement.leave_out(path, "not enforced for more than one schema; write one that says it all")
-            return None
         return " | ".join(branches)
+
+    def _first_that_asserts(self, rules: list[str], path: str) -> str:
+        """Return the rule of the one schema of several that is enforced."""
+        telling = [i for i, rule in enumerate(rules) if not self.rules.is_any(rule)]
+        for i in telling[1:]:
+            message = f"not enforced beside [{telling[0]}]; write one schema that says it all"
+            self.enforcement.leave_out(f"{path}[{i}]", message)
+        return rules[telling[0]] if telling else self.rules.any()
 
     def _reference(self, ref: Any, path: str, depth: int) -> str | None:
         try:
@@ -240,25 +189,24 @@ class _Translation:
     def _values(self, values: Any, wanted: Any, path: str) -> str:
         if not isinstance(values, list) or not values:
             refuse(path, "expected a non-empty list of values")
-        types = None if wanted is None else _type_names(wanted, path)
+        types = None if wanted is None else type_names(wanted, path)
         for value in values:
             name = json_type(value)
             if types is not None and name not in types and not (name == "integer" and "number" in types):
                 refuse(path, f"{show(value)} is not of type {' or '.join(types)}")
         return " | ".join([self.rules.value(value) for value in values])
 
-    def _typed(self, schema: dict[str, Any], asserted: list[str], path: str, depth: int) -> str:
-        keywords = [key for key in asserted if key != "type" and (key, schema[key]) != ("uniqueItems", False)]
-        for key in keywords:
-            if key not in _KNOWN:
-                self._leave_out(schema, key, path, "this keyword is not enforced; leave it out")
-        keywords = [key for key in keywords if key in _KNOWN]
+    def _typed(self, schema: dict[str, Any], said: list[str], path: str, depth: int) -> str:
+        for key in said:
+            if key not in _KNOWN and key != "type":
+                leave_out_unknown(self.enforcement, schema, key, path)
+        keywords = [key for key in said if key in _KNOWN]
         if "type" not in schema and not keywords:
             return self.rules.any()
-        types = _type_names(schema["type"], f"{path}.type") if "type" in schema else _implied_types(keywords)
+        types = type_names(schema["type"], f"{path}.type") if "type" in schema else _implied_types(keywords)
         for key in keywords:
             if not any(key in ENFORCED[name] for name in types):
-                self._leave_out(schema, key, path, f"not enforced for type {' or '.join(types)}")
+                leave_out(self.enforcement, schema, key, path, f"not enforced for type {' or '.join(types)}")
         return " | ".join([self._of_type(name, schema, path, depth) for name in types])
 
     def _of_type(self, name: str, schema: dict[str, Any], path: str, depth: int) -> str:
@@ -280,7 +228,7 @@ class _Translation:
         if named:
             for key in ("patternProperties", "propertyNames", "minProperties", "maxProperties"):
                 if key in schema:
-                    self._leave_out(schema, key, path, "not enforced beside properties or required")
+                    leave_out(self.enforcement, schema, key, path, "not enforced beside properties or required")
             value = None if additional in (None, False) else self._additional(additional, path, depth)
             return self.rules.record(named, frozenset(schema.get("required", ())), value)
         least, most = counts(schema, ("minProperties", "maxProperties"), path, self.enforcement)
@@ -364,13 +312,6 @@ class _Translation:
         rest = schema.get("items", not first)
         item = None if rest is False else self.write(rest, f"{path}.items", depth + 1)
         return self.rules.sequence(first, item, least, most) or refuse(path, "no array can have that many items")
-
-
-def _type_names(wanted: Any, path: str) -> list[str]:
-    names = [wanted] if isinstance(wanted, str) else wanted
-    if not isinstance(names, list) or not names or not all(isinstance(n, str) and n in ENFORCED for n in names):
-        refuse(path, f"expected one or some of {', '.join(ENFORCED)}, got {show(wanted)}")
-    return list(dict.fromkeys(names))
 
 
 def _implied_types(keywords: Iterable[str]) -> list[str]:

@@ -20,6 +20,7 @@ from graftlm.contracts import (
 from graftlm.errors import GrammarError
 from graftlm_grammar.llguidance_lark import LarkGrammar, spec_to_lark
 from graftlm_grammar.options import LLGuidanceOptions
+from graftlm_grammar.spec_text import check_text
 from graftlm_grammar.token_bytes import token_bytes
 
 __all__ = ["LLGuidanceBackend"]
@@ -71,14 +72,7 @@ class LLGuidanceBackend(GrammarBackend):
             matcher.trim(mask, i)
 
     def _grammar(self, spec: GrammarSpec) -> LarkGrammar:
-        if len(spec.text) > _MAX_TEXT_LEN:
-            raise GrammarError(
-                f"{spec.kind.value}: {len(spec.text)} characters are too many, at most {_MAX_TEXT_LEN} are read"
-            )
-        try:
-            spec.text.encode()
-        except UnicodeEncodeError as error:
-            raise GrammarError(f"{spec.kind.value}: not text: {error}") from None
+        check_text(spec, _MAX_TEXT_LEN)
         return spec_to_lark(spec, self._options)
 
 

@@ -6,10 +6,9 @@ or given twice, schemas that refer to themselves without an end.
 """
 
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass
 from math import lcm
-from typing import Any, Final, NoReturn
+from typing import Any, Final
 
 import llguidance
 
@@ -20,13 +19,13 @@ from graftlm_grammar.ebnf_regex import rust_regex
 from graftlm_grammar.enforcement import Enforcement, NotEnforcedError, refuse, show
 from graftlm_grammar.formats import FORMATS
 from graftlm_grammar.json_scalars import counts
-from graftlm_grammar.json_schema import ANNOTATIONS, ENFORCED, finite_float
 from graftlm_grammar.options import JsonOptions
+from graftlm_grammar.schema_keywords import ENFORCED, asserted, leave_out_unknown, type_names
+from graftlm_grammar.schema_reader import MAX_DEPTH, reading_schema
 from graftlm_grammar.schema_references import applied_in_place, is_finite, reachable, without_endless
 
 __all__ = ["LLGuidanceSchema", "prepare_schema"]
 
-_MAX_DEPTH: Final = 48
 _MAX_BOUND: Final = 2**53
 _MAX_MULTIPLE: Final = 4096  # a state for each remainder; 16 million take 10 GB
 _MAX_OPTIONAL: Final = 400  # each is an item of the parser's state, which holds 2,000
@@ -41,15 +40,6 @@ _ENFORCED: Final = frozenset({"type", "enum", "const", *_APPLIED}).union(*ENFORC
 
 #: Characters that JSON spells in one way, with \u switched off: names spelt otherwise would pass for other names.
 _SPELT: Final[CharSet] = complement(((0x00, 0x07), (0x0B, 0x0B), (0x0E, 0x1F)))
-
-#: Keywords that are not enforced -> the JSON types their values have; others are malformed.
-_UNENFORCED_TYPES: Final[dict[str, tuple[str, ...]]] = {
-    **dict.fromkeys(("not", "if", "then", "else", "contains", "propertyNames"), ("object", "boolean")),
-    **dict.fromkeys(("unevaluatedProperties", "unevaluatedItems", "additionalItems"), ("object", "boolean")),
-    **dict.fromkeys(("dependentRequired", "dependentSchemas", "dependencies"), ("object",)),
-    **dict.fromkeys(("minContains", "maxContains"), ("integer",)),
-    "uniqueItems": ("boolean",),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,17 +68,10 @@ def prepare_schema(text: str, options: JsonOptions, strict: bool = True, path: s
         GrammarError: it is not a schema, or no value fits, or it is strict and asks for what is not enforced; the
             message names keyword and path.
     """
-    try:
-        schema = json.loads(text, parse_constant=_refuse_constant, parse_float=finite_float)
+    with reading_schema(text) as schema:
         preparation = _Preparation(schema, path, Enforcement(strict))
         prepared = {**preparation.prepare(), "x-guidance": _how_json_is_written(options)}
         return LLGuidanceSchema(json.dumps(prepared), preparation.enforcement.unenforced)
-    except RecursionError:
-        raise GrammarError(f"json_schema: nested more than {_MAX_DEPTH} levels deep") from None
-    except GrammarError as error:
-        raise GrammarError(f"json_schema: {error}") from None
-    except ValueError as error:
-        raise GrammarError(f"json_schema: not JSON: {error}") from None
 
 
 def _how_json_is_written(options: JsonOptions) -> dict[str, Any]:
@@ -97,10 +80,6 @@ def _how_json_is_written(options: JsonOptions) -> dict[str, Any]:
         return {**escapes, "whitespace_pattern": rf"[\x20\x0A\x0D\x09]{{1,{options.max_whitespace}}}"}
     blank = " " if options.whitespace == "spaced" else ""
     return {**escapes, "whitespace_flexible": False, "item_separator": f",{blank}", "key_separator": f":{blank}"}
-
-
-def _refuse_constant(name: str) -> NoReturn:
-    raise GrammarError(f"{name} is not JSON")
 
 
 class _Preparation:
@@ -167,14 +146,14 @@ class _Preparation:
             return schema
         if not isinstance(schema, dict):
             refuse(path, f"a schema is an object or true, got {json_type(schema)}")
-        if depth > _MAX_DEPTH:
-            refuse(path, f"nested more than {_MAX_DEPTH} levels deep")
+        if depth > MAX_DEPTH:
+            refuse(path, f"nested more than {MAX_DEPTH} levels deep")
         if depth and "$id" in schema:
             self.enforcement.leave_out(f"{path}.$id", "below the root it changes what $ref means: not enforced")
             return True
         self._check_keywords(schema, path)
         applied = [key for key in _APPLIED if key in schema]
-        is_alone = len(applied) == 1 and len(_asserted(schema)) == 1
+        is_alone = len(applied) == 1 and len(asserted(schema)) == 1
         kept = self._scalars(schema, path, closed and not applied)
         self._arrays_and_objects(schema, kept, path, depth, closed and not applied)
         for key in applied:
@@ -182,16 +161,9 @@ class _Preparation:
         return kept
 
     def _check_keywords(self, schema: dict[str, Any], path: str) -> None:
-        for key in _asserted(schema):
+        for key in asserted(schema):
             if key not in _ENFORCED:
-                self._leave_out(schema, key, path, "this keyword is not enforced; leave it out")
-
-    def _leave_out(self, schema: dict[str, Any], key: str, path: str, message: str) -> None:
-        path = f"{path}.{key}"
-        types = _UNENFORCED_TYPES.get(key)
-        self.enforcement.leave_out(path, message)
-        if types is not None and json_type(schema[key]) not in types:
-            refuse(path, f"expected {' or '.join(types)}, got {show(schema[key])}")
+                leave_out_unknown(self.enforcement, schema, key, path)
 
     # -- combinations --------------------------------------------------------------------------------------------------
 
@@ -207,7 +179,9 @@ class _Preparation:
         branches = self._branches(value, path, depth, closed and (key != "allOf" or len(value) == 1))
         if key == "allOf":
             kept.setdefault("allOf", []).extend(branches)
-        elif key == "anyOf" or self._are_disjoint(value, path):
+        else:
+            if key == "oneOf":
+                self._check_disjoint(value, path)
             kept.setdefault("allOf", []).append({"anyOf": branches})
 
     def _branches(self, branches: Any, path: str, depth: int, closed: bool) -> list[Any]:
@@ -229,14 +203,13 @@ class _Preparation:
             self._definitions[name] = self._schema(target, where, depth + 1, closed)
         return self._names[key]
 
-    def _are_disjoint(self, branches: list[Any], path: str) -> bool:
+    def _check_disjoint(self, branches: list[Any], path: str) -> None:
         for i in range(len(branches)):
             for j in range(i):
                 if not self._is_disjoint(branches[j], branches[i]):
                     message = f"not enforced: a value might match both [{j}] and [{i}]; use anyOf"
                     self.enforcement.leave_out(path, message)
-                    return False
-        return True
+                    return
 
     def _is_disjoint(self, one: Any, other: Any) -> bool:
         try:
@@ -250,7 +223,7 @@ class _Preparation:
         """Return what is kept of the keywords that hold no schemas."""
         kept: dict[str, Any] = {}
         if "type" in schema:
-            kept["type"] = _types(schema["type"], f"{path}.type")
+            kept["type"] = type_names(schema["type"], f"{path}.type")
         if "const" in schema or "enum" in schema:
             self._values(schema, kept, path)
         for keys in _COUNTS:
@@ -391,22 +364,6 @@ class _Preparation:
         if "maxProperties" in kept and optional:
             self.enforcement.leave_out(f"{path}.maxProperties", "enforced where `required` names all of `properties`")
             del kept["maxProperties"]
-
-
-def _asserted(schema: Mapping[str, Any]) -> list[str]:
-    """Return the keywords that assert something."""
-    return [
-        key
-        for key in schema
-        if key not in ANNOTATIONS and not key.startswith("x-") and (key, schema[key]) != ("uniqueItems", False)
-    ]
-
-
-def _types(wanted: Any, path: str) -> list[str]:
-    names = [wanted] if isinstance(wanted, str) else wanted
-    if not isinstance(names, list) or not names or not all(isinstance(n, str) and n in ENFORCED for n in names):
-        refuse(path, f"expected one or some of {', '.join(ENFORCED)}, got {show(wanted)}")
-    return list(dict.fromkeys(names))
 
 
 def _names(names: Any, path: str) -> list[str]:

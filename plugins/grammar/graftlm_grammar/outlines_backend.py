@@ -22,6 +22,7 @@ from graftlm_grammar.options import OutlinesOptions
 from graftlm_grammar.outlines_index import IndexBuilder
 from graftlm_grammar.regex import regex_to_ebnf
 from graftlm_grammar.regular import inlined, rust_regex
+from graftlm_grammar.spec_text import check_text
 from graftlm_grammar.token_bytes import token_bytes
 
 __all__ = ["OutlinesBackend"]
@@ -58,12 +59,7 @@ class OutlinesBackend(GrammarBackend):
     def _regex(self, spec: GrammarSpec) -> tuple[str, tuple[str, ...]]:
         """Return the expression of a specification, and what of it is not enforced."""
         kind = spec.kind.value
-        if len(spec.text) > _MAX_TEXT_LEN:
-            raise GrammarError(f"{kind}: {len(spec.text)} characters are too many, at most {_MAX_TEXT_LEN} are read")
-        try:
-            spec.text.encode()
-        except UnicodeEncodeError as error:
-            raise GrammarError(f"{kind}: not text: {error}") from None
+        check_text(spec, _MAX_TEXT_LEN)
         ebnf, unenforced = self._ebnf(spec)
         try:
             return rust_regex(inlined(read_ebnf(ebnf))), unenforced

@@ -30,6 +30,7 @@ MAX_REPEATS: Final = 1000
 _MAX_DEPTH: Final = 100
 _ANY: Final = complement(())
 _QUANTIFIER: Final = re.compile(r"([*+?]|\{(\d+)(?:(,)(\d*))?\})\??")  # the last ? is lazy: all the same to a grammar
+_POSIX: Final = re.compile(r"\[([:.=])\^?\w+\1\]")  # ECMAScript would read [[:alpha:]] as one of "[:alph" and a ]
 _CODE: Final = re.compile(r"\\(?:x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4}))")
 _CONTROLS: Final = {"n": "\n", "r": "\r", "t": "\t", "f": "\f", "v": "\v"}
 _CLASSES: Final = {
@@ -150,6 +151,9 @@ class _Parser:
         self._at += negated
         chars: CharSet = ()
         while self._peek() != "]":
+            posix = _POSIX.match(self._regex, self._at)
+            if posix is not None:
+                raise self._not_enforced(f"{posix.group()} is not enforced; write the characters, such as a-z")
             low = self._one()
             is_range = self._peek() == "-" and self._regex[self._at + 1 : self._at + 2] not in ("", "]")
             if not is_range:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from graftlm_grammar.json_schema import ENFORCED
+from graftlm_grammar.schema_keywords import ENFORCED
 
 __all__ = ["applied_in_place", "is_finite", "reachable", "without_endless"]
 

@@ -50,6 +50,8 @@ class StructuralTag:
 def parse_structural_tag(text: str) -> StructuralTag:
     """Read a structural tag, as `GrammarKind.STRUCTURAL_TAG` describes it; schemas and patterns are not looked into.
 
+    Null is as if absent.
+
     Raises:
         GrammarError: it is malformed; the message names the path.
     """
@@ -60,7 +62,7 @@ def parse_structural_tag(text: str) -> StructuralTag:
     if not isinstance(tag, dict):
         _refuse("$", "expected an object", tag)
     _check_keys(tag, _KEYS, "$")
-    if tag.get("type", "structural_tag") != "structural_tag":
+    if tag.get("type") not in (None, "structural_tag"):
         _refuse("$.type", "expected structural_tag", tag["type"])
     triggers = _triggers(tag.get("triggers"))
     structures = tag.get("structures")
@@ -96,12 +98,12 @@ def _structure(structure: Any, path: str, triggers: tuple[str, ...]) -> Structur
     begin = _text(structure.get("begin"), f"{path}.begin")
     if not begin.startswith(triggers):
         _refuse(f"{path}.begin", f"expected a text that starts with one of the triggers, {json.dumps(triggers)}", begin)
-    if ("schema" in structure) == ("regex" in structure):
+    schema, regex = structure.get("schema"), structure.get("regex")
+    if (schema is None) == (regex is None):
         raise GrammarError(f"structural_tag: {path}: expected one of schema and regex")
-    regex = structure.get("regex")
-    if "regex" in structure and not isinstance(regex, str):
+    if regex is not None and not isinstance(regex, str):
         _refuse(f"{path}.regex", "expected a regular expression", regex)
-    schema = json.dumps(structure["schema"]) if "schema" in structure else None
+    schema = None if schema is None else json.dumps(schema)
     end = structure.get("end")
     return Structure(begin, schema, regex, _text(end, f"{path}.end") if end != "" else "", path)
 
@@ -115,7 +117,9 @@ def _text(text: Any, path: str) -> str:
 
 
 def _flag(tag: dict[str, Any], key: str) -> bool:
-    value = tag.get(key, False)
+    value = tag.get(key)
+    if value is None:
+        return False
     if not isinstance(value, bool):
         _refuse(f"$.{key}", "expected true or false", value)
     return value

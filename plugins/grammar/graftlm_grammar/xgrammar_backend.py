@@ -29,6 +29,7 @@ from graftlm_grammar.json_schema import translate_schema
 from graftlm_grammar.options import XGrammarOptions
 from graftlm_grammar.regex import regex_to_ebnf
 from graftlm_grammar.shortest import check_shortest
+from graftlm_grammar.spec_text import check_text
 from graftlm_grammar.structural_tag import parse_structural_tag
 
 __all__ = ["XGrammarBackend"]
@@ -79,12 +80,7 @@ class XGrammarBackend(GrammarBackend):
     def _grammar(self, spec: GrammarSpec) -> tuple[Any, tuple[str, ...]]:
         """Return the library's form of a specification, and what of it is not enforced."""
         kind, text = spec.kind, spec.text
-        if len(text) > _MAX_TEXT_LEN:
-            raise GrammarError(f"{kind.value}: {len(text)} characters are too many, at most {_MAX_TEXT_LEN} are read")
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:
-            raise GrammarError(f"{kind.value}: not text: {error}") from None
+        check_text(spec, _MAX_TEXT_LEN)
         if kind is GrammarKind.STRUCTURAL_TAG:
             return self._structural_tag(text, spec.strict)
         unenforced: tuple[str, ...] = ()

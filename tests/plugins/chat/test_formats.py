@@ -71,6 +71,12 @@ def read(name, text, *, enforced=False):
         ("hermes", '<tool_call>{"name": "f", "arguments": [1]}', '<tool_call>{"name": "f", "arguments": [1]}', []),
         ("hermes", '<tool_call>{"name": "f", "argu', '<tool_call>{"name": "f", "argu', []),
         ("hermes", '<tool_call>{"name": "f", "arguments": {"a": NaN}}', None, []),
+        ("hermes", '<tool_call>{"name": "f", "arguments": {"a": -1e400}}', None, []),
+        ("hermes", '<tool_call>{"arguments": {"a": [1e400]}, "name": "f"}</tool_call>', None, []),
+        ("hermes", '<tool_call>{"name": "f", "arguments": "{\\"a\\": 1e400}"}</tool_call>', None, []),
+        ("mistral", '[{"name": "f", "arguments": {"a": 1e400}}]', None, []),
+        ("llama3_json", '{"name": "f", "parameters": {"a": 1e400}}', None, []),
+        ("hermes", '<tool_call>{"name": "f", "arguments": {"a": 1e308}}', "", [["f", '{"a": 1e308}']]),
         ("hermes", '<tool_call>{"name": "f", "arguments": {"a": "\\ud800"}}', "", [["f", '{"a": "\\ud800"}']]),
         ("llama3_json", '<|python_tag|>{"name": "f", "parameters": {}}', "", [["f", "{}"]]),
         ("llama3_json", '{"name": "f", "parameters": {}};{"name": "f"}', "", [["f", "{}"], ["f", "{}"]]),
@@ -84,6 +90,9 @@ def read(name, text, *, enforced=False):
         ("pythonic", "[f(1)]", "[f(1)]", []),
         ("pythonic", "[f(a=open('x'))]", "[f(a=open('x'))]", []),
         ("pythonic", "[f(a=1e999)]", "[f(a=1e999)]", []),
+        ("pythonic", "[f(a=-1e999)]", "[f(a=-1e999)]", []),
+        ("pythonic", "[f(a=[1, {'b': 1e400}])]", None, []),
+        ("pythonic", f"[f(a=0x{'f' * 5000})]", None, []),
         ("pythonic", "[f(a=" + "(" * 500 + ")" * 500 + ")]", None, []),
         ("pythonic", "[f(a='\\d')]", "", [["f", '{"a": "\\\\d"}']]),
     ],
@@ -95,10 +104,53 @@ def test_what_models_write_is_read(name, text, content, calls):
     assert called or calls == []
 
 
+@pytest.mark.parametrize("text", ["[" * 10**6, "[f(a=[" + "[]," * 30_000, "[f(), " * 20_000])
+def test_what_may_be_a_list_of_python_calls_is_held_back_up_to_a_limit(text):
+    parser = make(CALLS["pythonic"]).parser(TOOLS, enforced=False)
+    assert not parser.push(text[:65_536])
+    deltas = [*parser.push(text[65_536])]
+    assert deltas
+    deltas += [delta for i in range(65_537, len(text), 4096) for delta in parser.push(text[i : i + 4096])]
+    assert "".join(delta.text for delta in [*deltas, *parser.finish()]) == text
+
+
+@pytest.mark.parametrize("length", [65_536, 65_537])
+def test_a_list_of_python_calls_that_is_too_long_is_content(length):
+    text = f"[f(a='{'x' * (length - 9)}')]"
+    for pieces in ([text + "."], [text[:40_000], text[40_000:], "."]):
+        parser = make(CALLS["pythonic"]).parser(TOOLS, enforced=False)
+        deltas = [delta for piece in pieces for delta in parser.push(piece)] + [*parser.finish()]
+        assert isinstance(deltas[0], ToolCallDelta) == (length == 65_536)
+        assert deltas[-1].text.endswith(".")
+
+
 def test_an_enforced_call_that_is_cut_short_is_told_as_far_as_it_goes():
     text = '<tool_call>\n{"name": "f", "arguments": {"a": 1'
     assert read("hermes", text, enforced=True) == ("", [["f", '{"a": 1']])
     assert read("hermes", text) == (text, [])
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "content"),
+    [
+        ("hermes", "Wait. <tool_c", "Wait. "),
+        ("hermes", 'Wait. <tool_call>{"name": "unknown", "argu', "Wait. "),
+        ("llama3_json", '{"name": "f", "param', ""),
+        ("llama3_json", '{"parameters": {"a": 1}, "na', ""),
+        ("llama3_json", '{"name": "Alice", "ag', '{"name": "Alice", "ag'),
+        ("mistral", "[TOOL_CA", ""),
+        ("mistral", '[{"name": "f", "arguments": {}}, {"na', ""),
+        ("mistral", '[{"id": 1', '[{"id": 1'),
+        ("pythonic", "[f(a=1, b='", ""),
+        ("pythonic", "[get_x(), f", ""),
+        ("pythonic", "[1, 2, f", "[1, 2, f"),
+    ],
+)
+@pytest.mark.parametrize("enforced", [False, True])
+def test_what_begins_a_call_and_is_cut_off_is_left_out(name, text, content, enforced):
+    parser = make(CALLS[name]).parser(TOOLS, enforced=enforced)
+    deltas = [delta for piece in [*text] for delta in parser.push(piece)] + [*parser.cut_off()]
+    assert "".join(delta.text for delta in deltas if not isinstance(delta, ToolCallDelta)) == content
 
 
 def test_arguments_come_in_fragments_after_the_name():

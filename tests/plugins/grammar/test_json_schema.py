@@ -12,8 +12,9 @@ import pytest
 from graftlm.contracts import GrammarKind, GrammarSpec
 from graftlm.errors import GrammarError
 from graftlm_grammar.formats import FORMATS
-from graftlm_grammar.json_schema import ANNOTATIONS, COMBINED, ENFORCED, translate_schema
+from graftlm_grammar.json_schema import translate_schema
 from graftlm_grammar.options import XGrammarOptions
+from graftlm_grammar.schema_keywords import ANNOTATIONS, COMBINED, ENFORCED
 
 NUMBER = {"type": "number"}
 INTEGER = {"type": "integer"}
@@ -120,6 +121,9 @@ def test_a_keyword_is_enforced(texts, schema, accepted, rejected):
         ({"type": "array", "prefixItems": [INTEGER], "items": STRING, "minItems": 2}, ['[1,"a"]'], ["[1]", "[1,2]"]),
         ({"type": "array", "prefixItems": [INTEGER, STRING], "maxItems": 1}, ["[]", "[1]"], ['[1,"a"]']),
         ({"type": "array", "uniqueItems": False, "items": INTEGER}, ["[1,1]"], ['["a"]']),
+        ({"allOf": [True, {"title": "t"}, INTEGER]}, ["1"], ['"a"']),
+        ({"allOf": [{}, {}]}, ["1", '"a"'], ["?"]),
+        ({"allOf": [{"$ref": "#/$defs/a"}, {}], "$defs": {"a": INTEGER}}, ["1"], ['"a"']),
         ({"oneOf": [INTEGER, STRING, {"type": "null"}]}, ["1", '"a"', "null"], ["true"]),
         ({**INTEGER, "title": "t", "x-mine": 1, "default": "no"}, ["1"], ['"no"']),
         ({"$schema": "s", "$id": "i", "$comment": "c", **INTEGER}, ["1"], ["a"]),
@@ -160,7 +164,8 @@ def test_whitespace_between_the_parts_is_bounded(texts, length):
         ({"type": "array", "items": {"$id": "x", **INTEGER}}, r"\$\.items\.\$id"),
         ({"anyOf": [INTEGER], "type": "integer"}, r"\$\.type: not enforced beside anyOf"),
         ({"anyOf": []}, r"\$\.anyOf: expected a non-empty list"),
-        ({"allOf": [INTEGER, {"minimum": 3}]}, r"\$\.allOf: not enforced for more than one"),
+        ({"allOf": [INTEGER, {"minimum": 3}]}, r"\$\.allOf\[1\]: not enforced beside \[0\]; write one schema"),
+        ({"minimum": 3, "allOf": [INTEGER]}, r"\$\.allOf: not enforced beside minimum"),
         ({"oneOf": [INTEGER, NUMBER]}, r"\$\.oneOf: not enforced: a value might match both \[0\] and \[1\]"),
         ({"oneOf": [CAT, POINT]}, r"might match both"),
         ({"oneOf": [{"enum": [1, 2]}, {"const": 1.0}]}, r"might match both"),
@@ -221,7 +226,16 @@ LENIENT = [
     ({**STRING, "maxLength": 1, "pattern": "a+"}, ["$.maxLength"], ['"aa"'], ['"b"']),
     ({**STRING, "minLength": 5000, "maxLength": 2}, ["$.minLength"], ['""'], ['"abc"']),
     ({"oneOf": [INTEGER, NUMBER]}, ["$.oneOf"], ["1", "1.5"], ['"a"']),
-    ({"allOf": [INTEGER, {"minimum": 3}]}, ["$.allOf"], ["1", '"a"'], ["?"]),
+    ({"oneOf": [POINT, {"type": "object", "not": {}}]}, ["$.oneOf[1].not", "$.oneOf"], ['{"x":1}', '{"z":1}'], ["1"]),
+    ({"oneOf": [INTEGER, {**STRING, "format": "hostname"}]}, ["$.oneOf[1].format"], ["1", '"a"'], ["1.5"]),
+    ({"allOf": [INTEGER, {"minimum": 3}]}, ["$.allOf[1]"], ["1"], ['"a"']),
+    ({"allOf": [{"not": {"const": 1}}, {}, INTEGER]}, ["$.allOf[0].not"], ["1"], ['"a"']),
+    (
+        {"allOf": [{"$ref": "http://example.org/schema"}, INTEGER, POINT]},
+        ["$.allOf[0].$ref", "$.allOf[2]"],
+        ["1"],
+        ["{}"],
+    ),
     ({"$ref": "#/$defs/a", "$defs": {"a": {**INTEGER, "not": {"const": 1}}}}, ["$.$defs.a.not"], ["1"], ['"a"']),
     ({"$ref": "http://example.org/schema", "title": "t"}, ["$.$ref"], ["1"], ["?"]),
     ({**POINT, "anyOf": [{"required": ["x"]}, {"required": ["y"]}]}, ["$.anyOf"], ["{}", '{"x":1}'], ['{"x":""}']),
@@ -269,6 +283,7 @@ def test_a_lenient_translation_leaves_out_what_is_not_enforced_and_names_it(
         {"$ref": 3},
         {**INTEGER, "minimum": 5, "maximum": 4},
         {"properties": {"a": {"required": "b"}}},
+        {"allOf": [{"$ref": "#/$defs/a"}], "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}},
     ],
 )
 def test_what_is_malformed_or_has_no_value_is_refused_in_any_case(schema):

@@ -157,6 +157,21 @@ def test_what_is_not_enforced_is_refused_or_left_out_by_its_path(llg, schema, pa
 
 
 @pytest.mark.parametrize(
+    ("schema", "unenforced", "accepted", "rejected"),
+    [
+        ({"oneOf": [{"type": "integer"}, {"type": "number"}]}, ["$.oneOf"], ["1", "1.5"], ['"a"']),
+        ({"oneOf": [{"minimum": 1}, {"$ref": "http://x.org/y"}], "type": "null"}, None, ["null"], ["1"]),
+        ({"allOf": [{"not": {}}, {"type": "integer"}, {"minimum": 3}]}, ["$.allOf[0].not"], ["4"], ["2", '"a"']),
+        ({"allOf": [{"type": "integer", "$ref": "http://x.org/y"}]}, ["$.allOf[0].$ref"], ["4"], ['"a"']),
+    ],
+)
+def test_what_a_lenient_schema_leaves_out_takes_no_more_with_it(llg, schema, unenforced, accepted, rejected):
+    spec = GrammarSpec(GrammarKind.JSON_SCHEMA, json.dumps(schema), strict=False)
+    assert unenforced is None or llg.backend.check(spec) == tuple(unenforced)
+    assert llg.accepted_by_spec(spec, [*accepted, *rejected]) == accepted
+
+
+@pytest.mark.parametrize(
     ("schema", "said"),
     [
         ({"type": "text"}, r"\$\.type: expected one or some of"),

@@ -8,6 +8,7 @@ import pytest
 
 from graftlm.errors import GrammarError
 from graftlm_grammar.char_set import IN_JSON_STRING
+from graftlm_grammar.enforcement import NotEnforcedError
 from graftlm_grammar.regex import regex_to_ebnf
 
 WORDS = ["".join(letters) for length in range(6) for letters in itertools.product("abc", repeat=length)]
@@ -91,6 +92,24 @@ def test_what_json_escapes_cannot_be_matched_in_a_json_string(regex):
     regex_to_ebnf(regex)
     with pytest.raises(GrammarError, match="nothing can match here"):
         regex_to_ebnf(regex, IN_JSON_STRING)
+
+
+@pytest.mark.parametrize(
+    ("regex", "name"),
+    [
+        ("[[:alpha:]]+", "[:alpha:]"),
+        ("a[^[:space:]b]", "[:space:]"),
+        ("[x[:^digit:]]", "[:^digit:]"),
+        ("[[=e=]]", "[=e=]"),
+    ],
+)
+def test_posix_classes_are_refused_by_name(regex, name):
+    with pytest.raises(NotEnforcedError, match=re.escape(f"{name} is not enforced")):
+        regex_to_ebnf(regex)
+
+
+def test_a_bracket_in_a_class_is_a_character(texts):
+    assert texts.accepted("regex", "[[:a]+", ["[a:", "b"]) == ["[a:"]
 
 
 @pytest.mark.parametrize("regex", [".", '[^a"]', "[ -~]", "\\W", "\\S", "[\\s\\S]"])

@@ -63,6 +63,12 @@ def test_malformed_tags_are_refused_with_their_path(byte_backend, text, said):
         assert str(caught.value).startswith(f"structural_tag: {said}")
 
 
+def test_null_is_as_if_absent(texts):
+    nulls = {"type": None, "at_least_one": None, "stop_after_first": None}
+    text = json.dumps(tag(structures=[{**NUMBER, "regex": None}, {**WORD, "schema": None}], **nulls))
+    assert texts.accepted("structural_tag", text, ["", "<n>1</n>a[w]a[/w]", "<n>a"]) == ["", "<n>1</n>a[w]a[/w]"]
+
+
 def test_what_a_lenient_schema_leaves_out_is_named_with_its_structure(byte_backend):
     text = json.dumps(structure(schema={"type": "integer", "not": {"const": 1}}))
     spec = GrammarSpec(GrammarKind.STRUCTURAL_TAG, text, strict=False)

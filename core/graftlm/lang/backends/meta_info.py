@@ -19,7 +19,7 @@ def meta_info(
         "prompt_tokens": output.usage.prompt_tokens,
         "completion_tokens": len(completion.token_ids),
         "cached_tokens": output.usage.cached_tokens,
-        "jump_forward_tokens": output.usage.jump_forward_tokens,
+        "jump_forward_tokens": completion.jump_forward_tokens,
     }
     if sampling.return_logprob:
         write = _Entries(token_text if sampling.return_text_in_logprobs else None, sampling.top_logprobs_num or 0)

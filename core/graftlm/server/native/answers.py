@@ -64,7 +64,7 @@ class AnswerWriter:
             "completion_tokens": len(token_ids),
             "cached_tokens": output.usage.cached_tokens,
             "cached_tokens_details": output.usage.cached_tokens_by_tier,
-            "jump_forward_tokens": output.usage.jump_forward_tokens,
+            "jump_forward_tokens": completion.jump_forward_tokens,
             "weight_version": "default",
         }
         if output.unenforced:

@@ -94,6 +94,11 @@ class SamplingRequest(WireModel):
         description="Parts of the output, each to follow a schema from where a trigger begins it, as text or as an "
         "object.",
     )
+    strict: bool | None = Field(
+        default=True,
+        description="Refuse a JSON schema that cannot be enforced in full; false leaves out what cannot be, and names "
+        "it in `unenforced`.",
+    )
     grammar_backend: Text | None = Field(default=None, description="Which grammar backend enforces it, by name.")
     logit_bias: (
         dict[Annotated[int, Field(strict=False, ge=0)], Annotated[float, Field(ge=-1000, le=1000), NUMBER]] | None

@@ -131,7 +131,7 @@ class _Answer:
     def _whole_choice(self, completion: Completion) -> ChatChoice:
         reader = self._readers[completion.index]
         reader.push(completion.text)
-        reader.finish()
+        reader.finish(completion.finish_reason, completion.matched_stop)
         return ChatChoice(
             index=completion.index,
             message=reader.message(),
@@ -145,16 +145,15 @@ class _Answer:
         reader, index = self._readers[delta.index], delta.index
         parts = reader.push(delta.text)
         if delta.finish_reason is not None:
-            parts += reader.finish()
+            parts += reader.finish(delta.finish_reason, delta.matched_stop)
         logprobs = self._logprobs(delta.logprobs) if delta.logprobs else None
         if delta.finish_reason is None:
             parts = parts or ([Delta(content="")] if logprobs else [])
             return [ChatChunkChoice(index, part, None if i else logprobs) for i, part in enumerate(parts)]
         parts = parts or [Delta()]
         choices = [ChatChunkChoice(index, part, None if i else logprobs) for i, part in enumerate(parts)]
-        last = msgspec.structs.replace(
-            choices[-1], finish_reason=reader.finish_name(delta.finish_reason), matched_stop=delta.matched_stop
-        )
+        finish = reader.finish_name(delta.finish_reason, delta.matched_stop)
+        last = msgspec.structs.replace(choices[-1], finish_reason=finish, matched_stop=delta.matched_stop)
         return [*choices[:-1], last]
 
     def _logprobs(self, logprobs: tuple[TokenLogprob, ...]) -> ChatLogprobs:

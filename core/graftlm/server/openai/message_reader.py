@@ -51,11 +51,13 @@ class MessageReader:
             return self._to_calls([ContentDelta(text)] if text else [])
         return self._to_calls(self._reasoning_parser.push(text))
 
-    def finish(self) -> list[Delta]:
-        """Take in the end of the text; returns what was held back."""
+    def finish(self, reason: FinishReason | None, matched_stop: str | int | None = None) -> list[Delta]:
+        """Take in the end of the text, and why it ends; returns what was held back."""
         deltas = [] if self._reasoning_parser is None else self._to_calls(self._reasoning_parser.finish())
         if self._calls_parser is not None:
-            deltas += [self._note(delta) for delta in self._calls_parser.finish()]
+            is_whole = reason is FinishReason.STOP and not isinstance(matched_stop, str)
+            rest = self._calls_parser.finish() if is_whole else self._calls_parser.cut_off()
+            deltas += [self._note(delta) for delta in rest]
         return deltas
 
     def finish_name(self, reason: FinishReason | None, matched_stop: str | int | None = None) -> str | None:

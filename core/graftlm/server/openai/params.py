@@ -35,6 +35,7 @@ _SAME: Final = (
     "ebnf",
     "choice",
     "structural_tag",
+    "strict",
     "grammar_backend",
     "n",
 )

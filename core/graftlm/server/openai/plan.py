@@ -1,13 +1,15 @@
 """How a chat request is answered: the prompt, what holds the answer, and how its text is read."""
 
 import json
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from graftlm.contracts import ReasoningFormat, ToolChoice
 from graftlm.processes.tokenizer_manager import TokenizerManager
 from graftlm.prompts import Prompt
+from graftlm.server.errors import ApiError
 from graftlm.server.openai.message_reader import MessageReader
 from graftlm.server.openai.params import chat_messages, chat_params, template_args
 from graftlm.server.openai.requests import ChatRequest
@@ -69,26 +71,57 @@ async def plan_answer(body: ChatRequest, manager: TokenizerManager) -> AnswerPla
 async def _with_reasoning(
     plan: AnswerPlan, reasoning: ReasoningFormat, messages: Sequence[Any], manager: TokenizerManager
 ) -> AnswerPlan:
-    """Look whether the prompt opens the reasoning, and have the grammar wait for its end."""
+    """Look whether the prompt opens the reasoning, and have the grammar wait for its end.
+
+    Raises:
+        ApiError: the grammar cannot wait.
+    """
     token_ids = await manager.encode_chat(messages, **plan.template_args)
     prompt_end = await manager.decode(token_ids[-_NUM_LAST_TOKENS:], skip_special_tokens=False)
     plan = replace(plan, prompt=token_ids, is_open=reasoning.is_open(prompt_end))
     required = plan.use is not None and plan.use.choice is ToolChoice.REQUIRED
-    given = next((name for name in _WHOLE_OUTPUT if getattr(plan.params, name) is not None), None)
-    if given is None and not required:
+    at_once = required or _begins_with_structure(plan.params.structural_tag)
+    if not at_once and all(getattr(plan.params, name) is None for name in _WHOLE_OUTPUT):
         return plan
-    if plan.is_open and not required and given in ("json_schema", "regex"):
-        return replace(plan, params=_after_reasoning(plan.params, reasoning.end))
-    return replace(plan, reasoning=None)  # the grammar leaves no room for it
+    if not plan.is_open or at_once:
+        return replace(plan, reasoning=None)  # the grammar leaves no room for it
+    return replace(plan, params=_after_reasoning(plan.params, reasoning.end))
+
+
+def _begins_with_structure(tag: Any) -> bool:
+    """Whether a structural tag leaves no free text before its first structure; a malformed one is refused later."""
+    try:
+        value = json.loads(tag) if isinstance(tag, str) else tag
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(value, Mapping) and bool(value.get("at_least_one"))
 
 
 def _after_reasoning(params: SamplingParams, end: str) -> SamplingParams:
-    """Have a schema or regular expression hold what follows the reasoning."""
-    if params.regex is not None:
-        held: dict[str, Any] = {"regex": params.regex}
-    else:
-        schema = params.json_schema
-        held = {"schema": json.loads(schema) if isinstance(schema, str) else schema}
-    structure = {"begin": f"{end}\n\n", **held, "end": ""}
+    """Have a schema, regular expression or choice hold what follows the reasoning.
+
+    Raises:
+        ApiError: an EBNF cannot be a part of an output.
+    """
+    structure = {"begin": f"{end}\n\n", **_held(params), "end": ""}
     tag = {"triggers": [end], "structures": [structure], "at_least_one": False, "stop_after_first": True}
-    return replace(params, json_schema=None, regex=None, structural_tag=tag)
+    return replace(params, json_schema=None, regex=None, choice=None, structural_tag=tag)
+
+
+def _held(params: SamplingParams) -> dict[str, Any]:
+    """Return a grammar as a structure's `schema` or `regex`."""
+    if params.ebnf is not None:
+        message = (
+            "ebnf: the prompt opens the model's reasoning, and only json_schema, regex and choice can wait for its "
+            "end. Say it in one of these, or set separate_reasoning: false to have the grammar hold the whole output."
+        )
+        raise ApiError(400, message, param="ebnf", code="unsupported")
+    if params.regex is not None:
+        return {"regex": params.regex}
+    if params.choice is not None:
+        return {"regex": "|".join(map(re.escape, params.choice))}
+    schema = params.json_schema
+    try:
+        return {"schema": json.loads(schema) if isinstance(schema, str) else schema}
+    except (ValueError, RecursionError) as error:
+        raise ApiError(400, f"json_schema: not JSON: {error}", param="json_schema") from None

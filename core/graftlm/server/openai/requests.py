@@ -1,11 +1,14 @@
 """The bodies of OpenAI's requests, and what we take besides."""
 
-from typing import Annotated, Any, Literal, Self, TypeAlias
+from collections.abc import Mapping
+from typing import Annotated, Any, Final, Literal, Self, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
+from graftlm.config.problems import nearest
 from graftlm.sampling_params import MAX_LOGPROBS
+from graftlm.server.errors import MISSPELT
 from graftlm.server.openai.tool_requests import ToolChoiceField, ToolsField
 from graftlm.server.wire import (
     MAX_PROMPTS,
@@ -32,6 +35,8 @@ __all__ = [
     "TokenizeRequest",
 ]
 
+#: Of an unknown field's name, as far as it is compared with those of known ones.
+_MAX_NAME_LEN: Final = 64
 _Id = Annotated[str, Field(min_length=1, max_length=256), UNICODE]
 _StopString = Annotated[str, Field(min_length=1, max_length=1024), UNICODE]
 _Stops = Annotated[
@@ -65,6 +70,17 @@ class OpenAIModel(BaseModel):
     """A JSON object of known fields, each of its own type; null stands for a field's default."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, frozen=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_misspelt(cls, value: Any) -> Any:
+        """Refuse an unknown field that is nearly a known one; others are refused without a hint."""
+        known = [field.alias or name for name, field in cls.model_fields.items()]
+        for name in value if isinstance(value, Mapping) else ():
+            close = None if name in known else nearest(name[:_MAX_NAME_LEN], known)
+            if close is not None:
+                raise PydanticCustomError(MISSPELT, "did you mean '{close}'?", {"name": name, "close": close})
+        return value
 
 
 class StreamOptions(OpenAIModel):
@@ -122,6 +138,11 @@ class SamplingFields(OpenAIModel):
     )
     structural_tag: TextOrObject | None = Field(
         default=None, description="Parts of the output, each to follow a schema from where a trigger begins it."
+    )
+    strict: bool | None = Field(
+        default=True,
+        description="Refuse a `json_schema` or `structural_tag` that cannot be enforced in full; false leaves out what "
+        "cannot be, and names it in `unenforced`.",
     )
     grammar_backend: Text | None = Field(default=None, description="Which grammar backend enforces it, by name.")
     cache_salt: Annotated[str, Field(max_length=1024), UNICODE] | None = Field(

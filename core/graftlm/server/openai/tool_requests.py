@@ -20,7 +20,9 @@ class FunctionRequest(_Body):
 
     name: _Name
     description: Text | None = None
-    parameters: dict[str, Any] | None = Field(default=None, description="A JSON schema of an object; null: any object.")
+    parameters: dict[str, Any] | None = Field(
+        default=None, description="A JSON schema of an object; null: there are none."
+    )
     strict: bool | None = Field(
         default=False,
         description="Refuse a schema that cannot be enforced in full. Otherwise what cannot be is left out.",

@@ -170,8 +170,10 @@ def _with_objects(message: Message) -> Message:
 
 
 def _arguments(function: Mapping[str, Any]) -> Any:
-    """Return a call's arguments as an object, if they are the text of one."""
+    """Return a call's arguments as an object, if they are the text of one; null stands for none."""
     given = function.get("arguments")
+    if given is None:
+        return {}
     try:
         value = json.loads(given) if isinstance(given, str) else given
     except (ValueError, RecursionError):

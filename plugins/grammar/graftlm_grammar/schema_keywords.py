@@ -1,0 +1,97 @@
+"""The vocabulary of JSON schemas: what is enforced of it, what asserts nothing, and what the rest may hold."""
+
+import difflib
+from collections.abc import Mapping
+from typing import Any, Final
+
+from graftlm_grammar.disjoint import json_type
+from graftlm_grammar.enforcement import Enforcement, refuse, show
+
+__all__ = ["ANNOTATIONS", "COMBINED", "ENFORCED", "asserted", "leave_out", "leave_out_unknown", "type_names"]
+
+#: Keywords that assert nothing.
+ANNOTATIONS: Final = frozenset(
+    {
+        "$comment", "$defs", "$id", "$schema", "default", "definitions", "deprecated", "description", "discriminator",
+        "example", "examples", "readOnly", "title", "writeOnly",
+    }
+)  # fmt: skip
+
+#: Type -> the keywords that are enforced for values of it.
+ENFORCED: Final[dict[str, frozenset[str]]] = {
+    "string": frozenset({"minLength", "maxLength", "pattern", "format"}),
+    "integer": frozenset({"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"}),
+    "number": frozenset({"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"}),
+    "boolean": frozenset(),
+    "null": frozenset(),
+    "object": frozenset(
+        {
+            "properties", "required", "additionalProperties", "patternProperties", "propertyNames", "minProperties",
+            "maxProperties",
+        }
+    ),
+    "array": frozenset({"items", "prefixItems", "minItems", "maxItems"}),
+}  # fmt: skip
+
+#: Keywords that are enforced alone, or beside annotations; `type` may stand beside `enum` and `const`.
+COMBINED: Final = ("$ref", "anyOf", "oneOf", "allOf", "enum", "const")
+
+#: Keywords that may be left out -> the JSON types their values have; others are malformed.
+_TYPES_OF_VALUES: Final[dict[str, tuple[str, ...]]] = {
+    **dict.fromkeys(("not", "if", "then", "else", "contains", "propertyNames"), ("object", "boolean")),
+    **dict.fromkeys(("unevaluatedProperties", "unevaluatedItems", "additionalItems"), ("object", "boolean")),
+    **dict.fromkeys(("dependentRequired", "dependentSchemas", "dependencies"), ("object",)),
+    **dict.fromkeys(("minContains", "maxContains"), ("integer",)),
+    "uniqueItems": ("boolean",),
+}
+
+#: What a misspelt keyword may have meant.
+_ALL: Final = sorted(ANNOTATIONS.union({"type"}, COMBINED, _TYPES_OF_VALUES, *ENFORCED.values()))
+_LIKENESS: Final = 0.75
+
+
+def asserted(schema: Mapping[str, Any]) -> list[str]:
+    """Return the keywords of a schema that assert something."""
+    return [
+        key
+        for key in schema
+        if key not in ANNOTATIONS and not key.startswith("x-") and (key, schema[key]) != ("uniqueItems", False)
+    ]
+
+
+def leave_out(enforcement: Enforcement, schema: Mapping[str, Any], key: str, path: str, message: str) -> None:
+    """Leave out a keyword of the schema at `path`.
+
+    Raises:
+        NotEnforcedError: nothing may be left out; the message is `message`.
+        GrammarError: its value is malformed.
+    """
+    path = f"{path}.{key}"
+    types = _TYPES_OF_VALUES.get(key)
+    enforcement.leave_out(path, message)
+    if types is not None and json_type(schema[key]) not in types:
+        refuse(path, f"expected {' or '.join(types)}, got {show(schema[key])}")
+
+
+def leave_out_unknown(enforcement: Enforcement, schema: Mapping[str, Any], key: str, path: str) -> None:
+    """Leave out a keyword that is enforced nowhere.
+
+    Raises:
+        NotEnforcedError: nothing may be left out; the message names the keyword that was meant, if it is misspelt.
+        GrammarError: its value is malformed.
+    """
+    close = [] if key in _ALL else difflib.get_close_matches(key, _ALL, n=1, cutoff=_LIKENESS)
+    message = f"unknown keyword; did you mean '{close[0]}'?" if close else "this keyword is not enforced; leave it out"
+    leave_out(enforcement, schema, key, path, message)
+
+
+def type_names(wanted: Any, path: str) -> list[str]:
+    """Return the types that a `type` names, once each.
+
+    Raises:
+        GrammarError: it is malformed.
+    """
+    names = [wanted] if isinstance(wanted, str) else wanted
+    if not isinstance(names, list) or not names or not all(isinstance(n, str) and n in ENFORCED for n in names):
+        refuse(path, f"expected one or some of {', '.join(ENFORCED)}, got {show(wanted)}")
+    return list(dict.fromkeys(names))

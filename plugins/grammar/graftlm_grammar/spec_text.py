@@ -1,0 +1,24 @@
+"""The text of a specification, before anybody reads it."""
+
+from graftlm.contracts import GrammarSpec
+from graftlm.errors import GrammarError
+
+__all__ = ["check_text"]
+
+
+def check_text(spec: GrammarSpec, max_len: int) -> None:
+    """Refuse a specification that is too long, or no text.
+
+    Args:
+        max_len: characters that are read.
+
+    Raises:
+        GrammarError: the message names the kind of specification.
+    """
+    kind = spec.kind.value
+    if len(spec.text) > max_len:
+        raise GrammarError(f"{kind}: {len(spec.text)} characters are too many, at most {max_len} are read")
+    try:
+        spec.text.encode()
+    except UnicodeEncodeError as error:
+        raise GrammarError(f"{kind}: not text: {error}") from None

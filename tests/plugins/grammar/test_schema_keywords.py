@@ -1,0 +1,51 @@
+"""The vocabulary of JSON schemas: misspelt keywords are told from those that are not enforced."""
+
+import re
+
+import pytest
+
+from graftlm.errors import GrammarError
+from graftlm_grammar.enforcement import Enforcement, NotEnforcedError
+from graftlm_grammar.json_schema import translate_schema
+from graftlm_grammar.llguidance_schema import prepare_schema
+from graftlm_grammar.options import JsonOptions
+from graftlm_grammar.schema_keywords import asserted, leave_out_unknown
+
+
+@pytest.mark.parametrize(
+    ("key", "said"),
+    [
+        ("minLenght", "unknown keyword; did you mean 'minLength'?"),
+        ("maxlength", "unknown keyword; did you mean 'maxLength'?"),
+        ("proprties", "unknown keyword; did you mean 'properties'?"),
+        ("$def", "unknown keyword; did you mean '$defs'?"),
+        ("enums", "unknown keyword; did you mean 'enum'?"),
+        ("nullable", "this keyword is not enforced; leave it out"),
+        ("$dynamicRef", "this keyword is not enforced; leave it out"),
+        ("if", "this keyword is not enforced; leave it out"),
+    ],
+)
+def test_a_misspelt_keyword_is_refused_with_the_one_that_was_meant(key, said):
+    with pytest.raises(NotEnforcedError) as caught:
+        leave_out_unknown(Enforcement(strict=True), {key: {}}, key, "$.a")
+    assert str(caught.value) == f"$.a.{key}: {said}"
+
+
+@pytest.mark.parametrize("read", [translate_schema, prepare_schema])
+@pytest.mark.parametrize(
+    ("schema", "path"),
+    [
+        ('{"type": "object", "properties": {"a": {"type": "string", "minLenght": 3}}}', "$.properties.a.minLenght"),
+        ('{"anyOf": [{}], "minLenght": 3}', "$.minLenght"),
+    ],
+)
+def test_every_reading_of_schemas_says_what_was_meant(read, schema, path):
+    with pytest.raises(
+        GrammarError, match=re.escape(f"json_schema: {path}: unknown keyword; did you mean 'minLength'?")
+    ):
+        read(schema, JsonOptions())
+    assert read(schema, JsonOptions(), strict=False).unenforced == (path,)
+
+
+def test_what_asserts_nothing_is_told_apart():
+    assert asserted({"title": "t", "x-mine": 1, "uniqueItems": False, "type": "array"}) == ["type"]
