@@ -349,7 +349,9 @@ class Scheduler:
         except RequestError as error:
             self._finish(request, _failed(str(error), Failure.REQUEST))
             return
-        except Exception as error:  # the tokenizer's: it costs this request only
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # the tokenizer's, whose panics are no Exception: it costs this request only
             logger.exception("jump-forward failed; its request ends")
             self._finish(request, _failed(f"jump-forward failed: {type(error).__name__}: {error}"))
             return
