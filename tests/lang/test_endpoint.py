@@ -7,7 +7,7 @@ import pytest
 
 from graftlm import RuntimeEndpoint, function, gen
 from graftlm.errors import QueueFullError, RequestError, RequestFailedError, UnavailableError
-from graftlm.lang.backends.endpoint import _error_of
+from graftlm.lang.backends.http import refusal
 
 SCRIPT = """
 import sys
@@ -43,7 +43,7 @@ def test_a_closed_endpoint_opens_anew(server):
     ],
 )
 def test_refusals_become_the_errors_of_an_engine(status, body, kind):
-    error = _error_of(status, body)
+    error = refusal(status, body)
     assert type(error) is kind
     assert "why" in str(error)
     assert str(status) in str(error)
