@@ -11,6 +11,7 @@ from graftlm.lang.backends.room import Room
 from graftlm.lang.backends.scoring import check_choices, first_difference
 from graftlm.lang.chat_template import ChatTemplate, find_template, jinja_renderer
 from graftlm.lang.choices import ChoiceScore
+from graftlm.types import Message
 
 __all__ = ["RuntimeEndpoint"]
 
@@ -71,7 +72,9 @@ class RuntimeEndpoint:
         if generation.meta_info.get("finish_reason") is None:
             raise UnavailableError(f"{self._http.url} ended a stream before its text was complete")
 
-    async def score(self, prompt: str, choices: Sequence[str], *, unconditional: bool) -> list[ChoiceScore]:
+    async def score(
+        self, prompt: str, choices: Sequence[str], *, unconditional: bool, messages: Sequence[Message] = ()
+    ) -> list[ChoiceScore]:
         """Return how likely each choice is; see Backend."""
         (first,) = await self._answers({"text": prompt, "sampling_params": _PROMPT_ONLY})
         prompt_len = first["meta_info"]["prompt_tokens"]
