@@ -2,7 +2,7 @@
 
 import pytest
 
-from graftlm import OpenAI, assistant, function, gen, system, user
+from graftlm import OpenAI, assistant, function, gen, select, system, user
 from graftlm.errors import ProgramError, RequestError, RequestFailedError, UnsupportedFeatureError
 from graftlm.testing.scripted_api import ScriptedApi, ScriptedModel, writes_on
 
@@ -142,6 +142,22 @@ def test_the_end_of_the_models_text_is_the_end_of_the_last_gen():
         state, _ = run(program, api, num_tokens=64)
     assert state["rest"] == " November 7, 1867.\nJob: Physicist."
     assert len(api.bodies) == 1
+
+
+@pytest.mark.parametrize(("kind", "num_calls"), [(" cat", 2), (" dog", 3)])
+def test_a_guess_goes_on_behind_a_select_that_takes_what_the_model_wrote(kind, num_calls):
+    def program(s):
+        s += FORM + "Name:" + gen("name", stop="\n") + "\nKind:" + select("kind", [" cat", " dog"])
+        s += "\nAge:" + gen("age", stop="\n")
+
+    def says(prompt):
+        return writes_on(f"{FORM}Name: Tom\nKind: cat\nAge: 3\n", f"{FORM}Name: Tom\nKind: dog\nAge: 4\n")(prompt)
+
+    model = ScriptedModel(says, logprob=lambda text, token: -0.1 if token == kind else -2.0)
+    with ScriptedApi(model) as api:
+        state, backend = run(program, api, num_tokens=64, temperature=0)
+    assert state["age"] == {" cat": " 3", " dog": " 4"}[kind]
+    assert backend.usage.calls == num_calls  # one of them for the select
 
 
 def test_a_whole_message_of_a_chat_takes_one_call():

@@ -1,9 +1,10 @@
 """The conformance kit over every backend, and what it finds in broken ones."""
 
+from unittest import SkipTest
+
 import pytest
 import requests
 
-from graftlm.errors import UnsupportedFeatureError
 from graftlm.lang import EngineBackend, Generation, OpenAI, RuntimeEndpoint, Sampling
 from graftlm.testing import BackendConformance, run_conformance
 from graftlm.testing.scripted_api import ScriptedApi, ScriptedModel
@@ -55,12 +56,16 @@ class TestOpenAICompletions(OnServer):
 class TestOpenAIChat(OnServer):
     is_chat = True
     prompt = "What is the capital of France?"
+    choices = ("The", "A", "It")
 
     def create(self):
         return OpenAI("demo", base_url=f"{self.url}/v1", is_chat=True)
 
     def create_unreachable(self):
         return OpenAI("demo", base_url=NOBODY, is_chat=True)
+
+    def num_requests(self):
+        raise SkipTest("the model has nothing endless to say in a chat")
 
 
 # -- broken ones
@@ -89,11 +94,9 @@ class LosesPatterns(OpenAI):
         return await super().generate(type(request)(request.prompt, Sampling(max_tokens=8), request.messages))
 
 
-class ScoresBackwards(OpenAI):
+class ForgetsAScore(OpenAI):
     async def score(self, prompt, choices, *, unconditional, messages=()):
-        if unconditional:
-            raise UnsupportedFeatureError("not alone")
-        return (await super().score(prompt, choices, unconditional=unconditional))[::-1][:2]
+        return (await super().score(prompt, choices, unconditional=unconditional))[1:]
 
 
 @pytest.fixture(scope="module")
@@ -113,7 +116,7 @@ def scripted():
         (KeepsTheStop, {"test_a_stop_string_ends_the_text_before_it"}),
         (ForgetsOne, {"test_all_of_n_come"}),
         (LosesPatterns, {"test_a_pattern_is_followed_or_refused"}),
-        (ScoresBackwards, {"test_each_choice_is_scored", "test_the_models_own_words_are_the_likeliest"}),
+        (ForgetsAScore, {"test_each_choice_is_scored", "test_the_models_own_words_are_the_likeliest"}),
     ],
 )
 def test_the_kit_finds_what_is_wrong(kind, broken, scripted):

@@ -141,3 +141,24 @@ def test_a_stream_that_does_not_end_well_is_an_error(events, says, kind):
         with pytest.raises(ProgramError, match=says) as caught:
             "".join(state.text_iter())
     assert type(caught.value.__cause__) is kind
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_server_that_dies_while_it_answers_is_an_error(stream):
+    async def generate(request):
+        response = web.StreamResponse()
+        await response.prepare(request)
+        await response.write(f"data: {event('a')}\n\n".encode())
+        request.transport.abort()
+        return response
+
+    app = web.Application()
+    app.router.add_post("/generate", generate)
+    with AppServer(app) as server, RuntimeEndpoint(server.url) as endpoint:
+        program = function(lambda s: s.__iadd__("1 + 1 =" + gen("x")))
+        state = (
+            program.run_batch([{}], backend=endpoint)[0] if not stream else program.run(backend=endpoint, stream=True)
+        )
+        with pytest.raises(ProgramError, match="cannot talk to") as caught:
+            "".join(state.text_iter())
+    assert type(caught.value.__cause__) is UnavailableError

@@ -119,6 +119,7 @@ def test_the_models_name_says_whether_it_chats(model, is_chat):
         (gen("x", dtype=int, regex="a"), True, "dtype 'int' is a constraint of its own", SamplingParamsError),
         (select("x", ["a"], choices_method="unconditional_likelihood_normalized"), False, "take another",
          UnsupportedFeatureError),
+        (gen("x", json_schema="{"), True, "is not JSON", SamplingParamsError),
         ("So: " + gen("x", stop="."), True, "cannot go on with the beginning of a message", UnsupportedFeatureError),
     ],
 )  # fmt: skip

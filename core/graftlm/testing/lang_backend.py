@@ -4,6 +4,7 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Coroutine, Sequence
 from contextlib import aclosing
+from itertools import pairwise
 from typing import Any, ClassVar, Final, Protocol, TypeVar
 from unittest import SkipTest
 
@@ -33,11 +34,13 @@ class BackendConformance(Conformance, ABC):
 
     Attributes:
         prompt: that the model has a few words to say behind.
+        choices: that may follow it, none of which begins as another one does.
         is_chat: the backend answers chats only; the prompt is then a user's message.
         endless: sampling of a request that runs long enough to be cancelled.
     """
 
     prompt: ClassVar[str] = "The capital of France is"
+    choices: ClassVar[Sequence[str]] = (" Paris", " a city in the north", " no")
     is_chat: ClassVar[bool] = False
     endless: ClassVar[Sampling] = Sampling(max_tokens=1500, ignore_eos=True, temperature=0.0)
 
@@ -100,7 +103,7 @@ class BackendConformance(Conformance, ABC):
 
         generations = self._run(all_of)
         texts = [generation.text for generation in generations]
-        for before, after in zip(texts, texts[1:], strict=False):
+        for before, after in pairwise(texts):
             assert after.startswith(before), f"{before!r} is followed by {after!r}"
         assert texts[-1] == self._text(), f"the stream ends with {texts[-1]!r}"
         assert generations[-1].meta_info["finish_reason"] is not None, "the last completion says nothing of its end"
@@ -122,10 +125,9 @@ class BackendConformance(Conformance, ABC):
 
     def test_each_choice_is_scored(self) -> None:
         """`score` returns how likely each choice is: a log-probability for each of its tokens."""
-        choices = [" Paris", " a city in the north", " no"]
-        scores = self._scores(choices, unconditional=False)
-        assert len(scores) == len(choices), f"{len(choices)} choices have {len(scores)} scores"
-        for choice, score in zip(choices, scores, strict=True):
+        scores = self._scores(self.choices, unconditional=False)
+        assert len(scores) == len(self.choices), f"{len(self.choices)} choices have {len(scores)} scores"
+        for choice, score in zip(self.choices, scores, strict=True):
             assert len(score.token_ids) == len(score.logprobs) > 0, f"of {choice!r}: {score}"
             assert all(logprob <= 1e-4 for logprob in score.logprobs), f"of {choice!r}: {score.logprobs}"
 
@@ -137,7 +139,7 @@ class BackendConformance(Conformance, ABC):
 
     def test_choices_are_scored_alone_when_asked(self) -> None:
         """`unconditional` also says how likely the choices' tokens are without the prompt."""
-        for score in self._scores([" Paris", " a city"], unconditional=True):
+        for score in self._scores(self.choices, unconditional=True):
             assert len(score.unconditional_logprobs or ()) == len(score.logprobs), score
 
     def test_caching_a_prefix_changes_no_text(self) -> None:

@@ -76,7 +76,7 @@ class HttpClient:
         async with self._request(method, path, None) as response:
             await response.read()
 
-    async def events(self, path: str, body: Mapping[str, Any]) -> AsyncGenerator[dict[str, Any], None]:
+    async def events(self, path: str, body: Mapping[str, Any]) -> AsyncGenerator[Any, None]:
         """Yield the server-sent events that a POST is answered with; raises as `json`."""
         async with (
             self._request("POST", path, body) as response,
@@ -84,10 +84,10 @@ class HttpClient:
         ):
             try:
                 async for event in events:
-                    if event.get("error"):
+                    if isinstance(event, dict) and event.get("error"):
                         raise refusal(500, event)
                     yield event
-            except ValueError as error:
+            except json.JSONDecodeError as error:
                 raise EngineError(f"{self.url}{path} sent an event that is no JSON: {error}") from None
 
     def close(self) -> None:
@@ -105,6 +105,8 @@ class HttpClient:
                 if response.status >= 400:
                     raise refusal(response.status, _json_or_text(await response.text()))
                 yield response
+        except aiohttp.ConnectionTimeoutError as error:
+            raise UnavailableError(f"cannot connect to {self.url} within {_CONNECT_TIMEOUT_S:g} s") from error
         except TimeoutError as error:
             raise RequestTimeoutError(f"{self.url} sent nothing for {self._timeout_s} s") from error
         except aiohttp.ClientError as error:

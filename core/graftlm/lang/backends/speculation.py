@@ -11,6 +11,7 @@ is answered by what follows there, up to its stop string.
 """
 
 from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -104,8 +105,9 @@ class SpeculativeBackend:
         elif self._guesses and _may_be_longer(request.sampling):
             yield await self._guess(request)
         else:
-            async for generation in self._backend.stream(request):
-                yield generation
+            async with aclosing(self._backend.stream(request)) as generations:
+                async for generation in generations:
+                    yield generation
 
     async def score(
         self, prompt: str, choices: Sequence[str], *, unconditional: bool, messages: Sequence[Message] = ()

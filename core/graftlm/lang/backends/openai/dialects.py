@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from graftlm.errors import InvalidPromptError, RequestFailedError, UnsupportedFeatureError
+from graftlm.errors import InvalidPromptError, RequestFailedError, SamplingParamsError, UnsupportedFeatureError
 from graftlm.lang.backend import Generation, GenerationRequest
 from graftlm.lang.backends.openai.fields import (
     DEFAULT_MAX_TOKENS,
@@ -245,5 +245,8 @@ def _check_may_be_whole(sampling: Sampling) -> None:
 
 
 def _response_format(json_schema: str) -> dict[str, Any]:
-    schema = {"name": "answer", "schema": json.loads(json_schema), "strict": True}
-    return {"type": "json_schema", "json_schema": schema}
+    try:
+        schema = json.loads(json_schema)
+    except ValueError as error:
+        raise SamplingParamsError(f"json_schema {json_schema!r:.80} is not JSON: {error}") from None
+    return {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema, "strict": True}}
