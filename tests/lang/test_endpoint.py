@@ -119,6 +119,21 @@ def test_select_needs_no_more_than_generate():
     assert state.get_meta_info("x")["normalized_prompt_logprobs"] == [-1.5, -0.5]
 
 
+def test_a_server_that_refuses_to_tell_is_not_taken_for_one_that_cannot():
+    async def refuse(request):
+        return web.json_response({"error": {"message": "who are you?"}}, status=401)
+
+    app = web.Application()
+    app.router.add_get("/get_model_info", refuse)
+    program = function(lambda s: s.__iadd__(user("1 + 1?")))
+    with (
+        AppServer(app) as server,
+        RuntimeEndpoint(server.url) as endpoint,
+        pytest.raises(ProgramError, match="who are"),
+    ):
+        program.run(backend=endpoint)
+
+
 def event(text, reason=None):
     return json.dumps({"text": text, "meta_info": {"finish_reason": reason}})
 

@@ -1,6 +1,5 @@
 """Chat and completion endpoints behind the language: what is asked, what is refused, how select decides."""
 
-import gc
 import json
 
 import pytest
@@ -220,6 +219,16 @@ def test_what_an_answer_does_not_tell_is_an_error(choices, options, says, kind):
     assert isinstance(caught.value.__cause__, kind)
 
 
+def test_a_prompt_that_is_refused_does_not_change_how_later_ones_are_scored():
+    with ScriptedApi(MODEL) as api, opened(api) as backend:
+        program = completion_program(select("x", [" blue", " red"]))
+        api.refused = frozenset({"prompt"})
+        with pytest.raises(ProgramError, match="no prompt here"):
+            program.run(backend=backend)
+        api.refused = frozenset()
+        assert program.run(backend=backend).get_meta_info("x")["normalized_prompt_logprobs"] == [-1.5, -0.5]
+
+
 # -- what goes wrong
 
 
@@ -267,7 +276,6 @@ def test_a_run_that_nobody_waits_for_leaves_no_request(ends, num_api_spec_tokens
             with pytest.raises(ProgramCancelledError):
                 state.text()
         del state
-        gc.collect()
         wait_until(lambda: api.under_way == 0, 10.0, "the end of the request")
 
 

@@ -65,6 +65,7 @@ class ScriptedApi:
 
     Attributes:
         url: of the API.
+        refused: fields of a body that are answered with 400.
         bodies: of the requests so far, in order.
         prompt_tokens: of all answers together.
         under_way: requests that have come and not been answered.
@@ -82,13 +83,13 @@ class ScriptedApi:
         """Start it.
 
         Args:
-            refused: fields of a body that are answered with 400.
+            refused: as the attribute, which may change.
             tells_logprobs: otherwise the field is accepted, and null in the answer.
             dies_after: events of a stream after which the connection breaks.
             hangs: never answer.
         """
         self._model = model
-        self._refused = frozenset(refused)
+        self.refused = frozenset(refused)
         self._tells_logprobs = tells_logprobs
         self._dies_after = dies_after
         self._hangs = hangs
@@ -118,7 +119,7 @@ class ScriptedApi:
         try:
             body = await request.json()
             self.bodies.append(body)
-            if refused := self._refused & body.keys():
+            if refused := self.refused & body.keys():
                 return web.json_response({"error": {"message": f"no {', '.join(sorted(refused))} here"}}, status=400)
             if self._hangs:
                 await asyncio.Event().wait()

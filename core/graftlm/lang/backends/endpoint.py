@@ -4,7 +4,7 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any, Final, Self
 
-from graftlm.errors import EngineError, RequestError, RequestFailedError, UnavailableError, UnsupportedFeatureError
+from graftlm.errors import EngineError, RequestFailedError, UnavailableError, UnsupportedFeatureError
 from graftlm.lang.backend import Generation, GenerationRequest
 from graftlm.lang.backends.http import HttpClient
 from graftlm.lang.backends.room import Room
@@ -136,13 +136,8 @@ class RuntimeEndpoint:
 
     async def _model_info(self) -> Mapping[str, Any]:
         """Return what the server says of its model; {} where it says nothing."""
-        for path in ("/get_model_info", "/model_info"):  # the first is the older name, and on its way out
-            try:
-                info = await self._http.json("GET", path)
-            except RequestError:
-                continue
-            return info if isinstance(info, dict) else {}
-        return {}
+        info = await self._http.find("/get_model_info", "/model_info")  # the first is SGLang's older name
+        return info if isinstance(info, dict) else {}
 
     async def _prompt_logprobs(self, prompts: Mapping[str, Any], start: int) -> list[list[list[Any]]]:
         """Return [log-probability, token id, ...] of each prompt's tokens from `start` on; the first has no number."""

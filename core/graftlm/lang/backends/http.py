@@ -27,6 +27,7 @@ __all__ = ["HttpClient", "refusal"]
 
 _CONNECT_TIMEOUT_S: Final = 10.0
 _CLOSE_TIMEOUT_S: Final = 1.0
+_MISSING: Final = 404
 
 _ERRORS: Final[Mapping[int, type[GraftlmError]]] = {
     408: RequestTimeoutError,
@@ -71,6 +72,14 @@ class HttpClient:
         except ValueError:
             raise EngineError(f"{self.url}{path} answered no JSON but {text[:80]!r}") from None
 
+    async def find(self, *paths: str) -> Any:
+        """Return the JSON of the first of some pages that the server has; None when it has none. Raises as `json`."""
+        for path in paths:
+            async with self._request("GET", path, None, may_be_missing=True) as response:
+                if response.status != _MISSING:
+                    return _json_or_text(await response.text())
+        return None
+
     async def call(self, method: str, path: str) -> None:
         """Make a request whose answer says nothing but that it went well; raises as `json`."""
         async with self._request(method, path, None) as response:
@@ -96,13 +105,13 @@ class HttpClient:
 
     @asynccontextmanager
     async def _request(
-        self, method: str, path: str, body: Mapping[str, Any] | None
+        self, method: str, path: str, body: Mapping[str, Any] | None, *, may_be_missing: bool = False
     ) -> AsyncIterator["aiohttp.ClientResponse"]:
         import aiohttp
 
         try:
             async with self._session().request(method, self.url + path, json=body) as response:
-                if response.status >= 400:
+                if response.status >= 400 and not (may_be_missing and response.status == _MISSING):
                     raise refusal(response.status, _json_or_text(await response.text()))
                 yield response
         except aiohttp.ConnectionTimeoutError as error:

@@ -130,12 +130,13 @@ class OpenAI:
                 "unconditional_likelihood_normalized: an endpoint cannot score tokens without their prompt; take "
                 "another choices_method"
             )
-        if self._echoes and not self._is_chat:
-            scores = await self._echoed_scores(prompt, choices)
-            if scores is not None:
-                return scores
-            self._echoes = False
-        return await self._path_scores(prompt, choices, messages)
+        if self._is_chat or not self._echoes:
+            return await self._path_scores(prompt, choices, messages)
+        scores = await self._echoed_scores(prompt, choices)
+        if scores is None:
+            scores = await self._path_scores(prompt, choices, messages)
+            self._echoes = False  # it was that which it refused, and not this prompt
+        return scores
 
     async def cache_prefix(self, prompt: str) -> None:
         """Do nothing: what such an endpoint caches is its own to decide, and a call has its price; see Backend."""

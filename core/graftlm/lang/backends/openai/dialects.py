@@ -19,7 +19,7 @@ from graftlm.lang.backends.openai.fields import (
 from graftlm.lang.chat_template import ChatTemplate
 from graftlm.lang.sampling import Sampling
 
-__all__ = ["ChatDialect", "CompletionDialect", "Dialect", "Piece"]
+__all__ = ["ChatDialect", "CompletionDialect", "Dialect", "Growing", "Piece"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class Piece:
 
 
 @dataclass(slots=True)
-class _Growing:
+class Growing:
     """A streamed completion so far."""
 
     piece: Piece = field(default_factory=Piece)
@@ -96,11 +96,11 @@ class Dialect(ABC):
             for choice in choices
         ]
 
-    def growing(self) -> _Growing:
+    def growing(self) -> Growing:
         """Return a streamed completion of nothing yet."""
-        return _Growing()
+        return Growing()
 
-    def grown(self, request: GenerationRequest, growing: _Growing, event: Any) -> Generation:
+    def grown(self, request: GenerationRequest, growing: Growing, event: Any) -> Generation:
         """Add an event of a stream; returns the completion so far."""
         for choice in choices_of(event)[:1]:  # the last event has counts and no choice
             growing.piece += self._piece(choice)
