@@ -2,7 +2,7 @@
 
 import pytest
 
-from graftlm import OpenAI, assistant, function, gen, select, system, user
+from graftlm import OpenAI, assistant, function, gen, select, separate_reasoning, system, user
 from graftlm.errors import ProgramError, RequestError, RequestFailedError, UnsupportedFeatureError
 from graftlm.testing.scripted_api import ScriptedApi, ScriptedModel, writes_on
 
@@ -201,6 +201,42 @@ def test_other_backends_ask_for_each_gen(in_process):
 
     state = program.run(backend=in_process, temperature=0)
     assert state.get_meta_info("more")["prompt_tokens"] > state.get_meta_info("sum")["prompt_tokens"] > 0
+
+
+@pytest.mark.parametrize(("field", "num_calls"), [("Marie Curie.", 1), ("Marie " * 30, 4)])
+def test_an_endpoint_that_counts_no_tokens_is_taken_to_have_many(field, num_calls):
+    answer = f"Name: {field}\nBirthday: November 7, 1867.\nJob: Physicist."
+    with completing(answer, tells_usage=False) as api:
+        state, backend = run(write_fields, api, num_tokens=512, temperature=0)
+    assert state.text() == FORM + answer + "\nWelcome.\n"
+    assert (backend.usage.calls, backend.usage.prompt_tokens) == (num_calls, 0)
+
+
+def test_a_served_model_writes_the_same(server):
+    texts = []
+    for num_tokens in (None, 96):
+        with OpenAI("demo", base_url=f"{server.url}/v1", is_chat=False) as backend:
+            program = function(write_fields, num_api_spec_tokens=num_tokens)
+            texts.append(program.run(backend=backend, temperature=0, max_tokens=24).text())
+    assert texts[0] == texts[1]
+    assert backend.usage.calls <= 4
+
+
+def test_what_a_message_was_thought_of_is_told_once():
+    def program(s):
+        s += user(FORM)
+        s += assistant(
+            "Name:"
+            + separate_reasoning(gen("name", stop="\n"), "qwen3")
+            + "\nBirthday:"
+            + separate_reasoning(gen("birthday", stop="\n"), "qwen3")
+        )
+
+    with ScriptedApi(ScriptedModel(lambda prompt: ANSWER, reasons=lambda prompt: "A physicist.")) as api:
+        state, _ = run(program, api, num_tokens=64, is_chat=True)
+    assert (state["name"], state["birthday"]) == (FIELDS["name"], FIELDS["birthday"])
+    assert [state[f"{name}_reasoning_content"] for name in ("name", "birthday")] == ["A physicist.", ""]
+    assert len(api.bodies) == 1
 
 
 def test_there_must_be_tokens_to_ask_for():

@@ -171,9 +171,6 @@ def test_a_server_that_dies_while_it_answers_is_an_error(stream):
     app.router.add_post("/generate", generate)
     with AppServer(app) as server, RuntimeEndpoint(server.url) as endpoint:
         program = function(lambda s: s.__iadd__("1 + 1 =" + gen("x")))
-        state = (
-            program.run_batch([{}], backend=endpoint)[0] if not stream else program.run(backend=endpoint, stream=True)
-        )
         with pytest.raises(ProgramError, match="cannot talk to") as caught:
-            "".join(state.text_iter())
+            "".join(program.run(backend=endpoint, stream=stream).text_iter())
     assert type(caught.value.__cause__) is UnavailableError

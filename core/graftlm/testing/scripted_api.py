@@ -77,6 +77,7 @@ class ScriptedApi:
         *,
         refused: Sequence[str] = (),
         tells_logprobs: bool = True,
+        tells_usage: bool = True,
         dies_after: int | None = None,
         hangs: bool = False,
     ) -> None:
@@ -85,12 +86,14 @@ class ScriptedApi:
         Args:
             refused: as the attribute, which may change.
             tells_logprobs: otherwise the field is accepted, and null in the answer.
+            tells_usage: otherwise no answer has token counts.
             dies_after: events of a stream after which the connection breaks.
             hangs: never answer.
         """
         self._model = model
         self.refused = frozenset(refused)
         self._tells_logprobs = tells_logprobs
+        self._tells_usage = tells_usage
         self._dies_after = dies_after
         self._hangs = hangs
         self.bodies: list[dict[str, Any]] = []
@@ -180,10 +183,12 @@ class ScriptedApi:
 
     def _usage(
         self, body: Mapping[str, Any], prompts: Sequence[str], num_completion: int, is_chat: bool
-    ) -> dict[str, int]:
+    ) -> dict[str, int] | None:
         texts = [message["content"] for message in body["messages"]] if is_chat else list(prompts)
         num_prompt = sum(len(self._model.tokens(text)) for text in texts)
         self.prompt_tokens += num_prompt
+        if not self._tells_usage:
+            return None
         return {
             "prompt_tokens": num_prompt, "completion_tokens": num_completion,
             "total_tokens": num_prompt + num_completion,

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import socket
 import weakref
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from concurrent.futures import wait
@@ -28,6 +29,9 @@ __all__ = ["HttpClient", "refusal"]
 _CONNECT_TIMEOUT_S: Final = 10.0
 _CLOSE_TIMEOUT_S: Final = 1.0
 _MISSING: Final = 404
+
+#: Seconds of silence before the other side is asked whether it is there, between questions, and questions in all.
+_KEEPALIVE: Final[Mapping[str, int]] = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3}
 
 _ERRORS: Final[Mapping[int, type[GraftlmError]]] = {
     408: RequestTimeoutError,
@@ -126,9 +130,20 @@ class HttpClient:
 
         if not self._sessions:
             timeout = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_TIMEOUT_S, sock_read=self._timeout_s)
-            connector = aiohttp.TCPConnector(limit=0)  # those who call bound their requests
+            connector = aiohttp.TCPConnector(limit=0, socket_factory=_watched_socket)  # callers bound their requests
             self._sessions.append(aiohttp.ClientSession(connector=connector, timeout=timeout, headers=self._headers))
         return self._sessions[0]
+
+
+def _watched_socket(address: "tuple[Any, ...]") -> socket.socket:
+    """Return a socket that notices within a minute when its server's machine is gone, however long an answer takes."""
+    family, kind, protocol, *_ = address
+    made = socket.socket(family, kind, protocol)
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in _KEEPALIVE.items():
+        if hasattr(socket, name):  # not on every system
+            made.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+    return made
 
 
 def refusal(status: int, body: Any) -> GraftlmError:

@@ -13,7 +13,7 @@ is answered by what follows there, up to its stop string.
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Final
 
 from graftlm.lang.backend import Backend, Generation, GenerationRequest
 from graftlm.lang.backends.usage import UsageMeter
@@ -26,6 +26,11 @@ __all__ = ["SpeculativeBackend"]
 
 #: With these, an answer is not what follows in any completion; nor does it tell what would.
 _NEEDS_CALL = ("regex", "json_schema", "return_logprob", "stop_token_ids", "stop_regex", "min_tokens", "ignore_eos")
+
+#: What the call says of itself, and has been told with the `gen` that it was made for.
+_NOT_ASKED_FOR: Final = {
+    "prompt_tokens": 0, "completion_tokens": 0, "cached_tokens": 0, "reasoning_content": "", "speculated": True,
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,13 +51,12 @@ class _Known:
     sampling: Sampling
     meta_info: dict[str, Any]
 
-    def num_tokens(self, num_characters: int) -> int:
-        """Estimate the tokens of a part of the completion, which is no API's to say: at least one for a text."""
-        total = self.meta_info.get("completion_tokens")
-        length = len(self.text) - self.prompt_len
-        if total is None or not length:
-            return num_characters  # tokens have a character or more
-        return -(-num_characters * int(total) // length)
+    def num_tokens(self, part: str) -> int:
+        """Estimate the tokens of a part of the completion, of which an endpoint tells the sum at most."""
+        total, length = self.meta_info.get("completion_tokens"), len(self.text) - self.prompt_len
+        if not total or not length:
+            return len(part.encode())  # it has no more: a token has a byte or more
+        return -(-len(part) * int(total) // length)
 
     def answer(self, prompt: str, sampling: Sampling, max_tokens: int) -> Generation | None:
         """Return what follows a prompt up to its end; None where that cannot be told."""
@@ -61,7 +65,7 @@ class _Known:
         if not found and not self.has_ended:
             return None
         at, matched = min(found) if found else (len(rest), None)
-        if self.num_tokens(at) > max_tokens:
+        if self.num_tokens(rest[:at]) > max_tokens:
             return None  # its own call would have ended in here, at a token of which only the endpoint knows
         reason = {"type": "stop", "matched": matched}
         return Generation(rest[:at], self.meta_info | {"finish_reason": reason, "speculated": False})
@@ -137,9 +141,8 @@ class SpeculativeBackend:
         if answer is None:
             return None
         prompt_tokens = known.meta_info.get("prompt_tokens", 0)
-        self._meter.count_saved(prompt_tokens + known.num_tokens(len(request.prompt) - known.prompt_len))
-        counts = {"prompt_tokens": 0, "completion_tokens": 0, "cached_tokens": 0, "speculated": True}
-        return replace(answer, meta_info=answer.meta_info | counts)
+        self._meter.count_saved(prompt_tokens + known.num_tokens(request.prompt[known.prompt_len :]))
+        return replace(answer, meta_info=answer.meta_info | _NOT_ASKED_FOR)
 
     async def _guess(self, request: GenerationRequest) -> Generation:
         """Ask for more than a request wants, and keep it."""
