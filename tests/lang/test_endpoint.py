@@ -11,13 +11,10 @@ from graftlm import RuntimeEndpoint, assistant, function, gen, select, user
 from graftlm.errors import (
     EngineError,
     ProgramError,
-    QueueFullError,
-    RequestError,
     RequestFailedError,
     UnavailableError,
     UnsupportedFeatureError,
 )
-from graftlm.lang.backends.http import refusal
 from graftlm.testing.app_server import AppServer
 
 SCRIPT = """
@@ -41,23 +38,6 @@ def test_a_closed_endpoint_opens_anew(server):
         first = program.run(temperature=0, backend=endpoint)
         endpoint.close()
         assert program.run(temperature=0, backend=endpoint).text() == first.text()
-
-
-@pytest.mark.parametrize(
-    ("status", "body", "kind"),
-    [
-        (400, {"error": {"message": "why"}}, RequestError),
-        (404, "why", RequestError),
-        (429, {"message": "why"}, QueueFullError),
-        (500, {"error": "why"}, RequestFailedError),
-        (503, {"error": {"message": "why"}}, UnavailableError),
-    ],
-)
-def test_refusals_become_the_errors_of_an_engine(status, body, kind):
-    error = refusal(status, body)
-    assert type(error) is kind
-    assert "why" in str(error)
-    assert str(status) in str(error)
 
 
 # -- A server that has the wire of /generate, and nothing that only graftlm has.

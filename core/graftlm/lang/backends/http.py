@@ -17,6 +17,7 @@ from graftlm.errors import (
     RequestFailedError,
     RequestTimeoutError,
     UnavailableError,
+    UnsupportedFeatureError,
 )
 from graftlm.lang.backends.server_events import server_events
 from graftlm.lang.event_loop import is_in_shared_loop, shared_loop
@@ -28,12 +29,13 @@ __all__ = ["HttpClient", "refusal"]
 
 _CONNECT_TIMEOUT_S: Final = 10.0
 _CLOSE_TIMEOUT_S: Final = 1.0
-_MISSING: Final = 404
 
 #: Seconds of silence before the other side is asked whether it is there, between questions, and questions in all.
 _KEEPALIVE: Final[Mapping[str, int]] = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3}
 
 _ERRORS: Final[Mapping[int, type[GraftlmError]]] = {
+    404: UnsupportedFeatureError,
+    405: UnsupportedFeatureError,
     408: RequestTimeoutError,
     429: QueueFullError,
     500: RequestFailedError,
@@ -79,9 +81,10 @@ class HttpClient:
     async def find(self, *paths: str) -> Any:
         """Return the JSON of the first of some pages that the server has; None when it has none. Raises as `json`."""
         for path in paths:
-            async with self._request("GET", path, None, may_be_missing=True) as response:
-                if response.status != _MISSING:
-                    return _json_or_text(await response.text())
+            try:
+                return await self.json("GET", path)
+            except UnsupportedFeatureError:
+                continue
         return None
 
     async def call(self, method: str, path: str) -> None:
@@ -109,13 +112,13 @@ class HttpClient:
 
     @asynccontextmanager
     async def _request(
-        self, method: str, path: str, body: Mapping[str, Any] | None, *, may_be_missing: bool = False
+        self, method: str, path: str, body: Mapping[str, Any] | None
     ) -> AsyncIterator["aiohttp.ClientResponse"]:
         import aiohttp
 
         try:
             async with self._session().request(method, self.url + path, json=body) as response:
-                if response.status >= 400 and not (may_be_missing and response.status == _MISSING):
+                if response.status >= 400:
                     raise refusal(response.status, _json_or_text(await response.text()))
                 yield response
         except aiohttp.ConnectionTimeoutError as error:
