@@ -65,7 +65,7 @@ class _Known:
         if not found and not self.has_ended:
             return None
         at, matched = min(found) if found else (len(rest), None)
-        if self.num_tokens(rest[:at]) > max_tokens:
+        if self.num_tokens(rest[: at + len(matched or "")]) > max_tokens:
             return None  # its own call would have ended in here, at a token of which only the endpoint knows
         reason = {"type": "stop", "matched": matched}
         return Generation(rest[:at], self.meta_info | {"finish_reason": reason, "speculated": False})
