@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from graftlm.errors import GraftlmError
     from graftlm.hookspecs import hookimpl
     from graftlm.lang import (
+        OpenAI,
         ProgramState,
         RuntimeEndpoint,
         assistant,
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
         greedy_token_selection,
         image,
         select,
+        separate_reasoning,
         set_default_backend,
         system,
         system_begin,
@@ -48,6 +50,7 @@ __all__ = [
     "EngineConfig",
     "FinishReason",
     "GraftlmError",
+    "OpenAI",
     "Options",
     "ProgramState",
     "Provider",
@@ -68,6 +71,7 @@ __all__ = [
     "hookimpl",
     "image",
     "select",
+    "separate_reasoning",
     "set_default_backend",
     "system",
     "system_begin",
@@ -81,6 +85,7 @@ __all__ = [
 ]
 
 _LANGUAGE = (
+    "OpenAI",
     "ProgramState",
     "RuntimeEndpoint",
     "assistant",
@@ -94,6 +99,7 @@ _LANGUAGE = (
     "greedy_token_selection",
     "image",
     "select",
+    "separate_reasoning",
     "set_default_backend",
     "system",
     "system_begin",

@@ -1,13 +1,21 @@
 """A server behind the language: its connections and its refusals."""
 
+import json
 import subprocess
 import sys
 
 import pytest
+from aiohttp import web
 
-from graftlm import RuntimeEndpoint, function, gen
-from graftlm.errors import QueueFullError, RequestError, RequestFailedError, UnavailableError
-from graftlm.lang.backends.endpoint import _error_of
+from graftlm import RuntimeEndpoint, assistant, function, gen, select, user
+from graftlm.errors import (
+    EngineError,
+    ProgramError,
+    RequestFailedError,
+    UnavailableError,
+    UnsupportedFeatureError,
+)
+from graftlm.testing.app_server import AppServer
 
 SCRIPT = """
 import sys
@@ -32,18 +40,117 @@ def test_a_closed_endpoint_opens_anew(server):
         assert program.run(temperature=0, backend=endpoint).text() == first.text()
 
 
+# -- A server that has the wire of /generate, and nothing that only graftlm has.
+
+TOKENS = {"2": -0.5, "3": -1.5}
+
+
+def sglang(*, model_path="/models/Qwen3-8B", info_path="/get_model_info", events=None):
+    """Return an application that answers every prompt with 2, as SGLang's server writes it."""
+
+    def answer(body, text):
+        meta = {"id": "a", "finish_reason": {"type": "stop", "matched": 7}, "prompt_tokens": 3, "completion_tokens": 1}
+        if body.get("return_logprob"):
+            rows = [[None, 10, None], [-1.0, 11, None], [-1.0, 12, None]]
+            rows += [[TOKENS[text[-1]], 20 + int(text[-1]), None]] if text[-1] in TOKENS else []
+            meta["input_token_logprobs"] = rows[body["logprob_start_len"] :]
+        return {"text": "2", "meta_info": meta}
+
+    async def generate(request):
+        body = await request.json()
+        if body.get("stream"):
+            return web.Response(text="".join(f"data: {e}\n\n" for e in events or ()), content_type="text/event-stream")
+        text = body["text"]
+        return web.json_response(answer(body, text) if isinstance(text, str) else [answer(body, t) for t in text])
+
+    async def info(request):
+        return web.json_response({"model_path": model_path, "is_generation": True} if model_path else {})
+
+    app = web.Application()
+    app.router.add_post("/generate", generate)
+    app.router.add_get(info_path, info)
+    return app
+
+
+@pytest.mark.parametrize("info_path", ["/get_model_info", "/model_info"])
+def test_a_server_that_tells_no_chat_template_is_known_by_its_model(info_path):
+    program = function(lambda s: s.__iadd__(user("1 + 1?") + assistant(gen("x"))))
+    with AppServer(sglang(info_path=info_path)) as server, RuntimeEndpoint(server.url) as endpoint:
+        state = program.run(backend=endpoint)
+    assert state.text().startswith("<|im_start|>user\n1 + 1?<|im_end|>\n<|im_start|>assistant\n2")
+    assert state.get_meta_info("x")["completion_tokens"] == 1
+
+
+@pytest.mark.parametrize("options", [{"model_path": None}, {"info_path": "/elsewhere"}])
+def test_a_server_that_tells_nothing_of_its_model_needs_a_template(options):
+    program = function(lambda s: s.__iadd__(user("1 + 1?") + assistant(gen("x"))))
+    with AppServer(sglang(**options)) as server:
+        with RuntimeEndpoint(server.url) as endpoint, pytest.raises(ProgramError, match="name one of") as caught:
+            program.run(backend=endpoint)
+        assert isinstance(caught.value.__cause__, UnsupportedFeatureError)
+        with RuntimeEndpoint(server.url, chat_template="gemma") as endpoint:
+            assert program.run(backend=endpoint).text().startswith("<start_of_turn>user\n")
+
+
+def test_select_needs_no_more_than_generate():
+    with AppServer(sglang()) as server, RuntimeEndpoint(server.url) as endpoint:
+        state = function(lambda s: s.__iadd__("1 + 1 =" + select("x", ["3", "2"]))).run(backend=endpoint)
+    assert state["x"] == "2"
+    assert state.get_meta_info("x")["normalized_prompt_logprobs"] == [-1.5, -0.5]
+
+
+def test_a_server_that_refuses_to_tell_is_not_taken_for_one_that_cannot():
+    async def refuse(request):
+        return web.json_response({"error": {"message": "who are you?"}}, status=401)
+
+    app = web.Application()
+    app.router.add_get("/get_model_info", refuse)
+    program = function(lambda s: s.__iadd__(user("1 + 1?")))
+    with (
+        AppServer(app) as server,
+        RuntimeEndpoint(server.url) as endpoint,
+        pytest.raises(ProgramError, match="who are"),
+    ):
+        program.run(backend=endpoint)
+
+
+def event(text, reason=None):
+    return json.dumps({"text": text, "meta_info": {"finish_reason": reason}})
+
+
 @pytest.mark.parametrize(
-    ("status", "body", "kind"),
+    ("events", "says", "kind"),
     [
-        (400, {"error": {"message": "why"}}, RequestError),
-        (404, "why", RequestError),
-        (429, {"message": "why"}, QueueFullError),
-        (500, {"error": "why"}, RequestFailedError),
-        (503, {"error": {"message": "why"}}, UnavailableError),
+        ([], "without an event", UnavailableError),
+        ([event("a"), event("ab")], "before its text was complete", UnavailableError),
+        ([event("a"), event("b", {"type": "stop"})], "streams pieces of text", UnsupportedFeatureError),
+        ([event("a"), '{"error": {"message": "out of memory"}}'], "out of memory", RequestFailedError),
+        ([event("a", {"type": "abort", "message": "shutting down"})], "shutting down", RequestFailedError),
+        ([event("a"), "{"], "no JSON", EngineError),
+        (["{}"], "answered no completion", EngineError),
     ],
 )
-def test_refusals_become_the_errors_of_an_engine(status, body, kind):
-    error = _error_of(status, body)
-    assert type(error) is kind
-    assert "why" in str(error)
-    assert str(status) in str(error)
+def test_a_stream_that_does_not_end_well_is_an_error(events, says, kind):
+    with AppServer(sglang(events=events)) as server, RuntimeEndpoint(server.url) as endpoint:
+        state = function(lambda s: s.__iadd__("1 + 1 =" + gen("x"))).run(backend=endpoint, stream=True)
+        with pytest.raises(ProgramError, match=says) as caught:
+            "".join(state.text_iter())
+    assert type(caught.value.__cause__) is kind
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_server_that_dies_while_it_answers_is_an_error(stream):
+    async def generate(request):
+        response = web.StreamResponse()
+        await response.prepare(request)
+        await response.write(f"data: {event('a')}\n\n".encode())
+        request.transport.abort()
+        return response
+
+    app = web.Application()
+    app.router.add_post("/generate", generate)
+    with AppServer(app) as server, RuntimeEndpoint(server.url) as endpoint:
+        program = function(lambda s: s.__iadd__("1 + 1 =" + gen("x")))
+        with pytest.raises(ProgramError, match="cannot talk to") as caught:
+            "".join(program.run(backend=endpoint, stream=stream).text_iter())
+    assert type(caught.value.__cause__) is UnavailableError

@@ -7,9 +7,11 @@ s += f"The capital of {country} is" + gen("city", max_tokens=8, stop=".")
 capital.run("France", backend=engine)["city"]
 """
 
-from graftlm.lang.backend import Backend, Generation, GenerationRequest
+from graftlm.lang.backend import Backend, Generation, GenerationRequest, SpeculatingBackend
 from graftlm.lang.backends.endpoint import RuntimeEndpoint
 from graftlm.lang.backends.engine import EngineBackend
+from graftlm.lang.backends.openai import OpenAI
+from graftlm.lang.backends.usage import ApiUsage
 from graftlm.lang.choices import (
     ChoiceScore,
     ChoicesMethod,
@@ -28,6 +30,7 @@ from graftlm.lang.primitives import (
     gen_string,
     image,
     select,
+    separate_reasoning,
     system,
     system_begin,
     system_end,
@@ -41,6 +44,7 @@ from graftlm.lang.sampling import Sampling
 from graftlm.lang.state import ProgramState, ProgramStateGroup
 
 __all__ = [
+    "ApiUsage",
     "Backend",
     "ChoiceScore",
     "ChoicesMethod",
@@ -48,11 +52,13 @@ __all__ = [
     "EngineBackend",
     "Generation",
     "GenerationRequest",
+    "OpenAI",
     "Program",
     "ProgramState",
     "ProgramStateGroup",
     "RuntimeEndpoint",
     "Sampling",
+    "SpeculatingBackend",
     "assistant",
     "assistant_begin",
     "assistant_end",
@@ -64,6 +70,7 @@ __all__ = [
     "greedy_token_selection",
     "image",
     "select",
+    "separate_reasoning",
     "set_default_backend",
     "system",
     "system_begin",

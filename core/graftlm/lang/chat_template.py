@@ -46,6 +46,15 @@ class ChatTemplate:
         """Return what closes the last message of a chat of these roles; raises as `opening`."""
         return self._affixes(tuple(roles))[1]
 
+    def text_of(self, messages: Sequence[Message]) -> str:
+        """Return a chat as text, with its last message open; raises as `opening`."""
+        text, roles = "", list[str]()
+        for message in messages:
+            text += self.closing(roles) if roles else ""
+            roles.append(message["role"])
+            text += self.opening(roles) + message["content"]
+        return text
+
     def _affixes(self, roles: tuple[str, ...]) -> tuple[str, str]:
         if roles not in self._known:
             self._known[roles] = self._find_affixes(roles)

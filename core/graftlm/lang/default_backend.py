@@ -33,7 +33,7 @@ def as_backend(backend: Any) -> Backend:
     if isinstance(backend, InProcessEngine):
         return EngineBackend(backend)
     raise ConfigError(
-        f"a backend is an Engine, a RuntimeEndpoint or a graftlm.lang.Backend, got {type(backend).__name__}"
+        f"a backend is an Engine, a RuntimeEndpoint, an OpenAI or a graftlm.lang.Backend, got {type(backend).__name__}"
     )
 
 

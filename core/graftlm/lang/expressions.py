@@ -39,10 +39,15 @@ class Sequence(Expr):
 
 @dataclass(frozen=True, slots=True)
 class Gen(Expr):
-    """Text that the model writes; kept as the variable `name` when there is one."""
+    """Text that the model writes; kept as the variable `name` when there is one.
+
+    Attributes:
+        reasoning: kind of the model whose reasoning is kept apart; None leaves it in the text.
+    """
 
     name: str | None
     sampling: Sampling
+    reasoning: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

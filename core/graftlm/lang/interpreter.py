@@ -11,11 +11,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from graftlm.errors import GraftlmError, InvalidPromptError, ProgramCancelledError, ProgramError, RequestError
-from graftlm.lang.backend import Backend, GenerationRequest
+from graftlm.lang.backend import Backend, GenerationRequest, SpeculatingBackend
 from graftlm.lang.call_site import CallSite
 from graftlm.lang.expressions import Expr, Gen, RoleBegin, RoleEnd, ScopeBegin, ScopeEnd, Select, Text
 from graftlm.lang.sampling import Sampling
 from graftlm.lang.text_feed import TextFeed
+from graftlm.lang.thoughts import Thoughts
 from graftlm.lang.variables import Cell, Value
 
 __all__ = ["End", "Interpreter", "RunContext", "Snapshot", "Take"]
@@ -32,12 +33,20 @@ class RunContext:
     Attributes:
         defaults: for what a `gen` leaves open.
         streams: whether variables grow token by token.
+        num_api_spec_tokens: that a backend may ask for ahead; None: it asks for each `gen` alone.
     """
 
     backend: Backend
     defaults: Sampling
     streams: bool
     loop: asyncio.AbstractEventLoop
+    num_api_spec_tokens: int | None = None
+
+    def backend_of_state(self) -> Backend:
+        """Return what a state asks: the backend, or its own view of one that speculates."""
+        if self.num_api_spec_tokens is None or not isinstance(self.backend, SpeculatingBackend):
+            return self.backend
+        return self.backend.speculative(self.num_api_spec_tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +113,7 @@ class Interpreter:
         """Begin an empty state, or one that goes on from a snapshot of another when that is there."""
         self.feed = TextFeed()
         self._context = context
+        self._backend = context.backend_of_state()
         self._origin = origin
         self._steps: deque[_Step] = deque()
         self._lock = threading.Lock()
@@ -233,13 +243,15 @@ class Interpreter:
 
     async def _generate(self, gen: Gen, cell: Cell) -> None:
         sampling = gen.sampling.over(self._context.defaults).resolved()
-        request = GenerationRequest(self._prompt(), sampling)
+        request = GenerationRequest(self._prompt(), sampling, self._open_chat())
         if self._context.streams and (sampling.n or 1) == 1:
-            value = await self._stream(request, cell)
+            value = await self._stream(request, gen, cell)
         else:
-            value = await self._generate_whole(request)
+            value = await self._generate_whole(request, gen)
         self._cached_len = len(self.feed.text)
         cell.fill(value)
+        if cell.thoughts is not None:
+            cell.thoughts.fill(_thoughts(value))
 
     def _prompt(self) -> str:
         """Return the text so far.
@@ -251,17 +263,28 @@ class Interpreter:
             raise InvalidPromptError("the program's text is empty; write something before the model is asked")
         return self.feed.text
 
-    async def _generate_whole(self, request: GenerationRequest) -> Value:
-        generations = await self._context.backend.generate(request)
+    def _open_chat(self) -> tuple[dict[str, str], ...]:
+        """Return the chat whose last message is open; () when none is."""
+        return () if self._role is None else tuple([dict(message) for message in self._messages])
+
+    async def _generate_whole(self, request: GenerationRequest, gen: Gen) -> Value:
+        generations = await self._backend.generate(request)
+        if gen.reasoning is not None:
+            generations = [Thoughts(gen.reasoning, request.prompt).out_of(g) for g in generations]
         self._append(generations[0].text)
         if (request.sampling.n or 1) == 1:
             return Value(generations[0].text, generations[0].meta_info)
         return Value([g.text for g in generations], [g.meta_info for g in generations])
 
-    async def _stream(self, request: GenerationRequest, cell: Cell) -> Value:
+    async def _stream(self, request: GenerationRequest, gen: Gen, cell: Cell) -> Value:
         value = Value("")
-        async with aclosing(self._context.backend.stream(request)) as generations:
+        thoughts = None if gen.reasoning is None else Thoughts(gen.reasoning, request.prompt)
+        async with aclosing(self._backend.stream(request)) as generations:
             async for generation in generations:
+                if thoughts is not None:
+                    generation = thoughts.out_of(generation)
+                if cell.thoughts is not None:
+                    cell.thoughts.feed.grow(str(_thoughts(Value("", generation.meta_info)).value))
                 new = generation.text[len(value.value) :]
                 self._append(new)
                 cell.feed.append(new)
@@ -270,7 +293,9 @@ class Interpreter:
 
     async def _select(self, select: Select, cell: Cell) -> None:
         method = select.method
-        scores = await self._context.backend.score(self._prompt(), select.choices, unconditional=method.unconditional)
+        scores = await self._backend.score(
+            self._prompt(), select.choices, unconditional=method.unconditional, messages=self._open_chat()
+        )
         self._cached_len = len(self.feed.text)
         decision = method.decide(scores)
         choice = select.choices[decision.index]
@@ -290,7 +315,7 @@ class Interpreter:
     async def _open_message(self, role: str) -> None:
         if self._role is not None:
             raise RequestError(f"a message of {self._role} is open; end it before one of {role} begins")
-        template = await self._context.backend.chat_template()
+        template = await self._backend.chat_template()
         opening = template.opening([*self._roles(), role])
         self.feed.append(opening)
         self._messages.append({"role": role, "content": ""})
@@ -299,7 +324,7 @@ class Interpreter:
     async def _close_message(self, role: str) -> None:
         if self._role != role:
             raise RequestError(f"a message of {role} ends, but the open one is {self._role or 'none'}")
-        template = await self._context.backend.chat_template()
+        template = await self._backend.chat_template()
         self.feed.append(template.closing(self._roles()))
         self._role = None
 
@@ -316,10 +341,17 @@ class Interpreter:
     async def _take(self, taken: "Future[Snapshot]", shared: bool) -> None:
         text = self.feed.text
         if shared and len(text) - self._cached_len >= _HINT_FROM_CHARACTERS:
-            await self._context.backend.cache_prefix(text)
+            await self._backend.cache_prefix(text)
             self._cached_len = len(text)
         messages = tuple([dict(message) for message in self._messages])
         taken.set_result(Snapshot(text, messages, self._role, self._cached_len))
+
+
+def _thoughts(value: Value) -> Value:
+    """Return the reasoning that led to a value; a list of them when `n` were generated."""
+    if isinstance(value.meta_info, list):
+        return Value([meta.get("reasoning_content", "") for meta in value.meta_info])
+    return Value(value.meta_info.get("reasoning_content", ""))
 
 
 def _entries(logprobs: Iterable[float], token_ids: Iterable[int]) -> list[list[Any]]:

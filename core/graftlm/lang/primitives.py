@@ -2,12 +2,15 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NoReturn
 
 from graftlm.errors import RequestError, SamplingParamsError, UnsupportedFeatureError
 from graftlm.lang.choices import CHOICES_METHODS, ChoicesMethod, token_length_normalized
 from graftlm.lang.expressions import Expr, Gen, RoleBegin, RoleEnd, Select, as_expr
+from graftlm.lang.expressions import Sequence as ExprSequence
 from graftlm.lang.sampling import make_sampling
+from graftlm.lang.thoughts import check_model_type
 
 __all__ = [
     "assistant",
@@ -18,6 +21,7 @@ __all__ = [
     "gen_string",
     "image",
     "select",
+    "separate_reasoning",
     "system",
     "system_begin",
     "system_end",
@@ -115,6 +119,28 @@ def select(
             raise RequestError(f"choices_method must be one of {', '.join(CHOICES_METHODS)}, got {choices_method!r}")
         choices_method = CHOICES_METHODS[choices_method]
     return Select(name, tuple(choices), choices_method)
+
+
+def separate_reasoning(expr: Expr, model_type: str) -> Expr:
+    """Keep what the model thinks before it answers apart from the answer.
+
+    For each `gen` of the expression, the state's text and the variable have the answer alone, and the variable
+    `<name>_reasoning_content` has the reasoning, "" when there is none.
+
+    Args:
+        model_type: `deepseek-r1`, `deepseek-v3`, `glm45`, `qwen3` or `qwen3-thinking`, or the name of a reasoning
+            format.
+
+    Raises:
+        RequestError: no such kind of models is known, or the expression has no `gen`.
+    """
+    check_model_type(model_type)
+    parts = expr.parts if isinstance(expr, ExprSequence) else (as_expr(expr),)
+    if not any(isinstance(part, Gen) for part in parts):
+        raise RequestError("separate_reasoning needs an expression with a gen(...) in it")
+    return ExprSequence(
+        tuple([replace(part, reasoning=model_type) if isinstance(part, Gen) else part for part in parts])
+    )
 
 
 def system(expr: Expr | str | None = None) -> Expr:

@@ -4,7 +4,7 @@ import inspect
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import update_wrapper
-from typing import Any
+from typing import Any, overload
 
 from graftlm.errors import RequestError
 from graftlm.lang.batch import run_batch
@@ -27,12 +27,15 @@ class Program:
     Called within another program, with that program's state, it is an ordinary function.
     """
 
-    def __init__(self, function: Callable[..., Any]) -> None:
-        """Wrap a function.
+    def __init__(self, function: Callable[..., Any], *, num_api_spec_tokens: int | None = None) -> None:
+        """Wrap a function; the arguments are those of `@function`.
 
         Raises:
-            RequestError: it takes no argument for the state.
+            RequestError: it takes no argument for the state, or there are no tokens to ask for ahead.
         """
+        if num_api_spec_tokens is not None and num_api_spec_tokens < 1:
+            raise RequestError(f"num_api_spec_tokens must be at least 1, or None, got {num_api_spec_tokens}")
+        self._num_api_spec_tokens = num_api_spec_tokens
         parameters = list(inspect.signature(function).parameters)
         if not parameters:
             raise RequestError(f"{function.__qualname__}() needs a first argument for its state, by custom named s")
@@ -120,7 +123,9 @@ class Program:
         arguments = {key: value for key, value in kwargs.items() if key not in sampling}
         if "max_new_tokens" in sampling:
             sampling["max_tokens"] = sampling.pop("max_new_tokens")
-        context = RunContext(resolve(backend), make_sampling(sampling), stream, shared_loop())
+        context = RunContext(
+            resolve(backend), make_sampling(sampling), stream, shared_loop(), self._num_api_spec_tokens
+        )
         return ProgramState.begin(context), arguments
 
 
@@ -138,6 +143,25 @@ class _Worker:
         state.run_quietly(function, *args, **kwargs)
 
 
-def function(func: Callable[..., Any]) -> Program:
-    """Make an LM program of a function whose first argument is its state."""
-    return Program(func)
+@overload
+def function(func: Callable[..., Any], *, num_api_spec_tokens: int | None = None) -> Program: ...
+
+
+@overload
+def function(
+    func: None = None, *, num_api_spec_tokens: int | None = None
+) -> Callable[[Callable[..., Any]], Program]: ...
+
+
+def function(
+    func: Callable[..., Any] | None = None, *, num_api_spec_tokens: int | None = None
+) -> Program | Callable[[Callable[..., Any]], Program]:
+    """Make an LM program of a function whose first argument is its state: `@function`, or `@function(...)`.
+
+    Args:
+        num_api_spec_tokens: tokens that an `OpenAI` backend may ask for at a time, in order to answer several `gen`s
+            by one call. Other backends, whose prefixes are cached, ask for each `gen` alone.
+    """
+    if func is None:
+        return lambda func: Program(func, num_api_spec_tokens=num_api_spec_tokens)
+    return Program(func, num_api_spec_tokens=num_api_spec_tokens)

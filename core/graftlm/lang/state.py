@@ -11,6 +11,7 @@ from graftlm.lang import expressions as ex
 from graftlm.lang.call_site import CallSite, call_site
 from graftlm.lang.expressions import Expr, as_expr
 from graftlm.lang.interpreter import End, Interpreter, RunContext, Snapshot, Take
+from graftlm.lang.thoughts import REASONING_SUFFIX
 from graftlm.lang.variables import Cell, Value, Variables, result_of
 
 __all__ = ["ProgramState", "ProgramStateGroup"]
@@ -53,9 +54,17 @@ class ProgramState:
             return
         cell = None
         if isinstance(expr, ex.Gen | ex.Select | ex.ScopeBegin) and expr.name is not None:
-            cell = Cell()
+            cell = Cell(thoughts=self._thoughts_of(expr))
             self._variables[expr.name] = cell
         self._interpreter.submit(expr, site, cell)
+
+    def _thoughts_of(self, expr: Expr) -> Cell | None:
+        """Return the variable of a gen's reasoning; None where that is not kept apart."""
+        if not isinstance(expr, ex.Gen) or expr.reasoning is None:
+            return None
+        cell = Cell()
+        self._variables[f"{expr.name}{REASONING_SUFFIX}"] = cell
+        return cell
 
     def __setitem__(self, name: str, value: Any) -> None:
         cell = Cell()

@@ -29,6 +29,10 @@ class TextFeed:
             self._text += text
             self._tell()
 
+    def grow(self, text: str) -> None:
+        """Add what a text that begins with everything so far has besides."""
+        self.append(text[len(self._text) :])
+
     def end(self, error: ProgramError | None = None) -> None:
         """Add no more; followers get the error, if there is one, behind the text. Only the first call counts."""
         if not self._ended:

@@ -28,16 +28,21 @@ class Value:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Cell:
-    """One variable as one line of the program makes it. A line that runs again makes another."""
+    """One variable as one line of the program makes it. A line that runs again makes another.
+
+    Attributes:
+        thoughts: the variable of the reasoning that led to this one, where that is kept apart.
+    """
 
     future: "Future[Value]" = field(default_factory=Future)
     feed: TextFeed = field(default_factory=TextFeed)
+    thoughts: "Cell | None" = None
 
     def fill(self, value: Value) -> None:
         """Set the value."""
         self.future.set_result(value)
         if isinstance(value.value, str):
-            self.feed.append(value.value[len(self.feed.text) :])
+            self.feed.grow(value.value)
         self.feed.end()
 
     def fail(self, error: ProgramError) -> None:
@@ -45,6 +50,8 @@ class Cell:
         if not self.future.done():
             self.future.set_exception(error)
             self.feed.end(error)
+        if self.thoughts is not None:
+            self.thoughts.fail(error)
 
 
 class Variables:

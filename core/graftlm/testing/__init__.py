@@ -18,17 +18,20 @@ if TYPE_CHECKING:
     from graftlm.testing.fake_grammar import FakeGrammarBackend
     from graftlm.testing.fake_storage import FakeKVStorage, FakeMedium
     from graftlm.testing.grammar import GrammarBackendConformance, GrammarCase
+    from graftlm.testing.lang_backend import BackendConformance
     from graftlm.testing.model import ModelConformance
     from graftlm.testing.naive_cache import NaiveCache
     from graftlm.testing.prefix_cache import PrefixCacheConformance
     from graftlm.testing.provider_kits import provider_kit
     from graftlm.testing.recording import OldestAccessFirst, RecordingStrategy, TickingClock
     from graftlm.testing.scheduling import FakePrefixGroup, FakeWaitingRequest, SchedulingPolicyConformance
+    from graftlm.testing.scripted_api import ScriptedApi, ScriptedModel
     from graftlm.testing.storage import KVStorageConformance
     from graftlm.testing.window_cache import WindowCacheConformance
 
 __all__ = [
     "AttentionBackendConformance",
+    "BackendConformance",
     "CacheRig",
     "Conformance",
     "ConformanceResult",
@@ -49,6 +52,8 @@ __all__ = [
     "ReasoningFormatConformance",
     "RecordingStrategy",
     "SchedulingPolicyConformance",
+    "ScriptedApi",
+    "ScriptedModel",
     "TickingClock",
     "ToolCallFormatConformance",
     "WindowCacheConformance",
@@ -60,6 +65,7 @@ __all__ = [
 
 _HOME = {
     "AttentionBackendConformance": "graftlm.testing.attention",
+    "BackendConformance": "graftlm.testing.lang_backend",
     "CacheRig": "graftlm.testing.cache_rig",
     "Conformance": "graftlm.testing.conformance",
     "ConformanceResult": "graftlm.testing.conformance",
@@ -80,6 +86,8 @@ _HOME = {
     "ReasoningFormatConformance": "graftlm.testing.chat_format",
     "RecordingStrategy": "graftlm.testing.recording",
     "SchedulingPolicyConformance": "graftlm.testing.scheduling",
+    "ScriptedApi": "graftlm.testing.scripted_api",
+    "ScriptedModel": "graftlm.testing.scripted_api",
     "TickingClock": "graftlm.testing.recording",
     "ToolCallFormatConformance": "graftlm.testing.chat_format",
     "WindowCacheConformance": "graftlm.testing.window_cache",

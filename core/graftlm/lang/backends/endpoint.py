@@ -1,32 +1,17 @@
 """Programs on a server with the native API: graftlm's, or SGLang's."""
 
-import asyncio
-import json
-import weakref
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
-from concurrent.futures import wait
-from contextlib import aclosing, asynccontextmanager
-from typing import TYPE_CHECKING, Any, Final, Self
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
+from typing import Any, Final, Self
 
-from graftlm.errors import (
-    EngineError,
-    GraftlmError,
-    QueueFullError,
-    RequestError,
-    RequestFailedError,
-    RequestTimeoutError,
-    UnavailableError,
-)
+from graftlm.errors import EngineError, RequestFailedError, UnavailableError, UnsupportedFeatureError
 from graftlm.lang.backend import Generation, GenerationRequest
+from graftlm.lang.backends.http import HttpClient
 from graftlm.lang.backends.room import Room
 from graftlm.lang.backends.scoring import check_choices, first_difference
-from graftlm.lang.backends.server_events import server_events
 from graftlm.lang.chat_template import ChatTemplate, find_template, jinja_renderer
 from graftlm.lang.choices import ChoiceScore
-from graftlm.lang.event_loop import is_in_shared_loop, shared_loop
-
-if TYPE_CHECKING:
-    import aiohttp
+from graftlm.types import Message
 
 __all__ = ["RuntimeEndpoint"]
 
@@ -36,17 +21,6 @@ _BESIDE: Final = ("return_logprob", "logprob_start_len", "top_logprobs_num", "re
 
 #: A choice may change this many of its prompt's last tokens; more would be a strange tokenizer.
 _HEALED_TOKENS: Final = 8
-
-_CLOSE_TIMEOUT_S: Final = 1.0
-
-_ERRORS: Final[Mapping[int, type[GraftlmError]]] = {
-    408: RequestTimeoutError,
-    429: QueueFullError,
-    500: RequestFailedError,
-    502: UnavailableError,
-    503: UnavailableError,
-    504: UnavailableError,
-}
 
 
 class RuntimeEndpoint:
@@ -72,14 +46,10 @@ class RuntimeEndpoint:
         max_requests: int = 512,
         timeout_s: float | None = None,
     ) -> None:
-        self._url = base_url.rstrip("/")
-        self._headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
+        self._http = HttpClient(base_url, api_key=api_key, timeout_s=timeout_s)
         self._template_name = chat_template
         self._room = Room(max_requests)
-        self._timeout_s = timeout_s
         self._chat_template: ChatTemplate | None = None
-        self._sessions: list[aiohttp.ClientSession] = []
-        self._finalizer = weakref.finalize(self, _close, self._sessions)  # also at the end of the process
 
     # -- the protocol --------------------------------------------------------------------------------------------------
 
@@ -93,13 +63,18 @@ class RuntimeEndpoint:
         async with self._room.place():
             answer, rest = await self._room.enter(lambda: _started(self._events(_body(request) | {"stream": True})))
             async with aclosing(rest):
-                yield _generation(answer)
+                generation = _generation(answer)
+                yield generation
                 async for answer in rest:
-                    yield _generation(answer)
-        if answer["meta_info"].get("finish_reason") is None:
-            raise UnavailableError(f"{self._url} ended a stream before its text was complete")
+                    before, generation = generation.text, _generation(answer)
+                    _check_goes_on(before, generation.text)
+                    yield generation
+        if generation.meta_info.get("finish_reason") is None:
+            raise UnavailableError(f"{self._http.url} ended a stream before its text was complete")
 
-    async def score(self, prompt: str, choices: Sequence[str], *, unconditional: bool) -> list[ChoiceScore]:
+    async def score(
+        self, prompt: str, choices: Sequence[str], *, unconditional: bool, messages: Sequence[Message] = ()
+    ) -> list[ChoiceScore]:
         """Return how likely each choice is; see Backend."""
         (first,) = await self._answers({"text": prompt, "sampling_params": _PROMPT_ONLY})
         prompt_len = first["meta_info"]["prompt_tokens"]
@@ -124,19 +99,16 @@ class RuntimeEndpoint:
     async def chat_template(self) -> ChatTemplate:
         """Return the server's own, or one that fits its model's name; see Backend."""
         if self._chat_template is None:
-            async with self._request("GET", "/get_model_info") as response:
-                info = await response.json()
-            self._chat_template = _template_of(info, self._template_name)
+            self._chat_template = _template_of(await self._model_info(), self._template_name)
         return self._chat_template
 
     async def flush_cache(self) -> None:
         """Forget cached prefixes; see Backend."""
-        async with self._request("POST", "/flush_cache") as response:
-            await response.read()
+        await self._http.call("POST", "/flush_cache")
 
     def close(self) -> None:
         """Close its connections; what is under way fails. May be called twice."""
-        _close(self._sessions)
+        self._http.close()
 
     def __enter__(self) -> Self:
         return self
@@ -148,13 +120,8 @@ class RuntimeEndpoint:
 
     async def _answers(self, body: Mapping[str, Any]) -> list[dict[str, Any]]:
         """Return the answers of one call of /generate, all of which ended well."""
-
-        async def call() -> Any:
-            async with self._request("POST", "/generate", body) as response:
-                return await response.json()
-
         async with self._room.place():
-            answers = await self._room.enter(call)
+            answers = await self._room.enter(lambda: self._http.json("POST", "/generate", body))
         answers = answers if isinstance(answers, list) else [answers]
         for answer in answers:
             _check_ended_well(answer)
@@ -162,51 +129,21 @@ class RuntimeEndpoint:
 
     async def _events(self, body: Mapping[str, Any]) -> AsyncGenerator[dict[str, Any], None]:
         """Yield the answers of a streamed call of /generate."""
-        async with (
-            self._request("POST", "/generate", body) as response,
-            aclosing(server_events(response.content.iter_any())) as events,
-        ):
+        async with aclosing(self._http.events("/generate", body)) as events:
             async for event in events:
-                if "error" in event:
-                    raise _error_of(500, event)
                 _check_ended_well(event)
                 yield event
+
+    async def _model_info(self) -> Mapping[str, Any]:
+        """Return what the server says of its model; {} where it says nothing."""
+        info = await self._http.find("/get_model_info", "/model_info")  # the first is SGLang's older name
+        return info if isinstance(info, dict) else {}
 
     async def _prompt_logprobs(self, prompts: Mapping[str, Any], start: int) -> list[list[list[Any]]]:
         """Return [log-probability, token id, ...] of each prompt's tokens from `start` on; the first has no number."""
         wish = {"return_logprob": True, "logprob_start_len": start, "sampling_params": _PROMPT_ONLY}
         answers = await self._answers({**prompts, **wish})
         return [answer["meta_info"]["input_token_logprobs"] for answer in answers]
-
-    @asynccontextmanager
-    async def _request(
-        self, method: str, path: str, body: Mapping[str, Any] | None = None
-    ) -> AsyncIterator["aiohttp.ClientResponse"]:
-        """Yield the answer to a request; leaving closes the connection, upon which the server aborts.
-
-        Raises:
-            GraftlmError: the server refuses, or cannot be reached.
-        """
-        import aiohttp
-
-        try:
-            async with self._session().request(method, self._url + path, json=body) as response:
-                if response.status >= 400:
-                    raise _error_of(response.status, await _json_or_text(response))
-                yield response
-        except TimeoutError as error:
-            raise RequestTimeoutError(f"{self._url} sent nothing for {self._timeout_s} s") from error
-        except aiohttp.ClientError as error:
-            raise UnavailableError(f"cannot talk to {self._url}: {type(error).__name__}: {error}") from error
-
-    def _session(self) -> "aiohttp.ClientSession":
-        import aiohttp
-
-        if not self._sessions:
-            timeout = aiohttp.ClientTimeout(total=None, sock_connect=10.0, sock_read=self._timeout_s)
-            connector = aiohttp.TCPConnector(limit=0)  # the room bounds them
-            self._sessions.append(aiohttp.ClientSession(connector=connector, timeout=timeout, headers=self._headers))
-        return self._sessions[0]
 
 
 #: Computes the prompt and generates nothing.
@@ -223,22 +160,6 @@ async def _started(
         raise UnavailableError("the server ended a stream without an event") from None
 
 
-def _close(sessions: "list[aiohttp.ClientSession]") -> None:
-    """Close sessions in the loop that they live in, and wait a little for it, unless this is that loop."""
-
-    async def close(closing: "list[aiohttp.ClientSession]") -> None:
-        for session in closing:
-            await session.close()
-
-    closing = list(sessions)
-    sessions.clear()
-    if not closing:
-        return
-    closed = asyncio.run_coroutine_threadsafe(close(closing), shared_loop())
-    if not is_in_shared_loop():
-        wait([closed], _CLOSE_TIMEOUT_S)
-
-
 def _body(request: GenerationRequest) -> dict[str, Any]:
     """Return the body of /generate."""
     given = request.sampling.given()
@@ -251,11 +172,23 @@ def _generation(answer: Mapping[str, Any]) -> Generation:
     return Generation(answer["text"], dict(answer["meta_info"]))
 
 
+def _check_goes_on(before: str, text: str) -> None:
+    if not text.startswith(before):
+        raise UnsupportedFeatureError(
+            "the server streams pieces of text; start it so that each event has the whole text so far (SGLang: without "
+            "--incremental-streaming-output)"
+        )
+
+
 def _numbers(row: Sequence[Sequence[Any]]) -> tuple[float, ...]:
     return tuple([0.0 if logprob is None else float(logprob) for logprob, *_ in row])
 
 
-def _check_ended_well(answer: Mapping[str, Any]) -> None:
+def _check_ended_well(answer: Any) -> None:
+    if not isinstance(answer, dict) or not {"text", "meta_info"} <= answer.keys():
+        raise EngineError(
+            f"the server answered no completion of /generate, with text and meta_info, but {answer!r:.200}"
+        )
     reason = answer["meta_info"].get("finish_reason")
     if reason is not None and reason.get("type") == "abort":
         raise RequestFailedError(f"the server gave the request up: {reason.get('message', 'it was aborted')}")
@@ -267,19 +200,3 @@ def _template_of(info: Mapping[str, Any], name: str | None) -> ChatTemplate:
         render = jinja_renderer(source, info.get("special_tokens") or {})
         return ChatTemplate(render, added_prefix=info.get("prompt_prefix") or "")
     return find_template(name, str(info.get("model_path", "")))
-
-
-async def _json_or_text(response: "aiohttp.ClientResponse") -> Any:
-    text = await response.text()
-    try:
-        return json.loads(text)
-    except ValueError:
-        return text
-
-
-def _error_of(status: int, body: Any) -> GraftlmError:
-    """Return a server's refusal as the error that fits its status."""
-    detail = body.get("error", body) if isinstance(body, dict) else body
-    message = detail.get("message", detail) if isinstance(detail, dict) else detail
-    kind = _ERRORS.get(status, RequestError if status < 500 else EngineError)
-    return kind(f"the server answered {status}: {message}")

@@ -91,7 +91,9 @@ class EngineBackend:
                 async for output in rest:
                     yield self._generation(output, output.completions[0], request.sampling)
 
-    async def score(self, prompt: str, choices: Sequence[str], *, unconditional: bool) -> list[ChoiceScore]:
+    async def score(
+        self, prompt: str, choices: Sequence[str], *, unconditional: bool, messages: Sequence[Message] = ()
+    ) -> list[ChoiceScore]:
         """Return how likely each choice is; see Backend."""
         whole, starts = await asyncio.to_thread(self._encode_choices, prompt, choices)
         own = [tokens[start:] for tokens, start in zip(whole, starts, strict=True)]

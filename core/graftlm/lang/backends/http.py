@@ -1,0 +1,180 @@
+"""HTTP as the backends of servers use it: JSON and server-sent events, with every failure as an error of ours."""
+
+import asyncio
+import json
+import socket
+import weakref
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from concurrent.futures import wait
+from contextlib import aclosing, asynccontextmanager
+from typing import TYPE_CHECKING, Any, Final
+
+from graftlm.errors import (
+    EngineError,
+    GraftlmError,
+    QueueFullError,
+    RequestError,
+    RequestFailedError,
+    RequestTimeoutError,
+    UnavailableError,
+    UnsupportedFeatureError,
+)
+from graftlm.lang.backends.server_events import server_events
+from graftlm.lang.event_loop import is_in_shared_loop, shared_loop
+
+if TYPE_CHECKING:
+    import aiohttp
+
+__all__ = ["HttpClient", "refusal"]
+
+_CONNECT_TIMEOUT_S: Final = 10.0
+_CLOSE_TIMEOUT_S: Final = 1.0
+
+#: Seconds of silence before the other side is asked whether it is there, between questions, and questions in all.
+_KEEPALIVE: Final[Mapping[str, int]] = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3}
+
+_ERRORS: Final[Mapping[int, type[GraftlmError]]] = {
+    404: UnsupportedFeatureError,
+    405: UnsupportedFeatureError,
+    408: RequestTimeoutError,
+    429: QueueFullError,
+    500: RequestFailedError,
+    502: UnavailableError,
+    503: UnavailableError,
+    504: UnavailableError,
+}
+
+
+class HttpClient:
+    """Talks to one server, in the language's event loop.
+
+    Connections open when they are needed, and again after `close`. Cancelling a call closes its
+    connection, upon which a server aborts what it was doing for it.
+    """
+
+    def __init__(self, base_url: str, *, api_key: str | None, timeout_s: float | None) -> None:
+        """Say whom to talk to.
+
+        Args:
+            api_key: sent with each request.
+            timeout_s: without a byte from the server, after which a request is given up; None: never.
+        """
+        self.url = base_url.rstrip("/")
+        self._headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
+        self._timeout_s = timeout_s
+        self._sessions: list[aiohttp.ClientSession] = []
+        self._finalizer = weakref.finalize(self, _close, self._sessions)  # also at the end of the process
+
+    async def json(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
+        """Return the JSON that a request is answered with.
+
+        Raises:
+            GraftlmError: the server refuses, cannot be reached, or answers something else.
+        """
+        async with self._request(method, path, body) as response:
+            text = await response.text()
+        try:
+            return json.loads(text)
+        except ValueError:
+            raise EngineError(f"{self.url}{path} answered no JSON but {text[:80]!r}") from None
+
+    async def find(self, *paths: str) -> Any:
+        """Return the JSON of the first of some pages that the server has; None when it has none. Raises as `json`."""
+        for path in paths:
+            try:
+                return await self.json("GET", path)
+            except UnsupportedFeatureError:
+                continue
+        return None
+
+    async def call(self, method: str, path: str) -> None:
+        """Make a request whose answer says nothing but that it went well; raises as `json`."""
+        async with self._request(method, path, None) as response:
+            await response.read()
+
+    async def events(self, path: str, body: Mapping[str, Any]) -> AsyncGenerator[Any, None]:
+        """Yield the server-sent events that a POST is answered with; raises as `json`."""
+        async with (
+            self._request("POST", path, body) as response,
+            aclosing(server_events(response.content.iter_any())) as events,
+        ):
+            try:
+                async for event in events:
+                    if isinstance(event, dict) and event.get("error"):
+                        raise refusal(500, event)
+                    yield event
+            except json.JSONDecodeError as error:
+                raise EngineError(f"{self.url}{path} sent an event that is no JSON: {error}") from None
+
+    def close(self) -> None:
+        """Close the connections; what is under way fails. May be called twice."""
+        _close(self._sessions)
+
+    @asynccontextmanager
+    async def _request(
+        self, method: str, path: str, body: Mapping[str, Any] | None
+    ) -> AsyncIterator["aiohttp.ClientResponse"]:
+        import aiohttp
+
+        try:
+            async with self._session().request(method, self.url + path, json=body) as response:
+                if response.status >= 400:
+                    raise refusal(response.status, _json_or_text(await response.text()))
+                yield response
+        except aiohttp.ConnectionTimeoutError as error:
+            raise UnavailableError(f"cannot connect to {self.url} within {_CONNECT_TIMEOUT_S:g} s") from error
+        except TimeoutError as error:
+            raise RequestTimeoutError(f"{self.url} sent nothing for {self._timeout_s} s") from error
+        except aiohttp.ClientError as error:
+            raise UnavailableError(f"cannot talk to {self.url}: {type(error).__name__}: {error}") from error
+
+    def _session(self) -> "aiohttp.ClientSession":
+        import aiohttp
+
+        if not self._sessions:
+            timeout = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_TIMEOUT_S, sock_read=self._timeout_s)
+            connector = aiohttp.TCPConnector(limit=0, socket_factory=_watched_socket)  # callers bound their requests
+            self._sessions.append(aiohttp.ClientSession(connector=connector, timeout=timeout, headers=self._headers))
+        return self._sessions[0]
+
+
+def _watched_socket(address: "tuple[Any, ...]") -> socket.socket:
+    """Return a socket that notices within a minute when its server's machine is gone, however long an answer takes."""
+    family, kind, protocol, *_ = address
+    made = socket.socket(family, kind, protocol)
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in _KEEPALIVE.items():
+        if hasattr(socket, name):  # not on every system
+            made.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+    return made
+
+
+def refusal(status: int, body: Any) -> GraftlmError:
+    """Return a server's refusal as the error that fits its status."""
+    detail = body.get("error", body) if isinstance(body, dict) else body
+    message = detail.get("message", detail) if isinstance(detail, dict) else detail
+    kind = _ERRORS.get(status, RequestError if status < 500 else EngineError)
+    return kind(f"the server answered {status}: {message}")
+
+
+def _json_or_text(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def _close(sessions: "list[aiohttp.ClientSession]") -> None:
+    """Close sessions in the loop that they live in, and wait a little for it, unless this is that loop."""
+
+    async def close(closing: "list[aiohttp.ClientSession]") -> None:
+        for session in closing:
+            await session.close()
+
+    closing = list(sessions)
+    sessions.clear()
+    if not closing:
+        return
+    closed = asyncio.run_coroutine_threadsafe(close(closing), shared_loop())
+    if not is_in_shared_loop():
+        wait([closed], _CLOSE_TIMEOUT_S)

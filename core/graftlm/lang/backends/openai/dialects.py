@@ -1,0 +1,252 @@
+"""The two kinds of endpoints: how each is asked, and how its answers read."""
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from graftlm.errors import InvalidPromptError, RequestFailedError, SamplingParamsError, UnsupportedFeatureError
+from graftlm.lang.backend import Generation, GenerationRequest
+from graftlm.lang.backends.openai.fields import (
+    DEFAULT_MAX_TOKENS,
+    CallTokens,
+    call_tokens,
+    choices_of,
+    common_fields,
+    finish_reason,
+)
+from graftlm.lang.chat_template import ChatTemplate
+from graftlm.lang.sampling import Sampling
+
+__all__ = ["ChatDialect", "CompletionDialect", "Dialect", "Growing", "Piece"]
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A completion, or what is new of it in a stream.
+
+    Attributes:
+        tokens: [log-probability, token id, text] of each, with the likeliest at its place in `top`.
+    """
+
+    text: str = ""
+    reasoning: str = ""
+    tokens: tuple[list[Any], ...] = ()
+    top: tuple[list[list[Any]], ...] = ()
+
+    def __add__(self, other: "Piece") -> "Piece":
+        return Piece(
+            self.text + other.text,
+            self.reasoning + other.reasoning,
+            self.tokens + other.tokens,
+            self.top + other.top,
+        )
+
+
+@dataclass(slots=True)
+class Growing:
+    """A streamed completion so far."""
+
+    piece: Piece = field(default_factory=Piece)
+    tokens: CallTokens = field(default_factory=CallTokens)
+    last: dict[str, Any] = field(default_factory=dict)
+
+
+class Dialect(ABC):
+    """One kind of endpoint.
+
+    Attributes:
+        path: of the endpoint, behind the base URL.
+        max_top_logprobs: likeliest tokens that it tells for each place.
+    """
+
+    path: str
+    max_top_logprobs: int
+
+    def __init__(self, model: str) -> None:
+        self._model = model
+
+    @abstractmethod
+    def body(self, request: GenerationRequest) -> dict[str, Any]:
+        """Return what to send.
+
+        Raises:
+            RequestError: such an endpoint cannot answer the request.
+        """
+
+    def written(self, request: GenerationRequest) -> str:
+        """Return what the program wrote already of what the endpoint will answer."""
+        return ""
+
+    @abstractmethod
+    def _piece(self, choice: Mapping[str, Any]) -> Piece:
+        """Return the text of a choice of an answer or of an event."""
+
+    def generations(self, request: GenerationRequest, answer: Any) -> list[Generation]:
+        """Return the completions of an answer.
+
+        Raises:
+            EngineError: it has none.
+            RequestFailedError: one does not begin with what the program wrote already.
+        """
+        choices, tokens = choices_of(answer), call_tokens(answer)
+        return [
+            self._generation(request, str(answer.get("id", "")), choice, self._piece(choice), tokens)
+            for choice in choices
+        ]
+
+    def growing(self) -> Growing:
+        """Return a streamed completion of nothing yet."""
+        return Growing()
+
+    def grown(self, request: GenerationRequest, growing: Growing, event: Any) -> Generation:
+        """Add an event of a stream; returns the completion so far."""
+        for choice in choices_of(event)[:1]:  # the last event has counts and no choice
+            growing.piece += self._piece(choice)
+            growing.last = choice if choice.get("finish_reason") is not None else growing.last
+        if event.get("usage"):
+            growing.tokens = call_tokens(event)
+        return self._generation(request, str(event.get("id", "")), growing.last, growing.piece, growing.tokens)
+
+    def _generation(
+        self, request: GenerationRequest, call_id: str, choice: Mapping[str, Any], piece: Piece, tokens: CallTokens
+    ) -> Generation:
+        meta: dict[str, Any] = {
+            "id": call_id,
+            "finish_reason": finish_reason(choice, tokens.completion),
+            "prompt_tokens": tokens.prompt,
+            "cached_tokens": tokens.cached,
+        }
+        if (request.sampling.n or 1) == 1:  # of several, only the sum is told
+            meta["completion_tokens"] = tokens.completion
+        if request.sampling.return_logprob:
+            meta["output_token_logprobs"] = list(piece.tokens)
+            if request.sampling.top_logprobs_num:
+                meta["output_top_logprobs"] = list(piece.top)
+        if piece.reasoning:
+            meta["reasoning_content"] = piece.reasoning
+        return Generation(_behind(self.written(request), piece.text), meta)
+
+
+def _behind(written: str, text: str) -> str:
+    if not text.startswith(written):
+        raise RequestFailedError(
+            f"the model was to write a message that begins with the program's text {written!r:.120}, and wrote "
+            f"{text!r:.120}; ask for that form in the message before"
+        )
+    return text[len(written) :]
+
+
+class CompletionDialect(Dialect):
+    """`/completions`: goes on with any text."""
+
+    path = "/completions"
+    max_top_logprobs = 5
+
+    def body(self, request: GenerationRequest) -> dict[str, Any]:
+        """Return what to send; see Dialect."""
+        sampling = request.sampling
+        fields = common_fields(sampling)
+        if sampling.return_logprob:
+            fields["logprobs"] = sampling.top_logprobs_num or 0
+        fields["max_tokens"] = sampling.max_tokens or DEFAULT_MAX_TOKENS
+        return {"model": self._model, "prompt": request.prompt, **fields}
+
+    def scoring_body(self, texts: Sequence[str]) -> dict[str, Any]:
+        """Return what to send in order to have texts echoed with their log-probabilities."""
+        wish = {"echo": True, "logprobs": 0, "max_tokens": 1, "temperature": 0.0}
+        return {"model": self._model, "prompt": list(texts), **wish}
+
+    def _piece(self, choice: Mapping[str, Any]) -> Piece:
+        logprobs = choice.get("logprobs") or {}
+        pairs = zip(logprobs.get("token_logprobs") or (), logprobs.get("tokens") or (), strict=True)
+        likeliest = [place or {} for place in logprobs.get("top_logprobs") or ()]
+        top = [[[p, None, text] for text, p in place.items()] for place in likeliest]
+        return Piece(choice.get("text") or "", "", tuple([[p, None, text] for p, text in pairs]), tuple(top))
+
+
+class ChatDialect(Dialect):
+    """`/chat/completions`: answers a list of messages.
+
+    It cannot go on with a message that is there in part, unless it knows `continue_final_message`. Where the program
+    has written the beginning of the answer, the whole message is asked for, and has to begin so.
+    """
+
+    path = "/chat/completions"
+    max_top_logprobs = 20
+
+    def __init__(self, model: str, template: ChatTemplate, *, continues: bool, limit_name: str) -> None:
+        """Take note of what endpoints differ in.
+
+        Args:
+            template: how the program's text writes chats, of which the endpoint knows nothing.
+            continues: it goes on with a message that is there in part.
+            limit_name: of the field that bounds the tokens.
+        """
+        super().__init__(model)
+        self._template = template
+        self._continues = continues
+        self._limit_name = limit_name
+
+    def body(self, request: GenerationRequest) -> dict[str, Any]:
+        """Return what to send; see Dialect."""
+        sampling = request.sampling
+        messages = self._messages(request)
+        fields = common_fields(sampling, taken=("json_schema",))
+        if sampling.return_logprob:
+            fields |= {"logprobs": True} | ({"top_logprobs": n} if (n := sampling.top_logprobs_num) else {})
+        if sampling.json_schema is not None:
+            fields["response_format"] = _response_format(sampling.json_schema)
+        if messages[-1]["role"] == "assistant":
+            fields |= {"continue_final_message": True, "add_generation_prompt": False}
+        fields[self._limit_name] = sampling.max_tokens or DEFAULT_MAX_TOKENS
+        return {"model": self._model, "messages": messages, **fields}
+
+    def written(self, request: GenerationRequest) -> str:
+        """Return what the answer has to begin with; see Dialect."""
+        return "" if self._continues else str(request.messages[-1]["content"])
+
+    def _messages(self, request: GenerationRequest) -> list[dict[str, Any]]:
+        chat = request.messages
+        if not chat or chat[-1]["role"] != "assistant":
+            raise InvalidPromptError(
+                "a chat endpoint answers messages: write gen and select within assistant(...), behind a user(...), or "
+                "make the backend with is_chat=False where the endpoint completes text"
+            )
+        if self._template.text_of(chat) != request.prompt:
+            raise InvalidPromptError("a chat endpoint sees messages only: write no text between them")
+        messages = [dict(message) for message in chat]
+        if self._continues and chat[-1]["content"]:
+            return messages
+        if chat[-1]["content"]:
+            _check_may_be_whole(request.sampling)
+        return messages[:-1]
+
+    def _piece(self, choice: Mapping[str, Any]) -> Piece:
+        message = choice.get("message") or choice.get("delta") or {}
+        reasoning = message.get("reasoning_content") or message.get("reasoning") or ""
+        content = (choice.get("logprobs") or {}).get("content") or ()
+        tokens = [[token["logprob"], None, token["token"]] for token in content]
+        top = [[[t["logprob"], None, t["token"]] for t in token.get("top_logprobs") or ()] for token in content]
+        return Piece(message.get("content") or "", reasoning, tuple(tokens), tuple(top))
+
+
+def _check_may_be_whole(sampling: Sampling) -> None:
+    """Refuse what would not be the same of a message that the model writes from its beginning."""
+    named = ("stop", "return_logprob", "json_schema")
+    strange = [name for name in named if getattr(sampling, name)]
+    if strange:
+        raise UnsupportedFeatureError(
+            f"{', '.join(strange)}: a chat endpoint cannot go on with the beginning of a message; let gen begin the "
+            "message, say @function(num_api_spec_tokens=...) for several gens with stop strings in one, or make the "
+            "backend with continue_final_message=True where the server knows it"
+        )
+
+
+def _response_format(json_schema: str) -> dict[str, Any]:
+    try:
+        schema = json.loads(json_schema)
+    except ValueError as error:
+        raise SamplingParamsError(f"json_schema {json_schema!r:.80} is not JSON: {error}") from None
+    return {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema, "strict": True}}

@@ -1,0 +1,86 @@
+"""What chat and completion endpoints have in common on the wire."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from graftlm.errors import EngineError, UnsupportedFeatureError
+from graftlm.lang.sampling import Sampling
+
+__all__ = ["DEFAULT_MAX_TOKENS", "CallTokens", "call_tokens", "choices_of", "common_fields", "finish_reason"]
+
+#: What engines and their servers take when nobody says; endpoints differ.
+DEFAULT_MAX_TOKENS: Final = 128
+
+#: Fields under the same name on the wire.
+_SAME: Final = ("n", "temperature", "top_p", "frequency_penalty", "presence_penalty")
+_ELSEWHERE: Final = ("max_tokens", "stop", "return_logprob", "top_logprobs_num", "return_text_in_logprobs")
+
+#: Fields that no such endpoint has, and the value that asks for nothing.
+_NEUTRAL: Final[Mapping[str, Any]] = {
+    "top_k": -1, "min_p": 0.0, "min_tokens": 0, "ignore_eos": False, "logprob_start_len": -1, "stop_token_ids": (),
+    "stop_regex": (),
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class CallTokens:
+    """What one call took."""
+
+    prompt: int = 0
+    completion: int = 0
+    cached: int = 0
+
+
+def common_fields(sampling: Sampling, *, taken: tuple[str, ...] = ()) -> dict[str, Any]:
+    """Return the fields of a body that both kinds of endpoints have.
+
+    Args:
+        taken: further fields of a Sampling that the caller writes.
+
+    Raises:
+        UnsupportedFeatureError: the sampling asks for what such endpoints do not have.
+    """
+    given = sampling.given()
+    known = {*_SAME, *_ELSEWHERE, *taken}
+    strange = [name for name in given if name not in known and given[name] != _NEUTRAL.get(name)]
+    if strange:
+        raise UnsupportedFeatureError(
+            f"{', '.join(strange)}: this endpoint has no such field; leave it out, or run the program on an Engine or "
+            "a RuntimeEndpoint"
+        )
+    fields: dict[str, Any] = {name: given[name] for name in _SAME if name in given}
+    if sampling.stop:
+        fields["stop"] = list(sampling.stop)
+    return fields
+
+
+def choices_of(answer: Any) -> list[dict[str, Any]]:
+    """Return the choices of an answer, or of an event of a stream, in order.
+
+    Raises:
+        EngineError: it has none.
+    """
+    choices = answer.get("choices") if isinstance(answer, dict) else None
+    if not isinstance(choices, list):
+        raise EngineError(f"the endpoint answered no choices but {answer!r:.200}; is base_url right?")
+    return sorted(choices, key=lambda choice: int(choice.get("index") or 0))
+
+
+def call_tokens(answer: Mapping[str, Any]) -> CallTokens:
+    """Return the tokens of an answer; 0 where the endpoint does not tell."""
+    usage = answer.get("usage") or {}
+    details = usage.get("prompt_tokens_details") or {}
+    counts = (usage.get("prompt_tokens"), usage.get("completion_tokens"), details.get("cached_tokens"))
+    return CallTokens(*[int(count or 0) for count in counts])
+
+
+def finish_reason(choice: Mapping[str, Any], num_tokens: int) -> dict[str, Any] | None:
+    """Return why a completion ended, as SGLang writes it; None while it goes on."""
+    match choice.get("finish_reason"):
+        case None:
+            return None
+        case "stop":
+            return {"type": "stop", "matched": choice.get("matched_stop")}
+        case reason:
+            return {"type": reason, "length": num_tokens}

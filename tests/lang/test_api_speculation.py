@@ -1,0 +1,244 @@
+"""Several gens of one template answered by one call, on an endpoint that bills each prompt."""
+
+import pytest
+
+from graftlm import OpenAI, assistant, function, gen, select, separate_reasoning, system, user
+from graftlm.errors import ProgramError, RequestError, RequestFailedError, UnsupportedFeatureError
+from graftlm.testing.scripted_api import ScriptedApi, ScriptedModel, writes_on
+
+FORM = (
+    "Construct a character within the following format:\n"
+    "Name: Steve Jobs.\nBirthday: February 24, 1955.\nJob: Apple CEO.\nWelcome.\n"
+    "\nPlease generate new Name, Birthday and Job.\n"
+)
+ANSWER = "Name: Marie Curie.\nBirthday: November 7, 1867.\nJob: Physicist."
+FIELDS = {"name": " Marie Curie.", "birthday": " November 7, 1867.", "job": " Physicist."}
+GOES_ON = f"{ANSWER}\nWelcome.\n\nName: Ada Lovelace.\nBirthday: December 10, 1815.\n"
+
+
+def write_fields(s):
+    s += FORM + "Name:" + gen("name", stop="\n") + "\nBirthday:" + gen("birthday", stop="\n")
+    s += "\nJob:" + gen("job", stop="\n") + "\nWelcome.\n"
+
+
+def write_message(s):
+    s += system("You write characters.") + user(FORM)
+    s += assistant(
+        "Name:" + gen("name", stop="\n") + "\nBirthday:" + gen("birthday", stop="\n") + "\nJob:" + gen("job", stop="\n")
+    )
+
+
+def completing(*documents, **options):
+    return ScriptedApi(ScriptedModel(writes_on(*[FORM + document for document in documents])), **options)
+
+
+def run(write, api, *, num_tokens=None, is_chat=False, stream=False, **sampling):
+    """Return the state and the backend of a program's run."""
+    with OpenAI("scripted", base_url=api.url, is_chat=is_chat) as backend:
+        state = function(write, num_api_spec_tokens=num_tokens).run(backend=backend, stream=stream, **sampling)
+        "".join(state.text_iter())  # to its end
+        return state, backend
+
+
+def test_three_fields_take_one_call_instead_of_three():
+    with completing(GOES_ON) as alone, completing(GOES_ON) as ahead:
+        plain, _ = run(write_fields, alone, temperature=0)
+        guessed, backend = run(write_fields, ahead, num_tokens=64, temperature=0)
+    assert {name: guessed[name] for name in FIELDS} == FIELDS
+    assert guessed.text() == plain.text()
+    assert (len(alone.bodies), len(ahead.bodies)) == (3, 1)
+    assert 3.0 <= alone.prompt_tokens / ahead.prompt_tokens < 3.6
+    usage = backend.usage
+    assert (usage.calls, usage.saved_calls, usage.prompt_tokens) == (1, 2, ahead.prompt_tokens)
+    assert usage.saved_prompt_tokens == pytest.approx(alone.prompt_tokens - ahead.prompt_tokens, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("first", "later", "max_tokens", "num_calls"),
+    [
+        pytest.param("Name: Marie Curie.\nShe was a physicist.\n", ANSWER, None, 2, id="other constant text"),
+        pytest.param("Name: Marie Curie.\n", ANSWER, None, 2, id="an early end"),
+        pytest.param("Name: Marie Curie.\nBirthday: November 7, 1867.\n", ANSWER, None, 2, id="two of three"),
+        pytest.param("Name: Marie Curie.\nBirthday:", ANSWER, None, 2, id="nothing behind constant text"),
+        pytest.param(GOES_ON, GOES_ON, 2, 4, id="a field that max_tokens cuts"),
+        pytest.param("Name:" + " John" * 200 + "\n", ANSWER, None, 4, id="a field that the default of max_tokens cuts"),
+        pytest.param(GOES_ON.replace("\n", " "), GOES_ON, 6, 4, id="no end in sight"),
+    ],
+)
+def test_a_guess_that_fails_changes_no_text_and_costs_one_call_at_most(first, later, max_tokens, num_calls):
+    def says(prompt):
+        return writes_on(FORM + (first if prompt == f"{FORM}Name:" else later))(prompt)
+
+    num_tokens = 256 if max_tokens is None else 16
+    with ScriptedApi(ScriptedModel(says)) as alone, ScriptedApi(ScriptedModel(says)) as ahead:
+        plain, _ = run(write_fields, alone, temperature=0, max_tokens=max_tokens)
+        guessed, backend = run(write_fields, ahead, num_tokens=num_tokens, temperature=0, max_tokens=max_tokens)
+    assert guessed.text() == plain.text()
+    assert len(alone.bodies) == 3
+    assert len(ahead.bodies) == backend.usage.calls == num_calls <= len(alone.bodies) + 1
+
+
+def test_a_guess_may_hold_for_a_part_of_the_fields():
+    with completing(GOES_ON) as api:
+        state, backend = run(write_fields, api, num_tokens=11, max_tokens=7, temperature=0)
+    assert {name: state[name] for name in FIELDS} == FIELDS
+    assert (backend.usage.calls, backend.usage.saved_calls) == (2, 1)
+
+
+def test_what_was_not_asked_for_says_so():
+    with completing(GOES_ON) as api:
+        state, _ = run(write_fields, api, num_tokens=64, temperature=0)
+        calls = [state.get_meta_info(name) for name in FIELDS]
+    assert [meta["speculated"] for meta in calls] == [False, True, True]
+    assert len({meta["id"] for meta in calls}) == 1
+    assert sum(meta["prompt_tokens"] for meta in calls) == api.prompt_tokens
+    assert all(meta["finish_reason"] == {"type": "stop", "matched": "\n"} for meta in calls)
+
+
+def test_a_streamed_program_speculates_too():
+    with completing(GOES_ON) as api:
+        state, _ = run(write_fields, api, num_tokens=64, temperature=0, stream=True)
+        assert "".join(state.text_iter("job")) == FIELDS["job"]
+    assert len(api.bodies) == 1
+
+
+def test_forks_do_not_share_what_one_of_them_drew():
+    def program(s):
+        s += FORM + "Name:" + gen("name", stop="\n")
+        forks = s.fork(2)
+        forks += "\nBirthday:" + gen("birthday", stop="\n")
+        forks.join()
+
+    with completing(GOES_ON) as api:
+        state, _ = run(program, api, num_tokens=64)
+    assert state["birthday"] == [FIELDS["birthday"]] * 2
+    assert len(api.bodies) == 3
+
+
+@pytest.mark.parametrize(
+    "later",
+    [
+        pytest.param({"stop": "\n", "temperature": 0.5}, id="another temperature"),
+        pytest.param({"stop": "\n", "n": 2}, id="several"),
+        pytest.param({"stop": "\n", "return_logprob": True}, id="log-probabilities"),
+        pytest.param({"max_tokens": 5}, id="an end that is not in the text"),
+    ],
+)
+def test_what_a_longer_completion_does_not_tell_is_asked(later):
+    def program(s):
+        s += FORM + "Name:" + gen("name", stop="\n") + "\nBirthday:" + gen("birthday", **later)
+
+    with completing(GOES_ON) as api:
+        state, _ = run(program, api, num_tokens=64, temperature=0)
+    assert len(api.bodies) == 2
+    assert FIELDS["birthday"] in state["birthday"]
+
+
+def test_the_end_of_the_models_text_is_the_end_of_the_last_gen():
+    def program(s):
+        s += FORM + "Name:" + gen("name", stop="\n") + "\nBirthday:" + gen("rest")
+
+    with completing(ANSWER) as api:
+        state, _ = run(program, api, num_tokens=64)
+    assert state["rest"] == " November 7, 1867.\nJob: Physicist."
+    assert len(api.bodies) == 1
+
+
+@pytest.mark.parametrize(("kind", "num_calls"), [(" cat", 2), (" dog", 3)])
+def test_a_guess_goes_on_behind_a_select_that_takes_what_the_model_wrote(kind, num_calls):
+    def program(s):
+        s += FORM + "Name:" + gen("name", stop="\n") + "\nKind:" + select("kind", [" cat", " dog"])
+        s += "\nAge:" + gen("age", stop="\n")
+
+    def says(prompt):
+        return writes_on(f"{FORM}Name: Tom\nKind: cat\nAge: 3\n", f"{FORM}Name: Tom\nKind: dog\nAge: 4\n")(prompt)
+
+    model = ScriptedModel(says, logprob=lambda text, token: -0.1 if token == kind else -2.0)
+    with ScriptedApi(model) as api:
+        state, backend = run(program, api, num_tokens=64, temperature=0)
+    assert state["age"] == {" cat": " 3", " dog": " 4"}[kind]
+    assert backend.usage.calls == num_calls  # one of them for the select
+
+
+def test_a_whole_message_of_a_chat_takes_one_call():
+    with ScriptedApi(ScriptedModel(lambda prompt: ANSWER)) as api:
+        state, backend = run(write_message, api, num_tokens=64, is_chat=True, temperature=0, max_tokens=20)
+    assert {name: state[name] for name in FIELDS} == FIELDS
+    assert state.messages()[-1] == {"role": "assistant", "content": ANSWER}
+    (body,) = api.bodies
+    assert [message["role"] for message in body["messages"]] == ["system", "user"]
+    assert body["max_tokens"] == 64
+    assert backend.usage.saved_calls == 2
+
+
+def test_a_message_of_another_form_is_an_error():
+    with (
+        ScriptedApi(ScriptedModel(lambda prompt: "Here you are:\n" + ANSWER)) as api,
+        pytest.raises(ProgramError, match="begins with the program's text 'Name:', and wrote 'Here you are:") as caught,
+    ):
+        run(write_message, api, num_tokens=64, is_chat=True)
+    assert isinstance(caught.value.__cause__, RequestFailedError)
+    assert len(api.bodies) == 1
+
+
+def test_a_message_in_parts_needs_speculation_or_a_server_that_goes_on_with_it():
+    with ScriptedApi(ScriptedModel(lambda prompt: ANSWER)) as api:
+        with pytest.raises(ProgramError, match="num_api_spec_tokens") as caught:
+            run(write_message, api, is_chat=True)
+        assert isinstance(caught.value.__cause__, UnsupportedFeatureError)
+        assert api.bodies == []
+        with OpenAI("scripted", base_url=api.url, continue_final_message=True) as backend:
+            state = function(write_message).run(backend=backend)
+    assert {name: state[name] for name in FIELDS} == FIELDS
+    assert all(body["continue_final_message"] for body in api.bodies)
+    assert len(api.bodies) == 3
+
+
+def test_other_backends_ask_for_each_gen(in_process):
+    @function(num_api_spec_tokens=64)
+    def program(s):
+        s += "1 + 1 =" + gen("sum", stop=".", max_tokens=4) + ". 2 + 2 =" + gen("more", stop=".", max_tokens=4)
+
+    state = program.run(backend=in_process, temperature=0)
+    assert state.get_meta_info("more")["prompt_tokens"] > state.get_meta_info("sum")["prompt_tokens"] > 0
+
+
+@pytest.mark.parametrize(("field", "num_calls"), [("Marie Curie.", 1), ("Marie " * 30, 4)])
+def test_an_endpoint_that_counts_no_tokens_is_taken_to_have_many(field, num_calls):
+    answer = f"Name: {field}\nBirthday: November 7, 1867.\nJob: Physicist."
+    with completing(answer, tells_usage=False) as api:
+        state, backend = run(write_fields, api, num_tokens=512, temperature=0)
+    assert state.text() == FORM + answer + "\nWelcome.\n"
+    assert (backend.usage.calls, backend.usage.prompt_tokens) == (num_calls, 0)
+
+
+def test_a_served_model_writes_the_same(server):
+    texts = []
+    for num_tokens in (None, 96):
+        with OpenAI("demo", base_url=f"{server.url}/v1", is_chat=False) as backend:
+            program = function(write_fields, num_api_spec_tokens=num_tokens)
+            texts.append(program.run(backend=backend, temperature=0, max_tokens=24).text())
+    assert texts[0] == texts[1]
+    assert backend.usage.calls <= 4
+
+
+def test_what_a_message_was_thought_of_is_told_once():
+    def program(s):
+        s += user(FORM)
+        s += assistant(
+            "Name:"
+            + separate_reasoning(gen("name", stop="\n"), "qwen3")
+            + "\nBirthday:"
+            + separate_reasoning(gen("birthday", stop="\n"), "qwen3")
+        )
+
+    with ScriptedApi(ScriptedModel(lambda prompt: ANSWER, reasons=lambda prompt: "A physicist.")) as api:
+        state, _ = run(program, api, num_tokens=64, is_chat=True)
+    assert (state["name"], state["birthday"]) == (FIELDS["name"], FIELDS["birthday"])
+    assert [state[f"{name}_reasoning_content"] for name in ("name", "birthday")] == ["A physicist.", ""]
+    assert len(api.bodies) == 1
+
+
+def test_there_must_be_tokens_to_ask_for():
+    with pytest.raises(RequestError, match="num_api_spec_tokens must be at least 1"):
+        function(num_api_spec_tokens=0)(lambda s: None)

@@ -1,0 +1,84 @@
+"""HTTP of the language's backends: failures as errors of ours, and connections that end."""
+
+import asyncio
+import socket
+
+import pytest
+from aiohttp import web
+
+from graftlm.errors import (
+    EngineError,
+    QueueFullError,
+    RequestError,
+    RequestFailedError,
+    UnavailableError,
+    UnsupportedFeatureError,
+)
+from graftlm.lang.backends.http import HttpClient, _watched_socket, refusal
+from graftlm.lang.event_loop import shared_loop
+from graftlm.testing.app_server import AppServer
+
+
+def get(coroutine):
+    return asyncio.run_coroutine_threadsafe(coroutine, shared_loop()).result(10.0)
+
+
+@pytest.fixture
+def client():
+    """A client of a server that has one page."""
+
+    async def page(request):
+        return web.json_response({"is": "there"})
+
+    async def text(request):
+        return web.Response(text="<html>")
+
+    app = web.Application()
+    app.router.add_get("/page", page)
+    app.router.add_get("/text", text)
+    with AppServer(app) as server:
+        made = HttpClient(f"{server.url}/", api_key=None, timeout_s=None)
+        yield made
+        made.close()
+
+
+def test_the_first_page_that_is_there_is_found(client):
+    assert get(client.find("/old", "/page")) == {"is": "there"}
+    assert get(client.find("/old", "/older")) is None
+
+
+def test_what_is_no_json_is_an_error(client):
+    with pytest.raises(EngineError, match="/text answered no JSON but '<html>'"):
+        get(client.json("GET", "/text"))
+
+
+def test_a_closed_client_may_be_closed_again_and_opens_anew(client):
+    for _ in range(2):
+        assert get(client.json("GET", "/page"))
+        client.close()
+        client.close()
+
+
+def test_a_connection_notices_when_the_other_machine_is_gone():
+    with _watched_socket((socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP, "", ("127.0.0.1", 1))) as made:
+        assert made.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+        if hasattr(socket, "TCP_KEEPIDLE"):
+            assert 0 < made.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) < 60
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "kind"),
+    [
+        (400, {"error": {"message": "why"}}, RequestError),
+        (400, "why", RequestError),
+        (404, "why", UnsupportedFeatureError),
+        (429, {"message": "why"}, QueueFullError),
+        (500, {"error": "why"}, RequestFailedError),
+        (503, {"error": {"message": "why"}}, UnavailableError),
+    ],
+)
+def test_refusals_become_the_errors_of_an_engine(status, body, kind):
+    error = refusal(status, body)
+    assert type(error) is kind
+    assert "why" in str(error)
+    assert str(status) in str(error)

@@ -1,0 +1,319 @@
+"""Chat and completion endpoints behind the language: what is asked, what is refused, how select decides."""
+
+import json
+
+import pytest
+from aiohttp import web
+
+from graftlm import OpenAI, assistant, flush_cache, function, gen, select, user
+from graftlm.errors import (
+    EngineError,
+    InvalidPromptError,
+    ProgramCancelledError,
+    ProgramError,
+    RequestFailedError,
+    RequestTimeoutError,
+    SamplingParamsError,
+    UnavailableError,
+    UnsupportedFeatureError,
+)
+from graftlm.lang.backends.usage import ApiUsage
+from graftlm.testing.app_server import AppServer
+from graftlm.testing.scripted_api import ScriptedApi, ScriptedModel, writes_on
+from graftlm.testing.server_process import wait_until
+
+
+def opened(api, **options):
+    return OpenAI("scripted", base_url=api.url, **({"is_chat": False} | options))
+
+
+def completion_program(expr):
+    return function(lambda s: s.__iadd__("1 + 1 =" + expr))
+
+
+def chat_program(expr):
+    return function(lambda s: s.__iadd__(user("1 + 1?") + assistant(expr)))
+
+
+@pytest.fixture
+def sums():
+    with ScriptedApi(ScriptedModel(lambda prompt: " 2. Sure.")) as api:
+        yield api
+
+
+@pytest.mark.parametrize(
+    ("given", "sent"),
+    [
+        ({}, {"max_tokens": 128}),
+        ({"max_tokens": 3, "temperature": 0, "stop": "."}, {"max_tokens": 3, "temperature": 0, "stop": ["."]}),
+        ({"n": 2, "top_p": 0.5}, {"max_tokens": 128, "n": 2, "top_p": 0.5}),
+        ({"frequency_penalty": 0.5, "presence_penalty": 1.0, "top_k": -1, "min_p": 0.0, "ignore_eos": False},
+         {"max_tokens": 128, "frequency_penalty": 0.5, "presence_penalty": 1.0}),
+        ({"return_logprob": True, "top_logprobs_num": 2}, {"max_tokens": 128, "logprobs": 2}),
+    ],
+)  # fmt: skip
+def test_a_completion_is_asked_for_what_the_gen_says(given, sent, sums):
+    with opened(sums) as backend:
+        completion_program(gen("x", **given)).run(backend=backend)
+    assert sums.bodies == [{"model": "scripted", "prompt": "1 + 1 =", **sent}]
+
+
+@pytest.mark.parametrize(
+    ("given", "sent"),
+    [
+        ({"max_tokens": 3}, {"max_tokens": 3}),
+        ({"return_logprob": True, "top_logprobs_num": 2}, {"max_tokens": 128, "logprobs": True, "top_logprobs": 2}),
+        ({"json_schema": {"type": "object"}}, {"max_tokens": 128, "response_format": {"type": "json_schema",
+          "json_schema": {"name": "answer", "schema": {"type": "object"}, "strict": True}}}),
+    ],
+)  # fmt: skip
+def test_a_chat_is_asked_for_what_the_gen_says(given, sent, sums):
+    with opened(sums, is_chat=True) as backend:
+        chat_program(gen("x", **given)).run(backend=backend)
+    assert sums.bodies == [{"model": "scripted", "messages": [{"role": "user", "content": "1 + 1?"}], **sent}]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(("is_chat", "program"), [(False, completion_program), (True, chat_program)])
+def test_answers_are_read(is_chat, program, stream, sums):
+    with opened(sums, is_chat=is_chat) as backend:
+        state = program(gen("x", stop=".")).run(backend=backend, stream=stream)
+        assert (state["x"], "".join(state.text_iter("x"))) == (" 2", " 2")
+        meta = state.get_meta_info("x")
+        assert backend.usage == ApiUsage(1, sums.prompt_tokens, 2)
+    assert (meta["finish_reason"]["type"], meta["completion_tokens"]) == ("stop", 2)
+    assert meta["prompt_tokens"] == sums.prompt_tokens
+
+
+def test_usage_can_be_taken_apart():
+    assert ApiUsage(5, 40, 3, 2, 1) - ApiUsage(2, 10) == ApiUsage(3, 30, 3, 2, 1)
+
+
+@pytest.mark.parametrize(("is_chat", "program"), [(False, completion_program), (True, chat_program)])
+def test_several_answers_and_log_probabilities(is_chat, program, sums):
+    with opened(sums, is_chat=is_chat) as backend:
+        state = program(gen("x", n=2, stop=".", return_logprob=True, top_logprobs_num=1)).run(backend=backend)
+    assert state["x"] == [" 2", " 2"]
+    for meta in state.get_meta_info("x"):
+        assert meta["output_token_logprobs"] == [[-0.1, None, " 2"], [-0.1, None, "."]]
+        assert meta["output_top_logprobs"] == [[[-0.1, None, " 2"]], [[-0.1, None, "."]]]
+
+
+@pytest.mark.parametrize(
+    ("model", "is_chat"),
+    [("gpt-4o-mini", True), ("gpt-3.5-turbo-instruct", False), ("davinci-002", False), ("llama-3-base", False)],
+)
+def test_the_models_name_says_whether_it_chats(model, is_chat):
+    assert OpenAI(model).is_chat is is_chat
+
+
+@pytest.mark.parametrize(
+    ("expr", "is_chat", "says", "kind"),
+    [
+        (gen("x", regex="a"), False, "regex: this endpoint has no such field", UnsupportedFeatureError),
+        (gen("x", dtype=int), True, "regex: this endpoint has no such field", UnsupportedFeatureError),
+        (gen("x", json_schema={}), False, "json_schema: this endpoint", UnsupportedFeatureError),
+        (gen("x", top_k=3, min_tokens=2), True, "min_tokens, top_k: this endpoint", UnsupportedFeatureError),
+        (gen("x", return_logprob=True, logprob_start_len=0), True, "logprob_start_len", UnsupportedFeatureError),
+        (gen("x", dtype=int, regex="a"), True, "dtype 'int' is a constraint of its own", SamplingParamsError),
+        (select("x", ["a"], choices_method="unconditional_likelihood_normalized"), False, "take another",
+         UnsupportedFeatureError),
+        (gen("x", json_schema="{"), True, "is not JSON", SamplingParamsError),
+        ("So: " + gen("x", stop="."), True, "cannot go on with the beginning of a message", UnsupportedFeatureError),
+    ],
+)  # fmt: skip
+def test_what_an_endpoint_cannot_do_is_refused_before_it_is_asked(expr, is_chat, says, kind, sums):
+    program = chat_program(expr) if is_chat else completion_program(expr)
+    with opened(sums, is_chat=is_chat) as backend, pytest.raises(ProgramError, match=says) as caught:
+        program.run(backend=backend)
+    assert type(caught.value.__cause__) is kind
+    assert sums.bodies == []
+
+
+@pytest.mark.parametrize(
+    ("write", "says"),
+    [
+        (lambda s: s.__iadd__("1 + 1 =" + gen("x")), "a chat endpoint answers messages"),
+        (lambda s: s.__iadd__(user("1 + 1 =" + gen("x"))), "a chat endpoint answers messages"),
+        (lambda s: s.__iadd__(user("1 + 1?") + gen("x")), "a chat endpoint answers messages"),
+        (lambda s: s.__iadd__("Hi! " + user("1 + 1?") + assistant(gen("x"))), "no text between"),
+    ],
+)
+def test_a_chat_endpoint_takes_messages_only(write, says, sums):
+    with opened(sums, is_chat=True) as backend, pytest.raises(ProgramError, match=says) as caught:
+        function(write).run(backend=backend)
+    assert isinstance(caught.value.__cause__, InvalidPromptError)
+
+
+def test_a_message_that_the_program_begins_is_asked_for_as_a_whole():
+    with ScriptedApi(ScriptedModel(lambda prompt: "So: 2.")) as api, opened(api, is_chat=True) as backend:
+        for stream in (False, True):
+            state = chat_program("So:" + gen("x")).run(backend=backend, stream=stream)
+            assert state["x"] == " 2."
+        assert state.messages()[-1] == {"role": "assistant", "content": "So: 2."}
+
+
+# -- select
+
+
+def prefers(*order):
+    """Return the log-probability of words that are likelier the earlier they stand in a list."""
+    return lambda text, token: -0.5 * (order.index(token.strip()) + 1) if token.strip() in order else -9.0
+
+
+MODEL = ScriptedModel(lambda prompt: " 2.", logprob=prefers("red", "green", "blue"), alternatives=(" green", " red"))
+
+
+@pytest.mark.parametrize("method", ["token_length_normalized", "greedy_token_selection"])
+def test_a_completion_endpoint_that_echoes_scores_every_choice(method):
+    with ScriptedApi(MODEL) as api, opened(api) as backend:
+        state = completion_program(select("x", [" blue", " red", " green"], choices_method=method)).run(backend=backend)
+        assert state["x"] == " red"
+        assert state.get_meta_info("x")["normalized_prompt_logprobs"] == [-1.5, -0.5, -1.0]
+        assert len(api.bodies) == 1
+
+
+@pytest.mark.parametrize(("is_chat", "program"), [(False, completion_program), (True, chat_program)])
+def test_other_endpoints_score_choices_along_an_answer(is_chat, program):
+    with ScriptedApi(MODEL, refused=["echo"]) as api, opened(api, is_chat=is_chat) as backend:
+        for _ in range(2):
+            state = program(select("x", [" blue", " red", " green"])).run(backend=backend)
+            assert state["x"] == " red"
+            assert state.get_meta_info("x")["normalized_prompt_logprobs"] == [float("-inf"), -0.5, -1.0]
+        assert len(api.bodies) == (2 if is_chat else 3)  # that it does not echo is found once
+
+
+@pytest.mark.parametrize(
+    ("choices", "chosen"),
+    [
+        ([" two words", " two"], " two words"),  # the answer's own tokens, as far as they go
+        ([" two", " red"], " two"),
+        ([" twofold", " red"], " red"),
+        ([" two word", " green"], " two word"),
+    ],
+)
+def test_a_choice_is_followed_along_the_answer(choices, chosen):
+    model = ScriptedModel(
+        lambda prompt: " two words", logprob=prefers("words", "two", "red"), alternatives=(" red", " green")
+    )
+    with ScriptedApi(model, refused=["echo"]) as api, opened(api) as backend:
+        assert completion_program(select("x", choices)).run(backend=backend)["x"] == chosen
+
+
+@pytest.mark.parametrize(
+    ("choices", "options", "says", "kind"),
+    [
+        ([" pink"], {}, "leads to none of", RequestFailedError),
+        ([" redder", " red"], {}, "begin alike", UnsupportedFeatureError),
+        ([" red"], {"tells_logprobs": False}, "tells no log-probabilities", UnsupportedFeatureError),
+    ],
+)
+def test_what_an_answer_does_not_tell_is_an_error(choices, options, says, kind):
+    model = ScriptedModel(lambda prompt: " red", logprob=prefers("red"))
+    with (
+        ScriptedApi(model, refused=["echo"], **options) as api,
+        opened(api) as backend,
+        pytest.raises(ProgramError, match=says) as caught,
+    ):
+        completion_program(select("x", choices)).run(backend=backend)
+    assert isinstance(caught.value.__cause__, kind)
+
+
+def test_a_prompt_that_is_refused_does_not_change_how_later_ones_are_scored():
+    with ScriptedApi(MODEL) as api, opened(api) as backend:
+        program = completion_program(select("x", [" blue", " red"]))
+        api.refused = frozenset({"prompt"})
+        with pytest.raises(ProgramError, match="no prompt here"):
+            program.run(backend=backend)
+        api.refused = frozenset()
+        assert program.run(backend=backend).get_meta_info("x")["normalized_prompt_logprobs"] == [-1.5, -0.5]
+
+
+# -- what goes wrong
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_endpoint_that_is_not_there_is_named(stream):
+    with OpenAI("any", base_url="http://127.0.0.1:9/v1", is_chat=False) as backend:
+        state = completion_program(gen("x")).run(backend=backend, stream=True)
+        with pytest.raises(ProgramError, match=r"127\.0\.0\.1:9") as caught:
+            "".join(state.text_iter()) if stream else state["x"]
+    assert isinstance(caught.value.__cause__, UnavailableError)
+
+
+@pytest.mark.parametrize("dies_after", [0, 1, 2])
+@pytest.mark.parametrize(("is_chat", "program"), [(False, completion_program), (True, chat_program)])
+def test_an_endpoint_that_dies_while_it_answers_is_an_error(dies_after, is_chat, program):
+    model = ScriptedModel(lambda prompt: " one two three four")
+    with ScriptedApi(model, dies_after=dies_after) as api, opened(api, is_chat=is_chat) as backend:
+        state = program(gen("x")).run(backend=backend, stream=True)
+        with pytest.raises(ProgramError, match="cannot talk to") as caught:
+            "".join(state.text_iter())
+    assert isinstance(caught.value.__cause__, UnavailableError)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_endpoint_that_says_nothing_is_given_up(stream):
+    with ScriptedApi(ScriptedModel(str), hangs=True) as api, opened(api, timeout_s=0.1) as backend:
+        state = completion_program(gen("x")).run(backend=backend, stream=True)
+        with pytest.raises(ProgramError, match=r"sent nothing for 0\.1 s") as caught:
+            "".join(state.text_iter()) if stream else state["x"]
+        wait_until(lambda: api.under_way == 0, 10.0, "the end of the request")
+    assert isinstance(caught.value.__cause__, RequestTimeoutError)
+
+
+@pytest.mark.parametrize("ends", ["cancel", "drop"])
+@pytest.mark.parametrize("num_api_spec_tokens", [None, 64])
+def test_a_run_that_nobody_waits_for_leaves_no_request(ends, num_api_spec_tokens):
+    def write(s):
+        s += "1 + 1 =" + gen("x", stop=".")
+
+    with ScriptedApi(ScriptedModel(str), hangs=True) as api, opened(api) as backend:
+        state = function(write, num_api_spec_tokens=num_api_spec_tokens).run(backend=backend, stream=True)
+        wait_until(lambda: api.under_way == 1, 10.0, "a request")
+        if ends == "cancel":
+            state.cancel()
+            with pytest.raises(ProgramCancelledError):
+                state.text()
+        del state
+        wait_until(lambda: api.under_way == 0, 10.0, "the end of the request")
+
+
+def test_what_is_no_such_endpoint_is_named(server):
+    with (
+        OpenAI("demo", base_url=f"{server.url}/health", is_chat=False) as backend,
+        pytest.raises(ProgramError, match="404"),
+    ):
+        completion_program(gen("x")).run(backend=backend)
+
+
+@pytest.mark.parametrize("answer", ["not json", "[]", json.dumps({"error": None})])
+def test_an_answer_of_another_kind_is_an_error(answer):
+    async def other(request):
+        return web.Response(text=answer, content_type="application/json")
+
+    app = web.Application()
+    app.router.add_post("/completions", other)
+    with AppServer(app) as server, opened(server) as backend, pytest.raises(ProgramError) as caught:
+        completion_program(gen("x")).run(backend=backend)
+    assert type(caught.value.__cause__) is EngineError
+
+
+def test_a_cache_that_is_not_its_own_cannot_be_flushed():
+    with pytest.raises(UnsupportedFeatureError, match="flush_cache"):
+        flush_cache(OpenAI("any"))
+
+
+def test_a_fork_asks_an_endpoint_for_nothing_beside_its_gens():
+    prefix = "A long prefix. " * 20
+
+    @function
+    def program(s):
+        s += prefix
+        forks = s.fork(2)
+        forks += gen("x")
+        forks.join()
+
+    with ScriptedApi(ScriptedModel(writes_on(prefix + "Yes."))) as api, opened(api) as backend:
+        assert program.run(backend=backend)["x"] == ["Yes."] * 2
+        assert len(api.bodies) == 2
