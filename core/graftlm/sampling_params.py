@@ -45,9 +45,9 @@ class SamplingParams:
         n: completions per prompt, each with a seed of its own derived from `seed`.
         logprobs: report the sampled token's log-probability and this many most likely tokens'; None reports nothing.
         prompt_logprobs: the same for the prompt's tokens, each given those before it; the first token has none.
-        prompt_logprobs_start: the prompt token from which on they are reported, as a slice would: past the prompt's end,
-            none is. What is needed of the model are the logits of the tokens from the one before it on; all that
-            precedes may come from the prefix cache. 0 computes the prompt in full.
+        prompt_logprobs_start: the prompt token from which on they are reported, as a slice would: none past the end. A
+            token's are the logits of the one before it; what precedes that one may come from the prefix cache. 0
+            computes the prompt in full.
         logits_processors: processor name -> options, of processors that plugins provide.
         json_schema: constrain the output to a JSON schema: a dict, its text, or a pydantic model class, which becomes
             a dict. Needs a grammar backend.

@@ -6,7 +6,13 @@ import sys
 import pytest
 
 from graftlm import RuntimeEndpoint, function, gen
-from graftlm.errors import QueueFullError, RequestError, RequestFailedError, UnavailableError
+from graftlm.errors import (
+    QueueFullError,
+    RequestError,
+    RequestFailedError,
+    UnavailableError,
+    UnsupportedFeatureError,
+)
 from graftlm.lang.backends.endpoint import _error_of
 
 SCRIPT = """
@@ -36,7 +42,7 @@ def test_a_closed_endpoint_opens_anew(server):
     ("status", "body", "kind"),
     [
         (400, {"error": {"message": "why"}}, RequestError),
-        (404, "why", RequestError),
+        (404, "why", UnsupportedFeatureError),
         (429, {"message": "why"}, QueueFullError),
         (500, {"error": "why"}, RequestFailedError),
         (503, {"error": {"message": "why"}}, UnavailableError),

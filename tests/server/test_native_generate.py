@@ -258,6 +258,15 @@ class TestLogprobs:
         assert [entry[1] for entry in part] == [entry[1] for entry in whole[2:]]
         assert [entry[0] for entry in part[1:]] == pytest.approx([entry[0] for entry in whole[3:]], abs=1e-3)
 
+    def test_what_precedes_the_place_may_come_from_the_cache(self, client, generate):
+        prompt = {"text": "The place from which log-probabilities are wanted", "sampling_params": {"max_new_tokens": 0}}
+        client.post("/flush_cache")
+        length = generate(**prompt)["meta_info"]["prompt_tokens"]
+        for start in (length - 2, length):
+            meta = generate(**prompt, return_logprob=True, logprob_start_len=start)["meta_info"]
+            assert meta["cached_tokens"] == min(start, length - 1)
+            assert len(meta["input_token_logprobs"]) == length - start
+
     def test_texts_come_when_asked_for(self, generate, engine):
         meta = generate(text=PROMPT, return_logprob=True, return_text_in_logprobs=True, top_logprobs_num=1)["meta_info"]
         for _, token_id, text in meta["output_token_logprobs"]:
