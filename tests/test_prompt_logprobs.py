@@ -27,7 +27,7 @@ def expected(checkpoint):
     def of(name):
         if name not in known:
             oracle = HuggingFaceModel(checkpoint(name))
-            prompt = np.random.default_rng(3).integers(3, 400, LENGTH).tolist()
+            prompt = np.random.default_rng(3).integers(3, 250, LENGTH).tolist()
             known[name] = prompt, oracle.logits(prompt).log_softmax(-1)
         return known[name]
 

@@ -63,7 +63,7 @@ class Storm:
                 stop=tuple(draw.sample(range(50), draw.choice([0, 0, 2]))),
                 params=SamplingParams(
                     prompt_logprobs=draw.choice([None, None, None, 0]),
-                    prompt_logprobs_start=draw.choice([0, draw.randint(0, len(prompt) + 1)]),
+                    prompt_logprobs_start=self.num_added % 2 * (self.num_added % 61),
                 ),
                 **fields,
             )
