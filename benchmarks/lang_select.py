@@ -4,7 +4,7 @@
 
 The same selects run on two backends in turns: `recompute` asks for the log-probabilities of each choice's whole prompt,
 which therefore is computed in full for every choice; `shared` is what `graftlm.lang` does. "cold" begins with an empty
-cache, "warm" behind a text that has been generated, as in most programs.
+cache; in "warm" the program has generated before, and that text with its two tokens is part of what is timed.
 """
 
 import argparse
@@ -124,16 +124,14 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=RESULTS)
     args = parser.parse_args()
     rows = []
-    print(
-        f"{'method':36} {'cache':5} {'prefilled':>10} {'shared':>7} {'fewer':>6} {'ms':>8} {'shared':>7} {'faster':>7}"
-    )
+    print(f"{'method':36} {'cache':5} {'prefill':>8} {'shared':>7} {'fewer':>6} {'ms':>8} {'shared':>7} {'faster':>7}")
     with Engine(model=args.model, memory={"kv_tokens": 32768}) as engine:
         for method in CHOICES_METHODS.values():
             for warm in (False, True):
                 row = measure(engine, method, warm, args.runs)
                 rows.append(row)
                 print(
-                    f"{row.method:36} {row.cache:5} {row.prefilled_recompute:10.0f} {row.prefilled_shared:7.0f} "
+                    f"{row.method:36} {row.cache:5} {row.prefilled_recompute:8.0f} {row.prefilled_shared:7.0f} "
                     f"{row.prefilled_ratio:5.1f}x {row.ms_recompute:8.1f} {row.ms_shared:7.1f} {row.time_ratio:6.1f}x",
                     flush=True,
                 )
