@@ -85,8 +85,9 @@ class AnswerWriter:
         if self._input is None:
             start = self._prompt.logprob_start
             ids = () if start is None else output.prompt_token_ids[start:]
-            # The first one has no number, wherever it stands, as SGLang's clients expect.
-            known = list(zip(ids, (output.prompt_logprobs or ())[start:], strict=True)) if ids else []
+            # The first one has no number, wherever it stands, as SGLang's clients expect. An aborted request may not
+            # have come to them all.
+            known = list(zip(ids, (output.prompt_logprobs or ())[start:], strict=False))
             self._input = {
                 "input_token_logprobs": [
                     self._entry(token_id, None if logprob is None else logprob.logprob) for token_id, logprob in known
