@@ -4,6 +4,7 @@ import gc
 import threading
 
 import pytest
+import requests
 
 from graftlm import flush_cache, function, gen, set_default_backend
 from graftlm.errors import ProgramError, RequestError
@@ -83,6 +84,22 @@ def test_a_fork_computes_its_prefix_once_and_lets_go_of_it(engine, in_process):
     assert computed <= len(engine.tokenizer.encode(PREFIX)) + (NUM_FORKS + 1) * (num_own + 4)
     assert after.locked_pages == after.owned_pages == 0
     assert engine.flush_cache() >= least
+
+
+def test_a_servers_forks_hold_no_memory_when_they_have_ended(server, endpoint):
+    @function
+    def program(s):
+        s += PREFIX
+        forks = s.fork(NUM_FORKS)
+        forks += lambda i: f"{i} + 1 =" + gen("answer", max_tokens=4)
+        forks.join()
+
+    def load():
+        return requests.get(f"{server.url}/get_load", timeout=10).json()[0]
+
+    program.run(backend=endpoint, temperature=0)
+    wait_until(lambda: load()["num_reqs"] == load()["num_pages"] == 0, 10.0, "the release of all pages")
+    assert load()["num_cached_pages"] >= 1000  # of one token each: the prefix stays for others
 
 
 def test_a_prefix_that_has_been_generated_behind_is_not_computed_again(engine, in_process):
