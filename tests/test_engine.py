@@ -167,6 +167,22 @@ def test_logprobs_are_of_the_unmodified_model(engine, checkpoint):
         assert [token for token, _ in entry.top] == row.topk(3).indices.tolist()
 
 
+def test_completions_of_one_prompt_share_its_logprobs(engine):
+    prompt = engine.tokenizer.encode("Report: three completions of one prompt").tolist()
+    engine.flush_cache()
+    before = engine.stats()
+    (output,) = engine.generate([prompt], SamplingParams(n=3, max_tokens=1, prompt_logprobs=0))
+    after = engine.stats()
+    assert [entry.token_id for entry in output.prompt_logprobs[1:]] == prompt[1:]
+    assert after.cached_tokens - before.cached_tokens == 2 * (len(prompt) - 1)
+
+
+@pytest.mark.parametrize("start", [-1, 1.0, True, None, 2**31])
+def test_a_start_of_prompt_logprobs_is_a_place_in_the_prompt(start):
+    with pytest.raises(RequestError, match="prompt_logprobs_start"):
+        SamplingParams(prompt_logprobs_start=start)
+
+
 @pytest.mark.parametrize(
     ("params", "count"),
     [(SamplingParams(temperature=0, max_tokens=4, logprobs=0), 0), (SamplingParams(temperature=0, max_tokens=4), None)],

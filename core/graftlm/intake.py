@@ -176,6 +176,8 @@ class Intake:
         max_new_tokens = self.check_room(len(prompt_token_ids), params, pooling=pooling)
         spec = grammar_spec(params)
         base = params.seed if seed is None else seed
+        if index and params.prompt_logprobs is not None:  # the first completion's report serves them all
+            params = replace(params, prompt_logprobs=None)
         return Request(
             request_id=request_id,
             prompt_token_ids=prompt_token_ids,

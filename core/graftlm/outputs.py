@@ -108,7 +108,9 @@ class OutputBuilder:
         self.embedding: bytes | None = None
         self._prompt = prompt_token_ids
         self._completions = {sub_id: _CompletionBuilder(i, params) for i, sub_id in enumerate(self.sub_ids)}
-        self._prompt_logprobs: list[TokenLogprob | None] | None = None if params.prompt_logprobs is None else [None]
+        self._prompt_logprobs: list[TokenLogprob | None] | None = None
+        if params.prompt_logprobs is not None:
+            self._prompt_logprobs = [None] * min(max(params.prompt_logprobs_start, 1), len(prompt_token_ids))
 
     @property
     def finished(self) -> bool:

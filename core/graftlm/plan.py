@@ -192,6 +192,10 @@ class LogprobTable:
     top_ids: NDArray[np.int32]
     top_logprobs: NDArray[np.float32]
 
+    def rows(self, start: int, end: int) -> "LogprobTable":
+        """Return the table of the tokens start : end, as views."""
+        return LogprobTable(self.token_logprobs[start:end], self.top_ids[start:end], self.top_logprobs[start:end])
+
 
 @dataclass(frozen=True, slots=True)
 class StepResult:

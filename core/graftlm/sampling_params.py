@@ -44,7 +44,10 @@ class SamplingParams:
         seed: makes sampling reproducible, alone or in any batch; None draws one.
         n: completions per prompt, each with a seed of its own derived from `seed`.
         logprobs: report the sampled token's log-probability and this many most likely tokens'; None reports nothing.
-        prompt_logprobs: the same for the prompt's tokens. The prompt is then computed in full, without prefix reuse.
+        prompt_logprobs: the same for the prompt's tokens, each given those before it; the first token has none.
+        prompt_logprobs_start: the prompt token from which on they are reported, as a slice would: none past the end. A
+            token's are the logits of the one before it; what precedes that one may come from the prefix cache. 0
+            computes the prompt in full.
         logits_processors: processor name -> options, of processors that plugins provide.
         json_schema: constrain the output to a JSON schema: a dict, its text, or a pydantic model class, which becomes
             a dict. Needs a grammar backend.
@@ -80,6 +83,7 @@ class SamplingParams:
     n: int = 1
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    prompt_logprobs_start: int = 0
     logits_processors: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     json_schema: Mapping[str, Any] | str | type[Any] | None = None
     regex: str | None = None
@@ -147,6 +151,12 @@ def _check_lengths(p: SamplingParams) -> None:
             value,
             f"between 0 and {MAX_LOGPROBS}, or None",
         )
+    _check(
+        _is_int(p.prompt_logprobs_start) and 0 <= p.prompt_logprobs_start <= _MAX_COUNT,
+        "prompt_logprobs_start",
+        p.prompt_logprobs_start,
+        "a token of the prompt, from 0 on; leave prompt_logprobs None to report none",
+    )
     _check(
         p.seed is None or (_is_int(p.seed) and 0 <= p.seed <= _MAX_SEED),
         "seed",

@@ -142,6 +142,8 @@ class RequestOutput:
     """What a request has produced so far. `text`, `token_ids` and so on are those of its first completion.
 
     Attributes:
+        prompt_logprobs: one per prompt token when asked for, else None; None for the first, and for those before
+            `prompt_logprobs_start`.
         unenforced: keywords of a JSON schema, with their paths, that were left out as `strict=False` allows.
     """
 

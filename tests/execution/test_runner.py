@@ -4,7 +4,7 @@ import torch
 
 from graftlm.execution.runner import ModelRunner
 from graftlm.execution.sampler import Sampler
-from graftlm.plan import PoolSpan, StepPlan
+from graftlm.plan import PoolSpan, PromptLogprobSpan, StepPlan
 
 CPU = torch.device("cpu")
 
@@ -26,7 +26,20 @@ class TokenItself:
         return torch.stack([torch.ones_like(batch.input_ids), batch.input_ids], dim=1).to(self._dtype)
 
 
-def plan_of(prompts, spans):
+class NextToken(TokenItself):
+    """A model that expects each token's successor; counts the positions whose logits it is asked for."""
+
+    def __init__(self, vocab_size):
+        super().__init__(torch.float32)
+        self._vocab_size = vocab_size
+        self.asked = []
+
+    def logits(self, hidden):
+        self.asked.append(hidden[:, 1].to(torch.int64).tolist())
+        return torch.nn.functional.one_hot(hidden[:, 1].to(torch.int64) + 1, self._vocab_size).float()
+
+
+def plan_of(prompts, spans, prompt_spans=()):
     """Return the plan of a first step of some prompts, none of which samples."""
     lens = np.array([len(prompt) for prompt in prompts], dtype=np.int32)
     num_tokens = int(lens.sum())
@@ -44,6 +57,7 @@ def plan_of(prompts, spans):
         sample_idx=np.empty(0, dtype=np.int64),
         sample_positions=np.empty(0, dtype=np.int64),
         pool_spans=spans,
+        prompt_spans=prompt_spans,
     )
 
 
@@ -60,3 +74,20 @@ def test_hidden_states_are_added_up_in_float32_and_nothing_is_sampled(dtype):
 def test_a_step_that_pools_nothing_returns_no_vectors():
     runner = ModelRunner(TokenItself(torch.float32), NoAttention(), Sampler(4, 300, CPU, None), 4, CPU)
     assert runner.run(plan_of([[5, 6]], ())).pooled == ()
+
+
+def test_logits_are_computed_once_for_the_wanted_positions_of_all_prompts():
+    model = NextToken(vocab_size=10)
+    runner = ModelRunner(model, NoAttention(), Sampler(4, 10, CPU, None), 4, CPU)
+    spans = (
+        PromptLogprobSpan(0, 1, np.array([3, 9]), num_top=0),
+        PromptLogprobSpan(2, 6, np.array([8]), num_top=2),
+    )
+    result = runner.run(plan_of([[1, 2, 3], [4, 5], [6, 7]], (), spans))
+    assert model.asked == [[2, 3, 7]]
+    log_sum = np.log(np.e + 9)
+    first, second = result.prompt_logprobs
+    np.testing.assert_allclose(first.token_logprobs, [1 - log_sum, -log_sum], rtol=1e-5)
+    np.testing.assert_allclose(second.token_logprobs, [1 - log_sum], rtol=1e-5)
+    assert second.top_ids.shape == (1, 2)
+    assert second.top_ids[0, 0] == 8

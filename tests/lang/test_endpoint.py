@@ -42,26 +42,33 @@ def test_a_closed_endpoint_opens_anew(server):
 
 # -- A server that has the wire of /generate, and nothing that only graftlm has.
 
-TOKENS = {"2": -0.5, "3": -1.5}
+LOGPROBS = {22: -0.5, 23: -1.5}
 
 
 def sglang(*, model_path="/models/Qwen3-8B", info_path="/get_model_info", events=None):
     """Return an application that answers every prompt with 2, as SGLang's server writes it."""
 
-    def answer(body, text):
+    def answer(token_ids, start):
         meta = {"id": "a", "finish_reason": {"type": "stop", "matched": 7}, "prompt_tokens": 3, "completion_tokens": 1}
-        if body.get("return_logprob"):
-            rows = [[None, 10, None], [-1.0, 11, None], [-1.0, 12, None]]
-            rows += [[TOKENS[text[-1]], 20 + int(text[-1]), None]] if text[-1] in TOKENS else []
-            meta["input_token_logprobs"] = rows[body["logprob_start_len"] :]
+        meta["cached_tokens"] = 0
+        if start is not None:
+            rows = [[LOGPROBS.get(token_id, -1.0), token_id, None] for token_id in token_ids]
+            meta["input_token_logprobs"] = [[None, token_ids[start], None], *rows[start + 1 :]]
         return {"text": "2", "meta_info": meta}
+
+    def tokens(text):
+        return [10, 11, 12, *([20 + int(text[-1])] if text[-1] in "23" else [])]
 
     async def generate(request):
         body = await request.json()
         if body.get("stream"):
             return web.Response(text="".join(f"data: {e}\n\n" for e in events or ()), content_type="text/event-stream")
-        text = body["text"]
-        return web.json_response(answer(body, text) if isinstance(text, str) else [answer(body, t) for t in text])
+        if isinstance(body.get("text"), str):
+            return web.json_response(answer(tokens(body["text"]), None))
+        prompts = body["input_ids"] if "input_ids" in body else [tokens(text) for text in body["text"]]
+        starts = body["logprob_start_len"]
+        starts = starts if isinstance(starts, list) else [starts] * len(prompts)
+        return web.json_response([answer(*pair) for pair in zip(prompts, starts, strict=True)])
 
     async def info(request):
         return web.json_response({"model_path": model_path, "is_generation": True} if model_path else {})

@@ -4,9 +4,11 @@ import gc
 import threading
 
 import pytest
+import requests
 
 from graftlm import flush_cache, function, gen, set_default_backend
 from graftlm.errors import ProgramError, RequestError
+from graftlm.testing.server_process import wait_until
 
 PREFIX = "The capital of France is Paris. The day after Monday is Tuesday. " * 58
 NUM_FORKS = 8
@@ -32,6 +34,72 @@ def test_children_that_start_at_once_find_all_full_pages_of_the_prefix(engine, b
     cached = program.run(backend=backend, temperature=0).ret_value
     assert len(cached) == NUM_FORKS
     assert min(cached) >= least
+
+
+def test_children_that_start_at_once_share_what_they_write_alike_behind_the_fork(engine, backend):
+    flush_cache(backend)
+    least = full_page_tokens(engine, backend, PREFIX)
+
+    @function
+    def program(s):
+        forks = s.fork(NUM_FORKS)  # of nothing: no hint
+        forks += lambda i: PREFIX + f"{i} + 1 =" + gen("answer", max_tokens=4)
+        return [fork.get_meta_info("answer")["cached_tokens"] for fork in forks]
+
+    first, *others = sorted(program.run(backend=backend, temperature=0).ret_value)
+    assert first == 0
+    assert len(others) == NUM_FORKS - 1
+    assert min(others) >= least
+
+
+def test_runs_of_a_batch_share_their_prefix_without_a_fork(engine, backend):
+    flush_cache(backend)
+    least = full_page_tokens(engine, backend, PREFIX)
+    program = function(lambda s, i: s.__iadd__(PREFIX + f"{i} + 1 =" + gen("answer", max_tokens=4)))
+    states = program.run_batch([{"i": i} for i in range(NUM_FORKS)], backend=backend, temperature=0)
+    first, *others = sorted(state.get_meta_info("answer")["cached_tokens"] for state in states)
+    assert first == 0
+    assert min(others) >= least
+
+
+def test_a_fork_computes_its_prefix_once_and_lets_go_of_it(engine, in_process):
+    @function
+    def program(s):
+        s += PREFIX
+        forks = s.fork(NUM_FORKS)
+        forks += lambda i: f"{i} + 1 =" + gen("answer", max_tokens=4)
+        forks[0].sync()
+        forks[0] += gen("cancelled", max_tokens=1000, ignore_eos=True)
+        forks[0].cancel()
+        return [fork.get_meta_info("answer") for fork in forks[1:]]
+
+    flush_cache(in_process)
+    before = engine.stats()
+    metas = program.run(backend=in_process, temperature=0).ret_value
+    wait_until(lambda: engine.stats().running_requests == 0)
+    after = engine.stats()
+    least = full_page_tokens(engine, in_process, PREFIX)
+    num_own = max(meta["prompt_tokens"] for meta in metas) - least
+    computed = after.prompt_tokens - before.prompt_tokens - (after.cached_tokens - before.cached_tokens)
+    assert computed <= len(engine.tokenizer.encode(PREFIX)) + (NUM_FORKS + 1) * (num_own + 4)
+    assert after.locked_pages == after.owned_pages == 0
+    assert engine.flush_cache() >= least
+
+
+def test_a_servers_forks_hold_no_memory_when_they_have_ended(server, endpoint):
+    @function
+    def program(s):
+        s += PREFIX
+        forks = s.fork(NUM_FORKS)
+        forks += lambda i: f"{i} + 1 =" + gen("answer", max_tokens=4)
+        forks.join()
+
+    def load():
+        return requests.get(f"{server.url}/get_load", timeout=10).json()[0]
+
+    program.run(backend=endpoint, temperature=0)
+    wait_until(lambda: load()["num_reqs"] == load()["num_pages"] == 0, 10.0, "the release of all pages")
+    assert load()["num_cached_pages"] >= 1000  # of one token each: the prefix stays for others
 
 
 def test_a_prefix_that_has_been_generated_behind_is_not_computed_again(engine, in_process):

@@ -1,10 +1,15 @@
-"""`select` against log-probabilities computed directly."""
+"""`select` against log-probabilities computed directly, and what it computes."""
 
+import threading
+import urllib.request
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from statistics import fmean
 
 import pytest
 
 from graftlm import (
+    RuntimeEndpoint,
+    flush_cache,
     function,
     greedy_token_selection,
     select,
@@ -13,9 +18,12 @@ from graftlm import (
 )
 from graftlm.errors import ProgramError
 from graftlm.lang import ChoiceScore, ChoicesMethod, Decision
+from graftlm.testing.server_process import wait_until
 
 PROMPT = "Question: What is the capital of France?\nAnswer: The capital of France is"
 CHOICES = [" Paris", " Athens", " Lima, I think", " P"]
+LONG_PROMPT = "The capital of France is Paris. The day after Monday is Tuesday. " * 58 + PROMPT
+EIGHT = [" Paris", " Athens", " Lima, I think", " P", " Rome", " Oslo or Bergen", " Paris, France", " not known"]
 METHODS = [token_length_normalized, greedy_token_selection, unconditional_likelihood_normalized]
 
 
@@ -67,6 +75,89 @@ def test_scores_equal_direct_computation(method, engine, backend):
     else:
         firsts = [row[0] for row, _ in direct]
         assert state["choice"] in [c for c, p in zip(CHOICES, firsts, strict=True) if p == max(firsts)]
+
+
+def shared_tokens(engine, backend):
+    """Return how many tokens of the long prompt a choice can reuse: whole pages, without the last one's logits."""
+    page_size = engine.config.cache.page_size if type(backend).__name__ == "EngineBackend" else 1
+    num_shared = len(engine.tokenizer.encode(LONG_PROMPT)) - 1
+    assert num_shared >= 1000
+    return num_shared // page_size * page_size
+
+
+@pytest.mark.parametrize("method", METHODS, ids=lambda method: method.name)
+def test_the_prompt_is_computed_once_for_all_choices(method, engine, backend):
+    @function
+    def program(s):
+        s += LONG_PROMPT + select("choice", EIGHT, choices_method=method)
+        return s.get_meta_info("choice")["cached_tokens"]
+
+    flush_cache(backend)
+    shared = shared_tokens(engine, backend)
+    first, *others = program.run(backend=backend).ret_value
+    assert first == 0
+    assert len(others) == 7
+    assert min(others) >= shared
+    assert min(program.run(backend=backend).ret_value) >= shared
+
+
+def test_a_select_is_one_step_of_only_the_choices_own_tokens(engine, in_process):
+    @function
+    def program(s):
+        s += LONG_PROMPT + select("choice", EIGHT, choices_method=unconditional_likelihood_normalized)
+
+    program.run(backend=in_process)
+    wait_until(lambda: engine.stats().running_requests == 0)
+    before = engine.stats()
+    meta = program.run(backend=in_process).get_meta_info("choice")
+    after = engine.stats()
+    num_own = sum(len(row) for row in meta["input_token_logprobs"])
+    num_again = len(engine.tokenizer.encode(LONG_PROMPT)) - shared_tokens(engine, in_process)
+    computed = after.prompt_tokens - before.prompt_tokens - (after.cached_tokens - before.cached_tokens)
+    assert computed == len(EIGHT) * num_again + 2 * num_own  # behind the prompt, and by themselves
+    assert after.steps - before.steps == 1
+
+
+class WithoutTokenizer(BaseHTTPRequestHandler):
+    """Passes on all but /v1/tokenize, as a server does that has no such route."""
+
+    def do_POST(self):
+        body = self.rfile.read(int(self.headers["Content-Length"] or 0))
+        status, answer = 404, b'{"error": {"message": "Not Found"}}'
+        if self.path != "/v1/tokenize":
+            headers = {"Content-Type": "application/json"}
+            request = urllib.request.Request(self.server.target + self.path, body, headers)
+            with urllib.request.urlopen(request, timeout=30) as reply:
+                status, answer = reply.status, reply.read()
+        self.server.paths.append(self.path)
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(answer)))
+        self.end_headers()
+        self.wfile.write(answer)
+
+    def log_message(self, *args):
+        pass
+
+
+@pytest.fixture
+def without_tokenizer(server):
+    with ThreadingHTTPServer(("127.0.0.1", 0), WithoutTokenizer) as proxy:
+        proxy.target, proxy.paths = server.url, []
+        thread = threading.Thread(target=proxy.serve_forever)
+        thread.start()
+        yield proxy
+        proxy.shutdown()
+        thread.join()
+
+
+def test_a_server_without_a_tokenizer_names_tokens_by_their_logprobs(endpoint, without_tokenizer):
+    expected = pick(endpoint, token_length_normalized).get_meta_info("choice")
+    with RuntimeEndpoint(f"http://127.0.0.1:{without_tokenizer.server_port}") as backend:
+        found = [pick(backend, token_length_normalized).get_meta_info("choice") for _ in range(2)]
+    for meta in found:
+        assert meta["normalized_prompt_logprobs"] == pytest.approx(expected["normalized_prompt_logprobs"], abs=1e-4)
+    assert without_tokenizer.paths == ["/v1/tokenize", "/generate", "/generate", "/generate", "/generate"]
 
 
 def scores(*rows, alone=None):

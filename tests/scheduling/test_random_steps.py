@@ -61,7 +61,10 @@ class Storm:
                 prompt,
                 max_new_tokens=draw.choice([1, 3, 10, 40, 150]),
                 stop=tuple(draw.sample(range(50), draw.choice([0, 0, 2]))),
-                params=SamplingParams(prompt_logprobs=draw.choice([None, None, None, 0])),
+                params=SamplingParams(
+                    prompt_logprobs=draw.choice([None, None, None, 0]),
+                    prompt_logprobs_start=self.num_added % 2 * (self.num_added % 61),
+                ),
                 **fields,
             )
         except NeverFitsError:
@@ -121,6 +124,15 @@ def test_every_page_is_accounted_for_after_every_step(make_rig, page_size, chunk
     assert counters.finished_requests == len(rig.requests) > 150
     assert counters.retractions > 0
     assert {FinishReason.ABORT, FinishReason.LENGTH, FinishReason.STOP} <= {finish.reason for finish in finishes}
+    for request_id, request in rig.requests.items():
+        reported = [entry.token_id for update in rig.updates[request_id] for entry in update.prompt_logprobs]
+        wanted = request.prompt_token_ids[max(request.params.prompt_logprobs_start, 1) :].tolist()
+        if request.params.prompt_logprobs is None:
+            assert not reported
+        elif rig.finish(request_id).reason in (FinishReason.STOP, FinishReason.LENGTH):
+            assert reported == wanted
+        else:
+            assert reported == wanted[: len(reported)]
     embedded = [rig.requests[r].pooling for r in rig.requests if rig.updates[r][-1].embedding is not None]
     assert min(embedded.count("mean"), embedded.count("last")) > 5
     if reuse:

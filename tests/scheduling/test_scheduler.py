@@ -231,6 +231,60 @@ def test_prompt_logprobs_cover_every_position_once_whatever_the_chunks(make_rig,
         rig.assert_right(f"r{i}")
 
 
+def positions_read(rig):
+    """Return the prompt positions whose logits the rig's steps computed, in order."""
+    return [
+        int(position)
+        for plan in rig.plans
+        for span in plan.prompt_spans
+        for position in plan.positions[span.start : span.start + len(span.targets)]
+    ]
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("page_size", [1, 16])
+@pytest.mark.parametrize("chunk", [7, 64])
+@pytest.mark.parametrize("start", [0, 1, 2, 17, 33, 49, 50, 1000])
+def test_prompt_logprobs_from_a_token_on_read_no_position_before_it(make_rig, start, chunk, page_size, overlap):
+    rig = make_rig(num_pages=256 // page_size, page_size=page_size, prefill_tokens=chunk, overlap=overlap)
+    rig.add("warm", range(50))
+    rig.run()
+    rig.add("r", range(50), params=SamplingParams(prompt_logprobs=0, prompt_logprobs_start=start))
+    rig.run()
+    reported = [entry.token_id for update in rig.updates["r"] for entry in update.prompt_logprobs]
+    assert reported == list(range(max(start, 1), 50))
+    assert positions_read(rig) == [token - 1 for token in reported]
+    may_reuse = min(max(start - 1, 0), 49)
+    assert rig.requests["r"].cached_tokens == may_reuse // page_size * page_size
+    rig.assert_right("r")
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("page_size", [1, 4])
+def test_prompt_logprobs_from_a_token_on_come_once_when_requests_are_sent_back(make_rig, page_size, overlap):
+    params = SamplingParams(prompt_logprobs=0, prompt_logprobs_start=20)
+    rig = make_rig(num_pages=128 // page_size, page_size=page_size, prefill_tokens=7, num_rows=4, overlap=overlap)
+    for i in range(4):
+        rig.add(f"r{i}", range(30), max_new_tokens=60, params=params)
+    rig.run()
+    assert rig.scheduler.counters.retractions > 0
+    for i in range(4):
+        reported = [entry.token_id for update in rig.updates[f"r{i}"] for entry in update.prompt_logprobs]
+        assert reported == list(range(20, 30))
+        rig.assert_right(f"r{i}")
+
+
+def test_requests_that_read_the_same_prompts_end_compute_its_beginning_once(make_rig):
+    rig = make_rig(page_size=4, prefill_tokens=128)
+    params = SamplingParams(prompt_logprobs=0, prompt_logprobs_start=50)
+    for i in range(8):
+        rig.add(f"r{i}", [*range(50), i, i], max_new_tokens=1, params=params)
+    rig.run()
+    (plan,) = rig.plans
+    assert plan.query_lens.tolist() == [52] + 7 * [52 - 48]
+    assert [len(span.targets) for span in plan.prompt_spans] == 8 * [2]
+
+
 class WatchedPolicy(FirstComeFirstServed):
     """Counts how often it is asked."""
 

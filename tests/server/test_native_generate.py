@@ -8,8 +8,11 @@ import httpx2
 import pytest
 
 from graftlm import Engine, SamplingParams
+from graftlm.server.native.answers import AnswerWriter
+from graftlm.server.native.prompts import NativePrompt
 from graftlm.server.native.responses import AnswerBody
 from graftlm.testing.server_process import wait_until
+from graftlm.types import Completion, FinishReason, RequestOutput, Timings, TokenLogprob, Usage
 
 PROMPT = "The capital of France is"
 GREEDY = {"temperature": 0, "max_new_tokens": 8}
@@ -258,6 +261,15 @@ class TestLogprobs:
         assert [entry[1] for entry in part] == [entry[1] for entry in whole[2:]]
         assert [entry[0] for entry in part[1:]] == pytest.approx([entry[0] for entry in whole[3:]], abs=1e-3)
 
+    def test_what_precedes_the_place_may_come_from_the_cache(self, client, generate):
+        prompt = {"text": "The place from which log-probabilities are wanted", "sampling_params": {"max_new_tokens": 0}}
+        client.post("/flush_cache")
+        length = generate(**prompt)["meta_info"]["prompt_tokens"]
+        for start in (length - 2, length):
+            meta = generate(**prompt, return_logprob=True, logprob_start_len=start)["meta_info"]
+            assert meta["cached_tokens"] == min(start, length - 1)
+            assert len(meta["input_token_logprobs"]) == length - start
+
     def test_texts_come_when_asked_for(self, generate, engine):
         meta = generate(text=PROMPT, return_logprob=True, return_text_in_logprobs=True, top_logprobs_num=1)["meta_info"]
         for _, token_id, text in meta["output_token_logprobs"]:
@@ -322,6 +334,16 @@ class TestAbort:
         (answer,) = answers
         assert answer["meta_info"]["finish_reason"]["type"] == "abort"
         assert answer["meta_info"]["completion_tokens"] < LONG["max_new_tokens"]
+
+    @pytest.mark.parametrize(("known", "shown"), [(1, 0), (3, 1), (5, 3)])
+    def test_an_answer_of_an_aborted_request_has_the_logprobs_that_it_came_to(self, known, shown):
+        prompt = NativePrompt([5, 6, 7, 8, 9], SamplingParams(logprobs=0, prompt_logprobs=0), logprob_start=2)
+        of_prompt = (None, *[TokenLogprob(token_id, -1.0) for token_id in (6, 7, 8, 9)])[:known]
+        ended = Completion(0, "", (), FinishReason.ABORT, error="changed my mind", logprobs=())
+        output = RequestOutput("r", (5, 6, 7, 8, 9), (ended,), Usage(5, 0), Timings(), of_prompt)
+        meta = AnswerWriter(prompt, 5, lambda: 0.0, None).answer(output, 0)["meta_info"]
+        assert meta["finish_reason"] == {"type": "abort", "message": "changed my mind"}
+        assert [token_id for _, token_id, _ in meta["input_token_logprobs"]] == [7, 8, 9][:shown]
 
     def test_an_id_in_use_is_refused(self, client, refused):
         body = {"text": PROMPT, "sampling_params": LONG, "stream": True, "rid": "taken"}

@@ -319,6 +319,10 @@ def test_tokenize_and_detokenize_are_each_others_inverse(server, engine):
     ids = post(server, "/v1/tokenize", prompt=text).json()
     assert ids["tokens"] == engine.tokenizer.encode(text).tolist()
     assert ids["count"] == len(ids["tokens"])
+    both = post(server, "/v1/tokenize", prompt=[text, "a"]).json()
+    assert both["tokens"] == [ids["tokens"], engine.tokenizer.encode("a").tolist()]
+    assert both["count"] == [len(tokens) for tokens in both["tokens"]]
+    assert post(server, "/v1/tokenize", prompt=[]).json()["tokens"] == []
     assert post(server, "/v1/detokenize", tokens=ids["tokens"]).json()["text"] == text
     chat = post(server, "/v1/tokenize", messages=CHAT).json()
     assert chat["tokens"] == engine.tokenizer.encode_chat(CHAT).tolist()

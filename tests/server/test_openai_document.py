@@ -35,6 +35,7 @@ def check(value, schema):
         ("/v1/embeddings", {"input": "a"}),
         ("/v1/embeddings", {"input": ["a", "b"], "encoding_format": "base64"}),
         ("/v1/tokenize", {"messages": CHAT}),
+        ("/v1/tokenize", {"prompt": ["a", "b"]}),
         ("/v1/detokenize", {"tokens": [300]}),
     ],
 )

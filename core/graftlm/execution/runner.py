@@ -57,12 +57,11 @@ class ModelRunner:
         self._attention.prepare(batch)
         hidden = self._model.forward(batch)
         sampled = self._sample(plan, hidden, batch.logits_idx) if len(plan.sample_idx) else None
-        prompt_logprobs = tuple([self._prompt_logprobs(span, hidden) for span in plan.prompt_spans])
         return StepResult(
             token_ids=_NO_TOKENS if sampled is None else sampled.token_ids.to("cpu", torch.int32).numpy(),
             errors={} if sampled is None else _errors(sampled),
             logprobs=None if sampled is None or sampled.logprobs is None else _to_host(*sampled.logprobs),
-            prompt_logprobs=prompt_logprobs,
+            prompt_logprobs=self._prompt_logprobs(plan.prompt_spans, hidden) if plan.prompt_spans else (),
             pooled=_pool(plan.pool_spans, hidden) if plan.pool_spans else (),
             model_s=time.perf_counter() - start,
         )
@@ -75,9 +74,15 @@ class ModelRunner:
         self._last_tokens[to_device(rows.astype(np.int64), self._device)] = sampled.token_ids
         return sampled
 
-    def _prompt_logprobs(self, span: PromptLogprobSpan, hidden: Tensor) -> LogprobTable:
-        logits = self._model.logits(hidden[span.start : span.start + len(span.targets)])
-        return _to_host(*token_logprobs(logits, to_device(span.targets, self._device), span.num_top))
+    def _prompt_logprobs(self, spans: tuple[PromptLogprobSpan, ...], hidden: Tensor) -> tuple[LogprobTable, ...]:
+        """Compute the logits of all spans' tokens together, and of no others."""
+        lens = [len(span.targets) for span in spans]
+        idx = np.concatenate([np.arange(s.start, s.start + n) for s, n in zip(spans, lens, strict=True)])
+        targets = np.concatenate([span.targets for span in spans])
+        logits = self._model.logits(hidden[to_device(idx, self._device)])
+        num_top = max(span.num_top for span in spans)
+        table = _to_host(*token_logprobs(logits, to_device(targets, self._device), num_top))
+        return tuple([table.rows(end - n, end) for n, end in zip(lens, np.cumsum(lens).tolist(), strict=True)])
 
 
 def _pool(spans: tuple[PoolSpan, ...], hidden: Tensor) -> tuple[NDArray[np.float32], ...]:

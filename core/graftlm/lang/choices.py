@@ -25,11 +25,14 @@ class ChoiceScore:
         logprobs: [n], natural, each given the prompt and the tokens before it.
         unconditional_logprobs: [n], each given the choice's tokens before it alone; 0 for the first. None unless asked
             for.
+        cached_tokens: of prompt and choice together, those whose keys and values were reused; None where the backend
+            does not say.
     """
 
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...]
     unconditional_logprobs: tuple[float, ...] | None = None
+    cached_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -304,6 +304,7 @@ class Interpreter:
             "choices_method": method.name,
             "normalized_prompt_logprobs": list(decision.scores),
             "input_token_logprobs": [_entries(s.logprobs, s.token_ids) for s in scores],
+            "cached_tokens": [s.cached_tokens for s in scores],
         }
         if method.unconditional:
             meta["unconditional_token_logprobs"] = [

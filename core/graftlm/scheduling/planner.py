@@ -158,8 +158,9 @@ class Planner:
             if budget <= 0:
                 break
             self.current = request
-            if request.reuses_prefix:
-                in_prompt = int(table.computed[request.held_row]) < request.prompt_len
+            num_computed = int(table.computed[request.held_row])
+            if num_computed < request.reusable_len:
+                in_prompt = num_computed < request.prompt_len
                 reuse = Reuse(self._kv.advance(request.held_row, request.reusable_key()))
                 if in_prompt:
                     self._count_cached(request, reuse)

@@ -65,8 +65,8 @@ class Request:
         cached_host_tokens, cached_storage_tokens: of these, those loaded from lower tiers of the cache.
         prefetch: what is being brought to host memory for it while it waits.
         pooling: "mean" or "last" asks for an embedding: it ends where its prompt does, and samples nothing.
-        num_reads_planned, num_reads_reported: prompt positions whose log-probability or hidden state a step computes,
-            or has delivered.
+        num_reads_planned, num_reads_reported: prompt positions, from `first_read` on, whose logits or hidden state a
+            step reads, or has delivered.
     """
 
     request_id: str
@@ -140,16 +140,28 @@ class Request:
         return self._tokens[len(self.prompt_token_ids) : self._num_tokens]
 
     @property
-    def reuses_prefix(self) -> bool:
-        """Whether its tokens may come from the cache: not while further ones have to be read as they are computed."""
-        return self.num_reads_planned >= self.num_reads
+    def reusable_len(self) -> int:
+        """Tokens that may come from the cache: those before the next one that has to be read as it is computed.
+
+        When none is left to read, that is the last one, whose logits it samples from.
+        """
+        if self.num_reads_planned < self.num_reads:
+            return self.first_read + self.num_reads_planned
+        return self._num_tokens - 1
+
+    @property
+    def first_read(self) -> int:
+        """The first prompt position that has to be read: a token's logits are those of the position before it."""
+        if self.pooling is not None:
+            return 0
+        return min(max(self.params.prompt_logprobs_start - 1, 0), self.prompt_len - 1)
 
     @property
     def num_reads(self) -> int:
-        """Prompt positions, from the first on, each of which has to be read once."""
+        """Prompt positions, from `first_read` on, each of which has to be read once."""
         if self.pooling is not None:
             return self.prompt_len if self.pooling == "mean" else 0
-        return 0 if self.params.prompt_logprobs is None else self.prompt_len - 1
+        return 0 if self.params.prompt_logprobs is None else self.prompt_len - 1 - self.first_read
 
     @property
     def held_row(self) -> int:
@@ -221,16 +233,16 @@ class Request:
         """Return the positions of start : end that have to be read and are not planned yet."""
         if self.pooling == "last":
             return range(max(start, self.prompt_len - 1), end)
-        first = max(start, self.num_reads_planned)
-        return range(first, max(first, min(end, self.num_reads)))
+        first = max(start, self.first_read + self.num_reads_planned)
+        return range(first, max(first, min(end, self.first_read + self.num_reads)))
 
     def key(self, num_tokens: int) -> PrefixKey:
         """Return the cache key of its first tokens."""
         return PrefixKey(self._tokens[:num_tokens], self.namespace, self.priority)
 
     def reusable_key(self) -> PrefixKey:
-        """Return the key of what it may take from the cache: all but the last token, which it needs logits of."""
-        return self.key(self._num_tokens - 1 if self.reuses_prefix else 0)
+        """Return the key of what it may take from the cache."""
+        return self.key(self.reusable_len)
 
     def setup(self, row: int) -> RowSetup:
         """Describe the request to the sampler as it takes a row."""

@@ -8,7 +8,7 @@ from graftlm.errors import EngineError, RequestFailedError, UnavailableError, Un
 from graftlm.lang.backend import Generation, GenerationRequest
 from graftlm.lang.backends.http import HttpClient
 from graftlm.lang.backends.room import Room
-from graftlm.lang.backends.scoring import check_choices, first_difference
+from graftlm.lang.backends.scoring import ScoringBatch
 from graftlm.lang.chat_template import ChatTemplate, find_template, jinja_renderer
 from graftlm.lang.choices import ChoiceScore
 from graftlm.types import Message
@@ -18,9 +18,6 @@ __all__ = ["RuntimeEndpoint"]
 #: Fields of Sampling under other names on the wire; those of log-probabilities stand beside the others.
 _RENAMED: Final = {"max_tokens": "max_new_tokens", "min_tokens": "min_new_tokens"}
 _BESIDE: Final = ("return_logprob", "logprob_start_len", "top_logprobs_num", "return_text_in_logprobs")
-
-#: A choice may change this many of its prompt's last tokens; more would be a strange tokenizer.
-_HEALED_TOKENS: Final = 8
 
 
 class RuntimeEndpoint:
@@ -50,6 +47,7 @@ class RuntimeEndpoint:
         self._template_name = chat_template
         self._room = Room(max_requests)
         self._chat_template: ChatTemplate | None = None
+        self._tokenizes = True  # until it turns out not to
 
     # -- the protocol --------------------------------------------------------------------------------------------------
 
@@ -76,21 +74,17 @@ class RuntimeEndpoint:
         self, prompt: str, choices: Sequence[str], *, unconditional: bool, messages: Sequence[Message] = ()
     ) -> list[ChoiceScore]:
         """Return how likely each choice is; see Backend."""
-        (first,) = await self._answers({"text": prompt, "sampling_params": _PROMPT_ONLY})
-        prompt_len = first["meta_info"]["prompt_tokens"]
         texts = [prompt, *[prompt + choice for choice in choices]]
-        rows = await self._prompt_logprobs({"text": texts}, max(prompt_len - _HEALED_TOKENS - 1, 0))
-        if any(row[0][1] != rows[0][0][1] for row in rows):  # what precedes is not seen, and differs too
-            rows = await self._prompt_logprobs({"text": texts}, 0)
-        before, *whole = [[token_id for _, token_id, *_ in row] for row in rows]
-        starts = [first_difference(before, tokens) for tokens in whole]
-        check_choices(choices, [len(tokens) for tokens in whole], starts)
-        own = [tokens[start:] for tokens, start in zip(whole, starts, strict=True)]
-        given = [_numbers(row[start:]) for row, start in zip(rows[1:], starts, strict=True)]
-        alone: list[tuple[float, ...] | None] = [None] * len(own)
-        if unconditional:
-            alone = [_numbers(row) for row in await self._prompt_logprobs({"input_ids": own}, 0)]
-        return [ChoiceScore(tuple(t), g, a) for t, g, a in zip(own, given, alone, strict=True)]
+        before, *whole = await self._tokenize(texts)
+        batch = ScoringBatch.of(choices, before, whole, unconditional)
+        firsts = [max(start - 1, 0) for start in batch.starts]  # the first one shown has no number
+        wish = {"return_logprob": True, "logprob_start_len": firsts, "sampling_params": _PROMPT_ONLY}
+        answers = await self._answers({"input_ids": batch.prompts, **wish})
+        rows = [
+            _numbers(answer["meta_info"]["input_token_logprobs"][start - first :])
+            for answer, start, first in zip(answers, batch.starts, firsts, strict=True)
+        ]
+        return batch.scores(rows, [answer["meta_info"]["cached_tokens"] for answer in answers])
 
     async def cache_prefix(self, prompt: str) -> None:
         """Have a prompt computed and cached; see Backend."""
@@ -139,11 +133,21 @@ class RuntimeEndpoint:
         info = await self._http.find("/get_model_info", "/model_info")  # the first is SGLang's older name
         return info if isinstance(info, dict) else {}
 
-    async def _prompt_logprobs(self, prompts: Mapping[str, Any], start: int) -> list[list[list[Any]]]:
-        """Return [log-probability, token id, ...] of each prompt's tokens from `start` on; the first has no number."""
-        wish = {"return_logprob": True, "logprob_start_len": start, "sampling_params": _PROMPT_ONLY}
-        answers = await self._answers({**prompts, **wish})
-        return [answer["meta_info"]["input_token_logprobs"] for answer in answers]
+    async def _tokenize(self, texts: list[str]) -> list[list[int]]:
+        """Return the token ids of texts, with those that the model wants before each prompt.
+
+        A server that does not tokenize names them with log-probabilities, for which it computes the texts.
+        """
+        if self._tokenizes:
+            try:
+                answer = await self._http.json("POST", "/v1/tokenize", {"prompt": texts})
+                token_ids: list[list[int]] = answer["tokens"]
+                return token_ids
+            except UnsupportedFeatureError:
+                self._tokenizes = False
+        wish = {"return_logprob": True, "logprob_start_len": 0, "sampling_params": _PROMPT_ONLY}
+        answers = await self._answers({"text": texts, **wish})
+        return [[token_id for _, token_id, *_ in a["meta_info"]["input_token_logprobs"]] for a in answers]
 
 
 #: Computes the prompt and generates nothing.

@@ -9,7 +9,7 @@ from graftlm.errors import RequestFailedError, UnsupportedFeatureError
 from graftlm.lang.backend import Generation, GenerationRequest
 from graftlm.lang.backends.meta_info import meta_info
 from graftlm.lang.backends.room import Room
-from graftlm.lang.backends.scoring import check_choices, first_difference
+from graftlm.lang.backends.scoring import ScoringBatch
 from graftlm.lang.chat_template import ChatTemplate
 from graftlm.lang.choices import ChoiceScore
 from graftlm.lang.sampling import Sampling
@@ -95,12 +95,17 @@ class EngineBackend:
         self, prompt: str, choices: Sequence[str], *, unconditional: bool, messages: Sequence[Message] = ()
     ) -> list[ChoiceScore]:
         """Return how likely each choice is; see Backend."""
-        whole, starts = await asyncio.to_thread(self._encode_choices, prompt, choices)
-        own = [tokens[start:] for tokens, start in zip(whole, starts, strict=True)]
-        rows = await self._prompt_logprobs(whole + (own if unconditional else []))
-        given = [tuple(row[start:]) for row, start in zip(rows[: len(whole)], starts, strict=True)]
-        alone = [tuple(row) for row in rows[len(whole) :]] if unconditional else [None] * len(whole)
-        return [ChoiceScore(tuple(t), g, a) for t, g, a in zip(own, given, alone, strict=True)]
+        batch = await asyncio.to_thread(self._scoring_batch, prompt, choices, unconditional)
+        params = [
+            SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=0, prompt_logprobs_start=start)
+            for start in batch.starts
+        ]
+        outputs = await self._outputs(batch.prompts, params)
+        rows = [
+            [0.0 if t is None else t.logprob for t in (output.prompt_logprobs or ())[start:]]
+            for output, start in zip(outputs, batch.starts, strict=True)
+        ]
+        return batch.scores(rows, [output.usage.cached_tokens for output in outputs])
 
     async def cache_prefix(self, prompt: str) -> None:
         """Have a prompt computed and cached; see Backend."""
@@ -121,13 +126,10 @@ class EngineBackend:
     def _render(self, messages: Sequence[Message], opens_answer: bool) -> str:
         return self._tokenizer.apply_chat_template(messages, add_generation_prompt=opens_answer)
 
-    def _encode_choices(self, prompt: str, choices: Sequence[str]) -> tuple[list[list[int]], list[int]]:
-        """Return the tokens of prompt and choice together, and where each choice's own begin."""
+    def _scoring_batch(self, prompt: str, choices: Sequence[str], unconditional: bool) -> ScoringBatch:
         before = self._tokenizer.encode(prompt).tolist()
         whole = [self._tokenizer.encode(prompt + choice).tolist() for choice in choices]
-        starts = [first_difference(before, tokens) for tokens in whole]
-        check_choices(choices, [len(tokens) for tokens in whole], starts)
-        return whole, starts
+        return ScoringBatch.of(choices, before, whole, unconditional)
 
     def _generation(self, output: RequestOutput, completion: Completion, sampling: Sampling) -> Generation:
         _check_ended_well(completion)
@@ -136,18 +138,14 @@ class EngineBackend:
     def _token_text(self, token_id: int) -> str:
         return self._tokenizer.decode([token_id], skip_special_tokens=False)
 
-    async def _outputs(self, prompts: Sequence[str | list[int]], params: SamplingParams) -> list[RequestOutput]:
+    async def _outputs(
+        self, prompts: Sequence[str | list[int]], params: SamplingParams | list[SamplingParams]
+    ) -> list[RequestOutput]:
         async with self._room.place():
             outputs = await self._room.enter(lambda: self._engine.agenerate(list(prompts), params))
         for completion in (completion for output in outputs for completion in output.completions):
             _check_ended_well(completion)
         return outputs
-
-    async def _prompt_logprobs(self, prompts: list[list[int]]) -> list[list[float]]:
-        """Return the log-probability of each token of each prompt, 0 for the first, all computed in one batch."""
-        params = SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=0)
-        outputs = await self._outputs(prompts, params)
-        return [[0.0 if t is None else t.logprob for t in output.prompt_logprobs or ()] for output in outputs]
 
 
 async def _started(
@@ -173,6 +171,7 @@ def _params(sampling: Sampling) -> SamplingParams:
         fields["logprobs"] = sampling.top_logprobs_num or 0
         if sampling.logprob_start_len is not None and sampling.logprob_start_len >= 0:
             fields["prompt_logprobs"] = fields["logprobs"]
+            fields["prompt_logprobs_start"] = sampling.logprob_start_len + 1  # its own is not shown, as by SGLang
     return SamplingParams(**fields)
 
 

@@ -56,11 +56,11 @@ class _Entries:
             return {"input_token_logprobs": []}
         ids, logprobs = output.prompt_token_ids[start:], output.prompt_logprobs[start:]
         # The first one has no number, wherever it stands: programs written for SGLang skip it.
-        numbers = [None, *(None if t is None else t.logprob for t in logprobs[1:])][: len(ids)]
+        numbers = [None if t is None else t.logprob for t in logprobs]
         meta: dict[str, Any] = {"input_token_logprobs": [self._entry(p, i) for p, i in zip(numbers, ids, strict=True)]}
         if self._num_top:
-            known = [None, *logprobs[1:]][: len(ids)]
-            meta["input_top_logprobs"] = [None if t is None else [self._entry(p, i) for i, p in t.top] for t in known]
+            tops = [None if t is None else [self._entry(p, i) for i, p in t.top] for t in logprobs]
+            meta["input_top_logprobs"] = tops
         return meta
 
     def _entry(self, logprob: float | None, token_id: int) -> list[Any]:

@@ -84,10 +84,10 @@ class AnswerWriter:
         """Return those of the prompt; they are complete when the first token is there."""
         if self._input is None:
             start = self._prompt.logprob_start
-            of_prompt = () if start is None else zip(output.prompt_token_ids, output.prompt_logprobs or (), strict=True)
-            known = list(of_prompt)[start:]
-            # SGLang's clients expect no number for the first one, wherever it stands.
-            known[:1] = [(token_id, None) for token_id, _ in known[:1]]
+            ids = () if start is None else output.prompt_token_ids[start:]
+            # The first one has no number, wherever it stands, as SGLang's clients expect. An aborted request may not
+            # have come to them all.
+            known = list(zip(ids, (output.prompt_logprobs or ())[start:], strict=False))
             self._input = {
                 "input_token_logprobs": [
                     self._entry(token_id, None if logprob is None else logprob.logprob) for token_id, logprob in known

@@ -125,21 +125,23 @@ def _prompt(
     cache_salt: str,
 ) -> NativePrompt:
     return_logprob, start, num_top = wants
-    has_start = return_logprob and start is not None and start >= 0
+    if not return_logprob or start is None or start < 0:
+        start = None
     fields = _sampling_fields(sampling)
     prompt_only = fields.get("max_tokens") == 0
     if prompt_only:
         fields["max_tokens"] = 1
     if return_logprob:
         fields["logprobs"] = num_top or 0
-    if has_start:
+    if start is not None:
         fields["prompt_logprobs"] = num_top or 0
+        fields["prompt_logprobs_start"] = start + 1  # that of `start` itself is never shown
     return NativePrompt(
         prompt=prompt,
         params=SamplingParams(**fields),
         request_id=request_id,
         cache_salt=cache_salt,
-        logprob_start=start if has_start else None,
+        logprob_start=start,
         prompt_only=prompt_only,
     )
 

@@ -140,7 +140,7 @@ class GenerateRequest(WireModel):
     return_logprob: OneOrMany[bool] | None = Field(
         default=False, description="Report log-probabilities of the output's tokens."
     )
-    logprob_start_len: OneOrMany[Annotated[int, Field(ge=-1, le=2**31 - 1), WHOLE]] | None = Field(
+    logprob_start_len: OneOrMany[Annotated[int, Field(ge=-1, le=2**31 - 2), WHOLE]] | None = Field(
         default=-1, description="Also report those of the prompt's tokens from here on; -1: of none."
     )
     top_logprobs_num: OneOrMany[Annotated[int, Field(ge=0, le=MAX_LOGPROBS), WHOLE]] | None = Field(

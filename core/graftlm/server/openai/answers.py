@@ -268,10 +268,10 @@ class ModelList(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TokenList(msgspec.Struct, frozen=True):
-    """A text's token ids."""
+    """A text's token ids, or those of each of a list."""
 
-    tokens: Sequence[int]
-    count: int
+    tokens: Sequence[int | Sequence[int]]
+    count: int | Sequence[int]
     max_model_len: int
 
 

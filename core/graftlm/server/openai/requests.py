@@ -16,6 +16,7 @@ from graftlm.server.wire import (
     UNICODE,
     WHOLE,
     Falsy,
+    OneOrMany,
     Text,
     TextOrObject,
     TokenIdList,
@@ -338,7 +339,7 @@ class TokenizeRequest(OpenAIModel):
     """A text or a chat to turn into token ids."""
 
     model: Text | None = None
-    prompt: Text | None = None
+    prompt: OneOrMany[Text] | None = Field(default=None, description="A text, or a list; lists are answered by lists.")
     messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=4096)] | None = None
     add_special_tokens: bool | None = True
     add_generation_prompt: bool | None = True

@@ -16,17 +16,21 @@ def make_router(manager: TokenizerManager) -> APIRouter:
     """Return the routes."""
     router = APIRouter()
 
-    @router.post("/v1/tokenize", summary="Turn a text or a chat into token ids", responses=described(TokenList))
+    @router.post("/v1/tokenize", summary="Turn texts or a chat into token ids", responses=described(TokenList))
     async def tokenize(body: TokenizeRequest) -> Response:
         check_model(body.model, manager.model)
         if (body.prompt is None) == (body.messages is None):
             raise ApiError(400, "give either prompt or messages", param="prompt")
         if body.messages is not None:
             opens = body.add_generation_prompt is not False
-            ids = await manager.encode_chat(chat_messages(body.messages), add_generation_prompt=opens)
+            tokens = [await manager.encode_chat(chat_messages(body.messages), add_generation_prompt=opens)]
         else:
-            ids = await manager.encode(body.prompt or "", add_special_tokens=body.add_special_tokens is not False)
-        answer = TokenList(ids, len(ids), manager.model.context_len)
+            texts = body.prompt if isinstance(body.prompt, list) else [body.prompt or ""]
+            adds = body.add_special_tokens is not False
+            tokens = [await manager.encode(text, add_special_tokens=adds) for text in texts]
+        counts, context_len = [len(ids) for ids in tokens], manager.model.context_len
+        many = isinstance(body.prompt, list)
+        answer = TokenList(tokens, counts, context_len) if many else TokenList(tokens[0], counts[0], context_len)
         return Response(encode(answer), media_type="application/json")
 
     @router.post("/v1/detokenize", summary="Turn token ids into text", responses=described(TokenText))
