@@ -1,0 +1,61 @@
+"""A compiled program: its graph after all passes, and the runs of it."""
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any
+
+from graftlm.lang.bound import free_signature
+from graftlm.lang.default_backend import resolve
+from graftlm.lang.graph import Graph
+from graftlm.lang.optimizer import drop_dead, fold_constants, merge_prefixes, share_requests
+from graftlm.lang.prefix import cache_ahead, shared_arguments
+from graftlm.lang.program import Program
+from graftlm.lang.replay import Replay, Start
+from graftlm.lang.state import ProgramState
+from graftlm.lang.tracer import trace
+
+__all__ = ["CompiledProgram"]
+
+
+class CompiledProgram:
+    """A program as a graph. It runs as the program does, with the same text at temperature 0, for fewer requests.
+
+    The function itself does not run any more: every expression is handed over at once, those that read others' answers
+    wait for them without a thread, and those that do not go side by side.
+    """
+
+    def __init__(
+        self, function: Callable[..., Any], constants: Mapping[str, Any], outputs: Collection[str] | None = None
+    ) -> None:
+        """Trace a function and work on its graph; see `Program.compile`."""
+        live = drop_dead(fold_constants(trace(function, constants)), outputs)
+        self._apart = merge_prefixes(live)
+        self._graph = share_requests(self._apart)
+        self._signature = free_signature(function, constants)
+
+    @property
+    def graph(self) -> Graph:
+        """What runs. With `stream=True` or `n`, each state makes requests of its own instead of sharing them."""
+        return self._graph
+
+    def run(self, *args: Any, backend: Any = None, stream: bool = False, **kwargs: Any) -> ProgramState:
+        """Run it once; as `Program.run`."""
+        return self._program(Start()).run(*args, backend=backend, stream=stream, **kwargs)
+
+    def run_batch(
+        self, batch_kwargs: Sequence[Mapping[str, Any]] | Sequence[Any], *, backend: Any = None, **options: Any
+    ) -> list[ProgramState] | Iterator[ProgramState]:
+        """Run it once for each set of arguments; as `Program.run_batch`.
+
+        What all runs begin with is put into the backend's cache before the first of them starts: constants, and
+        arguments that are the same in all.
+        """
+        backend = resolve(backend)
+        start = Start()
+        if len(batch_kwargs) > 1:
+            program = self._program(start)
+            shared = shared_arguments([dict(program.keywords(run)) for run in batch_kwargs])
+            start = cache_ahead(self._graph, backend, shared)
+        return self._program(start).run_batch(batch_kwargs, backend=backend, **options)
+
+    def _program(self, start: Start) -> Program:
+        return Program(Replay(self._apart, self._graph, self._signature, start))
