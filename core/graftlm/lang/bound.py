@@ -21,7 +21,7 @@ class BoundFunction:
         """
         self._function = function
         self._constants = dict(constants)
-        update_wrapper(self, function)
+        update_wrapper(self, function, updated=())
         self.__signature__ = free_signature(function, constants)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

@@ -31,6 +31,8 @@ class CompiledProgram:
         self._apart = merge_prefixes(live)
         self._graph = share_requests(self._apart)
         self._signature = free_signature(function, constants)
+        parameters = self._signature.parameters.values()
+        self._defaults = {p.name: p.default for p in parameters if p.default is not p.empty}
 
     @property
     def graph(self) -> Graph:
@@ -53,7 +55,7 @@ class CompiledProgram:
         start = Start()
         if len(batch_kwargs) > 1:
             program = self._program(start)
-            shared = shared_arguments([dict(program.keywords(run)) for run in batch_kwargs])
+            shared = shared_arguments([self._defaults | dict(program.keywords(run)) for run in batch_kwargs])
             start = cache_ahead(self._graph, backend, shared)
         return self._program(start).run_batch(batch_kwargs, backend=backend, **options)
 

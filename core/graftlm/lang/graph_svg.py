@@ -162,8 +162,7 @@ def _label(graph: Graph, node: Node) -> tuple[str, str]:
 def _drawn_edge(edge: _Edge) -> Iterator[str]:
     x1, y1 = edge.start.middle, edge.start.y + _BOX_HEIGHT
     x2, y2 = edge.end.middle, edge.end.y
-    if edge.start.column == edge.end.column and edge.end.row - edge.start.row > 1:
-        # Past the boxes between the two.
+    if edge.is_read and edge.start.column == edge.end.column:  # past the boxes between the two
         side = edge.start.x - 12
         path = f"M{edge.start.x} {y1 - 8} C{side} {y1}, {side} {y2}, {edge.end.x} {y2 + 8}"
     else:
@@ -178,7 +177,6 @@ def _drawn_box(box: _Box) -> Iterator[str]:
     label = title if len(title) <= _LABEL_CHARACTERS else f"{title[: _LABEL_CHARACTERS - 1]}…"
     fill = _FILLS.get(box.kind, _FILLS["text"])
     yield f"<g><title>{escape(title)}</title>"
-    yield (
-        f'<rect x="{box.x}" y="{box.y}" width="{_BOX_WIDTH}" height="{_BOX_HEIGHT}" rx="4" fill="{fill}" stroke="#999"/>'
-    )
+    size = f'width="{_BOX_WIDTH}" height="{_BOX_HEIGHT}"'
+    yield f'<rect x="{box.x}" y="{box.y}" {size} rx="4" fill="{fill}" stroke="#999"/>'
     yield f'<text x="{box.x + 8}" y="{box.y + 16}">{escape(label)}</text></g>'

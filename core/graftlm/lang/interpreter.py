@@ -202,13 +202,16 @@ class Interpreter:
         self.feed.append(snapshot.text)
 
     def _fail_now(self, error: ProgramError) -> None:
+        waiting = [self]
+        while waiting:  # a list, since forks of forks go deeper than Python's stack
+            interpreter = waiting.pop()
+            interpreter._cancel_with(error)
+            waiting += interpreter._children
+
+    def _cancel_with(self, error: ProgramError) -> None:
         self._fail_with(error)
-        if (
-            self._task is not None and self._is_running
-        ):  # it waits for its backend; one that has not begun finds the error
-            self._task.cancel()
-        for child in list(self._children):
-            child._fail_now(error)
+        if self._task is not None and self._is_running:  # it waits for its backend
+            self._task.cancel()  # one that has not begun finds the error
 
     def _fail_with(self, error: ProgramError) -> None:
         if self._error is None:

@@ -1,8 +1,8 @@
 """Passes over a graph. Each returns a graph that writes the same text with the same variables, for less work."""
 
-import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import takewhile
 from typing import Any, Final
 
 from graftlm.errors import RequestError
@@ -213,14 +213,27 @@ class _Edit:
 
 
 def merge_prefixes(graph: Graph) -> Graph:
-    """Let the branches of a fork begin behind all that they say alike; it is then cached with what stands before it."""
+    """Let branches that go on from one text begin behind all that they say alike; it is cached with that text."""
     edit = _Edit(graph)
+    for branch_id in list(edit.branches):
+        edit.branches[branch_id] = _with_merged_forks(edit.branches[branch_id])
     for branch_id, node, fork in edit.forks():
         common = _take_common([edit.branches[branch] for branch in fork.branches])
         if common:
             trunk = edit.new_branch([*common, edit.new_node(fork, node)])
             edit.replace(branch_id, node, [replace(node, action=Fork((trunk,)))])
     return edit.graph()
+
+
+def _with_merged_forks(nodes: list[Node]) -> list[Node]:
+    """Make one fork of several at the same place, such as of copies that are made one after the other."""
+    merged: list[Node] = []
+    for node in nodes:
+        if merged and isinstance(fork := node.action, Fork) and isinstance(before := merged[-1].action, Fork):
+            merged[-1] = replace(merged[-1], action=Fork((*before.branches, *fork.branches)))
+        else:
+            merged.append(node)
+    return merged
 
 
 def _take_common(branches: list[list[Node]]) -> list[Node]:
@@ -247,7 +260,8 @@ def _take_common(branches: list[list[Node]]) -> list[Node]:
 
 def _common_start(texts: list[str]) -> str:
     """Return what texts begin with, up to the end of a word: tokens mostly begin with the space before one."""
-    start = os.path.commonprefix(texts)
+    equal = takewhile(lambda letters: len(set(letters)) == 1, zip(*texts, strict=False))
+    start = "".join(letters[0] for letters in equal)
     start = start[: max(start.rfind(" "), start.rfind("\n"), 0)]
     return start if len(start) >= _SPLIT_FROM_CHARACTERS else ""
 

@@ -151,10 +151,12 @@ class Placeholder(Expr):
         return lambda *arguments: Placeholder(self._marks, self._converted(name, *arguments))
 
     def __add__(self, other: Any) -> Any:
-        return self._joined(self, other) if _is_text(other) else super().__add__(self._expr(other))
+        if _is_text(other):
+            return self._joined(self, other)
+        return super().__add__(other) if isinstance(other, Expr) else self._stop(f"+ {type(other).__name__}")
 
     def __radd__(self, other: Any) -> Any:
-        return self._joined(other, self) if _is_text(other) else super().__radd__(self._expr(other))
+        return self._joined(other, self) if _is_text(other) else self._stop(f"+ {type(other).__name__}")
 
     __bool__ = _refuse("bool()")
     __len__ = _refuse("len()")
@@ -191,9 +193,6 @@ class Placeholder(Expr):
 
     def _parts(self, text: "str | Placeholder") -> tuple[str | Slot, ...]:
         return text.template.parts if isinstance(text, Placeholder) else self._marks.parse(text)
-
-    def _expr(self, other: Any) -> Expr:
-        return other if isinstance(other, Expr) else self._stop(f"+ {type(other).__name__}")
 
     def _stop(self, operation: str) -> NoReturn:
         slots = [part for part in self.template.parts if isinstance(part, Slot)]

@@ -1,6 +1,6 @@
 """The text that a program begins with in every run, computed by the backend before the runs begin."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, Final
 
@@ -42,7 +42,7 @@ def cache_ahead(graph: Graph, backend: Backend, arguments: Mapping[str, Any]) ->
         return Start()
 
 
-def shared_arguments(runs: "list[dict[str, Any]]") -> dict[str, Any]:
+def shared_arguments(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return the arguments that are plain values, and the same in all runs."""
     first, *others = runs
     return {

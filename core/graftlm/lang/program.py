@@ -50,7 +50,7 @@ class Program:
         self._parameters = frozenset(parameters[1:])
         self._argument_names = parameters[1:]
         self._prefix = prefix
-        update_wrapper(self, function)
+        update_wrapper(self, function, updated=())  # its name and docstring; what it holds itself is its own
 
     def __call__(self, s: ProgramState, *args: Any, **kwargs: Any) -> Any:
         """Go on writing to another program's state; returns what the function returns."""

@@ -1,14 +1,15 @@
 """Runs a graph on a program's state: everything is handed to the interpreters at once, and nothing waits in Python."""
 
 import inspect
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from graftlm.errors import ProgramError
 from graftlm.lang.expressions import Expr, Gen, RoleBegin, RoleEnd, ScopeBegin, ScopeEnd, Select, Text, as_expr
 from graftlm.lang.graph import ROOT, Adopt, Choose, Constant, Fork, Graph, Insert, Node, ReadText
+from graftlm.lang.interpreter import Action as Step
 from graftlm.lang.interpreter import Interpreter, Later, Snapshot, Take
 from graftlm.lang.state import ProgramState, Promise
 from graftlm.lang.template import Argument, MetaInfo, Produced, Slot, Source, Template, fill, slots_of
@@ -27,7 +28,7 @@ class Start:
     """
 
     num_nodes: int = 0
-    snapshot: Snapshot = Snapshot()
+    snapshot: Snapshot = field(default_factory=Snapshot)
 
 
 class Replay:
@@ -99,23 +100,31 @@ class _Run:
             case _:
                 return None
 
-    def _submit(self, nodes: Iterable[Node], interpreter: Interpreter) -> None:
-        for node in nodes:
-            cell = self._cells.get(node.node_id)
-            match node.action:
-                case Fork(branches, is_hint):
-                    forks = interpreter.fork(len(branches), node.site, is_hint=is_hint)
-                    for branch, fork in zip(branches, forks, strict=True):
-                        self._submit(self._graph.branches[branch].nodes, fork)
-                case ReadText():
-                    assert cell is not None
-                    interpreter.submit(Take(_text_into(cell)), node.site)
-                case Gen() | RoleBegin() | RoleEnd() | ScopeBegin() | ScopeEnd() as expr:
-                    interpreter.submit(expr, node.site, cell)
-                case Constant(text):
-                    interpreter.submit(Text(text), node.site)
-                case _:
-                    interpreter.submit(Later(self._after(node.slots(), self._maker(node))), node.site, cell)
+    def _submit(self, nodes: Sequence[Node], interpreter: Interpreter) -> None:
+        """Hand over nodes, and those of the branches that go on from them."""
+        waiting = [(nodes, interpreter)]
+        while waiting:  # a list, since forks of forks go deeper than Python's stack
+            nodes, interpreter = waiting.pop()
+            for node in nodes:
+                if isinstance(node.action, Fork):
+                    branches = [self._graph.branches[branch].nodes for branch in node.action.branches]
+                    forks = interpreter.fork(len(branches), node.site, is_hint=node.action.is_hint)
+                    waiting += zip(branches, forks, strict=True)
+                else:
+                    cell = self._cells.get(node.node_id)
+                    interpreter.submit(self._step(node, cell), node.site, cell)
+
+    def _step(self, node: Node, cell: Cell | None) -> Step:
+        match node.action:
+            case Constant(text):
+                return Text(text)
+            case ReadText():
+                assert cell is not None
+                return Take(_text_into(cell))
+            case Gen() | RoleBegin() | RoleEnd() | ScopeBegin() | ScopeEnd() as expr:
+                return expr
+            case _:
+                return Later(self._after(node.slots(), self._maker(node)))
 
     def _maker(self, node: Node) -> Callable[[], Expr]:
         """Return what makes a node's expression, once the values that it needs are there."""

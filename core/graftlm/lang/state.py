@@ -15,7 +15,7 @@ from graftlm.lang.interpreter import Action, End, Interpreter, RunContext, Snaps
 from graftlm.lang.text_feed import TextFeed
 from graftlm.lang.variables import Cell, Value, Variables, result_of
 
-__all__ = ["Promise", "ProgramState", "ProgramStateGroup", "Stream"]
+__all__ = ["ProgramState", "ProgramStateGroup", "Promise", "Stream"]
 
 _CANCELLED = "this program's run was cancelled"
 

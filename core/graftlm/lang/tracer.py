@@ -12,7 +12,6 @@ from graftlm.lang import expressions as ex
 from graftlm.lang.bound import free_signature
 from graftlm.lang.call_site import CallSite, call_site
 from graftlm.lang.graph import (
-    ROOT,
     Action,
     Branch,
     Choose,
@@ -35,12 +34,15 @@ from graftlm.lang.variables import Cell, Value, Variables
 
 __all__ = ["trace", "trace_prefix"]
 
-#: More than any program says; a loop that waits for a text never ends while there is none.
+#: More than programs say; a loop that waits for a text never ends while there is none.
 _MAX_NODES: Final = 100_000
 
 
-def trace(function: Callable[..., Any], constants: Mapping[str, Any]) -> Graph:
+def trace(function: Callable[..., Any], constants: Mapping[str, Any], *, max_nodes: int = _MAX_NODES) -> Graph:
     """Return a program's graph. The function runs twice, with different placeholders for what it is not given.
+
+    Args:
+        max_nodes: at which the program is taken for one that does not end.
 
     Raises:
         TraceError: what it says depends on values that are not there yet.
@@ -48,7 +50,7 @@ def trace(function: Callable[..., Any], constants: Mapping[str, Any]) -> Graph:
     """
     graphs = []
     for kind in (0, 1):
-        recording, error = _record(function, constants, kind)
+        recording, error = _record(function, constants, kind, max_nodes)
         if error is not None:
             raise error
         graphs.append(recording.graph())
@@ -58,7 +60,7 @@ def trace(function: Callable[..., Any], constants: Mapping[str, Any]) -> Graph:
 
 def trace_prefix(function: Callable[..., Any], constants: Mapping[str, Any]) -> Graph:
     """Return the graph of a program up to where it cannot be traced any further; to its end if it can."""
-    recording, _ = _record(function, constants, 0)
+    recording, _ = _record(function, constants, 0, _MAX_NODES)
     return recording.graph(is_whole=False)
 
 
@@ -69,6 +71,7 @@ class _Recording:
     name: str
     arguments: tuple[str, ...]
     marks: Marks
+    max_nodes: int
     branches: dict[int, list[Node]] = field(default_factory=dict)
     num_nodes: int = 0
     variables: Mapping[str, Any] = field(default_factory=dict)
@@ -76,8 +79,10 @@ class _Recording:
 
     def add(self, branch_id: int, action: Action, site: CallSite) -> int:
         """Add a node to a branch; returns its id."""
-        if self.num_nodes == _MAX_NODES:
-            self.marks.stop(f"it says more than {_MAX_NODES} things; does a loop wait for what a model writes?", site)
+        if self.num_nodes == self.max_nodes:
+            self.marks.stop(
+                f"it says more than {self.max_nodes} things; does a loop wait for what a model writes?", site
+            )
         node = Node(self.num_nodes, action, site)
         self.num_nodes += 1
         self.branches[branch_id].append(node)
@@ -98,14 +103,14 @@ class _Recording:
 
 
 def _record(
-    function: Callable[..., Any], constants: Mapping[str, Any], kind: int
+    function: Callable[..., Any], constants: Mapping[str, Any], kind: int, max_nodes: int
 ) -> tuple[_Recording, ProgramError | None]:
     """Run the function once; returns what it said, and what stopped it."""
     arguments = list(free_signature(function, constants).parameters)[1:]
     code = getattr(inspect.unwrap(function), "__code__", None)
     filename = "" if code is None else code.co_filename  # of a callable object: lines are then those that call us
     marks = Marks(filename, kind)
-    recording = _Recording(function.__name__, tuple(arguments), marks)
+    recording = _Recording(function.__name__, tuple(arguments), marks, max_nodes)
     variables = Variables()
     state = ProgramState(_Recorder(recording, recording.begin_branch()), variables)
     placeholders = {name: Placeholder.of(marks, Argument(name)) for name in arguments}
@@ -124,11 +129,10 @@ def _of_function(error: Exception, filename: str) -> TraceError:
     """Return what says that the function itself raised, perhaps of a placeholder."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == filename]
     site = CallSite(filename, frames[-1].lineno or 0, frames[-1].name) if frames else None
-    made = TraceError(
-        f"the program cannot be traced: it raised {type(error).__name__} where arguments and what a model writes are "
-        f"placeholders, which no other code takes: {error}" + ("" if site is None else f"\n  {site}"),
-        None if site is None else site.filename,
-        None if site is None else site.lineno,
+    made = _error(
+        f"it raised {type(error).__name__}: {error}\n  free arguments and what a model writes are placeholders in a "
+        "trace, which other code does not take",
+        site,
     )
     made.__cause__ = error
     return made
@@ -237,10 +241,14 @@ def _check_same(first: Graph, second: Graph) -> None:
         return
     pairs = zip(first.nodes(), second.nodes(), strict=False)
     site = next((one.site for one, other in pairs if one != other), None)
-    where = "" if site is None else f"\n  {site}"
-    raise TraceError(
-        "the program cannot be traced: it says something else when it runs again with the same arguments, so it depends "
-        f"on chance, time, or the letters of a text that is not there yet{where}",
-        None if site is None else site.filename,
-        None if site is None else site.lineno,
+    raise _error(
+        "it says something else when it runs again with the same arguments, so it depends on chance, time, or the "
+        "letters of a text that is not there yet",
+        site,
     )
+
+
+def _error(what: str, site: CallSite | None) -> TraceError:
+    if site is None:
+        return TraceError(f"the program cannot be traced: {what}")
+    return TraceError(f"the program cannot be traced: {what}\n  {site}", site.filename, site.lineno)
