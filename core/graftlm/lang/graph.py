@@ -22,6 +22,8 @@ __all__ = [
     "Node",
     "ReadText",
     "argument_names",
+    "shown",
+    "variable_kind",
 ]
 
 #: The branch of the state that the program is given.
@@ -154,7 +156,7 @@ class Graph:
             for node in branch.nodes:
                 kind, detail = self.label(node)
                 lines.append(f"  {node.node_id:3}  {kind:8}  {detail}".rstrip())
-        lines += [f"variable {name} = {shown(value)}" for name, value in self.variables.items()]
+        lines += [f"{variable_kind(value)} {name} = {shown(value)}" for name, value in self.variables.items()]
         if self.returned is not None:
             lines.append(f"returns {shown(self.returned)}")
         return "\n".join(lines)
@@ -198,6 +200,11 @@ class Graph:
 def argument_names(structure: Any) -> list[str]:
     """Return the names of the arguments that a value depends on."""
     return [slot.source.name for slot in slots_of(structure) if isinstance(slot.source, Argument)]
+
+
+def variable_kind(value: Any) -> str:
+    """Return "join" for a list of what nodes produce, which is what a join makes, and "variable" for others."""
+    return "join" if isinstance(value, list) and any(slots_of(value)) else "variable"
 
 
 def shown(structure: Any) -> str:

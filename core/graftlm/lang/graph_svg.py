@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from html import escape
 from typing import Final
 
-from graftlm.lang.graph import ROOT, Fork, Graph, Node, shown
+from graftlm.lang.graph import ROOT, Fork, Graph, Node, shown, variable_kind
 from graftlm.lang.template import MetaInfo, Produced, slots_of
 
 __all__ = ["draw"]
@@ -106,7 +106,7 @@ def _layout(graph: Graph) -> tuple[list[_Box], list[_Edge]]:
     boxes = list(place.values())
     at = max((box.row for box in boxes), default=-1) + 1
     for name, value in graph.variables.items():
-        box = _Box(0, at, "variable", f"variable {name} = {shown(value)}")
+        box = _Box(0, at, "variable", f"{variable_kind(value)} {name} = {shown(value)}")
         sources = {slot.source.node_id for slot in slots_of(value) if isinstance(slot.source, Produced | MetaInfo)}
         edges += [_Edge(place[node_id], box, True) for node_id in sorted(sources)]
         boxes.append(box)
@@ -160,12 +160,16 @@ def _label(graph: Graph, node: Node) -> tuple[str, str]:
 
 
 def _drawn_edge(edge: _Edge) -> Iterator[str]:
-    x1, y1 = edge.start.middle, edge.start.y + _BOX_HEIGHT
-    x2, y2 = edge.end.middle, edge.end.y
-    if edge.is_read and edge.start.column == edge.end.column:  # past the boxes between the two
-        side = edge.start.x - 12
-        path = f"M{edge.start.x} {y1 - 8} C{side} {y1}, {side} {y2}, {edge.end.x} {y2 + 8}"
+    start, end = edge.start, edge.end
+    if edge.is_read:  # from side to side: in its own column, past the boxes between the two
+        y1, y2 = start.y + _BOX_HEIGHT // 2, end.y + _BOX_HEIGHT // 2
+        x1 = start.x + (_BOX_WIDTH if start.column < end.column else 0)
+        x2 = end.x + (_BOX_WIDTH if end.column < start.column else 0)
+        bend = (_COLUMN - _BOX_WIDTH) // 2
+        before, behind = (bend if start.column < end.column else -bend), (bend if end.column < start.column else -bend)
+        path = f"M{x1} {y1} C{x1 + before} {y1}, {x2 + behind} {y2}, {x2} {y2}"
     else:
+        x1, y1, x2, y2 = start.middle, start.y + _BOX_HEIGHT, end.middle, end.y
         bend = max((y2 - y1) // 2, 8)
         path = f"M{x1} {y1} C{x1} {y1 + bend}, {x2} {y2 - bend}, {x2} {y2}"
     dashes = ' stroke-dasharray="4 3"' if edge.is_read else ""
