@@ -1,5 +1,8 @@
 """A compiled program writes what the program writes, for as many requests or fewer."""
 
+import asyncio
+import sys
+
 import pytest
 
 from graftlm import assistant, assistant_begin, assistant_end, function, gen, select, system, user
@@ -299,42 +302,44 @@ def test_a_batch_begins_behind_what_all_runs_have_in_common(counting, engine):
     assert min(min(pair) for pair in cached) >= len(engine.tokenizer.encode(LONG)) - 4
 
 
-def test_branches_run_side_by_side(engine):
-    steps = engine.stats().steps
-    function(copies).run("day", temperature=0, backend=engine)
-    one_by_one = engine.stats().steps - steps
+class MeetingBackend(CountingBackend):
+    """Begins no request before three are there."""
 
+    def __init__(self, engine):
+        super().__init__(engine)
+        self.all_there = asyncio.Event()
+
+    async def generate(self, request):
+        self.calls.append("generate")
+        if len(self.calls) == 3:
+            self.all_there.set()
+        await asyncio.wait_for(self.all_there.wait(), 20)
+        return await super().generate(request)
+
+
+def test_what_does_not_wait_for_each_other_runs_side_by_side(engine):
     def program(s, word):
-        s += f"Say {word}:"
         for i in range(3):
             with s.copy() as c:
-                c += f" {i}" + gen(f"word_{i}", max_tokens=3)
-        s += "".join(f"{s[f'word_{i}'][0]}" for i in range(3))
+                c += f"{word} {i}" + gen(f"word_{i}", max_tokens=3)
+        s += f"{s['word_0'][0]} {s['word_1'][0]} {s['word_2'][0]}"
 
-    function(program).compile().run("day", temperature=0, backend=engine)
-    assert engine.stats().steps - steps - one_by_one < one_by_one / 2
+    state = function(program).compile().run("day", temperature=0, backend=MeetingBackend(engine))
+    assert state.text() == function(program).run("day", temperature=0, backend=engine).text()
 
 
-def test_a_chain_deeper_than_pythons_stack(in_process):
+def test_forks_of_forks_go_deeper_than_pythons_stack(in_process):
     def program(s):
-        s += "0"
-        for i in range(1500):
-            with s.copy() as c:
-                c += f" {i}"
-                part = c.text()
-            s["last"] = part[0] + "!"
-
-    def chain(s):
         s += "a"
-        before = s
-        for _ in range(1500):
-            (fork,) = before.fork(1)
-            fork += "b"
-            before = fork
-        return before.text()
+        last = s
+        for _ in range(sys.getrecursionlimit() + 100):
+            (last,) = last.fork(1)
+            last += "b"
+        return last.text()
 
-    assert function(program).compile().run(backend=in_process)["last"] == "0!"
-    assert function(chain).compile().run(backend=in_process).ret_value == "a" + "b" * 1500
+    compiled = function(program).compile()
+    assert compiled.run(backend=in_process).ret_value == "a" + "b" * (sys.getrecursionlimit() + 100)
+    assert compiled.graph.to_svg().endswith("</svg>\n")
 
 
 # -- what goes wrong -------------------------------------------------------------------------------------------------

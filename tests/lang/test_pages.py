@@ -46,6 +46,7 @@ def test_the_tutorial_runs():
     try:
         for i, block in enumerate(blocks):
             exec(compile(block, f"docs/lang.md, block {i + 1}", "exec"), scope)
+        assert str(scope["compiled"].graph) in PAGE
     finally:
         scope["engine"].close()
 
