@@ -249,6 +249,34 @@ def test_what_branches_begin_with_is_cached_with_the_prefix(engine):
     assert min(merged) >= shared > min(apart)
 
 
+def test_what_branches_begin_with_is_before_the_fork():
+    def program(s, word):
+        forks = s.fork(2)
+        forks += lambda i: user(f"{word}: the thing numbered as {i}") + gen("x")
+        return [fork["x"] for fork in forks]
+
+    graph = function(program).compile().graph
+    assert len({node.node_id for node in graph.nodes()}) == len(list(graph.nodes()))
+    assert graph.to_text().splitlines()[1:] == [
+        "state 0",
+        "    0  fork      state 3",
+        "state 1, from 12",
+        "    3  text      ' 0'",
+        "    4  end       user",
+        "    5  gen       x()",
+        "state 2, from 12",
+        "    8  text      ' 1'",
+        "    9  end       user",
+        "   10  gen       x()",
+        "state 3, from 0",
+        "    1  begin     user",
+        "    2  argument  word",
+        "   11  text      ': the thing numbered as'",
+        "   12  fork      state 1, state 2",
+        "returns [#5, #10]",
+    ]
+
+
 def test_copies_of_one_text_become_one_fork(counting, engine):
     def program(s):
         s += LONG

@@ -218,7 +218,7 @@ def merge_prefixes(graph: Graph) -> Graph:
     for branch_id in list(edit.branches):
         edit.branches[branch_id] = _with_merged_forks(edit.branches[branch_id])
     for branch_id, node, fork in edit.forks():
-        common = _take_common([edit.branches[branch] for branch in fork.branches])
+        common = _take_common(edit, [edit.branches[branch] for branch in fork.branches])
         if common:
             trunk = edit.new_branch([*common, edit.new_node(fork, node)])
             edit.replace(branch_id, node, [replace(node, action=Fork((trunk,)))])
@@ -236,7 +236,7 @@ def _with_merged_forks(nodes: list[Node]) -> list[Node]:
     return merged
 
 
-def _take_common(branches: list[list[Node]]) -> list[Node]:
+def _take_common(edit: _Edit, branches: list[list[Node]]) -> list[Node]:
     """Take the nodes off several branches that all of them begin with."""
     common: list[Node] = []
     while len(branches) > 1 and all(branches):
@@ -251,7 +251,7 @@ def _take_common(branches: list[list[Node]]) -> list[Node]:
         texts = [head.action.text for head in heads if isinstance(head.action, Constant)]
         start = _common_start(texts) if len(texts) == len(heads) else ""
         if start:
-            common.append(replace(heads[0], action=Constant(start)))
+            common.append(edit.new_node(Constant(start), heads[0]))
             for nodes, text in zip(branches, texts, strict=True):
                 nodes[:1] = [replace(nodes[0], action=Constant(text[len(start) :]))] if text != start else []
         break

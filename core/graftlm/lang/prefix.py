@@ -4,12 +4,12 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, Final
 
-from graftlm.errors import GraftlmError
+from graftlm.errors import ProgramError
 from graftlm.lang.backend import Backend
 from graftlm.lang.event_loop import shared_loop
-from graftlm.lang.expressions import RoleBegin, RoleEnd, Text, as_expr
+from graftlm.lang.expressions import Expr, RoleBegin, RoleEnd, Text, as_expr
 from graftlm.lang.graph import ROOT, Constant, Graph, Insert, Node
-from graftlm.lang.interpreter import Interpreter, RunContext, Snapshot, Take
+from graftlm.lang.interpreter import Action, Interpreter, Later, RunContext, Snapshot, Take
 from graftlm.lang.replay import Start
 from graftlm.lang.sampling import Sampling
 from graftlm.lang.template import Argument, Source
@@ -35,10 +35,10 @@ def cache_ahead(graph: Graph, backend: Backend, arguments: Mapping[str, Any]) ->
     taken: Future[Snapshot] = Future()
     try:
         for node in leading:
-            interpreter.submit(_expr(node, arguments), node.site)
+            interpreter.submit(_step(node, arguments), node.site)
         interpreter.submit(Take(taken, shared=True))
         return Start(len(leading), result_of(taken))
-    except GraftlmError:
+    except ProgramError:
         return Start()
 
 
@@ -67,7 +67,7 @@ def _leading(graph: Graph, arguments: Mapping[str, Any]) -> list[Node]:
     return leading
 
 
-def _expr(node: Node, arguments: Mapping[str, Any]) -> Any:
+def _step(node: Node, arguments: Mapping[str, Any]) -> Action:
     def value_of(source: Source) -> Any:
         assert isinstance(source, Argument)  # others are not among the leading nodes
         return arguments[source.name]
@@ -76,6 +76,12 @@ def _expr(node: Node, arguments: Mapping[str, Any]) -> Any:
         case Constant(text):
             return Text(text)
         case Insert(slot):
-            return as_expr(slot.value(value_of))
+
+            async def rendered() -> Expr:
+                return as_expr(slot.value(value_of))
+
+            return Later(rendered)  # what fails there is a ProgramError
+        case RoleBegin() | RoleEnd() as role:
+            return role
         case action:
-            return action
+            raise AssertionError(f"{action} is not among the leading nodes")

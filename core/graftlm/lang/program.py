@@ -121,7 +121,8 @@ class Program:
         """Return the program with some of its arguments given.
 
         What it begins with, up to the first text that depends on another argument or on a model, is put into the
-        default backend's cache at once when there is one, and into that of every batch before it starts.
+        default backend's cache at once when there is one, and into that of every batch before it starts. To find it,
+        the function runs once, with placeholders instead of the rest.
 
         Raises:
             RequestError: a constant is no argument of the program.

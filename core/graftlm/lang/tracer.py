@@ -36,6 +36,7 @@ __all__ = ["trace", "trace_prefix"]
 
 #: More than programs say; a loop that waits for a text never ends while there is none.
 _MAX_NODES: Final = 100_000
+_MAX_PREFIX_NODES: Final = 1000
 
 
 def trace(function: Callable[..., Any], constants: Mapping[str, Any], *, max_nodes: int = _MAX_NODES) -> Graph:
@@ -59,8 +60,11 @@ def trace(function: Callable[..., Any], constants: Mapping[str, Any], *, max_nod
 
 
 def trace_prefix(function: Callable[..., Any], constants: Mapping[str, Any]) -> Graph:
-    """Return the graph of a program up to where it cannot be traced any further; to its end if it can."""
-    recording, _ = _record(function, constants, 0, _MAX_NODES)
+    """Return the graph of what a program says first, up to where it cannot be traced or has said much.
+
+    The function runs once. What it raises is of no concern here: it will raise again when it runs.
+    """
+    recording, _ = _record(function, constants, 0, _MAX_PREFIX_NODES)
     return recording.graph(is_whole=False)
 
 
