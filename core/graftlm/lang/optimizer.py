@@ -20,16 +20,13 @@ def fold_constants(graph: Graph) -> Graph:
     """Make constants of selects with one choice and of what is read of them, and one of neighbouring constants."""
     known = _known_texts(graph)
     branches = {i: Branch(i, tuple(_merged(_folded(branch.nodes, known)))) for i, branch in graph.branches.items()}
-    variables = {
-        name: map_slots(value, lambda slot: _known_or_slot(slot, known)) for name, value in graph.variables.items()
-    }
-    returned = map_slots(graph.returned, lambda slot: _known_or_slot(slot, known))
+    variables, returned = map_slots((dict(graph.variables), graph.returned), lambda slot: _known_or_slot(slot, known))
     return replace(graph, branches=branches, variables=variables, returned=returned)
 
 
 def _known_texts(graph: Graph) -> dict[int, str]:
     """Return what the nodes produce of which that is clear, and whose scores nobody asks for."""
-    read = [*slots_of(list(graph.variables.values())), *slots_of(graph.returned)]
+    read = [*slots_of((dict(graph.variables), graph.returned))]
     read += [slot for node in graph.nodes() for slot in node.slots()]
     scored = {slot.source.node_id for slot in read if isinstance(slot.source, MetaInfo)}
     known: dict[int, str] = {}
@@ -42,9 +39,10 @@ def _known_texts(graph: Graph) -> dict[int, str]:
 
 
 def _known_or_slot(slot: Slot, known: Mapping[int, str]) -> Any:
-    if isinstance(slot.source, Produced) and slot.source.node_id in known:
-        return slot.value(lambda _: known[slot.source.node_id])  # type: ignore[union-attr]
-    return slot
+    if not isinstance(slot.source, Produced) or slot.source.node_id not in known:
+        return slot
+    text = known[slot.source.node_id]
+    return slot.value(lambda _: text)
 
 
 def _folded(nodes: Sequence[Node], known: Mapping[int, str]) -> Iterator[Node]:

@@ -77,7 +77,7 @@ class _Run:
         for cell, structure in gathered:
             interpreter.submit(Later(self._after(slots_of(structure), self._filling(cell, structure))), cell=cell)
         returned = self._graph.returned
-        wanted = [*slots_of(list(self._graph.variables.values())), *slots_of(returned)]
+        wanted = slots_of((dict(self._graph.variables), returned))
         interpreter.submit(Later(self._after(wanted, lambda: Text(""))))  # other states may still write them
         if not self._cells_of(slots_of(returned)):
             return fill(returned, self._value_of)
