@@ -50,6 +50,13 @@ def test_its_prefix_is_cached_before_a_batch(engine):
     assert min(cached) >= len(engine.tokenizer.encode(NOTES)) - 4
 
 
+def test_a_cached_prefix_is_not_asked_for_again(default, engine):
+    bound = ask.bind(notes=NOTES)
+    before = engine.stats().finished_requests
+    bound.run_batch([{"question": f"What is {i} + 3?"} for i in range(3)], temperature=0)
+    assert engine.stats().finished_requests - before == 3
+
+
 def test_a_short_prefix_is_not_worth_a_request(default, engine):
     before = engine.stats().finished_requests
     ask.bind(notes="Short.")

@@ -109,7 +109,8 @@ def numbers(s):
 
 def unfinished(s, word="day"):
     s += word
-    s.fork(2)[0].__iadd__(gen("x", max_tokens=2))
+    forks = s.fork(2)
+    forks += gen("x", max_tokens=2)
 
 
 PROGRAMS = {
@@ -328,6 +329,14 @@ def test_a_batch_begins_behind_what_all_runs_have_in_common(counting, engine):
     cached = [state.ret_value for state in compiled.run_batch(runs, temperature=0, backend=counting)]
     assert counting.calls.count("cache_prefix") == 1
     assert min(min(pair) for pair in cached) >= len(engine.tokenizer.encode(LONG)) - 4
+
+
+def test_a_batch_without_forks_asks_for_nothing_ahead(counting):
+    def program(s, word):
+        s += LONG + word + gen("x", max_tokens=2)
+
+    function(program).compile().run_batch(["tea", "day"], temperature=0, backend=counting)
+    assert counting.calls == ["generate"] * 2
 
 
 class MeetingBackend(CountingBackend):

@@ -5,7 +5,7 @@ from typing import Any
 
 from graftlm.lang.bound import free_signature
 from graftlm.lang.default_backend import resolve
-from graftlm.lang.graph import Graph
+from graftlm.lang.graph import Fork, Graph
 from graftlm.lang.optimizer import drop_dead, fold_constants, merge_prefixes, share_requests
 from graftlm.lang.prefix import cache_ahead, shared_arguments
 from graftlm.lang.program import Program
@@ -48,16 +48,21 @@ class CompiledProgram:
     ) -> list[ProgramState] | Iterator[ProgramState]:
         """Run it once for each set of arguments; as `Program.run_batch`.
 
-        What all runs begin with is put into the backend's cache before the first of them starts: constants, and
-        arguments that are the same in all.
+        When its runs fork, what all of them begin with (constants, and arguments that are the same in all) is put into
+        the backend's cache before the first of them starts, so that none has to see to it before its fork. Runs that do
+        not fork need no such request: the first of those that arrive together computes it for the others.
         """
         backend = resolve(backend)
         start = Start()
-        if len(batch_kwargs) > 1:
+        if len(batch_kwargs) > 1 and self._caches():
             program = self._program(start)
             shared = shared_arguments([self._defaults | dict(program.keywords(run)) for run in batch_kwargs])
             start = cache_ahead(self._graph, backend, shared)
         return self._program(start).run_batch(batch_kwargs, backend=backend, **options)
+
+    def _caches(self) -> bool:
+        forks = [node.action for node in self._graph.nodes() if isinstance(node.action, Fork)]
+        return any(fork.is_hint and len(fork.branches) > 1 for fork in forks)
 
     def _program(self, start: Start) -> Program:
         return Program(Replay(self._apart, self._graph, self._signature, start))

@@ -7,6 +7,7 @@ from functools import update_wrapper
 from typing import TYPE_CHECKING, Any
 
 from graftlm.errors import RequestError
+from graftlm.lang.backend import Backend
 from graftlm.lang.batch import run_batch
 from graftlm.lang.bound import BoundFunction
 from graftlm.lang.default_backend import default_backend, resolve
@@ -34,11 +35,14 @@ class Program:
     Called within another program, with that program's state, it is an ordinary function.
     """
 
-    def __init__(self, function: Callable[..., Any], prefix: Graph | None = None) -> None:
+    def __init__(
+        self, function: Callable[..., Any], prefix: Graph | None = None, cached_in: Backend | None = None
+    ) -> None:
         """Wrap a function.
 
         Args:
             prefix: the graph of what it begins with, as far as that is known; cached before batches.
+            cached_in: a backend that has it already.
 
         Raises:
             RequestError: it takes no argument for the state.
@@ -50,6 +54,7 @@ class Program:
         self._parameters = frozenset(parameters[1:])
         self._argument_names = parameters[1:]
         self._prefix = prefix
+        self._cached_in = cached_in
         update_wrapper(self, function, updated=())  # its name and docstring; what it holds itself is its own
 
     def __call__(self, s: ProgramState, *args: Any, **kwargs: Any) -> Any:
@@ -107,7 +112,7 @@ class Program:
         """
         runs = [self.keywords(arguments) for arguments in batch_kwargs]
         backend = resolve(backend)
-        if self._prefix is not None and len(runs) > 1:
+        if self._prefix is not None and backend is not self._cached_in and len(runs) > 1:
             cache_ahead(self._prefix, backend, {})
 
         def start(arguments: Mapping[str, Any]) -> tuple[ProgramState, Callable[[], Any]]:
@@ -121,17 +126,18 @@ class Program:
         """Return the program with some of its arguments given.
 
         What it begins with, up to the first text that depends on another argument or on a model, is put into the
-        default backend's cache at once when there is one, and into that of every batch before it starts. To find it,
-        the function runs once, with placeholders instead of the rest.
+        default backend's cache at once when there is one, and into that of another backend before a batch there starts.
+        To find it, the function runs once, with placeholders instead of the rest.
 
         Raises:
             RequestError: a constant is no argument of the program.
         """
         bound = BoundFunction(self._function, constants)
         prefix = trace_prefix(bound, {})
-        if (backend := default_backend()) is not None:
+        backend = default_backend()
+        if backend is not None:
             cache_ahead(prefix, backend, {})
-        return Program(bound, prefix)
+        return Program(bound, prefix, backend)
 
     def trace(self, **constants: Any) -> Graph:
         """Return what the program says as a graph, without running a model. The function runs twice for it.
