@@ -27,7 +27,8 @@
     │   ├── UnavailableError           a process of the server is down, starting or draining; try again later
     │   └── InvariantError             our own bookkeeping is wrong: names the owner
     └── ProgramError                   an LM program failed: says the program's line; `__cause__` is why
-        └── ProgramCancelledError      its run was cancelled
+        ├── ProgramCancelledError      its run was cancelled
+        └── TraceError                 it cannot be traced: says the line that needs a value
 
 Raise the leaf that fits; catch the branch you can handle.
 """
@@ -58,6 +59,7 @@ __all__ = [
     "RequestFailedError",
     "RequestTimeoutError",
     "SamplingParamsError",
+    "TraceError",
     "UnavailableError",
     "UnknownProviderError",
     "UnsupportedArchitectureError",
@@ -191,3 +193,7 @@ class ProgramError(GraftlmError, RuntimeError):
 
 class ProgramCancelledError(ProgramError):
     """The run of an LM program was cancelled before this part of it was done."""
+
+
+class TraceError(ProgramError):
+    """A program cannot be traced: a line of it needs a value that is only there when it runs."""

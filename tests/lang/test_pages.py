@@ -1,6 +1,7 @@
 """The tutorial and the examples run as they stand, on both backends where they name none."""
 
 import importlib
+import json
 import re
 import sys
 from pathlib import Path
@@ -46,8 +47,18 @@ def test_the_tutorial_runs():
     try:
         for i, block in enumerate(blocks):
             exec(compile(block, f"docs/lang.md, block {i + 1}", "exec"), scope)
+        assert str(scope["compiled"].graph) in PAGE
     finally:
         scope["engine"].close()
+
+
+def test_the_figures_of_compiling_are_the_measured_ones():
+    rows = json.loads((ROOT / "benchmarks" / "results" / "lang_compile.json").read_text(encoding="utf-8"))
+    lines = {line.split(" | ")[0].removeprefix("| "): line for line in PAGE.splitlines()}
+    for row in rows:
+        interpreted, compiled = row["requests"]
+        assert f"| {interpreted:g} → {compiled:g} |" in lines[row["case"]]
+        assert f"| {row['cpu_time_ratio']:.2f}x | {row['time_ratio']:.2f}x |" in lines[row["case"]]
 
 
 @pytest.mark.parametrize("name", PROGRAMS)

@@ -20,7 +20,9 @@ from graftlm.lang.choices import (
     token_length_normalized,
     unconditional_likelihood_normalized,
 )
+from graftlm.lang.compiler import CompiledProgram
 from graftlm.lang.default_backend import flush_cache, set_default_backend
+from graftlm.lang.graph import Graph
 from graftlm.lang.primitives import (
     assistant,
     assistant_begin,
@@ -48,10 +50,12 @@ __all__ = [
     "Backend",
     "ChoiceScore",
     "ChoicesMethod",
+    "CompiledProgram",
     "Decision",
     "EngineBackend",
     "Generation",
     "GenerationRequest",
+    "Graph",
     "OpenAI",
     "Program",
     "ProgramState",

@@ -8,7 +8,7 @@ from graftlm.lang.backend import Backend
 from graftlm.lang.backends.engine import EngineBackend, InProcessEngine
 from graftlm.lang.event_loop import shared_loop
 
-__all__ = ["as_backend", "flush_cache", "resolve", "set_default_backend"]
+__all__ = ["as_backend", "default_backend", "flush_cache", "resolve", "set_default_backend"]
 
 _default: list[Backend] = []
 
@@ -20,6 +20,11 @@ def set_default_backend(backend: Any) -> None:
         backend: an Engine, a RuntimeEndpoint, or any Backend.
     """
     _default[:] = [] if backend is None else [as_backend(backend)]
+
+
+def default_backend() -> Backend | None:
+    """Return what `set_default_backend` has set."""
+    return _default[0] if _default else None
 
 
 def as_backend(backend: Any) -> Backend:
@@ -45,11 +50,11 @@ def resolve(backend: Any) -> Backend:
     """
     if backend is not None:
         return as_backend(backend)
-    if not _default:
+    if (default := default_backend()) is None:
         raise ConfigError(
             "this run has no backend: give it one, run(..., backend=engine), or set_default_backend(engine)"
         )
-    return _default[0]
+    return default
 
 
 def flush_cache(backend: Any = None) -> None:

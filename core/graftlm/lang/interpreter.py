@@ -4,7 +4,7 @@ import asyncio
 import threading
 import weakref
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from concurrent.futures import Future
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -17,9 +17,9 @@ from graftlm.lang.expressions import Expr, Gen, RoleBegin, RoleEnd, ScopeBegin, 
 from graftlm.lang.sampling import Sampling
 from graftlm.lang.text_feed import TextFeed
 from graftlm.lang.thoughts import Thoughts
-from graftlm.lang.variables import Cell, Value
+from graftlm.lang.variables import Cell, Value, arrival
 
-__all__ = ["End", "Interpreter", "RunContext", "Snapshot", "Take"]
+__all__ = ["Action", "End", "Interpreter", "Later", "RunContext", "Snapshot", "Take"]
 
 #: A prefix is put into the cache before a fork when this much of it has not been there yet. Below, all children
 #: computing it costs less than the step that they would wait for.
@@ -51,7 +51,7 @@ class RunContext:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """A state at one point of its program.
+    """A state at one point of its program; as a step, what an empty state becomes.
 
     Attributes:
         role: of the message that is open.
@@ -73,17 +73,28 @@ class Take:
 
 
 @dataclass(frozen=True, slots=True)
+class Later:
+    """Runs an expression that other states have a part in: when its turn comes, it is awaited."""
+
+    expr: Callable[[], Awaitable[Expr]]
+
+
+@dataclass(frozen=True, slots=True)
 class End:
     """The program has nothing more to say to this state."""
 
     ended: "Future[None]"
 
 
+#: What a state can be asked to do.
+Action = Expr | Snapshot | Later | Take | End
+
+
 @dataclass(frozen=True, slots=True)
 class _Step:
     """One entry of the queue."""
 
-    action: Expr | Take | End
+    action: Action
     site: CallSite | None = None
     cell: Cell | None = None
 
@@ -138,7 +149,7 @@ class Interpreter:
         """What all states of the run share."""
         return self._context
 
-    def submit(self, action: Expr | Take | End, site: CallSite | None = None, cell: Cell | None = None) -> None:
+    def submit(self, action: Action, site: CallSite | None = None, cell: Cell | None = None) -> None:
         """Run an expression behind those before it; `cell` gets what becomes of it."""
         with self._lock:
             self._steps.append(_Step(action, site, cell))
@@ -147,12 +158,16 @@ class Interpreter:
             self._is_scheduled = True
         self._context.loop.call_soon_threadsafe(self._start)
 
-    def fork(self, number: int, site: CallSite) -> "list[Interpreter]":
-        """Return states that go on from what this one will be at this point."""
+    def fork(self, number: int, site: CallSite, *, is_hint: bool = True) -> "list[Interpreter]":
+        """Return states that go on from what this one will be at this point.
+
+        Args:
+            is_hint: cache the text before several of them begin.
+        """
         taken: Future[Snapshot] = Future()
         children = [Interpreter(self._context, taken) for _ in range(number)]
         self._children.update(children)
-        self.submit(Take(taken, shared=number > 1), site)
+        self.submit(Take(taken, shared=is_hint and number > 1), site)
         return children
 
     def fail(self, error: ProgramError) -> None:
@@ -189,22 +204,24 @@ class Interpreter:
         if self._origin is None:
             return
         origin, self._origin = self._origin, None
-        ready = asyncio.Event()
-        origin.add_done_callback(lambda _: ready.set())  # called in this very loop
-        await ready.wait()
-        snapshot = origin.result()
+        self._become(await arrival(origin))
+
+    def _become(self, snapshot: Snapshot) -> None:
         self._messages = [dict(message) for message in snapshot.messages]
         self._role, self._cached_len = snapshot.role, snapshot.cached_len
         self.feed.append(snapshot.text)
 
     def _fail_now(self, error: ProgramError) -> None:
+        waiting = [self]
+        while waiting:  # a list, since forks of forks go deeper than Python's stack
+            interpreter = waiting.pop()
+            interpreter._cancel_with(error)
+            waiting += interpreter._children
+
+    def _cancel_with(self, error: ProgramError) -> None:
         self._fail_with(error)
-        if (
-            self._task is not None and self._is_running
-        ):  # it waits for its backend; one that has not begun finds the error
-            self._task.cancel()
-        for child in list(self._children):
-            child._fail_now(error)
+        if self._task is not None and self._is_running:  # it waits for its backend
+            self._task.cancel()  # one that has not begun finds the error
 
     def _fail_with(self, error: ProgramError) -> None:
         if self._error is None:
@@ -230,6 +247,10 @@ class Interpreter:
                 self._scopes.setdefault(name, []).append(_Scope(step.cell or Cell(), len(self.feed.text)))
             case ScopeEnd(name):
                 self._close_scope(name)
+            case Snapshot() as snapshot:
+                self._become(snapshot)
+            case Later(expr):
+                await self._execute(_Step(await expr(), step.site, step.cell))
             case Take(taken, shared):
                 await self._take(taken, shared)
             case End(ended):

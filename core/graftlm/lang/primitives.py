@@ -9,6 +9,7 @@ from graftlm.errors import RequestError, SamplingParamsError, UnsupportedFeature
 from graftlm.lang.choices import CHOICES_METHODS, ChoicesMethod, token_length_normalized
 from graftlm.lang.expressions import Expr, Gen, RoleBegin, RoleEnd, Select, as_expr
 from graftlm.lang.expressions import Sequence as ExprSequence
+from graftlm.lang.placeholder import Placeholder
 from graftlm.lang.sampling import make_sampling
 from graftlm.lang.thoughts import check_model_type
 
@@ -110,7 +111,7 @@ def select(
     Raises:
         RequestError: there are no choices, or no such method.
     """
-    if not choices or isinstance(choices, str) or not all(isinstance(c, str) and c for c in choices):
+    if not choices or isinstance(choices, str) or not all(_is_choice(c) for c in choices):
         raise RequestError(f"select needs choices: a list of non-empty strings, got {choices!r}")
     if temperature != 0.0:
         raise SamplingParamsError(f"select takes the likeliest choice: temperature must be 0, got {temperature}")
@@ -204,6 +205,11 @@ def video(path: object, num_frames: int = 0) -> NoReturn:
         UnsupportedFeatureError: always: no backend takes videos.
     """
     raise UnsupportedFeatureError("video: no backend of graftlm.lang takes videos; describe it in text")
+
+
+def _is_choice(choice: object) -> bool:
+    # What stands for an argument while a program is traced is no str, but has one.
+    return isinstance(choice, str | Placeholder) and str(choice) != ""
 
 
 def _message(role: str, expr: Expr | str | None) -> Expr:

@@ -2,18 +2,26 @@
 
 import inspect
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import update_wrapper
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any, overload
 
 from graftlm.errors import RequestError
+from graftlm.lang.backend import Backend
 from graftlm.lang.batch import run_batch
-from graftlm.lang.default_backend import resolve
+from graftlm.lang.bound import BoundFunction
+from graftlm.lang.default_backend import default_backend, resolve
 from graftlm.lang.event_loop import shared_loop
+from graftlm.lang.graph import Graph
 from graftlm.lang.interpreter import RunContext
+from graftlm.lang.prefix import cache_ahead
 from graftlm.lang.sampling import Sampling, make_sampling
 from graftlm.lang.state import ProgramState
+from graftlm.lang.tracer import trace, trace_prefix
 from graftlm.lang.variables import result_of
+
+if TYPE_CHECKING:
+    from graftlm.lang.compiler import CompiledProgram
 
 __all__ = ["Program", "function"]
 
@@ -27,8 +35,20 @@ class Program:
     Called within another program, with that program's state, it is an ordinary function.
     """
 
-    def __init__(self, function: Callable[..., Any], *, num_api_spec_tokens: int | None = None) -> None:
-        """Wrap a function; the arguments are those of `@function`.
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        prefix: Graph | None = None,
+        cached_in: Backend | None = None,
+        *,
+        num_api_spec_tokens: int | None = None,
+    ) -> None:
+        """Wrap a function.
+
+        Args:
+            prefix: the graph of what it begins with, as far as that is known; cached before batches.
+            cached_in: a backend that has it already.
+            num_api_spec_tokens: as of `@function`.
 
         Raises:
             RequestError: it takes no argument for the state, or there are no tokens to ask for ahead.
@@ -42,7 +62,9 @@ class Program:
         self._function = function
         self._parameters = frozenset(parameters[1:])
         self._argument_names = parameters[1:]
-        update_wrapper(self, function)
+        self._prefix = prefix
+        self._cached_in = cached_in
+        update_wrapper(self, function, updated=())  # its name and docstring; what it holds itself is its own
 
     def __call__(self, s: ProgramState, *args: Any, **kwargs: Any) -> Any:
         """Go on writing to another program's state; returns what the function returns."""
@@ -97,8 +119,10 @@ class Program:
 
         Returns: one state each, in order. One that failed raises when it is read; the others are not affected.
         """
-        runs = [self._keywords(arguments) for arguments in batch_kwargs]
+        runs = [self.keywords(arguments) for arguments in batch_kwargs]
         backend = resolve(backend)
+        if self._prefix is not None and backend is not self._cached_in and len(runs) > 1:
+            cache_ahead(self._prefix, backend, {})
 
         def start(arguments: Mapping[str, Any]) -> tuple[ProgramState, Callable[[], Any]]:
             state, own = self._begin(dict(arguments) | sampling, backend, False)
@@ -107,7 +131,58 @@ class Program:
         states = run_batch(start, runs, num_threads, progress_bar)
         return states if generator_style else list(states)
 
-    def _keywords(self, arguments: Any) -> Mapping[str, Any]:
+    def bind(self, **constants: Any) -> "Program":
+        """Return the program with some of its arguments given.
+
+        What it begins with, up to the first text that depends on another argument or on a model, is put into the
+        default backend's cache at once when there is one, and into that of another backend before a batch there starts.
+        To find it, the function runs once, with placeholders instead of the rest.
+
+        Raises:
+            RequestError: a constant is no argument of the program.
+        """
+        bound = BoundFunction(self._function, constants)
+        prefix = trace_prefix(bound, {})
+        backend = default_backend()
+        if backend is not None:
+            cache_ahead(prefix, backend, {})
+        return Program(bound, prefix, backend, num_api_spec_tokens=self._num_api_spec_tokens)
+
+    def trace(self, **constants: Any) -> Graph:
+        """Return what the program says as a graph, without running a model. The function runs twice for it.
+
+        Args:
+            constants: arguments; the others stay free, and placeholders stand for them.
+
+        Raises:
+            TraceError: the program looks at a value that is only there when it runs: an argument that is free, or what
+                a model writes. Says the line.
+            RequestError: a constant is no argument of the program.
+        """
+        return trace(self._function, constants)
+
+    def compile(self, *, outputs: Collection[str] | None = None, **constants: Any) -> "CompiledProgram":
+        """Return the program as a graph that runs by itself.
+
+        Args:
+            outputs: variables that are wanted beside the returned value; what none of these depends on is left out,
+                and the text ends there. None keeps the whole text and all variables.
+            constants: arguments; the others are given to `run`.
+
+        Raises:
+            TraceError: as `trace`.
+            RequestError: a constant is no argument of the program, or an output no variable.
+        """
+        from graftlm.lang.compiler import CompiledProgram  # whose runs are those of a Program
+
+        return CompiledProgram(self._function, constants, outputs, num_api_spec_tokens=self._num_api_spec_tokens)
+
+    def keywords(self, arguments: Any) -> Mapping[str, Any]:
+        """Return one entry of a batch as keyword arguments; a plain value is that of the only argument.
+
+        Raises:
+            RequestError: the program has not exactly one.
+        """
         if isinstance(arguments, Mapping):
             return arguments
         if len(self._argument_names) != 1:

@@ -4,19 +4,53 @@ import weakref
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
-from typing import Any, Self
+from dataclasses import dataclass
+from typing import Any, Protocol, Self
 
 from graftlm.errors import ProgramCancelledError, ProgramError, RequestError
 from graftlm.lang import expressions as ex
 from graftlm.lang.call_site import CallSite, call_site
 from graftlm.lang.expressions import Expr, as_expr
-from graftlm.lang.interpreter import End, Interpreter, RunContext, Snapshot, Take
+from graftlm.lang.interpreter import Action, End, Interpreter, RunContext, Snapshot, Take
+from graftlm.lang.text_feed import TextFeed
 from graftlm.lang.thoughts import REASONING_SUFFIX
 from graftlm.lang.variables import Cell, Value, Variables, result_of
 
-__all__ = ["ProgramState", "ProgramStateGroup"]
+__all__ = ["ProgramState", "ProgramStateGroup", "Promise", "Stream"]
 
 _CANCELLED = "this program's run was cancelled"
+
+
+class Stream(Protocol):
+    """What a state writes to: an Interpreter, or a tracer's recorder."""
+
+    @property
+    def feed(self) -> TextFeed:
+        """The text as it grows."""
+
+    @property
+    def error(self) -> ProgramError | None:
+        """What ended the stream."""
+
+    def submit(self, action: Action, site: CallSite | None = None, cell: Cell | None = None) -> None:
+        """Do something behind what was submitted before; see Interpreter."""
+
+    def fork(self, number: int, site: CallSite) -> "Sequence[Stream]":
+        """Return streams that go on from here."""
+
+    def fail(self, error: ProgramError) -> None:
+        """End the stream with an error."""
+
+
+@dataclass(frozen=True, slots=True)
+class Promise:
+    """A return value that is put together of variables once they are there.
+
+    Attributes:
+        result: waits for them, and returns the value; raises ProgramError when one failed.
+    """
+
+    result: Callable[[], Any]
 
 
 class ProgramState:
@@ -27,7 +61,7 @@ class ProgramState:
     """
 
     def __init__(
-        self, interpreter: Interpreter, variables: Variables | None = None, parent: "ProgramState | None" = None
+        self, interpreter: Stream, variables: Variables | None = None, parent: "ProgramState | None" = None
     ) -> None:
         self._interpreter = interpreter
         self._variables = variables or Variables()
@@ -40,6 +74,10 @@ class ProgramState:
     def begin(cls, context: RunContext) -> Self:
         """Return an empty state."""
         return cls(Interpreter(context), Variables(is_open=True))
+
+    def parts(self) -> tuple[Stream, Variables]:
+        """Return what it writes to, and its variables: for what writes to it in a program's place."""
+        return self._interpreter, self._variables
 
     # -- writing -------------------------------------------------------------------------------------------------------
 
@@ -163,8 +201,8 @@ class ProgramState:
 
     @property
     def ret_value(self) -> Any:
-        """What the program's function returned."""
-        return self._returned
+        """What the program's function returned; waits for what a compiled program returns."""
+        return self._returned.result() if isinstance(self._returned, Promise) else self._returned
 
     def text_iter(self, var_name: str | None = None) -> Iterator[str]:
         """Yield the text, or a variable's, in pieces as it grows; raises ProgramError where it fails."""

@@ -5,12 +5,14 @@ import threading
 from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from graftlm.errors import ProgramError
 from graftlm.lang.text_feed import TextFeed
 
-__all__ = ["Cell", "Value", "Variables", "result_of"]
+__all__ = ["Cell", "Value", "Variables", "arrival", "result_of"]
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,3 +125,11 @@ def result_of(future: "Future[Any]") -> Any:
     if isinstance(error, ProgramError):
         raise error.again()
     raise error
+
+
+async def arrival(future: "Future[T]") -> T:
+    """Wait for a future that is set in this very event loop; one that waits and is cancelled leaves it as it is."""
+    ready = asyncio.Event()
+    future.add_done_callback(lambda _: ready.set())
+    await ready.wait()
+    return future.result()

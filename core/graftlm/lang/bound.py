@@ -1,0 +1,47 @@
+"""A program's function with some of its arguments given."""
+
+import inspect
+from collections.abc import Callable, Mapping
+from functools import update_wrapper
+from typing import Any
+
+from graftlm.errors import RequestError
+
+__all__ = ["BoundFunction", "free_signature"]
+
+
+class BoundFunction:
+    """Calls a function with constants beside the arguments that are left."""
+
+    def __init__(self, function: Callable[..., Any], constants: Mapping[str, Any]) -> None:
+        """Give a function some of its arguments.
+
+        Raises:
+            RequestError: one is no argument of it.
+        """
+        self._function = function
+        self._constants = dict(constants)
+        update_wrapper(self, function, updated=())
+        self.__signature__ = free_signature(function, constants)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call it; raises TypeError for arguments that do not fit what is left."""
+        given = dict(self.__signature__.bind(*args, **kwargs).arguments)
+        state = given.pop(next(iter(self.__signature__.parameters)))
+        return self._function(state, **given, **self._constants)
+
+
+def free_signature(function: Callable[..., Any], constants: Mapping[str, Any]) -> inspect.Signature:
+    """Return a program's state and the arguments that are no constants.
+
+    Raises:
+        RequestError: a constant is no argument of it.
+    """
+    signature = inspect.signature(function)
+    state, *arguments = [p for p in signature.parameters.values() if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+    names = [p.name for p in arguments]
+    if unknown := set(constants) - set(names):
+        raise RequestError(
+            f"{function.__name__}() has no argument {', '.join(sorted(unknown))}; it has: {', '.join(names) or 'none'}"
+        )
+    return signature.replace(parameters=[state, *(p for p in arguments if p.name not in constants)])

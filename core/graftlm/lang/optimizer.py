@@ -1,0 +1,310 @@
+"""Passes over a graph. Each returns a graph that writes the same text with the same variables, for less work."""
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import takewhile
+from typing import Any, Final
+
+from graftlm.errors import RequestError
+from graftlm.lang.expressions import Gen, RoleBegin, RoleEnd, ScopeBegin, ScopeEnd
+from graftlm.lang.graph import ROOT, Action, Adopt, Branch, Choose, Constant, Fork, Graph, Insert, Node, ReadText
+from graftlm.lang.template import MetaInfo, Produced, Slot, map_slots, slots_of
+
+__all__ = ["drop_dead", "fold_constants", "merge_prefixes", "share_requests"]
+
+#: A text is split only where branches have at least so much of it in common.
+_SPLIT_FROM_CHARACTERS: Final = 16
+
+
+def fold_constants(graph: Graph) -> Graph:
+    """Make constants of selects with one choice and of what is read of them, and one of neighbouring constants."""
+    known = _known_texts(graph)
+    branches = {i: Branch(i, tuple(_merged(_folded(branch.nodes, known)))) for i, branch in graph.branches.items()}
+    variables, returned = map_slots((dict(graph.variables), graph.returned), lambda slot: _known_or_slot(slot, known))
+    return replace(graph, branches=branches, variables=variables, returned=returned)
+
+
+def _known_texts(graph: Graph) -> dict[int, str]:
+    """Return what the nodes produce of which that is clear, and whose scores nobody asks for."""
+    read = [*slots_of((dict(graph.variables), graph.returned))]
+    read += [slot for node in graph.nodes() for slot in node.slots()]
+    scored = {slot.source.node_id for slot in read if isinstance(slot.source, MetaInfo)}
+    known: dict[int, str] = {}
+    for node in sorted(graph.nodes(), key=lambda node: node.node_id):  # a choice is of what was there before it
+        if isinstance(node.action, Choose) and len(node.action.choices) == 1 and node.node_id not in scored:
+            choice = map_slots(node.action.choices[0], lambda slot: _known_or_slot(slot, known))
+            if isinstance(choice, str):
+                known[node.node_id] = choice
+    return known
+
+
+def _known_or_slot(slot: Slot, known: Mapping[int, str]) -> Any:
+    if not isinstance(slot.source, Produced) or slot.source.node_id not in known:
+        return slot
+    text = known[slot.source.node_id]
+    return slot.value(lambda _: text)
+
+
+def _folded(nodes: Sequence[Node], known: Mapping[int, str]) -> Iterator[Node]:
+    for node in nodes:
+        action: Action = node.action
+        if node.node_id in known:
+            action = Constant(known[node.node_id])
+        elif isinstance(action, Insert) and isinstance(text := _known_or_slot(action.slot, known), str):
+            action = Constant(text)
+        elif isinstance(action, Choose):
+            action = replace(action, choices=map_slots(action.choices, lambda slot: _known_or_slot(slot, known)))
+        yield replace(node, action=action)
+
+
+def _merged(nodes: Iterator[Node]) -> list[Node]:
+    merged: list[Node] = []
+    for node in nodes:
+        if isinstance(node.action, Constant):
+            if not node.action.text:
+                continue
+            if merged and isinstance(before := merged[-1].action, Constant):
+                merged[-1] = replace(merged[-1], action=Constant(before.text + node.action.text))
+                continue
+        merged.append(node)
+    return merged
+
+
+def drop_dead(graph: Graph, outputs: Collection[str] | None = None) -> Graph:
+    """Drop what nothing depends on.
+
+    What a node depends on: all that stands before it in its state, which is its prompt, and what it reads of others.
+
+    Args:
+        outputs: names of the variables that are wanted beside the returned value; None keeps all of them and the whole
+            text.
+
+    Raises:
+        RequestError: the program has no variable of such a name.
+    """
+    if unknown := set(outputs or ()) - set(graph.variables):
+        raise RequestError(
+            f"outputs names {', '.join(sorted(unknown))}; the program's variables are: "
+            f"{', '.join(graph.variables) or 'none'}"
+        )
+    variables = {name: value for name, value in graph.variables.items() if outputs is None or name in outputs}
+    live = _Liveness(graph)
+    for slot in slots_of([list(variables.values()), graph.returned]):
+        live.need_source(slot)
+    if outputs is None:
+        live.need_branch(ROOT)
+    return replace(graph, branches=live.branches(), variables=variables)
+
+
+class _Liveness:
+    """How far each branch is needed: of what is live, everything before it in its branch is too."""
+
+    def __init__(self, graph: Graph) -> None:
+        self._graph = graph
+        self._places = {
+            node.node_id: (branch.branch_id, i)
+            for branch in graph.branches.values()
+            for i, node in enumerate(branch.nodes)
+        }
+        self._origins = graph.origins()
+        self._lens = {ROOT: 0}  # nodes from the beginning that are live; of live branches only
+        self._read: set[int] = set()
+
+    def need_source(self, slot: Slot) -> None:
+        """Keep what a slot reads."""
+        if isinstance(slot.source, Produced | MetaInfo):
+            self._read.add(slot.source.node_id)
+            self._need(slot.source.node_id)
+
+    def need_branch(self, branch_id: int) -> None:
+        """Keep a whole branch."""
+        if nodes := self._graph.branches[branch_id].nodes:
+            self._need(nodes[-1].node_id)
+
+    def _need(self, node_id: int) -> None:
+        needed = [node_id]  # a list, since programs go deeper than Python's stack
+        while needed:
+            for node in self._newly_live(needed.pop()):
+                sources = [slot.source for slot in node.slots()]
+                ids = [source.node_id for source in sources if isinstance(source, Produced | MetaInfo)]
+                self._read.update(ids)
+                needed += ids
+
+    def _newly_live(self, node_id: int) -> Iterator[Node]:
+        """Yield what a node needs in its branch and in those that it goes on from, as far as that is new."""
+        while True:
+            branch_id, index = self._places[node_id]
+            nodes = self._graph.branches[branch_id].nodes
+            if isinstance(nodes[index].action, ScopeBegin):
+                index = _scope_end(nodes, index)
+            is_new = branch_id not in self._lens
+            start = self._lens.get(branch_id, 0)
+            self._lens[branch_id] = max(start, index + 1)
+            yield from nodes[start : index + 1]
+            if not is_new:
+                return
+            node_id = self._origins[branch_id]
+
+    def branches(self) -> dict[int, Branch]:
+        """Return what is live."""
+        return {
+            i: Branch(i, tuple(self._kept(self._graph.branches[i].nodes[:n]))) for i, n in sorted(self._lens.items())
+        }
+
+    def _kept(self, nodes: Sequence[Node]) -> Iterator[Node]:
+        for node in nodes:
+            if isinstance(node.action, Fork):
+                branches = tuple(branch for branch in node.action.branches if branch in self._lens)
+                if branches:
+                    yield replace(node, action=replace(node.action, branches=branches))
+            elif not isinstance(node.action, ReadText) or node.node_id in self._read:
+                yield node
+
+
+def _scope_end(nodes: Sequence[Node], begin: int) -> int:
+    name = getattr(nodes[begin].action, "name")  # noqa: B009
+    depth = 0
+    for i in range(begin, len(nodes)):
+        match nodes[i].action:
+            case ScopeBegin(other) if other == name:
+                depth += 1
+            case ScopeEnd(other) if other == name:
+                depth -= 1
+                if depth == 0:
+                    return i
+    return len(nodes) - 1
+
+
+class _Edit:
+    """A graph's branches while nodes and branches are added to them."""
+
+    def __init__(self, graph: Graph) -> None:
+        self._graph = graph
+        self.branches = {i: list(branch.nodes) for i, branch in graph.branches.items()}
+        self._next_node_id = 1 + max((node.node_id for node in graph.nodes()), default=0)
+
+    def forks(self) -> list[tuple[int, Node, Fork]]:
+        """Return each Fork with the branch that it is in."""
+        nodes = [(i, node) for i, nodes in self.branches.items() for node in nodes]
+        return [(i, node, node.action) for i, node in nodes if isinstance(node.action, Fork)]
+
+    def new_node(self, action: Action, like: Node) -> Node:
+        """Return a node of the same line."""
+        self._next_node_id += 1
+        return Node(self._next_node_id - 1, action, like.site)
+
+    def new_branch(self, nodes: list[Node]) -> int:
+        """Add a branch; returns its id."""
+        branch_id = 1 + max(self.branches)
+        self.branches[branch_id] = nodes
+        return branch_id
+
+    def replace(self, branch_id: int, node: Node, others: list[Node]) -> None:
+        """Put other nodes in a node's place."""
+        nodes = self.branches[branch_id]
+        at = nodes.index(node)
+        nodes[at : at + 1] = others
+
+    def graph(self) -> Graph:
+        """Return the graph."""
+        return replace(self._graph, branches={i: Branch(i, tuple(nodes)) for i, nodes in self.branches.items()})
+
+
+def merge_prefixes(graph: Graph) -> Graph:
+    """Let branches that go on from one text begin behind all that they say alike; it is cached with that text."""
+    edit = _Edit(graph)
+    for branch_id in list(edit.branches):
+        edit.branches[branch_id] = _with_merged_forks(edit.branches[branch_id])
+    for branch_id, node, fork in edit.forks():
+        common = _take_common(edit, [edit.branches[branch] for branch in fork.branches])
+        if common:
+            trunk = edit.new_branch([*common, edit.new_node(fork, node)])
+            edit.replace(branch_id, node, [replace(node, action=Fork((trunk,)))])
+    return edit.graph()
+
+
+def _with_merged_forks(nodes: list[Node]) -> list[Node]:
+    """Make one fork of several at the same place, such as of copies that are made one after the other."""
+    merged: list[Node] = []
+    for node in nodes:
+        if merged and isinstance(fork := node.action, Fork) and isinstance(before := merged[-1].action, Fork):
+            merged[-1] = replace(merged[-1], action=Fork((*before.branches, *fork.branches)))
+        else:
+            merged.append(node)
+    return merged
+
+
+def _take_common(edit: _Edit, branches: list[list[Node]]) -> list[Node]:
+    """Take the nodes off several branches that all of them begin with."""
+    common: list[Node] = []
+    while len(branches) > 1 and all(branches):
+        heads = [nodes[0] for nodes in branches]
+        if all(head.action == heads[0].action for head in heads) and isinstance(
+            heads[0].action, Constant | Insert | RoleBegin | RoleEnd
+        ):
+            common.append(heads[0])
+            for nodes in branches:
+                del nodes[0]
+            continue
+        texts = [head.action.text for head in heads if isinstance(head.action, Constant)]
+        start = _common_start(texts) if len(texts) == len(heads) else ""
+        if start:
+            common.append(edit.new_node(Constant(start), heads[0]))
+            for nodes, text in zip(branches, texts, strict=True):
+                nodes[:1] = [replace(nodes[0], action=Constant(text[len(start) :]))] if text != start else []
+        break
+    return common
+
+
+def _common_start(texts: list[str]) -> str:
+    """Return what texts begin with, up to the end of a word: tokens mostly begin with the space before one."""
+    equal = takewhile(lambda letters: len(set(letters)) == 1, zip(*texts, strict=False))
+    start = "".join(letters[0] for letters in equal)
+    start = start[: max(start.rfind(" "), start.rfind("\n"), 0)]
+    return start if len(start) >= _SPLIT_FROM_CHARACTERS else ""
+
+
+def share_requests(graph: Graph) -> Graph:
+    """Make one request for several completions of the branches that begin with the same `gen`.
+
+    Their texts are as likely as those of requests of their own. Holds for runs in which `n` is 1 for every `gen` that
+    does not say otherwise.
+    """
+    edit = _Edit(graph)
+    for branch_id, node, fork in edit.forks():
+        groups = _alike(edit, fork)
+        if not groups:
+            continue
+        sources = [_share(edit, group) for group in groups]
+        adopting = [branch for group in groups for branch in group]
+        others = [branch for branch in fork.branches if branch not in adopting]
+        edit.replace(
+            branch_id,
+            node,
+            [
+                edit.new_node(Fork((*sources, *others), fork.is_hint), node),
+                replace(node, action=Fork(tuple(adopting), is_hint=False)),  # the shared requests compute their text
+            ],
+        )
+    return edit.graph()
+
+
+def _alike(edit: _Edit, fork: Fork) -> list[list[int]]:
+    """Return branches of a fork that begin with a `gen` of the same sampling, where there are several."""
+    groups: dict[Any, list[int]] = {}
+    for branch in fork.branches:
+        nodes = edit.branches[branch]
+        if nodes and isinstance(gen := nodes[0].action, Gen) and gen.sampling.n is None:
+            groups.setdefault(gen.sampling, []).append(branch)
+    return [group for group in groups.values() if len(group) > 1]
+
+
+def _share(edit: _Edit, group: list[int]) -> int:
+    """Have the branches take their first text from a branch of its own, which is returned."""
+    first = edit.branches[group[0]][0]
+    assert isinstance(first.action, Gen)
+    source = edit.new_node(Gen(None, replace(first.action.sampling, n=len(group))), first)
+    for i, branch in enumerate(group):
+        nodes = edit.branches[branch]
+        nodes[0] = replace(nodes[0], action=Adopt(source.node_id, i))
+    return edit.new_branch([source])

@@ -1,0 +1,87 @@
+"""The text that a program begins with in every run, computed by the backend before the runs begin."""
+
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from typing import Any, Final
+
+from graftlm.errors import ProgramError
+from graftlm.lang.backend import Backend
+from graftlm.lang.event_loop import shared_loop
+from graftlm.lang.expressions import Expr, RoleBegin, RoleEnd, Text, as_expr
+from graftlm.lang.graph import ROOT, Constant, Graph, Insert, Node
+from graftlm.lang.interpreter import Action, Interpreter, Later, RunContext, Snapshot, Take
+from graftlm.lang.replay import Start
+from graftlm.lang.sampling import Sampling
+from graftlm.lang.template import Argument, Source
+from graftlm.lang.variables import result_of
+
+__all__ = ["cache_ahead", "shared_arguments"]
+
+#: Types of arguments whose `==` says that a text made of them is the same.
+_PLAIN: Final = (str, int, float, bool, type(None))
+
+
+def cache_ahead(graph: Graph, backend: Backend, arguments: Mapping[str, Any]) -> Start:
+    """Have the backend compute what a graph begins with, if that is long enough to be worth a step.
+
+    Args:
+        arguments: those that are the same in all runs.
+
+    Returns: where the runs can begin. When the text cannot be made, that is its beginning: each run then fails by
+        itself, with its own line.
+    """
+    leading = _leading(graph, arguments)
+    interpreter = Interpreter(RunContext(backend, Sampling(), False, shared_loop()))
+    taken: Future[Snapshot] = Future()
+    try:
+        for node in leading:
+            interpreter.submit(_step(node, arguments), node.site)
+        interpreter.submit(Take(taken, shared=True))
+        return Start(len(leading), result_of(taken))
+    except ProgramError:
+        return Start()
+
+
+def shared_arguments(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the arguments that are plain values, and the same in all runs."""
+    first, *others = runs
+    return {
+        name: value
+        for name, value in first.items()
+        if isinstance(value, _PLAIN)
+        and all(name in run and type(run[name]) is type(value) and run[name] == value for run in others)
+    }
+
+
+def _leading(graph: Graph, arguments: Mapping[str, Any]) -> list[Node]:
+    """Return the first nodes of the program's own state that need neither a model nor other arguments."""
+    leading = []
+    for node in graph.branches[ROOT].nodes:
+        match node.action:
+            case Constant() | RoleBegin() | RoleEnd():
+                leading.append(node)
+            case Insert(slot) if isinstance(slot.source, Argument) and slot.source.name in arguments:
+                leading.append(node)
+            case _:
+                break
+    return leading
+
+
+def _step(node: Node, arguments: Mapping[str, Any]) -> Action:
+    def value_of(source: Source) -> Any:
+        assert isinstance(source, Argument)  # others are not among the leading nodes
+        return arguments[source.name]
+
+    match node.action:
+        case Constant(text):
+            return Text(text)
+        case Insert(slot):
+
+            async def rendered() -> Expr:
+                return as_expr(slot.value(value_of))
+
+            return Later(rendered)  # what fails there is a ProgramError
+        case RoleBegin() | RoleEnd() as role:
+            return role
+        case action:
+            raise AssertionError(f"{action} is not among the leading nodes")

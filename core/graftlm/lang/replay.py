@@ -1,0 +1,197 @@
+"""Runs a graph on a program's state: everything is handed to the interpreters at once, and nothing waits in Python."""
+
+import inspect
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any
+
+from graftlm.errors import ProgramError
+from graftlm.lang.expressions import Expr, Gen, RoleBegin, RoleEnd, ScopeBegin, ScopeEnd, Select, Text, as_expr
+from graftlm.lang.graph import ROOT, Adopt, Choose, Constant, Fork, Graph, Insert, Node, ReadText
+from graftlm.lang.interpreter import Action as Step
+from graftlm.lang.interpreter import Interpreter, Later, Snapshot, Take
+from graftlm.lang.state import ProgramState, Promise
+from graftlm.lang.template import Argument, MetaInfo, Produced, Slot, Source, Template, fill, slots_of
+from graftlm.lang.variables import Cell, Value, Variables, arrival, result_of
+
+__all__ = ["Replay", "Start"]
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Where runs begin that have their first nodes behind them.
+
+    Attributes:
+        num_nodes: of the program's own state, which have run.
+        snapshot: what came of them.
+    """
+
+    num_nodes: int = 0
+    snapshot: Snapshot = field(default_factory=Snapshot)
+
+
+class Replay:
+    """A graph as a program's function: takes a state and the arguments that are not constants."""
+
+    def __init__(self, graph: Graph, shared: Graph, signature: inspect.Signature, start: Start) -> None:
+        """Make a function.
+
+        Args:
+            graph: what runs in any case.
+            shared: what runs where requests for several completions do as well as one request for each: where texts
+                do not have to grow, and the run itself does not ask for several.
+            signature: of the free arguments, behind the state.
+        """
+        self._graph = graph
+        self._shared = shared
+        self._start = start
+        self.__signature__ = signature
+        self.__name__ = self.__qualname__ = graph.name
+
+    def __call__(self, s: ProgramState, *args: Any, **kwargs: Any) -> Any:
+        """Write everything to a state that nothing has been written to; returns what the program returns."""
+        bound = self.__signature__.bind(s, *args, **kwargs)
+        bound.apply_defaults()
+        interpreter, variables = s.parts()
+        assert isinstance(interpreter, Interpreter)  # a compiled program is not called while another one is traced
+        context = interpreter.context
+        is_shared = not context.streams and context.defaults.n in (None, 1)
+        run = _Run(self._shared if is_shared else self._graph, dict(bound.arguments))
+        return run.begin(interpreter, variables, self._start)
+
+
+class _Run:
+    """One run of a graph: its arguments, and a cell for whatever its nodes produce."""
+
+    def __init__(self, graph: Graph, arguments: Mapping[str, Any]) -> None:
+        self._graph = graph
+        self._arguments = arguments
+        self._cells = {node.node_id: Cell() for node in graph.nodes() if node.produces()}
+
+    def begin(self, interpreter: Interpreter, variables: Variables, start: Start) -> Any:
+        """Hand everything to the interpreter and its forks; returns the program's value or a promise of it."""
+        interpreter.submit(start.snapshot)
+        gathered = self._set_variables(variables)
+        self._submit(self._graph.branches[ROOT].nodes[start.num_nodes :], interpreter)
+        for cell, structure in gathered:
+            interpreter.submit(Later(self._after(slots_of(structure), self._filling(cell, structure))), cell=cell)
+        returned = self._graph.returned
+        wanted = slots_of((dict(self._graph.variables), returned))
+        interpreter.submit(Later(self._after(wanted, lambda: Text(""))))  # other states may still write them
+        if not self._cells_of(slots_of(returned)):
+            return fill(returned, self._value_of)
+        return Promise(lambda: self._result(returned))
+
+    def _set_variables(self, variables: Variables) -> list[tuple[Cell, Any]]:
+        """Name the cells of variables; returns those that are put together of others, and how."""
+        gathered = []
+        for name, structure in self._graph.variables.items():
+            cell = self._own_cell(structure) or Cell()
+            variables[name] = cell
+            if self._own_cell(structure) is None:
+                gathered.append((cell, structure))
+        return gathered
+
+    def _own_cell(self, structure: Any) -> Cell | None:
+        match structure:
+            case Template(parts=(Slot(Produced(node_id), ()),)):
+                return self._cells[node_id]
+            case _:
+                return None
+
+    def _submit(self, nodes: Sequence[Node], interpreter: Interpreter) -> None:
+        """Hand over nodes, and those of the branches that go on from them."""
+        waiting = [(nodes, interpreter)]
+        while waiting:  # a list, since forks of forks go deeper than Python's stack
+            nodes, interpreter = waiting.pop()
+            for node in nodes:
+                if isinstance(node.action, Fork):
+                    branches = [self._graph.branches[branch].nodes for branch in node.action.branches]
+                    forks = interpreter.fork(len(branches), node.site, is_hint=node.action.is_hint)
+                    waiting += zip(branches, forks, strict=True)
+                else:
+                    cell = self._cells.get(node.node_id)
+                    interpreter.submit(self._step(node, cell), node.site, cell)
+
+    def _step(self, node: Node, cell: Cell | None) -> Step:
+        match node.action:
+            case Constant(text):
+                return Text(text)
+            case ReadText():
+                assert cell is not None
+                return Take(_text_into(cell))
+            case Gen() | RoleBegin() | RoleEnd() | ScopeBegin() | ScopeEnd() as expr:
+                return expr
+            case _:
+                return Later(self._after(node.slots(), self._maker(node)))
+
+    def _maker(self, node: Node) -> Callable[[], Expr]:
+        """Return what makes a node's expression, once the values that it needs are there."""
+        match node.action:
+            case Insert(slot):
+                return lambda: as_expr(slot.value(self._value_of))
+            case Choose(name, choices, method):
+                return lambda: Select(name, tuple(fill(list(choices), self._value_of)), method)
+            case Adopt(source, index):
+                return lambda: self._adopted(self._cells[source], index, self._cells[node.node_id])
+            case action:
+                raise AssertionError(f"{action} needs no values")
+
+    def _adopted(self, source: Cell, index: int, cell: Cell) -> Text:
+        value = source.future.result()
+        text = value.value[index]
+        meta_info = value.meta_info
+        cell.fill(Value(text, meta_info[index] if isinstance(meta_info, list) else meta_info))
+        return Text(text)
+
+    def _after(self, slots: Iterable[Slot], make: Callable[[], Expr]) -> Callable[[], Awaitable[Expr]]:
+        """Return a coroutine function that makes an expression when all that slots need is there."""
+        cells = self._cells_of(slots)
+
+        async def made() -> Expr:
+            for cell in cells:
+                await arrival(cell.future)
+            return make()
+
+        return made
+
+    def _filling(self, cell: Cell, structure: Any) -> Callable[[], Expr]:
+        def make() -> Expr:
+            cell.fill(Value(fill(structure, self._value_of)))
+            return Text("")
+
+        return make
+
+    def _cells_of(self, slots: Iterable[Slot]) -> list[Cell]:
+        sources = [slot.source for slot in slots]
+        return [self._cells[s.node_id] for s in sources if isinstance(s, Produced | MetaInfo)]
+
+    def _value_of(self, source: Source) -> Any:
+        match source:
+            case Argument(name):
+                return self._arguments[name]
+            case Produced(node_id):
+                return self._cells[node_id].future.result().value
+            case MetaInfo(node_id):
+                return self._cells[node_id].future.result().meta_info
+
+    def _result(self, returned: Any) -> Any:
+        for cell in self._cells_of(slots_of(returned)):
+            result_of(cell.future)
+        return fill(returned, self._value_of)
+
+
+def _text_into(cell: Cell) -> "Future[Snapshot]":
+    """Return a future of a snapshot whose text becomes a variable."""
+
+    def keep(taken: "Future[Snapshot]") -> None:
+        error = taken.exception()
+        if isinstance(error, ProgramError):
+            cell.fail(error)
+        else:
+            cell.fill(Value(taken.result().text))
+
+    future: Future[Snapshot] = Future()
+    future.add_done_callback(keep)
+    return future

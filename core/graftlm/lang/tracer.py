@@ -1,0 +1,258 @@
+"""Runs a program's function without a model, and records what it says as a graph."""
+
+import inspect
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any, Final, NoReturn, cast
+
+from graftlm.errors import ProgramError, TraceError
+from graftlm.lang import expressions as ex
+from graftlm.lang.bound import free_signature
+from graftlm.lang.call_site import CallSite, call_site
+from graftlm.lang.graph import (
+    Action,
+    Branch,
+    Choose,
+    Constant,
+    Fork,
+    Graph,
+    Insert,
+    Node,
+    ReadText,
+    argument_names,
+)
+from graftlm.lang.interpreter import Action as Step
+from graftlm.lang.interpreter import End, Snapshot, Take
+from graftlm.lang.placeholder import Marks, Placeholder
+from graftlm.lang.sampling import Sampling
+from graftlm.lang.state import ProgramState
+from graftlm.lang.template import Argument, MetaInfo, Produced, slots_of
+from graftlm.lang.text_feed import TextFeed
+from graftlm.lang.variables import Cell, Value, Variables
+
+__all__ = ["trace", "trace_prefix"]
+
+#: More than programs say; a loop that waits for a text never ends while there is none.
+_MAX_NODES: Final = 100_000
+_MAX_PREFIX_NODES: Final = 1000
+
+
+def trace(function: Callable[..., Any], constants: Mapping[str, Any], *, max_nodes: int = _MAX_NODES) -> Graph:
+    """Return a program's graph. The function runs twice, with different placeholders for what it is not given.
+
+    Args:
+        max_nodes: at which the program is taken for one that does not end.
+
+    Raises:
+        TraceError: what it says depends on values that are not there yet.
+        RequestError: a constant is no argument of it.
+    """
+    graphs = []
+    for kind in (0, 1):
+        recording, error = _record(function, constants, kind, max_nodes)
+        if error is not None:
+            raise error
+        graphs.append(recording.graph())
+    _check_same(*graphs)
+    return graphs[0]
+
+
+def trace_prefix(function: Callable[..., Any], constants: Mapping[str, Any]) -> Graph:
+    """Return the graph of what a program says first, up to where it cannot be traced or has said much.
+
+    The function runs once. What it raises is of no concern here: it will raise again when it runs.
+    """
+    recording, _ = _record(function, constants, 0, _MAX_PREFIX_NODES)
+    return recording.graph(is_whole=False)
+
+
+@dataclass
+class _Recording:
+    """A graph in the making, of all states of one run."""
+
+    name: str
+    arguments: tuple[str, ...]
+    marks: Marks
+    max_nodes: int
+    branches: dict[int, list[Node]] = field(default_factory=dict)
+    num_nodes: int = 0
+    variables: Mapping[str, Any] = field(default_factory=dict)
+    returned: Any = None
+
+    def add(self, branch_id: int, action: Action, site: CallSite) -> int:
+        """Add a node to a branch; returns its id."""
+        if self.num_nodes == self.max_nodes:
+            self.marks.stop(
+                f"it says more than {self.max_nodes} things; does a loop wait for what a model writes?", site
+            )
+        node = Node(self.num_nodes, action, site)
+        self.num_nodes += 1
+        self.branches[branch_id].append(node)
+        return node.node_id
+
+    def begin_branch(self) -> int:
+        """Return the id of a new branch."""
+        self.branches[len(self.branches)] = []
+        return len(self.branches) - 1
+
+    def graph(self, *, is_whole: bool = True) -> Graph:
+        """Return what has been recorded."""
+        branches = {i: Branch(i, tuple(nodes)) for i, nodes in self.branches.items()}
+        if not is_whole:
+            return Graph(self.name, self.arguments, branches)
+        variables = {name: self.marks.structure(value) for name, value in self.variables.items()}
+        return Graph(self.name, self.arguments, branches, variables, self.marks.structure(self.returned))
+
+
+def _record(
+    function: Callable[..., Any], constants: Mapping[str, Any], kind: int, max_nodes: int
+) -> tuple[_Recording, ProgramError | None]:
+    """Run the function once; returns what it said, and what stopped it."""
+    arguments = list(free_signature(function, constants).parameters)[1:]
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    filename = "" if code is None else code.co_filename  # of a callable object: lines are then those that call us
+    marks = Marks(filename, kind)
+    recording = _Recording(function.__name__, tuple(arguments), marks, max_nodes)
+    variables = Variables()
+    state = ProgramState(_Recorder(recording, recording.begin_branch()), variables)
+    placeholders = {name: Placeholder.of(marks, Argument(name)) for name in arguments}
+    try:
+        state.run(function, **placeholders, **constants)
+    except TraceError as error:
+        return recording, marks.stopped or error
+    except Exception as error:
+        return recording, marks.stopped or _of_function(error, filename)
+    recording.variables = {name: cell.future.result().value for name, cell in variables.copy().items()}
+    recording.returned = state.ret_value
+    return recording, marks.stopped
+
+
+def _of_function(error: Exception, filename: str) -> TraceError:
+    """Return what says that the function itself raised, perhaps of a placeholder."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == filename]
+    site = CallSite(filename, frames[-1].lineno or 0, frames[-1].name) if frames else None
+    made = _error(
+        f"it raised {type(error).__name__}: {error}\n  free arguments and what a model writes are placeholders in a "
+        "trace, which other code does not take",
+        site,
+    )
+    made.__cause__ = error
+    return made
+
+
+class _Recorder:
+    """Stands where an Interpreter stands in a state, and records instead of running."""
+
+    def __init__(self, recording: _Recording, branch_id: int) -> None:
+        self._recording = recording
+        self._marks = recording.marks
+        self._branch_id = branch_id
+
+    @property
+    def feed(self) -> TextFeed:
+        """Nothing grows here."""
+        return self._marks.stop("it follows the text while it grows (text_iter)")
+
+    @property
+    def error(self) -> ProgramError | None:
+        """Nothing fails here."""
+        return None
+
+    def fail(self, error: ProgramError) -> None:
+        """There is nothing to end."""
+
+    def fork(self, number: int, site: CallSite) -> "list[_Recorder]":
+        """Begin branches."""
+        branches = [self._recording.begin_branch() for _ in range(number)]
+        self._add(Fork(tuple(branches)), site)
+        return [_Recorder(self._recording, branch) for branch in branches]
+
+    def submit(self, action: Step, site: CallSite | None = None, cell: Cell | None = None) -> None:
+        """Record an expression; its variable can be read at once, as a placeholder."""
+        site = site or call_site()
+        match action:
+            case Take(taken):
+                self._take(taken, site)
+            case End(ended):
+                ended.set_result(None)
+            case _:
+                for recorded in self._actions(action, site):
+                    self._fill(cell, self._add(recorded, site))
+
+    def _add(self, action: Action, site: CallSite) -> int:
+        return self._recording.add(self._branch_id, action, site)
+
+    def _actions(self, expr: Any, site: CallSite) -> Iterator[Action]:
+        match expr:
+            case Placeholder() | ex.Text():
+                parts = expr.template.parts if isinstance(expr, Placeholder) else self._marks.parse(expr.text)
+                yield from (Constant(part) if isinstance(part, str) else Insert(part) for part in parts)
+            case ex.Gen(sampling=sampling):
+                self._check_constant(sampling, site)
+                yield expr
+            case ex.Select(name, choices, method):
+                yield Choose(name, self._marks.structure(choices), method)
+            case ex.RoleBegin() | ex.RoleEnd() | ex.ScopeBegin() | ex.ScopeEnd():
+                yield expr
+            case _:
+                self._marks.stop(f"{type(expr).__name__} has no place in a graph", site)
+
+    def _check_constant(self, sampling: Sampling, site: CallSite) -> None:
+        for name, value in sampling.given().items():
+            given = self._marks.structure(value)
+            if any(slots_of(given)):
+                free = ", ".join(argument_names(given))
+                fix = f"make constants of {free}" if free else "what a model writes cannot decide it"
+                self._marks.stop(f"gen({name}=...) is not constant; {fix}", site)
+
+    def _fill(self, cell: Cell | None, node_id: int) -> None:
+        if cell is None:
+            return
+        value = Placeholder.of(self._marks, Produced(node_id))
+        meta_info = cast("dict[str, Any]", Placeholder.of(self._marks, MetaInfo(node_id)))
+        cell.future.set_result(Value(value, meta_info))
+        cell.feed.end(TraceError("the program cannot be traced: it follows a variable while it grows (text_iter)"))
+
+    def _take(self, taken: "Future[Snapshot]", site: CallSite) -> None:
+        node_id = self._add(ReadText(), site)
+        text = cast("str", Placeholder.of(self._marks, Produced(node_id)))
+        taken.set_result(Snapshot(text, _NoMessages(self._marks)))
+
+
+class _NoMessages(tuple[dict[str, str], ...]):
+    """Stands for the messages of a chat that has no contents yet."""
+
+    _marks: Marks
+
+    def __new__(cls, marks: Marks) -> "_NoMessages":
+        made = super().__new__(cls)
+        made._marks = marks
+        return made
+
+    def __iter__(self) -> NoReturn:
+        self._marks.stop("it asks for messages(), as a list of dicts, while it runs")
+
+
+def _check_same(first: Graph, second: Graph) -> None:
+    """Check that two traces said the same.
+
+    Raises:
+        TraceError: a line did not.
+    """
+    if first == second:
+        return
+    pairs = zip(first.nodes(), second.nodes(), strict=False)
+    site = next((one.site for one, other in pairs if one != other), None)
+    raise _error(
+        "it says something else when it runs again with the same arguments, so it depends on chance, time, or the "
+        "letters of a text that is not there yet",
+        site,
+    )
+
+
+def _error(what: str, site: CallSite | None) -> TraceError:
+    if site is None:
+        return TraceError(f"the program cannot be traced: {what}")
+    return TraceError(f"the program cannot be traced: {what}\n  {site}", site.filename, site.lineno)

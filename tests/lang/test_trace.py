@@ -1,0 +1,266 @@
+"""A trace is what a program says, as a graph; where that is not clear before it runs, the line is named."""
+
+import json
+import random
+import xml.etree.ElementTree as ET
+from itertools import combinations
+
+import pytest
+
+from graftlm import assistant, function, gen, select, user
+from graftlm.errors import ProgramError, RequestError, TraceError
+from graftlm.lang.tracer import trace
+
+
+def judge(s, essay, dimensions):
+    s += user(f"Judge: {essay}")
+    forks = s.fork(len(dimensions))
+    for fork, dimension in zip(forks, dimensions, strict=True):
+        fork += assistant(dimension + ": " + gen("judgment", max_tokens=8))
+    s += assistant("\n".join(f"{fork['judgment'].strip()}." for fork in forks) + select("grade", ["A", "B"]))
+    return s["grade"]
+
+
+def test_a_graph_as_text():
+    graph = function(judge).trace(dimensions=["style", "sense"])
+    assert str(graph) == graph.to_text()
+    assert graph.to_text().splitlines() == [
+        "judge(essay)",
+        "state 0",
+        "    0  begin     user",
+        "    1  text      'Judge: '",
+        "    2  argument  essay",
+        "    3  end       user",
+        "    4  fork      state 1, state 2",
+        "   13  begin     assistant",
+        "   14  read      #7.strip()",
+        r"   15  text      '.\n'",
+        "   16  read      #11.strip()",
+        "   17  text      '.'",
+        "   18  select    grade of 'A', 'B'",
+        "   19  end       assistant",
+        "state 1, from 4",
+        "    5  begin     assistant",
+        "    6  text      'style: '",
+        "    7  gen       judgment(max_tokens=8)",
+        "    8  end       assistant",
+        "state 2, from 4",
+        "    9  begin     assistant",
+        "   10  text      'sense: '",
+        "   11  gen       judgment(max_tokens=8)",
+        "   12  end       assistant",
+        "variable grade = #18",
+        "returns #18",
+    ]
+
+
+def test_the_line_of_a_node_is_the_programs():
+    nodes = {node.node_id: node for node in function(judge).trace(dimensions=["style"]).nodes()}
+    assert nodes[1].site.lineno == judge.__code__.co_firstlineno + 1
+    assert nodes[1].site.filename == __file__
+
+
+#: what needs a value -> what the error says
+STOPS = {
+    "bool()": lambda x: "a" if x else "b",
+    "==": lambda x: str(x == "yes"),
+    "!=": lambda x: str(x != "yes"),
+    "len()": lambda x: str(len(x)),
+    "int()": lambda x: str(int(x)),
+    "float()": lambda x: str(float(x)),
+    "a whole number": lambda x: str(list(range(x))),
+    "iteration": lambda x: "".join(letter for letter in x),
+    "in of": lambda x: str("yes" in x),
+    "hash()": lambda x: {"yes": "no"}[x],
+    "an ordering": lambda x: str(x < 3),
+    "arithmetic": lambda x: str(x * 2),
+    "+ int": lambda x: str(x + 1),
+    ".split": lambda x: x.split()[0],
+    "a call": lambda x: x(),
+}
+
+
+def one_argument(code):
+    def program(s, topic):
+        s += "About: "
+        s += code(topic)
+
+    return program
+
+
+def one_variable(code):
+    def program(s):
+        s += "About: " + gen("topic", max_tokens=4)
+        s += code(s["topic"])
+
+    return program
+
+
+@pytest.mark.parametrize("operation", STOPS)
+def test_a_program_that_looks_at_an_argument_is_told_the_line(operation):
+    program = one_argument(STOPS[operation])
+    with pytest.raises(TraceError, match="'topic', which is free; topic=") as caught:
+        function(program).trace()
+    assert f"asks for {operation}" in str(caught.value)
+    assert caught.value.lineno == STOPS[operation].__code__.co_firstlineno
+    assert caught.value.filename == __file__
+    assert isinstance(caught.value, ProgramError)
+
+
+@pytest.mark.parametrize("operation", STOPS)
+def test_a_program_that_looks_at_an_answer_is_told_the_line(operation):
+    with pytest.raises(TraceError, match="what a model has yet to write") as caught:
+        function(one_variable(STOPS[operation])).trace()
+    assert caught.value.lineno == STOPS[operation].__code__.co_firstlineno
+
+
+#: Python that works on the text of an f-string, which is an ordinary string.
+CHANGES = {
+    "strip": lambda x: f" {x} ".strip() + f"{x}".strip(),
+    "upper": lambda x: f"{x}!".upper(),
+    "split": lambda x: f"{x} a".split()[0],
+    "slice": lambda x: f"{x} a"[:3],
+    "end": lambda x: f"a {x}"[-4:],
+    "length": lambda x: str(len(f"{x}")),
+    "json": lambda x: json.dumps({"text": f"{x}"}),
+    "repr": lambda x: repr(f"{x}"),
+    "replace": lambda x: f"a {x}".replace("\n", " ").replace("\t", " "),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_changed_text_with_an_argument_in_it_is_found(change):
+    with pytest.raises(TraceError, match=r"has changed a text that holds|letters of a text") as caught:
+        function(one_argument(CHANGES[change])).trace()
+    assert caught.value.lineno == one_argument(None).__code__.co_firstlineno + 2
+
+
+def test_a_program_that_depends_on_chance_is_told_the_line():
+    def program(s):
+        s += "Pick: "
+        s += f"{random.random()}"
+
+    with pytest.raises(TraceError, match="chance") as caught:
+        function(program).trace()
+    assert caught.value.lineno == program.__code__.co_firstlineno + 2
+
+
+def test_a_caught_error_still_stops_the_trace():
+    def program(s, topic):
+        try:
+            s += "long" if len(topic) > 3 else "short"
+        except Exception:
+            s += "unknown"
+
+    with pytest.raises(TraceError, match=r"len\(\)"):
+        function(program).trace()
+
+
+def test_code_that_cannot_take_placeholders_is_told_the_line():
+    def program(s):
+        s += "{" + gen("json", max_tokens=4)
+        return json.loads(s["json"])
+
+    with pytest.raises(TraceError, match="it raised TypeError: the JSON object") as caught:
+        function(program).trace()
+    assert caught.value.lineno == program.__code__.co_firstlineno + 2
+    assert isinstance(caught.value.__cause__, TypeError)
+
+
+def test_a_loop_that_waits_for_an_answer_ends():
+    def program(s):
+        s += "Count:"
+        s["word"] = ""
+        while "done" not in f"{s['word']}":
+            s += gen("word", max_tokens=1)
+
+    with pytest.raises(TraceError, match="more than 99 things; does a loop wait") as caught:
+        trace(program, {}, max_nodes=99)
+    assert caught.value.lineno == program.__code__.co_firstlineno + 4
+
+
+#: What there is nothing of before a program runs.
+def asks_for_messages(s):
+    s += user("Hi")
+    return s.messages()
+
+
+def follows_the_text(s):
+    s += "a" + gen("x", max_tokens=2)
+    return list(s.text_iter())
+
+
+def follows_a_variable(s):
+    s += "a" + gen("x", max_tokens=2)
+    return list(s.text_iter("x"))
+
+
+def returns_an_object(s):
+    s += "a"
+    return {1, 2}
+
+
+def samples_by_an_argument(s, number):
+    s += "a" + gen("x", max_tokens=number)
+
+
+def samples_by_an_answer(s):
+    s += "a" + gen("x", max_tokens=2)
+    s += gen("y", json_schema=f"{s['x']}")
+
+
+@pytest.mark.parametrize(
+    ("program", "message"),
+    [
+        (asks_for_messages, r"messages\(\)"),
+        (follows_the_text, "text_iter"),
+        (follows_a_variable, "text_iter"),
+        (returns_an_object, "keeps or returns set"),
+        (samples_by_an_argument, r"gen\(max_tokens=...\) is not constant; make constants of number"),
+        (samples_by_an_answer, r"gen\(json_schema=...\) is not constant; what a model writes"),
+    ],
+)
+def test_what_a_trace_cannot_hold(program, message):
+    with pytest.raises(TraceError, match=message):
+        function(program).trace()
+
+
+def test_a_constant_has_to_be_an_argument():
+    with pytest.raises(RequestError, match=r"judge\(\) has no argument topic; it has: essay, dimensions"):
+        function(judge).trace(topic="x")
+
+
+def test_constants_lift_what_stops_a_trace():
+    program = function(one_argument(STOPS["len()"]))
+    assert "'4'" in program.trace(topic="cats").to_text()
+
+
+def test_a_drawing_shows_every_node_once_and_none_over_another():
+    graph = function(judge).trace(dimensions=["style", "sense"])
+    svg = ET.fromstring(graph.to_svg())
+    space = "{http://www.w3.org/2000/svg}"
+    titles = [title.text for title in svg.findall(f"{space}g/{space}title")]
+    assert [title.split()[0] for title in titles] == [*(str(node.node_id) for node in graph.nodes()), "variable"]
+    corners = [(int(rect.get("x")), int(rect.get("y"))) for rect in svg.findall(f"{space}g/{space}rect")]
+    assert len(corners) == len(titles)
+    assert all(abs(a[0] - b[0]) >= 200 or abs(a[1] - b[1]) >= 24 for a, b in combinations(corners, 2))
+    assert all(0 <= x <= int(svg.get("width")) - 200 for x, _ in corners)
+
+
+def test_a_drawing_puts_what_waits_below_what_it_waits_for():
+    graph = function(judge).trace(dimensions=["style", "sense"])
+    svg = ET.fromstring(graph.to_svg())
+    space = "{http://www.w3.org/2000/svg}"
+    tops = {
+        g.find(f"{space}title").text.split()[0]: int(g.find(f"{space}rect").get("y")) for g in svg.findall(f"{space}g")
+    }
+    assert tops["7"] < tops["14"] < tops["16"]
+    assert tops["11"] < tops["16"] < tops["variable"]
+    assert tops["7"] == tops["11"]  # side by side
+
+
+def test_a_drawing_escapes_text():
+    def program(s):
+        s += '<b> & "c"'
+
+    assert "&lt;b&gt; &amp;" in function(program).trace().to_svg()
