@@ -99,6 +99,12 @@ _SCHEMAS: Final[Mapping[str, tuple[_SchemaRow, ...]]] = {
         ("additionalProperties", {"properties": _AB, "additionalProperties": False}, ('{"a": 1}',), ('{"c": 1}',)),
         ("additionalProperties", {"additionalProperties": {"type": "integer"}}, ('{"c": 1}',), ('{"c": "a"}',)),
         (
+            "properties, 20 optional",
+            {"properties": {f"p{i}": {"type": "null"} for i in range(20)}, "additionalProperties": False},
+            ("{}", '{"p3": null}', '{"p0": null, "p19": null}'),
+            ('{"p20": null}', '{"p1": 1}'),
+        ),
+        (
             "additionalProperties",
             {"properties": {"a": {"type": "null"}}, "additionalProperties": {"type": "integer"}},
             ('{"a": null, "c": 1}',),

@@ -7,7 +7,7 @@ from itertools import combinations
 
 import pytest
 
-from graftlm import assistant, function, gen, select, user
+from graftlm import assistant, function, gen, select, separate_reasoning, user
 from graftlm.errors import ProgramError, RequestError, TraceError
 from graftlm.lang.tracer import trace
 
@@ -52,6 +52,12 @@ def test_a_graph_as_text():
         "variable grade = #18",
         "returns #18",
     ]
+
+
+def test_reasoning_kept_apart_has_no_place_in_a_graph():
+    program = function(lambda s: s.__iadd__(separate_reasoning(gen("a"), model_type="qwen3")))
+    with pytest.raises(TraceError, match="separate_reasoning makes two variables"):
+        program.trace()
 
 
 def test_the_line_of_a_node_is_the_programs():

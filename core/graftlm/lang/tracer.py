@@ -189,7 +189,9 @@ class _Recorder:
             case Placeholder() | ex.Text():
                 parts = expr.template.parts if isinstance(expr, Placeholder) else self._marks.parse(expr.text)
                 yield from (Constant(part) if isinstance(part, str) else Insert(part) for part in parts)
-            case ex.Gen(sampling=sampling):
+            case ex.Gen(sampling=sampling, reasoning=reasoning):
+                if reasoning is not None:
+                    self._marks.stop("separate_reasoning makes two variables of one answer", site)
                 self._check_constant(sampling, site)
                 yield expr
             case ex.Select(name, choices, method):

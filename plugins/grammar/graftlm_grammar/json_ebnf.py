@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Final
 from graftlm_grammar.char_set import IN_JSON_STRING, CharSet, ebnf_class, minus
 from graftlm_grammar.options import JsonOptions
 
-__all__ = ["JsonRules", "literal", "repeated"]
+__all__ = ["JsonRules", "RegularJsonRules", "literal", "repeated"]
 
 
 _QUOTE: Final = r'"\""'
@@ -155,6 +155,30 @@ class JsonRules:
             member = f"{prefix}member{i}"
             self.add(f"{prefix}next{i}", _either(f"{self._comma} {_QUOTE} {member}", end))
         return f'"{{" ({_either(member and f"{self._gap} {_QUOTE} {member}", end)})'
+
+
+class RegularJsonRules(JsonRules):
+    """Rules for automata: they do not refer to themselves, and stay small when they are put into each other."""
+
+    def record(self, named: Mapping[str, str], required: frozenset[str], additional: str | None) -> str:
+        """Return the expression of an object with some properties, as JsonRules does."""
+        prefix = f"o{len(self._bodies)}"
+        gap, comma = self._gap, self._comma
+        end = first_end = f'{gap} "}}"'
+        if additional is not None:
+            other = self.pair(f'"\\"" ({_other_than(frozenset(named))}) "\\""', additional)
+            self.add(f"{prefix}other", other)
+            end = f'({comma} {prefix}other)* {gap} "}}"'
+            first_end = f'({gap} {prefix}other ({comma} {prefix}other)*)? {gap} "}}"'
+        self.add(f"{prefix}next{len(named)}", end)
+        self.add(f"{prefix}first{len(named)}", first_end)
+        # first_i: what may follow the brace when the properties before i were left out; next_i: what follows others.
+        for i, (name, value) in reversed(list(enumerate(named.items()))):
+            pair = f"{self.pair(literal(json.dumps(name, ensure_ascii=False)), value)} {prefix}next{i + 1}"
+            optional = name not in required
+            self.add(f"{prefix}next{i}", f"{comma} {pair}" + (f" | {prefix}next{i + 1}" if optional else ""))
+            self.add(f"{prefix}first{i}", f"{gap} {pair}" + (f" | {prefix}first{i + 1}" if optional else ""))
+        return f'"{{" {prefix}first0'
 
 
 def _either(*branches: str) -> str:

@@ -41,7 +41,9 @@ class SchemaGrammar:
     unenforced: tuple[str, ...]
 
 
-def translate_schema(text: str, options: JsonOptions, strict: bool = True, path: str = "$") -> SchemaGrammar:
+def translate_schema(
+    text: str, options: JsonOptions, strict: bool = True, path: str = "$", rules: type[JsonRules] = JsonRules
+) -> SchemaGrammar:
     """Translate a schema.
 
     Args:
@@ -49,13 +51,14 @@ def translate_schema(text: str, options: JsonOptions, strict: bool = True, path:
         options: how the JSON is written.
         strict: refuse what cannot be enforced; otherwise leave it out.
         path: what to call the root.
+        rules: those of JSON itself.
 
     Raises:
         GrammarError: it is not a schema, or no value fits, or it is strict and asks for what is not enforced; the
             message names keyword and path.
     """
     with reading_schema(text) as schema:
-        translation = _Translation(schema, path, options, Enforcement(strict))
+        translation = _Translation(schema, path, rules(options), Enforcement(strict))
         translation.rules.add("root", translation.write(schema, path))
         ebnf = translation.rules.text()
         if translation.is_recursive:
@@ -66,8 +69,8 @@ def translate_schema(text: str, options: JsonOptions, strict: bool = True, path:
 class _Translation:
     """Walks a schema, and what it refers to, once; each schema becomes a rule."""
 
-    def __init__(self, root: Any, root_path: str, options: JsonOptions, enforcement: Enforcement) -> None:
-        self.rules = JsonRules(options)
+    def __init__(self, root: Any, root_path: str, rules: JsonRules, enforcement: Enforcement) -> None:
+        self.rules = rules
         self.enforcement = enforcement
         self._root = root
         self._root_path = root_path

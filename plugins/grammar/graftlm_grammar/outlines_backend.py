@@ -17,6 +17,7 @@ from graftlm.contracts import (
 from graftlm.errors import GrammarError
 from graftlm_grammar.choice import choices_to_ebnf, parse_choices
 from graftlm_grammar.ebnf import read_ebnf
+from graftlm_grammar.json_ebnf import RegularJsonRules
 from graftlm_grammar.json_schema import translate_schema
 from graftlm_grammar.options import OutlinesOptions
 from graftlm_grammar.outlines_index import IndexBuilder
@@ -70,7 +71,7 @@ class OutlinesBackend(GrammarBackend):
 
     def _ebnf(self, spec: GrammarSpec) -> tuple[str, tuple[str, ...]]:
         if spec.kind is GrammarKind.JSON_SCHEMA:
-            translated = translate_schema(spec.text, self._options, spec.strict)
+            translated = translate_schema(spec.text, self._options, spec.strict, rules=RegularJsonRules)
             return translated.ebnf, translated.unenforced
         if spec.kind is GrammarKind.REGEX:
             return f"root ::= {regex_to_ebnf(spec.text)}", ()

@@ -153,6 +153,22 @@ def test_whatever_masks_allow_matches(outlines, regex):
     assert all(re.fullmatch(regex, text) for text in ended)
 
 
+@pytest.mark.parametrize("additional", [False, {"type": "null"}])
+def test_many_properties_may_be_left_out(outlines, additional):
+    values = {f"f{i}": True for i in range(20)}
+    schema = {
+        "type": "object",
+        "properties": {name: {"type": "boolean"} for name in values},
+        "additionalProperties": additional,
+    }
+    allowed = ["{}", '{"f3":true}', '{"f0":true,"f19":false}', json.dumps(values, separators=(",", ":"))]
+    others = ['{"f0":true,"x":null}', '{"x":null}']
+    assert outlines.accepted_by_schema(schema, [*allowed, *others, '{"f3":true,"f2":true}', '{"f3":1}']) == [
+        *allowed,
+        *(others if additional else ()),
+    ]
+
+
 def test_anything_nests_two_deep(outlines):
     assert outlines.accepted_by_schema({}, ['[{"a":[]}]', "[[1]]", '{"a":{"b":1}}', "[[[1]]]"]) == [
         "[[1]]",
