@@ -1,0 +1,416 @@
+"""What each part of the system gives LM programs: everything on, against everything but one.
+
+    python benchmarks/lang_ablation.py [--rounds N] [--scale X] [--only NAME ...] [--json FILE] [--plot FILE]
+
+Four programs of `graftlm.lang` run many at a time on the bundled model, whose memory holds a part of what they share:
+
+    tree of thought   three thoughts behind each thought, three levels deep, behind one instruction
+    LLM judge         an essay judged in six dimensions side by side, and a verdict on the judgments
+    few-shot          questions behind the examples of their tasks, shuffled
+    multi-turn        chats of four turns
+
+    full              radix cache, longest prefix first, forks side by side, with hints before they start
+    full again        the same once more: what two equal runs differ by
+    no cache          every request computes its whole prompt
+    no tree           a table of whole prefixes: what requests have in common is found only where one of them ended
+    FCFS, random      requests run in the order of arrival, or in any
+    no parallelism    a program asks for one thing at a time; programs still run side by side
+    no hint           a fork's children start without their common prefix being put into the cache first
+
+As figure 8 of Zheng et al., arXiv:2312.07104. Texts have fixed lengths, so every variant does the same work. Variants
+take turns, in another order each round, and each run begins with an empty cache. A variant's time is compared with that
+of full in the same round; both that and the processor's time (of this process, all threads) are medians over rounds.
+A variant beats full "beyond noise" when it was faster in every round, by more than full differs from itself.
+"""
+
+import argparse
+import asyncio
+import json
+import random
+import statistics
+import time
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractAsyncContextManager, ExitStack, nullcontext
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from flat_table import TablePlugin
+from offline import machine
+from rich.console import Console
+from rich.table import Table
+
+from graftlm import Engine, ProgramState, assistant, function, gen, system, user
+from graftlm.lang import Backend, EngineBackend, Program
+from graftlm.lang.backend import Generation, GenerationRequest
+from graftlm.lang.chat_template import ChatTemplate
+from graftlm.lang.choices import ChoiceScore
+from graftlm.records import EngineStats
+
+RESULTS = Path(__file__).parent / "results"
+WORDS = (
+    "river", "stone", "garden", "window", "morning", "letter", "bridge", "yellow", "mountain", "kitchen", "summer",
+    "quiet", "market", "winter", "number", "island", "paper", "forest", "silver", "corner", "animal", "village",
+)  # fmt: skip
+DIMENSIONS = ("clarity", "style", "evidence", "order", "length", "courage")
+
+
+# -- The programs ------------------------------------------------------------------------------------------------------
+
+
+@function
+def think(s: ProgramState, instruction: str, problem: str) -> None:
+    """Think three ways on from each thought, three levels deep."""
+    s += system(instruction)
+    s += user(problem)
+    level = [s]
+    for _ in range(3):
+        level = [fork for state in level for fork in state.fork(3)]
+        for i, state in enumerate(level):
+            state += user(f"Think on, way {i % 3 + 1}.")
+            state += assistant(gen("thought", max_tokens=10))
+    for state in level:
+        state.sync()
+
+
+@function
+def judge(s: ProgramState, rubric: str, essay: str) -> None:
+    """Judge an essay by each dimension, and then as a whole."""
+    s += system(rubric)
+    s += user(essay)
+    forks = s.fork(len(DIMENSIONS))
+    forks += [user(f"Judge the {dimension}.") for dimension in DIMENSIONS]
+    forks += assistant(gen("judgment", max_tokens=12))
+    judgments = " ".join([fork["judgment"] for fork in forks])
+    s += user(f"What is your verdict? {judgments}")
+    s += assistant(gen("verdict", max_tokens=16))
+
+
+@function
+def answer(s: ProgramState, examples: str, question: str) -> None:
+    """Answer one question behind a task's examples."""
+    s += f"{examples}\nQuestion: {question}\nAnswer:"
+    s += gen("answer", max_tokens=12)
+
+
+@function
+def chat(s: ProgramState, instruction: str, questions: Sequence[str]) -> None:
+    """Answer one question after the other."""
+    s += system(instruction)
+    for question in questions:
+        s += user(question)
+        s += assistant(gen("answer", max_tokens=20))
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """A program, and what it runs with: from a source of chance and a factor on their number to the runs' arguments."""
+
+    program: Program
+    draw: Callable[[random.Random, float], list[dict[str, Any]]]
+
+
+def text(rng: random.Random, num_words: int) -> str:
+    return " ".join(rng.choices(WORDS, k=num_words)).capitalize() + "."
+
+
+def count(full: int, scale: float) -> int:
+    return max(1, round(full * scale))
+
+
+def draw_problems(rng: random.Random, scale: float) -> list[dict[str, Any]]:
+    instruction = text(rng, 80)
+    return [{"instruction": instruction, "problem": text(rng, 60)} for _ in range(count(4, scale))]
+
+
+def draw_essays(rng: random.Random, scale: float) -> list[dict[str, Any]]:
+    rubric = text(rng, 60)
+    return [{"rubric": rubric, "essay": text(rng, 200)} for _ in range(count(8, scale))]
+
+
+def draw_questions(rng: random.Random, scale: float) -> list[dict[str, Any]]:
+    tasks = [text(rng, 200) for _ in range(count(8, scale))]
+    runs = [{"examples": task, "question": text(rng, 12)} for task in tasks for _ in range(8)]
+    return rng.sample(runs, len(runs))
+
+
+def draw_chats(rng: random.Random, scale: float) -> list[dict[str, Any]]:
+    instructions = [text(rng, 80) for _ in range(2)]
+    return [
+        {"instruction": instructions[i % 2], "questions": [text(rng, 30) for _ in range(4)]}
+        for i in range(count(12, scale))
+    ]
+
+
+WORKLOADS = {
+    "tree of thought": Workload(think, draw_problems),
+    "LLM judge": Workload(judge, draw_essays),
+    "few-shot": Workload(answer, draw_questions),
+    "multi-turn": Workload(chat, draw_chats),
+}
+
+
+# -- What is left out --------------------------------------------------------------------------------------------------
+
+
+class Restrained:
+    """A backend for one run of a program, without what a variant leaves out of the language."""
+
+    def __init__(self, backend: Backend, has_hints: bool, is_parallel: bool) -> None:
+        self._backend, self._has_hints = backend, has_hints
+        self._turn: AbstractAsyncContextManager[Any] = nullcontext() if is_parallel else asyncio.Lock()
+
+    async def generate(self, request: GenerationRequest) -> list[Generation]:
+        """Complete a prompt; see Backend."""
+        async with self._turn:
+            return await self._backend.generate(request)
+
+    async def stream(self, request: GenerationRequest) -> AsyncGenerator[Generation, None]:
+        """Complete a prompt, yielding as it grows; see Backend."""
+        async with self._turn:
+            async for generation in self._backend.stream(request):
+                yield generation
+
+    async def score(self, prompt: str, choices: Sequence[str], *, unconditional: bool) -> list[ChoiceScore]:
+        """Return how likely each choice is; see Backend."""
+        async with self._turn:
+            return await self._backend.score(prompt, choices, unconditional=unconditional)
+
+    async def cache_prefix(self, prompt: str) -> None:
+        """Have a prompt cached, if hints are not left out; see Backend."""
+        if self._has_hints:
+            async with self._turn:
+                await self._backend.cache_prefix(prompt)
+
+    async def chat_template(self) -> ChatTemplate:
+        """Return how chats are written; see Backend."""
+        return await self._backend.chat_template()
+
+    async def flush_cache(self) -> None:
+        """Forget cached prefixes; see Backend."""
+        await self._backend.flush_cache()
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """The settings of an engine and of the language."""
+
+    cache: str = "radix"
+    policy: str = "lpm"
+    has_hints: bool = True
+    is_parallel: bool = True
+
+
+FULL, AGAIN = "full", "full again"
+VARIANTS = {
+    FULL: Variant(),
+    AGAIN: Variant(),
+    "no cache": Variant(cache="chunk"),
+    "no tree": Variant(cache="whole_prefix_table"),
+    "FCFS": Variant(policy="fcfs"),
+    "random": Variant(policy="random"),
+    "no parallelism": Variant(is_parallel=False),
+    "no hint": Variant(has_hints=False),
+}
+
+
+# -- Measuring ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One run of one variant on one workload.
+
+    Attributes:
+        wall_s, cpu_s: from the first request to the last answer; `cpu_s` is the processor time of all threads.
+        computed_tokens: prompt tokens that were not found in the cache, those of hints and retractions included.
+        steps, retractions: of the engine.
+    """
+
+    wall_s: float
+    cpu_s: float
+    computed_tokens: int
+    steps: int
+    retractions: int
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A variant on a workload over all rounds.
+
+    Attributes:
+        times_full: median over rounds of its time by full's in that round; above 1, leaving the part out costs time.
+        cpu_times_full: likewise of processor time.
+        beats_full: faster than full in every round, by more than noise.
+    """
+
+    workload: str
+    variant: str
+    wall_s: float
+    cpu_s: float
+    times_full: float
+    cpu_times_full: float
+    computed_tokens: int
+    steps: int
+    retractions: int
+    beats_full: bool
+    rounds: list[Run] = field(default_factory=list)
+
+
+def measure(engine: Engine, variant: Variant, workload: Workload, scale: float) -> Run:
+    """Run a workload on an engine whose cache is empty."""
+    runs = workload.draw(random.Random(0), scale)
+    backend = EngineBackend(engine)
+
+    def run(arguments: Mapping[str, Any]) -> None:
+        own = Restrained(backend, variant.has_hints, variant.is_parallel)
+        workload.program.run(**arguments, backend=own, temperature=0, ignore_eos=True)
+
+    engine.flush_cache()
+    before, wall, cpu = engine.stats(), time.perf_counter(), time.process_time()
+    with ThreadPoolExecutor(len(runs)) as pool:
+        list(pool.map(run, runs))
+    return to_run(time.perf_counter() - wall, time.process_time() - cpu, before, engine.stats())
+
+
+def to_run(wall_s: float, cpu_s: float, before: EngineStats, after: EngineStats) -> Run:
+    prompt, cached, retracted = (
+        getattr(after, name) - getattr(before, name) for name in ("prompt_tokens", "cached_tokens", "retracted_tokens")
+    )
+    retractions = after.retractions - before.retractions
+    return Run(wall_s, cpu_s, prompt - cached + retracted, after.steps - before.steps, retractions)
+
+
+def compare(
+    engines: Mapping[str, Engine], workloads: Sequence[str], variants: Sequence[str], num_rounds: int, scale: float
+) -> list[Row]:
+    """Run every variant on every workload in each round."""
+    rng = random.Random(1)
+    rows = []
+    for workload in workloads:
+        taken: dict[str, list[Run]] = {name: [] for name in variants}
+        for _ in range(num_rounds):
+            for name in rng.sample(list(variants), len(variants)):
+                taken[name].append(measure(engines[name], VARIANTS[name], WORKLOADS[workload], scale))
+        rows += summarize(workload, taken)
+    return rows
+
+
+def summarize(workload: str, taken: Mapping[str, list[Run]]) -> list[Row]:
+    """Return a row for each variant; `full` and `full again` have to be among them."""
+    fulls = [(a.wall_s + b.wall_s) / 2 for a, b in zip(taken[FULL], taken[AGAIN], strict=True)]
+    cpu_fulls = [(a.cpu_s + b.cpu_s) / 2 for a, b in zip(taken[FULL], taken[AGAIN], strict=True)]
+    noise = statistics.median(
+        [abs(a.wall_s - b.wall_s) / full for a, b, full in zip(taken[FULL], taken[AGAIN], fulls, strict=True)]
+    )
+    rows = []
+    for name, runs in taken.items():
+        ratios = [run.wall_s / full for run, full in zip(runs, fulls, strict=True)]
+        times_full = statistics.median(ratios)
+        rows.append(
+            Row(
+                workload=workload,
+                variant=name,
+                wall_s=statistics.median([run.wall_s for run in runs]),
+                cpu_s=statistics.median([run.cpu_s for run in runs]),
+                times_full=times_full,
+                cpu_times_full=statistics.median([r.cpu_s / full for r, full in zip(runs, cpu_fulls, strict=True)]),
+                computed_tokens=round(statistics.median([run.computed_tokens for run in runs])),
+                steps=round(statistics.median([run.steps for run in runs])),
+                retractions=round(statistics.median([run.retractions for run in runs])),
+                beats_full=name not in (FULL, AGAIN) and max(ratios) < 1 and times_full < 1 - noise,
+                rounds=runs,
+            )
+        )
+    return rows
+
+
+def show(rows: Sequence[Row]) -> None:
+    """Print a table, and where leaving something out was faster."""
+    table = Table(title="LM programs without one part; times are medians, and those of full are 1")
+    for column in ("program", "without", "wall s", "times full", "cpu times full", "computed", "steps", "retracted"):
+        table.add_column(column, justify="left" if column in ("program", "without") else "right")
+    for row in rows:
+        table.add_row(
+            row.workload if row.variant == FULL else "",
+            row.variant,
+            f"{row.wall_s:.2f}",
+            f"{row.times_full:.2f}",
+            f"{row.cpu_times_full:.2f}",
+            f"{row.computed_tokens:,}",
+            f"{row.steps:,}",
+            f"{row.retractions:,}",
+            end_section=row.variant == list(VARIANTS)[-1],
+        )
+    console = Console(width=120)
+    console.print(table)
+    for row in rows:
+        if row.beats_full:
+            console.print(f"{row.workload}: {row.variant} beats full beyond noise, {row.times_full:.2f} of its time")
+
+
+def plot(rows: Sequence[Row], path: Path) -> None:
+    """Draw throughput relative to full, workload by workload; needs matplotlib."""
+    from matplotlib.figure import Figure
+
+    workloads = list(dict.fromkeys(row.workload for row in rows))
+    variants = list(dict.fromkeys(row.variant for row in rows if row.variant != AGAIN))
+    figure = Figure(figsize=(9, 3.2), layout="constrained")
+    axes = figure.subplots()
+    for i, variant in enumerate(variants):
+        heights = [1 / row.times_full for row in rows if row.variant == variant]
+        places = [j + (i - len(variants) / 2 + 0.5) * 0.8 / len(variants) for j in range(len(workloads))]
+        axes.bar(places, heights, width=0.8 / len(variants), label=variant)
+    axes.set_xticks(range(len(workloads)), workloads)
+    axes.set_ylabel("throughput, full = 1")
+    axes.axhline(1, color="black", linewidth=0.5)
+    axes.legend(ncols=len(variants), fontsize="small", loc="lower center", bbox_to_anchor=(0.5, 1), frameon=False)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure, print, save."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", default="demo")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--scale", type=float, default=1.0, help="factor on the number of programs")
+    parser.add_argument("--only", nargs="+", choices=list(WORKLOADS), default=list(WORKLOADS))
+    parser.add_argument("--variants", nargs="+", choices=list(VARIANTS)[2:], default=list(VARIANTS)[2:])
+    parser.add_argument("--kv-tokens", type=int, default=3072, help="the engines' memory")
+    parser.add_argument("--rows", type=int, default=16, help="requests that run at a time")
+    parser.add_argument("--json", type=Path, default=RESULTS / "lang_ablation.json")
+    parser.add_argument("--plot", type=Path)
+    given = parser.parse_args(arguments)
+    started = time.perf_counter()
+    names = [FULL, AGAIN, *given.variants]
+    with ExitStack() as stack:
+        engines: dict[str, Engine] = {}
+        made: dict[tuple[str, str], Engine] = {}
+        for name in names:
+            of = VARIANTS[name].cache, VARIANTS[name].policy
+            if of not in made:
+                made[of] = stack.enter_context(
+                    Engine(
+                        {"model": {"path": given.model}},
+                        plugins=[TablePlugin()],
+                        cache={"name": of[0]},
+                        scheduling={"policy": {"name": of[1]}, "max_running_requests": given.rows},
+                        memory={"kv_tokens": given.kv_tokens},
+                    )
+                )
+            engines[name] = made[of]
+        rows = compare(engines, given.only, names, given.rounds, given.scale)
+    show(rows)
+    print(f"{time.perf_counter() - started:.0f} s in all")
+    given.json.parent.mkdir(parents=True, exist_ok=True)
+    settings = {"model": given.model, "scale": given.scale, "kv_tokens": given.kv_tokens, "rows": given.rows}
+    report = {"machine": machine(), "settings": settings, "rows": [asdict(row) for row in rows]}
+    given.json.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    if given.plot:
+        plot(rows, given.plot)
+
+
+if __name__ == "__main__":
+    main()
