@@ -173,10 +173,10 @@ class Restrained:
             async for generation in self._backend.stream(request):
                 yield generation
 
-    async def score(self, prompt: str, choices: Sequence[str], *, unconditional: bool) -> list[ChoiceScore]:
+    async def score(self, prompt: str, choices: Sequence[str], **options: Any) -> list[ChoiceScore]:
         """Return how likely each choice is; see Backend."""
         async with self._turn:
-            return await self._backend.score(prompt, choices, unconditional=unconditional)
+            return await self._backend.score(prompt, choices, **options)
 
     async def cache_prefix(self, prompt: str) -> None:
         """Have a prompt cached, if hints are not left out; see Backend."""
