@@ -310,12 +310,11 @@ def summarize_variant(workload: str, name: str, runs: list[Run], full: list[Run]
     """Return a variant's row, given all runs of full."""
 
     def median(field_name: str, of: list[Run] = runs) -> float:
-        return statistics.median([getattr(run, field_name) for run in of])
+        return float(statistics.median([getattr(run, field_name) for run in of]))
 
     def share_faster(field_name: str) -> float:
-        return statistics.mean(
-            [getattr(run, field_name) < getattr(other, field_name) for run in runs for other in full]
-        )
+        pairs = [(getattr(run, field_name), getattr(other, field_name)) for run in runs for other in full]
+        return sum(own < others for own, others in pairs) / len(pairs)
 
     return Row(
         workload=workload,
