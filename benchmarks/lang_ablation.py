@@ -313,6 +313,7 @@ def summarize_variant(workload: str, name: str, runs: list[Run], full: list[Run]
         return float(statistics.median([getattr(run, field_name) for run in of]))
 
     def share_faster(field_name: str) -> float:
+        pairs: list[tuple[float, float]]
         pairs = [(getattr(run, field_name), getattr(other, field_name)) for run in runs for other in full]
         return sum(own < others for own, others in pairs) / len(pairs)
 
