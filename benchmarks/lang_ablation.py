@@ -362,7 +362,7 @@ def show(rows: Sequence[Row]) -> None:
 
 
 def plot(rows: Sequence[Row], path: Path) -> None:
-    """Draw throughput relative to full, workload by workload; needs matplotlib."""
+    """Draw what a second of processor time gets done, workload by workload; needs matplotlib."""
     from matplotlib.figure import Figure
 
     workloads = list(dict.fromkeys(row.workload for row in rows))
@@ -370,11 +370,11 @@ def plot(rows: Sequence[Row], path: Path) -> None:
     figure = Figure(figsize=(9, 3.2), layout="constrained")
     axes = figure.subplots()
     for i, variant in enumerate(variants):
-        heights = [1 / row.times_full for row in rows if row.variant == variant]
+        heights = [1 / row.cpu_times_full for row in rows if row.variant == variant]
         places = [j + (i - len(variants) / 2 + 0.5) * 0.8 / len(variants) for j in range(len(workloads))]
         axes.bar(places, heights, width=0.8 / len(variants), label=variant)
     axes.set_xticks(range(len(workloads)), workloads)
-    axes.set_ylabel("throughput, full = 1")
+    axes.set_ylabel("programs per processor\nsecond, full = 1")
     axes.axhline(1, color="black", linewidth=0.5)
     axes.legend(ncols=len(variants), fontsize="small", loc="lower center", bbox_to_anchor=(0.5, 1), frameon=False)
     path.parent.mkdir(parents=True, exist_ok=True)
