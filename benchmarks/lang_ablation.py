@@ -30,126 +30,28 @@ import json
 import random
 import statistics
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, ExitStack, nullcontext
 from dataclasses import asdict, dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from flat_table import TablePlugin
+from lang_programs import WORKLOADS, Workload
 from offline import machine
 from rich.console import Console
 from rich.table import Table
 
-from graftlm import Engine, ProgramState, assistant, function, gen, system, user
-from graftlm.lang import Backend, EngineBackend, Program
+from graftlm import Engine
+from graftlm.lang import Backend, EngineBackend
 from graftlm.lang.backend import Generation, GenerationRequest
 from graftlm.lang.chat_template import ChatTemplate
 from graftlm.lang.choices import ChoiceScore
 from graftlm.records import EngineStats
 
 RESULTS = Path(__file__).parent / "results"
-WORDS = (
-    "river", "stone", "garden", "window", "morning", "letter", "bridge", "yellow", "mountain", "kitchen", "summer",
-    "quiet", "market", "winter", "number", "island", "paper", "forest", "silver", "corner", "animal", "village",
-)  # fmt: skip
-DIMENSIONS = ("clarity", "style", "evidence", "order", "length", "courage")
-
-
-# -- The programs ------------------------------------------------------------------------------------------------------
-
-
-@function
-def think(s: ProgramState, instruction: str, problem: str) -> None:
-    """Think three ways on from each thought, three levels deep."""
-    s += system(instruction)
-    s += user(problem)
-    level = [s]
-    for _ in range(3):
-        level = [fork for state in level for fork in state.fork(3)]
-        for i, state in enumerate(level):
-            state += user(f"Think on, way {i % 3 + 1}.")
-            state += assistant(gen("thought", max_tokens=10))
-    for state in level:
-        state.sync()
-
-
-@function
-def judge(s: ProgramState, rubric: str, essay: str) -> None:
-    """Judge an essay by each dimension, and then as a whole."""
-    s += system(rubric)
-    s += user(essay)
-    forks = s.fork(len(DIMENSIONS))
-    forks += [user(f"Judge the {dimension}.") for dimension in DIMENSIONS]
-    forks += assistant(gen("judgment", max_tokens=12))
-    judgments = " ".join([fork["judgment"] for fork in forks])
-    s += user(f"What is your verdict? {judgments}")
-    s += assistant(gen("verdict", max_tokens=16))
-
-
-@function
-def answer(s: ProgramState, examples: str, question: str) -> None:
-    """Answer one question behind a task's examples."""
-    s += f"{examples}\nQuestion: {question}\nAnswer:"
-    s += gen("answer", max_tokens=12)
-
-
-@function
-def chat(s: ProgramState, instruction: str, questions: Sequence[str]) -> None:
-    """Answer one question after the other."""
-    s += system(instruction)
-    for question in questions:
-        s += user(question)
-        s += assistant(gen("answer", max_tokens=20))
-
-
-@dataclass(frozen=True, slots=True)
-class Workload:
-    """A program, and what it runs with: from a source of chance and a factor on their number to the runs' arguments."""
-
-    program: Program
-    draw: Callable[[random.Random, float], list[dict[str, Any]]]
-
-
-def text(rng: random.Random, num_words: int) -> str:
-    return " ".join(rng.choices(WORDS, k=num_words)).capitalize() + "."
-
-
-def count(full: int, scale: float) -> int:
-    return max(1, round(full * scale))
-
-
-def draw_problems(rng: random.Random, scale: float) -> list[dict[str, Any]]:
-    instruction = text(rng, 80)
-    return [{"instruction": instruction, "problem": text(rng, 60)} for _ in range(count(4, scale))]
-
-
-def draw_essays(rng: random.Random, scale: float) -> list[dict[str, Any]]:
-    rubric = text(rng, 60)
-    return [{"rubric": rubric, "essay": text(rng, 200)} for _ in range(count(8, scale))]
-
-
-def draw_questions(rng: random.Random, scale: float) -> list[dict[str, Any]]:
-    tasks = [text(rng, 200) for _ in range(count(8, scale))]
-    runs = [{"examples": task, "question": text(rng, 12)} for task in tasks for _ in range(8)]
-    return rng.sample(runs, len(runs))
-
-
-def draw_chats(rng: random.Random, scale: float) -> list[dict[str, Any]]:
-    instructions = [text(rng, 80) for _ in range(2)]
-    return [
-        {"instruction": instructions[i % 2], "questions": [text(rng, 30) for _ in range(4)]}
-        for i in range(count(12, scale))
-    ]
-
-
-WORKLOADS = {
-    "tree of thought": Workload(think, draw_problems),
-    "LLM judge": Workload(judge, draw_essays),
-    "few-shot": Workload(answer, draw_questions),
-    "multi-turn": Workload(chat, draw_chats),
-}
 
 
 # -- What is left out --------------------------------------------------------------------------------------------------
@@ -381,6 +283,22 @@ def plot(rows: Sequence[Row], path: Path) -> None:
     figure.savefig(path)
 
 
+def open_engines(stack: ExitStack, names: Sequence[str], given: argparse.Namespace) -> dict[str, Engine]:
+    """Return each variant's engine; variants with the same settings share one."""
+    engines: dict[tuple[str, str], Engine] = {}
+    for variant in [VARIANTS[name] for name in names]:
+        if (variant.cache, variant.policy) not in engines:
+            engine = Engine(
+                model=given.model,
+                plugins=[TablePlugin()],
+                cache={"name": variant.cache},
+                scheduling={"policy": {"name": variant.policy}, "max_running_requests": given.rows},
+                memory={"kv_tokens": given.kv_tokens},
+            )
+            engines[variant.cache, variant.policy] = stack.enter_context(engine)
+    return {name: engines[VARIANTS[name].cache, VARIANTS[name].policy] for name in names}
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure, print, save."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -394,24 +312,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--json", type=Path, default=RESULTS / "lang_ablation.json")
     parser.add_argument("--plot", type=Path)
     given = parser.parse_args(arguments)
+    if given.plot and find_spec("matplotlib") is None:
+        parser.error("--plot needs matplotlib: pip install 'graftlm[plot]'")
     started = time.perf_counter()
     names = [FULL, AGAIN, *given.variants]
     with ExitStack() as stack:
-        engines: dict[str, Engine] = {}
-        made: dict[tuple[str, str], Engine] = {}
-        for name in names:
-            of = VARIANTS[name].cache, VARIANTS[name].policy
-            if of not in made:
-                made[of] = stack.enter_context(
-                    Engine(
-                        {"model": {"path": given.model}},
-                        plugins=[TablePlugin()],
-                        cache={"name": of[0]},
-                        scheduling={"policy": {"name": of[1]}, "max_running_requests": given.rows},
-                        memory={"kv_tokens": given.kv_tokens},
-                    )
-                )
-            engines[name] = made[of]
+        engines = open_engines(stack, names, given)
         rows = compare(engines, given.only, names, given.rounds, given.scale)
     show(rows)
     print(f"{time.perf_counter() - started:.0f} s in all")

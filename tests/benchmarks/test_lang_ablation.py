@@ -21,7 +21,7 @@ def bench():
     sys.path.insert(0, str(FOLDER))
     yield importlib.import_module("lang_ablation")
     sys.path.remove(str(FOLDER))
-    for name in ("lang_ablation", "flat_table", "offline"):
+    for name in ("lang_ablation", "lang_programs", "flat_table", "offline"):
         sys.modules.pop(name, None)
 
 
@@ -87,7 +87,7 @@ class CountingBackend:
 def test_a_variant_leaves_out_of_the_language_what_it_says(bench, variant, num_hints, most_at_a_time):
     counting, settings = CountingBackend(most_at_a_time), bench.VARIANTS[variant]
     backend = bench.Restrained(counting, settings.has_hints, settings.is_parallel)
-    bench.judge.run(rubric="Be fair. " * 20, essay="Trees.", backend=backend)
+    bench.WORKLOADS["LLM judge"].program.run(rubric="Be fair. " * 20, essay="Trees.", backend=backend)
     assert (counting.num_hints, counting.most_at_a_time) == (num_hints, most_at_a_time)
 
 
