@@ -118,3 +118,15 @@ def test_what_beats_full_is_said(bench, capsys):
     assert "w: no hint beats full beyond noise: 0.53 of its time" in printed
     assert "w: FCFS beats" not in printed
     assert "w: full again beats" not in printed
+
+
+def test_the_page_has_the_measured_figures():
+    page = (FOLDER.parent / "docs" / "lang.md").read_text(encoding="utf-8")
+    table = page.partition("| | Tree of thought |")[2].partition("\n\n")[0]
+    rows = json.loads((FOLDER / "results" / "lang_ablation.json").read_text(encoding="utf-8"))["rows"]
+    figures = {}
+    for row in rows:
+        figures.setdefault(row["variant"], []).append(f"{row['cpu_times_full']:.2f} | {row['computed_tokens']:,}")
+    assert [line.split(" | ", 1)[1].removesuffix(" |") for line in table.splitlines()[3:]] == [
+        " | ".join(of_variant) for of_variant in figures.values()
+    ]
