@@ -4,7 +4,7 @@ import asyncio
 import uuid
 import weakref
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
@@ -209,7 +209,7 @@ class Engine:
         timeout_s: float | None = None,
         cache_salt: str = "",
         request_id: str | None = None,
-    ) -> AsyncIterator[RequestOutput]:
+    ) -> AsyncGenerator[RequestOutput, None]:
         """Complete one prompt, yielding growing outputs; leaving the loop aborts the request.
 
         Arguments and errors as of `generate`; the prompt is checked, and queued, when the first output is asked for.

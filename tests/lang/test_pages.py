@@ -22,6 +22,10 @@ PROGRAMS = {
     "self_consistency": ("vote", lambda m: ("What is 2 + 3?",)),
     "json_extraction": ("extract", lambda m: (m.TEXTS[0],)),
     "multi_turn_chat": ("chat", lambda m: (m.QUESTIONS,)),
+    "tree_of_thought": ("solve", lambda m: (m.PROBLEM,)),
+    "skeleton_of_thought": ("answer", lambda m: ("Why is it good to plant trees in a city?",)),
+    "react_agent": ("agent", lambda m: ("How old will Mia be in 6 years?",)),
+    "rag_pipeline": ("ask", lambda m: ("What is the capital of Norway?", m.BM25(m.PASSAGES))),
 }
 
 
