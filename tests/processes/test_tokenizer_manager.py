@@ -355,7 +355,7 @@ async def test_a_cancelled_start_of_several_ends_those_that_had_started(running)
     await until(lambda: pages_come_home(manager))
 
 
-@pytest.mark.parametrize("name", ["scheduler-0", "scheduler-1", "detokenizer"])
+@pytest.mark.parametrize("name", ["scheduler-1", "detokenizer"])
 async def test_a_killed_process_fails_its_requests_soon_and_the_next_one_succeeds(running, name):
     manager, launcher, _ = running
     await until(lambda: not manager.health.problems, 60)
