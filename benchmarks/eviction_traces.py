@@ -1,7 +1,7 @@
 """Writes the traces that docs/eviction.md compares strategies on, besides a recorded one, for `graftlm cache-sim`.
 
-python benchmarks/eviction_traces.py /tmp/traces --recorded trace.jsonl
-graftlm cache-sim /tmp/traces/*.jsonl --eviction all --capacity 2%,5%,10%,20%
+python benchmarks/eviction_traces.py traces --recorded trace.jsonl
+graftlm cache-sim traces/*.jsonl --eviction all --capacity 2%,5%,10%,20%
 """
 
 import argparse

@@ -1,9 +1,10 @@
-"""Checkpoints and oracles that several tests share."""
+"""What several folders' tests share: checkpoints, and a real server of the bundled model."""
 
 import pytest
 import torch
 
 from graftlm.demo import demo_checkpoint
+from graftlm.testing.server_process import ServerProcess
 from graftlm.testing.tiny_models import write_tiny_checkpoint
 
 # The models are tiny: a second thread costs more than it helps, most of all while other tests keep the cores busy.
@@ -69,3 +70,10 @@ def checkpoint(tmp_path_factory):
         return path
 
     return get
+
+
+@pytest.fixture(scope="session")
+def server():
+    """Run `graftlm serve` on a free port; `server.url` is its address. Tests leave it as they find it."""
+    with ServerProcess({"model": "demo", "memory": {"kv_tokens": 32768}}, environment={"OMP_NUM_THREADS": "1"}) as it:
+        yield it

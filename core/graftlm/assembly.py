@@ -17,9 +17,6 @@ from graftlm.contracts import (
     AttentionContext,
     CacheContext,
     EvictionContext,
-    GrammarBackend,
-    GrammarContext,
-    GrammarOptions,
     LogitsContext,
     LogitsProcessor,
     Model,
@@ -37,8 +34,7 @@ from graftlm.execution.kv_store import KVStore
 from graftlm.execution.runner import ModelRunner
 from graftlm.execution.sampler import Sampler
 from graftlm.execution.split_attention import SplitAttention
-from graftlm.grammar_choice import Grammars
-from graftlm.grammars import GrammarCompiler
+from graftlm.grammar_assembly import make_grammars
 from graftlm.intake import Intake, IntakeLimits
 from graftlm.kv_memory import KVMemory, size_memory
 from graftlm.memory import (
@@ -56,7 +52,7 @@ from graftlm.tier_assembly import TierParts, assemble_tiers
 from graftlm.tokenization import TextStream, Tokenizer
 from graftlm.types import SamplingParams
 
-__all__ = ["EngineParts", "assemble", "detect_platform", "make_grammars"]
+__all__ = ["EngineParts", "assemble", "detect_platform"]
 
 _logger = logging.getLogger(__name__)
 
@@ -271,42 +267,6 @@ def _scheduler(
     policy = registry.create("scheduling", provider, settings.policy.options, SchedulingContext(), config.origins)
     limits = SchedulerLimits(settings.max_queued_requests, settings.prefill_tokens_per_step)
     return Scheduler(kv, policy, limits, time.monotonic, jump_forward)
-
-
-def make_grammars(
-    config: EngineConfig, registry: Registry, tokenizer: Tokenizer, model_config: ModelConfig
-) -> Grammars | None:
-    """Return what enforces grammars, or None when there is no backend and the configuration names none.
-
-    A backend is created with the first request that needs it: it reads the whole vocabulary.
-
-    Raises:
-        GraftlmError: the configured backend, its options or a fallback are wrong.
-    """
-    settings = config.grammar
-    if settings.name == AUTO and not registry.available("grammar"):
-        return None
-    default: Provider[GrammarBackend] = registry.provider("grammar", settings.name)
-    options = registry.options(default, settings.options, "grammar.options", config.origins)
-    fallback = options.fallback if isinstance(options, GrammarOptions) else ()
-    for name in fallback:
-        registry.provider("grammar", name, "grammar.options.fallback")
-
-    def make_compiler(name: str) -> GrammarCompiler:
-        is_default = name == default.name
-        provider = default if is_default else registry.provider("grammar", name)
-
-        def make_backend() -> GrammarBackend:
-            context = GrammarContext(tokenizer.to_json(), model_config.vocab_size, model_config.eos_token_ids)
-            raw = settings.options if is_default else {}
-            backend: GrammarBackend = registry.create("grammar", provider, raw, context, config.origins)
-            return backend
-
-        size, timeout_s = settings.cache_size, settings.timeout_s
-        return GrammarCompiler(make_backend, time.monotonic, cache_size=size, timeout_s=timeout_s)
-
-    available = [provider.name for provider in registry.available("grammar")]
-    return Grammars(make_compiler, default.name, fallback, available)
 
 
 def _choose_attention(

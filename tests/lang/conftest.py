@@ -4,20 +4,13 @@ import pytest
 
 from graftlm import Engine
 from graftlm.lang import EngineBackend, RuntimeEndpoint
-from graftlm.testing.server_process import ServerProcess, wait_until
+from graftlm.testing.server_process import wait_until
 
 
 @pytest.fixture(scope="session")
 def engine():
     """An engine of the bundled model, with pages of several tokens."""
     with Engine(model="demo", memory={"kv_tokens": 32768}, cache={"page_size": 4}) as it:
-        yield it
-
-
-@pytest.fixture(scope="session")
-def server():
-    """Run `graftlm serve` on a free port."""
-    with ServerProcess({"model": "demo", "memory": {"kv_tokens": 32768}}, environment={"OMP_NUM_THREADS": "1"}) as it:
         yield it
 
 

@@ -339,23 +339,23 @@ async def test_a_cancelled_start_leaves_nothing(running):
 
 async def test_a_cancelled_start_of_several_ends_those_that_had_started(running):
     manager, launcher, _ = running
-    await manager.call_schedulers("pause", retract=False)  # what was started would otherwise end by itself
+    await manager.calls.call_schedulers("pause", retract=False)  # what was started would otherwise end by itself
     os.kill(launcher.pids["scheduler-1"], signal.SIGSTOP)
     try:
         starting = asyncio.ensure_future(manager.start_all([await manager.prepare([20 + i], GREEDY) for i in range(4)]))
         await until(lambda: manager.num_requests == 4)
-        await manager.call("scheduler-0", "pause", retract=False)  # answered after its requests, in their order
+        await manager.calls.call("scheduler-0", "pause", retract=False)  # answered after its requests, in their order
         starting.cancel()
         with pytest.raises(asyncio.CancelledError):
             await starting
     finally:
         os.kill(launcher.pids["scheduler-1"], signal.SIGCONT)
     await until(lambda: manager.num_requests == 0, 5)
-    await manager.call_schedulers("resume")
+    await manager.calls.call_schedulers("resume")
     await until(lambda: pages_come_home(manager))
 
 
-@pytest.mark.parametrize("name", ["scheduler-0", "scheduler-1", "detokenizer"])
+@pytest.mark.parametrize("name", ["scheduler-1", "detokenizer"])
 async def test_a_killed_process_fails_its_requests_soon_and_the_next_one_succeeds(running, name):
     manager, launcher, _ = running
     await until(lambda: not manager.health.problems, 60)

@@ -1,6 +1,7 @@
 """The whole application: what stands in front of the routes, and what only an administrator may do.
 
-One server of the tests' own has keys, a limit, an allowed origin, a folder for traces and a log in JSON.
+One server of the tests' own has keys, a limit, an allowed origin, a folder for traces and a log
+of everything in JSON.
 """
 
 import gzip
@@ -11,6 +12,7 @@ import pytest
 
 from graftlm.testing.server_process import ServerProcess, wait_until
 
+USER_KEY, ADMIN_KEY = "s3cret-of-users", "s3cret-of-admins"
 CHAT_PAGE = "https://chat.example"
 
 
@@ -32,26 +34,28 @@ def profile_dir(tmp_path_factory):
 @pytest.fixture(scope="module")
 def locked(profile_dir):
     settings = {
-        "api_key": "key",
-        "admin_api_key": "admin",
+        "api_key": USER_KEY,
+        "admin_api_key": ADMIN_KEY,
         "profile_dir": str(profile_dir),
         "max_body_bytes": 4096,
         "cors_origins": ["https://chat.example"],
     }
     config = {"model": "demo", "memory": {"kv_tokens": 4096}, "server": settings}
-    with ServerProcess(config, ["--log-format", "json"], environment={"OMP_NUM_THREADS": "1"}) as server:
+    with ServerProcess(
+        config, ["--log-format", "json", "--log-level", "debug"], environment={"OMP_NUM_THREADS": "1"}
+    ) as server:
         yield server
 
 
 @pytest.fixture(scope="module")
 def admin(locked):
-    with httpx2.Client(base_url=locked.url, headers={"Authorization": "Bearer admin"}, timeout=60) as client:
+    with httpx2.Client(base_url=locked.url, headers={"Authorization": f"Bearer {ADMIN_KEY}"}, timeout=60) as client:
         yield client
 
 
 @pytest.fixture(scope="module")
 def user(locked):
-    with httpx2.Client(base_url=locked.url, headers={"Authorization": "Bearer key"}, timeout=60) as client:
+    with httpx2.Client(base_url=locked.url, headers={"Authorization": f"Bearer {USER_KEY}"}, timeout=60) as client:
         yield client
 
 
@@ -125,10 +129,14 @@ def test_without_a_key_only_health_is_told(locked, path, status):
     assert httpx2.get(locked.url + path).status_code == status
 
 
-def test_no_key_is_ever_told(user, locked):
-    response = user.get("/server_info")
-    assert "api_key" not in response.text
-    assert "admin_api_key" not in response.text
+def test_no_key_is_ever_told(user, admin, locked):
+    for client in (user, admin):
+        response = client.get("/server_info")
+        assert response.status_code == 200
+        assert "api_key" not in response.text
+        assert "s3cret" not in response.text
+    assert "debug" in {json.loads(line)["level"] for line in locked.log.splitlines() if line.startswith("{")}
+    assert "s3cret" not in locked.log
 
 
 def test_bodies_have_a_limit_stated_or_chunked(user):

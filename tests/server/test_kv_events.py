@@ -23,7 +23,7 @@ def free_port():
 @pytest.fixture(scope="module")
 def published():
     address = f"tcp://127.0.0.1:{free_port()}"
-    with ServerProcess({"server": {"kv_events": address}}) as server:
+    with ServerProcess({"memory": {"kv_tokens": 4096}, "server": {"kv_events": address}}) as server:
         subscriber = zmq.Context.instance().socket(zmq.SUB)
         subscriber.connect(address)
         subscriber.subscribe(TOPIC)
@@ -100,8 +100,8 @@ def test_an_indexer_joins_late_and_holds_the_same_tree(published):
     [
         ("tcp://*:5557", 0, "tcp://*:5557"),
         ("tcp://127.0.0.1:5557", 2, "tcp://127.0.0.1:5559"),
-        ("ipc:///tmp/events", 0, "ipc:///tmp/events"),
-        ("ipc:///tmp/events", 1, "ipc:///tmp/events-1"),
+        ("ipc:///run/events", 0, "ipc:///run/events"),
+        ("ipc:///run/events", 1, "ipc:///run/events-1"),
     ],
 )
 def test_every_replica_has_an_address_of_its_own(address, index, expected):

@@ -1,5 +1,7 @@
 import json
 import shutil
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -127,6 +129,27 @@ def test_a_missing_or_broken_file_is_named(copied, file, content, said):
         (copied / file).write_text(content, encoding="utf-8")
     with pytest.raises(CheckpointError, match=said):
         Tokenizer.load(copied)
+
+
+def test_where_no_class_has_to_be_found_nothing_reads_torch(byte_level_folder):
+    code = (
+        "import sys, pathlib, graftlm.tokenization; graftlm.tokenization.Tokenizer.load(pathlib.Path(sys.argv[1])); "
+        "print('torch' in sys.modules)"
+    )
+    command = [sys.executable, "-c", code, str(byte_level_folder)]
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip() == "False"
+
+
+def test_the_generic_class_keeps_the_file_as_it_is_whatever_the_model(copied, byte_level):
+    (copied / "config.json").write_text(json.dumps({"model_type": "qwen2"}))  # whose class splits words its own way
+    assert Tokenizer.load(copied).to_json() == byte_level.to_json()
+
+
+def test_a_class_of_a_family_is_found_by_its_name(copied):
+    config = {"tokenizer_class": "GPT2Tokenizer", "bos_token": "<s>", "eos_token": "</s>"}
+    (copied / "tokenizer_config.json").write_text(json.dumps(config))
+    tokenizer = Tokenizer.load(copied)
+    assert tokenizer.decode(tokenizer.encode("hello world")) == "hello world"
 
 
 def test_a_path_that_is_no_folder_is_refused(tmp_path):

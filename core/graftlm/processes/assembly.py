@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from graftlm.assembly import make_grammars
 from graftlm.chat_formats import make_chat_formats
 from graftlm.checkpoint import load_model_config, resolve_checkpoint
 from graftlm.config import EngineConfig
+from graftlm.grammar_assembly import make_grammars
 from graftlm.intake import Intake, IntakeLimits
 from graftlm.processes.launcher import Launcher
 from graftlm.processes.replicas import ReplicaSet

@@ -14,21 +14,18 @@ from graftlm.config import EngineConfig
 from graftlm.errors import (
     GraftlmError,
     GrammarError,
-    InvalidPromptError,
-    PromptTooLongError,
     RequestError,
     UnavailableError,
     UnsupportedFeatureError,
 )
 from graftlm.intake import Intake, check_call, draw_seed
+from graftlm.processes.calls import ProcessCalls, Send
 from graftlm.processes.generation import Generation, PreparedRequest
 from graftlm.processes.in_flight import InFlight, InFlightRequests
 from graftlm.processes.messages import (
-    PING_ID,
     Abort,
     Accepted,
     AnyMessage,
-    Call,
     Generate,
     Load,
     MessageError,
@@ -37,27 +34,21 @@ from graftlm.processes.messages import (
     TextBatch,
     params_to_wire,
 )
-from graftlm.processes.messages import Message as ProcessMessage
 from graftlm.processes.names import DETOKENIZER
+from graftlm.processes.prompt_encoder import PromptEncoder
 from graftlm.processes.replicas import Health, ReplicaSet
 from graftlm.processes.request_metrics import RequestMetrics
 from graftlm.processes.served_model import ServedModel
 from graftlm.processes.trace_lines import FinishedRequest
 from graftlm.processes.trace_recorder import TraceRecorder
-from graftlm.prompts import Prompt, check_chat, is_chat
+from graftlm.prompts import Prompt
 from graftlm.scheduling import RequestUpdate
 from graftlm.tokenization import Tokenizer
 from graftlm.types import Message, RequestOutput, SamplingParams
 
-__all__ = ["Send", "TokenizerManager"]
+__all__ = ["TokenizerManager"]
 
 T = TypeVar("T")
-
-#: How long an answer to a Call may take.
-CALL_TIMEOUT_S = 60.0
-
-#: Queues a message for a process by name; dropped when it is down.
-Send = Callable[[str, ProcessMessage], None]
 
 
 class TokenizerManager:
@@ -68,6 +59,7 @@ class TokenizerManager:
     Attributes:
         replicas: the replicas, and whether their processes are well.
         chat_formats: how the model writes tool calls and reasoning.
+        calls: questions to the processes, about no request.
     """
 
     def __init__(
@@ -93,15 +85,16 @@ class TokenizerManager:
         self.tokenizer = tokenizer
         self.replicas = replicas
         self.chat_formats = chat_formats or ChatFormats()
+        self.calls = ProcessCalls(replicas, send)
+        self._encoder = PromptEncoder(tokenizer, model.vocab_size, model.context_len)
         self._intake = intake
         self._send = send
         self._metrics = metrics
         self._clock = clock
         self._recorder = recorder
         self._threads = ThreadPoolExecutor(max_workers=2, thread_name_prefix="graftlm-tokenizer")
-        self._counter = itertools.count(PING_ID + 1)
+        self._counter = itertools.count()
         self._in_flight = InFlightRequests()
-        self._calls: dict[int, tuple[str, asyncio.Future[Any]]] = {}
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -145,7 +138,7 @@ class TokenizerManager:
         timeouts = [s for s in (timeout_s, self.config.server.request_timeout_s) if s is not None]
 
         def check() -> PreparedRequest:
-            token_ids = self._intake.check_prompt(self._encode(prompt, template_args or {}), pooling=pooling)
+            token_ids = self._intake.check_prompt(self._encoder.encode(prompt, template_args or {}), pooling=pooling)
             checked, unenforced = self._intake.check_params(params)
             self._intake.check_room(len(token_ids), checked, pooling=pooling)
             return PreparedRequest(
@@ -248,7 +241,7 @@ class TokenizerManager:
 
     async def flush_cache(self) -> int:
         """Forget every cached prefix that no running request uses; returns the tokens forgotten in all replicas."""
-        return int(sum(await self.call_schedulers("flush_cache")))
+        return int(sum(await self.calls.call_schedulers("flush_cache")))
 
     async def pause(self, mode: str) -> None:
         """Stop generating until `resume`; requests that come meanwhile wait.
@@ -259,50 +252,12 @@ class TokenizerManager:
         self.replicas.pause()
         if mode == "abort":
             self.abort_all()
-        await self._call_those_that_stay("pause", retract=mode == "retract")
+        await self.calls.call_those_that_stay("pause", retract=mode == "retract")
 
     async def resume(self) -> None:
         """Go on after `pause`."""
-        await self._call_those_that_stay("resume")
+        await self.calls.call_those_that_stay("resume")
         self.replicas.resume()
-
-    async def _call_those_that_stay(self, name: str, **arguments: Any) -> None:
-        """Call every replica that is up; one that dies meanwhile will not be missed, since it starts again unpaused.
-
-        Raises:
-            UnavailableError: one is up and gives no answer.
-        """
-        ready = self.replicas.ready
-        calls = [self.call(replica.name, name, **arguments) for replica in ready]
-        outcomes = await asyncio.gather(*calls, return_exceptions=True)
-        for replica, outcome in zip(ready, outcomes, strict=True):
-            if isinstance(outcome, BaseException) and replica.ready:
-                raise outcome
-
-    async def call_schedulers(self, name: str, **arguments: Any) -> list[Any]:
-        """Call every replica that is up and return their answers.
-
-        Raises:
-            UnavailableError: none is up, or one dies or gives no answer.
-            RequestError: one refuses.
-        """
-        ready = self.replicas.ready
-        if not ready:
-            raise UnavailableError(self.replicas.why_unavailable)
-        return list(await asyncio.gather(*[self.call(replica.name, name, **arguments) for replica in ready]))
-
-    async def call(self, process: str, name: str, /, **arguments: Any) -> Any:
-        """Call one process and return its answer; as `call_schedulers`."""
-        call_id = next(self._counter)
-        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self._calls[call_id] = (process, future)
-        self._send(process, Call(call_id=call_id, name=name, arguments=arguments))
-        try:
-            return await asyncio.wait_for(future, CALL_TIMEOUT_S)
-        except TimeoutError:
-            raise UnavailableError(f"{process} did not answer {name!r} within {CALL_TIMEOUT_S:.0f} s") from None
-        finally:
-            del self._calls[call_id]
 
     async def in_thread(self, function: Callable[[], T]) -> T:
         """Run what takes a while beside the event loop."""
@@ -310,13 +265,12 @@ class TokenizerManager:
 
     async def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Return a text's token ids."""
-        self._check_length(text)
-        ids = await self.in_thread(lambda: _checked(lambda: self.tokenizer.encode(text, add_special_tokens)))
+        ids = await self.in_thread(lambda: self._encoder.encode_text(text, add_special_tokens))
         return [int(token_id) for token_id in ids]
 
     async def encode_chat(self, messages: Sequence[Message], **template_args: Any) -> list[int]:
         """Return a chat's token ids."""
-        ids = await self.in_thread(lambda: self._encode(messages, template_args))
+        ids = await self.in_thread(lambda: self._encoder.encode_chat(messages, template_args))
         return [int(token_id) for token_id in ids]
 
     async def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
@@ -325,11 +279,7 @@ class TokenizerManager:
         Raises:
             InvalidPromptError: an id is outside the vocabulary.
         """
-        outside = [token_id for token_id in token_ids if not 0 <= token_id < self.model.vocab_size]
-        if outside:
-            size = self.model.vocab_size
-            raise InvalidPromptError(f"token id {outside[0]} is outside the vocabulary of {size} tokens")
-        return await self.in_thread(lambda: self.tokenizer.decode(list(token_ids), skip_special_tokens))
+        return await self.in_thread(lambda: self._encoder.decode(token_ids, skip_special_tokens))
 
     # -- for the server's life -----------------------------------------------------------------------------------------
 
@@ -372,9 +322,7 @@ class TokenizerManager:
         if replica is not None and lost:
             sub_ids = [sub_id for item in lost for sub_id in item.generation.sub_ids]
             self._send(DETOKENIZER, Abort(request_ids=sub_ids, reason="their scheduler died"))
-        for process, future in list(self._calls.values()):
-            if process == name and not future.done():
-                future.set_exception(UnavailableError(text))
+        self.calls.process_died(name, text)
 
     def receive(self, message: AnyMessage) -> None:
         """Take in what a process says."""
@@ -396,31 +344,9 @@ class TokenizerManager:
                 if replica is not None:
                     replica.load = message
             case Reply():
-                self._answer(message)
+                self.calls.answer(message)
 
     # -- inside --------------------------------------------------------------------------------------------------------
-
-    def _encode(self, prompt: Prompt, template_args: dict[str, Any]) -> Any:
-        if isinstance(prompt, str):
-            if not prompt:
-                raise InvalidPromptError("the prompt is empty; give some text")
-            self._check_length(prompt)
-            return _checked(lambda: self.tokenizer.encode(prompt))
-        if is_chat(prompt):
-            chat = check_chat(prompt)
-            text = _checked(lambda: self.tokenizer.apply_chat_template(chat, **template_args))
-            self._check_length(text)
-            return _checked(lambda: self.tokenizer.encode(text, add_special_tokens=False))
-        return prompt
-
-    def _check_length(self, text: str) -> None:
-        """Refuse a text that is too long in any case; turning megabytes into tokens takes a minute."""
-        most = self.tokenizer.most_characters(self.model.context_len)
-        if most is not None and len(text) > most:
-            raise PromptTooLongError(
-                f"the prompt has {len(text):,} characters, more than the context of {self.model.context_len} tokens "
-                f"could spell ({most:,}). Shorten the prompt."
-            )
 
     def _check_id(self, request_id: str | None) -> None:
         if request_id is not None and request_id in self._in_flight:
@@ -478,15 +404,6 @@ class TokenizerManager:
         if not len(self._in_flight):
             self._idle.set()
 
-    def _answer(self, reply: Reply) -> None:
-        _, future = self._calls.get(reply.call_id, (None, None))
-        if future is None or future.done():
-            return
-        if reply.error is None:
-            future.set_result(reply.value)
-        else:
-            future.set_exception(RequestError(reply.error))
-
 
 def _finished_request(item: InFlight, output: RequestOutput) -> FinishedRequest:
     request = item.generation.request
@@ -497,14 +414,6 @@ def _finished_request(item: InFlight, output: RequestOutput) -> FinishedRequest:
         namespace=request.cache_salt,
         priority=request.priority,
     )
-
-
-def _checked(encode: Callable[[], T]) -> T:
-    """Call the tokenizer; text that is no Unicode, such as half a surrogate pair, is the request's fault."""
-    try:
-        return encode()
-    except (UnicodeError, TypeError) as error:
-        raise InvalidPromptError(f"the text cannot be encoded: {error}") from error
 
 
 def _error_named(name: str, message: str) -> GraftlmError:

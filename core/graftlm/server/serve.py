@@ -265,9 +265,11 @@ def _bind(config: EngineConfig) -> socket.socket:
     host, port = config.server.host, config.server.port
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0][0]
-        listener = socket.socket(family, socket.SOCK_STREAM)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((host, port))
+        with contextlib.ExitStack() as on_error:
+            listener = on_error.enter_context(socket.socket(family, socket.SOCK_STREAM))
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind((host, port))
+            on_error.pop_all()
     except OSError as error:
         raise ConfigError(
             f"cannot listen on {host}:{port}: {error.strerror or error}. Set server.host or server.port."

@@ -21,7 +21,10 @@ if TYPE_CHECKING:
 __all__ = ["Tokenizer"]
 
 _LINE_END: Final = "\n"
-_JSON_FILES: Final = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "config.json")
+_CONFIG: Final = "tokenizer_config.json"
+#: Names of the class that takes a tokenizer.json as it is.
+_GENERIC_CLASSES: Final = ("PreTrainedTokenizerFast", "TokenizersBackend")
+_JSON_FILES: Final = ("tokenizer.json", _CONFIG, "special_tokens_map.json", "config.json")
 
 
 class Tokenizer:
@@ -66,12 +69,10 @@ class Tokenizer:
         Raises:
             CheckpointError: a file is missing or broken (the message names it), or the tokenizer is not a fast one.
         """
-        from transformers import AutoTokenizer
-
         if not path.is_dir():
             raise CheckpointError(f"cannot load a tokenizer from {path}: it is not a folder")
         try:
-            pretrained = AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=trust_remote_code)
+            pretrained = _load_pretrained(path, trust_remote_code)
         except Exception as error:  # the loader raises whatever its parsers raise
             raise CheckpointError(f"cannot load a tokenizer from {path}: {_what_is_wrong(path, error)}") from error
         return cls(pretrained)
@@ -213,6 +214,29 @@ class Tokenizer:
         """Return a chat as a prompt's token ids, int32 [n]; see `apply_chat_template`."""
         text = self.apply_chat_template(messages, add_generation_prompt=add_generation_prompt, **template_args)
         return self.encode(text, add_special_tokens=False)
+
+
+def _load_pretrained(path: Path, trust_remote_code: bool) -> Any:
+    """Return a checkpoint's tokenizer as transformers makes it.
+
+    To choose a class, `AutoTokenizer` reads the code of models and, with it, torch and its compiler, which takes
+    seconds. Where the checkpoint names the class for any tokenizer.json, there is nothing to choose, and nothing in
+    that file is made anew, as `AutoTokenizer` does for some families.
+    """
+    if _names_generic_class(path):
+        from transformers import PreTrainedTokenizerFast
+
+        return PreTrainedTokenizerFast.from_pretrained(path, local_files_only=True)
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=trust_remote_code)
+
+
+def _names_generic_class(path: Path) -> bool:
+    """Whether a checkpoint's tokenizer is the class for any tokenizer.json, and no code of its own."""
+    file = path / _CONFIG
+    config = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    return config.get("tokenizer_class") in _GENERIC_CLASSES and "auto_map" not in config
 
 
 def _one_line(error: Exception) -> str:

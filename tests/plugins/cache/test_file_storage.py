@@ -549,7 +549,7 @@ def test_files_dated_in_the_future_grow_old_too(tmp_path):
 # -- Options
 
 
-@pytest.mark.parametrize("path", ["/tmp/a\0b", "~nosuchuser77/kv"])
+@pytest.mark.parametrize("path", ["kv/a\0b", "~nosuchuser77/kv"])
 def test_a_path_that_cannot_be_is_refused(path):
     with pytest.raises(ValidationError, match=r"NUL|names no folder"):
         FileStorageOptions(path=path)

@@ -33,7 +33,7 @@ def make_router(manager: TokenizerManager) -> APIRouter:
     @router.post("/pin_prefix", summary="Keep what is cached of a prefix for a while")
     async def pin_prefix(body: PinRequest) -> Pinned:
         wanted = await prefix(body)
-        pinned = await manager.call_schedulers(
+        pinned = await manager.calls.call_schedulers(
             "pin", token_ids=wanted.prompt_token_ids.tolist(), namespace=wanted.cache_salt, ttl_s=body.ttl_s
         )
         return Pinned(pinned_tokens=pinned)
@@ -41,14 +41,14 @@ def make_router(manager: TokenizerManager) -> APIRouter:
     @router.post("/unpin_prefix", summary="End a pin before its time")
     async def unpin_prefix(body: PrefixRequest) -> Unpinned:
         wanted = await prefix(body)
-        was_pinned = await manager.call_schedulers(
+        was_pinned = await manager.calls.call_schedulers(
             "unpin", token_ids=wanted.prompt_token_ids.tolist(), namespace=wanted.cache_salt
         )
         return Unpinned(was_pinned=any(was_pinned))
 
     @router.get("/cache_snapshot", summary="Every node of every replica's prefix cache; holds up the steps meanwhile")
     async def cache_snapshot() -> CacheSnapshots:
-        replicas: list[dict[str, Any]] = await manager.call_schedulers("cache_snapshot")
+        replicas: list[dict[str, Any]] = await manager.calls.call_schedulers("cache_snapshot")
         return CacheSnapshots(replicas=replicas)
 
     return router

@@ -54,7 +54,7 @@ def make_router(manager: TokenizerManager) -> APIRouter:
     async def start_profile(body: ProfileRequest | None = None) -> ProfileStarted:
         wanted = body or ProfileRequest()
         folder = _profile_folder(manager.config.server.profile_dir, wanted.output_dir)
-        await manager.call_schedulers(
+        await manager.calls.call_schedulers(
             "start_profile",
             output_dir=str(folder),
             num_steps=wanted.num_steps,
@@ -66,7 +66,7 @@ def make_router(manager: TokenizerManager) -> APIRouter:
 
     @router.post("/stop_profile", summary="End the recording; answers with the traces' files", dependencies=_ADMIN)
     async def stop_profile() -> TracesWritten:
-        written = await manager.call_schedulers("stop_profile")
+        written = await manager.calls.call_schedulers("stop_profile")
         return TracesWritten(files=[file for files in written for file in files])
 
     return router

@@ -1,0 +1,51 @@
+"""The grammar backends of a configuration: what enforces the grammars that requests ask for.
+
+Imports no torch: the main process of the server checks grammars and computes nothing.
+"""
+
+import time
+
+from graftlm.config import EngineConfig
+from graftlm.contracts import GrammarBackend, GrammarContext, GrammarOptions, ModelConfig, Provider
+from graftlm.grammar_choice import Grammars
+from graftlm.grammars import GrammarCompiler
+from graftlm.registry import AUTO, Registry
+from graftlm.tokenization import Tokenizer
+
+__all__ = ["make_grammars"]
+
+
+def make_grammars(
+    config: EngineConfig, registry: Registry, tokenizer: Tokenizer, model_config: ModelConfig
+) -> Grammars | None:
+    """Return what enforces grammars, or None when there is no backend and the configuration names none.
+
+    A backend is created with the first request that needs it: it reads the whole vocabulary.
+
+    Raises:
+        GraftlmError: the configured backend, its options or a fallback are wrong.
+    """
+    settings = config.grammar
+    if settings.name == AUTO and not registry.available("grammar"):
+        return None
+    default: Provider[GrammarBackend] = registry.provider("grammar", settings.name)
+    options = registry.options(default, settings.options, "grammar.options", config.origins)
+    fallback = options.fallback if isinstance(options, GrammarOptions) else ()
+    for name in fallback:
+        registry.provider("grammar", name, "grammar.options.fallback")
+
+    def make_compiler(name: str) -> GrammarCompiler:
+        is_default = name == default.name
+        provider = default if is_default else registry.provider("grammar", name)
+
+        def make_backend() -> GrammarBackend:
+            context = GrammarContext(tokenizer.to_json(), model_config.vocab_size, model_config.eos_token_ids)
+            raw = settings.options if is_default else {}
+            backend: GrammarBackend = registry.create("grammar", provider, raw, context, config.origins)
+            return backend
+
+        size, timeout_s = settings.cache_size, settings.timeout_s
+        return GrammarCompiler(make_backend, time.monotonic, cache_size=size, timeout_s=timeout_s)
+
+    available = [provider.name for provider in registry.available("grammar")]
+    return Grammars(make_compiler, default.name, fallback, available)

@@ -1,0 +1,80 @@
+"""What a client sends as token ids: texts and chats, not too long to be tokenised."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+from graftlm.errors import InvalidPromptError, PromptTooLongError
+from graftlm.prompts import Prompt, check_chat, is_chat
+from graftlm.tokenization import Tokenizer
+from graftlm.types import Message, TokenIds
+
+__all__ = ["PromptEncoder"]
+
+T = TypeVar("T")
+
+
+class PromptEncoder:
+    """Calls the tokenizer on what users sent. All methods may be called from several threads.
+
+    Args:
+        context_len: tokens of a prompt at most; a text that must have more is not tokenised.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int, context_len: int) -> None:
+        self._tokenizer = tokenizer
+        self._vocab_size = vocab_size
+        self._context_len = context_len
+
+    def encode(self, prompt: Prompt, template_args: dict[str, Any]) -> Any:
+        """Return the token ids of a text or a chat; whatever else it is, as it is.
+
+        Raises:
+            InvalidPromptError: it is empty, no Unicode, or the chat template refuses it.
+            PromptTooLongError: it has more characters than the context could spell.
+        """
+        if isinstance(prompt, str):
+            if not prompt:
+                raise InvalidPromptError("the prompt is empty; give some text")
+            return self.encode_text(prompt)
+        if is_chat(prompt):
+            return self.encode_chat(check_chat(prompt), template_args)
+        return prompt
+
+    def encode_text(self, text: str, add_special_tokens: bool = True) -> TokenIds:
+        """Return a text's token ids, int32 [n]; raises as `encode`, but "" is a text."""
+        self._check_length(text)
+        return _checked(lambda: self._tokenizer.encode(text, add_special_tokens))
+
+    def encode_chat(self, chat: Sequence[Message], template_args: dict[str, Any]) -> TokenIds:
+        """Return a chat's token ids, int32 [n]; raises as `encode`."""
+        text = _checked(lambda: self._tokenizer.apply_chat_template(chat, **template_args))
+        return self.encode_text(text, add_special_tokens=False)
+
+    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool) -> str:
+        """Return the text of token ids.
+
+        Raises:
+            InvalidPromptError: an id is outside the vocabulary.
+        """
+        outside = [token_id for token_id in token_ids if not 0 <= token_id < self._vocab_size]
+        if outside:
+            size = self._vocab_size
+            raise InvalidPromptError(f"token id {outside[0]} is outside the vocabulary of {size} tokens")
+        return self._tokenizer.decode(list(token_ids), skip_special_tokens)
+
+    def _check_length(self, text: str) -> None:
+        """Refuse a text that is too long in any case; turning megabytes into tokens takes a minute."""
+        most = self._tokenizer.most_characters(self._context_len)
+        if most is not None and len(text) > most:
+            raise PromptTooLongError(
+                f"the prompt has {len(text):,} characters, more than the context of {self._context_len} tokens could "
+                f"spell ({most:,}). Shorten the prompt."
+            )
+
+
+def _checked(encode: Callable[[], T]) -> T:
+    """Call the tokenizer; text that is no Unicode, such as half a surrogate pair, is the request's fault."""
+    try:
+        return encode()
+    except (UnicodeError, TypeError) as error:
+        raise InvalidPromptError(f"the text cannot be encoded: {error}") from error
