@@ -121,6 +121,13 @@ def test_check_lists_every_error_and_exits_with_2(graftlm):
     )
 
 
+def test_check_looks_at_a_grammar_backends_fallbacks(graftlm):
+    Path("engine.yaml").write_text("grammar: {name: xgrammar, options: {fallback: [llguidanec]}}\n")
+    status, out, err = graftlm("config", "check", "engine.yaml")
+    assert (status, out) == (2, "")
+    assert "error: engine.yaml:1: grammar.options.fallback: Unknown grammar backend 'llguidanec'." in err
+
+
 def test_check_looks_into_a_caches_storage(graftlm):
     text = "cache: {name: hicache, options: {storage: {name: fil, options: {pth: /x}}}}\n"
     Path("engine.yaml").write_text(text)

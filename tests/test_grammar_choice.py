@@ -53,9 +53,11 @@ def test_the_first_that_enforces_all_is_chosen(grammars, text, named, chosen):
     assert (enforcement.backend, enforcement.unenforced) == (chosen, ())
 
 
-def test_when_all_refuse_each_says_why(grammars):
-    with pytest.raises(GrammarError, match=r"^not is not enforced; fallback second: not is not enforced$"):
+def test_when_all_refuse_each_says_why_once(grammars):
+    with pytest.raises(GrammarError, match=r"^not is not enforced$"):
         grammars.choose(spec("not if"))
+    with pytest.raises(GrammarError, match=r"^if is not enforced; fallback second: then is not enforced$"):
+        grammars.choose(spec("if then"))
 
 
 def test_a_named_backend_has_no_fallback(grammars):
@@ -124,6 +126,20 @@ def test_a_request_may_name_its_backend():
             engine.generate("x", SamplingParams(grammar_backend="xgramar"))
         stats = engine.stats()
         assert (stats.grammar_hits, stats.grammar_misses) == (0, 1)
+
+
+def test_a_fallback_writes_json_as_the_default_does():
+    a = {"type": "string", "pattern": "^b+$", "maxLength": 2}
+    schema = {"type": "object", "properties": {"a": a}, "required": ["a"], "additionalProperties": False}
+    options = {"fallback": ["llguidance"], "whitespace": "compact"}
+    with Engine(model="demo", grammar={"name": "xgrammar", "options": options}) as engine:
+        (output,) = engine.generate(["x"], SamplingParams(temperature=1.5, seed=1, json_schema=schema))
+    assert output.text in ('{"a":"b"}', '{"a":"bb"}')
+
+
+def test_a_backend_does_not_fall_back_to_itself():
+    with pytest.raises(ConfigError, match="xgrammar cannot fall back to itself"):
+        Engine(model="demo", grammar={"name": "xgrammar", "options": {"fallback": ["xgrammar"]}})
 
 
 def test_a_fallback_that_is_unknown_is_found_at_once():

@@ -4,9 +4,12 @@ Imports no torch: the main process of the server checks grammars and computes no
 """
 
 import time
+from collections.abc import Mapping
+from typing import Any
 
 from graftlm.config import EngineConfig
 from graftlm.contracts import GrammarBackend, GrammarContext, GrammarOptions, ModelConfig, Provider
+from graftlm.errors import ConfigError
 from graftlm.grammar_choice import Grammars
 from graftlm.grammars import GrammarCompiler
 from graftlm.registry import AUTO, Registry
@@ -32,7 +35,8 @@ def make_grammars(
     options = registry.options(default, settings.options, "grammar.options", config.origins)
     fallback = options.fallback if isinstance(options, GrammarOptions) else ()
     for name in fallback:
-        registry.provider("grammar", name, "grammar.options.fallback")
+        if registry.provider("grammar", name, "grammar.options.fallback") is default:
+            raise ConfigError(f"grammar.options.fallback: {name} cannot fall back to itself; leave it out")
 
     def make_compiler(name: str) -> GrammarCompiler:
         is_default = name == default.name
@@ -40,7 +44,7 @@ def make_grammars(
 
         def make_backend() -> GrammarBackend:
             context = GrammarContext(tokenizer.to_json(), model_config.vocab_size, model_config.eos_token_ids)
-            raw = settings.options if is_default else {}
+            raw = settings.options if is_default else _shared(settings.options, provider)
             backend: GrammarBackend = registry.create("grammar", provider, raw, context, config.origins)
             return backend
 
@@ -49,3 +53,9 @@ def make_grammars(
 
     available = [provider.name for provider in registry.available("grammar")]
     return Grammars(make_compiler, default.name, fallback, available)
+
+
+def _shared(options: Mapping[str, Any], provider: Provider[GrammarBackend]) -> dict[str, Any]:
+    """Return the default backend's options that another one has too, so that both write JSON in the same way."""
+    names = provider.options.model_fields.keys() - GrammarOptions.model_fields.keys()
+    return {name: value for name, value in options.items() if name in names}

@@ -102,17 +102,19 @@ class Grammars:
 
     def _ask(self, spec: GrammarSpec, names: Sequence[str]) -> Enforcement:
         found: list[Enforcement] = []
-        refusals: list[str] = []
+        refusals: dict[str, str] = {}
         for name in names:
             try:
                 found.append(Enforcement(name, self.compiler(name).check(spec)))
             except GrammarError as error:
-                refusals.append(str(error) if not refusals else f"{name}: {error}")
+                if str(error) not in refusals.values():
+                    refusals[name] = str(error)
             else:
                 if not found[-1].unenforced:
                     return found[-1]
         if not found:
-            raise GrammarError("; fallback ".join(refusals))
+            (_, first), *others = refusals.items()
+            raise GrammarError("; fallback ".join([first, *[f"{name}: {said}" for name, said in others]]))
         return min(found, key=lambda enforcement: len(enforcement.unenforced))
 
     def compiler(self, backend: str | None = None) -> GrammarCompiler:

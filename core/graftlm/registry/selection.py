@@ -1,6 +1,6 @@
 """What a configuration selects from the registry, and whether all of it can be had."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -45,7 +45,7 @@ def selections(config: EngineConfig) -> list[Selection]:
         )
         for family in FAMILIES.values()
         if family.name_path is not None
-    ] + _storage(config)
+    ] + [*_storage(config), *_grammar_fallbacks(config)]
 
 
 def _storage(config: EngineConfig) -> list[Selection]:
@@ -57,6 +57,15 @@ def _storage(config: EngineConfig) -> list[Selection]:
     family = replace(FAMILIES["storage"], name_path=f"{where}.name", options_path=f"{where}.options")
     options = storage.get("options")
     return [Selection(family, storage["name"], options if isinstance(options, Mapping) else {})]
+
+
+def _grammar_fallbacks(config: EngineConfig) -> list[Selection]:
+    """Return the backends that a grammar backend's options name as fallbacks."""
+    names = config.grammar.options.get("fallback")
+    if not isinstance(names, Sequence) or isinstance(names, str):
+        return []
+    family = replace(FAMILIES["grammar"], name_path="grammar.options.fallback", options_path=None)
+    return [Selection(family, name, {}) for name in names if isinstance(name, str)]
 
 
 def check(config: EngineConfig, registry: Registry) -> Findings:
@@ -82,7 +91,7 @@ def _resolve(selection: Selection, registry: Registry) -> tuple[Provider[Any] | 
     """Return the provider, if one can be told, and a warning, if there is cause."""
     family = selection.family
     if selection.name != AUTO:
-        provider = registry.find(family.key, selection.name)
+        provider = registry.find(family.key, selection.name, family.name_path)
         why = registry.why_not(provider)
         return provider, f"{family.title} '{selection.name}' cannot run on this machine: {why}" if why else None
     if family.key == "model":

@@ -7,6 +7,7 @@ not sent: reading one holds the interpreter's lock, 0.6 s for 400 MiB, which bui
 
 import subprocess
 import sys
+import time
 import weakref
 from contextlib import suppress
 from pathlib import Path
@@ -49,9 +50,14 @@ class IndexBuilder:
             GrammarError: it takes too long or too much memory, or the vocabulary cannot write what it matches.
         """
         with self._lock:
+            start_s = time.monotonic()
             reason = self._ask(regex)
+        if reason is None and time.monotonic() - start_s < self._max_s:
+            raise GrammarError(
+                f"outlines needs more than max_index_mib, {self._max_bytes >> 20} MiB, to compile it; {_REMEDY}"
+            )
         if reason is None:
-            raise GrammarError(f"not compiled by outlines in {self._max_s:g} s and the memory allowed; {_REMEDY}")
+            raise GrammarError(f"not compiled by outlines within max_compile_s, {self._max_s:g} s; {_REMEDY}")
         if reason:
             raise GrammarError(f"not compiled by outlines: {reason.decode(errors='replace')}; {_REMEDY}")
         return outlines_core.Index(regex, self._vocabulary)

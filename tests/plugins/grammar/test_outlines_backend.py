@@ -75,7 +75,7 @@ def test_what_is_not_enforced_is_refused_by_name(outlines, kind, text, said):
 @pytest.mark.parametrize("regex", ["(a|b)*a(a|b){40}", "[^a]{0,20}[b-z]{0,20}" * 40])
 def test_what_the_library_never_finishes_is_refused_in_time(outlines_with, regex):
     texts, start = outlines_with(max_compile_s=0.5, max_index_mib=64), time.monotonic()
-    with pytest.raises(GrammarError, match="regex: not compiled by outlines"):
+    with pytest.raises(GrammarError, match=r"regex: (not compiled by outlines|outlines needs more)"):
         texts.matcher("regex", regex)
     assert time.monotonic() - start < 5
     assert texts.accepted("regex", "a|ab", ["a", "ab", "b"]) == ["a", "ab"]
