@@ -211,7 +211,7 @@ def _check_choices(config: EngineConfig, registry: Registry) -> None:
         family = selection.family
         if selection.name == AUTO:
             continue  # chosen when the model is known
-        provider = registry.provider(family.key, selection.name)
+        provider = registry.provider(family.key, selection.name, family.name_path)
         if family.options_path is not None:
             registry.options(provider, selection.options, family.options_path, config.origins)
 
