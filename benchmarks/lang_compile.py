@@ -122,10 +122,10 @@ class CountingBackend(EngineBackend):
         self.num_requests += 1
         return await super().generate(request)
 
-    async def score(self, prompt: str, choices: Sequence[str], *, unconditional: bool) -> list[ChoiceScore]:
+    async def score(self, prompt: str, choices: Sequence[str], **options: Any) -> list[ChoiceScore]:
         """Score choices."""
         self.num_requests += 1
-        return await super().score(prompt, choices, unconditional=unconditional)
+        return await super().score(prompt, choices, **options)
 
     async def cache_prefix(self, prompt: str) -> None:
         """Cache a prompt."""

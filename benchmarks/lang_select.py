@@ -20,6 +20,7 @@ from graftlm import Engine, SamplingParams, function, gen, select
 from graftlm.lang import ChoiceScore, ChoicesMethod, EngineBackend, ProgramState
 from graftlm.lang.backends.scoring import ScoringBatch
 from graftlm.lang.choices import CHOICES_METHODS
+from graftlm.types import Message
 
 RESULTS = Path(__file__).parent / "results" / "lang_select.json"
 NUM_TOKENS = 1000
@@ -33,7 +34,9 @@ class RecomputingBackend(EngineBackend):
         super().__init__(engine)
         self._it = engine
 
-    async def score(self, prompt: str, choices: Sequence[str], *, unconditional: bool) -> list[ChoiceScore]:
+    async def score(
+        self, prompt: str, choices: Sequence[str], *, unconditional: bool, messages: Sequence[Message] = ()
+    ) -> list[ChoiceScore]:
         """Return how likely each choice is."""
         encode = self._it.tokenizer.encode
         whole = [encode(prompt + choice).tolist() for choice in choices]

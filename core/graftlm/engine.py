@@ -236,6 +236,16 @@ class Engine:
             if not finished:
                 self._abort_jobs([job])
 
+    async def acache_prefix(self, prompt: Prompt, *, cache_salt: str = "") -> None:
+        """Have a prompt computed and cached; prompts that come later share what it computes. Returns when it is queued.
+
+        Raises:
+            RequestError, QueueFullError: as of `generate`. What fails later is not told: it is a hint.
+        """
+        params = SamplingParams(max_tokens=1, temperature=0.0)
+        (job,) = await asyncio.to_thread(self._jobs, [prompt], params, None, 0, None, cache_salt)
+        await self._entered(self._thread.submit([group_of(job, lambda update: None)]), [job])
+
     def abort(self, request_id: str) -> None:
         """End a request of `generate`, `stream` or their twins; its output says "abort". Unknown ids are ignored."""
         job = self._live.get(request_id)

@@ -23,9 +23,9 @@ class CountingBackend(EngineBackend):
         self.calls.append("generate")
         return await super().generate(request)
 
-    async def score(self, prompt, choices, *, unconditional):
+    async def score(self, prompt, choices, **options):
         self.calls.append("score")
-        return await super().score(prompt, choices, unconditional=unconditional)
+        return await super().score(prompt, choices, **options)
 
     async def cache_prefix(self, prompt):
         self.calls.append("cache_prefix")

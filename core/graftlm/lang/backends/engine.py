@@ -63,6 +63,9 @@ class InProcessEngine(Protocol):
     def astream(self, prompt: Any, sampling_params: Any = None) -> AsyncGenerator[RequestOutput, None]:
         """Complete one prompt, yielding growing outputs; closing it aborts the prompt."""
 
+    async def acache_prefix(self, prompt: str) -> None:
+        """Queue a prompt to be computed and cached."""
+
     def flush_cache(self) -> int:
         """Forget cached prefixes."""
 
@@ -109,7 +112,8 @@ class EngineBackend:
 
     async def cache_prefix(self, prompt: str) -> None:
         """Have a prompt computed and cached; see Backend."""
-        await self._outputs([prompt], SamplingParams(max_tokens=1, temperature=0.0))
+        async with self._room.place():
+            await self._room.enter(lambda: self._engine.acache_prefix(prompt))
 
     async def chat_template(self) -> ChatTemplate:
         """Return the checkpoint's; see Backend."""
