@@ -4,8 +4,10 @@ import json
 import os
 import sys
 import threading
+import time
+import weakref
 from collections import OrderedDict, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Final, TypeVar
 
@@ -23,6 +25,8 @@ T = TypeVar("T")
 #: Of the threads that compile. With two cores and a model that keeps both busy, steps beside a schema of 600 fields
 #: take 1.05 times as long, instead of 1.5; the schema takes 2 to 4 s, instead of 0.6 to 2.
 _NICENESS: Final = 19
+
+_EXIT_TIMEOUT_S: Final = 5.0
 
 
 def grammar_spec(params: SamplingParams) -> GrammarSpec | None:
@@ -83,6 +87,7 @@ class GrammarCompiler:
         self._cache: OrderedDict[GrammarSpec, Future[CompiledGrammar]] = OrderedDict()
         self._waiting: deque[tuple[GrammarSpec, Future[CompiledGrammar]]] = deque()
         self._busy_since: dict[threading.Thread, float] = {}
+        weakref.finalize(self, _wait_for, self._busy_since)  # at the end of the process
 
     def check(self, spec: GrammarSpec) -> tuple[str, ...]:
         """Refuse a specification that is malformed or cannot be enforced.
@@ -162,6 +167,13 @@ class GrammarCompiler:
             if self._backend is None:
                 self._backend = self._make_backend()
             return self._backend
+
+
+def _wait_for(threads: Collection[threading.Thread]) -> None:
+    """Let compilations end, if they do so soon: one that comes back to an interpreter that is gone aborts the process."""
+    limit = time.monotonic() + _EXIT_TIMEOUT_S
+    for thread in list(threads):
+        thread.join(max(0.0, limit - time.monotonic()))
 
 
 def _give_way() -> None:

@@ -2,17 +2,34 @@
 
 import asyncio
 import threading
+import weakref
 from functools import cache
+from typing import Final
 
 __all__ = ["is_in_shared_loop", "shared_loop"]
 
 
-@cache
-def _start() -> asyncio.AbstractEventLoop:
-    loop = asyncio.new_event_loop()
-    threading.Thread(target=loop.run_forever, name="graftlm-lang", daemon=True).start()
-    return loop
+_STOP_TIMEOUT_S: Final = 1.0
 
+
+@cache
+def _start() -> tuple[asyncio.AbstractEventLoop, threading.Thread]:
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever, name="graftlm-lang", daemon=True)
+    thread.start()
+    return loop, thread
+
+
+def _stop() -> None:
+    """End the thread with the process: one that runs when the interpreter is gone aborts it in some library's code."""
+    if _start.cache_info().currsize:
+        loop, thread = _start()
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join(_STOP_TIMEOUT_S)
+
+
+#: Made before any other finalizer that needs the loop, and so called after them at the end of the process.
+_stopper = weakref.finalize(_start, _stop)
 
 _starting = threading.Lock()
 
@@ -23,7 +40,7 @@ def shared_loop() -> asyncio.AbstractEventLoop:
     A state that waits for tokens is a suspended coroutine here: thousands of them cost one thread.
     """
     with _starting:
-        return _start()
+        return _start()[0]
 
 
 def is_in_shared_loop() -> bool:
