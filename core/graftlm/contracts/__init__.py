@@ -9,6 +9,7 @@ from graftlm.contracts.attention import (
 )
 from graftlm.contracts.batch import ForwardBatch
 from graftlm.contracts.chat_format import (
+    CallGrammar,
     ChatFormatCapabilities,
     ChatFormatContext,
     ContentDelta,
@@ -70,6 +71,7 @@ __all__ = [
     "BlockCopy",
     "CacheCapabilities",
     "CacheContext",
+    "CallGrammar",
     "ChatFormatCapabilities",
     "ChatFormatContext",
     "CompiledGrammar",

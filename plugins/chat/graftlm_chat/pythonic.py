@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from graftlm.contracts import (
-    GrammarSpec,
+    CallGrammar,
     MessageDelta,
     Tool,
     ToolCall,
@@ -37,7 +37,7 @@ class PythonicFormat(ToolCallFormat):
         """Return a parser, which tells the calls once the list is complete."""
         return _PythonicParser(tools)
 
-    def grammar(self, tools: Sequence[Tool], choice: ToolChoice, *, parallel: bool) -> GrammarSpec | None:
+    def grammar(self, tools: Sequence[Tool], choice: ToolChoice, *, parallel: bool) -> CallGrammar | None:
         """Return an EBNF of the list; nothing where the model may choose, since any text may begin with a bracket."""
         return python_calls(tools, parallel=parallel) if choice is ToolChoice.REQUIRED else None
 

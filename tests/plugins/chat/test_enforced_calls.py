@@ -26,7 +26,7 @@ def engine():
 )
 def test_a_required_call_meets_its_schema(engine, name, parallel):
     format_ = FORMATS[name].create(NoOptions(), ChatFormatContext())
-    spec = format_.grammar(TOOLS[:1], ToolChoice.REQUIRED, parallel=parallel)
+    spec = format_.grammar(TOOLS[:1], ToolChoice.REQUIRED, parallel=parallel).spec
     params = SamplingParams(temperature=0, max_tokens=80, **{spec.kind.value: spec.text}, strict=spec.strict)
     (output,) = engine.generate("Call:", params)
     parser = format_.parser(TOOLS, enforced=True)

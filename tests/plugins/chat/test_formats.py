@@ -1,6 +1,7 @@
 """The chat formats keep their contracts, and read what their models write."""
 
 import json
+import re
 
 import pytest
 
@@ -162,17 +163,48 @@ def test_arguments_come_in_fragments_after_the_name():
 
 def test_references_of_a_tool_hold_in_the_schema_of_a_list():
     schema = {"type": "object", "properties": {"a": {"$ref": "#/$defs/A"}, "b": {"const": {"$ref": "#"}}}}
-    spec = make(CALLS["mistral"]).grammar([Tool("f", parameters=schema)], ToolChoice.REQUIRED, parallel=False)
-    moved = json.loads(spec.text)["$defs"]["tool0"]["properties"]
+    grammar = make(CALLS["mistral"]).grammar([Tool("f", parameters=schema)], ToolChoice.REQUIRED, parallel=False)
+    moved = json.loads(grammar.spec.text)["$defs"]["tool0"]["properties"]
     assert moved == {"a": {"$ref": "#/$defs/tool0/$defs/A"}, "b": {"const": {"$ref": "#"}}}
 
 
-@pytest.mark.parametrize("extra", [{"minimum": 1}, {"anyOf": []}])
+@pytest.mark.parametrize(
+    "extra",
+    [
+        {"minimum": 1},
+        {"anyOf": []},
+        {"nullable": True},
+        {"multipleOf": 2},
+        {"items": {}},
+        {"$ref": "#/$defs/A"},
+        {"const": 1, "enum": [1]},
+    ],
+)
 def test_pythonic_refuses_what_it_cannot_enforce_of_a_strict_tool(extra):
     schema = {"type": "object", "properties": {"a": {"type": "integer"} | extra}}
-    with pytest.raises(GrammarError, match=rf"\$\.properties\.a\.{next(iter(extra))}"):
+    with pytest.raises(GrammarError, match=re.escape(f"$.properties.a.{next(iter(extra))}")):
         make(CALLS["pythonic"]).grammar([Tool("f", parameters=schema, strict=True)], ToolChoice.REQUIRED, parallel=True)
-    assert make(CALLS["pythonic"]).grammar([Tool("f", parameters=schema)], ToolChoice.REQUIRED, parallel=True)
+    tools = [TOOLS[0], Tool("g", parameters=schema)]
+    grammar = make(CALLS["pythonic"]).grammar(tools, ToolChoice.REQUIRED, parallel=True)
+    assert grammar.left_out([]) == [(1, f"$.properties.a.{next(iter(extra))}")]
+
+
+@pytest.mark.parametrize(
+    ("schema", "literals"),
+    [
+        (
+            {"type": ["array", "null"], "items": {"type": "integer"}},
+            '(("[" ((integer) (", " (integer))*)? "]") | null)',
+        ),
+        ({"type": "array", "items": False}, '("[]")'),
+        ({"enum": [1, "a", None, 2.5], "type": ["string", "integer"]}, """("1" | "'a'")"""),
+    ],
+)
+def test_pythonic_literals_follow_types_items_and_enumerations(schema, literals):
+    tool = Tool("f", parameters={"type": "object", "properties": {"a": schema, "b": False}}, strict=True)
+    grammar = make(CALLS["pythonic"]).grammar([tool], ToolChoice.REQUIRED, parallel=False)
+    assert f'call0_0 ::= "a=" {literals} call0_1_more' in grammar.spec.text
+    assert '"b="' not in grammar.spec.text
 
 
 @pytest.mark.parametrize(

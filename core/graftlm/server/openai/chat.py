@@ -56,6 +56,7 @@ class _Answer:
         self._id = body.request_id or new_id("chatcmpl")
         self._created = now_s()
         self._readers: list[MessageReader] = []
+        self._unenforced: Sequence[str] = ()
 
     async def start(self) -> Generation:
         """Check the request and queue it."""
@@ -71,6 +72,7 @@ class _Answer:
             timeout_s=body.timeout_s,
             template_args=plan.template_args,
         )
+        self._unenforced = plan.unenforced(prepared.unenforced)
         self._readers = [plan.reader() for _ in range(prepared.params.n)]
         return await manager.start(prepared)
 
@@ -89,7 +91,7 @@ class _Answer:
                 model=self._manager.model.name,
                 choices=choices,
                 usage=usage,
-                unenforced=unenforced_of(output.unenforced),
+                unenforced=unenforced_of(self._unenforced),
             )
         )
 
@@ -102,7 +104,7 @@ class _Answer:
         try:
             async for deltas in generation:
                 for i in unopened:
-                    yield self._chunk(ChatChunkChoice(i, opening), with_usage, generation.request.unenforced)
+                    yield self._chunk(ChatChunkChoice(i, opening), with_usage, self._unenforced)
                 unopened = range(0)
                 for delta in deltas:
                     for choice in self._choices(delta):
