@@ -6,7 +6,15 @@ import re
 import pytest
 
 import graftlm_chat
-from graftlm.contracts import ChatFormatContext, NoOptions, ReasoningDelta, Tool, ToolCallDelta, ToolChoice
+from graftlm.contracts import (
+    ChatFormatContext,
+    ContentDelta,
+    NoOptions,
+    ReasoningDelta,
+    Tool,
+    ToolCallDelta,
+    ToolChoice,
+)
 from graftlm.errors import GrammarError
 from graftlm.testing import ReasoningFormatConformance, ToolCallFormatConformance
 
@@ -115,6 +123,35 @@ def test_what_may_be_a_list_of_python_calls_is_held_back_up_to_a_limit(text):
     assert "".join(delta.text for delta in [*deltas, *parser.finish()]) == text
 
 
+def test_enforced_python_calls_are_told_one_by_one():
+    parser = make(CALLS["pythonic"]).parser(TOOLS, enforced=True)
+    pieces = ["[f(a=1", ", b=[2])", ", get", "_x()", " ]", "."]
+    news = [[getattr(delta, "name", delta) for delta in parser.push(piece)] for piece in pieces]
+    assert news == [[], ["f", None], [], ["get-x", None], [], [ContentDelta(".")]]
+
+
+@pytest.mark.parametrize("enforced", [False, True])
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("[f(a=1), get_x(), f(a=", ["f", "get-x"]),
+        ("[f(a='),('), ", ["f"]),
+        ("[f(a=[1, 2], b={'c': (", []),
+        ("[f(", []),
+    ],
+)
+def test_whole_python_calls_before_a_cut_are_told(text, names, enforced):
+    parser = make(CALLS["pythonic"]).parser(TOOLS, enforced=enforced)
+    deltas = [delta for piece in [*text] for delta in parser.push(piece)] + [*parser.cut_off()]
+    assert [delta.name for delta in deltas if delta.name is not None] == names
+
+
+def test_python_that_turns_out_to_be_no_call_is_content_from_there_on():
+    text = "[f(), g(), f()]"
+    assert read("pythonic", text) == (text, [])
+    assert read("pythonic", text, enforced=True) == (", g(), f()]", [["f", "{}"]])
+
+
 @pytest.mark.parametrize("length", [65_536, 65_537])
 def test_a_list_of_python_calls_that_is_too_long_is_content(length):
     text = f"[f(a='{'x' * (length - 9)}')]"
@@ -144,6 +181,7 @@ def test_an_enforced_call_that_is_cut_short_is_told_as_far_as_it_goes():
         ("mistral", '[{"id": 1', '[{"id": 1'),
         ("pythonic", "[f(a=1, b='", ""),
         ("pythonic", "[get_x(), f", ""),
+        ("pythonic", "[f() for", ""),
         ("pythonic", "[1, 2, f", "[1, 2, f"),
     ],
 )
