@@ -7,6 +7,8 @@ import numpy as np
 import openai
 import pytest
 
+from graftlm.contracts import MAX_CHOICES
+
 CHAT = [{"role": "user", "content": "What is 2 plus 2?"}]
 
 
@@ -33,6 +35,7 @@ def client(server):
         ({"prompt": [["a"]]}, "prompt.0.0", "integer"),
         ({"prompt": [[1], "a"]}, "prompt.1", "list"),
         ({"prompt": ["x"] * 5000}, "prompt", "4096"),
+        ({"prompt": "x", "choice": ["x"] * (MAX_CHOICES + 1)}, "choice", str(MAX_CHOICES)),
         ({"prompt": "x", "stop": ["a", 1]}, "stop.1", "string"),
         ({"prompt": "x", "logit_bias": {"a": 1}}, "logit_bias.a", "integer"),
         ({"prompt": "x", "temperature": 2.5}, "temperature", "2"),

@@ -107,10 +107,50 @@ def test_what_the_format_leaves_out_of_a_tool_is_named_too(choice):
 
 
 def test_strictness_is_each_tools_own():
-    planned, manager = plan_calls(HermesFormat(), [tool("a", strict=True), tool("b", strict=False), tool("c")])
-    assert manager.checked == [("a", True), ("b", False), ("c", False)]
+    tools = [tool("a", strict=True), tool("b", strict=False), tool("c")]
+    for default, checked in ((True, True), (False, False), (None, False)):
+        planned, manager = plan_calls(HermesFormat(), tools, strict=default)
+        assert manager.checked == [("a", True), ("b", False), ("c", checked)]
     assert planned.params.strict is False
     assert planned.unenforced(["$.structures[2].schema.not"]) == ("tools[2].function.parameters.not",)
     with pytest.raises(ApiError, match=r"^tools\[0\]\.function\.parameters\.not: ") as caught:
         planned.unenforced(["$.structures[1].schema.not", "$.structures[0].schema.not"])
     assert caught.value.param == "tools.0.function.parameters"
+
+
+@pytest.mark.parametrize(
+    ("beside", "own", "strict"),
+    [(None, None, True), (False, None, False), (True, None, True), (False, True, True), (True, False, False)],
+)
+def test_a_schema_is_as_strict_as_it_says_or_else_as_the_request_says(beside, own, strict):
+    wanted = {"type": "json_schema", "json_schema": {"name": "x", "strict": own, "schema": {}}}
+    assert plan("", response_format=wanted, strict=beside).params.strict is strict
+
+
+STRUCTURES = [{"begin": "<n>", "schema": {}, "end": "</n>"}]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "param", "says"),
+    [
+        ({"type": "json_object", "json_schema": {"name": "x", "schema": {}}}, "json_schema", "set type: 'json_schema'"),
+        ({"type": "text", "json_schema": {"name": "x", "schema": {}}}, "json_schema", "not a field of type 'text'"),
+        ({"type": "text", "at_least_one": False}, "at_least_one", "set type: 'structural_tag', or leave it out"),
+        (
+            {"type": "json_schema", "json_schema": {"name": "x", "schema": {}}, "triggers": ["<"]},
+            "triggers",
+            "set type",
+        ),
+        (
+            {"type": "structural_tag", "triggers": ["<"], "structures": STRUCTURES, "json_schema": {"name": "x"}},
+            "json_schema",
+            "not a field of type 'structural_tag'",
+        ),
+        ({"type": "json_schema", "json_schema": {"name": "x"}}, "json_schema.schema", "the schema is missing"),
+        ({"type": "json_schema", "json_schema": {"name": "x", "schema": None}}, "json_schema.schema", "missing"),
+    ],
+)
+def test_a_response_format_has_the_fields_of_its_type(wanted, param, says):
+    with pytest.raises(ApiError, match=says) as caught:
+        plan("", response_format=wanted)
+    assert caught.value.param == f"response_format.{param}"

@@ -26,6 +26,7 @@ from graftlm.contracts.chat_format import (
 )
 from graftlm.contracts.eviction import EvictionContext, EvictionStrategy, NodeStats
 from graftlm.contracts.grammar import (
+    MAX_CHOICES,
     CompiledGrammar,
     GrammarBackend,
     GrammarContext,
@@ -63,6 +64,7 @@ from graftlm.contracts.window import WindowEviction, WindowView
 
 __all__ = [
     "API_VERSION",
+    "MAX_CHOICES",
     "NO_PAGES",
     "AttentionBackend",
     "AttentionCapabilities",

@@ -4,6 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Discriminator, Field, Tag
 
+from graftlm.contracts import MAX_CHOICES
 from graftlm.intake import MAX_TTL_S
 from graftlm.sampling_params import MAX_LOGPROBS
 from graftlm.server.wire import (
@@ -88,7 +89,9 @@ class SamplingRequest(WireModel):
     )
     regex: Text | None = Field(default=None, description="A regular expression that the output has to match.")
     ebnf: Text | None = Field(default=None, description="A grammar that the output has to follow.")
-    choice: list[Text] | None = Field(default=None, description="Strings, one of which the output has to be.")
+    choice: Annotated[list[Text], Field(min_length=1, max_length=MAX_CHOICES)] | None = Field(
+        default=None, description="Strings, one of which the output has to be."
+    )
     structural_tag: TextOrObject | None = Field(
         default=None,
         description="Parts of the output, each to follow a schema from where a trigger begins it, as text or as an "

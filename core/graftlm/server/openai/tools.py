@@ -95,7 +95,7 @@ def tool_use(body: ChatRequest, formats: ChatFormats) -> ToolUse | None:
         return None
     if formats.tool_calls is None:
         raise ApiError(400, "this server has no plugin for tool calls", param="tools", code="unsupported")
-    tools = tuple(_tool(tool) for tool in given)
+    tools = tuple(_tool(tool, strict=bool(body.strict)) for tool in given)
     parallel = body.parallel_tool_calls is not False
     if choice is None or isinstance(choice, str):
         wanted = ToolChoice.REQUIRED if choice == "required" else ToolChoice.AUTO
@@ -163,10 +163,12 @@ def _check_names(tools: Sequence[ToolRequest]) -> None:
             raise ApiError(400, message, param=f"{where}.parameters.type", code="invalid_schema")
 
 
-def _tool(tool: ToolRequest) -> Tool:
+def _tool(tool: ToolRequest, *, strict: bool = False) -> Tool:
+    """Return a tool, which is as strict as it says, or else as `strict` says."""
     function = tool.function
     schema = function.parameters or _NO_PARAMETERS
-    return Tool(function.name, function.description or "", schema, strict=bool(function.strict))
+    is_strict = strict if function.strict is None else function.strict
+    return Tool(function.name, function.description or "", schema, strict=is_strict)
 
 
 def _functions(message: Message) -> list[Mapping[str, Any]]:
