@@ -40,8 +40,8 @@ class GrammarOptions(Options):
 class GrammarKind(str, Enum):
     """The language a grammar specification is written in.
 
-    `CHOICE` is a JSON list of up to `MAX_CHOICES` strings, of which the output is one. `STRUCTURAL_TAG` is free text with constrained
-    parts, a JSON object:
+    `CHOICE` is a JSON list of up to `MAX_CHOICES` strings, of which the output is one. `STRUCTURAL_TAG` is free text
+    with constrained parts, a JSON object:
 
         {"triggers": ["<function="],
          "structures": [{"begin": "<function=get_weather>", "schema": {...}, "end": "</function>"}, ...],
