@@ -176,7 +176,7 @@ def test_what_a_lenient_schema_leaves_out_takes_no_more_with_it(llg, schema, une
     [
         ({"type": "text"}, r"\$\.type: expected one or some of"),
         ({"type": "array", "minItems": -1}, r"\$\.minItems: expected a whole number"),
-        ({"type": "array", "items": [{}]}, r"\$\.items: a schema is an object"),
+        ({"type": "array", "items": [{}]}, r"\$\.items: expected one schema, got a list; write prefixItems"),
         ({"properties": []}, r"\$\.properties: expected an object"),
         ({"required": "a"}, r"\$\.required: expected a list of names"),
         ({"anyOf": []}, r"\$\.anyOf: expected a non-empty list"),
