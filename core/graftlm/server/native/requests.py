@@ -14,6 +14,7 @@ from graftlm.server.wire import (
     Falsy,
     OneOrMany,
     OneOrManyPrompts,
+    SchemaField,
     Text,
     TextOrObject,
     TokenIdList,
@@ -84,7 +85,7 @@ class SamplingRequest(WireModel):
     )
     no_stop_trim: bool | None = Field(default=False, description="Keep the stop string or token in the text.")
     n: Annotated[int, Field(ge=1, le=128), WHOLE] | None = Field(default=1, description="Completions per prompt.")
-    json_schema: TextOrObject | None = Field(
+    json_schema: SchemaField | None = Field(
         default=None, description="A JSON schema that the output has to follow, as text or as an object."
     )
     regex: Text | None = Field(default=None, description="A regular expression that the output has to match.")

@@ -7,6 +7,7 @@ from fastapi import APIRouter, Request, Response
 
 from graftlm.processes.generation import CompletionDelta, Generation
 from graftlm.processes.tokenizer_manager import TokenizerManager
+from graftlm.server.errors import grammar_of
 from graftlm.server.openai.answers import (
     Chat,
     ChatChoice,
@@ -63,15 +64,16 @@ class _Answer:
         body, manager = self._body, self._manager
         check_model(body.model, manager.model)
         plan = await plan_answer(body, manager)
-        prepared = await manager.prepare(
-            plan.prompt,
-            plan.params,
-            request_id=self._id,
-            priority=body.priority or 0,
-            cache_salt=body.cache_salt or "",
-            timeout_s=body.timeout_s,
-            template_args=plan.template_args,
-        )
+        with grammar_of(plan.field):
+            prepared = await manager.prepare(
+                plan.prompt,
+                plan.params,
+                request_id=self._id,
+                priority=body.priority or 0,
+                cache_salt=body.cache_salt or "",
+                timeout_s=body.timeout_s,
+                template_args=plan.template_args,
+            )
         self._unenforced = plan.unenforced(prepared.unenforced)
         self._readers = [plan.reader() for _ in range(prepared.params.n)]
         return await manager.start(prepared)

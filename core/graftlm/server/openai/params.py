@@ -15,7 +15,14 @@ from graftlm.server.openai.requests import (
 )
 from graftlm.types import Message, SamplingParams
 
-__all__ = ["chat_messages", "chat_params", "check_model", "completion_params", "template_args"]
+__all__ = [
+    "chat_messages",
+    "chat_params",
+    "check_model",
+    "completion_params",
+    "grammar_field",
+    "template_args",
+]
 
 #: Fields whose name and meaning are ours as well.
 _SAME: Final = (
@@ -127,6 +134,13 @@ def chat_params(body: ChatRequest, calls: Mapping[str, Any] | None = None) -> Sa
             raise ApiError(400, message, param="tools")
         grammar = dict(calls)
     return SamplingParams(**(_common(body) | grammar), max_tokens=limit, logprobs=logprobs)
+
+
+def grammar_field(body: SamplingFields) -> str | None:
+    """Return the field that the grammar of a request comes from, tools aside; None if it has none."""
+    if isinstance(body, ChatRequest) and body.response_format is not None and body.response_format.type != "text":
+        return "response_format"
+    return next((name for name in _GRAMMARS if getattr(body, name) is not None), None)
 
 
 def chat_messages(messages: Sequence[ChatMessage]) -> list[Message]:

@@ -11,7 +11,7 @@ from graftlm.processes.tokenizer_manager import TokenizerManager
 from graftlm.prompts import Prompt
 from graftlm.server.errors import ApiError
 from graftlm.server.openai.message_reader import MessageReader
-from graftlm.server.openai.params import chat_messages, chat_params, template_args
+from graftlm.server.openai.params import chat_messages, chat_params, grammar_field, template_args
 from graftlm.server.openai.requests import ChatRequest
 from graftlm.server.openai.tools import ToolUse, check_tools, for_template, tool_use
 from graftlm.types import SamplingParams
@@ -34,6 +34,7 @@ class AnswerPlan:
         use: the tools that may be called; None: none.
         calls: the grammar that holds calls to their format; None: none does.
         reasoning: None leaves reasoning in the content.
+        field: that the grammar comes from, None if there is none.
         is_open: whether the answer begins within the reasoning.
     """
 
@@ -43,6 +44,7 @@ class AnswerPlan:
     use: ToolUse | None
     calls: CallGrammar | None
     reasoning: ReasoningFormat | None
+    field: str | None
     is_open: bool
 
     def reader(self) -> MessageReader:
@@ -75,7 +77,8 @@ async def plan_answer(body: ChatRequest, manager: TokenizerManager) -> AnswerPla
     calls = use.grammar() if use is not None and enforced else None
     params = chat_params(body, None if use is None else _held_to(calls))
     reasoning = manager.chat_formats.reasoning if body.separate_reasoning is not False else None
-    plan = AnswerPlan(messages, params, arguments, use, calls, reasoning, is_open=False)
+    field = grammar_field(body) if calls is None else "tools"
+    plan = AnswerPlan(messages, params, arguments, use, calls, reasoning, field, is_open=False)
     return plan if reasoning is None else await _with_reasoning(plan, reasoning, messages, manager)
 
 

@@ -18,6 +18,7 @@ from graftlm.server.wire import (
     WHOLE,
     Falsy,
     OneOrMany,
+    SchemaField,
     Text,
     TextOrObject,
     TokenIdList,
@@ -132,7 +133,7 @@ class SamplingFields(OpenAIModel):
     include_stop_str_in_output: bool | None = Field(default=False, description="Keep the stop string in the text.")
     ignore_eos: bool | None = Field(default=False, description="Go on past the end-of-sequence token.")
     skip_special_tokens: bool | None = Field(default=True, description="Leave special tokens out of the text.")
-    json_schema: TextOrObject | None = Field(default=None, description="What the output has to follow.")
+    json_schema: SchemaField | None = Field(default=None, description="What the output has to follow.")
     regex: Text | None = Field(default=None, description="What the output has to match.")
     ebnf: Text | None = Field(default=None, description="A grammar that the output has to follow.")
     choice: Annotated[list[Text], Field(min_length=1, max_length=MAX_CHOICES)] | None = Field(
