@@ -7,6 +7,10 @@ import numpy as np
 import openai
 import pytest
 
+from graftlm.contracts import MAX_CHOICES
+
+NOT = {"not": {}}
+TWICE = [{"begin": "<n>", "schema": {}, "end": "</n>"}] * 2
 CHAT = [{"role": "user", "content": "What is 2 plus 2?"}]
 
 
@@ -33,6 +37,7 @@ def client(server):
         ({"prompt": [["a"]]}, "prompt.0.0", "integer"),
         ({"prompt": [[1], "a"]}, "prompt.1", "list"),
         ({"prompt": ["x"] * 5000}, "prompt", "4096"),
+        ({"prompt": "x", "choice": ["x"] * (MAX_CHOICES + 1)}, "choice", str(MAX_CHOICES)),
         ({"prompt": "x", "stop": ["a", 1]}, "stop.1", "string"),
         ({"prompt": "x", "logit_bias": {"a": 1}}, "logit_bias.a", "integer"),
         ({"prompt": "x", "temperature": 2.5}, "temperature", "2"),
@@ -60,6 +65,8 @@ def test_a_wrong_field_of_a_completion_is_named_by_its_path(server, body, param,
         ({"messages": CHAT, "chat_template_kwargs": {"self": 1}}, "chat_template_kwargs", "'self'"),
         ({"messages": CHAT, "store": True}, "store", "not supported"),
         ({"messages": CHAT, "response_format": {"type": "xml"}}, "response_format.type", "json_schema"),
+        ({"messages": CHAT, "json_schema": [1]}, "json_schema", "expected an object, its text or true, got a list"),
+        ({"messages": CHAT, "structural_tag": True}, "structural_tag", "expected an object or its text, got true"),
     ],
 )
 def test_a_wrong_field_of_a_chat_is_named_by_its_path(server, body, param, says):
@@ -74,6 +81,41 @@ def check(server, path, body, param, says):
     assert says in error["message"]
     assert error["type"] == "invalid_request_error"
     assert error["code"] == ("unknown_parameter" if says == "Unrecognized" else None)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param", "says"),
+    [
+        ("/v1/completions", {"prompt": "x", "regex": "("}, "regex", "regex: regular expression '(', position 1: "),
+        ("/v1/completions", {"prompt": "x", "json_schema": False}, "json_schema", "json_schema: $: false allows no"),
+        ("/v1/chat/completions", {"messages": CHAT, "ebnf": "a"}, "ebnf", "ebnf: line 1: "),
+        (
+            "/v1/chat/completions",
+            {"messages": CHAT, "response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": NOT}}},
+            "response_format",
+            "json_schema: $.not: this keyword is not enforced; leave it out, or set strict to false",
+        ),
+        (
+            "/v1/chat/completions",
+            {"messages": CHAT, "response_format": {"type": "structural_tag", "triggers": ["<"], "structures": TWICE}},
+            "response_format",
+            "structural_tag: $.structures[1].begin: $.structures[0] begins with the same text",
+        ),
+        ("/generate", {"text": "x", "sampling_params": {"regex": "("}}, "sampling_params.regex", "regex: regular"),
+    ],
+)
+def test_a_grammar_that_is_refused_is_named_by_its_field(server, path, body, param, says):
+    answer = httpx2.post(server.url + path, json=body, timeout=60)
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"], error["code"]) == (400, param, "invalid_grammar")
+    assert error["message"].startswith(says)
+
+
+def test_a_schema_may_be_true(server):
+    body = {"prompt": "x", "json_schema": True, "max_tokens": 1, "temperature": 0}
+    answers = [httpx2.post(server.url + "/v1/completions", json=body | {"json_schema": s}) for s in (True, {}, "true")]
+    assert [answer.status_code for answer in answers] == [200] * 3
+    assert len({answer.json()["choices"][0]["text"] for answer in answers}) == 1
 
 
 @pytest.mark.parametrize("fields", [{"prompt": ["x"] * 1200}, {"prompt": ["x"] * 20, "n": 100}])
@@ -112,7 +154,7 @@ async def test_a_client_that_leaves_its_embeddings_leaves_nothing_behind(server)
             "/v1/completions",
             {"prompt": "x", "stream_options": {"include_usge": 1}},
             "stream_options.include_usge",
-            None,
+            "include_usage",
         ),
         ("/v1/chat/completions", {"messages": CHAT, "max_token": 1}, "max_token", "max_tokens"),
         ("/v1/chat/completions", {"messages": [{"role": "user", "contents": "x"}]}, "messages.0.contents", "content"),

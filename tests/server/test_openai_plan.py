@@ -7,19 +7,30 @@ import re
 import pytest
 
 from graftlm.chat_formats import ChatFormats
+from graftlm.contracts import ToolChoice
 from graftlm.errors import RequestError
+from graftlm.server.errors import ApiError
 from graftlm.server.openai.plan import plan_answer
 from graftlm.server.openai.requests import ChatRequest
+from graftlm_chat.hermes import HermesFormat
+from graftlm_chat.mistral import MistralFormat
+from graftlm_chat.pythonic import PythonicFormat
 from graftlm_chat.think import ThinkFormat
 
 
 class Manager:
     """What a plan asks of the tokenizer manager; the prompt ends as one says."""
 
-    chat_formats = ChatFormats(reasoning=ThinkFormat())
-
-    def __init__(self, prompt_end):
+    def __init__(self, prompt_end, formats=None):
         self.prompt_end = prompt_end
+        self.chat_formats = formats or ChatFormats(reasoning=ThinkFormat())
+        self.checked = []
+
+    async def enforces(self, params):
+        return True
+
+    async def check_params(self, params):
+        self.checked.append((json.loads(params.json_schema)["title"], params.strict))
 
     async def encode_chat(self, messages, **template_args):
         return [1, 2]
@@ -28,9 +39,19 @@ class Manager:
         return self.prompt_end
 
 
-def plan(prompt_end, **fields):
+def plan(prompt_end, manager=None, **fields):
     body = ChatRequest(messages=[{"role": "user", "content": "Hi"}], **fields)
-    return asyncio.run(plan_answer(body, Manager(prompt_end)))
+    return asyncio.run(plan_answer(body, manager or Manager(prompt_end)))
+
+
+def tool(name, strict=None, **schema):
+    parameters = {"type": "object", "title": name, **schema}
+    return {"type": "function", "function": {"name": name, "strict": strict, "parameters": parameters}}
+
+
+def plan_calls(format_, tools, **fields):
+    manager = Manager("", ChatFormats(tool_calls=format_))
+    return plan("", manager, tools=tools, **{"tool_choice": "required"} | fields), manager
 
 
 CHOICES = ["a|b", "yes", "[x]", "C:\\\n", "é (1)", ""]
@@ -62,3 +83,74 @@ def test_a_structure_that_has_to_come_first_leaves_no_room_for_reasoning(spell, 
 def test_a_schema_that_is_no_json_is_refused():
     with pytest.raises(RequestError, match=r"^json_schema: not JSON: "):
         plan("<think>", json_schema="{")
+
+
+NAMED = {"type": "function", "function": {"name": "b"}}
+TOOLS = [tool("a"), tool("b", properties={"n": {"type": "integer", "minimum": 1}})]
+
+
+@pytest.mark.parametrize("choice", ["required", NAMED])
+@pytest.mark.parametrize(
+    ("format_", "place"), [(HermesFormat(), "$.structures[{}].schema"), (MistralFormat(), "$.$defs.tool{}")]
+)
+def test_what_a_backend_leaves_out_of_a_tool_is_named_by_its_place_in_the_request(format_, place, choice):
+    planned, _ = plan_calls(format_, TOOLS, tool_choice=choice)
+    place = place.format(planned.use.places.index(1))
+    assert planned.unenforced([f"{place}.properties.n.not"]) == ("tools[1].function.parameters.properties.n.not",)
+    assert planned.use.choice is ToolChoice.REQUIRED
+
+
+@pytest.mark.parametrize("choice", ["required", NAMED])
+def test_what_the_format_leaves_out_of_a_tool_is_named_too(choice):
+    planned, _ = plan_calls(PythonicFormat(), TOOLS, tool_choice=choice)
+    assert planned.unenforced([]) == ("tools[1].function.parameters.properties.n.minimum",)
+
+
+def test_strictness_is_each_tools_own():
+    tools = [tool("a", strict=True), tool("b", strict=False), tool("c")]
+    for default, checked in ((True, True), (False, False), (None, False)):
+        planned, manager = plan_calls(HermesFormat(), tools, strict=default)
+        assert manager.checked == [("a", True), ("b", False), ("c", checked)]
+    assert planned.params.strict is False
+    assert planned.unenforced(["$.structures[2].schema.not"]) == ("tools[2].function.parameters.not",)
+    with pytest.raises(ApiError, match=r"^tools\[0\]\.function\.parameters\.not: ") as caught:
+        planned.unenforced(["$.structures[1].schema.not", "$.structures[0].schema.not"])
+    assert caught.value.param == "tools.0.function.parameters"
+
+
+@pytest.mark.parametrize(
+    ("beside", "own", "strict"),
+    [(None, None, True), (False, None, False), (True, None, True), (False, True, True), (True, False, False)],
+)
+def test_a_schema_is_as_strict_as_it_says_or_else_as_the_request_says(beside, own, strict):
+    wanted = {"type": "json_schema", "json_schema": {"name": "x", "strict": own, "schema": {}}}
+    assert plan("", response_format=wanted, strict=beside).params.strict is strict
+
+
+STRUCTURES = [{"begin": "<n>", "schema": {}, "end": "</n>"}]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "param", "says"),
+    [
+        ({"type": "json_object", "json_schema": {"name": "x", "schema": {}}}, "json_schema", "set type: 'json_schema'"),
+        ({"type": "text", "json_schema": {"name": "x", "schema": {}}}, "json_schema", "not a field of type 'text'"),
+        ({"type": "text", "at_least_one": False}, "at_least_one", "set type: 'structural_tag', or leave it out"),
+        (
+            {"type": "json_schema", "json_schema": {"name": "x", "schema": {}}, "triggers": ["<"]},
+            "triggers",
+            "set type",
+        ),
+        (
+            {"type": "structural_tag", "triggers": ["<"], "structures": STRUCTURES, "json_schema": {"name": "x"}},
+            "json_schema",
+            "not a field of type 'structural_tag'",
+        ),
+        ({"type": "json_schema", "json_schema": {"name": "x"}}, "json_schema.schema", "the schema is missing"),
+        ({"type": "json_schema", "json_schema": {"name": "x", "schema": None}}, "json_schema.schema", "missing"),
+    ],
+)
+def test_a_response_format_has_the_fields_of_its_type(wanted, param, says):
+    with pytest.raises(ApiError, match=says) as caught:
+        plan("", response_format=wanted)
+    assert caught.value.param == f"response_format.{param}"

@@ -176,7 +176,12 @@ def test_a_strict_tool_is_refused_with_what_cannot_be_enforced_and_a_lenient_one
     error = refused(client, tools=[tool("f", schema, strict=True)])
     assert error.param == "tools.0.function.parameters"
     assert "$.properties.a.uniqueItems" in error.message
-    assert ask(client, tools=[tool("f", schema)]).choices[0].message.content
+    answer = ask(client, tools=[tool("g", ADD, strict=True), tool("f", schema)])
+    named = ["tools[1].function.parameters.properties.a.uniqueItems"]
+    assert answer.choices[0].message.content
+    assert answer.model_extra["unenforced"] == named
+    first, *_ = ask(client, tools=[tool("g", ADD, strict=True), tool("f", schema)], stream=True)
+    assert first.model_extra["unenforced"] == named
 
 
 @pytest.mark.parametrize(

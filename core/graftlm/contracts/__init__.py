@@ -9,6 +9,7 @@ from graftlm.contracts.attention import (
 )
 from graftlm.contracts.batch import ForwardBatch
 from graftlm.contracts.chat_format import (
+    CallGrammar,
     ChatFormatCapabilities,
     ChatFormatContext,
     ContentDelta,
@@ -25,6 +26,7 @@ from graftlm.contracts.chat_format import (
 )
 from graftlm.contracts.eviction import EvictionContext, EvictionStrategy, NodeStats
 from graftlm.contracts.grammar import (
+    MAX_CHOICES,
     CompiledGrammar,
     GrammarBackend,
     GrammarContext,
@@ -62,6 +64,7 @@ from graftlm.contracts.window import WindowEviction, WindowView
 
 __all__ = [
     "API_VERSION",
+    "MAX_CHOICES",
     "NO_PAGES",
     "AttentionBackend",
     "AttentionCapabilities",
@@ -70,6 +73,7 @@ __all__ = [
     "BlockCopy",
     "CacheCapabilities",
     "CacheContext",
+    "CallGrammar",
     "ChatFormatCapabilities",
     "ChatFormatContext",
     "CompiledGrammar",

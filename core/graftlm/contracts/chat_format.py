@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 from graftlm.contracts.grammar import GrammarSpec
 
 __all__ = [
+    "CallGrammar",
     "ChatFormatCapabilities",
     "ChatFormatContext",
     "ContentDelta",
@@ -127,6 +128,41 @@ class ChatFormatContext:
     chat_template: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class CallGrammar:
+    """What holds an output to a format of calls.
+
+    Attributes:
+        spec: strict when all tools are. Otherwise what `GrammarBackend.check` names may be a strict tool's, too:
+            whoever asks looks whose it is, by `places`.
+        places: where the schema of each tool stands in the specification, as `check` writes places, such as
+            `$.structures[0].schema`; empty where no schema is part of it.
+        unenforced: what the format itself leaves out: the index of a tool, and keywords with their paths in its schema,
+            such as `$.properties.a.minimum`. None of them is a strict tool's.
+    """
+
+    spec: GrammarSpec
+    places: tuple[str, ...] = ()
+    unenforced: tuple[tuple[int, str], ...] = ()
+
+    def left_out(self, paths: Sequence[str]) -> list[tuple[int, str]]:
+        """Return all that is not enforced, as `unenforced` does.
+
+        Args:
+            paths: what `GrammarBackend.check` named of the specification.
+
+        Raises:
+            ValueError: one of them is in no tool's schema.
+        """
+        return [*self.unenforced, *map(self._in_schema, paths)]
+
+    def _in_schema(self, path: str) -> tuple[int, str]:
+        for i, place in enumerate(self.places):
+            if path.startswith(place) and path[len(place) :][:1] in ("", ".", "["):
+                return i, "$" + path[len(place) :]
+        raise ValueError(f"{path} is in no tool's schema; these stand at {', '.join(self.places) or 'no place'}")
+
+
 class ToolCallParser(ABC):
     """Reads one completion's text as it comes. Used by one thread at a time.
 
@@ -177,7 +213,7 @@ class ToolCallFormat(ABC):
         """
 
     @abstractmethod
-    def grammar(self, tools: Sequence[Tool], choice: ToolChoice, *, parallel: bool) -> GrammarSpec | None:
+    def grammar(self, tools: Sequence[Tool], choice: ToolChoice, *, parallel: bool) -> CallGrammar | None:
         """Return what holds an output to the format.
 
         Args:
@@ -185,8 +221,8 @@ class ToolCallFormat(ABC):
             choice: `AUTO` leaves all text free but the calls; `REQUIRED` has the output begin with a call.
             parallel: more than one call may follow.
 
-        Returns: a specification, strict when one of the tools is; None where calls cannot be told from text before
-            they are complete, which only `AUTO` may answer.
+        Returns: a specification, and what becomes of each tool's schema in it; None where calls cannot be told from
+            text before they are complete, which only `AUTO` may answer.
 
         Raises:
             GrammarError: this format cannot enforce the schema of a strict tool.

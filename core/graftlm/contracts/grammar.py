@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Annotated
+from typing import Annotated, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +13,7 @@ from pydantic import Field
 from graftlm.contracts.provider import Options
 
 __all__ = [
+    "MAX_CHOICES",
     "CompiledGrammar",
     "GrammarBackend",
     "GrammarContext",
@@ -21,6 +22,10 @@ __all__ = [
     "GrammarOptions",
     "GrammarSpec",
 ]
+
+
+#: Texts of a choice at most: xgrammar compiles these in 1.5 s, and 50,000 in 17 s and 1 GB.
+MAX_CHOICES: Final = 10_000
 
 
 class GrammarOptions(Options):
@@ -35,8 +40,8 @@ class GrammarOptions(Options):
 class GrammarKind(str, Enum):
     """The language a grammar specification is written in.
 
-    `CHOICE` is a JSON list of strings, of which the output is one. `STRUCTURAL_TAG` is free text with constrained
-    parts, a JSON object:
+    `CHOICE` is a JSON list of up to `MAX_CHOICES` strings, of which the output is one. `STRUCTURAL_TAG` is free text
+    with constrained parts, a JSON object:
 
         {"triggers": ["<function="],
          "structures": [{"begin": "<function=get_weather>", "schema": {...}, "end": "</function>"}, ...],
@@ -44,8 +49,8 @@ class GrammarKind(str, Enum):
 
     Where the output contains a trigger, it goes on as one of the structures whose `begin` starts with that trigger:
     the rest of `begin`, JSON that meets `schema` (or, in its place, text that matches `regex`), `end`; then text is
-    free again. Each `begin` starts with a trigger. With `at_least_one` the output starts with a structure, without text
-    before; with `stop_after_first` it ends after one.
+    free again. Each `begin` starts with a trigger, and no two are the same. With `at_least_one` the output starts with
+    a structure, without text before; with `stop_after_first` it ends after one.
     """
 
     JSON_SCHEMA = "json_schema"

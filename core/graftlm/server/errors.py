@@ -1,7 +1,8 @@
 """From exceptions to HTTP statuses and OpenAI's error bodies."""
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Final
 
 import msgspec
@@ -14,6 +15,7 @@ from starlette.responses import Response
 from graftlm.errors import (
     EngineClosedError,
     GraftlmError,
+    GrammarError,
     PromptTooLongError,
     QueueFullError,
     RequestError,
@@ -29,6 +31,7 @@ __all__ = [
     "ErrorBody",
     "error_json",
     "error_response",
+    "grammar_of",
     "install_error_handlers",
     "status_of",
 ]
@@ -90,7 +93,9 @@ class ErrorBody(BaseModel):
 
 
 #: Parts of the place of a validation error that the client did not write: the branch that a value's shape chose.
-_BRANCHES: Final = frozenset({"one", "many", "one_of_ids", "many_of_ids", "as_text", "as_object", "as_other", "[key]"})
+_BRANCHES: Final = frozenset(
+    {"one", "many", "one_of_ids", "many_of_ids", "as_text", "as_object", "as_flag", "as_other", "[key]"}
+)
 
 #: The type of a validation error of a model with a field that nearly has a known name; its context has the `name`.
 MISSPELT: Final = "misspelt"
@@ -143,6 +148,19 @@ def error_response(
 ) -> Response:
     """Return an answer that says what went wrong."""
     return _response(status, _body(status, message, param, code), headers)
+
+
+@contextmanager
+def grammar_of(param: str | None) -> Iterator[None]:
+    """Have errors of the grammar that is checked in the block name the field that it came from.
+
+    Raises:
+        ApiError: in place of a GrammarError.
+    """
+    try:
+        yield
+    except GrammarError as error:
+        raise ApiError(400, str(error), param=param, code="invalid_grammar") from error
 
 
 def install_error_handlers(app: FastAPI) -> None:

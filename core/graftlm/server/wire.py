@@ -1,5 +1,6 @@
 """How request models read JSON: what they refuse, and what stands for one prompt or for several."""
 
+import json
 from collections.abc import Mapping
 from typing import Annotated, Any, Final, TypeAlias, TypeVar
 
@@ -16,6 +17,7 @@ __all__ = [
     "Falsy",
     "OneOrMany",
     "OneOrManyPrompts",
+    "SchemaField",
     "Text",
     "TextOrObject",
     "TokenIdList",
@@ -117,7 +119,28 @@ def _one_or_many_prompts(value: Any) -> str:
 
 
 def _text_or_object(value: Any) -> str:
-    return "as_object" if isinstance(value, dict) else "as_text"
+    return "as_object" if isinstance(value, dict) else "as_flag" if isinstance(value, bool) else "as_text"
+
+
+def _check_text_or_object(value: Any) -> Any:
+    if value is not None and not isinstance(value, str | dict):
+        raise PydanticCustomError("text_or_object", "expected an object or its text, got {got}", {"got": _shown(value)})
+    return value
+
+
+def _check_schema(value: Any) -> Any:
+    if value is not None and not isinstance(value, str | dict | bool):
+        got = {"got": _shown(value)}
+        raise PydanticCustomError("text_or_object", "expected an object, its text or true, got {got}", got)
+    return value
+
+
+def _shown(value: Any) -> str:
+    return "a list" if isinstance(value, list) else json.dumps(value)[:80]
+
+
+def _as_text(value: str | dict[str, Any] | bool) -> str | dict[str, Any]:
+    return json.dumps(value) if isinstance(value, bool) else value
 
 
 # The shape chooses the branch, so that an error speaks of the value and not of the branch it was not meant for.
@@ -128,6 +151,15 @@ OneOrMany: TypeAlias = Annotated[
 TextOrObject: TypeAlias = Annotated[
     Annotated[Text, Tag("as_text")] | Annotated[dict[str, Any], Tag("as_object")],
     Discriminator(_text_or_object),
+    BeforeValidator(_check_text_or_object),
+]
+#: A JSON schema, which `true` and `false` are, too; those come as their text.
+SchemaField: TypeAlias = Annotated[
+    Annotated[Text, Tag("as_text")]
+    | Annotated[dict[str, Any], Tag("as_object")]
+    | Annotated[bool, AfterValidator(_as_text), Tag("as_flag")],
+    Discriminator(_text_or_object),
+    BeforeValidator(_check_schema),
 ]
 OneOrManyPrompts: TypeAlias = Annotated[
     Annotated[TokenIdList, Tag("one")]

@@ -116,14 +116,16 @@ class ToolCallFormatConformance(Conformance, ABC):
             assert self._read([text], enforced, is_cut=True) == (text, []), f"{text!r} begins no call"
 
     def test_only_auto_goes_without_a_grammar(self) -> None:
-        """`grammar` returns a specification for `REQUIRED`, strict when one of the tools is."""
+        """`grammar` returns a specification for `REQUIRED`, strict when all tools are."""
         for parallel in (False, True):
-            spec = self._format.grammar(_TOOLS, ToolChoice.REQUIRED, parallel=parallel)
-            assert spec is not None, f"nothing enforces required calls, parallel={parallel}"
+            grammar = self._format.grammar(_TOOLS, ToolChoice.REQUIRED, parallel=parallel)
+            assert grammar is not None, f"nothing enforces required calls, parallel={parallel}"
+            assert len(grammar.places) in (0, len(_TOOLS)), f"places of {len(_TOOLS)} tools: {grammar.places}"
         strict = [Tool("f", "", _SCHEMA | {"additionalProperties": False}, strict=True)]
-        spec = self._format.grammar(strict, ToolChoice.REQUIRED, parallel=False)
-        assert spec is not None
-        assert spec.strict, "the tool is strict, and its grammar is not"
+        for tools, is_strict in ((strict, True), ([*strict, _TOOLS[1]], False)):
+            grammar = self._format.grammar(tools, ToolChoice.REQUIRED, parallel=False)
+            assert grammar is not None
+            assert grammar.spec.strict == is_strict, f"of {tools}, the grammar's strict is {grammar.spec.strict}"
 
     def test_ids_differ(self) -> None:
         """`new_id` draws the id of a call."""

@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from graftlm.contracts import GrammarKind, GrammarSpec, Tool, ToolChoice
+from graftlm.contracts import CallGrammar, GrammarKind, GrammarSpec, Tool, ToolChoice
 
 __all__ = ["call_head", "call_list", "tagged_calls"]
 
@@ -25,7 +25,7 @@ def tagged_calls(
     key: str,
     opening: str = "",
     closing: str = "",
-) -> GrammarSpec:
+) -> CallGrammar:
     """Return a structural tag: each tool's arguments after the head of its call.
 
     Args:
@@ -44,10 +44,10 @@ def tagged_calls(
         "at_least_one": choice is ToolChoice.REQUIRED,
         "stop_after_first": not parallel,
     }
-    return _spec(GrammarKind.STRUCTURAL_TAG, tag, tools)
+    return _grammar(GrammarKind.STRUCTURAL_TAG, tag, tools, "$.structures[{}].schema")
 
 
-def call_list(tools: Sequence[Tool], *, parallel: bool, key: str) -> GrammarSpec:
+def call_list(tools: Sequence[Tool], *, parallel: bool, key: str) -> CallGrammar:
     """Return the JSON schema of a list of calls, of one call unless `parallel`."""
     calls = [
         {
@@ -65,11 +65,12 @@ def call_list(tools: Sequence[Tool], *, parallel: bool, key: str) -> GrammarSpec
         **({} if parallel else {"maxItems": 1}),
         "$defs": {f"tool{i}": _moved(tool.parameters, f"#/$defs/tool{i}") for i, tool in enumerate(tools)},
     }
-    return _spec(GrammarKind.JSON_SCHEMA, schema, tools)
+    return _grammar(GrammarKind.JSON_SCHEMA, schema, tools, "$.$defs.tool{}")
 
 
-def _spec(kind: GrammarKind, value: object, tools: Sequence[Tool]) -> GrammarSpec:
-    return GrammarSpec(kind, json.dumps(value), strict=any(tool.strict for tool in tools))
+def _grammar(kind: GrammarKind, value: object, tools: Sequence[Tool], place: str) -> CallGrammar:
+    spec = GrammarSpec(kind, json.dumps(value), strict=all(tool.strict for tool in tools))
+    return CallGrammar(spec, tuple(place.format(i) for i in range(len(tools))))
 
 
 def _moved(schema: Any, place: str) -> Any:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Final
 
-from graftlm.contracts import GrammarSpec, Tool, ToolCall, ToolCallFormat, ToolCallParser, ToolChoice
+from graftlm.contracts import CallGrammar, Tool, ToolCall, ToolCallFormat, ToolCallParser, ToolChoice
 from graftlm_chat.call_grammars import call_head, tagged_calls
 from graftlm_chat.json_call_parser import JsonCallParser
 from graftlm_chat.markup import Markup, Word
@@ -28,7 +28,7 @@ class HermesFormat(ToolCallFormat):
         """Return a parser of one completion."""
         return JsonCallParser(_MARKUP, tools, enforced=enforced)
 
-    def grammar(self, tools: Sequence[Tool], choice: ToolChoice, *, parallel: bool) -> GrammarSpec | None:
+    def grammar(self, tools: Sequence[Tool], choice: ToolChoice, *, parallel: bool) -> CallGrammar | None:
         """Return a structural tag whose trigger is <tool_call>."""
         return tagged_calls(tools, choice, parallel=parallel, key=_KEY, opening=_OPEN, closing=_CLOSE)
 

@@ -30,6 +30,13 @@ class BracketScanner:
                 return i + 1
         return None
 
+    def find_closing(self, text: str, start: int, stop: int) -> int | None:
+        """Read text from `start` on, up to the next bracket that closes.
+
+        Returns: the index after that bracket; None when there is none before `stop`, all of it read.
+        """
+        return next((i + 1 for i in range(start, min(stop, len(text))) if self._closes(text[i])), None)
+
     def _closes(self, char: str) -> bool:
         """Read a character; returns whether it is a bracket that closes."""
         if self._quote is not None:

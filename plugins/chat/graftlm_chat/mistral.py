@@ -5,7 +5,7 @@ import string
 from collections.abc import Sequence
 from typing import Final
 
-from graftlm.contracts import GrammarSpec, Tool, ToolCall, ToolCallFormat, ToolCallParser, ToolChoice
+from graftlm.contracts import CallGrammar, Tool, ToolCall, ToolCallFormat, ToolCallParser, ToolChoice
 from graftlm_chat.call_grammars import call_head, call_list, tagged_calls
 from graftlm_chat.json_call_parser import JsonCallParser
 from graftlm_chat.markup import Markup, Word
@@ -28,7 +28,7 @@ class MistralFormat(ToolCallFormat):
         """Return a parser of one completion."""
         return JsonCallParser(_MARKUP, tools, enforced=enforced)
 
-    def grammar(self, tools: Sequence[Tool], choice: ToolChoice, *, parallel: bool) -> GrammarSpec | None:
+    def grammar(self, tools: Sequence[Tool], choice: ToolChoice, *, parallel: bool) -> CallGrammar | None:
         """Return the schema of the list, or where the model may choose, a structural tag of its objects."""
         if choice is ToolChoice.REQUIRED:
             return call_list(tools, parallel=parallel, key=_KEY)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from graftlm.contracts import (
-    GrammarSpec,
+    CallGrammar,
     MessageDelta,
     Tool,
     ToolCall,
@@ -26,6 +26,8 @@ _HOW: Final = "To call some, answer with nothing but a list of Python calls: [na
 #: Characters; longer lists are content. Python's parser takes up to 10 µs for each, and 200 bytes.
 _MAX_LEN: Final = 65_536
 _BEGINNING: Final = re.compile(r"\s*\[\s*([\w.]*)\s*(\()?")
+#: What follows a call that others may follow.
+_SEPARATOR: Final = re.compile(r"\s*(?:,|\Z)")
 #: JSON's names of Python's values, which models write as well.
 _JSON_NAMES: Final[Mapping[str, Any]] = {"true": True, "false": False, "null": None}
 
@@ -34,10 +36,10 @@ class PythonicFormat(ToolCallFormat):
     """[f(a=1), g(b="x")]: calls by keyword, whose values are literals. Nothing is evaluated."""
 
     def parser(self, tools: Sequence[Tool], *, enforced: bool) -> ToolCallParser:
-        """Return a parser, which tells the calls once the list is complete."""
-        return _PythonicParser(tools)
+        """Return a parser, which tells the calls once the list is complete, or if enforced, each once it is."""
+        return _PythonicParser(tools, enforced=enforced)
 
-    def grammar(self, tools: Sequence[Tool], choice: ToolChoice, *, parallel: bool) -> GrammarSpec | None:
+    def grammar(self, tools: Sequence[Tool], choice: ToolChoice, *, parallel: bool) -> CallGrammar | None:
         """Return an EBNF of the list; nothing where the model may choose, since any text may begin with a bracket."""
         return python_calls(tools, parallel=parallel) if choice is ToolChoice.REQUIRED else None
 
@@ -51,15 +53,18 @@ class PythonicFormat(ToolCallFormat):
 
 
 class _PythonicParser(ToolCallParser):
-    """Holds back a list at the beginning of the text until it is complete."""
+    """Holds back a list at the beginning of the text: until it is complete, or if enforced, each call until it is."""
 
-    def __init__(self, tools: Sequence[Tool]) -> None:
+    def __init__(self, tools: Sequence[Tool], *, enforced: bool) -> None:
         self._names = {python_name(tool.name): tool.name for tool in tools}
+        self._enforced = enforced
         self._message = MessageBuilder()
         self._scanner = BracketScanner(opening="([{", closing=")]}", quotes="\"'")
-        self._held = ""
+        self._held = ""  # from the list's bracket, or from the end of the last call that was told
         self._start = 0  # of what is no white space
         self._read = 0
+        self._last_end = 0  # of what may be the last complete call
+        self._has_told = False
         self._is_text = False
 
     def push(self, text: str) -> Sequence[MessageDelta]:
@@ -67,7 +72,8 @@ class _PythonicParser(ToolCallParser):
             self._message.content(text)
         else:
             self._held += text
-            self._read_list()
+            while self._read_on():
+                pass
         return self._message.take()
 
     def finish(self) -> Sequence[MessageDelta]:
@@ -76,8 +82,11 @@ class _PythonicParser(ToolCallParser):
         return self._message.end()
 
     def cut_off(self) -> Sequence[MessageDelta]:
-        if not self._is_text and not self._may_be_calls():
-            self._message.content(self._held)
+        if not self._is_text and not self._has_told:
+            if not self._may_be_calls():
+                self._message.content(self._held)
+            elif self._last_end and _SEPARATOR.match(self._held, self._last_end):
+                self._tell(_calls(f"{self._held[: self._last_end].strip()}]", self._names) or ())
         return self._message.end()
 
     def _may_be_calls(self) -> bool:
@@ -90,28 +99,61 @@ class _PythonicParser(ToolCallParser):
             return name in self._names
         return found.end() == len(self._held) and any(one.startswith(name) for one in self._names)
 
-    def _read_list(self) -> None:
-        text = self._held[:_MAX_LEN]
-        while self._start < len(text) and text[self._start].isspace():
+    def _read_on(self) -> bool:
+        """Read up to the next bracket that closes; returns whether there is one, and what follows may be calls."""
+        if not self._has_told and not self._opens_list():
+            return False
+        end = self._scanner.find_closing(self._held, self._read, _MAX_LEN)
+        self._read = min(len(self._held), _MAX_LEN) if end is None else end
+        if end is None:
+            if len(self._held) > _MAX_LEN:
+                self._go_on_as_text()
+            return False
+        if self._scanner.depth == 0:
+            self._close_list(end)
+        elif self._scanner.depth == 1:
+            self._last_end = end
+            if self._enforced:
+                self._close_call(end)
+        return not self._is_text
+
+    def _opens_list(self) -> bool:
+        """Whether what is held begins with a bracket; text that begins otherwise is content."""
+        stop = min(len(self._held), _MAX_LEN)
+        while self._start < stop and self._held[self._start].isspace():
             self._start += 1
-        if self._start < len(text) and text[self._start] != "[":
+        if self._start < stop and self._held[self._start] != "[":
+            self._go_on_as_text()
+        return self._start < stop and not self._is_text
+
+    def _close_call(self, end: int) -> None:
+        """Tell the call that ends here; what is none is content from here on."""
+        item = self._held[:end].strip()
+        is_next = not self._has_told or item.startswith(",")
+        calls = _calls(f"[{item[1:]}]", self._names) if is_next else None
+        if calls is None:
             self._go_on_as_text()
             return
-        end = self._scanner.find_depth(text, self._read, 0)
-        self._read = len(text)
-        if end is not None:
-            self._complete(end)
-        elif len(self._held) > _MAX_LEN:
-            self._go_on_as_text()
+        self._tell(calls)
+        self._has_told = True
+        self._held, self._read = self._held[end:], 0
 
-    def _complete(self, end: int) -> None:
-        calls = _calls(self._held[:end].strip(), self._names)
-        if calls is not None:
-            self._held = self._held[end:]
-        for call in calls or ():
+    def _close_list(self, end: int) -> None:
+        """Tell the calls of the list that ends here, those that were not told yet."""
+        if self._has_told:
+            if self._held[: end - 1].strip() in ("", ","):
+                self._held = self._held[end:]
+        else:
+            calls = _calls(self._held[:end].strip(), self._names)
+            if calls is not None:
+                self._tell(calls)
+                self._held = self._held[end:]
+        self._go_on_as_text()
+
+    def _tell(self, calls: Sequence[ToolCall]) -> None:
+        for call in calls:
             self._message.call(call.name)
             self._message.arguments(call.arguments)
-        self._go_on_as_text()
 
     def _go_on_as_text(self) -> None:
         self._is_text = True

@@ -5,7 +5,7 @@ import keyword
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from graftlm.contracts import GrammarKind, GrammarSpec, Tool
+from graftlm.contracts import CallGrammar, GrammarKind, GrammarSpec, Tool
 from graftlm.errors import GrammarError
 
 __all__ = ["is_argument", "python_calls", "python_name"]
@@ -23,7 +23,12 @@ object ::= "{" (string ": " value (", " string ": " value)*)? "}"
 """
 _TYPES: Final = frozenset({"string", "integer", "number", "boolean", "null", "array", "object"})
 #: Keywords that say nothing about the value.
-_SILENT: Final = frozenset({"title", "description", "default", "examples", "$comment", "deprecated"})
+_SILENT: Final = frozenset(
+    {
+        "$comment", "$defs", "$id", "$schema", "default", "definitions", "deprecated", "description", "example",
+        "examples", "readOnly", "title", "writeOnly",
+    }
+)  # fmt: skip
 
 
 def python_name(name: str) -> str:
@@ -36,7 +41,7 @@ def is_argument(name: str) -> bool:
     return name.isidentifier() and name.isascii() and not keyword.iskeyword(name)
 
 
-def python_calls(tools: Sequence[Tool], *, parallel: bool) -> GrammarSpec:
+def python_calls(tools: Sequence[Tool], *, parallel: bool) -> CallGrammar:
     """Return an EBNF of a list of calls, of one unless `parallel`: arguments in the schema's order, by type.
 
     Raises:
@@ -45,32 +50,101 @@ def python_calls(tools: Sequence[Tool], *, parallel: bool) -> GrammarSpec:
     _check_tool_names(tools)
     more = ' (", " call)*' if parallel else ""
     rules = [f'root ::= "[" call{more} "]"', "call ::= " + " | ".join(f"call{i}" for i in range(len(tools)))]
+    left_out: list[tuple[int, str]] = []
     for i, tool in enumerate(tools):
-        rules += _call_rules(f"call{i}", tool)
-    return GrammarSpec(GrammarKind.EBNF, "\n".join(rules) + _LITERALS)
+        writer = _CallRules(tool)
+        rules += writer.rules(f"call{i}")
+        left_out += [(i, path) for path in writer.left_out]
+    spec = GrammarSpec(GrammarKind.EBNF, "\n".join(rules) + _LITERALS, strict=all(tool.strict for tool in tools))
+    return CallGrammar(spec, unenforced=tuple(left_out))
 
 
-def _call_rules(rule: str, tool: Tool) -> list[str]:
-    """Return the rules of a tool's calls: one for each argument that may come next.
+class _CallRules:
+    """Writes the rules of one tool's calls.
 
-    `rule`_i is the rest of the call from argument i on, and `rule`_i_more the same with an argument before it.
+    Attributes:
+        left_out: keywords that they do not enforce, with their paths; empty when the tool is strict.
     """
-    schema = tool.parameters
-    _refuse_more(tool, schema, {"type", "properties", "required", "additionalProperties"}, "$")
-    properties = schema.get("properties") or {}
-    required = set(schema.get("required") or ())
-    arguments = [(name, _value(tool, sub, f"$.properties.{name}")) for name, sub in properties.items()]
-    names = [name for name, _ in arguments]
-    for name in [*names, *sorted(required - set(names))]:
-        if not is_argument(name) or name not in names:
-            raise GrammarError(f"tool {tool.name!r}: pythonic calls cannot name the argument {name!r}")
-    rules = [f"{rule} ::= {json.dumps(python_name(tool.name) + '(')} {rule}_0"]
-    for i, (name, value) in enumerate(arguments):
-        for state, comma in ((f"{rule}_{i}", ""), (f"{rule}_{i}_more", ", ")):
-            given = f"{json.dumps(f'{comma}{name}=')} {value} {rule}_{i + 1}_more"
-            after = f"{rule}_{i + 1}_more" if comma else f"{rule}_{i + 1}"
-            rules.append(f"{state} ::= {given}" + ("" if name in required else f" | {after}"))
-    return [*rules, f'{rule}_{len(arguments)} ::= ")"', f'{rule}_{len(arguments)}_more ::= ")"']
+
+    def __init__(self, tool: Tool) -> None:
+        self.left_out: list[str] = []
+        self._tool = tool
+
+    def rules(self, rule: str) -> list[str]:
+        """Return the rules: one for each argument that may come next.
+
+        `rule`_i is the rest of the call from argument i on, and `rule`_i_more the same with an argument before it.
+
+        Raises:
+            GrammarError: an argument cannot be written, or the tool is strict and asks for what is not enforced.
+        """
+        schema = self._tool.parameters
+        # What `additionalProperties` says of more arguments holds, as none are written.
+        self._leave_out(schema, {"type", "properties", "required", "additionalProperties"}, "$")
+        required = set(schema.get("required") or ())
+        arguments = [
+            (name, self._value(below, f"$.properties.{name}"))
+            for name, below in (schema.get("properties") or {}).items()
+            if below is not False
+        ]
+        self._check_names([name for name, _ in arguments], required)
+        rules = [f"{rule} ::= {json.dumps(python_name(self._tool.name) + '(')} {rule}_0"]
+        for i, (name, value) in enumerate(arguments):
+            for state, comma in ((f"{rule}_{i}", ""), (f"{rule}_{i}_more", ", ")):
+                given = f"{json.dumps(f'{comma}{name}=')} {value} {rule}_{i + 1}_more"
+                after = f"{rule}_{i + 1}_more" if comma else f"{rule}_{i + 1}"
+                rules.append(f"{state} ::= {given}" + ("" if name in required else f" | {after}"))
+        return [*rules, f'{rule}_{len(arguments)} ::= ")"', f'{rule}_{len(arguments)}_more ::= ")"']
+
+    def _check_names(self, names: list[str], required: set[str]) -> None:
+        for name in [*names, *sorted(required - set(names))]:
+            if not is_argument(name) or name not in names:
+                raise GrammarError(f"tool {self._tool.name!r}: pythonic calls cannot name the argument {name!r}")
+
+    def _value(self, schema: Any, path: str) -> str:
+        """Return the expression of a value."""
+        if not isinstance(schema, Mapping):
+            return "value"
+        types = schema.get("type")
+        kinds = [types] if isinstance(types, str) else types if isinstance(types, list) else []
+        form = next((key for key in ("enum", "const") if key in schema), None)
+        if form is not None:
+            self._leave_out(schema, {form, "type"}, path)
+            return self._enumeration(schema[form] if form == "enum" else [schema[form]], kinds, f"{path}.{form}")
+        if not kinds or not _TYPES.issuperset(kinds):
+            self._leave_out(schema, set(), path)
+            return "value"
+        self._leave_out(schema, {"type", "items"} if "array" in kinds else {"type"}, path)
+        return f"({' | '.join(self._array(schema, path) if kind == 'array' else kind for kind in kinds)})"
+
+    def _array(self, schema: Mapping[str, Any], path: str) -> str:
+        items = schema.get("items", True)
+        if items is False:
+            return '"[]"'
+        item = self._value(items, f"{path}.items")
+        return f'("[" ({item} (", " {item})*)? "]")'
+
+    def _enumeration(self, values: Any, kinds: Sequence[str], path: str) -> str:
+        """Return the literals of some JSON values, those of some types only if there are any."""
+        if not isinstance(values, list):
+            raise GrammarError(f"tool {self._tool.name!r}: {path}: expected a list of values, got {values!r}")
+        possible = [value for value in values if not kinds or not _types_of(value).isdisjoint(kinds)]
+        if not possible:
+            raise GrammarError(f"tool {self._tool.name!r}: {path}: no value is possible, got {values!r}")
+        return "(" + " | ".join(json.dumps(repr(value)) for value in possible) + ")"
+
+    def _leave_out(self, schema: Mapping[str, Any], known: set[str], path: str) -> None:
+        """Note the keywords of a schema that are not among the known ones.
+
+        Raises:
+            GrammarError: the tool is strict.
+        """
+        for key in schema:
+            if key in known or key in _SILENT or key.startswith("x-") or (key, schema[key]) == ("uniqueItems", False):
+                continue
+            if self._tool.strict:
+                raise GrammarError(f"tool {self._tool.name!r}: pythonic calls cannot enforce {path}.{key}")
+            self.left_out.append(f"{path}.{key}")
 
 
 def _check_tool_names(tools: Sequence[Tool]) -> None:
@@ -85,33 +159,10 @@ def _check_tool_names(tools: Sequence[Tool]) -> None:
         written[name] = tool.name
 
 
-def _value(tool: Tool, schema: Any, path: str) -> str:
-    """Return the expression of a value."""
-    if not isinstance(schema, Mapping):
-        return "value"
-    if "enum" in schema or "const" in schema:
-        _refuse_more(tool, schema, {"enum", "const", "type"}, path)
-        return _enumeration(schema["enum"] if "enum" in schema else [schema["const"]])
-    types = schema.get("type")
-    kinds = [types] if isinstance(types, str) else types if isinstance(types, list) else []
-    if not kinds or not _TYPES.issuperset(kinds):
-        _refuse_more(tool, schema, set(), path)
-        return "value"
-    _refuse_more(tool, schema, {"type", "items"}, path)
-    if kinds == ["array"] and isinstance(schema.get("items"), Mapping):
-        item = _value(tool, schema["items"], f"{path}.items")
-        return f'("[" ({item} (", " {item})*)? "]")'
-    return f"({' | '.join(kinds)})"
-
-
-def _enumeration(values: Any) -> str:
-    """Return the literals of some JSON values."""
-    if not isinstance(values, list) or not values:
-        raise GrammarError(f"enum must be a list of values, got {values!r}")
-    return "(" + " | ".join(json.dumps(repr(value)) for value in values) + ")"
-
-
-def _refuse_more(tool: Tool, schema: Mapping[str, Any], known: set[str], path: str) -> None:
-    unknown = sorted(schema.keys() - known - _SILENT)
-    if unknown and tool.strict:
-        raise GrammarError(f"tool {tool.name!r}: pythonic calls cannot enforce {path}.{unknown[0]}")
+def _types_of(value: Any) -> set[str]:
+    """Return the JSON types of a value, of which numbers may have two."""
+    if isinstance(value, bool) or value is None:
+        return {"null" if value is None else "boolean"}
+    if isinstance(value, int | float):
+        return {"integer", "number"} if float(value).is_integer() else {"number"}
+    return {"string" if isinstance(value, str) else "array" if isinstance(value, list) else "object"}

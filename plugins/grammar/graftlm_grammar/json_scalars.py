@@ -12,6 +12,7 @@ from graftlm_grammar.formats import FORMATS
 from graftlm_grammar.json_ebnf import JsonRules, repeated
 from graftlm_grammar.number_ranges import Bound, integers_between, multiples_of, numbers_between
 from graftlm_grammar.regex import regex_to_ebnf
+from graftlm_grammar.schema_keywords import bound_hint
 
 __all__ = ["counts", "pattern_expression", "scalar_expression"]
 
@@ -170,7 +171,7 @@ def _bounds(schema: Mapping[str, Any], path: str, enforcement: Enforcement) -> t
         value = schema[key]
         said = f"expected a number up to 2**63, got {show(value)}"
         if json_type(value) not in ("integer", "number"):
-            refuse(f"{path}.{key}", said)
+            refuse(f"{path}.{key}", said + bound_hint(value))
         if abs(value) > _MAX_BOUND:
             enforcement.leave_out(f"{path}.{key}", said)
             continue

@@ -20,7 +20,15 @@ from graftlm_grammar.enforcement import Enforcement, NotEnforcedError, refuse, s
 from graftlm_grammar.json_ebnf import JsonRules
 from graftlm_grammar.json_scalars import counts, pattern_expression, scalar_expression
 from graftlm_grammar.options import JsonOptions
-from graftlm_grammar.schema_keywords import COMBINED, ENFORCED, asserted, leave_out, leave_out_unknown, type_names
+from graftlm_grammar.schema_keywords import (
+    COMBINED,
+    ENFORCED,
+    asserted,
+    check_items,
+    leave_out,
+    leave_out_unknown,
+    type_names,
+)
 from graftlm_grammar.schema_reader import MAX_DEPTH, reading_schema
 
 __all__ = ["SchemaGrammar", "translate_schema"]
@@ -308,6 +316,7 @@ class _Translation:
     # -- arrays --------------------------------------------------------------------------------------------------------
 
     def _array(self, schema: dict[str, Any], path: str, depth: int) -> str:
+        check_items(schema, path)
         least, most = counts(schema, ("minItems", "maxItems"), path, self.enforcement)
         first = []
         if "prefixItems" in schema:

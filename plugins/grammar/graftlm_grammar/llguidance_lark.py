@@ -10,6 +10,7 @@ from graftlm_grammar.ebnf_lark import ebnf_to_lark
 from graftlm_grammar.ebnf_regex import regex_text, rust_regex
 from graftlm_grammar.llguidance_schema import prepare_schema
 from graftlm_grammar.options import JsonOptions
+from graftlm_grammar.spec_text import reading_regex
 from graftlm_grammar.structural_tag import StructuralTag, Structure, parse_structural_tag
 
 __all__ = ["LarkGrammar", "spec_to_lark"]
@@ -41,7 +42,8 @@ def spec_to_lark(spec: GrammarSpec, options: JsonOptions) -> LarkGrammar:
         schema = prepare_schema(spec.text, options, spec.strict)
         return LarkGrammar(f"{_HEAD}start: %json {schema.text}", schema.unenforced)
     if spec.kind is GrammarKind.REGEX:
-        return LarkGrammar(f"{_HEAD}start: /{rust_regex(spec.text)}/")
+        with reading_regex():
+            return LarkGrammar(f"{_HEAD}start: /{rust_regex(spec.text)}/")
     if spec.kind is GrammarKind.CHOICE:
         return LarkGrammar(f"{_HEAD}start: /{'|'.join(map(regex_text, parse_choices(spec.text)))}/")
     if spec.kind is GrammarKind.EBNF:

@@ -20,7 +20,7 @@ from graftlm_grammar.enforcement import Enforcement, NotEnforcedError, refuse, s
 from graftlm_grammar.formats import FORMATS
 from graftlm_grammar.json_scalars import counts
 from graftlm_grammar.options import JsonOptions
-from graftlm_grammar.schema_keywords import ENFORCED, asserted, leave_out_unknown, type_names
+from graftlm_grammar.schema_keywords import ENFORCED, asserted, bound_hint, check_items, leave_out_unknown, type_names
 from graftlm_grammar.schema_reader import MAX_DEPTH, reading_schema
 from graftlm_grammar.schema_references import applied_in_place, is_finite, reachable, without_endless
 
@@ -253,7 +253,7 @@ class _Preparation:
 
     def _is_bound(self, bound: Any, path: str) -> bool:
         if json_type(bound) not in ("integer", "number"):
-            refuse(path, f"expected a number, got {show(bound)}")
+            refuse(path, f"expected a number, got {show(bound)}{bound_hint(bound)}")
         if abs(bound) <= _MAX_BOUND:
             return True
         self.enforcement.leave_out(path, f"enforced from -2**53 to 2**53, got {show(bound)}")
@@ -311,6 +311,7 @@ class _Preparation:
     def _arrays_and_objects(
         self, schema: dict[str, Any], kept: dict[str, Any], path: str, depth: int, closed: bool
     ) -> None:
+        check_items(schema, path)
         if "prefixItems" in schema:
             kept["prefixItems"] = self._branches(schema["prefixItems"], f"{path}.prefixItems", depth, closed=True)
         for key in _SINGLE:

@@ -7,7 +7,17 @@ from typing import Any, Final
 from graftlm_grammar.disjoint import json_type
 from graftlm_grammar.enforcement import Enforcement, refuse, show
 
-__all__ = ["ANNOTATIONS", "COMBINED", "ENFORCED", "asserted", "leave_out", "leave_out_unknown", "type_names"]
+__all__ = [
+    "ANNOTATIONS",
+    "COMBINED",
+    "ENFORCED",
+    "asserted",
+    "bound_hint",
+    "check_items",
+    "leave_out",
+    "leave_out_unknown",
+    "type_names",
+]
 
 #: Keywords that assert nothing.
 ANNOTATIONS: Final = frozenset(
@@ -59,6 +69,21 @@ def asserted(schema: Mapping[str, Any]) -> list[str]:
     ]
 
 
+def check_items(schema: Mapping[str, Any], path: str) -> None:
+    """Refuse a list of `items`, as schemas had them up to draft 7.
+
+    Raises:
+        GrammarError: the message says what to write.
+    """
+    if isinstance(schema.get("items"), list):
+        refuse(f"{path}.items", "expected one schema, got a list; write prefixItems for a schema of each item")
+
+
+def bound_hint(value: Any) -> str:
+    """Return what to write for an exclusive bound that is a boolean, as in draft 4; "" for another value."""
+    return "; write the bound itself, as in exclusiveMinimum: 5" if isinstance(value, bool) else ""
+
+
 def leave_out(enforcement: Enforcement, schema: Mapping[str, Any], key: str, path: str, message: str) -> None:
     """Leave out a keyword of the schema at `path`.
 
@@ -81,7 +106,11 @@ def leave_out_unknown(enforcement: Enforcement, schema: Mapping[str, Any], key: 
         GrammarError: its value is malformed.
     """
     close = [] if key in _ALL else difflib.get_close_matches(key, _ALL, n=1, cutoff=_LIKENESS)
-    message = f"unknown keyword; did you mean '{close[0]}'?" if close else "this keyword is not enforced; leave it out"
+    message = (
+        f"unknown keyword; did you mean '{close[0]}'?"
+        if close
+        else "this keyword is not enforced; leave it out, or set strict to false"
+    )
     leave_out(enforcement, schema, key, path, message)
 
 

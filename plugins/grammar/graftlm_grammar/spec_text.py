@@ -1,9 +1,12 @@
 """The text of a specification, before anybody reads it."""
 
-from graftlm.contracts import GrammarSpec
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from graftlm.contracts import GrammarKind, GrammarSpec
 from graftlm.errors import GrammarError
 
-__all__ = ["check_text"]
+__all__ = ["check_text", "reading_regex"]
 
 
 def check_text(spec: GrammarSpec, max_len: int) -> None:
@@ -22,3 +25,16 @@ def check_text(spec: GrammarSpec, max_len: int) -> None:
         spec.text.encode()
     except UnicodeEncodeError as error:
         raise GrammarError(f"{kind}: not text: {error}") from None
+
+
+@contextmanager
+def reading_regex() -> Iterator[None]:
+    """Have what is refused in the block refused as a specification that is a regular expression.
+
+    Raises:
+        GrammarError: the message names the kind of specification.
+    """
+    try:
+        yield
+    except GrammarError as error:
+        raise GrammarError(f"{GrammarKind.REGEX.value}: {error}") from error

@@ -69,6 +69,7 @@ def parse_structural_tag(text: str) -> StructuralTag:
     if not isinstance(structures, list) or not 1 <= len(structures) <= _MAX_STRUCTURES:
         _refuse("$.structures", f"expected a list of 1 to {_MAX_STRUCTURES} structures", structures)
     parts = tuple(_structure(one, f"$.structures[{i}]", triggers) for i, one in enumerate(structures))
+    _check_begins(parts)
     return StructuralTag(
         triggers=triggers,
         structures=parts,
@@ -91,11 +92,24 @@ def _triggers(triggers: Any) -> tuple[str, ...]:
     return unique
 
 
+def _check_begins(structures: tuple[Structure, ...]) -> None:
+    """Refuse structures that begin alike: which one goes on could not be told."""
+    known: dict[str, str] = {}
+    for structure in structures:
+        other = known.setdefault(structure.begin, structure.path)
+        if other != structure.path:
+            message = f"{other} begins with the same text; give each its own, or merge them"
+            raise GrammarError(f"structural_tag: {structure.path}.begin: {message}")
+
+
 def _structure(structure: Any, path: str, triggers: tuple[str, ...]) -> Structure:
     if not isinstance(structure, dict):
         _refuse(path, "expected an object with begin, schema (or regex) and end", structure)
     _check_keys(structure, _STRUCTURE_KEYS, path)
-    begin = _text(structure.get("begin"), f"{path}.begin")
+    for key, hint in (("begin", "write the text before it"), ("end", 'write "" for none')):
+        if structure.get(key) is None:
+            raise GrammarError(f"structural_tag: {path}.{key}: it is missing; {hint}")
+    begin = _text(structure["begin"], f"{path}.begin")
     if not begin.startswith(triggers):
         _refuse(f"{path}.begin", f"expected a text that starts with one of the triggers, {json.dumps(triggers)}", begin)
     schema, regex = structure.get("schema"), structure.get("regex")
@@ -104,7 +118,7 @@ def _structure(structure: Any, path: str, triggers: tuple[str, ...]) -> Structur
     if regex is not None and not isinstance(regex, str):
         _refuse(f"{path}.regex", "expected a regular expression", regex)
     schema = None if schema is None else json.dumps(schema)
-    end = structure.get("end")
+    end = structure["end"]
     return Structure(begin, schema, regex, _text(end, f"{path}.end") if end != "" else "", path)
 
 

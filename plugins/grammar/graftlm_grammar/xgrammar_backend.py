@@ -29,7 +29,7 @@ from graftlm_grammar.json_schema import translate_schema
 from graftlm_grammar.options import XGrammarOptions
 from graftlm_grammar.regex import regex_to_ebnf
 from graftlm_grammar.shortest import check_shortest
-from graftlm_grammar.spec_text import check_text
+from graftlm_grammar.spec_text import check_text, reading_regex
 from graftlm_grammar.structural_tag import parse_structural_tag
 
 __all__ = ["XGrammarBackend"]
@@ -88,7 +88,8 @@ class XGrammarBackend(GrammarBackend):
             translated = translate_schema(text, self._options, spec.strict)
             ebnf, unenforced = translated.ebnf, translated.unenforced
         elif kind is GrammarKind.REGEX:
-            ebnf = f"root ::= {regex_to_ebnf(text)}"
+            with reading_regex():
+                ebnf = f"root ::= {regex_to_ebnf(text)}"
         elif kind is GrammarKind.CHOICE:
             ebnf = choices_to_ebnf(parse_choices(text))
         else:

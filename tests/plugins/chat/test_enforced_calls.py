@@ -19,14 +19,11 @@ def engine():
         yield it
 
 
-# A list of Python calls is told once it is complete, and this model would go on with it for ever.
-@pytest.mark.parametrize(
-    ("name", "parallel"),
-    [*((name, False) for name in FORMATS), *((name, True) for name in FORMATS if name != "pythonic")],
-)
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("parallel", [False, True])
 def test_a_required_call_meets_its_schema(engine, name, parallel):
     format_ = FORMATS[name].create(NoOptions(), ChatFormatContext())
-    spec = format_.grammar(TOOLS[:1], ToolChoice.REQUIRED, parallel=parallel)
+    spec = format_.grammar(TOOLS[:1], ToolChoice.REQUIRED, parallel=parallel).spec
     params = SamplingParams(temperature=0, max_tokens=80, **{spec.kind.value: spec.text}, strict=spec.strict)
     (output,) = engine.generate("Call:", params)
     parser = format_.parser(TOOLS, enforced=True)

@@ -1,11 +1,20 @@
 """The chat formats keep their contracts, and read what their models write."""
 
 import json
+import re
 
 import pytest
 
 import graftlm_chat
-from graftlm.contracts import ChatFormatContext, NoOptions, ReasoningDelta, Tool, ToolCallDelta, ToolChoice
+from graftlm.contracts import (
+    ChatFormatContext,
+    ContentDelta,
+    NoOptions,
+    ReasoningDelta,
+    Tool,
+    ToolCallDelta,
+    ToolChoice,
+)
 from graftlm.errors import GrammarError
 from graftlm.testing import ReasoningFormatConformance, ToolCallFormatConformance
 
@@ -114,6 +123,35 @@ def test_what_may_be_a_list_of_python_calls_is_held_back_up_to_a_limit(text):
     assert "".join(delta.text for delta in [*deltas, *parser.finish()]) == text
 
 
+def test_enforced_python_calls_are_told_one_by_one():
+    parser = make(CALLS["pythonic"]).parser(TOOLS, enforced=True)
+    pieces = ["[f(a=1", ", b=[2])", ", get", "_x()", " ]", "."]
+    news = [[getattr(delta, "name", delta) for delta in parser.push(piece)] for piece in pieces]
+    assert news == [[], ["f", None], [], ["get-x", None], [], [ContentDelta(".")]]
+
+
+@pytest.mark.parametrize("enforced", [False, True])
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("[f(a=1), get_x(), f(a=", ["f", "get-x"]),
+        ("[f(a='),('), ", ["f"]),
+        ("[f(a=[1, 2], b={'c': (", []),
+        ("[f(", []),
+    ],
+)
+def test_whole_python_calls_before_a_cut_are_told(text, names, enforced):
+    parser = make(CALLS["pythonic"]).parser(TOOLS, enforced=enforced)
+    deltas = [delta for piece in [*text] for delta in parser.push(piece)] + [*parser.cut_off()]
+    assert [delta.name for delta in deltas if delta.name is not None] == names
+
+
+def test_python_that_turns_out_to_be_no_call_is_content_from_there_on():
+    text = "[f(), g(), f()]"
+    assert read("pythonic", text) == (text, [])
+    assert read("pythonic", text, enforced=True) == (", g(), f()]", [["f", "{}"]])
+
+
 @pytest.mark.parametrize("length", [65_536, 65_537])
 def test_a_list_of_python_calls_that_is_too_long_is_content(length):
     text = f"[f(a='{'x' * (length - 9)}')]"
@@ -143,6 +181,7 @@ def test_an_enforced_call_that_is_cut_short_is_told_as_far_as_it_goes():
         ("mistral", '[{"id": 1', '[{"id": 1'),
         ("pythonic", "[f(a=1, b='", ""),
         ("pythonic", "[get_x(), f", ""),
+        ("pythonic", "[f() for", ""),
         ("pythonic", "[1, 2, f", "[1, 2, f"),
     ],
 )
@@ -162,17 +201,48 @@ def test_arguments_come_in_fragments_after_the_name():
 
 def test_references_of_a_tool_hold_in_the_schema_of_a_list():
     schema = {"type": "object", "properties": {"a": {"$ref": "#/$defs/A"}, "b": {"const": {"$ref": "#"}}}}
-    spec = make(CALLS["mistral"]).grammar([Tool("f", parameters=schema)], ToolChoice.REQUIRED, parallel=False)
-    moved = json.loads(spec.text)["$defs"]["tool0"]["properties"]
+    grammar = make(CALLS["mistral"]).grammar([Tool("f", parameters=schema)], ToolChoice.REQUIRED, parallel=False)
+    moved = json.loads(grammar.spec.text)["$defs"]["tool0"]["properties"]
     assert moved == {"a": {"$ref": "#/$defs/tool0/$defs/A"}, "b": {"const": {"$ref": "#"}}}
 
 
-@pytest.mark.parametrize("extra", [{"minimum": 1}, {"anyOf": []}])
+@pytest.mark.parametrize(
+    "extra",
+    [
+        {"minimum": 1},
+        {"anyOf": []},
+        {"nullable": True},
+        {"multipleOf": 2},
+        {"items": {}},
+        {"$ref": "#/$defs/A"},
+        {"const": 1, "enum": [1]},
+    ],
+)
 def test_pythonic_refuses_what_it_cannot_enforce_of_a_strict_tool(extra):
     schema = {"type": "object", "properties": {"a": {"type": "integer"} | extra}}
-    with pytest.raises(GrammarError, match=rf"\$\.properties\.a\.{next(iter(extra))}"):
+    with pytest.raises(GrammarError, match=re.escape(f"$.properties.a.{next(iter(extra))}")):
         make(CALLS["pythonic"]).grammar([Tool("f", parameters=schema, strict=True)], ToolChoice.REQUIRED, parallel=True)
-    assert make(CALLS["pythonic"]).grammar([Tool("f", parameters=schema)], ToolChoice.REQUIRED, parallel=True)
+    tools = [TOOLS[0], Tool("g", parameters=schema)]
+    grammar = make(CALLS["pythonic"]).grammar(tools, ToolChoice.REQUIRED, parallel=True)
+    assert grammar.left_out([]) == [(1, f"$.properties.a.{next(iter(extra))}")]
+
+
+@pytest.mark.parametrize(
+    ("schema", "literals"),
+    [
+        (
+            {"type": ["array", "null"], "items": {"type": "integer"}},
+            '(("[" ((integer) (", " (integer))*)? "]") | null)',
+        ),
+        ({"type": "array", "items": False}, '("[]")'),
+        ({"enum": [1, "a", None, 2.5], "type": ["string", "integer"]}, """("1" | "'a'")"""),
+    ],
+)
+def test_pythonic_literals_follow_types_items_and_enumerations(schema, literals):
+    tool = Tool("f", parameters={"type": "object", "properties": {"a": schema, "b": False}}, strict=True)
+    grammar = make(CALLS["pythonic"]).grammar([tool], ToolChoice.REQUIRED, parallel=False)
+    assert f'call0_0 ::= "a=" {literals} call0_1_more' in grammar.spec.text
+    assert '"b="' not in grammar.spec.text
 
 
 @pytest.mark.parametrize(

@@ -176,7 +176,7 @@ def test_what_a_lenient_schema_leaves_out_takes_no_more_with_it(llg, schema, une
     [
         ({"type": "text"}, r"\$\.type: expected one or some of"),
         ({"type": "array", "minItems": -1}, r"\$\.minItems: expected a whole number"),
-        ({"type": "array", "items": [{}]}, r"\$\.items: a schema is an object"),
+        ({"type": "array", "items": [{}]}, r"\$\.items: expected one schema, got a list; write prefixItems"),
         ({"properties": []}, r"\$\.properties: expected an object"),
         ({"required": "a"}, r"\$\.required: expected a list of names"),
         ({"anyOf": []}, r"\$\.anyOf: expected a non-empty list"),
@@ -396,16 +396,16 @@ def test_free_text_goes_on_as_a_structure_after_a_trigger(compact, flags, accept
     assert compact.accepted("structural_tag", json.dumps(TWO | flags), [*accepted, *rejected]) == accepted
 
 
-def test_structures_may_begin_alike(compact):
+def test_one_structure_may_begin_with_the_beginning_of_another(compact):
     tag = {
         "triggers": ["<"],
         "structures": [
             {"begin": "<", "schema": {"type": "object", "required": ["a"]}, "end": ">"},
-            {"begin": "<", "schema": {"type": "object", "properties": {"b": {}}}, "end": ">"},
+            {"begin": "<{", "regex": "b+", "end": ">"},
         ],
     }
-    texts = ['<{"a":1}>', '<{"b":1}>', "<{}>"]
-    assert compact.accepted("structural_tag", json.dumps(tag), [*texts, "<1>"]) == texts
+    texts = ['<{"a":1}>', "<{bb>"]
+    assert compact.accepted("structural_tag", json.dumps(tag), [*texts, "<{}>", "<b>"]) == texts
 
 
 def test_a_trigger_without_a_structure_never_comes(compact):

@@ -20,9 +20,9 @@ from graftlm_grammar.schema_keywords import asserted, leave_out_unknown
         ("proprties", "unknown keyword; did you mean 'properties'?"),
         ("$def", "unknown keyword; did you mean '$defs'?"),
         ("enums", "unknown keyword; did you mean 'enum'?"),
-        ("nullable", "this keyword is not enforced; leave it out"),
-        ("$dynamicRef", "this keyword is not enforced; leave it out"),
-        ("if", "this keyword is not enforced; leave it out"),
+        ("nullable", "this keyword is not enforced; leave it out, or set strict to false"),
+        ("$dynamicRef", "this keyword is not enforced; leave it out, or set strict to false"),
+        ("if", "this keyword is not enforced; leave it out, or set strict to false"),
     ],
 )
 def test_a_misspelt_keyword_is_refused_with_the_one_that_was_meant(key, said):
@@ -45,6 +45,22 @@ def test_every_reading_of_schemas_says_what_was_meant(read, schema, path):
     ):
         read(schema, JsonOptions())
     assert read(schema, JsonOptions(), strict=False).unenforced == (path,)
+
+
+@pytest.mark.parametrize("read", [translate_schema, prepare_schema])
+@pytest.mark.parametrize(
+    ("schema", "said"),
+    [
+        ('{"items": [{}]}', "$.items: expected one schema, got a list; write prefixItems for a schema of each item"),
+        ('{"properties": {"a": {"type": "array", "items": []}}}', "$.properties.a.items: expected one schema"),
+        ('{"exclusiveMinimum": true}', "got true; write the bound itself, as in exclusiveMinimum: 5"),
+        ('{"type": "integer", "exclusiveMaximum": false}', "got false; write the bound itself"),
+    ],
+)
+def test_what_older_drafts_wrote_is_refused_with_what_to_write(read, schema, said):
+    for strict in (True, False):
+        with pytest.raises(GrammarError, match=re.escape(said)):
+            read(schema, JsonOptions(), strict=strict)
 
 
 def test_what_asserts_nothing_is_told_apart():

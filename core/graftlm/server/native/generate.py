@@ -10,12 +10,12 @@ from typing import Any, TypeVar
 import msgspec
 from fastapi import APIRouter, Request, Response
 
-from graftlm.processes.generation import Generation
+from graftlm.processes.generation import Generation, PreparedRequest
 from graftlm.processes.tokenizer_manager import TokenizerManager
-from graftlm.server.errors import ERROR_RESPONSES
+from graftlm.server.errors import ERROR_RESPONSES, grammar_of
 from graftlm.server.interleave import interleave
 from graftlm.server.native.answers import AnswerWriter
-from graftlm.server.native.prompts import is_list, split_request
+from graftlm.server.native.prompts import NativePrompt, is_list, split_request
 from graftlm.server.native.requests import GenerateRequest
 from graftlm.server.native.responses import AnswerBody
 from graftlm.server.sse import EventStream, until_disconnect
@@ -56,6 +56,17 @@ async def _answers(manager: TokenizerManager, body: GenerateRequest) -> dict[str
     return await call.answers()
 
 
+async def _prepare(manager: TokenizerManager, prompt: NativePrompt, priority: int) -> PreparedRequest:
+    with grammar_of(prompt.grammar_field):
+        return await manager.prepare(
+            prompt.prompt,
+            prompt.params,
+            request_id=prompt.request_id,
+            priority=priority,
+            cache_salt=prompt.cache_salt,
+        )
+
+
 class _Call:
     """One call of /generate under way: its prompts, each with the writer of its answers."""
 
@@ -79,18 +90,7 @@ class _Call:
         """
         started_s = time.perf_counter()
         prompts = split_request(body)
-        requests = await asyncio.gather(
-            *[
-                manager.prepare(
-                    prompt.prompt,
-                    prompt.params,
-                    request_id=prompt.request_id,
-                    priority=body.priority or 0,
-                    cache_salt=prompt.cache_salt,
-                )
-                for prompt in prompts
-            ]
-        )
+        requests = await asyncio.gather(*[_prepare(manager, prompt, body.priority or 0) for prompt in prompts])
         text = _token_text(manager) if body.return_text_in_logprobs else None
         writers = [
             AnswerWriter(prompt, len(request.prompt_token_ids), lambda: time.perf_counter() - started_s, text)

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from graftlm.contracts import GrammarKind
 from graftlm.errors import InvalidPromptError, RequestError
 from graftlm.server.native.requests import GenerateRequest, SamplingRequest
 from graftlm.types import SamplingParams
@@ -39,6 +40,12 @@ class NativePrompt:
     cache_salt: str = ""
     logprob_start: int | None = None
     prompt_only: bool = False
+
+    @property
+    def grammar_field(self) -> str | None:
+        """The field of the body that the grammar comes from, None if there is none."""
+        given = (kind.value for kind in GrammarKind if getattr(self.params, kind.value) is not None)
+        return next((f"sampling_params.{name}" for name in given), None)
 
 
 def is_list(body: GenerateRequest) -> bool:

@@ -4,6 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Discriminator, Field, Tag
 
+from graftlm.contracts import MAX_CHOICES
 from graftlm.intake import MAX_TTL_S
 from graftlm.sampling_params import MAX_LOGPROBS
 from graftlm.server.wire import (
@@ -13,6 +14,7 @@ from graftlm.server.wire import (
     Falsy,
     OneOrMany,
     OneOrManyPrompts,
+    SchemaField,
     Text,
     TextOrObject,
     TokenIdList,
@@ -83,12 +85,14 @@ class SamplingRequest(WireModel):
     )
     no_stop_trim: bool | None = Field(default=False, description="Keep the stop string or token in the text.")
     n: Annotated[int, Field(ge=1, le=128), WHOLE] | None = Field(default=1, description="Completions per prompt.")
-    json_schema: TextOrObject | None = Field(
+    json_schema: SchemaField | None = Field(
         default=None, description="A JSON schema that the output has to follow, as text or as an object."
     )
     regex: Text | None = Field(default=None, description="A regular expression that the output has to match.")
     ebnf: Text | None = Field(default=None, description="A grammar that the output has to follow.")
-    choice: list[Text] | None = Field(default=None, description="Strings, one of which the output has to be.")
+    choice: Annotated[list[Text], Field(min_length=1, max_length=MAX_CHOICES)] | None = Field(
+        default=None, description="Strings, one of which the output has to be."
+    )
     structural_tag: TextOrObject | None = Field(
         default=None,
         description="Parts of the output, each to follow a schema from where a trigger begins it, as text or as an "

@@ -7,6 +7,7 @@ from fastapi import APIRouter, Request, Response
 
 from graftlm.processes.generation import CompletionDelta, Generation
 from graftlm.processes.tokenizer_manager import TokenizerManager
+from graftlm.server.errors import grammar_of
 from graftlm.server.openai.answers import (
     Chat,
     ChatChoice,
@@ -56,21 +57,24 @@ class _Answer:
         self._id = body.request_id or new_id("chatcmpl")
         self._created = now_s()
         self._readers: list[MessageReader] = []
+        self._unenforced: Sequence[str] = ()
 
     async def start(self) -> Generation:
         """Check the request and queue it."""
         body, manager = self._body, self._manager
         check_model(body.model, manager.model)
         plan = await plan_answer(body, manager)
-        prepared = await manager.prepare(
-            plan.prompt,
-            plan.params,
-            request_id=self._id,
-            priority=body.priority or 0,
-            cache_salt=body.cache_salt or "",
-            timeout_s=body.timeout_s,
-            template_args=plan.template_args,
-        )
+        with grammar_of(plan.field):
+            prepared = await manager.prepare(
+                plan.prompt,
+                plan.params,
+                request_id=self._id,
+                priority=body.priority or 0,
+                cache_salt=body.cache_salt or "",
+                timeout_s=body.timeout_s,
+                template_args=plan.template_args,
+            )
+        self._unenforced = plan.unenforced(prepared.unenforced)
         self._readers = [plan.reader() for _ in range(prepared.params.n)]
         return await manager.start(prepared)
 
@@ -89,7 +93,7 @@ class _Answer:
                 model=self._manager.model.name,
                 choices=choices,
                 usage=usage,
-                unenforced=unenforced_of(output.unenforced),
+                unenforced=unenforced_of(self._unenforced),
             )
         )
 
@@ -102,7 +106,7 @@ class _Answer:
         try:
             async for deltas in generation:
                 for i in unopened:
-                    yield self._chunk(ChatChunkChoice(i, opening), with_usage, generation.request.unenforced)
+                    yield self._chunk(ChatChunkChoice(i, opening), with_usage, self._unenforced)
                 unopened = range(0)
                 for delta in deltas:
                     for choice in self._choices(delta):

@@ -9,6 +9,7 @@ from fastapi import APIRouter, Request, Response
 
 from graftlm.processes.generation import CompletionDelta, Generation
 from graftlm.processes.tokenizer_manager import TokenizerManager
+from graftlm.server.errors import grammar_of
 from graftlm.server.interleave import interleave
 from graftlm.server.openai.answers import (
     Completion,
@@ -24,7 +25,7 @@ from graftlm.server.openai.answers import (
 )
 from graftlm.server.openai.document import described
 from graftlm.server.openai.logprobs import CompletionLogprobs
-from graftlm.server.openai.params import check_model, completion_params
+from graftlm.server.openai.params import check_model, completion_params, grammar_field
 from graftlm.server.openai.prompts import split_prompts
 from graftlm.server.openai.requests import CompletionRequest
 from graftlm.server.sse import EventStream, until_disconnect
@@ -66,19 +67,20 @@ class _Answer:
         check_model(body.model, manager.model)
         params = completion_params(body)
         prompts = split_prompts(body.prompt)
-        prepared = await asyncio.gather(
-            *[
-                manager.prepare(
-                    prompt,
-                    params,
-                    request_id=self._id if len(prompts) == 1 else f"{self._id}-{i}",
-                    priority=body.priority or 0,
-                    cache_salt=body.cache_salt or "",
-                    timeout_s=body.timeout_s,
-                )
-                for i, prompt in enumerate(prompts)
-            ]
-        )
+        with grammar_of(grammar_field(body)):
+            prepared = await asyncio.gather(
+                *[
+                    manager.prepare(
+                        prompt,
+                        params,
+                        request_id=self._id if len(prompts) == 1 else f"{self._id}-{i}",
+                        priority=body.priority or 0,
+                        cache_salt=body.cache_salt or "",
+                        timeout_s=body.timeout_s,
+                    )
+                    for i, prompt in enumerate(prompts)
+                ]
+            )
         return await manager.start_all(prepared)
 
     async def whole(self, generations: Sequence[Generation]) -> bytes:

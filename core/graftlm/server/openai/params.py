@@ -15,7 +15,14 @@ from graftlm.server.openai.requests import (
 )
 from graftlm.types import Message, SamplingParams
 
-__all__ = ["chat_messages", "chat_params", "check_model", "completion_params", "template_args"]
+__all__ = [
+    "chat_messages",
+    "chat_params",
+    "check_model",
+    "completion_params",
+    "grammar_field",
+    "template_args",
+]
 
 #: Fields whose name and meaning are ours as well.
 _SAME: Final = (
@@ -64,6 +71,14 @@ _RESERVED: Final = frozenset(
 
 #: Of which a request may give one.
 _GRAMMARS: Final = ("json_schema", "regex", "ebnf", "choice", "structural_tag")
+
+#: The type of a response format -> the fields that it has.
+_FORMAT_FIELDS: Final[Mapping[str, tuple[str, ...]]] = {
+    "text": (),
+    "json_object": (),
+    "json_schema": ("json_schema",),
+    "structural_tag": ("structures", "triggers", "at_least_one", "stop_after_first"),
+}
 
 #: What top_p 0 means: the most likely token alone.
 _LEAST_TOP_P: Final = 1e-9
@@ -121,6 +136,13 @@ def chat_params(body: ChatRequest, calls: Mapping[str, Any] | None = None) -> Sa
     return SamplingParams(**(_common(body) | grammar), max_tokens=limit, logprobs=logprobs)
 
 
+def grammar_field(body: SamplingFields) -> str | None:
+    """Return the field that the grammar of a request comes from, tools aside; None if it has none."""
+    if isinstance(body, ChatRequest) and body.response_format is not None and body.response_format.type != "text":
+        return "response_format"
+    return next((name for name in _GRAMMARS if getattr(body, name) is not None), None)
+
+
 def chat_messages(messages: Sequence[ChatMessage]) -> list[Message]:
     """Return messages as a chat template takes them.
 
@@ -164,7 +186,10 @@ def _common(body: SamplingFields) -> dict[str, Any]:
 
 def _grammar(body: ChatRequest) -> dict[str, Any]:
     wanted = body.response_format
-    if wanted is None or wanted.type == "text":
+    if wanted is None:
+        return {}
+    _check_fields(wanted)
+    if wanted.type == "text":
         return {}
     if any(getattr(body, name) is not None for name in _GRAMMARS):
         raise ApiError(400, f"response_format excludes {', '.join(_GRAMMARS)}", param="response_format")
@@ -174,11 +199,22 @@ def _grammar(body: ChatRequest) -> dict[str, Any]:
         return {"structural_tag": _structural_tag(wanted)}
     if wanted.json_schema is None:
         raise ApiError(400, "response_format.json_schema is missing", param="response_format.json_schema")
-    schema = wanted.json_schema.schema_
-    return {
-        "json_schema": {"type": "object"} if schema is None else schema,
-        "strict": wanted.json_schema.strict is not False,
-    }
+    if wanted.json_schema.schema_ is None:
+        where = "response_format.json_schema.schema"
+        raise ApiError(400, f"{where}: the schema is missing; for any object, use type: json_object", param=where)
+    own = wanted.json_schema.strict
+    strict = body.strict if own is None else own
+    return {"json_schema": wanted.json_schema.schema_, "strict": strict is not False}
+
+
+def _check_fields(wanted: ResponseFormat) -> None:
+    """Refuse the fields of another type, which would be without effect."""
+    for kind, names in _FORMAT_FIELDS.items():
+        stray = [name for name in names if kind != wanted.type and getattr(wanted, name) is not None]
+        if stray:
+            where = f"response_format.{stray[0]}"
+            message = f"{where}: not a field of type {wanted.type!r}; set type: {kind!r}, or leave it out"
+            raise ApiError(400, message, param=where)
 
 
 def _structural_tag(wanted: ResponseFormat) -> dict[str, Any]:

@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from graftlm.contracts import ReasoningFormat, ToolChoice
+from graftlm.contracts import CallGrammar, ReasoningFormat, ToolChoice
 from graftlm.processes.tokenizer_manager import TokenizerManager
 from graftlm.prompts import Prompt
 from graftlm.server.errors import ApiError
 from graftlm.server.openai.message_reader import MessageReader
-from graftlm.server.openai.params import chat_messages, chat_params, template_args
+from graftlm.server.openai.params import chat_messages, chat_params, grammar_field, template_args
 from graftlm.server.openai.requests import ChatRequest
 from graftlm.server.openai.tools import ToolUse, check_tools, for_template, tool_use
 from graftlm.types import SamplingParams
@@ -32,8 +32,9 @@ class AnswerPlan:
         prompt: messages, or the token ids that they were turned into.
         template_args: variables of the chat template.
         use: the tools that may be called; None: none.
-        enforced: whether a grammar holds calls to their format.
+        calls: the grammar that holds calls to their format; None: none does.
         reasoning: None leaves reasoning in the content.
+        field: that the grammar comes from, None if there is none.
         is_open: whether the answer begins within the reasoning.
     """
 
@@ -41,14 +42,26 @@ class AnswerPlan:
     params: SamplingParams
     template_args: dict[str, Any]
     use: ToolUse | None
-    enforced: bool
+    calls: CallGrammar | None
     reasoning: ReasoningFormat | None
+    field: str | None
     is_open: bool
 
     def reader(self) -> MessageReader:
         """Return a reader of one completion."""
         reasoning = None if self.reasoning is None else self.reasoning.parser(is_open=self.is_open)
-        return MessageReader(self.use, enforced=self.enforced, reasoning=reasoning)
+        return MessageReader(self.use, enforced=self.calls is not None, reasoning=reasoning)
+
+    def unenforced(self, paths: Sequence[str]) -> tuple[str, ...]:
+        """Return what of the request's schemas is not enforced, by its place in the request.
+
+        Args:
+            paths: what a backend named of the grammar in `params`.
+
+        Raises:
+            ApiError: it is a strict tool's.
+        """
+        return tuple(paths) if self.use is None or self.calls is None else self.use.unenforced(self.calls, paths)
 
 
 async def plan_answer(body: ChatRequest, manager: TokenizerManager) -> AnswerPlan:
@@ -61,11 +74,17 @@ async def plan_answer(body: ChatRequest, manager: TokenizerManager) -> AnswerPla
     messages, variables = for_template(chat_messages(body.messages), body, manager.chat_formats)
     arguments = template_args(body) | variables
     enforced = use is not None and await check_tools(use, body, manager)
-    calls = None if use is None else use.grammar() if enforced else {}
-    params = chat_params(body, calls)
+    calls = use.grammar() if use is not None and enforced else None
+    params = chat_params(body, None if use is None else _held_to(calls))
     reasoning = manager.chat_formats.reasoning if body.separate_reasoning is not False else None
-    plan = AnswerPlan(messages, params, arguments, use, bool(calls), reasoning, is_open=False)
+    field = grammar_field(body) if calls is None else "tools"
+    plan = AnswerPlan(messages, params, arguments, use, calls, reasoning, field, is_open=False)
     return plan if reasoning is None else await _with_reasoning(plan, reasoning, messages, manager)
+
+
+def _held_to(calls: CallGrammar | None) -> dict[str, Any]:
+    """Return the sampling parameters that hold an answer to the format of calls; none where it is not held."""
+    return {} if calls is None else {calls.spec.kind.value: calls.spec.text, "strict": calls.spec.strict}
 
 
 async def _with_reasoning(

@@ -7,6 +7,7 @@ from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_val
 from pydantic_core import PydanticCustomError
 
 from graftlm.config.problems import nearest
+from graftlm.contracts import MAX_CHOICES
 from graftlm.sampling_params import MAX_LOGPROBS
 from graftlm.server.errors import MISSPELT
 from graftlm.server.openai.tool_requests import ToolChoiceField, ToolsField
@@ -17,6 +18,7 @@ from graftlm.server.wire import (
     WHOLE,
     Falsy,
     OneOrMany,
+    SchemaField,
     Text,
     TextOrObject,
     TokenIdList,
@@ -131,19 +133,20 @@ class SamplingFields(OpenAIModel):
     include_stop_str_in_output: bool | None = Field(default=False, description="Keep the stop string in the text.")
     ignore_eos: bool | None = Field(default=False, description="Go on past the end-of-sequence token.")
     skip_special_tokens: bool | None = Field(default=True, description="Leave special tokens out of the text.")
-    json_schema: TextOrObject | None = Field(default=None, description="What the output has to follow.")
+    json_schema: SchemaField | None = Field(default=None, description="What the output has to follow.")
     regex: Text | None = Field(default=None, description="What the output has to match.")
     ebnf: Text | None = Field(default=None, description="A grammar that the output has to follow.")
-    choice: Annotated[list[Text], Field(min_length=1, max_length=4096)] | None = Field(
+    choice: Annotated[list[Text], Field(min_length=1, max_length=MAX_CHOICES)] | None = Field(
         default=None, description="Strings, one of which the output has to be."
     )
     structural_tag: TextOrObject | None = Field(
         default=None, description="Parts of the output, each to follow a schema from where a trigger begins it."
     )
     strict: bool | None = Field(
-        default=True,
+        default=None,
         description="Refuse a `json_schema` or `structural_tag` that cannot be enforced in full; false leaves out what "
-        "cannot be, and names it in `unenforced`.",
+        "cannot be, and names it in `unenforced`. Null: true. Of a `response_format` and of tools that say nothing of "
+        "it themselves, it is the default; null: true and false.",
     )
     grammar_backend: Text | None = Field(default=None, description="Which grammar backend enforces it, by name.")
     cache_salt: Annotated[str, Field(max_length=1024), UNICODE] | None = Field(
@@ -223,7 +226,9 @@ class JsonSchemaFormat(OpenAIModel):
     name: Text
     schema_: dict[str, Any] | None = Field(default=None, alias="schema")
     strict: bool | None = Field(
-        default=None, description="False leaves out of the schema what cannot be enforced, instead of refusing it."
+        default=None,
+        description="False leaves out of the schema what cannot be enforced, instead of refusing it; null: as the "
+        "request's `strict`.",
     )
     description: Text | None = None
 

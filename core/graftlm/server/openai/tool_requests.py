@@ -24,8 +24,9 @@ class FunctionRequest(_Body):
         default=None, description="A JSON schema of an object; null: there are none."
     )
     strict: bool | None = Field(
-        default=False,
-        description="Refuse a schema that cannot be enforced in full. Otherwise what cannot be is left out.",
+        default=None,
+        description="Refuse a schema that cannot be enforced in full. Otherwise what cannot be is left out. Null: as "
+        "the request's `strict`, false where that is null too.",
     )
 
 

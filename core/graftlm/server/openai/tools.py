@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from graftlm.chat_formats import ChatFormats
-from graftlm.contracts import Tool, ToolCall, ToolCallFormat, ToolChoice
+from graftlm.contracts import CallGrammar, Tool, ToolCall, ToolCallFormat, ToolChoice
 from graftlm.errors import GrammarError
 from graftlm.processes.tokenizer_manager import TokenizerManager
 from graftlm.server.errors import ApiError
@@ -34,30 +34,51 @@ class ToolUse:
 
     Attributes:
         tools: at least one.
+        places: the index of each among those of the request.
         parallel: more than one call may be made.
     """
 
     format: ToolCallFormat
     tools: tuple[Tool, ...]
+    places: tuple[int, ...]
     choice: ToolChoice
     parallel: bool
 
     @property
     def is_strict(self) -> bool:
-        """Whether a schema that cannot be enforced is refused."""
+        """Whether some schema is refused if it cannot be enforced."""
         return any(tool.strict for tool in self.tools)
 
-    def grammar(self) -> dict[str, Any]:
-        """Return the sampling parameters that hold the answer to the format; none where it cannot be held.
+    def grammar(self) -> CallGrammar | None:
+        """Return what holds the answer to the format; None where it cannot be held.
 
         Raises:
             ApiError: the format cannot enforce a strict tool's schema.
         """
         try:
-            spec = self.format.grammar(self.tools, self.choice, parallel=self.parallel)
+            return self.format.grammar(self.tools, self.choice, parallel=self.parallel)
         except GrammarError as error:
             raise ApiError(400, str(error), param="tools", code="invalid_schema") from error
-        return {} if spec is None else {spec.kind.value: spec.text, "strict": spec.strict}
+
+    def unenforced(self, grammar: CallGrammar, paths: Sequence[str]) -> tuple[str, ...]:
+        """Return what of the schemas is not enforced, such as `tools[0].function.parameters.properties.a.minimum`.
+
+        Args:
+            grammar: what `grammar` returned.
+            paths: what a backend named of it.
+
+        Raises:
+            ApiError: a strict tool's schema is enforced alone, but not with those of the other tools.
+        """
+        named = []
+        for i, path in grammar.left_out(paths):
+            name = f"tools[{self.places[i]}].function.parameters{path.removeprefix('$')}"
+            if self.tools[i].strict:
+                message = f"{name}: no grammar backend enforces this beside the other tools; make all of them strict"
+                param = f"tools.{self.places[i]}.function.parameters"
+                raise ApiError(400, message, param=param, code="invalid_schema")
+            named.append(name)
+        return tuple(named)
 
 
 def tool_use(body: ChatRequest, formats: ChatFormats) -> ToolUse | None:
@@ -74,17 +95,17 @@ def tool_use(body: ChatRequest, formats: ChatFormats) -> ToolUse | None:
         return None
     if formats.tool_calls is None:
         raise ApiError(400, "this server has no plugin for tool calls", param="tools", code="unsupported")
-    tools = tuple(_tool(tool) for tool in given)
+    tools = tuple(_tool(tool, strict=bool(body.strict)) for tool in given)
     parallel = body.parallel_tool_calls is not False
     if choice is None or isinstance(choice, str):
         wanted = ToolChoice.REQUIRED if choice == "required" else ToolChoice.AUTO
-        return ToolUse(formats.tool_calls, tools, wanted, parallel)
-    named = tuple(tool for tool in tools if tool.name == choice.function.name)
-    if not named:
+        return ToolUse(formats.tool_calls, tools, tuple(range(len(tools))), wanted, parallel)
+    place = next((i for i, tool in enumerate(tools) if tool.name == choice.function.name), None)
+    if place is None:
         names = ", ".join(tool.name for tool in tools)
         message = f"tool_choice: there is no tool {choice.function.name!r}; tools: {names}"
         raise ApiError(400, message, param="tool_choice.function.name")
-    return ToolUse(formats.tool_calls, named, ToolChoice.REQUIRED, parallel=False)
+    return ToolUse(formats.tool_calls, (tools[place],), (place,), ToolChoice.REQUIRED, parallel=False)
 
 
 async def check_tools(use: ToolUse, body: ChatRequest, manager: TokenizerManager) -> bool:
@@ -99,16 +120,14 @@ async def check_tools(use: ToolUse, body: ChatRequest, manager: TokenizerManager
     can_tag = await manager.enforces(SamplingParams(structural_tag=_PROBE, grammar_backend=backend))
     if use.choice is ToolChoice.AUTO and not use.is_strict and not can_tag:
         return False
-    names = {tool.name for tool in use.tools}
-    for i, tool in enumerate(body.tools or ()):
-        if tool.function.name in names:
-            where = f"tools.{i}.function.parameters"
-            schema = json.dumps(_tool(tool).parameters)
-            params = SamplingParams(json_schema=schema, strict=use.is_strict, grammar_backend=backend)
-            try:
-                await manager.check_params(params)
-            except GrammarError as error:
-                raise ApiError(400, f"{where}: {error}", param=where, code="invalid_schema") from error
+    for place, tool in zip(use.places, use.tools, strict=True):
+        where = f"tools.{place}.function.parameters"
+        schema = json.dumps(tool.parameters)
+        params = SamplingParams(json_schema=schema, strict=tool.strict, grammar_backend=backend)
+        try:
+            await manager.check_params(params)
+        except GrammarError as error:
+            raise ApiError(400, f"{where}: {error}", param=where, code="invalid_schema") from error
     return True
 
 
@@ -144,10 +163,12 @@ def _check_names(tools: Sequence[ToolRequest]) -> None:
             raise ApiError(400, message, param=f"{where}.parameters.type", code="invalid_schema")
 
 
-def _tool(tool: ToolRequest) -> Tool:
+def _tool(tool: ToolRequest, *, strict: bool = False) -> Tool:
+    """Return a tool, which is as strict as it says, or else as `strict` says."""
     function = tool.function
     schema = function.parameters or _NO_PARAMETERS
-    return Tool(function.name, function.description or "", schema, strict=bool(function.strict))
+    is_strict = strict if function.strict is None else function.strict
+    return Tool(function.name, function.description or "", schema, strict=is_strict)
 
 
 def _functions(message: Message) -> list[Mapping[str, Any]]:
