@@ -87,6 +87,7 @@ class GrammarCompiler:
         self._cache: OrderedDict[GrammarSpec, Future[CompiledGrammar]] = OrderedDict()
         self._waiting: deque[tuple[GrammarSpec, Future[CompiledGrammar]]] = deque()
         self._busy_since: dict[threading.Thread, float] = {}
+        self._looks_again = False
         weakref.finalize(self, _wait_for, self._busy_since)  # at the end of the process
 
     def check(self, spec: GrammarSpec) -> tuple[str, ...]:
@@ -141,6 +142,18 @@ class GrammarCompiler:
             thread = threading.Thread(target=self._work, name="graftlm-grammar", daemon=True)
             self._busy_since[thread] = self._clock()
             thread.start()
+        elif self._waiting and not self._looks_again:
+            self._looks_again = True
+            timer = threading.Timer(self.timeout_s / 2, self._look_again)
+            timer.daemon = True
+            timer.start()
+
+    def _look_again(self) -> None:
+        """Start a thread for what waits behind compilations that have turned out to take too long."""
+        with self._lock:
+            self._looks_again = False
+            if self._waiting:
+                self._start_thread()
 
     def _work(self) -> None:
         """Compile what waits, and end."""
@@ -161,6 +174,8 @@ class GrammarCompiler:
                 future.set_exception(error)
             else:
                 future.set_result(compiled)
+                with self._lock:
+                    self._forget_oldest()
 
     def _get_backend(self) -> GrammarBackend:
         with self._backend_lock:
@@ -170,7 +185,7 @@ class GrammarCompiler:
 
 
 def _wait_for(threads: Collection[threading.Thread]) -> None:
-    """Let compilations end, if they do so soon: one that comes back to an interpreter that is gone aborts the process."""
+    """Let compilations end, if they do soon: one that comes back to an interpreter that is gone aborts the process."""
     limit = time.monotonic() + _EXIT_TIMEOUT_S
     for thread in list(threads):
         thread.join(max(0.0, limit - time.monotonic()))

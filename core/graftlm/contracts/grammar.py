@@ -49,7 +49,7 @@ class GrammarKind(str, Enum):
 
     Where the output contains a trigger, it goes on as one of the structures whose `begin` starts with that trigger:
     the rest of `begin`, JSON that meets `schema` (or, in its place, text that matches `regex`), `end`; then text is
-    free again. Each `begin` starts with a trigger, and no two are the same. With `at_least_one` the output starts with
+    free again. Each `begin` starts with a trigger. With `at_least_one` the output starts with
     a structure, without text before; with `stop_after_first` it ends after one.
     """
 

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from graftlm import errors
 from graftlm.chat_formats import ChatFormats
 from graftlm.config import EngineConfig
+from graftlm.contracts import GrammarKind
 from graftlm.errors import (
     GraftlmError,
     GrammarError,
@@ -93,6 +94,7 @@ class TokenizerManager:
         self._clock = clock
         self._recorder = recorder
         self._threads = ThreadPoolExecutor(max_workers=2, thread_name_prefix="graftlm-tokenizer")
+        self._grammar_threads = ThreadPoolExecutor(max_workers=2, thread_name_prefix="graftlm-grammar-check")
         self._counter = itertools.count()
         self._in_flight = InFlightRequests()
         self._idle = asyncio.Event()
@@ -153,7 +155,7 @@ class TokenizerManager:
                 unenforced=unenforced,
             )
 
-        return await self.in_thread(check)
+        return await self.in_thread(check, has_grammar=_has_grammar(params))
 
     async def check_params(self, params: SamplingParams) -> None:
         """Check sampling parameters alone, as `prepare` does.
@@ -161,7 +163,7 @@ class TokenizerManager:
         Raises:
             RequestError: something is wrong with them.
         """
-        await self.in_thread(lambda: self._intake.check_params(params))
+        await self.in_thread(lambda: self._intake.check_params(params), has_grammar=_has_grammar(params))
 
     async def enforces(self, params: SamplingParams) -> bool:
         """Whether the grammar of sampling parameters is one that this engine could enforce."""
@@ -259,9 +261,10 @@ class TokenizerManager:
         await self.calls.call_those_that_stay("resume")
         self.replicas.resume()
 
-    async def in_thread(self, function: Callable[[], T]) -> T:
-        """Run what takes a while beside the event loop."""
-        return await asyncio.get_running_loop().run_in_executor(self._threads, function)
+    async def in_thread(self, function: Callable[[], T], *, has_grammar: bool = False) -> T:
+        """Run what takes a while beside the event loop. Grammars have threads of their own: some take seconds to read."""
+        threads = self._grammar_threads if has_grammar else self._threads
+        return await asyncio.get_running_loop().run_in_executor(threads, function)
 
     async def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Return a text's token ids."""
@@ -292,7 +295,8 @@ class TokenizerManager:
         """Fail what is under way and end the threads."""
         self.replicas.drain()
         self._fail([*self._in_flight], "the server is stopping")
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        for threads in (self._threads, self._grammar_threads):
+            threads.shutdown(wait=False, cancel_futures=True)
 
     # -- for the launcher ----------------------------------------------------------------------------------------------
 
@@ -420,3 +424,7 @@ def _error_named(name: str, message: str) -> GraftlmError:
     """Return the error of a class in `graftlm.errors`."""
     kind = getattr(errors, name, None)
     return kind(message) if isinstance(kind, type) and issubclass(kind, GraftlmError) else RequestError(message)
+
+
+def _has_grammar(params: SamplingParams) -> bool:
+    return any(getattr(params, kind.value) is not None for kind in GrammarKind)

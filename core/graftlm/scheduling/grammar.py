@@ -78,9 +78,9 @@ class RequestGrammar:
             RequestFailedError: the backend contradicts itself, or fails.
         """
         matcher = self.matcher
-        if not _guarded(lambda: matcher.accept(token_id)):
+        if not _guarded(lambda: bool(matcher.accept(token_id))):
             raise RequestFailedError(f"the grammar backend rejects token {token_id}, which its mask had allowed")
-        return _guarded(lambda: matcher.finished)
+        return _guarded(lambda: bool(matcher.finished))
 
     def fill(self, bits: NDArray[np.int32]) -> None:
         """Write the tokens that may come next into `bits`, int32 [ceil(V / 32)].

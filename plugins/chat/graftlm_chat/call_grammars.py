@@ -10,6 +10,7 @@ __all__ = ["call_head", "call_list", "tagged_calls"]
 
 #: Keywords whose values are data, and may look like anything.
 _DATA: Final = frozenset({"const", "default", "enum", "examples"})
+_SCHEMAS_BY_NAME: Final = frozenset({"$defs", "definitions", "dependentSchemas", "patternProperties", "properties"})
 
 
 def call_head(name: str, key: str) -> str:
@@ -79,11 +80,14 @@ def _moved(schema: Any, place: str) -> Any:
         return [_moved(item, place) for item in schema]
     if not isinstance(schema, Mapping):
         return schema
-    return {
-        key: place + value[1:]
-        if key == "$ref" and isinstance(value, str) and value.startswith("#")
-        else value
-        if key in _DATA
-        else _moved(value, place)
-        for key, value in schema.items()
-    }
+    return {key: _moved_keyword(key, value, place) for key, value in schema.items()}
+
+
+def _moved_keyword(key: str, value: Any, place: str) -> Any:
+    if key == "$ref" and isinstance(value, str) and value.startswith("#"):
+        return place + value[1:]
+    if key in _DATA:
+        return value
+    if key in _SCHEMAS_BY_NAME and isinstance(value, Mapping):
+        return {name: _moved(schema, place) for name, schema in value.items()}
+    return _moved(value, place)

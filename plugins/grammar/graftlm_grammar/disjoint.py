@@ -2,12 +2,14 @@
 
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 from graftlm.errors import GrammarError
-from graftlm_grammar.enforcement import NotEnforcedError
+from graftlm_grammar.enforcement import Enforcement, NotEnforcedError
 
-__all__ = ["are_disjoint", "json_type", "resolve", "types_of"]
+__all__ = ["check_disjoint", "json_type", "resolve", "types_of"]
+
+_MAX_PAIRS: Final = 4096
 
 
 def json_type(value: Any) -> str:
@@ -40,7 +42,50 @@ def resolve(root: Any, ref: Any, path: str) -> Any:
     return schema
 
 
-def are_disjoint(root: Any, one: Any, other: Any, depth: int = 0) -> bool:
+def check_disjoint(root: Any, branches: list[Any], path: str, enforcement: Enforcement) -> None:
+    """Check that surely no value is valid under two branches of a `oneOf`: then it is an `anyOf`.
+
+    Args:
+        root: what references refer to.
+        path: where the branches stand.
+
+    Raises:
+        GrammarError: it is not sure, and the schema is strict.
+    """
+    try:
+        found = _overlap(root, branches)
+    except NotEnforcedError as error:  # a reference that was left out before
+        enforcement.leave_out(path, f"not enforced: {error}; use anyOf")
+        return
+    if found is not None:
+        enforcement.leave_out(path, f"not enforced: a value might match both [{found[0]}] and [{found[1]}]; use anyOf")
+
+
+def _overlap(root: Any, branches: list[Any]) -> tuple[int, int] | None:
+    """Return two branches that a value might match, None if surely none does."""
+    owner: dict[str, int] = {}
+    others: list[int] = []
+    for i, branch in enumerate(branches):
+        schema = _without_refs(root, branch)
+        values = _values(schema) if isinstance(schema, dict) else None
+        if values is None:
+            others.append(i)
+            continue
+        for value in values:
+            if value in owner:
+                return owner[value], i
+            owner[value] = i
+    rest = set(others)
+    pairs = ((i, j) for i in others for j in range(len(branches)) if j not in rest or j < i)
+    for num, (i, j) in enumerate(pairs):
+        if num == _MAX_PAIRS:
+            raise NotEnforcedError(f"more than {_MAX_PAIRS} pairs of branches are not compared")
+        if not _are_disjoint(root, branches[i], branches[j]):
+            return min(i, j), max(i, j)
+    return None
+
+
+def _are_disjoint(root: Any, one: Any, other: Any, depth: int = 0) -> bool:
     """Tell whether surely no value is valid under both schemas: by type, by value, or by a property that differs.
 
     Args:
@@ -58,7 +103,7 @@ def are_disjoint(root: Any, one: Any, other: Any, depth: int = 0) -> bool:
     if types.isdisjoint(other_types):
         return True
     return types == other_types == {"object"} and any(
-        are_disjoint(root, one["properties"][name], other["properties"][name], depth + 1)
+        _are_disjoint(root, one["properties"][name], other["properties"][name], depth + 1)
         for name in _always_there(one) & _always_there(other)
     )
 

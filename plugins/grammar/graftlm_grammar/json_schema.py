@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Final
 
-from graftlm_grammar.disjoint import are_disjoint, json_type, resolve, types_of
+from graftlm_grammar.disjoint import check_disjoint, json_type, resolve, types_of
 from graftlm_grammar.ebnf import read_ebnf
 from graftlm_grammar.endless import endless_rules
 from graftlm_grammar.enforcement import Enforcement, NotEnforcedError, refuse, show
@@ -159,7 +159,7 @@ class _Translation:
         if form == "allOf":
             return self._first_that_asserts(branches, path)
         if form == "oneOf":
-            self._check_disjoint(schema[form], path)
+            check_disjoint(self._root, schema[form], path, self.enforcement)
         return " | ".join(branches)
 
     def _first_that_asserts(self, rules: list[str], path: str) -> str:
@@ -182,20 +182,6 @@ class _Translation:
         if not isinstance(branches, list) or not branches:
             refuse(path, "expected a non-empty list of schemas")
         return [self.write(branch, f"{path}[{i}]", depth + 1) for i, branch in enumerate(branches)]
-
-    def _check_disjoint(self, branches: list[Any], path: str) -> None:
-        for i in range(len(branches)):
-            for j in range(i):
-                if not self._are_disjoint(branches[j], branches[i]):
-                    message = f"not enforced: a value might match both [{j}] and [{i}]; use anyOf"
-                    self.enforcement.leave_out(path, message)
-                    return
-
-    def _are_disjoint(self, one: Any, other: Any) -> bool:
-        try:
-            return are_disjoint(self._root, one, other)
-        except NotEnforcedError:  # a reference that was left out before
-            return False
 
     def _values(self, values: Any, wanted: Any, path: str) -> str:
         if not isinstance(values, list) or not values:

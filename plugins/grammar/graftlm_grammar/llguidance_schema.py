@@ -14,7 +14,7 @@ import llguidance
 
 from graftlm.errors import GrammarError
 from graftlm_grammar.char_set import CharSet, complement
-from graftlm_grammar.disjoint import are_disjoint, json_type, resolve
+from graftlm_grammar.disjoint import check_disjoint, json_type, resolve
 from graftlm_grammar.ebnf_regex import rust_regex
 from graftlm_grammar.enforcement import Enforcement, NotEnforcedError, refuse, show
 from graftlm_grammar.formats import FORMATS
@@ -181,7 +181,7 @@ class _Preparation:
             kept.setdefault("allOf", []).extend(branches)
         else:
             if key == "oneOf":
-                self._check_disjoint(value, path)
+                check_disjoint(self._root, value, path, self.enforcement)
             kept.setdefault("allOf", []).append({"anyOf": branches})
 
     def _branches(self, branches: Any, path: str, depth: int, closed: bool) -> list[Any]:
@@ -202,20 +202,6 @@ class _Preparation:
             where = self._root_path + ref[1:].replace("/", ".")
             self._definitions[name] = self._schema(target, where, depth + 1, closed)
         return self._names[key]
-
-    def _check_disjoint(self, branches: list[Any], path: str) -> None:
-        for i in range(len(branches)):
-            for j in range(i):
-                if not self._is_disjoint(branches[j], branches[i]):
-                    message = f"not enforced: a value might match both [{j}] and [{i}]; use anyOf"
-                    self.enforcement.leave_out(path, message)
-                    return
-
-    def _is_disjoint(self, one: Any, other: Any) -> bool:
-        try:
-            return are_disjoint(self._root, one, other)
-        except NotEnforcedError:  # a reference that was left out before
-            return False
 
     # -- scalars -------------------------------------------------------------------------------------------------------
 

@@ -149,7 +149,7 @@ class _Parser:
         self._at += 1
         negated = self._peek() == "^"
         self._at += negated
-        chars: CharSet = ()
+        parts: list[CharSet] = []
         while self._peek() != "]":
             posix = _POSIX.match(self._regex, self._at)
             if posix is not None:
@@ -157,11 +157,12 @@ class _Parser:
             low = self._one()
             is_range = self._peek() == "-" and self._regex[self._at + 1 : self._at + 2] not in ("", "]")
             if not is_range:
-                chars = union(chars, low)
+                parts.append(low)
                 continue
             self._at += 1
-            chars = union(chars, self._range(low, self._one()))
+            parts.append(self._range(low, self._one()))
         self._at += 1
+        chars = union(*parts)
         return self._written(complement(chars) if negated else chars)
 
     def _range(self, low: CharSet, high: CharSet) -> CharSet:

@@ -69,7 +69,6 @@ def parse_structural_tag(text: str) -> StructuralTag:
     if not isinstance(structures, list) or not 1 <= len(structures) <= _MAX_STRUCTURES:
         _refuse("$.structures", f"expected a list of 1 to {_MAX_STRUCTURES} structures", structures)
     parts = tuple(_structure(one, f"$.structures[{i}]", triggers) for i, one in enumerate(structures))
-    _check_begins(parts)
     return StructuralTag(
         triggers=triggers,
         structures=parts,
@@ -90,16 +89,6 @@ def _triggers(triggers: Any) -> tuple[str, ...]:
                     f"name {one!r} alone"
                 )
     return unique
-
-
-def _check_begins(structures: tuple[Structure, ...]) -> None:
-    """Refuse structures that begin alike: which one goes on could not be told."""
-    known: dict[str, str] = {}
-    for structure in structures:
-        other = known.setdefault(structure.begin, structure.path)
-        if other != structure.path:
-            message = f"{other} begins with the same text; give each its own, or merge them"
-            raise GrammarError(f"structural_tag: {structure.path}.begin: {message}")
 
 
 def _structure(structure: Any, path: str, triggers: tuple[str, ...]) -> Structure:

@@ -45,7 +45,6 @@ def structure(**changes):
         (structure(begin=None), "$.structures[1].begin: it is missing; write the text before it"),
         (structure(end=None), '$.structures[1].end: it is missing; write "" for none'),
         (structure(end=1), "$.structures[1].end: expected a non-empty string, got 1"),
-        (tag(structures=[NUMBER, WORD, NUMBER]), "$.structures[2].begin: $.structures[0] begins with the same text; "),
         (structure(schema=None), "$.structures[1]: expected one of schema and regex"),
         (structure(regex="a"), "$.structures[1]: expected one of schema and regex"),
         (structure(schema=None, regex=1), "$.structures[1].regex: expected a regular expression, got 1"),
