@@ -98,7 +98,7 @@ class RegistryWithStorage:
     def __getattr__(self, name):
         return getattr(self._registry, name)
 
-    def provider(self, family, name):
+    def provider(self, family, name, *where):
         return None if family == "storage" else self._registry.provider(family, name)
 
     def options(self, provider, *rest):

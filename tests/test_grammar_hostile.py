@@ -1,5 +1,6 @@
 """Specifications made to hurt: each is refused, or costs the others nothing."""
 
+import contextlib
 import json
 import time
 
@@ -91,6 +92,23 @@ def test_it_is_refused_at_once(engine, name):
     with pytest.raises(GrammarError, match=said):
         engine.generate("x", SamplingParams(**params))
     assert time.thread_time() - start_s < 2.0
+
+
+@pytest.mark.parametrize("backend", ["llguidance", "outlines", "xgrammar"])
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"regex": "[" + "".join(chr(0x4E00 + 2 * i) for i in range(7000)) + "]"},
+        {"json_schema": {"oneOf": [{"const": i} for i in range(2500)]}},
+        {"json_schema": {"oneOf": [{"type": "array", "maxItems": i} for i in range(1, 500)]}},
+    ],
+    ids=["a class of thousands", "thousands of values", "hundreds of branches"],
+)
+def test_it_is_read_in_time(engine, backend, params):
+    start_s = time.thread_time()
+    with contextlib.suppress(GrammarError):
+        engine.generate("x", SamplingParams(max_tokens=1, grammar_backend=backend, **params))
+    assert time.thread_time() - start_s < 1.5
 
 
 DOUBLED = "\n".join(["root ::= a0", *[f"a{i} ::= a{i + 1} a{i + 1}" for i in range(25)], 'a25 ::= "a"?'])

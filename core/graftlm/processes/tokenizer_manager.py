@@ -262,7 +262,7 @@ class TokenizerManager:
         self.replicas.resume()
 
     async def in_thread(self, function: Callable[[], T], *, has_grammar: bool = False) -> T:
-        """Run what takes a while beside the event loop. Grammars have threads of their own: some take seconds to read."""
+        """Run what takes a while beside the event loop; grammars, which may take seconds, in threads of their own."""
         threads = self._grammar_threads if has_grammar else self._threads
         return await asyncio.get_running_loop().run_in_executor(threads, function)
 

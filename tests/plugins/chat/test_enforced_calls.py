@@ -19,6 +19,19 @@ def engine():
         yield it
 
 
+@pytest.mark.parametrize("name", FORMATS.keys() - {"pythonic"})  # which refuses references in strict tools
+def test_a_parameter_may_have_the_name_of_a_keyword(engine, name):
+    number = {"$defs": {"n": {"enum": [7]}}, "properties": {"default": {"$ref": "#/$defs/n"}}, "required": ["default"]}
+    schema = {"type": "object", "additionalProperties": False} | number
+    tools = [Tool("one", "", schema, strict=True), Tool("two", "", schema, strict=True)]
+    format_ = FORMATS[name].create(NoOptions(), ChatFormatContext())
+    spec = format_.grammar(tools, ToolChoice.REQUIRED, parallel=False).spec
+    (output,) = engine.generate("Call:", SamplingParams(temperature=0, max_tokens=80, **{spec.kind.value: spec.text}))
+    parser = format_.parser(tools, enforced=True)
+    calls = [d for d in [*parser.push(output.text), *parser.finish()] if isinstance(d, ToolCallDelta)]
+    assert json.loads("".join(d.arguments for d in calls)) == {"default": 7}
+
+
 @pytest.mark.parametrize("name", FORMATS)
 @pytest.mark.parametrize("parallel", [False, True])
 def test_a_required_call_meets_its_schema(engine, name, parallel):
