@@ -10,7 +10,6 @@ import pytest
 from graftlm.contracts import MAX_CHOICES
 
 NOT = {"not": {}}
-TWICE = [{"begin": "<n>", "schema": {}, "end": "</n>"}] * 2
 CHAT = [{"role": "user", "content": "What is 2 plus 2?"}]
 
 
@@ -94,12 +93,6 @@ def check(server, path, body, param, says):
             {"messages": CHAT, "response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": NOT}}},
             "response_format",
             "json_schema: $.not: this keyword is not enforced; leave it out, or set strict to false",
-        ),
-        (
-            "/v1/chat/completions",
-            {"messages": CHAT, "response_format": {"type": "structural_tag", "triggers": ["<"], "structures": TWICE}},
-            "response_format",
-            "structural_tag: $.structures[1].begin: $.structures[0] begins with the same text",
         ),
         ("/generate", {"text": "x", "sampling_params": {"regex": "("}}, "sampling_params.regex", "regex: regular"),
     ],
