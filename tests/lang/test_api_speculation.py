@@ -134,6 +134,15 @@ def test_what_a_longer_completion_does_not_tell_is_asked(later):
     assert FIELDS["birthday"] in state["birthday"]
 
 
+@pytest.mark.parametrize("penalty", ["frequency_penalty", "presence_penalty"])
+def test_penalties_count_anew_in_each_call_so_each_gen_is_asked(penalty):
+    with completing(GOES_ON) as api:
+        state, backend = run(write_fields, api, num_tokens=64, temperature=0, **{penalty: 0.5})
+    assert {name: state[name] for name in FIELDS} == FIELDS
+    assert [body["stop"] for body in api.bodies] == [["\n"]] * 3
+    assert backend.usage.saved_calls == 0
+
+
 def test_the_end_of_the_models_text_is_the_end_of_the_last_gen():
     def program(s):
         s += FORM + "Name:" + gen("name", stop="\n") + "\nBirthday:" + gen("rest")

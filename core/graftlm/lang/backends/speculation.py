@@ -25,7 +25,12 @@ from graftlm.types import Message
 __all__ = ["SpeculativeBackend"]
 
 #: With these, an answer is not what follows in any completion; nor does it tell what would.
-_NEEDS_CALL = ("regex", "json_schema", "return_logprob", "stop_token_ids", "stop_regex", "min_tokens", "ignore_eos")
+_NEEDS_CALL: Final = (
+    "regex", "json_schema", "return_logprob", "stop_token_ids", "stop_regex", "min_tokens", "ignore_eos",
+)  # fmt: skip
+
+#: These count the tokens that a call has written before. A call of its own would begin to count anew.
+_PENALTIES: Final = ("frequency_penalty", "presence_penalty")
 
 #: What the call says of itself, and has been told with the `gen` that it was made for.
 _NOT_ASKED_FOR: Final = {
@@ -172,7 +177,7 @@ def _may_be_longer(sampling: Sampling) -> bool:
 
 
 def _needs_call(sampling: Sampling) -> bool:
-    return (sampling.n or 1) > 1 or any(getattr(sampling, name) for name in _NEEDS_CALL)
+    return (sampling.n or 1) > 1 or any(getattr(sampling, name) for name in (*_NEEDS_CALL, *_PENALTIES))
 
 
 def _without_end(sampling: Sampling) -> Sampling:
