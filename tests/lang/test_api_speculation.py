@@ -80,9 +80,33 @@ def test_a_guess_that_fails_changes_no_text_and_costs_one_call_at_most(first, la
 
 def test_a_guess_may_hold_for_a_part_of_the_fields():
     with completing(GOES_ON) as api:
-        state, backend = run(write_fields, api, num_tokens=11, max_tokens=7, temperature=0)
+        state, backend = run(write_fields, api, num_tokens=11, max_tokens=11, temperature=0)
     assert {name: state[name] for name in FIELDS} == FIELDS
     assert (backend.usage.calls, backend.usage.saved_calls) == (2, 1)
+
+
+@pytest.mark.parametrize("tells_usage", [True, False])
+def test_max_tokens_hold_where_tokens_behind_the_field_are_longer(tells_usage):
+    def program(s):
+        s += FORM + "Count:" + gen("count", stop="\n", max_tokens=4)
+
+    with completing("Count: 1 2 3 4 5 6 7 8\n" + "antidisestablishmentarianism " * 40, tells_usage=tells_usage) as api:
+        state, backend = run(program, api, num_tokens=64, temperature=0)
+    assert state["count"] == " 1 2 3 4"
+    assert state.get_meta_info("count")["finish_reason"]["type"] == "length"
+    assert backend.usage.calls == 2
+
+
+@pytest.mark.parametrize(("max_tokens", "num_calls"), [(19, 1), (18, 3)])
+def test_a_field_is_known_when_its_bytes_are_within_max_tokens(max_tokens, num_calls):
+    def program(s):
+        s += FORM + "Name:" + gen("name", stop="\n", max_tokens=14)
+        s += "\nBirthday:" + gen("birthday", stop="\n", max_tokens=max_tokens)
+
+    with completing(GOES_ON) as api:  # " Marie Curie.\n" has 14 bytes, " November 7, 1867.\n" 19
+        state, _ = run(program, api, num_tokens=23, temperature=0)
+    assert state["birthday"] == FIELDS["birthday"]
+    assert len(api.bodies) == num_calls
 
 
 def test_what_was_not_asked_for_says_so():

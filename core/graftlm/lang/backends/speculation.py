@@ -46,6 +46,7 @@ class _Known:
         text: a call's prompt and its completion.
         prompt_len: characters of the prompt in it.
         has_ended: whether the model ended the text there by itself.
+        max_tokens: that the call might have had.
         sampling: of the call, without what only says where to end.
         meta_info: of the call.
     """
@@ -53,15 +54,21 @@ class _Known:
     text: str
     prompt_len: int
     has_ended: bool
+    max_tokens: int
     sampling: Sampling
     meta_info: dict[str, Any]
 
-    def num_tokens(self, part: str) -> int:
-        """Estimate the tokens of a part of the completion, of which an endpoint tells the sum at most."""
+    def likely_tokens(self, part: str) -> int:
+        """Estimate the tokens of a text by its share of the completion's."""
         total, length = self.meta_info.get("completion_tokens"), len(self.text) - self.prompt_len
         if not total or not length:
-            return len(part.encode())  # it has no more: a token has a byte or more
+            return len(part.encode())
         return -(-len(part) * int(total) // length)
+
+    def most_tokens(self, part: str) -> int:
+        """Return what no part of the completion exceeds: its bytes, as a token has one or more, and all tokens."""
+        total = self.meta_info.get("completion_tokens") or self.max_tokens
+        return min(len(part.encode()), int(total), self.max_tokens)
 
     def answer(self, prompt: str, sampling: Sampling, max_tokens: int) -> Generation | None:
         """Return what follows a prompt up to its end; None where that cannot be told."""
@@ -70,8 +77,8 @@ class _Known:
         if not found and not self.has_ended:
             return None
         at, matched = min(found) if found else (len(rest), None)
-        if self.num_tokens(rest[: at + len(matched or "")]) > max_tokens:
-            return None  # its own call would have ended in here, at a token of which only the endpoint knows
+        if self.most_tokens(rest[: at + len(matched or "")]) > max_tokens:
+            return None  # its own call may end in here, at a token of which only the endpoint knows
         reason = {"type": "stop", "matched": matched}
         return Generation(rest[:at], self.meta_info | {"finish_reason": reason, "speculated": False})
 
@@ -146,22 +153,23 @@ class SpeculativeBackend:
         if answer is None:
             return None
         prompt_tokens = known.meta_info.get("prompt_tokens", 0)
-        self._meter.count_saved(prompt_tokens + known.num_tokens(request.prompt[known.prompt_len :]))
+        self._meter.count_saved(prompt_tokens + known.likely_tokens(request.prompt[known.prompt_len :]))
         return replace(answer, meta_info=answer.meta_info | _NOT_ASKED_FOR)
 
     async def _guess(self, request: GenerationRequest) -> Generation:
         """Ask for more than a request wants, and keep it."""
         sampling, max_tokens = request.sampling, self._max_tokens(request)
-        longer = replace(sampling, stop=None, max_tokens=max(self._num_tokens, max_tokens))
+        num_asked = max(self._num_tokens, max_tokens)
+        longer = replace(sampling, stop=None, max_tokens=num_asked)
         (whole,) = await self._backend.generate(replace(request, sampling=longer))
         has_ended = (whole.meta_info.get("finish_reason") or {}).get("type") == "stop"
         text = request.prompt + whole.text
-        known = _Known(text, len(request.prompt), has_ended, _without_end(sampling), whole.meta_info)
+        known = _Known(text, len(request.prompt), has_ended, num_asked, _without_end(sampling), whole.meta_info)
         answer = known.answer(request.prompt, sampling, max_tokens)
         if answer is not None:
             self._known = known
             return answer
-        if longer.max_tokens == max_tokens:
+        if num_asked == max_tokens:
             return whole  # it is as long as wanted, and holds no stop string
         self._guesses = False
         (own,) = await self._backend.generate(request)
