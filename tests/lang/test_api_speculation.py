@@ -134,7 +134,7 @@ def test_forks_do_not_share_what_one_of_them_drew():
         forks.join()
 
     with completing(GOES_ON) as api:
-        state, _ = run(program, api, num_tokens=64)
+        state, _ = run(program, api, num_tokens=64, temperature=0)
     assert state["birthday"] == [FIELDS["birthday"]] * 2
     assert len(api.bodies) == 3
 
@@ -172,7 +172,7 @@ def test_the_end_of_the_models_text_is_the_end_of_the_last_gen():
         s += FORM + "Name:" + gen("name", stop="\n") + "\nBirthday:" + gen("rest")
 
     with completing(ANSWER) as api:
-        state, _ = run(program, api, num_tokens=64)
+        state, _ = run(program, api, num_tokens=64, temperature=0)
     assert state["rest"] == " November 7, 1867.\nJob: Physicist."
     assert len(api.bodies) == 1
 
