@@ -158,6 +158,25 @@ def test_what_a_longer_completion_does_not_tell_is_asked(later):
     assert FIELDS["birthday"] in state["birthday"]
 
 
+@pytest.mark.parametrize(("num_fields", "num_calls", "num_compiled"), [(3, 3, 3), (2, 3, 3), (1, 3, 1)])
+def test_a_compiled_program_makes_no_more_calls(num_fields, num_calls, num_compiled):
+    @function(num_api_spec_tokens=64)
+    def program(s):
+        s += FORM + "Name:"
+        forks = s.fork(3)
+        forks += gen("name", stop="\n")
+        for field in ("Birthday", "Job")[: num_fields - 1]:
+            forks += f"\n{field}:" + gen(field.lower(), stop="\n")
+        forks.join()
+
+    with completing(GOES_ON) as api, OpenAI("scripted", base_url=api.url, is_chat=False) as backend:
+        for run_once, num in ((program.run, num_calls), (program.compile().run, num_compiled)):
+            before = backend.usage
+            state = run_once(backend=backend, temperature=0)
+            assert all(state[name] == [FIELDS[name]] * 3 for name in list(FIELDS)[:num_fields])
+            assert (backend.usage - before).calls == num
+
+
 @pytest.mark.parametrize("penalty", ["frequency_penalty", "presence_penalty"])
 def test_penalties_count_anew_in_each_call_so_each_gen_is_asked(penalty):
     with completing(GOES_ON) as api:
