@@ -80,9 +80,33 @@ def test_a_guess_that_fails_changes_no_text_and_costs_one_call_at_most(first, la
 
 def test_a_guess_may_hold_for_a_part_of_the_fields():
     with completing(GOES_ON) as api:
-        state, backend = run(write_fields, api, num_tokens=11, max_tokens=7, temperature=0)
+        state, backend = run(write_fields, api, num_tokens=11, max_tokens=11, temperature=0)
     assert {name: state[name] for name in FIELDS} == FIELDS
     assert (backend.usage.calls, backend.usage.saved_calls) == (2, 1)
+
+
+@pytest.mark.parametrize("tells_usage", [True, False])
+def test_max_tokens_hold_where_tokens_behind_the_field_are_longer(tells_usage):
+    def program(s):
+        s += FORM + "Count:" + gen("count", stop="\n", max_tokens=4)
+
+    with completing("Count: 1 2 3 4 5 6 7 8\n" + "antidisestablishmentarianism " * 40, tells_usage=tells_usage) as api:
+        state, backend = run(program, api, num_tokens=64, temperature=0)
+    assert state["count"] == " 1 2 3 4"
+    assert state.get_meta_info("count")["finish_reason"]["type"] == "length"
+    assert backend.usage.calls == 2
+
+
+@pytest.mark.parametrize(("max_tokens", "num_calls"), [(19, 1), (18, 3)])
+def test_a_field_is_known_when_its_bytes_are_within_max_tokens(max_tokens, num_calls):
+    def program(s):
+        s += FORM + "Name:" + gen("name", stop="\n", max_tokens=14)
+        s += "\nBirthday:" + gen("birthday", stop="\n", max_tokens=max_tokens)
+
+    with completing(GOES_ON) as api:  # " Marie Curie.\n" has 14 bytes, " November 7, 1867.\n" 19
+        state, _ = run(program, api, num_tokens=23, temperature=0)
+    assert state["birthday"] == FIELDS["birthday"]
+    assert len(api.bodies) == num_calls
 
 
 def test_what_was_not_asked_for_says_so():
@@ -110,7 +134,7 @@ def test_forks_do_not_share_what_one_of_them_drew():
         forks.join()
 
     with completing(GOES_ON) as api:
-        state, _ = run(program, api, num_tokens=64)
+        state, _ = run(program, api, num_tokens=64, temperature=0)
     assert state["birthday"] == [FIELDS["birthday"]] * 2
     assert len(api.bodies) == 3
 
@@ -134,12 +158,40 @@ def test_what_a_longer_completion_does_not_tell_is_asked(later):
     assert FIELDS["birthday"] in state["birthday"]
 
 
+@pytest.mark.parametrize(("num_fields", "num_calls", "num_compiled"), [(3, 3, 3), (2, 3, 3), (1, 3, 1)])
+def test_a_compiled_program_makes_no_more_calls(num_fields, num_calls, num_compiled):
+    @function(num_api_spec_tokens=64)
+    def program(s):
+        s += FORM + "Name:"
+        forks = s.fork(3)
+        forks += gen("name", stop="\n")
+        for field in ("Birthday", "Job")[: num_fields - 1]:
+            forks += f"\n{field}:" + gen(field.lower(), stop="\n")
+        forks.join()
+
+    with completing(GOES_ON) as api, OpenAI("scripted", base_url=api.url, is_chat=False) as backend:
+        for run_once, num in ((program.run, num_calls), (program.compile().run, num_compiled)):
+            before = backend.usage
+            state = run_once(backend=backend, temperature=0)
+            assert all(state[name] == [FIELDS[name]] * 3 for name in list(FIELDS)[:num_fields])
+            assert (backend.usage - before).calls == num
+
+
+@pytest.mark.parametrize("penalty", ["frequency_penalty", "presence_penalty"])
+def test_penalties_count_anew_in_each_call_so_each_gen_is_asked(penalty):
+    with completing(GOES_ON) as api:
+        state, backend = run(write_fields, api, num_tokens=64, temperature=0, **{penalty: 0.5})
+    assert {name: state[name] for name in FIELDS} == FIELDS
+    assert [body["stop"] for body in api.bodies] == [["\n"]] * 3
+    assert backend.usage.saved_calls == 0
+
+
 def test_the_end_of_the_models_text_is_the_end_of_the_last_gen():
     def program(s):
         s += FORM + "Name:" + gen("name", stop="\n") + "\nBirthday:" + gen("rest")
 
     with completing(ANSWER) as api:
-        state, _ = run(program, api, num_tokens=64)
+        state, _ = run(program, api, num_tokens=64, temperature=0)
     assert state["rest"] == " November 7, 1867.\nJob: Physicist."
     assert len(api.bodies) == 1
 

@@ -35,7 +35,7 @@ class CompiledProgram:
         self._num_api_spec_tokens = num_api_spec_tokens
         live = drop_dead(fold_constants(trace(function, constants)), outputs)
         self._apart = merge_prefixes(live)
-        self._graph = share_requests(self._apart)
+        self._graph = share_requests(self._apart, speculates=num_api_spec_tokens is not None)
         self._signature = free_signature(function, constants)
         parameters = self._signature.parameters.values()
         self._defaults = {p.name: p.default for p in parameters if p.default is not p.empty}

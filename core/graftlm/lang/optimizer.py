@@ -264,15 +264,19 @@ def _common_start(texts: list[str]) -> str:
     return start if len(start) >= _SPLIT_FROM_CHARACTERS else ""
 
 
-def share_requests(graph: Graph) -> Graph:
+def share_requests(graph: Graph, *, speculates: bool = False) -> Graph:
     """Make one request for several completions of the branches that begin with the same `gen`.
 
     Their texts are as likely as those of requests of their own. Holds for runs in which `n` is 1 for every `gen` that
     does not say otherwise.
+
+    Args:
+        speculates: one longer completion may answer several `gen`s of a branch. Branches with several keep the first of
+            them, then: shared, it could not tell of the others, and each branch would need a further call.
     """
     edit = _Edit(graph)
     for branch_id, node, fork in edit.forks():
-        groups = _alike(edit, fork)
+        groups = _alike(edit, fork, speculates)
         if not groups:
             continue
         sources = [_share(edit, group) for group in groups]
@@ -289,11 +293,13 @@ def share_requests(graph: Graph) -> Graph:
     return edit.graph()
 
 
-def _alike(edit: _Edit, fork: Fork) -> list[list[int]]:
+def _alike(edit: _Edit, fork: Fork, speculates: bool) -> list[list[int]]:
     """Return branches of a fork that begin with a `gen` of the same sampling, where there are several."""
     groups: dict[Any, list[int]] = {}
     for branch in fork.branches:
         nodes = edit.branches[branch]
+        if speculates and sum(isinstance(node.action, Gen) for node in nodes) > 1:
+            continue
         if nodes and isinstance(gen := nodes[0].action, Gen) and gen.sampling.n is None:
             groups.setdefault(gen.sampling, []).append(branch)
     return [group for group in groups.values() if len(group) > 1]

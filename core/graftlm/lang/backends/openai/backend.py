@@ -87,7 +87,13 @@ class OpenAI:
 
     def speculative(self, num_tokens: int) -> Backend:
         """Return one state's view of it, which answers several `gen`s by one call; see SpeculatingBackend."""
-        return SpeculativeBackend(self, num_tokens, self._meter, default_max_tokens=DEFAULT_MAX_TOKENS)
+        return SpeculativeBackend(
+            self,
+            num_tokens,
+            self._meter,
+            default_max_tokens=DEFAULT_MAX_TOKENS,
+            writes_whole_messages=self._dialect.writes_whole_messages,
+        )
 
     # -- the protocol --------------------------------------------------------------------------------------------------
 

@@ -59,9 +59,11 @@ class Dialect(ABC):
     Attributes:
         path: of the endpoint, behind the base URL.
         max_top_logprobs: likeliest tokens that it tells for each place.
+        writes_whole_messages: it cannot go on with a message that is there in part.
     """
 
     path: str
+    writes_whole_messages: bool
     max_top_logprobs: int
 
     def __init__(self, model: str) -> None:
@@ -143,6 +145,7 @@ class CompletionDialect(Dialect):
 
     path = "/completions"
     max_top_logprobs = 5
+    writes_whole_messages = False
 
     def body(self, request: GenerationRequest) -> dict[str, Any]:
         """Return what to send; see Dialect."""
@@ -187,6 +190,7 @@ class ChatDialect(Dialect):
         super().__init__(model)
         self._template = template
         self._continues = continues
+        self.writes_whole_messages = not continues
         self._limit_name = limit_name
 
     def body(self, request: GenerationRequest) -> dict[str, Any]:
