@@ -166,7 +166,8 @@ class Interpreter:
         """
         taken: Future[Snapshot] = Future()
         children = [Interpreter(self._context, taken) for _ in range(number)]
-        self._children.update(children)
+        with self._lock:  # the loop goes through them when it fails the states
+            self._children.update(children)
         self.submit(Take(taken, shared=is_hint and number > 1), site)
         return children
 
@@ -216,7 +217,11 @@ class Interpreter:
         while waiting:  # a list, since forks of forks go deeper than Python's stack
             interpreter = waiting.pop()
             interpreter._cancel_with(error)
-            waiting += interpreter._children
+            waiting += interpreter._living_children()
+
+    def _living_children(self) -> "list[Interpreter]":
+        with self._lock:
+            return list(self._children)
 
     def _cancel_with(self, error: ProgramError) -> None:
         self._fail_with(error)
