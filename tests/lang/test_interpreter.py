@@ -3,13 +3,14 @@
 import asyncio
 import sys
 import threading
+from concurrent.futures import Future
 
 import pytest
 
 from graftlm.errors import ProgramCancelledError
 from graftlm.lang.call_site import CallSite
 from graftlm.lang.event_loop import shared_loop
-from graftlm.lang.interpreter import Interpreter, RunContext
+from graftlm.lang.interpreter import Interpreter, Later, RunContext, Take
 from graftlm.lang.sampling import Sampling
 
 SITE = CallSite(__file__, 1, "program")
@@ -60,3 +61,18 @@ def test_forks_may_be_made_while_their_state_is_cancelled(in_process, loop_error
     forking.join()
     assert loop_errors == []
     assert all(fork.error is CANCELLED for fork in forks)
+
+
+def test_a_fork_that_is_cancelled_before_it_began_does_not_wait_for_its_parent(in_process):
+    async def never():
+        await asyncio.Event().wait()
+
+    parent = Interpreter(context(in_process))
+    parent.submit(Later(never), SITE)
+    (fork,) = parent.fork(1, SITE)
+    fork.fail(CANCELLED)
+    taken = Future()
+    fork.submit(Take(taken), SITE)
+    assert taken.exception(10.0) is CANCELLED
+    assert parent.error is None
+    parent.fail(CANCELLED)

@@ -184,8 +184,8 @@ class Interpreter:
         self._is_running = True
         while (step := self._next_step()) is not None:
             try:
-                await self._begin()
-                if self._error is None:
+                if self._error is None:  # one that was cancelled before it began does not wait for its origin
+                    await self._begin()
                     await self._execute(step)
             except BaseException as error:  # a cancellation too: what waits behind has to hear of it
                 self._fail_with(_program_error(error, step.site))
