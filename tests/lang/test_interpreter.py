@@ -7,7 +7,9 @@ from concurrent.futures import Future
 
 import pytest
 
-from graftlm.errors import ProgramCancelledError
+from graftlm import function
+from graftlm.errors import InvalidPromptError, ProgramCancelledError
+from graftlm.lang import EngineBackend
 from graftlm.lang.call_site import CallSite
 from graftlm.lang.event_loop import shared_loop
 from graftlm.lang.interpreter import Interpreter, Later, RunContext, Take
@@ -76,3 +78,17 @@ def test_a_fork_that_is_cancelled_before_it_began_does_not_wait_for_its_parent(i
     assert taken.exception(10.0) is CANCELLED
     assert parent.error is None
     parent.fail(CANCELLED)
+
+
+def test_a_hint_that_the_backend_refuses_fails_no_program(engine):
+    class Refusing(EngineBackend):
+        num_hints = 0
+
+        async def cache_prefix(self, prompt):
+            self.num_hints += 1
+            raise InvalidPromptError("too long")
+
+    backend = Refusing(engine)
+    program = function(lambda s: [fork.text() for fork in s.__iadd__("a" * 200).fork(2)])
+    assert program.run(backend=backend).ret_value == ["a" * 200] * 2
+    assert backend.num_hints == 1
