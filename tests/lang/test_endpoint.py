@@ -1,6 +1,7 @@
 """A server behind the language: its connections and its refusals."""
 
 import json
+import os
 import subprocess
 import sys
 
@@ -30,6 +31,30 @@ def test_a_process_that_closes_nothing_ends_quietly(server):
     done = subprocess.run([sys.executable, "-c", SCRIPT, server.url], capture_output=True, text=True, timeout=60)
     assert done.stderr == ""
     assert done.stdout.strip()
+
+
+FORKING_SCRIPT = """
+import os, sys
+from graftlm import RuntimeEndpoint, function, gen
+
+program = function(lambda s: s.__iadd__("1 + 1 =" + gen("x")))
+endpoint = RuntimeEndpoint(sys.argv[1])
+print(program.run(backend=endpoint)["x"], flush=True)
+child = os.fork()
+print(program.run(backend=endpoint)["x"], flush=True)
+if child:
+    os.waitpid(child, 0)
+    print(program.run(backend=endpoint)["x"], flush=True)
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system starts every process anew")
+def test_a_forked_process_goes_on_and_leaves_its_parents_connections_alone():
+    with AppServer(sglang()) as server:
+        command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", FORKING_SCRIPT, server.url]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=20)
+    assert done.stderr == ""
+    assert done.stdout.split() == ["2"] * 4
 
 
 def test_a_closed_endpoint_opens_anew(server):
