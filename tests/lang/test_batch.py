@@ -1,5 +1,6 @@
 """Many runs of one program."""
 
+import sys
 import threading
 
 import pytest
@@ -81,3 +82,16 @@ def test_the_number_of_threads_is_checked(num_threads, in_process):
 def test_more_programs_than_the_queue_takes_wait(narrow_engine):
     states = add.run_batch([{"a": a, "b": 1} for a in range(40)], backend=narrow_engine, temperature=0)
     assert all(state["sum"] for state in states)
+
+
+def test_a_run_that_exits_ends_alone(in_process):
+    @function
+    def program(s, word):
+        s += word
+        if word == "bad":
+            sys.exit(3)
+
+    good, bad, other = program.run_batch(["good", "bad", "other"], backend=in_process)
+    assert (good.text(), other.text()) == ("good", "other")
+    with pytest.raises(ProgramError, match="SystemExit: 3"):
+        bad.text()
