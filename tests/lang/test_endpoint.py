@@ -186,3 +186,32 @@ def test_a_server_that_dies_while_it_answers_is_an_error(stream):
         with pytest.raises(ProgramError, match="cannot talk to") as caught:
             "".join(program.run(backend=endpoint, stream=stream).text_iter())
     assert type(caught.value.__cause__) is UnavailableError
+
+
+GOOD = {"text": "2", "meta_info": {"finish_reason": None}}
+
+
+@pytest.mark.parametrize(
+    ("answer", "match"),
+    [
+        (GOOD, "1 completions of /generate, expected 3"),
+        ([GOOD] * 4, "4 completions of /generate, expected 3"),
+        ([GOOD, GOOD, GOOD | {"text": None}], "no completion"),
+        ([GOOD, GOOD, GOOD | {"meta_info": None}], "no completion"),
+        ([GOOD, GOOD, GOOD | {"meta_info": {"finish_reason": "stop"}}], "no completion"),
+    ],
+)
+def test_completions_that_are_missing_are_an_error(answer, match):
+    async def generate(request):
+        return web.json_response(answer)
+
+    app = web.Application()
+    app.router.add_post("/generate", generate)
+    program = function(lambda s: s.__iadd__("1 + 1 =" + gen("x", n=3)))
+    with (
+        AppServer(app) as server,
+        RuntimeEndpoint(server.url) as endpoint,
+        pytest.raises(ProgramError, match=match) as caught,
+    ):
+        program.run(backend=endpoint)
+    assert isinstance(caught.value.__cause__, EngineError)
