@@ -3,6 +3,7 @@
 import asyncio
 import os
 import selectors
+import sys
 import threading
 import weakref
 from typing import Final
@@ -54,7 +55,7 @@ class _LoopOfProcess:
         self._starting, self._started = threading.Lock(), None  # another thread may have held the lock
         self._left.append(loop)
         loop.set_exception_handler(lambda loop, context: None)  # connections left open here are closed by the parent
-        if isinstance(selector, getattr(selectors, "EpollSelector", ())):
+        if sys.platform == "linux" and isinstance(selector, selectors.EpollSelector):
             # Both processes have the same epoll: what the child unregistered would be lost to the parent.
             with selectors.EpollSelector() as own:
                 os.dup2(own.fileno(), selector.fileno(), inheritable=False)
