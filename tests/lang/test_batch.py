@@ -1,10 +1,11 @@
 """Many runs of one program."""
 
+import sys
 import threading
 
 import pytest
 
-from graftlm import function, gen
+from graftlm import function, gen, select
 from graftlm.errors import ProgramError, RequestError
 
 
@@ -81,3 +82,31 @@ def test_the_number_of_threads_is_checked(num_threads, in_process):
 def test_more_programs_than_the_queue_takes_wait(narrow_engine):
     states = add.run_batch([{"a": a, "b": 1} for a in range(40)], backend=narrow_engine, temperature=0)
     assert all(state["sum"] for state in states)
+
+
+def test_a_run_that_exits_ends_alone(in_process):
+    @function
+    def program(s, word):
+        s += word
+        if word == "bad":
+            sys.exit(3)
+
+    good, bad, other = program.run_batch(["good", "bad", "other"], backend=in_process)
+    assert (good.text(), other.text()) == ("good", "other")
+    with pytest.raises(ProgramError, match="SystemExit: 3"):
+        bad.text()
+
+
+def test_more_choices_than_the_queue_takes_are_scored_in_turn(narrow_engine, in_process):
+    @function
+    def program(s):
+        s += "1 + 1 =" + select("x", [" 1", " 2", " 3", " 4", " 5"])
+
+    state = program.run(backend=narrow_engine)
+    assert state["x"] == program.run(backend=in_process)["x"]
+    assert len(state.get_meta_info("x")["normalized_prompt_logprobs"]) == 5
+
+
+def test_more_completions_than_the_queue_takes_are_refused_at_once(narrow_engine):
+    with pytest.raises(ProgramError, match="n=5: this engine's queue takes 4"):
+        function(lambda s: s.__iadd__("1 + 1 =" + gen("x", n=5))).run(backend=narrow_engine)

@@ -1,6 +1,7 @@
 """A server behind the language: its connections and its refusals."""
 
 import json
+import os
 import subprocess
 import sys
 
@@ -30,6 +31,30 @@ def test_a_process_that_closes_nothing_ends_quietly(server):
     done = subprocess.run([sys.executable, "-c", SCRIPT, server.url], capture_output=True, text=True, timeout=60)
     assert done.stderr == ""
     assert done.stdout.strip()
+
+
+FORKING_SCRIPT = """
+import os, sys
+from graftlm import RuntimeEndpoint, function, gen
+
+program = function(lambda s: s.__iadd__("1 + 1 =" + gen("x")))
+endpoint = RuntimeEndpoint(sys.argv[1])
+print(program.run(backend=endpoint)["x"], flush=True)
+child = os.fork()
+print(program.run(backend=endpoint)["x"], flush=True)
+if child:
+    os.waitpid(child, 0)
+    print(program.run(backend=endpoint)["x"], flush=True)
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system starts every process anew")
+def test_a_forked_process_goes_on_and_leaves_its_parents_connections_alone():
+    with AppServer(sglang()) as server:
+        command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", FORKING_SCRIPT, server.url]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=20)
+    assert done.stderr == ""
+    assert done.stdout.split() == ["2"] * 4
 
 
 def test_a_closed_endpoint_opens_anew(server):
@@ -161,3 +186,32 @@ def test_a_server_that_dies_while_it_answers_is_an_error(stream):
         with pytest.raises(ProgramError, match="cannot talk to") as caught:
             "".join(program.run(backend=endpoint, stream=stream).text_iter())
     assert type(caught.value.__cause__) is UnavailableError
+
+
+GOOD = {"text": "2", "meta_info": {"finish_reason": None}}
+
+
+@pytest.mark.parametrize(
+    ("answer", "match"),
+    [
+        (GOOD, "1 completions of /generate, expected 3"),
+        ([GOOD] * 4, "4 completions of /generate, expected 3"),
+        ([GOOD, GOOD, GOOD | {"text": None}], "no completion"),
+        ([GOOD, GOOD, GOOD | {"meta_info": None}], "no completion"),
+        ([GOOD, GOOD, GOOD | {"meta_info": {"finish_reason": "stop"}}], "no completion"),
+    ],
+)
+def test_completions_that_are_missing_are_an_error(answer, match):
+    async def generate(request):
+        return web.json_response(answer)
+
+    app = web.Application()
+    app.router.add_post("/generate", generate)
+    program = function(lambda s: s.__iadd__("1 + 1 =" + gen("x", n=3)))
+    with (
+        AppServer(app) as server,
+        RuntimeEndpoint(server.url) as endpoint,
+        pytest.raises(ProgramError, match=match) as caught,
+    ):
+        program.run(backend=endpoint)
+    assert isinstance(caught.value.__cause__, EngineError)

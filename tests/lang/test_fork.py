@@ -7,7 +7,7 @@ import pytest
 import requests
 
 from graftlm import flush_cache, function, gen, set_default_backend
-from graftlm.errors import ProgramError, RequestError
+from graftlm.errors import ProgramCancelledError, ProgramError, RequestError
 from graftlm.testing.server_process import wait_until
 
 PREFIX = "The capital of France is Paris. The day after Monday is Tuesday. " * 58
@@ -235,3 +235,23 @@ def test_thousands_of_states_need_no_threads_of_their_own(in_process):
         set_default_backend(None)
     assert texts == [str(i) for i in range(2000)]
     assert num_threads < 40
+
+
+def test_forks_left_by_an_error_are_cancelled_and_the_program_goes_on(in_process):
+    @function
+    def program(s):
+        s += "Once upon a time"
+        forks = s.fork(2)
+        try:
+            with forks:
+                forks += gen("x", max_tokens=1900, ignore_eos=True)
+                raise LookupError("mine")
+        except LookupError:
+            s += " there was" + gen("y", max_tokens=2)
+        with pytest.raises(ProgramCancelledError):
+            forks[0]["x"]
+        return "x" in s, s["y"]
+
+    has_x, y = program.run(backend=in_process, temperature=0).ret_value
+    assert not has_x
+    assert y

@@ -317,3 +317,29 @@ def test_a_fork_asks_an_endpoint_for_nothing_beside_its_gens():
     with ScriptedApi(ScriptedModel(writes_on(prefix + "Yes."))) as api, opened(api) as backend:
         assert program.run(backend=backend)["x"] == ["Yes."] * 2
         assert len(api.bodies) == 2
+
+
+@pytest.mark.parametrize(
+    ("is_chat", "program", "choices", "match"),
+    [
+        (False, completion_program, [{"text": "2"}], "1 choices, expected n=2"),
+        (False, completion_program, [], "0 choices, expected n=2"),
+        (False, completion_program, [{"text": "2"}, {"text": None}], "without text"),
+        (False, completion_program, [{"text": "2"}, None], "no choices"),
+        (True, chat_program, [{"message": {"content": "2"}}], "1 choices, expected n=2"),
+        (True, chat_program, [{"message": {"content": None}}, {"text": "2"}], "without a message"),
+    ],
+)
+def test_completions_that_are_missing_are_an_error(is_chat, program, choices, match):
+    async def answer(request):
+        return web.json_response({"choices": choices})
+
+    app = web.Application()
+    app.router.add_post("/{path:.*}", answer)
+    with (
+        AppServer(app) as server,
+        OpenAI("scripted", base_url=server.url, is_chat=is_chat) as backend,
+        pytest.raises(ProgramError, match=match) as caught,
+    ):
+        program(gen("x", n=2)).run(backend=backend)
+    assert isinstance(caught.value.__cause__, EngineError)

@@ -2,6 +2,7 @@
 
 import json
 import re
+from contextlib import suppress
 
 import pytest
 from pydantic import BaseModel, ConfigDict
@@ -264,3 +265,17 @@ def test_a_server_without_a_template_uses_a_named_one(server):
     with RuntimeEndpoint(server.url, chat_template="chatml") as endpoint:
         state = one(user("Hi") + assistant(gen("x", max_tokens=1)), endpoint, prompt="")
     assert state.text().startswith("<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n")
+
+
+def test_a_message_and_a_scope_end_where_an_error_leaves_them(in_process):
+    @function
+    def program(s):
+        with suppress(LookupError), s.user(), s.var_scope("said"):
+            s += "Hello"
+            raise LookupError
+        s += assistant("Yes")
+        return s["said"]
+
+    state = program.run(backend=in_process)
+    assert state.ret_value == "Hello"
+    assert [message["content"] for message in state.messages()] == ["Hello", "Yes"]

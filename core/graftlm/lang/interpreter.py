@@ -1,6 +1,7 @@
 """Runs the expressions of one program state, in order, without a thread of its own."""
 
 import asyncio
+import logging
 import threading
 import weakref
 from collections import deque
@@ -20,6 +21,8 @@ from graftlm.lang.thoughts import Thoughts
 from graftlm.lang.variables import Cell, Value, arrival
 
 __all__ = ["Action", "End", "Interpreter", "Later", "RunContext", "Snapshot", "Take"]
+
+logger = logging.getLogger(__name__)
 
 #: A prefix is put into the cache before a fork when this much of it has not been there yet. Below, all children
 #: computing it costs less than the step that they would wait for.
@@ -166,7 +169,8 @@ class Interpreter:
         """
         taken: Future[Snapshot] = Future()
         children = [Interpreter(self._context, taken) for _ in range(number)]
-        self._children.update(children)
+        with self._lock:  # the loop goes through them when it fails the states
+            self._children.update(children)
         self.submit(Take(taken, shared=is_hint and number > 1), site)
         return children
 
@@ -183,8 +187,8 @@ class Interpreter:
         self._is_running = True
         while (step := self._next_step()) is not None:
             try:
-                await self._begin()
-                if self._error is None:
+                if self._error is None:  # one that was cancelled before it began does not wait for its origin
+                    await self._begin()
                     await self._execute(step)
             except BaseException as error:  # a cancellation too: what waits behind has to hear of it
                 self._fail_with(_program_error(error, step.site))
@@ -216,7 +220,11 @@ class Interpreter:
         while waiting:  # a list, since forks of forks go deeper than Python's stack
             interpreter = waiting.pop()
             interpreter._cancel_with(error)
-            waiting += interpreter._children
+            waiting += interpreter._living_children()
+
+    def _living_children(self) -> "list[Interpreter]":
+        with self._lock:
+            return list(self._children)
 
     def _cancel_with(self, error: ProgramError) -> None:
         self._fail_with(error)
@@ -363,10 +371,17 @@ class Interpreter:
     async def _take(self, taken: "Future[Snapshot]", shared: bool) -> None:
         text = self.feed.text
         if shared and len(text) - self._cached_len >= _HINT_FROM_CHARACTERS:
-            await self._backend.cache_prefix(text)
-            self._cached_len = len(text)
+            await self._hint(text)
         messages = tuple([dict(message) for message in self._messages])
         taken.set_result(Snapshot(text, messages, self._role, self._cached_len))
+
+    async def _hint(self, text: str) -> None:
+        """Have the text cached; a hint that is refused fails nothing, since whoever asks behind it is told why."""
+        try:
+            await self._backend.cache_prefix(text)
+        except GraftlmError as error:
+            logger.debug("a prefix of %d characters was not cached ahead: %s", len(text), error)
+        self._cached_len = len(text)  # or it was refused, as it would be at the next fork
 
 
 def _thoughts(value: Value) -> Value:

@@ -138,8 +138,10 @@ class ProgramState:
     @contextmanager
     def _between(self, begin: Expr, end: Expr) -> Iterator[None]:
         self._submit(begin, call_site())
-        yield
-        self._submit(end, call_site())
+        try:
+            yield
+        finally:  # an error that the program catches leaves no message or scope open
+            self._submit(end, call_site())
 
     def fork(self, size: int = 1) -> "ProgramStateGroup":
         """Return `size` states that go on from here, side by side.
@@ -253,7 +255,7 @@ class ProgramState:
         """Run as `run`, leaving the function's own error to those who read the state."""
         try:
             return self.run(function, *args, **kwargs)
-        except Exception as error:
+        except BaseException as error:  # a SystemExit too: it ends this run, and not those beside it
             ended: Future[None] = Future()
             ended.set_exception(_of_function(error))
             return ended
@@ -311,8 +313,12 @@ class ProgramStateGroup(Sequence[ProgramState]):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.join()
+    def __exit__(self, kind: object, error: object, traceback: object) -> None:
+        if error is None:
+            self.join()
+            return
+        for state in self._states:  # nobody will read them, and the error is what matters
+            state.cancel()
 
     def join(self) -> None:
         """Wait for all, and give the parent each variable that is new in them, as the list of their values.

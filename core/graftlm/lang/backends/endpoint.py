@@ -53,7 +53,7 @@ class RuntimeEndpoint:
 
     async def generate(self, request: GenerationRequest) -> list[Generation]:
         """Complete a prompt; see Backend."""
-        answers = await self._answers(_body(request))
+        answers = await self._answers(_body(request), request.sampling.n or 1)
         return [_generation(answer) for answer in answers]
 
     async def stream(self, request: GenerationRequest) -> AsyncGenerator[Generation, None]:
@@ -79,7 +79,7 @@ class RuntimeEndpoint:
         batch = ScoringBatch.of(choices, before, whole, unconditional)
         firsts = [max(start - 1, 0) for start in batch.starts]  # the first one shown has no number
         wish = {"return_logprob": True, "logprob_start_len": firsts, "sampling_params": _PROMPT_ONLY}
-        answers = await self._answers({"input_ids": batch.prompts, **wish})
+        answers = await self._answers({"input_ids": batch.prompts, **wish}, len(batch.prompts))
         rows = [
             _numbers(answer["meta_info"]["input_token_logprobs"][start - first :])
             for answer, start, first in zip(answers, batch.starts, firsts, strict=True)
@@ -88,7 +88,7 @@ class RuntimeEndpoint:
 
     async def cache_prefix(self, prompt: str) -> None:
         """Have a prompt computed and cached; see Backend."""
-        await self._answers({"text": prompt, "sampling_params": _PROMPT_ONLY})
+        await self._answers({"text": prompt, "sampling_params": _PROMPT_ONLY}, 1)
 
     async def chat_template(self) -> ChatTemplate:
         """Return the server's own, or one that fits its model's name; see Backend."""
@@ -112,13 +112,15 @@ class RuntimeEndpoint:
 
     # -- HTTP ----------------------------------------------------------------------------------------------------------
 
-    async def _answers(self, body: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """Return the answers of one call of /generate, all of which ended well."""
+    async def _answers(self, body: Mapping[str, Any], number: int) -> list[dict[str, Any]]:
+        """Return the answers of one call of /generate, all of which ended well, as many as were asked for."""
         async with self._room.place():
             answers = await self._room.enter(lambda: self._http.json("POST", "/generate", body))
         answers = answers if isinstance(answers, list) else [answers]
         for answer in answers:
             _check_ended_well(answer)
+        if len(answers) != number:
+            raise EngineError(f"the server answered {len(answers)} completions of /generate, expected {number}")
         return answers
 
     async def _events(self, body: Mapping[str, Any]) -> AsyncGenerator[dict[str, Any], None]:
@@ -146,7 +148,7 @@ class RuntimeEndpoint:
             except UnsupportedFeatureError:
                 self._tokenizes = False
         wish = {"return_logprob": True, "logprob_start_len": 0, "sampling_params": _PROMPT_ONLY}
-        answers = await self._answers({"text": texts, **wish})
+        answers = await self._answers({"text": texts, **wish}, len(texts))
         return [[token_id for _, token_id, *_ in a["meta_info"]["input_token_logprobs"]] for a in answers]
 
 
@@ -188,8 +190,15 @@ def _numbers(row: Sequence[Sequence[Any]]) -> tuple[float, ...]:
     return tuple([0.0 if logprob is None else float(logprob) for logprob, *_ in row])
 
 
+def _is_completion(answer: Any) -> bool:
+    if not isinstance(answer, dict) or not isinstance(answer.get("text"), str):
+        return False
+    meta_info = answer.get("meta_info")
+    return isinstance(meta_info, dict) and isinstance(meta_info.get("finish_reason"), dict | None)
+
+
 def _check_ended_well(answer: Any) -> None:
-    if not isinstance(answer, dict) or not {"text", "meta_info"} <= answer.keys():
+    if not _is_completion(answer):
         raise EngineError(
             f"the server answered no completion of /generate, with text and meta_info, but {answer!r:.200}"
         )

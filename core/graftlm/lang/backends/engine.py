@@ -5,7 +5,7 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import Any, Final, Protocol, runtime_checkable
 
-from graftlm.errors import RequestFailedError, UnsupportedFeatureError
+from graftlm.errors import RequestFailedError, SamplingParamsError, UnsupportedFeatureError
 from graftlm.lang.backend import Generation, GenerationRequest
 from graftlm.lang.backends.meta_info import meta_info
 from graftlm.lang.backends.room import Room
@@ -76,11 +76,17 @@ class EngineBackend:
     def __init__(self, engine: InProcessEngine) -> None:
         self._engine = engine
         self._tokenizer: EngineTokenizer = engine.tokenizer
-        self._room = Room(engine.config.scheduling.max_queued_requests)
+        self._max_requests: int = engine.config.scheduling.max_queued_requests
+        self._room = Room(self._max_requests)
         self._chat_template: ChatTemplate | None = None
 
     async def generate(self, request: GenerationRequest) -> list[Generation]:
         """Complete a prompt; see Backend."""
+        if (n := request.sampling.n or 1) > self._max_requests:
+            raise SamplingParamsError(
+                f"n={n}: this engine's queue takes {self._max_requests} completions at a time; lower n, or raise "
+                "scheduling.max_queued_requests"
+            )
         (output,) = await self._outputs([request.prompt], _params(request.sampling))
         return [self._generation(output, completion, request.sampling) for completion in output.completions]
 
@@ -103,7 +109,13 @@ class EngineBackend:
             SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=0, prompt_logprobs_start=start)
             for start in batch.starts
         ]
-        outputs = await self._outputs(batch.prompts, params)
+        outputs = [
+            output
+            for i in range(0, len(params), self._max_requests)  # more at a time would never fit
+            for output in await self._outputs(
+                batch.prompts[i : i + self._max_requests], params[i : i + self._max_requests]
+            )
+        ]
         rows = [
             [0.0 if t is None else t.logprob for t in (output.prompt_logprobs or ())[start:]]
             for output, start in zip(outputs, batch.starts, strict=True)

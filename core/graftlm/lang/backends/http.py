@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import socket
 import weakref
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
@@ -63,6 +64,7 @@ class HttpClient:
         self._headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
         self._timeout_s = timeout_s
         self._sessions: list[aiohttp.ClientSession] = []
+        self._process_id = os.getpid()
         self._finalizer = weakref.finalize(self, _close, self._sessions)  # also at the end of the process
 
     async def json(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
@@ -131,11 +133,19 @@ class HttpClient:
     def _session(self) -> "aiohttp.ClientSession":
         import aiohttp
 
+        if self._process_id != os.getpid():
+            self._leave_to_parent()
         if not self._sessions:
             timeout = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_TIMEOUT_S, sock_read=self._timeout_s)
             connector = aiohttp.TCPConnector(limit=0, socket_factory=_watched_socket)  # callers bound their requests
             self._sessions.append(aiohttp.ClientSession(connector=connector, timeout=timeout, headers=self._headers))
         return self._sessions[0]
+
+    def _leave_to_parent(self) -> None:
+        """Forget the connections of the process that this one was forked from, which goes on using them."""
+        self._finalizer.detach()
+        self._process_id, self._sessions = os.getpid(), []
+        self._finalizer = weakref.finalize(self, _close, self._sessions)
 
 
 def _watched_socket(address: "tuple[Any, ...]") -> socket.socket:

@@ -24,13 +24,22 @@ class Room:
         Args:
             give_up_s: seconds of finding the queue full after which a request fails: somebody else fills it.
         """
-        self._places = asyncio.Semaphore(max_requests)
+        self._max_requests = max_requests
         self._give_up_s = give_up_s
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._places = asyncio.Semaphore(max_requests)
+
+    def _places_of_loop(self) -> asyncio.Semaphore:
+        """Return the places; all are free in another loop, that of a process which was forked off."""
+        loop = asyncio.get_running_loop()
+        if loop is not self._loop:
+            self._loop, self._places = loop, asyncio.Semaphore(self._max_requests)
+        return self._places
 
     @asynccontextmanager
     async def place(self) -> AsyncIterator[None]:
         """Wait for a place, and hold it."""
-        async with self._places:
+        async with self._places_of_loop():
             yield
 
     async def enter(self, start: Callable[[], Awaitable[T]]) -> T:

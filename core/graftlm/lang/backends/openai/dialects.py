@@ -6,7 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from graftlm.errors import InvalidPromptError, RequestFailedError, SamplingParamsError, UnsupportedFeatureError
+from graftlm.errors import (
+    EngineError,
+    InvalidPromptError,
+    RequestFailedError,
+    SamplingParamsError,
+    UnsupportedFeatureError,
+)
 from graftlm.lang.backend import Generation, GenerationRequest
 from graftlm.lang.backends.openai.fields import (
     DEFAULT_MAX_TOKENS,
@@ -89,14 +95,22 @@ class Dialect(ABC):
         """Return the completions of an answer.
 
         Raises:
-            EngineError: it has none.
+            EngineError: it has another number of them than was asked for, or one without text.
             RequestFailedError: one does not begin with what the program wrote already.
         """
         choices, tokens = choices_of(answer), call_tokens(answer)
+        if len(choices) != (expected := request.sampling.n or 1):
+            raise EngineError(f"the endpoint answered {len(choices)} choices, expected n={expected}: {answer!r:.200}")
+        for choice in choices:
+            self._check_whole(choice)
         return [
             self._generation(request, str(answer.get("id", "")), choice, self._piece(choice), tokens)
             for choice in choices
         ]
+
+    @abstractmethod
+    def _check_whole(self, choice: Mapping[str, Any]) -> None:
+        """Raise EngineError for a choice of an answer that has no text; an event of a stream may have none."""
 
     def growing(self) -> Growing:
         """Return a streamed completion of nothing yet."""
@@ -160,6 +174,10 @@ class CompletionDialect(Dialect):
         """Return what to send in order to have texts echoed with their log-probabilities."""
         wish = {"echo": True, "logprobs": 0, "max_tokens": 1, "temperature": 0.0}
         return {"model": self._model, "prompt": list(texts), **wish}
+
+    def _check_whole(self, choice: Mapping[str, Any]) -> None:
+        if not isinstance(choice.get("text"), str):
+            raise EngineError(f"the endpoint answered a choice without text: {choice!r:.200}")
 
     def _piece(self, choice: Mapping[str, Any]) -> Piece:
         logprobs = choice.get("logprobs") or {}
@@ -226,6 +244,11 @@ class ChatDialect(Dialect):
         if chat[-1]["content"]:
             _check_may_be_whole(request.sampling)
         return messages[:-1]
+
+    def _check_whole(self, choice: Mapping[str, Any]) -> None:
+        message = choice.get("message")
+        if not isinstance(message, dict) or not isinstance(message.get("content"), str | None):
+            raise EngineError(f"the endpoint answered a choice without a message: {choice!r:.200}")
 
     def _piece(self, choice: Mapping[str, Any]) -> Piece:
         message = choice.get("message") or choice.get("delta") or {}

@@ -62,7 +62,7 @@ def choices_of(answer: Any) -> list[dict[str, Any]]:
         EngineError: it has none.
     """
     choices = answer.get("choices") if isinstance(answer, dict) else None
-    if not isinstance(choices, list):
+    if not isinstance(choices, list) or not all(isinstance(choice, dict) for choice in choices):
         raise EngineError(f"the endpoint answered no choices but {answer!r:.200}; is base_url right?")
     return sorted(choices, key=lambda choice: int(choice.get("index") or 0))
 
