@@ -313,3 +313,19 @@ def test_a_drawing_escapes_text():
         s += '<b> & "c"'
 
     assert "&lt;b&gt; &amp;" in function(program).trace().to_svg()
+
+
+@pytest.mark.parametrize("name", ["a\nb", "a\x00b", "a\x1bb", "a\ud800b", "a\ufffeb", "a\u2028b"])
+def test_a_drawing_is_well_formed_and_a_node_is_one_line_whatever_the_names(name):
+    def program(s):
+        with s.var_scope(name), s.user():
+            s += name + gen(name, max_tokens=2) + select(name + "c", [name, "d"])
+        s[name + "e"] = name
+
+    program.__name__ = name
+    graph = function(program).trace()
+    shown = repr(name)[1:-1]
+    titles = [title.text for title in ET.fromstring(graph.to_svg().encode()).iter("{http://www.w3.org/2000/svg}title")]
+    assert titles[0] == f"{shown}()"
+    assert sum(shown in title for title in titles[1:]) == 8  # a scope's two, text, gen, select and three variables
+    assert sum(shown in line for line in graph.to_text().splitlines()[1:]) == 8
