@@ -36,8 +36,8 @@ def test_it_says_the_same(in_process):
 def test_its_prefix_is_cached_when_it_is_made(default, engine):
     before = engine.stats().finished_requests
     bound = ask.bind(notes=NOTES)
-    assert engine.stats().finished_requests - before == 1
     state = bound.run("What is 2 + 3?", temperature=0)
+    assert engine.stats().finished_requests - before == 2  # the prefix, which the run came after, and the run
     assert state.get_meta_info("answer")["cached_tokens"] >= len(engine.tokenizer.encode(NOTES)) - 4
 
 
@@ -52,6 +52,7 @@ def test_its_prefix_is_cached_before_a_batch(engine):
 
 def test_a_cached_prefix_is_not_asked_for_again(default, engine):
     bound = ask.bind(notes=NOTES)
+    bound.run("What is 1 + 1?", temperature=0)  # comes after the prefix, which nobody else waits for
     before = engine.stats().finished_requests
     bound.run_batch([{"question": f"What is {i} + 3?"} for i in range(3)], temperature=0)
     assert engine.stats().finished_requests - before == 3
@@ -74,6 +75,30 @@ def test_what_is_bound_is_no_argument_any_more(in_process):
         ask.bind(notes=NOTES).run("What?", notes="Others.", backend=in_process)
     with pytest.raises(RequestError, match=r"ask\(\) has no argument topic; it has: notes, question, max_words"):
         ask.bind(topic="x")
+
+
+@pytest.mark.parametrize(
+    ("program", "what"),
+    [
+        (lambda s, *words: None, r"\*words \(variadic positional\)"),
+        (lambda s, **words: None, r"\*\*words \(variadic keyword\)"),
+        (lambda s, word, /: None, r"word \(positional-only\)"),
+        (lambda *words: None, r"\*words \(variadic positional\)"),
+    ],
+)
+def test_arguments_without_a_name_are_refused(program, what):
+    for use in (function(program).bind, function(program).trace, function(program).compile):
+        with pytest.raises(RequestError, match=rf"cannot be bound, traced or compiled: {what} has no name"):
+            use()
+
+
+def test_a_state_by_place_only_and_arguments_by_name_only_are_bound(in_process):
+    @function
+    def say(s, /, word, *, other):
+        s += f"{word} and {other}"
+
+    assert say.bind(word="tea").run(other="cake", backend=in_process).text() == "tea and cake"
+    assert say.compile(other="cake").run("tea", backend=in_process).text() == "tea and cake"
 
 
 def test_it_compiles(in_process):

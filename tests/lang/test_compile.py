@@ -8,6 +8,8 @@ import pytest
 from graftlm import assistant, assistant_begin, assistant_end, function, gen, select, system, user
 from graftlm.errors import InvalidPromptError, ProgramCancelledError, ProgramError, RequestError
 from graftlm.lang import EngineBackend
+from graftlm.lang.expressions import Gen
+from graftlm.lang.graph import Adopt
 
 LONG = "The capital of France is Paris. The day after Monday is Tuesday. " * 4
 
@@ -293,6 +295,22 @@ def test_copies_of_one_text_become_one_fork(counting, engine):
 def test_alike_branches_share_a_request(counting):
     function(joined).compile().run("What is 2 + 3?", temperature=0, backend=counting)
     assert counting.calls == ["generate"] * (1 + 3 + 1)
+
+
+@pytest.mark.parametrize(
+    ("num_branches", "requests"),
+    [(2, [2]), (4, [4]), (5, [2, 3]), (6, [3, 3]), (9, [3, 3, 3]), (300, [4] * 75)],
+)
+def test_a_shared_request_asks_for_no_more_than_small_backends_take(num_branches, requests):
+    def program(s):
+        s += "Say:"
+        with s.fork(num_branches) as forks:
+            forks += gen("x", max_tokens=2)
+
+    actions = [node.action for node in function(program).compile().graph.nodes()]
+    assert [action.sampling.n for action in actions if isinstance(action, Gen)] == requests
+    taken = [(action.node_id, action.index) for action in actions if isinstance(action, Adopt)]
+    assert len(set(taken)) == num_branches
 
 
 def test_branches_do_not_share_a_request_when_each_makes_several(counting):

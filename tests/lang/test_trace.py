@@ -2,6 +2,8 @@
 
 import json
 import random
+import re
+import textwrap
 import xml.etree.ElementTree as ET
 from itertools import combinations
 
@@ -131,14 +133,55 @@ CHANGES = {
     "json": lambda x: json.dumps({"text": f"{x}"}),
     "repr": lambda x: repr(f"{x}"),
     "replace": lambda x: f"a {x}".replace("\n", " ").replace("\t", " "),
+    "replace a character": lambda x: f"{x}".replace("_", " "),
+    "replace a word": lambda x: f"{x}".replace("word", "term"),
+    "split at a character": lambda x: f"{x}".split(",")[0] + f"{x}".split(".")[0],
+    "find a character": lambda x: "asks" if "?" in f"{x}" else "says",
+    "find a word": lambda x: "agrees" if any(word in f"{x}".lower() for word in ("yes", "sure")) else "does not",
+    "find numbers": lambda x: " ".join(re.findall(r"\d+", f"{x}")),
+    "first number": lambda x: (re.findall(r"\d+", f"{x}") or ["none"])[0],
+    "first word": lambda x: re.split(r"\W", f"{x} a")[0],
+    "under a length": lambda x: "short" if len(f"{x}") < 100 else "long",
+    "under a small length": lambda x: "short" if len(f"{x}") < 4 else "long",
+    "pad": lambda x: f"{x}".ljust(8) + f"{x}".zfill(5),
+    "number": lambda x: "number" if f"{x}".isdigit() else "none",
+    "capitals": lambda x: "loud" if f"{x}".isupper() else "calm",
+    "small letters": lambda x: "calm" if f"{x}".islower() else "loud",
+    "blank": lambda x: "some" if f"{x}".strip() else "none",
+    "lines": lambda x: "\n".join(f"> {line}" for line in f"{x}".split("\n")),
+    "indent": lambda x: textwrap.dedent(f"""
+        About {x}
+        and more"""),
+    "order": lambda x: "".join(sorted(f"{x}")),
+    "to ASCII": lambda x: f"{x}".encode("ascii", "ignore").decode(),
 }
 
 
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_changed_text_with_an_argument_in_it_is_found(change):
-    with pytest.raises(TraceError, match=r"has changed a text that holds|letters of a text") as caught:
+    with pytest.raises(TraceError, match=r"has changed a text that holds|letters of a text|it raised") as caught:
         function(one_argument(CHANGES[change])).trace()
     assert caught.value.lineno == one_argument(None).__code__.co_firstlineno + 2
+
+
+def test_texts_that_are_only_passed_on_are_not_taken_for_changed_ones():
+    def program(s, topic):
+        question = ", ".join([f"{topic}!", "9{}_%s" + f"{topic}{topic}"])
+        s += user(question) + "word" + gen("a", max_tokens=2)
+        s["note"] = f"1{s['a']}2{topic}"
+        s += textwrap.indent("fixed", "  ") + "{x}".replace("{x}", f"{topic}")
+
+    graph = function(program).trace()
+    assert [graph.label(node) for node in graph.nodes() if graph.label(node)[0] in ("argument", "text")] == [
+        ("argument", "topic"),
+        ("text", repr("!, 9{}_%s")),
+        ("argument", "topic"),
+        ("argument", "topic"),
+        ("text", repr("word")),
+        ("text", repr("  fixed")),
+        ("argument", "topic"),
+    ]
+    assert "variable note = '1' + #7 + '2' + topic" in graph.to_text()
 
 
 def test_a_program_that_depends_on_chance_is_told_the_line():
@@ -270,3 +313,19 @@ def test_a_drawing_escapes_text():
         s += '<b> & "c"'
 
     assert "&lt;b&gt; &amp;" in function(program).trace().to_svg()
+
+
+@pytest.mark.parametrize("name", ["a\nb", "a\x00b", "a\x1bb", "a\ud800b", "a\ufffeb", "a\u2028b"])
+def test_a_drawing_is_well_formed_and_a_node_is_one_line_whatever_the_names(name):
+    def program(s):
+        with s.var_scope(name), s.user():
+            s += name + gen(name, max_tokens=2) + select(name + "c", [name, "d"])
+        s[name + "e"] = name
+
+    program.__name__ = name
+    graph = function(program).trace()
+    shown = repr(name)[1:-1]
+    titles = [title.text for title in ET.fromstring(graph.to_svg().encode()).iter("{http://www.w3.org/2000/svg}title")]
+    assert titles[0] == f"{shown}()"
+    assert sum(shown in title for title in titles[1:]) == 8  # a scope's two, text, gen, select and three variables
+    assert sum(shown in line for line in graph.to_text().splitlines()[1:]) == 8

@@ -35,13 +35,25 @@ def free_signature(function: Callable[..., Any], constants: Mapping[str, Any]) -
     """Return a program's state and the arguments that are no constants.
 
     Raises:
-        RequestError: a constant is no argument of it.
+        RequestError: a constant is no argument of it, or an argument cannot be given by its name.
     """
     signature = inspect.signature(function)
-    state, *arguments = [p for p in signature.parameters.values() if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+    state, *arguments = signature.parameters.values()
+    _check_named(function, state, arguments)
     names = [p.name for p in arguments]
     if unknown := set(constants) - set(names):
         raise RequestError(
             f"{function.__name__}() has no argument {', '.join(sorted(unknown))}; it has: {', '.join(names) or 'none'}"
         )
     return signature.replace(parameters=[state, *(p for p in arguments if p.name not in constants)])
+
+
+def _check_named(function: Callable[..., Any], state: inspect.Parameter, arguments: list[inspect.Parameter]) -> None:
+    unnamed = [state] if state.kind in (state.VAR_POSITIONAL, state.KEYWORD_ONLY, state.VAR_KEYWORD) else []
+    unnamed += [p for p in arguments if p.kind in (p.POSITIONAL_ONLY, p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+    if unnamed:
+        raise RequestError(
+            f"{function.__name__}{inspect.signature(function)} cannot be bound, traced or compiled: "
+            f"{', '.join(f'{p} ({p.kind.description})' for p in unnamed)} has no name by which it is given. Write out "
+            "the state and then each argument, without *, ** or /"
+        )

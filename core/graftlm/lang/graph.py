@@ -22,8 +22,10 @@ __all__ = [
     "Node",
     "ReadText",
     "argument_names",
+    "printable",
     "shown",
     "variable_kind",
+    "variable_line",
 ]
 
 #: The branch of the state that the program is given.
@@ -149,14 +151,14 @@ class Graph:
     def to_text(self) -> str:
         """Return one line for each node."""
         origins = self.origins()
-        lines = [f"{self.name}({', '.join(self.arguments)})"]
+        lines = [f"{printable(self.name)}({', '.join(self.arguments)})"]
         for branch in self.branches.values():
             origin = "" if branch.branch_id == ROOT else f", from {origins[branch.branch_id]}"
             lines.append(f"state {branch.branch_id}{origin}")
             for node in branch.nodes:
                 kind, detail = self.label(node)
                 lines.append(f"  {node.node_id:3}  {kind:8}  {detail}".rstrip())
-        lines += [f"{variable_kind(value)} {name} = {shown(value)}" for name, value in self.variables.items()]
+        lines += [variable_line(name, value) for name, value in self.variables.items()]
         if self.returned is not None:
             lines.append(f"returns {shown(self.returned)}")
         return "\n".join(lines)
@@ -178,9 +180,9 @@ class Graph:
                 return ("argument" if isinstance(slot.source, Argument) else "read"), _shown_slot(slot)
             case Gen(name, sampling):
                 given = ", ".join(f"{key}={value!r}" for key, value in sampling.given().items())
-                return "gen", f"{name or '-'}({given})"
+                return "gen", f"{printable(name or '-')}({given})"
             case Choose(name, choices):
-                return "select", f"{name or '-'} of {', '.join(shown(choice) for choice in choices)}"
+                return "select", f"{printable(name or '-')} of {', '.join(shown(choice) for choice in choices)}"
             case Fork(branches):
                 return "fork", ", ".join(f"state {branch}" for branch in branches)
             case ReadText():
@@ -188,18 +190,28 @@ class Graph:
             case Adopt(node_id, index):
                 return "take", f"completion {index} of {node_id}"
             case RoleBegin(role):
-                return "begin", role
+                return "begin", printable(role)
             case RoleEnd(role):
-                return "end", role
+                return "end", printable(role)
             case ScopeBegin(name):
-                return "scope", name
+                return "scope", printable(name)
             case ScopeEnd(name):
-                return "unscope", name
+                return "unscope", printable(name)
 
 
 def argument_names(structure: Any) -> list[str]:
     """Return the names of the arguments that a value depends on."""
     return [slot.source.name for slot in slots_of(structure) if isinstance(slot.source, Argument)]
+
+
+def printable(name: str) -> str:
+    """Return a name in one line of letters: control characters and the like as Python writes them."""
+    return name if name.isprintable() else repr(name)[1:-1]
+
+
+def variable_line(name: str, value: Any) -> str:
+    """Return what a variable is, in one line."""
+    return f"{variable_kind(value)} {printable(name)} = {shown(value)}"
 
 
 def variable_kind(value: Any) -> str:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from html import escape
 from typing import Final
 
-from graftlm.lang.graph import ROOT, Fork, Graph, Node, shown, variable_kind
+from graftlm.lang.graph import ROOT, Fork, Graph, Node, printable, variable_line
 from graftlm.lang.template import MetaInfo, Produced, slots_of
 
 __all__ = ["draw"]
@@ -78,7 +78,7 @@ def draw(graph: Graph) -> str:
         [
             f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}" '
             'font-family="monospace" font-size="11">',
-            f"<title>{escape(graph.name)}({escape(', '.join(graph.arguments))})</title>",
+            f"<title>{escape(printable(graph.name))}({escape(', '.join(graph.arguments))})</title>",
             '<defs><marker id="tip" viewBox="0 0 8 8" refX="8" refY="4" markerWidth="7" markerHeight="7" orient="auto">'
             '<path d="M0 0 L8 4 L0 8 z" fill="#666"/></marker></defs>',
             '<rect width="100%" height="100%" fill="#fff"/>',
@@ -106,7 +106,7 @@ def _layout(graph: Graph) -> tuple[list[_Box], list[_Edge]]:
     boxes = list(place.values())
     at = max((box.row for box in boxes), default=-1) + 1
     for name, value in graph.variables.items():
-        box = _Box(0, at, "variable", f"{variable_kind(value)} {name} = {shown(value)}")
+        box = _Box(0, at, "variable", variable_line(name, value))
         sources = {slot.source.node_id for slot in slots_of(value) if isinstance(slot.source, Produced | MetaInfo)}
         edges += [_Edge(place[node_id], box, True) for node_id in sorted(sources)]
         boxes.append(box)

@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import takewhile
+from itertools import pairwise, takewhile
 from typing import Any, Final
 
 from graftlm.errors import RequestError
@@ -14,6 +14,10 @@ __all__ = ["drop_dead", "fold_constants", "merge_prefixes", "share_requests"]
 
 #: A text is split only where branches have at least so much of it in common.
 _SPLIT_FROM_CHARACTERS: Final = 16
+
+#: Completions of one shared request. Four branches pay for a quarter of their prompts; many more would pay for little
+#: less, and a request for all of them may be more than a backend's `n` or queue takes, where one for each would wait.
+_MAX_SHARED: Final = 4
 
 
 def fold_constants(graph: Graph) -> Graph:
@@ -265,7 +269,7 @@ def _common_start(texts: list[str]) -> str:
 
 
 def share_requests(graph: Graph, *, speculates: bool = False) -> Graph:
-    """Make one request for several completions of the branches that begin with the same `gen`.
+    """Make requests for a few completions each of the branches that begin with the same `gen`.
 
     Their texts are as likely as those of requests of their own. Holds for runs in which `n` is 1 for every `gen` that
     does not say otherwise.
@@ -294,7 +298,7 @@ def share_requests(graph: Graph, *, speculates: bool = False) -> Graph:
 
 
 def _alike(edit: _Edit, fork: Fork, speculates: bool) -> list[list[int]]:
-    """Return branches of a fork that begin with a `gen` of the same sampling, where there are several."""
+    """Return branches of a fork that begin with a `gen` of the same sampling, few together, where there are several."""
     groups: dict[Any, list[int]] = {}
     for branch in fork.branches:
         nodes = edit.branches[branch]
@@ -302,7 +306,14 @@ def _alike(edit: _Edit, fork: Fork, speculates: bool) -> list[list[int]]:
             continue
         if nodes and isinstance(gen := nodes[0].action, Gen) and gen.sampling.n is None:
             groups.setdefault(gen.sampling, []).append(branch)
-    return [group for group in groups.values() if len(group) > 1]
+    return [few for group in groups.values() if len(group) > 1 for few in _split(group)]
+
+
+def _split(group: list[int]) -> list[list[int]]:
+    """Return a group in as few parts of at most `_MAX_SHARED` as there can be, none of one branch."""
+    num_parts = -(-len(group) // _MAX_SHARED)
+    bounds = [i * len(group) // num_parts for i in range(num_parts + 1)]
+    return [group[start:end] for start, end in pairwise(bounds)]
 
 
 def _share(edit: _Edit, group: list[int]) -> int:

@@ -2,9 +2,10 @@
 
 import re
 import secrets
+import string
 import sys
-from collections.abc import Callable
-from string import ascii_lowercase, ascii_uppercase
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any, Final, NoReturn, TypeGuard
 
 from graftlm.errors import TraceError
@@ -12,39 +13,104 @@ from graftlm.lang.call_site import CallSite, call_site
 from graftlm.lang.expressions import Expr
 from graftlm.lang.template import TEXT_METHODS, Argument, MetaInfo, Produced, Slot, Source, Template
 
-__all__ = ["Marks", "Placeholder"]
+__all__ = ["MarkKind", "Marks", "Placeholder", "mark_kinds"]
 
-#: How marks begin, and end backwards. What takes text apart, strips it or escapes it hits one of these.
-_EDGES: Final = ('\n"', "\t'")
+#: How often a long mark has every character of `string.printable`, on each side.
+_NUM_REPEATS: Final = 5
+
+
+@dataclass(frozen=True, slots=True)
+class MarkKind:
+    """How the marks of one trace look: a secret and a number, both in one alphabet, within paddings.
+
+    Attributes:
+        alphabet: code points.
+        secret_len, number_len: in characters.
+    """
+
+    alphabet: range
+    secret_len: int
+    number_len: int
+    before: str = ""
+    after: str = ""
+
+    def number(self, value: int) -> str:
+        """Return a number in the alphabet."""
+        digits = []
+        for _ in range(self.number_len):
+            value, digit = divmod(value, len(self.alphabet))
+            digits.append(chr(self.alphabet[digit]))
+        return "".join(digits)
+
+    def value(self, number: str) -> int:
+        """Return what `number` made a text of."""
+        digits = [self.alphabet.index(ord(letter)) for letter in number]
+        return sum(digit * len(self.alphabet) ** i for i, digit in enumerate(digits))
+
+    def secret(self) -> str:
+        """Return what no text has by chance; "" where the alphabet sees to that."""
+        return "".join(chr(secrets.choice(self.alphabet)) for _ in range(self.secret_len))
+
+    def pattern(self, secret: str) -> re.Pattern[str]:
+        """Return what finds marks, with their number as a group."""
+        letters = f"[{chr(min(self.alphabet))}-{chr(max(self.alphabet))}]"
+        before, after = re.escape(self.before + secret), re.escape(self.after)
+        return re.compile(f"{before}({letters}{{{self.number_len}}}){after}")
+
+
+def mark_kinds(literals: Iterable[str]) -> tuple[MarkKind, ...]:
+    """Return kinds of marks that have little in common, so that what looks at one does otherwise with another.
+
+    Python that takes text apart, changes it or asks what it is made of hits a mark that has every printable ASCII
+    character and the program's own strings, or finds one of small letters, of capitals, of digits or of white space
+    alone; what asks for its length finds one of a single character and one of more than a thousand.
+
+    Args:
+        literals: the program's own strings, which it may search texts for.
+    """
+    mixed = f"ä€{string.printable}" * _NUM_REPEATS
+    return (
+        MarkKind(range(ord("a"), ord("z") + 1), 12, 4),
+        MarkKind(range(ord("a"), ord("z") + 1), 12, 4, before="\n" + " ".join([*literals, mixed]), after=mixed),
+        MarkKind(range(ord("A"), ord("Z") + 1), 12, 4),
+        MarkKind(range(ord("0"), ord("9") + 1), 16, 6),
+        MarkKind(range(0x2000, 0x200B), 18, 6),  # spaces of several widths
+        MarkKind(range(0x10FFFD, 0x103000, -1), 0, 1),  # for private use, and by nobody known
+    )
 
 
 class Marks:
     """Writes the placeholders of one trace into ordinary strings, and reads them out again.
 
-    An f-string makes a plain `str`, so a placeholder in one leaves a mark there: a number in a frame that no program
-    writes by chance. Python that works on such text cannot be told from Python that only passes it on, but most of it
-    damages the frame (its white space, its quotes, or the case of its letters), and then `parse` says so; the rest
-    mostly makes another text with marks of another kind.
+    An f-string makes a plain `str`, so a placeholder in one leaves a mark there. Python that works on such text cannot
+    be told from Python that only passes it on, but traces with marks of several kinds then say different things; where
+    a mark is changed but its secret is left, `parse` says so at once.
     """
 
-    def __init__(self, filename: str, kind: int) -> None:
+    def __init__(self, filename: str, kind: MarkKind) -> None:
         """Begin without any.
 
         Args:
             filename: of the traced program, whose lines errors name.
-            kind: 0 or 1; marks of the one kind differ from those of the other in length and in every place.
         """
         self._filename = filename
-        self._edge = _EDGES[kind]
-        self._core = "".join(secrets.choice(ascii_lowercase) + secrets.choice(ascii_uppercase) for _ in range(8 + kind))
-        self._whole = re.compile(f"{self._edge}{self._core}([0-9]+){self._edge[::-1]}")
+        self._kind = kind
+        self._secret = kind.secret()
+        self._whole = kind.pattern(self._secret)
         self._templates: list[Template] = []
         self.stopped: TraceError | None = None
 
     def write(self, template: Template) -> str:
-        """Return a string that stands for a text with slots."""
+        """Return a string that stands for a text with slots.
+
+        Raises:
+            TraceError: there are as many as there can be marks.
+        """
+        if len(self._templates) == len(self._kind.alphabet) ** self._kind.number_len:
+            self.stop(f"it makes text of placeholders more than {len(self._templates)} times")
         self._templates.append(template)
-        return f"{self._edge}{self._core}{len(self._templates) - 1}{self._edge[::-1]}"
+        number = self._kind.number(len(self._templates) - 1)
+        return f"{self._kind.before}{self._secret}{number}{self._kind.after}"
 
     def parse(self, text: str) -> tuple[str | Slot, ...]:
         """Return a string's text and slots, in order.
@@ -52,16 +118,22 @@ class Marks:
         Raises:
             TraceError: it holds what is left of a mark.
         """
-        pieces = self._whole.split(text)
         parts: list[str | Slot] = []
-        for i, piece in enumerate(pieces):
+        for i, piece in enumerate(self._whole.split(text)):
             if i % 2:
-                parts += self._templates[int(piece)].parts
-            elif self._core.casefold() in piece.casefold():
-                self.stop("Python code has changed a text that holds a placeholder, such as by a slice, strip or split")
+                parts += self._template(piece).parts
+            elif self._secret and self._secret.casefold() in piece.casefold():
+                self._stop_changed()
             elif piece:
                 parts.append(piece)
         return tuple(parts)
+
+    def _template(self, number: str) -> Template:
+        value = self._kind.value(number)
+        return self._templates[value] if value < len(self._templates) else self._stop_changed()
+
+    def _stop_changed(self) -> NoReturn:
+        self.stop("Python code has changed a text that holds a placeholder, such as by a slice, strip or split")
 
     def structure(self, value: Any) -> Any:
         """Return what a program keeps or returns with Templates where it holds placeholders.

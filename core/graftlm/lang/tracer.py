@@ -5,6 +5,8 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from itertools import zip_longest
+from types import CodeType, FunctionType
 from typing import Any, Final, NoReturn, cast
 
 from graftlm.errors import ProgramError, TraceError
@@ -25,7 +27,7 @@ from graftlm.lang.graph import (
 )
 from graftlm.lang.interpreter import Action as Step
 from graftlm.lang.interpreter import End, Snapshot, Take
-from graftlm.lang.placeholder import Marks, Placeholder
+from graftlm.lang.placeholder import MarkKind, Marks, Placeholder, mark_kinds
 from graftlm.lang.sampling import Sampling
 from graftlm.lang.state import ProgramState
 from graftlm.lang.template import Argument, MetaInfo, Produced, slots_of
@@ -38,9 +40,15 @@ __all__ = ["trace", "trace_prefix"]
 _MAX_NODES: Final = 100_000
 _MAX_PREFIX_NODES: Final = 1000
 
+#: Programs search texts for words, and hardly for paragraphs, which would make marks long.
+_LITERAL_CHARACTERS: Final = 64
+
+#: Longer lists of strings are data.
+_LITERALS_TOGETHER: Final = 64
+
 
 def trace(function: Callable[..., Any], constants: Mapping[str, Any], *, max_nodes: int = _MAX_NODES) -> Graph:
-    """Return a program's graph. The function runs twice, with different placeholders for what it is not given.
+    """Return a program's graph. The function runs once for each kind of marks that placeholders leave in strings.
 
     Args:
         max_nodes: at which the program is taken for one that does not end.
@@ -49,14 +57,11 @@ def trace(function: Callable[..., Any], constants: Mapping[str, Any], *, max_nod
         TraceError: what it says depends on values that are not there yet.
         RequestError: a constant is no argument of it.
     """
-    graphs = []
-    for kind in (0, 1):
-        recording, error = _record(function, constants, kind, max_nodes)
-        if error is not None:
-            raise error
-        graphs.append(recording.graph())
-    _check_same(*graphs)
-    return graphs[0]
+    first, *others = mark_kinds(_literals(function))
+    graph = _whole_graph(function, constants, first, max_nodes)
+    for kind in others:
+        _check_same(graph, _whole_graph(function, constants, kind, max_nodes))
+    return graph
 
 
 def trace_prefix(function: Callable[..., Any], constants: Mapping[str, Any]) -> Graph:
@@ -64,8 +69,47 @@ def trace_prefix(function: Callable[..., Any], constants: Mapping[str, Any]) -> 
 
     The function runs once. What it raises is of no concern here: it will raise again when it runs.
     """
-    recording, _ = _record(function, constants, 0, _MAX_PREFIX_NODES)
+    recording, _ = _record(function, constants, mark_kinds(())[0], _MAX_PREFIX_NODES)
     return recording.graph(is_whole=False)
+
+
+def _literals(function: Callable[..., Any]) -> list[str]:
+    """Return the short strings that a function's code has or names; that of functions it names in its file, too."""
+    function = inspect.unwrap(function)
+    filename = getattr(getattr(function, "__code__", None), "co_filename", None)
+    found: dict[str, None] = {}  # in order, each once
+    waiting: list[Any] = [function]
+    seen: set[int] = set()
+    while waiting:
+        match waiting.pop():
+            case FunctionType(__code__=code) as other if code.co_filename == filename and id(other) not in seen:
+                seen.add(id(other))
+                waiting += [code, *_named(other, code)]
+            case CodeType(co_consts=values):
+                waiting += values
+            case tuple() | list() | set() | frozenset() as values if len(values) <= _LITERALS_TOGETHER:
+                waiting += [value for value in values if isinstance(value, str | tuple | frozenset)]
+            case str(text) if 1 < len(text) <= _LITERAL_CHARACTERS:
+                found[text] = None
+    return list(found)
+
+
+def _named(function: FunctionType, code: CodeType) -> Iterator[Any]:
+    """Yield what a function reads of its module and of the functions around it."""
+    found = [function.__globals__[name] for name in code.co_names if name in function.__globals__]
+    for cell in function.__closure__ or ():
+        try:
+            found.append(cell.cell_contents)
+        except ValueError:  # nothing has been put into it yet
+            continue
+    yield from (inspect.unwrap(value) if callable(value) else value for value in found)
+
+
+def _whole_graph(function: Callable[..., Any], constants: Mapping[str, Any], kind: MarkKind, max_nodes: int) -> Graph:
+    recording, error = _record(function, constants, kind, max_nodes)
+    if error is not None:
+        raise error
+    return recording.graph()
 
 
 @dataclass
@@ -107,7 +151,7 @@ class _Recording:
 
 
 def _record(
-    function: Callable[..., Any], constants: Mapping[str, Any], kind: int, max_nodes: int
+    function: Callable[..., Any], constants: Mapping[str, Any], kind: MarkKind, max_nodes: int
 ) -> tuple[_Recording, ProgramError | None]:
     """Run the function once; returns what it said, and what stopped it."""
     arguments = list(free_signature(function, constants).parameters)[1:]
@@ -245,12 +289,12 @@ def _check_same(first: Graph, second: Graph) -> None:
     """
     if first == second:
         return
-    pairs = zip(first.nodes(), second.nodes(), strict=False)
-    site = next((one.site for one, other in pairs if one != other), None)
+    pairs = zip_longest(first.nodes(), second.nodes())
+    node = next((one or other for one, other in pairs if one != other), None)
     raise _error(
         "it says something else when it runs again with the same arguments, so it depends on chance, time, or the "
         "letters of a text that is not there yet",
-        site,
+        None if node is None else node.site,
     )
 
 
