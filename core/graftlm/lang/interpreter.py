@@ -132,6 +132,7 @@ class Interpreter:
         # From here on only the event loop writes.
         self._task: asyncio.Task[None] | None = None
         self._is_running = False
+        self._has_ended = False
         self._error: ProgramError | None = None
         self._messages: list[dict[str, str]] = []
         self._role: str | None = None
@@ -219,6 +220,8 @@ class Interpreter:
             waiting += interpreter._children
 
     def _cancel_with(self, error: ProgramError) -> None:
+        if self._has_ended and not self._is_running:  # all is there; only forks may have something left
+            return
         self._fail_with(error)
         if self._task is not None and self._is_running:  # it waits for its backend
             self._task.cancel()  # one that has not begun finds the error
@@ -254,6 +257,7 @@ class Interpreter:
             case Take(taken, shared):
                 await self._take(taken, shared)
             case End(ended):
+                self._has_ended = True
                 self.feed.end()
                 ended.set_result(None)
 
