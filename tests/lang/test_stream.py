@@ -1,9 +1,11 @@
 """Texts that are followed while they grow."""
 
+import threading
+
 import pytest
 
 from graftlm import function, gen, select, user
-from graftlm.errors import ProgramError
+from graftlm.errors import ProgramError, RequestError
 
 
 @function
@@ -91,3 +93,21 @@ def test_a_chat_is_streamed(backend):
 
     state = program.run(backend=backend, temperature=0, stream=True)
     assert "".join(state.text_iter("answer")) == state.messages()[1]["content"]
+
+
+def test_a_returned_value_is_waited_for(in_process):
+    may_return = threading.Event()
+
+    @function
+    def program(s):
+        may_return.wait(10.0)
+        return "returned"
+
+    state = program.run(backend=in_process, stream=True)
+    threading.Timer(0.05, may_return.set).start()
+    assert state.ret_value == "returned"
+
+
+def test_a_program_cannot_read_what_it_will_return(in_process):
+    with pytest.raises(RequestError, match="reads its own ret_value"):
+        function(lambda s: s.ret_value).run(backend=in_process)
