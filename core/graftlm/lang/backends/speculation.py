@@ -163,7 +163,8 @@ class SpeculativeBackend:
         return own
 
     def _max_tokens(self, request: GenerationRequest) -> int:
-        return request.sampling.max_tokens or self._default_max_tokens
+        wanted = request.sampling.max_tokens
+        return self._default_max_tokens if wanted is None else wanted
 
 
 def _may_be_longer(sampling: Sampling) -> bool:
