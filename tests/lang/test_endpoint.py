@@ -161,3 +161,11 @@ def test_a_server_that_dies_while_it_answers_is_an_error(stream):
         with pytest.raises(ProgramError, match="cannot talk to") as caught:
             "".join(program.run(backend=endpoint, stream=stream).text_iter())
     assert type(caught.value.__cause__) is UnavailableError
+
+
+def test_a_url_that_is_too_long_is_named(server):
+    with (
+        RuntimeEndpoint(f"{server.url}/v1") as backend,
+        pytest.raises(ProgramError, match=r"404.*/v1/generate; leave /v1 out of base_url"),
+    ):
+        function(lambda s: s.__iadd__("a" + gen("x"))).run(backend=backend)
