@@ -254,7 +254,6 @@ async def follow_in_loop(state):
         lambda state: list(state.text_iter("city")),
         lambda state: asyncio.run(follow_in_loop(state)),
         lambda state: state.ret_value,
-        lambda state: state.text(),
     ],
 )
 @pytest.mark.parametrize("stream", [False, True])
@@ -278,3 +277,36 @@ def test_a_returned_value_is_not_that_of_a_state_that_failed(in_process):
     (state,) = program.run_batch([{}], backend=in_process)
     with pytest.raises(ProgramError, match="temperature"):
         assert state.ret_value
+
+
+async def is_coroutine(s): ...
+
+
+def is_generator(s):
+    yield
+
+
+async def is_both(s):
+    yield
+
+
+@pytest.mark.parametrize("func", [is_coroutine, is_generator, is_both])
+def test_functions_whose_call_runs_nothing_are_refused(func):
+    with pytest.raises(RequestError, match=f"{func.__name__}.. is a.*of which a call runs nothing"):
+        function(func)
+
+
+@pytest.mark.parametrize("runs", [{"word": "a"}, "abc", b"abc", 5, None])
+@pytest.mark.parametrize("is_compiled", [False, True])
+def test_a_batch_is_a_list_of_runs(runs, is_compiled, in_process):
+    @function
+    def program(s, word):
+        s += word
+
+    with pytest.raises(RequestError, match=f"the arguments of each run, got {type(runs).__name__}"):
+        (program.compile() if is_compiled else program).run_batch(runs, backend=in_process)
+
+
+def test_a_class_is_no_backend():
+    with pytest.raises(ConfigError, match=r"got the class RuntimeEndpoint; write RuntimeEndpoint\(...\)"):
+        set_default_backend(RuntimeEndpoint)

@@ -53,6 +53,7 @@ def test_several_completions_and_choices_come_whole(backend):
     assert "".join(state.text_iter()) == state.text()
     assert list(state.text_iter("c")) == [state["c"]]
     assert len(state["n"]) == 2
+    assert "".join(state.text_iter("n")) == state["n"][0]
 
 
 def test_an_unknown_variable_is_a_key_error_once_the_program_has_ended(in_process):

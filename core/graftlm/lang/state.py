@@ -1,6 +1,7 @@
 """What a program writes to and reads from: its state, and the forks of it."""
 
 import inspect
+import operator
 import weakref
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import Future
@@ -158,9 +159,7 @@ class ProgramState:
 
         The text so far is put into the backend's cache once, before any of them asks for more.
         """
-        if size < 1:
-            raise RequestError(f"fork needs at least 1 state, got {size}")
-        children = self._interpreter.fork(size, call_site())
+        children = self._interpreter.fork(_number_of_forks(size), call_site())
         states = [ProgramState(child, Variables(self._variables.copy()), self) for child in children]
         return ProgramStateGroup(states, self)
 
@@ -303,6 +302,16 @@ def _of_function(error: BaseException, function: Callable[..., Any]) -> ProgramE
     return made
 
 
+def _number_of_forks(size: int) -> int:
+    try:
+        number = operator.index(size)
+    except TypeError:
+        number = 0
+    if number < 1:
+        raise RequestError(f"fork needs the number of states, at least 1, got {size!r}")
+    return number
+
+
 class ProgramStateGroup(Sequence[ProgramState]):
     """The forks of a state.
 
@@ -350,12 +359,20 @@ class ProgramStateGroup(Sequence[ProgramState]):
     def __exit__(self, *_: object) -> None:
         self.join()
 
-    def join(self) -> None:
+    def join(self, mode: str = "gather_variable") -> None:
         """Wait for all, and give the parent each variable that is new in them, as the list of their values.
+
+        Args:
+            mode: only "gather_variable", which is that.
 
         Raises:
             ProgramError: one of them failed.
+            RequestError: another mode.
         """
+        if mode != "gather_variable":
+            raise RequestError(
+                f'join knows the mode "gather_variable", got {mode!r}; append what forks wrote by s += ...'
+            )
         for state in self._states:
             state.sync()
         new = {name for state in self._states for name in state._variables.copy()} - set(self._parent._variables.copy())

@@ -71,10 +71,11 @@ class Cell:
     scope: Scope | None = None
 
     def fill(self, value: Value) -> None:
-        """Set the value."""
+        """Set the value; of `n` completions, the text to follow is the first, with which the program goes on."""
         self.future.set_result(value)
-        if isinstance(value.value, str):
-            self.feed.grow(value.value)
+        text = value.value[0] if isinstance(value.meta_info, list) else value.value
+        if isinstance(text, str):
+            self.feed.grow(text)
         self.feed.end()
 
     def check_readable(self) -> None:
