@@ -229,10 +229,13 @@ class Interpreter:
     def _fail_with(self, error: ProgramError) -> None:
         if self._error is None:
             self._error = error
-        for cell in (scope.cell for scopes in self._scopes.values() for scope in scopes):
-            cell.fail(self._error)
-        self._scopes.clear()
+        self._fail_scopes(self._error)
         self.feed.end(self._error)
+
+    def _fail_scopes(self, error: ProgramError) -> None:
+        for cell in (scope.cell for scopes in self._scopes.values() for scope in scopes):
+            cell.fail(error)
+        self._scopes.clear()
 
     async def _execute(self, step: _Step) -> None:
         match step.action:
@@ -258,6 +261,7 @@ class Interpreter:
                 await self._take(taken, shared)
             case End(ended):
                 self._has_ended = True
+                self._fail_scopes(ProgramError("the program left its var_scope by an exception, before the text's end"))
                 self.feed.end()
                 ended.set_result(None)
 
