@@ -12,7 +12,7 @@ from typing import Any
 
 from graftlm.errors import GraftlmError, InvalidPromptError, ProgramCancelledError, ProgramError, RequestError
 from graftlm.lang.backend import Backend, GenerationRequest, SpeculatingBackend
-from graftlm.lang.call_site import CallSite
+from graftlm.lang.call_site import CallSite, error_at
 from graftlm.lang.expressions import Expr, Gen, RoleBegin, RoleEnd, ScopeBegin, ScopeEnd, Select, Text
 from graftlm.lang.sampling import Sampling
 from graftlm.lang.text_feed import TextFeed
@@ -227,8 +227,7 @@ class Interpreter:
             self._task.cancel()  # one that has not begun finds the error
 
     def _fail_with(self, error: ProgramError) -> None:
-        if self._error is None:
-            self._error = error
+        self._error = self._error or error
         self._fail_scopes(self._error)
         self.feed.end(self._error)
 
@@ -396,7 +395,6 @@ def _program_error(error: BaseException, site: CallSite | None) -> ProgramError:
     if isinstance(error, asyncio.CancelledError):
         return ProgramCancelledError("this program's run was cancelled")
     what = str(error) if isinstance(error, GraftlmError) else f"{type(error).__name__}: {error}"
-    filename, lineno = (None, None) if site is None else (site.filename, site.lineno)
-    made = ProgramError(what if site is None else f"{what}\n  {site}", filename, lineno)
+    made = error_at(ProgramError, what, site)
     made.__cause__ = error
     return made

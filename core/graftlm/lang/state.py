@@ -11,7 +11,7 @@ from typing import Any, Protocol, Self
 
 from graftlm.errors import ProgramCancelledError, ProgramError, RequestError
 from graftlm.lang import expressions as ex
-from graftlm.lang.call_site import CallSite, call_site, raising_site
+from graftlm.lang.call_site import CallSite, call_site, error_at, raising_site
 from graftlm.lang.expressions import Expr, as_expr
 from graftlm.lang.interpreter import Action, End, Interpreter, RunContext, Snapshot, Take
 from graftlm.lang.text_feed import TextFeed
@@ -294,10 +294,9 @@ class ProgramState:
 def _of_function(error: BaseException, function: Callable[..., Any]) -> ProgramError:
     if isinstance(error, ProgramError):  # of a read
         return error.again()
-    what = f"the program's function raised {type(error).__name__}: {error}"
     code = getattr(inspect.unwrap(function), "__code__", None)
     site = None if code is None else raising_site(error, code.co_filename)
-    made = ProgramError(what) if site is None else ProgramError(f"{what}\n  {site}", site.filename, site.lineno)
+    made = error_at(ProgramError, f"the program's function raised {type(error).__name__}: {error}", site)
     made.__cause__ = error
     return made
 

@@ -9,7 +9,7 @@ from typing import Any, Final, NoReturn, cast
 from graftlm.errors import ProgramError, TraceError
 from graftlm.lang import expressions as ex
 from graftlm.lang.bound import free_signature
-from graftlm.lang.call_site import CallSite, call_site, raising_site
+from graftlm.lang.call_site import CallSite, call_site, error_at, raising_site
 from graftlm.lang.graph import (
     Action,
     Branch,
@@ -252,6 +252,4 @@ def _check_same(first: Graph, second: Graph) -> None:
 
 
 def _error(what: str, site: CallSite | None) -> TraceError:
-    if site is None:
-        return TraceError(f"the program cannot be traced: {what}")
-    return TraceError(f"the program cannot be traced: {what}\n  {site}", site.filename, site.lineno)
+    return error_at(TraceError, f"the program cannot be traced: {what}", site)
