@@ -130,3 +130,10 @@ def test_a_cancelled_fork_leaves_its_siblings_alone(backend, all_requests_end):
 
     assert program.run(backend=backend, temperature=0).ret_value
     all_requests_end()
+
+
+def test_a_run_that_is_done_is_not_cancelled_any_more(backend):
+    state = function(lambda s: s.__iadd__("1 + 1 =" + gen("sum", max_tokens=2))).run(backend=backend, temperature=0)
+    state.cancel()
+    assert state.text().endswith(state["sum"])
+    assert state.error() is None

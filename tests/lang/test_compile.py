@@ -441,3 +441,11 @@ def test_a_cancelled_run_leaves_no_request(backend, all_requests_end):
     with pytest.raises(ProgramCancelledError):
         _ = state["y"]
     all_requests_end()
+
+
+def test_one_wanted_output_is_its_name():
+    @function
+    def program(s):
+        s += "a" + gen("city") + gen("dead")
+
+    assert set(program.compile(outputs="city").graph.variables) == {"city"}

@@ -215,3 +215,11 @@ def test_completions_that_are_missing_are_an_error(answer, match):
     ):
         program.run(backend=endpoint)
     assert isinstance(caught.value.__cause__, EngineError)
+
+
+def test_a_url_that_is_too_long_is_named(server):
+    with (
+        RuntimeEndpoint(f"{server.url}/v1") as backend,
+        pytest.raises(ProgramError, match=r"404.*/v1/generate; leave /v1 out of base_url"),
+    ):
+        function(lambda s: s.__iadd__("a" + gen("x"))).run(backend=backend)

@@ -1,5 +1,7 @@
 """Errors surface at the read, with the program's line, and leave other programs alone."""
 
+import asyncio
+import contextlib
 import inspect
 
 import pytest
@@ -10,6 +12,7 @@ from graftlm.errors import (
     ProgramError,
     RequestError,
     SamplingParamsError,
+    TraceError,
     UnavailableError,
     UnsupportedFeatureError,
 )
@@ -177,3 +180,133 @@ def test_a_select_on_a_backend_without_logprobs_says_so():
 
     with pytest.raises(ProgramError, match="no log-probabilities"):
         function(lambda s: s.__iadd__("a" + select("x", ["b"]))).run(backend=NoLogprobs())
+
+
+def read_in_scope(s):
+    return s["v"]
+
+
+def read_meta_info(s):
+    return s.get_meta_info("v")
+
+
+def follow(s):
+    return list(s.text_iter("v"))
+
+
+def read_in_fork(s):
+    return s.fork(1)[0]["v"]
+
+
+@pytest.mark.parametrize("read", [read_in_scope, read_meta_info, follow, read_in_fork])
+def test_a_scope_cannot_be_read_before_its_end(read, in_process):
+    @function
+    def program(s):
+        with s.var_scope("v"):  # opened
+            s += "abc"
+            with pytest.raises(RequestError, match="scope 'v' is still open") as caught:
+                read(s)
+        assert f"line {line_of(program, '# opened')}," in str(caught.value)
+        return s["v"]
+
+    assert program.run(backend=in_process).ret_value == "abc"
+
+
+def test_a_trace_refuses_to_read_an_open_scope():
+    @function
+    def program(s):
+        with s.var_scope("v"):
+            s += "abc"
+            s += s["v"]
+
+    with pytest.raises(TraceError, match="scope 'v' is still open"):
+        program.compile()
+
+
+def test_a_scope_that_its_program_left_by_an_exception_stays_open(in_process):
+    @function
+    def program(s):
+        with contextlib.suppress(LookupError), s.var_scope("v"):
+            s += "abc"
+            raise LookupError
+        return s["v"]
+
+    with pytest.raises(RequestError, match="still open"):
+        program.run(backend=in_process)
+
+
+@function
+def raises_before_its_gen(s):
+    s += "The capital is"
+    int("boom")  # raises
+    s += gen("city")
+
+
+async def follow_in_loop(state):
+    return [chunk async for chunk in state.text_async_iter("city")]
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda state: state["city"],
+        lambda state: state.get_meta_info("city"),
+        lambda state: list(state.text_iter("city")),
+        lambda state: asyncio.run(follow_in_loop(state)),
+        lambda state: state.ret_value,
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+def test_every_read_of_a_run_says_what_its_function_raised(read, stream, in_process):
+    if stream:
+        state = raises_before_its_gen.run(backend=in_process, stream=True)
+    else:
+        (state,) = raises_before_its_gen.run_batch([{}], backend=in_process)
+    with pytest.raises(ProgramError, match=r"function raised ValueError: invalid literal.*\n  File") as caught:
+        read(state)
+    assert isinstance(caught.value.__cause__, ValueError)
+    assert (caught.value.filename, caught.value.lineno) == (__file__, line_of(raises_before_its_gen, "# raises"))
+
+
+def test_a_returned_value_is_not_that_of_a_state_that_failed(in_process):
+    @function
+    def program(s):
+        s += "a" + gen("bad", temperature=-1.0)
+        return "fine"
+
+    (state,) = program.run_batch([{}], backend=in_process)
+    with pytest.raises(ProgramError, match="temperature"):
+        assert state.ret_value
+
+
+async def is_coroutine(s): ...
+
+
+def is_generator(s):
+    yield
+
+
+async def is_both(s):
+    yield
+
+
+@pytest.mark.parametrize("func", [is_coroutine, is_generator, is_both])
+def test_functions_whose_call_runs_nothing_are_refused(func):
+    with pytest.raises(RequestError, match=f"{func.__name__}.. is a.*of which a call runs nothing"):
+        function(func)
+
+
+@pytest.mark.parametrize("runs", [{"word": "a"}, "abc", b"abc", 5, None])
+@pytest.mark.parametrize("is_compiled", [False, True])
+def test_a_batch_is_a_list_of_runs(runs, is_compiled, in_process):
+    @function
+    def program(s, word):
+        s += word
+
+    with pytest.raises(RequestError, match=f"the arguments of each run, got {type(runs).__name__}"):
+        (program.compile() if is_compiled else program).run_batch(runs, backend=in_process)
+
+
+def test_a_class_is_no_backend():
+    with pytest.raises(ConfigError, match=r"got the class RuntimeEndpoint; write RuntimeEndpoint\(...\)"):
+        set_default_backend(RuntimeEndpoint)

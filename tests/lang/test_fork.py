@@ -255,3 +255,22 @@ def test_forks_left_by_an_error_are_cancelled_and_the_program_goes_on(in_process
     has_x, y = program.run(backend=in_process, temperature=0).ret_value
     assert not has_x
     assert y
+
+
+@pytest.mark.parametrize("size", ["x", 0, -1, None, 1.5])
+def test_a_fork_needs_a_number_of_states(size, in_process):
+    with pytest.raises(RequestError, match="fork needs the number of states, at least 1, got"):
+        function(lambda s: s.fork(size)).run(backend=in_process)
+
+
+def test_a_join_gathers_variables_and_nothing_else(in_process):
+    @function
+    def program(s, mode):
+        forks = s.fork(2)
+        forks += lambda i: f"{i} + 1 =" + gen("answer", max_tokens=2)
+        forks.join(mode)
+        return s["answer"]
+
+    assert len(program.run("gather_variable", backend=in_process).ret_value) == 2
+    with pytest.raises(RequestError, match="concate_and_append"):
+        program.run("concate_and_append", backend=in_process)

@@ -7,6 +7,7 @@ import pytest
 from aiohttp import web
 
 from graftlm.errors import (
+    ConfigError,
     EngineError,
     QueueFullError,
     RequestError,
@@ -82,3 +83,9 @@ def test_refusals_become_the_errors_of_an_engine(status, body, kind):
     assert type(error) is kind
     assert "why" in str(error)
     assert str(status) in str(error)
+
+
+@pytest.mark.parametrize("url", ["127.0.0.1:30000", "localhost", "ftp://host", "http://", "", None, 30000])
+def test_what_is_no_url_is_refused_at_once(url):
+    with pytest.raises(ConfigError, match="base_url must be a URL such as"):
+        HttpClient(url, api_key=None, timeout_s=None)

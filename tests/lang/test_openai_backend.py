@@ -17,6 +17,7 @@ from graftlm.errors import (
     UnavailableError,
     UnsupportedFeatureError,
 )
+from graftlm.lang.backends.openai.fields import tokens_of_each
 from graftlm.lang.backends.usage import ApiUsage
 from graftlm.testing.app_server import AppServer
 from graftlm.testing.scripted_api import ScriptedApi, ScriptedModel, writes_on
@@ -85,6 +86,49 @@ def test_answers_are_read(is_chat, program, stream, sums):
     assert meta["prompt_tokens"] == sums.prompt_tokens
 
 
+@pytest.mark.parametrize(
+    ("says", "given", "numbers"),
+    [
+        ([" one two three", " four"], {}, [3, 1]),
+        ([" one two three", " four five six"], {"max_tokens": 2}, [2, 2]),
+        ([" one two three four", " five"], {"max_tokens": 2}, [2, 1]),
+        ([" one. two", " three"], {"return_logprob": True}, [3, 1]),
+    ],
+)
+@pytest.mark.parametrize(("is_chat", "program"), [(False, completion_program), (True, chat_program)])
+def test_each_of_several_answers_has_tokens_of_its_own(is_chat, program, says, given, numbers):
+    answers = iter(says)
+    with (
+        ScriptedApi(ScriptedModel(lambda prompt: next(answers))) as api,
+        opened(api, is_chat=is_chat) as backend,
+    ):
+        metas = program(gen("x", n=2, **given)).run(backend=backend).get_meta_info("x")
+    assert [meta["completion_tokens"] for meta in metas] == numbers
+    lengths = [meta["finish_reason"].get("length") for meta in metas]
+    assert all(length in (None, number) for length, number in zip(lengths, numbers, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("total", "letters", "known", "each"),
+    [
+        (10, [3, 1], [None, None], [8, 2]),
+        (10, [3, 1], [None, 4], [6, 4]),
+        (10, [3, 1], [4, 4], [8, 2]),  # which is not their sum
+        (3, [3, 1], [4, None], [2, 1]),
+        (0, [3, 1], [None, None], [0, 0]),  # the endpoint told none
+        (2, [0, 0], [None, None], [0, 0]),
+    ],
+)
+def test_what_one_call_took_is_shared_out(total, letters, known, each):
+    assert tokens_of_each(total, letters, known) == each
+
+
+def test_an_answer_of_no_tokens_can_be_asked_for(sums):
+    with opened(sums) as backend:
+        completion_program(gen("x", max_tokens=0)).run(backend=backend)
+    assert sums.bodies[0]["max_tokens"] == 0
+
+
 def test_usage_can_be_taken_apart():
     assert ApiUsage(5, 40, 3, 2, 1) - ApiUsage(2, 10) == ApiUsage(3, 30, 3, 2, 1)
 
@@ -111,7 +155,7 @@ def test_the_models_name_says_whether_it_chats(model, is_chat):
     ("expr", "is_chat", "says", "kind"),
     [
         (gen("x", regex="a"), False, "regex: this endpoint has no such field", UnsupportedFeatureError),
-        (gen("x", dtype=int), True, "regex: this endpoint has no such field", UnsupportedFeatureError),
+        (gen("x", dtype=int), True, "dtype: this endpoint has no such field", UnsupportedFeatureError),
         (gen("x", json_schema={}), False, "json_schema: this endpoint", UnsupportedFeatureError),
         (gen("x", top_k=3, min_tokens=2), True, "min_tokens, top_k: this endpoint", UnsupportedFeatureError),
         (gen("x", return_logprob=True, logprob_start_len=0), True, "logprob_start_len", UnsupportedFeatureError),
@@ -282,7 +326,7 @@ def test_a_run_that_nobody_waits_for_leaves_no_request(ends, num_api_spec_tokens
 def test_what_is_no_such_endpoint_is_named(server):
     with (
         OpenAI("demo", base_url=f"{server.url}/health", is_chat=False) as backend,
-        pytest.raises(ProgramError, match="404"),
+        pytest.raises(ProgramError, match=r"404.*/health/completions; base_url ends in /v1 at most endpoints"),
     ):
         completion_program(gen("x")).run(backend=backend)
 

@@ -279,3 +279,39 @@ def test_a_message_and_a_scope_end_where_an_error_leaves_them(in_process):
     state = program.run(backend=in_process)
     assert state.ret_value == "Hello"
     assert [message["content"] for message in state.messages()] == ["Hello", "Yes"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("given", [{}, {"return_logprob": True}, {"n": 2}])
+def test_no_tokens_at_all_can_be_asked_for(given, stream, backend):
+    state = function(lambda s: s.__iadd__("1 + 1 =" + gen("x", max_tokens=0, **given))).run(
+        backend=backend, stream=stream, temperature=0
+    )
+    texts, metas = state["x"], state.get_meta_info("x")
+    if "n" not in given:
+        texts, metas = [texts], [metas]
+    assert state.text() == "1 + 1 ="
+    for text, meta in zip(texts, metas, strict=True):
+        assert text == ""
+        assert (meta["completion_tokens"], meta["finish_reason"]) == (0, {"type": "length", "length": 0})
+        assert meta["prompt_tokens"] > 0
+        assert not meta.get("output_token_logprobs")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ({"stop": 5}, "stop must be a string or a list of strings, got 5"),
+        ({"stop_regex": 5}, "stop_regex must be"),
+        ({"stop_token_ids": 5}, "stop_token_ids must be a list of token ids, got 5"),
+        ({"regex": 5}, "regex must be a string, got 5"),
+        ({"dtype": 5}, "dtype must be one of"),
+        ({"dtype": [int]}, "dtype must be one of"),
+        ({"json_schema": 5}, "json_schema must be a dict"),
+        ({"choices": ["a"], "regex": "a"}, "gen takes choices or regex, got both"),
+        ({"choices": ["a"], "dtype": int}, "gen takes choices or dtype, got both"),
+    ],
+)
+def test_what_a_gen_cannot_mean_is_named_at_once(arguments, says):
+    with pytest.raises(SamplingParamsError, match=says):
+        gen("x", **arguments)

@@ -1,9 +1,12 @@
 """Texts that are followed while they grow."""
 
+import contextlib
+import threading
+
 import pytest
 
 from graftlm import function, gen, select, user
-from graftlm.errors import ProgramError
+from graftlm.errors import ProgramError, RequestError
 
 
 @function
@@ -51,6 +54,7 @@ def test_several_completions_and_choices_come_whole(backend):
     assert "".join(state.text_iter()) == state.text()
     assert list(state.text_iter("c")) == [state["c"]]
     assert len(state["n"]) == 2
+    assert "".join(state.text_iter("n")) == state["n"][0]
 
 
 def test_an_unknown_variable_is_a_key_error_once_the_program_has_ended(in_process):
@@ -91,3 +95,32 @@ def test_a_chat_is_streamed(backend):
 
     state = program.run(backend=backend, temperature=0, stream=True)
     assert "".join(state.text_iter("answer")) == state.messages()[1]["content"]
+
+
+def test_a_returned_value_is_waited_for(in_process):
+    may_return = threading.Event()
+
+    @function
+    def program(s):
+        may_return.wait(10.0)
+        return "returned"
+
+    state = program.run(backend=in_process, stream=True)
+    threading.Timer(0.05, may_return.set).start()
+    assert state.ret_value == "returned"
+
+
+def test_a_program_cannot_read_what_it_will_return(in_process):
+    with pytest.raises(RequestError, match="reads its own ret_value"):
+        function(lambda s: s.ret_value).run(backend=in_process)
+
+
+def test_a_scope_that_was_left_by_an_exception_is_not_waited_for(in_process):
+    @function
+    def program(s):
+        with contextlib.suppress(LookupError), s.var_scope("v"):
+            s += "abc"
+            raise LookupError
+
+    with pytest.raises(ProgramError, match="left its var_scope by an exception"):
+        program.run(backend=in_process, stream=True)["v"]

@@ -2,20 +2,34 @@
 
 import os
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from graftlm.errors import RequestError
 from graftlm.lang.state import ProgramState
 from graftlm.progress import progress_bar
 
-__all__ = ["run_batch"]
+__all__ = ["as_runs", "run_batch"]
 
 T = TypeVar("T")
 
 #: States under way at most. They wait in the event loop, so this bounds memory, not threads.
 _MAX_UNDER_WAY: Final = 2048
+
+
+def as_runs(batch_kwargs: Any) -> list[Any]:
+    """Return the entries of a batch.
+
+    Raises:
+        RequestError: it is no list of them, but for example the arguments of one run.
+    """
+    if isinstance(batch_kwargs, Mapping | str | bytes) or not isinstance(batch_kwargs, Iterable):
+        raise RequestError(
+            f"run_batch takes a list with the arguments of each run, got {type(batch_kwargs).__name__}; write "
+            "run_batch([...]) around those of one run"
+        )
+    return list(batch_kwargs)
 
 
 def run_batch(

@@ -1,9 +1,15 @@
-"""The line of a user's program that called into the language."""
+"""Lines of a user's program: that which called into the language, or through which an error came."""
 
 import sys
+import traceback
 from dataclasses import dataclass
+from typing import TypeVar
 
-__all__ = ["CallSite", "call_site"]
+from graftlm.errors import ProgramError
+
+__all__ = ["CallSite", "call_site", "error_at", "raising_site"]
+
+E = TypeVar("E", bound=ProgramError)
 
 _PACKAGE = __name__.rpartition(".")[0]
 
@@ -26,6 +32,17 @@ def call_site() -> CallSite:
     while frame.f_back is not None and _is_ours(frame.f_globals.get("__name__", "")):
         frame = frame.f_back
     return CallSite(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
+
+
+def raising_site(error: BaseException, filename: str) -> CallSite | None:
+    """Return the innermost line of a file that an error came through; None when it came through none."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == filename]
+    return CallSite(filename, frames[-1].lineno or 0, frames[-1].name) if frames else None
+
+
+def error_at(kind: type[E], what: str, site: CallSite | None) -> E:
+    """Return an error that names a line of the program, where there is one."""
+    return kind(what) if site is None else kind(f"{what}\n  {site}", site.filename, site.lineno)
 
 
 def _is_ours(module: str) -> bool:

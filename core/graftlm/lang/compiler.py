@@ -3,6 +3,7 @@
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
+from graftlm.lang.batch import as_runs
 from graftlm.lang.bound import free_signature
 from graftlm.lang.default_backend import resolve
 from graftlm.lang.graph import Fork, Graph
@@ -27,13 +28,14 @@ class CompiledProgram:
         self,
         function: Callable[..., Any],
         constants: Mapping[str, Any],
-        outputs: Collection[str] | None = None,
+        outputs: str | Collection[str] | None = None,
         *,
         num_api_spec_tokens: int | None = None,
     ) -> None:
         """Trace a function and work on its graph; see `Program.compile`, and `@function` for the last argument."""
         self._num_api_spec_tokens = num_api_spec_tokens
-        live = drop_dead(fold_constants(trace(function, constants)), outputs)
+        wanted = (outputs,) if isinstance(outputs, str) else outputs
+        live = drop_dead(fold_constants(trace(function, constants)), wanted)
         self._apart = merge_prefixes(live)
         self._graph = share_requests(self._apart, speculates=num_api_spec_tokens is not None)
         self._signature = free_signature(function, constants)
@@ -58,13 +60,13 @@ class CompiledProgram:
         the backend's cache before the first of them starts, so that none has to see to it before its fork. Runs that do
         not fork need no such request: the first of those that arrive together computes it for the others.
         """
-        backend = resolve(backend)
+        runs, backend = as_runs(batch_kwargs), resolve(backend)
         start = Start()
-        if len(batch_kwargs) > 1 and self._caches():
+        if len(runs) > 1 and self._caches():
             program = self._program(start)
-            shared = shared_arguments([self._defaults | dict(program.keywords(run)) for run in batch_kwargs])
+            shared = shared_arguments([self._defaults | dict(program.keywords(run)) for run in runs])
             start = cache_ahead(self._graph, backend, shared)
-        return self._program(start).run_batch(batch_kwargs, backend=backend, **options)
+        return self._program(start).run_batch(runs, backend=backend, **options)
 
     def _caches(self) -> bool:
         forks = [node.action for node in self._graph.nodes() if isinstance(node.action, Fork)]

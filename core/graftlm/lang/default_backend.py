@@ -33,6 +33,8 @@ def as_backend(backend: Any) -> Backend:
     Raises:
         ConfigError: it is neither.
     """
+    if isinstance(backend, type):  # which has the methods of a Backend, too
+        raise ConfigError(f"a backend is an object, got the class {backend.__name__}; write {backend.__name__}(...)")
     if isinstance(backend, Backend):
         return backend
     if isinstance(backend, InProcessEngine):

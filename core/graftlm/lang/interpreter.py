@@ -13,7 +13,7 @@ from typing import Any
 
 from graftlm.errors import GraftlmError, InvalidPromptError, ProgramCancelledError, ProgramError, RequestError
 from graftlm.lang.backend import Backend, GenerationRequest, SpeculatingBackend
-from graftlm.lang.call_site import CallSite
+from graftlm.lang.call_site import CallSite, error_at
 from graftlm.lang.expressions import Expr, Gen, RoleBegin, RoleEnd, ScopeBegin, ScopeEnd, Select, Text
 from graftlm.lang.sampling import Sampling
 from graftlm.lang.text_feed import TextFeed
@@ -135,6 +135,7 @@ class Interpreter:
         # From here on only the event loop writes.
         self._task: asyncio.Task[None] | None = None
         self._is_running = False
+        self._has_ended = False
         self._error: ProgramError | None = None
         self._messages: list[dict[str, str]] = []
         self._role: str | None = None
@@ -227,17 +228,21 @@ class Interpreter:
             return list(self._children)
 
     def _cancel_with(self, error: ProgramError) -> None:
+        if self._has_ended and not self._is_running:  # all is there; only forks may have something left
+            return
         self._fail_with(error)
         if self._task is not None and self._is_running:  # it waits for its backend
             self._task.cancel()  # one that has not begun finds the error
 
     def _fail_with(self, error: ProgramError) -> None:
-        if self._error is None:
-            self._error = error
-        for cell in (scope.cell for scopes in self._scopes.values() for scope in scopes):
-            cell.fail(self._error)
-        self._scopes.clear()
+        self._error = self._error or error
+        self._fail_scopes(self._error)
         self.feed.end(self._error)
+
+    def _fail_scopes(self, error: ProgramError) -> None:
+        for cell in (scope.cell for scopes in self._scopes.values() for scope in scopes):
+            cell.fail(error)
+        self._scopes.clear()
 
     async def _execute(self, step: _Step) -> None:
         match step.action:
@@ -262,6 +267,8 @@ class Interpreter:
             case Take(taken, shared):
                 await self._take(taken, shared)
             case End(ended):
+                self._has_ended = True
+                self._fail_scopes(ProgramError("the program left its var_scope by an exception, before the text's end"))
                 self.feed.end()
                 ended.set_result(None)
 
@@ -403,7 +410,6 @@ def _program_error(error: BaseException, site: CallSite | None) -> ProgramError:
     if isinstance(error, asyncio.CancelledError):
         return ProgramCancelledError("this program's run was cancelled")
     what = str(error) if isinstance(error, GraftlmError) else f"{type(error).__name__}: {error}"
-    filename, lineno = (None, None) if site is None else (site.filename, site.lineno)
-    made = ProgramError(what if site is None else f"{what}\n  {site}", filename, lineno)
+    made = error_at(ProgramError, what, site)
     made.__cause__ = error
     return made

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Final, NoReturn, TypeGuard
 
 from graftlm.errors import TraceError
-from graftlm.lang.call_site import CallSite, call_site
+from graftlm.lang.call_site import CallSite, call_site, error_at
 from graftlm.lang.expressions import Expr
 from graftlm.lang.template import TEXT_METHODS, Argument, MetaInfo, Produced, Slot, Source, Template
 
@@ -162,7 +162,7 @@ class Marks:
     def stop(self, what: str, site: CallSite | None = None) -> NoReturn:
         """Raise TraceError with the program's line. The trace remembers it, should the program catch it."""
         site = site or self._site()
-        error = TraceError(f"the program cannot be traced: {what}\n  {site}", site.filename, site.lineno)
+        error = error_at(TraceError, f"the program cannot be traced: {what}", site)
         self.stopped = self.stopped or error
         raise error
 

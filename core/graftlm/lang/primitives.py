@@ -71,7 +71,7 @@ def gen(
         return_logprob, logprob_start_len, top_logprobs_num, return_text_in_logprobs: log-probabilities in
             `s.get_meta_info(name)`, as SGLang's /generate has them.
         dtype: int, float, str or bool: the text looks like one, a str with its quotes.
-        choices: as of `select`; the sampling parameters then have no say.
+        choices: as of `select`; sampling parameters then have no say, and other forms are refused.
         regex, json_schema: what the text has to match; a schema is a dict, its text, or a pydantic model class.
 
     Raises:
@@ -80,6 +80,7 @@ def gen(
     arguments = dict(locals())
     name, choices, method = (arguments.pop(key) for key in ("name", "choices", "choices_method"))
     if choices is not None:
+        _check_decides_alone(arguments)
         return select(name, choices, choices_method=method or token_length_normalized)
     return Gen(name, make_sampling(arguments | {"json_schema": _schema_text(json_schema)}))
 
@@ -207,6 +208,12 @@ def video(path: object, num_frames: int = 0) -> NoReturn:
     raise UnsupportedFeatureError("video: no backend of graftlm.lang takes videos; describe it in text")
 
 
+def _check_decides_alone(arguments: Mapping[str, Any]) -> None:
+    forms = [name for name in ("dtype", "regex", "json_schema") if arguments[name] is not None]
+    if forms:
+        raise SamplingParamsError(f"gen takes choices or {', '.join(forms)}, got both; leave one of them out")
+
+
 def _is_choice(choice: object) -> bool:
     # What stands for an argument while a program is traced is no str, but has one.
     return isinstance(choice, str | Placeholder) and str(choice) != ""
@@ -222,4 +229,6 @@ def _schema_text(schema: str | Mapping[str, Any] | type[Any] | None) -> str | No
     if schema is None or isinstance(schema, str):
         return schema
     to_schema = getattr(schema, "model_json_schema", None)
+    if to_schema is None and not isinstance(schema, Mapping | Placeholder):
+        raise SamplingParamsError(f"json_schema must be a dict, its text or a pydantic model class, got {schema!r}")
     return json.dumps(schema if to_schema is None else to_schema())

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 from graftlm.errors import RequestError
 from graftlm.lang.backend import Backend
-from graftlm.lang.batch import run_batch
+from graftlm.lang.batch import as_runs, run_batch
 from graftlm.lang.bound import BoundFunction
 from graftlm.lang.default_backend import default_backend, resolve
 from graftlm.lang.event_loop import shared_loop
@@ -51,10 +51,11 @@ class Program:
             num_api_spec_tokens: as of `@function`.
 
         Raises:
-            RequestError: it takes no argument for the state, or there are no tokens to ask for ahead.
+            RequestError: it takes no argument for the state, would not run when it is called, or there are no tokens
+                to ask for ahead.
         """
-        if num_api_spec_tokens is not None and num_api_spec_tokens < 1:
-            raise RequestError(f"num_api_spec_tokens must be at least 1, or None, got {num_api_spec_tokens}")
+        _check_num_api_spec_tokens(num_api_spec_tokens)
+        _check_runs_when_called(function)
         self._num_api_spec_tokens = num_api_spec_tokens
         parameters = list(inspect.signature(function).parameters)
         if not parameters:
@@ -118,8 +119,11 @@ class Program:
             sampling: as of `run`.
 
         Returns: one state each, in order. One that failed raises when it is read; the others are not affected.
+
+        Raises:
+            RequestError: `batch_kwargs` has no entry for each run.
         """
-        runs = [self.keywords(arguments) for arguments in batch_kwargs]
+        runs = [self.keywords(arguments) for arguments in as_runs(batch_kwargs)]
         backend = resolve(backend)
         if self._prefix is not None and backend is not self._cached_in and len(runs) > 1:
             cache_ahead(self._prefix, backend, {})
@@ -149,7 +153,7 @@ class Program:
         return Program(bound, prefix, backend, num_api_spec_tokens=self._num_api_spec_tokens)
 
     def trace(self, **constants: Any) -> Graph:
-        """Return what the program says as a graph, without running a model. The function runs twice for it.
+        """Return what the program says as a graph, without running a model. The function runs a few times for it.
 
         Args:
             constants: arguments; the others stay free, and placeholders stand for them.
@@ -161,12 +165,12 @@ class Program:
         """
         return trace(self._function, constants)
 
-    def compile(self, *, outputs: Collection[str] | None = None, **constants: Any) -> "CompiledProgram":
+    def compile(self, *, outputs: str | Collection[str] | None = None, **constants: Any) -> "CompiledProgram":
         """Return the program as a graph that runs by itself.
 
         Args:
-            outputs: variables that are wanted beside the returned value; what none of these depends on is left out,
-                and the text ends there. None keeps the whole text and all variables.
+            outputs: names of variables, or one name, that are wanted beside the returned value; what none of these
+                depends on is left out, and the text ends there. None keeps the whole text and all variables.
             constants: arguments; the others are given to `run`.
 
         Raises:
@@ -202,6 +206,26 @@ class Program:
             resolve(backend), make_sampling(sampling), stream, shared_loop(), self._num_api_spec_tokens
         )
         return ProgramState.begin(context), arguments
+
+
+def _check_num_api_spec_tokens(number: int | None) -> None:
+    if number is None:
+        return
+    if not isinstance(number, int) or isinstance(number, bool) or number < 1:
+        raise RequestError(f"num_api_spec_tokens must be at least 1, or None, got {number!r}")
+
+
+def _check_runs_when_called(function: Callable[..., Any]) -> None:
+    kinds = {
+        "async def": inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function),
+        "a generator, with yield": inspect.isgeneratorfunction(function),
+    }
+    for kind, is_one in kinds.items():
+        if is_one:
+            raise RequestError(
+                f"{function.__qualname__}() is {kind}, of which a call runs nothing; make the program of an ordinary "
+                "function: writing never waits, and run(..., stream=True) returns at once"
+            )
 
 
 class _Worker:

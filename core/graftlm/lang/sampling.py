@@ -88,7 +88,7 @@ def make_sampling(values: Mapping[str, Any]) -> Sampling:
     for name in ("stop", "stop_regex"):
         values[name] = _strings(name, values.get(name))
     if values.get("stop_token_ids") is not None:
-        values["stop_token_ids"] = tuple(values["stop_token_ids"])
+        values["stop_token_ids"] = _tuple("stop_token_ids", values["stop_token_ids"], "a list of token ids")
     values["dtype"] = _dtype_name(values.get("dtype"))
     _check_regex(values.get("regex"))
     return Sampling(**values)
@@ -97,18 +97,26 @@ def make_sampling(values: Mapping[str, Any]) -> Sampling:
 def _strings(name: str, value: str | Sequence[str] | None) -> tuple[str, ...] | None:
     if value is None:
         return None
-    strings = (value,) if isinstance(value, str) else tuple(value)
+    wanted = "a string or a list of strings"
+    strings = (value,) if isinstance(value, str) else _tuple(name, value, wanted)
     if not all(isinstance(string, str) for string in strings):
-        raise SamplingParamsError(f"{name} must be a string or a list of strings, got {value!r}")
+        raise SamplingParamsError(f"{name} must be {wanted}, got {value!r}")
     return strings
+
+
+def _tuple(name: str, value: Any, wanted: str) -> tuple[Any, ...]:
+    try:
+        return tuple(value)
+    except TypeError:
+        raise SamplingParamsError(f"{name} must be {wanted}, got {value!r}") from None
 
 
 def _dtype_name(dtype: type | str | None) -> str | None:
     if dtype is None:
         return None
-    name = dtype if isinstance(dtype, str) else dtype.__name__
+    name = dtype.__name__ if isinstance(dtype, type) else dtype
     name = "str" if name == "string" else name
-    if name not in DTYPE_PATTERNS:
+    if not isinstance(name, str) or name not in DTYPE_PATTERNS:
         raise SamplingParamsError(f"dtype must be one of {', '.join(DTYPE_PATTERNS)}, got {name!r}")
     return name
 
@@ -118,5 +126,7 @@ def _check_regex(regex: str | None) -> None:
         return
     try:
         re.compile(regex)
+    except TypeError:
+        raise SamplingParamsError(f"regex must be a string, got {regex!r}") from None
     except re.error as error:
         raise SamplingParamsError(f"regex {regex!r} is not a regular expression: {error}") from None

@@ -1,5 +1,7 @@
 """What a program writes to and reads from: its state, and the forks of it."""
 
+import inspect
+import operator
 import weakref
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import Future
@@ -9,12 +11,12 @@ from typing import Any, Protocol, Self
 
 from graftlm.errors import ProgramCancelledError, ProgramError, RequestError
 from graftlm.lang import expressions as ex
-from graftlm.lang.call_site import CallSite, call_site
+from graftlm.lang.call_site import CallSite, call_site, error_at, raising_site
 from graftlm.lang.expressions import Expr, as_expr
 from graftlm.lang.interpreter import Action, End, Interpreter, RunContext, Snapshot, Take
 from graftlm.lang.text_feed import TextFeed
 from graftlm.lang.thoughts import REASONING_SUFFIX
-from graftlm.lang.variables import Cell, Value, Variables, result_of
+from graftlm.lang.variables import Cell, Scope, Value, Variables, result_of
 
 __all__ = ["ProgramState", "ProgramStateGroup", "Promise", "Stream"]
 
@@ -91,7 +93,7 @@ class ProgramState:
                 self._submit(part, site)
             return
         cell = None
-        if isinstance(expr, ex.Gen | ex.Select | ex.ScopeBegin) and expr.name is not None:
+        if isinstance(expr, ex.Gen | ex.Select) and expr.name is not None:
             cell = Cell(thoughts=self._thoughts_of(expr))
             self._variables[expr.name] = cell
         self._interpreter.submit(expr, site, cell)
@@ -133,7 +135,20 @@ class ProgramState:
 
     def var_scope(self, name: str) -> Any:
         """Keep the text of a `with` block as a variable."""
-        return self._between(ex.ScopeBegin(name), ex.ScopeEnd(name))
+        return self._scope(name)
+
+    @contextmanager
+    def _scope(self, name: str) -> Iterator[None]:
+        site = call_site()
+        scope = Scope(name, site)
+        cell = Cell(scope=scope)
+        self._variables[name] = cell
+        self._interpreter.submit(ex.ScopeBegin(name), site, cell)
+        try:
+            yield
+        finally:  # an error that the program catches leaves it closed
+            scope.is_open = False
+            self._submit(ex.ScopeEnd(name), call_site())
 
     @contextmanager
     def _between(self, begin: Expr, end: Expr) -> Iterator[None]:
@@ -148,9 +163,7 @@ class ProgramState:
 
         The text so far is put into the backend's cache once, before any of them asks for more.
         """
-        if size < 1:
-            raise RequestError(f"fork needs at least 1 state, got {size}")
-        children = self._interpreter.fork(size, call_site())
+        children = self._interpreter.fork(_number_of_forks(size), call_site())
         states = [ProgramState(child, Variables(self._variables.copy()), self) for child in children]
         return ProgramStateGroup(states, self)
 
@@ -168,10 +181,10 @@ class ProgramState:
 
         Raises:
             KeyError: the program has not asked for such a variable.
-            ProgramError: what should have made it failed.
+            ProgramError: what should have made it failed, or the program's function before it came to it.
+            RequestError: it is the text of a `var_scope` that the reading line is in.
         """
-        value: Value = result_of(self._variables[name].future)
-        return value.value
+        return self._value(name).value
 
     def get_var(self, name: str) -> Any:
         """Return a variable; as `s[name]`."""
@@ -179,8 +192,13 @@ class ProgramState:
 
     def get_meta_info(self, name: str) -> Any:
         """Return what the backend said of a variable: its tokens, why it ended; a list when `n` were generated."""
-        value: Value = result_of(self._variables[name].future)
-        return value.meta_info
+        return self._value(name).meta_info
+
+    def _value(self, name: str) -> Value:
+        cell = self._variables[name]
+        cell.check_readable()
+        value: Value = result_of(cell.future)
+        return value
 
     def __contains__(self, name: object) -> bool:
         return name in self._variables
@@ -203,21 +221,36 @@ class ProgramState:
 
     @property
     def ret_value(self) -> Any:
-        """What the program's function returned; waits for what a compiled program returns."""
+        """What the program's function returned; waits for that, and for what a compiled program returns.
+
+        Raises:
+            ProgramError: the function, or the state, failed.
+            RequestError: the function itself reads it.
+        """
+        self._variables.wait_until_ended()
+        if (error := self._interpreter.error) is not None:
+            raise error.again()
         return self._returned.result() if isinstance(self._returned, Promise) else self._returned
 
     def text_iter(self, var_name: str | None = None) -> Iterator[str]:
-        """Yield the text, or a variable's, in pieces as it grows; raises ProgramError where it fails."""
-        feed = self._interpreter.feed if var_name is None else self._variables[var_name].feed
-        yield from feed.chunks()
+        """Yield the text, or a variable's, in pieces as it grows; raises ProgramError where it fails.
+
+        Of a variable with `n` completions it is the first one, with which the program goes on.
+        """
+        yield from self._feed(None if var_name is None else self._variables[var_name]).chunks()
 
     async def text_async_iter(self, var_name: str | None = None) -> AsyncIterator[str]:
         """Yield as `text_iter`, without blocking the event loop."""
-        feed = self._interpreter.feed
-        if var_name is not None:
-            feed = (await self._variables.wait_for(var_name)).feed
-        async for chunk in feed.achunks():
+        cell = None if var_name is None else await self._variables.wait_for(var_name)
+        async for chunk in self._feed(cell).achunks():
             yield chunk
+
+    def _feed(self, cell: Cell | None) -> TextFeed:
+        """Return the text of a variable, or of the state, to follow; raises RequestError in its own `var_scope`."""
+        if cell is None:
+            return self._interpreter.feed
+        cell.check_readable()
+        return cell.feed
 
     def _snapshot(self) -> Snapshot:
         taken: Future[Snapshot] = Future()
@@ -243,10 +276,11 @@ class ProgramState:
         try:
             self._returned = function(self, *args, **kwargs)
         except BaseException as error:
-            self._interpreter.fail(_of_function(error))
+            failed = _of_function(error, function)
+            self._interpreter.fail(failed)
+            self._variables.end(failed)
             raise
-        finally:
-            self._variables.end()
+        self._variables.end()
         ended: Future[None] = Future()
         self._interpreter.submit(End(ended))
         return ended
@@ -257,16 +291,28 @@ class ProgramState:
             return self.run(function, *args, **kwargs)
         except BaseException as error:  # a SystemExit too: it ends this run, and not those beside it
             ended: Future[None] = Future()
-            ended.set_exception(_of_function(error))
+            ended.set_exception(_of_function(error, function))
             return ended
 
 
-def _of_function(error: BaseException) -> ProgramError:
+def _of_function(error: BaseException, function: Callable[..., Any]) -> ProgramError:
     if isinstance(error, ProgramError):  # of a read
         return error.again()
-    made = ProgramError(f"the program's function raised {type(error).__name__}: {error}")
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    site = None if code is None else raising_site(error, code.co_filename)
+    made = error_at(ProgramError, f"the program's function raised {type(error).__name__}: {error}", site)
     made.__cause__ = error
     return made
+
+
+def _number_of_forks(size: int) -> int:
+    try:
+        number = operator.index(size)
+    except TypeError:
+        number = 0
+    if number < 1:
+        raise RequestError(f"fork needs the number of states, at least 1, got {size!r}")
+    return number
 
 
 class ProgramStateGroup(Sequence[ProgramState]):
@@ -320,12 +366,20 @@ class ProgramStateGroup(Sequence[ProgramState]):
         for state in self._states:  # nobody will read them, and the error is what matters
             state.cancel()
 
-    def join(self) -> None:
+    def join(self, mode: str = "gather_variable") -> None:
         """Wait for all, and give the parent each variable that is new in them, as the list of their values.
+
+        Args:
+            mode: only "gather_variable", which is that.
 
         Raises:
             ProgramError: one of them failed.
+            RequestError: another mode.
         """
+        if mode != "gather_variable":
+            raise RequestError(
+                f'join knows the mode "gather_variable", got {mode!r}; append what forks wrote by s += ...'
+            )
         for state in self._states:
             state.sync()
         new = {name for state in self._states for name in state._variables.copy()} - set(self._parent._variables.copy())

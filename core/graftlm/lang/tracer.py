@@ -1,7 +1,6 @@
 """Runs a program's function without a model, and records what it says as a graph."""
 
 import inspect
-import traceback
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -12,7 +11,7 @@ from typing import Any, Final, NoReturn, cast
 from graftlm.errors import ProgramError, TraceError
 from graftlm.lang import expressions as ex
 from graftlm.lang.bound import free_signature
-from graftlm.lang.call_site import CallSite, call_site
+from graftlm.lang.call_site import CallSite, call_site, error_at, raising_site
 from graftlm.lang.graph import (
     Action,
     Branch,
@@ -175,12 +174,10 @@ def _record(
 
 def _of_function(error: Exception, filename: str) -> TraceError:
     """Return what says that the function itself raised, perhaps of a placeholder."""
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == filename]
-    site = CallSite(filename, frames[-1].lineno or 0, frames[-1].name) if frames else None
     made = _error(
         f"it raised {type(error).__name__}: {error}\n  free arguments and what a model writes are placeholders in a "
         "trace, which other code does not take",
-        site,
+        raising_site(error, filename),
     )
     made.__cause__ = error
     return made
@@ -299,6 +296,4 @@ def _check_same(first: Graph, second: Graph) -> None:
 
 
 def _error(what: str, site: CallSite | None) -> TraceError:
-    if site is None:
-        return TraceError(f"the program cannot be traced: {what}")
-    return TraceError(f"the program cannot be traced: {what}\n  {site}", site.filename, site.lineno)
+    return error_at(TraceError, f"the program cannot be traced: {what}", site)

@@ -7,10 +7,11 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from graftlm.errors import ProgramError
+from graftlm.errors import ProgramError, RequestError
+from graftlm.lang.call_site import CallSite
 from graftlm.lang.text_feed import TextFeed
 
-__all__ = ["Cell", "Value", "Variables", "arrival", "result_of"]
+__all__ = ["Cell", "Scope", "Value", "Variables", "arrival", "result_of"]
 
 T = TypeVar("T")
 
@@ -28,24 +29,60 @@ class Value:
     meta_info: dict[str, Any] | list[dict[str, Any]] = field(default_factory=dict)
 
 
+@dataclass(slots=True, eq=False)
+class Scope:
+    """A `with s.var_scope(...)` block, as the program's thread has come to it.
+
+    Attributes:
+        site: where it begins.
+        thread: that runs the block, and so waits for ever if it waits for the block's text.
+    """
+
+    name: str
+    site: CallSite
+    thread: int = field(default_factory=threading.get_ident)
+    is_open: bool = True
+
+    def check_readable(self) -> None:
+        """Check that the calling thread may wait for the block's text.
+
+        Raises:
+            RequestError: it is in the block itself.
+        """
+        if self.is_open and self.thread == threading.get_ident():
+            raise RequestError(
+                f"scope {self.name!r} is still open, so its text is not there yet; read it behind its with block\n"
+                f"  {self.site}"
+            )
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Cell:
     """One variable as one line of the program makes it. A line that runs again makes another.
 
     Attributes:
         thoughts: the variable of the reasoning that led to this one, where that is kept apart.
+        scope: the block whose text it keeps, if it is one's.
     """
 
     future: "Future[Value]" = field(default_factory=Future)
     feed: TextFeed = field(default_factory=TextFeed)
     thoughts: "Cell | None" = None
+    scope: Scope | None = None
 
     def fill(self, value: Value) -> None:
-        """Set the value."""
+        """Set the value; of `n` completions, the text to follow is the first, with which the program goes on."""
         self.future.set_result(value)
-        if isinstance(value.value, str):
-            self.feed.grow(value.value)
+        text = value.value[0] if isinstance(value.meta_info, list) else value.value
+        if isinstance(text, str):
+            self.feed.grow(text)
         self.feed.end()
+
+    def check_readable(self) -> None:
+        """Check that the calling thread may wait for the value; raises RequestError as `Scope.check_readable`."""
+        has_failed = self.future.done() and self.future.exception() is not None
+        if self.scope is not None and not has_failed:
+            self.scope.check_readable()
 
     def fail(self, error: ProgramError) -> None:
         """Have every read raise."""
@@ -69,16 +106,32 @@ class Variables:
         self._changed = threading.Condition()
         self._writer: int | None = None
         self._is_open = is_open
+        self._error: ProgramError | None = None
 
     def begin(self) -> None:
         """Take the calling thread for the program's own."""
         self._writer = threading.get_ident()
 
-    def end(self) -> None:
-        """The program asks for no more names."""
+    def end(self, error: ProgramError | None = None) -> None:
+        """The program asks for no more names; with an error, it did not come to those that are not there."""
         with self._changed:
             self._is_open = False
+            self._error = error
             self._changed.notify_all()
+
+    def wait_until_ended(self) -> None:
+        """Wait until the program asks for no more names.
+
+        Raises:
+            ProgramError: its function failed.
+            RequestError: the calling thread is the program's own.
+        """
+        with self._changed:
+            if self._is_open and self._writer == threading.get_ident():
+                raise RequestError("the program reads its own ret_value, which is there when its function has returned")
+            self._changed.wait_for(lambda: not self._is_open)
+            if self._error is not None:
+                raise self._error.again()
 
     def __setitem__(self, name: str, cell: Cell) -> None:
         with self._changed:
@@ -94,9 +147,12 @@ class Variables:
 
         Raises:
             KeyError: the program does not make such a variable.
+            ProgramError: its function failed before it came to one.
         """
         with self._changed:
             while name not in self._cells:
+                if self._error is not None:
+                    raise self._error.again()
                 if not self._is_open or self._writer == threading.get_ident():
                     known = ", ".join(sorted(self._cells)) or "none"
                     raise KeyError(f"this program's state has no variable {name!r}; it has: {known}")

@@ -43,7 +43,7 @@ class RuntimeEndpoint:
         max_requests: int = 512,
         timeout_s: float | None = None,
     ) -> None:
-        self._http = HttpClient(base_url, api_key=api_key, timeout_s=timeout_s)
+        self._http = HttpClient(base_url, api_key=api_key, timeout_s=timeout_s, hint=_hint(base_url))
         self._template_name = chat_template
         self._room = Room(max_requests)
         self._chat_template: ChatTemplate | None = None
@@ -172,6 +172,10 @@ def _body(request: GenerationRequest) -> dict[str, Any]:
     beside: dict[str, Any] = {name: given.pop(name) for name in _BESIDE if name in given}
     sampling = {_RENAMED.get(name, name): value for name, value in given.items()}
     return {"text": request.prompt, "sampling_params": sampling, **beside}
+
+
+def _hint(base_url: str) -> str:
+    return "leave /v1 out of base_url" if str(base_url).rstrip("/").endswith("/v1") else ""
 
 
 def _generation(answer: Mapping[str, Any]) -> Generation:

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Any, Final, Protocol, runtime_checkable
 
 from graftlm.errors import RequestFailedError, SamplingParamsError, UnsupportedFeatureError
@@ -149,6 +150,8 @@ class EngineBackend:
 
     def _generation(self, output: RequestOutput, completion: Completion, sampling: Sampling) -> Generation:
         _check_ended_well(completion)
+        if sampling.max_tokens == 0:
+            completion = _without_output(completion)
         return Generation(completion.text, meta_info(output, completion, sampling, self._token_text))
 
     def _token_text(self, token_id: int) -> str:
@@ -181,6 +184,8 @@ def _params(sampling: Sampling) -> SamplingParams:
         raise UnsupportedFeatureError("stop_regex: an engine ends text by stop strings only; use stop, or regex")
     given = sampling.given()
     fields: dict[str, Any] = {name: given[name] for name in _SAME if name in given}
+    if sampling.max_tokens == 0:
+        fields["max_tokens"] = 1  # what an engine generates at least, and nobody is shown
     if sampling.top_k is not None and sampling.top_k != -1:
         fields["top_k"] = sampling.top_k
     if sampling.return_logprob:
@@ -189,6 +194,13 @@ def _params(sampling: Sampling) -> SamplingParams:
             fields["prompt_logprobs"] = fields["logprobs"]
             fields["prompt_logprobs_start"] = sampling.logprob_start_len + 1  # its own is not shown, as by SGLang
     return SamplingParams(**fields)
+
+
+def _without_output(completion: Completion) -> Completion:
+    """Return a completion of no tokens, as of a server that is asked for none."""
+    ended = None if completion.finish_reason is None else FinishReason.LENGTH
+    logprobs = None if completion.logprobs is None else ()
+    return replace(completion, text="", token_ids=(), logprobs=logprobs, finish_reason=ended, matched_stop=None)
 
 
 def _check_ended_well(completion: Completion) -> None:

@@ -9,8 +9,10 @@ from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from concurrent.futures import wait
 from contextlib import aclosing, asynccontextmanager
 from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import urlsplit
 
 from graftlm.errors import (
+    ConfigError,
     EngineError,
     GraftlmError,
     QueueFullError,
@@ -53,14 +55,19 @@ class HttpClient:
     connection, upon which a server aborts what it was doing for it.
     """
 
-    def __init__(self, base_url: str, *, api_key: str | None, timeout_s: float | None) -> None:
+    def __init__(self, base_url: str, *, api_key: str | None, timeout_s: float | None, hint: str = "") -> None:
         """Say whom to talk to.
 
         Args:
             api_key: sent with each request.
             timeout_s: without a byte from the server, after which a request is given up; None: never.
+            hint: at what may be wrong with the URL, for a page that is not there.
+
+        Raises:
+            ConfigError: the URL is none.
         """
-        self.url = base_url.rstrip("/")
+        self.url = _checked(base_url).rstrip("/")
+        self._hint = hint
         self._headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
         self._timeout_s = timeout_s
         self._sessions: list[aiohttp.ClientSession] = []
@@ -121,7 +128,8 @@ class HttpClient:
         try:
             async with self._session().request(method, self.url + path, json=body) as response:
                 if response.status >= 400:
-                    raise refusal(response.status, _json_or_text(await response.text()))
+                    about = self._about(response.status, path)
+                    raise refusal(response.status, _json_or_text(await response.text()), about)
                 yield response
         except aiohttp.ConnectionTimeoutError as error:
             raise UnavailableError(f"cannot connect to {self.url} within {_CONNECT_TIMEOUT_S:g} s") from error
@@ -129,6 +137,12 @@ class HttpClient:
             raise RequestTimeoutError(f"{self.url} sent nothing for {self._timeout_s} s") from error
         except aiohttp.ClientError as error:
             raise UnavailableError(f"cannot talk to {self.url}: {type(error).__name__}: {error}") from error
+
+    def _about(self, status: int, path: str) -> str:
+        """Return what to say beside a refusal: where a page is not, since the URL may be wrong."""
+        if status not in (404, 405):
+            return ""
+        return f" ({self.url}{path}{'; ' if self._hint else ''}{self._hint})"
 
     def _session(self) -> "aiohttp.ClientSession":
         import aiohttp
@@ -159,12 +173,19 @@ def _watched_socket(address: "tuple[Any, ...]") -> socket.socket:
     return made
 
 
-def refusal(status: int, body: Any) -> GraftlmError:
-    """Return a server's refusal as the error that fits its status."""
+def refusal(status: int, body: Any, about: str = "") -> GraftlmError:
+    """Return a server's refusal as the error that fits its status; `about` is said behind it."""
     detail = body.get("error", body) if isinstance(body, dict) else body
     message = detail.get("message", detail) if isinstance(detail, dict) else detail
     kind = _ERRORS.get(status, RequestError if status < 500 else EngineError)
-    return kind(f"the server answered {status}: {message}")
+    return kind(f"the server answered {status}: {message}{about}")
+
+
+def _checked(url: str) -> str:
+    parts = urlsplit(url) if isinstance(url, str) else None
+    if parts is None or parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ConfigError(f"base_url must be a URL such as http://127.0.0.1:30000, got {url!r}")
+    return url
 
 
 def _json_or_text(text: str) -> Any:

@@ -227,7 +227,8 @@ class SpeculativeBackend:
             )
 
     def _max_tokens(self, request: GenerationRequest) -> int:
-        return request.sampling.max_tokens or self._default_max_tokens
+        wanted = request.sampling.max_tokens
+        return self._default_max_tokens if wanted is None else wanted
 
 
 def _needs_call(sampling: Sampling) -> bool:

@@ -63,7 +63,7 @@ class OpenAI:
     ) -> None:
         self._model = model
         self._template_name = chat_template
-        self._http = HttpClient(base_url, api_key=api_key, timeout_s=timeout_s)
+        self._http = HttpClient(base_url, api_key=api_key, timeout_s=timeout_s, hint=_hint(base_url))
         self._room = Room(max_requests)
         self._meter = UsageMeter()
         self._echoes = True
@@ -201,6 +201,10 @@ class OpenAI:
                 "select: this endpoint tells no log-probabilities; let gen write one of the choices instead, and check"
             )
         return path_scores(choices, tokens, top, TokenNumbers())
+
+
+def _hint(base_url: str) -> str:
+    return "" if str(base_url).rstrip("/").endswith("/v1") else "base_url ends in /v1 at most endpoints"
 
 
 async def _started(

@@ -3,7 +3,7 @@
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from graftlm.errors import (
@@ -15,12 +15,13 @@ from graftlm.errors import (
 )
 from graftlm.lang.backend import Generation, GenerationRequest
 from graftlm.lang.backends.openai.fields import (
-    DEFAULT_MAX_TOKENS,
     CallTokens,
     call_tokens,
     choices_of,
     common_fields,
     finish_reason,
+    max_tokens_of,
+    tokens_of_each,
 )
 from graftlm.lang.chat_template import ChatTemplate
 from graftlm.lang.sampling import Sampling
@@ -98,14 +99,18 @@ class Dialect(ABC):
             EngineError: it has another number of them than was asked for, or one without text.
             RequestFailedError: one does not begin with what the program wrote already.
         """
-        choices, tokens = choices_of(answer), call_tokens(answer)
+        choices, tokens, call_id = choices_of(answer), call_tokens(answer), str(answer.get("id", ""))
         if len(choices) != (expected := request.sampling.n or 1):
             raise EngineError(f"the endpoint answered {len(choices)} choices, expected n={expected}: {answer!r:.200}")
         for choice in choices:
             self._check_whole(choice)
+        pieces = [self._piece(choice) for choice in choices]
+        letters = [len(piece.reasoning + piece.text) for piece in pieces]
+        known = [_known_tokens(request, choice, piece) for choice, piece in zip(choices, pieces, strict=True)]
+        numbers = [tokens.completion] if len(choices) == 1 else tokens_of_each(tokens.completion, letters, known)
         return [
-            self._generation(request, str(answer.get("id", "")), choice, self._piece(choice), tokens)
-            for choice in choices
+            self._generation(request, call_id, choice, piece, replace(tokens, completion=number))
+            for choice, piece, number in zip(choices, pieces, numbers, strict=True)
         ]
 
     @abstractmethod
@@ -132,10 +137,9 @@ class Dialect(ABC):
             "id": call_id,
             "finish_reason": finish_reason(choice, tokens.completion),
             "prompt_tokens": tokens.prompt,
+            "completion_tokens": tokens.completion,
             "cached_tokens": tokens.cached,
         }
-        if (request.sampling.n or 1) == 1:  # of several, only the sum is told
-            meta["completion_tokens"] = tokens.completion
         if request.sampling.return_logprob:
             meta["output_token_logprobs"] = list(piece.tokens)
             if request.sampling.top_logprobs_num:
@@ -143,6 +147,13 @@ class Dialect(ABC):
         if piece.reasoning:
             meta["reasoning_content"] = piece.reasoning
         return Generation(_behind(self.written(request), piece.text), meta)
+
+
+def _known_tokens(request: GenerationRequest, choice: Mapping[str, Any], piece: Piece) -> int | None:
+    """Return a completion's tokens as far as its choice tells them; None where it does not."""
+    if piece.tokens:
+        return len(piece.tokens)
+    return max_tokens_of(request.sampling) if choice.get("finish_reason") == "length" else None
 
 
 def _behind(written: str, text: str) -> str:
@@ -167,7 +178,7 @@ class CompletionDialect(Dialect):
         fields = common_fields(sampling)
         if sampling.return_logprob:
             fields["logprobs"] = sampling.top_logprobs_num or 0
-        fields["max_tokens"] = sampling.max_tokens or DEFAULT_MAX_TOKENS
+        fields["max_tokens"] = max_tokens_of(sampling)
         return {"model": self._model, "prompt": request.prompt, **fields}
 
     def scoring_body(self, texts: Sequence[str]) -> dict[str, Any]:
@@ -222,7 +233,7 @@ class ChatDialect(Dialect):
             fields["response_format"] = _response_format(sampling.json_schema)
         if messages[-1]["role"] == "assistant":
             fields |= {"continue_final_message": True, "add_generation_prompt": False}
-        fields[self._limit_name] = sampling.max_tokens or DEFAULT_MAX_TOKENS
+        fields[self._limit_name] = max_tokens_of(sampling)
         return {"model": self._model, "messages": messages, **fields}
 
     def written(self, request: GenerationRequest) -> str:

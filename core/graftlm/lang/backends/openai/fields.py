@@ -1,13 +1,23 @@
 """What chat and completion endpoints have in common on the wire."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from typing import Any, Final
 
 from graftlm.errors import EngineError, UnsupportedFeatureError
-from graftlm.lang.sampling import Sampling
+from graftlm.lang.sampling import DTYPE_PATTERNS, Sampling
 
-__all__ = ["DEFAULT_MAX_TOKENS", "CallTokens", "call_tokens", "choices_of", "common_fields", "finish_reason"]
+__all__ = [
+    "DEFAULT_MAX_TOKENS",
+    "CallTokens",
+    "call_tokens",
+    "choices_of",
+    "common_fields",
+    "finish_reason",
+    "max_tokens_of",
+    "tokens_of_each",
+]
 
 #: What engines and their servers take when nobody says; endpoints differ.
 DEFAULT_MAX_TOKENS: Final = 128
@@ -45,8 +55,10 @@ def common_fields(sampling: Sampling, *, taken: tuple[str, ...] = ()) -> dict[st
     known = {*_SAME, *_ELSEWHERE, *taken}
     strange = [name for name in given if name not in known and given[name] != _NEUTRAL.get(name)]
     if strange:
+        is_dtype = sampling.regex in DTYPE_PATTERNS.values()  # which is written as a pattern by now
+        written = ["dtype" if name == "regex" and is_dtype else name for name in strange]
         raise UnsupportedFeatureError(
-            f"{', '.join(strange)}: this endpoint has no such field; leave it out, or run the program on an Engine or "
+            f"{', '.join(written)}: this endpoint has no such field; leave it out, or run the program on an Engine or "
             "a RuntimeEndpoint"
         )
     fields: dict[str, Any] = {name: given[name] for name in _SAME if name in given}
@@ -73,6 +85,29 @@ def call_tokens(answer: Mapping[str, Any]) -> CallTokens:
     details = usage.get("prompt_tokens_details") or {}
     counts = (usage.get("prompt_tokens"), usage.get("completion_tokens"), details.get("cached_tokens"))
     return CallTokens(*[int(count or 0) for count in counts])
+
+
+def max_tokens_of(sampling: Sampling) -> int:
+    """Return the most tokens that a completion may have."""
+    return DEFAULT_MAX_TOKENS if sampling.max_tokens is None else sampling.max_tokens
+
+
+def tokens_of_each(total: int, num_letters: Sequence[int], known: Sequence[int | None]) -> list[int]:
+    """Return the tokens of each completion of a call whose answer only tells their sum.
+
+    Args:
+        total: that sum.
+        num_letters: of each completion. By these, those whose tokens are not known share what is left of the sum.
+        known: tokens of each; None where nothing tells them.
+    """
+    left = total - sum(number or 0 for number in known)
+    if left < 0 or (left and None not in known):  # what seemed to be known is wrong
+        left, known = total, [None] * len(known)
+    letters = [length if number is None else 0 for length, number in zip(num_letters, known, strict=True)]
+    every = max(sum(letters), 1)
+    ends = [(2 * left * upto + every) // (2 * every) for upto in accumulate(letters, initial=0)]  # rounded
+    shares = [end - start for start, end in pairwise(ends)]
+    return [share if number is None else number for share, number in zip(shares, known, strict=True)]
 
 
 def finish_reason(choice: Mapping[str, Any], num_tokens: int) -> dict[str, Any] | None:
