@@ -268,7 +268,7 @@ class Interpreter:
                 await self._take(taken, shared)
             case End(ended):
                 self._has_ended = True
-                self._fail_scopes(ProgramError("the program left its var_scope by an exception, before the text's end"))
+                self._fail_scopes(ProgramError("the program ended with a var_scope open"))
                 self.feed.end()
                 ended.set_result(None)
 
