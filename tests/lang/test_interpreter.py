@@ -12,8 +12,9 @@ from graftlm.errors import InvalidPromptError, ProgramCancelledError
 from graftlm.lang import EngineBackend
 from graftlm.lang.call_site import CallSite
 from graftlm.lang.event_loop import shared_loop
-from graftlm.lang.interpreter import Interpreter, Later, RunContext, Take
+from graftlm.lang.interpreter import Interpreter, RunContext
 from graftlm.lang.sampling import Sampling
+from graftlm.lang.steps import Later, Take
 
 SITE = CallSite(__file__, 1, "program")
 CANCELLED = ProgramCancelledError("cancelled")

@@ -5,7 +5,7 @@ import logging
 import threading
 import weakref
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Iterable
 from concurrent.futures import Future
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -14,13 +14,14 @@ from typing import Any
 from graftlm.errors import GraftlmError, InvalidPromptError, ProgramCancelledError, ProgramError, RequestError
 from graftlm.lang.backend import Backend, GenerationRequest, SpeculatingBackend
 from graftlm.lang.call_site import CallSite, error_at
-from graftlm.lang.expressions import Expr, Gen, RoleBegin, RoleEnd, ScopeBegin, ScopeEnd, Select, Text
+from graftlm.lang.expressions import Gen, RoleBegin, RoleEnd, ScopeBegin, ScopeEnd, Select, Text
 from graftlm.lang.sampling import Sampling
+from graftlm.lang.steps import Action, End, Later, Snapshot, Step, Take
 from graftlm.lang.text_feed import TextFeed
 from graftlm.lang.thoughts import Thoughts
 from graftlm.lang.variables import Cell, Value, arrival
 
-__all__ = ["Action", "End", "Interpreter", "Later", "RunContext", "Snapshot", "Take"]
+__all__ = ["Interpreter", "RunContext"]
 
 logger = logging.getLogger(__name__)
 
@@ -52,64 +53,6 @@ class RunContext:
         return self.backend.speculative(self.num_api_spec_tokens)
 
 
-@dataclass(frozen=True, slots=True)
-class Snapshot:
-    """A state at one point of its program; as a step, what an empty state becomes.
-
-    Attributes:
-        role: of the message that is open.
-        cached_len: characters of `text`, from its beginning, that the backend has computed before.
-    """
-
-    text: str = ""
-    messages: tuple[dict[str, str], ...] = ()
-    role: str | None = None
-    cached_len: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Take:
-    """Asks for a snapshot. `shared`: several states go on from it, so its text is worth caching first."""
-
-    taken: "Future[Snapshot]"
-    shared: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Later:
-    """Runs an expression that other states have a part in: when its turn comes, it is awaited."""
-
-    expr: Callable[[], Awaitable[Expr]]
-
-
-@dataclass(frozen=True, slots=True)
-class End:
-    """The program has nothing more to say to this state."""
-
-    ended: "Future[None]"
-
-
-#: What a state can be asked to do.
-Action = Expr | Snapshot | Later | Take | End
-
-
-@dataclass(frozen=True, slots=True)
-class _Step:
-    """One entry of the queue."""
-
-    action: Action
-    site: CallSite | None = None
-    cell: Cell | None = None
-
-    def fail(self, error: ProgramError) -> None:
-        """Tell those who wait for it."""
-        if self.cell is not None:
-            self.cell.fail(error)
-        match self.action:
-            case Take(taken=future) | End(ended=future) if not future.done():
-                future.set_exception(error)
-
-
 @dataclass(slots=True)
 class _Scope:
     cell: Cell
@@ -129,7 +72,7 @@ class Interpreter:
         self._context = context
         self._backend = context.backend_of_state()
         self._origin = origin
-        self._steps: deque[_Step] = deque()
+        self._steps: deque[Step] = deque()
         self._lock = threading.Lock()
         self._is_scheduled = False
         # From here on only the event loop writes.
@@ -156,7 +99,7 @@ class Interpreter:
     def submit(self, action: Action, site: CallSite | None = None, cell: Cell | None = None) -> None:
         """Run an expression behind those before it; `cell` gets what becomes of it."""
         with self._lock:
-            self._steps.append(_Step(action, site, cell))
+            self._steps.append(Step(action, site, cell))
             if self._is_scheduled:
                 return
             self._is_scheduled = True
@@ -197,7 +140,7 @@ class Interpreter:
                 step.fail(self._error)
         self._is_running = False
 
-    def _next_step(self) -> _Step | None:
+    def _next_step(self) -> Step | None:
         with self._lock:
             if self._steps:
                 return self._steps.popleft()
@@ -244,7 +187,7 @@ class Interpreter:
             cell.fail(error)
         self._scopes.clear()
 
-    async def _execute(self, step: _Step) -> None:
+    async def _execute(self, step: Step) -> None:
         match step.action:
             case Text(text):
                 self._append(text)
@@ -263,7 +206,7 @@ class Interpreter:
             case Snapshot() as snapshot:
                 self._become(snapshot)
             case Later(expr):
-                await self._execute(_Step(await expr(), step.site, step.cell))
+                await self._execute(Step(await expr(), step.site, step.cell))
             case Take(taken, shared):
                 await self._take(taken, shared)
             case End(ended):

@@ -9,9 +9,10 @@ from graftlm.lang.backend import Backend
 from graftlm.lang.event_loop import shared_loop
 from graftlm.lang.expressions import Expr, RoleBegin, RoleEnd, Text, as_expr
 from graftlm.lang.graph import ROOT, Constant, Graph, Insert, Node
-from graftlm.lang.interpreter import Action, Interpreter, Later, RunContext, Snapshot, Take
+from graftlm.lang.interpreter import Interpreter, RunContext
 from graftlm.lang.replay import Start
 from graftlm.lang.sampling import Sampling
+from graftlm.lang.steps import Action, Later, Snapshot, Take
 from graftlm.lang.template import Argument, Source
 from graftlm.lang.variables import result_of
 

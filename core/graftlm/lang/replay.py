@@ -9,9 +9,10 @@ from typing import Any
 from graftlm.errors import ProgramError
 from graftlm.lang.expressions import Expr, Gen, RoleBegin, RoleEnd, ScopeBegin, ScopeEnd, Select, Text, as_expr
 from graftlm.lang.graph import ROOT, Adopt, Choose, Constant, Fork, Graph, Insert, Node, ReadText
-from graftlm.lang.interpreter import Action as Step
-from graftlm.lang.interpreter import Interpreter, Later, Snapshot, Take
+from graftlm.lang.interpreter import Interpreter
 from graftlm.lang.state import ProgramState, Promise
+from graftlm.lang.steps import Action as Step
+from graftlm.lang.steps import Later, Snapshot, Take
 from graftlm.lang.template import Argument, MetaInfo, Produced, Slot, Source, Template, fill, slots_of
 from graftlm.lang.variables import Cell, Value, Variables, arrival, result_of
 

@@ -13,7 +13,8 @@ from graftlm.errors import ProgramCancelledError, ProgramError, RequestError
 from graftlm.lang import expressions as ex
 from graftlm.lang.call_site import CallSite, call_site, error_at, raising_site
 from graftlm.lang.expressions import Expr, as_expr
-from graftlm.lang.interpreter import Action, End, Interpreter, RunContext, Snapshot, Take
+from graftlm.lang.interpreter import Interpreter, RunContext
+from graftlm.lang.steps import Action, End, Snapshot, Take
 from graftlm.lang.text_feed import TextFeed
 from graftlm.lang.thoughts import REASONING_SUFFIX
 from graftlm.lang.variables import Cell, Scope, Value, Variables, result_of

@@ -24,11 +24,11 @@ from graftlm.lang.graph import (
     ReadText,
     argument_names,
 )
-from graftlm.lang.interpreter import Action as Step
-from graftlm.lang.interpreter import End, Snapshot, Take
 from graftlm.lang.placeholder import MarkKind, Marks, Placeholder, mark_kinds
 from graftlm.lang.sampling import Sampling
 from graftlm.lang.state import ProgramState
+from graftlm.lang.steps import Action as Step
+from graftlm.lang.steps import End, Snapshot, Take
 from graftlm.lang.template import Argument, MetaInfo, Produced, slots_of
 from graftlm.lang.text_feed import TextFeed
 from graftlm.lang.variables import Cell, Value, Variables

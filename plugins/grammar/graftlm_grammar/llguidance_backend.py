@@ -18,6 +18,7 @@ from graftlm.contracts import (
     GrammarSpec,
 )
 from graftlm.errors import GrammarError
+from graftlm_grammar.forced_tokens import find_forced_tokens
 from graftlm_grammar.llguidance_lark import LarkGrammar, spec_to_lark
 from graftlm_grammar.options import LLGuidanceOptions
 from graftlm_grammar.spec_text import check_text
@@ -26,7 +27,6 @@ from graftlm_grammar.token_bytes import token_bytes
 __all__ = ["LLGuidanceBackend"]
 
 _MAX_TEXT_LEN: Final = 1 << 18
-_MAX_FORCED_TOKENS: Final = 64
 _MAX_MASK_THREADS: Final = 8
 _POSITION: Final = re.compile(r"^(?:at )?\d+\(\d+\): |^failed to compile JSON schema: ")
 _UNSATISFIABLE: Final = re.compile("Unsatisfiable schema: (.*)")
@@ -185,17 +185,7 @@ class _Matcher(GrammarMatcher):
 
     def forced_tokens(self) -> list[int]:
         """Return the tokens that must come next, at most 64."""
-        mask = np.zeros((1, -(-self._vocabulary.size // 32)), dtype=np.int32)
-        forced: list[int] = []
-        while not self._finished and len(forced) < _MAX_FORCED_TOKENS:
-            self.fill_bitmask(mask, 0)
-            allowed = np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little"))
-            if len(allowed) != 1 or not self.accept(int(allowed[0])):
-                break
-            forced.append(int(allowed[0]))
-        if forced:
-            self.rollback(len(forced))
-        return forced
+        return find_forced_tokens(self, self._vocabulary.size)
 
     @property
     def finished(self) -> bool:

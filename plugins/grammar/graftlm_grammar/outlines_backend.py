@@ -17,6 +17,7 @@ from graftlm.contracts import (
 from graftlm.errors import GrammarError
 from graftlm_grammar.choice import choices_to_ebnf, parse_choices
 from graftlm_grammar.ebnf import read_ebnf
+from graftlm_grammar.forced_tokens import MAX_FORCED_TOKENS, find_forced_tokens
 from graftlm_grammar.json_ebnf import RegularJsonRules
 from graftlm_grammar.json_schema import translate_schema
 from graftlm_grammar.options import OutlinesOptions
@@ -29,7 +30,6 @@ from graftlm_grammar.token_bytes import token_bytes
 __all__ = ["OutlinesBackend"]
 
 _MAX_TEXT_LEN: Final = 1 << 16
-_MAX_FORCED_TOKENS: Final = 64
 _MAX_ROLLBACK: Final = 1024  # tokens that the library undoes; for more the text is read anew
 _MAX_ROWS_BYTES: Final = 1 << 24
 # The library takes the first alternative that matches, `a` of `a|ab`, unless the end is part of the expression; and an
@@ -196,7 +196,7 @@ class _Matcher(GrammarMatcher):
 
     def _forced_text(self) -> str:
         text, num = b"", 0
-        while num < _MAX_FORCED_TOKENS and not self._compiled.is_complete(self._guide):
+        while num < MAX_FORCED_TOKENS and not self._compiled.is_complete(self._guide):
             shortest, shared = self._shared_start()
             text += shared
             if shortest is None or not self.accept(shortest):
@@ -221,14 +221,7 @@ class _Matcher(GrammarMatcher):
 
     def forced_tokens(self) -> list[int]:
         """Return the tokens that must come next, at most 64."""
-        forced: list[int] = []
-        while not self._finished and len(forced) < _MAX_FORCED_TOKENS:
-            allowed = self._allowed()
-            if len(allowed) != 1 or not self.accept(int(allowed[0])):
-                break
-            forced.append(int(allowed[0]))
-        self.rollback(len(forced))
-        return forced
+        return find_forced_tokens(self, self._tokens.vocab_size)
 
     def _allowed(self) -> NDArray[np.intp]:
         row = self._compiled.row(self._guide)

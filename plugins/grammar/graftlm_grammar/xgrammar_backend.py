@@ -25,6 +25,7 @@ from graftlm_grammar.choice import choices_to_ebnf, parse_choices
 from graftlm_grammar.ebnf import read_ebnf
 from graftlm_grammar.ebnf_text import ebnf_text
 from graftlm_grammar.endless import endless_rules, reachable_rules
+from graftlm_grammar.forced_tokens import find_forced_tokens
 from graftlm_grammar.json_schema import translate_schema
 from graftlm_grammar.options import XGrammarOptions
 from graftlm_grammar.regex import regex_to_ebnf
@@ -37,7 +38,6 @@ __all__ = ["XGrammarBackend"]
 T = TypeVar("T")
 
 _MAX_TEXT_LEN: Final = 1 << 18
-_MAX_FORCED_TOKENS: Final = 64
 _MAX_MASK_THREADS: Final = 8
 _LARGE_COUNT: Final = re.compile(r"\{\s*[1-9]\d+")
 _PROBE_TOKENS: Final = 128
@@ -143,8 +143,8 @@ class _Compiled(CompiledGrammar):
 class _Matcher(GrammarMatcher):
     def __init__(self, matcher: Any, vocab_size: int) -> None:
         self.library_matcher = matcher
-        self._num_words = -(-vocab_size // 32)
-        num_spare_bits = 32 * self._num_words - vocab_size
+        self._vocab_size = vocab_size
+        num_spare_bits = -vocab_size % 32
         self._last_word = np.int32(-1) if num_spare_bits == 0 else np.int32((1 << (32 - num_spare_bits)) - 1)
 
     def accept(self, token_id: int) -> bool:
@@ -179,17 +179,7 @@ class _Matcher(GrammarMatcher):
 
     def forced_tokens(self) -> list[int]:
         """Return the tokens that must come next, at most 64."""
-        mask = np.zeros((1, self._num_words), dtype=np.int32)
-        forced: list[int] = []
-        while not self.finished and len(forced) < _MAX_FORCED_TOKENS:
-            self.fill_bitmask(mask, 0)
-            allowed = np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little"))
-            if len(allowed) != 1 or not self.accept(int(allowed[0])):
-                break
-            forced.append(int(allowed[0]))
-        if forced:
-            self.rollback(len(forced))
-        return forced
+        return find_forced_tokens(self, self._vocab_size)
 
     @property
     def finished(self) -> bool:
