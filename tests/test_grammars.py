@@ -8,6 +8,7 @@ import pytest
 from graftlm.contracts import CompiledGrammar, GrammarBackend, GrammarKind, GrammarSpec
 from graftlm.errors import GrammarError, PluginError, SamplingParamsError
 from graftlm.grammars import GrammarCompiler, grammar_spec
+from graftlm.sampling_params import GRAMMAR_FIELDS
 from graftlm.types import SamplingParams
 
 LIMIT_S = 20
@@ -75,6 +76,10 @@ class Rig:
 
     def get(self, text):
         return self.compiler.compile(spec(text)).result(LIMIT_S)
+
+
+def test_every_kind_of_grammar_is_a_sampling_parameter():
+    assert {kind.value for kind in GrammarKind} == set(GRAMMAR_FIELDS)
 
 
 def test_a_specification_is_compiled_once():

@@ -35,12 +35,11 @@ def grammar_spec(params: SamplingParams) -> GrammarSpec | None:
     Raises:
         SamplingParamsError: a JSON schema or structural tag given as a dict is not JSON.
     """
-    for kind in GrammarKind:
-        value = getattr(params, kind.value)
-        if value is not None:
-            text = value if isinstance(value, str) else _json_text(kind.value, value)
-            return GrammarSpec(kind, text, params.strict)
-    return None
+    name = params.grammar_field
+    if name is None:
+        return None
+    value = getattr(params, name)
+    return GrammarSpec(GrammarKind(name), value if isinstance(value, str) else _json_text(name, value), params.strict)
 
 
 def _json_text(name: str, value: object) -> str:

@@ -6,13 +6,15 @@ from typing import Any, Final
 
 from graftlm.errors import SamplingParamsError
 
-__all__ = ["MAX_LOGPROBS", "SamplingParams"]
+__all__ = ["GRAMMAR_FIELDS", "MAX_LOGPROBS", "SamplingParams"]
 
 #: How many rivals of a token are reported at most.
 MAX_LOGPROBS: Final = 20
 _MAX_SEED: Final = 2**63 - 1
 _MAX_COUNT: Final = 2**31 - 1
-_GRAMMARS: Final = ("json_schema", "regex", "ebnf", "choice", "structural_tag")
+
+#: The fields that constrain the output, of which a request may give one; `GrammarKind` has the same names.
+GRAMMAR_FIELDS: Final = ("json_schema", "regex", "ebnf", "choice", "structural_tag")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,6 +121,11 @@ class SamplingParams:
         return self.presence_penalty != 0.0 or self.frequency_penalty != 0.0 or self.repetition_penalty != 1.0
 
     @property
+    def grammar_field(self) -> str | None:
+        """The field that constrains the output, None if none does."""
+        return next((name for name in GRAMMAR_FIELDS if getattr(self, name) is not None), None)
+
+    @property
     def stop_strings(self) -> tuple[str, ...]:
         """`stop` as the tuple it was normalised to."""
         return tuple(self.stop)
@@ -215,5 +222,5 @@ def _check_grammar(p: SamplingParams) -> None:
         value = getattr(p, name)
         _check(value is None or isinstance(value, str), name, value, "a string")
     _check(isinstance(p.strict, bool), "strict", p.strict, "true or false")
-    given = [name for name in _GRAMMARS if getattr(p, name) is not None]
-    _check(len(given) <= 1, f"at most one of {', '.join(_GRAMMARS)}", given, "given")
+    given = [name for name in GRAMMAR_FIELDS if getattr(p, name) is not None]
+    _check(len(given) <= 1, f"at most one of {', '.join(GRAMMAR_FIELDS)}", given, "given")

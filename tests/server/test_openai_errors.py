@@ -1,6 +1,7 @@
 """What OpenAI's routes refuse, and which field they name."""
 
 import asyncio
+import time
 
 import httpx2
 import numpy as np
@@ -160,3 +161,12 @@ def test_a_misspelt_field_is_refused_with_the_one_that_was_meant(server, path, b
     error = answer.json()["error"]
     assert (answer.status_code, error["param"], error["code"]) == (400, param, "unknown_parameter")
     assert error["message"] == f"Unrecognized request argument supplied: {param}; did you mean '{meant}'?"
+
+
+def test_thousands_of_unknown_fields_are_refused_at_once(server):
+    body = {"prompt": "x"} | {f"max_toke{i}": 1 for i in range(20_000)}
+    start = time.perf_counter()
+    response = httpx2.post(server.url + "/v1/completions", json=body)
+    assert response.status_code == 400
+    assert "max_tokens" in response.json()["error"]["message"]
+    assert time.perf_counter() - start < 2

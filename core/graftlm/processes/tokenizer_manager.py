@@ -11,7 +11,6 @@ from typing import Any, TypeVar
 from graftlm import errors
 from graftlm.chat_formats import ChatFormats
 from graftlm.config import EngineConfig
-from graftlm.contracts import GrammarKind
 from graftlm.errors import (
     GraftlmError,
     GrammarError,
@@ -155,7 +154,7 @@ class TokenizerManager:
                 unenforced=unenforced,
             )
 
-        return await self.in_thread(check, has_grammar=_has_grammar(params))
+        return await self.in_thread(check, has_grammar=params.grammar_field is not None)
 
     async def check_params(self, params: SamplingParams) -> None:
         """Check sampling parameters alone, as `prepare` does.
@@ -163,7 +162,7 @@ class TokenizerManager:
         Raises:
             RequestError: something is wrong with them.
         """
-        await self.in_thread(lambda: self._intake.check_params(params), has_grammar=_has_grammar(params))
+        await self.in_thread(lambda: self._intake.check_params(params), has_grammar=params.grammar_field is not None)
 
     async def enforces(self, params: SamplingParams) -> bool:
         """Whether the grammar of sampling parameters is one that this engine could enforce."""
@@ -424,7 +423,3 @@ def _error_named(name: str, message: str) -> GraftlmError:
     """Return the error of a class in `graftlm.errors`."""
     kind = getattr(errors, name, None)
     return kind(message) if isinstance(kind, type) and issubclass(kind, GraftlmError) else RequestError(message)
-
-
-def _has_grammar(params: SamplingParams) -> bool:
-    return any(getattr(params, kind.value) is not None for kind in GrammarKind)

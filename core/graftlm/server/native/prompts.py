@@ -5,7 +5,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from graftlm.contracts import GrammarKind
 from graftlm.errors import InvalidPromptError, RequestError
 from graftlm.server.native.requests import GenerateRequest, SamplingRequest
 from graftlm.types import SamplingParams
@@ -44,8 +43,8 @@ class NativePrompt:
     @property
     def grammar_field(self) -> str | None:
         """The field of the body that the grammar comes from, None if there is none."""
-        given = (kind.value for kind in GrammarKind if getattr(self.params, kind.value) is not None)
-        return next((f"sampling_params.{name}" for name in given), None)
+        name = self.params.grammar_field
+        return None if name is None else f"sampling_params.{name}"
 
 
 def is_list(body: GenerateRequest) -> bool:

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from graftlm.processes.served_model import ServedModel
+from graftlm.sampling_params import GRAMMAR_FIELDS
 from graftlm.server.errors import ApiError
 from graftlm.server.openai.requests import (
     ChatMessage,
@@ -69,9 +70,6 @@ _RESERVED: Final = frozenset(
     }
 )
 
-#: Of which a request may give one.
-_GRAMMARS: Final = ("json_schema", "regex", "ebnf", "choice", "structural_tag")
-
 #: The type of a response format -> the fields that it has.
 _FORMAT_FIELDS: Final[Mapping[str, tuple[str, ...]]] = {
     "text": (),
@@ -129,7 +127,7 @@ def chat_params(body: ChatRequest, calls: Mapping[str, Any] | None = None) -> Sa
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
     grammar = _grammar(body)
     if calls is not None:
-        if grammar or any(getattr(body, name) is not None for name in _GRAMMARS):
+        if grammar or any(getattr(body, name) is not None for name in GRAMMAR_FIELDS):
             message = 'an answer that may call tools follows no other grammar; set tool_choice: "none"'
             raise ApiError(400, message, param="tools")
         grammar = dict(calls)
@@ -140,7 +138,7 @@ def grammar_field(body: SamplingFields) -> str | None:
     """Return the field that the grammar of a request comes from, tools aside; None if it has none."""
     if isinstance(body, ChatRequest) and body.response_format is not None and body.response_format.type != "text":
         return "response_format"
-    return next((name for name in _GRAMMARS if getattr(body, name) is not None), None)
+    return next((name for name in GRAMMAR_FIELDS if getattr(body, name) is not None), None)
 
 
 def chat_messages(messages: Sequence[ChatMessage]) -> list[Message]:
@@ -191,8 +189,8 @@ def _grammar(body: ChatRequest) -> dict[str, Any]:
     _check_fields(wanted)
     if wanted.type == "text":
         return {}
-    if any(getattr(body, name) is not None for name in _GRAMMARS):
-        raise ApiError(400, f"response_format excludes {', '.join(_GRAMMARS)}", param="response_format")
+    if any(getattr(body, name) is not None for name in GRAMMAR_FIELDS):
+        raise ApiError(400, f"response_format excludes {', '.join(GRAMMAR_FIELDS)}", param="response_format")
     if wanted.type == "json_object":
         return {"json_schema": {"type": "object"}}
     if wanted.type == "structural_tag":

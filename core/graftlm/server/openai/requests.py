@@ -1,6 +1,7 @@
 """The bodies of OpenAI's requests, and what we take besides."""
 
 from collections.abc import Mapping
+from itertools import islice
 from typing import Annotated, Any, Final, Literal, Self, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
@@ -40,6 +41,10 @@ __all__ = [
 
 #: Of an unknown field's name, as far as it is compared with those of known ones.
 _MAX_NAME_LEN: Final = 64
+
+#: Unknown fields that are compared with known ones.
+_MAX_HINTS: Final = 8
+
 _Id = Annotated[str, Field(min_length=1, max_length=256), UNICODE]
 _StopString = Annotated[str, Field(min_length=1, max_length=1024), UNICODE]
 _Stops = Annotated[
@@ -79,8 +84,9 @@ class OpenAIModel(BaseModel):
     def _refuse_misspelt(cls, value: Any) -> Any:
         """Refuse an unknown field that is nearly a known one; others are refused without a hint."""
         known = [field.alias or name for name, field in cls.model_fields.items()]
-        for name in value if isinstance(value, Mapping) else ():
-            close = None if name in known else nearest(name[:_MAX_NAME_LEN], known)
+        unknown = (name for name in value if name not in known) if isinstance(value, Mapping) else ()
+        for name in islice(unknown, _MAX_HINTS):
+            close = nearest(name[:_MAX_NAME_LEN], known)
             if close is not None:
                 raise PydanticCustomError(MISSPELT, "did you mean '{close}'?", {"name": name, "close": close})
         return value
