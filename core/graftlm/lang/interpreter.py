@@ -14,9 +14,9 @@ from typing import Any
 from graftlm.errors import GraftlmError, InvalidPromptError, ProgramCancelledError, ProgramError, RequestError
 from graftlm.lang.backend import Backend, GenerationRequest, SpeculatingBackend
 from graftlm.lang.call_site import CallSite, error_at
-from graftlm.lang.expressions import Gen, RoleBegin, RoleEnd, ScopeBegin, ScopeEnd, Select, Text
+from graftlm.lang.expressions import Gen, RoleBegin, RoleEnd, ScopeBegin, ScopeEnd, Select, Text, Written
 from graftlm.lang.sampling import Sampling
-from graftlm.lang.steps import Action, End, Later, Snapshot, Step, Take
+from graftlm.lang.steps import Action, End, Later, Snapshot, Step, Take, TakeWritten
 from graftlm.lang.text_feed import TextFeed
 from graftlm.lang.thoughts import Thoughts
 from graftlm.lang.variables import Cell, Value, arrival
@@ -84,6 +84,7 @@ class Interpreter:
         self._role: str | None = None
         self._scopes: dict[str, list[_Scope]] = {}
         self._cached_len = 0
+        self._began_as = Snapshot()
         self._children: weakref.WeakSet[Interpreter] = weakref.WeakSet()
 
     @property
@@ -155,6 +156,7 @@ class Interpreter:
         self._become(await arrival(origin))
 
     def _become(self, snapshot: Snapshot) -> None:
+        self._began_as = snapshot
         self._messages = [dict(message) for message in snapshot.messages]
         self._role, self._cached_len = snapshot.role, snapshot.cached_len
         self.feed.append(snapshot.text)
@@ -191,6 +193,8 @@ class Interpreter:
         match step.action:
             case Text(text):
                 self._append(text)
+            case Written() as written:
+                self._append_written(written)
             case Gen() as gen:
                 await self._generate(gen, step.cell or Cell())
             case Select() as select:
@@ -209,6 +213,8 @@ class Interpreter:
                 await self._execute(Step(await expr(), step.site, step.cell))
             case Take(taken, shared):
                 await self._take(taken, shared)
+            case TakeWritten(written_by):
+                written_by.set_result(self._snapshot().since(self._began_as))
             case End(ended):
                 self._has_ended = True
                 self._fail_scopes(ProgramError("the program ended with a var_scope open"))
@@ -219,6 +225,12 @@ class Interpreter:
         if self._role is not None:
             self._messages[-1]["content"] += text
         self.feed.append(text)
+
+    def _append_written(self, written: Written) -> None:
+        if self._role is not None and written.messages:
+            raise RequestError(f"a message of {self._role} is open; end it before a fork's messages are appended")
+        self._append(written.text)
+        self._messages += [dict(message) for message in written.messages]
 
     async def _generate(self, gen: Gen, cell: Cell) -> None:
         sampling = gen.sampling.over(self._context.defaults).resolved()
@@ -266,7 +278,7 @@ class Interpreter:
                     cell.thoughts.feed.grow(str(_thoughts(Value("", generation.meta_info)).value))
                 new = generation.text[len(value.value) :]
                 self._append(new)
-                cell.feed.append(new)
+                cell.feed.append(new, generation.meta_info)
                 value = Value(generation.text, generation.meta_info)
         return value
 
@@ -322,8 +334,11 @@ class Interpreter:
         text = self.feed.text
         if shared and len(text) - self._cached_len >= _HINT_FROM_CHARACTERS:
             await self._hint(text)
+        taken.set_result(self._snapshot())
+
+    def _snapshot(self) -> Snapshot:
         messages = tuple([dict(message) for message in self._messages])
-        taken.set_result(Snapshot(text, messages, self._role, self._cached_len))
+        return Snapshot(self.feed.text, messages, self._role, self._cached_len)
 
     async def _hint(self, text: str) -> None:
         """Have the text cached; a hint that is refused fails nothing, since whoever asks behind it is told why."""
