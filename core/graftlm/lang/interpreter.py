@@ -8,11 +8,19 @@ from collections import deque
 from collections.abc import Iterable
 from concurrent.futures import Future
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from graftlm.errors import GraftlmError, InvalidPromptError, ProgramCancelledError, ProgramError, RequestError
-from graftlm.lang.backend import Backend, GenerationRequest, SpeculatingBackend
+from graftlm.errors import (
+    GraftlmError,
+    InvalidPromptError,
+    ProgramCancelledError,
+    ProgramError,
+    RequestError,
+    RequestFailedError,
+    RequestTimeoutError,
+)
+from graftlm.lang.backend import Backend, Generation, GenerationRequest, SpeculatingBackend
 from graftlm.lang.call_site import CallSite, error_at
 from graftlm.lang.expressions import Gen, RoleBegin, RoleEnd, ScopeBegin, ScopeEnd, Select, Text, Written
 from graftlm.lang.sampling import Sampling
@@ -259,13 +267,29 @@ class Interpreter:
         return () if self._role is None else tuple([dict(message) for message in self._messages])
 
     async def _generate_whole(self, request: GenerationRequest, gen: Gen) -> Value:
-        generations = await self._backend.generate(request)
+        generations = await (self._generate_split(request) if gen.may_split else self._backend.generate(request))
         if gen.reasoning is not None:
             generations = [Thoughts(gen.reasoning, request.prompt).out_of(g) for g in generations]
         self._append(generations[0].text)
         if (request.sampling.n or 1) == 1:
             return Value(generations[0].text, generations[0].meta_info)
         return Value([g.text for g in generations], [g.meta_info for g in generations])
+
+    async def _generate_split(self, request: GenerationRequest) -> list[Generation]:
+        """Complete a prompt `n` times, by a request for each where one for all is refused."""
+        try:
+            return await self._backend.generate(request)
+        except (RequestFailedError, RequestTimeoutError):  # it was taken, and ended otherwise
+            raise
+        except RequestError as error:
+            logger.debug("n=%s was refused, so each is asked for alone: %s", request.sampling.n, error)
+        one = replace(request, sampling=replace(request.sampling, n=None))
+        try:
+            async with asyncio.TaskGroup() as group:  # past a speculative view, which knows one text at a time
+                asked = [group.create_task(self._context.backend.generate(one)) for _ in range(request.sampling.n or 1)]
+        except ExceptionGroup as errors:
+            raise errors.exceptions[0] from None
+        return [generation for task in asked for generation in task.result()]
 
     async def _stream(self, request: GenerationRequest, gen: Gen, cell: Cell) -> Value:
         value = Value("")

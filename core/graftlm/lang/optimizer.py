@@ -335,7 +335,7 @@ def _share(edit: _Edit, group: list[int]) -> int:
     """Have the branches take their first text from a branch of its own, which is returned."""
     first = edit.branches[group[0]][0]
     assert isinstance(first.action, Gen)
-    source = edit.new_node(Gen(None, replace(first.action.sampling, n=len(group))), first)
+    source = edit.new_node(Gen(None, replace(first.action.sampling, n=len(group)), may_split=True), first)
     for i, branch in enumerate(group):
         nodes = edit.branches[branch]
         nodes[0] = replace(nodes[0], action=Adopt(source.node_id, i))
