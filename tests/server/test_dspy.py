@@ -5,8 +5,8 @@ import json
 import requests
 
 SIGNATURE = (
-    "Your input fields are:\n1. `question` (str):\nYour output fields are:\n1. `verdict` (str):\nOutputs will be a JSON "
-    'object with the following fields.\n\n{\n  "verdict": "{verdict}"\n}'
+    "Your input fields are:\n1. `question` (str):\nYour output fields are:\n1. `verdict` (str):\nOutputs will be a "
+    'JSON object with the following fields.\n\n{\n  "verdict": "{verdict}"\n}'
 )
 
 
