@@ -5,11 +5,12 @@ import sys
 
 import pytest
 
-from graftlm import assistant, assistant_begin, assistant_end, function, gen, select, system, user
+from graftlm import Engine, OpenAI, assistant, assistant_begin, assistant_end, function, gen, select, system, user
 from graftlm.errors import InvalidPromptError, ProgramCancelledError, ProgramError, RequestError
 from graftlm.lang import EngineBackend
 from graftlm.lang.expressions import Gen
 from graftlm.lang.graph import Adopt
+from graftlm.testing import ScriptedApi, ScriptedModel
 
 LONG = "The capital of France is Paris. The day after Monday is Tuesday. " * 4
 
@@ -311,6 +312,44 @@ def test_a_shared_request_asks_for_no_more_than_small_backends_take(num_branches
     assert [action.sampling.n for action in actions if isinstance(action, Gen)] == requests
     taken = [(action.node_id, action.index) for action in actions if isinstance(action, Adopt)]
     assert len(set(taken)) == num_branches
+
+
+def ask_three_times(s):
+    s += "Say:"
+    with s.fork(3) as forks:
+        forks += gen("x", max_tokens=2)
+
+
+def test_what_a_small_queue_does_not_take_together_is_asked_for_apart():
+    with Engine(model="demo", memory={"kv_tokens": 512}, scheduling={"max_queued_requests": 2}) as engine:
+        counting = CountingBackend(engine)
+        expected = function(ask_three_times).run(temperature=0, backend=counting)
+        del counting.calls[:]
+        state = function(ask_three_times).compile().run(temperature=0, backend=counting)
+    assert state["x"] == expected["x"]
+    assert counting.calls == ["generate"] * (1 + 3)
+
+
+@pytest.mark.parametrize(("limits", "num_calls"), [({}, 1), ({"refused": ["n"]}, 1 + 3), ({"ignored": ["n"]}, 1 + 3)])
+@pytest.mark.parametrize("num_api_spec_tokens", [None, 16])
+def test_an_endpoint_without_n_is_asked_for_each(num_api_spec_tokens, limits, num_calls):
+    program = function(ask_three_times, num_api_spec_tokens=num_api_spec_tokens).compile()
+    with (
+        ScriptedApi(ScriptedModel(lambda prompt: " yes"), **limits) as api,
+        OpenAI("scripted", base_url=api.url, is_chat=False) as backend,
+    ):
+        assert program.run(temperature=0, backend=backend)["x"] == [" yes"] * 3
+        assert len(api.bodies) == num_calls
+
+
+def test_an_error_that_has_nothing_to_do_with_n_is_told_as_it_is(in_process):
+    def program(s):
+        s += "Say:"
+        with s.fork(2) as forks:
+            forks += gen("x", temperature=-1.0)
+
+    with pytest.raises(ProgramError, match="temperature"):
+        function(program).compile().run(backend=in_process)
 
 
 def test_branches_do_not_share_a_request_when_each_makes_several(counting):

@@ -6,7 +6,7 @@ import threading
 import pytest
 import requests
 
-from graftlm import flush_cache, function, gen, set_default_backend
+from graftlm import assistant, flush_cache, function, gen, set_default_backend, user, user_begin, user_end
 from graftlm.errors import ProgramCancelledError, ProgramError, RequestError
 from graftlm.testing.server_process import wait_until
 
@@ -272,5 +272,120 @@ def test_a_join_gathers_variables_and_nothing_else(in_process):
         return s["answer"]
 
     assert len(program.run("gather_variable", backend=in_process).ret_value) == 2
-    with pytest.raises(RequestError, match="concate_and_append"):
-        program.run("concate_and_append", backend=in_process)
+    with pytest.raises(RequestError, match="'gather_variable' and 'concate_and_append', got 'other'"):
+        program.run("other", backend=in_process)
+
+
+def append_texts(s):
+    s += "Sums:"
+    forks = s.fork(2)
+    forks += lambda i: f" {i} + 1 =" + gen("answer", max_tokens=2)
+    s += " (done)"
+    forks.join("concate_and_append")
+    texts = [fork.text().removeprefix("Sums:") for fork in forks]
+    s += gen("end", max_tokens=2)
+    return "Sums: (done)" + texts[0] + texts[1]
+
+
+def append_messages(s):
+    s += user("Two sums.")
+    forks = s.fork(2)
+    for i, fork in enumerate(forks):
+        fork += user(f"{i} + 1?") + assistant(gen("answer", max_tokens=4))
+    forks.join("concate_and_append")
+    s += user("Which is more?")
+    return [*s["answer"]]
+
+
+def append_within_a_message(s):
+    s += user("Two sums.")
+    with s.assistant():
+        forks = s.fork(2)
+        forks += lambda i: f"{i} + 1 =" + gen("answer", max_tokens=2) + ". "
+        forks.join("concate_and_append")
+    return [*s["answer"]]
+
+
+def test_a_join_appends_what_forks_wrote_in_their_order(backend):
+    state = function(append_texts).run(backend=backend, temperature=0)
+    assert state.text() == state.ret_value + state["end"]
+    assert len(state["answer"]) == 2
+
+
+def test_a_join_appends_the_messages_of_forks(in_process):
+    state = function(append_messages).run(backend=in_process, temperature=0)
+    first, second = state.ret_value
+    assert [(message["role"], message["content"]) for message in state.messages()] == [
+        ("user", "Two sums."),
+        ("user", "0 + 1?"),
+        ("assistant", first),
+        ("user", "1 + 1?"),
+        ("assistant", second),
+        ("user", "Which is more?"),
+    ]
+
+
+def test_a_join_appends_within_an_open_message(in_process):
+    state = function(append_within_a_message).run(backend=in_process, temperature=0)
+    first, second = state.ret_value
+    assert state.messages()[-1]["content"] == f"0 + 1 ={first}. 1 + 1 ={second}. "
+
+
+def open_one(fork):
+    fork += user_begin() + "x"
+
+
+def end_the_parents(fork):
+    fork += user_end()
+
+
+@pytest.mark.parametrize(
+    ("write", "role", "places"),
+    [
+        (open_one, None, "began in no message and is joined in a message of user"),
+        (end_the_parents, "user", "began in a message of user and is joined in no message"),
+    ],
+)
+def test_a_fork_in_another_message_than_its_parent_cannot_be_appended(write, role, places, in_process):
+    @function
+    def program(s):
+        s += "x" if role is None else user_begin()
+        forks = s.fork(1)
+        write(forks[0])
+        forks.join("concate_and_append")
+
+    with pytest.raises(ProgramError, match=places):
+        program.run(backend=in_process)
+
+
+def test_messages_cannot_be_appended_within_another(in_process):
+    @function
+    def program(s):
+        forks = s.fork(1)
+        forks += user("x")
+        s += user_begin()
+        forks.join("concate_and_append")
+
+    with pytest.raises(ProgramError, match="a message of user is open"):
+        program.run(backend=in_process)
+
+
+@pytest.mark.parametrize("func", [append_messages, append_within_a_message])
+def test_a_compiled_join_appends_the_same(func, in_process):
+    expected = function(func).run(backend=in_process, temperature=0)
+    state = function(func).compile().run(backend=in_process, temperature=0)
+    assert state.text() == expected.text()
+    assert state.messages() == expected.messages()
+    assert state.ret_value == expected.ret_value
+
+
+def test_a_compiled_join_appends_what_branches_begin_with_alike(in_process):
+    @function
+    def program(s):
+        s += "Say:"
+        forks = s.fork(2)
+        forks += " The capital of France is a town in" + gen("answer", max_tokens=2)
+        forks.join("concate_and_append")
+
+    expected = program.run(backend=in_process, temperature=0)
+    assert program.compile().run(backend=in_process, temperature=0).text() == expected.text()

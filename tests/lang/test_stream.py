@@ -39,6 +39,34 @@ async def test_event_loops_follow_too(backend):
     assert first == state["first"]
 
 
+async def test_a_followed_variable_comes_with_its_meta_info(backend):
+    state = story.run(backend=backend, temperature=0, stream=True)
+    pairs = [pair async for pair in state.text_async_iter("second", return_meta_data=True)]
+    assert "".join(text for text, _ in pairs) == state["second"]
+    counts = [meta["completion_tokens"] for _, meta in pairs]
+    assert counts == sorted(counts)
+    assert pairs[-1][1] == state.get_meta_info("second")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_what_comes_whole_comes_with_its_meta_info(stream, in_process):
+    @function
+    def program(s):
+        s += "1 + 1 =" + gen("n", n=2, max_tokens=2) + select("c", [" a", " b"]) + gen("none", max_tokens=0)
+
+    state = program.run(backend=in_process, stream=stream)
+    for name, text in (("n", state["n"][0]), ("c", state["c"]), ("none", "")):
+        pairs = [pair async for pair in state.text_async_iter(name, return_meta_data=True)]
+        assert "".join(piece for piece, _ in pairs) == text
+        assert pairs[-1][1] == state.get_meta_info(name)
+
+
+async def test_a_whole_text_has_no_meta_info(in_process):
+    state = story.run(backend=in_process)
+    with pytest.raises(RequestError, match="needs the name of a variable"):
+        await anext(state.text_async_iter(return_meta_data=True))
+
+
 def test_a_text_can_be_followed_twice_and_after_its_end(in_process):
     state = story.run(backend=in_process, temperature=0)
     assert "".join(state.text_iter()) == "".join(state.text_iter()) == state.text()

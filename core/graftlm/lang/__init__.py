@@ -22,6 +22,7 @@ from graftlm.lang.choices import (
 )
 from graftlm.lang.compiler import CompiledProgram
 from graftlm.lang.default_backend import flush_cache, set_default_backend
+from graftlm.lang.forks import ProgramStateGroup
 from graftlm.lang.graph import Graph
 from graftlm.lang.primitives import (
     assistant,
@@ -43,7 +44,7 @@ from graftlm.lang.primitives import (
 )
 from graftlm.lang.program import Program, function
 from graftlm.lang.sampling import Sampling
-from graftlm.lang.state import ProgramState, ProgramStateGroup
+from graftlm.lang.state import ProgramState
 
 __all__ = [
     "ApiUsage",

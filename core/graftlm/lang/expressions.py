@@ -8,7 +8,19 @@ from graftlm.errors import InvalidPromptError
 from graftlm.lang.choices import ChoicesMethod
 from graftlm.lang.sampling import Sampling
 
-__all__ = ["Expr", "Gen", "RoleBegin", "RoleEnd", "ScopeBegin", "ScopeEnd", "Select", "Sequence", "Text", "as_expr"]
+__all__ = [
+    "Expr",
+    "Gen",
+    "RoleBegin",
+    "RoleEnd",
+    "ScopeBegin",
+    "ScopeEnd",
+    "Select",
+    "Sequence",
+    "Text",
+    "Written",
+    "as_expr",
+]
 
 
 class Expr:
@@ -31,6 +43,14 @@ class Text(Expr):
 
 
 @dataclass(frozen=True, slots=True)
+class Written(Expr):
+    """What a fork has written: its text, and the messages of a chat that the text holds."""
+
+    text: str
+    messages: tuple[dict[str, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Sequence(Expr):
     """Expressions, one after the other."""
 
@@ -43,11 +63,13 @@ class Gen(Expr):
 
     Attributes:
         reasoning: kind of the model whose reasoning is kept apart; None leaves it in the text.
+        may_split: its `n` completions may be asked for one by one, where the backend refuses so many in one request.
     """
 
     name: str | None
     sampling: Sampling
     reasoning: str | None = None
+    may_split: bool = False
 
 
 @dataclass(frozen=True, slots=True)

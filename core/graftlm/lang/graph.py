@@ -21,6 +21,7 @@ __all__ = [
     "Insert",
     "Node",
     "ReadText",
+    "ReadWritten",
     "argument_names",
     "printable",
     "shown",
@@ -74,6 +75,11 @@ class ReadText:
 
 
 @dataclass(frozen=True, slots=True)
+class ReadWritten:
+    """Produces what its branch has written, with the messages of a chat."""
+
+
+@dataclass(frozen=True, slots=True)
 class Adopt:
     """Appends one of the `n` completions of another node."""
 
@@ -81,7 +87,20 @@ class Adopt:
     index: int
 
 
-Action = Constant | Insert | Choose | Fork | ReadText | Adopt | Gen | RoleBegin | RoleEnd | ScopeBegin | ScopeEnd
+Action = (
+    Constant
+    | Insert
+    | Choose
+    | Fork
+    | ReadText
+    | ReadWritten
+    | Adopt
+    | Gen
+    | RoleBegin
+    | RoleEnd
+    | ScopeBegin
+    | ScopeEnd
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +128,7 @@ class Node:
 
     def produces(self) -> bool:
         """Whether others can read what it leaves."""
-        return isinstance(self.action, Choose | ReadText | Adopt | Gen | ScopeBegin)
+        return isinstance(self.action, Choose | ReadText | ReadWritten | Adopt | Gen | ScopeBegin)
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,6 +206,8 @@ class Graph:
                 return "fork", ", ".join(f"state {branch}" for branch in branches)
             case ReadText():
                 return "text()", ""
+            case ReadWritten():
+                return "written", ""
             case Adopt(node_id, index):
                 return "take", f"completion {index} of {node_id}"
             case RoleBegin(role):

@@ -8,15 +8,23 @@ from collections import deque
 from collections.abc import Iterable
 from concurrent.futures import Future
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from graftlm.errors import GraftlmError, InvalidPromptError, ProgramCancelledError, ProgramError, RequestError
-from graftlm.lang.backend import Backend, GenerationRequest, SpeculatingBackend
+from graftlm.errors import (
+    GraftlmError,
+    InvalidPromptError,
+    ProgramCancelledError,
+    ProgramError,
+    RequestError,
+    RequestFailedError,
+    RequestTimeoutError,
+)
+from graftlm.lang.backend import Backend, Generation, GenerationRequest, SpeculatingBackend
 from graftlm.lang.call_site import CallSite, error_at
-from graftlm.lang.expressions import Gen, RoleBegin, RoleEnd, ScopeBegin, ScopeEnd, Select, Text
+from graftlm.lang.expressions import Gen, RoleBegin, RoleEnd, ScopeBegin, ScopeEnd, Select, Text, Written
 from graftlm.lang.sampling import Sampling
-from graftlm.lang.steps import Action, End, Later, Snapshot, Step, Take
+from graftlm.lang.steps import Action, End, Later, Snapshot, Step, Take, TakeWritten
 from graftlm.lang.text_feed import TextFeed
 from graftlm.lang.thoughts import Thoughts
 from graftlm.lang.variables import Cell, Value, arrival
@@ -84,6 +92,7 @@ class Interpreter:
         self._role: str | None = None
         self._scopes: dict[str, list[_Scope]] = {}
         self._cached_len = 0
+        self._began_as = Snapshot()
         self._children: weakref.WeakSet[Interpreter] = weakref.WeakSet()
 
     @property
@@ -155,6 +164,7 @@ class Interpreter:
         self._become(await arrival(origin))
 
     def _become(self, snapshot: Snapshot) -> None:
+        self._began_as = snapshot
         self._messages = [dict(message) for message in snapshot.messages]
         self._role, self._cached_len = snapshot.role, snapshot.cached_len
         self.feed.append(snapshot.text)
@@ -191,6 +201,8 @@ class Interpreter:
         match step.action:
             case Text(text):
                 self._append(text)
+            case Written() as written:
+                self._append_written(written)
             case Gen() as gen:
                 await self._generate(gen, step.cell or Cell())
             case Select() as select:
@@ -209,6 +221,8 @@ class Interpreter:
                 await self._execute(Step(await expr(), step.site, step.cell))
             case Take(taken, shared):
                 await self._take(taken, shared)
+            case TakeWritten(written_by):
+                written_by.set_result(self._snapshot().since(self._began_as))
             case End(ended):
                 self._has_ended = True
                 self._fail_scopes(ProgramError("the program ended with a var_scope open"))
@@ -219,6 +233,12 @@ class Interpreter:
         if self._role is not None:
             self._messages[-1]["content"] += text
         self.feed.append(text)
+
+    def _append_written(self, written: Written) -> None:
+        if self._role is not None and written.messages:
+            raise RequestError(f"a message of {self._role} is open; end it before a fork's messages are appended")
+        self._append(written.text)
+        self._messages += [dict(message) for message in written.messages]
 
     async def _generate(self, gen: Gen, cell: Cell) -> None:
         sampling = gen.sampling.over(self._context.defaults).resolved()
@@ -247,13 +267,29 @@ class Interpreter:
         return () if self._role is None else tuple([dict(message) for message in self._messages])
 
     async def _generate_whole(self, request: GenerationRequest, gen: Gen) -> Value:
-        generations = await self._backend.generate(request)
+        generations = await (self._generate_split(request) if gen.may_split else self._backend.generate(request))
         if gen.reasoning is not None:
             generations = [Thoughts(gen.reasoning, request.prompt).out_of(g) for g in generations]
         self._append(generations[0].text)
         if (request.sampling.n or 1) == 1:
             return Value(generations[0].text, generations[0].meta_info)
         return Value([g.text for g in generations], [g.meta_info for g in generations])
+
+    async def _generate_split(self, request: GenerationRequest) -> list[Generation]:
+        """Complete a prompt `n` times, by a request for each where one for all is refused."""
+        try:
+            return await self._backend.generate(request)
+        except (RequestFailedError, RequestTimeoutError):  # it was taken, and ended otherwise
+            raise
+        except RequestError as error:
+            logger.debug("n=%s was refused, so each is asked for alone: %s", request.sampling.n, error)
+        one = replace(request, sampling=replace(request.sampling, n=None))
+        try:
+            async with asyncio.TaskGroup() as group:  # past a speculative view, which knows one text at a time
+                asked = [group.create_task(self._context.backend.generate(one)) for _ in range(request.sampling.n or 1)]
+        except ExceptionGroup as errors:
+            raise errors.exceptions[0] from None
+        return [generation for task in asked for generation in task.result()]
 
     async def _stream(self, request: GenerationRequest, gen: Gen, cell: Cell) -> Value:
         value = Value("")
@@ -266,7 +302,7 @@ class Interpreter:
                     cell.thoughts.feed.grow(str(_thoughts(Value("", generation.meta_info)).value))
                 new = generation.text[len(value.value) :]
                 self._append(new)
-                cell.feed.append(new)
+                cell.feed.append(new, generation.meta_info)
                 value = Value(generation.text, generation.meta_info)
         return value
 
@@ -322,8 +358,11 @@ class Interpreter:
         text = self.feed.text
         if shared and len(text) - self._cached_len >= _HINT_FROM_CHARACTERS:
             await self._hint(text)
+        taken.set_result(self._snapshot())
+
+    def _snapshot(self) -> Snapshot:
         messages = tuple([dict(message) for message in self._messages])
-        taken.set_result(Snapshot(text, messages, self._role, self._cached_len))
+        return Snapshot(self.feed.text, messages, self._role, self._cached_len)
 
     async def _hint(self, text: str) -> None:
         """Have the text cached; a hint that is refused fails nothing, since whoever asks behind it is told why."""

@@ -7,7 +7,20 @@ from typing import Any, Final
 
 from graftlm.errors import RequestError
 from graftlm.lang.expressions import Gen, RoleBegin, RoleEnd, ScopeBegin, ScopeEnd
-from graftlm.lang.graph import ROOT, Action, Adopt, Branch, Choose, Constant, Fork, Graph, Insert, Node, ReadText
+from graftlm.lang.graph import (
+    ROOT,
+    Action,
+    Adopt,
+    Branch,
+    Choose,
+    Constant,
+    Fork,
+    Graph,
+    Insert,
+    Node,
+    ReadText,
+    ReadWritten,
+)
 from graftlm.lang.template import MetaInfo, Produced, Slot, map_slots, slots_of
 
 __all__ = ["drop_dead", "fold_constants", "merge_prefixes", "share_requests"]
@@ -161,7 +174,7 @@ class _Liveness:
                 branches = tuple(branch for branch in node.action.branches if branch in self._lens)
                 if branches:
                     yield replace(node, action=replace(node.action, branches=branches))
-            elif not isinstance(node.action, ReadText) or node.node_id in self._read:
+            elif not isinstance(node.action, ReadText | ReadWritten) or node.node_id in self._read:
                 yield node
 
 
@@ -241,6 +254,8 @@ def _with_merged_forks(nodes: list[Node]) -> list[Node]:
 def _take_common(edit: _Edit, branches: list[list[Node]]) -> list[Node]:
     """Take the nodes off several branches that all of them begin with."""
     common: list[Node] = []
+    if any(isinstance(node.action, ReadWritten) for nodes in branches for node in nodes):
+        return common  # it asks for all that a branch says, from where it begins
     while len(branches) > 1 and all(branches):
         heads = [nodes[0] for nodes in branches]
         if all(head.action == heads[0].action for head in heads) and isinstance(
@@ -320,7 +335,7 @@ def _share(edit: _Edit, group: list[int]) -> int:
     """Have the branches take their first text from a branch of its own, which is returned."""
     first = edit.branches[group[0]][0]
     assert isinstance(first.action, Gen)
-    source = edit.new_node(Gen(None, replace(first.action.sampling, n=len(group))), first)
+    source = edit.new_node(Gen(None, replace(first.action.sampling, n=len(group)), may_split=True), first)
     for i, branch in enumerate(group):
         nodes = edit.branches[branch]
         nodes[0] = replace(nodes[0], action=Adopt(source.node_id, i))

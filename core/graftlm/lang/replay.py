@@ -4,19 +4,21 @@ import inspect
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from graftlm.errors import ProgramError
 from graftlm.lang.expressions import Expr, Gen, RoleBegin, RoleEnd, ScopeBegin, ScopeEnd, Select, Text, as_expr
-from graftlm.lang.graph import ROOT, Adopt, Choose, Constant, Fork, Graph, Insert, Node, ReadText
+from graftlm.lang.graph import ROOT, Adopt, Choose, Constant, Fork, Graph, Insert, Node, ReadText, ReadWritten
 from graftlm.lang.interpreter import Interpreter
 from graftlm.lang.state import ProgramState, Promise
 from graftlm.lang.steps import Action as Step
-from graftlm.lang.steps import Later, Snapshot, Take
+from graftlm.lang.steps import Later, Snapshot, Take, TakeWritten
 from graftlm.lang.template import Argument, MetaInfo, Produced, Slot, Source, Template, fill, slots_of
 from graftlm.lang.variables import Cell, Value, Variables, arrival, result_of
 
 __all__ = ["Replay", "Start"]
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +123,10 @@ class _Run:
                 return Text(text)
             case ReadText():
                 assert cell is not None
-                return Take(_text_into(cell))
+                return Take(_into(cell, lambda snapshot: snapshot.text))
+            case ReadWritten():
+                assert cell is not None
+                return TakeWritten(_into(cell, lambda written: written))
             case Gen() | RoleBegin() | RoleEnd() | ScopeBegin() | ScopeEnd() as expr:
                 return expr
             case _:
@@ -183,16 +188,16 @@ class _Run:
         return fill(returned, self._value_of)
 
 
-def _text_into(cell: Cell) -> "Future[Snapshot]":
-    """Return a future of a snapshot whose text becomes a variable."""
+def _into(cell: Cell, value_of: Callable[[T], Any]) -> "Future[T]":
+    """Return a future of which a variable is made."""
 
-    def keep(taken: "Future[Snapshot]") -> None:
+    def keep(taken: "Future[T]") -> None:
         error = taken.exception()
         if isinstance(error, ProgramError):
             cell.fail(error)
         else:
-            cell.fill(Value(taken.result().text))
+            cell.fill(Value(value_of(taken.result())))
 
-    future: Future[Snapshot] = Future()
+    future: Future[T] = Future()
     future.add_done_callback(keep)
     return future

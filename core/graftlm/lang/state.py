@@ -1,4 +1,4 @@
-"""What a program writes to and reads from: its state, and the forks of it."""
+"""What a program writes to and reads from: its state."""
 
 import inspect
 import operator
@@ -7,19 +7,20 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol, Self
+from typing import Any, Literal, Protocol, Self, overload
 
 from graftlm.errors import ProgramCancelledError, ProgramError, RequestError
 from graftlm.lang import expressions as ex
 from graftlm.lang.call_site import CallSite, call_site, error_at, raising_site
 from graftlm.lang.expressions import Expr, as_expr
+from graftlm.lang.forks import ProgramStateGroup
 from graftlm.lang.interpreter import Interpreter, RunContext
-from graftlm.lang.steps import Action, End, Snapshot, Take
+from graftlm.lang.steps import Action, End, Snapshot, Take, TakeWritten
 from graftlm.lang.text_feed import TextFeed
 from graftlm.lang.thoughts import REASONING_SUFFIX
 from graftlm.lang.variables import Cell, Scope, Value, Variables, result_of
 
-__all__ = ["ProgramState", "ProgramStateGroup", "Promise", "Stream"]
+__all__ = ["ProgramState", "Promise", "Stream"]
 
 _CANCELLED = "this program's run was cancelled"
 
@@ -159,7 +160,7 @@ class ProgramState:
         finally:  # an error that the program catches leaves no message or scope open
             self._submit(end, call_site())
 
-    def fork(self, size: int = 1) -> "ProgramStateGroup":
+    def fork(self, size: int = 1) -> ProgramStateGroup:
         """Return `size` states that go on from here, side by side.
 
         The text so far is put into the backend's cache once, before any of them asks for more.
@@ -204,6 +205,10 @@ class ProgramState:
     def __contains__(self, name: object) -> bool:
         return name in self._variables
 
+    def names(self) -> set[str]:
+        """Return the names of the variables as of now."""
+        return set(self._variables.copy())
+
     def text(self) -> str:
         """Return the text, with everything written so far."""
         return self._snapshot().text
@@ -211,6 +216,17 @@ class ProgramState:
     def messages(self) -> list[dict[str, str]]:
         """Return the chat as role and content, with everything written so far."""
         return [dict(message) for message in self._snapshot().messages]
+
+    def written(self) -> Expr:
+        """Return what a fork has written since it began, to be appended to another state.
+
+        Raises:
+            ProgramError: it failed, or has begun a message of a chat and not ended it, or ended one that it found.
+        """
+        taken: Future[Expr] = Future()
+        self._interpreter.submit(TakeWritten(taken), call_site())
+        expr: Expr = result_of(taken)
+        return expr
 
     def sync(self) -> None:
         """Wait for everything written so far."""
@@ -240,10 +256,31 @@ class ProgramState:
         """
         yield from self._feed(None if var_name is None else self._variables[var_name]).chunks()
 
-    async def text_async_iter(self, var_name: str | None = None) -> AsyncIterator[str]:
-        """Yield as `text_iter`, without blocking the event loop."""
+    @overload
+    def text_async_iter(
+        self, var_name: str | None = None, return_meta_data: Literal[False] = False
+    ) -> AsyncIterator[str]: ...
+
+    @overload
+    def text_async_iter(self, var_name: str, return_meta_data: Literal[True]) -> AsyncIterator[tuple[str, Any]]: ...
+
+    async def text_async_iter(
+        self, var_name: str | None = None, return_meta_data: bool = False
+    ) -> AsyncIterator[str | tuple[str, Any]]:
+        """Yield as `text_iter`, without blocking the event loop.
+
+        Args:
+            return_meta_data: yield pairs of a piece of the variable's text and what the backend says of it by then. The
+                last pair has what `get_meta_info` returns; its piece is empty where that comes behind the text.
+
+        Raises:
+            RequestError: `return_meta_data` without a variable: a whole text has no meta information.
+        """
+        if return_meta_data and var_name is None:
+            raise RequestError("text_async_iter(return_meta_data=True) needs the name of a variable: var_name=...")
         cell = None if var_name is None else await self._variables.wait_for(var_name)
-        async for chunk in self._feed(cell).achunks():
+        feed = self._feed(cell)
+        async for chunk in feed.achunks_with_meta() if return_meta_data else feed.achunks():
             yield chunk
 
     def _feed(self, cell: Cell | None) -> TextFeed:
@@ -314,75 +351,3 @@ def _number_of_forks(size: int) -> int:
     if number < 1:
         raise RequestError(f"fork needs the number of states, at least 1, got {size!r}")
     return number
-
-
-class ProgramStateGroup(Sequence[ProgramState]):
-    """The forks of a state.
-
-    `group += ...` writes to each of them: one expression for all, a list with one for each, or a function of the index.
-    """
-
-    def __init__(self, states: Sequence[ProgramState], parent: ProgramState) -> None:
-        self._states = list(states)
-        self._parent = parent
-
-    def __getitem__(self, index: Any) -> Any:
-        return self._states[index]
-
-    def __setitem__(self, index: int, state: ProgramState) -> None:
-        """Take back the state that `group[i] += ...` has written to.
-
-        Raises:
-            RequestError: it is another one.
-        """
-        if self._states[index] is not state:
-            raise RequestError("a fork cannot be replaced; write to it by `forks[i] += ...`")
-
-    def __len__(self) -> int:
-        return len(self._states)
-
-    def __iadd__(self, other: Expr | str | Sequence[Expr | str] | Callable[[int], Expr | str]) -> Self:
-        for i, (state, part) in enumerate(zip(self._states, self._part_of_each(other), strict=True)):
-            state += part
-            self._states[i] = state
-        return self
-
-    def _part_of_each(self, other: Any) -> Sequence[Expr | str]:
-        if isinstance(other, Expr | str):
-            return [other] * len(self)
-        if callable(other):
-            return [other(i) for i in range(len(self))]
-        parts = list(other)
-        if len(parts) != len(self):
-            raise RequestError(f"{len(parts)} expressions are given for {len(self)} forks; give one each")
-        return parts
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: object, error: object, traceback: object) -> None:
-        if error is None:
-            self.join()
-            return
-        for state in self._states:  # nobody will read them, and the error is what matters
-            state.cancel()
-
-    def join(self, mode: str = "gather_variable") -> None:
-        """Wait for all, and give the parent each variable that is new in them, as the list of their values.
-
-        Args:
-            mode: only "gather_variable", which is that.
-
-        Raises:
-            ProgramError: one of them failed.
-            RequestError: another mode.
-        """
-        if mode != "gather_variable":
-            raise RequestError(
-                f'join knows the mode "gather_variable", got {mode!r}; append what forks wrote by s += ...'
-            )
-        for state in self._states:
-            state.sync()
-        new = {name for state in self._states for name in state._variables.copy()} - set(self._parent._variables.copy())
-        for name in sorted(new):
-            self._parent[name] = [state[name] for state in self._states if name in state]

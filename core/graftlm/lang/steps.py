@@ -4,12 +4,12 @@ from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
 
-from graftlm.errors import ProgramError
+from graftlm.errors import ProgramError, RequestError
 from graftlm.lang.call_site import CallSite
-from graftlm.lang.expressions import Expr
+from graftlm.lang.expressions import Expr, Written
 from graftlm.lang.variables import Cell
 
-__all__ = ["Action", "End", "Later", "Snapshot", "Step", "Take"]
+__all__ = ["Action", "End", "Later", "Snapshot", "Step", "Take", "TakeWritten"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +26,20 @@ class Snapshot:
     role: str | None = None
     cached_len: int = 0
 
+    def since(self, start: "Snapshot") -> Written:
+        """Return what a state has written that began as `start`.
+
+        Raises:
+            RequestError: it is in another message of its chat than at the beginning.
+        """
+        num_new = len(self.messages) - len(start.messages)
+        if self.role != start.role or (self.role is not None and num_new):
+            raise RequestError(
+                f"a fork began in {_place(start.role)} and is joined in {_place(self.role)}; what is appended to its "
+                "parent has to end the messages that it begins, and no other"
+            )
+        return Written(self.text[len(start.text) :], self.messages[len(start.messages) :])
+
 
 @dataclass(frozen=True, slots=True)
 class Take:
@@ -33,6 +47,13 @@ class Take:
 
     taken: "Future[Snapshot]"
     shared: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class TakeWritten:
+    """Asks for what a fork has written since it began."""
+
+    taken: "Future[Expr]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +71,7 @@ class End:
 
 
 #: What a state can be asked to do.
-Action = Expr | Snapshot | Later | Take | End
+Action = Expr | Snapshot | Later | Take | TakeWritten | End
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,5 +87,9 @@ class Step:
         if self.cell is not None:
             self.cell.fail(error)
         match self.action:
-            case Take(taken=future) | End(ended=future) if not future.done():
+            case Take(taken=future) | TakeWritten(taken=future) | End(ended=future) if not future.done():
                 future.set_exception(error)
+
+
+def _place(role: str | None) -> str:
+    return "no message" if role is None else f"a message of {role}"

@@ -3,6 +3,7 @@
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any
 
 from graftlm.errors import ProgramError
 
@@ -14,6 +15,7 @@ class TextFeed:
 
     def __init__(self, text: str = "") -> None:
         self._text = text
+        self._meta_info: Any = {}
         self._ended = False
         self._error: ProgramError | None = None
         self._listeners: list[Callable[[], None]] = []
@@ -23,15 +25,17 @@ class TextFeed:
         """Everything so far."""
         return self._text
 
-    def append(self, text: str) -> None:
-        """Add text."""
+    def append(self, text: str, meta_info: Any = None) -> None:
+        """Add text; `meta_info` is what is known of all of it by now, None where that stays as it was."""
+        if meta_info is not None:
+            self._meta_info = meta_info
         if text:
             self._text += text
             self._tell()
 
-    def grow(self, text: str) -> None:
-        """Add what a text that begins with everything so far has besides."""
-        self.append(text[len(self._text) :])
+    def grow(self, text: str, meta_info: Any = None) -> None:
+        """Add what a text that begins with everything so far has besides; see `append`."""
+        self.append(text[len(self._text) :], meta_info)
 
     def end(self, error: ProgramError | None = None) -> None:
         """Add no more; followers get the error, if there is one, behind the text. Only the first call counts."""
@@ -86,6 +90,15 @@ class TextFeed:
         finally:
             self._listeners.remove(listener)
         self._raise()
+
+    async def achunks_with_meta(self) -> AsyncIterator[tuple[str, Any]]:
+        """Yield pieces as `achunks`, each with what is known of the text by then; the last one with all of it."""
+        told = None
+        async for chunk in self.achunks():
+            told = self._meta_info
+            yield chunk, told
+        if told is not self._meta_info:
+            yield "", self._meta_info
 
     def _tell(self) -> None:
         for listener in list(self._listeners):

@@ -22,13 +22,14 @@ from graftlm.lang.graph import (
     Insert,
     Node,
     ReadText,
+    ReadWritten,
     argument_names,
 )
 from graftlm.lang.placeholder import MarkKind, Marks, Placeholder, mark_kinds
 from graftlm.lang.sampling import Sampling
 from graftlm.lang.state import ProgramState
 from graftlm.lang.steps import Action as Step
-from graftlm.lang.steps import End, Snapshot, Take
+from graftlm.lang.steps import End, Snapshot, Take, TakeWritten
 from graftlm.lang.template import Argument, MetaInfo, Produced, slots_of
 from graftlm.lang.text_feed import TextFeed
 from graftlm.lang.variables import Cell, Value, Variables
@@ -216,6 +217,8 @@ class _Recorder:
         match action:
             case Take(taken):
                 self._take(taken, site)
+            case TakeWritten(written):
+                written.set_result(Placeholder.of(self._marks, Produced(self._add(ReadWritten(), site))))
             case End(ended):
                 ended.set_result(None)
             case _:

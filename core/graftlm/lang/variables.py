@@ -74,8 +74,7 @@ class Cell:
         """Set the value; of `n` completions, the text to follow is the first, with which the program goes on."""
         self.future.set_result(value)
         text = value.value[0] if isinstance(value.meta_info, list) else value.value
-        if isinstance(text, str):
-            self.feed.grow(text)
+        self.feed.grow(text if isinstance(text, str) else "", value.meta_info)
         self.feed.end()
 
     def check_readable(self) -> None:

@@ -66,6 +66,7 @@ class ScriptedApi:
     Attributes:
         url: of the API.
         refused: fields of a body that are answered with 400.
+        ignored: fields of a body that are not read.
         bodies: of the requests so far, in order.
         prompt_tokens: of all answers together.
         under_way: requests that have come and not been answered.
@@ -76,6 +77,7 @@ class ScriptedApi:
         model: ScriptedModel,
         *,
         refused: Sequence[str] = (),
+        ignored: Sequence[str] = (),
         tells_logprobs: bool = True,
         tells_usage: bool = True,
         dies_after: int | None = None,
@@ -85,6 +87,7 @@ class ScriptedApi:
 
         Args:
             refused: as the attribute, which may change.
+            ignored: as the attribute.
             tells_logprobs: otherwise the field is accepted, and null in the answer.
             tells_usage: otherwise no answer has token counts.
             dies_after: events of a stream after which the connection breaks.
@@ -92,6 +95,7 @@ class ScriptedApi:
         """
         self._model = model
         self.refused = frozenset(refused)
+        self.ignored = frozenset(ignored)
         self._tells_logprobs = tells_logprobs
         self._tells_usage = tells_usage
         self._dies_after = dies_after
@@ -124,6 +128,7 @@ class ScriptedApi:
             self.bodies.append(body)
             if refused := self.refused & body.keys():
                 return web.json_response({"error": {"message": f"no {', '.join(sorted(refused))} here"}}, status=400)
+            body = {name: value for name, value in body.items() if name not in self.ignored}
             if self._hangs:
                 await asyncio.Event().wait()
             is_chat = request.path.endswith("/chat/completions")

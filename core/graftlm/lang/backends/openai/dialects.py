@@ -97,10 +97,14 @@ class Dialect(ABC):
 
         Raises:
             EngineError: it has another number of them than was asked for, or one without text.
+            UnsupportedFeatureError: it has one where several were asked for.
             RequestFailedError: one does not begin with what the program wrote already.
         """
         choices, tokens, call_id = choices_of(answer), call_tokens(answer), str(answer.get("id", ""))
-        if len(choices) != (expected := request.sampling.n or 1):
+        expected = request.sampling.n or 1
+        if len(choices) == 1 < expected:
+            raise UnsupportedFeatureError(f"n={expected}: the endpoint answered one completion, as if it knew no n")
+        if len(choices) != expected:
             raise EngineError(f"the endpoint answered {len(choices)} choices, expected n={expected}: {answer!r:.200}")
         for choice in choices:
             self._check_whole(choice)
