@@ -27,15 +27,10 @@ def build_batch(plan: StepPlan, last_tokens: Tensor, device: torch.device) -> Fo
     Args:
         last_tokens: int64 [R], each row's latest sampled token, on the device.
     """
-    input_ids = to_device(plan.input_ids, device)
-    if len(plan.device_idx):
-        rows = np.repeat(plan.rows, plan.query_lens)[plan.device_idx].astype(np.int64)
-        input_ids[to_device(plan.device_idx, device)] = last_tokens[to_device(rows, device)]
-    token_ends = np.cumsum(plan.query_lens, dtype=np.int32)
-    cu_seqlens_q = np.zeros(len(token_ends) + 1, dtype=np.int32)
-    cu_seqlens_q[1:] = token_ends
+    cu_seqlens_q = np.zeros(len(plan.query_lens) + 1, dtype=np.int32)
+    token_ends = plan.query_lens.cumsum(out=cu_seqlens_q[1:])
     batch = ForwardBatch(
-        input_ids=input_ids,
+        input_ids=_input_ids(plan, last_tokens, device),
         positions=to_device(plan.positions, device),
         out_slots=to_device(plan.out_slots, device),
         cu_seqlens_q=to_device(cu_seqlens_q, device),
@@ -48,6 +43,17 @@ def build_batch(plan: StepPlan, last_tokens: Tensor, device: torch.device) -> Fo
         page_table_cpu=plan.page_table,
     )
     return batch if plan.window is None else replace(batch, window=_window_batch(batch, plan.window, device))
+
+
+def _input_ids(plan: StepPlan, last_tokens: Tensor, device: torch.device) -> Tensor:
+    """Return the step's tokens, those that only the device knows among them."""
+    if len(plan.device_idx) == plan.num_tokens:
+        return last_tokens.index_select(0, to_device(plan.rows, device))
+    input_ids = to_device(plan.input_ids, device)
+    if len(plan.device_idx):
+        rows = plan.rows.repeat(plan.query_lens)[plan.device_idx]
+        input_ids[to_device(plan.device_idx, device)] = last_tokens.index_select(0, to_device(rows, device))
+    return input_ids
 
 
 def _window_batch(batch: ForwardBatch, tables: WindowTables, device: torch.device) -> ForwardBatch:

@@ -68,10 +68,10 @@ class ModelRunner:
 
     def _sample(self, plan: StepPlan, hidden: Tensor, logits_idx: Tensor) -> Sampled:
         logits = self._model.logits(hidden[logits_idx])
-        rows = plan.rows[plan.sample_idx]
+        rows = plan.rows if len(plan.sample_idx) == len(plan.rows) else plan.rows[plan.sample_idx]
         token_mask = None if plan.token_mask is None else plan.token_mask.wait()
         sampled = self._sampler.sample(logits, rows, plan.sample_positions, token_mask)
-        self._last_tokens[to_device(rows.astype(np.int64), self._device)] = sampled.token_ids
+        self._last_tokens.index_copy_(0, to_device(rows.astype(np.int64), self._device), sampled.token_ids)
         return sampled
 
     def _prompt_logprobs(self, spans: tuple[PromptLogprobSpan, ...], hidden: Tensor) -> tuple[LogprobTable, ...]:
@@ -92,9 +92,8 @@ def _pool(spans: tuple[PoolSpan, ...], hidden: Tensor) -> tuple[NDArray[np.float
 
 
 def _errors(sampled: Sampled) -> dict[int, str]:
-    failed = sampled.failed.cpu().numpy()
-    errors = dict.fromkeys(np.flatnonzero(failed).tolist(), NOT_FINITE)
-    return errors | sampled.processor_errors
+    (failed,) = sampled.failed.cpu().numpy().nonzero()
+    return dict.fromkeys(failed.tolist(), NOT_FINITE) | sampled.processor_errors
 
 
 def _to_host(token_logprob: Tensor, top_ids: Tensor, top_logprobs: Tensor) -> LogprobTable:

@@ -20,6 +20,7 @@ from graftlm.execution.token_edits import TokenEdits
 from graftlm.execution.token_masks import forbid
 from graftlm.execution.vocab_blocks import argmax, draw, num_noise
 from graftlm.plan import RowSetup, TokenMask
+from graftlm.sampling_params import SamplingParams
 
 __all__ = ["NOT_FINITE", "Sampled", "Sampler"]
 
@@ -71,6 +72,7 @@ class Sampler:
         self._seed = np.zeros(num_rows, dtype=np.uint64)
         self._wants_logprobs = np.zeros(num_rows, dtype=np.bool_)
         self._num_top = np.zeros(num_rows, dtype=np.int64)
+        self._has_wishes = np.zeros(num_rows, dtype=np.bool_)  # other than the most likely token of the model's own
 
     def set_row(self, setup: RowSetup) -> None:
         """Install a request, in place of what the row held.
@@ -86,6 +88,7 @@ class Sampler:
         self._seed[row] = setup.seed
         self._wants_logprobs[row] = params.logprobs is not None
         self._num_top[row] = params.logprobs or 0
+        self._has_wishes[row] = _has_wishes(params)
         self._penalties.set_row(setup)
         self._failures.pop(row, None)
         try:
@@ -112,16 +115,14 @@ class Sampler:
         Effects: the tokens count towards the penalties, and are the history of the logits processors, of their rows.
         """
         at = rows.astype(np.int64)
+        best, token_ids = argmax(logits)
+        failed = ~best.isfinite()
+        if token_mask is None and not self._failures and not self._has_wishes[at].any():
+            return Sampled(token_ids, failed, {}, None)
         edited = self._edited(at, positions)
         by_others = edited.copy()
         if token_mask is not None:
             edited[token_mask.idx] = True
-        if edited.all():
-            best = logits.amax(dim=1)  # a third of the time of `argmax`
-            token_ids = logits.new_empty(len(at), dtype=torch.int64)
-        else:
-            best, token_ids = argmax(logits)
-        failed = ~best.isfinite()
         worked = np.flatnonzero(edited | ~self._greedy[at])
         if edited.any():
             scores = _own_floats(logits, worked)
@@ -176,6 +177,12 @@ class Sampler:
         num_top = int(self._num_top[rows[local]].max())
         found = token_logprobs(take_rows(logits, local), take_rows(token_ids, local), num_top)
         return TokenLogprobs(*[put_rows(part.new_zeros(len(rows), *part.shape[1:]), local, part) for part in found])
+
+
+def _has_wishes(params: SamplingParams) -> bool:
+    """Whether a request asks for anything but the most likely token, at some time."""
+    has_edits = params.has_penalties or bool(params.logit_bias) or bool(params.logits_processors)
+    return not params.is_greedy or has_edits or params.min_tokens > 0 or params.logprobs is not None
 
 
 def _own_floats(logits: Tensor, rows: NDArray[np.int64]) -> Tensor:

@@ -142,15 +142,18 @@ class KVManager:
         table = self.table
         have = table.num_pages[rows]
         # A row has more than it needs where a rewrite has made its text shorter.
-        lacking = np.maximum(-(-num_tokens // self.page_size) - have, 0)
-        total = int(lacking.sum())
+        needed = num_tokens if self.page_size == 1 else -(-num_tokens // self.page_size)
+        lacking = np.maximum(needed - have, 0)
+        total = int(np.add.reduce(lacking))
         if total == 0:
             return True
         if not self.make_room(total):
             return False
         pages = self._alloc(total)
-        first = np.cumsum(lacking) - lacking
-        row, column = np.repeat(rows, lacking), np.arange(total) + np.repeat(have - first, lacking)
+        row, column = rows, have
+        if total != len(rows) or np.maximum.reduce(lacking) > 1:  # else one page each, as with pages of one token
+            first = lacking.cumsum() - lacking
+            row, column = rows.repeat(lacking), np.arange(total) + (have - first).repeat(lacking)
         table.page_table[row, column] = pages
         if self.row_windows is not None:
             self.row_windows.page_table[row, column] = self.row_windows.pages.writable(pages)

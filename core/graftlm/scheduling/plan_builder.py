@@ -51,6 +51,8 @@ def build_plan(
 
     Effects: counts the decoding rows' tokens as computed. (Chunks were counted when their pages were reserved.)
     """
+    if not chunks:
+        return _decode_plan(step_id, table, page_size, decode_rows, setups, windows, take_copies)
     chunks = sorted(chunks, key=lambda c: c.end - c.start > 1)
     num_decodes = len(decode_rows)
     rows = np.concatenate((decode_rows, np.array([c.row for c in chunks], dtype=np.int32)))
@@ -63,7 +65,7 @@ def build_plan(
     positions = np.arange(token_ends[-1]) + np.repeat(starts - token_starts, query_lens)
     token_rows = np.repeat(rows, query_lens)
     out_pages, offsets = table.page_table[token_rows, positions // page_size], positions % page_size
-    out_slots = out_pages.astype(np.int64) * page_size + offsets
+    out_slots = _slots(out_pages, offsets, page_size)
     page_table = table.page_table[rows, : int(table.num_pages[rows].max())]
     sample_idx = np.flatnonzero(ends == table.known[rows])
     prompt_spans, pool_spans = _spans(chunks, token_starts[num_decodes:])
@@ -87,14 +89,71 @@ def build_plan(
         prompt_spans=prompt_spans,
         pool_spans=pool_spans,
         token_mask=_token_mask(table, rows[sample_idx]),
-        window=None
-        if windows is None
-        else WindowTables(
-            page_table=windows.page_table[rows, : page_table.shape[1]],
-            out_slots=windows.pages.writable(out_pages).astype(np.int64) * page_size + offsets,
-        ),
+        window=_window_tables(windows, rows, page_table.shape[1], out_pages, offsets, page_size),
         copies=take_copies(out_slots),
     )
+
+
+def _decode_plan(
+    step_id: int,
+    table: RequestTable,
+    page_size: int,
+    rows: NDArray[np.int32],
+    setups: tuple[RowSetup, ...],
+    windows: RowWindows | None,
+    take_copies: Callable[[NDArray[np.int64]], StepCopies | None],
+) -> StepPlan:
+    """Lay out a step in which every row brings its latest sample, the most frequent kind, with a third of the calls."""
+    num_rows = len(rows)
+    positions = table.computed[rows]
+    ends = positions + 1
+    table.computed[rows] = ends
+    at, offsets = (positions, None) if page_size == 1 else (positions // page_size, positions % page_size)
+    out_pages = table.page_table[rows, at]
+    out_slots = _slots(out_pages, offsets, page_size)
+    num_columns = int(np.maximum.reduce(table.num_pages[rows]))
+    idx = np.arange(num_rows)
+    return StepPlan(
+        step_id=step_id,
+        rows=rows,
+        query_lens=np.ones(num_rows, dtype=np.int32),
+        seq_lens=ends.astype(np.int32),
+        page_table=table.page_table[rows, :num_columns],
+        input_ids=np.zeros(num_rows, dtype=np.int64),
+        device_idx=idx,
+        positions=positions,
+        out_slots=out_slots,
+        num_decodes=num_rows,
+        sample_idx=idx,
+        sample_positions=ends,
+        setups=setups,
+        token_mask=_token_mask(table, rows),
+        window=_window_tables(windows, rows, num_columns, out_pages, offsets, page_size),
+        copies=take_copies(out_slots),
+    )
+
+
+def _window_tables(
+    windows: RowWindows | None,
+    rows: NDArray[np.int32],
+    num_columns: int,
+    out_pages: NDArray[np.int32],
+    offsets: NDArray[np.int64] | None,
+    page_size: int,
+) -> WindowTables | None:
+    """Return where layers with a sliding window find and write theirs."""
+    if windows is None:
+        return None
+    return WindowTables(
+        page_table=windows.page_table[rows, :num_columns],
+        out_slots=_slots(windows.pages.writable(out_pages), offsets, page_size),
+    )
+
+
+def _slots(pages: NDArray[np.int32], offsets: NDArray[np.int64] | None, page_size: int) -> NDArray[np.int64]:
+    """Return the slots of tokens by their pages and their places within these; there are none in pages of one token."""
+    slots = pages.astype(np.int64)
+    return slots if offsets is None else slots * page_size + offsets
 
 
 def _input_ids(num_decodes: int, chunks: list[Chunk], num_tokens: int) -> NDArray[np.int64]:
@@ -107,7 +166,7 @@ def _input_ids(num_decodes: int, chunks: list[Chunk], num_tokens: int) -> NDArra
 
 
 def _token_mask(table: RequestTable, sampling_rows: NDArray[np.int32]) -> LateMask | None:
-    idx = np.flatnonzero(table.constrained[sampling_rows])
+    (idx,) = table.constrained[sampling_rows].nonzero()
     return LateMask(idx) if len(idx) else None
 
 

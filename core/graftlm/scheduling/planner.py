@@ -71,7 +71,9 @@ class Planner:
         retracted = self.num_retractions
         decode_rows = self._reserve_decodes()
         chunks: list[Chunk] = []
-        budget = self._continue_prompts(chunks, self._prefill_tokens)
+        budget = self._prefill_tokens
+        if len(decode_rows) < len(self._running):
+            budget = self._continue_prompts(chunks, budget)
         if self.num_retractions == retracted:  # else what was retracted would come straight back
             self._admit(chunks, budget, now)
         self.current = None
@@ -91,7 +93,7 @@ class Planner:
             self._kv.take_copies,
         )
         self._kv.settle_step()
-        sampling = plan.rows[plan.sample_idx]
+        sampling = plan.rows if len(plan.sample_idx) == len(plan.rows) else plan.rows[plan.sample_idx]
         table.known[sampling] += 1
         table.on_device[sampling] = True
         self._admission.step_planned()
@@ -145,7 +147,7 @@ class Planner:
         while True:
             rows = self._running.rows
             can_decode = table.on_device[rows] & (table.known[rows] < table.limit[rows])
-            decodes = rows[can_decode]
+            decodes = rows if can_decode.all() else rows[can_decode]
             if self._kv.reserve(decodes, table.computed[decodes] + 1):
                 return decodes
             self._retract()
@@ -153,7 +155,7 @@ class Planner:
     def _continue_prompts(self, chunks: list[Chunk], budget: int) -> int:
         """Go on with prompts that are partly computed; returns the budget left."""
         table, rows = self._kv.table, self._running.rows
-        partial = np.flatnonzero(~table.on_device[rows] & (table.computed[rows] < table.known[rows]))
+        (partial,) = (~table.on_device[rows] & (table.computed[rows] < table.known[rows])).nonzero()
         for request in [self._running.requests[i] for i in partial.tolist()]:
             if budget <= 0:
                 break
