@@ -38,7 +38,7 @@ class Machine:
             cores=os.cpu_count(),
             gpu=torch.cuda.get_device_name() if torch.cuda.is_available() else None,
             threads=torch.get_num_threads(),
-            torch=torch.__version__,
+            torch=str(torch.__version__),
             python=platform.python_version(),
             graftlm=__version__,
         )

@@ -9,6 +9,7 @@ from graftlm.bench.roofline.cases import Case
 from graftlm.bench.roofline.ceilings import CeilingProbe, Ceilings, Effort
 from graftlm.bench.roofline.report import CaseFigures, RooflineReport, case_figures
 from graftlm.bench.roofline.rig import Rig
+from graftlm.plan import StepPlan
 
 __all__ = ["run_roofline"]
 
@@ -31,7 +32,7 @@ def run_roofline(
         on_turn: called after each turn of a case, of which there are `effort.rounds` each.
     """
     probe = CeilingProbe(rig.device, rig.dtype, rig.clock, effort)
-    runs = [_Run(rig, case) for case in cases]
+    runs = [_Run(rig, case, rig.plan(case)) for case in cases]
     for _ in range(effort.rounds):
         probe.sample()
         for run in runs:
@@ -55,20 +56,19 @@ class _Run:
 
     rig: Rig
     case: Case
+    plan: StepPlan
     steps_s: list[float] = field(default_factory=list)
     operators_s: list[dict[str, float]] = field(default_factory=list)
 
     def take_turn(self, turn_s: float) -> None:
         """Run steps whole and operator by operator, in alternation."""
-        plan = self.rig.plan(self.case)
         end = time.perf_counter() + turn_s
         while True:
-            self.steps_s.append(self.rig.step_s(plan))
-            self.operators_s.append(self.rig.operators_s(plan))
+            self.steps_s.append(self.rig.step_s(self.plan))
+            self.operators_s.append(self.rig.operators_s(self.plan))
             if time.perf_counter() >= end:
                 return
 
     def figures(self, ceilings: Ceilings) -> CaseFigures:
         """Return what the samples say."""
-        costs = self.rig.costs(self.rig.plan(self.case))
-        return case_figures(self.case, costs, self.steps_s, self.operators_s, ceilings)
+        return case_figures(self.case, self.rig.costs(self.plan), self.steps_s, self.operators_s, ceilings)
