@@ -29,7 +29,7 @@ PlotOption = Annotated[
     Path | None, typer.Option("--plot", metavar="FILE", help="Draw them, as PNG or SVG; needs matplotlib.")
 ]
 ScaleOption = Annotated[float, typer.Option("--scale", min=0.0, help="Factor on the number of requests.")]
-SeedOption = Annotated[int, typer.Option("--seed", min=1, help="Of the prompts.")]
+SeedOption = Annotated[int, typer.Option("--seed", min=0, help="Of the prompts.")]
 WorkloadOption = Annotated[
     list[str] | None, typer.Option("--workload", metavar="NAME,...", help="Only these. Repeatable.")
 ]
@@ -49,7 +49,7 @@ def offline(
         typer.Option("--compare", metavar="PATH=VALUE", help="A setting of a second engine to compare. Repeatable."),
     ] = None,
     scale: ScaleOption = 1.0,
-    seed: SeedOption = 1,
+    seed: SeedOption = 0,
     rounds: RoundsOption = 3,
     as_json: JsonOption = None,
     progress: ProgressOption = None,
@@ -139,7 +139,7 @@ def ablation(
         typer.Option("--off", metavar="NAME,...", help="Only these parts are switched off. Repeatable."),
     ] = None,
     scale: ScaleOption = 1.0,
-    seed: SeedOption = 1,
+    seed: SeedOption = 0,
     rounds: RoundsOption = 7,
     as_json: JsonOption = None,
     plot: PlotOption = None,

@@ -57,8 +57,8 @@ def alternate(
 ) -> list[list[Run]]:
     """Run workloads on engines in turns, so that what else the machine does hits all alike.
 
-    Each engine first runs each workload once, as small as it gets; that does not count. In each round, all engines get
-    the same prompts, and each begins in its turn.
+    Each engine first runs each workload once, as small as it gets; that does not count. All rounds have the same
+    prompts; in each, another engine begins.
 
     Args:
         engines: variant -> engine.
@@ -71,13 +71,13 @@ def alternate(
         BenchError, RequestError: as of `measure`.
     """
     for (variant, engine), workload in product(engines.items(), workloads):
-        measure(engine, workload, variant, 0.0, seed - 1)
+        measure(engine, workload, variant, 0.0, seed + 1)
     names = list(engines)
     found = []
     for workload, i in product(workloads, range(rounds)):
         runs: dict[str, Run] = {}
         for name in names[i % len(names) :] + names[: i % len(names)]:
-            runs[name] = measure(engines[name], workload, name, scale, seed + i)
+            runs[name] = measure(engines[name], workload, name, scale, seed)
             on_run()
         found.append([runs[name] for name in names])
     return found

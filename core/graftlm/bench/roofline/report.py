@@ -113,10 +113,12 @@ def case_figures(
 
 
 def _operator(name: str, cost: Cost, time_s: float, apart_s: float, ceilings: Ceilings) -> OperatorFigures:
-    at_ceiling = ceilings.seconds(cost)
-    bound: Bound | None = None
-    share = None
-    if cost.num_bytes and time_s > 0:
-        bound = max(at_ceiling, key=lambda which: at_ceiling[which])
-        share = at_ceiling[bound] / time_s
+    bound, share = _nearness(cost, time_s, ceilings) if cost.num_bytes and time_s > 0 else (None, None)
     return OperatorFigures(name, cost.num_bytes, cost.flops, time_s, time_s / apart_s, bound, share)
+
+
+def _nearness(cost: Cost, time_s: float, ceilings: Ceilings) -> tuple[Bound, float]:
+    """Return the ceiling that a cost meets first, and how much of the time taken it would take there."""
+    at_ceiling = ceilings.seconds(cost)
+    bound = max(at_ceiling, key=lambda which: at_ceiling[which])
+    return bound, at_ceiling[bound] / time_s
