@@ -41,7 +41,7 @@ format: $(VENV)/.installed-dev  ## rewrite the code in the house style
 	$(BIN)/ruff format .
 
 bench: $(VENV)/.installed-dev  ## the offline benchmark on the bundled model, and what the server adds to it
-	$(BIN)/python benchmarks/offline.py
+	$(BIN)/graftlm bench offline --json benchmarks/results/offline-demo.json
 	$(BIN)/python benchmarks/server_overhead.py
 
 fuzz: $(VENV)/.installed-dev  ## 5,000 requests made from the server's OpenAPI document

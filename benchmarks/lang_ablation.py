@@ -40,11 +40,11 @@ from typing import Any
 
 from flat_table import TablePlugin
 from lang_programs import WORKLOADS, Workload
-from offline import machine
 from rich.console import Console
 from rich.table import Table
 
 from graftlm import Engine
+from graftlm.bench.machine import Machine
 from graftlm.lang import Backend, EngineBackend
 from graftlm.lang.backend import Generation, GenerationRequest
 from graftlm.lang.chat_template import ChatTemplate
@@ -323,7 +323,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print(f"{time.perf_counter() - started:.0f} s in all")
     given.json.parent.mkdir(parents=True, exist_ok=True)
     settings = {"model": given.model, "scale": given.scale, "kv_tokens": given.kv_tokens, "rows": given.rows}
-    report = {"machine": machine(), "settings": settings, "rows": [asdict(row) for row in rows]}
+    report = {"machine": asdict(Machine.here()), "settings": settings, "rows": [asdict(row) for row in rows]}
     given.json.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
     if given.plot:
         plot(rows, given.plot)

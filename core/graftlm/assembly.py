@@ -52,14 +52,34 @@ from graftlm.tier_assembly import TierParts, assemble_tiers
 from graftlm.tokenization import TextStream, Tokenizer
 from graftlm.types import SamplingParams
 
-__all__ = ["EngineParts", "assemble", "detect_platform"]
+__all__ = ["DeviceParts", "EngineParts", "assemble", "detect_platform"]
 
 _logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
+class DeviceParts:
+    """What one step runs through.
+
+    Attributes:
+        attention_name: of the provider of `attention`.
+    """
+
+    model: Model
+    attention: AttentionBackend
+    attention_name: str
+    kv: KVStore
+    sampler: Sampler
+    runner: ModelRunner
+
+
+@dataclass(frozen=True, slots=True)
 class EngineParts:
-    """An assembled engine, without a thread of its own."""
+    """An assembled engine, without a thread of its own.
+
+    Attributes:
+        device_parts: what its steps run on, for tools that run steps of their own while the loop runs none.
+    """
 
     config: EngineConfig
     model_config: ModelConfig
@@ -68,6 +88,7 @@ class EngineParts:
     loop: StepLoop
     device: str
     dtype: str
+    device_parts: DeviceParts
 
     def summary(self) -> dict[str, Any]:
         """Return what another process must know of this engine, as plain data; `limits` makes an IntakeLimits."""
@@ -134,6 +155,8 @@ def assemble(
     attention_provider = _choose_attention(config, registry, platform, model, target.dtype)
     on_stage("loading weights")
     model.load_weights(iter_weights(path))
+    if config.model.prepack:
+        model.pack_weights()
 
     on_stage("allocating KV memory")
     memory = size_memory(config, registry, model, target.device, target.dtype, target.context_len)
@@ -182,7 +205,8 @@ def assemble(
     )
     intake = Intake(limits, lambda params: TextStream(tokenizer, params), time.monotonic, grammars)
     dtype = str(target.dtype).removeprefix("torch.")
-    return EngineParts(config, model_config, tokenizer, intake, loop, platform.device, dtype)
+    device_parts = DeviceParts(model, attention, attention_provider.name, kv, sampler, runner)
+    return EngineParts(config, model_config, tokenizer, intake, loop, platform.device, dtype, device_parts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,7 +289,7 @@ def _scheduler(
     kv = KVManager(PagePool(num_pages), cache, table, page_size, memory.window, lower)
     provider = registry.provider("scheduling", settings.policy.name)
     policy = registry.create("scheduling", provider, settings.policy.options, SchedulingContext(), config.origins)
-    limits = SchedulerLimits(settings.max_queued_requests, settings.prefill_tokens_per_step)
+    limits = SchedulerLimits(settings.max_queued_requests, settings.prefill_tokens_per_step, settings.mix_chunks)
     return Scheduler(kv, policy, limits, time.monotonic, jump_forward)
 
 

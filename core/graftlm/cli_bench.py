@@ -1,4 +1,4 @@
-"""`graftlm bench`: measures servers."""
+"""`graftlm bench serve`: measures servers; `cli_bench_engine` has the commands that measure an engine."""
 
 import asyncio
 import math
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from graftlm import cli_bench_engine
 from graftlm.cli_options import fail
 
 if TYPE_CHECKING:
@@ -26,12 +27,10 @@ _MAX_SOCKETS = 65536
 #: Columns when nobody looks: wide enough that a row of a table stays one line.
 _PIPE_WIDTH = 160
 
-app = typer.Typer(help="Measure servers.", no_args_is_help=True, rich_markup_mode=None)
-
-
-@app.callback()
-def _root() -> None:
-    """Measure servers."""  # with a callback, `serve` stays a sub-command though it is the only one
+app = typer.Typer(help="Measure servers and engines.", no_args_is_help=True, rich_markup_mode=None)
+app.command("offline")(cli_bench_engine.offline)
+app.command("roofline")(cli_bench_engine.roofline)
+app.command("ablation")(cli_bench_engine.ablation)
 
 
 @app.command()

@@ -63,7 +63,7 @@ def cache_sim(
     ] = 0,
     as_json: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Save all figures as JSON.")] = None,
     plot: Annotated[
-        Path | None, typer.Option("--plot", metavar="FILE.png", help="Draw hit rates over capacities.")
+        Path | None, typer.Option("--plot", metavar="FILE", help="Draw hit rates over capacities, as PNG or SVG.")
     ] = None,
     config: ConfigOption = None,
     overrides: SetOption = None,
@@ -79,7 +79,6 @@ def cache_sim(
     from graftlm.cache_sim import (
         Study,
         check_overwrites_none,
-        check_plotting,
         check_writable,
         parse_capacities,
         print_study,
@@ -88,6 +87,7 @@ def cache_sim(
         save_studies,
     )
     from graftlm.config import EngineConfig
+    from graftlm.plotting import check_plotting
     from graftlm.registry import Registry
 
     if plot is not None:

@@ -21,7 +21,7 @@ def bench():
     sys.path.insert(0, str(FOLDER))
     yield importlib.import_module("lang_ablation")
     sys.path.remove(str(FOLDER))
-    for name in ("lang_ablation", "lang_programs", "flat_table", "offline"):
+    for name in ("lang_ablation", "lang_programs", "flat_table"):
         sys.modules.pop(name, None)
 
 

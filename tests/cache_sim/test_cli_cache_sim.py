@@ -147,7 +147,7 @@ def test_a_bar_shows_how_far_it_is(cache_sim):
         (["few.jsonl", "--eviction", "lru:x=1"], "cache.eviction.options.x"),
         (["few.jsonl", "--capacity", "much"], "a capacity must be tokens"),
         (["few.jsonl", "--page-size", "3"], "blocks of 4 tokens, which pages of 3 do not divide"),
-        (["few.jsonl", "--plot", "found.svg"], "--plot writes PNG files, got found.svg; name it found.png"),
+        (["few.jsonl", "--plot", "found.pdf"], "--plot writes PNG or SVG files, got found.pdf; name it found.png"),
         (["few.jsonl", "--json", "none/found.json"], "--json: cannot write none/found.json: No such file"),
         (["few.jsonl", "--plot", "none/found.png"], "--plot: cannot write none/found.png: No such file"),
     ],

@@ -81,6 +81,7 @@ class Rig:
     page_size: int = 1
     num_rows: int = 8
     prefill_tokens: int = 64
+    mix_chunks: bool = True
     max_queued: int = 1000
     overlap: bool = False
     reuse: bool = True
@@ -108,7 +109,7 @@ class Rig:
             self.page_size,
             self.window_pages,
         )
-        limits = SchedulerLimits(self.max_queued, self.prefill_tokens)
+        limits = SchedulerLimits(self.max_queued, self.prefill_tokens, self.mix_chunks)
         self.plans = []
         self.scheduler = Scheduler(kv, self.policy, limits, self.clock, self.jump_forward)
         self.loop = self.loop_class(

@@ -402,3 +402,17 @@ def test_a_failure_that_does_not_go_away_ends_every_request(make_rig, overlap):
     rig.run(max_steps=20)
     assert rig.finish("late").reason is FinishReason.ERROR
     assert not rig.scheduler.has_work
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize(("mix_chunks", "num_pages"), [(True, 256), (False, 256), (False, 24)])
+def test_a_step_holds_chunks_beside_decodes_only_where_they_may_mix(make_rig, mix_chunks, num_pages, overlap):
+    rig = make_rig(num_pages=num_pages, page_size=4, prefill_tokens=16, overlap=overlap, mix_chunks=mix_chunks)
+    for i, prompt in enumerate(prompts(seed=3, num=8, longest=30)):
+        rig.add(f"r{i}", prompt, max_new_tokens=6)
+        rig.step()
+    rig.run()
+    for request_id in rig.requests:
+        rig.assert_right(request_id)
+    mixed = [plan for plan in rig.plans if len(plan.device_idx) and plan.num_tokens > len(plan.device_idx)]
+    assert bool(mixed) == mix_chunks

@@ -1,12 +1,13 @@
-"""A load generator for servers of language models: `graftlm bench serve`.
+"""Measurements of servers and engines. This package itself is a load generator for servers: `graftlm bench serve`.
 
     settings ─> target ─> workload, arrivals ─> load ─> client, api ─> records ─> summary, caveats ─> report ─> tables
 
-Runs on a client's machine: it imports neither the engine nor torch.
+Runs on a client's machine: it imports neither the engine nor torch. What measures an engine in its own process does,
+and is imported by itself: `graftlm.bench.offline`, `graftlm.bench.ablation`, `graftlm.bench.roofline`.
 """
 
 from graftlm.bench.progress import load_progress
-from graftlm.bench.report import Report, check_writable, load_report, save_report
+from graftlm.bench.report import Report, check_writable, load_report, save_json, save_report
 from graftlm.bench.run import run_benchmark
 from graftlm.bench.settings import ApiName, BenchSettings
 from graftlm.bench.tables import print_report
@@ -22,5 +23,6 @@ __all__ = [
     "load_report",
     "print_report",
     "run_benchmark",
+    "save_json",
     "save_report",
 ]

@@ -17,7 +17,7 @@ from graftlm.bench.summary import Summary
 from graftlm.bench.target import Target
 from graftlm.errors import ConfigError
 
-__all__ = ["SCHEMA_VERSION", "Environment", "Report", "check_writable", "load_report", "save_report"]
+__all__ = ["SCHEMA_VERSION", "Environment", "Report", "check_writable", "load_report", "save_json", "save_report"]
 
 #: Raised when a field goes or changes its meaning; new fields keep it.
 SCHEMA_VERSION: Final = 1
@@ -103,8 +103,17 @@ def save_report(report: Report, path: Path) -> None:
     if not report.settings.save_chunks:
         requests = [replace(record, gaps_s=None, chunk_tokens=None) for record in report.requests]
         report = replace(report, requests=requests)
+    save_json(report, path)
+
+
+def save_json(result: object, path: Path) -> None:
+    """Write a result as JSON: dataclasses, mappings and sequences of plain values.
+
+    Raises:
+        ConfigError: it cannot be written.
+    """
     try:
-        path.write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=1) + b"\n")
+        path.write_bytes(msgspec.json.format(msgspec.json.encode(result), indent=1) + b"\n")
     except OSError as error:
         raise ConfigError(f"cannot write the report {path}: {error.strerror}") from error
 

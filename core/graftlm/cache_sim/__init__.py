@@ -8,7 +8,7 @@ trace.jsonl ─ read_trace ─ Trace ─┬─ Simulator (a cache plugin, an evi
 from graftlm.cache_sim.belady import Optimum, offline_optimum
 from graftlm.cache_sim.choices import Capacity, Choice, parse_capacities, parse_choices
 from graftlm.cache_sim.page_tree import PageTree
-from graftlm.cache_sim.plots import check_plotting, save_plot
+from graftlm.cache_sim.plots import save_plot
 from graftlm.cache_sim.reports import check_overwrites_none, check_writable, save_studies, study_as_json
 from graftlm.cache_sim.simulator import Replay, Simulator, TraceClock
 from graftlm.cache_sim.study import CapacityStudy, Outcome, Study, TraceStudy
@@ -32,7 +32,6 @@ __all__ = [
     "TraceRequest",
     "TraceStudy",
     "check_overwrites_none",
-    "check_plotting",
     "check_writable",
     "offline_optimum",
     "parse_capacities",

@@ -5,28 +5,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from graftlm.cache_sim.study import TraceStudy
-from graftlm.errors import ConfigError
+from graftlm.plotting import save_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["check_plotting", "save_plot"]
+__all__ = ["save_plot"]
 
 _INCHES_PER_TRACE: Final = (7.0, 4.5)
-
-
-def check_plotting(path: Path) -> None:
-    """Make sure that a picture could be saved, before any work is done.
-
-    Raises:
-        ConfigError: matplotlib is not installed, or the file is not named .png.
-    """
-    if path.suffix.lower() != ".png":
-        raise ConfigError(f"--plot writes PNG files, got {path}; name it {path.with_suffix('.png')}")
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError as error:
-        raise ConfigError(f"--plot needs matplotlib ({error}). Install it: pip install 'graftlm[plot]'") from error
 
 
 def save_plot(studies: Sequence[TraceStudy], path: Path) -> None:
@@ -42,10 +28,7 @@ def save_plot(studies: Sequence[TraceStudy], path: Path) -> None:
     diagrams = figure.subplots(1, len(studies), squeeze=False)[0]
     for study, axes in zip(studies, diagrams, strict=True):
         _draw(study, axes)
-    try:
-        figure.savefig(path, dpi=150)
-    except OSError as error:
-        raise ConfigError(f"--plot: cannot write {path}: {error.strerror or error}") from error
+    save_figure(figure, path)
 
 
 def _draw(study: TraceStudy, axes: "Axes") -> None:

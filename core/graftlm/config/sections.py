@@ -97,6 +97,10 @@ class ModelSettings(Section):
     trust_remote_code: bool = Field(
         default=False, description="Whether the tokenizer may run Python code that the checkpoint brings."
     )
+    prepack: bool = Field(
+        default=True,
+        description="Rearrange the loaded weights for this CPU's matrix kernels, where that has been measured to pay.",
+    )
     quantization: None = Field(default=None, description="Reserved; no scheme is available yet.")
 
 
@@ -187,6 +191,11 @@ class SchedulingSettings(Section):
     )
     prefill_tokens_per_step: PositiveInt = Field(
         default=2048, description="Prompt tokens in one step at most; longer prompts come in chunks."
+    )
+    mix_chunks: bool = Field(
+        default=True,
+        description="Let a step hold both prompt chunks and requests that decode; otherwise decoding waits while "
+        "there are prompts to read.",
     )
     overlap: bool = Field(
         default=True, description="Plan the next step while the device computes this one; tokens stay the same."

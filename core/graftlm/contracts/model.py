@@ -95,3 +95,9 @@ class Model(ABC):
         Raises:
             WeightError: a tensor is missing, surplus or of the wrong shape.
         """
+
+    def pack_weights(self) -> None:
+        """Rearrange the loaded weights for the device's kernels, where that pays; by default, leave them as they are.
+
+        Called after `load_weights`, unless the configuration says `model.prepack: false`. Loading again undoes it.
+        """

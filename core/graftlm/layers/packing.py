@@ -5,14 +5,13 @@ of few rows, the ones of decoding, up to twice as fast in bfloat16 and up to fiv
 figures.
 """
 
-import sys
 from typing import Final, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-__all__ = ["linear", "pack"]
+__all__ = ["can_pack", "linear", "pack"]
 
 #: Below so many elements, the 10 µs or so that a product takes to find its kernel cost more than packing saves. Plain
 #: float32 products have no such cost; those of the narrow types have it anyway.
@@ -39,16 +38,21 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return F.linear(x, weight, bias)
 
 
-def _gains(weight: Tensor) -> bool:
-    """Whether packing has been measured to pay: oneDNN's x86 kernels in dtypes that the CPU has instructions for."""
-    if weight.device.type != "cpu" or weight.is_mkldnn or not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
+def can_pack(dtype: torch.dtype) -> bool:
+    """Return whether this CPU has kernels that gain from packed weights of a dtype: oneDNN's, on x86."""
+    if not hasattr(torch.ops.mkldnn, "_linear_pointwise") or dtype not in _MIN_ELEMENTS:
         return False
     if not torch.backends.cpu.get_cpu_capability().startswith("AVX"):
         return False
-    if weight.numel() < _MIN_ELEMENTS.get(weight.dtype, sys.maxsize):
-        return False
-    if weight.dtype is torch.bfloat16:
+    if dtype is torch.bfloat16:
         return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
-    if weight.dtype is torch.float16:
+    if dtype is torch.float16:
         return bool(torch.ops.mkldnn._is_mkldnn_fp16_supported())
     return True
+
+
+def _gains(weight: Tensor) -> bool:
+    """Whether packing has been measured to pay: of large matrices, in dtypes that the CPU has instructions for."""
+    if weight.device.type != "cpu" or weight.is_mkldnn or not can_pack(weight.dtype):
+        return False
+    return weight.numel() >= _MIN_ELEMENTS[weight.dtype]

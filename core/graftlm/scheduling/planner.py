@@ -31,6 +31,7 @@ class Planner:
     First come the rows that decode, then running prompts, then waiting requests, while the token budget, the rows and
     the pages last. When a decoding row gets no page, the least important running request is retracted. Where the policy
     preempts, waiting requests that are important enough come in before all that, in the place of the least important.
+    Without `mix_chunks`, the rows that decode keep the pages they got but sit a step with prompt tokens out.
 
     Attributes:
         current: the request being dealt with, to name when something raises; None between requests.
@@ -43,6 +44,8 @@ class Planner:
         queue: WaitingQueue,
         prefill_tokens: int,
         preemption: Preemption | None = None,
+        *,
+        mix_chunks: bool = True,
     ) -> None:
         self.num_retractions = 0
         self.num_retracted_tokens = 0
@@ -55,6 +58,7 @@ class Planner:
         self._queue = queue
         self._prefill_tokens = prefill_tokens
         self._preemption = preemption
+        self._mix_chunks = mix_chunks
         self._setups: dict[int, RowSetup] = {}  # by row; of requests that came in since the last plan
         self._admission = AdmissionControl(kv.table, kv.page_size)
 
@@ -77,6 +81,8 @@ class Planner:
         if self.num_retractions == retracted:  # else what was retracted would come straight back
             self._admit(chunks, budget, now)
         self.current = None
+        if chunks and not self._mix_chunks:
+            decode_rows = decode_rows[:0]
         if not len(decode_rows) and not chunks:
             return None
         table = self._kv.table

@@ -29,10 +29,15 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class SchedulerLimits:
-    """How much a step may hold and how much may wait."""
+    """How much a step may hold and how much may wait.
+
+    Attributes:
+        mix_chunks: a step may hold prompt chunks and rows that decode.
+    """
 
     max_queued_requests: int
     prefill_tokens_per_step: int
+    mix_chunks: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +82,14 @@ class Scheduler:
         self._clock = clock
         self._running = RunningRequests(kv)
         self._queue = WaitingQueue(policy, lambda: kv.cache, kv.page_size)
-        self._planner = Planner(kv, self._running, self._queue, limits.prefill_tokens_per_step, policy.preemption)
+        self._planner = Planner(
+            kv,
+            self._running,
+            self._queue,
+            limits.prefill_tokens_per_step,
+            policy.preemption,
+            mix_chunks=limits.mix_chunks,
+        )
         self._requests: dict[str, Request] = {}
         self._in_flight: deque[tuple[StepPlan, tuple[Request, ...]]] = deque()
         self._deadlines: list[tuple[float, int, Request]] = []

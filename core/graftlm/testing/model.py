@@ -51,6 +51,7 @@ class ModelConformance(Conformance, ABC):
         context = ModelContext(load_model_config(self.checkpoint()), torch.device("cpu"), torch.float32)
         model = self.create(context)
         model.load_weights(self.weights().items() if weights is None else weights)
+        model.pack_weights()
         return model
 
     def weights(self) -> dict[str, Tensor]:

@@ -67,6 +67,9 @@ class LlamaForCausalLM(nn.Module, Model):
         """Copy a Hugging Face checkpoint in; see the contract."""
         aliases = {"lm_head.weight": "model.embed_tokens.weight"} if self.lm_head is None else {}
         copy_weights(self._weight_slots(), weights, aliases)
+
+    def pack_weights(self) -> None:
+        """Rearrange every matrix for this CPU; see the contract."""
         pack_linears(self)
         if self.lm_head is None:
             self.embed.pack_output()

@@ -1,0 +1,77 @@
+"""The parts that an ablation can switch off, and where that means something."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from graftlm.assembly import detect_platform
+from graftlm.bench.offline import Workload
+from graftlm.checkpoint import load_model_config, resolve_checkpoint, torch_dtype
+from graftlm.config import EngineConfig
+from graftlm.layers.packing import can_pack
+
+__all__ = ["SWITCHES", "Switch"]
+
+
+def _always(config: EngineConfig) -> str | None:
+    return None
+
+
+def _any_workload(workload: Workload) -> str | None:
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class Switch:
+    """One part of an engine.
+
+    Attributes:
+        off: the settings that switch it off: section -> field -> value.
+        unavailable: why it cannot be on with a configuration, on this machine; None: it can.
+        unused_by: why a workload does not use it; None: it does.
+    """
+
+    off: Mapping[str, Mapping[str, Any]]
+    unavailable: Callable[[EngineConfig], str | None] = _always
+    unused_by: Callable[[Workload], str | None] = _any_workload
+
+    def switched_off(self, config: EngineConfig) -> EngineConfig:
+        """Return a configuration with the part off, and everything else as it was."""
+        sections = config.model_dump()
+        for section, fields in self.off.items():
+            sections[section].update(fields)
+        return EngineConfig.load(sections)
+
+    def not_applicable(self, config: EngineConfig) -> str | None:
+        """Say why switching it off means nothing with a configuration, on this machine; None: it means something."""
+        reason = self.unavailable(config)
+        if reason is None and self.switched_off(config).model_dump() == config.model_dump():
+            return "it is off in this configuration already"
+        return reason
+
+
+def _cannot_pack(config: EngineConfig) -> str | None:
+    device = detect_platform(config).device
+    if device != "cpu":
+        return f"weights are packed on CPUs only, the device is {device}"
+    dtype = torch_dtype(config.model.dtype, load_model_config(resolve_checkpoint(config.model.path)))
+    return None if can_pack(dtype) else f"this CPU has no kernels for packed {str(dtype).removeprefix('torch.')}"
+
+
+def _has_no_graphs(config: EngineConfig) -> str | None:
+    device = detect_platform(config).device
+    return "steps are not captured in graphs yet" if device == "cuda" else f"there are no graphs on a {device}"
+
+
+def _without_grammar(workload: Workload) -> str | None:
+    return None if workload.has_grammar else "no request is under a grammar"
+
+
+SWITCHES: Final = {
+    "prefix_cache": Switch({"cache": {"name": "chunk", "options": {}}}),
+    "overlap": Switch({"scheduling": {"overlap": False}}),
+    "prepacking": Switch({"model": {"prepack": False}}, _cannot_pack),
+    "chunk_mixing": Switch({"scheduling": {"mix_chunks": False}}),
+    "jump_forward": Switch({"grammar": {"jump_forward": False}}, unused_by=_without_grammar),
+    "graphs": Switch({}, _has_no_graphs),
+}

@@ -1,0 +1,136 @@
+"""What an operator has to move and to compute, by the shapes of its layer."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from graftlm.contracts import AttentionLayer
+
+__all__ = [
+    "Cost",
+    "activation_cost",
+    "attention_cost",
+    "elementwise_cost",
+    "linear_cost",
+    "lm_head_cost",
+    "rotation_cost",
+    "sampler_cost",
+]
+
+#: Operations for each element, as they are commonly counted; all are far below what the memory allows.
+_NORM_FLOPS = 5
+_ACTIVATION_FLOPS = 6
+_ROTATION_FLOPS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """The least that an operator must do, each byte counted once.
+
+    Attributes:
+        weight_bytes: parameters read.
+        kv_bytes: keys and values of the cache, read or written.
+        activation_bytes: inputs read and outputs written.
+        flops: additions and multiplications.
+    """
+
+    weight_bytes: int = 0
+    kv_bytes: int = 0
+    activation_bytes: int = 0
+    flops: int = 0
+
+    @property
+    def num_bytes(self) -> int:
+        """All bytes."""
+        return self.weight_bytes + self.kv_bytes + self.activation_bytes
+
+    def __add__(self, other: "Cost") -> "Cost":
+        return Cost(
+            self.weight_bytes + other.weight_bytes,
+            self.kv_bytes + other.kv_bytes,
+            self.activation_bytes + other.activation_bytes,
+            self.flops + other.flops,
+        )
+
+
+def linear_cost(layer: nn.Module, x: Tensor, out: Tensor) -> Cost:
+    """Return the cost of a matrix product of x [..., in] to out [..., N]."""
+    return Cost(
+        weight_bytes=_own_bytes(layer),
+        activation_bytes=_bytes(x, out),
+        flops=2 * x.numel() * out.shape[-1],
+    )
+
+
+def lm_head_cost(hidden: Tensor, logits: Tensor) -> Cost:
+    """Return the cost of the output projection, tied or not, of hidden [S, hidden] to logits [S, V]."""
+    weight_bytes = hidden.shape[-1] * logits.shape[-1] * hidden.dtype.itemsize
+    flops = 2 * hidden.numel() * logits.shape[-1]
+    return Cost(weight_bytes=weight_bytes, activation_bytes=_bytes(hidden, logits), flops=flops)
+
+
+def elementwise_cost(layer: nn.Module, tensors: Iterable[Tensor]) -> Cost:
+    """Return the cost of a norm, or of a table of angles: one pass over what goes in and what comes out.
+
+    Args:
+        tensors: inputs and outputs; one that is both an input and an output is counted once.
+    """
+    different = list({tensor.data_ptr(): tensor for tensor in tensors}.values())
+    flops = _NORM_FLOPS * max((tensor.numel() for tensor in different), default=0)
+    return Cost(weight_bytes=_own_bytes(layer), activation_bytes=_bytes(*different), flops=flops)
+
+
+def activation_cost(out: Tensor) -> Cost:
+    """Return the cost of act(gate) * up, given its result [T, I]: both halves are read, the product is written."""
+    return Cost(activation_bytes=3 * out.nbytes, flops=_ACTIVATION_FLOPS * out.numel())
+
+
+def rotation_cost(q: Tensor, k: Tensor) -> Cost:
+    """Return the cost of rotating q [T, H, D] and k [T, H_kv, D]: read, written."""
+    return Cost(activation_bytes=2 * (q.nbytes + k.nbytes), flops=_ROTATION_FLOPS * (q.numel() + k.numel()))
+
+
+def attention_cost(
+    spec: AttentionLayer,
+    query_lens: NDArray[np.int32],
+    seq_lens: NDArray[np.int32],
+    kv_dtype: torch.dtype,
+    q: Tensor,
+    k: Tensor,
+) -> Cost:
+    """Return the cost of one layer's attention: each cached token is read once, each new one written.
+
+    Args:
+        query_lens, seq_lens: int32 [B], new tokens of each request, and its context with them.
+        kv_dtype: of the cache.
+        q: [T, H, D].
+        k: [T, H_kv, D]; v is alike.
+    """
+    window = int(seq_lens.max()) if spec.sliding_window is None else spec.sliding_window
+    seen = [np.minimum(np.arange(n - q_len, n) + 1, window) for q_len, n in zip(query_lens, seq_lens, strict=True)]
+    num_pairs = sum(int(of_one.sum()) for of_one in seen)
+    num_read = sum(int(min(n, window + q_len - 1)) for q_len, n in zip(query_lens, seq_lens, strict=True))
+    token_bytes = 2 * spec.num_kv_heads * spec.head_dim * kv_dtype.itemsize
+    return Cost(
+        kv_bytes=(num_read + int(query_lens.sum())) * token_bytes,
+        activation_bytes=2 * q.nbytes + 2 * k.nbytes,
+        flops=4 * spec.num_heads * spec.head_dim * num_pairs,
+    )
+
+
+def sampler_cost(logits: Tensor) -> Cost:
+    """Return the cost of taking the most likely of logits [S, V]."""
+    return Cost(activation_bytes=logits.nbytes, flops=logits.numel())
+
+
+def _own_bytes(layer: nn.Module) -> int:
+    tensors = [*layer.parameters(recurse=False), *layer.buffers(recurse=False)]
+    return sum(tensor.numel() * tensor.dtype.itemsize for tensor in tensors)  # packed ones have no `nbytes`
+
+
+def _bytes(*tensors: Tensor) -> int:
+    return sum(tensor.numel() * tensor.dtype.itemsize for tensor in tensors)

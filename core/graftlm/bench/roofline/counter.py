@@ -1,0 +1,70 @@
+"""What each operator of a forward pass costs: read off the tensors that its modules get and give."""
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from graftlm.bench.roofline.cost import (
+    Cost,
+    activation_cost,
+    attention_cost,
+    elementwise_cost,
+    linear_cost,
+    rotation_cost,
+)
+from graftlm.bench.roofline.operators import ACTIVATION, NAMES, ROPE, Operator
+from graftlm.layers import Attention, Linear, RotaryEmbedding
+from graftlm.plan import StepPlan
+
+__all__ = ["OperatorCounter"]
+
+
+class OperatorCounter:
+    """Counts the cost of one step by forward hooks.
+
+    Args:
+        plan: of the step.
+        kv_dtype: of the cache.
+    """
+
+    def __init__(self, plan: StepPlan, kv_dtype: torch.dtype) -> None:
+        self._plan = plan
+        self._kv_dtype = kv_dtype
+        self.costs: dict[str, Cost] = defaultdict(Cost)
+
+    @contextmanager
+    def attached(self, operators: Sequence[Operator]) -> Iterator[None]:
+        """Hook operators while the block runs."""
+        with ExitStack() as stack:
+            for operator in operators:
+                stack.callback(operator.module.register_forward_hook(partial(self._count, operator.name)).remove)
+            yield
+
+    def _count(self, name: str, module: nn.Module, args: Any, output: Any) -> None:
+        if isinstance(module, Linear):
+            self._count_linear(name, module, args[0], output)
+        elif isinstance(module, Attention):
+            self._count_attention(name, module, *args)
+        elif isinstance(module, RotaryEmbedding) or name not in (ACTIVATION, ROPE):
+            self.costs[name] += elementwise_cost(module, [*_tensors(args), *_tensors(output)])
+
+    def _count_linear(self, name: str, module: Linear, x: Tensor, out: Tensor) -> None:
+        self.costs[name] += linear_cost(module, x, out)
+        if name == NAMES["down"]:  # what goes into it is what the activation wrote
+            self.costs[ACTIVATION] += activation_cost(x)
+
+    def _count_attention(self, name: str, module: Attention, q: Tensor, k: Tensor, v: Tensor) -> None:
+        plan = self._plan
+        self.costs[name] += attention_cost(module.spec, plan.query_lens, plan.seq_lens, self._kv_dtype, q, k)
+        self.costs[ROPE] += rotation_cost(q, k)
+
+
+def _tensors(values: Any) -> list[Tensor]:
+    if isinstance(values, Tensor):
+        return [values]
+    return [value for value in values if isinstance(value, Tensor)] if isinstance(values, tuple) else []

@@ -1,0 +1,132 @@
+"""An engine's device side, set up to run single steps of chosen shapes."""
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from graftlm.assembly import DeviceParts, assemble, detect_platform
+from graftlm.bench.roofline.cases import Case
+from graftlm.bench.roofline.clock import Clock, clock_for
+from graftlm.bench.roofline.cost import Cost, lm_head_cost, sampler_cost
+from graftlm.bench.roofline.counter import OperatorCounter
+from graftlm.bench.roofline.operators import ATTENTION_PLAN, LM_HEAD, REST, SAMPLER, operators
+from graftlm.bench.roofline.timer import OperatorTimer
+from graftlm.checkpoint import load_model_config, resolve_checkpoint
+from graftlm.config import EngineConfig
+from graftlm.execution.batch import build_batch
+from graftlm.plan import StepPlan
+from graftlm.registry import Registry
+
+__all__ = ["Rig", "longest_context", "open_rig"]
+
+
+class Rig:
+    """Runs steps whole, as the engine does, or operator by operator.
+
+    Args:
+        parts: of an engine that runs no steps of its own.
+        page_size: of its cache.
+        vocab_size: V.
+    """
+
+    def __init__(self, parts: DeviceParts, page_size: int, vocab_size: int) -> None:
+        self.device, self.dtype = parts.kv.device, parts.kv.dtype
+        self.attention_name = parts.attention_name
+        self.clock: Clock = clock_for(self.device)
+        self._parts = parts
+        self._page_size = page_size
+        self._vocab_size = vocab_size
+        self._operators = operators(parts.model)
+        self._last_tokens = torch.zeros(1, dtype=torch.int64, device=self.device)  # no step reads it
+        _fill(parts)
+
+    def plan(self, case: Case) -> StepPlan:
+        """Return a case's step, which has run once: the sampler knows its rows, kernels have been looked up."""
+        plan = case.plan(self._page_size, self._vocab_size)
+        self._parts.runner.run(replace(plan, setups=case.setups()))
+        return plan
+
+    def step_s(self, plan: StepPlan) -> float:
+        """Run a step as the engine does; returns the seconds until its tokens are on the host."""
+        start = time.perf_counter()
+        self._parts.runner.run(plan)
+        return time.perf_counter() - start
+
+    @torch.inference_mode()
+    def operators_s(self, plan: StepPlan) -> dict[str, float]:
+        """Run a step with every operator timed; returns seconds by operator, with what is left under `REST`."""
+        timer = OperatorTimer(self.clock)
+        parts = self._parts
+        with timer.attached(self._operators), timer.span(REST):
+            batch = build_batch(plan, self._last_tokens, self.device)
+            with timer.span(ATTENTION_PLAN):
+                parts.attention.prepare(batch)
+            hidden = parts.model.forward(batch)[batch.logits_idx]
+            with timer.span(LM_HEAD):
+                logits = parts.model.logits(hidden)
+            with timer.span(SAMPLER):
+                self._sample(plan, logits)
+        return timer.take()
+
+    @torch.inference_mode()
+    def costs(self, plan: StepPlan) -> dict[str, Cost]:
+        """Run a step and return what each operator has to move and to compute."""
+        counter = OperatorCounter(plan, self.dtype)
+        batch = build_batch(plan, self._last_tokens, self.device)
+        self._parts.attention.prepare(batch)
+        with counter.attached(self._operators):
+            hidden = self._parts.model.forward(batch)[batch.logits_idx]
+        logits = self._parts.model.logits(hidden)
+        return {**counter.costs, LM_HEAD: lm_head_cost(hidden, logits), SAMPLER: sampler_cost(logits)}
+
+    def _sample(self, plan: StepPlan, logits: Tensor) -> None:
+        self._parts.sampler.sample(logits, plan.rows[plan.sample_idx], plan.sample_positions)
+
+
+@contextmanager
+def open_rig(config: EngineConfig, cases: Sequence[Case]) -> Iterator[Rig]:
+    """Assemble what a configuration names, with rows and KV memory for some cases, and no prefix cache.
+
+    Args:
+        cases: at least one.
+
+    Raises:
+        GraftlmError: the configuration, a plugin or the checkpoint is wrong; the leaf says which.
+    """
+    page_size = config.cache.page_size
+    num_tokens = max(case.num_pages(page_size) for case in cases) * page_size
+    num_rows = max(case.num_requests for case in cases)
+    overrides = [
+        "scheduling.overlap=false",
+        f"scheduling.max_running_requests={max(num_rows, config.scheduling.max_running_requests)}",
+        f"memory.kv_tokens={num_tokens}",
+    ]
+    cache = {"name": "chunk", "page_size": page_size}
+    config = EngineConfig.load({**config.model_dump(exclude={"cache"}), "cache": cache}, overrides)
+    platform = detect_platform(config)
+    parts = assemble(config, Registry.load(config.plugins, (), platform), platform)
+    try:
+        yield Rig(parts.device_parts, page_size, parts.model_config.vocab_size)
+    finally:
+        parts.loop.close()
+
+
+def longest_context(config: EngineConfig) -> int:
+    """Return the context of a configuration's model, in tokens.
+
+    Raises:
+        ModelError: there is no such checkpoint.
+    """
+    longest = load_model_config(resolve_checkpoint(config.model.path)).max_position_embeddings
+    return min(longest, config.model.context_len or longest)
+
+
+def _fill(parts: DeviceParts) -> None:
+    """Write all of the KV memory: untouched pages of a CPU are one page of zeros, which never leaves its caches."""
+    for layer in parts.model.attention_layers:
+        for tensor in (parts.kv.keys(layer.layer_id), parts.kv.values(layer.layer_id)):
+            tensor.copy_(torch.randn(tensor.shape, device=tensor.device))

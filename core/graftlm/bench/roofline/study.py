@@ -1,0 +1,74 @@
+"""A whole roofline run: ceilings and steps in turns, so that all meet the machine in the same states."""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from graftlm.bench.machine import Machine
+from graftlm.bench.roofline.cases import Case
+from graftlm.bench.roofline.ceilings import CeilingProbe, Ceilings, Effort
+from graftlm.bench.roofline.report import CaseFigures, RooflineReport, case_figures
+from graftlm.bench.roofline.rig import Rig
+from graftlm.plan import StepPlan
+
+__all__ = ["run_roofline"]
+
+
+def run_roofline(
+    rig: Rig,
+    cases: Sequence[Case],
+    effort: Effort,
+    *,
+    model: str,
+    left_out: Sequence[str] = (),
+    on_turn: Callable[[], None] = lambda: None,
+) -> RooflineReport:
+    """Measure every case, and the ceilings beside them.
+
+    Args:
+        cases: that the rig was opened for.
+        model: what to call it.
+        left_out: lines about cases that cannot be run.
+        on_turn: called after each turn of a case, of which there are `effort.rounds` each.
+    """
+    probe = CeilingProbe(rig.device, rig.dtype, rig.clock, effort)
+    runs = [_Run(rig, case, rig.plan(case)) for case in cases]
+    for _ in range(effort.rounds):
+        probe.sample()
+        for run in runs:
+            run.take_turn(effort.turn_s)
+            on_turn()
+    ceilings = probe.ceilings()
+    return RooflineReport(
+        machine=Machine.here(),
+        model=model,
+        dtype=ceilings.dtype,
+        attention=rig.attention_name,
+        ceilings=ceilings,
+        cases=tuple([run.figures(ceilings) for run in runs]),
+        left_out=tuple(left_out),
+    )
+
+
+@dataclass(slots=True)
+class _Run:
+    """One case and its samples so far."""
+
+    rig: Rig
+    case: Case
+    plan: StepPlan
+    steps_s: list[float] = field(default_factory=list)
+    operators_s: list[dict[str, float]] = field(default_factory=list)
+
+    def take_turn(self, turn_s: float) -> None:
+        """Run steps whole and operator by operator, in alternation."""
+        end = time.perf_counter() + turn_s
+        while True:
+            self.steps_s.append(self.rig.step_s(self.plan))
+            self.operators_s.append(self.rig.operators_s(self.plan))
+            if time.perf_counter() >= end:
+                return
+
+    def figures(self, ceilings: Ceilings) -> CaseFigures:
+        """Return what the samples say."""
+        return case_figures(self.case, self.rig.costs(self.plan), self.steps_s, self.operators_s, ceilings)

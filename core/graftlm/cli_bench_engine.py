@@ -1,0 +1,226 @@
+"""`graftlm bench offline`, `roofline`, `ablation`: measure an engine in this process."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from graftlm.cli_options import ConfigOption, SetOption, fail
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from contextlib import AbstractContextManager
+
+    from rich.console import Console
+
+__all__ = ["ablation", "offline", "roofline"]
+
+#: Columns when nobody looks: wide enough that a row of a table stays one line.
+_PIPE_WIDTH = 160
+
+ModelOption = Annotated[
+    str | None, typer.Option("--model", metavar="PATH", help="The checkpoint; goes over the configuration's.")
+]
+JsonOption = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Save all figures as JSON.")]
+PlotOption = Annotated[
+    Path | None, typer.Option("--plot", metavar="FILE", help="Draw them, as PNG or SVG; needs matplotlib.")
+]
+ScaleOption = Annotated[float, typer.Option("--scale", min=0.0, help="Factor on the number of requests.")]
+SeedOption = Annotated[int, typer.Option("--seed", min=0, help="Of the prompts.")]
+WorkloadOption = Annotated[
+    list[str] | None, typer.Option("--workload", metavar="NAME,...", help="Only these. Repeatable.")
+]
+RoundsOption = Annotated[int, typer.Option("--rounds", min=1, help="Turns that everything has.")]
+ProgressOption = Annotated[
+    bool | None, typer.Option("--progress/--no-progress", help="Show a bar. [default: on a terminal]")
+]
+
+
+def offline(
+    model: ModelOption = None,
+    config: ConfigOption = None,
+    overrides: SetOption = None,
+    workloads: WorkloadOption = None,
+    compare: Annotated[
+        list[str] | None,
+        typer.Option("--compare", metavar="PATH=VALUE", help="A setting of a second engine to compare. Repeatable."),
+    ] = None,
+    scale: ScaleOption = 1.0,
+    seed: SeedOption = 0,
+    rounds: RoundsOption = 3,
+    as_json: JsonOption = None,
+    progress: ProgressOption = None,
+) -> None:
+    """Run workloads on an engine in this process, without a server; the fastest run of each counts.
+
+    With --compare, a second engine takes turns with the first, so that both meet the machine in the same state.
+    """
+    from contextlib import ExitStack
+
+    from graftlm.bench.machine import Machine
+    from graftlm.bench.offline import DEFAULT_WORKLOADS, WORKLOADS, alternate, fastest, print_runs
+    from graftlm.engine import Engine
+
+    names = _names(workloads, WORKLOADS, DEFAULT_WORKLOADS, "--workload")
+    settings = _settings(model, overrides)
+    _check_results(as_json, None)
+    variants = {"base": settings}
+    if compare:
+        variants[" ".join(compare)] = [*settings, *compare]
+    with ExitStack() as stack:
+        engines = {name: stack.enter_context(Engine(config, overrides=of_one)) for name, of_one in variants.items()}
+        path = engines["base"].config.model.path
+        advance = stack.enter_context(_bar(progress)(rounds * len(names) * len(engines)))
+        runs = fastest(alternate(engines, names, scale=scale, seed=seed, rounds=rounds, on_run=advance))
+    machine = Machine.here()
+    print_runs(runs, f"{Path(path).name}: {machine}", _console())
+    about = {"machine": machine, "model": path, "config": None if config is None else str(config), "set": settings}
+    _save({**about, "scale": scale, "seed": seed, "rounds": rounds, "runs": runs}, as_json)
+
+
+def roofline(
+    model: ModelOption = None,
+    config: ConfigOption = None,
+    overrides: SetOption = None,
+    batch: Annotated[str, typer.Option("--batch", metavar="N,...", help="Requests of the decode steps.")] = "1,16",
+    context: Annotated[
+        int, typer.Option("--context", min=1, help="Tokens of context of a request that decodes.")
+    ] = 512,
+    prefill: Annotated[
+        str, typer.Option("--prefill", metavar="N,...", help="Tokens of the prefill chunks.")
+    ] = "512,4096",
+    rounds: RoundsOption = 7,
+    as_json: JsonOption = None,
+    plot: PlotOption = None,
+    progress: ProgressOption = None,
+) -> None:
+    """Say for each operator of a step what it moves and computes, how long it takes, and how near its ceiling that is.
+
+    The ceilings are measured in the same run: how fast memory is read, and how fast matrices are multiplied in the
+    model's dtype.
+    """
+    from graftlm.bench.roofline import (
+        Effort,
+        fitting_cases,
+        longest_context,
+        open_rig,
+        print_roofline,
+        run_roofline,
+        save_roofline_plot,
+    )
+    from graftlm.config import EngineConfig
+
+    _check_results(as_json, plot)
+    settings = EngineConfig.load(config, _settings(model, overrides))
+    batches, prefill_lens = _counts(batch, "--batch"), _counts(prefill, "--prefill")
+    cases, left_out = fitting_cases(batches, context, prefill_lens, longest_context(settings))
+    if not cases:
+        fail(left_out)
+    with open_rig(settings, cases) as rig, _bar(progress)(rounds * len(cases)) as advance:
+        effort = Effort.for_device(rig.device, rounds)
+        found = run_roofline(rig, cases, effort, model=settings.model.path, left_out=left_out, on_turn=advance)
+    print_roofline(found, _console())
+    _save(found, as_json)
+    if plot is not None:
+        save_roofline_plot(found, plot)
+        print(f"drawn as {plot}")
+
+
+def ablation(
+    model: ModelOption = None,
+    config: ConfigOption = None,
+    overrides: SetOption = None,
+    workloads: WorkloadOption = None,
+    off: Annotated[
+        list[str] | None,
+        typer.Option("--off", metavar="NAME,...", help="Only these parts are switched off. Repeatable."),
+    ] = None,
+    scale: ScaleOption = 1.0,
+    seed: SeedOption = 0,
+    rounds: RoundsOption = 7,
+    as_json: JsonOption = None,
+    plot: PlotOption = None,
+    progress: ProgressOption = None,
+) -> None:
+    """Run workloads on an engine as it is and with one part switched off at a time, in turns.
+
+    Parts: prefix_cache, overlap, prepacking, chunk_mixing, jump_forward, graphs. All engines are loaded at once.
+    """
+    from graftlm.bench.ablation import SWITCHES, print_ablation, run_ablation, save_ablation_plot
+    from graftlm.bench.offline import WORKLOADS
+    from graftlm.config import EngineConfig
+
+    names = _names(workloads, WORKLOADS, WORKLOADS, "--workload")
+    switches = _names(off, SWITCHES, SWITCHES, "--off")
+    _check_results(as_json, plot)
+    settings = _settings(model, overrides)
+    found = run_ablation(
+        EngineConfig.load(config, settings),
+        switches,
+        names,
+        settings=settings,
+        scale=scale,
+        seed=seed,
+        rounds=rounds,
+        watch=_bar(progress),
+    )
+    print_ablation(found, _console())
+    _save(found, as_json)
+    if plot is not None:
+        save_ablation_plot(found, plot)
+        print(f"drawn as {plot}")
+
+
+def _settings(model: str | None, overrides: list[str] | None) -> list[str]:
+    return [*(overrides or ()), *(() if model is None else (f"model.path={model}",))]
+
+
+def _names(texts: list[str] | None, known: Iterable[str], default: Iterable[str], option: str) -> list[str]:
+    """Return the names in an option's values, each once."""
+    names = list(dict.fromkeys(part.strip() for text in texts or () for part in text.split(",")))
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        fail([f"{option}: there is no {unknown[0]!r}. Available: {', '.join(known)}"])
+    return names or list(default)
+
+
+def _counts(text: str, option: str) -> list[int]:
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdecimal() and int(part) for part in parts):
+        fail([f"{option} must be numbers above 0 between commas, as in 1,16, got {text!r}"])
+    return [int(part) for part in parts]
+
+
+def _check_results(as_json: Path | None, plot: Path | None) -> None:
+    """Find out, before a long run, whether its results can be saved."""
+    from graftlm.bench import check_writable
+    from graftlm.plotting import check_plotting
+
+    if plot is not None:
+        check_plotting(plot)
+    for path in (as_json, plot):
+        if path is not None:
+            check_writable(path)
+
+
+def _save(result: object, path: Path | None) -> None:
+    from graftlm.bench import save_json
+
+    if path is not None:
+        save_json(result, path)
+        print(f"saved as {path}")
+
+
+def _bar(progress: bool | None) -> Callable[[int], AbstractContextManager[Callable[[], None]]]:
+    from graftlm.progress import progress_bar
+
+    return lambda total: progress_bar(total, progress, "measuring")
+
+
+def _console() -> Console:
+    from rich.console import Console
+
+    return Console(width=None if sys.stdout.isatty() else _PIPE_WIDTH, highlight=False)

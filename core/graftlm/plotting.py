@@ -1,0 +1,39 @@
+"""Pictures as files: whether one can be drawn, before any work is done, and writing it."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from graftlm.errors import ConfigError
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = ["check_plotting", "save_figure"]
+
+_SUFFIXES = (".png", ".svg")
+
+
+def check_plotting(path: Path) -> None:
+    """Make sure that a picture could be saved, before any work is done.
+
+    Raises:
+        ConfigError: matplotlib is not installed, or the file is not named .png or .svg.
+    """
+    if path.suffix.lower() not in _SUFFIXES:
+        raise ConfigError(f"--plot writes PNG or SVG files, got {path}; name it {path.with_suffix('.png')}")
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError as error:
+        raise ConfigError(f"--plot needs matplotlib ({error}). Install it: pip install 'graftlm[plot]'") from error
+
+
+def save_figure(figure: "Figure", path: Path) -> None:
+    """Write a picture in the format that its file is named for.
+
+    Raises:
+        ConfigError: the file cannot be written.
+    """
+    try:
+        figure.savefig(path, dpi=150)
+    except OSError as error:
+        raise ConfigError(f"--plot: cannot write {path}: {error.strerror or error}") from error

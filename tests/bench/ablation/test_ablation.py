@@ -1,0 +1,85 @@
+"""`graftlm bench ablation`: an engine with one part off at a time."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from graftlm.bench.ablation import SWITCHES
+from graftlm.bench.ablation.report import effect
+from graftlm.bench.offline import Run
+from graftlm.cli import main
+from graftlm.config import EngineConfig
+
+RUN = Run("unshared", "full", 1, 10, 10, 1.0, 10.0, 20.0, 1.0, 1.0, 1.0, 1.0, 0.0, 10, 1.0, 1.0, 0)
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    pytest.importorskip("matplotlib")
+    folder = tmp_path_factory.mktemp("ablation")
+    arguments = ["--workload", "unshared,structured", "--off", "prefix_cache,chunk_mixing,jump_forward,graphs"]
+    arguments += ["--scale", "0.05", "--rounds", "2", "--set", "memory.kv_tokens=4096", "--set", "model.device=cpu"]
+    arguments += ["--json", str(folder / "found.json"), "--plot", str(folder / "found.png")]
+    with pytest.raises(SystemExit) as caught:
+        main(["bench", "ablation", *arguments])
+    assert not caught.value.code
+    return folder
+
+
+def test_each_part_is_off_by_itself_in_every_round(saved):
+    report = json.loads((saved / "found.json").read_text())
+    assert [(one["workload"], one["switch"]) for one in report["effects"]] == [
+        ("unshared", "full"),
+        ("unshared", "prefix_cache"),
+        ("unshared", "chunk_mixing"),
+        ("structured", "full"),
+        ("structured", "prefix_cache"),
+        ("structured", "chunk_mixing"),
+        ("structured", "jump_forward"),
+    ]
+    assert len(report["runs"]) == 2 * 7
+    for one in report["effects"]:
+        assert one["ratio_q1"] <= one["ratio"] <= one["ratio_q3"]
+        assert one["wall_s"] > 0
+    assert {one["ratio"] for one in report["effects"] if one["switch"] == "full"} == {1.0}
+    assert (saved / "found.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_what_means_nothing_is_said_to_be_not_applicable(saved):
+    report = json.loads((saved / "found.json").read_text())
+    assert report["not_applicable"] == [
+        {"switch": "graphs", "workload": None, "reason": "there are no graphs on a cpu"},
+        {"switch": "jump_forward", "workload": "unshared", "reason": "no request is under a grammar"},
+    ]
+
+
+def test_forced_text_takes_fewer_steps_than_sampling_it(saved):
+    runs = json.loads((saved / "found.json").read_text())["runs"]
+    steps = {run["variant"]: run["steps"] for run in runs if run["workload"] == "structured"}
+    assert steps["full"] < steps["jump_forward"]
+
+
+@pytest.mark.parametrize(
+    ("name", "override", "path"),
+    [
+        ("prefix_cache", "cache.name=chunk", "cache.name"),
+        ("overlap", "scheduling.overlap=false", "scheduling.overlap"),
+        ("prepacking", "model.prepack=false", "model.prepack"),
+        ("chunk_mixing", "scheduling.mix_chunks=false", "scheduling.mix_chunks"),
+        ("jump_forward", "grammar.jump_forward=false", "grammar.jump_forward"),
+    ],
+)
+def test_a_switch_changes_its_own_setting_and_is_not_applicable_where_it_is_off(name, override, path):
+    config = EngineConfig.load(None, ["model.device=cpu", "memory.kv_tokens=64"])
+    off = EngineConfig.load(config, [override])
+    assert SWITCHES[name].switched_off(config).model_dump() == off.model_dump()
+    assert SWITCHES[name].not_applicable(off) == "it is off in this configuration already"
+
+
+def test_a_ratio_is_of_two_runs_of_one_round():
+    full = [replace(RUN, wall_s=wall_s) for wall_s in (1.0, 10.0, 100.0)]
+    without = [replace(RUN, variant="overlap", wall_s=wall_s) for wall_s in (2.0, 20.0, 300.0)]
+    found = effect(without, full)
+    assert (found.switch, found.wall_s) == ("overlap", 20.0)
+    assert (found.ratio_q1, found.ratio, found.ratio_q3) == (2.0, 2.0, 2.5)

@@ -1,0 +1,22 @@
+"""What assembling an engine does to its model."""
+
+import pytest
+
+from graftlm.assembly import assemble, detect_platform
+from graftlm.config import EngineConfig
+from graftlm.layers import Linear
+from graftlm.layers.packing import can_pack
+from graftlm.registry import Registry
+from graftlm.testing.tiny_models import write_tiny_checkpoint
+
+
+@pytest.mark.parametrize("prepack", [True, False])
+def test_large_matrices_are_packed_where_the_configuration_and_the_cpu_let_them(prepack, tmp_path):
+    write_tiny_checkpoint(tmp_path, hidden_size=512, intermediate_size=512, tokenizer=True)
+    settings = [f"model.path={tmp_path}", "model.device=cpu", "memory.kv_tokens=64", f"model.prepack={prepack}"]
+    config = EngineConfig.load(None, settings)
+    platform = detect_platform(config)
+    parts = assemble(config, Registry.load(config.plugins, (), platform), platform)
+    parts.loop.close()
+    weights = [module.weight for module in parts.device_parts.model.modules() if isinstance(module, Linear)]
+    assert any(weight.is_mkldnn for weight in weights) == (prepack and can_pack(weights[0].dtype))
