@@ -28,7 +28,7 @@ serve: $(VENV)/.installed  ## serve a model: make serve CONFIG=engine.yaml; with
 	$(BIN)/graftlm serve $(CONFIG)
 
 test: $(VENV)/.installed-dev  ## run the tests: CPU only, no network
-	$(BIN)/python -m pytest -m 'not gpu' $(ARGS)
+	$(BIN)/python -m pytest -m 'not gpu' -n auto --maxprocesses 8 --dist worksteal $(ARGS)
 
 lint: $(VENV)/.installed-dev  ## ruff, mypy --strict, import direction
 	$(BIN)/ruff check .
