@@ -201,6 +201,9 @@ class ProgramState:
         value: Value = result_of(cell.future)
         return value
 
+    def _value_or_none(self, name: str) -> Any:
+        return self[name] if name in self._variables else None
+
     def __contains__(self, name: object) -> bool:
         return name in self._variables
 
@@ -370,6 +373,8 @@ class ProgramStateGroup(Sequence[ProgramState]):
     def join(self, mode: str = "gather_variable") -> None:
         """Wait for all, and give the parent each variable that is new in them, as the list of their values.
 
+        The list has a place for each fork, in order, with None for those that did not set the variable.
+
         Args:
             mode: only "gather_variable", which is that.
 
@@ -385,4 +390,4 @@ class ProgramStateGroup(Sequence[ProgramState]):
             state.sync()
         new = {name for state in self._states for name in state._variables.copy()} - set(self._parent._variables.copy())
         for name in sorted(new):
-            self._parent[name] = [state[name] for state in self._states if name in state]
+            self._parent[name] = [state._value_or_none(name) for state in self._states]
