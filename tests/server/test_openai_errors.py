@@ -80,7 +80,7 @@ def check(server, path, body, param, says):
     assert error["param"] == param
     assert says in error["message"]
     assert error["type"] == "invalid_request_error"
-    assert error["code"] == ("unknown_parameter" if says == "Unrecognized" else None)
+    assert error["code"] == {"Unrecognized": "unknown_parameter", "not supported": "unsupported"}.get(says)
 
 
 @pytest.mark.parametrize(
