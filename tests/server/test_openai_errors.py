@@ -105,6 +105,26 @@ def test_a_grammar_that_is_refused_is_named_by_its_field(server, path, body, par
     assert error["message"].startswith(says)
 
 
+#: Refused by a measurement when it is compiled: each of its tokens has far too many readings.
+SLOW = {"regex": "(a|b|ab)*" * 80 + "c"}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("/v1/completions", {"prompt": "x", **SLOW}, "regex"),
+        ("/v1/chat/completions", {"messages": CHAT, **SLOW}, "regex"),
+        ("/generate", {"text": "x", "sampling_params": SLOW}, "sampling_params.regex"),
+    ],
+)
+def test_a_grammar_that_is_refused_while_it_compiles_is_named_by_its_field(server, path, body, param, stream):
+    answer = httpx2.post(server.url + path, json=body | {"stream": stream}, timeout=60)
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"], error["code"]) == (400, param, "invalid_grammar")
+    assert error["message"].startswith("regex: finding the next token takes")
+
+
 def test_a_schema_may_be_true(server):
     body = {"prompt": "x", "json_schema": True, "max_tokens": 1, "temperature": 0}
     answers = [httpx2.post(server.url + "/v1/completions", json=body | {"json_schema": s}) for s in (True, {}, "true")]
