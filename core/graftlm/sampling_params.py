@@ -100,7 +100,7 @@ class SamplingParams:
         object.__setattr__(self, "stop", stop)
         object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids or ()))
         to_schema = getattr(self.json_schema, "model_json_schema", None)
-        if to_schema is not None:
+        if to_schema is not None and isinstance(self.json_schema, type):
             object.__setattr__(self, "json_schema", to_schema())
         if self.choice is not None and not isinstance(self.choice, str):
             object.__setattr__(self, "choice", tuple(self.choice))
@@ -136,40 +136,33 @@ def _check(ok: bool, name: str, value: object, expected: str) -> None:
         raise SamplingParamsError(f"{name} must be {expected}, got {value!r}")
 
 
+def _check_type(ok: bool, name: str, value: object, expected: str) -> None:
+    if not ok:
+        raise SamplingParamsError(f"{name} must be {expected}, got {type(value).__name__} {value!r}")
+
+
+def _check_int(name: str, value: Any, low: int, high: int, expected: str, *, optional: bool = False) -> None:
+    if optional and value is None:
+        return
+    _check_type(_is_int(value), name, value, "a whole number, or None" if optional else "a whole number")
+    _check(low <= value <= high, name, value, expected)
+
+
 def _is_int(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
 def _check_lengths(p: SamplingParams) -> None:
-    _check(
-        p.max_tokens is None or (_is_int(p.max_tokens) and 1 <= p.max_tokens <= _MAX_COUNT),
-        "max_tokens",
-        p.max_tokens,
-        "at least 1, or None",
-    )
+    _check_int("max_tokens", p.max_tokens, 1, _MAX_COUNT, "at least 1, or None", optional=True)
     limit = _MAX_COUNT if p.max_tokens is None else p.max_tokens
-    _check(_is_int(p.min_tokens) and 0 <= p.min_tokens <= limit, "min_tokens", p.min_tokens, "between 0 and max_tokens")
-    _check(_is_int(p.n) and 1 <= p.n <= 128, "n", p.n, "between 1 and 128")
+    _check_int("min_tokens", p.min_tokens, 0, limit, "between 0 and max_tokens")
+    _check_int("n", p.n, 1, 128, "between 1 and 128")
     for name in ("logprobs", "prompt_logprobs"):
-        value = getattr(p, name)
-        _check(
-            value is None or (_is_int(value) and 0 <= value <= MAX_LOGPROBS),
-            name,
-            value,
-            f"between 0 and {MAX_LOGPROBS}, or None",
-        )
-    _check(
-        _is_int(p.prompt_logprobs_start) and 0 <= p.prompt_logprobs_start <= _MAX_COUNT,
-        "prompt_logprobs_start",
-        p.prompt_logprobs_start,
-        "a token of the prompt, from 0 on; leave prompt_logprobs None to report none",
-    )
-    _check(
-        p.seed is None or (_is_int(p.seed) and 0 <= p.seed <= _MAX_SEED),
-        "seed",
-        p.seed,
-        "between 0 and 2**63 - 1, or None",
-    )
+        expected = f"between 0 and {MAX_LOGPROBS}, or None"
+        _check_int(name, getattr(p, name), 0, MAX_LOGPROBS, expected, optional=True)
+    expected = "a token of the prompt, from 0 on; leave prompt_logprobs None to report none"
+    _check_int("prompt_logprobs_start", p.prompt_logprobs_start, 0, _MAX_COUNT, expected)
+    _check_int("seed", p.seed, 0, _MAX_SEED, "between 0 and 2**63 - 1, or None", optional=True)
 
 
 def _check_numbers(p: SamplingParams) -> None:
@@ -184,11 +177,10 @@ def _check_numbers(p: SamplingParams) -> None:
     for name, (low, high, expected) in ranges.items():
         value = getattr(p, name)
         number = isinstance(value, int | float) and not isinstance(value, bool)
-        _check(number and low <= value <= high, name, value, expected)  # NaN fails every comparison
+        _check_type(number, name, value, "a number")
+        _check(low <= value <= high, name, value, expected)  # NaN fails every comparison
     _check(p.top_p > 0, "top_p", p.top_p, "above 0 and at most 1")
-    _check(
-        p.top_k is None or (_is_int(p.top_k) and 1 <= p.top_k <= _MAX_COUNT), "top_k", p.top_k, "at least 1, or None"
-    )
+    _check_int("top_k", p.top_k, 1, _MAX_COUNT, "at least 1, or None", optional=True)
     for token, bias in p.logit_bias.items():
         _check(_is_int(token) and token >= 0, "logit_bias", token, "keyed by token ids")
         _check(

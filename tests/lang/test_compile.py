@@ -193,8 +193,42 @@ def test_constant_texts_become_one():
         s += "" if name is None else s["c"].upper()
         s += gen("x")
 
-    lines = function(program).compile(name="x").graph.to_text().splitlines()
-    assert lines[2:] == ["    0  text      'ab1cC'", "    3  gen       x()", "variable c = 'c'", "variable x = #3"]
+    lines = function(program).compile(name="x", outputs="x").graph.to_text().splitlines()
+    assert lines[2:] == ["    0  text      'ab1cC'", "    3  gen       x()", "variable x = #3"]
+
+
+def test_a_choice_of_one_keeps_its_scores(in_process):
+    @function
+    def program(s):
+        s += "The capital is" + select("c", [" Paris"])
+
+    one, other = (p.run(backend=in_process).get_meta_info("c") for p in (program, program.compile()))
+    assert one["choices"] == other["choices"] == [" Paris"]
+    assert one["normalized_prompt_logprobs"] == pytest.approx(other["normalized_prompt_logprobs"], abs=1e-4)
+
+
+@pytest.mark.parametrize("make", [lambda p: p.bind(style="x"), lambda p: p.compile(style="x")])
+@pytest.mark.parametrize("arguments", [{}, {"topic": "a", "style": "b"}])
+def test_arguments_that_do_not_fit_are_told_what_is_bound(in_process, make, arguments):
+    def story(s, topic, style):
+        s += topic + style
+
+    says = r"story\(\): .*; its free arguments: topic; bound already: style"
+    with pytest.raises(TypeError, match=says):
+        make(function(story)).run(backend=in_process, **arguments)
+
+
+@pytest.mark.parametrize("compiles", [False, True])
+def test_a_join_has_a_place_for_each_fork(in_process, compiles):
+    @function
+    def program(s):
+        s += "a"
+        with s.fork(3) as forks:
+            forks[1].set_var("v", "x")
+        return s["v"]
+
+    made = program.compile() if compiles else program
+    assert made.run(backend=in_process).ret_value == [None, "x", None]
 
 
 def test_a_choice_whose_scores_are_read_is_made(counting):

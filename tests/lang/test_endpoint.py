@@ -4,14 +4,17 @@ import json
 import os
 import subprocess
 import sys
+from functools import partial
 
 import pytest
 from aiohttp import web
 
-from graftlm import RuntimeEndpoint, assistant, function, gen, select, user
+from graftlm import OpenAI, RuntimeEndpoint, assistant, function, gen, select, user
 from graftlm.errors import (
+    ConfigError,
     EngineError,
     ProgramError,
+    PromptTooLongError,
     RequestFailedError,
     UnavailableError,
     UnsupportedFeatureError,
@@ -227,3 +230,101 @@ def test_a_url_that_is_too_long_is_named(server):
         pytest.raises(ProgramError, match=r"404.*/v1/generate; leave /v1 out of base_url"),
     ):
         function(lambda s: s.__iadd__("a" + gen("x"))).run(backend=backend)
+
+
+def garbled(**routes):
+    """Return an application that answers each of some routes with a text."""
+    app = web.Application()
+    for route, text in routes.items():
+        path = {"tokenize": "/v1/tokenize", "generate": "/generate", "info": "/get_model_info"}[route]
+        handler = answering(text)
+        app.router.add_route("*", path, handler)
+    return app
+
+
+def answering(text):
+    async def answer(request):
+        return web.Response(text=text, content_type="application/json")
+
+    return answer
+
+
+TOKENS = '{"tokens": [[1], [1, 2], [1, 3]]}'
+DEEP = "[" * 100_000
+
+
+def scores(*logprobs):
+    """Return what /generate answers for two choices, with a scored token each."""
+    answers = [
+        f'{{"text": "", "meta_info": {{"finish_reason": null, "input_token_logprobs": [[null, 1], [{logprob}, 2]]}}}}'
+        for logprob in logprobs
+    ]
+    return f"[{', '.join(answers)}]"
+
+
+def test_the_likelier_of_two_scores_is_taken():
+    with AppServer(garbled(tokenize=TOKENS, generate=scores(-2, "0.000001"))) as server:
+        state = function(lambda s: s.__iadd__("a" + select("x", ["b", "c"]))).run(backend=RuntimeEndpoint(server.url))
+    assert state["x"] == "c"
+
+
+@pytest.mark.parametrize(
+    ("routes", "says"),
+    [
+        *[
+            ({"tokenize": TOKENS, "generate": scores(-1.0, bad)}, "/generate answered input_token_logprobs")
+            for bad in ("null", "NaN", "-Infinity", "true", '"-5"', "0.5", "[]")
+        ],
+        ({"tokenize": TOKENS, "generate": scores(-1.0, "-1.0, 2], [-1.0")}, "/generate answered input_token_logprobs"),
+        *[
+            ({"tokenize": bad}, "/v1/tokenize answered no tokens")
+            for bad in ("[]", "{}", '{"tokens": 3}', '{"tokens": [[1], [1, "a"], [1]]}', '{"tokens": [[1]]}')
+        ],
+        ({"tokenize": DEEP}, "/v1/tokenize answered no JSON"),
+    ],
+)
+def test_scores_that_are_no_log_probabilities_are_an_error(routes, says):
+    with (
+        AppServer(garbled(**routes)) as server,
+        RuntimeEndpoint(server.url) as endpoint,
+        pytest.raises(ProgramError, match=f"{server.url}{says}") as caught,
+    ):
+        function(lambda s: s.__iadd__("a" + select("x", ["b", "c"]))).run(backend=endpoint)
+    assert type(caught.value.__cause__) is EngineError
+
+
+@pytest.mark.parametrize("template", ["3", '"{% if %}"', '"x", "special_tokens": [1]', '"x", "prompt_prefix": 3'])
+def test_a_chat_template_that_is_none_is_an_error(template):
+    info = f'{{"chat_template": {template}}}'
+    with (
+        AppServer(garbled(info=info)) as server,
+        RuntimeEndpoint(server.url) as endpoint,
+        pytest.raises(ProgramError, match="/get_model_info answered a") as caught,
+    ):
+        function(lambda s: s.__iadd__(user("a"))).run(backend=endpoint)
+    assert type(caught.value.__cause__) is EngineError
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        *[partial(RuntimeEndpoint, "http://h", timeout_s=bad) for bad in ("x", -1, 0, True, float("nan"))],
+        partial(OpenAI, "m", timeout_s=-1),
+        partial(RuntimeEndpoint, "http://h", chat_template="chatmll"),
+        partial(OpenAI, "m", chat_template="chatmll"),
+        partial(OpenAI, None),
+    ],
+)
+def test_an_option_that_cannot_be_meant_is_refused_at_once(make):
+    with pytest.raises(ConfigError, match=r"timeout_s must|no chat template 'chatmll'|model must"):
+        make()
+
+
+@pytest.mark.parametrize(
+    ("prompt", "options", "kind"),
+    [("a", {"stop_regex": "a"}, UnsupportedFeatureError), ("a b " * 20_000, {}, PromptTooLongError)],
+)
+def test_a_cause_is_the_same_on_every_backend(backend, prompt, options, kind):
+    with pytest.raises(ProgramError) as caught:
+        function(lambda s: s.__iadd__(prompt + gen("x", max_tokens=1, **options))).run(backend=backend)
+    assert type(caught.value.__cause__) is kind

@@ -156,16 +156,8 @@ def test_a_dead_server_is_named():
 
 
 def test_unknown_chat_templates_are_refused(server):
-    @function
-    def program(s):
-        s += user("Hi")
-
-    with (
-        RuntimeEndpoint(server.url, chat_template="chatmI") as endpoint,
-        pytest.raises(ProgramError, match="known are chatml") as caught,
-    ):
-        program.run(backend=endpoint)
-    assert isinstance(caught.value.__cause__, ConfigError)
+    with pytest.raises(ConfigError, match="known are chatml"):
+        RuntimeEndpoint(server.url, chat_template="chatmI")
 
 
 def test_a_select_on_a_backend_without_logprobs_says_so():

@@ -27,6 +27,7 @@ from graftlm import (
     video,
 )
 from graftlm.errors import ProgramError, RequestError, SamplingParamsError, UnsupportedFeatureError
+from graftlm.lang import ChoicesMethod, Decision, EngineBackend
 
 CAPITAL = "The capital of France is"
 
@@ -315,3 +316,45 @@ def test_no_tokens_at_all_can_be_asked_for(given, stream, backend):
 def test_what_a_gen_cannot_mean_is_named_at_once(arguments, says):
     with pytest.raises(SamplingParamsError, match=says):
         gen("x", **arguments)
+
+
+class Person(BaseModel):
+    name: str
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda: gen(["a"]), "gen: name must be a string"),
+        (lambda: gen(3), "gen: name must be a string"),
+        (lambda: select(3, ["a"]), "select: name must be a string"),
+        (lambda: select("x", ["a"], choices_method=3), "choices_method must be"),
+        (lambda: gen("x", json_schema=Person(name="a")), "a pydantic model class"),
+        (lambda: f"x{gen('x')}", r"by \+"),
+        (lambda: function(lambda s, stream: None), "argument stream, which is an option of run"),
+        (lambda: ChoicesMethod("mine", lambda scores: 3).take([]), "'mine' must return a Decision"),
+        (lambda: ChoicesMethod("mine", lambda scores: Decision(1, ())).take([]), "'mine' must return a Decision"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused_by_name(make, says):
+    with pytest.raises((RequestError, ProgramError), match=says):
+        make()
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"max_tokens": -1}, "max_tokens must be a whole number of at least 0"),
+        ({"temperature": "0"}, "temperature must be a number, got str '0'"),
+        ({"temperature": -1}, "temperature must be between 0 and 100"),
+    ],
+)
+def test_a_value_that_an_engine_refuses_is_told_by_its_type_and_limit(in_process, options, says):
+    with pytest.raises(ProgramError, match=says):
+        function(lambda s: s.__iadd__("a" + gen("x", **options))).run(backend=in_process)
+
+
+def test_more_completions_than_any_engine_takes_are_refused_for_that(narrow_engine):
+    for n, says in ((129, "n must be between 1 and 128"), (5, "queue takes 4")):
+        with pytest.raises(ProgramError, match=says):
+            function(lambda s, n: s.__iadd__("a" + gen("x", n=n))).run(n=n, backend=EngineBackend(narrow_engine))

@@ -1,12 +1,15 @@
 """Texts that are followed while they grow."""
 
+import asyncio
 import contextlib
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from graftlm import function, gen, select, user
 from graftlm.errors import ProgramError, RequestError
+from graftlm.lang.variables import Cell, Variables
 
 
 @function
@@ -151,3 +154,20 @@ def test_a_scope_that_was_left_by_an_exception_holds_what_was_written(in_process
             raise LookupError
 
     assert program.run(backend=in_process, stream=True)["v"] == "abc"
+
+
+def test_waiting_for_a_variable_takes_no_thread_and_can_be_given_up():
+    variables = Variables(is_open=True)
+
+    async def follow():
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
+        waiting = [asyncio.create_task(variables.wait_for(name)) for name in ("a", "b", "never")]
+        await asyncio.sleep(0)
+        cells = variables["a"], variables["b"] = Cell(), Cell()
+        assert tuple(await asyncio.gather(*waiting[:2])) == cells
+        assert await variables.wait_for("a") is cells[0]
+        waiting[2].cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting[2]
+
+    asyncio.run(asyncio.wait_for(follow(), 10.0))  # which would wait for a thread that waits

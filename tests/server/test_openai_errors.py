@@ -80,7 +80,7 @@ def check(server, path, body, param, says):
     assert error["param"] == param
     assert says in error["message"]
     assert error["type"] == "invalid_request_error"
-    assert error["code"] == ("unknown_parameter" if says == "Unrecognized" else None)
+    assert error["code"] == {"Unrecognized": "unknown_parameter", "not supported": "unsupported"}.get(says)
 
 
 @pytest.mark.parametrize(
@@ -103,6 +103,26 @@ def test_a_grammar_that_is_refused_is_named_by_its_field(server, path, body, par
     error = answer.json()["error"]
     assert (answer.status_code, error["param"], error["code"]) == (400, param, "invalid_grammar")
     assert error["message"].startswith(says)
+
+
+#: Refused by a measurement when it is compiled: each of its tokens has far too many readings.
+SLOW = {"regex": "(a|b|ab)*" * 80 + "c"}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("/v1/completions", {"prompt": "x", **SLOW}, "regex"),
+        ("/v1/chat/completions", {"messages": CHAT, **SLOW}, "regex"),
+        ("/generate", {"text": "x", "sampling_params": SLOW}, "sampling_params.regex"),
+    ],
+)
+def test_a_grammar_that_is_refused_while_it_compiles_is_named_by_its_field(server, path, body, param, stream):
+    answer = httpx2.post(server.url + path, json=body | {"stream": stream}, timeout=60)
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"], error["code"]) == (400, param, "invalid_grammar")
+    assert error["message"].startswith("regex: finding the next token takes")
 
 
 def test_a_schema_may_be_true(server):

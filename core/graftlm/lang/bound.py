@@ -1,13 +1,13 @@
 """A program's function with some of its arguments given."""
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import update_wrapper
 from typing import Any
 
 from graftlm.errors import RequestError
 
-__all__ = ["BoundFunction", "free_signature"]
+__all__ = ["BoundFunction", "bind_free", "free_signature"]
 
 
 class BoundFunction:
@@ -26,7 +26,8 @@ class BoundFunction:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call it; raises TypeError for arguments that do not fit what is left."""
-        given = dict(self.__signature__.bind(*args, **kwargs).arguments)
+        bound = bind_free(self._function.__name__, self.__signature__, self._constants, *args, **kwargs)
+        given = dict(bound.arguments)
         state = given.pop(next(iter(self.__signature__.parameters)))
         return self._function(state, **given, **self._constants)
 
@@ -46,6 +47,27 @@ def free_signature(function: Callable[..., Any], constants: Mapping[str, Any]) -
             f"{function.__name__}() has no argument {', '.join(sorted(unknown))}; it has: {', '.join(names) or 'none'}"
         )
     return signature.replace(parameters=[state, *(p for p in arguments if p.name not in constants)])
+
+
+def bind_free(
+    program: str, signature: inspect.Signature, constants: Collection[str], /, *args: Any, **kwargs: Any
+) -> inspect.BoundArguments:
+    """Return a state and arguments by their names.
+
+    Args:
+        program: its name.
+        signature: as of `free_signature`.
+        constants: names of the arguments that are given already.
+
+    Raises:
+        TypeError: the arguments do not fit what is left.
+    """
+    try:
+        return signature.bind(*args, **kwargs)
+    except TypeError as error:
+        free = ", ".join(list(signature.parameters)[1:]) or "none"
+        bound = ", ".join(constants) or "none"
+        raise TypeError(f"{program}(): {error}; its free arguments: {free}; bound already: {bound}") from None
 
 
 def _check_named(function: Callable[..., Any], state: inspect.Parameter, arguments: list[inspect.Parameter]) -> None:

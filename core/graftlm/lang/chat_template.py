@@ -92,6 +92,9 @@ def jinja_renderer(source: str, special_tokens: Mapping[str, str]) -> Renderer:
 
     Args:
         special_tokens: variables of the template, such as `bos_token`.
+
+    Raises:
+        ConfigError: it is no template.
     """
     from jinja2 import TemplateError
     from jinja2.ext import loopcontrols
@@ -103,7 +106,10 @@ def jinja_renderer(source: str, special_tokens: Mapping[str, str]) -> Renderer:
     environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
     environment.globals["raise_exception"] = refuse
     environment.globals["strftime_now"] = lambda pattern: datetime.now().strftime(pattern)
-    template = environment.from_string(source)
+    try:
+        template = environment.from_string(source)
+    except (TemplateError, RecursionError) as error:
+        raise ConfigError(f"not a Jinja template: {error}") from error
 
     def render(messages: Sequence[Message], opens_answer: bool) -> str:
         variables: dict[str, Any] = {"messages": messages, "add_generation_prompt": opens_answer}
@@ -160,14 +166,26 @@ def find_template(name: str | None, model: str) -> ChatTemplate:
         ConfigError: there is none of that name.
         UnsupportedFeatureError: no name is given, and none fits.
     """
-    known = ", ".join(sorted(CHAT_TEMPLATES))
-    if name is not None and name not in CHAT_TEMPLATES:
-        raise ConfigError(f"there is no chat template {name!r}; known are {known}")
+    check_template_name(name)
     fitting = [key for key, template in CHAT_TEMPLATES.items() if re.search(template.models, model, re.IGNORECASE)]
     chosen = name or next(iter(fitting), None)
     if chosen is None:
         raise UnsupportedFeatureError(
-            f"no chat template is known for model {model!r}; name one of {known} when making the endpoint, or write "
+            f"no chat template is known for model {model!r}; name one of {_known()} when making the endpoint, or write "
             "the roles as text"
         )
     return ChatTemplate(jinja_renderer(CHAT_TEMPLATES[chosen].source, {}))
+
+
+def check_template_name(name: str | None) -> None:
+    """Check that there is a template of a name; None leaves it open.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    if name is not None and (not isinstance(name, str) or name not in CHAT_TEMPLATES):
+        raise ConfigError(f"there is no chat template {name!r}; known are {_known()}")
+
+
+def _known() -> str:
+    return ", ".join(sorted(CHAT_TEMPLATES))

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Final
 
+from graftlm.errors import RequestError
+
 __all__ = [
     "CHOICES_METHODS",
     "ChoiceScore",
@@ -60,6 +62,20 @@ class ChoicesMethod:
     name: str
     decide: Callable[[Sequence[ChoiceScore]], Decision]
     unconditional: bool = False
+
+    def take(self, scores: Sequence[ChoiceScore]) -> Decision:
+        """Return what `decide` says.
+
+        Raises:
+            RequestError: it is no Decision for one of the choices.
+        """
+        decision = self.decide(scores)
+        if not isinstance(decision, Decision) or decision.index not in range(len(scores)):
+            raise RequestError(
+                f"choices_method {self.name!r} must return a Decision whose index is that of one of {len(scores)} "
+                f"choices, got {decision!r}"
+            )
+        return decision
 
 
 def _by_mean(scores: Sequence[ChoiceScore]) -> Decision:

@@ -35,9 +35,11 @@ class CompiledProgram:
         """Trace a function and work on its graph; see `Program.compile`, and `@function` for the last argument."""
         self._num_api_spec_tokens = num_api_spec_tokens
         wanted = (outputs,) if isinstance(outputs, str) else outputs
-        live = drop_dead(fold_constants(trace(function, constants)), wanted)
+        reachable = drop_dead(trace(function, constants), wanted)
+        live = drop_dead(fold_constants(reachable), wanted)
         self._apart = merge_prefixes(live)
         self._graph = share_requests(self._apart, speculates=num_api_spec_tokens is not None)
+        self._constants = tuple(constants)
         self._signature = free_signature(function, constants)
         parameters = self._signature.parameters.values()
         self._defaults = {p.name: p.default for p in parameters if p.default is not p.empty}
@@ -73,5 +75,5 @@ class CompiledProgram:
         return any(fork.is_hint and len(fork.branches) > 1 for fork in forks)
 
     def _program(self, start: Start) -> Program:
-        replay = Replay(self._apart, self._graph, self._signature, start)
+        replay = Replay(self._apart, self._graph, self._signature, start, self._constants)
         return Program(replay, num_api_spec_tokens=self._num_api_spec_tokens)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from graftlm.errors import InvalidPromptError
+from graftlm.errors import InvalidPromptError, ProgramError
+from graftlm.lang.call_site import call_site, error_at
 from graftlm.lang.choices import ChoicesMethod
 from graftlm.lang.sampling import Sampling
 
@@ -33,6 +34,19 @@ class Expr:
 
     def __radd__(self, other: str) -> Sequence:
         return Sequence(_parts(as_expr(other)) + _parts(self))
+
+    def __format__(self, spec: str) -> str:
+        """Refuse: in a string, only its repr would be left of the expression.
+
+        Raises:
+            ProgramError: always; with the program's line.
+        """
+        raise error_at(
+            ProgramError,
+            f"an f-string makes text of {type(self).__name__}, which is none; put it behind the text by +: "
+            '"..." + gen(...)',
+            call_site(),
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -69,6 +69,8 @@ class ProgramStateGroup(Sequence["ProgramState"]):
     def join(self, mode: str = "gather_variable") -> None:
         """Wait for all, and give the parent each variable that is new in them, as the list of their values.
 
+        The list has a place for each fork, in order, with None for those that did not set the variable.
+
         Args:
             mode: "gather_variable" leaves it at that. "concate_and_append" appends to the parent, besides, what each of
                 them has written since the fork, in their order: its text, and the messages of the chat that it holds.
@@ -90,4 +92,4 @@ class ProgramStateGroup(Sequence["ProgramState"]):
         known = self._parent.names()
         new = {name for state in self._states for name in state.names()} - known
         for name in sorted(new):
-            self._parent[name] = [state[name] for state in self._states if name in state]
+            self._parent[name] = [state[name] if name in state else None for state in self._states]  # noqa: SIM401 - a state has no get

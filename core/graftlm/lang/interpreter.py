@@ -312,7 +312,7 @@ class Interpreter:
             self._prompt(), select.choices, unconditional=method.unconditional, messages=self._open_chat()
         )
         self._cached_len = len(self.feed.text)
-        decision = method.decide(scores)
+        decision = method.take(scores)
         choice = select.choices[decision.index]
         meta: dict[str, Any] = {
             "choices": list(select.choices),

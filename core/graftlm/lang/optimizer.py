@@ -21,7 +21,7 @@ from graftlm.lang.graph import (
     ReadText,
     ReadWritten,
 )
-from graftlm.lang.template import MetaInfo, Produced, Slot, map_slots, slots_of
+from graftlm.lang.template import MetaInfo, Produced, Slot, Template, map_slots, slots_of
 
 __all__ = ["drop_dead", "fold_constants", "merge_prefixes", "share_requests"]
 
@@ -34,7 +34,10 @@ _MAX_SHARED: Final = 4
 
 
 def fold_constants(graph: Graph) -> Graph:
-    """Make constants of selects with one choice and of what is read of them, and one of neighbouring constants."""
+    """Make constants of selects with one choice and of what is read of them, and one of neighbouring constants.
+
+    A select that is a variable of the program stays: whoever has the state may ask for its scores.
+    """
     known = _known_texts(graph)
     branches = {i: Branch(i, tuple(_merged(_folded(branch.nodes, known)))) for i, branch in graph.branches.items()}
     variables, returned = map_slots((dict(graph.variables), graph.returned), lambda slot: _known_or_slot(slot, known))
@@ -46,6 +49,7 @@ def _known_texts(graph: Graph) -> dict[int, str]:
     read = [*slots_of((dict(graph.variables), graph.returned))]
     read += [slot for node in graph.nodes() for slot in node.slots()]
     scored = {slot.source.node_id for slot in read if isinstance(slot.source, MetaInfo)}
+    scored |= set(_variable_nodes(graph))
     known: dict[int, str] = {}
     for node in sorted(graph.nodes(), key=lambda node: node.node_id):  # a choice is of what was there before it
         if isinstance(node.action, Choose) and len(node.action.choices) == 1 and node.node_id not in scored:
@@ -53,6 +57,14 @@ def _known_texts(graph: Graph) -> dict[int, str]:
             if isinstance(choice, str):
                 known[node.node_id] = choice
     return known
+
+
+def _variable_nodes(graph: Graph) -> Iterator[int]:
+    """Yield the nodes whose own variables the program keeps."""
+    for structure in graph.variables.values():
+        match structure:
+            case Template(parts=(Slot(Produced(node_id), ()),)):
+                yield node_id
 
 
 def _known_or_slot(slot: Slot, known: Mapping[int, str]) -> Any:

@@ -76,9 +76,11 @@ def gen(
 
     Raises:
         SamplingParamsError: an argument cannot be meant; ranges are the backend's to check.
+        RequestError: the name is no string.
     """
     arguments = dict(locals())
     name, choices, method = (arguments.pop(key) for key in ("name", "choices", "choices_method"))
+    _check_name("gen", name)
     if choices is not None:
         _check_decides_alone(arguments)
         return select(name, choices, choices_method=method or token_length_normalized)
@@ -112,6 +114,7 @@ def select(
     Raises:
         RequestError: there are no choices, or no such method.
     """
+    _check_name("select", name)
     if not choices or isinstance(choices, str) or not all(_is_choice(c) for c in choices):
         raise RequestError(f"select needs choices: a list of non-empty strings, got {choices!r}")
     if temperature != 0.0:
@@ -120,6 +123,8 @@ def select(
         if choices_method not in CHOICES_METHODS:
             raise RequestError(f"choices_method must be one of {', '.join(CHOICES_METHODS)}, got {choices_method!r}")
         choices_method = CHOICES_METHODS[choices_method]
+    if not isinstance(choices_method, ChoicesMethod):
+        raise RequestError(f"choices_method must be a ChoicesMethod or the name of one, got {choices_method!r}")
     return Select(name, tuple(choices), choices_method)
 
 
@@ -214,6 +219,13 @@ def _check_decides_alone(arguments: Mapping[str, Any]) -> None:
         raise SamplingParamsError(f"gen takes choices or {', '.join(forms)}, got both; leave one of them out")
 
 
+def _check_name(word: str, name: object) -> None:
+    if name is not None and not isinstance(name, str | Placeholder):
+        raise RequestError(
+            f"{word}: name must be a string, that of the variable which keeps the text, or None, got {name!r}"
+        )
+
+
 def _is_choice(choice: object) -> bool:
     # What stands for an argument while a program is traced is no str, but has one.
     return isinstance(choice, str | Placeholder) and str(choice) != ""
@@ -229,6 +241,7 @@ def _schema_text(schema: str | Mapping[str, Any] | type[Any] | None) -> str | No
     if schema is None or isinstance(schema, str):
         return schema
     to_schema = getattr(schema, "model_json_schema", None)
-    if to_schema is None and not isinstance(schema, Mapping | Placeholder):
+    is_instance = to_schema is not None and not isinstance(schema, type | Placeholder)
+    if is_instance or (to_schema is None and not isinstance(schema, Mapping | Placeholder)):
         raise SamplingParamsError(f"json_schema must be a dict, its text or a pydantic model class, got {schema!r}")
     return json.dumps(schema if to_schema is None else to_schema())

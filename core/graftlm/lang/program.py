@@ -28,6 +28,9 @@ __all__ = ["Program", "function"]
 #: Names of `run` for sampling defaults, which are not arguments of the program then; SGLang's `max_new_tokens` too.
 _SAMPLING_NAMES = frozenset(Sampling.__dataclass_fields__) | {"max_new_tokens"}
 
+#: Names of `run` for itself, by which a program's own argument could not be given.
+_RUN_NAMES = frozenset({"backend", "stream"})
+
 
 class Program:
     """A function whose first argument is the state that it writes to and reads from; `@function` makes one.
@@ -51,8 +54,8 @@ class Program:
             num_api_spec_tokens: as of `@function`.
 
         Raises:
-            RequestError: it takes no argument for the state, would not run when it is called, or there are no tokens
-                to ask for ahead.
+            RequestError: it takes no argument for the state or one named like an option of `run`, would not run when it
+                is called, or there are no tokens to ask for ahead.
         """
         _check_num_api_spec_tokens(num_api_spec_tokens)
         _check_runs_when_called(function)
@@ -60,6 +63,11 @@ class Program:
         parameters = list(inspect.signature(function).parameters)
         if not parameters:
             raise RequestError(f"{function.__qualname__}() needs a first argument for its state, by custom named s")
+        if taken := _RUN_NAMES & set(parameters[1:]):
+            raise RequestError(
+                f"{function.__qualname__}() has an argument {min(taken)}, which is an option of run(...) itself; "
+                "rename it"
+            )
         self._function = function
         self._parameters = frozenset(parameters[1:])
         self._argument_names = parameters[1:]

@@ -1,12 +1,13 @@
 """Runs a graph on a program's state: everything is handed to the interpreters at once, and nothing waits in Python."""
 
 import inspect
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from graftlm.errors import ProgramError
+from graftlm.lang.bound import bind_free
 from graftlm.lang.expressions import Expr, Gen, RoleBegin, RoleEnd, ScopeBegin, ScopeEnd, Select, Text, as_expr
 from graftlm.lang.graph import ROOT, Adopt, Choose, Constant, Fork, Graph, Insert, Node, ReadText, ReadWritten
 from graftlm.lang.interpreter import Interpreter
@@ -37,7 +38,14 @@ class Start:
 class Replay:
     """A graph as a program's function: takes a state and the arguments that are not constants."""
 
-    def __init__(self, graph: Graph, shared: Graph, signature: inspect.Signature, start: Start) -> None:
+    def __init__(
+        self,
+        graph: Graph,
+        shared: Graph,
+        signature: inspect.Signature,
+        start: Start,
+        constants: Collection[str] = (),
+    ) -> None:
         """Make a function.
 
         Args:
@@ -45,16 +53,18 @@ class Replay:
             shared: what runs where requests for several completions do as well as one request for each: where texts
                 do not have to grow, and the run itself does not ask for several.
             signature: of the free arguments, behind the state.
+            constants: names of the others, which are part of the graphs.
         """
         self._graph = graph
         self._shared = shared
         self._start = start
+        self._constants = constants
         self.__signature__ = signature
         self.__name__ = self.__qualname__ = graph.name
 
     def __call__(self, s: ProgramState, *args: Any, **kwargs: Any) -> Any:
         """Write everything to a state that nothing has been written to; returns what the program returns."""
-        bound = self.__signature__.bind(s, *args, **kwargs)
+        bound = bind_free(self.__name__, self.__signature__, self._constants, s, *args, **kwargs)
         bound.apply_defaults()
         interpreter, variables = s.parts()
         assert isinstance(interpreter, Interpreter)  # a compiled program is not called while another one is traced

@@ -7,7 +7,7 @@ from typing import Any
 
 from graftlm.errors import ProgramError
 
-__all__ = ["TextFeed"]
+__all__ = ["TextFeed", "waker"]
 
 
 class TextFeed:
@@ -67,12 +67,8 @@ class TextFeed:
 
     async def achunks(self) -> AsyncIterator[str]:
         """Yield the text in pieces, in the caller's event loop."""
-        loop, news = asyncio.get_running_loop(), asyncio.Event()
-
-        def listener() -> None:
-            if not loop.is_closed():
-                loop.call_soon_threadsafe(news.set)
-
+        news = asyncio.Event()
+        listener = waker(news)
         self._listeners.append(listener)
         try:
             at = 0
@@ -107,3 +103,14 @@ class TextFeed:
     def _raise(self) -> None:
         if self._error is not None:
             raise self._error.again()
+
+
+def waker(event: asyncio.Event) -> Callable[[], None]:
+    """Return what sets an event of the calling event loop, from any thread."""
+    loop = asyncio.get_running_loop()
+
+    def wake() -> None:
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(event.set)
+
+    return wake

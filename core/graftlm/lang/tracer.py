@@ -293,7 +293,7 @@ def _check_same(first: Graph, second: Graph) -> None:
     node = next((one or other for one, other in pairs if one != other), None)
     raise _error(
         "it says something else when it runs again with the same arguments, so it depends on chance, time, or the "
-        "letters of a text that is not there yet",
+        'letters of a text that is not there yet: a width as in f"{x!r:>8}", or len() of an f-string, asks for those',
         None if node is None else node.site,
     )
 

@@ -2,14 +2,14 @@
 
 import asyncio
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from graftlm.errors import ProgramError, RequestError
 from graftlm.lang.call_site import CallSite
-from graftlm.lang.text_feed import TextFeed
+from graftlm.lang.text_feed import TextFeed, waker
 
 __all__ = ["Cell", "Scope", "Value", "Variables", "arrival", "result_of"]
 
@@ -103,6 +103,7 @@ class Variables:
         """Begin with the variables of the state that this one goes on from; open ones wait for `end`."""
         self._cells = dict(inherited or {})
         self._changed = threading.Condition()
+        self._listeners: list[Callable[[], None]] = []
         self._writer: int | None = None
         self._is_open = is_open
         self._error: ProgramError | None = None
@@ -116,7 +117,7 @@ class Variables:
         with self._changed:
             self._is_open = False
             self._error = error
-            self._changed.notify_all()
+            self._tell()
 
     def wait_until_ended(self) -> None:
         """Wait until the program asks for no more names.
@@ -135,7 +136,7 @@ class Variables:
     def __setitem__(self, name: str, cell: Cell) -> None:
         with self._changed:
             self._cells[name] = cell
-            self._changed.notify_all()
+            self._tell()
 
     def __contains__(self, name: object) -> bool:
         with self._changed:
@@ -149,23 +150,46 @@ class Variables:
             ProgramError: its function failed before it came to one.
         """
         with self._changed:
-            while name not in self._cells:
-                if self._error is not None:
-                    raise self._error.again()
-                if not self._is_open or self._writer == threading.get_ident():
-                    known = ", ".join(sorted(self._cells)) or "none"
-                    raise KeyError(f"this program's state has no variable {name!r}; it has: {known}")
+            while (cell := self._find(name)) is None:
                 self._changed.wait()
-            return self._cells[name]
+            return cell
 
     async def wait_for(self, name: str) -> Cell:
-        """Return a variable's cell without blocking the event loop; raises as `[name]`."""
-        return await asyncio.to_thread(self.__getitem__, name)
+        """Return a variable's cell without blocking the event loop, nor a thread; raises as `[name]`."""
+        news = asyncio.Event()
+        listener = waker(news)
+        with self._changed:
+            self._listeners.append(listener)
+        try:
+            while (cell := self._find(name)) is None:
+                await news.wait()
+                news.clear()  # before the next look: what comes behind that sets it again
+            return cell
+        finally:
+            with self._changed:
+                self._listeners.remove(listener)
 
     def copy(self) -> dict[str, Cell]:
         """Return the names and cells as of now."""
         with self._changed:
             return dict(self._cells)
+
+    def _find(self, name: str) -> Cell | None:
+        """Return a variable's cell, None while the program may still ask for one; raises as `[name]`."""
+        with self._changed:
+            if name in self._cells:
+                return self._cells[name]
+            if self._error is not None:
+                raise self._error.again()
+            if not self._is_open or self._writer == threading.get_ident():
+                known = ", ".join(sorted(self._cells)) or "none"
+                raise KeyError(f"this program's state has no variable {name!r}; it has: {known}")
+            return None
+
+    def _tell(self) -> None:
+        self._changed.notify_all()
+        for listener in self._listeners:
+            listener()
 
 
 def result_of(future: "Future[Any]") -> Any:

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from itertools import chain
 
-from graftlm.errors import GraftlmError, RequestError, RequestFailedError, RequestTimeoutError
+from graftlm.errors import GraftlmError, GrammarError, RequestError, RequestFailedError, RequestTimeoutError
 from graftlm.outputs import OutputBuilder
 from graftlm.scheduling import Failure, Finish, RequestUpdate
 from graftlm.types import FinishReason, RequestOutput, SamplingParams, TokenIds, TokenLogprob
@@ -219,6 +219,8 @@ def _error_of(finish: Finish) -> GraftlmError | None:
         return RequestTimeoutError(f"the request {message}")
     if finish.failure is Failure.REQUEST:
         return RequestError(message)
+    if finish.failure is Failure.GRAMMAR:
+        return GrammarError(message)
     if finish.failure is Failure.ENGINE:
         return RequestFailedError(message)
     return None

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from graftlm.contracts import PrefixCache, SchedulingPolicy
-from graftlm.errors import InvariantError, NeverFitsError, QueueFullError, RequestError
+from graftlm.errors import GrammarError, InvariantError, NeverFitsError, QueueFullError, RequestError
 from graftlm.memory import KVManager
 from graftlm.plan import LogprobTable, StepPlan, StepResult
 from graftlm.scheduling.jump_forward import JumpForward
@@ -461,7 +461,8 @@ class Scheduler:
                     del self._compiling[request_id]
                     self._jump(request, now)
             except RequestError as error:
-                self._finish(request, _failed(str(error), Failure.REQUEST))
+                failure = Failure.GRAMMAR if isinstance(error, GrammarError) else Failure.REQUEST
+                self._finish(request, _failed(str(error), failure))
 
     def _release_prefetches(self) -> None:
         """Let go of what was brought to host memory for requests that wait no more."""

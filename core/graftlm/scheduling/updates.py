@@ -15,6 +15,7 @@ class Failure(str, Enum):
     """Whose fault it is that a request has not ended by itself."""
 
     REQUEST = "request"  # it asked for what cannot be done
+    GRAMMAR = "grammar"  # its grammar was refused when it was compiled
     ENGINE = "engine"
     TIMEOUT = "timeout"
 

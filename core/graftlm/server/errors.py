@@ -22,6 +22,7 @@ from graftlm.errors import (
     RequestFailedError,
     RequestTimeoutError,
     UnavailableError,
+    UnsupportedFeatureError,
 )
 
 __all__ = [
@@ -49,6 +50,12 @@ _TYPES: Final = {
     429: "rate_limit_error",
     500: "server_error",
     503: "service_unavailable_error",
+}
+
+_CODES: Final[Mapping[type[Exception], str]] = {
+    PromptTooLongError: "context_length_exceeded",
+    GrammarError: "invalid_grammar",
+    UnsupportedFeatureError: "unsupported",
 }
 
 #: The first that fits counts.
@@ -100,6 +107,9 @@ _BRANCHES: Final = frozenset(
 #: The type of a validation error of a model with a field that nearly has a known name; its context has the `name`.
 MISSPELT: Final = "misspelt"
 
+#: The type of a validation error -> the code of its answer.
+_CODES_OF_FIELDS: Final[Mapping[str, str]] = {"unsupported_field": "unsupported"}
+
 #: Clients choose the names of fields; longer ones are cut in the answer.
 _MAX_PARAM_LEN: Final = 256
 
@@ -133,7 +143,7 @@ def error_json(error: BaseException) -> bytes:
     if isinstance(error, ApiError):
         return _body(status, str(error), error.param, error.code)
     if isinstance(error, GraftlmError) and (status != 500 or isinstance(error, RequestFailedError)):
-        code = "context_length_exceeded" if isinstance(error, PromptTooLongError) else None
+        code = next((code for kind, code in _CODES.items() if isinstance(error, kind)), None)
         return _body(status, str(error), code=code)
     return _body(500, "the server failed to handle the request")
 
@@ -152,7 +162,7 @@ def error_response(
 
 @contextmanager
 def grammar_of(param: str | None) -> Iterator[None]:
-    """Have errors of the grammar that is checked in the block name the field that it came from.
+    """Have errors of the grammar that is checked or compiled in the block name the field that it came from.
 
     Raises:
         ApiError: in place of a GrammarError.
@@ -205,7 +215,7 @@ async def _answer_invalid(request: Request, error: Exception) -> Response:
         return error_response(400, message)
     message = first["msg"] if param is None else f"{param}: {first['msg']}"
     request.state.problem = message
-    return error_response(400, message, param=param)
+    return error_response(400, message, param=param, code=_CODES_OF_FIELDS.get(first["type"]))
 
 
 def _name_of_field(place: Sequence[int | str], is_unknown: bool) -> str | None:

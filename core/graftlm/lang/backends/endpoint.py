@@ -1,15 +1,17 @@
 """Programs on a server with the native API: graftlm's, or SGLang's."""
 
+import reprlib
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any, Final, Self
 
-from graftlm.errors import EngineError, RequestFailedError, UnavailableError, UnsupportedFeatureError
+from graftlm.errors import ConfigError, EngineError, RequestFailedError, UnavailableError, UnsupportedFeatureError
 from graftlm.lang.backend import Generation, GenerationRequest
 from graftlm.lang.backends.http import HttpClient
 from graftlm.lang.backends.room import Room
 from graftlm.lang.backends.scoring import ScoringBatch
-from graftlm.lang.chat_template import ChatTemplate, find_template, jinja_renderer
+from graftlm.lang.backends.token_answers import cached_tokens_of, prompt_token_ids, scored_logprobs, tokenized
+from graftlm.lang.chat_template import ChatTemplate, check_template_name, find_template, jinja_renderer
 from graftlm.lang.choices import ChoiceScore
 from graftlm.types import Message
 
@@ -32,6 +34,9 @@ class RuntimeEndpoint:
             nothing.
         max_requests: under way at a time; more wait here.
         timeout_s: without a byte from the server, after which a request is given up; None: never.
+
+    Raises:
+        ConfigError: one of them cannot be meant.
     """
 
     def __init__(
@@ -44,6 +49,7 @@ class RuntimeEndpoint:
         timeout_s: float | None = None,
     ) -> None:
         self._http = HttpClient(base_url, api_key=api_key, timeout_s=timeout_s, hint=_hint(base_url))
+        check_template_name(chat_template)
         self._template_name = chat_template
         self._room = Room(max_requests)
         self._chat_template: ChatTemplate | None = None
@@ -80,11 +86,12 @@ class RuntimeEndpoint:
         firsts = [max(start - 1, 0) for start in batch.starts]  # the first one shown has no number
         wish = {"return_logprob": True, "logprob_start_len": firsts, "sampling_params": _PROMPT_ONLY}
         answers = await self._answers({"input_ids": batch.prompts, **wish}, len(batch.prompts))
+        source, infos = self._source("/generate"), [answer["meta_info"] for answer in answers]
         rows = [
-            _numbers(answer["meta_info"]["input_token_logprobs"][start - first :])
-            for answer, start, first in zip(answers, batch.starts, firsts, strict=True)
+            scored_logprobs(info, len(tokens), start, source)
+            for info, tokens, start in zip(infos, batch.prompts, batch.starts, strict=True)
         ]
-        return batch.scores(rows, [answer["meta_info"]["cached_tokens"] for answer in answers])
+        return batch.scores(rows, [cached_tokens_of(info, source) for info in infos])
 
     async def cache_prefix(self, prompt: str) -> None:
         """Have a prompt computed and cached; see Backend."""
@@ -93,7 +100,8 @@ class RuntimeEndpoint:
     async def chat_template(self) -> ChatTemplate:
         """Return the server's own, or one that fits its model's name; see Backend."""
         if self._chat_template is None:
-            self._chat_template = _template_of(await self._model_info(), self._template_name)
+            info = await self._model_info()
+            self._chat_template = _template_of(info, self._template_name, self._source("/get_model_info"))
         return self._chat_template
 
     async def flush_cache(self) -> None:
@@ -143,14 +151,19 @@ class RuntimeEndpoint:
         if self._tokenizes:
             try:
                 answer = await self._http.json("POST", "/v1/tokenize", {"prompt": texts})
-                token_ids: list[list[int]] = answer["tokens"]
-                return token_ids
+                return tokenized(answer, len(texts), self._source("/v1/tokenize"))
             except UnsupportedFeatureError:
                 self._tokenizes = False
         wish = {"return_logprob": True, "logprob_start_len": 0, "sampling_params": _PROMPT_ONLY}
         answers = await self._answers({"text": texts, **wish}, len(texts))
-        return [[token_id for _, token_id, *_ in a["meta_info"]["input_token_logprobs"]] for a in answers]
+        return [prompt_token_ids(answer["meta_info"], self._source("/generate")) for answer in answers]
 
+    def _source(self, path: str) -> str:
+        """Return where an answer is from, for errors."""
+        return f"{self._http.url}{path}"
+
+
+_JSON_NAMES: Final[Mapping[type, str]] = {str: "string", dict: "object"}
 
 #: Computes the prompt and generates nothing.
 _PROMPT_ONLY: Final = {"max_new_tokens": 0, "temperature": 0.0}
@@ -190,10 +203,6 @@ def _check_goes_on(before: str, text: str) -> None:
         )
 
 
-def _numbers(row: Sequence[Sequence[Any]]) -> tuple[float, ...]:
-    return tuple([0.0 if logprob is None else float(logprob) for logprob, *_ in row])
-
-
 def _is_completion(answer: Any) -> bool:
     if not isinstance(answer, dict) or not isinstance(answer.get("text"), str):
         return False
@@ -204,16 +213,32 @@ def _is_completion(answer: Any) -> bool:
 def _check_ended_well(answer: Any) -> None:
     if not _is_completion(answer):
         raise EngineError(
-            f"the server answered no completion of /generate, with text and meta_info, but {answer!r:.200}"
+            f"the server answered no completion of /generate, with text and meta_info, but {reprlib.repr(answer)}"
         )
     reason = answer["meta_info"].get("finish_reason")
     if reason is not None and reason.get("type") == "abort":
         raise RequestFailedError(f"the server gave the request up: {reason.get('message', 'it was aborted')}")
 
 
-def _template_of(info: Mapping[str, Any], name: str | None) -> ChatTemplate:
-    source = info.get("chat_template")
-    if name is None and source:
-        render = jinja_renderer(source, info.get("special_tokens") or {})
-        return ChatTemplate(render, added_prefix=info.get("prompt_prefix") or "")
-    return find_template(name, str(info.get("model_path", "")))
+def _template_of(info: Mapping[str, Any], name: str | None, source: str) -> ChatTemplate:
+    """Return the template that a server tells, or one by its name or the model's.
+
+    Raises:
+        EngineError: what `source` tells is no template.
+        UnsupportedFeatureError: as `find_template`.
+    """
+    if name is not None or not info.get("chat_template"):
+        return find_template(name, str(info.get("model_path", "")))
+    template, prefix = info["chat_template"], info.get("prompt_prefix") or ""
+    tokens = info.get("special_tokens") or {}
+    for key, value, kind in (
+        ("chat_template", template, str),
+        ("prompt_prefix", prefix, str),
+        ("special_tokens", tokens, dict),
+    ):
+        if not isinstance(value, kind):
+            raise EngineError(f"{source} answered a {key} that is no {_JSON_NAMES[kind]}: {reprlib.repr(value)}")
+    try:
+        return ChatTemplate(jinja_renderer(template, tokens), added_prefix=prefix)
+    except ConfigError as error:
+        raise EngineError(f"{source} answered a chat_template that cannot be used: {error}") from error

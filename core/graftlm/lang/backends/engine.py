@@ -83,12 +83,13 @@ class EngineBackend:
 
     async def generate(self, request: GenerationRequest) -> list[Generation]:
         """Complete a prompt; see Backend."""
-        if (n := request.sampling.n or 1) > self._max_requests:
+        params = _params(request.sampling)
+        if (n := params.n) > self._max_requests:
             raise SamplingParamsError(
                 f"n={n}: this engine's queue takes {self._max_requests} completions at a time; lower n, or raise "
                 "scheduling.max_queued_requests"
             )
-        (output,) = await self._outputs([request.prompt], _params(request.sampling))
+        (output,) = await self._outputs([request.prompt], params)
         return [self._generation(output, completion, request.sampling) for completion in output.completions]
 
     async def stream(self, request: GenerationRequest) -> AsyncGenerator[Generation, None]:
@@ -184,6 +185,7 @@ def _params(sampling: Sampling) -> SamplingParams:
         raise UnsupportedFeatureError("stop_regex: an engine ends text by stop strings only; use stop, or regex")
     given = sampling.given()
     fields: dict[str, Any] = {name: given[name] for name in _SAME if name in given}
+    _check_max_tokens(sampling.max_tokens)
     if sampling.max_tokens == 0:
         fields["max_tokens"] = 1  # what an engine generates at least, and nobody is shown
     if sampling.top_k is not None and sampling.top_k != -1:
@@ -194,6 +196,12 @@ def _params(sampling: Sampling) -> SamplingParams:
             fields["prompt_logprobs"] = fields["logprobs"]
             fields["prompt_logprobs_start"] = sampling.logprob_start_len + 1  # its own is not shown, as by SGLang
     return SamplingParams(**fields)
+
+
+def _check_max_tokens(value: object) -> None:
+    """Refuse what an engine would refuse by a limit that is not that of programs, which may ask for no tokens."""
+    if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 0):
+        raise SamplingParamsError(f"max_tokens must be a whole number of at least 0, or None, got {value!r}")
 
 
 def _without_output(completion: Completion) -> Completion:

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import math
 import os
 import socket
 import weakref
@@ -15,6 +16,8 @@ from graftlm.errors import (
     ConfigError,
     EngineError,
     GraftlmError,
+    GrammarError,
+    PromptTooLongError,
     QueueFullError,
     RequestError,
     RequestFailedError,
@@ -47,6 +50,22 @@ _ERRORS: Final[Mapping[int, type[GraftlmError]]] = {
     504: UnavailableError,
 }
 
+#: What an error's body says of its kind goes before its status.
+_ERRORS_OF_CODES: Final[Mapping[Any, type[GraftlmError]]] = {
+    "context_length_exceeded": PromptTooLongError,
+    "invalid_grammar": GrammarError,
+    "model_not_found": RequestError,
+    "unsupported": UnsupportedFeatureError,
+}
+
+#: What an event of an error stands for, which has no status of its own.
+_STATUSES_OF_TYPES: Final[Mapping[Any, int]] = {
+    "invalid_request_error": 400,
+    "timeout_error": 408,
+    "rate_limit_error": 429,
+    "service_unavailable_error": 503,
+}
+
 
 class HttpClient:
     """Talks to one server, in the language's event loop.
@@ -64,8 +83,9 @@ class HttpClient:
             hint: at what may be wrong with the URL, for a page that is not there.
 
         Raises:
-            ConfigError: the URL is none.
+            ConfigError: the URL is none, or the time no number of seconds.
         """
+        _check_timeout(timeout_s)
         self.url = _checked(base_url).rstrip("/")
         self._hint = hint
         self._headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
@@ -81,11 +101,12 @@ class HttpClient:
             GraftlmError: the server refuses, cannot be reached, or answers something else.
         """
         async with self._request(method, path, body) as response:
-            text = await response.text()
+            body_read = await response.read()
         try:
-            return json.loads(text)
-        except ValueError:
-            raise EngineError(f"{self.url}{path} answered no JSON but {text[:80]!r}") from None
+            return json.loads(body_read)
+        except (ValueError, RecursionError) as error:
+            start = body_read[:80].decode(errors="replace")
+            raise EngineError(f"{self.url}{path} answered no JSON but {start!r}: {error}") from None
 
     async def find(self, *paths: str) -> Any:
         """Return the JSON of the first of some pages that the server has; None when it has none. Raises as `json`."""
@@ -110,9 +131,9 @@ class HttpClient:
             try:
                 async for event in events:
                     if isinstance(event, dict) and event.get("error"):
-                        raise refusal(500, event)
+                        raise refusal(_status_of_event(event["error"]), event)
                     yield event
-            except json.JSONDecodeError as error:
+            except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
                 raise EngineError(f"{self.url}{path} sent an event that is no JSON: {error}") from None
 
     def close(self) -> None:
@@ -129,7 +150,7 @@ class HttpClient:
             async with self._session().request(method, self.url + path, json=body) as response:
                 if response.status >= 400:
                     about = self._about(response.status, path)
-                    raise refusal(response.status, _json_or_text(await response.text()), about)
+                    raise refusal(response.status, _json_or_text(await response.text(errors="replace")), about)
                 yield response
         except aiohttp.ConnectionTimeoutError as error:
             raise UnavailableError(f"cannot connect to {self.url} within {_CONNECT_TIMEOUT_S:g} s") from error
@@ -177,8 +198,33 @@ def refusal(status: int, body: Any, about: str = "") -> GraftlmError:
     """Return a server's refusal as the error that fits its status; `about` is said behind it."""
     detail = body.get("error", body) if isinstance(body, dict) else body
     message = detail.get("message", detail) if isinstance(detail, dict) else detail
+    if (known := _kind_of(detail)) is not None:
+        return known(f"the server answered {status}: {message}")
     kind = _ERRORS.get(status, RequestError if status < 500 else EngineError)
     return kind(f"the server answered {status}: {message}{about}")
+
+
+def _kind_of(detail: Any) -> type[GraftlmError] | None:
+    """Return the error that a body names by its code, or by the model as the field at fault; None if it names none."""
+    if not isinstance(detail, dict):
+        return None
+    code = detail.get("code")
+    named = _ERRORS_OF_CODES.get(code) if isinstance(code, str) else None
+    return RequestError if named is None and detail.get("param") == "model" else named
+
+
+def _status_of_event(detail: Any) -> int:
+    """Return the HTTP status that an error in a stream would have had before it."""
+    code, kind = (detail.get("code"), detail.get("type")) if isinstance(detail, dict) else (None, None)
+    if isinstance(code, int) and 400 <= code < 600:  # SGLang's are statuses
+        return code
+    return _STATUSES_OF_TYPES.get(kind, 500) if isinstance(kind, str) else 500
+
+
+def _check_timeout(timeout_s: float | None) -> None:
+    is_number = isinstance(timeout_s, int | float) and not isinstance(timeout_s, bool)
+    if timeout_s is not None and not (is_number and math.isfinite(timeout_s) and timeout_s > 0):
+        raise ConfigError(f"timeout_s must be a number of seconds above 0, or None for no limit, got {timeout_s!r}")
 
 
 def _checked(url: str) -> str:
@@ -191,7 +237,7 @@ def _checked(url: str) -> str:
 def _json_or_text(text: str) -> Any:
     try:
         return json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return text
 
 

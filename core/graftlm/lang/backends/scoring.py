@@ -41,7 +41,7 @@ class ScoringBatch:
         alone = [tokens[start:] for tokens, start in zip(whole, starts, strict=True)] if unconditional else []
         return cls([*whole, *alone], starts + [0] * len(alone), len(whole))
 
-    def scores(self, logprobs: Sequence[Sequence[float]], cached_tokens: Sequence[int]) -> list[ChoiceScore]:
+    def scores(self, logprobs: Sequence[Sequence[float]], cached_tokens: Sequence[int | None]) -> list[ChoiceScore]:
         """Return the choices' scores.
 
         Args:

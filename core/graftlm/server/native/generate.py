@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import msgspec
 from fastapi import APIRouter, Request, Response
 
-from graftlm.processes.generation import Generation, PreparedRequest
+from graftlm.processes.generation import CompletionDelta, Generation, PreparedRequest
 from graftlm.processes.tokenizer_manager import TokenizerManager
 from graftlm.server.errors import ERROR_RESPONSES, grammar_of
 from graftlm.server.interleave import interleave
@@ -19,6 +19,7 @@ from graftlm.server.native.prompts import NativePrompt, is_list, split_request
 from graftlm.server.native.requests import GenerateRequest
 from graftlm.server.native.responses import AnswerBody
 from graftlm.server.sse import EventStream, until_disconnect
+from graftlm.types import RequestOutput
 
 __all__ = ["make_router"]
 
@@ -71,11 +72,17 @@ class _Call:
     """One call of /generate under way: its prompts, each with the writer of its answers."""
 
     def __init__(
-        self, manager: TokenizerManager, generations: Sequence[Generation], writers: Sequence[AnswerWriter], many: bool
+        self,
+        manager: TokenizerManager,
+        generations: Sequence[Generation],
+        writers: Sequence[AnswerWriter],
+        grammar_fields: Sequence[str | None],
+        many: bool,
     ) -> None:
         self._manager = manager
         self._generations = generations
         self._writers = writers
+        self._fields = grammar_fields
         self._many = many
         #: The index of each prompt's first completion among all.
         self._first = list(accumulate((len(g.sub_ids) for g in generations), initial=0))
@@ -97,12 +104,13 @@ class _Call:
             for prompt, request in zip(prompts, requests, strict=True)
         ]
         many = is_list(body) or any(prompt.params.n > 1 for prompt in prompts)
-        return cls(manager, await manager.start_all(requests), writers, many)
+        fields = [prompt.grammar_field for prompt in prompts]
+        return cls(manager, await manager.start_all(requests), writers, fields, many)
 
     async def answers(self) -> dict[str, Any] | list[dict[str, Any]]:
         """Wait for the end of all and return their answers; leaving early ends them."""
         try:
-            outputs = [await generation.result() for generation in self._generations]
+            outputs = [await _result(*pair) for pair in zip(self._generations, self._fields, strict=True)]
             answers = []
             for writer, output in zip(self._writers, outputs, strict=True):
                 answers += await self._write(writer, partial(writer.answers, output))
@@ -114,7 +122,8 @@ class _Call:
         """Yield nothing once, then the growing answers, as JSON; closing it ends what is unfinished."""
         try:
             yield b""  # closing a generator that was never entered would end nothing
-            async for i, deltas in interleave(self._generations):
+            streams = [_deltas(*pair) for pair in zip(self._generations, self._fields, strict=True)]
+            async for i, deltas in interleave(streams):
                 writer, output = self._writers[i], self._generations[i].snapshot()
                 for index in dict.fromkeys(delta.index for delta in deltas):
                     answer = await self._write(writer, partial(writer.answer, output, index))
@@ -131,6 +140,19 @@ class _Call:
     def _abort(self) -> None:
         for generation in self._generations:
             generation.abort()
+
+
+async def _result(generation: Generation, grammar_field: str | None) -> RequestOutput:
+    """Wait for a generation's end; raises as `grammar_of`."""
+    with grammar_of(grammar_field):
+        return await generation.result()
+
+
+async def _deltas(generation: Generation, grammar_field: str | None) -> AsyncGenerator[list[CompletionDelta], None]:
+    """Yield what a generation adds; raises as `grammar_of`."""
+    with grammar_of(grammar_field):
+        async for deltas in generation:
+            yield deltas
 
 
 def _token_text(manager: TokenizerManager) -> Callable[[int], str]:

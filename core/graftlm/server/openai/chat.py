@@ -58,12 +58,14 @@ class _Answer:
         self._created = now_s()
         self._readers: list[MessageReader] = []
         self._unenforced: Sequence[str] = ()
+        self._grammar_field: str | None = None
 
     async def start(self) -> Generation:
         """Check the request and queue it."""
         body, manager = self._body, self._manager
         check_model(body.model, manager.model)
         plan = await plan_answer(body, manager)
+        self._grammar_field = plan.field
         with grammar_of(plan.field):
             prepared = await manager.prepare(
                 plan.prompt,
@@ -81,7 +83,8 @@ class _Answer:
     async def whole(self, generation: Generation) -> bytes:
         """Wait for the end and return the body; leaving early ends the request."""
         try:
-            output = await generation.result()
+            with grammar_of(self._grammar_field):
+                output = await generation.result()
         finally:
             generation.abort()
         choices = [self._whole_choice(completion) for completion in output.completions]
@@ -104,13 +107,14 @@ class _Answer:
         opening = Delta(role="assistant", content=None if self._body.tools else "")
         unopened = range(len(generation.sub_ids))
         try:
-            async for deltas in generation:
-                for i in unopened:
-                    yield self._chunk(ChatChunkChoice(i, opening), with_usage, self._unenforced)
-                unopened = range(0)
-                for delta in deltas:
-                    for choice in self._choices(delta):
-                        yield self._chunk(choice, with_usage)
+            with grammar_of(self._grammar_field):
+                async for deltas in generation:
+                    for i in unopened:
+                        yield self._chunk(ChatChunkChoice(i, opening), with_usage, self._unenforced)
+                    unopened = range(0)
+                    for delta in deltas:
+                        for choice in self._choices(delta):
+                            yield self._chunk(choice, with_usage)
             if with_usage:
                 usage = sum_usage([generation.snapshot().usage])
                 model = self._manager.model.name

@@ -60,6 +60,7 @@ class _Answer:
         self._id = body.request_id or new_id("cmpl")
         self._created = now_s()
         self._n = body.n or 1
+        self._grammar_field = grammar_field(body)
 
     async def start(self) -> list[Generation]:
         """Check every prompt and queue them, all or none."""
@@ -67,7 +68,7 @@ class _Answer:
         check_model(body.model, manager.model)
         params = completion_params(body)
         prompts = split_prompts(body.prompt)
-        with grammar_of(grammar_field(body)):
+        with grammar_of(self._grammar_field):
             prepared = await asyncio.gather(
                 *[
                     manager.prepare(
@@ -86,7 +87,8 @@ class _Answer:
     async def whole(self, generations: Sequence[Generation]) -> bytes:
         """Wait for the end and return the body; leaving early ends the requests."""
         try:
-            outputs = [await generation.result() for generation in generations]
+            with grammar_of(self._grammar_field):
+                outputs = [await generation.result() for generation in generations]
         finally:
             _abort(generations)
         echoes = await self._echoes(generations)
@@ -107,10 +109,11 @@ class _Answer:
             pieces = [_Pieces(self._manager, self._body, g, e) for g, e in zip(generations, echoes, strict=True)]
             # With usage asked for, OpenAI's events say that it is not known yet.
             usage = None if with_usage else msgspec.UNSET
-            async for i, deltas in interleave(generations):
-                for delta in deltas:
-                    if shows(delta):
-                        yield self._body_of([pieces[i].choice(i * self._n + delta.index, delta)], usage)
+            with grammar_of(self._grammar_field):
+                async for i, deltas in interleave(generations):
+                    for delta in deltas:
+                        if shows(delta):
+                            yield self._body_of([pieces[i].choice(i * self._n + delta.index, delta)], usage)
             if with_usage:
                 yield self._body_of([], sum_usage([g.snapshot().usage for g in generations]))
         finally:

@@ -6,7 +6,7 @@ from contextlib import aclosing
 from typing import Any, Final, Self
 from urllib.parse import urlsplit
 
-from graftlm.errors import RequestError, UnavailableError, UnsupportedFeatureError
+from graftlm.errors import ConfigError, RequestError, UnavailableError, UnsupportedFeatureError
 from graftlm.lang.backend import Backend, Generation, GenerationRequest
 from graftlm.lang.backends.http import HttpClient
 from graftlm.lang.backends.openai.choices import MAX_PATH_TOKENS, TokenNumbers, echoed_scores, path_scores
@@ -15,7 +15,7 @@ from graftlm.lang.backends.openai.fields import DEFAULT_MAX_TOKENS, call_tokens,
 from graftlm.lang.backends.room import Room
 from graftlm.lang.backends.speculation import SpeculativeBackend
 from graftlm.lang.backends.usage import ApiUsage, UsageMeter
-from graftlm.lang.chat_template import ChatTemplate, find_template
+from graftlm.lang.chat_template import ChatTemplate, check_template_name, find_template
 from graftlm.lang.choices import ChoiceScore
 from graftlm.lang.sampling import Sampling
 from graftlm.types import Message
@@ -47,6 +47,9 @@ class OpenAI:
             SGLang and vLLM do.
         max_requests: under way at a time; more wait here.
         timeout_s: without a byte from the endpoint, after which a request is given up; None: never.
+
+    Raises:
+        ConfigError: one of them cannot be meant.
     """
 
     def __init__(
@@ -61,6 +64,9 @@ class OpenAI:
         max_requests: int = 64,
         timeout_s: float | None = 600.0,
     ) -> None:
+        if not isinstance(model, str) or not model:
+            raise ConfigError(f"model must be a model's name at the endpoint, got {model!r}")
+        check_template_name(chat_template)
         self._model = model
         self._template_name = chat_template
         self._http = HttpClient(base_url, api_key=api_key, timeout_s=timeout_s, hint=_hint(base_url))
@@ -181,7 +187,10 @@ class OpenAI:
         try:
             answer = await self._call(self._completions.path, self._completions.scoring_body(texts))
         except RequestError as error:
-            if type(error) is not RequestError:  # full or failed, which says nothing of what it can do
+            if type(error) not in (
+                RequestError,
+                UnsupportedFeatureError,
+            ):  # full or failed, which says nothing of what it can do
                 raise
             return None
         echoes = [choice.get("logprobs") for choice in choices_of(answer)]
