@@ -14,28 +14,33 @@ __all__ = ["attend_decodes"]
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _split_tokens(seen: Any, num_splits: Any, min_tokens: Any, BLOCK_N: tl.constexpr) -> Any:  # noqa: N803
+def _split_tokens(
+    seen: tl.tensor,
+    num_splits: tl.tensor,
+    min_tokens: tl.tensor,
+    BLOCK_N: tl.constexpr,  # noqa: N803
+) -> tl.tensor:
     """Return the length of the pieces that `seen` tokens are cut into."""
     return tl.maximum(min_tokens, tl.cdiv(tl.cdiv(seen, num_splits), BLOCK_N) * BLOCK_N)
 
 
 @triton.jit(do_not_specialize=["num_splits", "min_tokens", "table_stride"])  # type: ignore[untyped-decorator]
 def _decode_kernel(
-    q: Any,
-    keys: Any,
-    values: Any,
-    out: Any,
-    lse: Any,
-    page_table: Any,
-    seq_lens: Any,
-    sinks: Any,
-    num_splits: Any,
-    min_tokens: Any,
-    table_stride: Any,
-    q_token_stride: Any,
-    q_head_stride: Any,
-    score_scale: Any,
-    cap_scale: Any,
+    q: tl.tensor,
+    keys: tl.tensor,
+    values: tl.tensor,
+    out: tl.tensor,
+    lse: tl.tensor,
+    page_table: tl.tensor,
+    seq_lens: tl.tensor,
+    sinks: tl.tensor,
+    num_splits: tl.tensor,
+    min_tokens: tl.tensor,
+    table_stride: tl.tensor,
+    q_token_stride: tl.tensor,
+    q_head_stride: tl.tensor,
+    score_scale: tl.tensor,
+    cap_scale: tl.tensor,
     NUM_KV_HEADS: tl.constexpr,  # noqa: N803
     GROUP: tl.constexpr,  # noqa: N803
     HEAD_DIM: tl.constexpr,  # noqa: N803
@@ -74,9 +79,9 @@ def _decode_kernel(
     peak = tl.full([BLOCK_M], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
     if sinks is not None:
-        if split == 0:  # once in a context
-            peak = tl.load(sinks + head, mask=rows < GROUP, other=0.0) * 1.4426950408889634
-            total = tl.full([BLOCK_M], 1.0, tl.float32)
+        sink = tl.load(sinks + head, mask=rows < GROUP, other=0.0) * 1.4426950408889634
+        peak = tl.where(split == 0, sink, peak)  # once in a context
+        total = tl.where(split == 0, 1.0, total)
     slot_stride: tl.constexpr = NUM_KV_HEADS * HEAD_DIM
     pages = page_table + request * table_stride
     keys += kv_head * HEAD_DIM
@@ -103,12 +108,12 @@ def _decode_kernel(
 
 @triton.jit(do_not_specialize=["num_splits", "min_tokens"])  # type: ignore[untyped-decorator]
 def _merge_kernel(
-    partial: Any,
-    lse: Any,
-    out: Any,
-    seq_lens: Any,
-    num_splits: Any,
-    min_tokens: Any,
+    partial: tl.tensor,
+    lse: tl.tensor,
+    out: tl.tensor,
+    seq_lens: tl.tensor,
+    num_splits: tl.tensor,
+    min_tokens: tl.tensor,
     NUM_HEADS: tl.constexpr,  # noqa: N803
     HEAD_DIM: tl.constexpr,  # noqa: N803
     WINDOW: tl.constexpr,  # noqa: N803
@@ -127,7 +132,7 @@ def _merge_kernel(
     acc = tl.zeros([BLOCK_D], tl.float32)
     peak = float("-inf")
     total = 0.0
-    for split in range(0, pieces):
+    for split in range(pieces):
         row = (request * num_splits + split) * NUM_HEADS + head
         piece_lse = tl.load(lse + row)
         piece = tl.load(partial + row * HEAD_DIM + dims, mask=inside, other=0.0)
@@ -207,6 +212,7 @@ def attend_decodes(
         BLOCK_D=shape.block_d,
         num_warps=shape.num_warps,
         num_stages=shape.num_stages,
+        enable_fp_fusion=True,
     )
     if lse is None:
         return
@@ -224,4 +230,5 @@ def attend_decodes(
         BLOCK_N=shape.block_n,
         BLOCK_D=shape.block_d,
         num_warps=2,
+        enable_fp_fusion=True,
     )

@@ -18,9 +18,9 @@ _MAP_BLOCK = 128
 
 @triton.jit(do_not_specialize=["num_decodes"])  # type: ignore[untyped-decorator]
 def _map_kernel(
-    tile_requests: Any,
-    cu_seqlens_q: Any,
-    num_decodes: Any,
+    tile_requests: tl.tensor,
+    cu_seqlens_q: tl.tensor,
+    num_decodes: tl.tensor,
     TILE_TOKENS: tl.constexpr,  # noqa: N803
     BLOCK: tl.constexpr,  # noqa: N803
 ) -> None:
@@ -36,21 +36,21 @@ def _map_kernel(
 
 @triton.jit(do_not_specialize=["num_decodes", "table_stride"])  # type: ignore[untyped-decorator]
 def _extend_kernel(
-    q: Any,
-    keys: Any,
-    values: Any,
-    out: Any,
-    page_table: Any,
-    cu_seqlens_q: Any,
-    seq_lens: Any,
-    tile_requests: Any,
-    sinks: Any,
-    num_decodes: Any,
-    table_stride: Any,
-    q_token_stride: Any,
-    q_head_stride: Any,
-    score_scale: Any,
-    cap_scale: Any,
+    q: tl.tensor,
+    keys: tl.tensor,
+    values: tl.tensor,
+    out: tl.tensor,
+    page_table: tl.tensor,
+    cu_seqlens_q: tl.tensor,
+    seq_lens: tl.tensor,
+    tile_requests: tl.tensor,
+    sinks: tl.tensor,
+    num_decodes: tl.tensor,
+    table_stride: tl.tensor,
+    q_token_stride: tl.tensor,
+    q_head_stride: tl.tensor,
+    score_scale: tl.tensor,
+    cap_scale: tl.tensor,
     NUM_KV_HEADS: tl.constexpr,  # noqa: N803
     GROUP: tl.constexpr,  # noqa: N803
     HEAD_DIM: tl.constexpr,  # noqa: N803
@@ -149,7 +149,13 @@ def map_tiles(batch: ForwardBatch, tile_tokens: int) -> Tensor:
     tile_requests = torch.empty(num_tiles, dtype=torch.int32, device=batch.seq_lens.device)
     kernel: Any = _map_kernel
     kernel[(num_chunks,)](
-        tile_requests, batch.cu_seqlens_q, batch.num_decodes, TILE_TOKENS=tile_tokens, BLOCK=_MAP_BLOCK, num_warps=1
+        tile_requests,
+        batch.cu_seqlens_q,
+        batch.num_decodes,
+        TILE_TOKENS=tile_tokens,
+        BLOCK=_MAP_BLOCK,
+        num_warps=1,
+        enable_fp_fusion=True,
     )
     return tile_requests
 
@@ -211,4 +217,5 @@ def attend_chunks(
         BLOCK_D=shape.block_d,
         num_warps=shape.num_warps,
         num_stages=shape.num_stages,
+        enable_fp_fusion=True,
     )

@@ -10,8 +10,8 @@ __all__ = ["ContextSplits", "TileShape", "decode_shape", "extend_shape", "split_
 _MIN_SPLIT_TOKENS = 128
 #: No piece is longer, so that one long request does not outlast a batch of short ones.
 _MAX_SPLIT_TOKENS = 8192
-#: Programs of the decode kernel that a multiprocessor holds at a time.
-_PROGRAMS_PER_PROCESSOR = 2
+#: Programs of the decode kernel that a multiprocessor holds at a time, by its registers and shared memory.
+_PROGRAMS_PER_PROCESSOR = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +50,8 @@ def extend_shape(group: int, head_dim: int, dtype: torch.dtype, max_query_len: i
         max_query_len: the longest chunk, in tokens; short ones take small tiles.
     """
     block_d = _block_d(head_dim)
-    if dtype.itemsize > 2:  # no tensor cores; tiles take twice the shared memory
-        largest, block_n, num_warps, num_stages = 64, 32, 4, 1
+    if dtype.itemsize > 2:  # tiles take twice the shared memory
+        largest, block_n, num_warps, num_stages = 64, 64 if block_d <= 64 else 32, 4, 1
     elif block_d <= 64:
         largest, block_n, num_warps, num_stages = 128, 64, 4, 3
     elif block_d <= 128:
@@ -69,7 +69,7 @@ def decode_shape(group: int, head_dim: int, dtype: torch.dtype) -> TileShape:
     block_d = _block_d(head_dim)
     block_m = max(16, _power_of_two(group))  # tensor cores take 16 rows, used or not: reading is what takes the time
     if dtype.itemsize > 2:
-        return TileShape(block_m, 32, block_d, num_warps=4, num_stages=1)
+        return TileShape(block_m, 64 if block_d <= 64 else 32, block_d, num_warps=4, num_stages=1)
     block_n = 128 if block_d <= 64 else 8192 // block_d
     return TileShape(block_m, block_n, block_d, num_warps=4, num_stages=3)
 

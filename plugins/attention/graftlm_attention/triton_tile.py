@@ -9,32 +9,20 @@ __all__ = ["attend_range"]
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _load_rows(pointers: Any, rows: Any, dims: Any, ROWS: tl.constexpr, DIMS: tl.constexpr) -> Any:  # noqa: N803
-    """Load a tile; what `rows` (if ROWS) or `dims` (if DIMS) forbids is zero and is not read."""
-    if ROWS and DIMS:
-        return tl.load(pointers, mask=rows & dims, other=0.0)
-    if ROWS:
-        return tl.load(pointers, mask=rows, other=0.0)
-    if DIMS:
-        return tl.load(pointers, mask=dims, other=0.0)
-    return tl.load(pointers)
-
-
-@triton.jit  # type: ignore[untyped-decorator]
 def attend_range(
-    acc: Any,
-    peak: Any,
-    total: Any,
-    q: Any,
-    q_positions: Any,
-    start: Any,
-    end: Any,
-    keys: Any,
-    values: Any,
-    pages: Any,
-    slot_stride: Any,
-    score_scale: Any,
-    cap_scale: Any,
+    acc: tl.tensor,
+    peak: tl.tensor,
+    total: tl.tensor,
+    q: tl.tensor,
+    q_positions: tl.tensor,
+    start: tl.tensor,
+    end: tl.tensor,
+    keys: tl.tensor,
+    values: tl.tensor,
+    pages: tl.tensor,
+    slot_stride: tl.tensor,
+    score_scale: tl.tensor,
+    cap_scale: tl.tensor,
     HEAD_DIM: tl.constexpr,  # noqa: N803
     BLOCK_D: tl.constexpr,  # noqa: N803
     BLOCK_N: tl.constexpr,  # noqa: N803
@@ -62,18 +50,18 @@ def attend_range(
             nothing else is read.
     """
     dims = tl.arange(0, BLOCK_D)
-    dims_inside = dims < HEAD_DIM
+    WHOLE: tl.constexpr = not MASKED and HEAD_DIM == BLOCK_D  # noqa: N806
     for first in range(start, end, BLOCK_N):
         positions = first + tl.arange(0, BLOCK_N)
         inside = positions < end
         # PAGE_SIZE is known when compiling: a shift, or a multiplication where it is no power of two.
-        page = _load_rows(pages + positions // PAGE_SIZE, inside, inside, MASKED, False)
+        page = tl.load(pages + positions // PAGE_SIZE, mask=inside, other=0)
         # Bytes of a cache exceed 2**31, so must offsets.
         rows = (page.to(tl.int64) * PAGE_SIZE + positions % PAGE_SIZE) * slot_stride
-        k = _load_rows(  # [D, N]
-            keys + rows[None, :] + dims[:, None], inside[None, :], dims_inside[:, None], MASKED, HEAD_DIM != BLOCK_D
-        )
-        scores = tl.dot(q, k.to(q.dtype), input_precision="ieee") * score_scale  # [M, N]
+        k_rows = keys + rows[None, :] + dims[:, None]  # [D, N]
+        k = tl.load(k_rows) if WHOLE else tl.load(k_rows, mask=inside[None, :] & (dims < HEAD_DIM)[:, None], other=0.0)
+        # tf32x3: float32, of which tensor cores take only parts, in three products; for other types it means nothing.
+        scores = tl.dot(q, k.to(q.dtype), input_precision="tf32x3") * score_scale  # [M, N]
         if cap_scale is not None:
             scores = cap_scale * (2.0 * tl.sigmoid(2.0 * scores) - 1.0)  # tanh, and no overflow
         if MASKED:
@@ -88,9 +76,8 @@ def attend_range(
         weights = tl.exp2(scores - base[:, None])
         decay = tl.exp2(peak - base)
         total = total * decay + tl.sum(weights, 1)
-        v = _load_rows(  # [N, D]
-            values + rows[:, None] + dims[None, :], inside[:, None], dims_inside[None, :], MASKED, HEAD_DIM != BLOCK_D
-        )
-        acc = tl.dot(weights.to(q.dtype), v.to(q.dtype), acc * decay[:, None], input_precision="ieee")
+        v_rows = values + rows[:, None] + dims[None, :]  # [N, D]
+        v = tl.load(v_rows) if WHOLE else tl.load(v_rows, mask=inside[:, None] & (dims < HEAD_DIM)[None, :], other=0.0)
+        acc = tl.dot(weights.to(q.dtype), v.to(q.dtype), acc * decay[:, None], input_precision="tf32x3")
         peak = new_peak
     return acc, peak, total
