@@ -3,8 +3,8 @@
     python benchmarks/attention_gpu.py [--json FILE] [--match TEXT] [--seconds S] [--dtype bfloat16] [--kv-dtype TYPE]
 
 The shape is that of an 8B model: H = 32, H_kv = 8, D = 128. A cell is the median time of one `forward`, by CUDA events
-around each call, with the L2 cache flushed before it. Decode is set beside the bandwidth of a large copy, prefill beside
-the rate of a large matrix product, both measured in the same run.
+around each call, with the L2 cache flushed before it. Decode is set beside the bandwidth of a large copy, prefill
+beside the rate of a large matrix product, both measured in the same run.
 """
 
 import argparse

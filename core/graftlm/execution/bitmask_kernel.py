@@ -57,6 +57,13 @@ def forbid_in_place(scores: Tensor, rows: Tensor, bits: Tensor) -> None:
     kernel: Any = _forbid_kernel
     num_columns = scores.shape[1]
     grid = (len(rows), triton.cdiv(num_columns, _BLOCK))
-    strides = (scores.stride(0), bits.stride(0))
-    # Fusion is asked for since Triton warns that what it does unasked will change.
-    kernel[grid](scores, rows, bits, *strides, num_columns, BLOCK=_BLOCK, enable_fp_fusion=True)
+    kernel[grid](
+        scores,
+        rows,
+        bits,
+        scores.stride(0),
+        bits.stride(0),
+        num_columns,
+        BLOCK=_BLOCK,
+        enable_fp_fusion=True,  # said, since Triton warns that what it does unasked will change
+    )

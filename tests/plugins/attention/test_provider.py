@@ -1,6 +1,7 @@
 """What this package offers, and where; nothing here imports Triton."""
 
 import importlib.util
+from pathlib import Path
 
 import pytest
 from pydantic import ValidationError
@@ -60,3 +61,10 @@ def test_interpreted_triton_serves_float32_on_a_cpu_and_is_the_last_choice(monke
 def test_pieces_of_other_lengths_are_refused(split_tokens):
     with pytest.raises(ValidationError, match="split_tokens"):
         TritonOptions(split_tokens=split_tokens)
+
+
+@pytest.mark.parametrize("provider", provide_attention_backends(), ids=lambda provider: provider.name)
+def test_every_backend_and_option_is_documented(provider):
+    page = (Path(__file__).parents[3] / "docs" / "attention.md").read_text(encoding="utf-8")
+    section = page.split(f"## Options of `{provider.name}`")[1].split("\n## ")[0]
+    assert [name for name in provider.options.model_fields if f"| `{name}` |" not in section] == []
