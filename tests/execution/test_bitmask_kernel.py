@@ -49,6 +49,17 @@ def test_the_interpreted_kernel_does_what_numpy_does():
     assert done.returncode == 0, done.stderr
 
 
+def test_the_kernel_compiles_for_a_device(tmp_path, monkeypatch):
+    pytest.importorskip("triton")
+    from graftlm.execution import bitmask_kernel
+    from graftlm.testing.triton_compile import compile_kernel
+
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    strides = {"scores_stride": "i32", "bits_stride": "i32", "vocab_size": "i32"}
+    arguments = {"scores": "*bf16", "rows": "*i64", "bits": "*i32", **strides, "BLOCK": 1024}
+    assert "st.global" in compile_kernel(bitmask_kernel._forbid_kernel, arguments, 80).asm["ptx"]
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])

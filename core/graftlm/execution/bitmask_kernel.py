@@ -17,12 +17,12 @@ _BLOCK = 1024
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _forbid_kernel(
-    scores: Any,
-    rows: Any,
-    bits: Any,
-    scores_stride: Any,
-    bits_stride: Any,
-    vocab_size: Any,
+    scores: tl.tensor,
+    rows: tl.tensor,
+    bits: tl.tensor,
+    scores_stride: tl.tensor,
+    bits_stride: tl.tensor,
+    vocab_size: tl.tensor,
     BLOCK: tl.constexpr,  # noqa: N803  # Triton's convention for what is known when compiling
 ) -> None:
     """Clear one block of columns of one masked row; program (i, b) has row rows[i] and block b."""
@@ -57,4 +57,13 @@ def forbid_in_place(scores: Tensor, rows: Tensor, bits: Tensor) -> None:
     kernel: Any = _forbid_kernel
     num_columns = scores.shape[1]
     grid = (len(rows), triton.cdiv(num_columns, _BLOCK))
-    kernel[grid](scores, rows, bits, scores.stride(0), bits.stride(0), num_columns, BLOCK=_BLOCK)
+    kernel[grid](
+        scores,
+        rows,
+        bits,
+        scores.stride(0),
+        bits.stride(0),
+        num_columns,
+        BLOCK=_BLOCK,
+        enable_fp_fusion=True,  # said, since Triton warns that what it does unasked will change
+    )

@@ -1,12 +1,17 @@
-"""Attention backends for graftlm: `torch_native`. Importing this package imports no torch."""
+"""Attention backends for graftlm: `torch_native` and `triton`. Importing this package imports no torch."""
 
-from collections.abc import Iterable
+import os
+from collections.abc import Iterable, Mapping
+from importlib.util import find_spec
 
-from graftlm.contracts import AttentionBackend, AttentionCapabilities, AttentionContext, Provider
+from graftlm.contracts import AttentionBackend, AttentionCapabilities, AttentionContext, Platform, Provider
 from graftlm.hookspecs import hookimpl
-from graftlm_attention.options import TorchNativeOptions
+from graftlm_attention.options import TorchNativeOptions, TritonOptions
 
-__all__ = ["TorchNativeOptions", "provide_attention_backends"]
+__all__ = ["TorchNativeOptions", "TritonOptions", "provide_attention_backends"]
+
+_TRITON_CAPABILITY = (8, 0)
+_TRITON_HEAD_DIMS = tuple(range(8, 257, 8))
 
 
 def _create_torch_native(options: TorchNativeOptions, context: AttentionContext) -> AttentionBackend:
@@ -15,9 +20,59 @@ def _create_torch_native(options: TorchNativeOptions, context: AttentionContext)
     return create_torch_native(options, context)
 
 
+def _create_triton(options: TritonOptions, context: AttentionContext) -> AttentionBackend:
+    from graftlm_attention.triton_paged import TritonPagedAttention
+
+    return TritonPagedAttention(options, context)
+
+
+def _interprets_triton(environment: Mapping[str, str]) -> bool:
+    """Return whether Triton, once imported, will interpret its kernels in Python: a switch of its own."""
+    return environment.get("TRITON_INTERPRET", "").lower() in ("1", "true", "on", "yes", "y")
+
+
+def _triton_obstacle(platform: Platform) -> str | None:
+    if find_spec("triton") is None:
+        return "the package triton is not installed: pip install graftlm[cuda]"
+    if platform.device != "cuda":
+        return (
+            f"its kernels run on a CUDA device, this is {platform.device!r}; "
+            "with TRITON_INTERPRET=1 in the environment they are interpreted, for tests"
+        )
+    capability = platform.compute_capability
+    if capability is not None and capability < _TRITON_CAPABILITY:
+        return f"it needs compute capability 8.0 (Ampere) or later, this device has {capability[0]}.{capability[1]}"
+    return None
+
+
+def _interpreted_obstacle(platform: Platform) -> str | None:
+    if find_spec("triton") is None:
+        return _triton_obstacle(platform)
+    return None if platform.device == "cpu" else "TRITON_INTERPRET is set: kernels are interpreted, on the CPU only"
+
+
+def _triton(interpreted: bool) -> Provider[AttentionBackend]:
+    """Describe `triton`; interpreted, it serves tests: in float32, all else being wrong there, and never by `auto`."""
+    return Provider(
+        name="triton",
+        summary="Paged attention in Triton: chunks over paged prefixes, split contexts for decoding, CUDA graphs",
+        api_version=1,
+        create=_create_triton,
+        options=TritonOptions,
+        unavailable=_interpreted_obstacle if interpreted else _triton_obstacle,
+        capabilities=AttentionCapabilities(
+            devices=("cpu",) if interpreted else ("cuda",),
+            dtypes=("float32",) if interpreted else ("float32", "bfloat16", "float16"),
+            head_dims=_TRITON_HEAD_DIMS,
+            graph=not interpreted,
+        ),
+        rank=-10 if interpreted else 10,
+    )
+
+
 @hookimpl
 def provide_attention_backends() -> Iterable[Provider[AttentionBackend]]:
-    """Offer `torch_native`."""
+    """Offer `torch_native` and `triton`."""
     return [
         Provider(
             name="torch_native",
@@ -26,5 +81,6 @@ def provide_attention_backends() -> Iterable[Provider[AttentionBackend]]:
             create=_create_torch_native,
             options=TorchNativeOptions,
             capabilities=AttentionCapabilities(dtypes=("float32", "bfloat16", "float16")),
-        )
+        ),
+        _triton(interpreted=_interprets_triton(os.environ)),
     ]

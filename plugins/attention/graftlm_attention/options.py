@@ -3,9 +3,11 @@
 from pathlib import Path
 from typing import Literal
 
+from pydantic import Field
+
 from graftlm.contracts import Options
 
-__all__ = ["TorchNativeOptions"]
+__all__ = ["TorchNativeOptions", "TritonOptions"]
 
 
 class TorchNativeOptions(Options):
@@ -21,3 +23,15 @@ class TorchNativeOptions(Options):
     kernel: Literal["auto", "native", "torch"] = "auto"
     compiler: str = "g++"
     kernel_cache_dir: Path | None = None
+
+
+class TritonOptions(Options):
+    """Options of `triton`.
+
+    Attributes:
+        split_tokens: the length of the pieces in which the contexts of one-token requests are read, a multiple of 128;
+            a request's numbers are then the same, bit for bit, whatever it is decoded beside. None: as many pieces as
+            fill the device, which is faster where there are few requests.
+    """
+
+    split_tokens: int | None = Field(default=None, ge=128, multiple_of=128)

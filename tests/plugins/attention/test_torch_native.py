@@ -14,7 +14,7 @@ from graftlm.testing.reference_attention import ReferenceAttention
 from graftlm_attention import TorchNativeOptions, provide_attention_backends
 from graftlm_attention.kernel_build import KernelBuildError
 
-(PROVIDER,) = provide_attention_backends()
+(PROVIDER, _) = provide_attention_backends()
 
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
 

@@ -1,0 +1,198 @@
+"""Paged attention by the Triton kernels: which of them a step launches, and with what."""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from graftlm.contracts import AttentionBackend, AttentionContext, AttentionLayer, ForwardBatch
+from graftlm.errors import InvariantError, ProviderUnavailableError
+from graftlm_attention.options import TritonOptions
+from graftlm_attention.triton_decode import attend_decodes
+from graftlm_attention.triton_extend import attend_chunks, map_tiles
+from graftlm_attention.triton_kv_write import write_kv
+from graftlm_attention.triton_shapes import TileShape, decode_shape, extend_shape, split_contexts
+
+__all__ = ["TritonPagedAttention"]
+
+_LOG2_E = math.log2(math.e)
+#: What Triton's interpreter, which has no processors to fill, cuts contexts for: enough to take every path.
+_INTERPRETED_PROCESSORS = 16
+_FP8_CAPABILITY = (8, 9)
+
+
+@dataclass(frozen=True, slots=True)
+class _Layer:
+    """What launches of one layer need that no step changes.
+
+    Attributes:
+        spec: the layer.
+        keys, values: [slots, H_kv, D].
+        score_scale, cap_scale: as in `attend_range`.
+        decode: tiles of one-token requests.
+    """
+
+    spec: AttentionLayer
+    keys: Tensor
+    values: Tensor
+    score_scale: float
+    cap_scale: float | None
+    decode: TileShape
+
+    @property
+    def group(self) -> int:
+        """Query heads of a key/value head."""
+        return self.spec.num_heads // self.spec.num_kv_heads
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """What one batch adds.
+
+    Attributes:
+        batch: the batch.
+        page_table: int32 [B, P]; rows are contiguous.
+        chunk_tiles: by (group, head_dim): the tiles of chunks, and the request of each; empty without chunks.
+    """
+
+    batch: ForwardBatch
+    page_table: Tensor
+    chunk_tiles: dict[tuple[int, int], tuple[TileShape, Tensor]]
+
+
+class TritonPagedAttention(AttentionBackend):
+    """Attention that reads the pages where they lie: one launch writes, one serves all chunks, two all decodes.
+
+    A batch of one-token requests may be captured in a CUDA graph: `prepare` then launches nothing, and what `forward`
+    launches depends on shapes only. Replay reads the captured batch's `seq_lens`, `page_table` and `out_slots`, so
+    they must lie where they lay, with as many columns of the page table as the longest context will need. Rows that
+    pad the batch have a context of 0 tokens, and an `out_slots` entry that nobody reads.
+
+    Args:
+        options: `split_tokens`.
+        context: layers and cache. The cache may be of the layers' dtype or float8_e4m3fn.
+
+    Raises:
+        ProviderUnavailableError: the device cannot read this cache.
+    """
+
+    def __init__(self, options: TritonOptions, context: AttentionContext) -> None:
+        self._split_tokens = options.split_tokens
+        self._page_size = context.page_size
+        self._dtype = context.dtype
+        self._num_processors = _count_processors(context.device)
+        self._layers = [_describe(layer, context) for layer in context.layers]
+        self._step: _Step | None = None
+
+    def prepare(self, batch: ForwardBatch) -> None:
+        """Find the tiles of chunks; nothing to do for one-token requests. Never waits for the device."""
+        table = batch.page_table if batch.page_table.stride(1) == 1 else batch.page_table.contiguous()
+        tiles: dict[tuple[int, int], tuple[TileShape, Tensor]] = {}
+        if batch.num_requests > batch.num_decodes:
+            max_query_len = int(batch.query_lens_cpu[batch.num_decodes :].max())
+            for group, head_dim in {(layer.group, layer.spec.head_dim) for layer in self._layers}:
+                shape = extend_shape(group, head_dim, self._dtype, max_query_len)
+                tiles[group, head_dim] = (shape, map_tiles(batch, shape.block_m // group))
+        self._step = _Step(batch, table, tiles)
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, layer: AttentionLayer) -> Tensor:
+        """Write keys and values, then attend; shapes as in the contract.
+
+        Raises:
+            InvariantError: called before `prepare`, or with tensors that do not fit the batch and the layer.
+        """
+        step = self._step
+        if step is None:
+            raise InvariantError("TritonPagedAttention.forward was called before prepare(batch)")
+        num_tokens = step.batch.num_tokens
+        _check(q, k, v, layer, num_tokens)
+        plan = self._layers[layer.layer_id]
+        write_kv(k, v, plan.keys, plan.values, step.batch.out_slots)
+        out = torch.empty((num_tokens, layer.num_heads * layer.head_dim), dtype=q.dtype, device=q.device)
+        if step.batch.num_decodes:
+            self._attend_decodes(q, out, plan, step)
+        if step.chunk_tiles:
+            self._attend_chunks(q, out, plan, step)
+        return out
+
+    def _attend_decodes(self, q: Tensor, out: Tensor, plan: _Layer, step: _Step) -> None:
+        layer, num_decodes = plan.spec, step.batch.num_decodes
+        max_len = step.page_table.shape[1] * self._page_size
+        if layer.sliding_window is not None:
+            max_len = min(max_len, layer.sliding_window)
+        splits = split_contexts(num_decodes, layer.num_kv_heads, max_len, self._num_processors, self._split_tokens)
+        attend_decodes(
+            q,
+            plan.keys,
+            plan.values,
+            out,
+            num_decodes,
+            step.batch.seq_lens,
+            step.page_table,
+            plan.decode,
+            splits,
+            page_size=self._page_size,
+            window=layer.sliding_window,
+            score_scale=plan.score_scale,
+            cap_scale=plan.cap_scale,
+        )
+
+    def _attend_chunks(self, q: Tensor, out: Tensor, plan: _Layer, step: _Step) -> None:
+        shape, tile_requests = step.chunk_tiles[plan.group, plan.spec.head_dim]
+        attend_chunks(
+            q,
+            plan.keys,
+            plan.values,
+            out,
+            step.batch,
+            step.page_table,
+            tile_requests,
+            shape,
+            page_size=self._page_size,
+            window=plan.spec.sliding_window,
+            score_scale=plan.score_scale,
+            cap_scale=plan.cap_scale,
+        )
+
+
+def _describe(layer: AttentionLayer, context: AttentionContext) -> _Layer:
+    keys, values = context.kv.keys(layer.layer_id), context.kv.values(layer.layer_id)
+    obstacle = _cache_obstacle(keys.dtype, context)
+    if obstacle is not None:
+        raise ProviderUnavailableError(f"attention/triton cannot read a cache of {keys.dtype}: {obstacle}")
+    return _Layer(
+        layer,
+        keys.flatten(0, 1),
+        values.flatten(0, 1),
+        score_scale=layer.scale / layer.soft_cap if layer.soft_cap is not None else layer.scale * _LOG2_E,
+        cap_scale=layer.soft_cap * _LOG2_E if layer.soft_cap is not None else None,
+        decode=decode_shape(layer.num_heads // layer.num_kv_heads, layer.head_dim, context.dtype),
+    )
+
+
+def _cache_obstacle(dtype: torch.dtype, context: AttentionContext) -> str | None:
+    if dtype == context.dtype:
+        return None
+    if dtype != torch.float8_e4m3fn:
+        return f"it takes {context.dtype}, as the model computes in, or torch.float8_e4m3fn"
+    if context.device.type == "cuda" and torch.cuda.get_device_capability(context.device) < _FP8_CAPABILITY:
+        return "converting it takes compute capability 8.9 or later; choose the model's dtype for the cache"
+    return None
+
+
+def _count_processors(device: torch.device) -> int:
+    if device.type != "cuda":
+        return _INTERPRETED_PROCESSORS
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)
+
+
+def _check(q: Tensor, k: Tensor, v: Tensor, layer: AttentionLayer, num_tokens: int) -> None:
+    """Stop a mistake here: kernels trust their pointers."""
+    shape = (num_tokens, layer.num_heads, layer.head_dim)
+    kv_shape = (num_tokens, layer.num_kv_heads, layer.head_dim)
+    if q.shape != shape or k.shape != kv_shape or v.shape != kv_shape:
+        raise InvariantError(
+            f"layer {layer.layer_id} expects q {shape} and k, v {kv_shape}, "
+            f"got {tuple(q.shape)}, {tuple(k.shape)}, {tuple(v.shape)}"
+        )
