@@ -4,8 +4,9 @@
 
 Products: the four matrices of a layer of a 360M Llama (1,024 wide, 3,584 inside), six layers of them so that they come
 from memory, times 1 to 512 rows in bfloat16; packed bfloat16, int8 and int4 take turns. Model: a random 360M model,
-an engine for each, decoding 1 and 32 requests and reading a prompt of 512 tokens, in turns as well. Figures are medians,
-and ratios are of medians of one run. Accuracy: held-out questions of the bundled model, against its float32 weights.
+an engine for each, decoding 1 and 32 requests and reading a prompt of 512 tokens, in turns as well. Figures are
+medians, and ratios are of medians of one run. Accuracy: held-out questions of the bundled model, against its float32
+weights.
 """
 
 import argparse
@@ -191,10 +192,16 @@ class _Answers:
         ]
         seen = engine.generate(read, SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=1))
         entries = [entry for output in seen for entry in output.prompt_logprobs or () if entry is not None]
+        answers = [
+            entry
+            for prompt, output in zip(asked, seen, strict=True)
+            for entry in (output.prompt_logprobs or ())[len(prompt) :]
+            if entry is not None
+        ]
         return cls(
             [output.text for output in outputs],
             [question.answer for question in questions],
-            [entry.logprob for entry in entries],
+            [entry.logprob for entry in answers],
             [entry.top[0][0] for entry in entries],
         )
 
@@ -204,7 +211,7 @@ class _Answers:
         same = sum(a == b for a, b in zip(self._replies, reference._replies, strict=True))
         same_tokens = sum(a == b for a, b in zip(self._best, reference._best, strict=True))
         return {
-            "perplexity": math.exp(-statistics.fmean(self._logprobs)),
+            "perplexity of the right answers": math.exp(-statistics.fmean(self._logprobs)),
             "same most likely token": same_tokens / len(self._best),
             "same greedy answer": same / count,
             "right answers": sum(a == b for a, b in zip(self._replies, self._right, strict=True)) / count,
@@ -221,7 +228,7 @@ def show(console: Console, title: str, rows: Sequence[Mapping[str, Any]]) -> Non
     """Print a table; all rows have the same keys."""
     table = Table(*rows[0], title=title)
     for row in rows:
-        table.add_row(*(f"{value:,.3g}" if isinstance(value, float) else str(value) for value in row.values()))
+        table.add_row(*(f"{value:,.4g}" if isinstance(value, float) else str(value) for value in row.values()))
     console.print(table)
 
 

@@ -440,7 +440,7 @@ inline void store_inputs(const T*, Floats8 values, float* out) { std::memcpy(out
 template <class Input, class T>
 void arrange(const GraftlmMatrix& matrix, const T* x, int64_t num_rows, Input* values, float* sums, int num_threads) {
     const int64_t chunk = matrix.chunk, num_chunks = matrix.num_inputs / chunk;
-#pragma omp parallel for num_threads(num_threads) schedule(static) if (num_rows > 8)
+#pragma omp parallel for num_threads(num_threads) schedule(static) if (num_rows > 32)
     for (int64_t chunk_idx = 0; chunk_idx < num_chunks; ++chunk_idx) {
         for (int64_t row = 0; row < num_rows; ++row) {
             const T* from = x + row * matrix.num_inputs + chunk_idx * chunk;
