@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Self
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from graftlm.contracts import LinearKernel
@@ -98,7 +99,9 @@ class NativeLinear(LinearKernel):
 
     def __init__(self, matrix: CodedMatrix, bias: Tensor | None, library: NativeLibrary) -> None:
         self._matrix = matrix
-        self._bias = None if bias is None else bias.contiguous()
+        self._bias = bias
+        padding = matrix.num_blocks * BLOCK_ROWS - matrix.out_features
+        self._padded_bias = None if bias is None else F.pad(bias, (0, padding))
         self._library = library
         chunk = gcd(matrix.group_size, _MAX_CHUNK)
         self._described = ctypes.byref(
@@ -110,7 +113,7 @@ class NativeLinear(LinearKernel):
                 bits=matrix.bits,
                 codes=matrix.codes.data_ptr(),
                 scales=matrix.scales.data_ptr(),
-                bias=None if self._bias is None else self._bias.data_ptr(),
+                bias=None if self._padded_bias is None else self._padded_bias.data_ptr(),
             )
         )
 

@@ -35,7 +35,7 @@ struct GraftlmMatrix {
     int64_t bits;              // 4 or 8
     const uint8_t* codes;    // [N / 32, K / 8, 2, 16, 8 codes]; see `FourBits` and `EightBits`
     const uint32_t* scales;  // [N / 32, groups, 32]: bfloat16 scale in the low half, bfloat16 offset in the high one
-    const float* bias;       // [N], or null
+    const float* bias;       // [N, padded to blocks], or null
 };
 
 }  // extern "C"
@@ -62,15 +62,18 @@ inline float widen(uint16_t value) {
 
 inline float widen(float value) { return value; }
 
+typedef uint16_t Halves __attribute__((vector_size(32)));
+
 // Rounds to nearest, ties to even.
-inline void narrow(float value, uint16_t* out) {
-    uint32_t bits;
-    std::memcpy(&bits, &value, sizeof bits);
-    const bool is_nan = (bits & 0x7fffffff) > 0x7f800000;
-    *out = is_nan ? 0x7fc0 : uint16_t((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
+inline void narrow(Floats values, uint16_t* out) {
+    const Words bits = Words(values);
+    const Words rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
+    const Words safe = (bits & 0x7fffffffu) > 0x7f800000u ? Words{} + 0x7fc0u : rounded;  // NaN stays NaN
+    const Halves halves = __builtin_convertvector(safe, Halves);
+    std::memcpy(out, &halves, sizeof halves);
 }
 
-inline void narrow(float value, float* out) { *out = value; }
+inline void narrow(Floats values, float* out) { std::memcpy(out, &values, sizeof values); }
 
 template <class T>
 inline T load(const void* address) {
@@ -383,13 +386,16 @@ void multiply_scaled_block(const GraftlmMatrix& matrix, int64_t block, const Act
 template <class T>
 inline void write_block(const GraftlmMatrix& matrix, int64_t block, const Floats* totals, int64_t num_rows, T* out) {
     const int64_t begin = block * BLOCK, size = std::min<int64_t>(BLOCK, matrix.num_rows - begin);
-    const float* from = reinterpret_cast<const float*>(totals);
+    Floats bias[2] = {};
+    if (matrix.bias != nullptr) std::memcpy(bias, matrix.bias + begin, sizeof bias);
     for (int64_t row = 0; row < num_rows; ++row) {
+        T values[BLOCK];
+        for (int half = 0; half < 2; ++half) narrow(totals[2 * row + half] + bias[half], values + half * LANES);
         T* to = out + row * matrix.num_rows + begin;
-        if (matrix.bias != nullptr) {
-            for (int64_t i = 0; i < size; ++i) narrow(from[row * BLOCK + i] + matrix.bias[begin + i], to + i);
+        if (size == BLOCK) {
+            std::memcpy(to, values, sizeof values);
         } else {
-            for (int64_t i = 0; i < size; ++i) narrow(from[row * BLOCK + i], to + i);
+            std::copy(values, values + size, to);
         }
     }
 }
@@ -499,7 +505,7 @@ void decode(const GraftlmMatrix& matrix, int64_t first_block, int64_t num_blocks
                 const uint8_t* at = codes + (input / STEP * 2 + half) * Codes::BYTES;
                 const Floats weights = Codes::values(at, int(input % STEP)) * by.scales[half] + by.offsets[half];
                 uint16_t* to = out + ((chunk_idx * matrix.chunk + input) * num_blocks + block) * BLOCK + half * LANES;
-                for (int lane = 0; lane < LANES; ++lane) narrow(weights[lane], to + lane);
+                narrow(weights, to);
             }
         }
     }
