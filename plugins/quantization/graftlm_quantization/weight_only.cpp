@@ -45,7 +45,7 @@ namespace {
 constexpr int BLOCK = 32;     // rows of W in a task
 constexpr int LANES = 16;     // of a vector; two make a block
 constexpr int STEP = 8;       // inputs whose codes lie together
-constexpr int MANY_ROWS = 96;   // of x: from here on, weights are scaled rather than products
+constexpr int MANY_ROWS = 64;   // of x: from here on, weights are scaled rather than products
 constexpr int SPAN = 512;       // inputs whose scaled weights are in the buffer at a time
 constexpr int MAX_ROWS = 1024;  // of x at a time, so that their totals stay in the second-level cache
 
