@@ -35,10 +35,9 @@ class QuantizedLayers:
     obstacles: Mapping[str, str]
 
     def convert(self) -> None:
-        """Convert the layers that the model's `load_weights` has not converted itself, and log what all of it saves."""
+        """Convert the loaded layers, one after the other, and log what that saves."""
         for layer in self.layers.values():
-            if layer.kernel is None:
-                layer.pack()
+            layer.pack()
         kernels = [layer.kernel for layer in self.layers.values() if layer.kernel is not None]
         now = sum(kernel.num_bytes for kernel in kernels)
         before = sum(

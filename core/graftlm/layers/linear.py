@@ -62,6 +62,8 @@ class Linear(nn.Module):
 
     def pack(self) -> None:
         """Quantize the loaded weights, or rearrange them for this CPU; loading again undoes it."""
+        if self._kernel is not None:
+            return
         if self._quantization is None:
             self.weight = pack(self.weight)
             return
