@@ -7,6 +7,8 @@ command line that needs no tensors never imports torch.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from graftlm.openmp import load_openmp
+
 if TYPE_CHECKING:
     from graftlm.config import EngineConfig
     from graftlm.contracts import Options, Provider
@@ -126,6 +128,9 @@ _HOME = {
     "hookimpl": "graftlm.hookspecs",
     **dict.fromkeys(_LANGUAGE, "graftlm.lang"),
 }
+
+
+load_openmp()  # while PyTorch has not chosen yet
 
 
 def __getattr__(name: str) -> Any:
