@@ -1,5 +1,6 @@
 """Compiles a C++ source into a shared library, once per source, compiler and CPU, in a private cache directory."""
 
+import ctypes
 import hashlib
 import os
 import platform
@@ -12,7 +13,7 @@ from pathlib import Path
 
 from graftlm.errors import ProviderUnavailableError
 
-__all__ = ["FLAGS", "KernelBuildError", "build_library", "user_cache_dir"]
+__all__ = ["FLAGS", "KernelBuildError", "build_library", "load_library", "user_cache_dir"]
 
 FLAGS = ("-O3", "-march=native", "-std=c++17", "-fopenmp", "-shared", "-fPIC")
 
@@ -29,6 +30,19 @@ def user_cache_dir(environ: Mapping[str, str]) -> Path:
     base = environ.get("XDG_CACHE_HOME", "")
     # The specification has relative paths ignored.
     return (Path(base) if os.path.isabs(base) else Path.home() / ".cache") / "graftlm"
+
+
+def load_library(source: Path, compiler: str, cache_dir: Path) -> ctypes.CDLL:
+    """Compile a source if need be, and load it. Its OpenMP runtime is the one that torch has loaded already.
+
+    Raises:
+        KernelBuildError: it cannot be compiled or loaded.
+    """
+    library = build_library(source, compiler, cache_dir)
+    try:
+        return ctypes.CDLL(str(library))
+    except OSError as error:
+        raise KernelBuildError(f"cannot load the compiled kernel {library}: {error}") from error
 
 
 def build_library(source: Path, compiler: str, cache_dir: Path) -> Path:
