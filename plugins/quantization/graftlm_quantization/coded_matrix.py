@@ -55,7 +55,7 @@ class CodedMatrix:
         """Return the weights of some blocks; float32 [rows, K], without the padding."""
         codes = _unpack(self.codes[first_block:end_block], self.bits)  # [B, 32, K]
         scale, offset = self.scales[first_block:end_block].float().transpose(1, 2).unbind(-1)  # [B, 32, groups]
-        grouped = codes.unflatten(-1, (-1, self.group_size)).float()
+        grouped = codes.view(*scale.shape, self.group_size).float()
         weights = (grouped * scale[..., None] + offset[..., None]).flatten(2).flatten(0, 1)
         return weights[: self.out_features - first_block * BLOCK_ROWS]
 
@@ -77,12 +77,12 @@ def _encode_panel(weight: Tensor, bits: int, group_size: int) -> tuple[Tensor, T
     """Return codes and scales of some rows, a whole number of blocks."""
     padding = -weight.shape[0] % BLOCK_ROWS
     rows = torch.nn.functional.pad(weight.float(), (0, 0, 0, padding))
-    groups = rows.unflatten(1, (-1, group_size))  # [rows, groups, group_size]
+    groups = rows.view(rows.shape[0], -1, group_size)  # [rows, groups, group_size]
     scale, offset = _asymmetric_scales(groups) if bits == 4 else _symmetric_scales(groups)
     step = torch.where(scale > 0, scale, 1.0)  # groups of equal weights are their offset
     limit = (-8, 7) if bits == 4 else (-127, 127)
     codes = ((groups - offset[..., None]) / step[..., None]).round_().clamp_(*limit).to(torch.int32).flatten(1)
-    blocks = torch.stack((scale, offset), -1).bfloat16().unflatten(0, (-1, BLOCK_ROWS))  # [B, 32, groups, 2]
+    blocks = torch.stack((scale, offset), -1).bfloat16().view(-1, BLOCK_ROWS, groups.shape[1], 2)
     return _pack(codes, bits), blocks.transpose(1, 2).contiguous()
 
 
@@ -109,7 +109,7 @@ def _pack(codes: Tensor, bits: int) -> Tensor:
     steps = codes.view(-1, 2, _LANES, codes.shape[1] // INPUTS_MULTIPLE, INPUTS_MULTIPLE).permute(0, 3, 1, 2, 4)
     if bits == 8:
         signed = steps.abs() + 128 * (steps < 0)
-        return signed.to(torch.uint8).unflatten(-1, (2, 2, 2)).unflatten(3, (4, 4)).permute(_EIGHT_BIT_ORDER).flatten(3)
+        return signed.to(torch.uint8).reshape(*signed.shape[:3], 4, 4, 2, 2, 2).permute(_EIGHT_BIT_ORDER).flatten(3)
     shifts = torch.tensor(_FOUR_BIT_SHIFTS, dtype=torch.int32)
     words = ((steps + 8) << shifts).sum(-1, dtype=torch.int32)  # fields do not overlap: their sum is their union
     return words.view(torch.uint8)
@@ -119,9 +119,9 @@ def _unpack(codes: Tensor, bits: int) -> Tensor:
     """Return what `_pack` packed, as int32 or int8 [B, 32, K]."""
     if bits == 8:
         magnitudes = (codes & 127).to(torch.int8)
-        signed = torch.where(codes > 127, -magnitudes, magnitudes).unflatten(-1, (2, 4, 2, 4, 2))
+        signed = torch.where(codes > 127, -magnitudes, magnitudes).view(*codes.shape[:3], 2, 4, 2, 4, 2)
         steps = signed.permute(_EIGHT_BIT_ORDER_BACK).flatten(5).flatten(3, 4)
     else:
         shifts = torch.tensor(_FOUR_BIT_SHIFTS, dtype=torch.int32)
-        steps = ((codes.view(torch.int32)[..., None] >> shifts) & 15) - 8
+        steps = ((codes.view(torch.int32)[..., None] >> shifts) & 15) - 8  # [B, K / 8, 2, 16, 8]
     return steps.permute(0, 2, 3, 1, 4).flatten(3).flatten(1, 2)

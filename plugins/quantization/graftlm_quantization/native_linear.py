@@ -45,8 +45,8 @@ class NativeLibrary:
 
     Args:
         library: compiled from weight_only.cpp.
-        panel_rows: rows of activations from which bfloat16 products are left to PyTorch, over decoded panels of weights;
-            None: never.
+        panel_rows: rows of activations from which bfloat16 products are left to PyTorch, over decoded panels of
+            weights; None: never.
     """
 
     def __init__(self, library: ctypes.CDLL, panel_rows: int | None) -> None:

@@ -32,7 +32,7 @@ class Int8Options(WeightOnlyOptions):
         group_size: inputs of a row that share a scale; None: all of them, one scale per output.
     """
 
-    group_size: Literal[32, 64, 128] | None = 128
+    group_size: Literal[32, 64, 128] | None = None
 
 
 class Int4Options(WeightOnlyOptions):

@@ -19,12 +19,12 @@ _logger = logging.getLogger(__name__)
 
 
 class WeightOnly(Quantization):
-    """Weights as codes of few bits, activations as they are. Its attribute `kernel` says what computes: native or torch.
+    """Weights as codes of few bits, activations as they are. Its attribute `kernel` says what computes them.
 
     Args:
         bits: 4 or 8.
         group_size: inputs that share a scale; None: all of a row.
-        options: which layers to keep, and which kernel to use.
+        options: which layers to keep, and which kernel to use; `kernel` becomes "native" or "torch".
 
     Effects: may compile the kernel, once per machine (a few seconds).
 
