@@ -30,12 +30,13 @@ CASES = [
 def decoded_checkpoint(folder, path, bits, group_size):
     """Write the checkpoint whose projections are what they are after encoding and decoding."""
     shutil.copytree(folder, path)
-    weights = load_file(path / "model.safetensors")
-    for name, weight in weights.items():
-        if name.endswith("_proj.weight"):
-            matrix = encode(weight, bits, group_size or weight.shape[1])
-            weights[name] = matrix.decoded(0, matrix.num_blocks)
-    save_file(weights, path / "model.safetensors", metadata={"format": "pt"})
+    for file in path.glob("*.safetensors"):
+        weights = load_file(file)
+        for name, weight in weights.items():
+            if name.endswith("_proj.weight"):
+                matrix = encode(weight, bits, group_size or weight.shape[1])
+                weights[name] = matrix.decoded(0, matrix.num_blocks).contiguous()
+        save_file(weights, file, metadata={"format": "pt"})
     return path
 
 

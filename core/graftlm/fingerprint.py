@@ -20,8 +20,8 @@ def model_fingerprint(
 ) -> bytes:
     """Return a hash of everything that the keys and values of given tokens depend on.
 
-    It covers config.json, every byte of the weights, their quantization, the dtype and the layers. It does not depend on where the
-    checkpoint lies, on modification times, or on page sizes.
+    It covers config.json, every byte of the weights, their quantization, the dtype and the layers. It does not
+    depend on where the checkpoint lies, on modification times, or on page sizes.
 
     Args:
         path: the checkpoint's folder.

@@ -7,7 +7,7 @@ from subprocess import PIPE, Popen
 
 import pytest
 
-from graftlm.layers.kernel_build import KernelBuildError, build_library, user_cache_dir
+from graftlm.layers.kernel_build import KernelBuildError, build_library, load_library, user_cache_dir
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
 
@@ -33,6 +33,13 @@ def test_a_library_is_compiled_once_per_source(tmp_path):
     assert build_library(source(tmp_path), "g++", tmp_path / "cache") == first
     assert first.stat().st_mtime_ns == modified
     assert build_library(source(tmp_path, 43), "g++", tmp_path / "cache") != first
+
+
+def test_other_flags_make_another_library(tmp_path):
+    path = tmp_path / "tiny.cpp"
+    path.write_text('extern "C" int answer() { return ANSWER; }\n')
+    answers = [load_library(path, "g++", tmp_path / "cache", [f"-DANSWER={number}"]).answer() for number in (42, 43)]
+    assert answers == [42, 43]
 
 
 def test_processes_may_compile_at_the_same_time(tmp_path):

@@ -80,7 +80,9 @@ class QuantizationConformance(Conformance, ABC):
         dtype = self._dtypes()[0]
         kernel, _, _ = self.converted(dtype, (32, 128), has_bias=False)
         x = self._draw(6, 128, seed=3).to(dtype)
-        assert torch.equal(kernel(x.view(2, 3, 128)).view(6, 32), kernel(x))
+        out = kernel(x.view(2, 3, 128))
+        assert out.shape == (2, 3, 32), f"expected [2, 3, 32], got {list(out.shape)}"
+        assert torch.equal(out.view(6, 32), kernel(x))
         assert kernel(x[:0]).shape == (0, 32)
 
     def test_decoded_weights_are_close(self, size: tuple[int, int]) -> None:

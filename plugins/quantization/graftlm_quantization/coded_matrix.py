@@ -68,7 +68,7 @@ def encode(weight: Tensor, bits: int, group_size: int) -> CodedMatrix:
         bits: 4 or 8.
         group_size: inputs that share a scale.
     """
-    panels = [_encode_panel(panel, bits, group_size) for panel in weight.detach().split(_PANEL_ROWS)]
+    panels = [_encode_panel(panel, bits, group_size) for panel in torch.split(weight.detach(), _PANEL_ROWS)]
     codes, scales = (torch.cat(parts) for parts in zip(*panels, strict=True))
     return CodedMatrix(weight.shape[0], weight.shape[1], bits, group_size, codes, scales)
 

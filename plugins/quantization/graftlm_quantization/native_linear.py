@@ -18,6 +18,7 @@ __all__ = ["NativeLibrary", "NativeLinear"]
 
 _SOURCE = Path(__file__).with_name("weight_only.cpp")
 _FUNCTIONS = {torch.float32: "graftlm_multiply_float32", torch.bfloat16: "graftlm_multiply_bfloat16"}
+_FLAGS = ("-ffp-contract=fast",)  # ISO C++ would have products and sums rounded apart
 _MAX_CHUNK = 128  # inputs whose widened codes fit into the first-level cache beside the activations
 #: From so many rows on, a CPU with matrix units (AMX) gains more by its own product than the kernel saves. An estimate:
 #: decoding a panel takes about as long as the kernel's arithmetic for this many rows.
@@ -69,7 +70,8 @@ class NativeLibrary:
             KernelBuildError: it cannot be compiled or loaded.
         """
         has_matrix_units = torch.cpu._is_amx_tile_supported()
-        return cls(load_library(_SOURCE, compiler, cache_dir), _PANEL_ROWS if has_matrix_units else None)
+        library = load_library(_SOURCE, compiler, cache_dir, _FLAGS)
+        return cls(library, _PANEL_ROWS if has_matrix_units else None)
 
     def multiply(self, matrix: Any, x: Tensor, out: Tensor) -> None:
         """Compute out = x W^T + bias; contiguous [M, K] and [M, N] of one dtype.

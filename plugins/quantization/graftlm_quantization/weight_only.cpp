@@ -4,7 +4,8 @@
 // the bare codes, which are small integers and exact in bfloat16, and adds `scale * product + offset * sum(x)` to float32
 // totals at the end of the chunk. So a weight costs a table look-up and no arithmetic of its own:
 //   - up to `MAX_TILE` rows of x, codes are widened in registers, once for all of these rows: bound by memory;
-//   - more rows share the widened chunk through a buffer that stays in the first-level cache: bound by arithmetic.
+//   - more rows share the widened chunk through a buffer that stays in the first-level cache: bound by arithmetic;
+//   - from `MANY_ROWS` on it pays to scale the weights as they are widened, and to spare the products that.
 // With AVX512-BF16, bfloat16 activations are multiplied as pairs. Everything else is float32 in vectors of the compiler's.
 // CPUs whose matrix units are out of this kernel's reach ask `graftlm_decode_bfloat16` for panels of plain weights.
 //
@@ -14,7 +15,7 @@
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
-#include <new>
+#include <type_traits>
 
 #include <omp.h>
 
@@ -29,7 +30,7 @@ extern "C" {
 struct GraftlmMatrix {
     int64_t num_rows;          // N
     int64_t num_inputs;        // K
-    int64_t chunk;             // inputs that share a scale: a multiple of 8
+    int64_t chunk;             // inputs that share a scale: a multiple of 8, at most SPAN
     int64_t chunks_per_group;  // consecutive chunks with the same scales
     int64_t bits;              // 4 or 8
     const uint8_t* codes;    // [N / 32, K / 8, 2, 16, 8 codes]; see `FourBits` and `EightBits`
@@ -44,6 +45,8 @@ namespace {
 constexpr int BLOCK = 32;     // rows of W in a task
 constexpr int LANES = 16;     // of a vector; two make a block
 constexpr int STEP = 8;       // inputs whose codes lie together
+constexpr int MANY_ROWS = 96;   // of x: from here on, weights are scaled rather than products
+constexpr int SPAN = 512;       // inputs whose scaled weights are in the buffer at a time
 constexpr int MAX_ROWS = 1024;  // of x at a time, so that their totals stay in the second-level cache
 
 typedef float Floats __attribute__((vector_size(64)));
@@ -134,6 +137,7 @@ struct InFloats {
         for (int input = 0; input < STEP; ++input) out[input] = Codes::values(codes, input);
     }
     static Floats multiply(Floats total, const Input* x, Vector w) { return total + *x * w; }
+    static Vector scale(Vector w, Floats scale, Floats offset) { return w * scale + offset; }
 };
 
 #ifdef HAS_BF16_PAIRS
@@ -148,6 +152,15 @@ struct InPairs {
     static Floats multiply(Floats total, const Input* x, Vector w) {
         const __m512i pair = _mm512_set1_epi32(load<int32_t>(x));
         return Floats(_mm512_dpbf16_ps(__m512(total), (__m512bh)(pair), (__m512bh)(w)));
+    }
+    static Vector scale(Vector w, Floats scale, Floats offset) {
+        const __m512 first = _mm512_fmadd_ps((__m512)(_mm512_slli_epi32(w, 16)), __m512(scale), __m512(offset));
+        const __m512 second = _mm512_fmadd_ps(
+            (__m512)(_mm512_and_si512(w, _mm512_set1_epi32(int(0xffff0000u)))), __m512(scale), __m512(offset));
+        // [16 first, 16 second] to [16 pairs]
+        const __m512i pairs = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6,
+                                               21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
+        return _mm512_permutexvar_epi16(pairs, (__m512i)(_mm512_cvtne2ps_pbh(second, first)));
     }
 };
 
@@ -195,7 +208,8 @@ inline void InPairs::widen_step<EightBits>(const uint8_t* codes, Vector* out) {
 }
 #endif
 
-// The activations, chunk by chunk: [chunks, M, chunk], and the sums of each chunk, [chunks, M].
+// The activations, chunk by chunk: [chunks, M, chunk], and the sums of each chunk, [chunks, M]. Many rows are
+// multiplied as they come: [M, K], and no sums.
 template <class Math>
 struct Activations {
     const typename Math::Input* values;
@@ -252,6 +266,25 @@ inline void multiply_tile(const typename Math::Input* x, int64_t chunk, const So
             totals[2 * row + half] += sum * scales[half] + offsets[half] * sums[row];
         }
     }
+}
+
+// Multiplies TILE rows of x with some inputs' scaled weights, [inputs / WIDTH, 2] vectors, and adds to their totals.
+template <class Math, int TILE>
+inline void multiply_tile(const typename Math::Input* x, int64_t row_stride, int64_t num_inputs,
+                          const typename Math::Vector* weights, Floats* totals) {
+    Floats sums[TILE][2];
+#pragma GCC unroll 16
+    for (int row = 0; row < TILE; ++row) sums[row][0] = totals[2 * row], sums[row][1] = totals[2 * row + 1];
+    for (int64_t input = 0; input < num_inputs; input += Math::WIDTH, weights += 2) {
+        const auto w0 = weights[0], w1 = weights[1];
+#pragma GCC unroll 16
+        for (int row = 0; row < TILE; ++row) {
+            sums[row][0] = Math::multiply(sums[row][0], x + row * row_stride + input, w0);
+            sums[row][1] = Math::multiply(sums[row][1], x + row * row_stride + input, w1);
+        }
+    }
+#pragma GCC unroll 16
+    for (int row = 0; row < TILE; ++row) totals[2 * row] = sums[row][0], totals[2 * row + 1] = sums[row][1];
 }
 
 // Calls `multiply_tile` with `tile` as a constant.
@@ -312,6 +345,40 @@ struct Scales {
     Floats scales[2], offsets[2];
 };
 
+// Widens and scales a chunk of a block's codes: [chunk / WIDTH, 2] vectors.
+template <class Math, class Codes>
+inline void scale_chunk(const uint8_t* codes, int64_t chunk, const Scales& by, typename Math::Vector* out) {
+    constexpr int PARTS = STEP / Math::WIDTH;
+    for (int64_t half_step = 0; half_step < 2 * chunk / STEP; ++half_step) {
+        const int64_t step = half_step / 2, half = half_step % 2;
+        typename Math::Vector weights[PARTS];
+        Math::template widen_step<Codes>(codes + half_step * Codes::BYTES, weights);
+        for (int part = 0; part < PARTS; ++part) {
+            out[2 * (step * PARTS + part) + half] = Math::scale(weights[part], by.scales[half], by.offsets[half]);
+        }
+    }
+}
+
+// One task with many rows of x; as `multiply_block`, but `scaled` is [span, 32].
+template <class Math, class Codes>
+void multiply_scaled_block(const GraftlmMatrix& matrix, int64_t block, const Activations<Math>& x, Floats* totals,
+                           typename Math::Vector* scaled) {
+    const int64_t chunk = matrix.chunk, all_chunks = matrix.num_inputs / chunk, span = SPAN / chunk;
+    const int64_t num_tiles = (x.num_rows + Math::MAX_TILE - 1) / Math::MAX_TILE;
+    for (int64_t first = 0; first < all_chunks; first += span) {
+        const int64_t num_chunks = std::min(span, all_chunks - first);
+        for (int64_t i = 0; i < num_chunks; ++i) {
+            scale_chunk<Math, Codes>(codes_of<Codes>(matrix, block, first + i), chunk, Scales(matrix, block, first + i),
+                                     scaled + i * chunk / Math::WIDTH * 2);
+        }
+        for (int64_t tile = 0; tile < num_tiles; ++tile) {
+            const int64_t begin = x.num_rows * tile / num_tiles, end = x.num_rows * (tile + 1) / num_tiles;
+            multiply_some<Math, Math::MAX_TILE>(int(end - begin), x.values + begin * matrix.num_inputs + first * chunk,
+                                                matrix.num_inputs, num_chunks * chunk, scaled, totals + 2 * begin);
+        }
+    }
+}
+
 // Writes a block's totals, [M, 32], as columns of the output, [M, N].
 template <class T>
 inline void write_block(const GraftlmMatrix& matrix, int64_t block, const Floats* totals, int64_t num_rows, T* out) {
@@ -327,12 +394,16 @@ inline void write_block(const GraftlmMatrix& matrix, int64_t block, const Floats
     }
 }
 
-// One task: a block of 32 rows of W times all of x. `totals` is [M, 32] and `widened` [chunk, 32], both scratch.
+// One task: a block of 32 rows of W times all of x. `totals` is [M, 32] and `widened` [SPAN, 32], both scratch.
 template <class Math, class Codes, class T>
 void multiply_block(const GraftlmMatrix& matrix, int64_t block, const Activations<Math>& x, Floats* totals,
                     typename Math::Vector* widened, T* out) {
     const int64_t chunk = matrix.chunk, num_chunks = matrix.num_inputs / chunk;
     std::memset(static_cast<void*>(totals), 0, x.num_rows * BLOCK * sizeof(float));
+    if (x.num_rows >= MANY_ROWS) {
+        multiply_scaled_block<Math, Codes>(matrix, block, x, totals, widened);
+        return write_block(matrix, block, totals, x.num_rows, out);
+    }
     for (int64_t chunk_idx = 0; chunk_idx < num_chunks; ++chunk_idx) {
         const uint8_t* codes = codes_of<Codes>(matrix, block, chunk_idx);
         const Scales by(matrix, block, chunk_idx);
@@ -350,9 +421,20 @@ void multiply_block(const GraftlmMatrix& matrix, int64_t block, const Activation
     write_block(matrix, block, totals, x.num_rows, out);
 }
 
-inline void copy_input(uint16_t value, uint16_t* out) { *out = value; }
-inline void copy_input(uint16_t value, float* out) { *out = widen(value); }
-inline void copy_input(float value, float* out) { *out = value; }
+// Eight inputs of x as they come and as float32.
+typedef uint16_t Narrow8 __attribute__((vector_size(16)));
+typedef uint32_t Words8 __attribute__((vector_size(32)));
+typedef float Floats8 __attribute__((vector_size(32)));
+
+inline Floats8 load_inputs(const uint16_t* x) {
+    return Floats8(__builtin_convertvector(load<Narrow8>(x), Words8) << 16);
+}
+
+inline Floats8 load_inputs(const float* x) { return load<Floats8>(x); }
+
+inline void store_inputs(const uint16_t* x, Floats8, uint16_t* out) { std::memcpy(out, x, 8 * sizeof *out); }
+template <class T>
+inline void store_inputs(const T*, Floats8 values, float* out) { std::memcpy(out, &values, sizeof values); }
 
 // Lays x, [M, K], out by chunks and sums each chunk.
 template <class Input, class T>
@@ -363,15 +445,14 @@ void arrange(const GraftlmMatrix& matrix, const T* x, int64_t num_rows, Input* v
         for (int64_t row = 0; row < num_rows; ++row) {
             const T* from = x + row * matrix.num_inputs + chunk_idx * chunk;
             Input* to = values + (chunk_idx * num_rows + row) * chunk;
-            float partial[LANES] = {};
+            Floats8 partial = {};
             for (int64_t i = 0; i < chunk; i += STEP) {
-                for (int64_t j = 0; j < STEP; ++j) {
-                    copy_input(from[i + j], to + i + j);
-                    partial[j] += widen(from[i + j]);
-                }
+                const Floats8 inputs = load_inputs(from + i);
+                store_inputs(from + i, inputs, to + i);
+                partial += inputs;
             }
             float sum = 0;
-            for (int j = 0; j < STEP; ++j) sum += partial[j];
+            for (int i = 0; i < STEP; ++i) sum += partial[i];
             sums[chunk_idx * num_rows + row] = sum;
         }
     }
@@ -380,19 +461,26 @@ void arrange(const GraftlmMatrix& matrix, const T* x, int64_t num_rows, Input* v
 // Multiplies at most MAX_ROWS rows. Returns false if there is no memory for the scratch.
 template <class Math, class Codes, class T>
 bool multiply(const GraftlmMatrix& matrix, const T* x, int64_t num_rows, T* out, int num_threads) {
-    const Scratch<typename Math::Input> values(num_rows * matrix.num_inputs);
+    const bool as_they_come = num_rows >= MANY_ROWS && std::is_same<T, typename Math::Input>::value;
+    const Scratch<typename Math::Input> values(as_they_come ? 0 : num_rows * matrix.num_inputs);
     const Scratch<float> sums(num_rows * matrix.num_inputs / matrix.chunk);
     const Scratch<Floats> totals(num_threads * num_rows * 2);
-    const Scratch<typename Math::Vector> widened(num_threads * matrix.chunk / Math::WIDTH * 2);
+    const Scratch<typename Math::Vector> widened(num_threads * SPAN / Math::WIDTH * 2);
     if (values.is_missing() || sums.is_missing() || totals.is_missing() || widened.is_missing()) return false;
-    arrange(matrix, x, num_rows, values.get(), sums.get(), num_threads);
-    const Activations<Math> activations{values.get(), sums.get(), num_rows};
+    Activations<Math> activations{values.get(), sums.get(), num_rows};
+    if (num_rows < MANY_ROWS) {
+        arrange(matrix, x, num_rows, values.get(), sums.get(), num_threads);
+    } else if constexpr (std::is_same<T, typename Math::Input>::value) {
+        activations.values = x;
+    } else {
+        for (int64_t i = 0; i < num_rows * matrix.num_inputs; ++i) values.get()[i] = widen(x[i]);
+    }
     const int64_t num_blocks = (matrix.num_rows + BLOCK - 1) / BLOCK;
-#pragma omp parallel for num_threads(num_threads) schedule(dynamic, 2)
+#pragma omp parallel for num_threads(num_threads) schedule(dynamic, 1)
     for (int64_t block = 0; block < num_blocks; ++block) {
         const int64_t thread = omp_get_thread_num();
         multiply_block<Math, Codes>(matrix, block, activations, totals.get() + thread * num_rows * 2,
-                                    widened.get() + thread * matrix.chunk / Math::WIDTH * 2, out);
+                                    widened.get() + thread * SPAN / Math::WIDTH * 2, out);
     }
     return true;
 }

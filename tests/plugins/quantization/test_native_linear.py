@@ -1,3 +1,5 @@
+import copy
+
 import pytest
 import torch
 
@@ -14,17 +16,30 @@ def draw(*size, seed=0):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("bits", "group_size"), [(4, 32), (4, 128), (8, 384), (8, 64)])
 def test_any_number_of_rows_gives_what_the_decoded_weights_give(library, dtype, bits, group_size):
-    """Tiles are cut differently for each number; 1,025 rows do not fit into one pass."""
+    """Tiles are cut differently for each number, 96 rows and more are multiplied another way, 1,025 take two passes."""
     matrix = encode(draw(45, 384, seed=1), bits, group_size)
     kernel, bias = NativeLinear(matrix, draw(45, seed=2), library), draw(45, seed=2)
     weight = kernel.decoded()
     x = draw(1025, 384, seed=3).to(dtype)
     expected = x.float() @ weight.T + bias
     tolerance = (1e-5 if dtype is torch.float32 else 5e-3) * float(expected.abs().max())
-    for num_rows in (*range(1, 66), 1025):
+    for num_rows in (*range(1, 27), 36, 65, 95, 96, 97, 1025):
         out = kernel(x[:num_rows])
         assert out.dtype is dtype
         assert torch.allclose(out.float(), expected[:num_rows], rtol=0, atol=tolerance), num_rows
+
+
+@pytest.mark.parametrize(("bits", "group_size"), [(4, 64), (8, 1024)])
+@pytest.mark.parametrize("size", [(700, 1024), (20, 1024)])  # several panels, and less than one
+def test_decoded_panels_give_the_same(library, size, bits, group_size):
+    """As on CPUs with matrix units, where PyTorch multiplies."""
+    matrix, bias = encode(draw(*size, seed=1), bits, group_size), draw(size[0], seed=2)
+    by_panels = copy.copy(library)
+    by_panels.panel_rows = 24
+    x = draw(30, size[1]).bfloat16()
+    expected = x.float() @ matrix.decoded(0, matrix.num_blocks).T + bias
+    out = NativeLinear(matrix, bias, by_panels)(x).float()
+    assert torch.allclose(out, expected, rtol=0, atol=1e-2 * float(expected.abs().max()))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
