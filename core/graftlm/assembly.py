@@ -45,6 +45,7 @@ from graftlm.memory import (
     WindowPages,
 )
 from graftlm.observers import Observer, Observers
+from graftlm.quantization_assembly import quantize_layers
 from graftlm.registry import AUTO, Registry, selections
 from graftlm.scheduling import JumpForward, Scheduler, SchedulerLimits
 from graftlm.step_loop import StepLoop
@@ -153,8 +154,11 @@ def assemble(
     model_context = ModelContext(model_config, target.device, target.dtype)
     model: Model = registry.create("model", model_provider, {}, model_context)
     attention_provider = _choose_attention(config, registry, platform, model, target.dtype)
+    quantized = quantize_layers(config, registry, model, target.device, target.dtype)
     on_stage("loading weights")
     model.load_weights(iter_weights(path))
+    if quantized is not None:
+        quantized.convert()
     if config.model.prepack:
         model.pack_weights()
 

@@ -4,22 +4,30 @@ import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 
+from graftlm.config import QuantizationSettings
 from graftlm.contracts import AttentionLayer
 from graftlm.weight_digests import WeightDigests
 
 __all__ = ["model_fingerprint"]
 
 
-def model_fingerprint(path: Path, dtype: str, layers: Sequence[AttentionLayer], digests: WeightDigests) -> bytes:
+def model_fingerprint(
+    path: Path,
+    dtype: str,
+    layers: Sequence[AttentionLayer],
+    digests: WeightDigests,
+    quantization: QuantizationSettings | None = None,
+) -> bytes:
     """Return a hash of everything that the keys and values of given tokens depend on.
 
-    It covers config.json, every byte of the weights, the dtype and the layers. It does not depend on where the
-    checkpoint lies, on modification times, or on page sizes.
+    It covers config.json, every byte of the weights, their quantization, the dtype and the layers. It does not
+    depend on where the checkpoint lies, on modification times, or on page sizes.
 
     Args:
         path: the checkpoint's folder.
         dtype: the name of the dtype of keys and values.
         digests: hashes the weight files, or remembers what they hash to.
+        quantization: what the weights go through once they are loaded.
 
     Returns: 32 bytes.
 
@@ -31,6 +39,8 @@ def model_fingerprint(path: Path, dtype: str, layers: Sequence[AttentionLayer], 
     digest.update(
         f"{dtype} {[(layer.num_kv_heads, layer.head_dim, layer.sliding_window) for layer in layers]}".encode()
     )
+    if quantization is not None and quantization.name is not None:
+        digest.update(f"{quantization.name} {sorted(quantization.options.items())}".encode())
     files = sorted(path.glob("*.safetensors"))
     for file, content in zip(files, digests.of(files), strict=True):
         digest.update(f"{file.name} {content.hex()}".encode())

@@ -17,6 +17,7 @@ from graftlm.contracts import (
     Model,
     PrefixCache,
     Provider,
+    Quantization,
     ReasoningFormat,
     SchedulingPolicy,
     ToolCallFormat,
@@ -54,6 +55,11 @@ def provide_grammar_backends() -> Iterable[Provider[GrammarBackend]]:  # type: i
 @hookspec
 def provide_models() -> Iterable[Provider[Model]]:  # type: ignore[empty-body]
     """Offer model architectures; `create(options, ModelContext)`, `capabilities` a `ModelCapabilities`."""
+
+
+@hookspec
+def provide_quantizations() -> Iterable[Provider[Quantization]]:  # type: ignore[empty-body]
+    """Offer quantizations; `create(options, QuantizationContext)`, `capabilities` a `QuantizationCapabilities`."""
 
 
 @hookspec

@@ -50,7 +50,7 @@ def assemble_tiers(config: EngineConfig, registry: Registry, model: Model, kv: K
     @cache  # of the weights that were loaded, also if the files change later
     def fingerprint() -> bytes:
         digests = WeightDigests(user_cache_dir(os.environ) / "weights.json")
-        return model_fingerprint(path, dtype, model.attention_layers, digests)
+        return model_fingerprint(path, dtype, model.attention_layers, digests, config.model.quantization)
 
     def create_storage(name: str, options: Mapping[str, Any], block_bytes: int) -> KVStorage:
         context = StorageContext(fingerprint(), block_bytes)

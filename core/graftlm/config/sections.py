@@ -16,6 +16,7 @@ __all__ = [
     "ParallelSettings",
     "PluginSettings",
     "PolicySettings",
+    "QuantizationSettings",
     "SchedulingSettings",
     "Section",
     "ServerSettings",
@@ -73,6 +74,23 @@ Name = Annotated[str, Field(min_length=1)]
 Options = Annotated[dict[str, Any], Field(description="Options of the chosen one; `graftlm config schema` lists them.")]
 
 
+def _refuse_auto(name: str) -> str:
+    if name == "auto":
+        raise ValueError("must name a quantization, or be null for none; nothing is chosen by itself")
+    return name
+
+
+class QuantizationSettings(Section):
+    """In how many bits linear layers hold their weights."""
+
+    shorthand = "name"
+
+    name: Annotated[Name, AfterValidator(_refuse_auto)] | None = Field(
+        default=None, description="A quantization of the weights of linear layers; null: as the checkpoint has them."
+    )
+    options: Options = Field(default_factory=dict)
+
+
 class ModelSettings(Section):
     """Which checkpoint to serve, and as what."""
 
@@ -101,7 +119,7 @@ class ModelSettings(Section):
         default=True,
         description="Rearrange the loaded weights for this CPU's matrix kernels, where that has been measured to pay.",
     )
-    quantization: None = Field(default=None, description="Reserved; no scheme is available yet.")
+    quantization: QuantizationSettings = QuantizationSettings()
 
 
 class AttentionSettings(Section):

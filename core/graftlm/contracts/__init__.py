@@ -50,6 +50,13 @@ from graftlm.contracts.prefix_cache import (
     ProbePlace,
 )
 from graftlm.contracts.provider import API_VERSION, NoOptions, Options, Platform, Provider
+from graftlm.contracts.quantization import (
+    LinearKernel,
+    LinearLayer,
+    Quantization,
+    QuantizationCapabilities,
+    QuantizationContext,
+)
 from graftlm.contracts.scheduling import (
     Preemption,
     PrefixGroup,
@@ -91,6 +98,8 @@ __all__ = [
     "KVCache",
     "KVStorage",
     "KVTransfer",
+    "LinearKernel",
+    "LinearLayer",
     "LoadOffer",
     "LoadedPages",
     "LogitsContext",
@@ -114,6 +123,9 @@ __all__ = [
     "PrefixMatch",
     "ProbePlace",
     "Provider",
+    "Quantization",
+    "QuantizationCapabilities",
+    "QuantizationContext",
     "ReasoningDelta",
     "ReasoningFormat",
     "ReasoningParser",

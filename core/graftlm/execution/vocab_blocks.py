@@ -4,6 +4,7 @@ Drawing has two levels, first over blocks of tokens, then within one block. One 
 V / 128 numbers a row. What is then done with those, with noise, costs nothing, where doing it over all V columns would
 cost more than the pass.
 """
+
 from collections.abc import Callable
 from typing import Final
 

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import Tensor, nn
 
+from graftlm.contracts import LinearKernel, LinearLayer, Quantization
 from graftlm.layers.packing import linear, pack
 from graftlm.layers.weights import WeightSlot, empty_parameter
 
@@ -33,22 +34,50 @@ class Linear(nn.Module):
     ) -> None:
         super().__init__()
         self._parts = dict(parts)
-        out_features = sum(self._parts.values())
+        self._quantization: Quantization | None = None
+        self._kernel: LinearKernel | None = None
+        self.in_features = in_features
+        self.out_features = out_features = sum(self._parts.values())
         self.weight = empty_parameter(out_features, in_features, device=device, dtype=dtype)
         self.bias = empty_parameter(out_features, device=device, dtype=dtype) if bias else None
 
     def forward(self, x: Tensor) -> Tensor:
         """Map [..., in_features] to [..., sum of the parts]."""
+        if self._kernel is not None:
+            return self._kernel(x)
         return linear(x, self.weight, self.bias)
 
+    @property
+    def kernel(self) -> LinearKernel | None:
+        """What computes the layer while its weights are quantized."""
+        return self._kernel
+
+    def describe(self, name: str) -> LinearLayer:
+        """Return what a quantization is asked about; `name` is the layer's place in the model."""
+        return LinearLayer(name, tuple(self._parts), self.in_features, self.out_features)
+
+    def quantize_with(self, quantization: Quantization | None) -> None:
+        """Set what converts the weights each time that they have been loaded; None leaves them as they are."""
+        self._quantization = quantization
+
     def pack(self) -> None:
-        """Rearrange the loaded weights for this CPU; loading again undoes it."""
-        self.weight = pack(self.weight)
+        """Quantize the loaded weights, or rearrange them for this CPU; loading again undoes it."""
+        if self._kernel is not None:
+            return
+        if self._quantization is None:
+            self.weight = pack(self.weight)
+            return
+        self._kernel = self._quantization.convert(self.weight, self.bias)
+        self.weight = self._empty_weight(num_rows=0)  # frees the plain one, before the next layer's turn
+
+    def _empty_weight(self, num_rows: int) -> nn.Parameter:
+        return empty_parameter(num_rows, self.in_features, device=self.weight.device, dtype=self.weight.dtype)
 
     def weight_slots(self, prefix: str) -> Iterator[WeightSlot]:
         """Yield where `{prefix}{part}.weight` and `.bias` go, for each part."""
-        if self.weight.is_mkldnn:
-            self.weight = empty_parameter(*self.weight.shape, device=self.weight.device, dtype=self.weight.dtype)
+        if self.weight.is_mkldnn or self._kernel is not None:
+            self.weight = self._empty_weight(self.out_features)
+            self._kernel = None
         start = 0
         for name, size in self._parts.items():
             rows = slice(start, start + size)
@@ -59,7 +88,7 @@ class Linear(nn.Module):
 
 
 def pack_linears(model: nn.Module) -> None:
-    """Rearrange the loaded weights of every `Linear` of a model for this CPU, one after the other."""
+    """Prepare the loaded weights of every `Linear` of a model for products, one after the other; see `Linear.pack`."""
     for module in model.modules():
         if isinstance(module, Linear):
             module.pack()

@@ -17,6 +17,8 @@ from graftlm.contracts import (
     Model,
     ModelCapabilities,
     PrefixCache,
+    Quantization,
+    QuantizationCapabilities,
     ReasoningFormat,
     SchedulingPolicy,
     ToolCallFormat,
@@ -38,6 +40,7 @@ class Family:
         name_path: the configuration's key for the name; None when requests name it.
         options_path: the configuration's key for the options; None when the configuration has none.
         is_optional: whether an engine runs without any.
+        has_auto: whether the registry may choose; otherwise no name means none.
     """
 
     key: str
@@ -48,6 +51,7 @@ class Family:
     name_path: str | None = None
     options_path: str | None = None
     is_optional: bool = False
+    has_auto: bool = True
 
 
 _ALL = (
@@ -93,6 +97,17 @@ _ALL = (
         contract=Model,
         capabilities=ModelCapabilities,
         name_path="model.architecture",
+    ),
+    Family(
+        key="quantization",
+        title="quantization",
+        hook="provide_quantizations",
+        contract=Quantization,
+        capabilities=QuantizationCapabilities,
+        name_path="model.quantization.name",
+        options_path="model.quantization.options",
+        is_optional=True,
+        has_auto=False,
     ),
     Family(
         key="scheduling",

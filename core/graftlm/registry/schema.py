@@ -29,15 +29,23 @@ def json_schema(registry: Registry) -> dict[str, Any]:
     for family in FAMILIES.values():
         if family.name_path is not None:
             section = _section(family)
-            definitions[section.__name__]["properties"][family.name_path.rpartition(".")[2]] |= {
-                "enum": [AUTO, *registry.names(family.key)]
-            }
+            properties = definitions[section.__name__]["properties"]
+            _name_all(properties[family.name_path.rpartition(".")[2]], family, registry)
             if family.options_path is not None:
                 _add_options(definitions, section, family, registry)
     for definition in [schema, *definitions.values()]:
         _allow_variables(definition)
     _allow_shorthands(schema, definitions)
     return {"$schema": _DRAFT, **schema, "title": "graftlm configuration"}
+
+
+def _name_all(name: dict[str, Any], family: Family, registry: Registry) -> None:
+    """List the names that a property may have."""
+    if family.has_auto:
+        name["enum"] = [AUTO, *registry.names(family.key)]
+    else:
+        name.pop("anyOf")
+        name["enum"] = [None, *registry.names(family.key)]
 
 
 def _section(family: Family) -> type[Section]:

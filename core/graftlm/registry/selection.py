@@ -38,13 +38,9 @@ class Findings:
 def selections(config: EngineConfig) -> list[Selection]:
     """Return what a configuration selects, family by family."""
     return [
-        Selection(
-            family,
-            _at(config, family.name_path),
-            {} if family.options_path is None else _at(config, family.options_path),
-        )
+        Selection(family, name, {} if family.options_path is None else _at(config, family.options_path))
         for family in FAMILIES.values()
-        if family.name_path is not None
+        if family.name_path is not None and (name := _at(config, family.name_path)) is not None
     ] + [*_storage(config), *_grammar_fallbacks(config)]
 
 

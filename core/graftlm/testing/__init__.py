@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from graftlm.testing.naive_cache import NaiveCache
     from graftlm.testing.prefix_cache import PrefixCacheConformance
     from graftlm.testing.provider_kits import provider_kit
+    from graftlm.testing.quantization import QuantizationConformance
     from graftlm.testing.recording import OldestAccessFirst, RecordingStrategy, TickingClock
     from graftlm.testing.scheduling import FakePrefixGroup, FakeWaitingRequest, SchedulingPolicyConformance
     from graftlm.testing.scripted_api import ScriptedApi, ScriptedModel
@@ -49,6 +50,7 @@ __all__ = [
     "NaiveCache",
     "OldestAccessFirst",
     "PrefixCacheConformance",
+    "QuantizationConformance",
     "ReasoningFormatConformance",
     "RecordingStrategy",
     "SchedulingPolicyConformance",
@@ -83,6 +85,7 @@ _HOME = {
     "NaiveCache": "graftlm.testing.naive_cache",
     "OldestAccessFirst": "graftlm.testing.recording",
     "PrefixCacheConformance": "graftlm.testing.prefix_cache",
+    "QuantizationConformance": "graftlm.testing.quantization",
     "ReasoningFormatConformance": "graftlm.testing.chat_format",
     "RecordingStrategy": "graftlm.testing.recording",
     "SchedulingPolicyConformance": "graftlm.testing.scheduling",

@@ -22,6 +22,7 @@ _KITS: Mapping[str, tuple[str, str]] = MappingProxyType(
         "eviction": ("graftlm.testing.eviction", "EvictionStrategyConformance"),
         "grammar": ("graftlm.testing.grammar", "GrammarBackendConformance"),
         "model": ("graftlm.testing.model", "ModelConformance"),
+        "quantization": ("graftlm.testing.quantization", "QuantizationConformance"),
         "scheduling": ("graftlm.testing.scheduling", "SchedulingPolicyConformance"),
         "reasoning": ("graftlm.testing.chat_format", "ReasoningFormatConformance"),
         "storage": ("graftlm.testing.storage", "KVStorageConformance"),
@@ -57,6 +58,10 @@ def provider_kit(
         members["reuses"] = provider.capabilities.reuses
     if family == "attention":
         members |= {"capabilities": provider.capabilities, "device": device}
+    if family == "quantization":
+        members |= {"device": provider.capabilities.devices[0]}
+        if provider.capabilities.dtypes is not None:
+            members["dtypes"] = provider.capabilities.dtypes
     if family == "model":
         members["checkpoint"] = _giving(provider, checkpoint)
     module, name = _KITS[family]

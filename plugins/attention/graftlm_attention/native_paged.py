@@ -11,7 +11,7 @@ from torch import Tensor
 
 from graftlm.contracts import AttentionBackend, AttentionContext, AttentionLayer, ForwardBatch
 from graftlm.errors import InvariantError
-from graftlm_attention.kernel_build import KernelBuildError, build_library
+from graftlm.layers.kernel_build import load_library
 
 __all__ = ["NativePagedAttention", "load_kernel", "native_obstacle"]
 
@@ -75,11 +75,7 @@ def load_kernel(compiler: str, cache_dir: Path) -> ctypes.CDLL:
     Raises:
         KernelBuildError: it cannot be compiled or loaded.
     """
-    library = build_library(_SOURCE, compiler, cache_dir)
-    try:
-        return ctypes.CDLL(str(library))
-    except OSError as error:
-        raise KernelBuildError(f"cannot load the compiled kernel {library}: {error}") from error
+    return load_library(_SOURCE, compiler, cache_dir)
 
 
 @dataclass(frozen=True, slots=True)

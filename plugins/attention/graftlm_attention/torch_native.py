@@ -4,7 +4,7 @@ import logging
 import os
 
 from graftlm.contracts import AttentionContext
-from graftlm_attention.kernel_build import KernelBuildError, user_cache_dir
+from graftlm.layers.kernel_build import KernelBuildError, user_cache_dir
 from graftlm_attention.native_paged import NativePagedAttention, load_kernel, native_obstacle
 from graftlm_attention.options import TorchNativeOptions
 from graftlm_attention.torch_paged import TorchPagedAttention

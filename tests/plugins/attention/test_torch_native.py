@@ -9,10 +9,10 @@ import torch
 from pydantic import ValidationError
 
 from graftlm.contracts import API_VERSION, AttentionLayer
+from graftlm.layers.kernel_build import KernelBuildError
 from graftlm.testing.attention_scene import AttentionScene
 from graftlm.testing.reference_attention import ReferenceAttention
 from graftlm_attention import TorchNativeOptions, provide_attention_backends
-from graftlm_attention.kernel_build import KernelBuildError
 
 (PROVIDER,) = provide_attention_backends()
 

@@ -7,7 +7,7 @@ from subprocess import PIPE, Popen
 
 import pytest
 
-from graftlm_attention.kernel_build import KernelBuildError, build_library, user_cache_dir
+from graftlm.layers.kernel_build import KernelBuildError, build_library, load_library, user_cache_dir
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
 
@@ -35,10 +35,17 @@ def test_a_library_is_compiled_once_per_source(tmp_path):
     assert build_library(source(tmp_path, 43), "g++", tmp_path / "cache") != first
 
 
+def test_other_flags_make_another_library(tmp_path):
+    path = tmp_path / "tiny.cpp"
+    path.write_text('extern "C" int answer() { return ANSWER; }\n')
+    answers = [load_library(path, "g++", tmp_path / "cache", [f"-DANSWER={number}"]).answer() for number in (42, 43)]
+    assert answers == [42, 43]
+
+
 def test_processes_may_compile_at_the_same_time(tmp_path):
     program = (
         "import sys, ctypes, pathlib\n"
-        "from graftlm_attention.kernel_build import build_library\n"
+        "from graftlm.layers.kernel_build import build_library\n"
         "sys.stdin.readline()\n"
         "path = build_library(pathlib.Path(sys.argv[1]), 'g++', pathlib.Path(sys.argv[2]))\n"
         "print(ctypes.CDLL(str(path)).answer(), path.name)\n"

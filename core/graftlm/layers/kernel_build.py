@@ -1,5 +1,6 @@
 """Compiles a C++ source into a shared library, once per source, compiler and CPU, in a private cache directory."""
 
+import ctypes
 import hashlib
 import os
 import platform
@@ -7,12 +8,12 @@ import shutil
 import stat
 import subprocess
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from graftlm.errors import ProviderUnavailableError
 
-__all__ = ["FLAGS", "KernelBuildError", "build_library", "user_cache_dir"]
+__all__ = ["FLAGS", "KernelBuildError", "build_library", "load_library", "user_cache_dir"]
 
 FLAGS = ("-O3", "-march=native", "-std=c++17", "-fopenmp", "-shared", "-fPIC")
 
@@ -31,7 +32,20 @@ def user_cache_dir(environ: Mapping[str, str]) -> Path:
     return (Path(base) if os.path.isabs(base) else Path.home() / ".cache") / "graftlm"
 
 
-def build_library(source: Path, compiler: str, cache_dir: Path) -> Path:
+def load_library(source: Path, compiler: str, cache_dir: Path, flags: Sequence[str] = ()) -> ctypes.CDLL:
+    """Compile a source if need be, and load it. Its OpenMP runtime is the one that torch has loaded already.
+
+    Raises:
+        KernelBuildError: it cannot be compiled or loaded.
+    """
+    library = build_library(source, compiler, cache_dir, flags)
+    try:
+        return ctypes.CDLL(str(library))
+    except OSError as error:
+        raise KernelBuildError(f"cannot load the compiled kernel {library}: {error}") from error
+
+
+def build_library(source: Path, compiler: str, cache_dir: Path, flags: Sequence[str] = ()) -> Path:
     """Return the shared library of a source, compiling it if the cache does not hold it.
 
     Processes may do this at the same time: each compiles into a file of its own and renames it into place, so that
@@ -41,6 +55,7 @@ def build_library(source: Path, compiler: str, cache_dir: Path) -> Path:
         source: a C++ file.
         compiler: a name on PATH or a path.
         cache_dir: created with mode 0700 if missing.
+        flags: for the compiler, besides `FLAGS`.
 
     Raises:
         KernelBuildError: no compiler, the compiler fails, or the directory is not this user's alone to write.
@@ -50,20 +65,21 @@ def build_library(source: Path, compiler: str, cache_dir: Path) -> Path:
     executable = shutil.which(compiler)
     if executable is None:
         raise KernelBuildError(f"no C++ compiler {compiler!r} found. Install g++, or set `compiler` to one's path.")
-    library = cache_dir / f"{source.stem}-{_fingerprint(source, executable)}.so"
+    options = [*FLAGS, *flags]
+    library = cache_dir / f"{source.stem}-{_fingerprint(source, executable, options)}.so"
     try:
         _make_private(cache_dir)
         if not library.exists():
-            _compile(source, executable, library)
+            _compile(source, executable, options, library)
     except OSError as error:
         raise KernelBuildError(f"cannot use the kernel cache {cache_dir}: {error}. Set `kernel_cache_dir`.") from error
     return library
 
 
-def _fingerprint(source: Path, executable: str) -> str:
+def _fingerprint(source: Path, executable: str, options: Sequence[str]) -> str:
     """Hash everything that the machine code depends on."""
     version = _run([executable, "--version"]).stdout
-    parts = (source.read_text(encoding="utf-8"), *FLAGS, executable, version, _cpu())
+    parts = (source.read_text(encoding="utf-8"), *options, executable, version, _cpu())
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:20]
 
 
@@ -89,10 +105,10 @@ def _make_private(directory: Path) -> None:
         )
 
 
-def _compile(source: Path, executable: str, library: Path) -> None:
+def _compile(source: Path, executable: str, options: Sequence[str], library: Path) -> None:
     with tempfile.TemporaryDirectory(dir=library.parent, prefix="build-") as directory:
         unfinished = Path(directory) / library.name
-        result = _run([executable, *FLAGS, str(source), "-o", str(unfinished)])
+        result = _run([executable, *options, str(source), "-o", str(unfinished)])
         if result.returncode != 0:
             raise KernelBuildError(
                 f"{executable} could not compile {source.name}:\n{result.stderr[-_SHOWN_ERROR_CHARS:]}"

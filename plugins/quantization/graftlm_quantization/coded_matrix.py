@@ -1,0 +1,127 @@
+"""A weight matrix as small integer codes with a scale for each group of inputs, in the order the kernel reads them."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+__all__ = ["BLOCK_ROWS", "INPUTS_MULTIPLE", "CodedMatrix", "encode"]
+
+#: Rows that lie together; the last block is padded.
+BLOCK_ROWS = 32
+_LANES = 16  # rows of a vector; two make a block
+#: Inputs whose codes lie together; a row has a multiple of them.
+INPUTS_MULTIPLE = 8
+_PANEL_ROWS = 1024  # rows encoded at a time, which bounds the memory for intermediate values
+_FOUR_BIT_SHIFTS = (0, 16, 4, 20, 8, 24, 12, 28)  # of input i of a step: even inputs in a word's low half
+# Dimensions after the first three: 16 rows as [4, 4], then 8 inputs as [2, 2, 2].
+_EIGHT_BIT_ORDER = (0, 1, 2, 5, 3, 6, 4, 7)
+_EIGHT_BIT_ORDER_BACK = (0, 1, 2, 4, 6, 3, 5, 7)
+
+
+@dataclass(frozen=True, slots=True)
+class CodedMatrix:
+    """W = scale * code + offset, with codes from -8 to 7 or from -127 to 127.
+
+    Attributes:
+        out_features: N, rows.
+        in_features: K, columns, a multiple of 8.
+        bits: of a code, 4 or 8.
+        group_size: consecutive inputs of a row that share a scale; divides K.
+        codes: uint8 [N / 32, K / 8, 2, bytes]: for each half block of 16 rows, the codes of 8 inputs. With 4 bits a
+            32-bit word for each row, see `_FOUR_BIT_SHIFTS`; with 8 bits sign and magnitude, in an order that lets
+            two vectors be looked up at once, see `_EIGHT_BIT_ORDER`.
+        scales: bfloat16 [N / 32, K / group_size, 32, 2]: scale and offset.
+    """
+
+    out_features: int
+    in_features: int
+    bits: int
+    group_size: int
+    codes: Tensor
+    scales: Tensor
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks of 32 rows."""
+        return self.codes.shape[0]
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory that codes and scales take."""
+        return self.codes.nbytes + self.scales.nbytes
+
+    def decoded(self, first_block: int, end_block: int) -> Tensor:
+        """Return the weights of some blocks; float32 [rows, K], without the padding."""
+        codes = _unpack(self.codes[first_block:end_block], self.bits)  # [B, 32, K]
+        scale, offset = self.scales[first_block:end_block].float().transpose(1, 2).unbind(-1)  # [B, 32, groups]
+        grouped = codes.view(*scale.shape, self.group_size).float()
+        weights = (grouped * scale[..., None] + offset[..., None]).flatten(2).flatten(0, 1)
+        return weights[: self.out_features - first_block * BLOCK_ROWS]
+
+
+def encode(weight: Tensor, bits: int, group_size: int) -> CodedMatrix:
+    """Quantize a matrix, group by group: 4 bits between smallest and largest weight, 8 bits symmetrically around 0.
+
+    Args:
+        weight: [N, K] of a floating dtype, on the CPU; K is a multiple of 8 and of `group_size`.
+        bits: 4 or 8.
+        group_size: inputs that share a scale.
+    """
+    panels = [_encode_panel(panel, bits, group_size) for panel in torch.split(weight.detach(), _PANEL_ROWS)]
+    codes, scales = (torch.cat(parts) for parts in zip(*panels, strict=True))
+    return CodedMatrix(weight.shape[0], weight.shape[1], bits, group_size, codes, scales)
+
+
+def _encode_panel(weight: Tensor, bits: int, group_size: int) -> tuple[Tensor, Tensor]:
+    """Return codes and scales of some rows, a whole number of blocks."""
+    padding = -weight.shape[0] % BLOCK_ROWS
+    rows = torch.nn.functional.pad(weight.float(), (0, 0, 0, padding))
+    groups = rows.view(rows.shape[0], -1, group_size)  # [rows, groups, group_size]
+    scale, offset = _asymmetric_scales(groups) if bits == 4 else _symmetric_scales(groups)
+    step = torch.where(scale > 0, scale, 1.0)  # groups of equal weights are their offset
+    limit = (-8, 7) if bits == 4 else (-127, 127)
+    codes = ((groups - offset[..., None]) / step[..., None]).round_().clamp_(*limit).to(torch.int32).flatten(1)
+    blocks = torch.stack((scale, offset), -1).bfloat16().view(-1, BLOCK_ROWS, groups.shape[1], 2)
+    return _pack(codes, bits), blocks.transpose(1, 2).contiguous()
+
+
+def _asymmetric_scales(groups: Tensor) -> tuple[Tensor, Tensor]:
+    """Return scales that spread 16 codes from the smallest to the largest weight, and what code 0 stands for."""
+    smallest, largest = groups.aminmax(dim=-1)
+    scale = _rounded_up((largest - smallest) / 15)
+    return scale, (smallest + 8 * scale).bfloat16().float()
+
+
+def _symmetric_scales(groups: Tensor) -> tuple[Tensor, Tensor]:
+    scale = _rounded_up(groups.abs().amax(dim=-1) / 127)
+    return scale, torch.zeros_like(scale)
+
+
+def _rounded_up(scale: Tensor) -> Tensor:
+    """Return the next bfloat16 values that are not smaller, so that no weight falls outside the codes' range."""
+    return ((scale.view(torch.int32) + 0xFFFF) & ~0xFFFF).view(torch.float32)
+
+
+def _pack(codes: Tensor, bits: int) -> Tensor:
+    """Reorder int32 [rows, K] as the attribute `codes` of CodedMatrix is."""
+    # [B, 2, 16, K / 8, 8] -> [B, K / 8, 2, 16, 8]
+    steps = codes.view(-1, 2, _LANES, codes.shape[1] // INPUTS_MULTIPLE, INPUTS_MULTIPLE).permute(0, 3, 1, 2, 4)
+    if bits == 8:
+        signed = steps.abs() + 128 * (steps < 0)
+        return signed.to(torch.uint8).reshape(*signed.shape[:3], 4, 4, 2, 2, 2).permute(_EIGHT_BIT_ORDER).flatten(3)
+    shifts = torch.tensor(_FOUR_BIT_SHIFTS, dtype=torch.int32)
+    words = ((steps + 8) << shifts).sum(-1, dtype=torch.int32)  # fields do not overlap: their sum is their union
+    return words.view(torch.uint8)
+
+
+def _unpack(codes: Tensor, bits: int) -> Tensor:
+    """Return what `_pack` packed, as int32 or int8 [B, 32, K]."""
+    if bits == 8:
+        magnitudes = (codes & 127).to(torch.int8)
+        signed = torch.where(codes > 127, -magnitudes, magnitudes).view(*codes.shape[:3], 2, 4, 2, 4, 2)
+        steps = signed.permute(_EIGHT_BIT_ORDER_BACK).flatten(5).flatten(3, 4)
+    else:
+        shifts = torch.tensor(_FOUR_BIT_SHIFTS, dtype=torch.int32)
+        steps = ((codes.view(torch.int32)[..., None] >> shifts) & 15) - 8  # [B, K / 8, 2, 16, 8]
+    return steps.permute(0, 2, 3, 1, 4).flatten(3).flatten(1, 2)

@@ -1,0 +1,158 @@
+"""A quantized layer through the C++ kernel in weight_only.cpp."""
+
+import ctypes
+from collections.abc import Callable
+from math import gcd
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+from graftlm.contracts import LinearKernel
+from graftlm.errors import InvariantError
+from graftlm.layers.kernel_build import load_library
+from graftlm_quantization.coded_matrix import BLOCK_ROWS, CodedMatrix
+
+__all__ = ["NativeLibrary", "NativeLinear"]
+
+_SOURCE = Path(__file__).with_name("weight_only.cpp")
+_FUNCTIONS = {torch.float32: "graftlm_multiply_float32", torch.bfloat16: "graftlm_multiply_bfloat16"}
+_FLAGS = ("-ffp-contract=fast",)  # ISO C++ would have products and sums rounded apart
+_MAX_CHUNK = 128  # inputs whose widened codes fit into the first-level cache beside the activations
+#: From so many rows on, a CPU with matrix units (AMX) gains more by its own product than the kernel saves. An estimate:
+#: decoding a panel takes about as long as the kernel's arithmetic for this many rows.
+_PANEL_ROWS = 24
+_PANEL_BYTES = 1 << 20
+
+
+class _Matrix(ctypes.Structure):
+    """`GraftlmMatrix` in weight_only.cpp."""
+
+    _fields_ = (
+        ("num_rows", ctypes.c_int64),
+        ("num_inputs", ctypes.c_int64),
+        ("chunk", ctypes.c_int64),
+        ("chunks_per_group", ctypes.c_int64),
+        ("bits", ctypes.c_int64),
+        ("codes", ctypes.c_void_p),
+        ("scales", ctypes.c_void_p),
+        ("bias", ctypes.c_void_p),
+    )
+
+
+class NativeLibrary:
+    """The compiled kernel's functions, ready to be called.
+
+    Args:
+        library: compiled from weight_only.cpp.
+        panel_rows: rows of activations from which bfloat16 products are left to PyTorch, over decoded panels of
+            weights; None: never.
+    """
+
+    def __init__(self, library: ctypes.CDLL, panel_rows: int | None) -> None:
+        self.panel_rows = panel_rows
+        self._multiply = {dtype: getattr(library, name) for dtype, name in _FUNCTIONS.items()}
+        for function in self._multiply.values():
+            function.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p, ctypes.c_int64]
+            function.restype = ctypes.c_int32
+        self.decode: Callable[..., None] = library.graftlm_decode_bfloat16
+        library.graftlm_decode_bfloat16.argtypes = [
+            ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p, ctypes.c_int64
+        ]  # fmt: skip
+        library.graftlm_decode_bfloat16.restype = None
+
+    @classmethod
+    def load(cls, compiler: str, cache_dir: Path) -> Self:
+        """Compile the kernel if need be, and load it.
+
+        Raises:
+            KernelBuildError: it cannot be compiled or loaded.
+        """
+        has_matrix_units = torch.cpu._is_amx_tile_supported()
+        library = load_library(_SOURCE, compiler, cache_dir, _FLAGS)
+        return cls(library, _PANEL_ROWS if has_matrix_units else None)
+
+    def multiply(self, matrix: Any, x: Tensor, out: Tensor) -> None:
+        """Compute out = x W^T + bias; contiguous [M, K] and [M, N] of one dtype.
+
+        Raises:
+            InvariantError: the kernel has no such dtype.
+            MemoryError: the kernel's scratch found none.
+        """
+        function = self._multiply.get(x.dtype)
+        if function is None:
+            raise InvariantError(f"the kernel computes in {' and '.join(map(str, _FUNCTIONS))}, got {x.dtype}")
+        if not function(matrix, x.data_ptr(), x.shape[0], out.data_ptr(), torch.get_num_threads()):
+            raise MemoryError(f"no memory to multiply {list(x.shape)} activations with quantized weights")
+
+
+class NativeLinear(LinearKernel):
+    """Multiplies with codes that are widened on the way, on as many threads as torch uses.
+
+    Args:
+        matrix: [N, K].
+        bias: float32 [N], or None.
+        library: the compiled kernel.
+    """
+
+    def __init__(self, matrix: CodedMatrix, bias: Tensor | None, library: NativeLibrary) -> None:
+        self._matrix = matrix
+        self._bias = None if bias is None else bias.contiguous()
+        self._library = library
+        chunk = gcd(matrix.group_size, _MAX_CHUNK)
+        self._described = ctypes.byref(
+            _Matrix(
+                num_rows=matrix.out_features,
+                num_inputs=matrix.in_features,
+                chunk=chunk,
+                chunks_per_group=matrix.group_size // chunk,
+                bits=matrix.bits,
+                codes=matrix.codes.data_ptr(),
+                scales=matrix.scales.data_ptr(),
+                bias=None if self._bias is None else self._bias.data_ptr(),
+            )
+        )
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of codes and scales."""
+        return self._matrix.num_bytes
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Map [..., K] to [..., N].
+
+        Raises:
+            InvariantError: `x` has another K, or a dtype that the kernel does not compute in.
+        """
+        matrix = self._matrix
+        if x.shape[-1] != matrix.in_features:  # the kernel trusts its pointers, so a mistake must stop here
+            raise InvariantError(f"expected activations of {matrix.in_features} features, got {list(x.shape)}")
+        rows = x.reshape(-1, matrix.in_features).contiguous()
+        out = torch.empty((rows.shape[0], matrix.out_features), dtype=x.dtype)
+        panel_rows = self._library.panel_rows
+        if panel_rows is not None and rows.shape[0] >= panel_rows and x.dtype is torch.bfloat16:
+            self._multiply_panels(rows, out)
+        else:
+            self._library.multiply(self._described, rows, out)
+        return out.view(*x.shape[:-1], matrix.out_features)
+
+    def decoded(self) -> Tensor:
+        """Return the weights, float32 [N, K]."""
+        return self._matrix.decoded(0, self._matrix.num_blocks)
+
+    def _multiply_panels(self, x: Tensor, out: Tensor) -> None:
+        """Compute `out` panel by panel; a panel's weights are decoded into memory that stays in the cache."""
+        matrix = self._matrix
+        blocks = max(1, min(_PANEL_BYTES // (2 * BLOCK_ROWS * matrix.in_features), matrix.num_blocks))
+        memory = torch.empty(matrix.in_features * blocks * BLOCK_ROWS, dtype=torch.bfloat16)
+        for first in range(0, matrix.num_blocks, blocks):
+            num_blocks = min(blocks, matrix.num_blocks - first)
+            self._library.decode(self._described, first, num_blocks, memory.data_ptr(), torch.get_num_threads())
+            columns = num_blocks * BLOCK_ROWS
+            panel = memory[: matrix.in_features * columns].view(matrix.in_features, columns)  # [K, columns]
+            start = first * BLOCK_ROWS
+            end = min(start + columns, matrix.out_features)
+            out[:, start:end] = (x @ panel)[:, : end - start]
+        if self._bias is not None:
+            out += self._bias

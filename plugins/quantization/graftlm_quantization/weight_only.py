@@ -1,0 +1,71 @@
+"""The quantizations `int8` and `int4`: which layers they take, and the kernel that computes them here."""
+
+import logging
+import os
+
+import torch
+from torch import Tensor
+
+from graftlm.contracts import LinearKernel, LinearLayer, Quantization
+from graftlm.layers.kernel_build import KernelBuildError, user_cache_dir
+from graftlm_quantization.coded_matrix import INPUTS_MULTIPLE, encode
+from graftlm_quantization.native_linear import NativeLibrary, NativeLinear
+from graftlm_quantization.options import WeightOnlyOptions
+from graftlm_quantization.torch_linear import TorchLinear
+
+__all__ = ["WeightOnly"]
+
+_logger = logging.getLogger(__name__)
+
+
+class WeightOnly(Quantization):
+    """Weights as codes of few bits, activations as they are. Its attribute `kernel` says what computes them.
+
+    Args:
+        bits: 4 or 8.
+        group_size: inputs that share a scale; None: all of a row.
+        options: which layers to keep, and which kernel to use; `kernel` becomes "native" or "torch".
+
+    Effects: may compile the kernel, once per machine (a few seconds).
+
+    Raises:
+        KernelBuildError: `options.kernel` is "native", and the kernel cannot be built.
+    """
+
+    def __init__(self, bits: int, group_size: int | None, options: WeightOnlyOptions) -> None:
+        self._bits = bits
+        self._group_size = group_size
+        self._keep = frozenset(options.keep)
+        self._library = _load(options)
+        self.kernel = "torch" if self._library is None else "native"
+
+    def obstacle(self, layer: LinearLayer) -> str | None:
+        """Return why a layer stays as it is: option `keep`, or its number of inputs."""
+        kept = [name for name in layer.projections if name in self._keep]
+        if kept:
+            return f"option keep names {kept[0]}"
+        multiple = self._group_size or INPUTS_MULTIPLE
+        if layer.in_features % multiple:
+            return f"its {layer.in_features} inputs are no multiple of {multiple}"
+        return None
+
+    def convert(self, weight: Tensor, bias: Tensor | None) -> LinearKernel:
+        """Encode a weight, [N, K] on the CPU."""
+        matrix = encode(weight, self._bits, self._group_size or weight.shape[1])
+        own_bias = None if bias is None else bias.detach().to(torch.float32, copy=True)
+        if self._library is None:
+            return TorchLinear(matrix, own_bias)
+        return NativeLinear(matrix, own_bias, self._library)
+
+
+def _load(options: WeightOnlyOptions) -> NativeLibrary | None:
+    """Return the compiled kernel, or None where PyTorch's operations have to do."""
+    if options.kernel == "torch":
+        return None
+    try:
+        return NativeLibrary.load(options.compiler, options.kernel_cache_dir or user_cache_dir(os.environ))
+    except KernelBuildError as error:
+        if options.kernel == "native":
+            raise
+        _logger.warning("quantized layers are computed by PyTorch's operations, which is slow: %s", error)
+        return None

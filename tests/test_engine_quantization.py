@@ -1,0 +1,118 @@
+"""Quantization in an engine: its tokens, its log, what it refuses, and what it means for stored keys and values."""
+
+import json
+import logging
+import shutil
+
+import numpy as np
+import pytest
+from safetensors.torch import load_file, save_file
+
+from graftlm import Engine, SamplingParams
+from graftlm.config import EngineConfig, QuantizationSettings
+from graftlm.errors import ConfigError, UnknownProviderError
+from graftlm.fingerprint import model_fingerprint
+from graftlm.testing.hugging_face import HuggingFaceModel
+from graftlm.weight_digests import WeightDigests
+from graftlm_quantization.coded_matrix import encode
+
+MAX_TOKENS = 12
+
+#: Model, quantization and its bits and group size. The last has biases and tied weights.
+CASES = [
+    ("llama", "int4", {"group_size": 32}, 4),
+    ("llama", "int8", {}, 8),
+    ("qwen2", "int4", {"group_size": 32, "kernel": "torch"}, 4),
+    ("qwen2", "int8", {"group_size": 32}, 8),
+]
+
+
+def decoded_checkpoint(folder, path, bits, group_size):
+    """Write the checkpoint whose projections are what they are after encoding and decoding."""
+    shutil.copytree(folder, path)
+    for file in path.glob("*.safetensors"):
+        weights = load_file(file)
+        for name, weight in weights.items():
+            if name.endswith("_proj.weight"):
+                matrix = encode(weight, bits, group_size or weight.shape[1])
+                weights[name] = matrix.decoded(0, matrix.num_blocks).contiguous()
+        save_file(weights, file, metadata={"format": "pt"})
+    return path
+
+
+@pytest.mark.parametrize(("model", "name", "options", "bits"), CASES)
+def test_tokens_are_those_of_transformers_with_the_decoded_weights(checkpoint, tmp_path, model, name, options, bits):
+    folder = checkpoint(model)
+    decoded = decoded_checkpoint(folder, tmp_path / "decoded", bits, options.get("group_size"))
+    rng = np.random.default_rng(5)
+    prompts = [rng.integers(1, 300, size).tolist() for size in (1, 2, 9, 40, 70)]
+    oracle = HuggingFaceModel(decoded)
+    expected = [oracle.generate(prompt, MAX_TOKENS) for prompt in prompts]
+    config = {
+        "model": {"path": str(folder), "quantization": {"name": name, "options": options}},
+        "memory": {"kv_tokens": 1024},
+        "scheduling": {"prefill_tokens_per_step": 32},
+    }
+    with Engine(EngineConfig(**config)) as engine:
+        outputs = engine.generate(prompts, SamplingParams(max_tokens=MAX_TOKENS, temperature=0))
+    assert [list(output.token_ids) for output in outputs] == expected
+
+
+def test_the_log_says_what_is_saved_and_what_stays(checkpoint, caplog):
+    options = {"group_size": 32, "keep": ["lm_head", "o_proj"], "kernel": "torch"}
+    model = {"path": str(checkpoint("llama")), "quantization": {"name": "int4", "options": options}}
+    with (
+        caplog.at_level(logging.INFO, "graftlm.quantization_assembly"),
+        Engine(model=model, memory={"kv_tokens": 256}),
+    ):
+        pass
+    assert "6 linear layers are quantized by int4: 0.0 MB instead of 0.2, 0.2 saved; as they were: " in caplog.text
+    assert "layers.0.attention.out (option keep names o_proj), layers.1.attention.out" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("model", "error", "message"),
+    [
+        ({"quantization": "int5"}, UnknownProviderError, "Unknown quantization 'int5'. Available: int4, int8"),
+        (
+            {"quantization": {"name": "int4", "options": {"group_size": 48}}},
+            ConfigError,
+            "model.quantization.options.group_size",
+        ),
+        (
+            {"quantization": "int4", "dtype": "float16"},
+            ConfigError,
+            "quantization 'int4' does not fit this engine: it computes in float32, bfloat16, the model in float16",
+        ),
+        (
+            {"quantization": {"name": "int4", "options": {"group_size": 128, "kernel": "torch"}}},
+            ConfigError,
+            "quantization 'int4' finds nothing to quantize in this model: layers.0.attention.qkv: its 64 inputs are no "
+            "multiple of 128",
+        ),
+    ],
+)
+def test_what_cannot_be_quantized_is_refused(checkpoint, model, error, message):
+    with pytest.raises(error) as caught:
+        Engine(model={"path": str(checkpoint("llama"))} | model)
+    assert message in str(caught.value)
+
+
+def test_keys_and_values_of_another_quantization_are_not_shared(checkpoint):
+    variants = [
+        None,
+        QuantizationSettings(),
+        QuantizationSettings(name="int4"),
+        QuantizationSettings(name="int8"),
+        QuantizationSettings(name="int4", options={"group_size": 32}),
+    ]
+    prints = [
+        model_fingerprint(checkpoint("llama"), "float32", (), WeightDigests(None), variant) for variant in variants
+    ]
+    assert prints[0] == prints[1]
+    assert len(set(prints)) == len(variants) - 1
+
+
+def test_options_may_be_set_on_the_command_line():
+    config = EngineConfig.load(overrides=["model.quantization=int4", "model.quantization.options.group_size=32"])
+    assert json.loads(config.model.quantization.model_dump_json()) == {"name": "int4", "options": {"group_size": 32}}
