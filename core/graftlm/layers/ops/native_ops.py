@@ -1,0 +1,186 @@
+"""The operations between matrix products on a CPU, each in one pass by a compiled kernel."""
+
+import ctypes
+from pathlib import Path
+from typing import Any, Final, Self
+
+import torch
+from torch import Tensor
+
+from graftlm.errors import InvariantError
+from graftlm.layers.kernel_build import load_library
+from graftlm.layers.ops.torch_ops import TorchOps
+
+__all__ = ["NATIVE_DTYPES", "NativeOps"]
+
+#: What the kernels compute in.
+NATIVE_DTYPES: Final = (torch.float32, torch.bfloat16)
+
+_SOURCE = Path(__file__).with_name("layer_ops.cpp")
+_FLAGS = ("-ffp-contract=fast",)  # ISO C++ would have products and sums rounded apart
+
+_ADDRESS, _SIZE, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
+_SIGNATURES: Final[dict[str, list[Any]]] = {
+    "rms_norm": [_ADDRESS] * 5 + [_SIZE, _SIZE, _FLOAT, _SIZE],
+    "head_norm": [_ADDRESS, _SIZE, _SIZE, _ADDRESS, _ADDRESS, _SIZE, _SIZE, _SIZE, _FLOAT, _SIZE],
+    "rotate": [_ADDRESS, _SIZE, _SIZE, _ADDRESS, _ADDRESS, _ADDRESS, _SIZE, _SIZE, _SIZE, _SIZE],
+    "silu_and_mul": [_ADDRESS, _ADDRESS, _SIZE, _SIZE, _SIZE],
+    "gelu_tanh_and_mul": [_ADDRESS, _ADDRESS, _SIZE, _SIZE, _SIZE],
+}
+_SUFFIXES: Final = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
+#: Dtypes of values and of the weight -> end of the norms' names.
+_NORM_SUFFIXES: Final = {
+    (torch.float32, torch.float32): "float32",
+    (torch.bfloat16, torch.bfloat16): "bfloat16",
+    (torch.bfloat16, torch.float32): "bfloat16_by_float32",
+}
+_ACTIVATIONS: Final = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
+
+#: From so many elements on, a second thread gains more than waking it costs; docs/log.md has the figures.
+_PARALLEL_ELEMENTS: Final = 1 << 16
+
+
+class NativeOps:
+    """`LayerOps` by the kernels of layer_ops.cpp; what they do not compute goes to `TorchOps`.
+
+    At a row of a few thousand elements, the arithmetic takes less than a microsecond: what a call costs is what Python
+    does around it, hence the few and cheap checks. Small calls keep the interpreter's lock, as letting it go and taking
+    it back costs more than they do, and far more when another thread takes it in between.
+
+    Args:
+        library: compiled from layer_ops.cpp.
+    """
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        self._torch = TorchOps()
+        self._brief = _Kernels(ctypes.PyDLL(library._name))
+        self._long = _Kernels(library)
+
+    @classmethod
+    def load(cls, compiler: str, cache_dir: Path) -> Self:
+        """Compile the kernels if need be, and load them.
+
+        Raises:
+            KernelBuildError: they cannot be compiled or loaded.
+        """
+        return cls(load_library(_SOURCE, compiler, cache_dir, _FLAGS))
+
+    def add_rms_norm(self, x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+        """Add x to the residual stream and normalise the sum; see `LayerOps`.
+
+        Raises:
+            InvariantError: sizes do not fit together.
+        """
+        num_elements, size = x.numel(), weight.numel()
+        kernels, num_threads = self._kernels(num_elements)
+        kernel = kernels.rms_norm.get((x.dtype, weight.dtype))
+        if kernel is None or not x.is_contiguous() or not weight.is_contiguous():
+            return self._torch.add_rms_norm(x, residual, weight, eps)
+        if x.size(-1) != size:
+            raise _misfit("weights", weight, x)
+        out = torch.empty_like(x)
+        if residual is None:
+            num_rows = num_elements // size
+            kernel(x.data_ptr(), None, weight.data_ptr(), out.data_ptr(), None, num_rows, size, eps, num_threads)
+            return out, x
+        if residual.dtype is not x.dtype or not residual.is_contiguous():
+            return self._torch.add_rms_norm(x, residual, weight, eps)
+        if residual.numel() != num_elements:
+            raise _misfit("a residual stream", residual, x)
+        total = torch.empty_like(x)
+        kernel(
+            x.data_ptr(), residual.data_ptr(), weight.data_ptr(), out.data_ptr(), total.data_ptr(),
+            num_elements // size, size, eps, num_threads,
+        )  # fmt: skip
+        return out, total
+
+    def head_norm(self, heads: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """Normalise each head; see `LayerOps`.
+
+        Raises:
+            InvariantError: sizes do not fit together.
+        """
+        kernels, num_threads = self._kernels(heads.numel())
+        kernel = kernels.head_norm.get((heads.dtype, weight.dtype))
+        num_tokens, num_heads, head_dim = heads.shape
+        token_stride, head_stride, stride = heads.stride()
+        if kernel is None or stride != 1 or not weight.is_contiguous():
+            return self._torch.head_norm(heads, weight, eps)
+        if weight.shape != (num_heads, head_dim):
+            raise _misfit("weights", weight, heads)
+        out = torch.empty((num_tokens, num_heads, head_dim), dtype=heads.dtype)
+        kernel(
+            heads.data_ptr(), token_stride, head_stride, weight.data_ptr(), out.data_ptr(),
+            num_tokens, num_heads, head_dim, eps, num_threads,
+        )  # fmt: skip
+        return out
+
+    def rotate(self, heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """Rotate heads by their positions; see `LayerOps`.
+
+        Raises:
+            InvariantError: sizes do not fit together.
+        """
+        dtype = heads.dtype
+        kernels, num_threads = self._kernels(heads.numel())
+        kernel = kernels.rotate.get(dtype)
+        num_tokens, num_heads, head_dim = heads.shape
+        token_stride, head_stride, stride = heads.stride()
+        fits = stride == 1 and cos.is_contiguous() and sin.is_contiguous() and cos.dtype is dtype is sin.dtype
+        if kernel is None or not fits:
+            return self._torch.rotate(heads, cos, sin)
+        if head_dim % 2 or not cos.numel() == sin.numel() == num_tokens * head_dim:
+            raise _misfit("cosines", cos, heads)
+        out = torch.empty((num_tokens, num_heads, head_dim), dtype=dtype)
+        kernel(
+            heads.data_ptr(), token_stride, head_stride, cos.data_ptr(), sin.data_ptr(), out.data_ptr(),
+            num_tokens, num_heads, head_dim, num_threads,
+        )  # fmt: skip
+        return out
+
+    def act_and_mul(self, gate_up: Tensor, hidden_act: str) -> Tensor:
+        """Multiply the activated gates with what they gate; see `LayerOps`.
+
+        Raises:
+            InvariantError: the last dimension is odd.
+        """
+        kernels, num_threads = self._kernels(gate_up.numel())
+        kernel = kernels.act_and_mul.get((gate_up.dtype, hidden_act))
+        if kernel is None or not gate_up.is_contiguous():
+            return self._torch.act_and_mul(gate_up, hidden_act)
+        num_rows, width = gate_up.shape
+        if width % 2:
+            raise InvariantError(f"expected as many gates as values that they gate, got {list(gate_up.shape)}")
+        out = torch.empty((num_rows, width // 2), dtype=gate_up.dtype)
+        kernel(gate_up.data_ptr(), out.data_ptr(), num_rows, width // 2, num_threads)
+        return out
+
+    def _kernels(self, num_elements: int) -> tuple["_Kernels", int]:
+        """Choose how a call of so many elements is made, and on how many threads."""
+        if num_elements < _PARALLEL_ELEMENTS:
+            return self._brief, 1
+        return self._long, torch.get_num_threads()
+
+
+class _Kernels:
+    """The library's functions by what they compute in."""
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        def function(name: str, suffix: str) -> Any:
+            found = getattr(library, f"graftlm_{name}_{suffix}")
+            found.argtypes, found.restype = _SIGNATURES[name], None
+            return found
+
+        self.rms_norm = {dtypes: function("rms_norm", suffix) for dtypes, suffix in _NORM_SUFFIXES.items()}
+        self.head_norm = {dtypes: function("head_norm", suffix) for dtypes, suffix in _NORM_SUFFIXES.items()}
+        self.rotate = {dtype: function("rotate", suffix) for dtype, suffix in _SUFFIXES.items()}
+        self.act_and_mul = {
+            (dtype, hidden_act): function(f"{name}_and_mul", suffix)
+            for dtype, suffix in _SUFFIXES.items()
+            for hidden_act, name in _ACTIVATIONS.items()
+        }
+
+
+def _misfit(what: str, tensor: Tensor, x: Tensor) -> InvariantError:
+    # The kernels trust their pointers, so a mistake must stop here.
+    return InvariantError(f"got {what} of {list(tensor.shape)} for values of {list(x.shape)}")
