@@ -90,9 +90,7 @@ def test_a_cpu_gets_the_compiled_kernels(dtype):
         ("cpu", torch.float32, "no-such-compiler", "no C\\+\\+ compiler 'no-such-compiler'"),
     ],
 )
-def test_pytorchs_operations_are_taken_otherwise_and_the_log_says_why(
-    tmp_path, caplog, device, dtype, compiler, reason
-):
+def test_pytorchs_operations_are_taken_otherwise_and_the_log_tells(tmp_path, caplog, device, dtype, compiler, reason):
     caplog.set_level(logging.INFO, logger="graftlm.layers.ops")
     assert isinstance(choose_ops(torch.device(device), dtype, tmp_path, compiler), TorchOps)
     assert len(caplog.records) == 1

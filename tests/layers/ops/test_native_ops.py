@@ -45,8 +45,9 @@ def assert_same(got, expected):
     if got.dtype is torch.float32:
         torch.testing.assert_close(got, expected, rtol=1e-6, atol=1e-6)
         return
-    torch.testing.assert_close(got, expected, rtol=2**-7, atol=1e-30)
-    assert (got != expected).sum() <= got.numel() * 0.01
+    # PyTorch's GELU loses digits where it is nearly zero, which the absolute tolerance leaves alone.
+    torch.testing.assert_close(got, expected, rtol=2**-7, atol=1e-6)
+    assert ((got.double() - expected.double()).abs() > 1e-6).sum() <= got.numel() * 0.01
 
 
 @DTYPES
@@ -103,12 +104,18 @@ def test_gates_are_activated_and_multiplied(native, dtype, num_rows, size, hidde
     assert_same(native.act_and_mul(gate_up, hidden_act), TORCH.act_and_mul(gate_up, hidden_act))
 
 
-@pytest.mark.parametrize("hidden_act", ["silu", "gelu_pytorch_tanh"])
-def test_activations_are_right_to_float32_from_end_to_end(native, hidden_act):
-    gate = torch.cat([torch.linspace(-90, 90, 4001), torch.tensor([0.0, -0.0, 1e-30, -1e30, 1e30])])
+EXPONENTS = {"silu": lambda x: x, "gelu_pytorch_tanh": lambda x: (8 / torch.pi) ** 0.5 * (x + 0.044715 * x**3)}
+
+
+@pytest.mark.parametrize(("hidden_act", "exponent"), EXPONENTS.items(), ids=EXPONENTS)
+def test_activations_are_right_from_end_to_end(native, hidden_act, exponent):
+    gate = torch.cat([torch.linspace(-90, 90, 4001), torch.tensor([0.0, -0.0, 1e-30, -1e10, 1e10])])
     got = native.act_and_mul(torch.stack([gate, torch.ones_like(gate)]).view(1, -1), hidden_act)[0]
-    expected = TORCH.act_and_mul(torch.stack([gate, torch.ones_like(gate)]).view(1, -1).double(), hidden_act)[0]
-    torch.testing.assert_close(got.double(), expected, rtol=1e-6, atol=1e-35)
+    expected = gate.double() * exponent(gate.double()).sigmoid()
+    # The exponent, float32 itself, may be 88: its rounding is a relative error of 5e-6.
+    torch.testing.assert_close(got.double(), expected, rtol=2e-5, atol=1e-36)
+    near = gate.abs() < 4
+    torch.testing.assert_close(got[near].double(), expected[near], rtol=2e-6, atol=0)
 
 
 @DTYPES

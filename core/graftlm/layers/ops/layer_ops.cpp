@@ -12,6 +12,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <limits>
 
 namespace {
 
@@ -54,15 +55,15 @@ inline float rounded(float value) {
     return widen(narrow<T>(value));
 }
 
-// e^x to about 1e-7 relative, for x in [-87, 88]; beyond, e^-87 and e^88. NaN stays NaN.
+// e^x to about 1e-7 relative, for x in [-87, 88]; below, e^-87; above, infinity. NaN stays NaN.
 // Cody & Waite's reduction to |r| <= ln(2) / 2, then the Taylor polynomial of degree 7.
 inline float exponential(float x) {
     constexpr float kRound = 12582912.0f;  // 1.5 * 2^23: adding it leaves the nearest integer in the low bits
-    x = x < -87.0f ? -87.0f : x;
-    x = x > 88.0f ? 88.0f : x;
-    const float shifted = x * 1.44269504088896341f + kRound;
+    float inside = x < -87.0f ? -87.0f : x;
+    inside = inside > 88.0f ? 88.0f : inside;
+    const float shifted = inside * 1.44269504088896341f + kRound;
     const float n = shifted - kRound;
-    const float r = (x - n * 0.693145751953125f) - n * 1.42860682030941723e-6f;
+    const float r = (inside - n * 0.693145751953125f) - n * 1.42860682030941723e-6f;
     float p = 1.0f / 5040.0f;
     p = p * r + 1.0f / 720.0f;
     p = p * r + 1.0f / 120.0f;
@@ -72,7 +73,7 @@ inline float exponential(float x) {
     p = p * r + 1.0f;
     p = p * r + 1.0f;
     const uint32_t power = (float_to_bits(shifted) + 127u) << 23;  // what kRound adds to the bits is shifted out
-    return p * bits_to_float(power);
+    return x > 88.0f ? std::numeric_limits<float>::infinity() : p * bits_to_float(power);
 }
 
 struct Silu {
