@@ -1,9 +1,9 @@
 """Measures what fused norms, rotation and gated activation save: by the call, and in an engine's decode step.
 
-    python benchmarks/layer_ops.py [--only calls steps] [--rounds N] [--out FILE]
+    python benchmarks/layer_ops.py [--only calls steps] [--rounds N] [--threads N] [--out FILE]
 
-Calls: rows of a 360M Llama (1,024 wide, 2,560 inside, 16 heads and 8 key/value heads of 64), by PyTorch's operations and
-by the compiled kernels. Steps: two engines of a random bfloat16 model of that shape, `model.native_ops` on and off,
+Calls: rows of a 360M Llama (1,024 wide, 2,560 inside, 16 heads and 8 key/value heads of 64), by PyTorch's operations
+and by the compiled kernels. Steps: two engines of a random bfloat16 model of that shape, `model.native_ops` on and off,
 decoding 1 and 16 requests. The two take turns; figures are medians in microseconds, ratios are of medians of one run.
 """
 
@@ -152,16 +152,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", choices=("calls", "steps"))
     parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--out", type=Path, default=RESULTS)
     args = parser.parse_args()
+    torch.set_num_threads(args.threads)
     wanted = args.only or ("calls", "steps")
     console, results = Console(width=120), json.loads(args.out.read_text()) if args.out.exists() else {}
-    results |= {"cpu": torch.cpu.get_capabilities().get("cpu_name"), "threads": torch.get_num_threads()}
+    results["cpu"] = torch.cpu.get_capabilities().get("cpu_name")
     if "calls" in wanted:
-        results["calls"] = measure_calls(args.rounds)
+        results["calls"], results["calls_threads"] = measure_calls(args.rounds), args.threads
         show(console, "One call", results["calls"])
     if "steps" in wanted:
-        results["steps"] = measure_steps(args.rounds)
+        results["steps"], results["steps_threads"] = measure_steps(args.rounds), args.threads
         show(console, "One decode step", results["steps"])
     args.out.write_text(json.dumps(results, indent=1) + "\n")
 

@@ -37,15 +37,14 @@ _NORM_SUFFIXES: Final = {
 _ACTIVATIONS: Final = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
 
 #: From so many elements on, a second thread gains more than waking it costs; docs/log.md has the figures.
-_PARALLEL_ELEMENTS: Final = 1 << 16
+_PARALLEL_ELEMENTS: Final = 1 << 15
 
 
 class NativeOps:
     """`LayerOps` by the kernels of layer_ops.cpp; what they do not compute goes to `TorchOps`.
 
     At a row of a few thousand elements, the arithmetic takes less than a microsecond: what a call costs is what Python
-    does around it, hence the few and cheap checks. Small calls keep the interpreter's lock, as letting it go and taking
-    it back costs more than they do, and far more when another thread takes it in between.
+    does around it, hence the few and cheap checks.
 
     Args:
         library: compiled from layer_ops.cpp.
@@ -53,8 +52,7 @@ class NativeOps:
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self._torch = TorchOps()
-        self._brief = _Kernels(ctypes.PyDLL(library._name))
-        self._long = _Kernels(library)
+        self._kernels = _Kernels(library)
 
     @classmethod
     def load(cls, compiler: str, cache_dir: Path) -> Self:
@@ -72,8 +70,7 @@ class NativeOps:
             InvariantError: sizes do not fit together.
         """
         num_elements, size = x.numel(), weight.numel()
-        kernels, num_threads = self._kernels(num_elements)
-        kernel = kernels.rms_norm.get((x.dtype, weight.dtype))
+        kernel = self._kernels.rms_norm.get((x.dtype, weight.dtype))
         if kernel is None or not x.is_contiguous() or not weight.is_contiguous():
             return self._torch.add_rms_norm(x, residual, weight, eps)
         if x.size(-1) != size:
@@ -81,7 +78,17 @@ class NativeOps:
         out = torch.empty_like(x)
         if residual is None:
             num_rows = num_elements // size
-            kernel(x.data_ptr(), None, weight.data_ptr(), out.data_ptr(), None, num_rows, size, eps, num_threads)
+            kernel(
+                x.data_ptr(),
+                None,
+                weight.data_ptr(),
+                out.data_ptr(),
+                None,
+                num_rows,
+                size,
+                eps,
+                _num_threads(num_elements),
+            )
             return out, x
         if residual.dtype is not x.dtype or not residual.is_contiguous():
             return self._torch.add_rms_norm(x, residual, weight, eps)
@@ -90,7 +97,7 @@ class NativeOps:
         total = torch.empty_like(x)
         kernel(
             x.data_ptr(), residual.data_ptr(), weight.data_ptr(), out.data_ptr(), total.data_ptr(),
-            num_elements // size, size, eps, num_threads,
+            num_elements // size, size, eps, _num_threads(num_elements),
         )  # fmt: skip
         return out, total
 
@@ -100,18 +107,17 @@ class NativeOps:
         Raises:
             InvariantError: sizes do not fit together.
         """
-        kernels, num_threads = self._kernels(heads.numel())
-        kernel = kernels.head_norm.get((heads.dtype, weight.dtype))
+        kernel = self._kernels.head_norm.get((heads.dtype, weight.dtype))
         num_tokens, num_heads, head_dim = heads.shape
         token_stride, head_stride, stride = heads.stride()
         if kernel is None or stride != 1 or not weight.is_contiguous():
             return self._torch.head_norm(heads, weight, eps)
         if weight.shape != (num_heads, head_dim):
             raise _misfit("weights", weight, heads)
-        out = torch.empty((num_tokens, num_heads, head_dim), dtype=heads.dtype)
+        out = torch.empty_like(heads, memory_format=torch.contiguous_format)
         kernel(
             heads.data_ptr(), token_stride, head_stride, weight.data_ptr(), out.data_ptr(),
-            num_tokens, num_heads, head_dim, eps, num_threads,
+            num_tokens, num_heads, head_dim, eps, _num_threads(heads.numel()),
         )  # fmt: skip
         return out
 
@@ -122,8 +128,7 @@ class NativeOps:
             InvariantError: sizes do not fit together.
         """
         dtype = heads.dtype
-        kernels, num_threads = self._kernels(heads.numel())
-        kernel = kernels.rotate.get(dtype)
+        kernel = self._kernels.rotate.get(dtype)
         num_tokens, num_heads, head_dim = heads.shape
         token_stride, head_stride, stride = heads.stride()
         fits = stride == 1 and cos.is_contiguous() and sin.is_contiguous() and cos.dtype is dtype is sin.dtype
@@ -131,10 +136,10 @@ class NativeOps:
             return self._torch.rotate(heads, cos, sin)
         if head_dim % 2 or not cos.numel() == sin.numel() == num_tokens * head_dim:
             raise _misfit("cosines", cos, heads)
-        out = torch.empty((num_tokens, num_heads, head_dim), dtype=dtype)
+        out = torch.empty_like(heads, memory_format=torch.contiguous_format)
         kernel(
             heads.data_ptr(), token_stride, head_stride, cos.data_ptr(), sin.data_ptr(), out.data_ptr(),
-            num_tokens, num_heads, head_dim, num_threads,
+            num_tokens, num_heads, head_dim, _num_threads(heads.numel()),
         )  # fmt: skip
         return out
 
@@ -144,22 +149,15 @@ class NativeOps:
         Raises:
             InvariantError: the last dimension is odd.
         """
-        kernels, num_threads = self._kernels(gate_up.numel())
-        kernel = kernels.act_and_mul.get((gate_up.dtype, hidden_act))
+        kernel = self._kernels.act_and_mul.get((gate_up.dtype, hidden_act))
         if kernel is None or not gate_up.is_contiguous():
             return self._torch.act_and_mul(gate_up, hidden_act)
         num_rows, width = gate_up.shape
         if width % 2:
             raise InvariantError(f"expected as many gates as values that they gate, got {list(gate_up.shape)}")
-        out = torch.empty((num_rows, width // 2), dtype=gate_up.dtype)
-        kernel(gate_up.data_ptr(), out.data_ptr(), num_rows, width // 2, num_threads)
+        out = gate_up.new_empty(num_rows, width // 2)
+        kernel(gate_up.data_ptr(), out.data_ptr(), num_rows, width // 2, _num_threads(gate_up.numel()))
         return out
-
-    def _kernels(self, num_elements: int) -> tuple["_Kernels", int]:
-        """Choose how a call of so many elements is made, and on how many threads."""
-        if num_elements < _PARALLEL_ELEMENTS:
-            return self._brief, 1
-        return self._long, torch.get_num_threads()
 
 
 class _Kernels:
@@ -179,6 +177,10 @@ class _Kernels:
             for dtype, suffix in _SUFFIXES.items()
             for hidden_act, name in _ACTIVATIONS.items()
         }
+
+
+def _num_threads(num_elements: int) -> int:
+    return 1 if num_elements < _PARALLEL_ELEMENTS else torch.get_num_threads()
 
 
 def _misfit(what: str, tensor: Tensor, x: Tensor) -> InvariantError:
