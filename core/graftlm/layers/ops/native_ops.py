@@ -75,28 +75,18 @@ class NativeOps:
             return self._torch.add_rms_norm(x, residual, weight, eps)
         if x.size(-1) != size:
             raise _misfit("weights", weight, x)
+        total = x
+        residual_at = total_at = None
+        if residual is not None:
+            if residual.dtype is not x.dtype or not residual.is_contiguous():
+                return self._torch.add_rms_norm(x, residual, weight, eps)
+            if residual.numel() != num_elements:
+                raise _misfit("a residual stream", residual, x)
+            total = torch.empty_like(x)
+            residual_at, total_at = residual.data_ptr(), total.data_ptr()
         out = torch.empty_like(x)
-        if residual is None:
-            num_rows = num_elements // size
-            kernel(
-                x.data_ptr(),
-                None,
-                weight.data_ptr(),
-                out.data_ptr(),
-                None,
-                num_rows,
-                size,
-                eps,
-                _num_threads(num_elements),
-            )
-            return out, x
-        if residual.dtype is not x.dtype or not residual.is_contiguous():
-            return self._torch.add_rms_norm(x, residual, weight, eps)
-        if residual.numel() != num_elements:
-            raise _misfit("a residual stream", residual, x)
-        total = torch.empty_like(x)
         kernel(
-            x.data_ptr(), residual.data_ptr(), weight.data_ptr(), out.data_ptr(), total.data_ptr(),
+            x.data_ptr(), residual_at, weight.data_ptr(), out.data_ptr(), total_at,
             num_elements // size, size, eps, _num_threads(num_elements),
         )  # fmt: skip
         return out, total
