@@ -1,10 +1,13 @@
 """What assembling an engine does to its model."""
 
+import shutil
+
 import pytest
 
 from graftlm.assembly import assemble, detect_platform
 from graftlm.config import EngineConfig
 from graftlm.layers import Linear
+from graftlm.layers.ops import NativeOps, TorchOps, UsesOps
 from graftlm.layers.packing import can_pack
 from graftlm.registry import Registry
 from graftlm.testing.tiny_models import write_tiny_checkpoint
@@ -20,3 +23,17 @@ def test_large_matrices_are_packed_where_the_configuration_and_the_cpu_let_them(
     parts.loop.close()
     weights = [module.weight for module in parts.device_parts.model.modules() if isinstance(module, Linear)]
     assert any(weight.is_mkldnn for weight in weights) == (prepack and can_pack(weights[0].dtype))
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
+@pytest.mark.parametrize(("native_ops", "kind"), [(True, NativeOps), (False, TorchOps)])
+def test_layers_get_the_operations_that_the_configuration_asks_for(native_ops, kind, tmp_path):
+    write_tiny_checkpoint(tmp_path, tokenizer=True)
+    settings = [f"model.path={tmp_path}", "model.device=cpu", "memory.kv_tokens=64", f"model.native_ops={native_ops}"]
+    config = EngineConfig.load(None, settings)
+    platform = detect_platform(config)
+    parts = assemble(config, Registry.load(config.plugins, (), platform), platform)
+    parts.loop.close()
+    used = [module.ops for module in parts.device_parts.model.modules() if isinstance(module, UsesOps)]
+    assert {type(ops) for ops in used} == {kind}
+    assert len(used) == 2 * 3 + 2  # two norms and a feed-forward layer each, the last norm, the rotation

@@ -46,6 +46,7 @@ def test_defaults_are_those_of_the_design():
             "architecture": "auto",
             "context_len": None,
             "trust_remote_code": False,
+            "native_ops": True,
             "prepack": True,
             "quantization": {"name": None, "options": {}},
         },

@@ -1,6 +1,7 @@
 """From a configuration to the parts of one engine, each made by the provider that the configuration names."""
 
 import logging
+import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
@@ -37,6 +38,8 @@ from graftlm.execution.split_attention import SplitAttention
 from graftlm.grammar_assembly import make_grammars
 from graftlm.intake import Intake, IntakeLimits
 from graftlm.kv_memory import KVMemory, size_memory
+from graftlm.layers.kernel_build import user_cache_dir
+from graftlm.layers.ops import bind_ops, choose_ops
 from graftlm.memory import (
     KVManager,
     LowerTiers,
@@ -161,6 +164,8 @@ def assemble(
         quantized.convert()
     if config.model.prepack:
         model.pack_weights()
+    if config.model.native_ops:
+        bind_ops(model, choose_ops(target.device, target.dtype, user_cache_dir(os.environ)))
 
     on_stage("allocating KV memory")
     memory = size_memory(config, registry, model, target.device, target.dtype, target.context_len)

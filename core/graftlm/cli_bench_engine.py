@@ -147,7 +147,8 @@ def ablation(
 ) -> None:
     """Run workloads on an engine as it is and with one part switched off at a time, in turns.
 
-    Parts: prefix_cache, overlap, prepacking, chunk_mixing, jump_forward, graphs. All engines are loaded at once.
+    Parts: prefix_cache, overlap, prepacking, fused_ops, chunk_mixing, jump_forward, graphs. All engines are loaded at
+    once.
     """
     from graftlm.bench.ablation import SWITCHES, print_ablation, run_ablation, save_ablation_plot
     from graftlm.bench.offline import WORKLOADS

@@ -115,6 +115,10 @@ class ModelSettings(Section):
     trust_remote_code: bool = Field(
         default=False, description="Whether the tokenizer may run Python code that the checkpoint brings."
     )
+    native_ops: bool = Field(
+        default=True,
+        description="Compute norms, rotation and activation each in one pass, by kernels compiled for this device.",
+    )
     prepack: bool = Field(
         default=True,
         description="Rearrange the loaded weights for this CPU's matrix kernels, where that has been measured to pay.",

@@ -7,7 +7,8 @@ from graftlm.layers.embedding import TokenEmbedding
 from graftlm.layers.linear import Linear, pack_linears
 from graftlm.layers.mlp import GatedMLP
 from graftlm.layers.norm import GemmaQKNorm, GemmaRMSNorm, QKNorm, RMSNorm
-from graftlm.layers.rotary import Frequencies, RotaryEmbedding, rope_frequencies, rotate
+from graftlm.layers.ops import LayerOps, UsesOps, bind_ops
+from graftlm.layers.rotary import Frequencies, RotaryEmbedding, Rotation, rope_frequencies, rotate
 from graftlm.layers.weights import WeightSlot, copy_weights, empty_parameter
 
 __all__ = [
@@ -18,13 +19,17 @@ __all__ = [
     "GatedMLP",
     "GemmaQKNorm",
     "GemmaRMSNorm",
+    "LayerOps",
     "Linear",
     "QKNorm",
     "RMSNorm",
     "RotaryEmbedding",
+    "Rotation",
     "TokenEmbedding",
+    "UsesOps",
     "WeightSlot",
     "activation",
+    "bind_ops",
     "copy_weights",
     "empty_parameter",
     "pack_linears",

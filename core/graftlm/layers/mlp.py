@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from graftlm.layers.activation import activation
 from graftlm.layers.linear import Linear
+from graftlm.layers.ops import LayerOps, TorchOps
 from graftlm.layers.weights import WeightSlot
 
 __all__ = ["GatedMLP"]
@@ -21,6 +22,9 @@ class GatedMLP(nn.Module):
         hidden_act: name of the activation in config.json.
         bias: whether the three projections have one.
         device, dtype: of the parameters.
+
+    Raises:
+        UnsupportedArchitectureError: there is no such activation.
     """
 
     def __init__(
@@ -37,13 +41,18 @@ class GatedMLP(nn.Module):
         sizes = {"gate_proj": intermediate_size, "up_proj": intermediate_size}
         self.gate_up = Linear(hidden_size, sizes, bias=bias, device=device, dtype=dtype)
         self.down = Linear(intermediate_size, {"down_proj": hidden_size}, bias=bias, device=device, dtype=dtype)
-        self._activate = activation(hidden_act)
+        activation(hidden_act)  # an unknown one is an error now, not in the first step
+        self._hidden_act = hidden_act
+        self.ops: LayerOps = TorchOps()
 
     def forward(self, x: Tensor) -> Tensor:
         """Map [T, hidden] to [T, hidden]."""
-        gate, up = self.gate_up(x).chunk(2, dim=-1)
-        out: Tensor = self.down(self._activate(gate).mul_(up))
+        out: Tensor = self.down(self.ops.act_and_mul(self.gate_up(x), self._hidden_act))
         return out
+
+    def use_ops(self, ops: LayerOps) -> None:
+        """Set the operations that activate."""
+        self.ops = ops
 
     def weight_slots(self, prefix: str) -> Iterator[WeightSlot]:
         """Yield where `gate_proj`, `up_proj` and `down_proj` go."""

@@ -7,9 +7,9 @@ gives the same numbers: the result is cast before the weight multiplies it; Gemm
 from collections.abc import Iterator
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
+from graftlm.layers.ops import LayerOps, TorchOps
 from graftlm.layers.weights import WeightSlot, empty_parameter
 
 __all__ = ["GemmaQKNorm", "GemmaRMSNorm", "QKNorm", "RMSNorm"]
@@ -26,8 +26,8 @@ class RMSNorm(nn.Module):
 
     def __init__(self, size: int, eps: float, *, device: torch.device, dtype: torch.dtype) -> None:
         super().__init__()
-        self._shape = (size,)
         self._eps = eps
+        self.ops: LayerOps = TorchOps()
         self.weight = empty_parameter(size, device=device, dtype=dtype)
 
     def forward(self, x: Tensor, residual: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -39,9 +39,11 @@ class RMSNorm(nn.Module):
 
         Returns: (normalised [T, size], the new residual stream [T, size]).
         """
-        if residual is not None:
-            x = residual + x
-        return F.rms_norm(x, self._shape, None, self._eps) * self.weight, x
+        return self.ops.add_rms_norm(x, residual, self.weight, self._eps)
+
+    def use_ops(self, ops: LayerOps) -> None:
+        """Set the operations that normalise."""
+        self.ops = ops
 
     def weight_slots(self, prefix: str, name: str) -> Iterator[WeightSlot]:
         """Yield where `{prefix}{name}.weight` goes."""
@@ -66,13 +68,17 @@ class QKNorm(nn.Module):
     ) -> None:
         super().__init__()
         self._num_heads = num_heads
-        self._shape = (head_dim,)
         self._eps = eps
+        self.ops: LayerOps = TorchOps()
         self.weight = empty_parameter(num_heads + num_kv_heads, head_dim, device=device, dtype=dtype)
 
     def forward(self, qk: Tensor) -> Tensor:
         """Normalise [T, H + H_kv, D], query heads first."""
-        return F.rms_norm(qk, self._shape, None, self._eps) * self.weight
+        return self.ops.head_norm(qk, self.weight, self._eps)
+
+    def use_ops(self, ops: LayerOps) -> None:
+        """Set the operations that normalise."""
+        self.ops = ops
 
     def weight_slots(self, prefix: str) -> Iterator[WeightSlot]:
         """Yield where `{prefix}q_norm.weight` and `{prefix}k_norm.weight`, both [D], go."""
@@ -92,13 +98,16 @@ class GemmaRMSNorm(nn.Module):
     def __init__(self, size: int, eps: float, *, device: torch.device) -> None:
         super().__init__()
         self._eps = eps
+        self.ops: LayerOps = TorchOps()
         self.weight = empty_parameter(size, device=device, dtype=torch.float32)
 
     def forward(self, x: Tensor, residual: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Add x to the residual stream and normalise the sum; see `RMSNorm.forward`."""
-        if residual is not None:
-            x = residual + x
-        return _normalise_in_float32(x, self.weight, self._eps), x
+        return self.ops.add_rms_norm(x, residual, self.weight, self._eps)
+
+    def use_ops(self, ops: LayerOps) -> None:
+        """Set the operations that normalise."""
+        self.ops = ops
 
     def weight_slots(self, prefix: str, name: str) -> Iterator[WeightSlot]:
         """Yield where `{prefix}{name}.weight` goes."""
@@ -112,17 +121,18 @@ class GemmaQKNorm(nn.Module):
         super().__init__()
         self._num_heads = num_heads
         self._eps = eps
+        self.ops: LayerOps = TorchOps()
         self.weight = empty_parameter(num_heads + num_kv_heads, head_dim, device=device, dtype=torch.float32)
 
     def forward(self, qk: Tensor) -> Tensor:
         """Normalise [T, H + H_kv, D], query heads first."""
-        return _normalise_in_float32(qk, self.weight, self._eps)
+        return self.ops.head_norm(qk, self.weight, self._eps)
+
+    def use_ops(self, ops: LayerOps) -> None:
+        """Set the operations that normalise."""
+        self.ops = ops
 
     def weight_slots(self, prefix: str) -> Iterator[WeightSlot]:
         """Yield where `{prefix}q_norm.weight` and `{prefix}k_norm.weight`, both [D], go."""
         yield WeightSlot(f"{prefix}q_norm.weight", self.weight[: self._num_heads], per_row=True, offset=1.0)
         yield WeightSlot(f"{prefix}k_norm.weight", self.weight[self._num_heads :], per_row=True, offset=1.0)
-
-
-def _normalise_in_float32(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    return (F.rms_norm(x.float(), x.shape[-1:], None, eps) * weight).to(x.dtype)

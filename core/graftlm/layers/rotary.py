@@ -6,7 +6,7 @@ The two halves of a head are rotated against each other, as Hugging Face's model
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,8 +15,9 @@ from torch import Tensor, nn
 
 from graftlm.contracts import ModelConfig
 from graftlm.errors import CheckpointError, UnsupportedArchitectureError
+from graftlm.layers.ops import LayerOps, TorchOps
 
-__all__ = ["Frequencies", "RotaryEmbedding", "rope_frequencies", "rotate"]
+__all__ = ["Frequencies", "RotaryEmbedding", "Rotation", "rope_frequencies", "rotate"]
 
 _DEFAULT_THETA = 10_000.0
 
@@ -32,6 +33,28 @@ class Frequencies:
 
     inv_freq: Tensor
     scaling: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Rotation:
+    """How a step's tokens turn, by their positions; unpacks into cosines and sines.
+
+    Attributes:
+        cos: [T, 1, D].
+        sin: [T, 1, D], the first half negated.
+        ops: what multiplies.
+    """
+
+    cos: Tensor
+    sin: Tensor
+    ops: LayerOps
+
+    def __call__(self, heads: Tensor) -> Tensor:
+        """Rotate [T, heads, D] of any strides; returns it contiguous."""
+        return self.ops.rotate(heads, self.cos, self.sin)
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return iter((self.cos, self.sin))
 
 
 class RotaryEmbedding(nn.Module):
@@ -53,31 +76,28 @@ class RotaryEmbedding(nn.Module):
         super().__init__()
         self._scaling = frequencies.scaling
         self._dtype = dtype
+        self.ops: LayerOps = TorchOps()
         ones = torch.full_like(frequencies.inv_freq, frequencies.scaling)
         inv_freq = torch.cat([frequencies.inv_freq, frequencies.inv_freq]).to(device)
         self.register_buffer("inv_freq", inv_freq, persistent=False)
         self.register_buffer("sign", torch.cat([-ones, ones]).to(device), persistent=False)
 
-    def forward(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Return cosines and signed sines of int64 [T] positions, each [T, 1, D], as `rotate` takes them."""
+    def use_ops(self, ops: LayerOps) -> None:
+        """Set the operations that rotate."""
+        self.ops = ops
+
+    def forward(self, positions: Tensor) -> Rotation:
+        """Return the rotation of int64 [T] positions."""
         angles = positions.view(-1, 1, 1) * self.inv_freq
         cos = angles.cos()
         if self._scaling != 1.0:
             cos *= self._scaling
-        return cos.to(self._dtype), (angles.sin_() * self.sign).to(self._dtype)
+        return Rotation(cos.to(self._dtype), (angles.sin_() * self.sign).to(self._dtype), self.ops)
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate heads by their positions.
-
-    Args:
-        x: [T, heads, D], any strides.
-        cos: [T, 1, D], from `RotaryEmbedding`.
-        sin: [T, 1, D], likewise.
-
-    Returns: [T, heads, D], contiguous.
-    """
-    return (x * cos).addcmul_(x.roll(x.shape[-1] // 2, -1), sin)
+    """Rotate [T, heads, D] by cosines and sines with PyTorch's operations; a `Rotation` takes the device's fastest."""
+    return TorchOps().rotate(x, cos, sin)
 
 
 def rope_frequencies(config: ModelConfig, head_dim: int, rope: Mapping[str, Any] | None = None) -> Frequencies:

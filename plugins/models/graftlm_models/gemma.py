@@ -23,6 +23,7 @@ from graftlm.layers import (
     GemmaRMSNorm,
     Linear,
     RotaryEmbedding,
+    Rotation,
     TokenEmbedding,
     WeightSlot,
     copy_weights,
@@ -32,7 +33,6 @@ from graftlm.layers import (
     read_number,
     read_size,
     rope_frequencies,
-    rotate,
 )
 
 __all__ = ["GemmaForCausalLM"]
@@ -163,10 +163,10 @@ class GemmaForCausalLM(nn.Module, Model):
 
     def forward(self, batch: ForwardBatch) -> Tensor:
         """Return final hidden states, [T, hidden]."""
-        angles = {name: rotary(batch.positions) for name, rotary in self.rotaries.items()}
+        rotations = {name: rotary(batch.positions) for name, rotary in self.rotaries.items()}
         x, residual = self.embed(batch.input_ids).mul_(self._embed_scale), None
         for layer in self._decoder_layers():
-            x, residual = layer(x, residual, *angles[layer.rope])
+            x, residual = layer(x, residual, rotations[layer.rope])
         hidden: Tensor = self.norm(x, residual)[0]
         return hidden
 
@@ -217,10 +217,10 @@ class GemmaLayer(nn.Module):
         self.mlp = GatedMLP(shape.hidden_size, shape.intermediate_size, variant.hidden_act, device=device, dtype=dtype)
         self.post_mlp_norm = GemmaRMSNorm(shape.hidden_size, shape.eps, device=device)
 
-    def forward(self, x: Tensor, residual: Tensor | None, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, x: Tensor, residual: Tensor | None, rotation: Rotation) -> tuple[Tensor, Tensor]:
         """Return what this layer adds to the residual stream, and the stream without it; both [T, hidden]."""
         x, residual = self.input_norm(x, residual)
-        x, _ = self.post_attention_norm(self.attention(x, cos, sin))
+        x, _ = self.post_attention_norm(self.attention(x, rotation))
         x, residual = self.pre_mlp_norm(x, residual)
         x, _ = self.post_mlp_norm(self.mlp(x))
         return x, residual
@@ -253,14 +253,14 @@ class GemmaAttention(nn.Module):
         self.out = Linear(shape.q_size, hidden, bias=variant.bias, device=device, dtype=dtype)
         self.attend = Attention(variant.attention_layer(shape, layer_id))
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    def forward(self, x: Tensor, rotation: Rotation) -> Tensor:
         """Map [T, hidden] to [T, hidden]."""
         shape = self._shape
         qkv = self.qkv(x).view(x.shape[0], -1, shape.head_dim)  # [T, H + 2 H_kv, D]
         qk, v = qkv.split_with_sizes((shape.num_heads + shape.num_kv_heads, shape.num_kv_heads), dim=1)
         if self.qk_norm is not None:
             qk = self.qk_norm(qk)
-        q, k = rotate(qk, cos, sin).split_with_sizes((shape.num_heads, shape.num_kv_heads), dim=1)
+        q, k = rotation(qk).split_with_sizes((shape.num_heads, shape.num_kv_heads), dim=1)
         out: Tensor = self.out(self.attend(q, k, v))
         return out
 

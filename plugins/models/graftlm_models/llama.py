@@ -13,13 +13,13 @@ from graftlm.layers import (
     Linear,
     RMSNorm,
     RotaryEmbedding,
+    Rotation,
     TokenEmbedding,
     WeightSlot,
     copy_weights,
     pack_linears,
     read_flag,
     rope_frequencies,
-    rotate,
 )
 
 __all__ = ["LlamaForCausalLM"]
@@ -52,10 +52,10 @@ class LlamaForCausalLM(nn.Module, Model):
 
     def forward(self, batch: ForwardBatch) -> Tensor:
         """Return final hidden states, [T, hidden]."""
-        cos, sin = self.rotary(batch.positions)
+        rotation = self.rotary(batch.positions)
         x, residual = self.embed(batch.input_ids), None
         for layer in self.layers:
-            x, residual = layer(x, residual, cos, sin)
+            x, residual = layer(x, residual, rotation)
         hidden: Tensor = self.norm(x, residual)[0]
         return hidden
 
@@ -104,10 +104,10 @@ class LlamaLayer(nn.Module):
             dtype=dtype,
         )
 
-    def forward(self, x: Tensor, residual: Tensor | None, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, x: Tensor, residual: Tensor | None, rotation: Rotation) -> tuple[Tensor, Tensor]:
         """Return what this layer adds to the residual stream, and the stream without it; both [T, hidden]."""
         x, residual = self.input_norm(x, residual)
-        x = self.attention(x, cos, sin)
+        x = self.attention(x, rotation)
         x, residual = self.post_norm(x, residual)
         return self.mlp(x), residual
 
@@ -132,12 +132,12 @@ class LlamaAttention(nn.Module):
         self.out = Linear(shape.q_size, {"o_proj": shape.hidden_size}, bias=bias, device=device, dtype=dtype)
         self.attend = Attention(shape.attention_layer(layer_id))
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    def forward(self, x: Tensor, rotation: Rotation) -> Tensor:
         """Map [T, hidden] to [T, hidden]."""
         shape = self._shape
         qkv = self.qkv(x).view(x.shape[0], -1, shape.head_dim)  # [T, H + 2 H_kv, D]
         qk, v = qkv.split_with_sizes((shape.num_heads + shape.num_kv_heads, shape.num_kv_heads), dim=1)
-        q, k = rotate(qk, cos, sin).split_with_sizes((shape.num_heads, shape.num_kv_heads), dim=1)
+        q, k = rotation(qk).split_with_sizes((shape.num_heads, shape.num_kv_heads), dim=1)
         out: Tensor = self.out(self.attend(q, k, v))
         return out
 

@@ -19,6 +19,7 @@ from graftlm.layers import (
     QKNorm,
     RMSNorm,
     RotaryEmbedding,
+    Rotation,
     TokenEmbedding,
     WeightSlot,
     copy_weights,
@@ -27,7 +28,6 @@ from graftlm.layers import (
     read_layer_types,
     read_size,
     rope_frequencies,
-    rotate,
 )
 
 __all__ = ["QwenForCausalLM"]
@@ -96,10 +96,10 @@ class QwenForCausalLM(nn.Module, Model):
 
     def forward(self, batch: ForwardBatch) -> Tensor:
         """Return final hidden states, [T, hidden]."""
-        cos, sin = self.rotary(batch.positions)
+        rotation = self.rotary(batch.positions)
         x, residual = self.embed(batch.input_ids), None
         for layer in self.layers:
-            x, residual = layer(x, residual, cos, sin)
+            x, residual = layer(x, residual, rotation)
         hidden: Tensor = self.norm(x, residual)[0]
         return hidden
 
@@ -141,10 +141,10 @@ class QwenLayer(nn.Module):
         self.post_norm = RMSNorm(shape.hidden_size, shape.eps, device=device, dtype=dtype)
         self.mlp = GatedMLP(shape.hidden_size, shape.intermediate_size, shape.hidden_act, device=device, dtype=dtype)
 
-    def forward(self, x: Tensor, residual: Tensor | None, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, x: Tensor, residual: Tensor | None, rotation: Rotation) -> tuple[Tensor, Tensor]:
         """Return what this layer adds to the residual stream, and the stream without it; both [T, hidden]."""
         x, residual = self.input_norm(x, residual)
-        x = self.attention(x, cos, sin)
+        x = self.attention(x, rotation)
         x, residual = self.post_norm(x, residual)
         return self.mlp(x), residual
 
@@ -174,14 +174,14 @@ class QwenAttention(nn.Module):
         self.out = Linear(shape.q_size, hidden, bias=variant.out_bias, device=device, dtype=dtype)
         self.attend = Attention(spec)
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    def forward(self, x: Tensor, rotation: Rotation) -> Tensor:
         """Map [T, hidden] to [T, hidden]."""
         shape = self._shape
         qkv = self.qkv(x).view(x.shape[0], -1, shape.head_dim)  # [T, H + 2 H_kv, D]
         qk, v = qkv.split_with_sizes((shape.num_heads + shape.num_kv_heads, shape.num_kv_heads), dim=1)
         if self.qk_norm is not None:
             qk = self.qk_norm(qk)
-        q, k = rotate(qk, cos, sin).split_with_sizes((shape.num_heads, shape.num_kv_heads), dim=1)
+        q, k = rotation(qk).split_with_sizes((shape.num_heads, shape.num_kv_heads), dim=1)
         out: Tensor = self.out(self.attend(q, k, v))
         return out
 

@@ -66,6 +66,7 @@ def test_forced_text_takes_fewer_steps_than_sampling_it(saved):
         ("prefix_cache", "cache.name=chunk", "cache.name"),
         ("overlap", "scheduling.overlap=false", "scheduling.overlap"),
         ("prepacking", "model.prepack=false", "model.prepack"),
+        ("fused_ops", "model.native_ops=false", "model.native_ops"),
         ("chunk_mixing", "scheduling.mix_chunks=false", "scheduling.mix_chunks"),
         ("jump_forward", "grammar.jump_forward=false", "grammar.jump_forward"),
     ],

@@ -1,13 +1,19 @@
 """The parts that an ablation can switch off, and where that means something."""
 
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
+
+import torch
 
 from graftlm.assembly import detect_platform
 from graftlm.bench.offline import Workload
 from graftlm.checkpoint import load_model_config, resolve_checkpoint, torch_dtype
 from graftlm.config import EngineConfig
+from graftlm.errors import ProviderUnavailableError
+from graftlm.layers.kernel_build import user_cache_dir
+from graftlm.layers.ops import fused_ops
 from graftlm.layers.packing import can_pack
 
 __all__ = ["SWITCHES", "Switch"]
@@ -58,6 +64,15 @@ def _cannot_pack(config: EngineConfig) -> str | None:
     return None if can_pack(dtype) else f"this CPU has no kernels for packed {str(dtype).removeprefix('torch.')}"
 
 
+def _cannot_fuse(config: EngineConfig) -> str | None:
+    dtype = torch_dtype(config.model.dtype, load_model_config(resolve_checkpoint(config.model.path)))
+    try:
+        fused_ops(torch.device(detect_platform(config).device), dtype, user_cache_dir(os.environ))
+    except ProviderUnavailableError as error:
+        return str(error)
+    return None
+
+
 def _has_no_graphs(config: EngineConfig) -> str | None:
     device = detect_platform(config).device
     return "steps are not captured in graphs yet" if device == "cuda" else f"there are no graphs on a {device}"
@@ -71,6 +86,7 @@ SWITCHES: Final = {
     "prefix_cache": Switch({"cache": {"name": "chunk", "options": {}}}),
     "overlap": Switch({"scheduling": {"overlap": False}}),
     "prepacking": Switch({"model": {"prepack": False}}, _cannot_pack),
+    "fused_ops": Switch({"model": {"native_ops": False}}, _cannot_fuse),
     "chunk_mixing": Switch({"scheduling": {"mix_chunks": False}}),
     "jump_forward": Switch({"grammar": {"jump_forward": False}}, unused_by=_without_grammar),
     "graphs": Switch({}, _has_no_graphs),

@@ -18,7 +18,7 @@ from graftlm.bench.roofline.cost import (
     rotation_cost,
 )
 from graftlm.bench.roofline.operators import ACTIVATION, NAMES, ROPE, Operator
-from graftlm.layers import Attention, Linear, RotaryEmbedding
+from graftlm.layers import Attention, Linear, RotaryEmbedding, Rotation
 from graftlm.plan import StepPlan
 
 __all__ = ["OperatorCounter"]
@@ -67,4 +67,4 @@ class OperatorCounter:
 def _tensors(values: Any) -> list[Tensor]:
     if isinstance(values, Tensor):
         return [values]
-    return [value for value in values if isinstance(value, Tensor)] if isinstance(values, tuple) else []
+    return [value for value in values if isinstance(value, Tensor)] if isinstance(values, tuple | Rotation) else []

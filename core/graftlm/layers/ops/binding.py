@@ -1,0 +1,62 @@
+"""Which operations a model's layers call: chosen once for a device and a dtype."""
+
+import logging
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from graftlm.errors import ProviderUnavailableError
+from graftlm.layers.ops.contract import LayerOps, UsesOps
+from graftlm.layers.ops.native_ops import NATIVE_DTYPES, NativeOps
+from graftlm.layers.ops.torch_ops import TorchOps
+
+__all__ = ["bind_ops", "choose_ops", "fused_ops"]
+
+_logger = logging.getLogger(__name__)
+
+
+def bind_ops(model: object, ops: LayerOps) -> None:
+    """Give the operations to all modules of a model that call them; others, and other models, stay as they are."""
+    if isinstance(model, nn.Module):
+        for module in model.modules():
+            if isinstance(module, UsesOps):
+                module.use_ops(ops)
+
+
+def choose_ops(device: torch.device, dtype: torch.dtype, cache_dir: Path, compiler: str = "g++") -> LayerOps:
+    """Return the fused operations, or PyTorch's where there are none, and log why; see `fused_ops`."""
+    try:
+        return fused_ops(device, dtype, cache_dir, compiler)
+    except ProviderUnavailableError as error:
+        _logger.info("norms, rotation and activation are PyTorch's operations, not fused ones: %s", error)
+        return TorchOps()
+
+
+def fused_ops(device: torch.device, dtype: torch.dtype, cache_dir: Path, compiler: str = "g++") -> LayerOps:
+    """Return the operations that compute each in one pass.
+
+    Args:
+        device, dtype: of the hidden states.
+        cache_dir: where compiled kernels are kept.
+        compiler: of C++, a name on PATH or a path.
+
+    Effects: on a CPU, may compile the kernels, once per machine (a few seconds).
+
+    Raises:
+        ProviderUnavailableError: there are none for the device and dtype, or what they need is missing.
+    """
+    if device.type == "cuda":
+        return _triton_ops()
+    if device.type != "cpu" or dtype not in NATIVE_DTYPES:
+        raise ProviderUnavailableError(f"there are no fused operations in {dtype} on a {device.type}")
+    return NativeOps.load(compiler, cache_dir)
+
+
+def _triton_ops() -> LayerOps:
+    try:
+        # Imported here: only rows on a device need Triton, and only there it is installed.
+        from graftlm.layers.ops.triton_ops import TritonOps
+    except ImportError as error:
+        raise ProviderUnavailableError(f"Triton cannot be imported ({error}). Install graftlm[cuda].") from error
+    return TritonOps()

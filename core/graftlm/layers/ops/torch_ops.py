@@ -1,0 +1,38 @@
+"""The operations between matrix products by PyTorch's own: on every device, in every dtype, the reference of others."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from graftlm.layers.activation import activation
+
+__all__ = ["TorchOps"]
+
+
+class TorchOps:
+    """`LayerOps` in elementary operations."""
+
+    def add_rms_norm(self, x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+        """Add x to the residual stream and normalise the sum; see `LayerOps`."""
+        if residual is not None:
+            x = residual + x
+        return _rms_norm(x, weight, eps), x
+
+    def head_norm(self, heads: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """Normalise each head; see `LayerOps`."""
+        return _rms_norm(heads, weight, eps)
+
+    def rotate(self, heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """Rotate heads by their positions; see `LayerOps`."""
+        return (heads * cos).addcmul_(heads.roll(heads.shape[-1] // 2, -1), sin)
+
+    def act_and_mul(self, gate_up: Tensor, hidden_act: str) -> Tensor:
+        """Multiply the activated gates with what they gate; see `LayerOps`."""
+        gate, up = gate_up.chunk(2, dim=-1)
+        return activation(hidden_act)(gate).mul_(up)
+
+
+def _rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    if weight.dtype is torch.float32:
+        return (F.rms_norm(x.float(), x.shape[-1:], None, eps) * weight).to(x.dtype)
+    return F.rms_norm(x, x.shape[-1:], None, eps) * weight
