@@ -195,10 +195,6 @@ class Request:
         ticket = self.prefetch
         return ticket is not None and not ticket.done and (ticket.deadline_s is None or now < ticket.deadline_s)
 
-    def seconds_until(self, moment_s: float | None) -> float | None:
-        """Return the seconds from its arrival to a clock reading; None for a moment that has not come."""
-        return None if moment_s is None else moment_s - self.arrival_s
-
     def append(self, token_id: int) -> None:
         """Commit one sampled token."""
         if self._num_tokens == len(self._tokens):
