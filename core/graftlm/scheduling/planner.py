@@ -1,5 +1,7 @@
 """Which requests take part in the next step, with how many tokens."""
 
+from typing import Final
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -14,6 +16,9 @@ from graftlm.scheduling.request import Request, RequestStatus
 from graftlm.scheduling.running import RunningRequests
 
 __all__ = ["Planner"]
+
+#: Up to so many running requests are looked at one by one.
+_FEW_ROWS: Final = 4
 
 
 class Planner:
@@ -150,12 +155,24 @@ class Planner:
     def _reserve_decodes(self) -> NDArray[np.int32]:
         """Return the rows whose one token to compute is their latest sample, with room for it."""
         table = self._kv.table
-        while True:
+        while len(self._running) > _FEW_ROWS:
             rows = self._running.rows
             can_decode = table.on_device[rows] & (table.known[rows] < table.limit[rows])
             decodes = rows if can_decode.all() else rows[can_decode]
             if self._kv.reserve(decodes, table.computed[decodes] + 1):
                 return decodes
+            self._retract()
+        return self._reserve_few()
+
+    def _reserve_few(self) -> NDArray[np.int32]:
+        """Do `_reserve_decodes` row by row, where a call of numpy for each quantity would cost more."""
+        kv, table = self._kv, self._kv.table
+        while True:
+            rows = self._running.rows
+            few = rows.tolist()
+            decodes = [row for row in few if table.on_device[row] and table.known[row] < table.limit[row]]
+            if all(kv.extend(row, int(table.computed[row]) + 1) for row in decodes):
+                return rows if len(decodes) == len(few) else np.array(decodes, dtype=np.int32)
             self._retract()
 
     def _continue_prompts(self, chunks: list[Chunk], budget: int) -> int:
