@@ -10,6 +10,7 @@ __all__ = [
     "CacheSettings",
     "ChatSettings",
     "EvictionSettings",
+    "ExecutionSettings",
     "GrammarSettings",
     "MemorySettings",
     "ModelSettings",
@@ -221,6 +222,22 @@ class SchedulingSettings(Section):
     )
     overlap: bool = Field(
         default=True, description="Plan the next step while the device computes this one; tokens stay the same."
+    )
+
+
+class ExecutionSettings(Section):
+    """How the device runs steps."""
+
+    graphs: Literal["auto", True, False] = Field(
+        default="auto",
+        description="Replay steps in which every request brings one token as CUDA graphs; `auto` does where the device "
+        "and the attention backend can. On a CPU, `true` pads such steps as a GPU needs it and replays nothing.",
+    )
+    graph_batch_sizes: tuple[PositiveInt, ...] | None = Field(
+        default=None,
+        min_length=1,
+        description="Requests of the steps to capture; a step is padded to the next. Null: 1, 2, 4, 8, 16, 24 and so "
+        "on, up to `scheduling.max_running_requests`, 512 at most. Larger steps run without a graph.",
     )
 
 
