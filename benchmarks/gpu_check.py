@@ -16,7 +16,6 @@ same run. The checkpoint is a sparse file that takes no disk; random weights are
 import argparse
 import gc
 import json
-import shutil
 import statistics
 import subprocess
 import sys
@@ -24,7 +23,6 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -41,11 +39,11 @@ from graftlm.bench.roofline.clock import clock_for
 from graftlm.bench.roofline.cost import Cost
 from graftlm.bench.roofline.rig import Rig
 from graftlm.contracts import AttentionLayer
-from graftlm.demo import demo_checkpoint
 from graftlm.execution.runner import ModelRunner
 from graftlm.registry import Registry
 from graftlm.testing.attention_scene import AttentionScene
 from graftlm.testing.reference_attention import ReferenceAttention
+from graftlm.testing.sparse_checkpoint import LlamaShape, write_sparse_checkpoint
 from graftlm_attention import provide_attention_backends
 
 ROOT = Path(__file__).parents[1]
@@ -56,48 +54,10 @@ TOLERANCE = 0.03
 Row = dict[str, Any]
 
 
-@dataclass(frozen=True)
-class Shape:
-    """A Llama's sizes."""
-
-    hidden: int
-    intermediate: int
-    layers: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    vocab: int
-
-    def tensors(self) -> Iterator[tuple[str, tuple[int, ...]]]:
-        yield "model.embed_tokens.weight", (self.vocab, self.hidden)
-        yield "model.norm.weight", (self.hidden,)
-        yield "lm_head.weight", (self.vocab, self.hidden)
-        q, kv = self.heads * self.head_dim, self.kv_heads * self.head_dim
-        for i in range(self.layers):
-            at = f"model.layers.{i}."
-            yield at + "input_layernorm.weight", (self.hidden,)
-            yield at + "post_attention_layernorm.weight", (self.hidden,)
-            yield at + "self_attn.q_proj.weight", (q, self.hidden)
-            yield at + "self_attn.k_proj.weight", (kv, self.hidden)
-            yield at + "self_attn.v_proj.weight", (kv, self.hidden)
-            yield at + "self_attn.o_proj.weight", (self.hidden, q)
-            yield at + "mlp.gate_proj.weight", (self.intermediate, self.hidden)
-            yield at + "mlp.up_proj.weight", (self.intermediate, self.hidden)
-            yield at + "mlp.down_proj.weight", (self.hidden, self.intermediate)
-
-    @property
-    def weight_bytes(self) -> int:
-        return sum(2 * prod(size) for _, size in self.tensors())
-
-    @property
-    def kv_bytes_per_token(self) -> int:
-        return 4 * self.layers * self.kv_heads * self.head_dim
-
-
 SHAPES = {
-    "8b": Shape(4096, 14336, 32, 32, 8, 128, 128256),
-    "1b": Shape(2048, 8192, 16, 32, 8, 64, 128256),
-    "tiny": Shape(64, 96, 2, 4, 2, 16, 4096),
+    "8b": LlamaShape(4096, 14336, 32, 32, 8, 128, 128256),
+    "1b": LlamaShape(2048, 8192, 16, 32, 8, 64, 128256),
+    "tiny": LlamaShape(64, 96, 2, 4, 2, 16, 4096),
 }
 
 
@@ -111,7 +71,7 @@ class Bench:
     """
 
     device: torch.device
-    shape: Shape
+    shape: LlamaShape
     context: int
     end_s: float
     folder: Path
@@ -166,41 +126,6 @@ class Bench:
         return parts
 
 
-def write_checkpoint(folder: Path, shape: Shape) -> None:
-    """Write a Llama checkpoint of zeros as a sparse file, with the bundled model's tokenizer."""
-    header: dict[str, Any] = {}
-    end = 0
-    for name, size in shape.tensors():
-        start, end = end, end + 2 * prod(size)
-        header[name] = {"dtype": "BF16", "shape": size, "data_offsets": [start, end]}
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
-    with (folder / "model.safetensors").open("wb") as file:
-        file.write(len(text).to_bytes(8, "little") + text)
-        file.truncate(8 + len(text) + end)
-    config = {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        "torch_dtype": "bfloat16",
-        "hidden_size": shape.hidden,
-        "intermediate_size": shape.intermediate,
-        "num_hidden_layers": shape.layers,
-        "num_attention_heads": shape.heads,
-        "num_key_value_heads": shape.kv_heads,
-        "head_dim": shape.head_dim,
-        "vocab_size": shape.vocab,
-        "max_position_embeddings": 8192,
-        "rms_norm_eps": 1e-5,
-        "rope_theta": 500000.0,
-        "hidden_act": "silu",
-        "tie_word_embeddings": False,
-        "eos_token_id": 0,
-    }
-    (folder / "config.json").write_text(json.dumps(config))
-    for name in ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"):
-        shutil.copy(demo_checkpoint() / name, folder / name)
-
-
 # -- the parts ---------------------------------------------------------------------------------------------------------
 
 
@@ -218,7 +143,7 @@ def check_kernels(bench: Bench) -> list[Row]:
     """Compare attention of a mixed batch with the reference, in the shape's heads."""
     shape, rows = bench.shape, []
     providers = {provider.name: provider for provider in provide_attention_backends()}
-    layer = AttentionLayer(0, shape.heads, shape.kv_heads, shape.head_dim, shape.head_dim**-0.5)
+    layer = AttentionLayer(0, shape.num_heads, shape.num_kv_heads, shape.head_dim, shape.head_dim**-0.5)
     requests = [(900, 1), (17, 1), (0, 1), (64, 130), (0, 300)]
     for page_size in (1, 16, 64):
         scene = AttentionScene.draw(requests, [layer], page_size=page_size, dtype=torch.bfloat16, device=bench.device)
@@ -245,7 +170,7 @@ def measure_steps(bench: Bench) -> list[Row]:
         rows_of_all = {"max_running_requests": max(bench.batches), "overlap": False}
         parts = bench.assembled(name, kv_tokens, scheduling=rows_of_all)
         for graphs, device_parts in _with_and_without_graphs(parts, bench.device):
-            rig = Rig(device_parts, 16, bench.shape.vocab)
+            rig = Rig(device_parts, 16, bench.shape.vocab_size)
             for case in cases:
                 if graphs and case.kind == "prefill":
                     continue  # as without
@@ -291,14 +216,14 @@ def _step_row(
         times.append(parts.runner.run(plan).model_s)
     step_s = statistics.median(times)
     cost = sum(rig.costs(plan).values(), Cost())
-    needed_s = cost.weight_bytes + cost.kv_bytes
+    num_bytes = cost.weight_bytes + cost.kv_bytes
     return {
         "step": str(case),
         "backend": name,
         "graphs": graphs,
         "ms": round(1e3 * step_s, 3),
         "tokens/s": round(plan.num_tokens / step_s),
-        "of bandwidth": round(needed_s / step_s / ceilings.read_bytes_per_s, 3),
+        "of bandwidth": round(num_bytes / step_s / ceilings.read_bytes_per_s, 3),
         "of matrix rate": round(cost.flops / step_s / ceilings.matrix_flops_per_s, 3),
     }
 
@@ -398,7 +323,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if not torch.cuda.is_available():
         parser.exit(1, "gpu-check needs a CUDA device, and torch finds none. Install a CUDA build of torch.\n")
     with tempfile.TemporaryDirectory() as folder:
-        write_checkpoint(Path(folder), SHAPES[options.shape])
+        write_sparse_checkpoint(Path(folder), SHAPES[options.shape])
         bench = Bench(
             torch.device("cuda"),
             SHAPES[options.shape],

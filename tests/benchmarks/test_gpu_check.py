@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from graftlm.bench.roofline import Effort
+from graftlm.testing.sparse_checkpoint import write_sparse_checkpoint
 
 SOURCE = Path(__file__).parents[2] / "benchmarks" / "gpu_check.py"
 
@@ -26,7 +27,7 @@ def gpu_check():
 @pytest.fixture
 def bench(gpu_check, tmp_path):
     shape = gpu_check.SHAPES["tiny"]
-    gpu_check.write_checkpoint(tmp_path, shape)
+    write_sparse_checkpoint(tmp_path, shape)
     return gpu_check.Bench(
         torch.device("cpu"),
         shape,

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from graftlm.contracts import ForwardBatch
-from graftlm.plan import StepPlan
+from graftlm.plan import StepPlan, WindowTables
 
 __all__ = ["DecodeInputs", "DecodeShape"]
 
@@ -145,7 +145,7 @@ class DecodeInputs:
         sources[plan.device_idx] = plan.rows[plan.device_idx]
         positions[:] = plan.positions
         host.seq_lens[:count] = plan.seq_lens
-        memories = [plan] if plan.window is None else [plan, plan.window]
+        memories: list[StepPlan | WindowTables] = [plan] if plan.window is None else [plan, plan.window]
         for memory, out_slots, table in zip(memories, slots, host.tables, strict=True):
             out_slots[:] = memory.out_slots
             table[:count] = memory.page_table

@@ -1,5 +1,7 @@
 """Each quantization of this package keeps the contract, computed by the compiled kernel and by PyTorch."""
 
+from typing import ClassVar
+
 import pytest
 import torch
 
@@ -53,6 +55,7 @@ class TestInt8ByTorch(Kit):
 
 class Fp8Kit(QuantizationConformance):
     dtypes, largest_error, product_error = ("bfloat16",), 0.04, 0.06
+    parameters: ClassVar = QuantizationConformance.parameters | {"size": ((32, 128), (208, 256), (16, 1024))}
 
 
 class TestFp8InFloat32(Fp8Kit):
