@@ -76,10 +76,10 @@ def test_greedy_tokens_equal_transformers(checkpoint, name, graphs, page_size, o
     assert (replays > 0) == graphs
 
 
-@pytest.mark.parametrize("graphs", [False, True])
-def test_launching_a_step_never_waits_for_the_device(checkpoint, graphs):
+@pytest.mark.parametrize(("name", "graphs"), [("triton", False), ("triton", True), ("torch_native", False)])
+def test_launching_a_step_never_waits_for_the_device(checkpoint, name, graphs):
     parts = assembled(
-        checkpoint("llama"), "bfloat16", attention="triton", execution={"graphs": graphs}, scheduling={"overlap": False}
+        checkpoint("llama"), "bfloat16", attention=name, execution={"graphs": graphs}, scheduling={"overlap": False}
     )
     scheduler, runner = parts.loop.scheduler, parts.device_parts.runner
     prompts = prompts_of(10)
