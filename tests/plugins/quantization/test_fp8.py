@@ -64,14 +64,16 @@ def test_it_says_where_it_cannot_run(platform, reason):
     assert PROVIDER.unavailable(platform) == reason
 
 
-@pytest.mark.gpu
-@pytest.mark.skipif(
+NEEDS_DEVICE = pytest.mark.skipif(
     not torch.cuda.is_available() or torch.cuda.get_device_capability() < (8, 9),
     reason="needs a CUDA device that multiplies fp8",
 )
-@pytest.mark.parametrize(("m", "n", "k"), [(1, 32, 64), (7, 128, 256), (256, 4096, 4096)])
-def test_the_gpus_product_is_the_one_in_float32(m, n, k):
-    x, weight = Fp8Rows.encode(draw(m, k).cuda()), Fp8Rows.encode(draw(n, k).cuda())
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, NEEDS_DEVICE])])
+@pytest.mark.parametrize(("m", "n", "k"), [(1, 32, 64), (7, 128, 256), (256, 512, 512)])
+def test_the_product_is_the_one_in_float32(m, n, k, device):
+    x, weight = Fp8Rows.encode(draw(m, k).to(device)), Fp8Rows.encode(draw(n, k).to(device))
     expected = multiply_in_float32(x, weight).float()
     error = (multiply_by_gpu(x, weight).float() - expected).abs().max() / expected.abs().max()
     assert error < 0.01  # roundings to bfloat16, and sums that the hardware keeps in fewer bits
