@@ -163,12 +163,14 @@ def measure_steps(bench: Bench) -> list[Row]:
     ceilings = _ceilings(bench)
     rows: list[Row] = []
     cases = bench.cases()
+    if not cases:
+        raise RuntimeError("the device has no memory for any step; take a smaller --shape or --context")
     kv_tokens = max(case.num_pages(16) for case in cases) * 16
     for name in bench.backends:
         if not bench.has_time(f"steps by {name}"):
             break
-        rows_of_all = {"max_running_requests": max(bench.batches), "overlap": False}
-        parts = bench.assembled(name, kv_tokens, scheduling=rows_of_all)
+        scheduling = {"max_running_requests": max(bench.batches), "overlap": False}
+        parts = bench.assembled(name, kv_tokens, scheduling=scheduling)
         for graphs, device_parts in _with_and_without_graphs(parts, bench.device):
             rig = Rig(device_parts, 16, bench.shape.vocab_size)
             for case in cases:

@@ -54,7 +54,6 @@ def test_a_model_that_cannot_be_captured_runs_without_graphs_unless_they_are_ins
         Uncapturable(),
         KVStore([], 8, 1, torch.float32, CPU),
         8,
-        False,
         lambda _: None,
     )
     if setting is True:
@@ -74,5 +73,5 @@ def test_each_size_is_told_while_it_is_captured():
 
     stages = []
     config = EngineConfig(execution={"graphs": True, "graph_batch_sizes": [1, 4]})
-    capture_graphs(config, Model(), Model(), KVStore([], 8, 1, torch.float32, CPU), 8, False, stages.append)
+    capture_graphs(config, Model(), Model(), KVStore([], 8, 1, torch.float32, CPU), 8, stages.append)
     assert stages == ["capturing graphs, batch size 4", "capturing graphs, batch size 1"]

@@ -158,8 +158,7 @@ def assemble(
         context_len=_context_len(config, model_config),
     )
     model_provider = registry.model_for(model_config.architectures, config.model.architecture)
-    model_context = ModelContext(model_config, target.device, target.dtype)
-    model: Model = registry.create("model", model_provider, {}, model_context)
+    model: Model = registry.create("model", model_provider, {}, ModelContext(model_config, target.device, target.dtype))
     attention_provider = _choose_attention(config, registry, platform, model, target.dtype)
     quantized = quantize_layers(config, registry, model, target.device, target.dtype)
     on_stage("loading weights")
@@ -174,14 +173,13 @@ def assemble(
     on_stage("allocating KV memory")
     memory = size_memory(config, registry, model, target.device, target.dtype, target.context_len)
     has_graphs = wants_graphs(config, attention_provider.capabilities, target.device)
-    num_window_pages = None if memory.window is None else memory.window.num_window_pages
     kv = KVStore(
         model.attention_layers,
         memory.num_pages,
         config.cache.page_size,
         target.dtype,
         target.device,
-        num_window_pages,
+        None if memory.window is None else memory.window.num_window_pages,
         spare_pages=int(has_graphs),
     )
     attention = _attention(config, registry, attention_provider, model, target, kv, memory.window)
@@ -191,19 +189,15 @@ def assemble(
     sampler = Sampler(num_rows, model_config.vocab_size, target.device, _processor_factory(registry))
     mover = None if tiers is None else tiers.mover
     max_pages = min(memory.num_pages, -(-target.context_len // config.cache.page_size))
-    graphs = None
-    if has_graphs:
-        graphs = capture_graphs(config, model, attention, kv, max_pages, memory.window is not None, on_stage)
+    graphs = capture_graphs(config, model, attention, kv, max_pages, on_stage) if has_graphs else None
     runner = ModelRunner(model, attention, sampler, num_rows, target.device, mover, graphs)
 
     grammars = make_grammars(config, registry, tokenizer, model_config)
     make_cache = _cache_factory(config, registry, memory, tiers)
     jump_forward = JumpForward(tokenizer) if config.grammar.jump_forward else None
-    scheduler = _scheduler(config, registry, make_cache(), memory, max_pages, tiers, jump_forward)
-    executor = executor_for(runner, target.device.type, overlap=config.scheduling.overlap)
     loop = StepLoop(
-        scheduler,
-        executor,
+        _scheduler(config, registry, make_cache(), memory, max_pages, tiers, jump_forward),
+        executor_for(runner, target.device.type, overlap=config.scheduling.overlap),
         overlap=config.scheduling.overlap,
         make_cache=make_cache,
         observers=Observers(

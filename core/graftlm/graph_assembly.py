@@ -45,7 +45,6 @@ def capture_graphs(
     attention: AttentionBackend,
     kv: KVStore,
     max_pages: int,
-    has_window: bool,
     on_stage: Callable[[str], None],
 ) -> DecodeGraphs | None:
     """Capture one-token steps of every size.
@@ -54,7 +53,6 @@ def capture_graphs(
         attention: the backend that the model is bound to.
         kv: with one spare page; where windows have a memory of their own, with one in each.
         max_pages: pages of a request at most.
-        has_window: whether layers with a sliding window have a memory of their own.
         on_stage: hears of every size.
 
     Returns: None if the model cannot be captured and the configuration does not insist; the log says why.
@@ -69,7 +67,7 @@ def capture_graphs(
         max_size=max(sizes),
         max_pages=max_pages,
         page_size=kv.page_size,
-        spare_pages=(kv.num_pages, kv.num_window_pages) if has_window else (kv.num_pages,),
+        spare_pages=(kv.num_pages, kv.num_window_pages) if kv.has_window_memory else (kv.num_pages,),
     )
     capture = CudaCapture(kv.device) if kv.device.type == "cuda" else EagerCapture()
     try:

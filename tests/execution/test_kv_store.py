@@ -50,5 +50,5 @@ def test_spare_pages_come_on_top_in_every_memory_and_leave_a_pages_bytes_as_they
     layers = [LAYERS[0], replace(LAYERS[1], sliding_window=8)]
     store = KVStore(layers, 50, 4, torch.float32, torch.device("cpu"), num_window_pages=3, spare_pages=1)
     assert [len(store.keys(i)) for i in (0, 1)] == [len(store.values(i)) for i in (0, 1)] == [51, 4]
-    assert (store.num_pages, store.num_window_pages) == (50, 3)
+    assert (store.num_pages, store.num_window_pages, store.has_window_memory) == (50, 3, True)
     assert store.page_bytes == KVStore.bytes_per_token(layers, torch.float32) * 4

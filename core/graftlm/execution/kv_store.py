@@ -23,6 +23,9 @@ class KVStore:
         dtype, device: of keys and values.
         num_window_pages: pages per layer with a sliding window; None: as many as the others have.
         spare_pages: pages of every layer beyond these, that no request owns.
+
+    Attributes:
+        has_window_memory: whether layers with a sliding window have pages of their own, however many.
     """
 
     def __init__(
@@ -39,6 +42,7 @@ class KVStore:
         self.page_size = page_size
         self.dtype = dtype
         self.device = device
+        self.has_window_memory = num_window_pages is not None
         self.num_window_pages = num_pages if num_window_pages is None else num_window_pages
         shapes = [
             (self._pages_of(layer) + spare_pages, page_size, layer.num_kv_heads, layer.head_dim) for layer in layers
