@@ -89,6 +89,18 @@ def test_a_cpu_pads_only_when_it_is_told_to(checkpoint, graphs):
     assert len(parts.device_parts.kv.keys(0)) == 64
 
 
-def test_captured_sizes_beyond_what_runs_are_refused():
-    with pytest.raises(ConfigError, match=r"execution\.graph_batch_sizes: no step has more than .* 8 requests, got 9"):
-        EngineConfig(scheduling={"max_running_requests": 8}, execution={"graph_batch_sizes": (2, 9)})
+@pytest.mark.parametrize(
+    ("sizes", "problem"),
+    [
+        (
+            (2, 9),
+            "execution.graph_batch_sizes: no step has more than scheduling.max_running_requests 8 requests, got 9",
+        ),
+        ((), "execution.graph_batch_sizes: must name at least one, or be null, got ()"),
+        ((4, 0), "execution.graph_batch_sizes[1]: must be at least 1, got 0"),
+    ],
+)
+def test_sizes_that_no_step_can_have_are_refused(sizes, problem):
+    with pytest.raises(ConfigError) as caught:
+        EngineConfig(scheduling={"max_running_requests": 8}, execution={"graph_batch_sizes": sizes})
+    assert str(caught.value) == problem

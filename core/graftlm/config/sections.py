@@ -67,6 +67,12 @@ def _check_power_of_two(value: int) -> int:
     return value
 
 
+def _check_not_empty(values: tuple[int, ...]) -> tuple[int, ...]:
+    if not values:
+        raise ValueError("must name at least one, or be null")
+    return values
+
+
 Int = Annotated[int, BeforeValidator(_refuse_bool)]
 Float = Annotated[float, BeforeValidator(_refuse_bool)]
 PositiveFloat = Annotated[float, Field(gt=0), BeforeValidator(_refuse_bool)]
@@ -233,9 +239,8 @@ class ExecutionSettings(Section):
         description="Replay steps in which every request brings one token as CUDA graphs; `auto` does where the device "
         "and the attention backend can. On a CPU, `true` pads such steps as a GPU needs it and replays nothing.",
     )
-    graph_batch_sizes: tuple[PositiveInt, ...] | None = Field(
+    graph_batch_sizes: Annotated[tuple[PositiveInt, ...], AfterValidator(_check_not_empty)] | None = Field(
         default=None,
-        min_length=1,
         description="Requests of the steps to capture; a step is padded to the next. Null: 1, 2, 4, 8, 16, 24 and so "
         "on, up to `scheduling.max_running_requests`, 512 at most. Larger steps run without a graph.",
     )
