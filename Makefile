@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help demo serve test lint format bench fuzz train-demo clean
+.PHONY: help demo serve test lint format bench gpu-check fuzz train-demo clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
@@ -43,6 +43,9 @@ format: $(VENV)/.installed-dev  ## rewrite the code in the house style
 bench: $(VENV)/.installed-dev  ## the offline benchmark on the bundled model, and what the server adds to it
 	$(BIN)/graftlm bench offline --json benchmarks/results/offline-demo.json
 	$(BIN)/python benchmarks/server_overhead.py
+
+gpu-check: $(VENV)/.installed-dev  ## tests and measurements on a CUDA device; ARGS="--shape 1b --budget-s 300"
+	$(BIN)/python benchmarks/gpu_check.py $(ARGS)
 
 fuzz: $(VENV)/.installed-dev  ## 5,000 requests made from the server's OpenAPI document
 	$(BIN)/python tests/server/fuzz.py $(ARGS)

@@ -62,6 +62,7 @@ def test_defaults_are_those_of_the_design():
             "mix_chunks": True,
             "overlap": True,
         },
+        "execution": {"graphs": "auto", "graph_batch_sizes": None},
         "memory": {"kv_tokens": None, "window_tokens": None, "kv_fraction": 0.8},
         "parallel": {"data": 1},
         "server": {

@@ -73,7 +73,7 @@ def test_the_log_says_what_is_saved_and_what_stays(checkpoint, caplog):
 @pytest.mark.parametrize(
     ("model", "error", "message"),
     [
-        ({"quantization": "int5"}, UnknownProviderError, "Unknown quantization 'int5'. Available: int4, int8"),
+        ({"quantization": "int5"}, UnknownProviderError, "Unknown quantization 'int5'. Available: fp8, int4, int8"),
         (
             {"quantization": {"name": "int4", "options": {"group_size": 48}}},
             ConfigError,

@@ -30,12 +30,14 @@ from graftlm.contracts import (
 )
 from graftlm.errors import ConfigError
 from graftlm.execution.awaiting_attention import AwaitingAttention
-from graftlm.execution.executor import InlineExecutor, StepExecutor, WorkerExecutor
+from graftlm.execution.executor import executor_for
+from graftlm.execution.graphs import DecodeGraphs
 from graftlm.execution.kv_store import KVStore
 from graftlm.execution.runner import ModelRunner
 from graftlm.execution.sampler import Sampler
 from graftlm.execution.split_attention import SplitAttention
 from graftlm.grammar_assembly import make_grammars
+from graftlm.graph_assembly import capture_graphs, wants_graphs
 from graftlm.intake import Intake, IntakeLimits
 from graftlm.kv_memory import KVMemory, size_memory
 from graftlm.layers.kernel_build import user_cache_dir
@@ -67,6 +69,7 @@ class DeviceParts:
 
     Attributes:
         attention_name: of the provider of `attention`.
+        graphs: what replays one-token steps; None where every step runs eagerly.
     """
 
     model: Model
@@ -75,6 +78,7 @@ class DeviceParts:
     kv: KVStore
     sampler: Sampler
     runner: ModelRunner
+    graphs: DecodeGraphs | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,8 +158,7 @@ def assemble(
         context_len=_context_len(config, model_config),
     )
     model_provider = registry.model_for(model_config.architectures, config.model.architecture)
-    model_context = ModelContext(model_config, target.device, target.dtype)
-    model: Model = registry.create("model", model_provider, {}, model_context)
+    model: Model = registry.create("model", model_provider, {}, ModelContext(model_config, target.device, target.dtype))
     attention_provider = _choose_attention(config, registry, platform, model, target.dtype)
     quantized = quantize_layers(config, registry, model, target.device, target.dtype)
     on_stage("loading weights")
@@ -169,14 +172,15 @@ def assemble(
 
     on_stage("allocating KV memory")
     memory = size_memory(config, registry, model, target.device, target.dtype, target.context_len)
-    num_window_pages = None if memory.window is None else memory.window.num_window_pages
+    has_graphs = wants_graphs(config, attention_provider.capabilities, target.device)
     kv = KVStore(
         model.attention_layers,
         memory.num_pages,
         config.cache.page_size,
         target.dtype,
         target.device,
-        num_window_pages,
+        None if memory.window is None else memory.window.num_window_pages,
+        spare_pages=int(has_graphs),
     )
     attention = _attention(config, registry, attention_provider, model, target, kv, memory.window)
     tiers = assemble_tiers(config, registry, model, kv, path)
@@ -184,16 +188,16 @@ def assemble(
     num_rows = config.scheduling.max_running_requests
     sampler = Sampler(num_rows, model_config.vocab_size, target.device, _processor_factory(registry))
     mover = None if tiers is None else tiers.mover
-    runner = ModelRunner(model, attention, sampler, num_rows, target.device, mover)
+    max_pages = min(memory.num_pages, -(-target.context_len // config.cache.page_size))
+    graphs = capture_graphs(config, model, attention, kv, max_pages, on_stage) if has_graphs else None
+    runner = ModelRunner(model, attention, sampler, num_rows, target.device, mover, graphs)
 
     grammars = make_grammars(config, registry, tokenizer, model_config)
     make_cache = _cache_factory(config, registry, memory, tiers)
     jump_forward = JumpForward(tokenizer) if config.grammar.jump_forward else None
-    scheduler = _scheduler(config, registry, make_cache(), memory, target.context_len, tiers, jump_forward)
-    executor: StepExecutor = WorkerExecutor(runner.run) if config.scheduling.overlap else InlineExecutor(runner.run)
     loop = StepLoop(
-        scheduler,
-        executor,
+        _scheduler(config, registry, make_cache(), memory, max_pages, tiers, jump_forward),
+        executor_for(runner, target.device.type, overlap=config.scheduling.overlap),
         overlap=config.scheduling.overlap,
         make_cache=make_cache,
         observers=Observers(
@@ -214,7 +218,7 @@ def assemble(
     )
     intake = Intake(limits, lambda params: TextStream(tokenizer, params), time.monotonic, grammars)
     dtype = str(target.dtype).removeprefix("torch.")
-    device_parts = DeviceParts(model, attention, attention_provider.name, kv, sampler, runner)
+    device_parts = DeviceParts(model, attention, attention_provider.name, kv, sampler, runner, graphs)
     return EngineParts(config, model_config, tokenizer, intake, loop, platform.device, dtype, device_parts)
 
 
@@ -287,15 +291,14 @@ def _scheduler(
     registry: Registry,
     cache: PrefixCache,
     memory: KVMemory,
-    context_len: int,
+    max_pages: int,
     tiers: TierParts | None,
     jump_forward: JumpForward | None,
 ) -> Scheduler:
-    num_pages = memory.num_pages
     settings, page_size = config.scheduling, config.cache.page_size
-    table = RequestTable(settings.max_running_requests, min(num_pages, -(-context_len // page_size)))
+    table = RequestTable(settings.max_running_requests, max_pages)
     lower = None if tiers is None else LowerTiers(cache, tiers.queue)
-    kv = KVManager(PagePool(num_pages), cache, table, page_size, memory.window, lower)
+    kv = KVManager(PagePool(memory.num_pages), cache, table, page_size, memory.window, lower)
     provider = registry.provider("scheduling", settings.policy.name)
     policy = registry.create("scheduling", provider, settings.policy.options, SchedulingContext(), config.origins)
     limits = SchedulerLimits(settings.max_queued_requests, settings.prefill_tokens_per_step, settings.mix_chunks)

@@ -24,6 +24,7 @@
     │   └── RequestFailedError         it was running and failed: bad logits, a failing step
     ├── EngineError                    the engine itself
     │   ├── EngineClosedError
+    │   ├── GraphCaptureError          a model or an attention backend cannot be captured in a CUDA graph
     │   ├── UnavailableError           a process of the server is down, starting or draining; try again later
     │   └── InvariantError             our own bookkeeping is wrong: names the owner
     └── ProgramError                   an LM program failed: says the program's line; `__cause__` is why
@@ -44,6 +45,7 @@ __all__ = [
     "EngineError",
     "GraftlmError",
     "GrammarError",
+    "GraphCaptureError",
     "InvalidPromptError",
     "InvariantError",
     "ModelError",
@@ -166,6 +168,10 @@ class EngineClosedError(EngineError):
 
 class UnavailableError(EngineError):
     """A process of the server is down, starting or draining; the request may be sent again."""
+
+
+class GraphCaptureError(EngineError):
+    """A model or an attention backend does what a CUDA graph cannot repeat."""
 
 
 class InvariantError(EngineError):

@@ -44,3 +44,11 @@ def test_bytes_per_token_is_what_a_token_takes(dtype: torch.dtype, expected: int
     assert KVStore.bytes_per_token(LAYERS, dtype) == expected
     store = KVStore(LAYERS, num_pages=7, page_size=4, dtype=dtype, device=torch.device("cpu"))
     assert store.num_bytes == expected * 7 * 4
+
+
+def test_spare_pages_come_on_top_in_every_memory_and_leave_a_pages_bytes_as_they_are() -> None:
+    layers = [LAYERS[0], replace(LAYERS[1], sliding_window=8)]
+    store = KVStore(layers, 50, 4, torch.float32, torch.device("cpu"), num_window_pages=3, spare_pages=1)
+    assert [len(store.keys(i)) for i in (0, 1)] == [len(store.values(i)) for i in (0, 1)] == [51, 4]
+    assert (store.num_pages, store.num_window_pages, store.has_window_memory) == (50, 3, True)
+    assert store.page_bytes == KVStore.bytes_per_token(layers, torch.float32) * 4

@@ -17,6 +17,7 @@ from graftlm.config.sections import (
     AttentionSettings,
     CacheSettings,
     ChatSettings,
+    ExecutionSettings,
     GrammarSettings,
     MemorySettings,
     ModelSettings,
@@ -48,6 +49,7 @@ class EngineConfig(Section):
     grammar: GrammarSettings = GrammarSettings()
     chat: ChatSettings = ChatSettings()
     scheduling: SchedulingSettings = SchedulingSettings()
+    execution: ExecutionSettings = ExecutionSettings()
     memory: MemorySettings = MemorySettings()
     parallel: ParallelSettings = ParallelSettings()
     server: ServerSettings = ServerSettings()
@@ -74,6 +76,15 @@ class EngineConfig(Section):
         if kv_tokens is not None and kv_tokens < page_size:
             message = f"must hold at least one page of cache.page_size {page_size}, holds {kv_tokens}"
             raise PydanticCustomError("kv_tokens", "{message}", {"path": ("memory", "kv_tokens"), "message": message})
+        return self
+
+    @model_validator(mode="after")
+    def _check_graph_batch_sizes(self) -> EngineConfig:
+        sizes, most = self.execution.graph_batch_sizes, self.scheduling.max_running_requests
+        if sizes is not None and max(sizes) > most:
+            message = f"no step has more than scheduling.max_running_requests {most} requests, got {max(sizes)}"
+            path = ("execution", "graph_batch_sizes")
+            raise PydanticCustomError("graph_batch_sizes", "{message}", {"path": path, "message": message})
         return self
 
     @classmethod

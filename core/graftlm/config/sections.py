@@ -10,6 +10,7 @@ __all__ = [
     "CacheSettings",
     "ChatSettings",
     "EvictionSettings",
+    "ExecutionSettings",
     "GrammarSettings",
     "MemorySettings",
     "ModelSettings",
@@ -64,6 +65,12 @@ def _check_power_of_two(value: int) -> int:
     if value & (value - 1):
         raise ValueError("must be a power of two")
     return value
+
+
+def _check_not_empty(values: tuple[int, ...]) -> tuple[int, ...]:
+    if not values:
+        raise ValueError("must name at least one, or be null")
+    return values
 
 
 Int = Annotated[int, BeforeValidator(_refuse_bool)]
@@ -221,6 +228,21 @@ class SchedulingSettings(Section):
     )
     overlap: bool = Field(
         default=True, description="Plan the next step while the device computes this one; tokens stay the same."
+    )
+
+
+class ExecutionSettings(Section):
+    """How the device runs steps."""
+
+    graphs: Literal["auto", True, False] = Field(
+        default="auto",
+        description="Replay steps in which every request brings one token as CUDA graphs; `auto` does where the device "
+        "and the attention backend can. On a CPU, `true` pads such steps as a GPU needs it and replays nothing.",
+    )
+    graph_batch_sizes: Annotated[tuple[PositiveInt, ...], AfterValidator(_check_not_empty)] | None = Field(
+        default=None,
+        description="Requests of the steps to capture; a step is padded to the next. Null: 1, 2, 4, 8, 16, 24 and so "
+        "on, up to `scheduling.max_running_requests`, 512 at most. Larger steps run without a graph.",
     )
 
 

@@ -61,7 +61,9 @@ class AttentionCapabilities:
         head_dims: supported D.
         page_sizes: supported page sizes.
         sliding_window, soft_cap, cascade: whether layers may ask for them.
-        graph: whether a one-token batch may be captured in a CUDA graph.
+        graph: whether a one-token batch may be captured in a CUDA graph. `prepare` is called before the capture and
+            before every replay, with batches of one size in the same tensors; the page table has the columns that the
+            longest context needs, and what `forward` launches must depend on nothing but that.
     """
 
     devices: tuple[str, ...] = ("cpu", "cuda")

@@ -15,10 +15,10 @@ __all__ = ["build_batch", "to_device"]
 
 def to_device(array: NDArray[np.generic], device: torch.device) -> Tensor:
     """Return an array as a tensor on a device: on the CPU a view, elsewhere an asynchronous copy from pinned memory."""
-    tensor = torch.from_numpy(array)
     if device.type == "cpu":
-        return tensor
-    return tensor.pin_memory().to(device, non_blocking=True)
+        return torch.from_numpy(array)
+    # What is not contiguous would go through pageable memory.
+    return torch.from_numpy(np.ascontiguousarray(array)).pin_memory().to(device, non_blocking=True)
 
 
 def build_batch(plan: StepPlan, last_tokens: Tensor, device: torch.device) -> ForwardBatch:

@@ -8,7 +8,7 @@ from typing import Protocol, TypeVar
 
 from graftlm.plan import StepPlan, StepResult
 
-__all__ = ["InlineExecutor", "StepExecutor", "WorkerExecutor"]
+__all__ = ["InlineExecutor", "LaunchExecutor", "Launched", "Runner", "StepExecutor", "WorkerExecutor", "executor_for"]
 
 T = TypeVar("T")
 
@@ -27,6 +27,33 @@ class StepExecutor(Protocol):
     def close(self) -> None:
         """Wait for steps under way and stop."""
         ...
+
+
+class Launched(Protocol):
+    """A step that a device has been given."""
+
+    def result(self) -> StepResult:
+        """Wait for the device, without the interpreter lock."""
+        ...
+
+
+class Runner(Protocol):
+    """Runs steps, or launches them; see `graftlm.execution.runner.ModelRunner`."""
+
+    def run(self, plan: StepPlan) -> StepResult:
+        """Run a step and wait for it."""
+        ...
+
+    def launch(self, plan: StepPlan) -> Launched:
+        """Give a step to the device."""
+        ...
+
+
+def executor_for(runner: Runner, device_type: str, *, overlap: bool) -> StepExecutor:
+    """Return what runs steps on a device of a torch type, beside the scheduler or within its thread."""
+    if not overlap:
+        return InlineExecutor(runner.run)
+    return WorkerExecutor(runner.run) if device_type == "cpu" else LaunchExecutor(runner.launch)
 
 
 class InlineExecutor:
@@ -52,24 +79,78 @@ class WorkerExecutor:
 
     def __init__(self, run: Callable[[StepPlan], StepResult]) -> None:
         self._run = run
-        self._work_items: SimpleQueue[Callable[[], object] | None] = SimpleQueue()
-        self._thread = threading.Thread(target=self._work, name="graftlm-step", daemon=True)
-        self._thread.start()
+        self._worker = _Worker("graftlm-step")
 
     def submit(self, plan: StepPlan) -> Future[StepResult]:
         """Queue a step for the worker."""
         future: Future[StepResult] = Future()
-        self._work_items.put(lambda: _run_into(future, lambda: self._run(plan)))
+        self._worker.put(lambda: _run_into(future, lambda: self._run(plan)))
         return future
 
     def call(self, function: Callable[[], None]) -> Future[None]:
         """Queue a function for the worker."""
         future: Future[None] = Future()
-        self._work_items.put(lambda: _run_into(future, function))
+        self._worker.put(lambda: _run_into(future, function))
         return future
 
     def close(self) -> None:
         """Wait for steps under way and end the worker."""
+        self._worker.close()
+
+
+class LaunchExecutor:
+    """Launches steps in one thread and waits for them in another, so that a GPU has the next step before one ends."""
+
+    def __init__(self, launch: Callable[[StepPlan], Launched]) -> None:
+        self._launch = launch
+        self._launcher = _Worker("graftlm-step")
+        self._waiter = _Worker("graftlm-wait")
+
+    def submit(self, plan: StepPlan) -> Future[StepResult]:
+        """Queue a step to be launched."""
+        future: Future[StepResult] = Future()
+        self._launcher.put(lambda: self._launch_into(future, plan))
+        return future
+
+    def call(self, function: Callable[[], None]) -> Future[None]:
+        """Queue a function for the launching thread, which first waits for the steps launched before."""
+        future: Future[None] = Future()
+        self._launcher.put(lambda: self._call_into(future, function))
+        return future
+
+    def close(self) -> None:
+        """Wait for steps under way and end both threads."""
+        self._launcher.close()
+        self._waiter.close()
+
+    def _launch_into(self, future: Future[StepResult], plan: StepPlan) -> None:
+        try:
+            launched = self._launch(plan)
+        except BaseException as error:  # whoever waits must hear of it
+            future.set_exception(error)
+        else:
+            self._waiter.put(lambda: _run_into(future, launched.result))
+
+    def _call_into(self, future: Future[None], function: Callable[[], None]) -> None:
+        settled = threading.Event()
+        self._waiter.put(settled.set)
+        settled.wait()
+        _run_into(future, function)
+
+
+class _Worker:
+    """A thread that calls what it is given, in order."""
+
+    def __init__(self, name: str) -> None:
+        self._work_items: SimpleQueue[Callable[[], object] | None] = SimpleQueue()
+        self._thread = threading.Thread(target=self._work, name=name, daemon=True)
+        self._thread.start()
+
+    def put(self, work: Callable[[], object]) -> None:
+        self._work_items.put(work)
+
+    def close(self) -> None:
+        """Finish what has been put, and end the thread."""
         self._work_items.put(None)
         self._thread.join()
 

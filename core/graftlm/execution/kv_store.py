@@ -22,6 +22,10 @@ class KVStore:
         page_size: tokens in a page.
         dtype, device: of keys and values.
         num_window_pages: pages per layer with a sliding window; None: as many as the others have.
+        spare_pages: pages of every layer beyond these, that no request owns.
+
+    Attributes:
+        has_window_memory: whether layers with a sliding window have pages of their own, however many.
     """
 
     def __init__(
@@ -32,13 +36,17 @@ class KVStore:
         dtype: torch.dtype,
         device: torch.device,
         num_window_pages: int | None = None,
+        spare_pages: int = 0,
     ) -> None:
         self.num_pages = num_pages
         self.page_size = page_size
         self.dtype = dtype
         self.device = device
+        self.has_window_memory = num_window_pages is not None
         self.num_window_pages = num_pages if num_window_pages is None else num_window_pages
-        shapes = [(self._pages_of(layer), page_size, layer.num_kv_heads, layer.head_dim) for layer in layers]
+        shapes = [
+            (self._pages_of(layer) + spare_pages, page_size, layer.num_kv_heads, layer.head_dim) for layer in layers
+        ]
         self._keys = [torch.empty(shape, dtype=dtype, device=device) for shape in shapes]
         self._values = [torch.empty(shape, dtype=dtype, device=device) for shape in shapes]
 
@@ -58,7 +66,7 @@ class KVStore:
     @property
     def page_bytes(self) -> int:
         """Bytes of one page's keys and values over all layers."""
-        return self.num_bytes // self.num_pages
+        return sum(tensor[0].nbytes for tensor in (*self._keys, *self._values))
 
     @property
     def num_bytes(self) -> int:

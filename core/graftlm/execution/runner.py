@@ -1,28 +1,80 @@
 """One step on the device: plan in, sampled tokens out."""
 
-import time
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from graftlm.contracts import AttentionBackend, Model
 from graftlm.execution.batch import build_batch, to_device
 from graftlm.execution.block_mover import BlockMover
-from graftlm.execution.logprobs import token_logprobs
+from graftlm.execution.graphs import DecodeGraphs
+from graftlm.execution.logprobs import TokenLogprobs, token_logprobs
+from graftlm.execution.readback import Readback, readback_from
 from graftlm.execution.sampler import NOT_FINITE, Sampled, Sampler
 from graftlm.plan import LogprobTable, PoolSpan, PromptLogprobSpan, StepPlan, StepResult
 
-__all__ = ["ModelRunner"]
+__all__ = ["LaunchedStep", "ModelRunner"]
 
 _NO_TOKENS = np.empty(0, dtype=np.int32)
+
+
+@dataclass(frozen=True, slots=True)
+class _SampledOnHost:
+    """What the sampler chose, in tensors on the host that are filled once the readback has been waited for."""
+
+    token_ids: Tensor
+    failed: Tensor
+    processor_errors: dict[int, str]
+    logprobs: TokenLogprobs | None
+
+    def errors(self) -> dict[int, str]:
+        (failed,) = self.failed.numpy().nonzero()
+        return dict.fromkeys(failed.tolist(), NOT_FINITE) | self.processor_errors
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchedStep:
+    """A step that the device has been given. Tensors are on the host, filled once `readback` has been waited for.
+
+    Attributes:
+        sampled: None when no request samples.
+        prompt_logprobs: of all spans' tokens together; None when there are no spans.
+        span_lens: tokens of each span.
+        pooled: float32 [spans, hidden]; None when nothing is pooled.
+    """
+
+    readback: Readback
+    sampled: _SampledOnHost | None
+    prompt_logprobs: TokenLogprobs | None
+    span_lens: tuple[int, ...]
+    pooled: Tensor | None
+
+    def result(self) -> StepResult:
+        """Wait for the device, and return what it made of the plan. From any thread, once."""
+        model_s = self.readback.wait()
+        sampled = self.sampled
+        return StepResult(
+            token_ids=_NO_TOKENS if sampled is None else sampled.token_ids.numpy(),
+            errors={} if sampled is None else sampled.errors(),
+            logprobs=None if sampled is None or sampled.logprobs is None else _table(sampled.logprobs),
+            prompt_logprobs=() if self.prompt_logprobs is None else _split(self.prompt_logprobs, self.span_lens),
+            pooled=() if self.pooled is None else tuple(self.pooled.numpy()),
+            model_s=model_s,
+        )
 
 
 class ModelRunner:
     """Runs plans in the order in which they come, one at a time, always from the same thread.
 
-    The latest token of every row stays on the device: the next step reads it there, seen by the host or not.
+    The latest token of every row stays on the device: the next step reads it there, seen by the host or not. On a GPU
+    steps have a stream of their own, and nothing in `launch` waits for it, with two exceptions: a row with logits
+    processors, which work on the host, and a step that takes copies along.
+
+    Args:
+        graphs: replays the steps it can; None: every step runs eagerly.
     """
 
     def __init__(
@@ -33,68 +85,116 @@ class ModelRunner:
         num_rows: int,
         device: torch.device,
         mover: BlockMover | None = None,
+        graphs: DecodeGraphs | None = None,
     ) -> None:
         self._model = model
         self._attention = attention
         self._sampler = sampler
         self._device = device
         self._mover = mover
-        self._last_tokens = torch.zeros(num_rows, dtype=torch.int64, device=device)
+        self._graphs = graphs
+        self._stream = None if device.type == "cpu" else torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        if graphs is None:
+            self._last_tokens = torch.zeros(num_rows, dtype=torch.int64, device=device)
+        else:
+            self._last_tokens = graphs.last_tokens
 
     def run(self, plan: StepPlan) -> StepResult:
         """Run one step, with the copies that go with it, and wait for its tokens."""
-        if self._mover is None or plan.copies is None:
-            return self._run(plan)
-        with self._mover.beside(plan.copies):
-            return self._run(plan)
+        return self.launch(plan).result()
 
-    @torch.inference_mode()
-    def _run(self, plan: StepPlan) -> StepResult:
-        start = time.perf_counter()
+    def launch(self, plan: StepPlan) -> LaunchedStep:
+        """Give a step to the device, with the copies that go with it; its `result` waits for the tokens."""
+        with self._on_stream(), torch.inference_mode():
+            if self._mover is None or plan.copies is None:
+                return self._launch(plan)
+            with self._mover.beside(plan.copies):
+                return self._launch(plan)
+
+    def _on_stream(self) -> AbstractContextManager[object]:
+        if self._stream is None:
+            return nullcontext()
+        # What the caller has launched so far, such as loading weights, comes before the step.
+        self._stream.wait_stream(torch.cuda.current_stream(self._device))
+        stream: AbstractContextManager[object] = torch.cuda.stream(self._stream)
+        return stream
+
+    def _launch(self, plan: StepPlan) -> LaunchedStep:
+        readback = readback_from(self._device)
         for setup in plan.setups:
             self._sampler.set_row(setup)
+        hidden = self._forward(plan)
+        sampled = self._sample(plan, hidden) if len(plan.sample_idx) else None
+        launched = LaunchedStep(
+            readback,
+            sampled=None if sampled is None else _fetch_sampled(sampled, readback),
+            prompt_logprobs=self._prompt_logprobs(plan.prompt_spans, hidden, readback) if plan.prompt_spans else None,
+            span_lens=tuple([len(span.targets) for span in plan.prompt_spans]),
+            pooled=readback.fetch(_pool(plan.pool_spans, hidden)) if plan.pool_spans else None,
+        )
+        readback.close()
+        return launched
+
+    def _forward(self, plan: StepPlan) -> Tensor:
+        hidden = None if self._graphs is None else self._graphs.replay(plan)
+        if hidden is not None:
+            return hidden
         batch = build_batch(plan, self._last_tokens, self._device)
         self._attention.prepare(batch)
-        hidden = self._model.forward(batch)
-        sampled = self._sample(plan, hidden, batch.logits_idx) if len(plan.sample_idx) else None
-        return StepResult(
-            token_ids=_NO_TOKENS if sampled is None else sampled.token_ids.to("cpu", torch.int32).numpy(),
-            errors={} if sampled is None else _errors(sampled),
-            logprobs=None if sampled is None or sampled.logprobs is None else _to_host(*sampled.logprobs),
-            prompt_logprobs=self._prompt_logprobs(plan.prompt_spans, hidden) if plan.prompt_spans else (),
-            pooled=_pool(plan.pool_spans, hidden) if plan.pool_spans else (),
-            model_s=time.perf_counter() - start,
-        )
+        return self._model.forward(batch)
 
-    def _sample(self, plan: StepPlan, hidden: Tensor, logits_idx: Tensor) -> Sampled:
-        logits = self._model.logits(hidden[logits_idx])
+    def _sample(self, plan: StepPlan, hidden: Tensor) -> Sampled:
+        logits = self._model.logits(_last_of_each(plan, hidden, self._device))
         rows = plan.rows if len(plan.sample_idx) == len(plan.rows) else plan.rows[plan.sample_idx]
         token_mask = None if plan.token_mask is None else plan.token_mask.wait()
         sampled = self._sampler.sample(logits, rows, plan.sample_positions, token_mask)
         self._last_tokens.index_copy_(0, to_device(rows.astype(np.int64), self._device), sampled.token_ids)
         return sampled
 
-    def _prompt_logprobs(self, spans: tuple[PromptLogprobSpan, ...], hidden: Tensor) -> tuple[LogprobTable, ...]:
+    def _prompt_logprobs(
+        self, spans: tuple[PromptLogprobSpan, ...], hidden: Tensor, readback: Readback
+    ) -> TokenLogprobs:
         """Compute the logits of all spans' tokens together, and of no others."""
-        lens = [len(span.targets) for span in spans]
-        idx = np.concatenate([np.arange(s.start, s.start + n) for s, n in zip(spans, lens, strict=True)])
+        idx = np.concatenate([np.arange(span.start, span.start + len(span.targets)) for span in spans])
         targets = np.concatenate([span.targets for span in spans])
         logits = self._model.logits(hidden[to_device(idx, self._device)])
         num_top = max(span.num_top for span in spans)
-        table = _to_host(*token_logprobs(logits, to_device(targets, self._device), num_top))
-        return tuple([table.rows(end - n, end) for n, end in zip(lens, np.cumsum(lens).tolist(), strict=True)])
+        return _fetch(token_logprobs(logits, to_device(targets, self._device), num_top), readback)
 
 
-def _pool(spans: tuple[PoolSpan, ...], hidden: Tensor) -> tuple[NDArray[np.float32], ...]:
-    """Add up each span's hidden states in float32; they leave the device together."""
+def _last_of_each(plan: StepPlan, hidden: Tensor, device: torch.device) -> Tensor:
+    """Return the hidden states that tokens are sampled from, [S, hidden]."""
+    if len(plan.sample_idx) == plan.num_tokens:
+        return hidden
+    ends = plan.query_lens.cumsum(dtype=np.int64)
+    return hidden.index_select(0, to_device(ends[plan.sample_idx] - 1, device))
+
+
+def _pool(spans: tuple[PoolSpan, ...], hidden: Tensor) -> Tensor:
+    """Add up each span's hidden states in float32; [spans, hidden]."""
     pieces = [hidden[span.start : span.start + span.num_tokens] for span in spans]
-    return tuple(torch.stack([piece.sum(dim=0, dtype=torch.float32) for piece in pieces]).cpu().numpy())
+    return torch.stack([piece.sum(dim=0, dtype=torch.float32) for piece in pieces])
 
 
-def _errors(sampled: Sampled) -> dict[int, str]:
-    (failed,) = sampled.failed.cpu().numpy().nonzero()
-    return dict.fromkeys(failed.tolist(), NOT_FINITE) | sampled.processor_errors
+def _fetch_sampled(sampled: Sampled, readback: Readback) -> _SampledOnHost:
+    return _SampledOnHost(
+        readback.fetch(sampled.token_ids.to(torch.int32)),
+        readback.fetch(sampled.failed),
+        sampled.processor_errors,
+        None if sampled.logprobs is None else _fetch(sampled.logprobs, readback),
+    )
 
 
-def _to_host(token_logprob: Tensor, top_ids: Tensor, top_logprobs: Tensor) -> LogprobTable:
-    return LogprobTable(token_logprob.cpu().numpy(), top_ids.to("cpu", torch.int32).numpy(), top_logprobs.cpu().numpy())
+def _fetch(found: TokenLogprobs, readback: Readback) -> TokenLogprobs:
+    parts = (found.token_logprobs, found.top_ids.to(torch.int32), found.top_logprobs)
+    return TokenLogprobs(*[readback.fetch(part) for part in parts])
+
+
+def _table(found: TokenLogprobs) -> LogprobTable:
+    return LogprobTable(found.token_logprobs.numpy(), found.top_ids.numpy(), found.top_logprobs.numpy())
+
+
+def _split(found: TokenLogprobs, lens: tuple[int, ...]) -> tuple[LogprobTable, ...]:
+    table = _table(found)
+    ends = np.cumsum(lens).tolist()
+    return tuple([table.rows(end - n, end) for n, end in zip(lens, ends, strict=True)])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -129,12 +130,19 @@ class TorchPagedAttention(AttentionBackend):
         first = int(indices[0])
         if (np.diff(indices) == 1).all():
             return slice(first, first + len(indices))
-        return torch.from_numpy(indices).to(self._device)
+        return self._to_device(indices)
 
     def _mask(self, hidden: NDArray[np.bool_]) -> Tensor:
         """Turn [b, n, S] into what is added to scores, [b, 1, n, S]."""
         mask = torch.zeros(hidden.shape, dtype=self._dtype, device=self._device)
-        return mask.masked_fill_(torch.from_numpy(hidden).to(self._device), -torch.inf).unsqueeze(1)
+        return mask.masked_fill_(self._to_device(hidden), -torch.inf).unsqueeze(1)
+
+    def _to_device(self, array: NDArray[Any]) -> Tensor:
+        """Return a contiguous array as a tensor; a GPU copies it from pinned memory, and is not waited for."""
+        tensor = torch.from_numpy(array)
+        if self._device.type == "cuda":
+            tensor = tensor.pin_memory()
+        return tensor.to(self._device, non_blocking=True)
 
 
 def _oldest(position: int, window: int | None) -> int:

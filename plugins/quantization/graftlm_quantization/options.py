@@ -5,7 +5,17 @@ from typing import Literal
 
 from graftlm.contracts import Options
 
-__all__ = ["Int4Options", "Int8Options", "WeightOnlyOptions"]
+__all__ = ["Fp8Options", "Int4Options", "Int8Options", "WeightOnlyOptions"]
+
+
+class Fp8Options(Options):
+    """Options of `fp8`.
+
+    Attributes:
+        keep: checkpoint names of projections that stay as they are, such as "lm_head" or "down_proj".
+    """
+
+    keep: tuple[str, ...] = ("lm_head",)
 
 
 class WeightOnlyOptions(Options):

@@ -187,13 +187,14 @@ def run_interpreted():
     return failures
 
 
-def generate(path, prompts, max_tokens):
+def generate(path, prompts, max_tokens, graphs):
     engine = Engine(
         model={"path": path, "dtype": "float32", "device": "cpu"},
         attention={"name": "triton"},
         cache={"name": "radix", "page_size": 4},
         scheduling={"prefill_tokens_per_step": 24},
         memory={"kv_tokens": 512},
+        execution={"graphs": graphs, "graph_batch_sizes": [4]},
     )
     with engine:
         outputs = engine.generate(prompts, SamplingParams(temperature=0, max_tokens=max_tokens))
@@ -239,6 +240,10 @@ def test_an_engine_on_interpreted_kernels_gives_transformers_greedy_tokens(inter
     assert interpreted["answers"][model] == [oracle.generate(prompt, MAX_TOKENS) for prompt in prompts]
 
 
+def test_batches_padded_as_graphs_need_them_change_nothing(interpreted):
+    assert interpreted["answers"]["padded"] == interpreted["answers"][MODELS[0]]
+
+
 @pytest.mark.gpu
 @needs_device
 class TestOnADevice(KitOfTriton):
@@ -281,5 +286,6 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     warnings.filterwarnings("ignore", category=RuntimeWarning)  # numpy's, of the NaN that some tests are about
     models, prompts, max_tokens = json.loads(sys.argv[1])
-    answers = {name: generate(path, prompts, max_tokens) for name, path in models.items()}
+    answers = {name: generate(path, prompts, max_tokens, graphs=False) for name, path in models.items()}
+    answers["padded"] = generate(models[MODELS[0]], prompts, max_tokens, graphs=True)
     json.dump({"failures": run_interpreted(), "answers": answers}, sys.stdout)

@@ -1,9 +1,13 @@
 """Each quantization of this package keeps the contract, computed by the compiled kernel and by PyTorch."""
 
+from typing import ClassVar
+
 import pytest
+import torch
 
 from graftlm.testing import QuantizationConformance
-from graftlm_quantization import provide_quantizations
+from graftlm_quantization import Fp8Options, provide_quantizations
+from graftlm_quantization.fp8 import Fp8, multiply_in_float32
 
 PROVIDERS = {provider.name: provider for provider in provide_quantizations()}
 
@@ -47,3 +51,26 @@ class TestInt8InGroups(Kit):
 
 class TestInt8ByTorch(Kit):
     name, options, largest_error = "int8", {"kernel": "torch"}, 0.01
+
+
+class Fp8Kit(QuantizationConformance):
+    dtypes, largest_error, product_error = ("bfloat16",), 0.04, 0.06
+    parameters: ClassVar = QuantizationConformance.parameters | {"size": ((32, 128), (208, 256), (16, 1024))}
+
+
+class TestFp8InFloat32(Fp8Kit):
+    def create(self, context):
+        return Fp8(Fp8Options(), multiply_in_float32)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(
+    not torch.cuda.is_available() or torch.cuda.get_device_capability() < (8, 9),
+    reason="needs a CUDA device that multiplies fp8",
+)
+class TestFp8OnADevice(Fp8Kit):
+    device = "cuda"
+
+    def create(self, context):
+        provider = PROVIDERS["fp8"]
+        return provider.create(provider.options(), context)

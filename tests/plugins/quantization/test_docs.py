@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from graftlm_quantization import Int4Options, Int8Options, provide_quantizations
+from graftlm_quantization import Fp8Options, Int4Options, Int8Options, provide_quantizations
 
 TEXT = (Path(__file__).parents[3] / "docs" / "quantization.md").read_text(encoding="utf-8")
 
@@ -18,3 +18,4 @@ def test_every_quantization_is_documented(name):
 def test_exactly_the_options_there_are_are_documented():
     documented = re.findall(r"^\| `(\w+)` \| `?[\[\w]", TEXT.split("| Option |")[1].split("\n\n")[0], re.MULTILINE)
     assert set(documented) == set(Int4Options.model_fields) == set(Int8Options.model_fields)
+    assert set(Fp8Options.model_fields) == {"keep"}

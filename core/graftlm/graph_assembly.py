@@ -1,0 +1,86 @@
+"""Whether an engine's one-token steps run as graphs, and the capturing of them."""
+
+import logging
+from collections.abc import Callable
+
+import torch
+
+from graftlm.config import EngineConfig
+from graftlm.contracts import AttentionBackend, AttentionCapabilities, Model
+from graftlm.errors import ConfigError, GraphCaptureError
+from graftlm.execution.decode_inputs import DecodeInputs, DecodeShape
+from graftlm.execution.graphs import CudaCapture, DecodeGraphs, EagerCapture, graph_sizes
+from graftlm.execution.kv_store import KVStore
+
+__all__ = ["capture_graphs", "graphs_obstacle", "wants_graphs"]
+
+_logger = logging.getLogger(__name__)
+
+
+def graphs_obstacle(can: AttentionCapabilities, device: torch.device) -> str | None:
+    """Say why one-token steps cannot run as graphs with an attention backend on a device, or return None."""
+    if device.type != "cuda":
+        return f"there are no graphs on a {device.type}"
+    return None if can.graph else "the attention backend cannot be captured"
+
+
+def wants_graphs(config: EngineConfig, can: AttentionCapabilities, device: torch.device) -> bool:
+    """Decide whether one-token steps are padded and replayed.
+
+    Raises:
+        ConfigError: the configuration insists, and the attention backend cannot be captured on this GPU.
+    """
+    wanted = config.execution.graphs
+    obstacle = graphs_obstacle(can, device)
+    if wanted == "auto":
+        return obstacle is None
+    if wanted and obstacle is not None and device.type == "cuda":
+        raise ConfigError(f"execution.graphs is true, but {obstacle}. Set attention.name, or execution.graphs: auto.")
+    return wanted
+
+
+def capture_graphs(
+    config: EngineConfig,
+    model: Model,
+    attention: AttentionBackend,
+    kv: KVStore,
+    max_pages: int,
+    on_stage: Callable[[str], None],
+) -> DecodeGraphs | None:
+    """Capture one-token steps of every size.
+
+    Args:
+        attention: the backend that the model is bound to.
+        kv: with one spare page; where windows have a memory of their own, with one in each.
+        max_pages: pages of a request at most.
+        on_stage: hears of every size.
+
+    Returns: None if the model cannot be captured and the configuration does not insist; the log says why.
+
+    Raises:
+        GraphCaptureError: it cannot, and the configuration insists.
+    """
+    num_rows = config.scheduling.max_running_requests
+    sizes = config.execution.graph_batch_sizes or graph_sizes(num_rows)
+    shape = DecodeShape(
+        num_rows=num_rows,
+        max_size=max(sizes),
+        max_pages=max_pages,
+        page_size=kv.page_size,
+        spare_pages=(kv.num_pages, kv.num_window_pages) if kv.has_window_memory else (kv.num_pages,),
+    )
+    capture = CudaCapture(kv.device) if kv.device.type == "cuda" else EagerCapture()
+    try:
+        return DecodeGraphs(
+            DecodeInputs(shape, kv.device),
+            sizes,
+            attention,
+            model.forward,
+            capture,
+            on_size=lambda size: on_stage(f"capturing graphs, batch size {size}"),
+        )
+    except GraphCaptureError:
+        if config.execution.graphs is True:
+            raise
+        _logger.warning("one-token steps run without graphs, which costs speed", exc_info=True)
+        return None

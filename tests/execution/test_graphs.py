@@ -1,0 +1,112 @@
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+
+from graftlm.contracts import StepCopies
+from graftlm.errors import GraphCaptureError
+from graftlm.execution.decode_inputs import DecodeInputs, DecodeShape
+from graftlm.execution.graphs import DecodeGraphs, EagerCapture, graph_sizes
+from graftlm.plan import StepPlan
+
+CPU = torch.device("cpu")
+
+
+class Prepared:
+    """A backend that keeps the sizes it was prepared for."""
+
+    def __init__(self):
+        self.sizes = []
+
+    def prepare(self, batch):
+        self.sizes.append(batch.num_requests)
+
+
+def plan_of(tokens, lens=None):
+    count = len(tokens)
+    lens = np.ones(count, dtype=np.int32) if lens is None else np.array(lens, dtype=np.int32)
+    num_tokens = int(lens.sum())
+    return StepPlan(
+        step_id=0,
+        rows=np.arange(count, dtype=np.int32),
+        query_lens=lens,
+        seq_lens=lens,
+        page_table=np.zeros((count, 2), dtype=np.int32),
+        input_ids=np.resize(np.array(tokens), num_tokens),
+        device_idx=np.empty(0, dtype=np.int64),
+        positions=np.zeros(num_tokens, dtype=np.int64),
+        out_slots=np.arange(num_tokens),
+        num_decodes=int((lens == 1).sum()),
+        sample_idx=np.arange(count),
+        sample_positions=np.ones(count, dtype=np.int64),
+    )
+
+
+def make(sizes=(1, 2, 8), backend=None, capture=None, on_size=lambda size: None):
+    inputs = DecodeInputs(DecodeShape(8, max(sizes), 4, 1, (9,)), CPU)
+    backend = Prepared() if backend is None else backend
+    forward = lambda batch: torch.stack([batch.input_ids.float(), batch.out_slots.float()], dim=1)  # noqa: E731
+    return DecodeGraphs(inputs, sizes, backend, forward, capture or EagerCapture(), on_size)
+
+
+@pytest.mark.parametrize(
+    ("max_requests", "sizes"),
+    [
+        (1, (1,)),
+        (3, (1, 2, 3)),
+        (8, (1, 2, 4, 8)),
+        (20, (1, 2, 4, 8, 16, 20)),
+        (64, (1, 2, 4, 8, 16, 24, 32, 40, 48, 56, 64)),
+    ],
+)
+def test_sizes_end_with_the_most_requests_that_run(max_requests, sizes):
+    assert graph_sizes(max_requests) == sizes
+
+
+def test_large_batches_are_padded_by_an_eighth_at_most_and_the_largest_are_not_captured():
+    sizes = graph_sizes(65536)
+    assert sizes[-1] == 512
+    assert len(sizes) < 50
+    assert all(later - 1 <= earlier * 1.125 for earlier, later in pairwise(sizes) if earlier >= 64)
+
+
+@pytest.mark.parametrize(("count", "size"), [(1, 1), (2, 2), (3, 8), (8, 8)])
+def test_a_step_runs_in_the_smallest_captured_batch_that_holds_it(count, size):
+    backend = Prepared()
+    graphs = make(backend=backend)
+    hidden = graphs.replay(plan_of(list(range(30, 30 + count))))
+    assert hidden.tolist() == [[30 + i, i] for i in range(count)]
+    assert backend.sizes[-1] == size
+    assert graphs.num_replays == 1
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [
+        plan_of([1, 2, 3], lens=[1, 1, 4]),
+        plan_of(list(range(9))),
+        replace(plan_of([1]), copies=StepCopies()),
+    ],
+    ids=["a chunk", "too many", "copies"],
+)
+def test_other_steps_are_left_to_be_run_eagerly(plan):
+    graphs = make()
+    assert graphs.replay(plan) is None
+    assert graphs.num_replays == 0
+
+
+def test_the_largest_is_captured_first():
+    heard = []
+    make(on_size=heard.append)
+    assert heard == [8, 2, 1]
+
+
+def test_what_a_capture_cannot_repeat_is_told():
+    class Refusing:
+        def capture(self, function):
+            raise GraphCaptureError("no")
+
+    with pytest.raises(GraphCaptureError):
+        make(capture=Refusing())
