@@ -6,7 +6,8 @@ from typing import Any
 from graftlm.lang.batch import as_runs
 from graftlm.lang.bound import free_signature
 from graftlm.lang.default_backend import resolve
-from graftlm.lang.graph import Fork, Graph
+from graftlm.lang.graph import Graph
+from graftlm.lang.nodes import Fork
 from graftlm.lang.optimizer import drop_dead, fold_constants, merge_prefixes, share_requests
 from graftlm.lang.prefix import cache_ahead, shared_arguments
 from graftlm.lang.program import Program
