@@ -9,7 +9,7 @@ from graftlm import Engine, OpenAI, assistant, assistant_begin, assistant_end, f
 from graftlm.errors import InvalidPromptError, ProgramCancelledError, ProgramError, RequestError
 from graftlm.lang import EngineBackend
 from graftlm.lang.expressions import Gen
-from graftlm.lang.graph import Adopt
+from graftlm.lang.nodes import Adopt
 from graftlm.testing import ScriptedApi, ScriptedModel
 
 LONG = "The capital of France is Paris. The day after Monday is Tuesday. " * 4

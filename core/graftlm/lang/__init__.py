@@ -22,7 +22,6 @@ from graftlm.lang.choices import (
 )
 from graftlm.lang.compiler import CompiledProgram
 from graftlm.lang.default_backend import flush_cache, set_default_backend
-from graftlm.lang.forks import ProgramStateGroup
 from graftlm.lang.graph import Graph
 from graftlm.lang.primitives import (
     assistant,
@@ -44,7 +43,7 @@ from graftlm.lang.primitives import (
 )
 from graftlm.lang.program import Program, function
 from graftlm.lang.sampling import Sampling
-from graftlm.lang.state import ProgramState
+from graftlm.lang.state import ProgramState, ProgramStateGroup
 
 __all__ = [
     "ApiUsage",

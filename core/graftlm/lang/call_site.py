@@ -1,13 +1,15 @@
 """Lines of a user's program: that which called into the language, or through which an error came."""
 
+import inspect
 import sys
 import traceback
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from graftlm.errors import ProgramError
 
-__all__ = ["CallSite", "call_site", "error_at", "raising_site"]
+__all__ = ["CallSite", "call_site", "error_at", "function_error", "raising_site"]
 
 E = TypeVar("E", bound=ProgramError)
 
@@ -43,6 +45,17 @@ def raising_site(error: BaseException, filename: str) -> CallSite | None:
 def error_at(kind: type[E], what: str, site: CallSite | None) -> E:
     """Return an error that names a line of the program, where there is one."""
     return kind(what) if site is None else kind(f"{what}\n  {site}", site.filename, site.lineno)
+
+
+def function_error(error: BaseException, function: Callable[..., Any]) -> ProgramError:
+    """Return what ends the state of a program whose function has raised an error."""
+    if isinstance(error, ProgramError):  # of a read
+        return error.again()
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    site = None if code is None else raising_site(error, code.co_filename)
+    made = error_at(ProgramError, f"the program's function raised {type(error).__name__}: {error}", site)
+    made.__cause__ = error
+    return made
 
 
 def _is_ours(module: str) -> bool:

@@ -3,14 +3,14 @@
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
-from graftlm.lang.batch import as_runs
 from graftlm.lang.bound import free_signature
 from graftlm.lang.default_backend import resolve
-from graftlm.lang.graph import Fork, Graph
+from graftlm.lang.graph import Graph
+from graftlm.lang.nodes import Fork
 from graftlm.lang.optimizer import drop_dead, fold_constants, merge_prefixes, share_requests
 from graftlm.lang.prefix import cache_ahead, shared_arguments
-from graftlm.lang.program import Program
 from graftlm.lang.replay import Replay, Start
+from graftlm.lang.runner import Runner
 from graftlm.lang.state import ProgramState
 from graftlm.lang.tracer import trace
 
@@ -51,7 +51,7 @@ class CompiledProgram:
 
     def run(self, *args: Any, backend: Any = None, stream: bool = False, **kwargs: Any) -> ProgramState:
         """Run it once; as `Program.run`."""
-        return self._program(Start()).run(*args, backend=backend, stream=stream, **kwargs)
+        return self._runner(Start()).run(*args, backend=resolve(backend), stream=stream, **kwargs)
 
     def run_batch(
         self, batch_kwargs: Sequence[Mapping[str, Any]] | Sequence[Any], *, backend: Any = None, **options: Any
@@ -62,18 +62,17 @@ class CompiledProgram:
         the backend's cache before the first of them starts, so that none has to see to it before its fork. Runs that do
         not fork need no such request: the first of those that arrive together computes it for the others.
         """
-        runs, backend = as_runs(batch_kwargs), resolve(backend)
-        start = Start()
+        runner, backend = self._runner(Start()), resolve(backend)
+        runs = runner.keywords(batch_kwargs)
         if len(runs) > 1 and self._caches():
-            program = self._program(start)
-            shared = shared_arguments([self._defaults | dict(program.keywords(run)) for run in runs])
-            start = cache_ahead(self._graph, backend, shared)
-        return self._program(start).run_batch(runs, backend=backend, **options)
+            shared = shared_arguments([self._defaults | dict(run) for run in runs])
+            runner = self._runner(cache_ahead(self._graph, backend, shared))
+        return runner.run_batch(runs, backend=backend, **options)
 
     def _caches(self) -> bool:
         forks = [node.action for node in self._graph.nodes() if isinstance(node.action, Fork)]
         return any(fork.is_hint and len(fork.branches) > 1 for fork in forks)
 
-    def _program(self, start: Start) -> Program:
+    def _runner(self, start: Start) -> Runner:
         replay = Replay(self._apart, self._graph, self._signature, start, self._constants)
-        return Program(replay, num_api_spec_tokens=self._num_api_spec_tokens)
+        return Runner(replay, num_api_spec_tokens=self._num_api_spec_tokens)

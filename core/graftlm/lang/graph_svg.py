@@ -1,11 +1,12 @@
 """A graph as a drawing: a column for each state, time downwards."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from html import escape
-from typing import Final
+from typing import Any, Final
 
-from graftlm.lang.graph import ROOT, Fork, Graph, Node, printable, variable_line
+from graftlm.lang.labels import node_label, variable_line
+from graftlm.lang.nodes import ROOT, Branch, Fork, Node, fork_nodes
 from graftlm.lang.template import MetaInfo, Produced, slots_of
 
 __all__ = ["draw"]
@@ -68,9 +69,15 @@ class _Edge:
     is_read: bool
 
 
-def draw(graph: Graph) -> str:
-    """Return an SVG document. Every node stands below all that it waits for."""
-    boxes, edges = _layout(graph)
+def draw(heading: str, branches: Mapping[int, Branch], variables: Mapping[str, Any]) -> str:
+    """Return an SVG document. Every node stands below all that it waits for.
+
+    Args:
+        heading: the document's title.
+        branches: of a Graph, by id.
+        variables: of its own state, likewise.
+    """
+    boxes, edges = _layout(branches, variables)
     width = 2 * _MARGIN + max(box.column for box in boxes) * _COLUMN + _BOX_WIDTH if boxes else 2 * _MARGIN
     height = 2 * _MARGIN + max((box.row for box in boxes), default=0) * _ROW + _BOX_HEIGHT
     body = [line for edge in edges for line in _drawn_edge(edge)] + [line for box in boxes for line in _drawn_box(box)]
@@ -78,7 +85,7 @@ def draw(graph: Graph) -> str:
         [
             f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}" '
             'font-family="monospace" font-size="11">',
-            f"<title>{escape(printable(graph.name))}({escape(', '.join(graph.arguments))})</title>",
+            f"<title>{escape(heading)}</title>",
             '<defs><marker id="tip" viewBox="0 0 8 8" refX="8" refY="4" markerWidth="7" markerHeight="7" orient="auto">'
             '<path d="M0 0 L8 4 L0 8 z" fill="#666"/></marker></defs>',
             '<rect width="100%" height="100%" fill="#fff"/>',
@@ -88,14 +95,14 @@ def draw(graph: Graph) -> str:
     )
 
 
-def _layout(graph: Graph) -> tuple[list[_Box], list[_Edge]]:
+def _layout(branches: Mapping[int, Branch], variables: Mapping[str, Any]) -> tuple[list[_Box], list[_Edge]]:
     """Return boxes and edges; a branch has the next free column, and follows what it goes on from."""
-    before = _waits_for(graph)
+    before = _waits_for(branches)
     rows = _rows(before)
-    columns = {branch_id: i for i, branch_id in enumerate(_in_fork_order(graph))}
+    columns = {branch_id: i for i, branch_id in enumerate(_in_fork_order(branches))}
     place = {
-        node.node_id: _Box(columns[branch.branch_id], rows[node.node_id], *_label(graph, node))
-        for branch in graph.branches.values()
+        node.node_id: _Box(columns[branch.branch_id], rows[node.node_id], *_label(node))
+        for branch in branches.values()
         for node in branch.nodes
     }
     edges = [
@@ -105,7 +112,7 @@ def _layout(graph: Graph) -> tuple[list[_Box], list[_Edge]]:
     ]
     boxes = list(place.values())
     at = max((box.row for box in boxes), default=-1) + 1
-    for name, value in graph.variables.items():
+    for name, value in variables.items():
         box = _Box(0, at, "variable", variable_line(name, value))
         sources = {slot.source.node_id for slot in slots_of(value) if isinstance(slot.source, Produced | MetaInfo)}
         edges += [_Edge(place[node_id], box, True) for node_id in sorted(sources)]
@@ -114,11 +121,11 @@ def _layout(graph: Graph) -> tuple[list[_Box], list[_Edge]]:
     return boxes, edges
 
 
-def _waits_for(graph: Graph) -> dict[int, dict[int, bool]]:
+def _waits_for(branches: Mapping[int, Branch]) -> dict[int, dict[int, bool]]:
     """Return, for each node, those that it waits for, and whether only because it reads of them."""
-    origins = graph.origins()
+    origins = fork_nodes(branches)
     before: dict[int, dict[int, bool]] = {}
-    for branch in graph.branches.values():
+    for branch in branches.values():
         last = origins.get(branch.branch_id)
         for node in branch.nodes:
             sources = [slot.source for slot in node.slots()]
@@ -144,18 +151,18 @@ def _rows(before: dict[int, dict[int, bool]]) -> dict[int, int]:
     return rows
 
 
-def _in_fork_order(graph: Graph) -> Iterator[int]:
+def _in_fork_order(branches: Mapping[int, Branch]) -> Iterator[int]:
     """Yield branches, each followed by those that fork off it."""
     waiting = [ROOT]
     while waiting:
         branch_id = waiting.pop()
         yield branch_id
-        forks = [node.action for node in graph.branches[branch_id].nodes if isinstance(node.action, Fork)]
+        forks = [node.action for node in branches[branch_id].nodes if isinstance(node.action, Fork)]
         waiting += [branch for fork in reversed(forks) for branch in reversed(fork.branches)]
 
 
-def _label(graph: Graph, node: Node) -> tuple[str, str]:
-    kind, detail = graph.label(node)
+def _label(node: Node) -> tuple[str, str]:
+    kind, detail = node_label(node)
     return kind, f"{node.node_id} {kind} {detail}".rstrip()
 
 

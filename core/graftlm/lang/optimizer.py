@@ -7,20 +7,8 @@ from typing import Any, Final
 
 from graftlm.errors import RequestError
 from graftlm.lang.expressions import Gen, RoleBegin, RoleEnd, ScopeBegin, ScopeEnd
-from graftlm.lang.graph import (
-    ROOT,
-    Action,
-    Adopt,
-    Branch,
-    Choose,
-    Constant,
-    Fork,
-    Graph,
-    Insert,
-    Node,
-    ReadText,
-    ReadWritten,
-)
+from graftlm.lang.graph import Graph
+from graftlm.lang.nodes import ROOT, Action, Adopt, Branch, Choose, Constant, Fork, Insert, Node, ReadText, ReadWritten
 from graftlm.lang.template import MetaInfo, Produced, Slot, Template, map_slots, slots_of
 
 __all__ = ["drop_dead", "fold_constants", "merge_prefixes", "share_requests"]

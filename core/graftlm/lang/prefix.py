@@ -8,8 +8,9 @@ from graftlm.errors import ProgramError
 from graftlm.lang.backend import Backend
 from graftlm.lang.event_loop import shared_loop
 from graftlm.lang.expressions import Expr, RoleBegin, RoleEnd, Text, as_expr
-from graftlm.lang.graph import ROOT, Constant, Graph, Insert, Node
+from graftlm.lang.graph import Graph
 from graftlm.lang.interpreter import Interpreter, RunContext
+from graftlm.lang.nodes import ROOT, Constant, Insert, Node
 from graftlm.lang.replay import Start
 from graftlm.lang.sampling import Sampling
 from graftlm.lang.steps import Action, Later, Snapshot, Take

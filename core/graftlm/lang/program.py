@@ -1,32 +1,22 @@
 """An LM program: a function of a state, to be run once or many times."""
 
 import inspect
-import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import update_wrapper
-from typing import TYPE_CHECKING, Any, overload
+from typing import Any, overload
 
 from graftlm.errors import RequestError
 from graftlm.lang.backend import Backend
-from graftlm.lang.batch import as_runs, run_batch
 from graftlm.lang.bound import BoundFunction
+from graftlm.lang.compiler import CompiledProgram
 from graftlm.lang.default_backend import default_backend, resolve
-from graftlm.lang.event_loop import shared_loop
 from graftlm.lang.graph import Graph
-from graftlm.lang.interpreter import RunContext
 from graftlm.lang.prefix import cache_ahead
-from graftlm.lang.sampling import Sampling, make_sampling
+from graftlm.lang.runner import Runner
 from graftlm.lang.state import ProgramState
 from graftlm.lang.tracer import trace, trace_prefix
-from graftlm.lang.variables import result_of
-
-if TYPE_CHECKING:
-    from graftlm.lang.compiler import CompiledProgram
 
 __all__ = ["Program", "function"]
-
-#: Names of `run` for sampling defaults, which are not arguments of the program then; SGLang's `max_new_tokens` too.
-_SAMPLING_NAMES = frozenset(Sampling.__dataclass_fields__) | {"max_new_tokens"}
 
 #: Names of `run` for itself, by which a program's own argument could not be given.
 _RUN_NAMES = frozenset({"backend", "stream"})
@@ -69,8 +59,7 @@ class Program:
                 "rename it"
             )
         self._function = function
-        self._parameters = frozenset(parameters[1:])
-        self._argument_names = parameters[1:]
+        self._runner = Runner(function, num_api_spec_tokens=num_api_spec_tokens)
         self._prefix = prefix
         self._cached_in = cached_in
         update_wrapper(self, function, updated=())  # its name and docstring; what it holds itself is its own
@@ -94,17 +83,7 @@ class Program:
             ProgramError: an expression failed; without `stream`.
             Exception: the function's own; without `stream`.
         """
-        state, arguments = self._begin(kwargs, backend, stream)
-        if stream:
-            worker = _Worker(state, self._function, args, arguments)
-            threading.Thread(target=worker, name=f"graftlm-{self._function.__name__}", daemon=True).start()
-            return state
-        try:
-            result_of(state.run(self._function, *args, **arguments))
-        except BaseException:
-            state.cancel()  # an interrupt too: nobody waits for the rest
-            raise
-        return state
+        return self._runner.run(*args, backend=resolve(backend), stream=stream, **kwargs)
 
     def run_batch(
         self,
@@ -131,17 +110,17 @@ class Program:
         Raises:
             RequestError: `batch_kwargs` has no entry for each run.
         """
-        runs = [self.keywords(arguments) for arguments in as_runs(batch_kwargs)]
-        backend = resolve(backend)
+        runs, backend = self._runner.keywords(batch_kwargs), resolve(backend)
         if self._prefix is not None and backend is not self._cached_in and len(runs) > 1:
             cache_ahead(self._prefix, backend, {})
-
-        def start(arguments: Mapping[str, Any]) -> tuple[ProgramState, Callable[[], Any]]:
-            state, own = self._begin(dict(arguments) | sampling, backend, False)
-            return state, lambda: state.run_quietly(self._function, **own)
-
-        states = run_batch(start, runs, num_threads, progress_bar)
-        return states if generator_style else list(states)
+        return self._runner.run_batch(
+            runs,
+            backend=backend,
+            num_threads=num_threads,
+            progress_bar=progress_bar,
+            generator_style=generator_style,
+            **sampling,
+        )
 
     def bind(self, **constants: Any) -> "Program":
         """Return the program with some of its arguments given.
@@ -173,7 +152,7 @@ class Program:
         """
         return trace(self._function, constants)
 
-    def compile(self, *, outputs: str | Collection[str] | None = None, **constants: Any) -> "CompiledProgram":
+    def compile(self, *, outputs: str | Collection[str] | None = None, **constants: Any) -> CompiledProgram:
         """Return the program as a graph that runs by itself.
 
         Args:
@@ -185,35 +164,7 @@ class Program:
             TraceError: as `trace`.
             RequestError: a constant is no argument of the program, or an output no variable.
         """
-        from graftlm.lang.compiler import CompiledProgram  # whose runs are those of a Program
-
         return CompiledProgram(self._function, constants, outputs, num_api_spec_tokens=self._num_api_spec_tokens)
-
-    def keywords(self, arguments: Any) -> Mapping[str, Any]:
-        """Return one entry of a batch as keyword arguments; a plain value is that of the only argument.
-
-        Raises:
-            RequestError: the program has not exactly one.
-        """
-        if isinstance(arguments, Mapping):
-            return arguments
-        if len(self._argument_names) != 1:
-            raise RequestError(
-                f"run_batch takes a mapping for each run, since {self._function.__name__}() has "
-                f"{len(self._argument_names)} arguments; got {type(arguments).__name__}"
-            )
-        return {self._argument_names[0]: arguments}
-
-    def _begin(self, kwargs: dict[str, Any], backend: Any, stream: bool) -> tuple[ProgramState, dict[str, Any]]:
-        """Return a state, and those of `kwargs` that are the function's."""
-        sampling = {key: value for key, value in kwargs.items() if key in _SAMPLING_NAMES - self._parameters}
-        arguments = {key: value for key, value in kwargs.items() if key not in sampling}
-        if "max_new_tokens" in sampling:
-            sampling["max_tokens"] = sampling.pop("max_new_tokens")
-        context = RunContext(
-            resolve(backend), make_sampling(sampling), stream, shared_loop(), self._num_api_spec_tokens
-        )
-        return ProgramState.begin(context), arguments
 
 
 def _check_num_api_spec_tokens(number: int | None) -> None:
@@ -234,20 +185,6 @@ def _check_runs_when_called(function: Callable[..., Any]) -> None:
                 f"{function.__qualname__}() is {kind}, of which a call runs nothing; make the program of an ordinary "
                 "function: writing never waits, and run(..., stream=True) returns at once"
             )
-
-
-class _Worker:
-    """Runs a program's function in a thread, without keeping the state alive once it has ended."""
-
-    def __init__(
-        self, state: ProgramState, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> None:
-        self._call: tuple[Any, ...] | None = (state, function, args, kwargs)
-
-    def __call__(self) -> None:
-        assert self._call is not None  # a thread runs once
-        (state, function, args, kwargs), self._call = self._call, None
-        state.run_quietly(function, *args, **kwargs)
 
 
 @overload

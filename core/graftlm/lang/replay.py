@@ -9,13 +9,14 @@ from typing import Any, TypeVar
 from graftlm.errors import ProgramError
 from graftlm.lang.bound import bind_free
 from graftlm.lang.expressions import Expr, Gen, RoleBegin, RoleEnd, ScopeBegin, ScopeEnd, Select, Text, as_expr
-from graftlm.lang.graph import ROOT, Adopt, Choose, Constant, Fork, Graph, Insert, Node, ReadText, ReadWritten
+from graftlm.lang.graph import Graph
 from graftlm.lang.interpreter import Interpreter
-from graftlm.lang.state import ProgramState, Promise
+from graftlm.lang.nodes import ROOT, Adopt, Choose, Constant, Fork, Insert, Node, ReadText, ReadWritten
+from graftlm.lang.state import ProgramState
 from graftlm.lang.steps import Action as Step
 from graftlm.lang.steps import Later, Snapshot, Take, TakeWritten
 from graftlm.lang.template import Argument, MetaInfo, Produced, Slot, Source, Template, fill, slots_of
-from graftlm.lang.variables import Cell, Value, Variables, arrival, result_of
+from graftlm.lang.variables import Cell, Promise, Value, Variables, arrival, result_of
 
 __all__ = ["Replay", "Start"]
 

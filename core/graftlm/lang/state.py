@@ -1,60 +1,29 @@
-"""What a program writes to and reads from: its state."""
+"""What a program writes to and reads from: its state, which forks into a group of them."""
 
-import inspect
 import operator
 import weakref
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any, Literal, Protocol, Self, overload
+from typing import Any, Final, Literal, Self, overload
 
 from graftlm.errors import ProgramCancelledError, ProgramError, RequestError
 from graftlm.lang import expressions as ex
-from graftlm.lang.call_site import CallSite, call_site, error_at, raising_site
+from graftlm.lang.call_site import CallSite, call_site, function_error
 from graftlm.lang.expressions import Expr, as_expr
-from graftlm.lang.forks import ProgramStateGroup
 from graftlm.lang.interpreter import Interpreter, RunContext
-from graftlm.lang.steps import Action, End, Snapshot, Take, TakeWritten
+from graftlm.lang.steps import End, Snapshot, Take, TakeWritten
+from graftlm.lang.stream import Stream
 from graftlm.lang.text_feed import TextFeed
 from graftlm.lang.thoughts import REASONING_SUFFIX
-from graftlm.lang.variables import Cell, Scope, Value, Variables, result_of
+from graftlm.lang.variables import Cell, Promise, Scope, Value, Variables, result_of
 
-__all__ = ["ProgramState", "Promise", "Stream"]
+__all__ = ["ProgramState", "ProgramStateGroup"]
+
+#: What a join does beside gathering variables, under SGLang's names.
+_JOIN_MODES: Final = ("gather_variable", "concate_and_append")
 
 _CANCELLED = "this program's run was cancelled"
-
-
-class Stream(Protocol):
-    """What a state writes to: an Interpreter, or a tracer's recorder."""
-
-    @property
-    def feed(self) -> TextFeed:
-        """The text as it grows."""
-
-    @property
-    def error(self) -> ProgramError | None:
-        """What ended the stream."""
-
-    def submit(self, action: Action, site: CallSite | None = None, cell: Cell | None = None) -> None:
-        """Do something behind what was submitted before; see Interpreter."""
-
-    def fork(self, number: int, site: CallSite) -> "Sequence[Stream]":
-        """Return streams that go on from here."""
-
-    def fail(self, error: ProgramError) -> None:
-        """End the stream with an error."""
-
-
-@dataclass(frozen=True, slots=True)
-class Promise:
-    """A return value that is put together of variables once they are there.
-
-    Attributes:
-        result: waits for them, and returns the value; raises ProgramError when one failed.
-    """
-
-    result: Callable[[], Any]
 
 
 class ProgramState:
@@ -160,7 +129,7 @@ class ProgramState:
         finally:  # an error that the program catches leaves no message or scope open
             self._submit(end, call_site())
 
-    def fork(self, size: int = 1) -> ProgramStateGroup:
+    def fork(self, size: int = 1) -> "ProgramStateGroup":
         """Return `size` states that go on from here, side by side.
 
         The text so far is put into the backend's cache once, before any of them asks for more.
@@ -314,7 +283,7 @@ class ProgramState:
         try:
             self._returned = function(self, *args, **kwargs)
         except BaseException as error:
-            failed = _of_function(error, function)
+            failed = function_error(error, function)
             self._interpreter.fail(failed)
             self._variables.end(failed)
             raise
@@ -329,18 +298,88 @@ class ProgramState:
             return self.run(function, *args, **kwargs)
         except BaseException as error:  # a SystemExit too: it ends this run, and not those beside it
             ended: Future[None] = Future()
-            ended.set_exception(_of_function(error, function))
+            ended.set_exception(function_error(error, function))
             return ended
 
 
-def _of_function(error: BaseException, function: Callable[..., Any]) -> ProgramError:
-    if isinstance(error, ProgramError):  # of a read
-        return error.again()
-    code = getattr(inspect.unwrap(function), "__code__", None)
-    site = None if code is None else raising_site(error, code.co_filename)
-    made = error_at(ProgramError, f"the program's function raised {type(error).__name__}: {error}", site)
-    made.__cause__ = error
-    return made
+class ProgramStateGroup(Sequence[ProgramState]):
+    """The forks of a state.
+
+    `group += ...` writes to each of them: one expression for all, a list with one for each, or a function of the index.
+    """
+
+    def __init__(self, states: Sequence[ProgramState], parent: ProgramState) -> None:
+        self._states = list(states)
+        self._parent = parent
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._states[index]
+
+    def __setitem__(self, index: int, state: ProgramState) -> None:
+        """Take back the state that `group[i] += ...` has written to.
+
+        Raises:
+            RequestError: it is another one.
+        """
+        if self._states[index] is not state:
+            raise RequestError("a fork cannot be replaced; write to it by `forks[i] += ...`")
+
+    def __len__(self) -> int:
+        return len(self._states)
+
+    def __iadd__(self, other: Expr | str | Sequence[Expr | str] | Callable[[int], Expr | str]) -> Self:
+        for i, (state, part) in enumerate(zip(self._states, self._part_of_each(other), strict=True)):
+            state += part
+            self._states[i] = state
+        return self
+
+    def _part_of_each(self, other: Any) -> Sequence[Expr | str]:
+        if isinstance(other, Expr | str):
+            return [other] * len(self)
+        if callable(other):
+            return [other(i) for i in range(len(self))]
+        parts = list(other)
+        if len(parts) != len(self):
+            raise RequestError(f"{len(parts)} expressions are given for {len(self)} forks; give one each")
+        return parts
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, error: object, traceback: object) -> None:
+        if error is None:
+            self.join()
+            return
+        for state in self._states:  # nobody will read them, and the error is what matters
+            state.cancel()
+
+    def join(self, mode: str = "gather_variable") -> None:
+        """Wait for all, and give the parent each variable that is new in them, as the list of their values.
+
+        The list has a place for each fork, in order, with None for those that did not set the variable.
+
+        Args:
+            mode: "gather_variable" leaves it at that. "concate_and_append" appends to the parent, besides, what each of
+                them has written since the fork, in their order: its text, and the messages of the chat that it holds.
+
+        Raises:
+            ProgramError: one of them failed, or has begun a message of a chat and not ended it, or ended the parent's.
+            RequestError: another mode.
+        """
+        if mode not in _JOIN_MODES:
+            raise RequestError(f"join knows the modes {' and '.join(map(repr, _JOIN_MODES))}, got {mode!r}")
+        for state in self._states:
+            state.sync()
+        self._gather()
+        if mode == "concate_and_append":
+            for state in self._states:
+                self._parent += state.written()
+
+    def _gather(self) -> None:
+        known = self._parent.names()
+        new = {name for state in self._states for name in state.names()} - known
+        for name in sorted(new):
+            self._parent[name] = [state[name] if name in state else None for state in self._states]  # noqa: SIM401 - a state has no get
 
 
 def _number_of_forks(size: int) -> int:

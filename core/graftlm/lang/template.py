@@ -15,6 +15,7 @@ __all__ = [
     "Slot",
     "Source",
     "Template",
+    "argument_names",
     "fill",
     "map_slots",
     "slots_of",
@@ -150,6 +151,11 @@ def slots_of(structure: Any) -> Iterator[Slot]:
         case dict():
             for entry in structure.values():
                 yield from slots_of(entry)
+
+
+def argument_names(structure: Any) -> list[str]:
+    """Return the names of the arguments that a value depends on."""
+    return [slot.source.name for slot in slots_of(structure) if isinstance(slot.source, Argument)]
 
 
 def map_slots(structure: Any, change: Callable[[Slot], Any]) -> Any:

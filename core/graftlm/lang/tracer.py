@@ -12,25 +12,14 @@ from graftlm.errors import ProgramError, TraceError
 from graftlm.lang import expressions as ex
 from graftlm.lang.bound import free_signature
 from graftlm.lang.call_site import CallSite, call_site, error_at, raising_site
-from graftlm.lang.graph import (
-    Action,
-    Branch,
-    Choose,
-    Constant,
-    Fork,
-    Graph,
-    Insert,
-    Node,
-    ReadText,
-    ReadWritten,
-    argument_names,
-)
+from graftlm.lang.graph import Graph
+from graftlm.lang.nodes import Action, Branch, Choose, Constant, Fork, Insert, Node, ReadText, ReadWritten
 from graftlm.lang.placeholder import MarkKind, Marks, Placeholder, mark_kinds
 from graftlm.lang.sampling import Sampling
 from graftlm.lang.state import ProgramState
 from graftlm.lang.steps import Action as Step
 from graftlm.lang.steps import End, Snapshot, Take, TakeWritten
-from graftlm.lang.template import Argument, MetaInfo, Produced, slots_of
+from graftlm.lang.template import Argument, MetaInfo, Produced, argument_names, slots_of
 from graftlm.lang.text_feed import TextFeed
 from graftlm.lang.variables import Cell, Value, Variables
 

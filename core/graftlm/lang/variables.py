@@ -11,7 +11,7 @@ from graftlm.errors import ProgramError, RequestError
 from graftlm.lang.call_site import CallSite
 from graftlm.lang.text_feed import TextFeed, waker
 
-__all__ = ["Cell", "Scope", "Value", "Variables", "arrival", "result_of"]
+__all__ = ["Cell", "Promise", "Scope", "Value", "Variables", "arrival", "result_of"]
 
 T = TypeVar("T")
 
@@ -90,6 +90,17 @@ class Cell:
             self.feed.end(error)
         if self.thoughts is not None:
             self.thoughts.fail(error)
+
+
+@dataclass(frozen=True, slots=True)
+class Promise:
+    """A return value that is put together of variables once they are there.
+
+    Attributes:
+        result: waits for them, and returns the value; raises ProgramError when one failed.
+    """
+
+    result: Callable[[], Any]
 
 
 class Variables:

@@ -1,0 +1,105 @@
+"""Runs a function on states of its own, once or many times."""
+
+import inspect
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Final
+
+from graftlm.errors import RequestError
+from graftlm.lang.backend import Backend
+from graftlm.lang.batch import as_runs, run_batch
+from graftlm.lang.event_loop import shared_loop
+from graftlm.lang.interpreter import RunContext
+from graftlm.lang.sampling import Sampling, make_sampling
+from graftlm.lang.state import ProgramState
+from graftlm.lang.variables import result_of
+
+__all__ = ["Runner"]
+
+#: Names of `run` for sampling defaults, which are not arguments of the program then; SGLang's `max_new_tokens` too.
+_SAMPLING_NAMES: Final = frozenset(Sampling.__dataclass_fields__) | {"max_new_tokens"}
+
+
+class Runner:
+    """A function and how it is run: with a state of its own each time, on a backend, in this thread or in others."""
+
+    def __init__(self, function: Callable[..., Any], *, num_api_spec_tokens: int | None = None) -> None:
+        """Take a function of a state and arguments, and what `@function` says of a backend that speculates."""
+        self._function = function
+        self._num_api_spec_tokens = num_api_spec_tokens
+        self._argument_names = list(inspect.signature(function).parameters)[1:]
+        self._sampling_names = _SAMPLING_NAMES.difference(self._argument_names)
+
+    def run(self, *args: Any, backend: Backend, stream: bool, **kwargs: Any) -> ProgramState:
+        """Run it once; see `Program.run`."""
+        state, arguments = self._begin(kwargs, backend, stream)
+        if stream:
+            worker = _Worker(state, self._function, args, arguments)
+            threading.Thread(target=worker, name=f"graftlm-{self._function.__name__}", daemon=True).start()
+            return state
+        try:
+            result_of(state.run(self._function, *args, **arguments))
+        except BaseException:
+            state.cancel()  # an interrupt too: nobody waits for the rest
+            raise
+        return state
+
+    def run_batch(
+        self,
+        runs: Sequence[Mapping[str, Any]],
+        *,
+        backend: Backend,
+        num_threads: int | str = "auto",
+        progress_bar: bool = False,
+        generator_style: bool = False,
+        **sampling: Any,
+    ) -> list[ProgramState] | Iterator[ProgramState]:
+        """Run it once for each of what `keywords` returns; see `Program.run_batch`."""
+
+        def start(arguments: Mapping[str, Any]) -> tuple[ProgramState, Callable[[], Any]]:
+            state, own = self._begin(dict(arguments) | sampling, backend, False)
+            return state, lambda: state.run_quietly(self._function, **own)
+
+        states = run_batch(start, runs, num_threads, progress_bar)
+        return states if generator_style else list(states)
+
+    def keywords(self, batch_kwargs: Any) -> list[Mapping[str, Any]]:
+        """Return the keyword arguments of each run of a batch; a plain value is that of the only argument.
+
+        Raises:
+            RequestError: there is no entry for each run, or a plain value and not exactly one argument.
+        """
+        return [self._keywords_of(arguments) for arguments in as_runs(batch_kwargs)]
+
+    def _keywords_of(self, arguments: Any) -> Mapping[str, Any]:
+        if isinstance(arguments, Mapping):
+            return arguments
+        if len(self._argument_names) != 1:
+            raise RequestError(
+                f"run_batch takes a mapping for each run, since {self._function.__name__}() has "
+                f"{len(self._argument_names)} arguments; got {type(arguments).__name__}"
+            )
+        return {self._argument_names[0]: arguments}
+
+    def _begin(self, kwargs: dict[str, Any], backend: Backend, stream: bool) -> tuple[ProgramState, dict[str, Any]]:
+        """Return a state, and those of `kwargs` that are the function's."""
+        sampling = {key: value for key, value in kwargs.items() if key in self._sampling_names}
+        arguments = {key: value for key, value in kwargs.items() if key not in sampling}
+        if "max_new_tokens" in sampling:
+            sampling["max_tokens"] = sampling.pop("max_new_tokens")
+        context = RunContext(backend, make_sampling(sampling), stream, shared_loop(), self._num_api_spec_tokens)
+        return ProgramState.begin(context), arguments
+
+
+class _Worker:
+    """Runs a program's function in a thread, without keeping the state alive once it has ended."""
+
+    def __init__(
+        self, state: ProgramState, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        self._call: tuple[Any, ...] | None = (state, function, args, kwargs)
+
+    def __call__(self) -> None:
+        assert self._call is not None  # a thread runs once
+        (state, function, args, kwargs), self._call = self._call, None
+        state.run_quietly(function, *args, **kwargs)
