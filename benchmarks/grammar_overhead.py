@@ -1,6 +1,6 @@
 """Measures what a grammar adds to a step, and what a large schema that compiles does to others.
 
-    python benchmarks/grammar_overhead.py [--steps N] [--rounds N] [--out FILE]
+    python benchmarks/grammar_overhead.py [--steps N] [--rounds N] [--overlap on|off|both] [--out FILE]
 
 A random model of 100M parameters with a tokenizer of 32,000 tokens, trained on the Python files of the standard
 library, decodes 16 requests. Free and constrained decoding alternate in short turns, as does which of both comes first;
@@ -202,12 +202,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=24)
     parser.add_argument("--rounds", type=int, default=16)
+    parser.add_argument("--overlap", choices=["on", "off", "both"], default="both", help="scheduling.overlap")
     parser.add_argument("--out", type=Path, default=RESULTS)
     args = parser.parse_args()
     results: dict[str, list[dict[str, Any]]] = {"steps": [], "compiling": []}
     with tempfile.TemporaryDirectory() as folder:
         model = write_model(Path(folder))
-        for overlap in (True, False):
+        for overlap in {"on": (True,), "off": (False,), "both": (True, False)}[args.overlap]:
             for row in overheads(model, overlap, args.steps, args.rounds):
                 results["steps"].append(row)
                 print(
