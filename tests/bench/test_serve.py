@@ -81,7 +81,8 @@ def test_shared_prefixes_are_found_by_the_servers_cache(bench, server, tmp_path)
     assert bench("--url", server.url, *SMALL, *shape, "--concurrency", "1", "--output", str(path))[0] == 0
     report = load_report(path)
     assert report.summary.cached_tokens == 10 * 32
-    assert not any("an earlier run" in warning for warning in report.warnings)
+    # A busy machine may keep the client itself waiting, which is for the machine to answer.
+    assert [warning for warning in report.warnings if not warning.startswith("this client could not keep up")] == []
 
 
 def test_a_second_run_with_the_same_prompts_is_warned_of(bench, server):

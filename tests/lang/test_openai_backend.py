@@ -364,15 +364,17 @@ def test_a_fork_asks_an_endpoint_for_nothing_beside_its_gens():
 
 
 @pytest.mark.parametrize(
-    ("is_chat", "program", "choices", "match"),
+    ("is_chat", "program", "choices", "match", "cause"),
     [
-        (False, completion_program, [], "0 choices, expected n=2"),
-        (False, completion_program, [{"text": "2"}, {"text": None}], "without text"),
-        (False, completion_program, [{"text": "2"}, None], "no choices"),
-        (True, chat_program, [{"message": {"content": None}}, {"text": "2"}], "without a message"),
+        (False, completion_program, [{"text": "2"}], "answered one completion", UnsupportedFeatureError),
+        (True, chat_program, [{"message": {"content": "2"}}], "answered one completion", UnsupportedFeatureError),
+        (False, completion_program, [], "0 choices, expected n=2", EngineError),
+        (False, completion_program, [{"text": "2"}, {"text": None}], "without text", EngineError),
+        (False, completion_program, [{"text": "2"}, None], "no choices", EngineError),
+        (True, chat_program, [{"message": {"content": None}}, {"text": "2"}], "without a message", EngineError),
     ],
 )
-def test_completions_that_are_missing_are_an_error(is_chat, program, choices, match):
+def test_completions_that_are_missing_are_an_error(is_chat, program, choices, match, cause):
     async def answer(request):
         return web.json_response({"choices": choices})
 
@@ -384,4 +386,4 @@ def test_completions_that_are_missing_are_an_error(is_chat, program, choices, ma
         pytest.raises(ProgramError, match=match) as caught,
     ):
         program(gen("x", n=2)).run(backend=backend)
-    assert isinstance(caught.value.__cause__, EngineError)
+    assert isinstance(caught.value.__cause__, cause)

@@ -159,7 +159,7 @@ CHANGES = {
 
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_changed_text_with_an_argument_in_it_is_found(change):
-    with pytest.raises(TraceError, match=r"has changed a text that holds|letters of a text|it raised") as caught:
+    with pytest.raises(TraceError, match=r"has changed a text that holds|letters of a text") as caught:
         function(one_argument(CHANGES[change])).trace()
     assert caught.value.lineno == one_argument(None).__code__.co_firstlineno + 2
 

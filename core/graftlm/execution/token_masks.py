@@ -14,9 +14,10 @@ __all__ = ["forbid"]
 #: How many numbers of 4 bytes are worked on at a time: what stays in a core's cache.
 _BLOCK_NUMBERS: Final = 1 << 17
 
-#: Byte of a bitmask -> the most that its 8 tokens may score: no bound where the bit is set, else minus infinity.
+#: Byte of a bitmask -> the most that its 8 tokens may score: NaN, which is no bound to `fmin`, where the bit is set, else
+#: minus infinity.
 _BOUNDS: Final = np.where(
-    np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little"), np.inf, -np.inf
+    np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little"), np.nan, -np.inf
 ).astype(np.float32)
 
 
@@ -52,10 +53,7 @@ def _write(scores: Tensor, rows: NDArray[Any], bits: NDArray[np.int32]) -> None:
 
 
 def _write_on_host(scores: Tensor, rows: NDArray[Any], bits: NDArray[np.int32]) -> None:
-    """Do `_write` for float32, in blocks of rows that stay in the processor's cache, the same time for every mask.
-
-    A NaN becomes +inf where it is allowed; both are a failure to whoever reads the scores.
-    """
+    """Do `_write` for float32, in blocks of rows that stay in the processor's cache, the same time for every mask."""
     num_columns = scores.shape[1]
     words = bits
     if len(rows) < len(scores):
