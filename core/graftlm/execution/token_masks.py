@@ -14,8 +14,8 @@ __all__ = ["forbid"]
 #: How many numbers of 4 bytes are worked on at a time: what stays in a core's cache.
 _BLOCK_NUMBERS: Final = 1 << 17
 
-#: Byte of a bitmask -> the most that its 8 tokens may score: NaN, which is no bound to `fmin`, where the bit is set, else
-#: minus infinity.
+#: Byte of a bitmask -> the most that its 8 tokens may score: where the bit is set, NaN, which is no bound to `fmin`;
+#: else minus infinity.
 _BOUNDS: Final = np.where(
     np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little"), np.nan, -np.inf
 ).astype(np.float32)
