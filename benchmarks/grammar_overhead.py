@@ -1,6 +1,6 @@
 """Measures what a grammar adds to a step, and what a large schema that compiles does to others.
 
-    python benchmarks/grammar_overhead.py [--steps N] [--rounds N] [--overlap on|off|both] [--out FILE]
+    python benchmarks/grammar_overhead.py [--steps N] [--rounds N] [--overlap on|off|both] [--backend NAME ...] [--out FILE]
 
 A random model of 100M parameters with a tokenizer of 32,000 tokens, trained on the Python files of the standard
 library, decodes 16 requests. Free and constrained decoding alternate in short turns, as does which of both comes first;
@@ -108,12 +108,12 @@ def step_seconds(engine: Engine, clock: StepClock, steps: int, seed: int, **gram
     return clock.take()
 
 
-def overheads(model: Path, overlap: bool, steps: int, rounds: int) -> Iterator[dict[str, Any]]:
+def overheads(model: Path, overlap: bool, steps: int, rounds: int, backends: Sequence[str]) -> Iterator[dict[str, Any]]:
     """Compare each backend's constrained steps with free ones."""
     clock = StepClock()
     config = {"grammar": {"jump_forward": False}, "scheduling": {"overlap": overlap}, "memory": {"kv_tokens": 16384}}
     with Engine(model=str(model), plugins=[clock], **config) as engine:
-        for backend in Registry.load().names("grammar"):
+        for backend in backends:
             for name, grammar in GRAMMARS.items():
                 asked = grammar | {"grammar_backend": backend}
                 try:
@@ -170,10 +170,10 @@ async def gaps(engine: Engine, steps: int, others: Sequence[dict[str, Any]]) -> 
     return found
 
 
-def compile_delays(model: Path, steps: int) -> Iterator[dict[str, Any]]:
+def compile_delays(model: Path, steps: int, backends: Sequence[str]) -> Iterator[dict[str, Any]]:
     """Compare the longest gap between tokens with and without large schemas that compile beside."""
     with Engine(model=str(model), memory={"kv_tokens": 16384}) as engine:
-        for backend in Registry.load().names("grammar"):
+        for backend in backends:
             schemas = [
                 {"type": "object", "properties": {f"f{i}_{k}": {"type": "string"} for k in range(600)}}
                 for i in range(3)
@@ -203,13 +203,16 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=24)
     parser.add_argument("--rounds", type=int, default=16)
     parser.add_argument("--overlap", choices=["on", "off", "both"], default="both", help="scheduling.overlap")
+    names = Registry.load().names("grammar")
+    parser.add_argument("--backend", action="append", choices=names, help="one of several; all unless said")
     parser.add_argument("--out", type=Path, default=RESULTS)
     args = parser.parse_args()
+    backends = args.backend or names
     results: dict[str, list[dict[str, Any]]] = {"steps": [], "compiling": []}
     with tempfile.TemporaryDirectory() as folder:
         model = write_model(Path(folder))
         for overlap in {"on": (True,), "off": (False,), "both": (True, False)}[args.overlap]:
-            for row in overheads(model, overlap, args.steps, args.rounds):
+            for row in overheads(model, overlap, args.steps, args.rounds, backends):
                 results["steps"].append(row)
                 print(
                     f"{row['backend']:11} {row['grammar']:16} overlap {row['overlap']!s:5}: free {row['free_ms']:6.2f} "
@@ -217,7 +220,7 @@ def main() -> None:
                     f"± {row['standard_error']:.1%}",
                     flush=True,
                 )
-        for row in compile_delays(model, 10 * args.steps):
+        for row in compile_delays(model, 10 * args.steps, backends):
             results["compiling"].append(row)
             print(
                 f"{row['backend']:11} between two tokens while 600-field schemas compile {row['median_with_ms']} ms, "

@@ -8,7 +8,17 @@ from typing import Final, TypeAlias
 from graftlm.errors import GrammarError
 from graftlm_grammar.char_set import CharSet, complement, union
 
-__all__ = ["EMPTY", "Alternatives", "Chars", "Expression", "Reference", "Repeated", "Sequence", "read_ebnf"]
+__all__ = [
+    "EMPTY",
+    "Alternatives",
+    "Chars",
+    "Expression",
+    "Reference",
+    "Repeated",
+    "Sequence",
+    "read_ebnf",
+    "references",
+]
 
 _MAX_DEPTH: Final = 100
 _MAX_REPEATS: Final = 1000
@@ -71,13 +81,14 @@ def read_ebnf(text: str) -> dict[str, Expression]:
     if "root" not in rules:
         raise GrammarError(f"ebnf: expected a rule named root, got {', '.join(rules)[:80] or 'none'}")
     for name, expression in rules.items():
-        for reference in _references(expression):
+        for reference in references(expression):
             if reference not in rules:
                 raise GrammarError(f'ebnf: rule {name}: Rule "{reference}" is not defined')
     return rules
 
 
-def _references(expression: Expression) -> Iterator[str]:
+def references(expression: Expression) -> Iterator[str]:
+    """Yield the names of the rules that an expression refers to, each as often as it does."""
     waiting: list[Expression] = [expression]
     while waiting:
         one = waiting.pop()

@@ -29,6 +29,7 @@ from graftlm_grammar.forced_tokens import find_forced_tokens
 from graftlm_grammar.json_schema import translate_schema
 from graftlm_grammar.options import XGrammarOptions
 from graftlm_grammar.regex import regex_to_ebnf
+from graftlm_grammar.right_linear import right_linear
 from graftlm_grammar.shortest import check_shortest
 from graftlm_grammar.spec_text import check_text, reading_regex
 from graftlm_grammar.structural_tag import parse_structural_tag
@@ -41,6 +42,8 @@ _MAX_TEXT_LEN: Final = 1 << 18
 _MAX_MASK_THREADS: Final = 8
 _LARGE_COUNT: Final = re.compile(r"\{\s*[1-9]\d+")
 _PROBE_TOKENS: Final = 128
+#: To start threads takes 0.1 ms, and they take the cores from the step that runs beside.
+_WORTH_THREADS_S: Final = 0.002
 _MAX_STEP_S: Final = 0.05
 _MAX_PROBE_S: Final = 2.0
 _LOG_PREFIX: Final = re.compile(r"^\[\d\d:\d\d:\d\d\] \S+: (?:Check failed: \(.*?\) is false: )?")
@@ -53,7 +56,8 @@ class XGrammarBackend(GrammarBackend):
         self._options = options
         info = _tokenizer_info(context)
         self._vocab_size = context.vocab_size
-        self._batch: Any = xgrammar.BatchGrammarMatcher(max_threads=min(_MAX_MASK_THREADS, os.cpu_count() or 1))
+        self._in_threads: Any = xgrammar.BatchGrammarMatcher(max_threads=min(_MAX_MASK_THREADS, os.cpu_count() or 1))
+        self._in_turn: Any = xgrammar.BatchGrammarMatcher(max_threads=1)
         self._compiler: Any = xgrammar.GrammarCompiler(info, max_threads=1, cache_enabled=False)
 
     def check(self, spec: GrammarSpec) -> tuple[str, ...]:
@@ -62,27 +66,32 @@ class XGrammarBackend(GrammarBackend):
 
     def compile(self, spec: GrammarSpec) -> CompiledGrammar:
         """Work out, for each state of the grammar, which tokens it allows."""
-        grammar, _ = self._grammar(spec)
+        grammar, _ = self._grammar(spec, _fast_form)
         compiled = _checked(spec.kind, lambda: self._compiler.compile_grammar(grammar))
-        done = _Compiled(compiled, self._vocab_size)
-        _check_speed(spec.kind, done.matcher, self._vocab_size)
-        return done
+        mask_s = _check_speed(spec.kind, _Compiled(compiled, self._vocab_size).matcher, self._vocab_size)
+        return _Compiled(compiled, self._vocab_size, mask_s)
 
     def fill_bitmasks(self, matchers: Sequence[GrammarMatcher], mask: NDArray[np.int32]) -> None:
-        """Write the tokens that each of several matchers allows, in several threads."""
+        """Write the tokens that each of several matchers allows, in several threads where that pays."""
         own = [cast(_Matcher, matcher) for matcher in matchers]
         rows = [i for i, matcher in enumerate(own) if not matcher.finished]
         if rows:
-            self._batch.batch_fill_next_token_bitmask([own[i].library_matcher for i in rows], mask, rows)
+            batch = self._in_threads if sum(own[i].mask_s for i in rows) > _WORTH_THREADS_S else self._in_turn
+            batch.batch_fill_next_token_bitmask([own[i].library_matcher for i in rows], mask, rows)
         for i, matcher in enumerate(own):
             matcher.trim(mask, i)
 
-    def _grammar(self, spec: GrammarSpec) -> tuple[Any, tuple[str, ...]]:
-        """Return the library's form of a specification, and what of it is not enforced."""
+    def _grammar(self, spec: GrammarSpec, form: Callable[[str], str] = str) -> tuple[Any, tuple[str, ...]]:
+        """Return the library's form of a specification, and what of it is not enforced.
+
+        Args:
+            spec: what is asked for.
+            form: what is done to each EBNF before the library reads it.
+        """
         kind, text = spec.kind, spec.text
         check_text(spec, _MAX_TEXT_LEN)
         if kind is GrammarKind.STRUCTURAL_TAG:
-            return self._structural_tag(text, spec.strict)
+            return self._structural_tag(text, spec.strict, form)
         unenforced: tuple[str, ...] = ()
         if kind is GrammarKind.JSON_SCHEMA:
             translated = translate_schema(text, self._options, spec.strict)
@@ -96,9 +105,9 @@ class XGrammarBackend(GrammarBackend):
             ebnf = _finite_ebnf(text)
         if kind is GrammarKind.EBNF or _LARGE_COUNT.search(ebnf):  # else no text is much longer than its grammar
             check_shortest(read_ebnf(ebnf), kind.value)
-        return _checked(kind, lambda: xgrammar.Grammar.from_ebnf(ebnf)), unenforced
+        return _checked(kind, lambda: xgrammar.Grammar.from_ebnf(form(ebnf))), unenforced
 
-    def _structural_tag(self, text: str, strict: bool) -> tuple[Any, tuple[str, ...]]:
+    def _structural_tag(self, text: str, strict: bool, form: Callable[[str], str]) -> tuple[Any, tuple[str, ...]]:
         """Return the library's structural tag whose parts are grammars of ours, so that what we refuse is refused."""
         tag = parse_structural_tag(text)
         for trigger in tag.triggers:
@@ -116,7 +125,7 @@ class XGrammarBackend(GrammarBackend):
             except GrammarError as error:
                 where = f"{structure.path}.regex: " if structure.schema is None else ""
                 raise GrammarError(f"structural_tag: {where}{str(error).removeprefix('json_schema: ')}") from None
-            content = {"type": "grammar", "grammar": ebnf}
+            content = {"type": "grammar", "grammar": form(ebnf)}
             tags.append({"type": "tag", "begin": structure.begin, "content": content, "end": structure.end})
         form = {
             "type": "triggered_tags",
@@ -131,18 +140,20 @@ class XGrammarBackend(GrammarBackend):
 
 
 class _Compiled(CompiledGrammar):
-    def __init__(self, compiled: Any, vocab_size: int) -> None:
+    def __init__(self, compiled: Any, vocab_size: int, mask_s: float = 0.0) -> None:
         self._compiled = compiled
         self._vocab_size = vocab_size
+        self._mask_s = mask_s
 
     def matcher(self) -> GrammarMatcher:
         """Return a fresh matcher at the start."""
-        return _Matcher(xgrammar.GrammarMatcher(self._compiled), self._vocab_size)
+        return _Matcher(xgrammar.GrammarMatcher(self._compiled), self._vocab_size, self._mask_s)
 
 
 class _Matcher(GrammarMatcher):
-    def __init__(self, matcher: Any, vocab_size: int) -> None:
+    def __init__(self, matcher: Any, vocab_size: int, mask_s: float) -> None:
         self.library_matcher = matcher
+        self.mask_s = mask_s  # what a mask takes, about
         self._vocab_size = vocab_size
         num_spare_bits = -vocab_size % 32
         self._last_word = np.int32(-1) if num_spare_bits == 0 else np.int32((1 << (32 - num_spare_bits)) - 1)
@@ -196,17 +207,21 @@ def _checked(kind: GrammarKind, call: Callable[[], T]) -> T:
         raise GrammarError(f"{kind.value}: {message}") from error
 
 
-def _check_speed(kind: GrammarKind, make_matcher: Callable[[], GrammarMatcher], vocab_size: int) -> None:
+def _check_speed(kind: GrammarKind, make_matcher: Callable[[], GrammarMatcher], vocab_size: int) -> float:
     """Refuse a grammar whose matchers are so slow that every request would feel it: steps wait for them.
 
     Walks along the lowest and along the highest tokens that are allowed. Time of other threads does not count.
+
+    Returns: seconds that a mask takes on average.
     """
     mask = np.zeros((1, -(-vocab_size // 32)), dtype=np.int32)
     matcher, start_s = make_matcher(), time.thread_time()
+    num_masks, masks_s = 0, 0.0
     for pick in (0, -1):
         for _ in range(_PROBE_TOKENS):
             before_s = time.thread_time()
             matcher.fill_bitmask(mask, 0)
+            num_masks, masks_s = num_masks + 1, masks_s + time.thread_time() - before_s
             matcher.forced_text()
             allowed = np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little"))
             if not len(allowed):
@@ -219,6 +234,11 @@ def _check_speed(kind: GrammarKind, make_matcher: Callable[[], GrammarMatcher], 
                     "requests beside. Repeat less, or say it with fewer ways to read the same text."
                 )
         matcher = make_matcher()
+    return masks_s / num_masks
+
+
+def _fast_form(ebnf: str) -> str:
+    return ebnf_text(right_linear(read_ebnf(ebnf)))
 
 
 def _finite_ebnf(text: str) -> str:

@@ -1,0 +1,220 @@
+"""Grammars in the form whose masks cost xgrammar least: what follows a part stands in the part's own rule.
+
+The library keeps, for each place in a rule, which tokens fit; tokens that reach past the end of the rule are tried
+anew for every mask, and groups and repetitions are rules to it. So a part is written together with what follows it, as
+a path through rules that end in each other: `x ("," x)*` becomes `x more` with `more ::= "," x more | ""`. Small rules
+are written out where they are referred to.
+"""
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Final, TypeAlias
+
+from graftlm_grammar.ebnf import EMPTY, Alternatives, Chars, Expression, Reference, Repeated, Sequence, references
+
+__all__ = ["right_linear"]
+
+#: Parts that a rule, written out wherever it is referred to, comes to at most.
+_MAX_WRITTEN_OUT: Final = 2000
+#: Parts that a repetition, written out, comes to at most.
+_MAX_UNROLLED: Final = 128
+#: The same within a rule that is written out.
+_MAX_UNROLLED_WITHIN: Final = 8
+#: Of expressions within each other, rules written out included.
+_MAX_DEPTH: Final = 80
+
+_Path: TypeAlias = tuple[Expression, ...]
+
+
+def right_linear(rules: Mapping[str, Expression]) -> dict[str, Expression]:
+    """Return rules that accept the same texts, some under their old names.
+
+    Args:
+        rules: name -> expression, each that one refers to among them.
+    """
+    return _Writer(rules).write()
+
+
+class _Writer:
+    """Writes each rule as alternatives of paths."""
+
+    def __init__(self, rules: Mapping[str, Expression]) -> None:
+        self._rules = rules
+        self._empty = _empty_rules(rules)
+        self._small = _small_rules(rules)  # name -> size
+        self._depth = 0
+        self._within = 0
+        self._written: dict[str, Expression] = {}
+        self._prefix = "n"
+        while any(name.startswith(self._prefix) for name in rules):
+            self._prefix += "n"
+
+    def write(self) -> dict[str, Expression]:
+        """Return what `root` leads to."""
+        waiting = ["root"]
+        while waiting:
+            name = waiting.pop()
+            if name not in self._written:
+                num_before = len(self._written)
+                self._written[name] = EMPTY
+                self._written[name] = _either(self._paths(self._rules[name], ()))
+                new = list(self._written)[num_before:]
+                waiting += [other for rule in new for other in references(self._written[rule])]
+        return self._written
+
+    def _paths(self, expression: Expression, after: _Path) -> list[_Path]:
+        """Return the ways through an expression and what comes after it."""
+        self._depth += 1
+        try:
+            match expression:
+                case Sequence(items):
+                    return self._sequence(items, after)
+                case Alternatives(branches):
+                    after = self._named(after)
+                    return [path for branch in branches for path in self._paths(branch, after)]
+                case Repeated(item, least, most):
+                    return self._repeated(item, least, most, after)
+                case Reference(name) if name in self._small and self._depth < _MAX_DEPTH:
+                    return self._written_out(name, after)
+            return [(expression, *after)]
+        finally:
+            self._depth -= 1
+
+    def _sequence(self, items: tuple[Expression, ...], after: _Path) -> list[_Path]:
+        paths, plain = [after], list[Expression]()
+        for item in reversed(items):
+            if isinstance(item, Chars):
+                plain.append(item)
+                continue
+            paths = self._paths(item, (*reversed(plain), *self._one(paths)))
+            plain.clear()
+        return [(*reversed(plain), *self._one(paths))] if plain else paths
+
+    def _written_out(self, name: str, after: _Path) -> list[_Path]:
+        self._within += 1
+        paths = self._paths(self._rules[name], after)
+        self._within -= 1
+        return paths
+
+    def _repeated(self, item: Expression, least: int, most: int | None, after: _Path) -> list[_Path]:
+        limit = _MAX_UNROLLED_WITHIN if self._within else _MAX_UNROLLED
+        if _is_empty(item, self._empty) or (most or least) * _size(item, self._small) > limit:
+            return [(Repeated(item, least, most), *after)]
+        if most is None and isinstance(item, Chars):
+            return [(*[item] * least, Repeated(item, 0, None), *after)]
+        after = self._named(after)
+        if most is None:
+            again = self._new_rule()
+            self._written[again.name] = _either([*self._paths(item, (again,)), after])
+            paths: list[_Path] = [(again,)]
+        else:
+            paths = [after]
+            for _ in range(most - least):
+                paths = [*self._paths(item, self._one(paths)), after]
+        for _ in range(least):
+            paths = self._paths(item, self._one(paths))
+        return paths
+
+    def _one(self, paths: list[_Path]) -> _Path:
+        """Return one path that stands for several."""
+        if len(paths) == 1:
+            return paths[0]
+        rule = self._new_rule()
+        self._written[rule.name] = _either(paths)
+        return (rule,)
+
+    def _named(self, path: _Path) -> _Path:
+        """Return a path short enough to come several times."""
+        if len(path) < 2:
+            return path
+        rule = self._new_rule()
+        self._written[rule.name] = _either([path])
+        return (rule,)
+
+    def _new_rule(self) -> Reference:
+        name = f"{self._prefix}{len(self._written)}"
+        self._written[name] = EMPTY
+        return Reference(name)
+
+
+def _either(paths: list[_Path]) -> Expression:
+    branches = [path[0] if len(path) == 1 else Sequence(path) for path in dict.fromkeys(paths)]
+    return branches[0] if len(branches) == 1 else Alternatives(tuple(branches))
+
+
+def _empty_rules(rules: Mapping[str, Expression]) -> set[str]:
+    """Return the rules that the empty text meets."""
+    empty: set[str] = set()
+    found = True
+    while found:
+        more = {name for name, expression in rules.items() if name not in empty and _is_empty(expression, empty)}
+        empty |= more
+        found = bool(more)
+    return empty
+
+
+def _is_empty(expression: Expression, rules: set[str]) -> bool:
+    """Tell whether the empty text meets an expression, if it meets these rules."""
+    match expression:
+        case Reference(name):
+            return name in rules
+        case Sequence(items):
+            return all(_is_empty(item, rules) for item in items)
+        case Alternatives(branches):
+            return any(_is_empty(branch, rules) for branch in branches)
+        case Repeated(item, least):
+            return least == 0 or _is_empty(item, rules)
+    return False
+
+
+def _small_rules(rules: Mapping[str, Expression]) -> dict[str, int]:
+    """Return the rules to write out wherever they are referred to, none of which leads to itself; and their sizes."""
+    order, recursive = _leaves_first(rules)
+    sizes: dict[str, int] = {}
+    for name in order:
+        sizes[name] = 1 if name in recursive else _size(rules[name], sizes)
+    uses = Counter({"root": 1})
+    small: dict[str, int] = {}
+    for name in reversed(order):
+        if name != "root" and name not in recursive and uses[name] * sizes[name] <= _MAX_WRITTEN_OUT:
+            small[name] = sizes[name]
+        for other in references(rules[name]):
+            uses[other] += uses[name] if name in small else 1
+    return small
+
+
+def _leaves_first(rules: Mapping[str, Expression]) -> tuple[list[str], set[str]]:
+    """Return the rules that `root` leads to, each after those it refers to, and those that lead back to themselves.
+
+    Of each circle one rule at least is among the latter: that through which it is entered.
+    """
+    order: list[str] = []
+    recursive: set[str] = set()
+    entered, left = {"root"}, set[str]()
+    path = [("root", references(rules["root"]))]
+    while path:
+        name, below = path[-1]
+        for other in below:
+            if other not in entered:
+                entered.add(other)
+                path.append((other, references(rules[other])))
+                break
+            if other not in left:
+                recursive.add(other)
+        else:
+            path.pop()
+            left.add(name)
+            order.append(name)
+    return order, recursive
+
+
+def _size(expression: Expression, sizes: Mapping[str, int]) -> int:
+    """Count the parts of an expression, those of rules it refers to included."""
+    match expression:
+        case Reference(name):
+            return sizes.get(name, 1)
+        case Sequence(parts) | Alternatives(parts):
+            return sum(_size(part, sizes) for part in parts)
+        case Repeated(item, least, most):
+            return _size(item, sizes) * max(1, most or least)
+    return 1
