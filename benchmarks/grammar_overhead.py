@@ -1,6 +1,6 @@
 """Measures what a grammar adds to a step, and what a large schema that compiles does to others.
 
-    python benchmarks/grammar_overhead.py [--steps N] [--rounds N] [--overlap on|off|both] [--backend NAME ...] [--out FILE]
+    python benchmarks/grammar_overhead.py [--steps N] [--rounds N] [--overlap on|off|both] [--backend NAME] [--out FILE]
 
 A random model of 100M parameters with a tokenizer of 32,000 tokens, trained on the Python files of the standard
 library, decodes 16 requests. Free and constrained decoding alternate in short turns, as does which of both comes first;
