@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final, TypeAlias
 
 from graftlm.errors import GrammarError
@@ -23,9 +24,11 @@ __all__ = [
 _MAX_DEPTH: Final = 100
 _MAX_REPEATS: Final = 1000
 _SPACE: Final = re.compile(r"(?:[ \t\r\n]|#[^\n]*)*")
+_SPACES: Final = frozenset(" \t\r\n#")
 _NAME: Final = re.compile(r"[a-zA-Z_][a-zA-Z0-9_.-]*")
 _HEAD: Final = re.compile(rf"({_NAME.pattern})[ \t]*::=")
 _QUANTIFIER: Final = re.compile(r"[*+?]|\{\s*(\d+)\s*(?:(,)\s*(\d*)\s*)?\}")
+_QUANTIFIERS: Final = frozenset("*+?{")
 _CODE: Final = re.compile(r"\\(?:x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8}))")
 _CONTROLS: Final = {"n": "\n", "r": "\r", "t": "\t", "f": "\f", "v": "\v", "0": "\0", "a": "\a", "b": "\b"}
 
@@ -95,11 +98,16 @@ def references(expression: Expression) -> Iterator[str]:
         if isinstance(one, Reference):
             yield one.name
         elif isinstance(one, Sequence):
-            waiting.extend(one.items)
+            waiting += [item for item in one.items if not isinstance(item, Chars)]
         elif isinstance(one, Alternatives):
-            waiting.extend(one.branches)
+            waiting += one.branches
         elif isinstance(one, Repeated):
             waiting.append(one.item)
+
+
+@lru_cache(maxsize=1024)
+def _one_char(code: int) -> Chars:
+    return Chars(((code, code),))
 
 
 class _Reader:
@@ -136,9 +144,7 @@ class _Reader:
         start = self._at
         self._skip_space()
         while self._peek() not in ("", "|", ")") and not _HEAD.match(self._text, self._at):
-            item = self._item(depth)
-            self._skip_space()
-            items.append(self._quantified(item))
+            items.append(self._quantified(self._item(depth)))
             self._skip_space()
         if not items:
             self._at = max(start, self._at)
@@ -178,11 +184,11 @@ class _Reader:
 
     def _quantified(self, item: Expression) -> Expression:
         self._skip_space()
+        if self._peek() not in _QUANTIFIERS:
+            return item
         found = _QUANTIFIER.match(self._text, self._at)
         if found is None:
-            if self._peek() == "{":
-                raise self._error("expected {m}, {m,} or {m,n}")
-            return item
+            raise self._error("expected {m}, {m,} or {m,n}")
         text, least, comma, most = found.group(), *found.groups()
         if any(int(count) > _MAX_REPEATS for count in (least, most) if count):
             raise self._error(f"{text}: more than {_MAX_REPEATS} repetitions are not supported; use * or +")
@@ -197,8 +203,7 @@ class _Reader:
         self._at += 1
         items = []
         while self._peek() != '"':
-            code = self._code('"')
-            items.append(Chars(((code, code),)))
+            items.append(_one_char(self._code('"')))
         self._at += 1
         return items[0] if len(items) == 1 else Sequence(tuple(items))
 
@@ -244,8 +249,9 @@ class _Reader:
         return code
 
     def _skip_space(self) -> None:
-        found = _SPACE.match(self._text, self._at)
-        self._at = found.end() if found else self._at
+        if self._peek() in _SPACES:
+            found = _SPACE.match(self._text, self._at)
+            self._at = found.end() if found else self._at
 
     def _peek(self) -> str:
         return self._text[self._at : self._at + 1]

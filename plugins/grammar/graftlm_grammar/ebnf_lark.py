@@ -1,10 +1,20 @@
 """Grammars in EBNF as Lark grammars for llguidance."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Final
 
 from graftlm.errors import GrammarError
-from graftlm_grammar.ebnf import EMPTY, Alternatives, Chars, Expression, Reference, Repeated, Sequence, read_ebnf
+from graftlm_grammar.ebnf import (
+    EMPTY,
+    Alternatives,
+    Chars,
+    Expression,
+    Reference,
+    Repeated,
+    Sequence,
+    read_ebnf,
+    references,
+)
 from graftlm_grammar.ebnf_lexemes import Lexemes
 from graftlm_grammar.ebnf_regex import quantifier, regex_of
 
@@ -117,7 +127,7 @@ def _reachable(rules: Mapping[str, Expression]) -> dict[str, Expression]:
         name = waiting.pop()
         if name not in found:
             found[name] = rules[name]
-            waiting.extend(_references(rules[name]))
+            waiting.extend(references(rules[name]))
     return found
 
 
@@ -127,9 +137,9 @@ def _regular(rules: Mapping[str, Expression]) -> dict[str, str]:
     users: dict[str, list[str]] = {name: [] for name in rules}
     num_open = {}
     for name, rule in rules.items():
-        references = set(_references(rule))
-        num_open[name] = len(references)
-        for reference in references:
+        named = set(references(rule))
+        num_open[name] = len(named)
+        for reference in named:
             users[reference].append(name)
     waiting = [name for name, num in num_open.items() if num == 0]
     while waiting:
@@ -143,10 +153,6 @@ def _regular(rules: Mapping[str, Expression]) -> dict[str, str]:
             if num_open[user] == 0:
                 waiting.append(user)
     return regexes
-
-
-def _references(expression: Expression) -> Iterable[str]:
-    return (part.name for part in _parts(expression) if isinstance(part, Reference))
 
 
 def _parts(expression: Expression) -> Iterator[Expression]:

@@ -40,8 +40,10 @@ class _Writer:
 
     def __init__(self, rules: Mapping[str, Expression]) -> None:
         self._rules = rules
-        self._empty = _empty_rules(rules)
-        self._small = _small_rules(rules)  # name -> size
+        below = {name: tuple(references(expression)) for name, expression in rules.items()}
+        order, recursive = _leaves_first(below)
+        self._empty = _empty_rules(rules, order)
+        self._small = _small_rules(rules, below, order, recursive)  # name -> size
         self._depth = 0
         self._within = 0
         self._written: dict[str, Expression] = {}
@@ -138,18 +140,20 @@ class _Writer:
 
 
 def _either(paths: list[_Path]) -> Expression:
-    branches = [path[0] if len(path) == 1 else Sequence(path) for path in dict.fromkeys(paths)]
+    branches = [path[0] if len(path) == 1 else Sequence(path) for path in paths]
     return branches[0] if len(branches) == 1 else Alternatives(tuple(branches))
 
 
-def _empty_rules(rules: Mapping[str, Expression]) -> set[str]:
+def _empty_rules(rules: Mapping[str, Expression], leaves_first: list[str]) -> set[str]:
     """Return the rules that the empty text meets."""
     empty: set[str] = set()
     found = True
     while found:
-        more = {name for name, expression in rules.items() if name not in empty and _is_empty(expression, empty)}
-        empty |= more
-        found = bool(more)
+        found = False
+        for name in leaves_first:
+            if name not in empty and _is_empty(rules[name], empty):
+                empty.add(name)
+                found = True
     return empty
 
 
@@ -167,37 +171,41 @@ def _is_empty(expression: Expression, rules: set[str]) -> bool:
     return False
 
 
-def _small_rules(rules: Mapping[str, Expression]) -> dict[str, int]:
+def _small_rules(
+    rules: Mapping[str, Expression], below: Mapping[str, tuple[str, ...]], leaves_first: list[str], recursive: set[str]
+) -> dict[str, int]:
     """Return the rules to write out wherever they are referred to, none of which leads to itself; and their sizes."""
-    order, recursive = _leaves_first(rules)
     sizes: dict[str, int] = {}
-    for name in order:
+    for name in leaves_first:
         sizes[name] = 1 if name in recursive else _size(rules[name], sizes)
     uses = Counter({"root": 1})
     small: dict[str, int] = {}
-    for name in reversed(order):
+    for name in reversed(leaves_first):
         if name != "root" and name not in recursive and uses[name] * sizes[name] <= _MAX_WRITTEN_OUT:
             small[name] = sizes[name]
-        for other in references(rules[name]):
+        for other in below[name]:
             uses[other] += uses[name] if name in small else 1
     return small
 
 
-def _leaves_first(rules: Mapping[str, Expression]) -> tuple[list[str], set[str]]:
+def _leaves_first(below: Mapping[str, tuple[str, ...]]) -> tuple[list[str], set[str]]:
     """Return the rules that `root` leads to, each after those it refers to, and those that lead back to themselves.
 
     Of each circle one rule at least is among the latter: that through which it is entered.
+
+    Args:
+        below: name -> rules that it refers to.
     """
     order: list[str] = []
     recursive: set[str] = set()
     entered, left = {"root"}, set[str]()
-    path = [("root", references(rules["root"]))]
+    path = [("root", iter(below["root"]))]
     while path:
-        name, below = path[-1]
-        for other in below:
+        name, others = path[-1]
+        for other in others:
             if other not in entered:
                 entered.add(other)
-                path.append((other, references(rules[other])))
+                path.append((other, iter(below[other])))
                 break
             if other not in left:
                 recursive.add(other)

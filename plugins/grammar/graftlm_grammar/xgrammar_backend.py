@@ -81,17 +81,17 @@ class XGrammarBackend(GrammarBackend):
         for i, matcher in enumerate(own):
             matcher.trim(mask, i)
 
-    def _grammar(self, spec: GrammarSpec, form: Callable[[str], str] = str) -> tuple[Any, tuple[str, ...]]:
+    def _grammar(self, spec: GrammarSpec, rewrite: Callable[[str], str] = str) -> tuple[Any, tuple[str, ...]]:
         """Return the library's form of a specification, and what of it is not enforced.
 
         Args:
             spec: what is asked for.
-            form: what is done to each EBNF before the library reads it.
+            rewrite: what is done to each EBNF before the library reads it.
         """
         kind, text = spec.kind, spec.text
         check_text(spec, _MAX_TEXT_LEN)
         if kind is GrammarKind.STRUCTURAL_TAG:
-            return self._structural_tag(text, spec.strict, form)
+            return self._structural_tag(text, spec.strict, rewrite)
         unenforced: tuple[str, ...] = ()
         if kind is GrammarKind.JSON_SCHEMA:
             translated = translate_schema(text, self._options, spec.strict)
@@ -105,9 +105,9 @@ class XGrammarBackend(GrammarBackend):
             ebnf = _finite_ebnf(text)
         if kind is GrammarKind.EBNF or _LARGE_COUNT.search(ebnf):  # else no text is much longer than its grammar
             check_shortest(read_ebnf(ebnf), kind.value)
-        return _checked(kind, lambda: xgrammar.Grammar.from_ebnf(form(ebnf))), unenforced
+        return _checked(kind, lambda: xgrammar.Grammar.from_ebnf(rewrite(ebnf))), unenforced
 
-    def _structural_tag(self, text: str, strict: bool, form: Callable[[str], str]) -> tuple[Any, tuple[str, ...]]:
+    def _structural_tag(self, text: str, strict: bool, rewrite: Callable[[str], str]) -> tuple[Any, tuple[str, ...]]:
         """Return the library's structural tag whose parts are grammars of ours, so that what we refuse is refused."""
         tag = parse_structural_tag(text)
         for trigger in tag.triggers:
@@ -125,7 +125,7 @@ class XGrammarBackend(GrammarBackend):
             except GrammarError as error:
                 where = f"{structure.path}.regex: " if structure.schema is None else ""
                 raise GrammarError(f"structural_tag: {where}{str(error).removeprefix('json_schema: ')}") from None
-            content = {"type": "grammar", "grammar": form(ebnf)}
+            content = {"type": "grammar", "grammar": rewrite(ebnf)}
             tags.append({"type": "tag", "begin": structure.begin, "content": content, "end": structure.end})
         form = {
             "type": "triggered_tags",
