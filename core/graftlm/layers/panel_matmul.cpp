@@ -1,0 +1,191 @@
+// Products of bfloat16 activations with a bfloat16 matrix on CPUs with AVX512-BF16: out = x W^T + bias.
+//
+// Rows of W come in panels of 64, in which the weights that one step of the loop reads lie side by side: decoding, which
+// reads each weight once for a few rows of x, then runs through memory from one end to the other. A step multiplies two
+// inputs of up to 6 rows of x with all rows of the panel, 24 vectors of sums in registers. With many rows of x the panel
+// stays in the second-level cache from one six to the next, so that arithmetic is the limit.
+//
+// Plain C interface, no dependencies: it compiles in seconds and is loaded with ctypes.
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+
+#if defined(__AVX512BF16__) && defined(__AVX512BW__) && defined(__AVX512VL__)
+#include <immintrin.h>
+#define HAS_BF16_PAIRS 1
+#endif
+
+namespace {
+
+constexpr int64_t LANES = 16;               // of a vector of sums
+constexpr int64_t PANEL = 64;               // rows of W; the last panel has fewer, a multiple of LANES
+constexpr int64_t PAIR = 2;                 // inputs that one instruction multiplies
+constexpr int64_t ROWS_OF_X = 6;            // whose sums fit into the registers
+constexpr int64_t ROWS_AT_A_TIME = 192;     // of x, whose inputs the second-level cache holds beside a panel
+constexpr int64_t BYTES_AHEAD = 16 * 1024;  // what is asked of memory before its turn
+
+// How many rows a panel holds, zeros at its end included.
+inline int64_t padded(int64_t num_rows) { return (num_rows + LANES - 1) / LANES * LANES; }
+
+inline int64_t num_panels(int64_t num_rows) { return (num_rows + PANEL - 1) / PANEL; }
+
+#ifdef HAS_BF16_PAIRS
+
+struct Product {
+    const uint16_t* x;        // [T, K]
+    const uint16_t* weights;  // panels
+    const uint16_t* bias;     // [N], or null
+    uint16_t* out;            // [T, N]
+    int64_t num_tokens, num_rows, num_inputs;
+};
+
+inline __m512bh broadcast_pair(const uint16_t* x) {
+    int32_t pair;
+    std::memcpy(&pair, x, sizeof pair);
+    return (__m512bh)_mm512_set1_epi32(pair);
+}
+
+inline __m512 widen(__m256i values) {
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(values), 16));
+}
+
+// Multiplies `ROWS` rows of x with a panel of `VECTORS` vectors. `UNROLLED` sets of sums hide an instruction's latency
+// where the sums of one are few. The first pass over a panel asks memory for what lies ahead.
+template <int ROWS, int VECTORS, int UNROLLED, bool IS_FIRST>
+void multiply_tile(const Product& p, int64_t token, int64_t row) {
+    __m512 sums[UNROLLED][ROWS][VECTORS];
+    for (auto& set : sums)
+        for (auto& of_row : set)
+            for (auto& sum : of_row) sum = _mm512_setzero_ps();
+    const uint16_t* x = p.x + token * p.num_inputs;
+    const uint16_t* panel = p.weights + row * p.num_inputs;
+    const auto step = [&](int set, int64_t input) {
+        const uint16_t* weights = panel + input * LANES * VECTORS;
+        __m512bh w[VECTORS];
+        for (int v = 0; v < VECTORS; ++v) w[v] = (__m512bh)_mm512_loadu_si512(weights + v * LANES * PAIR);
+        if (IS_FIRST)
+            for (int v = 0; v < VECTORS; ++v)
+                _mm_prefetch((const char*)(weights + v * LANES * PAIR) + BYTES_AHEAD, _MM_HINT_T0);
+        for (int r = 0; r < ROWS; ++r) {
+            const __m512bh pair = broadcast_pair(x + r * p.num_inputs + input);
+            for (int v = 0; v < VECTORS; ++v) sums[set][r][v] = _mm512_dpbf16_ps(sums[set][r][v], w[v], pair);
+        }
+    };
+    int64_t input = 0;
+    for (; input + PAIR * UNROLLED <= p.num_inputs; input += PAIR * UNROLLED)
+        for (int set = 0; set < UNROLLED; ++set) step(set, input + PAIR * set);
+    for (; input < p.num_inputs; input += PAIR) step(0, input);
+    for (int r = 0; r < ROWS; ++r)
+        for (int v = 0; v < VECTORS; ++v) {
+            const int64_t first = row + v * LANES, left = p.num_rows - first;
+            if (left <= 0) break;
+            const __mmask16 mask = left >= LANES ? 0xffff : (1u << left) - 1;
+            __m512 sum = sums[0][r][v];
+            for (int set = 1; set < UNROLLED; ++set) sum = _mm512_add_ps(sum, sums[set][r][v]);
+            if (p.bias) sum = _mm512_add_ps(sum, widen(_mm256_maskz_loadu_epi16(mask, p.bias + first)));
+            uint16_t* out = p.out + (token + r) * p.num_rows + first;
+            _mm256_mask_storeu_epi16(out, mask, (__m256i)_mm512_cvtneps_pbh(sum));
+        }
+}
+
+template <int VECTORS, bool IS_FIRST>
+void multiply_rows(const Product& p, int64_t token, int64_t count, int64_t row) {
+    switch (count) {
+        case 1: return multiply_tile<1, VECTORS, 4, IS_FIRST>(p, token, row);
+        case 2: return multiply_tile<2, VECTORS, 2, IS_FIRST>(p, token, row);
+        case 3: return multiply_tile<3, VECTORS, 1, IS_FIRST>(p, token, row);
+        case 4: return multiply_tile<4, VECTORS, 1, IS_FIRST>(p, token, row);
+        case 5: return multiply_tile<5, VECTORS, 1, IS_FIRST>(p, token, row);
+        default: return multiply_tile<6, VECTORS, 1, IS_FIRST>(p, token, row);
+    }
+}
+
+template <int VECTORS>
+void multiply_panel(const Product& p, int64_t token, int64_t end, int64_t row) {
+    const int64_t begin = token;
+    while (token < end) {
+        const int64_t left = end - token;
+        // What is left over six by six would be few rows at the end: they come in two equal parts.
+        const int64_t count = left > ROWS_OF_X && left < 2 * ROWS_OF_X ? (left + 1) / 2 : std::min(left, ROWS_OF_X);
+        if (token == begin)
+            multiply_rows<VECTORS, true>(p, token, count, row);
+        else
+            multiply_rows<VECTORS, false>(p, token, count, row);
+        token += count;
+    }
+}
+
+void multiply(const Product& p, int64_t num_threads) {
+    const int64_t blocks = (p.num_tokens + ROWS_AT_A_TIME - 1) / ROWS_AT_A_TIME;
+#pragma omp parallel for num_threads(num_threads) schedule(static)
+    for (int64_t task = 0; task < num_panels(p.num_rows) * blocks; ++task) {
+        const int64_t row = task / blocks * PANEL, token = task % blocks * ROWS_AT_A_TIME;
+        const int64_t end = std::min(p.num_tokens, token + ROWS_AT_A_TIME);
+        switch (padded(std::min(PANEL, p.num_rows - row)) / LANES) {
+            case 1: multiply_panel<1>(p, token, end, row); break;
+            case 2: multiply_panel<2>(p, token, end, row); break;
+            case 3: multiply_panel<3>(p, token, end, row); break;
+            default: multiply_panel<4>(p, token, end, row);
+        }
+    }
+}
+
+#endif
+
+}  // namespace
+
+extern "C" {
+
+// Whether this CPU has the instructions.
+int64_t graftlm_panels_supported() {
+#ifdef HAS_BF16_PAIRS
+    return 1;
+#else
+    return 0;
+#endif
+}
+
+// How many weights the panels of a matrix hold, zeros included.
+int64_t graftlm_panels_size(int64_t num_rows, int64_t num_inputs) { return padded(num_rows) * num_inputs; }
+
+// Arranges W, [N, K] with K even, as panels [N / 64, K / 2, 64, 2]; rows past N are zeros.
+void graftlm_panels_pack(
+    const uint16_t* matrix, int64_t num_rows, int64_t num_inputs, uint16_t* panels, int64_t num_threads) {
+#pragma omp parallel for num_threads(num_threads) schedule(static)
+    for (int64_t panel = 0; panel < num_panels(num_rows); ++panel) {
+        const int64_t first = panel * PANEL, width = padded(std::min(PANEL, num_rows - first));
+        uint16_t* out = panels + first * num_inputs;
+        for (int64_t row = first; row < first + width; ++row)
+            for (int64_t input = 0; input < num_inputs; input += PAIR) {
+                uint16_t* pair = out + input * width + (row - first) * PAIR;
+                if (row < num_rows)
+                    std::memcpy(pair, matrix + row * num_inputs + input, PAIR * sizeof *pair);
+                else
+                    std::memset(pair, 0, PAIR * sizeof *pair);
+            }
+    }
+}
+
+// Undoes `graftlm_panels_pack`.
+void graftlm_panels_unpack(
+    const uint16_t* panels, int64_t num_rows, int64_t num_inputs, uint16_t* matrix, int64_t num_threads) {
+#pragma omp parallel for num_threads(num_threads) schedule(static)
+    for (int64_t row = 0; row < num_rows; ++row) {
+        const int64_t first = row / PANEL * PANEL, width = padded(std::min(PANEL, num_rows - first));
+        const uint16_t* in = panels + first * num_inputs + (row - first) * PAIR;
+        for (int64_t input = 0; input < num_inputs; input += PAIR)
+            std::memcpy(matrix + row * num_inputs + input, in + input * width, PAIR * sizeof *in);
+    }
+}
+
+// Sums are float32, rounded once. x is [T, K] and out [T, N], both contiguous.
+void graftlm_panels_multiply(
+    const uint16_t* x, int64_t num_tokens, const uint16_t* panels, int64_t num_rows, int64_t num_inputs,
+    const uint16_t* bias, uint16_t* out, int64_t num_threads) {
+#ifdef HAS_BF16_PAIRS
+    multiply({x, panels, bias, out, num_tokens, num_rows, num_inputs}, num_threads);
+#endif
+}
+
+}  // extern "C"
