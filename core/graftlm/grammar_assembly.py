@@ -12,6 +12,7 @@ from graftlm.contracts import GrammarBackend, GrammarContext, GrammarOptions, Mo
 from graftlm.errors import ConfigError
 from graftlm.grammar_choice import Grammars
 from graftlm.grammars import GrammarCompiler
+from graftlm.idle_threads import run_idle
 from graftlm.registry import AUTO, Registry
 from graftlm.tokenization import Tokenizer
 
@@ -43,7 +44,8 @@ def make_grammars(
         provider = default if is_default else registry.provider("grammar", name)
 
         def make_backend() -> GrammarBackend:
-            context = GrammarContext(tokenizer.to_json(), model_config.vocab_size, model_config.eos_token_ids)
+            vocab_size, stop_token_ids = model_config.vocab_size, model_config.eos_token_ids
+            context = GrammarContext(tokenizer.to_json(), vocab_size, stop_token_ids, run_idle)
             raw = settings.options if is_default else _shared(settings.options, provider)
             backend: GrammarBackend = registry.create("grammar", provider, raw, context, config.origins)
             return backend

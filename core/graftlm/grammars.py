@@ -1,8 +1,6 @@
 """Compiled grammars: each compiled once, in threads beside the step loop, and kept for the requests to come."""
 
 import json
-import os
-import sys
 import threading
 import time
 import weakref
@@ -21,10 +19,6 @@ from graftlm.types import SamplingParams
 __all__ = ["GrammarCompiler", "grammar_spec"]
 
 T = TypeVar("T")
-
-#: Of the threads that compile. With two cores and a model that keeps both busy, steps beside a schema of 600 fields
-#: take 1.05 times as long, instead of 1.5; the schema takes 2 to 4 s, instead of 0.6 to 2.
-_NICENESS: Final = 19
 
 _EXIT_TIMEOUT_S: Final = 5.0
 
@@ -156,7 +150,6 @@ class GrammarCompiler:
 
     def _work(self) -> None:
         """Compile what waits, and end."""
-        _give_way()
         thread = threading.current_thread()
         while True:
             with self._lock:
@@ -188,12 +181,6 @@ def _wait_for(threads: Collection[threading.Thread]) -> None:
     limit = time.monotonic() + _EXIT_TIMEOUT_S
     for thread in list(threads):
         thread.join(max(0.0, limit - time.monotonic()))
-
-
-def _give_way() -> None:
-    """Let this thread run where the step loop's threads leave room, if the system can say so of a single thread."""
-    if sys.platform == "linux":
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
 
 
 def _guarded(call: Callable[[GrammarSpec], T], spec: GrammarSpec) -> T:

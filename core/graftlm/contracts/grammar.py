@@ -1,10 +1,10 @@
 """The contract of a grammar backend: specifications to compiled grammars to per-request matchers."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -74,6 +74,11 @@ class GrammarSpec:
     strict: bool = True
 
 
+def run_here(call: Callable[[], Any]) -> Any:
+    """Run a call and return what it returns."""
+    return call()
+
+
 @dataclass(frozen=True, slots=True)
 class GrammarContext:
     """What a backend is created with.
@@ -82,11 +87,14 @@ class GrammarContext:
         tokenizer_json: the `tokenizers` library's serialisation of the tokenizer.
         vocab_size: V, columns of the logits; may exceed the tokenizer's, or fall short of it.
         stop_token_ids: the tokens that end a complete output; at least one.
+        run_idle: runs a long call into native code, one that lets go of the interpreter's lock, so that it does not
+            take cores from the step loop; returns what the call returns.
     """
 
     tokenizer_json: str
     vocab_size: int
     stop_token_ids: tuple[int, ...]
+    run_idle: Callable[[Callable[[], Any]], Any] = run_here
 
 
 class GrammarMatcher(ABC):

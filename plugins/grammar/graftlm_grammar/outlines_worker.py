@@ -4,6 +4,7 @@ On its standard streams, each message is a length, 8 bytes little-endian, and so
 index may take, the vocabulary, then regular expressions; it answers each with "", or a reason why it does not compile.
 """
 
+import os
 import resource
 import sys
 from typing import BinaryIO, Final
@@ -38,6 +39,7 @@ def _answer(regex: str, vocabulary: outlines_core.Vocabulary) -> bytes:
 
 
 def _main() -> None:
+    os.nice(19)
     source, sink = sys.stdin.buffer, sys.stdout.buffer
     limit = _OWN_BYTES + int.from_bytes(read_message(source) or b"", "little")
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
