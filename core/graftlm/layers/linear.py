@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from graftlm.contracts import LinearKernel, LinearLayer, Quantization
+from graftlm.layers.grouped_linear import GroupedLinear
 from graftlm.layers.packing import linear, pack
 from graftlm.layers.weights import WeightSlot, empty_parameter
 
@@ -88,7 +89,7 @@ class Linear(nn.Module):
 
 
 def pack_linears(model: nn.Module) -> None:
-    """Prepare the loaded weights of every `Linear` of a model for products, one after the other; see `Linear.pack`."""
+    """Prepare the loaded weights of every linear layer of a model, one after the other; see `Linear.pack`."""
     for module in model.modules():
-        if isinstance(module, Linear):
+        if isinstance(module, Linear | GroupedLinear):
             module.pack()
