@@ -10,8 +10,9 @@ from graftlm.layers.mlp import GatedMLP
 from graftlm.layers.moe import Experts, GateFunction, MoE
 from graftlm.layers.norm import GemmaQKNorm, GemmaRMSNorm, QKNorm, RMSNorm
 from graftlm.layers.ops import LayerOps, UsesOps, bind_ops
-from graftlm.layers.rotary import Frequencies, RotaryEmbedding, Rotation, rope_frequencies, rotate
-from graftlm.layers.router import ChooseExperts, Router, Routing, softmax_top_k
+from graftlm.layers.rope_frequencies import Frequencies, rope_frequencies
+from graftlm.layers.rotary import RotaryEmbedding, Rotation, rotate
+from graftlm.layers.router import ChooseExperts, Router, Routing, read_expert_counts, softmax_top_k
 from graftlm.layers.weights import WeightSlot, copy_weights, empty_parameter
 
 __all__ = [
@@ -44,6 +45,7 @@ __all__ = [
     "copy_weights",
     "empty_parameter",
     "pack_linears",
+    "read_expert_counts",
     "read_flag",
     "read_layer_types",
     "read_number",
