@@ -98,8 +98,13 @@ class GroupedLinear(nn.Module):
         """What computes the layer while its weights are quantized, one per expert."""
         return self._kernels
 
+    @property
+    def num_weights(self) -> int:
+        """Elements of the weight, quantized or not."""
+        return self.num_experts * self.out_features * self.in_features
+
     def describe(self, name: str) -> LinearLayer:
-        """Return what a quantization is asked about; `name` is the layer's place in the model."""
+        """Return what a quantization is asked about, of each expert; `name` is the layer's place in the model."""
         return LinearLayer(name, self._parts, self.in_features, self.out_features)
 
     def quantize_with(self, quantization: Quantization | None) -> None:

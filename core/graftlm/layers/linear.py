@@ -53,6 +53,16 @@ class Linear(nn.Module):
         """What computes the layer while its weights are quantized."""
         return self._kernel
 
+    @property
+    def kernels(self) -> list[LinearKernel]:
+        """The kernel, if there is one; a `GroupedLinear` has several."""
+        return [] if self._kernel is None else [self._kernel]
+
+    @property
+    def num_weights(self) -> int:
+        """Elements of the weight, quantized or not."""
+        return self.out_features * self.in_features
+
     def describe(self, name: str) -> LinearLayer:
         """Return what a quantization is asked about; `name` is the layer's place in the model."""
         return LinearLayer(name, tuple(self._parts), self.in_features, self.out_features)
