@@ -1,16 +1,18 @@
 """The router of a mixture of experts: which experts see a token, and with which weights."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from graftlm.errors import CheckpointError
+from graftlm.layers.decoder_shape import read_size
 from graftlm.layers.weights import WeightSlot, empty_parameter
 
-__all__ = ["ChooseExperts", "Router", "Routing", "softmax_top_k"]
+__all__ = ["ChooseExperts", "Router", "Routing", "read_expert_counts", "softmax_top_k"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,3 +90,16 @@ def softmax_top_k(top_k: int, *, renormalise: bool, scale: float = 1.0) -> Choos
         return Routing(expert_ids, weights if scale == 1.0 else weights * scale)
 
     return choose
+
+
+def read_expert_counts(raw: Mapping[str, Any]) -> tuple[int, int]:
+    """Read from config.json how many experts there are, and how many of them a token sees.
+
+    Raises:
+        CheckpointError: an entry is missing or not a whole number, or a token is to see more than there are.
+    """
+    name = "num_local_experts" if raw.get("num_local_experts") is not None else "num_experts"
+    num_experts, top_k = read_size(raw, name), read_size(raw, "num_experts_per_tok")
+    if top_k > num_experts:
+        raise CheckpointError(f"config.json has num_experts_per_tok {top_k}, but {name} is {num_experts}")
+    return num_experts, top_k
