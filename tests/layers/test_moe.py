@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from graftlm.errors import UnsupportedArchitectureError
-from graftlm.layers import Experts, MoE, Router, pack_linears, softmax_top_k
+from graftlm.layers import Experts, GroupedLinear, MoE, Router, Routing, RowGroups, pack_linears, softmax_top_k
+from graftlm.layers.grouped_linear import grouped_product
 from graftlm.layers.weights import copy_weights
 
 CPU = torch.device("cpu")
@@ -94,6 +95,29 @@ def count_calls(module, x):
     finally:
         sys.setprofile(previous)
     return calls
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_one_operation_multiplies_as_a_product_per_expert_does(bias):
+    layer = GroupedLinear(5, HIDDEN, SIZE, ("a",), bias=bias, device=CPU, dtype=torch.float32)
+    for parameter in layer.parameters():
+        parameter.copy_(torch.randn(parameter.shape))
+    groups = RowGroups.of(torch.tensor([0, 0, 2, 2, 2, 4]), num_experts=5)
+    x = torch.randn(6, HIDDEN)
+    torch.testing.assert_close(grouped_product(x, layer.weight, layer.bias, groups), layer(x, groups))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("size", [16, 12])  # by one kernel, and one expert after the other
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_a_device_computes_what_a_cpu_does(dtype, size):
+    moe = MoE(make_router(5, softmax_top_k(2, renormalise=True)), make_experts(5, size=size, dtype=dtype))
+    x = torch.randn(37, HIDDEN, dtype=dtype)
+    routing = moe.router(x)
+    expected = moe.experts(x, routing)
+    on_device = Routing(routing.expert_ids.cuda(), routing.weights.cuda())
+    torch.testing.assert_close(moe.experts.cuda()(x.cuda(), on_device).cpu(), expected, rtol=2e-2, atol=2e-2)
 
 
 def test_experts_without_tokens_are_not_multiplied():

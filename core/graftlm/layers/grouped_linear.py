@@ -16,7 +16,7 @@ from graftlm.contracts import LinearKernel, LinearLayer, Quantization
 from graftlm.layers.packing import linear, pack
 from graftlm.layers.weights import empty_parameter
 
-__all__ = ["GroupedLinear", "RowGroups"]
+__all__ = ["GroupedLinear", "RowGroups", "grouped_product"]
 
 #: The grouped kernel reads rows by pieces of so many bytes.
 _ALIGNMENT_BYTES = 16
@@ -89,8 +89,7 @@ class GroupedLinear(nn.Module):
     def forward(self, x: Tensor, groups: RowGroups) -> Tensor:
         """Map [N, in], N > 0, to [N, out], each row by its expert's matrix."""
         if self._fits_one_kernel():
-            out = F.grouped_mm(x, self.weight.transpose(1, 2), offs=groups.ends)
-            return out if self.bias is None else out + self.bias[groups.expert_ids]
+            return grouped_product(x, self.weight, self.bias, groups)
         return torch.cat([self._product(expert, x[rows]) for expert, rows in groups.on_host()])
 
     @property
@@ -151,3 +150,18 @@ class GroupedLinear(nn.Module):
     def _empty_weight(self, num_experts: int) -> nn.Parameter:
         shape = (num_experts, self.out_features, self.in_features)
         return empty_parameter(*shape, device=self.weight.device, dtype=self.weight.dtype)
+
+
+def grouped_product(x: Tensor, weight: Tensor, bias: Tensor | None, groups: RowGroups) -> Tensor:
+    """Multiply each row by its expert's matrix in one operation, which finds the groups' ends where they are.
+
+    Args:
+        x: [N, in].
+        weight: [E, out, in]; a row of either size is a multiple of 16 bytes.
+        bias: [E, out], or None.
+        groups: of the rows.
+
+    Returns: [N, out].
+    """
+    out = F.grouped_mm(x, weight.transpose(1, 2), offs=groups.ends)
+    return out if bias is None else out + bias[groups.expert_ids]

@@ -1,0 +1,55 @@
+"""Families with experts, and Phi, through the whole engine: greedy tokens in float32 equal Hugging Face's.
+
+test_parity.py and test_parity_windows.py turn every knob of the engine with models whose layers cost less.
+"""
+
+import numpy as np
+import pytest
+
+from graftlm import Engine, SamplingParams
+from graftlm.testing.hugging_face import HuggingFaceModel
+
+PROMPT_LENS = [1, 2, 17, 33, 64, 100, 140, 180]
+SHARED_LEN = 50  # how many tokens all longer prompts have in common
+GREEDY = SamplingParams(temperature=0, max_tokens=12)
+
+#: page size, tokens per step, cache, overlap, tokens of memory
+SETTINGS = [
+    (1, 7, "radix", True, 224),
+    (16, 64, "radix", False, 4096),
+    (4, 2048, "chunk", True, 400),
+]
+MODELS = ["mixtral", "qwen2-moe", "qwen3-moe", "phi3"]
+
+
+@pytest.fixture(scope="module")
+def workload(checkpoint):
+    """Return a function from a model's name to its prompts and Hugging Face's answers."""
+    answers = {}
+
+    def get(name):
+        if name not in answers:
+            rng = np.random.default_rng(11)
+            shared = rng.integers(1, 300, SHARED_LEN).tolist()
+            drawn = [rng.integers(1, 300, length).tolist() for length in PROMPT_LENS]
+            prompts = [shared + prompt[SHARED_LEN:] if len(prompt) > SHARED_LEN else prompt for prompt in drawn]
+            oracle = HuggingFaceModel(checkpoint(name))
+            answers[name] = (prompts, [oracle.generate(prompt, GREEDY.max_tokens) for prompt in prompts])
+        return answers[name]
+
+    return get
+
+
+@pytest.mark.parametrize(("page_size", "chunk", "cache", "overlap", "kv_tokens"), SETTINGS)
+@pytest.mark.parametrize("model", MODELS)
+def test_greedy_tokens_equal_transformers(checkpoint, workload, model, page_size, chunk, cache, overlap, kv_tokens):
+    prompts, answers = workload(model)
+    engine = Engine(
+        model={"path": str(checkpoint(model)), "dtype": "float32", "device": "cpu"},
+        cache={"name": cache, "page_size": page_size},
+        scheduling={"prefill_tokens_per_step": chunk, "overlap": overlap},
+        memory={"kv_tokens": kv_tokens},
+        debug=True,
+    )
+    with engine:
+        assert [list(output.token_ids) for output in engine.generate(prompts, GREEDY)] == answers
