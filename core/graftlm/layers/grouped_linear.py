@@ -1,8 +1,8 @@
 """The grouped linear layer: one matrix per expert, each for the rows that were sent to it.
 
 On a CPU, and with quantized weights, each expert that has rows is one matrix product: experts without rows cost
-nothing, and the number of rows costs no Python. On a CUDA device all of them are one kernel, which reads where the
-groups end on the device: nothing waits for the host.
+nothing, and the number of rows costs no Python. On a CUDA device all of them are one operation; its kernel for bfloat16
+reads on the device where the groups end, so that nothing waits for the host.
 """
 
 from collections.abc import Iterator
