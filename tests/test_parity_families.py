@@ -8,6 +8,7 @@ import pytest
 
 from graftlm import Engine, SamplingParams
 from graftlm.testing.hugging_face import HuggingFaceModel
+from graftlm.testing.tiny_models import write_tiny_checkpoint
 
 PROMPT_LENS = [1, 2, 17, 33, 64, 100, 140, 180]
 SHARED_LEN = 50  # how many tokens all longer prompts have in common
@@ -53,3 +54,20 @@ def test_greedy_tokens_equal_transformers(checkpoint, workload, model, page_size
     )
     with engine:
         assert [list(output.token_ids) for output in engine.generate(prompts, GREEDY)] == answers
+
+
+@pytest.mark.parametrize(
+    ("context_len", "prompt_lens"),
+    [(64, (1, 20, 52)), (None, (66, 90, 140))],  # with their answers: as long as trained at most; longer
+)
+def test_longrope_is_that_of_transformers_on_either_side_of_its_limit(tmp_path, context_len, prompt_lens):
+    rope = {"rope_type": "longrope", "short_factor": [1.0] * 8, "long_factor": [1.0 + i for i in range(8)]}
+    config = {"original_max_position_embeddings": 64}
+    write_tiny_checkpoint(tmp_path, "phi3", tokenizer=True, rope_parameters=rope, config=config)
+    oracle = HuggingFaceModel(tmp_path)
+    rng = np.random.default_rng(12)
+    prompts = [rng.integers(1, 300, length).tolist() for length in prompt_lens]
+    model = {"path": str(tmp_path), "dtype": "float32", "device": "cpu", "context_len": context_len}
+    with Engine(model=model, scheduling={"prefill_tokens_per_step": 48}, memory={"kv_tokens": 512}) as engine:
+        got = [list(output.token_ids) for output in engine.generate(prompts, GREEDY)]
+    assert got == [oracle.generate(prompt, GREEDY.max_tokens) for prompt in prompts]

@@ -153,5 +153,8 @@ class PhiAttention(nn.Module):
 
 
 def _sliding_window(config: ModelConfig) -> int | None:
-    """Read the window of all layers; null or absent where there is none."""
-    return None if config.raw.get("sliding_window") is None else read_size(config.raw, "sliding_window")
+    """Read the window of all layers: none where it is null or absent, or as long as contexts get, as in Phi 4 mini."""
+    if config.raw.get("sliding_window") is None:
+        return None
+    window = read_size(config.raw, "sliding_window")
+    return window if window < config.max_position_embeddings else None

@@ -72,7 +72,9 @@ def test_longrope_of_phi4_mini_is_that_of_transformers(tmp_path: Path, assert_pa
     assert_parity(in_context(64), tmp_path)
 
 
-@pytest.mark.parametrize(("entries", "window"), [({}, None), ({"sliding_window": None}, None), (WINDOW, 4)])
+@pytest.mark.parametrize(
+    ("entries", "window"), [({}, None), ({"sliding_window": None}, None), (WINDOW, 4), ({"sliding_window": 256}, None)]
+)
 def test_all_layers_declare_the_window(
     entries: dict[str, Any], window: int | None, tmp_path: Path, new_context, rewrite_config
 ) -> None:
