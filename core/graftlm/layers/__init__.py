@@ -11,7 +11,7 @@ from graftlm.layers.moe import Experts, GateFunction, MoE
 from graftlm.layers.norm import GemmaQKNorm, GemmaRMSNorm, QKNorm, RMSNorm
 from graftlm.layers.ops import LayerOps, UsesOps, bind_ops
 from graftlm.layers.rope_frequencies import Frequencies, rope_frequencies
-from graftlm.layers.rotary import RotaryEmbedding, Rotation, rotate
+from graftlm.layers.rotary import RotaryEmbedding, Rotation, frequency_bytes, rotate
 from graftlm.layers.router import ChooseExperts, Router, Routing, read_expert_counts, softmax_top_k
 from graftlm.layers.weights import WeightSlot, copy_weights, empty_parameter
 
@@ -44,6 +44,7 @@ __all__ = [
     "bind_ops",
     "copy_weights",
     "empty_parameter",
+    "frequency_bytes",
     "pack_linears",
     "read_expert_counts",
     "read_flag",

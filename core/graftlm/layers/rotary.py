@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from graftlm.layers.ops import LayerOps, TorchOps
 from graftlm.layers.rope_frequencies import Frequencies
 
-__all__ = ["RotaryEmbedding", "Rotation", "rotate"]
+__all__ = ["RotaryEmbedding", "Rotation", "frequency_bytes", "rotate"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,3 +85,15 @@ class RotaryEmbedding(nn.Module):
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotate [T, heads, D] by cosines and sines with PyTorch's operations; a `Rotation` takes the device's fastest."""
     return TorchOps().rotate(x, cos, sin)
+
+
+def frequency_bytes(model: object) -> bytes:
+    """Return the frequencies of all rotations of a model.
+
+    They are part of what its cached keys depend on, and longrope's do not follow from the checkpoint alone: two engines
+    of one checkpoint may differ in `model.context_len`.
+    """
+    if not isinstance(model, nn.Module):
+        return b""
+    rotations = [module for module in model.modules() if isinstance(module, RotaryEmbedding)]
+    return b"".join(rotation.inv_freq.cpu().numpy().tobytes() for rotation in rotations)

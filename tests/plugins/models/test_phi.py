@@ -7,6 +7,7 @@ import pytest
 
 from graftlm.contracts import Model, ModelContext
 from graftlm.errors import CheckpointError, ModelError, UnsupportedArchitectureError
+from graftlm.layers import frequency_bytes
 from graftlm.testing.model import ModelConformance
 from graftlm.testing.tiny_models import write_tiny_checkpoint
 from graftlm_models.phi import PhiForCausalLM
@@ -70,6 +71,13 @@ def test_longrope_of_phi4_mini_is_that_of_transformers(tmp_path: Path, assert_pa
     rope = {"rope_scaling": {"type": "longrope", **factors}, "rope_theta": 500.0, "partial_rotary_factor": 0.75}
     rewrite_config(tmp_path, remove=("rope_parameters",), **rope)
     assert_parity(in_context(64), tmp_path)
+
+
+def test_keys_of_engines_with_other_contexts_are_told_apart(tmp_path: Path, new_context) -> None:
+    config = {"original_max_position_embeddings": 64}
+    write_tiny_checkpoint(tmp_path, "phi3", rope_parameters=LONGROPE, config=config)
+    prints = [frequency_bytes(in_context(length)(new_context(tmp_path))) for length in (32, 64, 65, 256)]
+    assert prints[0] == prints[1] != prints[2] == prints[3]
 
 
 @pytest.mark.parametrize(
