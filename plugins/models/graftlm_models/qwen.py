@@ -42,18 +42,18 @@ class QwenVariant:
         qkv_bias, out_bias: whether these projections have one.
         qk_norm: whether query and key heads are normalised.
         head_dim: D where config.json does not give it; None: hidden_size / num_attention_heads.
-        has_experts, has_shared_expert: of the feed-forward layers, all or some.
         has_window: whether a layer has a sliding window where config.json uses them and gives no `layer_types`, by
             the layer's index and `max_window_layers`.
+        has_experts, has_shared_expert: of the feed-forward layers, all or some.
     """
 
     qkv_bias: bool
     out_bias: bool
     qk_norm: bool
     head_dim: int | None
-    has_experts: bool
-    has_shared_expert: bool
     has_window: Callable[[int, int], bool]
+    has_experts: bool = False
+    has_shared_expert: bool = False
 
     @classmethod
     def from_config(cls, config: ModelConfig) -> "QwenVariant":
@@ -71,16 +71,12 @@ class QwenVariant:
         )
 
 
+def _from_bound(layer: int, bound: int) -> bool:
+    return layer >= bound
+
+
 def _qwen2(raw: Mapping[str, Any]) -> QwenVariant:
-    return QwenVariant(
-        qkv_bias=True,
-        out_bias=False,
-        qk_norm=False,
-        head_dim=None,
-        has_experts=False,
-        has_shared_expert=False,
-        has_window=lambda layer, first: layer >= first,
-    )
+    return QwenVariant(qkv_bias=True, out_bias=False, qk_norm=False, head_dim=None, has_window=_from_bound)
 
 
 def _qwen2_moe(raw: Mapping[str, Any]) -> QwenVariant:
@@ -89,27 +85,19 @@ def _qwen2_moe(raw: Mapping[str, Any]) -> QwenVariant:
         out_bias=False,
         qk_norm=False,
         head_dim=None,
+        has_window=lambda layer, bound: layer % 2 == 0 and layer < bound,
         has_experts=True,
         has_shared_expert=True,
-        has_window=lambda layer, last: layer % 2 == 0 and layer < last,
     )
 
 
 def _qwen3(raw: Mapping[str, Any]) -> QwenVariant:
     bias = read_flag(raw, "attention_bias")
-    return QwenVariant(
-        qkv_bias=bias,
-        out_bias=bias,
-        qk_norm=True,
-        head_dim=128,
-        has_experts=False,
-        has_shared_expert=False,
-        has_window=lambda layer, first: layer >= first,
-    )
+    return QwenVariant(qkv_bias=bias, out_bias=bias, qk_norm=True, head_dim=128, has_window=_from_bound)
 
 
 def _qwen3_moe(raw: Mapping[str, Any]) -> QwenVariant:
-    return replace(_qwen3(raw), head_dim=None, has_experts=True, has_window=lambda layer, first: True)
+    return replace(_qwen3(raw), head_dim=None, has_window=lambda layer, bound: True, has_experts=True)
 
 
 _VARIANTS: dict[str, Callable[[Mapping[str, Any]], QwenVariant]] = {
