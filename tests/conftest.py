@@ -53,6 +53,15 @@ CHECKPOINTS = {
         "tie_word_embeddings": True,
     },
     "qwen3": {"family": "qwen3", "seed": 4, "num_heads": 4, "num_kv_heads": 2, "head_dim": 24, "num_layers": 3},
+    "mixtral": {"family": "mixtral", "seed": 8, "config": {"sliding_window": 24}},
+    "qwen2-moe": {"family": "qwen2_moe", "seed": 9, "num_layers": 3, "config": {"mlp_only_layers": [1]}},
+    "qwen3-moe": {"family": "qwen3_moe", "seed": 10, "head_dim": 24, "tie_word_embeddings": True},
+    "phi3": {
+        "family": "phi3",
+        "seed": 11,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.75},
+        "config": {"sliding_window": 24},
+    },
 }
 
 

@@ -18,12 +18,13 @@ from graftlm_quantization.coded_matrix import encode
 
 MAX_TOKENS = 12
 
-#: Model, quantization and its bits and group size. The last has biases and tied weights.
+#: Model, quantization and its bits and group size. One has biases and tied weights, one has experts.
 CASES = [
     ("llama", "int4", {"group_size": 32}, 4),
     ("llama", "int8", {}, 8),
     ("qwen2", "int4", {"group_size": 32, "kernel": "torch"}, 4),
     ("qwen2", "int8", {"group_size": 32}, 8),
+    ("qwen3-moe", "int8", {"kernel": "torch"}, 8),
 ]
 
 

@@ -54,6 +54,11 @@ def test_another_dtype_or_layout_has_another(folder):
     assert len({fingerprint(folder, dtype, layers) for dtype, layers in shapes}) == 3
 
 
+def test_another_rotation_has_another(folder):
+    prints = {model_fingerprint(folder, "float32", LAYERS, WeightDigests(None), None, f) for f in (b"1", b"2", b"2")}
+    assert len(prints) == 2
+
+
 def test_every_byte_of_a_large_file_counts(folder):
     file, size = folder / "large.safetensors", 130 * 2**20
     with file.open("wb") as stream:

@@ -17,17 +17,19 @@ def model_fingerprint(
     layers: Sequence[AttentionLayer],
     digests: WeightDigests,
     quantization: QuantizationSettings | None = None,
+    frequencies: bytes = b"",
 ) -> bytes:
     """Return a hash of everything that the keys and values of given tokens depend on.
 
-    It covers config.json, every byte of the weights, their quantization, the dtype and the layers. It does not
-    depend on where the checkpoint lies, on modification times, or on page sizes.
+    It covers config.json, every byte of the weights, their quantization, the dtype, the layers and how keys are
+    rotated. It does not depend on where the checkpoint lies, on modification times, or on page sizes.
 
     Args:
         path: the checkpoint's folder.
         dtype: the name of the dtype of keys and values.
         digests: hashes the weight files, or remembers what they hash to.
         quantization: what the weights go through once they are loaded.
+        frequencies: of the model's rotations, from `graftlm.layers.frequency_bytes`.
 
     Returns: 32 bytes.
 
@@ -41,6 +43,7 @@ def model_fingerprint(
     )
     if quantization is not None and quantization.name is not None:
         digest.update(f"{quantization.name} {sorted(quantization.options.items())}".encode())
+    digest.update(frequencies)
     files = sorted(path.glob("*.safetensors"))
     for file, content in zip(files, digests.of(files), strict=True):
         digest.update(f"{file.name} {content.hex()}".encode())

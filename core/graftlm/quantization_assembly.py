@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import torch
 from torch import nn
@@ -10,7 +11,7 @@ from torch import nn
 from graftlm.config import EngineConfig
 from graftlm.contracts import Model, Quantization, QuantizationCapabilities, QuantizationContext
 from graftlm.errors import ConfigError
-from graftlm.layers import Linear
+from graftlm.layers import GroupedLinear, Linear
 from graftlm.registry import Registry
 
 __all__ = ["QuantizedLayers", "quantize_layers"]
@@ -18,6 +19,8 @@ __all__ = ["QuantizedLayers", "quantize_layers"]
 _logger = logging.getLogger(__name__)
 
 _MB = 1e6
+
+_Layer: TypeAlias = Linear | GroupedLinear
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,18 +34,16 @@ class QuantizedLayers:
     """
 
     name: str
-    layers: Mapping[str, Linear]
+    layers: Mapping[str, _Layer]
     obstacles: Mapping[str, str]
 
     def convert(self) -> None:
         """Convert the loaded layers, one after the other, and log what that saves."""
         for layer in self.layers.values():
             layer.pack()
-        kernels = [layer.kernel for layer in self.layers.values() if layer.kernel is not None]
+        kernels = [kernel for layer in self.layers.values() for kernel in layer.kernels]
         now = sum(kernel.num_bytes for kernel in kernels)
-        before = sum(
-            layer.out_features * layer.in_features * layer.weight.dtype.itemsize for layer in self.layers.values()
-        )
+        before = sum(layer.num_weights * layer.weight.dtype.itemsize for layer in self.layers.values())
         _logger.info(
             "%d linear layers are quantized by %s: %.1f MB instead of %.1f, %.1f saved%s",
             len(kernels), self.name, now / _MB, before / _MB, (before - now) / _MB, self._remark(),
@@ -80,7 +81,7 @@ def quantize_layers(
 
 def _divide(name: str, quantization: Quantization, model: Model) -> QuantizedLayers:
     """Ask about every linear layer, and tell those without an obstacle."""
-    layers: dict[str, Linear] = {}
+    layers: dict[str, _Layer] = {}
     obstacles: dict[str, str] = {}
     for place, layer in _linears(model).items():
         why = quantization.obstacle(layer.describe(place))
@@ -98,10 +99,10 @@ def _divide(name: str, quantization: Quantization, model: Model) -> QuantizedLay
     return QuantizedLayers(name, layers, obstacles)
 
 
-def _linears(model: Model) -> dict[str, Linear]:
+def _linears(model: Model) -> dict[str, _Layer]:
     if not isinstance(model, nn.Module):
         return {}
-    return {place: module for place, module in model.named_modules() if isinstance(module, Linear)}
+    return {place: module for place, module in model.named_modules() if isinstance(module, Linear | GroupedLinear)}
 
 
 def _misfit(can: QuantizationCapabilities, device: torch.device, dtype: torch.dtype) -> str | None:

@@ -12,6 +12,7 @@ from graftlm.contracts import KVStorage, Model, StorageContext
 from graftlm.execution.block_mover import BlockMover
 from graftlm.execution.kv_store import KVStore
 from graftlm.fingerprint import model_fingerprint
+from graftlm.layers import frequency_bytes
 from graftlm.memory import TransferQueue
 from graftlm.registry import Registry
 from graftlm.weight_digests import WeightDigests, user_cache_dir
@@ -50,7 +51,9 @@ def assemble_tiers(config: EngineConfig, registry: Registry, model: Model, kv: K
     @cache  # of the weights that were loaded, also if the files change later
     def fingerprint() -> bytes:
         digests = WeightDigests(user_cache_dir(os.environ) / "weights.json")
-        return model_fingerprint(path, dtype, model.attention_layers, digests, config.model.quantization)
+        return model_fingerprint(
+            path, dtype, model.attention_layers, digests, config.model.quantization, frequency_bytes(model)
+        )
 
     def create_storage(name: str, options: Mapping[str, Any], block_bytes: int) -> KVStorage:
         context = StorageContext(fingerprint(), block_bytes)

@@ -60,18 +60,18 @@ def test_rotation_is_that_of_transformers(dtype: torch.dtype, tolerance: float) 
     torch.testing.assert_close(got, expected, rtol=tolerance, atol=tolerance)
 
 
+@pytest.mark.parametrize("rotary_dim", [2, 48])
+def test_only_the_first_dimensions_turn(rotary_dim: int) -> None:
+    rotary = RotaryEmbedding(Frequencies(torch.rand(rotary_dim // 2)), device=CPU, dtype=torch.float32)
+    x = torch.randn(len(POSITIONS), 7, 64)[:, :5]
+    rotation = rotary(POSITIONS)
+    got = rotation(x)
+    assert got.is_contiguous()
+    assert torch.equal(got[..., rotary_dim:], x[..., rotary_dim:])
+    assert torch.equal(got[..., :rotary_dim], rotate(x[..., :rotary_dim], *rotation))
+
+
 def test_positions_are_not_changed() -> None:
     positions = POSITIONS.clone()
     RotaryEmbedding(Frequencies(torch.ones(4)), device=CPU, dtype=torch.float32)(positions)
     assert torch.equal(positions, POSITIONS)
-
-
-def test_an_outer_original_context_goes_before_an_inner_one() -> None:
-    rope = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 1024}
-    raw = {"rope_parameters": rope, "original_max_position_embeddings": 512}
-    outer = rope_frequencies(ModelConfig(("A",), 100, 2048, raw=raw), 64)
-    inner = rope_frequencies(ModelConfig(("A",), 100, 2048, raw={"rope_parameters": rope}), 64)
-    wanted = {**rope, "original_max_position_embeddings": 512}
-    expected = rope_frequencies(ModelConfig(("A",), 100, 2048, raw={"rope_parameters": wanted}), 64)
-    assert torch.equal(outer.inv_freq, expected.inv_freq)
-    assert not torch.equal(outer.inv_freq, inner.inv_freq)

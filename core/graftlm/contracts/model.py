@@ -49,11 +49,18 @@ class ModelCapabilities:
 
 @dataclass(frozen=True, slots=True)
 class ModelContext:
-    """What a model is created with. Parameters are made on `device` in `dtype`, uninitialised."""
+    """What a model is created with.
+
+    Attributes:
+        config: of the checkpoint.
+        device, dtype: of the parameters, which are made uninitialised.
+        context_len: tokens of a request at most; None: config.max_position_embeddings.
+    """
 
     config: ModelConfig
     device: torch.device
     dtype: torch.dtype
+    context_len: int | None = None
 
 
 class Model(ABC):

@@ -4,27 +4,39 @@ from graftlm.layers.activation import Activation, activation
 from graftlm.layers.attention import Attention
 from graftlm.layers.decoder_shape import DecoderShape, read_flag, read_layer_types, read_number, read_size
 from graftlm.layers.embedding import TokenEmbedding
+from graftlm.layers.grouped_linear import GroupedLinear, RowGroups
 from graftlm.layers.linear import Linear, pack_linears
 from graftlm.layers.mlp import GatedMLP
+from graftlm.layers.moe import Experts, GateFunction, MoE
 from graftlm.layers.norm import GemmaQKNorm, GemmaRMSNorm, QKNorm, RMSNorm
 from graftlm.layers.ops import LayerOps, UsesOps, bind_ops
-from graftlm.layers.rotary import Frequencies, RotaryEmbedding, Rotation, rope_frequencies, rotate
+from graftlm.layers.rope_frequencies import Frequencies, rope_frequencies
+from graftlm.layers.rotary import RotaryEmbedding, Rotation, frequency_bytes, rotate
+from graftlm.layers.router import ChooseExperts, Router, Routing, read_expert_counts, softmax_top_k
 from graftlm.layers.weights import WeightSlot, copy_weights, empty_parameter
 
 __all__ = [
     "Activation",
     "Attention",
+    "ChooseExperts",
     "DecoderShape",
+    "Experts",
     "Frequencies",
+    "GateFunction",
     "GatedMLP",
     "GemmaQKNorm",
     "GemmaRMSNorm",
+    "GroupedLinear",
     "LayerOps",
     "Linear",
+    "MoE",
     "QKNorm",
     "RMSNorm",
     "RotaryEmbedding",
     "Rotation",
+    "Router",
+    "Routing",
+    "RowGroups",
     "TokenEmbedding",
     "UsesOps",
     "WeightSlot",
@@ -32,11 +44,14 @@ __all__ = [
     "bind_ops",
     "copy_weights",
     "empty_parameter",
+    "frequency_bytes",
     "pack_linears",
+    "read_expert_counts",
     "read_flag",
     "read_layer_types",
     "read_number",
     "read_size",
     "rope_frequencies",
     "rotate",
+    "softmax_top_k",
 ]

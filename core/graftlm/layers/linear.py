@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from graftlm.contracts import LinearKernel, LinearLayer, Quantization
+from graftlm.layers.grouped_linear import GroupedLinear
 from graftlm.layers.packing import linear, pack
 from graftlm.layers.weights import WeightSlot, empty_parameter
 
@@ -52,6 +53,16 @@ class Linear(nn.Module):
         """What computes the layer while its weights are quantized."""
         return self._kernel
 
+    @property
+    def kernels(self) -> list[LinearKernel]:
+        """The kernel, if there is one; a `GroupedLinear` has several."""
+        return [] if self._kernel is None else [self._kernel]
+
+    @property
+    def num_weights(self) -> int:
+        """Elements of the weight, quantized or not."""
+        return self.out_features * self.in_features
+
     def describe(self, name: str) -> LinearLayer:
         """Return what a quantization is asked about; `name` is the layer's place in the model."""
         return LinearLayer(name, tuple(self._parts), self.in_features, self.out_features)
@@ -88,7 +99,7 @@ class Linear(nn.Module):
 
 
 def pack_linears(model: nn.Module) -> None:
-    """Prepare the loaded weights of every `Linear` of a model for products, one after the other; see `Linear.pack`."""
+    """Prepare the loaded weights of every linear layer of a model, one after the other; see `Linear.pack`."""
     for module in model.modules():
-        if isinstance(module, Linear):
+        if isinstance(module, Linear | GroupedLinear):
             module.pack()

@@ -21,6 +21,7 @@ class GatedMLP(nn.Module):
         intermediate_size: of gate and up, each.
         hidden_act: name of the activation in config.json.
         bias: whether the three projections have one.
+        gate_up: the checkpoint's names of gate and up, or of the one tensor that holds both.
         device, dtype: of the parameters.
 
     Raises:
@@ -34,11 +35,12 @@ class GatedMLP(nn.Module):
         hidden_act: str,
         *,
         bias: bool = False,
+        gate_up: tuple[str, ...] = ("gate_proj", "up_proj"),
         device: torch.device,
         dtype: torch.dtype,
     ) -> None:
         super().__init__()
-        sizes = {"gate_proj": intermediate_size, "up_proj": intermediate_size}
+        sizes = dict.fromkeys(gate_up, 2 * intermediate_size // len(gate_up))
         self.gate_up = Linear(hidden_size, sizes, bias=bias, device=device, dtype=dtype)
         self.down = Linear(intermediate_size, {"down_proj": hidden_size}, bias=bias, device=device, dtype=dtype)
         activation(hidden_act)  # an unknown one is an error now, not in the first step
@@ -55,6 +57,6 @@ class GatedMLP(nn.Module):
         self.ops = ops
 
     def weight_slots(self, prefix: str) -> Iterator[WeightSlot]:
-        """Yield where `gate_proj`, `up_proj` and `down_proj` go."""
+        """Yield where gate, up and `down_proj` go."""
         yield from self.gate_up.weight_slots(prefix)
         yield from self.down.weight_slots(prefix)

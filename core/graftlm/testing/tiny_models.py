@@ -12,12 +12,33 @@ from torch import nn
 
 __all__ = ["END_OF_TURN", "Family", "write_tiny_checkpoint"]
 
-Family: TypeAlias = Literal["llama", "mistral", "ministral", "qwen2", "qwen3", "gemma2", "gemma3_text"]
+Family: TypeAlias = Literal[
+    "llama",
+    "mistral",
+    "ministral",
+    "mixtral",
+    "qwen2",
+    "qwen2_moe",
+    "qwen3",
+    "qwen3_moe",
+    "gemma2",
+    "gemma3_text",
+    "phi3",
+]
 
 #: Entries of a family's configuration that its defaults, made for large models, would leave without effect.
 _FAMILY_CONFIG: dict[str, dict[str, Any]] = {
     "mistral": {"sliding_window": 16},
     "ministral": {"sliding_window": 16},
+    "mixtral": {"num_local_experts": 3, "num_experts_per_tok": 2},
+    "qwen2_moe": {
+        "num_experts": 3,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 48,
+        "shared_expert_intermediate_size": 32,
+    },
+    "qwen3_moe": {"num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 48, "norm_topk_prob": True},
+    "phi3": {"pad_token_id": None},
     "gemma2": {
         "sliding_window": 16,
         "query_pre_attn_scalar": 24,

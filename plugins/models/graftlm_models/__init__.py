@@ -1,4 +1,4 @@
-"""Models: the Llama, Mistral, Qwen and Gemma families."""
+"""Models: the Llama, Mistral, Qwen, Gemma and Phi families."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -22,10 +22,12 @@ def provide_models() -> Iterable[Provider[Model]]:
         ),
         Provider(
             name="mistral",
-            summary="Mistral and Ministral, without experts and images",
+            summary="Mistral, Ministral and Mixtral, without images",
             api_version=1,
             create=_create_mistral,
-            capabilities=ModelCapabilities(architectures=("MistralForCausalLM", "MinistralForCausalLM")),
+            capabilities=ModelCapabilities(
+                architectures=("MistralForCausalLM", "MinistralForCausalLM", "MixtralForCausalLM")
+            ),
         ),
         Provider(
             name="gemma",
@@ -36,10 +38,19 @@ def provide_models() -> Iterable[Provider[Model]]:
         ),
         Provider(
             name="qwen",
-            summary="Qwen 2, 2.5 and 3, without experts",
+            summary="Qwen 2, 2.5 and 3, dense or with experts",
             api_version=1,
             create=_create_qwen,
-            capabilities=ModelCapabilities(architectures=("Qwen2ForCausalLM", "Qwen3ForCausalLM")),
+            capabilities=ModelCapabilities(
+                architectures=("Qwen2ForCausalLM", "Qwen2MoeForCausalLM", "Qwen3ForCausalLM", "Qwen3MoeForCausalLM")
+            ),
+        ),
+        Provider(
+            name="phi",
+            summary="Phi 3 and 4, without experts and images",
+            api_version=1,
+            create=_create_phi,
+            capabilities=ModelCapabilities(architectures=("Phi3ForCausalLM",)),
         ),
     )
 
@@ -66,3 +77,9 @@ def _create_gemma(options: Any, context: ModelContext) -> Model:
     from graftlm_models.gemma import GemmaForCausalLM
 
     return GemmaForCausalLM(context)
+
+
+def _create_phi(options: Any, context: ModelContext) -> Model:
+    from graftlm_models.phi import PhiForCausalLM
+
+    return PhiForCausalLM(context)

@@ -34,7 +34,8 @@ class LlamaForCausalLM(nn.Module, Model):
         shape = DecoderShape.from_config(context.config)
         device, dtype = context.device, context.dtype
         self.embed = TokenEmbedding(shape.vocab_size, shape.hidden_size, device=device, dtype=dtype)
-        self.rotary = RotaryEmbedding(rope_frequencies(context.config, shape.head_dim), device=device, dtype=dtype)
+        rope = rope_frequencies(context.config, shape.head_dim, context_len=context.context_len)
+        self.rotary = RotaryEmbedding(rope, device=device, dtype=dtype)
         self.layers = nn.ModuleList(LlamaLayer(shape, context, layer_id) for layer_id in range(shape.num_layers))
         self.norm = RMSNorm(shape.hidden_size, shape.eps, device=device, dtype=dtype)
         vocab = {"lm_head": shape.vocab_size}

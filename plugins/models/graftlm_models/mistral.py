@@ -1,6 +1,7 @@
 """The Mistral family (arXiv:2310.06825): Llama's structure without biases, with sliding windows.
 
-In Mistral every layer has the same window, or none has; in Ministral config.json says which layers have it.
+In Mistral every layer has the same window, or none has; in Ministral config.json says which layers have it. Mixtral
+(arXiv:2401.04088) is Mistral with a mixture of experts for each feed-forward layer.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -12,19 +13,24 @@ from graftlm.errors import CheckpointError, UnsupportedArchitectureError
 from graftlm.layers import (
     Attention,
     DecoderShape,
+    Experts,
     GatedMLP,
     Linear,
+    MoE,
     RMSNorm,
     RotaryEmbedding,
     Rotation,
+    Router,
     TokenEmbedding,
     WeightSlot,
     copy_weights,
     pack_linears,
+    read_expert_counts,
     read_flag,
     read_layer_types,
     read_size,
     rope_frequencies,
+    softmax_top_k,
 )
 
 __all__ = ["MistralForCausalLM"]
@@ -40,7 +46,13 @@ class MistralForCausalLM(nn.Module, Model):
         windows = _sliding_windows(context.config, shape.num_layers)
         device, dtype = context.device, context.dtype
         self.embed = TokenEmbedding(shape.vocab_size, shape.hidden_size, device=device, dtype=dtype)
-        self.rotary = RotaryEmbedding(rope_frequencies(context.config, shape.head_dim), device=device, dtype=dtype)
+        rope = rope_frequencies(
+            context.config,
+            shape.head_dim,
+            context_len=context.context_len,
+            default_theta=1e6 if _is_mixtral(context.config) else 1e4,
+        )
+        self.rotary = RotaryEmbedding(rope, device=device, dtype=dtype)
         self.layers = nn.ModuleList(
             MistralLayer(shape, context, shape.attention_layer(layer_id, window))
             for layer_id, window in enumerate(windows)
@@ -104,7 +116,11 @@ class MistralLayer(nn.Module):
         self.input_norm = RMSNorm(shape.hidden_size, shape.eps, device=device, dtype=dtype)
         self.attention = MistralAttention(shape, context, spec)
         self.post_norm = RMSNorm(shape.hidden_size, shape.eps, device=device, dtype=dtype)
-        self.mlp = GatedMLP(shape.hidden_size, shape.intermediate_size, shape.hidden_act, device=device, dtype=dtype)
+        self.mlp = (
+            MixtralMoE(shape, context)
+            if _is_mixtral(context.config)
+            else GatedMLP(shape.hidden_size, shape.intermediate_size, shape.hidden_act, device=device, dtype=dtype)
+        )
 
     def forward(self, x: Tensor, residual: Tensor | None, rotation: Rotation) -> tuple[Tensor, Tensor]:
         """Return what this layer adds to the residual stream, and the stream without it; both [T, hidden]."""
@@ -118,7 +134,39 @@ class MistralLayer(nn.Module):
         yield from self.input_norm.weight_slots(prefix, "input_layernorm")
         yield from self.attention.weight_slots(f"{prefix}self_attn.")
         yield from self.post_norm.weight_slots(prefix, "post_attention_layernorm")
-        yield from self.mlp.weight_slots(f"{prefix}mlp.")
+        mlp = "block_sparse_moe." if isinstance(self.mlp, MixtralMoE) else "mlp."
+        yield from self.mlp.weight_slots(f"{prefix}{mlp}")
+
+
+class MixtralMoE(nn.Module):
+    """Experts in place of a feed-forward layer; the weights of those that a token sees add up to 1."""
+
+    def __init__(self, shape: DecoderShape, context: ModelContext) -> None:
+        super().__init__()
+        device, dtype = context.device, context.dtype
+        num_experts, top_k = read_expert_counts(context.config.raw)
+        choose = softmax_top_k(top_k, renormalise=True)
+        self.moe = MoE(
+            Router(shape.hidden_size, num_experts, choose, device=device, dtype=dtype),
+            Experts(
+                num_experts,
+                shape.hidden_size,
+                shape.intermediate_size,
+                shape.hidden_act,
+                device=device,
+                dtype=dtype,
+            ),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map [T, hidden] to [T, hidden]."""
+        out: Tensor = self.moe(x)
+        return out
+
+    def weight_slots(self, prefix: str) -> Iterator[WeightSlot]:
+        """Yield where `{prefix}...` tensors go."""
+        yield from self.moe.router.weight_slots(prefix, "gate")
+        yield from self.moe.experts.weight_slots(f"{prefix}experts.", gate="w1", up="w3", down="w2")
 
 
 class MistralAttention(nn.Module):
@@ -148,6 +196,10 @@ class MistralAttention(nn.Module):
         yield from self.out.weight_slots(prefix)
 
 
+def _is_mixtral(config: ModelConfig) -> bool:
+    return "MixtralForCausalLM" in config.architectures
+
+
 def _check_unbiased(config: ModelConfig) -> None:
     for name in ("attention_bias", "mlp_bias"):
         if read_flag(config.raw, name):
@@ -158,14 +210,14 @@ def _check_unbiased(config: ModelConfig) -> None:
 
 
 def _sliding_windows(config: ModelConfig, num_layers: int) -> list[int | None]:
-    """Read each layer's window: `sliding_window` is 4096 where it is absent, and null where no layer has one."""
+    """Read each layer's window: null where no layer has one; where it is absent, 4096, or null for Mixtral."""
     raw = config.raw
-    if "MistralForCausalLM" in config.architectures and raw.get("layer_types") is not None:
+    if "MinistralForCausalLM" not in config.architectures and raw.get("layer_types") is not None:
         raise UnsupportedArchitectureError(
-            "config.json gives layer_types, but all layers of MistralForCausalLM are alike. "
-            "If they differ in this checkpoint, set architectures to MinistralForCausalLM"
+            f"config.json gives layer_types, but all layers of {', '.join(config.architectures)} are alike. "
+            f"If they differ in this checkpoint, set architectures to MinistralForCausalLM"
         )
-    has_windows = "sliding_window" not in raw or raw["sliding_window"] is not None
+    has_windows = raw.get("sliding_window", None if _is_mixtral(config) else 4096) is not None
     types = read_layer_types(raw, ["sliding_attention" if has_windows else "full_attention"] * num_layers)
     if "sliding_attention" not in types:
         return [None] * num_layers

@@ -1,10 +1,10 @@
-"""The dense Qwen family: Qwen 2 and 2.5 (arXiv:2407.10671) and Qwen 3 (arXiv:2505.09388).
+"""The Qwen family: Qwen 2 and 2.5 (arXiv:2407.10671) and Qwen 3 (arXiv:2505.09388), dense or with experts.
 
 Llama's structure, with biased projections and sliding windows in Qwen 2, and normalised query and key heads in Qwen 3.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor, nn
@@ -29,6 +29,7 @@ from graftlm.layers import (
     read_size,
     rope_frequencies,
 )
+from graftlm_models.qwen_moe import QwenMoE
 
 __all__ = ["QwenForCausalLM"]
 
@@ -41,28 +42,70 @@ class QwenVariant:
         qkv_bias, out_bias: whether these projections have one.
         qk_norm: whether query and key heads are normalised.
         head_dim: D where config.json does not give it; None: hidden_size / num_attention_heads.
+        has_window: whether a layer has a sliding window where config.json uses them and gives no `layer_types`, by
+            the layer's index and `max_window_layers`.
+        has_experts, has_shared_expert: of the feed-forward layers, all or some.
     """
 
     qkv_bias: bool
     out_bias: bool
     qk_norm: bool
     head_dim: int | None
+    has_window: Callable[[int, int], bool]
+    has_experts: bool = False
+    has_shared_expert: bool = False
 
     @classmethod
     def from_config(cls, config: ModelConfig) -> "QwenVariant":
         """Choose by architecture.
 
         Raises:
-            UnsupportedArchitectureError: config.json names neither generation.
+            CheckpointError: a flag is not true or false.
+            UnsupportedArchitectureError: config.json names none of the family.
         """
-        if "Qwen2ForCausalLM" in config.architectures:
-            return cls(qkv_bias=True, out_bias=False, qk_norm=False, head_dim=None)
-        if "Qwen3ForCausalLM" in config.architectures:
-            bias = read_flag(config.raw, "attention_bias")
-            return cls(qkv_bias=bias, out_bias=bias, qk_norm=True, head_dim=128)
+        for architecture, variant in _VARIANTS.items():
+            if architecture in config.architectures:
+                return variant(config.raw)
         raise UnsupportedArchitectureError(
-            f"config.json names {', '.join(config.architectures)}. Available: Qwen2ForCausalLM, Qwen3ForCausalLM"
+            f"config.json names {', '.join(config.architectures)}. Available: {', '.join(_VARIANTS)}"
         )
+
+
+def _from_bound(layer: int, bound: int) -> bool:
+    return layer >= bound
+
+
+def _qwen2(raw: Mapping[str, Any]) -> QwenVariant:
+    return QwenVariant(qkv_bias=True, out_bias=False, qk_norm=False, head_dim=None, has_window=_from_bound)
+
+
+def _qwen2_moe(raw: Mapping[str, Any]) -> QwenVariant:
+    return QwenVariant(
+        qkv_bias=read_flag(raw, "qkv_bias", default=True),
+        out_bias=False,
+        qk_norm=False,
+        head_dim=None,
+        has_window=lambda layer, bound: layer % 2 == 0 and layer < bound,
+        has_experts=True,
+        has_shared_expert=True,
+    )
+
+
+def _qwen3(raw: Mapping[str, Any]) -> QwenVariant:
+    bias = read_flag(raw, "attention_bias")
+    return QwenVariant(qkv_bias=bias, out_bias=bias, qk_norm=True, head_dim=128, has_window=_from_bound)
+
+
+def _qwen3_moe(raw: Mapping[str, Any]) -> QwenVariant:
+    return replace(_qwen3(raw), head_dim=None, has_window=lambda layer, bound: True, has_experts=True)
+
+
+_VARIANTS: dict[str, Callable[[Mapping[str, Any]], QwenVariant]] = {
+    "Qwen2ForCausalLM": _qwen2,
+    "Qwen2MoeForCausalLM": _qwen2_moe,
+    "Qwen3ForCausalLM": _qwen3,
+    "Qwen3MoeForCausalLM": _qwen3_moe,
+}
 
 
 class QwenForCausalLM(nn.Module, Model):
@@ -72,10 +115,11 @@ class QwenForCausalLM(nn.Module, Model):
         super().__init__()
         variant = QwenVariant.from_config(context.config)
         shape = DecoderShape.from_config(context.config, head_dim=variant.head_dim)
-        windows = _sliding_windows(context.config.raw, shape.num_layers)
+        windows = _sliding_windows(context.config.raw, shape.num_layers, variant)
         device, dtype = context.device, context.dtype
         self.embed = TokenEmbedding(shape.vocab_size, shape.hidden_size, device=device, dtype=dtype)
-        self.rotary = RotaryEmbedding(rope_frequencies(context.config, shape.head_dim), device=device, dtype=dtype)
+        rope = rope_frequencies(context.config, shape.head_dim, context_len=context.context_len)
+        self.rotary = RotaryEmbedding(rope, device=device, dtype=dtype)
         self.layers = nn.ModuleList(
             QwenLayer(shape, variant, context, shape.attention_layer(layer_id, window))
             for layer_id, window in enumerate(windows)
@@ -139,7 +183,11 @@ class QwenLayer(nn.Module):
         self.input_norm = RMSNorm(shape.hidden_size, shape.eps, device=device, dtype=dtype)
         self.attention = QwenAttention(shape, variant, context, spec)
         self.post_norm = RMSNorm(shape.hidden_size, shape.eps, device=device, dtype=dtype)
-        self.mlp = GatedMLP(shape.hidden_size, shape.intermediate_size, shape.hidden_act, device=device, dtype=dtype)
+        self.mlp = (
+            QwenMoE(shape, context, has_shared_expert=variant.has_shared_expert)
+            if variant.has_experts and QwenMoE.replaces_mlp(context.config.raw, spec.layer_id)
+            else GatedMLP(shape.hidden_size, shape.intermediate_size, shape.hidden_act, device=device, dtype=dtype)
+        )
 
     def forward(self, x: Tensor, residual: Tensor | None, rotation: Rotation) -> tuple[Tensor, Tensor]:
         """Return what this layer adds to the residual stream, and the stream without it; both [T, hidden]."""
@@ -193,10 +241,10 @@ class QwenAttention(nn.Module):
         yield from self.out.weight_slots(prefix)
 
 
-def _sliding_windows(raw: Mapping[str, Any], num_layers: int) -> list[int | None]:
-    """Read each layer's window: by `layer_types`, or else the layers from `max_window_layers` on have one."""
+def _sliding_windows(raw: Mapping[str, Any], num_layers: int, variant: QwenVariant) -> list[int | None]:
+    """Read each layer's window: by `layer_types`, or else by `max_window_layers`."""
     if not read_flag(raw, "use_sliding_window"):
         return [None] * num_layers
-    window, first = read_size(raw, "sliding_window", default=4096), raw.get("max_window_layers", 28)
-    default = ["sliding_attention" if i >= first else "full_attention" for i in range(num_layers)]
+    window, bound = read_size(raw, "sliding_window", default=4096), raw.get("max_window_layers", 28)
+    default = ["sliding_attention" if variant.has_window(i, bound) else "full_attention" for i in range(num_layers)]
     return [window if kind == "sliding_attention" else None for kind in read_layer_types(raw, default)]

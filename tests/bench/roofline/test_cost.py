@@ -4,9 +4,17 @@ import numpy as np
 import pytest
 import torch
 
-from graftlm.bench.roofline.cost import Cost, activation_cost, attention_cost, linear_cost, lm_head_cost, rotation_cost
+from graftlm.bench.roofline.cost import (
+    Cost,
+    activation_cost,
+    attention_cost,
+    grouped_linear_cost,
+    linear_cost,
+    lm_head_cost,
+    rotation_cost,
+)
 from graftlm.contracts import AttentionLayer
-from graftlm.layers import Linear
+from graftlm.layers import GroupedLinear, Linear, RowGroups
 
 CPU = torch.device("cpu")
 
@@ -20,6 +28,16 @@ def test_a_linear_layer_reads_its_weights_once(dtype, packed):
     cost = linear_cost(layer, torch.empty(3, 1024, dtype=dtype), torch.empty(3, 1024, dtype=dtype))
     size = dtype.itemsize
     assert cost == Cost(1024 * 1024 * size + 1024 * size, 0, 2 * 3 * 1024 * size, 2 * 3 * 1024 * 1024)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_experts_without_rows_are_not_read(packed):
+    layer = GroupedLinear(4, 1024, 512, ("a",), device=CPU, dtype=torch.float32)
+    if packed:
+        layer.pack()
+    groups = RowGroups.of(torch.tensor([1, 1, 3]), num_experts=4)
+    cost = grouped_linear_cost(layer, groups, torch.empty(3, 1024), torch.empty(3, 512))
+    assert cost == Cost(2 * 1024 * 512 * 4, 0, 3 * (1024 + 512) * 4, 2 * 3 * 1024 * 512)
 
 
 @pytest.mark.parametrize(

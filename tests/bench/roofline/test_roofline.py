@@ -37,7 +37,7 @@ def report_of(path, *overrides):
         return run_roofline(rig, CASES, SMALL, model=str(path), left_out=["a line"])
 
 
-@pytest.mark.parametrize("name", ["llama", "qwen3", "gemma2", "gemma3"])
+@pytest.mark.parametrize("name", ["llama", "qwen3", "gemma2", "gemma3", "mixtral", "phi3"])
 def test_every_family_is_taken_apart_into_the_same_operators(checkpoint, name):
     report = report_of(checkpoint(name))
     for figures in report.cases:

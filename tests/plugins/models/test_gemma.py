@@ -147,7 +147,7 @@ def test_each_layer_declares_its_scale_and_soft_cap(
         ("gemma3_text", {"rope_parameters": {FULL: 1e6}}, CheckpointError, "full_attention as an object"),
         ("gemma3_text", {"rope_scaling": "linear"}, CheckpointError, "rope_scaling"),
         ("gemma3_text", {"rope_scaling": {"rope_type": "linear"}}, CheckpointError, "factor"),
-        ("gemma3_text", {"rope_scaling": {"rope_type": "dynamic"}}, UnsupportedArchitectureError, "dynamic"),
+        ("gemma3_text", {"rope_scaling": {"rope_type": "spiral"}}, UnsupportedArchitectureError, "spiral"),
     ],
 )
 def test_what_cannot_be_served_exactly_is_refused(

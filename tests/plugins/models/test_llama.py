@@ -35,6 +35,8 @@ CASES: dict[str, dict[str, Any]] = {
     "linear rope": {"rope_parameters": {"rope_type": "linear", "rope_theta": 1000.0, "factor": 2.5}},
     "llama3 rope": {"rope_parameters": LLAMA3},
     "yarn rope": {"rope_parameters": YARN},
+    "dynamic rope": {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 500.0, "factor": 4.0}},
+    "3.2, tied with llama3 rope": {"tie_word_embeddings": True, "rope_parameters": LLAMA3, "head_dim": 32},
     "large theta": {"rope_parameters": {"rope_type": "default", "rope_theta": 500000}},
     "biases": {"config": {"attention_bias": True, "mlp_bias": True}},
     "attention bias": {"config": {"attention_bias": True}},
@@ -79,8 +81,8 @@ def test_absent_optional_sizes_are_derived(tmp_path: Path, assert_parity, rewrit
 @pytest.mark.parametrize(
     ("entries", "error", "message"),
     [
-        ({"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, UnsupportedArchitectureError, "dynamic"),
-        ({"rope_parameters": {"rope_type": "longrope"}}, UnsupportedArchitectureError, "longrope"),
+        ({"rope_parameters": {"rope_type": "spiral", "factor": 2.0}}, UnsupportedArchitectureError, "spiral"),
+        ({"rope_parameters": {"rope_type": "longrope"}}, CheckpointError, "short_factor"),
         ({"rope_parameters": {"rope_type": "linear"}}, CheckpointError, "factor"),
         ({"rope_parameters": {"rope_theta": "big"}}, CheckpointError, "rope_theta"),
         ({"rope_parameters": [1]}, CheckpointError, "rope parameters"),

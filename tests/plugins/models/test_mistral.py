@@ -20,6 +20,11 @@ CASES: dict[str, tuple[Family, dict[str, Any]]] = {
     "mistral wide heads": ("mistral", {"config": WINDOW, "head_dim": 32, "num_kv_heads": 1}),
     "mistral large theta": ("mistral", {"config": WINDOW, "rope_parameters": {"rope_theta": 1e6}}),
     "mistral two files": ("mistral", {"config": WINDOW, "shards": 2}),
+    "mixtral": ("mixtral", {}),
+    "mixtral window": ("mixtral", {"config": WINDOW}),
+    "mixtral tied": ("mixtral", {"tie_word_embeddings": True}),
+    "mixtral one expert of many": ("mixtral", {"config": {"num_local_experts": 40, "num_experts_per_tok": 1}}),
+    "mixtral all experts": ("mixtral", {"config": {"num_local_experts": 3, "num_experts_per_tok": 3}}),
     "ministral": ("ministral", {"config": WINDOW}),
     "ministral without windows": ("ministral", {"config": {"layer_types": ["full_attention"] * 2}}),
     "ministral mixed layers": (
@@ -34,6 +39,12 @@ def test_logits_are_those_of_transformers(family: Family, sizes: dict[str, Any],
     assert_parity(MistralForCausalLM, write_tiny_checkpoint(tmp_path, family, **sizes))
 
 
+def test_mixtrals_theta_is_a_million_where_the_file_does_not_say(tmp_path: Path, assert_parity, rewrite_config) -> None:
+    write_tiny_checkpoint(tmp_path, "mixtral")
+    rewrite_config(tmp_path, remove=("rope_parameters", "rope_theta"))
+    assert_parity(MistralForCausalLM, tmp_path)
+
+
 @pytest.mark.parametrize(
     ("family", "removed", "entries", "windows"),
     [
@@ -41,6 +52,9 @@ def test_logits_are_those_of_transformers(family: Family, sizes: dict[str, Any],
         ("mistral", ("sliding_window",), {}, [4096, 4096]),
         ("mistral", (), {"sliding_window": None}, [None, None]),
         ("mistral", (), {"layer_types": None}, [16, 16]),
+        ("mixtral", (), {}, [None, None]),
+        ("mixtral", ("sliding_window",), {}, [None, None]),
+        ("mixtral", (), {"sliding_window": 5}, [5, 5]),
         ("ministral", ("layer_types",), {}, [16, 16]),
         ("ministral", ("layer_types",), {"sliding_window": None}, [None, None]),
         ("ministral", (), {"layer_types": ["full_attention", "sliding_attention"]}, [None, 16]),
@@ -71,6 +85,10 @@ def test_each_layer_declares_its_window(
         ("mistral", {"attention_bias": True}, UnsupportedArchitectureError, "attention_bias"),
         ("mistral", {"mlp_bias": True}, UnsupportedArchitectureError, "mlp_bias"),
         ("mistral", {"quantization_config": {"quant_method": "fp8"}}, UnsupportedArchitectureError, "fp8"),
+        ("mixtral", {"layer_types": ["full_attention"] * 2}, UnsupportedArchitectureError, "layers of MixtralFor"),
+        ("mixtral", {"num_local_experts": None}, CheckpointError, "num_experts as a whole number"),
+        ("mixtral", {"num_experts_per_tok": 4}, CheckpointError, "num_experts_per_tok 4, but num_local_experts is 3"),
+        ("mixtral", {"hidden_act": "laplace"}, UnsupportedArchitectureError, "laplace"),
         ("ministral", {"sliding_window": None}, CheckpointError, "sliding_window is null"),
         ("ministral", {"layer_types": ["full_attention"]}, CheckpointError, "layer_types as 2"),
         ("ministral", {"layer_types": ["chunked_attention"] * 2}, CheckpointError, "chunked_attention"),
@@ -96,6 +114,18 @@ class TestMistralConformance(ModelConformance):
     @pytest.fixture(autouse=True)
     def _write_checkpoint(self, tmp_path: Path) -> None:
         self.folder = write_tiny_checkpoint(tmp_path, "mistral", vocab_size=128, config=WINDOW)
+
+    def create(self, context: ModelContext) -> Model:
+        return MistralForCausalLM(context)
+
+    def checkpoint(self) -> Path:
+        return self.folder
+
+
+class TestMixtralConformance(ModelConformance):
+    @pytest.fixture(autouse=True)
+    def _write_checkpoint(self, tmp_path: Path) -> None:
+        self.folder = write_tiny_checkpoint(tmp_path, "mixtral", vocab_size=128, config=WINDOW)
 
     def create(self, context: ModelContext) -> Model:
         return MistralForCausalLM(context)

@@ -18,10 +18,14 @@ from graftlm.testing.tiny_models import Family, write_tiny_checkpoint
         ("llama", "llama", "LlamaForCausalLM"),
         ("mistral", "mistral", "MistralForCausalLM"),
         ("ministral", "mistral", "MinistralForCausalLM"),
+        ("mixtral", "mistral", "MixtralForCausalLM"),
         ("gemma2", "gemma", "Gemma2ForCausalLM"),
         ("gemma3_text", "gemma", "Gemma3ForCausalLM"),
         ("qwen2", "qwen", "Qwen2ForCausalLM"),
+        ("qwen2_moe", "qwen", "Qwen2MoeForCausalLM"),
         ("qwen3", "qwen", "Qwen3ForCausalLM"),
+        ("qwen3_moe", "qwen", "Qwen3MoeForCausalLM"),
+        ("phi3", "phi", "Phi3ForCausalLM"),
     ],
 )
 def test_each_architecture_has_one_provider_that_creates_its_model(

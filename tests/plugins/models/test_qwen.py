@@ -24,6 +24,18 @@ CASES: dict[str, tuple[Family, dict[str, Any]]] = {
     "qwen2 window not used": ("qwen2", {"config": {"sliding_window": 5, "max_window_layers": 0}}),
     "qwen2 yarn": ("qwen2", {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e6, "factor": 4.0}}),
     "qwen2 two files": ("qwen2", {"shards": 2}),
+    "qwen2 untied with narrow heads": ("qwen2", {"head_dim": 8, "num_heads": 4, "num_kv_heads": 4}),
+    "qwen2 moe": ("qwen2_moe", {}),
+    "qwen2 moe without biases": ("qwen2_moe", {"config": {"qkv_bias": False}}),
+    "qwen2 moe with normalised weights": ("qwen2_moe", {"config": {"norm_topk_prob": True}}),
+    "qwen2 moe in every other layer": ("qwen2_moe", {"num_layers": 3, "config": {"decoder_sparse_step": 2}}),
+    "qwen2 moe window": ("qwen2_moe", {"num_layers": 4, "config": {**WINDOW, "max_window_layers": 3}}),
+    "qwen3 moe": ("qwen3_moe", {}),
+    "qwen3 moe tied, wide heads": ("qwen3_moe", {"tie_word_embeddings": True, "head_dim": 64}),
+    "qwen3 moe with plain weights": ("qwen3_moe", {"config": {"norm_topk_prob": False}}),
+    "qwen3 moe but one layer": ("qwen3_moe", {"config": {"mlp_only_layers": [0]}}),
+    "qwen3 moe window": ("qwen3_moe", {"config": WINDOW}),
+    "qwen3 moe 64 experts": ("qwen3_moe", {"config": {"num_experts": 64, "num_experts_per_tok": 8}}),
     "qwen3": ("qwen3", {}),
     "qwen3 tied": ("qwen3", {"tie_word_embeddings": True}),
     "qwen3 wide heads": ("qwen3", {"head_dim": 64, "num_heads": 8, "num_kv_heads": 2}),
@@ -45,6 +57,33 @@ def test_window_of_files_without_layer_types_is_read(
     windows = [layer.sliding_window for layer in QwenForCausalLM(new_context(tmp_path)).attention_layers]
     assert windows == [None, 5]
     assert_parity(QwenForCausalLM, tmp_path)
+
+
+def test_the_number_of_experts_is_read_under_the_name_of_hub_files(
+    tmp_path: Path, assert_parity, rewrite_config
+) -> None:
+    write_tiny_checkpoint(tmp_path, "qwen3_moe")
+    rewrite_config(tmp_path, remove=("num_local_experts",), num_experts=5)
+    assert_parity(QwenForCausalLM, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("entries", "message"),
+    [
+        ({"num_experts_per_tok": 9}, "num_experts_per_tok 9, but"),
+        ({"moe_intermediate_size": None}, "moe_intermediate_size"),
+        ({"mlp_only_layers": "0"}, "mlp_only_layers as a list of layers, got '0'"),
+        ({"decoder_sparse_step": -1}, "decoder_sparse_step"),
+        ({"norm_topk_prob": "yes"}, "norm_topk_prob"),
+    ],
+)
+def test_experts_that_do_not_fit_are_refused(
+    entries: dict[str, Any], message: str, tmp_path: Path, new_context, rewrite_config
+) -> None:
+    write_tiny_checkpoint(tmp_path, "qwen3_moe")
+    rewrite_config(tmp_path, **entries)
+    with pytest.raises(CheckpointError, match=message):
+        QwenForCausalLM(new_context(tmp_path))
 
 
 @pytest.mark.parametrize("layer_types", [["full_attention"], ["full_attention", "chunked_attention"]])
@@ -91,3 +130,12 @@ class TestQwen2Conformance(QwenConformance):
 
 class TestQwen3Conformance(QwenConformance):
     family = "qwen3"
+
+
+class TestQwen2MoeConformance(QwenConformance):
+    family = "qwen2_moe"
+
+
+class TestQwen3MoeConformance(QwenConformance):
+    family = "qwen3_moe"
+    entries: ClassVar[dict[str, Any]] = {"mlp_only_layers": [0]}

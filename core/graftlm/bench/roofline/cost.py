@@ -9,12 +9,14 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from graftlm.contracts import AttentionLayer
+from graftlm.layers import GroupedLinear, RowGroups
 
 __all__ = [
     "Cost",
     "activation_cost",
     "attention_cost",
     "elementwise_cost",
+    "grouped_linear_cost",
     "linear_cost",
     "lm_head_cost",
     "rotation_cost",
@@ -61,6 +63,17 @@ def linear_cost(layer: nn.Module, x: Tensor, out: Tensor) -> Cost:
     """Return the cost of a matrix product of x [..., in] to out [..., N]."""
     return Cost(
         weight_bytes=_own_bytes(layer),
+        activation_bytes=_bytes(x, out),
+        flops=2 * x.numel() * out.shape[-1],
+    )
+
+
+def grouped_linear_cost(layer: GroupedLinear, groups: RowGroups, x: Tensor, out: Tensor) -> Cost:
+    """Return the cost of products of x [N, in] to out [N, out] by the matrices of those experts that have rows."""
+    num_used = sum(1 for _ in groups.on_host())
+    weight_bytes = sum(kernel.num_bytes for kernel in layer.kernels) or layer.num_weights * layer.weight.dtype.itemsize
+    return Cost(
+        weight_bytes=weight_bytes * num_used // layer.num_experts,
         activation_bytes=_bytes(x, out),
         flops=2 * x.numel() * out.shape[-1],
     )

@@ -14,11 +14,12 @@ from graftlm.bench.roofline.cost import (
     activation_cost,
     attention_cost,
     elementwise_cost,
+    grouped_linear_cost,
     linear_cost,
     rotation_cost,
 )
 from graftlm.bench.roofline.operators import ACTIVATION, NAMES, ROPE, Operator
-from graftlm.layers import Attention, Linear, RotaryEmbedding, Rotation
+from graftlm.layers import Attention, GroupedLinear, Linear, RotaryEmbedding, Rotation
 from graftlm.plan import StepPlan
 
 __all__ = ["OperatorCounter"]
@@ -47,14 +48,17 @@ class OperatorCounter:
 
     def _count(self, name: str, module: nn.Module, args: Any, output: Any) -> None:
         if isinstance(module, Linear):
-            self._count_linear(name, module, args[0], output)
+            self._count_linear(name, linear_cost(module, args[0], output), args[0])
+        elif isinstance(module, GroupedLinear):
+            x, groups = args
+            self._count_linear(name, grouped_linear_cost(module, groups, x, output), x)
         elif isinstance(module, Attention):
             self._count_attention(name, module, *args)
         elif isinstance(module, RotaryEmbedding) or name not in (ACTIVATION, ROPE):
             self.costs[name] += elementwise_cost(module, [*_tensors(args), *_tensors(output)])
 
-    def _count_linear(self, name: str, module: Linear, x: Tensor, out: Tensor) -> None:
-        self.costs[name] += linear_cost(module, x, out)
+    def _count_linear(self, name: str, cost: Cost, x: Tensor) -> None:
+        self.costs[name] += cost
         if name == NAMES["down"]:  # what goes into it is what the activation wrote
             self.costs[ACTIVATION] += activation_cost(x)
 

@@ -8,9 +8,11 @@ from torch import nn
 from graftlm.contracts import Model
 from graftlm.layers import (
     Attention,
+    Experts,
     GatedMLP,
     GemmaQKNorm,
     GemmaRMSNorm,
+    GroupedLinear,
     Linear,
     QKNorm,
     RMSNorm,
@@ -87,14 +89,14 @@ def operators(model: Model) -> list[Operator]:
 
 
 def _name(attribute: str, module: nn.Module) -> str | None:
-    if isinstance(module, Linear):
+    if isinstance(module, Linear | GroupedLinear):
         return NAMES.get(attribute, attribute)
     if isinstance(module, Attention):
         return ATTENTION
     if isinstance(module, _NORM_TYPES):
         return NORMS
-    if isinstance(module, GatedMLP):
-        return ACTIVATION  # all that it does besides its projections
+    if isinstance(module, GatedMLP | Experts):
+        return ACTIVATION  # all that it does besides its projections; of experts, to sort rows, too
     if isinstance(module, RotaryEmbedding) or any(isinstance(child, Attention) for child in module.children()):
         return ROPE  # around its projections and the attention call, a block rotates
     return None

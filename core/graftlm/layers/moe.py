@@ -1,0 +1,141 @@
+"""The mixture of experts (arXiv:1701.06538): gated feed-forward layers of which each token sees a few.
+
+    tokens [T] -> pairs of token and expert [T * K] -> sorted by expert -> two grouped products -> back in the tokens'
+    order -> weighted sum over K
+
+How many Python calls that takes depends on the number of experts, not on the number of tokens.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from graftlm.layers.activation import activation
+from graftlm.layers.grouped_linear import GroupedLinear, RowGroups
+from graftlm.layers.ops import LayerOps, TorchOps
+from graftlm.layers.router import Router, Routing
+from graftlm.layers.weights import WeightSlot
+
+__all__ = ["Experts", "GateFunction", "MoE"]
+
+#: Maps the output of gate and up, [N, 2 I], to the input of down, [N, I].
+GateFunction: TypeAlias = Callable[[Tensor], Tensor]
+
+
+class Experts(nn.Module):
+    """E gated feed-forward layers: down(act(gate(x)) * up(x)), for each row by its experts.
+
+    Args:
+        num_experts: E.
+        hidden_size: D, of input and output.
+        intermediate_size: I, of gate and up, each.
+        act: name of the activation in config.json; or what maps gate and up, as the checkpoint lays them out, to the
+            input of down.
+        bias: whether the projections have one.
+        device, dtype: of the parameters.
+
+    Attributes:
+        gate_up: its weight is [E, 2 I, D].
+        down: its weight is [E, D, I].
+
+    Raises:
+        UnsupportedArchitectureError: there is no such activation.
+    """
+
+    def __init__(
+        self,
+        num_experts: int,
+        hidden_size: int,
+        intermediate_size: int,
+        act: str | GateFunction,
+        *,
+        bias: bool = False,
+        device: torch.device,
+        dtype: torch.dtype,
+    ) -> None:
+        super().__init__()
+        if isinstance(act, str):
+            activation(act)  # an unknown one is an error now, not in the first step
+        gate_up, down = ("gate_proj", "up_proj"), ("down_proj",)
+        self._act = act
+        self._intermediate_size = intermediate_size
+        self.num_experts = num_experts
+        self.gate_up = GroupedLinear(
+            num_experts, hidden_size, 2 * intermediate_size, gate_up, bias=bias, device=device, dtype=dtype
+        )
+        self.down = GroupedLinear(
+            num_experts, intermediate_size, hidden_size, down, bias=bias, device=device, dtype=dtype
+        )
+        self.ops: LayerOps = TorchOps()
+
+    def forward(self, x: Tensor, routing: Routing) -> Tensor:
+        """Map [T, D] to [T, D], the weighted sum of what each token's K experts make of it."""
+        num_tokens, top_k = routing.expert_ids.shape
+        expert_ids, pair_ids = routing.expert_ids.flatten().sort(stable=True)
+        groups = RowGroups.of(expert_ids, self.num_experts)
+        gate_up = self.gate_up(x[pair_ids // top_k], groups)  # [T * K, 2 I]
+        down = self.down(self._activate(gate_up), groups)  # [T * K, D]
+        # Put back by index, not added up by index: atomic additions would make a device's sums depend on luck.
+        outputs = torch.empty_like(down).index_copy_(0, pair_ids, down).view(num_tokens, top_k, -1)
+        return (outputs * routing.weights.unsqueeze(-1)).sum(dim=1).to(x.dtype)
+
+    def use_ops(self, ops: LayerOps) -> None:
+        """Set the operations that activate."""
+        self.ops = ops
+
+    def weight_slots(
+        self, prefix: str, *, gate: str = "gate_proj", up: str = "up_proj", down: str = "down_proj"
+    ) -> Iterator[WeightSlot]:
+        """Yield where `{prefix}{expert}.{projection}.weight` and `.bias` go: a tensor per expert and projection."""
+        self._unpack()
+        size = self._intermediate_size
+        for expert in range(self.num_experts):
+            for name, layer, rows in (
+                (gate, self.gate_up, slice(0, size)),
+                (up, self.gate_up, slice(size, 2 * size)),
+                (down, self.down, slice(None)),
+            ):
+                yield WeightSlot(f"{prefix}{expert}.{name}.weight", layer.weight[expert, rows])
+                if layer.bias is not None:
+                    yield WeightSlot(f"{prefix}{expert}.{name}.bias", layer.bias[expert, rows])
+
+    def stacked_slots(self, prefix: str, *, transposed: bool) -> Iterator[WeightSlot]:
+        """Yield where `{prefix}gate_up_proj`, `down_proj` and their `_bias` go: one tensor for all experts.
+
+        Args:
+            prefix: of the names.
+            transposed: the tensors are [E, D, 2 I] and [E, I, D].
+        """
+        self._unpack()
+        for name, layer in (("gate_up_proj", self.gate_up), ("down_proj", self.down)):
+            yield WeightSlot(f"{prefix}{name}", layer.weight.transpose(1, 2) if transposed else layer.weight)
+            if layer.bias is not None:
+                yield WeightSlot(f"{prefix}{name}_bias", layer.bias)
+
+    def _activate(self, gate_up: Tensor) -> Tensor:
+        return self.ops.act_and_mul(gate_up, self._act) if isinstance(self._act, str) else self._act(gate_up)
+
+    def _unpack(self) -> None:
+        self.gate_up.unpack()
+        self.down.unpack()
+
+
+class MoE(nn.Module):
+    """A router and its experts.
+
+    Args:
+        router: chooses.
+        experts: as many as the router knows.
+    """
+
+    def __init__(self, router: Router, experts: Experts) -> None:
+        super().__init__()
+        self.router = router
+        self.experts = experts
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map [T, D] to [T, D]."""
+        out: Tensor = self.experts(x, self.router(x))
+        return out

@@ -1,0 +1,245 @@
+"""The frequencies of rotary position embedding that a checkpoint's config.json asks for.
+
+Keys are cached as they were rotated, and requests share them. So one set of frequencies holds for all requests of an
+engine, at all lengths. Two rope types of Transformers change their frequencies as a text grows:
+
+- dynamic does beyond max_position_embeddings, where no request gets here: within it, it is the default type.
+- longrope does beyond the context that the model was first trained on. An engine whose `model.context_len` does not
+  go beyond computes what Transformers computes. One that does takes the frequencies of long texts for all texts: those
+  longer than the first context get what Transformers computes, shorter ones get what they would at the head of a long
+  text, which is close, and not the same.
+"""
+
+import logging
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeGuard
+
+import torch
+from torch import Tensor
+
+from graftlm.contracts import ModelConfig
+from graftlm.errors import CheckpointError, UnsupportedArchitectureError
+
+__all__ = ["Frequencies", "rope_frequencies"]
+
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Frequencies:
+    """How fast each pair of dimensions turns.
+
+    Attributes:
+        inv_freq: float32 [R / 2], radians per position.
+        scaling: multiplies cosines and sines.
+    """
+
+    inv_freq: Tensor
+    scaling: float = 1.0
+
+
+def rope_frequencies(
+    config: ModelConfig,
+    head_dim: int,
+    rope: Mapping[str, Any] | None = None,
+    *,
+    partial: bool = False,
+    context_len: int | None = None,
+    default_theta: float = 10_000.0,
+) -> Frequencies:
+    """Read the frequencies from config.json: from `rope_parameters`, or the older `rope_scaling` and `rope_theta`.
+
+    Args:
+        config: of the checkpoint.
+        head_dim: D.
+        rope: the parameters of one type of layers, where types differ: `rope_theta`, and what `rope_type` needs.
+        partial: whether the architecture knows `partial_rotary_factor`, the share of a head's dimensions that turn.
+        context_len: tokens of a request at most; None: config.max_position_embeddings.
+        default_theta: what `rope_theta` is where config.json does not say.
+
+    Raises:
+        CheckpointError: a parameter of the rope type is missing or not a number.
+        UnsupportedArchitectureError: there is no such rope type, or the architecture has no partial rotation.
+    """
+    rope = _with_type(_rope_parameters(config, default_theta) if rope is None else rope)
+    rope_type = rope["rope_type"]
+    if rope_type not in _SCALINGS:
+        raise UnsupportedArchitectureError(
+            f"config.json asks for rope_type {rope_type!r}. Available: {', '.join(sorted(_SCALINGS))}"
+        )
+    rotary_dim = _rotary_dim(rope, head_dim, partial)
+    period = _number(rope, "rope_theta") ** (torch.arange(0, rotary_dim, 2, dtype=torch.int64).float() / rotary_dim)
+    return _SCALINGS[rope_type](_Rope(rope, period, config, context_len or config.max_position_embeddings))
+
+
+@dataclass(frozen=True, slots=True)
+class _Rope:
+    """What a rope type computes its frequencies from.
+
+    Attributes:
+        parameters: of config.json.
+        period: float32 [R / 2], positions per radian before any scaling.
+        config: of the checkpoint.
+        context_len: tokens of a request at most.
+    """
+
+    parameters: Mapping[str, Any]
+    period: Tensor
+    config: ModelConfig
+    context_len: int
+
+    def number(self, name: str) -> float:
+        """Read a parameter; see `_number`."""
+        return _number(self.parameters, name)
+
+    def original_context(self) -> float:
+        """Tokens of context before stretching; an entry beside the rope parameters goes before one inside."""
+        name = "original_max_position_embeddings"
+        value = self.config.raw.get(name) or self.parameters.get(name) or self.config.max_position_embeddings
+        return _number({**self.parameters, name: value}, name)
+
+
+def _rope_parameters(config: ModelConfig, default_theta: float) -> dict[str, Any]:
+    raw = config.raw
+    rope = raw.get("rope_scaling") or raw.get("rope_parameters") or {}
+    if not isinstance(rope, Mapping):
+        raise CheckpointError(f"config.json's rope parameters must be an object, got {rope!r}")
+    if any(isinstance(value, Mapping) for value in rope.values()):
+        raise UnsupportedArchitectureError(
+            "config.json gives rope parameters per layer type; only one set is supported"
+        )
+    outer = {"rope_theta": raw.get("rope_theta") or default_theta}
+    if raw.get("partial_rotary_factor") is not None:
+        outer["partial_rotary_factor"] = raw["partial_rotary_factor"]
+    return {**outer, **rope}
+
+
+def _rotary_dim(rope: Mapping[str, Any], head_dim: int, partial: bool) -> int:
+    """Return R."""
+    if rope.get("partial_rotary_factor") in (None, 1, 1.0):
+        return head_dim
+    factor = _number(rope, "partial_rotary_factor")
+    if not partial:
+        raise UnsupportedArchitectureError(
+            f"config.json asks for partial_rotary_factor {factor!r}; in this architecture all dimensions of a head turn"
+        )
+    rotary_dim = int(head_dim * factor)
+    if rotary_dim % 2 or not 0 < rotary_dim <= head_dim:
+        raise CheckpointError(
+            f"config.json's partial_rotary_factor {factor!r} of a head_dim of {head_dim} is {rotary_dim} dimensions; "
+            f"expected an even number up to {head_dim}"
+        )
+    return rotary_dim
+
+
+def _with_type(rope: Mapping[str, Any]) -> dict[str, Any]:
+    """Name the rope type, which older files call `type`; Phi-3's first files call longrope su, or yarn."""
+    rope_type = rope.get("rope_type") or rope.get("type") or "default"
+    return {**rope, "rope_type": "longrope" if rope.get("long_factor") and rope_type in ("su", "yarn") else rope_type}
+
+
+def _number(rope: Mapping[str, Any], name: str) -> float:
+    value = rope.get(name)
+    if not _is_positive(value):
+        raise CheckpointError(
+            f"config.json's rope_type {rope['rope_type']!r} needs {name} as a number above 0, got {value!r}"
+        )
+    return value
+
+
+def _is_positive(value: object) -> TypeGuard[float]:
+    return isinstance(value, int | float) and not isinstance(value, bool) and value > 0
+
+
+# Below, the order of operations is Hugging Face's: at far positions a rounding of the frequency is a visible angle.
+
+
+def _default(rope: _Rope) -> Frequencies:
+    return Frequencies(1.0 / rope.period)
+
+
+def _linear(rope: _Rope) -> Frequencies:
+    """Positions are divided by the factor (arXiv:2306.15595)."""
+    return Frequencies(1.0 / rope.period / rope.number("factor"))
+
+
+def _llama3(rope: _Rope) -> Frequencies:
+    """Llama 3.1: long wavelengths are stretched by the factor, short ones kept, those between are blended."""
+    factor, low, high = (rope.number(name) for name in ("factor", "low_freq_factor", "high_freq_factor"))
+    inv_freq = 1.0 / rope.period
+    turns = rope.original_context() / (2 * math.pi / inv_freq)  # over the context it was trained on
+    kept = ((turns - low) / (high - low)).clamp(0, 1)
+    return Frequencies((1 - kept) * inv_freq / factor + kept * inv_freq)
+
+
+def _yarn(rope: _Rope) -> Frequencies:
+    """YaRN (arXiv:2309.00071): blends by the number of turns over the original context, and scales attention."""
+    parameters, period, original = rope.parameters, rope.period, rope.original_context()
+    factor = rope.number("factor")
+    rotary_dim, theta = 2 * len(period), rope.number("rope_theta")
+
+    def dim_of(turns: float) -> float:
+        return rotary_dim * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(theta))
+
+    low, high = dim_of(parameters.get("beta_fast") or 32), dim_of(parameters.get("beta_slow") or 1)
+    if parameters.get("truncate", True):
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, rotary_dim - 1)
+    width = high - low or 0.001  # a step instead of a ramp
+    kept = 1 - ((torch.arange(len(period), dtype=torch.float32) - low) / width).clamp(0, 1)
+    return Frequencies(1.0 / (factor * period) * (1 - kept) + 1.0 / period * kept, _yarn_scaling(rope, factor))
+
+
+def _yarn_scaling(rope: _Rope, factor: float) -> float:
+    if rope.parameters.get("attention_factor") is not None:
+        return rope.number("attention_factor")
+
+    def by(mscale: float) -> float:
+        return 0.1 * mscale * math.log(factor) + 1.0 if factor > 1 else 1.0
+
+    if rope.parameters.get("mscale") and rope.parameters.get("mscale_all_dim"):
+        return by(rope.number("mscale")) / by(rope.number("mscale_all_dim"))
+    return by(1.0)
+
+
+def _longrope(rope: _Rope) -> Frequencies:
+    """LongRoPE (arXiv:2402.13753): a factor per pair of dimensions, from one list or the other; see the module."""
+    original = rope.original_context()
+    is_long = rope.context_len > original
+    if is_long:
+        _logger.warning(
+            "longrope: contexts of up to %d tokens are served with the frequencies of long texts, so those of up to %d "
+            "tokens differ a little from Transformers'. If all are that short, set model.context_len: %d",
+            rope.context_len, original, original,
+        )  # fmt: skip
+    factors = {name: _factors(rope, name) for name in ("short_factor", "long_factor")}
+    inv_freq = 1.0 / (factors["long_factor" if is_long else "short_factor"] * rope.period)
+    return Frequencies(inv_freq, _longrope_scaling(rope, original))
+
+
+def _longrope_scaling(rope: _Rope, original: float) -> float:
+    if rope.parameters.get("attention_factor") is not None:
+        return rope.number("attention_factor")
+    has_factor = rope.parameters.get("factor") is not None
+    factor = rope.number("factor") if has_factor else rope.config.max_position_embeddings / original
+    return math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
+
+
+def _factors(rope: _Rope, name: str) -> Tensor:
+    """Read a list of a number per pair of dimensions; float32 [R / 2]."""
+    values, expected = rope.parameters.get(name), len(rope.period)
+    if not isinstance(values, Sequence) or len(values) != expected or not all(map(_is_positive, values)):
+        raise CheckpointError(f"config.json's longrope needs {name} as {expected} numbers above 0, got {values!r}")
+    return torch.tensor(values, dtype=torch.float32)
+
+
+_SCALINGS: dict[str, Callable[[_Rope], Frequencies]] = {
+    "default": _default,
+    "dynamic": _default,
+    "linear": _linear,
+    "llama3": _llama3,
+    "longrope": _longrope,
+    "yarn": _yarn,
+}

@@ -1,0 +1,105 @@
+"""The router of a mixture of experts: which experts see a token, and with which weights."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from graftlm.errors import CheckpointError
+from graftlm.layers.decoder_shape import read_size
+from graftlm.layers.weights import WeightSlot, empty_parameter
+
+__all__ = ["ChooseExperts", "Router", "Routing", "read_expert_counts", "softmax_top_k"]
+
+
+@dataclass(frozen=True, slots=True)
+class Routing:
+    """The experts of a step's tokens.
+
+    Attributes:
+        expert_ids: int64 [T, K], the experts that see a token; no expert twice.
+        weights: float32 [T, K], what their outputs are multiplied by.
+    """
+
+    expert_ids: Tensor
+    weights: Tensor
+
+
+#: Maps a router's logits, float32 [T, E], to the experts chosen.
+ChooseExperts: TypeAlias = Callable[[Tensor], Routing]
+
+
+class Router(nn.Module):
+    """Scores each token against each expert.
+
+    It is not a `Linear`, so no quantization reaches it: a rounding here sends a token to another expert, and its
+    matrix is small.
+
+    Args:
+        hidden_size: of the input.
+        num_experts: E.
+        choose: picks experts by the scores.
+        bias: whether the scores have one.
+        device: of the parameters.
+        dtype: of the parameters, which is the one that scores are computed in.
+    """
+
+    def __init__(
+        self,
+        hidden_size: int,
+        num_experts: int,
+        choose: ChooseExperts,
+        *,
+        bias: bool = False,
+        device: torch.device,
+        dtype: torch.dtype,
+    ) -> None:
+        super().__init__()
+        self._choose = choose
+        self.weight = empty_parameter(num_experts, hidden_size, device=device, dtype=dtype)
+        self.bias = empty_parameter(num_experts, device=device, dtype=dtype) if bias else None
+
+    def forward(self, x: Tensor) -> Routing:
+        """Choose the experts of [T, hidden]."""
+        logits = F.linear(x.to(self.weight.dtype), self.weight, self.bias)
+        return self._choose(logits.float())
+
+    def weight_slots(self, prefix: str, name: str) -> Iterator[WeightSlot]:
+        """Yield where `{prefix}{name}.weight` and `.bias` go."""
+        yield WeightSlot(f"{prefix}{name}.weight", self.weight)
+        if self.bias is not None:
+            yield WeightSlot(f"{prefix}{name}.bias", self.bias)
+
+
+def softmax_top_k(top_k: int, *, renormalise: bool, scale: float = 1.0) -> ChooseExperts:
+    """Return a choice of the `top_k` most probable experts (arXiv:1701.06538).
+
+    Args:
+        top_k: K.
+        renormalise: divide the chosen experts' probabilities by their sum.
+        scale: multiplies the weights in the end.
+    """
+
+    def choose(logits: Tensor) -> Routing:
+        weights, expert_ids = logits.softmax(dim=-1).topk(top_k, dim=-1)
+        if renormalise:
+            weights = weights / weights.sum(dim=-1, keepdim=True)
+        return Routing(expert_ids, weights if scale == 1.0 else weights * scale)
+
+    return choose
+
+
+def read_expert_counts(raw: Mapping[str, Any]) -> tuple[int, int]:
+    """Read from config.json how many experts there are, and how many of them a token sees.
+
+    Raises:
+        CheckpointError: an entry is missing or not a whole number, or a token is to see more than there are.
+    """
+    name = "num_local_experts" if raw.get("num_local_experts") is not None else "num_experts"
+    num_experts, top_k = read_size(raw, name), read_size(raw, "num_experts_per_tok")
+    if top_k > num_experts:
+        raise CheckpointError(f"config.json has num_experts_per_tok {top_k}, but {name} is {num_experts}")
+    return num_experts, top_k

@@ -1,0 +1,160 @@
+"""The Phi family: Phi 3 (arXiv:2404.14219) and Phi 4 (arXiv:2412.08905, arXiv:2503.01743).
+
+Llama's structure without biases, with sliding windows. The checkpoint holds query, key and value as one matrix, and
+gate and up as another. In Phi 4 mini, three quarters of a head's dimensions turn.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from torch import Tensor, nn
+
+from graftlm.contracts import AttentionBackend, AttentionLayer, ForwardBatch, Model, ModelConfig, ModelContext
+from graftlm.layers import (
+    Attention,
+    DecoderShape,
+    GatedMLP,
+    Linear,
+    RMSNorm,
+    RotaryEmbedding,
+    Rotation,
+    TokenEmbedding,
+    WeightSlot,
+    copy_weights,
+    pack_linears,
+    read_size,
+    rope_frequencies,
+)
+
+__all__ = ["PhiForCausalLM"]
+
+
+class PhiForCausalLM(nn.Module, Model):
+    """Tokens to logits."""
+
+    def __init__(self, context: ModelContext) -> None:
+        super().__init__()
+        shape = DecoderShape.from_config(context.config)
+        window = _sliding_window(context.config)
+        device, dtype = context.device, context.dtype
+        self.embed = TokenEmbedding(shape.vocab_size, shape.hidden_size, device=device, dtype=dtype)
+        rope = rope_frequencies(context.config, shape.head_dim, partial=True, context_len=context.context_len)
+        self.rotary = RotaryEmbedding(rope, device=device, dtype=dtype)
+        self.layers = nn.ModuleList(
+            PhiLayer(shape, context, shape.attention_layer(layer_id, window)) for layer_id in range(shape.num_layers)
+        )
+        self.norm = RMSNorm(shape.hidden_size, shape.eps, device=device, dtype=dtype)
+        vocab = {"lm_head": shape.vocab_size}
+        self.lm_head = None if shape.tied else Linear(shape.hidden_size, vocab, device=device, dtype=dtype)
+
+    @property
+    def attention_layers(self) -> Sequence[AttentionLayer]:
+        """One per decoder layer."""
+        return [layer.attention.attend.spec for layer in self._decoder_layers()]
+
+    def bind_attention(self, backend: AttentionBackend) -> None:
+        """Give every layer's call site the backend."""
+        for layer in self._decoder_layers():
+            layer.attention.attend.bind(backend)
+
+    def forward(self, batch: ForwardBatch) -> Tensor:
+        """Return final hidden states, [T, hidden]."""
+        rotation = self.rotary(batch.positions)
+        x, residual = self.embed(batch.input_ids), None
+        for layer in self.layers:
+            x, residual = layer(x, residual, rotation)
+        hidden: Tensor = self.norm(x, residual)[0]
+        return hidden
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Map [S, hidden] to [S, V], in the parameters' dtype."""
+        return self.embed.logits(hidden) if self.lm_head is None else self.lm_head.forward(hidden)
+
+    def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
+        """Copy a Hugging Face checkpoint in; see the contract."""
+        aliases = {"lm_head.weight": "model.embed_tokens.weight"} if self.lm_head is None else {}
+        copy_weights(self._weight_slots(), weights, aliases)
+
+    def pack_weights(self) -> None:
+        """Rearrange every matrix for this CPU; see the contract."""
+        pack_linears(self)
+        if self.lm_head is None:
+            self.embed.pack_output()
+
+    def _decoder_layers(self) -> Iterator["PhiLayer"]:
+        return (layer for layer in self.layers if isinstance(layer, PhiLayer))
+
+    def _weight_slots(self) -> Iterator[WeightSlot]:
+        yield from self.embed.weight_slots("model.", "embed_tokens")
+        for i, layer in enumerate(self._decoder_layers()):
+            yield from layer.weight_slots(f"model.layers.{i}.")
+        yield from self.norm.weight_slots("model.", "norm")
+        if self.lm_head is not None:
+            yield from self.lm_head.weight_slots("")
+
+
+class PhiLayer(nn.Module):
+    """Attention and feed-forward, each after a norm, each added to the residual stream."""
+
+    def __init__(self, shape: DecoderShape, context: ModelContext, spec: AttentionLayer) -> None:
+        super().__init__()
+        device, dtype = context.device, context.dtype
+        self.input_norm = RMSNorm(shape.hidden_size, shape.eps, device=device, dtype=dtype)
+        self.attention = PhiAttention(shape, context, spec)
+        self.post_norm = RMSNorm(shape.hidden_size, shape.eps, device=device, dtype=dtype)
+        self.mlp = GatedMLP(
+            shape.hidden_size,
+            shape.intermediate_size,
+            shape.hidden_act,
+            gate_up=("gate_up_proj",),
+            device=device,
+            dtype=dtype,
+        )
+
+    def forward(self, x: Tensor, residual: Tensor | None, rotation: Rotation) -> tuple[Tensor, Tensor]:
+        """Return what this layer adds to the residual stream, and the stream without it; both [T, hidden]."""
+        x, residual = self.input_norm(x, residual)
+        x = self.attention(x, rotation)
+        x, residual = self.post_norm(x, residual)
+        return self.mlp(x), residual
+
+    def weight_slots(self, prefix: str) -> Iterator[WeightSlot]:
+        """Yield where `{prefix}...` tensors go."""
+        yield from self.input_norm.weight_slots(prefix, "input_layernorm")
+        yield from self.attention.weight_slots(f"{prefix}self_attn.")
+        yield from self.post_norm.weight_slots(prefix, "post_attention_layernorm")
+        yield from self.mlp.weight_slots(f"{prefix}mlp.")
+
+
+class PhiAttention(nn.Module):
+    """Projections and rotation around the attention call site."""
+
+    def __init__(self, shape: DecoderShape, context: ModelContext, spec: AttentionLayer) -> None:
+        super().__init__()
+        self._shape = shape
+        device, dtype = context.device, context.dtype
+        sizes = {"qkv_proj": shape.q_size + 2 * shape.kv_size}
+        self.qkv = Linear(shape.hidden_size, sizes, device=device, dtype=dtype)
+        self.out = Linear(shape.q_size, {"o_proj": shape.hidden_size}, device=device, dtype=dtype)
+        self.attend = Attention(spec)
+
+    def forward(self, x: Tensor, rotation: Rotation) -> Tensor:
+        """Map [T, hidden] to [T, hidden]."""
+        shape = self._shape
+        qkv = self.qkv(x).view(x.shape[0], -1, shape.head_dim)  # [T, H + 2 H_kv, D]
+        qk, v = qkv.split_with_sizes((shape.num_heads + shape.num_kv_heads, shape.num_kv_heads), dim=1)
+        q, k = rotation(qk).split_with_sizes((shape.num_heads, shape.num_kv_heads), dim=1)
+        out: Tensor = self.out(self.attend(q, k, v))
+        return out
+
+    def weight_slots(self, prefix: str) -> Iterator[WeightSlot]:
+        """Yield where `{prefix}...` tensors go."""
+        yield from self.qkv.weight_slots(prefix)
+        yield from self.out.weight_slots(prefix)
+
+
+def _sliding_window(config: ModelConfig) -> int | None:
+    """Read the window of all layers: none where it is null or absent, or as long as contexts get, as in Phi 4 mini."""
+    if config.raw.get("sliding_window") is None:
+        return None
+    window = read_size(config.raw, "sliding_window")
+    return window if window < config.max_position_embeddings else None

@@ -1,0 +1,150 @@
+"""Frequencies are those of Transformers' functions, for every rope type that is served."""
+
+import logging
+import re
+from typing import Any
+
+import pytest
+import torch
+from transformers import LlamaConfig
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+from graftlm.contracts import ModelConfig
+from graftlm.errors import CheckpointError, UnsupportedArchitectureError
+from graftlm.layers import rope_frequencies
+
+HEAD_DIM, ORIGINAL, LONGEST = 64, 512, 2048
+
+LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 10000.0,
+    "original_max_position_embeddings": ORIGINAL,
+    "short_factor": [1 + i / 32 for i in range(HEAD_DIM // 2)],
+    "long_factor": [2 + i / 4 for i in range(HEAD_DIM // 2)],
+}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 500000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": ORIGINAL,
+}
+YARN = {"rope_type": "yarn", "rope_theta": 1e6, "factor": 4.0, "original_max_position_embeddings": ORIGINAL}
+
+#: name -> (rope parameters, the longest context)
+CASES: dict[str, tuple[dict[str, Any], int]] = {
+    "linear": ({"rope_type": "linear", "rope_theta": 10000.0, "factor": 3.0}, LONGEST),
+    "dynamic": ({"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0}, LONGEST),
+    "dynamic in a short context": ({"rope_type": "dynamic", "rope_theta": 1e6, "factor": 2.0}, 100),
+    "llama3": (LLAMA3, LONGEST),
+    "yarn": (YARN, LONGEST),
+    "yarn of DeepSeek": ({**YARN, "factor": 40.0, "mscale": 0.707, "mscale_all_dim": 0.707}, LONGEST),
+    "yarn not truncated": ({**YARN, "truncate": False, "beta_fast": 16, "beta_slow": 2}, LONGEST),
+    "longrope as trained": (LONGROPE, ORIGINAL),
+    "longrope beyond": (LONGROPE, ORIGINAL + 1),
+    "longrope with a factor": ({**LONGROPE, "factor": 32.0}, LONGEST),
+    "longrope with attention factor": ({**LONGROPE, "attention_factor": 1.25}, LONGEST),
+    "longrope that does not stretch": ({**LONGROPE, "factor": 1.0}, ORIGINAL),
+}
+PARTIAL = [name for name in CASES if "longrope" not in name]
+
+
+def frequencies(rope: dict[str, Any], context_len: int = LONGEST, **options: Any):
+    config = ModelConfig(("A",), 100, LONGEST, raw={"rope_parameters": rope})
+    return rope_frequencies(config, HEAD_DIM, context_len=context_len, **options)
+
+
+def assert_as_in_transformers(rope: dict[str, Any], context_len: int, **options: Any) -> None:
+    hf_config = LlamaConfig(head_dim=HEAD_DIM, max_position_embeddings=LONGEST, rope_parameters=dict(rope))
+    inv_freq, scaling = ROPE_INIT_FUNCTIONS[rope["rope_type"]](hf_config, seq_len=context_len)
+    got = frequencies(rope, context_len, **options)
+    assert torch.equal(got.inv_freq, inv_freq)
+    assert got.scaling == scaling
+
+
+@pytest.mark.parametrize(("rope", "context_len"), CASES.values(), ids=CASES.keys())
+def test_frequencies_are_those_of_transformers_to_the_bit(rope: dict[str, Any], context_len: int) -> None:
+    assert_as_in_transformers(rope, context_len)
+
+
+@pytest.mark.parametrize("name", PARTIAL)
+def test_part_of_a_head_turns_as_in_transformers(name: str) -> None:
+    rope, context_len = CASES[name]
+    assert_as_in_transformers({**rope, "partial_rotary_factor": 0.75}, context_len, partial=True)
+    assert len(frequencies({**rope, "partial_rotary_factor": 0.75}, partial=True).inv_freq) == 24
+
+
+def test_part_of_a_head_turns_by_longrope_as_in_transformers() -> None:
+    lists = {"short_factor": [1.5] * 16, "long_factor": [3.0] * 16}
+    for context_len in (ORIGINAL, LONGEST):
+        assert_as_in_transformers({**LONGROPE, **lists, "partial_rotary_factor": 0.5}, context_len, partial=True)
+
+
+def test_every_other_type_of_transformers_is_refused_by_name() -> None:
+    served = {rope["rope_type"] for rope, _ in CASES.values()}
+    others = set(ROPE_INIT_FUNCTIONS) - served
+    assert others == {"proportional"}  # of models that only Transformers' own modules serve
+    with pytest.raises(UnsupportedArchitectureError, match=r"proportional.*default, dynamic, linear, llama3, longrope"):
+        frequencies({"rope_type": "proportional"})
+
+
+@pytest.mark.parametrize("old_name", ["su", "yarn"])
+def test_names_of_the_first_longrope_files_are_read(old_name: str) -> None:
+    old = {**{k: v for k, v in LONGROPE.items() if k != "rope_type"}, "type": old_name}
+    assert torch.equal(frequencies(old).inv_freq, frequencies(LONGROPE).inv_freq)
+
+
+def test_longrope_that_computes_otherwise_than_transformers_says_when(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        frequencies(LONGROPE, ORIGINAL)
+        assert not caplog.records
+        frequencies(LONGROPE, LONGEST)
+    assert f"those of up to {ORIGINAL} tokens differ" in caplog.text
+    assert f"set model.context_len: {ORIGINAL}" in caplog.text
+
+
+def test_without_a_context_the_checkpoints_own_decides() -> None:
+    config = ModelConfig(("A",), 100, LONGEST, raw={"rope_parameters": LONGROPE})
+    assert torch.equal(rope_frequencies(config, HEAD_DIM).inv_freq, frequencies(LONGROPE, LONGEST).inv_freq)
+
+
+def test_theta_has_a_default_where_the_file_does_not_say() -> None:
+    expected = frequencies({"rope_theta": 1e6}).inv_freq
+    assert torch.equal(frequencies({}, default_theta=1e6).inv_freq, expected)
+    assert torch.equal(frequencies({"rope_theta": 1e6}, default_theta=5.0).inv_freq, expected)
+
+
+def test_an_outer_original_context_goes_before_an_inner_one() -> None:
+    rope = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 1024}
+    raw = {"rope_parameters": rope, "original_max_position_embeddings": 512}
+    outer = rope_frequencies(ModelConfig(("A",), 100, 2048, raw=raw), 64)
+    inner = rope_frequencies(ModelConfig(("A",), 100, 2048, raw={"rope_parameters": rope}), 64)
+    wanted = {**rope, "original_max_position_embeddings": 512}
+    expected = rope_frequencies(ModelConfig(("A",), 100, 2048, raw={"rope_parameters": wanted}), 64)
+    assert torch.equal(outer.inv_freq, expected.inv_freq)
+    assert not torch.equal(outer.inv_freq, inner.inv_freq)
+
+
+@pytest.mark.parametrize(
+    ("rope", "options", "error", "message"),
+    [
+        ({"partial_rotary_factor": 0.5}, {}, UnsupportedArchitectureError, "partial_rotary_factor 0.5; in this"),
+        ({"partial_rotary_factor": "half"}, {"partial": True}, CheckpointError, "partial_rotary_factor as a number"),
+        ({"partial_rotary_factor": 2.0}, {"partial": True}, CheckpointError, "128 dimensions; expected"),
+        ({"partial_rotary_factor": 0.4}, {"partial": True}, CheckpointError, "25 dimensions; expected"),
+        ({"partial_rotary_factor": 0.01}, {"partial": True}, CheckpointError, "is 0 dimensions; expected"),
+        ({**LONGROPE, "long_factor": [1.0]}, {}, CheckpointError, r"long_factor as 32 numbers above 0, got \[1.0\]"),
+        ({**LONGROPE, "short_factor": [0.0] * 32}, {}, CheckpointError, "short_factor as 32"),
+        ({**LONGROPE, "short_factor": None}, {}, CheckpointError, "short_factor as 32 numbers above 0, got None"),
+        ({**LONGROPE, "attention_factor": -1}, {}, CheckpointError, "attention_factor"),
+        ({**LONGROPE, "original_max_position_embeddings": "x"}, {}, CheckpointError, "original_max_position"),
+        ({"rope_type": "linear"}, {}, CheckpointError, "factor"),
+        ({"rope_theta": "big"}, {}, CheckpointError, "rope_theta"),
+    ],
+)
+def test_parameters_that_do_not_fit_are_refused(
+    rope: dict[str, Any], options: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message if "\\" in message else re.escape(message)):
+        frequencies(rope, **options)
