@@ -172,7 +172,7 @@ def _attend(q: Tensor, keys: Tensor, values: Tensor, piece: _Piece, layer: Atten
     b, n = piece.num_requests, q.shape[0] // piece.num_requests
     group = layer.num_heads // layer.num_kv_heads
     k = keys.view(b, -1, layer.num_kv_heads, layer.head_dim).transpose(1, 2)  # [b, H_kv, S, D]
-    v = values.unflatten(0, (b, -1)).transpose(1, 2)  # [b, H_kv, S, D_v]
+    v = values.reshape(b, -1, layer.num_kv_heads, layer.value_dim).transpose(1, 2)  # [b, H_kv, S, D_v]
     if layer.soft_cap is not None or layer.sinks is not None or layer.value_prefix_dim is not None:
         return _attend_step_by_step(q, k, v, piece, layer)
     if n == 1:
