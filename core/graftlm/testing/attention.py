@@ -102,7 +102,7 @@ class AttentionBackendConformance(Conformance, ABC):
         layers = [layer]
         if self.capabilities.sliding_window:
             layers.append(replace(layer, layer_id=1, sliding_window=7))
-        self.check(self.scene([(700, 1), (0, 1), (20, 1), (11, 7), (0, 30)], *layers, page_size=page_size, dtype=dtype))
+        self.check(self.scene([(90, 1), (0, 1), (20, 1), (11, 7), (0, 30)], *layers, page_size=page_size, dtype=dtype))
 
     def test_long_contexts_match_the_oracle(self, dtype: str, page_size: int) -> None:
         """Nothing changes where a context is long enough to be cut into pieces."""

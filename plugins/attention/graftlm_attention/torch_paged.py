@@ -195,7 +195,7 @@ def _attend(q: Tensor, keys: Tensor, values: Tensor, piece: _Piece, layer: Atten
 def _attend_step_by_step(q: Tensor, k: Tensor, v: Tensor, piece: _Piece, layer: AttentionLayer) -> Tensor:
     """Attend where PyTorch's fused attention cannot: soft caps, sinks, values narrower than keys; in float32."""
     b, n = piece.num_requests, q.shape[0] // piece.num_requests
-    group, seen = layer.num_heads // layer.num_kv_heads, k.shape[2]
+    group, seen, dtype = layer.num_heads // layer.num_kv_heads, k.shape[2], q.dtype
     q = q.reshape(b, n, layer.num_kv_heads, group, layer.head_dim).permute(0, 2, 3, 1, 4)  # [b, H_kv, G, n, D]
     q = q.float().reshape(b, layer.num_kv_heads, group * n, layer.head_dim)
     scores = (q @ k.float().transpose(2, 3)) * layer.scale
@@ -208,7 +208,7 @@ def _attend_step_by_step(q: Tensor, k: Tensor, v: Tensor, piece: _Piece, layer: 
         scores += piece.mask.unsqueeze(1)
     weights = _softmax(scores, layer).view(b, layer.num_kv_heads, group * n, seen)
     out = (weights @ v.float()).view(b, layer.num_kv_heads, group, n, layer.value_dim)
-    return out.permute(0, 3, 1, 2, 4).reshape(b * n, layer.num_heads, layer.value_dim)
+    return out.permute(0, 3, 1, 2, 4).reshape(b * n, layer.num_heads, layer.value_dim).to(dtype)
 
 
 def _softmax(scores: Tensor, layer: AttentionLayer) -> Tensor:
