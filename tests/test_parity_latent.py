@@ -7,9 +7,9 @@ from graftlm import Engine, SamplingParams
 from graftlm.testing.hugging_face import HuggingFaceModel
 
 MODELS = ["deepseek_v2", "gpt_oss"]  # windows have 16 tokens
-PROMPT_LENS = [1, 15, 17, 80, 130, 160]
-SHARED_LEN = 70  # how many tokens all longer prompts have in common
-GREEDY = SamplingParams(temperature=0, max_tokens=8)
+PROMPT_LENS = [1, 17, 80, 100, 130]
+SHARED_LEN = 60  # how many tokens all longer prompts have in common
+GREEDY = SamplingParams(temperature=0, max_tokens=6)
 
 #: page size, tokens per step, cache, overlap, memory is scarce, kernel
 CASES = [
@@ -64,11 +64,11 @@ def test_latent_vectors_come_back_from_host_memory(checkpoint, workload):
     engine = Engine(
         model={"path": str(checkpoint("deepseek_v2")), "dtype": "float32", "device": "cpu"},
         cache={"name": "hicache", "page_size": 4, "options": {"host_tokens": 4096}},
-        memory={"kv_tokens": 224},
+        memory={"kv_tokens": 160},
         debug=True,
     )
     with engine:
-        for _ in range(2):  # 600 tokens, of which the device holds 224
+        for _ in range(2):  # 328 tokens, of which the device holds 160
             outputs = engine.generate(prompts, GREEDY)
             assert [list(output.token_ids) for output in outputs] == answers
     assert sum(output.usage.cached_host_tokens for output in outputs) > 0
