@@ -38,6 +38,7 @@ from graftlm.layers import (
     empty_parameter,
     pack_linears,
     read_flag,
+    read_number,
     read_size,
     rope_frequencies,
 )
@@ -112,7 +113,8 @@ class DeepseekForCausalLM(nn.Module, Model):
         device, dtype = context.device, context.dtype
         self._num_draft_layers = _read_count(context.config.raw, "num_nextn_predict_layers", default=0)
         self.embed = TokenEmbedding(shape.vocab_size, shape.hidden_size, device=device, dtype=dtype)
-        self.rotary = RotaryEmbedding(rope_frequencies(context.config, latent.rope_dim), device=device, dtype=dtype)
+        frequencies = rope_frequencies(context.config, latent.rope_dim, context_len=context.context_len)
+        self.rotary = RotaryEmbedding(frequencies, device=device, dtype=dtype)
         self.layers = nn.ModuleList(DeepseekLayer(shape, latent, context, i) for i in range(shape.num_layers))
         self.norm = RMSNorm(shape.hidden_size, shape.eps, device=device, dtype=dtype)
         vocab = {"lm_head": shape.vocab_size}
@@ -319,9 +321,11 @@ def _is_v3(config: ModelConfig) -> bool:
 
 def _yarn_scale(raw: Mapping[str, Any]) -> float:
     """Return what scores are multiplied by where YaRN stretches the context, by `mscale_all_dim`."""
-    rope = raw.get("rope_scaling") or raw.get("rope_parameters") or {}
+    rope = raw.get("rope_scaling") or raw.get("rope_parameters")
+    if not isinstance(rope, Mapping) or not rope.get("mscale_all_dim"):
+        return 1.0
+    factor, mscale = read_number(rope, "factor", default=1.0), read_number(rope, "mscale_all_dim")
     is_plain = (rope.get("rope_type") or rope.get("type") or "default") == "default"
-    factor, mscale = rope.get("factor") or 1.0, rope.get("mscale_all_dim") or 0.0
     return 1.0 if is_plain or factor <= 1 else (0.1 * mscale * math.log(factor) + 1.0) ** 2
 
 

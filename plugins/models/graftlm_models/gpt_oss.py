@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 
 from graftlm.contracts import AttentionBackend, AttentionLayer, ForwardBatch, Model, ModelConfig, ModelContext
-from graftlm.errors import CheckpointError
 from graftlm.layers import (
     Attention,
     DecoderShape,
@@ -26,6 +25,7 @@ from graftlm.layers import (
     copy_weights,
     empty_parameter,
     pack_linears,
+    read_expert_counts,
     read_flag,
     read_layer_types,
     read_number,
@@ -38,8 +38,8 @@ from graftlm_models.mxfp4 import plain_weights
 __all__ = ["GptOssForCausalLM"]
 
 #: What holds where config.json does not say.
+_THETA = 150_000.0
 _ROPE = {
-    "rope_theta": 150_000.0,
     "rope_type": "yarn",
     "factor": 32.0,
     "beta_fast": 32.0,
@@ -58,7 +58,8 @@ class GptOssForCausalLM(nn.Module, Model):
         shape = DecoderShape.from_config(config)
         device, dtype = context.device, context.dtype
         self.embed = TokenEmbedding(shape.vocab_size, shape.hidden_size, device=device, dtype=dtype)
-        self.rotary = RotaryEmbedding(_frequencies(config, shape.head_dim), device=device, dtype=dtype)
+        frequencies = _frequencies(config, shape.head_dim, context.context_len)
+        self.rotary = RotaryEmbedding(frequencies, device=device, dtype=dtype)
         self.layers = nn.ModuleList(
             GptOssLayer(shape, context, shape.attention_layer(layer_id, window))
             for layer_id, window in enumerate(_sliding_windows(config, shape.num_layers))
@@ -176,9 +177,7 @@ def _norm(shape: DecoderShape, context: ModelContext) -> RMSNorm:
 
 def _experts(shape: DecoderShape, context: ModelContext) -> MoE:
     raw, device, dtype = context.config.raw, context.device, context.dtype
-    num_experts, top_k = read_size(raw, "num_local_experts"), read_size(raw, "num_experts_per_tok")
-    if top_k > num_experts:
-        raise CheckpointError(f"config.json has num_experts_per_tok {top_k}, but num_local_experts {num_experts}")
+    num_experts, top_k = read_expert_counts(raw)
     gate = partial(
         _clamped_swiglu,
         alpha=read_number(raw, "swiglu_alpha", default=1.702),
@@ -206,13 +205,10 @@ def _sliding_windows(config: ModelConfig, num_layers: int) -> Iterator[int | Non
         yield read_size(config.raw, "sliding_window", default=128) if kind == "sliding_attention" else None
 
 
-def _frequencies(config: ModelConfig, head_dim: int) -> Frequencies:
-    raw = config.raw
-    rope = raw.get("rope_scaling") or raw.get("rope_parameters")
-    if not isinstance(rope, Mapping):
-        return rope_frequencies(config, head_dim, _ROPE)
-    theta = {"rope_theta": raw.get("rope_theta") or _ROPE["rope_theta"]}
-    return rope_frequencies(config, head_dim, {**theta, **rope})
+def _frequencies(config: ModelConfig, head_dim: int, context_len: int | None) -> Frequencies:
+    is_silent = not (config.raw.get("rope_scaling") or config.raw.get("rope_parameters"))
+    rope = {**_ROPE, "rope_theta": config.raw.get("rope_theta") or _THETA} if is_silent else None
+    return rope_frequencies(config, head_dim, rope, context_len=context_len, default_theta=_THETA)
 
 
 def _without_mxfp4(config: ModelConfig) -> ModelConfig:

@@ -89,7 +89,7 @@ def _hidden(model: Model, weights: dict[str, torch.Tensor]) -> torch.Tensor:
 @pytest.mark.parametrize(
     ("entries", "error", "message"),
     [
-        ({"num_experts_per_tok": 9}, CheckpointError, "num_experts_per_tok 9, but num_local_experts 4"),
+        ({"num_experts_per_tok": 9}, CheckpointError, "num_experts_per_tok 9, but num_local_experts is 4"),
         ({"sliding_window": "wide"}, CheckpointError, "sliding_window"),
         ({"swiglu_limit": 0}, CheckpointError, "swiglu_limit as a number above 0"),
         ({"layer_types": ["chunked_attention"] * 2}, CheckpointError, "layer_types"),
