@@ -52,6 +52,8 @@ CHECKPOINTS = {
         "head_dim": 8,
         "tie_word_embeddings": True,
     },
+    "deepseek_v2": {"family": "deepseek_v2", "seed": 8, "num_layers": 3},
+    "gpt_oss": {"family": "gpt_oss", "seed": 9, "num_layers": 3},
     "qwen3": {"family": "qwen3", "seed": 4, "num_heads": 4, "num_kv_heads": 2, "head_dim": 24, "num_layers": 3},
     "mixtral": {"family": "mixtral", "seed": 8, "config": {"sliding_window": 24}},
     "qwen2-moe": {"family": "qwen2_moe", "seed": 9, "num_layers": 3, "config": {"mlp_only_layers": [1]}},

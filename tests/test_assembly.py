@@ -1,11 +1,15 @@
 """What assembling an engine does to its model."""
 
 import shutil
+from unittest.mock import Mock
 
 import pytest
 
+from graftlm import Provider, hookimpl
 from graftlm.assembly import assemble, detect_platform
 from graftlm.config import EngineConfig
+from graftlm.contracts import AttentionCapabilities
+from graftlm.errors import ConfigError
 from graftlm.layers import Linear
 from graftlm.layers.ops import NativeOps, TorchOps, UsesOps
 from graftlm.layers.packing import can_pack
@@ -37,3 +41,30 @@ def test_layers_get_the_operations_that_the_configuration_asks_for(native_ops, k
     used = [module.ops for module in parts.device_parts.model.modules() if isinstance(module, UsesOps)]
     assert {type(ops) for ops in used} == {kind}
     assert len(used) == 2 * 3 + 2  # two norms and a feed-forward layer each, the last norm, the rotation
+
+
+@pytest.mark.parametrize(
+    ("family", "claims", "reason"),
+    [
+        (
+            "deepseek_v2",
+            {"sinks": True},
+            "it cannot read values out of the keys",
+        ),
+        ("gpt_oss", {"value_prefix": True}, "it has no attention sinks, the model needs them"),
+        ("gpt_oss", {"sinks": True, "sliding_window": False}, "it has no sliding window, the model needs one"),
+        ("llama", {"head_dims": (64,)}, "it takes head dims 64, the model has 16"),
+    ],
+)
+def test_a_backend_that_does_not_claim_what_the_model_needs_is_refused(family, claims, reason, tmp_path):
+    class Plugin:
+        @hookimpl
+        def provide_attention_backends(self):
+            capabilities = AttentionCapabilities(**claims)
+            return [Provider(name="toy", summary="A toy", api_version=1, create=Mock(), capabilities=capabilities)]
+
+    write_tiny_checkpoint(tmp_path, family, tokenizer=True)
+    config = EngineConfig.load(None, [f"model.path={tmp_path}", "model.device=cpu", "attention.name=toy"])
+    platform = detect_platform(config)
+    with pytest.raises(ConfigError, match=f"attention backend 'toy' does not fit this engine: {reason}"):
+        assemble(config, Registry.load(config.plugins, (Plugin(),), platform), platform)

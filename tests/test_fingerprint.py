@@ -50,8 +50,14 @@ def test_another_configuration_or_weight_has_another(folder, change):
 
 
 def test_another_dtype_or_layout_has_another(folder):
-    shapes = [("float32", LAYERS), ("bfloat16", LAYERS), ("float32", [AttentionLayer(0, 4, 1, 8, 1.0)])]
-    assert len({fingerprint(folder, dtype, layers) for dtype, layers in shapes}) == 3
+    latent = AttentionLayer(0, 4, 2, 8, 1.0, value_prefix_dim=6)
+    shapes = [
+        ("float32", LAYERS),
+        ("bfloat16", LAYERS),
+        ("float32", [AttentionLayer(0, 4, 1, 8, 1.0)]),
+        ("float32", [latent]),
+    ]
+    assert len({fingerprint(folder, dtype, layers) for dtype, layers in shapes}) == 4
 
 
 def test_another_rotation_has_another(folder):

@@ -341,6 +341,10 @@ def _attention_misfit(
         return "it has no sliding window, the model needs one"
     if not can.soft_cap and any(layer.soft_cap is not None for layer in layers):
         return "it has no soft cap, the model needs one"
+    if not can.value_prefix and any(layer.value_prefix_dim is not None for layer in layers):
+        return "it cannot read values out of the keys, as the model's latent attention needs"
+    if not can.sinks and any(layer.sinks is not None for layer in layers):
+        return "it has no attention sinks, the model needs them"
     return None
 
 

@@ -38,9 +38,7 @@ def model_fingerprint(
     """
     digest = hashlib.blake2b(digest_size=32, person=b"graftlm-model")
     digest.update((path / "config.json").read_bytes())
-    digest.update(
-        f"{dtype} {[(layer.num_kv_heads, layer.head_dim, layer.sliding_window) for layer in layers]}".encode()
-    )
+    digest.update(f"{dtype} {[_stored(layer) for layer in layers]}".encode())
     if quantization is not None and quantization.name is not None:
         digest.update(f"{quantization.name} {sorted(quantization.options.items())}".encode())
     digest.update(frequencies)
@@ -48,3 +46,8 @@ def model_fingerprint(
     for file, content in zip(files, digests.of(files), strict=True):
         digest.update(f"{file.name} {content.hex()}".encode())
     return digest.digest()
+
+
+def _stored(layer: AttentionLayer) -> tuple[int | None, ...]:
+    """Return what the numbers that a layer stores, and their order, depend on."""
+    return layer.num_kv_heads, layer.head_dim, layer.sliding_window, layer.value_prefix_dim

@@ -11,7 +11,8 @@ from graftlm.execution.awaiting_attention import AwaitingAttention
 from graftlm.execution.block_mover import BlockMover
 from graftlm.execution.kv_store import KVStore
 
-LAYERS = [AttentionLayer(0, 4, 2, 8, 1.0), AttentionLayer(1, 4, 1, 16, 1.0)]
+LATENT = AttentionLayer(1, 4, 1, 16, 1.0, value_prefix_dim=12)  # stores keys only
+LAYERS = [AttentionLayer(0, 4, 2, 8, 1.0), LATENT]
 CPU = torch.device("cpu")
 
 
@@ -25,7 +26,7 @@ def make_kv(dtype=torch.float32, num_pages=8, page_size=2):
 
 def content(kv, *pages):
     ids = torch.tensor(pages)
-    return [t[ids].clone() for layer in LAYERS for t in (kv.keys(layer.layer_id), kv.values(layer.layer_id))]
+    return [t[ids].clone() for layer in LAYERS for t in kv.stored(layer.layer_id)]
 
 
 def same(left, right):
@@ -87,16 +88,16 @@ def test_early_copies_are_done_before_the_step_and_the_others_when_it_ends(make_
 
 
 class HeldBack(KVStore):
-    """Gives out the last layer's keys to the copying thread only when it is let."""
+    """Gives out the last layer's memory to the copying thread only when it is let."""
 
     def __init__(self, gate):
         super().__init__(LAYERS, 8, 2, torch.float32, CPU)
         self.gate = gate
 
-    def keys(self, layer_id):
+    def stored(self, layer_id):
         if layer_id == 1 and threading.current_thread() is not threading.main_thread():
             assert self.gate.wait(10)
-        return super().keys(layer_id)
+        return super().stored(layer_id)
 
 
 class Noting(AttentionBackend):

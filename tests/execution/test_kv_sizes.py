@@ -9,6 +9,7 @@ from graftlm.execution.kv_sizes import KVDemand, KVSizes, size_kv
 from graftlm.memory import WindowSpan
 
 FULL = AttentionLayer(layer_id=0, num_heads=2, num_kv_heads=1, head_dim=32, scale=1.0)  # 256 bytes a token
+LATENT = replace(FULL, value_prefix_dim=24)  # half of it: keys only
 WINDOWED = replace(FULL, layer_id=1, sliding_window=8)
 SPAN = WindowSpan(window_tokens=8, page_size=4)  # 5 window pages a row
 DEMAND = KVDemand(
@@ -28,6 +29,7 @@ DEMAND = KVDemand(
     [
         ([FULL], {}, 1024, None),
         ([FULL, WINDOWED], {}, 512, None),
+        ([LATENT], {}, 2048, None),
         ([FULL], {"context_len": 40}, 100, None),
         ([FULL], {"kv_tokens": 400}, 100, None),
         # 10 rows x 5 + 64 / 4 = 66 window pages, and a quarter of the pages

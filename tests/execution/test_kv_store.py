@@ -52,3 +52,21 @@ def test_spare_pages_come_on_top_in_every_memory_and_leave_a_pages_bytes_as_they
     assert [len(store.keys(i)) for i in (0, 1)] == [len(store.values(i)) for i in (0, 1)] == [51, 4]
     assert (store.num_pages, store.num_window_pages, store.has_window_memory) == (50, 3, True)
     assert store.page_bytes == KVStore.bytes_per_token(layers, torch.float32) * 4
+
+
+LATENT = AttentionLayer(layer_id=0, num_heads=4, num_kv_heads=1, head_dim=24, scale=1.0, value_prefix_dim=16)
+
+
+def test_values_that_are_a_prefix_of_the_keys_take_no_memory() -> None:
+    layers = [LATENT, LAYERS[1]]
+    store = KVStore(layers, num_pages=5, page_size=3, dtype=torch.float32, device=torch.device("cpu"))
+    keys, values = store.keys(0), store.values(0)
+    assert (keys.shape, values.shape) == ((5, 3, 1, 24), (5, 3, 1, 16))
+    assert values.data_ptr() == keys.data_ptr()
+    assert [len(store.stored(i)) for i in (0, 1)] == [1, 2]
+    assert all(tensor.is_contiguous() for i in (0, 1) for tensor in store.stored(i))
+    keys.copy_(torch.randn(keys.shape))
+    assert torch.equal(values, keys[..., :16])
+    per_token = (24 + 2 * 4 * 16) * 4
+    assert KVStore.bytes_per_token(layers, torch.float32) == per_token
+    assert (store.page_bytes, store.num_bytes) == (3 * per_token, 5 * 3 * per_token)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from graftlm.contracts.batch import ForwardBatch
@@ -28,6 +28,10 @@ class AttentionLayer:
         scale: multiplies the scores.
         sliding_window: a token sees itself and this many - 1 tokens before it; None sees all.
         soft_cap: c replaces scores s by c * tanh(s / c); None leaves them.
+        value_prefix_dim: a token's value is this many first numbers of its key, and only keys are stored, as DeepSeek's
+            latent attention has it; None: values are stored beside the keys, and have D numbers too.
+        sinks: [H], a parameter of the model: a query of head h gives sinks[h] a part of its softmax, as if it were one
+            more score, whose value is zero; None adds none. Its numbers may change between steps, its address may not.
     """
 
     layer_id: int
@@ -37,6 +41,18 @@ class AttentionLayer:
     scale: float
     sliding_window: int | None = None
     soft_cap: float | None = None
+    value_prefix_dim: int | None = None
+    sinks: Tensor | None = field(default=None, compare=False)
+
+    @property
+    def value_dim(self) -> int:
+        """Numbers of one head's value, D_v."""
+        return self.head_dim if self.value_prefix_dim is None else self.value_prefix_dim
+
+    @property
+    def numbers_per_token(self) -> int:
+        """Numbers that the KV cache stores for a token of this layer."""
+        return self.num_kv_heads * (2 * self.head_dim if self.value_prefix_dim is None else self.head_dim)
 
 
 class KVCache(Protocol):
@@ -47,7 +63,10 @@ class KVCache(Protocol):
         ...
 
     def values(self, layer_id: int) -> Tensor:
-        """Return a layer's values, [num_pages, page_size, H_kv, D], contiguous."""
+        """Return a layer's values, [num_pages, page_size, H_kv, D], contiguous.
+
+        Where the layer's values are a prefix of its keys: a view of `keys`, [num_pages, page_size, H_kv, D_v].
+        """
         ...
 
 
@@ -60,7 +79,7 @@ class AttentionCapabilities:
         dtypes: names such as "float32", "bfloat16".
         head_dims: supported D.
         page_sizes: supported page sizes.
-        sliding_window, soft_cap, cascade: whether layers may ask for them.
+        sliding_window, soft_cap, value_prefix, sinks, cascade: whether layers may ask for them.
         graph: whether a one-token batch may be captured in a CUDA graph. `prepare` is called before the capture and
             before every replay, with batches of one size in the same tensors; the page table has the columns that the
             longest context needs, and what `forward` launches must depend on nothing but that.
@@ -72,6 +91,8 @@ class AttentionCapabilities:
     page_sizes: tuple[int, ...] | None = None
     sliding_window: bool = True
     soft_cap: bool = True
+    value_prefix: bool = False
+    sinks: bool = False
     cascade: bool = False
     graph: bool = False
 
@@ -120,8 +141,9 @@ class AttentionBackend(ABC):
 
         Args:
             q: [T, H, D], rotated; the last dimension is contiguous.
-            k, v: [T, H_kv, D], likewise.
+            k: [T, H_kv, D], likewise.
+            v: [T, H_kv, D_v], likewise; where values are a prefix of the keys, that part of k, not to be written again.
             layer: which layer, one of the context's.
 
-        Returns: [T, H * D], q's dtype, contiguous.
+        Returns: [T, H * D_v], q's dtype, contiguous.
         """

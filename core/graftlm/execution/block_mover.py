@@ -20,7 +20,8 @@ __all__ = ["BlockMover"]
 class BlockMover:
     """Makes the copies of steps, one step's at a time, called from the thread that runs the steps.
 
-    Host memory holds, for every block, layer by layer, its tokens' keys and then their values:
+    Host memory holds, for every block, layer by layer, what the layer stores: its tokens' keys, and then their values
+    if they are not a part of the keys:
 
         slot 0 | keys of layer 0 | values of layer 0 | keys of layer 1 | ...
         slot 1 | ...
@@ -33,7 +34,7 @@ class BlockMover:
     def __init__(self, kv: KVStore, device: torch.device) -> None:
         self._kv = kv
         self._device = device
-        self._layers: list[tuple[Tensor, Tensor]] = []  # host keys and values [num_blocks, P, page_size, H_kv, D]
+        self._layers: list[tuple[Tensor, ...]] = []  # host keys, values [num_blocks, P, page_size, H_kv, D]
         self._arrivals: _Arrivals = _NOTHING
         self._thread = ThreadPoolExecutor(1, "graftlm-copy") if device.type == "cpu" else None
         self._stream = None if device.type == "cpu" else torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
@@ -124,7 +125,7 @@ class BlockMover:
 
     def _pairs(self, copies: Sequence[BlockCopy], layer_id: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         """Yield page ids, a device tensor to index with them, and the host's part of a block; keys, then values."""
-        device_sides = (self._kv.keys(layer_id), self._kv.values(layer_id))
+        device_sides = self._kv.stored(layer_id)
         for copy in copies:
             pages = to_device(copy.pages.astype(np.int64), self._device)
             part = slice(copy.first_page, copy.first_page + len(copy.pages))
@@ -179,13 +180,14 @@ class _StreamArrivals(_Arrivals):
         """Do nothing: an event that was not recorded is not waited for."""
 
 
-def _layer_views(memory: Tensor, kv: KVStore, pages_per_block: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield each layer's keys and values in host memory, [num_blocks, P, page_size, H_kv, D]; views."""
+def _layer_views(memory: Tensor, kv: KVStore, pages_per_block: int) -> Iterator[tuple[Tensor, ...]]:
+    """Yield what each layer stores, in host memory, [num_blocks, P, page_size, H_kv, D] each; views."""
     start = 0
     for layer_id in range(kv.num_layers):
-        keys = kv.keys(layer_id)
-        shape = (len(memory), pages_per_block, *keys.shape[1:])
-        size = pages_per_block * keys[0].numel()
-        numbers = memory.view(keys.dtype)
-        yield numbers[:, start : start + size].view(shape), numbers[:, start + size : start + 2 * size].view(shape)
-        start += 2 * size
+        views = []
+        for tensor in kv.stored(layer_id):
+            size = pages_per_block * tensor[0].numel()
+            part = memory.view(tensor.dtype)[:, start : start + size]
+            views.append(part.view(len(memory), pages_per_block, *tensor.shape[1:]))
+            start += size
+        yield tuple(views)

@@ -13,6 +13,11 @@ __all__ = ["KVStore"]
 class KVStore:
     """Keys and values, [pages, page_size, H_kv, D] per layer, contiguous; implements `KVCache`.
 
+    A layer whose values are a prefix of its keys has one tensor instead of two:
+
+        keys     [pages, page_size, H_kv, D]      c0 c1 ... c511 | r0 ... r63
+        values   [pages, page_size, H_kv, D_v]    c0 c1 ... c511
+
     The memory is taken without being written: a CPU hands out a page of RAM at its first use, so slots that
     no request has touched cost nothing, and hold anything.
 
@@ -48,7 +53,14 @@ class KVStore:
             (self._pages_of(layer) + spare_pages, page_size, layer.num_kv_heads, layer.head_dim) for layer in layers
         ]
         self._keys = [torch.empty(shape, dtype=dtype, device=device) for shape in shapes]
-        self._values = [torch.empty(shape, dtype=dtype, device=device) for shape in shapes]
+        self._values = [
+            torch.empty_like(keys) if layer.value_prefix_dim is None else keys[..., : layer.value_prefix_dim]
+            for layer, keys in zip(layers, self._keys, strict=True)
+        ]
+        self._stored = [
+            (keys, values) if layer.value_prefix_dim is None else (keys,)
+            for layer, keys, values in zip(layers, self._keys, self._values, strict=True)
+        ]
 
     def _pages_of(self, layer: AttentionLayer) -> int:
         return self.num_pages if layer.sliding_window is None else self.num_window_pages
@@ -56,7 +68,7 @@ class KVStore:
     @staticmethod
     def bytes_per_token(layers: Sequence[AttentionLayer], dtype: torch.dtype) -> int:
         """Return the bytes that one token's keys and values take over all layers."""
-        return sum(2 * layer.num_kv_heads * layer.head_dim for layer in layers) * dtype.itemsize
+        return sum(layer.numbers_per_token for layer in layers) * dtype.itemsize
 
     @property
     def num_layers(self) -> int:
@@ -66,17 +78,21 @@ class KVStore:
     @property
     def page_bytes(self) -> int:
         """Bytes of one page's keys and values over all layers."""
-        return sum(tensor[0].nbytes for tensor in (*self._keys, *self._values))
+        return sum(tensor[0].nbytes for tensors in self._stored for tensor in tensors)
 
     @property
     def num_bytes(self) -> int:
         """Bytes of all keys and values."""
-        return sum(tensor.nbytes for tensor in (*self._keys, *self._values))
+        return sum(tensor.nbytes for tensors in self._stored for tensor in tensors)
 
     def keys(self, layer_id: int) -> Tensor:
         """Return a layer's keys, [pages, page_size, H_kv, D]. Not a copy."""
         return self._keys[layer_id]
 
     def values(self, layer_id: int) -> Tensor:
-        """Return a layer's values, [pages, page_size, H_kv, D]. Not a copy."""
+        """Return a layer's values, [pages, page_size, H_kv, D_v]. Not a copy; see the class for what they may be."""
         return self._values[layer_id]
+
+    def stored(self, layer_id: int) -> tuple[Tensor, ...]:
+        """Return the tensors that take a layer's memory: keys and values, or keys alone. Each is contiguous."""
+        return self._stored[layer_id]

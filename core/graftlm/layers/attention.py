@@ -25,7 +25,7 @@ class Attention(nn.Module):
         self._backend = backend
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Attend with q [T, H, D] after writing k and v [T, H_kv, D]; returns [T, H * D].
+        """Attend with q [T, H, D] after writing k [T, H_kv, D] and v [T, H_kv, D_v]; returns [T, H * D_v].
 
         Raises:
             InvariantError: no backend was bound.

@@ -80,6 +80,30 @@ class AttentionBackendConformance(Conformance, ABC):
         layer = replace(_DEFAULT_LAYER, scale=1.0, soft_cap=3.0)
         self.check(self.scene([(20, 1), (0, 1), (11, 7), (0, 30)], layer, page_size=page_size, dtype=dtype))
 
+    def test_values_may_be_a_prefix_of_the_keys(self, page_size: int, dtype: str) -> None:
+        """With `value_prefix_dim`, values are the first numbers of the keys, and fewer; only keys are written."""
+        self.require(self.capabilities.value_prefix, "values that are a prefix of the keys")
+        latent = AttentionLayer(0, num_heads=6, num_kv_heads=1, head_dim=80, scale=0.1, value_prefix_dim=48)
+        several = replace(latent, layer_id=1, num_kv_heads=2, soft_cap=2.0)
+        requests = [(40, 1), (0, 1), (300, 1), (11, 7), (0, 33)]
+        scene = self.scene(requests, latent, several, page_size=page_size, dtype=dtype)
+        outcome = self.check(scene)
+        assert [out.shape for out in outcome.outputs] == [(43, 6 * 48)] * 2
+        for cache, past, new in scene.written(outcome.store):
+            expected = past.clone()
+            expected[scene.batch.out_slots] = new
+            torch.testing.assert_close(cache, expected, rtol=0, atol=0, equal_nan=True)
+
+    def test_sinks_take_their_part_of_the_softmax(self, page_size: int, dtype: str) -> None:
+        """A sink is one more score of its head, whose value is zero, in layers with a window too."""
+        self.require(self.capabilities.sinks, "attention sinks")
+        sinks = torch.tensor([-30.0, 0.0, 1.5, 30.0]).to(device=self.device, dtype=getattr(torch, dtype))
+        layer = replace(_DEFAULT_LAYER, sinks=sinks)
+        layers = [layer]
+        if self.capabilities.sliding_window:
+            layers.append(replace(layer, layer_id=1, sliding_window=7))
+        self.check(self.scene([(90, 1), (0, 1), (20, 1), (11, 7), (0, 30)], *layers, page_size=page_size, dtype=dtype))
+
     def test_long_contexts_match_the_oracle(self, dtype: str, page_size: int) -> None:
         """Nothing changes where a context is long enough to be cut into pieces."""
         self.check(self.scene([(2500, 1), (3, 1), (1029, 5)], page_size=page_size, dtype=dtype))
@@ -212,10 +236,11 @@ class AttentionBackendConformance(Conformance, ABC):
         if not claimed:
             raise SkipTest(f"the backend does not claim {what}")
 
-    def check(self, scene: AttentionScene) -> None:
-        """Compare every layer's output with the oracle's."""
+    def check(self, scene: AttentionScene) -> Outcome:
+        """Compare every layer's output with the oracle's; returns what the backend made of the scene."""
         actual, expected = scene.run(self.create), scene.run(ReferenceAttention)
         self._compare_outcomes(actual, expected, scene)
+        return actual
 
     def _compare_outcomes(self, actual: Outcome, expected: Outcome, scene: AttentionScene) -> None:
         for ours, theirs in zip(actual.outputs, expected.outputs, strict=True):

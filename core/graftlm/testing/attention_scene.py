@@ -20,7 +20,7 @@ _SPARE_PAGES = 5
 
 
 class LayerInputs(NamedTuple):
-    """What one layer's `forward` is called with: q [T, H, D], k and v [T, H_kv, D]."""
+    """What one layer's `forward` is called with: q [T, H, D], k [T, H_kv, D] and v [T, H_kv, D_v]."""
 
     q: Tensor
     k: Tensor
@@ -89,7 +89,7 @@ class AttentionScene:
         for layer in layers:
             window = layer.sliding_window if forget_before_window else None
             slots = _cached_slots(requests, tables, page_size, window)
-            for cache in (store.keys(layer.layer_id), store.values(layer.layer_id)):
+            for cache in store.stored(layer.layer_id):
                 cache.fill_(torch.nan)
                 shape = (len(slots), layer.num_kv_heads, layer.head_dim)
                 cache.flatten(0, 1)[slots] = _normal(shape, generator, dtype, device)
@@ -113,8 +113,8 @@ class AttentionScene:
         num_pages = max(scene.store.num_pages for scene in scenes)
         store = KVStore(first.layers, num_pages, first.page_size, first.dtype, first.device)
         for layer in first.layers:
-            store.keys(layer.layer_id).fill_(torch.nan)
-            store.values(layer.layer_id).fill_(torch.nan)
+            for cache in store.stored(layer.layer_id):
+                cache.fill_(torch.nan)
         max_requests = max(scene.context.max_requests for scene in scenes)
         max_len = max(scene.context.max_context_len for scene in scenes)
         backend = create(replace(first, kv=store, max_requests=max_requests, max_context_len=max_len))
@@ -133,7 +133,7 @@ class AttentionScene:
         """Return the scene with another number in place of the cache's NaN."""
         store = self._copy_store()
         for layer in self.context.layers:
-            for cache in (store.keys(layer.layer_id), store.values(layer.layer_id)):
+            for cache in store.stored(layer.layer_id):
                 cache[cache.isnan()] = number
         return replace(self, store=store)
 
@@ -169,8 +169,8 @@ class AttentionScene:
         context = self.context
         copy = KVStore(context.layers, self.store.num_pages, context.page_size, context.dtype, context.device)
         for layer in context.layers:
-            copy.keys(layer.layer_id).copy_(self.store.keys(layer.layer_id))
-            copy.values(layer.layer_id).copy_(self.store.values(layer.layer_id))
+            for ours, theirs in zip(copy.stored(layer.layer_id), self.store.stored(layer.layer_id), strict=True):
+                ours.copy_(theirs)
         return copy
 
 
@@ -197,7 +197,9 @@ def _draw_inputs(
 ) -> LayerInputs:
     query = (num_tokens, layer.num_heads, layer.head_dim)
     key = (num_tokens, layer.num_kv_heads, layer.head_dim)
-    return LayerInputs(*(_normal(shape, generator, dtype, device) for shape in (query, key, key)))
+    q, k = _normal(query, generator, dtype, device), _normal(key, generator, dtype, device)
+    v = _normal(key, generator, dtype, device) if layer.value_prefix_dim is None else k[..., : layer.value_prefix_dim]
+    return LayerInputs(q, k, v)
 
 
 def _normal(shape: tuple[int, ...], generator: torch.Generator, dtype: torch.dtype, device: torch.device) -> Tensor:

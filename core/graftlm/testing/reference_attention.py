@@ -34,12 +34,13 @@ class ReferenceAttention(AttentionBackend):
         batch = self._batch
         if batch is None:
             raise InvariantError("ReferenceAttention.forward was called before prepare(batch)")
-        keys = self._kv.keys(layer.layer_id).view(-1, layer.num_kv_heads, layer.head_dim)  # [slots, H_kv, D]
-        values = self._kv.values(layer.layer_id).view(-1, layer.num_kv_heads, layer.head_dim)
+        keys = self._kv.keys(layer.layer_id).flatten(0, 1)  # [slots, H_kv, D]
+        values = self._kv.values(layer.layer_id).flatten(0, 1)  # [slots, H_kv, D_v]
         keys[batch.out_slots] = k.to(keys.dtype)
-        values[batch.out_slots] = v.to(values.dtype)
+        if layer.value_prefix_dim is None:
+            values[batch.out_slots] = v.to(values.dtype)
 
-        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+        out = torch.empty((*q.shape[:2], layer.value_dim), dtype=q.dtype, device=q.device)
         for b in range(batch.num_requests):
             slots = self._slots_of(batch, b)
             first, end = int(batch.cu_seqlens_q[b]), int(batch.cu_seqlens_q[b + 1])
@@ -58,11 +59,14 @@ class ReferenceAttention(AttentionBackend):
 
 
 def _attend(q: Tensor, keys: Tensor, values: Tensor, layer: AttentionLayer) -> Tensor:
-    """Attend with one query [H, D] over keys and values [S, H_kv, D]; float32 [H, D]."""
+    """Attend with one query [H, D] over keys [S, H_kv, D] and values [S, H_kv, D_v]; float32 [H, D_v]."""
     groups = layer.num_heads // layer.num_kv_heads
     keys = keys.float().repeat_interleave(groups, dim=1)  # [S, H, D]
     values = values.float().repeat_interleave(groups, dim=1)
     scores = torch.einsum("hd,shd->hs", q.float(), keys) * layer.scale
     if layer.soft_cap is not None:
         scores = layer.soft_cap * torch.tanh(scores / layer.soft_cap)
+    if layer.sinks is not None:  # one more score, with a value of zero
+        scores = torch.cat([scores, layer.sinks.float()[:, None]], dim=1)
+        values = torch.cat([values, torch.zeros_like(values[:1])])
     return torch.einsum("hs,shd->hd", torch.softmax(scores, dim=-1), values)

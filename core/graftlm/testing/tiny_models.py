@@ -24,7 +24,25 @@ Family: TypeAlias = Literal[
     "gemma2",
     "gemma3_text",
     "phi3",
+    "deepseek_v2",
+    "deepseek_v3",
+    "gpt_oss",
 ]
+
+#: What the two versions of DeepSeek share of the next.
+_DEEPSEEK_CONFIG: dict[str, Any] = {
+    "num_key_value_heads": None,
+    "kv_lora_rank": 32,
+    "q_lora_rank": None,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 16,
+    "v_head_dim": 24,
+    "first_k_dense_replace": 1,
+    "moe_intermediate_size": 24,
+    "n_routed_experts": 4,
+    "n_shared_experts": 2,
+    "num_experts_per_tok": 2,
+}
 
 #: Entries of a family's configuration that its defaults, made for large models, would leave without effect.
 _FAMILY_CONFIG: dict[str, dict[str, Any]] = {
@@ -46,6 +64,9 @@ _FAMILY_CONFIG: dict[str, dict[str, Any]] = {
         "final_logit_softcapping": 6.0,
     },
     "gemma3_text": {"sliding_window": 16, "query_pre_attn_scalar": 24},
+    "deepseek_v2": _DEEPSEEK_CONFIG,
+    "deepseek_v3": {**_DEEPSEEK_CONFIG, "q_lora_rank": 40, "n_routed_experts": 8, "n_group": 4, "topk_group": 2},
+    "gpt_oss": {"sliding_window": 16, "num_local_experts": 4, "num_experts_per_tok": 2, "swiglu_limit": 2.0},
 }
 
 #: The tiny tokenizer's end-of-sequence token; its id is 0.
@@ -122,22 +143,21 @@ def write_tiny_checkpoint(
     from transformers import AutoConfig, AutoModelForCausalLM
 
     eos = 0 if eos_token_id is None and tokenizer else eos_token_id
-    hf_config = AutoConfig.for_model(
-        family,
-        hidden_size=hidden_size,
-        intermediate_size=intermediate_size,
-        num_hidden_layers=num_layers,
-        num_attention_heads=num_heads,
-        num_key_value_heads=num_kv_heads,
-        head_dim=head_dim,
-        vocab_size=vocab_size,
-        max_position_embeddings=max_position_embeddings,
-        tie_word_embeddings=tie_word_embeddings,
-        rope_parameters=dict(rope_parameters) if rope_parameters else None,
-        bos_token_id=None,
-        eos_token_id=eos,
-        **{**_FAMILY_CONFIG.get(family, {}), **(config or {})},
-    )
+    entries: dict[str, Any] = {
+        "hidden_size": hidden_size,
+        "intermediate_size": intermediate_size,
+        "num_hidden_layers": num_layers,
+        "num_attention_heads": num_heads,
+        "num_key_value_heads": num_kv_heads,
+        "head_dim": head_dim,
+        "vocab_size": vocab_size,
+        "max_position_embeddings": max_position_embeddings,
+        "tie_word_embeddings": tie_word_embeddings,
+        "rope_parameters": dict(rope_parameters) if rope_parameters else None,
+        "bos_token_id": None,
+        "eos_token_id": eos,
+    }
+    hf_config = AutoConfig.for_model(family, **{**entries, **_FAMILY_CONFIG.get(family, {}), **(config or {})})
     with torch.random.fork_rng(devices=[]):  # building draws weights, which are replaced
         model = AutoModelForCausalLM.from_config(hf_config, dtype=dtype)
     _draw_weights(model, seed, initializer_range, norm_mean=0 if family.startswith("gemma") else 1)
@@ -156,6 +176,10 @@ def _draw_weights(model: nn.Module, seed: int, initializer_range: float, norm_me
         for name, parameter in model.named_parameters():
             noise = torch.randn(parameter.shape, generator=generator) * initializer_range
             parameter.copy_(norm_mean + noise if "norm" in name else noise)
+        saved = model.state_dict().keys()
+        for name, buffer in model.named_buffers():
+            if name in saved:
+                buffer.copy_(torch.randn(buffer.shape, generator=generator) * initializer_range)
 
 
 def _split_weights(directory: Path, shards: int) -> None:

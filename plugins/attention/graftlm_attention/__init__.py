@@ -64,6 +64,7 @@ def _triton(interpreted: bool) -> Provider[AttentionBackend]:
             devices=("cpu",) if interpreted else ("cuda",),
             dtypes=("float32",) if interpreted else ("float32", "bfloat16", "float16"),
             head_dims=_TRITON_HEAD_DIMS,
+            sinks=True,
             graph=not interpreted,
         ),
         rank=-10 if interpreted else 10,
@@ -80,7 +81,9 @@ def provide_attention_backends() -> Iterable[Provider[AttentionBackend]]:
             api_version=1,
             create=_create_torch_native,
             options=TorchNativeOptions,
-            capabilities=AttentionCapabilities(dtypes=("float32", "bfloat16", "float16")),
+            capabilities=AttentionCapabilities(
+                dtypes=("float32", "bfloat16", "float16"), value_prefix=True, sinks=True
+            ),
         ),
         _triton(interpreted=_interprets_triton(os.environ)),
     ]

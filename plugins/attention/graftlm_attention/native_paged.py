@@ -44,6 +44,7 @@ class _Layer(ctypes.Structure):
         ("num_heads", ctypes.c_int64),
         ("num_kv_heads", ctypes.c_int64),
         ("head_dim", ctypes.c_int64),
+        ("value_dim", ctypes.c_int64),
         ("window", ctypes.c_int64),
         ("has_soft_cap", ctypes.c_int32),
         ("soft_cap", ctypes.c_float),
@@ -65,7 +66,8 @@ def native_obstacle(context: AttentionContext) -> str | None:
         return f"the kernel runs on the CPU, the engine on {context.device.type!r}"
     if context.dtype not in _FUNCTIONS:
         return f"the kernel computes in {' and '.join(map(str, _FUNCTIONS))}, the engine in {context.dtype}"
-    odd = sorted({layer.head_dim for layer in context.layers if layer.head_dim % _LANES})
+    dims = {dim for layer in context.layers for dim in (layer.head_dim, layer.value_dim)}
+    odd = sorted(dim for dim in dims if dim % _LANES)
     return f"the kernel needs head_dim to be a multiple of {_LANES}, got {odd}" if odd else None
 
 
@@ -104,7 +106,7 @@ class NativePagedAttention(AttentionBackend):
         self._page_size = context.page_size
         self._dtype = context.dtype
         self._attend = getattr(kernel, _FUNCTIONS[context.dtype])
-        self._attend.argtypes = [ctypes.c_void_p] * 6
+        self._attend.argtypes = [ctypes.c_void_p] * 7
         self._attend.restype = None
         self._layers = [_describe(layer, context) for layer in context.layers]
         self._kv = context.kv  # its tensors must live as long as the pointers in _layers
@@ -141,16 +143,26 @@ class NativePagedAttention(AttentionBackend):
             raise InvariantError("NativePagedAttention.forward was called before prepare(batch)")
         shape = (prepared.num_tokens, layer.num_heads, layer.head_dim)
         kv_shape = (prepared.num_tokens, layer.num_kv_heads, layer.head_dim)
+        value_shape = (prepared.num_tokens, layer.num_kv_heads, layer.value_dim)
         # The kernel trusts its pointers, so a mistake must stop here.
-        if q.shape != shape or k.shape != kv_shape or v.shape != kv_shape:
+        if q.shape != shape or k.shape != kv_shape or v.shape != value_shape:
             raise InvariantError(
-                f"layer {layer.layer_id} expects q {shape} and k, v {kv_shape}, "
+                f"layer {layer.layer_id} expects q {shape}, k {kv_shape} and v {value_shape}, "
                 f"got {tuple(q.shape)}, {tuple(k.shape)}, {tuple(v.shape)}"
             )
         if not q.dtype == k.dtype == v.dtype == self._dtype:
             raise InvariantError(f"expected {self._dtype} tensors, got {q.dtype}, {k.dtype}, {v.dtype}")
-        out = torch.empty((prepared.num_tokens, layer.num_heads * layer.head_dim), dtype=self._dtype)
-        self._attend(prepared.step, self._layers[layer.layer_id], _point(q), _point(k), _point(v), out.data_ptr())
+        sinks = None if layer.sinks is None else layer.sinks.float().contiguous()
+        out = torch.empty((prepared.num_tokens, layer.num_heads * layer.value_dim), dtype=self._dtype)
+        self._attend(
+            prepared.step,
+            self._layers[layer.layer_id],
+            _point(q),
+            _point(k),
+            _point(v),
+            None if sinks is None else sinks.data_ptr(),
+            out.data_ptr(),
+        )
         return out
 
 
@@ -160,6 +172,7 @@ def _describe(layer: AttentionLayer, context: AttentionContext) -> Any:
             num_heads=layer.num_heads,
             num_kv_heads=layer.num_kv_heads,
             head_dim=layer.head_dim,
+            value_dim=layer.value_dim,
             window=_NO_WINDOW if layer.sliding_window is None else layer.sliding_window,
             has_soft_cap=layer.soft_cap is not None,
             soft_cap=0.0 if layer.soft_cap is None else layer.soft_cap,

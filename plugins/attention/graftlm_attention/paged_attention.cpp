@@ -41,11 +41,13 @@ struct GraftlmStep {
     const int32_t* page_table;  // [B, P]
 };
 
-// One layer's shape and pages. `window` is at least 1; `soft_cap` counts only where `has_soft_cap`.
+// One layer's shape and pages. `window` is at least 1; `soft_cap` counts only where `has_soft_cap`. Where `values` is
+// `keys`, a value is the first D_v numbers of its key; otherwise D_v is D.
 struct GraftlmLayer {
     int64_t num_heads;
     int64_t num_kv_heads;
-    int64_t head_dim;  // a multiple of 16
+    int64_t head_dim;   // a multiple of 16
+    int64_t value_dim;  // likewise, and no larger
     int64_t window;
     int32_t has_soft_cap;
     float soft_cap;
@@ -200,6 +202,11 @@ inline Vec sum_each(const Vec (&x)[kCount]) {
 struct Softmax {
     float maximum = kFarBelow;
     float sum = 0.0f;
+
+    // A sink is a score that has been seen already, of a token whose value is zero. Null: there is none.
+    static Softmax before_scores(const float* sink) {
+        return sink == nullptr ? Softmax() : Softmax{std::max(*sink, kFarBelow), 1.0f};
+    }
 };
 
 // Turns kTile scores into weights relative to the new maximum; returns what earlier sums must be multiplied by.
@@ -348,7 +355,7 @@ void dot_rows(const typename Dot<E>::Query* q, const typename E::Element* keys, 
     }
 }
 
-// mixed[r] = mixed[r] * corrections[r] + sum over tokens of weights[r][t] * v[t], for R rows and V vectors of D.
+// mixed[r] = mixed[r] * corrections[r] + sum over tokens of weights[r][t] * v[t], for R rows and V vectors of D_v.
 template <class E, int R, int V>
 void mix_rows(const float* weights, const float* corrections, const typename E::Element* values, const TileRows& rows,
               const Ahead<E>* ahead, int64_t dim, float* mixed) {
@@ -390,7 +397,7 @@ void attend_rows(const typename Dot<E>::Query* q, const typename E::Element* key
         for (int t = rows.count; t < padded; ++t) scores[r * kTile + t] = -kInfinity;
         corrections[r] = update_softmax(softmax[r], scores + r * kTile, padded, layer, layer.scale);
     }
-    mix_all<E, R>(scores, corrections, values, rows, ahead_values, layer.head_dim, mixed);
+    mix_all<E, R>(scores, corrections, values, rows, ahead_values, layer.value_dim, mixed);
 }
 
 // A piece [start, end) of one token's context, for all heads.
@@ -399,13 +406,14 @@ struct QueryTask {
     int64_t token;
     int64_t start;
     int64_t end;
-    float* partial;  // [H, 2 + D] when the context is cut into pieces, else null
+    bool has_sinks;  // the first piece has, where the layer has
+    float* partial;  // [H, 2 + D_v] when the context is cut into pieces, else null
 };
 
 template <class E>
 void write_mixed(const GraftlmLayer& layer, int64_t token, int64_t head, const float* mixed, float sum, void* out) {
-    auto* row = static_cast<typename E::Element*>(out) + (token * layer.num_heads + head) * layer.head_dim;
-    for (int64_t d = 0; d < layer.head_dim; d += kLanes) E::store(row + d, load(mixed + d) / sum);
+    auto* row = static_cast<typename E::Element*>(out) + (token * layer.num_heads + head) * layer.value_dim;
+    for (int64_t d = 0; d < layer.value_dim; d += kLanes) E::store(row + d, load(mixed + d) / sum);
 }
 
 // Shares the next tile's rows out among the KV heads: in order of address, each slice once.
@@ -425,22 +433,24 @@ void look_ahead(const typename E::Element* base, const TileRows& next, const Gra
 
 template <class E>
 void attend_query(const GraftlmStep& step, const GraftlmLayer& layer, const QueryTask& task, const GraftlmTensor& q,
-                  void* out, Scratch& scratch) {
+                  const float* sinks, void* out, Scratch& scratch) {
     using Element = typename E::Element;
-    const int64_t heads = layer.num_heads, dim = layer.head_dim, group = heads / layer.num_kv_heads;
+    const int64_t heads = layer.num_heads, group = heads / layer.num_kv_heads;
+    const int64_t dim = layer.head_dim, value_dim = layer.value_dim;
+    const bool values_apart = layer.values != layer.keys;
     const auto* keys = static_cast<const Element*>(layer.keys);
     const auto* values = static_cast<const Element*>(layer.values);
     scratch.rewind();
     auto* query = scratch.take<typename Dot<E>::Query>(heads * dim);
-    float* mixed = scratch.take<float>(heads * dim);
+    float* mixed = scratch.take<float>(heads * value_dim);
     Softmax* softmax = scratch.take<Softmax>(heads);
     TileRows* tiles = scratch.take<TileRows>(2);
     for (int64_t h = 0; h < heads; ++h) {
         const auto* row = static_cast<const Element*>(q.data) + task.token * q.token_stride + h * q.head_stride;
         Dot<E>::pack(row, dim, query + h * dim);
-        softmax[h] = Softmax();
+        softmax[h] = Softmax::before_scores(task.has_sinks ? sinks + h : nullptr);
     }
-    std::memset(mixed, 0, heads * dim * sizeof(float));
+    std::memset(mixed, 0, heads * value_dim * sizeof(float));
 
     const int64_t row_elements = layer.num_kv_heads * dim;
     Ahead<E> ahead_keys, ahead_values;
@@ -451,14 +461,14 @@ void attend_query(const GraftlmStep& step, const GraftlmLayer& layer, const Quer
         if (more) next->find(step, task.request, start + kTile, task.end, row_elements);
         for (int64_t kv_head = 0; kv_head < layer.num_kv_heads; ++kv_head) {
             if (more) look_ahead<E>(keys, *next, layer, kv_head, ahead_keys);
-            if (more) look_ahead<E>(values, *next, layer, kv_head, ahead_values);
+            if (more && values_apart) look_ahead<E>(values, *next, layer, kv_head, ahead_values);
             const int64_t end = (kv_head + 1) * group;
             int64_t h = kv_head * group;
             auto attend_heads = [&](auto rows) {
                 constexpr int R = decltype(rows)::value;
                 for (; h + R <= end; h += R) {
                     attend_rows<E, R>(query + h * dim, keys + kv_head * dim, values + kv_head * dim, *tile, ahead_keys,
-                                      ahead_values, layer, softmax + h, mixed + h * dim);
+                                      ahead_values, layer, softmax + h, mixed + h * value_dim);
                     ahead_keys.elements = ahead_values.elements = 0;  // the first rows have asked for it
                 }
             };
@@ -471,17 +481,17 @@ void attend_query(const GraftlmStep& step, const GraftlmLayer& layer, const Quer
 
     for (int64_t h = 0; h < heads; ++h) {
         if (task.partial == nullptr) {
-            write_mixed<E>(layer, task.token, h, mixed + h * dim, softmax[h].sum, out);
+            write_mixed<E>(layer, task.token, h, mixed + h * value_dim, softmax[h].sum, out);
             continue;
         }
-        float* partial = task.partial + h * (dim + 2);
+        float* partial = task.partial + h * (value_dim + 2);
         partial[0] = softmax[h].maximum;
         partial[1] = softmax[h].sum;
-        std::memcpy(partial + 2, mixed + h * dim, dim * sizeof(float));
+        std::memcpy(partial + 2, mixed + h * value_dim, value_dim * sizeof(float));
     }
 }
 
-// The pieces of one token, [pieces, H, 2 + D].
+// The pieces of one token, [pieces, H, 2 + D_v].
 struct MergeTask {
     int64_t token;
     int64_t pieces;
@@ -490,7 +500,7 @@ struct MergeTask {
 
 template <class E>
 void merge_pieces(const GraftlmLayer& layer, const MergeTask& task, void* out) {
-    const int64_t dim = layer.head_dim, stride = layer.num_heads * (dim + 2);
+    const int64_t dim = layer.value_dim, stride = layer.num_heads * (dim + 2);
     for (int64_t h = 0; h < layer.num_heads; ++h) {
         float* first = task.partials + h * (dim + 2);
         float maximum = first[0];
@@ -633,21 +643,21 @@ struct BlockTask {
 
 template <class E>
 void attend_block(const GraftlmStep& step, const GraftlmLayer& layer, const BlockTask& task, const GraftlmTensor& q,
-                  void* out, Scratch& scratch) {
+                  const float* sinks, void* out, Scratch& scratch) {
     using Element = typename E::Element;
     using Pack = Packing<E>;
     using Word = typename Pack::Words::Word;
     constexpr int kPerWord = Pack::Words::kPerWord;
-    const int64_t dim = layer.head_dim, group = layer.num_heads / layer.num_kv_heads;
+    const int64_t dim = layer.head_dim, value_dim = layer.value_dim, group = layer.num_heads / layer.num_kv_heads;
     const int64_t count = task.count * group, rows = (count + kRows - 1) / kRows * kRows;
     const int64_t depth = dim / kPerWord;
     scratch.rewind();
     Word* query = scratch.take<Word>(rows * depth);
     Word* keys = scratch.take<Word>(depth * kTile);
-    Word* values = scratch.take<Word>(kTile / kPerWord * dim);
+    Word* values = scratch.take<Word>(kTile / kPerWord * value_dim);
     Word* weights = scratch.take<Word>(rows * kTile / kPerWord);
     float* scores = scratch.take<float>(rows * kTile);
-    float* mixed = scratch.take<float>(rows * dim);
+    float* mixed = scratch.take<float>(rows * value_dim);
     float* corrections = scratch.take<float>(rows);
     Softmax* softmax = scratch.take<Softmax>(rows);
     TileRows* tiles = scratch.take<TileRows>(2);
@@ -655,12 +665,13 @@ void attend_block(const GraftlmStep& step, const GraftlmLayer& layer, const Bloc
     // Row i * group + g is query head g of the block's token i.
     std::memset(query, 0, rows * depth * sizeof(Word));
     std::memset(weights, 0, rows * kTile / kPerWord * sizeof(Word));
-    std::memset(mixed, 0, rows * dim * sizeof(float));
+    std::memset(mixed, 0, rows * value_dim * sizeof(float));
     for (int64_t r = 0; r < rows; ++r) {
         softmax[r] = Softmax();
         corrections[r] = 1.0f;
         if (r >= count) continue;
         const int64_t token = task.token + r / group, head = task.kv_head * group + r % group;
+        softmax[r] = Softmax::before_scores(sinks == nullptr ? nullptr : sinks + head);
         Pack::query(static_cast<const Element*>(q.data) + token * q.token_stride + head * q.head_stride, dim,
                     query + r * depth);
     }
@@ -676,14 +687,14 @@ void attend_block(const GraftlmStep& step, const GraftlmLayer& layer, const Bloc
         const bool more = start + kTile < last;
         if (more) next->find(step, task.request, start + kTile, last, row_elements);
         Pack::keys(key_base, *tile, dim, keys);
-        Pack::values(value_base, *tile, dim, values);
+        Pack::values(value_base, *tile, value_dim, values);
         gemm<typename Pack::Words>(query, depth, keys, kTile, depth, nullptr, scores, rows, kTile);
         for (int64_t r = 0; r < count; ++r) {
             const int64_t position = task.position + r / group;
             const int64_t oldest = position < layer.window ? 0 : position - layer.window + 1;
             for (int64_t t = r; more && t < kTile; t += count) {
                 prefetch<E>(key_base + next->offsets[t], dim);
-                prefetch<E>(value_base + next->offsets[t], dim);
+                prefetch<E>(value_base + next->offsets[t], value_dim);
             }
             float* row = scores + r * kTile;
             const int64_t low = std::clamp<int64_t>(oldest - start, 0, kTile);
@@ -693,12 +704,12 @@ void attend_block(const GraftlmStep& step, const GraftlmLayer& layer, const Bloc
             corrections[r] = update_softmax(softmax[r], row, kTile, layer, layer.scale);
             Pack::weights(row, weights + r * kTile / kPerWord);
         }
-        gemm<typename Pack::Words>(weights, kTile / kPerWord, values, dim, kTile / kPerWord, corrections, mixed, rows,
-                                   dim);
+        gemm<typename Pack::Words>(weights, kTile / kPerWord, values, value_dim, kTile / kPerWord, corrections, mixed,
+                                   rows, value_dim);
         std::swap(tile, next);
     }
     for (int64_t r = 0; r < count; ++r)
-        write_mixed<E>(layer, task.token + r / group, task.kv_head * group + r % group, mixed + r * dim,
+        write_mixed<E>(layer, task.token + r / group, task.kv_head * group + r % group, mixed + r * value_dim,
                        softmax[r].sum, out);
 }
 
@@ -716,7 +727,7 @@ struct Span {
     int64_t request, token, start, end;
 };
 
-void plan(const GraftlmStep& step, const GraftlmLayer& layer, Schedule& schedule) {
+void plan(const GraftlmStep& step, const GraftlmLayer& layer, bool has_sinks, Schedule& schedule) {
     const int64_t group = layer.num_heads / layer.num_kv_heads;
     const int64_t block_tokens = std::max<int64_t>(1, kBlockRows / group);
     std::vector<Span> spans;
@@ -739,7 +750,7 @@ void plan(const GraftlmStep& step, const GraftlmLayer& layer, Schedule& schedule
 
     const int64_t wanted = schedule.context_tokens / (step.num_threads * kPiecesPerThread) + 1;
     const int64_t longest = std::max((wanted + kTile - 1) / kTile * kTile, kPieceTokens);
-    const int64_t partial_floats = layer.num_heads * (layer.head_dim + 2);
+    const int64_t partial_floats = layer.num_heads * (layer.value_dim + 2);
     auto pieces_of = [&](const Span& s) {
         return step.num_threads == 1 ? 1 : std::max<int64_t>(1, (s.end - s.start) / longest);
     };
@@ -753,7 +764,7 @@ void plan(const GraftlmStep& step, const GraftlmLayer& layer, Schedule& schedule
         for (int64_t i = 0; i < pieces; ++i) {
             const int64_t start = s.start + i * length;
             schedule.queries.push_back({s.request, s.token, start, std::min(start + length, s.end),
-                                        pieces > 1 ? partial : nullptr});
+                                        has_sinks && i == 0, pieces > 1 ? partial : nullptr});
             if (pieces > 1) partial += partial_floats;
         }
     }
@@ -780,9 +791,9 @@ void write_token(const GraftlmLayer& layer, const GraftlmTensor& from, void* to,
 
 template <class E>
 void attend(const GraftlmStep& step, const GraftlmLayer& layer, const GraftlmTensor& q, const GraftlmTensor& k,
-            const GraftlmTensor& v, void* out) {
+            const GraftlmTensor& v, const float* sinks, void* out) {
     Schedule schedule;
-    plan(step, layer, schedule);
+    plan(step, layer, sinks != nullptr, schedule);
     const bool serial = schedule.blocks.empty() && schedule.context_tokens < kSerialTokens;
     const int threads = serial ? 1 : static_cast<int>(step.num_threads);
     const int64_t num_blocks = schedule.blocks.size(), num_tasks = num_blocks + schedule.queries.size();
@@ -794,14 +805,14 @@ void attend(const GraftlmStep& step, const GraftlmLayer& layer, const GraftlmTen
 #pragma omp for schedule(static)
         for (int64_t t = 0; t < step.num_tokens; ++t) {
             write_token<E>(layer, k, layer.keys, t, step.out_slots[t]);
-            write_token<E>(layer, v, layer.values, t, step.out_slots[t]);
+            if (layer.values != layer.keys) write_token<E>(layer, v, layer.values, t, step.out_slots[t]);
         }
 #pragma omp for schedule(dynamic, 1)
         for (int64_t i = 0; i < num_tasks; ++i) {
             if (i < num_blocks)
-                attend_block<E>(step, layer, schedule.blocks[i], q, out, scratch);
+                attend_block<E>(step, layer, schedule.blocks[i], q, sinks, out, scratch);
             else
-                attend_query<E>(step, layer, schedule.queries[i - num_blocks], q, out, scratch);
+                attend_query<E>(step, layer, schedule.queries[i - num_blocks], q, sinks, out, scratch);
         }
 #pragma omp for schedule(static)
         for (int64_t i = 0; i < num_merges; ++i) merge_pieces<E>(layer, schedule.merges[i], out);
@@ -812,14 +823,15 @@ void attend(const GraftlmStep& step, const GraftlmLayer& layer, const GraftlmTen
 
 extern "C" {
 
-// Write k and v at the step's slots, attend, and store the mixed values in out, [T, H, D] contiguous.
+// Write k and v at the step's slots, attend, and store the mixed values in out, [T, H, D_v] contiguous. `sinks` is [H],
+// or null.
 void graftlm_attend_float32(const GraftlmStep* step, const GraftlmLayer* layer, const GraftlmTensor* q,
-                            const GraftlmTensor* k, const GraftlmTensor* v, void* out) {
-    attend<Float32>(*step, *layer, *q, *k, *v, out);
+                            const GraftlmTensor* k, const GraftlmTensor* v, const float* sinks, void* out) {
+    attend<Float32>(*step, *layer, *q, *k, *v, sinks, out);
 }
 
 void graftlm_attend_bfloat16(const GraftlmStep* step, const GraftlmLayer* layer, const GraftlmTensor* q,
-                             const GraftlmTensor* k, const GraftlmTensor* v, void* out) {
-    attend<BFloat16>(*step, *layer, *q, *k, *v, out);
+                             const GraftlmTensor* k, const GraftlmTensor* v, const float* sinks, void* out) {
+    attend<BFloat16>(*step, *layer, *q, *k, *v, sinks, out);
 }
 }

@@ -60,7 +60,7 @@ class TorchPagedAttention(AttentionBackend):
         self._dtype = context.dtype
         self._windows = {layer.sliding_window for layer in context.layers}
         self._keys = [context.kv.keys(layer.layer_id).flatten(0, 1) for layer in context.layers]  # [slots, H_kv, D]
-        self._values = [context.kv.values(layer.layer_id).flatten(0, 1) for layer in context.layers]
+        self._values = [context.kv.values(layer.layer_id).flatten(0, 1) for layer in context.layers]  # may be views
         self._batch: ForwardBatch | None = None
         self._pieces: dict[int | None, tuple[_Piece, ...]] = {}
 
@@ -79,10 +79,13 @@ class TorchPagedAttention(AttentionBackend):
             raise InvariantError("TorchPagedAttention.forward was called before prepare(batch)")
         keys, values = self._keys[layer.layer_id], self._values[layer.layer_id]
         keys.index_copy_(0, self._batch.out_slots, k)
-        values.index_copy_(0, self._batch.out_slots, v)
-        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+        if layer.value_prefix_dim is None:
+            values.index_copy_(0, self._batch.out_slots, v)
+        out = torch.empty((*q.shape[:2], layer.value_dim), dtype=q.dtype, device=q.device)
         for piece in self._pieces[layer.sliding_window]:
-            out[piece.tokens] = _attend(q[piece.tokens], keys[piece.slots], values[piece.slots], piece, layer)
+            seen = keys[piece.slots]
+            mixed = values[piece.slots] if layer.value_prefix_dim is None else seen[..., : layer.value_prefix_dim]
+            out[piece.tokens] = _attend(q[piece.tokens], seen, mixed, piece, layer)
         return out.view(q.shape[0], -1)
 
     def _plan(self, batch: ForwardBatch, window: int | None) -> Iterator[_Piece]:
@@ -165,13 +168,13 @@ def _group_by_length(lengths: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
 
 
 def _attend(q: Tensor, keys: Tensor, values: Tensor, piece: _Piece, layer: AttentionLayer) -> Tensor:
-    """Attend with b * n queries [b * n, H, D] over keys and values [b * S, H_kv, D]; returns [b * n, H, D]."""
+    """Attend with b * n queries [b * n, H, D] over keys and values [b * S, H_kv, D | D_v]; returns [b * n, H, D_v]."""
     b, n = piece.num_requests, q.shape[0] // piece.num_requests
     group = layer.num_heads // layer.num_kv_heads
     k = keys.view(b, -1, layer.num_kv_heads, layer.head_dim).transpose(1, 2)  # [b, H_kv, S, D]
-    v = values.view(b, -1, layer.num_kv_heads, layer.head_dim).transpose(1, 2)
-    if layer.soft_cap is not None:
-        return _attend_capped(q, k, v, piece, layer, layer.soft_cap)
+    v = values.reshape(b, -1, layer.num_kv_heads, layer.value_dim).transpose(1, 2)  # [b, H_kv, S, D_v]
+    if layer.soft_cap is not None or layer.sinks is not None or layer.value_prefix_dim is not None:
+        return _attend_step_by_step(q, k, v, piece, layer)
     if n == 1:
         q = q.reshape(b, layer.num_kv_heads, group, layer.head_dim)
         mask = None if piece.mask is None else piece.mask.expand(-1, -1, group, -1)
@@ -189,18 +192,28 @@ def _attend(q: Tensor, keys: Tensor, values: Tensor, piece: _Piece, layer: Atten
     return out.squeeze(0).transpose(0, 1)
 
 
-def _attend_capped(q: Tensor, k: Tensor, v: Tensor, piece: _Piece, layer: AttentionLayer, cap: float) -> Tensor:
-    """Attend with a soft cap on the scores, which PyTorch's fused attention does not have; in float32."""
+def _attend_step_by_step(q: Tensor, k: Tensor, v: Tensor, piece: _Piece, layer: AttentionLayer) -> Tensor:
+    """Attend where PyTorch's fused attention cannot: soft caps, sinks, values narrower than keys; in float32."""
     b, n = piece.num_requests, q.shape[0] // piece.num_requests
-    group, seen = layer.num_heads // layer.num_kv_heads, k.shape[2]
-    q = q.view(b, n, layer.num_kv_heads, group, layer.head_dim).permute(0, 2, 3, 1, 4)  # [b, H_kv, G, n, D]
+    group, seen, dtype = layer.num_heads // layer.num_kv_heads, k.shape[2], q.dtype
+    q = q.reshape(b, n, layer.num_kv_heads, group, layer.head_dim).permute(0, 2, 3, 1, 4)  # [b, H_kv, G, n, D]
     q = q.float().reshape(b, layer.num_kv_heads, group * n, layer.head_dim)
     scores = (q @ k.float().transpose(2, 3)) * layer.scale
-    scores = (cap * torch.tanh(scores / cap)).view(b, layer.num_kv_heads, group, n, seen)
+    if layer.soft_cap is not None:
+        scores = layer.soft_cap * torch.tanh(scores / layer.soft_cap)
+    scores = scores.view(b, layer.num_kv_heads, group, n, seen)
     if piece.causal:
         scores += torch.full((n, seen), -torch.inf, device=scores.device).triu_(1)
     elif piece.mask is not None:
         scores += piece.mask.unsqueeze(1)
-    weights = scores.softmax(dim=-1).view(b, layer.num_kv_heads, group * n, seen)
-    out = (weights @ v.float()).view(b, layer.num_kv_heads, group, n, layer.head_dim)
-    return out.permute(0, 3, 1, 2, 4).reshape(b * n, layer.num_heads, layer.head_dim)
+    weights = _softmax(scores, layer).view(b, layer.num_kv_heads, group * n, seen)
+    out = (weights @ v.float()).view(b, layer.num_kv_heads, group, n, layer.value_dim)
+    return out.permute(0, 3, 1, 2, 4).reshape(b * n, layer.num_heads, layer.value_dim).to(dtype)
+
+
+def _softmax(scores: Tensor, layer: AttentionLayer) -> Tensor:
+    """Return the weights of scores [b, H_kv, G, n, S]; where there are sinks, they take a part that is left out."""
+    if layer.sinks is None:
+        return scores.softmax(dim=-1)
+    sinks = layer.sinks.float().view(layer.num_kv_heads, -1, 1, 1).expand(*scores.shape[:-1], 1)
+    return torch.cat([scores, sinks], dim=-1).softmax(dim=-1)[..., :-1].contiguous()

@@ -108,15 +108,16 @@ class TritonPagedAttention(AttentionBackend):
         num_tokens = step.batch.num_tokens
         _check(q, k, v, layer, num_tokens)
         plan = self._layers[layer.layer_id]
+        sinks = None if layer.sinks is None else layer.sinks.float()
         write_kv(k, v, plan.keys, plan.values, step.batch.out_slots)
         out = torch.empty((num_tokens, layer.num_heads * layer.head_dim), dtype=q.dtype, device=q.device)
         if step.batch.num_decodes:
-            self._attend_decodes(q, out, plan, step)
+            self._attend_decodes(q, out, sinks, plan, step)
         if step.chunk_tiles:
-            self._attend_chunks(q, out, plan, step)
+            self._attend_chunks(q, out, sinks, plan, step)
         return out
 
-    def _attend_decodes(self, q: Tensor, out: Tensor, plan: _Layer, step: _Step) -> None:
+    def _attend_decodes(self, q: Tensor, out: Tensor, sinks: Tensor | None, plan: _Layer, step: _Step) -> None:
         layer, num_decodes = plan.spec, step.batch.num_decodes
         max_len = step.page_table.shape[1] * self._page_size
         if layer.sliding_window is not None:
@@ -136,9 +137,10 @@ class TritonPagedAttention(AttentionBackend):
             window=layer.sliding_window,
             score_scale=plan.score_scale,
             cap_scale=plan.cap_scale,
+            sinks=sinks,
         )
 
-    def _attend_chunks(self, q: Tensor, out: Tensor, plan: _Layer, step: _Step) -> None:
+    def _attend_chunks(self, q: Tensor, out: Tensor, sinks: Tensor | None, plan: _Layer, step: _Step) -> None:
         shape, tile_requests = step.chunk_tiles[plan.group, plan.spec.head_dim]
         attend_chunks(
             q,
@@ -153,6 +155,7 @@ class TritonPagedAttention(AttentionBackend):
             window=plan.spec.sliding_window,
             score_scale=plan.score_scale,
             cap_scale=plan.cap_scale,
+            sinks=sinks,
         )
 
 

@@ -1,4 +1,4 @@
-"""Models: the Llama, Mistral, Qwen, Gemma and Phi families."""
+"""Models: the Llama, Mistral, Qwen, Gemma, Phi and DeepSeek families, and GPT-OSS."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -52,6 +52,20 @@ def provide_models() -> Iterable[Provider[Model]]:
             create=_create_phi,
             capabilities=ModelCapabilities(architectures=("Phi3ForCausalLM",)),
         ),
+        Provider(
+            name="deepseek",
+            summary="DeepSeek V2 and V3: latent attention with its compressed cache, experts",
+            api_version=1,
+            create=_create_deepseek,
+            capabilities=ModelCapabilities(architectures=("DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM")),
+        ),
+        Provider(
+            name="gpt_oss",
+            summary="GPT-OSS: attention sinks, windows in every other layer, experts; MXFP4 is made plain",
+            api_version=1,
+            create=_create_gpt_oss,
+            capabilities=ModelCapabilities(architectures=("GptOssForCausalLM",)),
+        ),
     )
 
 
@@ -83,3 +97,15 @@ def _create_phi(options: Any, context: ModelContext) -> Model:
     from graftlm_models.phi import PhiForCausalLM
 
     return PhiForCausalLM(context)
+
+
+def _create_deepseek(options: Any, context: ModelContext) -> Model:
+    from graftlm_models.deepseek import DeepseekForCausalLM
+
+    return DeepseekForCausalLM(context)
+
+
+def _create_gpt_oss(options: Any, context: ModelContext) -> Model:
+    from graftlm_models.gpt_oss import GptOssForCausalLM
+
+    return GptOssForCausalLM(context)

@@ -5,7 +5,7 @@ from typing import ClassVar
 import pytest
 import torch
 
-from graftlm.contracts import AttentionLayer
+from graftlm.contracts import AttentionCapabilities, AttentionLayer
 from graftlm.errors import InvariantError
 from graftlm.testing import run_conformance
 from graftlm.testing.attention import AttentionBackendConformance
@@ -15,6 +15,7 @@ from graftlm_attention.native_paged import NativePagedAttention, native_obstacle
 
 
 class TestNativePagedAttention(AttentionBackendConformance):
+    capabilities = AttentionCapabilities(value_prefix=True, sinks=True)
     parameters: ClassVar = {**AttentionBackendConformance.parameters, "head_dim": (16, 48, 64, 80, 128, 256)}
 
     @pytest.fixture(autouse=True)
@@ -31,9 +32,13 @@ def draw(requests, layer=None, dtype=torch.float32, page_size=4):
 
 
 @pytest.mark.parametrize("num_threads", [1, 2, 3])
-@pytest.mark.parametrize("soft_cap", [None, 5.0])
-def test_the_number_of_threads_does_not_matter(kernel, num_threads, soft_cap):
-    layer = AttentionLayer(0, num_heads=6, num_kv_heads=2, head_dim=32, scale=0.2, soft_cap=soft_cap)
+@pytest.mark.parametrize(
+    "special",
+    [{}, {"soft_cap": 5.0}, {"sinks": torch.linspace(-3, 9, 6)}, {"value_prefix_dim": 16}],
+    ids=["plain", "soft cap", "sinks", "value prefix"],
+)
+def test_the_number_of_threads_does_not_matter(kernel, num_threads, special):
+    layer = AttentionLayer(0, num_heads=6, num_kv_heads=2, head_dim=32, scale=0.2, **special)
     scene = draw([(1999, 1), (700, 1), (3, 1), (400, 90)], layer)
     before = torch.get_num_threads()
     try:

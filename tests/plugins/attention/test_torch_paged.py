@@ -3,7 +3,7 @@ from typing import ClassVar
 import pytest
 import torch
 
-from graftlm.contracts import AttentionLayer
+from graftlm.contracts import AttentionCapabilities, AttentionLayer
 from graftlm.errors import InvariantError
 from graftlm.testing.attention import AttentionBackendConformance
 from graftlm.testing.attention_scene import AttentionScene
@@ -12,6 +12,7 @@ from graftlm_attention.torch_paged import TorchPagedAttention
 
 
 class TestTorchPagedAttention(AttentionBackendConformance):
+    capabilities = AttentionCapabilities(value_prefix=True, sinks=True)
     parameters: ClassVar = {
         **AttentionBackendConformance.parameters,
         "dtype": ("float32", "bfloat16", "float16"),

@@ -28,10 +28,7 @@ from graftlm_attention import TritonOptions
 
 pytest.importorskip("triton")
 
-from graftlm_attention.triton_decode import attend_decodes
-from graftlm_attention.triton_extend import attend_chunks, map_tiles
 from graftlm_attention.triton_paged import TritonPagedAttention
-from graftlm_attention.triton_shapes import ContextSplits, decode_shape, extend_shape
 
 LAYER = AttentionLayer(0, num_heads=4, num_kv_heads=2, head_dim=16, scale=0.25)
 MIXED = [(140, 1), (0, 1), (3, 9), (0, 20)]
@@ -47,7 +44,7 @@ class KitOfTriton(AttentionBackendConformance):
 class InterpretedKit(KitOfTriton):
     """As much of the kit as the interpreter, 1,000 times slower than a device, does in seconds."""
 
-    capabilities = AttentionCapabilities(dtypes=("float32",))
+    capabilities = AttentionCapabilities(dtypes=("float32",), sinks=True)
     parameters: ClassVar = {
         "page_size": (16,),
         "dtype": ("float32",),
@@ -128,39 +125,11 @@ def caches(store):
     return store.keys(0), store.values(0)
 
 
-def sinks_take_their_part_of_the_softmax(device):
-    scene = draw(device)
-    sinks = torch.tensor([0.5, -2.0, 3.0, 0.0], device=device)
-    outcome = scene.run(ReferenceAttention)
-    keys, values = (cache.flatten(0, 1) for cache in caches(outcome.store))
-    q, batch, group, head_dim = scene.inputs[0].q, scene.batch, 2, LAYER.head_dim
-    constants = {"page_size": 4, "window": None, "score_scale": LAYER.scale * 1.4426950408889634, "cap_scale": None}
-    tiles = extend_shape(group, head_dim, torch.float32, 20)
-    for splits in (ContextSplits(1, 128), ContextSplits(3, 32)):
-        out = torch.empty_like(outcome.outputs[0])
-        attend_decodes(
-            q, keys, values, out, 2, batch.seq_lens, batch.page_table, decode_shape(group, head_dim, torch.float32),
-            splits, sinks=sinks, **constants,
-        )  # fmt: skip
-        attend_chunks(
-            q, keys, values, out, batch, batch.page_table, map_tiles(batch, tiles.block_m // group), tiles,
-            sinks=sinks, **constants,
-        )  # fmt: skip
-        check(out, outcome.outputs[0] * _share_beside(sinks, scene, keys))
-
-
-def _share_beside(sinks, scene, keys):
-    """Return which part of each head's softmax its sink leaves, [T, H * D]."""
-    batch, shares = scene.batch, []
-    for b in range(batch.num_requests):
-        first, end = batch.cu_seqlens_q[b : b + 2].tolist()
-        for t in range(first, end):
-            seen = torch.arange(int(batch.positions[t]) + 1, device=keys.device)
-            slots = batch.page_table[b].long()[seen // 4] * 4 + seen % 4
-            k = keys[slots].repeat_interleave(2, dim=1)  # [S, H, D]
-            total = (torch.einsum("hd,shd->hs", scene.inputs[0].q[t], k) * LAYER.scale).logsumexp(1)
-            shares.append(torch.sigmoid(total - sinks).repeat_interleave(LAYER.head_dim))
-    return torch.stack(shares)
+def sinks_take_their_part_of_the_softmax_once(device):
+    layer = replace(LAYER, sinks=torch.tensor([0.5, -2.0, 3.0, 0.0], device=device))
+    scene = draw(device, layer=layer)
+    for options in (TritonOptions(), TritonOptions(split_tokens=128)):  # which cuts the longest context in two
+        check(run(scene, options), scene.run(ReferenceAttention).outputs[0])
 
 
 CASES = {
@@ -170,7 +139,7 @@ CASES = {
         pieces_of_fixed_length_make_a_request_independent_of_its_batch,
         rows_that_pad_a_batch_give_zeros,
         a_cache_of_fp8_holds_what_it_can,
-        sinks_take_their_part_of_the_softmax,
+        sinks_take_their_part_of_the_softmax_once,
     )
 }
 
@@ -248,7 +217,7 @@ def test_batches_padded_as_graphs_need_them_change_nothing(interpreted):
 @needs_device
 class TestOnADevice(KitOfTriton):
     device = "cuda"
-    capabilities = AttentionCapabilities(dtypes=("float32", "bfloat16", "float16"))
+    capabilities = AttentionCapabilities(dtypes=("float32", "bfloat16", "float16"), sinks=True)
     parameters: ClassVar = {
         **KitOfTriton.parameters,
         "page_size": (1, 16, 64),

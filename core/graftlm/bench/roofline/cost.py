@@ -121,17 +121,18 @@ def attention_cost(
         query_lens, seq_lens: int32 [B], new tokens of each request, and its context with them.
         kv_dtype: of the cache.
         q: [T, H, D].
-        k: [T, H_kv, D]; v is alike.
+        k: [T, H_kv, D]; v is alike, or its first columns.
     """
     window = int(seq_lens.max()) if spec.sliding_window is None else spec.sliding_window
     seen = [np.minimum(np.arange(n - q_len, n) + 1, window) for q_len, n in zip(query_lens, seq_lens, strict=True)]
     num_pairs = sum(int(of_one.sum()) for of_one in seen)
     num_read = sum(int(min(n, window + q_len - 1)) for q_len, n in zip(query_lens, seq_lens, strict=True))
-    token_bytes = 2 * spec.num_kv_heads * spec.head_dim * kv_dtype.itemsize
+    token_bytes = spec.numbers_per_token * kv_dtype.itemsize
+    value_share = spec.value_dim / spec.head_dim
     return Cost(
         kv_bytes=(num_read + int(query_lens.sum())) * token_bytes,
-        activation_bytes=2 * q.nbytes + 2 * k.nbytes,
-        flops=4 * spec.num_heads * spec.head_dim * num_pairs,
+        activation_bytes=int((1 + value_share) * (q.nbytes + k.nbytes)),
+        flops=2 * spec.num_heads * (spec.head_dim + spec.value_dim) * num_pairs,
     )
 
 

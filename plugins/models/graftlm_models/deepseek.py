@@ -1,0 +1,338 @@
+"""DeepSeek V2 (arXiv:2405.04434) and V3 (arXiv:2412.19437): latent attention, and experts beside a shared one.
+
+A token's keys and values of all heads are products of one small latent vector, so that vector is all that is cached,
+with the one key part that carries the position:
+
+    cached    [ latent c, R numbers | rotated key, P numbers ]      576 numbers where 16 heads have 5,120
+    key h     [ W_k[h] c            | rotated key ]
+    value h     W_v[h] c
+
+Keys and values are never made. As q . (W_k c) = (W_k^T q) . c, a query is mapped into the latent space instead, and
+attends with all heads over one key/value head, whose value is the first R numbers of its key; W_v maps what comes out.
+"""
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from graftlm.contracts import AttentionBackend, AttentionLayer, ForwardBatch, Model, ModelConfig, ModelContext
+from graftlm.errors import CheckpointError, UnsupportedArchitectureError
+from graftlm.layers import (
+    Attention,
+    DecoderShape,
+    Experts,
+    GatedMLP,
+    Linear,
+    MoE,
+    RMSNorm,
+    RotaryEmbedding,
+    Rotation,
+    Router,
+    TokenEmbedding,
+    WeightSlot,
+    copy_weights,
+    empty_parameter,
+    pack_linears,
+    read_flag,
+    read_number,
+    read_size,
+    rope_frequencies,
+)
+from graftlm_models.deepseek_routing import read_v2_choice, read_v3_choice
+
+__all__ = ["DeepseekForCausalLM"]
+
+#: Of the norms of latent vectors, whatever config.json says of the others.
+_LATENT_EPS = 1e-6
+
+
+@dataclass(frozen=True, slots=True)
+class LatentShape:
+    """The sizes of latent attention.
+
+    Attributes:
+        rank: R, numbers of a latent vector.
+        rope_dim: P, numbers of a query and of the shared key that carry the position.
+        nope_dim: numbers of a head's query that do not.
+        value_dim: numbers of a head's value.
+        q_rank: numbers of the latent vector that queries are made of; None: they are made of the hidden state.
+        scale: multiplies the scores.
+        interleaved: a checkpoint's rotated numbers come in pairs, not in halves.
+    """
+
+    rank: int
+    rope_dim: int
+    nope_dim: int
+    value_dim: int
+    q_rank: int | None
+    scale: float
+    interleaved: bool
+
+    @classmethod
+    def from_config(cls, config: ModelConfig) -> "LatentShape":
+        """Read config.json.
+
+        Raises:
+            CheckpointError: a size is missing.
+        """
+        raw = config.raw
+        rope_dim, nope_dim = read_size(raw, "qk_rope_head_dim"), read_size(raw, "qk_nope_head_dim")
+        return cls(
+            rank=read_size(raw, "kv_lora_rank"),
+            rope_dim=rope_dim,
+            nope_dim=nope_dim,
+            value_dim=read_size(raw, "v_head_dim"),
+            q_rank=None if raw.get("q_lora_rank") is None else read_size(raw, "q_lora_rank"),
+            scale=(rope_dim + nope_dim) ** -0.5 * _yarn_scale(raw),
+            interleaved=read_flag(raw, "rope_interleave", default=True),
+        )
+
+    def attention_layer(self, layer_id: int, num_heads: int) -> AttentionLayer:
+        """Describe one layer's attention to the backend."""
+        return AttentionLayer(
+            layer_id=layer_id,
+            num_heads=num_heads,
+            num_kv_heads=1,
+            head_dim=self.rank + self.rope_dim,
+            scale=self.scale,
+            value_prefix_dim=self.rank,
+        )
+
+
+class DeepseekForCausalLM(nn.Module, Model):
+    """Tokens to logits."""
+
+    def __init__(self, context: ModelContext) -> None:
+        super().__init__()
+        latent = LatentShape.from_config(context.config)
+        shape = DecoderShape.from_config(context.config, head_dim=latent.rope_dim)
+        device, dtype = context.device, context.dtype
+        self._num_draft_layers = _read_count(context.config.raw, "num_nextn_predict_layers", default=0)
+        self.embed = TokenEmbedding(shape.vocab_size, shape.hidden_size, device=device, dtype=dtype)
+        frequencies = rope_frequencies(context.config, latent.rope_dim, context_len=context.context_len)
+        self.rotary = RotaryEmbedding(frequencies, device=device, dtype=dtype)
+        self.layers = nn.ModuleList(DeepseekLayer(shape, latent, context, i) for i in range(shape.num_layers))
+        self.norm = RMSNorm(shape.hidden_size, shape.eps, device=device, dtype=dtype)
+        vocab = {"lm_head": shape.vocab_size}
+        self.lm_head = None if shape.tied else Linear(shape.hidden_size, vocab, device=device, dtype=dtype)
+
+    @property
+    def attention_layers(self) -> Sequence[AttentionLayer]:
+        """One per decoder layer."""
+        return [layer.attention.attend.spec for layer in self._decoder_layers()]
+
+    def bind_attention(self, backend: AttentionBackend) -> None:
+        """Give every layer's call site the backend."""
+        for layer in self._decoder_layers():
+            layer.attention.attend.bind(backend)
+
+    def forward(self, batch: ForwardBatch) -> Tensor:
+        """Return final hidden states, [T, hidden]."""
+        rotation = self.rotary(batch.positions)
+        x, residual = self.embed(batch.input_ids), None
+        for layer in self.layers:
+            x, residual = layer(x, residual, rotation)
+        hidden: Tensor = self.norm(x, residual)[0]
+        return hidden
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Map [S, hidden] to [S, V], in the parameters' dtype."""
+        return self.embed.logits(hidden) if self.lm_head is None else self.lm_head.forward(hidden)
+
+    def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
+        """Copy a Hugging Face checkpoint in; see the contract. Layers that only draft tokens are left out."""
+        drafts = tuple(f"model.layers.{len(self.layers) + i}." for i in range(self._num_draft_layers))
+        aliases = {"lm_head.weight": "model.embed_tokens.weight"} if self.lm_head is None else {}
+        served = ((name, tensor) for name, tensor in weights if not name.startswith(drafts))
+        copy_weights(self._weight_slots(), served, aliases)
+
+    def pack_weights(self) -> None:
+        """Rearrange every matrix for this CPU; see the contract."""
+        pack_linears(self)
+        if self.lm_head is None:
+            self.embed.pack_output()
+
+    def _decoder_layers(self) -> Iterator["DeepseekLayer"]:
+        return (layer for layer in self.layers if isinstance(layer, DeepseekLayer))
+
+    def _weight_slots(self) -> Iterator[WeightSlot]:
+        yield from self.embed.weight_slots("model.", "embed_tokens")
+        for i, layer in enumerate(self._decoder_layers()):
+            yield from layer.weight_slots(f"model.layers.{i}.")
+        yield from self.norm.weight_slots("model.", "norm")
+        if self.lm_head is not None:
+            yield from self.lm_head.weight_slots("")
+
+
+class DeepseekLayer(nn.Module):
+    """Attention and feed-forward, each after a norm, each added to the residual stream. The first layers are dense."""
+
+    def __init__(self, shape: DecoderShape, latent: LatentShape, context: ModelContext, layer_id: int) -> None:
+        super().__init__()
+        device, dtype, raw = context.device, context.dtype, context.config.raw
+        self.input_norm = RMSNorm(shape.hidden_size, shape.eps, device=device, dtype=dtype)
+        self.attention = LatentAttention(shape, latent, context, layer_id)
+        self.post_norm = RMSNorm(shape.hidden_size, shape.eps, device=device, dtype=dtype)
+        self.mlp: GatedMLP | DeepseekMoE
+        if layer_id < _read_count(raw, "first_k_dense_replace", default=3 if _is_v3(context.config) else 0):
+            self.mlp = _dense(shape, context, shape.intermediate_size)
+        else:
+            self.mlp = DeepseekMoE(shape, context)
+
+    def forward(self, x: Tensor, residual: Tensor | None, rotation: Rotation) -> tuple[Tensor, Tensor]:
+        """Return what this layer adds to the residual stream, and the stream without it; both [T, hidden]."""
+        x, residual = self.input_norm(x, residual)
+        x = self.attention(x, rotation)
+        x, residual = self.post_norm(x, residual)
+        return self.mlp(x), residual
+
+    def weight_slots(self, prefix: str) -> Iterator[WeightSlot]:
+        """Yield where `{prefix}...` tensors go."""
+        yield from self.input_norm.weight_slots(prefix, "input_layernorm")
+        yield from self.attention.weight_slots(f"{prefix}self_attn.")
+        yield from self.post_norm.weight_slots(prefix, "post_attention_layernorm")
+        yield from self.mlp.weight_slots(f"{prefix}mlp.")
+
+
+class LatentAttention(nn.Module):
+    """Projections into and out of the latent space, around the attention call site."""
+
+    def __init__(self, shape: DecoderShape, latent: LatentShape, context: ModelContext, layer_id: int) -> None:
+        super().__init__()
+        device, dtype, heads = context.device, context.dtype, shape.num_heads
+        bias = read_flag(context.config.raw, "attention_bias")
+        if bias and latent.q_rank is None:
+            raise UnsupportedArchitectureError("config.json has attention_bias true with a null q_lora_rank")
+        self._latent, self._num_heads = latent, heads
+        q_size, kv_size = heads * (latent.nope_dim + latent.rope_dim), latent.rank + latent.rope_dim
+        down = {"kv_a_proj_with_mqa": kv_size}
+        down |= {"q_proj": q_size} if latent.q_rank is None else {"q_a_proj": latent.q_rank}
+        self.down = Linear(shape.hidden_size, down, bias=bias, device=device, dtype=dtype)
+        self.kv_norm = RMSNorm(latent.rank, _LATENT_EPS, device=device, dtype=dtype)
+        self.q_norm: RMSNorm | None = None
+        self.q_up: Linear | None = None
+        if latent.q_rank is not None:
+            self.q_norm = RMSNorm(latent.q_rank, _LATENT_EPS, device=device, dtype=dtype)
+            self.q_up = Linear(latent.q_rank, {"q_b_proj": q_size}, device=device, dtype=dtype)
+        # W_k and W_v of each head, [H, nope_dim + value_dim, R]: one tensor in the checkpoint.
+        self.kv_up = empty_parameter(heads, latent.nope_dim + latent.value_dim, latent.rank, device=device, dtype=dtype)
+        self.out = Linear(
+            heads * latent.value_dim, {"o_proj": shape.hidden_size}, bias=bias, device=device, dtype=dtype
+        )
+        self.attend = Attention(latent.attention_layer(layer_id, heads))
+
+    def forward(self, x: Tensor, rotation: Rotation) -> Tensor:
+        """Map [T, hidden] to [T, hidden]."""
+        latent, num_tokens = self._latent, x.shape[0]
+        c, k_rope, q = self.down(x).split_with_sizes(
+            (latent.rank, latent.rope_dim, self.down.out_features - latent.rank - latent.rope_dim), dim=-1
+        )
+        c, _ = self.kv_norm(c.contiguous())
+        if self.q_norm is not None and self.q_up is not None:
+            q = self.q_up(self.q_norm(q.contiguous())[0])
+        q_nope, q_rope = q.view(num_tokens, self._num_heads, -1).split((latent.nope_dim, latent.rope_dim), dim=-1)
+        rope = torch.cat([q_rope, k_rope.unsqueeze(1)], dim=1)  # [T, H + 1, P]
+        rope = rotation(_pairs_to_halves(rope) if latent.interleaved else rope)
+        q = torch.cat([self._into_latent(q_nope), rope[:, :-1]], dim=-1)  # [T, H, R + P]
+        k = torch.cat([c.unsqueeze(1), rope[:, -1:]], dim=-1)  # [T, 1, R + P]
+        mixed = self.attend(q, k, k[..., : latent.rank])  # [T, H * R]
+        out: Tensor = self.out(self._out_of_latent(mixed.view(num_tokens, self._num_heads, -1)))
+        return out
+
+    def weight_slots(self, prefix: str) -> Iterator[WeightSlot]:
+        """Yield where `{prefix}...` tensors go."""
+        yield from self.down.weight_slots(prefix)
+        yield from self.kv_norm.weight_slots(prefix, "kv_a_layernorm")
+        if self.q_norm is not None and self.q_up is not None:
+            yield from self.q_norm.weight_slots(prefix, "q_a_layernorm")
+            yield from self.q_up.weight_slots(prefix)
+        yield WeightSlot(f"{prefix}kv_b_proj.weight", self.kv_up.flatten(0, 1))
+        yield from self.out.weight_slots(prefix)
+
+    def _into_latent(self, q: Tensor) -> Tensor:
+        """Map queries [T, H, nope_dim] to [T, H, R], each head by its W_k."""
+        return torch.bmm(q.transpose(0, 1), self.kv_up[:, : self._latent.nope_dim]).transpose(0, 1)
+
+    def _out_of_latent(self, mixed: Tensor) -> Tensor:
+        """Map mixed latent vectors [T, H, R] to values [T, H * value_dim], each head by its W_v."""
+        values = torch.bmm(mixed.transpose(0, 1), self.kv_up[:, self._latent.nope_dim :].transpose(1, 2))
+        return values.transpose(0, 1).flatten(1)
+
+
+class DeepseekMoE(nn.Module):
+    """Experts that the router chooses, and one that sees every token."""
+
+    def __init__(self, shape: DecoderShape, context: ModelContext) -> None:
+        super().__init__()
+        raw, device, dtype = context.config.raw, context.device, context.dtype
+        if raw.get("moe_layer_freq") not in (None, 1):
+            raise UnsupportedArchitectureError(
+                f"config.json asks for moe_layer_freq {raw['moe_layer_freq']!r}; only 1 can be served"
+            )
+        num_experts, size = read_size(raw, "n_routed_experts"), read_size(raw, "moe_intermediate_size")
+        self.correction: nn.Parameter | None = None
+        if _is_v3(context.config):
+            self.correction = empty_parameter(num_experts, device=device, dtype=torch.float32)
+            choose = read_v3_choice(raw, num_experts, self.correction)
+        else:
+            choose = read_v2_choice(raw, num_experts)
+        router = Router(shape.hidden_size, num_experts, choose, device=device, dtype=torch.float32)
+        experts = Experts(num_experts, shape.hidden_size, size, shape.hidden_act, device=device, dtype=dtype)
+        self.routed = MoE(router, experts)
+        self.shared = _dense(shape, context, size * read_size(raw, "n_shared_experts"))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map [T, hidden] to [T, hidden]."""
+        out: Tensor = self.routed(x) + self.shared(x)
+        return out
+
+    def weight_slots(self, prefix: str) -> Iterator[WeightSlot]:
+        """Yield where `{prefix}...` tensors go."""
+        yield from self.routed.router.weight_slots(prefix, "gate")
+        if self.correction is not None:
+            yield WeightSlot(f"{prefix}gate.e_score_correction_bias", self.correction)
+        yield from self.routed.experts.weight_slots(f"{prefix}experts.")
+        yield from self.shared.weight_slots(f"{prefix}shared_experts.")
+
+
+def _dense(shape: DecoderShape, context: ModelContext, intermediate_size: int) -> GatedMLP:
+    return GatedMLP(
+        shape.hidden_size,
+        intermediate_size,
+        shape.hidden_act,
+        bias=read_flag(context.config.raw, "mlp_bias") and not _is_v3(context.config),  # V3 has no such entry
+        device=context.device,
+        dtype=context.dtype,
+    )
+
+
+def _pairs_to_halves(x: Tensor) -> Tensor:
+    """Reorder [..., P] from x0 y0 x1 y1 ... to x0 x1 ... y0 y1 ...: scores do not change, if keys do likewise."""
+    return torch.cat([x[..., ::2], x[..., 1::2]], dim=-1)
+
+
+def _is_v3(config: ModelConfig) -> bool:
+    return "DeepseekV3ForCausalLM" in config.architectures
+
+
+def _yarn_scale(raw: Mapping[str, Any]) -> float:
+    """Return what scores are multiplied by where YaRN stretches the context, by `mscale_all_dim`."""
+    rope = raw.get("rope_scaling") or raw.get("rope_parameters")
+    if not isinstance(rope, Mapping) or not rope.get("mscale_all_dim"):
+        return 1.0
+    factor, mscale = read_number(rope, "factor", default=1.0), read_number(rope, "mscale_all_dim")
+    is_plain = (rope.get("rope_type") or rope.get("type") or "default") == "default"
+    return 1.0 if is_plain or factor <= 1 else (0.1 * mscale * math.log(factor) + 1.0) ** 2
+
+
+def _read_count(raw: Mapping[str, Any], name: str, default: int) -> int:
+    """Read a whole number of 0 or more; null counts as absent."""
+    value = raw.get(name)
+    value = default if value is None else value
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise CheckpointError(f"config.json needs {name} as a whole number of 0 or more, got {value!r}")
+    return value

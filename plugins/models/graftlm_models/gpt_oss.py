@@ -1,0 +1,220 @@
+"""GPT-OSS (arXiv:2508.10925): attention sinks, windows in every other layer, experts with a clamped SwiGLU."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from graftlm.contracts import AttentionBackend, AttentionLayer, ForwardBatch, Model, ModelConfig, ModelContext
+from graftlm.layers import (
+    Attention,
+    DecoderShape,
+    Experts,
+    Frequencies,
+    Linear,
+    MoE,
+    RMSNorm,
+    RotaryEmbedding,
+    Rotation,
+    Router,
+    TokenEmbedding,
+    WeightSlot,
+    copy_weights,
+    empty_parameter,
+    pack_linears,
+    read_expert_counts,
+    read_flag,
+    read_layer_types,
+    read_number,
+    read_size,
+    rope_frequencies,
+    softmax_top_k,
+)
+from graftlm_models.mxfp4 import plain_weights
+
+__all__ = ["GptOssForCausalLM"]
+
+#: What holds where config.json does not say.
+_THETA = 150_000.0
+_ROPE = {
+    "rope_type": "yarn",
+    "factor": 32.0,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "truncate": False,
+    "original_max_position_embeddings": 4096,
+}
+
+
+class GptOssForCausalLM(nn.Module, Model):
+    """Tokens to logits. Experts in MXFP4 become plain matrices while they are loaded."""
+
+    def __init__(self, context: ModelContext) -> None:
+        super().__init__()
+        config = _without_mxfp4(context.config)
+        shape = DecoderShape.from_config(config)
+        device, dtype = context.device, context.dtype
+        self.embed = TokenEmbedding(shape.vocab_size, shape.hidden_size, device=device, dtype=dtype)
+        frequencies = _frequencies(config, shape.head_dim, context.context_len)
+        self.rotary = RotaryEmbedding(frequencies, device=device, dtype=dtype)
+        self.layers = nn.ModuleList(
+            GptOssLayer(shape, context, shape.attention_layer(layer_id, window))
+            for layer_id, window in enumerate(_sliding_windows(config, shape.num_layers))
+        )
+        self.norm = _norm(shape, context)
+        vocab = {"lm_head": shape.vocab_size}
+        self.lm_head = None if shape.tied else Linear(shape.hidden_size, vocab, device=device, dtype=dtype)
+
+    @property
+    def attention_layers(self) -> Sequence[AttentionLayer]:
+        """One per decoder layer."""
+        return [layer.attention.attend.spec for layer in self._decoder_layers()]
+
+    def bind_attention(self, backend: AttentionBackend) -> None:
+        """Give every layer's call site the backend."""
+        for layer in self._decoder_layers():
+            layer.attention.attend.bind(backend)
+
+    def forward(self, batch: ForwardBatch) -> Tensor:
+        """Return final hidden states, [T, hidden]."""
+        rotation = self.rotary(batch.positions)
+        x, residual = self.embed(batch.input_ids), None
+        for layer in self.layers:
+            x, residual = layer(x, residual, rotation)
+        hidden: Tensor = self.norm(x, residual)[0]
+        return hidden
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Map [S, hidden] to [S, V], in the parameters' dtype."""
+        return self.embed.logits(hidden) if self.lm_head is None else self.lm_head.forward(hidden)
+
+    def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
+        """Copy a Hugging Face checkpoint in; see the contract."""
+        aliases = {"lm_head.weight": "model.embed_tokens.weight"} if self.lm_head is None else {}
+        copy_weights(self._weight_slots(), plain_weights(weights), aliases)
+
+    def pack_weights(self) -> None:
+        """Rearrange every matrix for this CPU; see the contract."""
+        pack_linears(self)
+        if self.lm_head is None:
+            self.embed.pack_output()
+
+    def _decoder_layers(self) -> Iterator["GptOssLayer"]:
+        return (layer for layer in self.layers if isinstance(layer, GptOssLayer))
+
+    def _weight_slots(self) -> Iterator[WeightSlot]:
+        yield from self.embed.weight_slots("model.", "embed_tokens")
+        for i, layer in enumerate(self._decoder_layers()):
+            yield from layer.weight_slots(f"model.layers.{i}.")
+        yield from self.norm.weight_slots("model.", "norm")
+        if self.lm_head is not None:
+            yield from self.lm_head.weight_slots("")
+
+
+class GptOssLayer(nn.Module):
+    """Attention and experts, each after a norm, each added to the residual stream."""
+
+    def __init__(self, shape: DecoderShape, context: ModelContext, spec: AttentionLayer) -> None:
+        super().__init__()
+        self.input_norm = _norm(shape, context)
+        self.attention = GptOssAttention(shape, context, spec)
+        self.post_norm = _norm(shape, context)
+        self.mlp = _experts(shape, context)
+
+    def forward(self, x: Tensor, residual: Tensor | None, rotation: Rotation) -> tuple[Tensor, Tensor]:
+        """Return what this layer adds to the residual stream, and the stream without it; both [T, hidden]."""
+        x, residual = self.input_norm(x, residual)
+        x = self.attention(x, rotation)
+        x, residual = self.post_norm(x, residual)
+        return self.mlp(x), residual
+
+    def weight_slots(self, prefix: str) -> Iterator[WeightSlot]:
+        """Yield where `{prefix}...` tensors go."""
+        yield from self.input_norm.weight_slots(prefix, "input_layernorm")
+        yield from self.attention.weight_slots(f"{prefix}self_attn.")
+        yield from self.post_norm.weight_slots(prefix, "post_attention_layernorm")
+        yield from self.mlp.router.weight_slots(f"{prefix}mlp.", "router")
+        yield from self.mlp.experts.stacked_slots(f"{prefix}mlp.experts.", transposed=True)
+
+
+class GptOssAttention(nn.Module):
+    """Projections, rotation and sinks around the attention call site."""
+
+    def __init__(self, shape: DecoderShape, context: ModelContext, spec: AttentionLayer) -> None:
+        super().__init__()
+        self._shape = shape
+        device, dtype = context.device, context.dtype
+        bias = read_flag(context.config.raw, "attention_bias", default=True)
+        sizes = {"q_proj": shape.q_size, "k_proj": shape.kv_size, "v_proj": shape.kv_size}
+        self.qkv = Linear(shape.hidden_size, sizes, bias=bias, device=device, dtype=dtype)
+        self.out = Linear(shape.q_size, {"o_proj": shape.hidden_size}, bias=bias, device=device, dtype=dtype)
+        self.sinks = empty_parameter(shape.num_heads, device=device, dtype=dtype)
+        self.attend = Attention(replace(spec, sinks=self.sinks))
+
+    def forward(self, x: Tensor, rotation: Rotation) -> Tensor:
+        """Map [T, hidden] to [T, hidden]."""
+        shape = self._shape
+        qkv = self.qkv(x).view(x.shape[0], -1, shape.head_dim)  # [T, H + 2 H_kv, D]
+        qk, v = qkv.split_with_sizes((shape.num_heads + shape.num_kv_heads, shape.num_kv_heads), dim=1)
+        q, k = rotation(qk).split_with_sizes((shape.num_heads, shape.num_kv_heads), dim=1)
+        out: Tensor = self.out(self.attend(q, k, v))
+        return out
+
+    def weight_slots(self, prefix: str) -> Iterator[WeightSlot]:
+        """Yield where `{prefix}...` tensors go."""
+        yield from self.qkv.weight_slots(prefix)
+        yield WeightSlot(f"{prefix}sinks", self.sinks)
+        yield from self.out.weight_slots(prefix)
+
+
+def _norm(shape: DecoderShape, context: ModelContext) -> RMSNorm:
+    """Return a norm that multiplies by its weight before it rounds, which a float32 weight stands for."""
+    return RMSNorm(shape.hidden_size, shape.eps, device=context.device, dtype=torch.float32)
+
+
+def _experts(shape: DecoderShape, context: ModelContext) -> MoE:
+    raw, device, dtype = context.config.raw, context.device, context.dtype
+    num_experts, top_k = read_expert_counts(raw)
+    gate = partial(
+        _clamped_swiglu,
+        alpha=read_number(raw, "swiglu_alpha", default=1.702),
+        limit=read_number(raw, "swiglu_limit", default=7.0),
+    )
+    choose = softmax_top_k(top_k, renormalise=True)
+    router = Router(shape.hidden_size, num_experts, choose, bias=True, device=device, dtype=dtype)
+    experts = Experts(
+        num_experts, shape.hidden_size, shape.intermediate_size, gate, bias=True, device=device, dtype=dtype
+    )
+    return MoE(router, experts)
+
+
+def _clamped_swiglu(gate_up: Tensor, alpha: float, limit: float) -> Tensor:
+    """Map [N, 2 I], gates and what they gate in turn, to [N, I]."""
+    gate = gate_up[..., ::2].clamp(max=limit)
+    up = gate_up[..., 1::2].clamp(min=-limit, max=limit)
+    return (up + 1) * (gate * torch.sigmoid(gate * alpha))
+
+
+def _sliding_windows(config: ModelConfig, num_layers: int) -> Iterator[int | None]:
+    """Yield each layer's window: every other layer has one, the first included, unless `layer_types` says otherwise."""
+    alternating = ["full_attention" if i % 2 else "sliding_attention" for i in range(num_layers)]
+    for kind in read_layer_types(config.raw, default=alternating):
+        yield read_size(config.raw, "sliding_window", default=128) if kind == "sliding_attention" else None
+
+
+def _frequencies(config: ModelConfig, head_dim: int, context_len: int | None) -> Frequencies:
+    is_silent = not (config.raw.get("rope_scaling") or config.raw.get("rope_parameters"))
+    rope = {**_ROPE, "rope_theta": config.raw.get("rope_theta") or _THETA} if is_silent else None
+    return rope_frequencies(config, head_dim, rope, context_len=context_len, default_theta=_THETA)
+
+
+def _without_mxfp4(config: ModelConfig) -> ModelConfig:
+    """Return the configuration without the note that experts are in MXFP4, which `load_weights` reads by itself."""
+    quantization: Any = config.raw.get("quantization_config")
+    if not isinstance(quantization, Mapping) or quantization.get("quant_method") != "mxfp4":
+        return config
+    raw = {name: value for name, value in config.raw.items() if name != "quantization_config"}
+    return replace(config, raw=raw)
