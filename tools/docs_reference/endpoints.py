@@ -1,0 +1,74 @@
+"""The reference of HTTP endpoints: every public route, its summary, and the fields of what it takes."""
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+from unittest.mock import Mock
+
+from docs_reference.markdown import code, plain, table
+from docs_reference.options import describe_type
+from graftlm.config import EngineConfig
+from graftlm.processes.replicas import ReplicaSet
+from graftlm.server.app import create_app
+from graftlm.server.metrics import ServerMetrics, make_router
+
+__all__ = ["api_description", "endpoints_page"]
+
+_HEAD = """\
+# Endpoint reference
+
+Every public route, as the server's own `/openapi.json` has it. [The server](../server.md) has examples to type, and what
+happens under load and fault.
+"""
+
+
+def api_description() -> dict[str, Any]:
+    """Return the OpenAPI description of a server; routes are declared only, so nothing runs behind them."""
+    manager = Mock(config=EngineConfig(), replicas=ReplicaSet(["scheduler-0"], can_recover=False))
+    description: dict[str, Any] = create_app(manager, extra_routers=[make_router(ServerMetrics())]).openapi()
+    return description
+
+
+def endpoints_page() -> str:
+    """Return the page: routes by what they are for, then the fields of request bodies."""
+    description = api_description()
+    parts = [_HEAD]
+    for tag in description["tags"]:
+        operations = [entry for entry in _operations(description) if tag["name"] in entry[2].get("tags", ())]
+        rows = [[code(f"{method.upper()} {path}"), plain(about["summary"])] for method, path, about in operations]
+        parts += [f"## {tag['name'].capitalize()}\n\n{plain(tag['description'])}\n", table(["Route", "Answers"], rows)]
+        parts += [_body(f"{method.upper()} {path}", about, description) for method, path, about in operations]
+    return "\n".join(parts)
+
+
+def _operations(description: Mapping[str, Any]) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    for path, methods in description["paths"].items():
+        for method, about in methods.items():
+            yield method, path, about
+
+
+def _body(route: str, about: Mapping[str, Any], description: Mapping[str, Any]) -> str:
+    """Return the fields of a JSON body; "" for routes that take none."""
+    schemas = description["components"]["schemas"]
+    body = about.get("requestBody", {}).get("content", {}).get("application/json", {}).get("schema")
+    if body is None:
+        return ""
+    fields = _fields(body, schemas)
+    rows = [
+        [code(name), describe_type(field, schemas), "required" if is_required else _default(field)]
+        for name, field, is_required in fields
+    ]
+    return f"### {code(route)}\n\n{table(['Field', 'Type', 'Default'], rows)}" if rows else ""
+
+
+def _fields(body: Mapping[str, Any], schemas: Mapping[str, Any]) -> list[tuple[str, dict[str, Any], bool]]:
+    """Return (name, schema, whether it must be given) of a body's fields, of all its alternatives."""
+    if "$ref" in body:
+        body = schemas[body["$ref"].rpartition("/")[2]]
+    alternatives = [field for part in body.get("anyOf", ()) for field in _fields(part, schemas)]
+    required = body.get("required", ())
+    return alternatives + [(name, field, name in required) for name, field in body.get("properties", {}).items()]
+
+
+def _default(field: Mapping[str, Any]) -> str:
+    return code(json.dumps(field["default"])) if "default" in field else ""
