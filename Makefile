@@ -41,7 +41,7 @@ format: $(VENV)/.installed-dev  ## rewrite the code in the house style
 	$(BIN)/ruff format .
 
 docs: $(VENV)/.installed-dev  ## build the docs site into site/; it needs no network, to build or to view
-	DISABLE_MKDOCS_2_WARNING=true $(BIN)/python -m mkdocs build --strict
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 bench: $(VENV)/.installed-dev  ## the offline benchmark on the bundled model, and what the server adds to it
 	$(BIN)/graftlm bench offline --json benchmarks/results/offline-demo.json

@@ -1,6 +1,7 @@
 """What MkDocs asks while it builds the docs site: adds the reference, and fills in passages made from the code."""
 
 import re
+from pathlib import Path
 from typing import Final
 
 from docs_reference import PAGES, expand_passages
@@ -10,28 +11,33 @@ from mkdocs.structure.pages import Page
 
 __all__ = ["on_files", "on_page_markdown"]
 
-#: A link, or an image, to a file of the repository outside docs/: it is not on the site.
-_REPOSITORY_LINK: Final = re.compile(r"!?\[([^\]]*)\]\((?:\.\./)+([^)#]+)\)")
+#: A link, or an image, to a file of the repository outside docs/, from a page that stands directly in docs/.
+_OUTSIDE: Final = re.compile(r"(!?)\[([^\]]*)\]\(\.\./([^)#]+)\)")
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add the pages of the reference."""
+    """Add the pages of the reference, and the repository's images that pages show."""
+    root = Path(config.docs_dir).parent
+    shown = {match[3] for file in files.documentation_pages() for match in _outside(file) if match[1]}
+    for path in sorted(shown):
+        files.append(File.generated(config, path, abs_src_path=str(root / path)))
     for path, write in PAGES.items():
         files.append(File.generated(config, path, content=write()))
     return files
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Fill in passages, and let links out of the site name the file that they lead to."""
+    """Fill in passages; let links out of the site name the file that they lead to, and images come from the site."""
     if page.file.generated_by is not None:
         return markdown
-    return _name_repository_files(expand_passages(markdown), page.file.src_uri, files)
+    expanded = expand_passages(markdown)
+    return _OUTSIDE.sub(_inside, expanded) if "/" not in page.file.src_uri else expanded
 
 
-def _name_repository_files(markdown: str, source: str, files: Files) -> str:
-    def replace(match: re.Match[str]) -> str:
-        text, path = match[1], match[2]
-        is_on_site = any(file.src_uri == path for file in files) and "/" in source
-        return match[0] if is_on_site else f"{text} (`{path}` in the repository)"
+def _outside(file: File) -> list[re.Match[str]]:
+    return list(_OUTSIDE.finditer(file.content_string)) if "/" not in file.src_uri else []
 
-    return _REPOSITORY_LINK.sub(replace, markdown)
+
+def _inside(link: re.Match[str]) -> str:
+    is_image, text, path = link.groups()
+    return f"![{text}]({path})" if is_image else f"{text} (`{path}` in the repository)"

@@ -132,19 +132,11 @@ def parse(words, command=None, name="graftlm"):
     """Parse as the command line does, and run nothing."""
     command = typer.main.get_command(app) if command is None else command
     inner = getattr(command, "commands", {})
-    at = next((i for i, word in enumerate(words) if word in inner), None)
-    if at is None:
-        if not (inner and not words):  # a group by itself, such as `graftlm plugins`
-            command.make_context(name, as_given(words))
-        return
-    if words[:at]:
-        command.make_context(name, as_given(words[:at]))
-    parse(words[at + 1 :], inner[words[at]], f"{name} {words[at]}")
-
-
-def as_given(words):
-    """Return words with placeholders such as `...` left out."""
-    return [word for word in words if word not in ("...", "…")]
+    at = next((i for i, word in enumerate(words) if word in inner), len(words))
+    if words[:at]:  # nothing follows where a text only names the command
+        command.make_context(name, words[:at])
+    if at < len(words):
+        parse(words[at + 1 :], inner[words[at]], f"{name} {words[at]}")
 
 
 @pytest.mark.parametrize("words", [["serve", "--nope"], ["plugins", "chek"], ["bench", "serve", "--request-rate"]])

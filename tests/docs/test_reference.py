@@ -97,9 +97,7 @@ def test_every_command_and_every_flag_is_described(text):
 
 
 def test_the_commands_are_those_of_the_program():
-    assert {name for name, _ in walk_commands()} >= {
-        f"graftlm {name}" for name in typer.main.get_command(app).commands
-    }
+    assert {name for name, _ in walk_commands()} >= {f"graftlm {name}" for name in typer.main.get_command(app).commands}
 
 
 @pytest.mark.parametrize("key", FAMILIES)

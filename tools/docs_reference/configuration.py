@@ -36,7 +36,9 @@ def configuration_page() -> str:
 
 def _provider_options() -> list[str]:
     """Return a table for each provider that has options."""
-    parts = ["## Options of what comes along\n\nUnder the `options` of their family, or in the request that names them.\n"]
+    parts = [
+        "## Options of what comes along\n\nUnder the `options` of their family, or in the request that names them.\n"
+    ]
     for key, family in FAMILIES.items():
         for provider in builtin_providers(key):
             if options := option_table(list_options(provider.options)):

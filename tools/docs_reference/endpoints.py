@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator, Mapping
+from functools import cache
 from typing import Any
 from unittest.mock import Mock
 
@@ -22,6 +23,7 @@ happens under load and fault.
 """
 
 
+@cache
 def api_description() -> dict[str, Any]:
     """Return the OpenAPI description of a server; routes are declared only, so nothing runs behind them."""
     manager = Mock(config=EngineConfig(), replicas=ReplicaSet(["scheduler-0"], can_recover=False))
