@@ -4,10 +4,11 @@ import re
 from pathlib import Path
 from typing import Final
 
-from docs_reference import PAGES, expand_passages
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
+
+from docs_reference import PAGES, expand_passages
 
 __all__ = ["on_files", "on_page_markdown"]
 

@@ -1,4 +1,4 @@
-"""The docs site's reference: pages and passages that are made from the code when the site is built, and so never stale."""
+"""The docs site's reference: pages and passages made from the code when the site is built, and so never stale."""
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType

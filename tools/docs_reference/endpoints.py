@@ -18,8 +18,8 @@ __all__ = ["api_description", "endpoints_page"]
 _HEAD = """\
 # Endpoint reference
 
-Every public route, as the server's own `/openapi.json` has it. [The server](../server.md) has examples to type, and what
-happens under load and fault.
+Every public route, as the server's own `/openapi.json` has it. [The server](../server.md) has examples to type, and
+what happens under load and fault.
 """
 
 

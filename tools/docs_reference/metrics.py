@@ -1,6 +1,7 @@
 """The reference of metrics: every family that a server can expose, with its type, labels and help."""
 
 from collections.abc import Iterator
+from typing import Any
 
 from prometheus_client.core import Metric
 
@@ -17,16 +18,18 @@ __all__ = ["metric_families", "metrics_page"]
 _HEAD = """\
 # Metric reference
 
-What `GET /metrics` exposes. [Metrics](../metrics.md) says where they are measured, what the reasons mean and what to watch.
+What `GET /metrics` exposes. [Metrics](../metrics.md) says where they are measured, what the reasons mean, and what to
+watch for.
 """
 
 
 def metric_families() -> Iterator[Metric]:
     """Yield every metric, as a server exposes it that has answered a request and whose cache has lower tiers."""
     replicas = ReplicaSet(["scheduler-0"], can_recover=False)
-    zeros = {name: 0 for name in EngineStats.__dataclass_fields__} | {"eviction_age_s": 0.0, "tiers": TierStats()}
+    values: dict[str, Any] = dict.fromkeys(EngineStats.__dataclass_fields__, 0)
+    values |= {"eviction_age_s": 0.0, "tiers": TierStats()}
     replicas.replicas[0].load = Load(
-        process="scheduler-0", stats=EngineStats(**zeros), histograms=StepMetrics().snapshot()
+        process="scheduler-0", stats=EngineStats(**values), histograms=StepMetrics().snapshot()
     )
     metrics = ServerMetrics()
     metrics.watch(replicas)
