@@ -14,6 +14,8 @@ __all__ = ["on_files", "on_page_markdown"]
 
 #: A link, or an image, to a file of the repository outside docs/, from a page that stands directly in docs/.
 _OUTSIDE: Final = re.compile(r"(!?)\[([^\]]*)\]\(\.\./([^)#]+)\)")
+#: Code within a table that holds a pipe: GitHub wants it escaped, MkDocs would show the backslash.
+_PIPE_ROW: Final = re.compile(r"(?<=[| ])`[^`\n]*\\\|[^`\n]*`(?=.*\|$)", re.MULTILINE)
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -31,7 +33,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     """Fill in passages; let links out of the site name the file that they lead to, and images come from the site."""
     if page.file.generated_by is not None:
         return markdown
-    expanded = expand_passages(markdown)
+    expanded = _PIPE_ROW.sub(lambda row: row[0].replace("\\|", "|"), expand_passages(markdown))
     return _OUTSIDE.sub(_inside, expanded) if "/" not in page.file.src_uri else expanded
 
 

@@ -24,7 +24,7 @@ RUN_ELSEWHERE = {
     "lang.md": "tests/lang/test_pages.py",
     "structured-generation.md": "tests/test_structured_generation_docs.py",
 }
-PYTHON = [block for block in BLOCKS if block.language in ("python", "py")]
+PYTHON = [block for block in BLOCKS if block.language == "python"]
 RUNNABLE = sorted({block.page for block in PYTHON if block.needs is None} - set(RUN_ELSEWHERE))
 #: Sizes and seeds that keep a kit of the docs to a fraction of a second; its tests are all run.
 FEW = {
@@ -46,6 +46,13 @@ MAY_SKIP = {
 }
 
 
+@pytest.mark.parametrize("page", PAGES)
+def test_every_fence_has_a_language_that_is_checked_here(page):
+    fences = re.findall(r"^ *```+(.*)$", PAGES[page].read_text(encoding="utf-8"), re.MULTILINE)
+    assert len(fences) == 2 * len(blocks_of(page))
+    assert {block.language for block in blocks_of(page)} <= {"python", "yaml", "json", "toml", "bash", "text"}
+
+
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     """A folder of its own to run in, with a configuration."""
@@ -59,7 +66,7 @@ def test_a_pages_python_runs_from_top_to_bottom_and_its_plugins_keep_their_contr
     names = {"__name__": "docs_page"}
     try:
         for block in blocks_of(page):
-            if block.language in ("python", "py") and block.needs is None:
+            if block.language == "python" and block.needs is None:
                 exec(compile(block.text, str(block), "exec"), names)
         kits = [value for value in names.values() if isinstance(value, type) and issubclass(value, Conformance)]
         for kit in (kit for kit in kits if kit.__module__ == "docs_page"):
@@ -99,7 +106,7 @@ def test_python_that_cannot_run_here_compiles_and_imports_what_there_is(block):
                 assert importlib.util.find_spec(alias.name.partition(".")[0]) or alias.name in block.needs
 
 
-@pytest.mark.parametrize("block", [block for block in BLOCKS if block.language in ("yaml", "yml")], ids=str)
+@pytest.mark.parametrize("block", [block for block in BLOCKS if block.language == "yaml"], ids=str)
 def test_yaml_is_a_configuration(block, tmp_path):
     if block.title:  # names another file
         assert yaml.safe_load(block.text)

@@ -104,6 +104,11 @@ def test_what_pages_load_and_link_to_is_there(site, html):
                 assert normpath(join(dirname(path), unquote(url))) in built, f"{path} leads to {url}"
 
 
+def test_images_of_the_repository_come_along_and_pipes_in_tables_are_pipes(site, html):
+    assert "benchmarks/results/lang_ablation.svg" in html["lang.html"].loaded
+    assert "<code>&lt;|python_tag|&gt;</code>" in (site / "tool-calls.html").read_text("utf-8")
+
+
 def test_markers_are_filled_in(site):
     text = (site / "families" / "cache.html").read_text("utf-8")
     assert "<!-- contract" not in text
