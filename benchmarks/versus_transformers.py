@@ -69,12 +69,12 @@ def make_workloads(seed: int, scale: float) -> list[Workload]:
     def lens(low: int, high: int, count: int) -> tuple[int, ...]:
         return tuple(max(2, int(n * scale)) for n in draw.integers(low, high + 1, size=count))
 
-    shared = tokens(512)
+    shared = tokens(256)
     return [
-        Workload("one request", (tokens(256),), lens(64, 64, 1)),
-        Workload("16 of one length", tuple(tokens(128) for _ in range(16)), lens(32, 32, 16)),
-        Workload("16 of mixed lengths", tuple(tokens(n) for n in draw.integers(32, 385, size=16)), lens(4, 96, 16)),
-        Workload("16 that share 512 tokens", tuple(shared + tokens(32) for _ in range(16)), lens(16, 16, 16)),
+        Workload("one request", (tokens(128),), lens(32, 32, 1)),
+        Workload("16 of one length", tuple(tokens(64) for _ in range(16)), lens(16, 16, 16)),
+        Workload("16 of mixed lengths", tuple(tokens(n) for n in draw.integers(16, 193, size=16)), lens(2, 48, 16)),
+        Workload("16 with a common prefix", tuple(shared + tokens(16) for _ in range(16)), lens(8, 8, 16)),
     ]
 
 
