@@ -13,7 +13,7 @@ from graftlm.processes.replicas import ReplicaSet
 from graftlm.server.app import create_app
 from graftlm.server.metrics import ServerMetrics, make_router
 
-__all__ = ["api_description", "endpoints_page"]
+__all__ = ["api_description", "endpoints_page", "fields_of", "operations"]
 
 _HEAD = """\
 # Endpoint reference
@@ -36,14 +36,15 @@ def endpoints_page() -> str:
     description = api_description()
     parts = [_HEAD]
     for tag in description["tags"]:
-        operations = [entry for entry in _operations(description) if tag["name"] in entry[2].get("tags", ())]
-        rows = [[code(f"{method.upper()} {path}"), plain(about["summary"])] for method, path, about in operations]
+        tagged = [entry for entry in operations(description) if tag["name"] in entry[2].get("tags", ())]
+        rows = [[code(f"{method.upper()} {path}"), plain(about["summary"])] for method, path, about in tagged]
         parts += [f"## {tag['name'].capitalize()}\n\n{plain(tag['description'])}\n", table(["Route", "Answers"], rows)]
-        parts += [_body(f"{method.upper()} {path}", about, description) for method, path, about in operations]
+        parts += [_body(f"{method.upper()} {path}", about, description) for method, path, about in tagged]
     return "\n".join(parts)
 
 
-def _operations(description: Mapping[str, Any]) -> Iterator[tuple[str, str, dict[str, Any]]]:
+def operations(description: Mapping[str, Any]) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """Yield (method, path, what OpenAPI says of it)."""
     for path, methods in description["paths"].items():
         for method, about in methods.items():
             yield method, path, about
@@ -52,22 +53,29 @@ def _operations(description: Mapping[str, Any]) -> Iterator[tuple[str, str, dict
 def _body(route: str, about: Mapping[str, Any], description: Mapping[str, Any]) -> str:
     """Return the fields of a JSON body; "" for routes that take none."""
     schemas = description["components"]["schemas"]
-    body = about.get("requestBody", {}).get("content", {}).get("application/json", {}).get("schema")
-    if body is None:
-        return ""
-    fields = _fields(body, schemas)
     rows = [
-        [code(name), describe_type(field, schemas), "required" if is_required else _default(field)]
-        for name, field, is_required in fields
+        [
+            code(name),
+            describe_type(field, schemas),
+            "required" if is_required else _default(field),
+            plain(field.get("description", "")),
+        ]
+        for name, field, is_required in fields_of(about, schemas)
     ]
-    return f"### {code(route)}\n\n{table(['Field', 'Type', 'Default'], rows)}" if rows else ""
+    return f"### {code(route)}\n\n{table(['Field', 'Type', 'Default', 'Meaning'], rows)}" if rows else ""
 
 
-def _fields(body: Mapping[str, Any], schemas: Mapping[str, Any]) -> list[tuple[str, dict[str, Any], bool]]:
-    """Return (name, schema, whether it must be given) of a body's fields, of all its alternatives."""
+def fields_of(about: Mapping[str, Any], schemas: Mapping[str, Any]) -> list[tuple[str, dict[str, Any], bool]]:
+    """Return (name, schema, whether it must be given) of the fields of an operation's JSON body."""
+    body = about.get("requestBody", {}).get("content", {}).get("application/json", {}).get("schema", {})
+    return _fields_in(body, schemas)
+
+
+def _fields_in(body: Mapping[str, Any], schemas: Mapping[str, Any]) -> list[tuple[str, dict[str, Any], bool]]:
+    """Return the fields of a schema, of all its alternatives."""
     if "$ref" in body:
         body = schemas[body["$ref"].rpartition("/")[2]]
-    alternatives = [field for part in body.get("anyOf", ()) for field in _fields(part, schemas)]
+    alternatives = [field for part in body.get("anyOf", ()) for field in _fields_in(part, schemas)]
     required = body.get("required", ())
     return alternatives + [(name, field, name in required) for name, field in body.get("properties", {}).items()]
 
