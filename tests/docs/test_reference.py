@@ -1,6 +1,7 @@
 """The reference names everything that there is, and says something about it."""
 
 import re
+from unittest.mock import Mock
 
 import pytest
 import typer
@@ -15,7 +16,9 @@ from docs_reference.options import list_options
 from graftlm import hookspecs
 from graftlm.cli import app
 from graftlm.config import EngineConfig, explain
+from graftlm.processes.replicas import ReplicaSet
 from graftlm.registry import FAMILIES
+from graftlm.server import native
 
 from .pages import DOCS
 
@@ -73,6 +76,25 @@ def test_every_endpoint_is_described_and_in_a_section(text):
         assert about.get("summary"), f"{method} {path} has no summary"
         assert set(about["tags"]) <= sections, f"{method} {path} is in no section that app.py describes"
         assert f"`{method.upper()} {path}`" in text("endpoints")
+
+
+def routes_of(routes):
+    """Yield the routes of routers within routers."""
+    for route in routes:
+        inner = getattr(route, "original_router", None)
+        if inner is None:
+            yield route
+        else:
+            yield from routes_of(inner.routes)
+
+
+def test_every_alias_that_the_api_hides_is_named(text):
+    manager = Mock(config=EngineConfig(), replicas=ReplicaSet(["scheduler-0"], can_recover=False))
+    hidden = [route for route in routes_of(native.make_router(manager).routes) if not route.include_in_schema]
+    assert len(hidden) > 2
+    for route in hidden:
+        (method,) = route.methods
+        assert f"`{method} {route.path}`" in text("endpoints")
 
 
 def test_every_field_of_a_request_is_described(text):

@@ -19,7 +19,8 @@ _HEAD = """\
 # Endpoint reference
 
 Every public route, as the server's own `/openapi.json` has it. [The server](../server.md) has examples to type, and
-what happens under load and fault.
+what happens under load and fault. For SGLang's clients, `PUT /generate`, `GET /flush_cache`, `GET /get_model_info` and
+`GET /get_server_info` answer as `POST /generate`, `POST /flush_cache`, `GET /model_info` and `GET /server_info` do.
 """
 
 
