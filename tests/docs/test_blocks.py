@@ -12,7 +12,7 @@ import pytest
 import typer
 import yaml
 
-from graftlm import set_default_backend
+from graftlm import Engine, set_default_backend
 from graftlm.cli import app
 from graftlm.config import EngineConfig
 from graftlm.testing import Conformance, run_conformance
@@ -92,8 +92,10 @@ def test_pages_that_other_tests_run_are_run_there(page, test):
 
 
 @pytest.mark.parametrize("block", [block for block in PYTHON if block.needs], ids=str)
-def test_python_that_cannot_run_here_compiles_and_imports_what_there_is(block):
+def test_python_that_cannot_run_here_compiles_and_names_what_there_is(block):
     for node in ast.walk(ast.parse(block.text)):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "engine":
+            assert hasattr(Engine, node.attr), f"an Engine has no {node.attr}"
         if isinstance(node, ast.ImportFrom) and node.module.startswith("graftlm"):
             module = importlib.import_module(node.module)
             assert [alias.name for alias in node.names if not hasattr(module, alias.name)] == []

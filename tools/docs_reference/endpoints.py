@@ -39,7 +39,7 @@ def endpoints_page() -> str:
     for tag in description["tags"]:
         tagged = [entry for entry in operations(description) if tag["name"] in entry[2].get("tags", ())]
         rows = [[code(f"{method.upper()} {path}"), plain(about["summary"])] for method, path, about in tagged]
-        parts += [f"## {tag['name'].capitalize()}\n\n{plain(tag['description'])}\n", table(["Route", "Answers"], rows)]
+        parts += [f"## {code(tag['name'])}\n\n{plain(tag['description'])}\n", table(["Route", "Answers"], rows)]
         parts += [_body(f"{method.upper()} {path}", about, description) for method, path, about in tagged]
     return "\n".join(parts)
 

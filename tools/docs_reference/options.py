@@ -87,5 +87,9 @@ def describe_type(schema: Mapping[str, Any], definitions: Mapping[str, Any]) -> 
 
 
 def _bounds(schema: Mapping[str, Any]) -> str:
-    bounds = [f"{sign} {schema[key]:,}" for key, sign in _BOUNDS.items() if key in schema]
+    bounds = [f"{sign} {_number(schema[key])}" for key, sign in _BOUNDS.items() if key in schema]
     return f" {' and '.join(bounds)}".replace("<", "&lt;") if bounds else ""
+
+
+def _number(bound: float) -> str:
+    return f"{int(bound):,}" if bound == int(bound) else f"{bound:g}"
