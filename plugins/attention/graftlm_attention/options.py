@@ -15,8 +15,8 @@ class TorchNativeOptions(Options):
 
     kernel: Literal["auto", "native", "torch"] = Field(
         default="auto",
-        description="`native` compiles and uses the C++ kernel or fails, `torch` uses PyTorch's operations only, `auto` "
-        "takes the C++ kernel where it can be built and says so in the log where it cannot.",
+        description="`native` compiles and uses the C++ kernel or fails, `torch` uses PyTorch's operations only, "
+        "`auto` takes the C++ kernel where it can be built and says so in the log where it cannot.",
     )
     compiler: str = Field(default="g++", description="The C++ compiler, GCC 12 or later: a name on PATH or a path.")
     kernel_cache_dir: Path | None = Field(

@@ -24,8 +24,8 @@ class WeightOnlyOptions(Options):
     keep: tuple[str, ...] = Field(default=("lm_head",), description=_KEEP)
     kernel: Literal["auto", "native", "torch"] = Field(
         default="auto",
-        description="`native` compiles and uses the C++ kernel or fails, `torch` uses PyTorch's operations only, `auto` "
-        "takes the C++ kernel where it can be built and says so in the log where it cannot.",
+        description="`native` compiles and uses the C++ kernel or fails, `torch` uses PyTorch's operations only, "
+        "`auto` takes the C++ kernel where it can be built and says so in the log where it cannot.",
     )
     compiler: str = Field(default="g++", description="The C++ compiler, GCC 12 or later: a name on PATH or a path.")
     kernel_cache_dir: Path | None = Field(
@@ -46,6 +46,6 @@ class Int4Options(WeightOnlyOptions):
 
     group_size: Literal[32, 64, 128] = Field(
         default=64,
-        description="Inputs of a row that share a scale and an offset. Fewer are more exact and take more memory: 5, 4.5 "
-        "and 4.25 bits a weight.",
+        description="Inputs of a row that share a scale and an offset. Fewer are more exact and take more memory: 5, "
+        "4.5 and 4.25 bits a weight.",
     )
