@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help demo serve test lint format bench gpu-check fuzz train-demo clean
+.PHONY: help demo serve test lint format docs bench gpu-check fuzz train-demo clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
@@ -40,6 +40,9 @@ format: $(VENV)/.installed-dev  ## rewrite the code in the house style
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+docs: $(VENV)/.installed-dev  ## build the docs site into site/; it needs no network, to build or to view
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+
 bench: $(VENV)/.installed-dev  ## the offline benchmark on the bundled model, and what the server adds to it
 	$(BIN)/graftlm bench offline --json benchmarks/results/offline-demo.json
 	$(BIN)/python benchmarks/server_overhead.py
@@ -54,4 +57,4 @@ train-demo: $(VENV)/.installed-dev  ## train the bundled model again, into build
 	$(BIN)/python -m graftlm.demo.train --out build/demo
 
 clean:  ## remove the environment and all caches
-	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -14,7 +14,7 @@ ADDRESS = "http://127.0.0.1:30000"
 
 
 def blocks(language, page=PAGE):
-    return re.findall(rf"```{language}\n(.*?)```", page, re.DOTALL)
+    return re.findall(rf"```{language}\b[^\n]*\n(.*?)```", page, re.DOTALL)
 
 
 @pytest.mark.parametrize("command", blocks("bash"), ids=lambda command: re.search(r"30000(/\S+)", command)[1])

@@ -28,6 +28,7 @@ _TAGS: Final = [
     {"name": "openai", "description": "What OpenAI's clients speak."},
     {"name": "generate", "description": "SGLang's native interface."},
     {"name": "information", "description": "Health, model, configuration, load."},
+    {"name": "cache", "description": "Pins in the prefix cache, and what it holds."},
     {"name": "control", "description": "Abort, flush, pause, profile; the administrator's but for single aborts."},
 ]
 

@@ -11,27 +11,27 @@ __all__ = ["TorchNativeOptions", "TritonOptions"]
 
 
 class TorchNativeOptions(Options):
-    """Options of `torch_native`.
+    """Options of `torch_native`."""
 
-    Attributes:
-        kernel: "native" compiles and uses the C++ kernel or fails, "torch" uses PyTorch's operations only, "auto" takes
-            the C++ kernel where it can be built and says so in the log where it cannot.
-        compiler: the C++ compiler, GCC 12 or later: a name on PATH or a path.
-        kernel_cache_dir: where compiled kernels are kept; None: `graftlm` in the user's cache directory.
-    """
-
-    kernel: Literal["auto", "native", "torch"] = "auto"
-    compiler: str = "g++"
-    kernel_cache_dir: Path | None = None
+    kernel: Literal["auto", "native", "torch"] = Field(
+        default="auto",
+        description="`native` compiles and uses the C++ kernel or fails, `torch` uses PyTorch's operations only, "
+        "`auto` takes the C++ kernel where it can be built and says so in the log where it cannot.",
+    )
+    compiler: str = Field(default="g++", description="The C++ compiler, GCC 12 or later: a name on PATH or a path.")
+    kernel_cache_dir: Path | None = Field(
+        default=None, description="Where compiled kernels are kept; null: `graftlm` in the user's cache directory."
+    )
 
 
 class TritonOptions(Options):
-    """Options of `triton`.
+    """Options of `triton`."""
 
-    Attributes:
-        split_tokens: the length of the pieces in which the contexts of one-token requests are read, a multiple of 128;
-            a request's numbers are then the same, bit for bit, whatever it is decoded beside. None: as many pieces as
-            fill the device, which is faster where there are few requests.
-    """
-
-    split_tokens: int | None = Field(default=None, ge=128, multiple_of=128)
+    split_tokens: int | None = Field(
+        default=None,
+        ge=128,
+        multiple_of=128,
+        description="The length of the pieces in which the contexts of one-token requests are read, a multiple of 128; "
+        "a request's numbers are then the same, bit for bit, whatever it is decoded beside. Null: as many pieces as "
+        "fill the device, which is faster where there are few requests.",
+    )

@@ -269,7 +269,7 @@ class ResponseFormat(OpenAIModel):
 class ChatRequest(SamplingFields):
     """A chat to continue."""
 
-    messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=4096)]
+    messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=4096, description="The conversation so far.")]
     max_tokens: _NumTokens | None = Field(default=None, description="As `max_completion_tokens`.")
     max_completion_tokens: _NumTokens | None = Field(
         default=None, description="Tokens to generate at most; null: until the context is full."
@@ -295,14 +295,14 @@ class ChatRequest(SamplingFields):
         default=False, description="Go on with the last message instead of opening a turn."
     )
     # Wishes that change no answer here.
-    metadata: dict[str, Any] | None = None
-    service_tier: Text | None = None
-    safety_identifier: Text | None = None
+    metadata: dict[str, Any] | None = Field(default=None, description="Accepted; nothing depends on it.")
+    service_tier: Text | None = Field(default=None, description="Accepted; nothing depends on it.")
+    safety_identifier: Text | None = Field(default=None, description="Accepted; nothing depends on it.")
     prompt_cache_key: Text | None = Field(default=None, description="Accepted; prefixes are found by their content.")
-    prompt_cache_retention: Text | None = None
+    prompt_cache_retention: Text | None = Field(default=None, description="Accepted; nothing depends on it.")
     reasoning_effort: Text | None = Field(default=None, description="A variable of the chat template.")
-    verbosity: Text | None = None
-    modalities: list[Literal["text"]] | None = None
+    verbosity: Text | None = Field(default=None, description="Accepted; nothing depends on it.")
+    modalities: list[Literal["text"]] | None = Field(default=None, description="Answers are text.")
     store: Falsy = False
     audio: Unsupported = None
     prediction: Unsupported = None
@@ -337,28 +337,34 @@ class EmbeddingRequest(OpenAIModel):
         default="float", description="`base64`: float32, little-endian."
     )
     dimensions: Unsupported = None
-    user: Text | None = None
+    user: Text | None = Field(default=None, description="Accepted; nothing depends on it.")
     pooling: Literal["mean", "last"] | None = Field(
         default="mean", description="The mean of the final hidden states, or the last token's."
     )
     normalize: bool | None = Field(default=True, description="Scale to unit length.")
-    cache_salt: Annotated[str, Field(max_length=1024), UNICODE] | None = None
-    priority: Annotated[int, Field(ge=-(2**31), le=2**31 - 1), WHOLE] | None = 0
+    cache_salt: Annotated[str, Field(max_length=1024), UNICODE] | None = Field(
+        default=None, description="Cached prefixes are shared only with requests of the same salt."
+    )
+    priority: Annotated[int, Field(ge=-(2**31), le=2**31 - 1), WHOLE] | None = Field(
+        default=0, description="Higher is admitted first, and retracted last."
+    )
 
 
 class TokenizeRequest(OpenAIModel):
     """A text or a chat to turn into token ids."""
 
-    model: Text | None = None
+    model: Text | None = Field(default=None, description="The model's name; null: the one that is served.")
     prompt: OneOrMany[Text] | None = Field(default=None, description="A text, or a list; lists are answered by lists.")
-    messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=4096)] | None = None
-    add_special_tokens: bool | None = True
-    add_generation_prompt: bool | None = True
+    messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=4096)] | None = Field(
+        default=None, description="A chat, instead of a text."
+    )
+    add_special_tokens: bool | None = Field(default=True, description="Begin a text with the model's own tokens.")
+    add_generation_prompt: bool | None = Field(default=True, description="Open the assistant's turn.")
 
 
 class DetokenizeRequest(OpenAIModel):
     """Token ids to turn into text."""
 
-    model: Text | None = None
-    tokens: TokenIdList
-    skip_special_tokens: bool | None = True
+    model: Text | None = Field(default=None, description="The model's name; null: the one that is served.")
+    tokens: TokenIdList = Field(description="Token ids.")
+    skip_special_tokens: bool | None = Field(default=True, description="Leave special tokens out of the text.")

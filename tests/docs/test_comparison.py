@@ -1,0 +1,46 @@
+"""The figures of docs/comparison.md are those that the benchmarks saved."""
+
+import json
+
+import pytest
+
+from .pages import DOCS, ROOT
+
+PAGE = (DOCS / "comparison.md").read_text(encoding="utf-8")
+RESULTS = ROOT / "benchmarks" / "results"
+
+
+def saved(name):
+    return json.loads((RESULTS / name).read_text(encoding="utf-8"))["rows"]
+
+
+@pytest.mark.parametrize("row", saved("versus_transformers.json"), ids=lambda row: row["workload"])
+def test_figures_beside_transformers(row):
+    cells = [
+        row["workload"],
+        f"{row['transformers_tokens_per_s']:.1f}",
+        f"{row['graftlm_tokens_per_s']:.1f}",
+        f"{row['ratio']:.2f} ({row['ratio_q1']:.2f} to {row['ratio_q3']:.2f})",
+    ]
+    assert f"| {' | '.join(cells)} |" in PAGE
+
+
+VARIANTS = {
+    "no cache": "without a prefix cache",
+    "no tree": "a table of whole prefixes for the radix tree",
+    "FCFS": "first come, first served",
+    "no parallelism": "one request of a program at a time",
+}
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_figures_of_what_each_part_is_worth(variant):
+    rows = {row["workload"]: row for row in saved("lang_ablation.json") if row["variant"] == variant}
+    order = ("tree of thought", "LLM judge", "few-shot", "multi-turn")
+    figures = " | ".join(f"{rows[name]['cpu_times_full']:.2f}" for name in order)
+    assert f"| {VARIANTS[variant]} | {figures} |" in PAGE
+
+
+def test_figures_of_the_server():
+    (row,) = [row for row in saved("server-overhead-demo.json") if row["workload"] == "32 streams"]
+    assert f"{row['ratio']:.2f} of the tokens" in PAGE

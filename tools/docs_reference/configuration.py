@@ -1,0 +1,47 @@
+"""The reference of the configuration: every key of every section, and the options of everything that comes along."""
+
+from pydantic import BaseModel
+
+from docs_reference.families import builtin_providers
+from docs_reference.markdown import code, plain
+from docs_reference.options import Option, list_options, option_table
+from graftlm.config import EngineConfig
+from graftlm.registry import FAMILIES
+
+__all__ = ["configuration_page"]
+
+_HEAD = """\
+# Configuration reference
+
+Every key that a configuration may have. Files, shorthands, environment variables and what wins over what are on the
+page [Configuration](../configuration.md); `graftlm config schema` prints the same as a JSON Schema for editors.
+"""
+
+
+def configuration_page() -> str:
+    """Return the page: the sections in their order, then the options of providers by family."""
+    parts = [_HEAD]
+    loose: list[Option] = []
+    for name, field in EngineConfig.model_fields.items():
+        section = field.annotation
+        if isinstance(section, type) and issubclass(section, BaseModel):
+            parts.append(f"## {code(name)}\n\n{plain(section.__doc__ or '')}\n")
+            parts.append(option_table(list_options(section, f"{name}.")))
+        else:
+            loose += [option for option in list_options(EngineConfig) if option.path == name]
+    parts += ["## Without a section\n", option_table(iter(loose))]
+    parts += _provider_options()
+    return "\n".join(parts)
+
+
+def _provider_options() -> list[str]:
+    """Return a table for each provider that has options."""
+    parts = [
+        "## Options of what comes along\n\nUnder the `options` of their family, or in the request that names them.\n"
+    ]
+    for key, family in FAMILIES.items():
+        for provider in builtin_providers(key):
+            if options := option_table(list_options(provider.options)):
+                where = f" ({code(family.options_path)})" if family.options_path else ""
+                parts += [f"### {code(f'{key}/{provider.name}')}{where}\n\n{plain(provider.summary)}.\n", options]
+    return parts

@@ -1,0 +1,85 @@
+"""The reference of HTTP endpoints: every public route, its summary, and the fields of what it takes."""
+
+import json
+from collections.abc import Iterator, Mapping
+from functools import cache
+from typing import Any
+from unittest.mock import Mock
+
+from docs_reference.markdown import code, plain, table
+from docs_reference.options import describe_type
+from graftlm.config import EngineConfig
+from graftlm.processes.replicas import ReplicaSet
+from graftlm.server.app import create_app
+from graftlm.server.metrics import ServerMetrics, make_router
+
+__all__ = ["api_description", "endpoints_page", "fields_of", "operations"]
+
+_HEAD = """\
+# Endpoint reference
+
+Every public route, as the server's own `/openapi.json` has it. [The server](../server.md) has examples to type, and
+what happens under load and fault. For SGLang's clients, `PUT /generate`, `GET /flush_cache`, `GET /get_model_info` and
+`GET /get_server_info` answer as `POST /generate`, `POST /flush_cache`, `GET /model_info` and `GET /server_info` do.
+"""
+
+
+@cache
+def api_description() -> dict[str, Any]:
+    """Return the OpenAPI description of a server; routes are declared only, so nothing runs behind them."""
+    manager = Mock(config=EngineConfig(), replicas=ReplicaSet(["scheduler-0"], can_recover=False))
+    description: dict[str, Any] = create_app(manager, extra_routers=[make_router(ServerMetrics())]).openapi()
+    return description
+
+
+def endpoints_page() -> str:
+    """Return the page: routes by what they are for, then the fields of request bodies."""
+    description = api_description()
+    parts = [_HEAD]
+    for tag in description["tags"]:
+        tagged = [entry for entry in operations(description) if tag["name"] in entry[2].get("tags", ())]
+        rows = [[code(f"{method.upper()} {path}"), plain(about["summary"])] for method, path, about in tagged]
+        parts += [f"## {code(tag['name'])}\n\n{plain(tag['description'])}\n", table(["Route", "Answers"], rows)]
+        parts += [_body(f"{method.upper()} {path}", about, description) for method, path, about in tagged]
+    return "\n".join(parts)
+
+
+def operations(description: Mapping[str, Any]) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """Yield (method, path, what OpenAPI says of it)."""
+    for path, methods in description["paths"].items():
+        for method, about in methods.items():
+            yield method, path, about
+
+
+def _body(route: str, about: Mapping[str, Any], description: Mapping[str, Any]) -> str:
+    """Return the fields of a JSON body; "" for routes that take none."""
+    schemas = description["components"]["schemas"]
+    rows = [
+        [
+            code(name),
+            describe_type(field, schemas),
+            "required" if is_required else _default(field),
+            plain(field.get("description", "")),
+        ]
+        for name, field, is_required in fields_of(about, schemas)
+    ]
+    return f"### {code(route)}\n\n{table(['Field', 'Type', 'Default', 'Meaning'], rows)}" if rows else ""
+
+
+def fields_of(about: Mapping[str, Any], schemas: Mapping[str, Any]) -> list[tuple[str, dict[str, Any], bool]]:
+    """Return (name, schema, whether it must be given) of the fields of an operation's JSON body."""
+    body = about.get("requestBody", {}).get("content", {}).get("application/json", {}).get("schema", {})
+    return _fields_in(body, schemas)
+
+
+def _fields_in(body: Mapping[str, Any], schemas: Mapping[str, Any]) -> list[tuple[str, dict[str, Any], bool]]:
+    """Return the fields of a schema, of all its alternatives."""
+    if "$ref" in body:
+        body = schemas[body["$ref"].rpartition("/")[2]]
+    alternatives = [field for part in body.get("anyOf", ()) for field in _fields_in(part, schemas)]
+    required = body.get("required", ())
+    return alternatives + [(name, field, name in required) for name, field in body.get("properties", {}).items()]
+
+
+def _default(field: Mapping[str, Any]) -> str:
+    return code(json.dumps(field["default"])) if "default" in field else ""

@@ -1,0 +1,61 @@
+"""The reference of metrics: every family that a server can expose, with its type, labels and help."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from prometheus_client.core import Metric
+
+from docs_reference.markdown import code, plain, table
+from graftlm.processes.messages import Load
+from graftlm.processes.replicas import ReplicaSet
+from graftlm.processes.step_metrics import StepMetrics
+from graftlm.records import EngineStats, TierStats
+from graftlm.server.metrics import ServerMetrics
+from graftlm.types import Completion, FinishReason, RequestOutput, Timings, Usage
+
+__all__ = ["metric_families", "metrics_page"]
+
+_HEAD = """\
+# Metric reference
+
+What `GET /metrics` exposes. [Metrics](../metrics.md) says where they are measured, what the reasons mean, and what to
+watch for.
+"""
+
+
+def metric_families() -> Iterator[Metric]:
+    """Yield every metric, as a server exposes it that has answered a request and whose cache has lower tiers."""
+    replicas = ReplicaSet(["scheduler-0"], can_recover=False)
+    values: dict[str, Any] = dict.fromkeys(EngineStats.__dataclass_fields__, 0)
+    values |= {"eviction_age_s": 0.0, "tiers": TierStats()}
+    replicas.replicas[0].load = Load(
+        process="scheduler-0", stats=EngineStats(**values), histograms=StepMetrics().snapshot()
+    )
+    metrics = ServerMetrics()
+    metrics.watch(replicas)
+    metrics.finished(_answer(), 1.0, FinishReason.STOP.value)
+    yield from metrics.registry.collect()
+
+
+def metrics_page() -> str:
+    """Return the page, metrics in alphabetical order."""
+    rows = [
+        [code(exposed_name(metric)), metric.type, ", ".join(map(code, _labels(metric))), plain(metric.documentation)]
+        for metric in sorted(metric_families(), key=lambda metric: metric.name)
+    ]
+    return f"{_HEAD}\n{table(['Metric', 'Type', 'Labels', 'Meaning'], rows)}"
+
+
+def exposed_name(metric: Metric) -> str:
+    """Return the name that a query uses."""
+    return f"{metric.name}_total" if metric.type == "counter" else metric.name
+
+
+def _labels(metric: Metric) -> list[str]:
+    return sorted({label for sample in metric.samples for label in sample.labels} - {"le"})
+
+
+def _answer() -> RequestOutput:
+    completion = Completion(index=0, text="", token_ids=(1,), finish_reason=FinishReason.STOP)
+    timings = Timings(queue_s=0.0, first_token_s=0.0, total_s=0.0)
+    return RequestOutput("example", (1,), (completion,), Usage(1, 1, 0), timings)

@@ -1,0 +1,46 @@
+"""What MkDocs asks while it builds the docs site: adds the reference, and fills in passages made from the code."""
+
+import re
+from pathlib import Path
+from typing import Final
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+
+from docs_reference import PAGES, expand_passages
+
+__all__ = ["on_files", "on_page_markdown"]
+
+#: A link, or an image, to a file of the repository outside docs/, from a page that stands directly in docs/.
+_OUTSIDE: Final = re.compile(r"(!?)\[([^\]]*)\]\(\.\./([^)#]+)\)")
+#: Code within a table that holds a pipe: GitHub wants it escaped, MkDocs would show the backslash.
+_PIPE_ROW: Final = re.compile(r"(?<=[| ])`[^`\n]*\\\|[^`\n]*`(?=.*\|$)", re.MULTILINE)
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add the pages of the reference, and the repository's images that pages show."""
+    root = Path(config.docs_dir).parent
+    shown = {match[3] for file in files.documentation_pages() for match in _outside(file) if match[1]}
+    for path in sorted(shown):
+        files.append(File.generated(config, path, abs_src_path=str(root / path)))
+    for path, write in PAGES.items():
+        files.append(File.generated(config, path, content=write()))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Fill in passages; let links out of the site name the file that they lead to, and images come from the site."""
+    if page.file.generated_by is not None:
+        return markdown
+    expanded = _PIPE_ROW.sub(lambda row: row[0].replace("\\|", "|"), expand_passages(markdown))
+    return _OUTSIDE.sub(_inside, expanded) if "/" not in page.file.src_uri else expanded
+
+
+def _outside(file: File) -> list[re.Match[str]]:
+    return list(_OUTSIDE.finditer(file.content_string)) if "/" not in file.src_uri else []
+
+
+def _inside(link: re.Match[str]) -> str:
+    is_image, text, path = link.groups()
+    return f"![{text}]({path})" if is_image else f"{text} (`{path}` in the repository)"
