@@ -53,6 +53,7 @@ from graftlm.observers import Observer, Observers
 from graftlm.quantization_assembly import quantize_layers
 from graftlm.registry import AUTO, Registry, selections
 from graftlm.scheduling import JumpForward, Scheduler, SchedulerLimits
+from graftlm.sentence_embedding import EmbeddingDefaults, read_embedding_defaults
 from graftlm.step_loop import StepLoop
 from graftlm.tier_assembly import TierParts, assemble_tiers
 from graftlm.tokenization import TextStream, Tokenizer
@@ -86,6 +87,7 @@ class EngineParts:
     """An assembled engine, without a thread of its own.
 
     Attributes:
+        embedding: how the checkpoint's embeddings are made.
         device_parts: what its steps run on, for tools that run steps of their own while the loop runs none.
     """
 
@@ -96,6 +98,7 @@ class EngineParts:
     loop: StepLoop
     device: str
     dtype: str
+    embedding: EmbeddingDefaults
     device_parts: DeviceParts
 
     def summary(self) -> dict[str, Any]:
@@ -216,11 +219,14 @@ def assemble(
         memory_tokens=memory.num_pages * config.cache.page_size,
         eos_token_ids=model_config.eos_token_ids,
         logits_processors=frozenset(registry.names("logits_processor")),
+        generates=model.generates,
+        num_labels=model.num_labels,
     )
     intake = Intake(limits, lambda params: TextStream(tokenizer, params), time.monotonic, grammars)
     dtype = str(target.dtype).removeprefix("torch.")
     device_parts = DeviceParts(model, attention, attention_provider.name, kv, sampler, runner, graphs)
-    return EngineParts(config, model_config, tokenizer, intake, loop, platform.device, dtype, device_parts)
+    embedding = read_embedding_defaults(path)
+    return EngineParts(config, model_config, tokenizer, intake, loop, platform.device, dtype, embedding, device_parts)
 
 
 @dataclass(frozen=True, slots=True)

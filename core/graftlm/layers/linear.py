@@ -85,8 +85,10 @@ class Linear(nn.Module):
         return empty_parameter(num_rows, self.in_features, device=self.weight.device, dtype=self.weight.dtype)
 
     def weight_slots(self, prefix: str) -> Iterator[WeightSlot]:
-        """Yield where `{prefix}{part}.weight` and `.bias` go, for each part."""
-        if self.weight.is_mkldnn or self._kernel is not None:
+        """Yield where `{prefix}{part}.weight` and `.bias` go, for each part. Unless quantized, they hold what is loaded."""
+        if self.weight.is_mkldnn:
+            self.weight = nn.Parameter(self.weight.to_dense(), requires_grad=False)
+        elif self._kernel is not None:
             self.weight = self._empty_weight(self.out_features)
             self._kernel = None
         start = 0

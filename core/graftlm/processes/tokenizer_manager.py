@@ -19,6 +19,7 @@ from graftlm.errors import (
     UnsupportedFeatureError,
 )
 from graftlm.intake import Intake, check_call, draw_seed
+from graftlm.pooling import Pooling
 from graftlm.processes.calls import ProcessCalls, Send
 from graftlm.processes.generation import Generation, PreparedRequest
 from graftlm.processes.in_flight import InFlight, InFlightRequests
@@ -120,7 +121,7 @@ class TokenizerManager:
         priority: int = 0,
         cache_salt: str = "",
         timeout_s: float | None = None,
-        pooling: str | None = None,
+        pooling: Pooling | None = None,
         template_args: dict[str, Any] | None = None,
     ) -> PreparedRequest:
         """Tokenise and check a prompt, so that `start` can hardly fail.
@@ -129,7 +130,7 @@ class TokenizerManager:
             prompt: text, token ids, or chat messages, which the checkpoint's chat template renders.
             template_args: further variables of the chat template.
             timeout_s: the shorter of it and `server.request_timeout_s` counts.
-            pooling: "mean" or "last" asks for an embedding and no tokens.
+            pooling: asks for one vector of the prompt, and no tokens.
 
         Raises:
             RequestError: something is wrong with the prompt or its parameters.
@@ -268,6 +269,11 @@ class TokenizerManager:
     async def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Return a text's token ids."""
         ids = await self.in_thread(lambda: self._encoder.encode_text(text, add_special_tokens))
+        return [int(token_id) for token_id in ids]
+
+    async def encode_pair(self, first: str, second: str) -> list[int]:
+        """Return the token ids of a pair of texts, as the checkpoint's tokenizer joins them."""
+        ids = await self.in_thread(lambda: self._encoder.encode_pair(first, second))
         return [int(token_id) for token_id in ids]
 
     async def encode_chat(self, messages: Sequence[Message], **template_args: Any) -> list[int]:
