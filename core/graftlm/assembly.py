@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from graftlm.cache_events import CacheEvents
-from graftlm.checkpoint import iter_weights, load_model_config, resolve_checkpoint, torch_dtype
+from graftlm.checkpoint import load_model_config, resolve_checkpoint, torch_dtype
 from graftlm.config import EngineConfig
 from graftlm.contracts import (
     AttentionBackend,
@@ -54,6 +54,7 @@ from graftlm.quantization_assembly import quantize_layers
 from graftlm.registry import AUTO, Registry, selections
 from graftlm.scheduling import JumpForward, Scheduler, SchedulerLimits
 from graftlm.sentence_embedding import EmbeddingDefaults, read_embedding_defaults
+from graftlm.served_weights import ServedWeights
 from graftlm.step_loop import StepLoop
 from graftlm.tier_assembly import TierParts, assemble_tiers
 from graftlm.tokenization import TextStream, Tokenizer
@@ -88,6 +89,7 @@ class EngineParts:
 
     Attributes:
         embedding: how the checkpoint's embeddings are made.
+        weights: of the model, and how they change.
         device_parts: what its steps run on, for tools that run steps of their own while the loop runs none.
     """
 
@@ -99,6 +101,7 @@ class EngineParts:
     device: str
     dtype: str
     embedding: EmbeddingDefaults
+    weights: ServedWeights
     device_parts: DeviceParts
 
     def summary(self) -> dict[str, Any]:
@@ -166,11 +169,17 @@ def assemble(
     attention_provider = _choose_attention(config, registry, platform, model, target.dtype)
     quantized = quantize_layers(config, registry, model, target.device, target.dtype)
     on_stage("loading weights")
-    model.load_weights(iter_weights(path))
-    if quantized is not None:
-        quantized.convert()
-    if config.model.prepack:
-        model.pack_weights()
+    twin_context = ModelContext(model_config, torch.device("meta"), target.dtype)
+    weights = ServedWeights(
+        config,
+        model,
+        model_config,
+        lambda: registry.create("model", model_provider, {}, twin_context),
+        quantized,
+        path,
+        target.dtype,
+    )
+    weights.load()
     if config.model.native_ops:
         bind_ops(model, choose_ops(target.device, target.dtype, user_cache_dir(os.environ)))
 
@@ -187,13 +196,14 @@ def assemble(
         spare_pages=int(has_graphs),
     )
     attention = _attention(config, registry, attention_provider, model, target, kv, memory.window)
-    tiers = assemble_tiers(config, registry, model, kv, path)
+    tiers = assemble_tiers(config, registry, kv, weights.fingerprint)
     model.bind_attention(attention if tiers is None else AwaitingAttention(attention, tiers.mover.await_layer))
     num_rows = config.scheduling.max_running_requests
     sampler = Sampler(num_rows, model_config.vocab_size, target.device, _processor_factory(registry))
     mover = None if tiers is None else tiers.mover
     max_pages = min(memory.num_pages, -(-target.context_len // config.cache.page_size))
     graphs = capture_graphs(config, model, attention, kv, max_pages, on_stage) if has_graphs else None
+    weights.captured_in(graphs)
     runner = ModelRunner(model, attention, sampler, num_rows, target.device, mover, graphs)
 
     grammars = make_grammars(config, registry, tokenizer, model_config)
@@ -226,7 +236,9 @@ def assemble(
     dtype = str(target.dtype).removeprefix("torch.")
     device_parts = DeviceParts(model, attention, attention_provider.name, kv, sampler, runner, graphs)
     embedding = read_embedding_defaults(path)
-    return EngineParts(config, model_config, tokenizer, intake, loop, platform.device, dtype, embedding, device_parts)
+    return EngineParts(
+        config, model_config, tokenizer, intake, loop, platform.device, dtype, embedding, weights, device_parts
+    )
 
 
 @dataclass(frozen=True, slots=True)

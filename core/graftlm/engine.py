@@ -205,7 +205,7 @@ class Engine:
 
     def _pair(self, query: Piece, item: Piece, item_first: bool, pooling: Pooling) -> Prompt:
         if pooling == SCORES and isinstance(query, str) and isinstance(item, str):
-            return self.tokenizer.encode_pair(*((item, query) if item_first else (query, item))).tolist()
+            return self.tokenizer.encode_pair(*((item, query) if item_first else (query, item)))
         return joined(query, item, item_first=item_first)
 
     def stream(

@@ -165,7 +165,9 @@ class ModelRunner:
     def _pooled(self, spans: tuple[PoolSpan, ...], hidden: Tensor, readback: Readback) -> tuple[Tensor, ...]:
         """Read all spans out, and fetch them in one copy."""
         vectors = read_out(self._model, spans, hidden)
-        return readback.fetch(torch.cat(vectors)).split([len(vector) for vector in vectors])
+        together = readback.fetch(torch.cat(vectors))
+        ends = np.cumsum([len(vector) for vector in vectors]).tolist()
+        return tuple([together[end - len(vector) : end] for vector, end in zip(vectors, ends, strict=True)])
 
 
 def _last_of_each(plan: StepPlan, hidden: Tensor, device: torch.device) -> Tensor:

@@ -283,6 +283,18 @@ class Scheduler:
         for request in list(self._running.requests):
             self._planner.retract(request)
 
+    def restart_memory(self, make_cache: Callable[[], PrefixCache]) -> None:
+        """Have everything computed anew: running requests go back to the queue, and the KV memory starts empty.
+
+        No step may be in flight. What making a cache raises comes out of here, as from `kv.restart`.
+        """
+        self.retract_all()
+        self._prefetching.clear()
+        self._awaiting_prefetch.clear()
+        for request in self._requests.values():
+            request.prefetch = None
+        self.kv.restart(make_cache)
+
     def expire(self) -> None:
         """End the requests whose time is up; `plan` does so as well."""
         self._expire(self._clock())

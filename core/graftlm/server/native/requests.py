@@ -25,6 +25,7 @@ from graftlm.server.wire import (
 
 __all__ = [
     "AbortRequest",
+    "ClassifyRequest",
     "ContinueRequest",
     "GenerateRequest",
     "PauseRequest",
@@ -190,6 +191,19 @@ class GenerateRequest(WireModel):
     return_prompt_token_ids: Falsy = False
     background: Falsy = False
     require_reasoning: Falsy = False
+
+
+class ClassifyRequest(WireModel):
+    """One text or several to be judged by the model's score head."""
+
+    text: OneOrMany[Text] | None = Field(default=None, description="The text or texts; or give `input_ids`.")
+    input_ids: OneOrManyPrompts | None = Field(default=None, description="The same as token ids.")
+    rid: OneOrMany[_Id] | None = Field(default=None, description="The request's id, one for each text; drawn if null.")
+    priority: Annotated[int, Field(ge=-(2**31), le=2**31 - 1), WHOLE] | None = Field(
+        default=None, description="For scheduling policies that look at it; 0 by default."
+    )
+    cache_salt: _Salt | None = Field(default=None, description="Requests with different salts share no prefix.")
+    model: Text | None = Field(default=None, description="Accepted; there is one model.")
 
 
 class AbortRequest(WireModel):

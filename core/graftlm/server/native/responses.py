@@ -7,6 +7,8 @@ from pydantic import BaseModel, ConfigDict, Field
 __all__ = [
     "AnswerBody",
     "CacheSnapshots",
+    "ClassifyBody",
+    "ClassifyMeta",
     "Done",
     "FinishReasonBody",
     "FlushDone",
@@ -138,6 +140,22 @@ class ServerInfo(_Body):
     dp_size: int
     config: dict[str, Any] = Field(description="The effective configuration.")
     internal_states: list[dict[str, Any]] = Field(description="What each replica last reported.")
+
+
+class ClassifyMeta(_Body):
+    """What is to be said of a judged text besides its scores."""
+
+    id: str = Field(description="The request's id.")
+    prompt_tokens: int
+    e2e_latency: float = Field(description="Seconds in the server, of the whole call.")
+
+
+class ClassifyBody(_Body):
+    """What the score head says of a text."""
+
+    embedding: list[float] = Field(description="The numbers of the head, one for each label: logits, or a reward.")
+    label: str = Field(description="The label with the highest number, by its name in config.json.")
+    meta_info: ClassifyMeta
 
 
 class Done(_Body):
