@@ -28,7 +28,7 @@ from graftlm.contracts import (
     Provider,
     SchedulingContext,
 )
-from graftlm.errors import ConfigError
+from graftlm.errors import ConfigError, RequestError
 from graftlm.execution.awaiting_attention import AwaitingAttention
 from graftlm.execution.executor import executor_for
 from graftlm.execution.graphs import DecodeGraphs
@@ -54,7 +54,7 @@ from graftlm.quantization_assembly import quantize_layers
 from graftlm.registry import AUTO, Registry, selections
 from graftlm.scheduling import JumpForward, Scheduler, SchedulerLimits
 from graftlm.sentence_embedding import EmbeddingDefaults, read_embedding_defaults
-from graftlm.served_weights import ServedWeights
+from graftlm.served_weights import NewWeights, ServedWeights
 from graftlm.step_loop import StepLoop
 from graftlm.tier_assembly import TierParts, assemble_tiers
 from graftlm.tokenization import TextStream, Tokenizer
@@ -116,6 +116,28 @@ class EngineParts:
             "page_size": kv.page_size,
             "num_pages": kv.pool.num_pages,
         }
+
+    def replace_weights(self, new: NewWeights, *, flush_cache: bool) -> None:
+        """Replace the model's weights between two steps.
+
+        Args:
+            new: as `weights` has checked them.
+            flush_cache: give up all keys and values, which the former weights made; requests that run, or are paused,
+                are computed again. False keeps them in use.
+
+        Raises:
+            RequestError: the cache has tiers below the device's memory, which only hold keys and values of one model.
+            EngineError: copying failed halfway.
+        """
+        if not flush_cache and self.loop.scheduler.kv.tiers is not None:
+            raise RequestError("flush_cache must be true: the cache's tiers would keep what the old weights made")
+        self.loop.change_model(lambda: self.weights.replace(new), keep_memory=not flush_cache)
+
+    def read_weight(self, name: str) -> torch.Tensor:
+        """Return a copy of a weight, on the CPU, between two steps; raises as `ServedWeights.read`."""
+        found: list[torch.Tensor] = []
+        self.loop.run_on_device(lambda: found.append(self.weights.read(name)))
+        return found[0]
 
     def text_stream(self, params: SamplingParams) -> TextStream:
         """Return a fresh detokeniser of one completion."""

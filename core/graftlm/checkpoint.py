@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-__all__ = ["DTYPES", "iter_weights", "load_model_config", "resolve_checkpoint", "torch_dtype"]
+__all__ = ["DTYPES", "iter_weights", "load_model_config", "read_tensors", "resolve_checkpoint", "torch_dtype"]
 
 #: What `model.dtype` may say, besides "auto".
 DTYPES = ("float32", "bfloat16", "float16")
@@ -118,6 +118,22 @@ def iter_weights(path: Path) -> Iterator[tuple[str, Tensor]]:
     found = _listing(path)
     hint = "; graftlm reads no pickled weights (.bin, .pt): save the model as safetensors" if ".bin" in found else ""
     raise CheckpointError(f"No weights in {path}: looked for {_WEIGHTS} and {_INDEX}, found {found}{hint}")
+
+
+def read_tensors(data: bytes) -> Iterator[tuple[str, Tensor]]:
+    """Yield the (name, tensor) of the content of a safetensors file.
+
+    Raises:
+        CheckpointError: it is none.
+    """
+    from safetensors import SafetensorError
+    from safetensors.torch import load
+
+    try:
+        tensors = load(data)
+    except (SafetensorError, KeyError, ValueError) as error:
+        raise CheckpointError(f"the tensors are not in the format of a safetensors file: {error}") from error
+    yield from tensors.items()
 
 
 def _read_index(path: Path) -> dict[str, list[str]]:

@@ -4,13 +4,13 @@ import asyncio
 import uuid
 import weakref
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from graftlm.assembly import EngineParts, assemble, detect_platform
 from graftlm.config import EngineConfig
@@ -30,6 +30,9 @@ from graftlm.scheduling import RequestUpdate
 from graftlm.scoring import Piece, joined, scores_of, scoring_pooling
 from graftlm.tokenization import Tokenizer
 from graftlm.types import ClassificationOutput, EmbeddingOutput, RequestOutput, SamplingParams, TokenIds
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 __all__ = ["Engine"]
 
@@ -322,6 +325,43 @@ class Engine:
     def flush_cache(self) -> int:
         """Forget every cached prefix that no running request uses; returns the tokens forgotten."""
         return self._thread.call(self._parts.loop.flush_cache).result()
+
+    def update_weights(
+        self,
+        weights: "str | Path | Iterable[tuple[str, Tensor]]",
+        *,
+        flush_cache: bool = True,
+        abort_requests: bool = False,
+    ) -> None:
+        """Replace the model's weights in place, and wait for it.
+
+        Requests under way end first, with the weights they began with; those that come later wait for the new ones.
+        Weights are checked before any is copied: what does not fit leaves the model as it was.
+
+        Args:
+            weights: the folder of a checkpoint of the same model; or (name in the checkpoint, tensor) for all weights
+                or some of them, which are all held at once.
+            flush_cache: forget every key and value that the former weights made. False keeps cached prefixes in use.
+            abort_requests: end requests under way as aborted instead of waiting for them.
+
+        Raises:
+            ModelError: a file is missing, or names, shapes or kinds do not fit the model.
+            RequestError: a tensor comes twice, or none; or the model cannot take some without the others.
+            EngineError: copying failed halfway; the message says what the weights are now.
+        """
+        parts = self._parts
+        new = parts.weights.checked(weights)
+        if abort_requests:
+            self._thread.abort_all("the weights are replaced").result()
+        self._thread.call_alone(lambda: parts.replace_weights(new, flush_cache=flush_cache)).result()
+
+    def get_weight(self, name: str) -> "Tensor":
+        """Return a copy of one weight, on the CPU, by its name and in its shape in the checkpoint.
+
+        Raises:
+            RequestError: there is none of this name, or the weights are quantized.
+        """
+        return self._thread.call(lambda: self._parts.read_weight(name)).result()
 
     def pin_prefix(self, prompt: Prompt, ttl_s: float, *, cache_salt: str = "") -> int:
         """Keep what is cached of a prompt, for `ttl_s` seconds, while anything else can be evicted.

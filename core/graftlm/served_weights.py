@@ -115,6 +115,12 @@ class ServedWeights:
             )
         return self._fingerprint
 
+    def checked(self, weights: str | Path | Iterable[tuple[str, Tensor]]) -> NewWeights:
+        """Check a checkpoint's folder, or tensors by name; as the two methods below."""
+        if isinstance(weights, str | Path):
+            return self.checked_checkpoint(str(weights))
+        return self.checked_tensors(weights)
+
     # -- replacing -----------------------------------------------------------------------------------------------------
 
     def checked_checkpoint(self, path: str) -> NewWeights:
@@ -157,13 +163,15 @@ class ServedWeights:
         Effects: graphs stay valid, or are captured anew where quantization makes other tensors.
 
         Raises:
-            EngineError: a file could not be read, and the weights before could not be put back.
+            EngineError: it failed halfway; the message says what the weights are now.
         """
         try:
             self._copy(new)
-        except (GraftlmError, OSError) as error:
+        except Exception as error:  # a file that was truncated meanwhile, or no memory
             self._put_back(error)
-            raise
+            raise EngineError(
+                f"replacing the weights failed halfway, and those of {self._path} have been loaded again: {error}"
+            ) from error
         if new.path is not None:
             self._path, self._fingerprint = new.path, None
         else:
@@ -211,9 +219,11 @@ class ServedWeights:
     def _put_back(self, error: Exception) -> None:
         """Load the checkpoint before again, after copying another failed halfway."""
         logger.error("replacing the weights failed halfway; the former checkpoint is loaded again", exc_info=error)
+        self._fingerprint = None
         try:
             self._copy(NewWeights(self._path, None))
-        except (GraftlmError, OSError) as second:
+        except Exception as second:
+            self._fingerprint = secrets.token_bytes(32)
             raise EngineError(
                 f"replacing the weights failed halfway ({error}), and so did loading {self._path} again ({second}): "
                 "the weights are a mixture. Update them again before anything else."

@@ -33,6 +33,8 @@ __all__ = [
     "PrefixRequest",
     "ProfileRequest",
     "SamplingRequest",
+    "UpdateFromDiskRequest",
+    "WeightRequest",
 ]
 
 _Id = Annotated[str, Field(min_length=1, max_length=256), UNICODE]
@@ -241,6 +243,34 @@ class PauseRequest(WireModel):
 
 class ContinueRequest(WireModel):
     """Go on after a pause; has no fields."""
+
+
+class UpdateFromDiskRequest(WireModel):
+    """Which weights to serve with from now on."""
+
+    model_path: Annotated[str, Field(min_length=1, max_length=4096), UNICODE] = Field(
+        description="The folder of a checkpoint of the same model, on the server's machine."
+    )
+    flush_cache: bool | None = Field(
+        default=True,
+        description="Forget what the former weights have computed; paused requests are computed again.",
+    )
+    abort_all_requests: bool | None = Field(
+        default=False, description="End requests under way; else they end first, unless generation is paused."
+    )
+    weight_version: Annotated[str, Field(max_length=256), UNICODE] | None = Field(
+        default=None, description="What the answers of /generate call these weights."
+    )
+    load_format: Literal["auto"] | None = Field(default=None, description="Accepted; it is found out.")
+
+
+class WeightRequest(WireModel):
+    """Which weight to show."""
+
+    name: Annotated[str, Field(min_length=1, max_length=1024), UNICODE] = Field(description="Its name in a checkpoint.")
+    truncate_size: Annotated[int, Field(ge=1, le=2**31 - 1), WHOLE] = Field(
+        default=100, description="Rows, or the numbers of a vector, from the first on."
+    )
 
 
 class ProfileRequest(WireModel):

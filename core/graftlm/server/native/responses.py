@@ -21,6 +21,7 @@ __all__ = [
     "ServerInfo",
     "TracesWritten",
     "Unpinned",
+    "WeightsUpdated",
 ]
 
 
@@ -156,6 +157,14 @@ class ClassifyBody(_Body):
     embedding: list[float] = Field(description="The numbers of the head, one for each label: logits, or a reward.")
     label: str = Field(description="The label with the highest number, by its name in config.json.")
     meta_info: ClassifyMeta
+
+
+class WeightsUpdated(_Body):
+    """Every replica has new weights."""
+
+    success: bool = True
+    message: str
+    num_paused_requests: int = Field(description="Requests that were paused meanwhile.")
 
 
 class Done(_Body):
