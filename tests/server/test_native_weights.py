@@ -1,11 +1,14 @@
 """Weights of a real server are shown, replaced in place by tensors and from disk, and refused when they do not fit."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import httpx2
 import pytest
 import torch
 from safetensors.torch import load_file, save
 
 from graftlm.demo import demo_checkpoint
+from graftlm.testing.server_process import wait_until
 
 NORM = "model.norm.weight"
 
@@ -53,12 +56,31 @@ def test_tensors_replace_weights_until_a_checkpoint_does(client, norm):
     assert generate(client)[0] == before
 
 
-def test_a_paused_request_is_computed_again_with_the_new_weights(client, norm):
-    assert client.post("/pause_generation", json={"mode": "retract"}).status_code == 200
-    assert send(client, {NORM: norm}).status_code == 200
-    assert client.get("/health").json()["paused"]
-    assert client.post("/continue_generation", json={}).status_code == 200
-    assert len(generate(client)[0]) == 8
+@pytest.mark.parametrize("mode", ["retract", "in_place"])
+def test_a_paused_request_goes_on_with_the_new_weights(client, norm, mode):
+    sampling = {"temperature": 0, "max_new_tokens": 600, "ignore_eos": True}
+    body = {"text": "The capital of France is", "sampling_params": sampling}
+    with ThreadPoolExecutor(1) as thread:
+        running = thread.submit(client.post, "/generate", json=body)
+        wait_until(lambda: client.get("/get_load").json()[0]["num_reqs"] == 1)
+        assert client.post("/pause_generation", json={"mode": mode}).status_code == 200
+        answer = send(client, {NORM: norm})
+        assert not running.done()
+        assert client.post("/continue_generation", json={}).status_code == 200
+        assert answer.json()["num_paused_requests"] == 1
+        assert running.result().json()["meta_info"]["completion_tokens"] == 600
+
+
+def test_an_update_waits_for_what_is_under_way(client, norm):
+    sampling = {"temperature": 0, "max_new_tokens": 300, "ignore_eos": True}
+    body = {"text": "The capital of France is", "sampling_params": sampling}
+    with ThreadPoolExecutor(2) as threads:
+        running = threads.submit(client.post, "/generate", json=body)
+        wait_until(lambda: client.get("/get_load").json()[0]["num_reqs"] == 1)
+        updating = threads.submit(send, client, {NORM: norm}, weight_version="later")
+        assert running.result().json()["meta_info"]["weight_version"] == "default"
+        assert updating.result().json()["num_paused_requests"] == 0
+    assert send(client, {NORM: norm}, weight_version="default").status_code == 200
 
 
 @pytest.mark.parametrize(

@@ -218,8 +218,8 @@ class SchedulerProcess:
         self._parts.replace_weights(new, flush_cache=flush_cache)
         self._send(self._loop.take_updates())
 
-    def _get_weight(self, name: str, num_rows: int) -> Any:
-        return self._parts.read_weight(name)[:num_rows].float().tolist()
+    def _get_weight(self, weight: str, num_rows: int) -> Any:
+        return self._parts.read_weight(weight)[:num_rows].float().tolist()
 
     def _cache_snapshot(self) -> dict[str, Any]:
         if self._events is None:

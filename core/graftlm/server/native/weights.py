@@ -61,8 +61,8 @@ def make_router(manager: TokenizerManager) -> APIRouter:
     @router.get("/get_weights_by_name", summary="As POST", include_in_schema=False)
     @router.post("/get_weights_by_name", summary="The first rows of a weight, as numbers")
     async def get_weight(body: WeightRequest) -> Any:
-        (replica, *_) = await manager.calls.call_schedulers("get_weight", name=body.name, num_rows=body.truncate_size)
-        return replica
+        found = await manager.calls.call_schedulers("get_weight", weight=body.name, num_rows=body.truncate_size)
+        return found[0]
 
     return router
 
