@@ -163,8 +163,8 @@ class StepLoop:
     def change_model(self, change: Callable[[], None], *, keep_memory: bool) -> None:
         """Run what changes the model's weights, where the steps run, after those under way have been committed.
 
-        Effects: unless `keep_memory`, the KV memory starts empty on all tiers with a fresh cache, and requests that
-            run go back to the queue. What `settle` returned before is for the caller to deliver.
+        Effects: unless `keep_memory`, the KV memory starts empty on all tiers, and requests that run go back to the
+            queue. What `settle` returned before is for the caller to deliver.
 
         Raises:
             Exception: what `change` raises; the memory is then given up all the same.
