@@ -14,7 +14,7 @@ from graftlm.pooling import Pooling
 from graftlm.sentence_embedding import EmbeddingDefaults, read_embedding_defaults
 from graftlm.testing.tiny_models import write_tiny_checkpoint
 
-FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text")
+FAMILIES = ("llama", "mistral", "mixtral", "qwen2", "qwen3_moe", "gemma2", "gemma3_text", "phi3")
 SHARED = list(range(30, 75))
 PROMPTS = [[7], [5, 6], [9] * 20, SHARED, [*SHARED, 80, 81], [*SHARED, 90], list(range(10, 130))]
 

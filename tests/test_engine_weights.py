@@ -63,6 +63,8 @@ def fresh(folder, **settings):
         ("llama", {}),
         ("qwen2", {"tie_word_embeddings": True}),
         ("gemma3_text", {}),
+        ("phi3", {}),
+        ("mixtral", {}),
         (
             "mistral",
             {"hidden_size": 640, "head_dim": 160, "intermediate_size": 640, "num_layers": 1},

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from graftlm.errors import RequestError, WeightError
-from graftlm.layers import Linear, WeightSlot, copy_weights, empty_parameter, pack_linears, read_weight
+from graftlm.layers import GroupedLinear, Linear, WeightSlot, copy_weights, empty_parameter, pack_linears, read_weight
 
 CPU = torch.device("cpu")
 
@@ -152,3 +152,12 @@ def test_packed_weights_are_there_to_be_read_and_packed_again() -> None:
         assert torch.equal(read_weight(layer.weight_slots(""), "k.weight"), plain[400:])
         pack_linears(layer)
         torch.testing.assert_close(layer(x), x @ plain.T, rtol=1e-4, atol=1e-3)
+
+
+def test_packed_experts_are_there_to_be_read() -> None:
+    layer = GroupedLinear(2, 640, 640, ("up",), device=CPU, dtype=torch.float32)
+    plain = torch.randn(2, 640, 640, generator=torch.Generator().manual_seed(0))
+    layer.weight.copy_(plain)
+    layer.pack()
+    layer.unpack()
+    assert torch.equal(layer.weight, plain)
