@@ -68,6 +68,8 @@ def test_classify_gives_the_numbers_of_the_head(head, reranker):
 
 def test_a_server_without_an_output_projection_is_well_and_generates_nothing(head):
     assert httpx2.get(head.url + "/health_generate", timeout=60).json()["status"] == "ok"
+    info = httpx2.get(head.url + "/model_info", timeout=60).json()
+    assert (info["is_generation"], info["labels"]) == (False, ["LABEL_0"])
     error = ask(head, "/v1/completions", 400, prompt="x")
     assert (error["code"], "and no tokens" in error["message"]) == ("unsupported", True)
     assert len(ask(head, "/v1/embeddings", input="x", dimensions=5)["data"][0]["embedding"]) == 5

@@ -128,6 +128,8 @@ def _model_info(manager: TokenizerManager) -> ModelInfo:
         special_tokens=manager.tokenizer.special_tokens,
         prompt_prefix=manager.tokenizer.prompt_prefix,
         weight_version=manager.weight_version,
+        is_generation=model.generates,
+        labels=list(model.labels),
     )
 
 

@@ -94,7 +94,7 @@ class ModelInfo(_Body):
     model_path: str
     tokenizer_path: str
     served_model_name: str
-    is_generation: bool = True
+    is_generation: bool = Field(default=True, description="Whether it generates text.")
     architectures: list[str]
     dtype: str
     context_len: int
@@ -109,6 +109,9 @@ class ModelInfo(_Body):
     has_image_understanding: bool = False
     has_audio_understanding: bool = False
     weight_version: str = "default"
+    labels: list[str] = Field(
+        default=[], description="What the numbers of its score head stand for; empty: it has none."
+    )
 
 
 class LoadBody(_Body):
