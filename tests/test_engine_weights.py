@@ -65,6 +65,8 @@ def fresh(folder, **settings):
         ("gemma3_text", {}),
         ("phi3", {}),
         ("mixtral", {}),
+        ("deepseek_v3", {}),
+        ("gpt_oss", {}),
         (
             "mistral",
             {"hidden_size": 640, "head_dim": 160, "intermediate_size": 640, "num_layers": 1},

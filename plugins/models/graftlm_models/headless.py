@@ -10,14 +10,14 @@ from dataclasses import replace
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from graftlm.contracts import AttentionBackend, AttentionLayer, ForwardBatch, Model, ModelConfig, ModelContext
+from graftlm.contracts import AttentionBackend, AttentionLayer, ForwardBatch, Model, ModelContext
 from graftlm.errors import InvariantError
 from graftlm.layers import (
-    DecoderShape,
     WeightSlot,
     copy_weights,
     empty_parameter,
     pack_linears,
+    read_size,
     read_weight,
 )
 
@@ -138,9 +138,5 @@ def create_headless(
     config = context.config
     raw = {**config.raw, "architectures": [architecture], "tie_word_embeddings": True}
     decoder = create(replace(context, config=replace(config, architectures=(architecture,), raw=raw)))
-    head = ScoreHead(_hidden_size(config), len(config.labels), context) if has_head else None
+    head = ScoreHead(read_size(config.raw, "hidden_size"), len(config.labels), context) if has_head else None
     return HeadlessModel(decoder, head)
-
-
-def _hidden_size(config: ModelConfig) -> int:
-    return DecoderShape.from_config(config).hidden_size

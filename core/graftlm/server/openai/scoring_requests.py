@@ -47,9 +47,13 @@ class _Shared(OpenAIModel):
         default=True,
         description="Bring a reranker's number between 0 and 1, by the logistic function; false: as its head gives it.",
     )
-    cache_salt: Annotated[str, Field(max_length=1024), UNICODE] | None = None
-    priority: Annotated[int, Field(ge=-(2**31), le=2**31 - 1), WHOLE] | None = 0
-    user: Text | None = None
+    cache_salt: Annotated[str, Field(max_length=1024), UNICODE] | None = Field(
+        default=None, description="Cached prefixes are shared only with requests of the same salt."
+    )
+    priority: Annotated[int, Field(ge=-(2**31), le=2**31 - 1), WHOLE] | None = Field(
+        default=0, description="Higher is admitted first, and retracted last."
+    )
+    user: Text | None = Field(default=None, description="Accepted; nothing depends on it.")
     truncate_prompt_tokens: Unsupported = None
 
 
@@ -69,7 +73,7 @@ class ScoreRequest(_Shared):
 class DocumentObject(OpenAIModel):
     """A document as an object."""
 
-    text: Text
+    text: Text = Field(description="The document.")
 
 
 class RerankRequest(_Shared):
