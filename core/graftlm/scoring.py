@@ -1,6 +1,7 @@
 """Scores of texts and of pairs of texts: what is asked of the model, and what its numbers become."""
 
 from collections.abc import Sequence
+from numbers import Integral
 from typing import TypeAlias
 
 import numpy as np
@@ -33,10 +34,10 @@ def check_labels(label_token_ids: object) -> tuple[int, ...]:
     is_list = isinstance(label_token_ids, list | tuple) and bool(label_token_ids)
     if not is_list or not isinstance(label_token_ids, list | tuple):
         raise RequestError(f"label_token_ids must be a list of at least one token id, got {label_token_ids!r}")
-    wrong = [label for label in label_token_ids if isinstance(label, bool) or not isinstance(label, int)]
+    wrong = [label for label in label_token_ids if isinstance(label, bool) or not isinstance(label, Integral)]
     if wrong:
         raise RequestError(f"label_token_ids must hold token ids, got {wrong[0]!r}")
-    return tuple(label_token_ids)
+    return tuple(int(label) for label in label_token_ids)  # a tokenizer's are numpy's
 
 
 def joined(query: Piece, item: Piece, *, item_first: bool) -> str | list[int]:

@@ -58,7 +58,6 @@ def make_router(manager: TokenizerManager) -> APIRouter:
         )
         return _updated(f"{len(tensors):,} bytes", num_paused)
 
-    @router.get("/get_weights_by_name", summary="As POST", include_in_schema=False)
     @router.post("/get_weights_by_name", summary="The first rows of a weight, as numbers")
     async def get_weight(body: WeightRequest) -> Any:
         found = await manager.calls.call_schedulers("get_weight", weight=body.name, num_rows=body.truncate_size)
