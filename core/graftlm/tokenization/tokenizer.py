@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -60,15 +61,17 @@ class Tokenizer:
 
     @classmethod
     def load(cls, path: Path, *, trust_remote_code: bool = False) -> Tokenizer:
-        """Read the tokenizer of a checkpoint folder; nothing is downloaded.
+        """Read the tokenizer of a checkpoint; nothing is downloaded.
 
         Args:
-            path: the folder.
+            path: the folder, or a GGUF file, whose metadata describe a tokenizer.
             trust_remote_code: whether Python code in the folder may run; a tokenizer that needs it fails otherwise.
 
         Raises:
             CheckpointError: a file is missing or broken (the message names it), or the tokenizer is not a fast one.
         """
+        if path.is_file():
+            return cls(_load_from_gguf(path))
         if not path.is_dir():
             raise CheckpointError(f"cannot load a tokenizer from {path}: it is not a folder")
         try:
@@ -230,6 +233,18 @@ def _load_pretrained(path: Path, trust_remote_code: bool) -> Any:
     from transformers import AutoTokenizer
 
     return AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=trust_remote_code)
+
+
+def _load_from_gguf(file: Path) -> Any:
+    """Return the tokenizer that a GGUF file describes, as transformers makes it."""
+    from transformers import AutoTokenizer
+
+    with TemporaryDirectory(prefix="graftlm-") as folder:
+        (Path(folder) / file.name).symlink_to(file.resolve())  # alone: tokenizer files beside it may be another model's
+        try:
+            return AutoTokenizer.from_pretrained(folder, gguf_file=file.name, local_files_only=True)
+        except Exception as error:  # the loader raises whatever its parsers raise
+            raise CheckpointError(f"cannot load a tokenizer from {file}: {_one_line(error)[:200]}") from error
 
 
 def _names_generic_class(path: Path) -> bool:
