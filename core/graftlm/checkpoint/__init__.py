@@ -5,6 +5,7 @@ Nothing here imports torch before tensors are asked for, so that a command line 
 
 from graftlm.checkpoint.location import checkpoint_files, is_gguf, resolve_checkpoint
 from graftlm.checkpoint.model_config import DTYPES, load_model_config, torch_dtype
+from graftlm.checkpoint.progress import watch_reading
 from graftlm.checkpoint.weights import iter_weights
 
 __all__ = [
@@ -15,4 +16,5 @@ __all__ = [
     "load_model_config",
     "resolve_checkpoint",
     "torch_dtype",
+    "watch_reading",
 ]

@@ -26,7 +26,7 @@ class ModelConfig:
         vocab_size: V, rows of the embedding.
         max_position_embeddings: longest context in tokens.
         eos_token_ids: tokens that end an answer, from config.json and generation_config.json.
-        raw: the whole of config.json.
+        raw: config.json without its quantization_config: weights are decoded before a model gets them.
     """
 
     architectures: tuple[str, ...]

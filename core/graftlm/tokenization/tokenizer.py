@@ -237,14 +237,35 @@ def _load_pretrained(path: Path, trust_remote_code: bool) -> Any:
 
 def _load_from_gguf(file: Path) -> Any:
     """Return the tokenizer that a GGUF file describes, as transformers makes it."""
-    from transformers import AutoTokenizer
+    from transformers import PreTrainedTokenizerFast
 
     with TemporaryDirectory(prefix="graftlm-") as folder:
         (Path(folder) / file.name).symlink_to(file.resolve())  # alone: tokenizer files beside it may be another model's
         try:
-            return AutoTokenizer.from_pretrained(folder, gguf_file=file.name, local_files_only=True)
+            made = PreTrainedTokenizerFast.from_pretrained(folder, gguf_file=file.name, local_files_only=True)
         except Exception as error:  # the loader raises whatever its parsers raise
             raise CheckpointError(f"cannot load a tokenizer from {file}: {_one_line(error)[:200]}") from error
+    return _without_classes_own_tokens(made)
+
+
+def _without_classes_own_tokens(made: Any) -> Any:
+    """Return a tokenizer without the tokens that the class which transformers chose for it brings along.
+
+    A model has no rows for them: the file lists all tokens of its model in the vocabulary itself.
+    """
+    from tokenizers import Tokenizer as Core
+    from transformers import PreTrainedTokenizerFast
+
+    parts = json.loads(made.backend_tokenizer.to_str())
+    num_tokens = made.backend_tokenizer.get_vocab_size(with_added_tokens=False)
+    own = [token for token in parts["added_tokens"] if token["id"] < num_tokens]
+    if len(own) == len(parts["added_tokens"]):
+        return made
+    return PreTrainedTokenizerFast(
+        tokenizer_object=Core.from_str(json.dumps(parts | {"added_tokens": own})),
+        chat_template=made.chat_template,
+        **{name: text for name, text in made.special_tokens_map.items() if isinstance(text, str)},
+    )
 
 
 def _names_generic_class(path: Path) -> bool:

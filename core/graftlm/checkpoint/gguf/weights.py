@@ -112,7 +112,7 @@ class _Renaming:
         """
         if not self._architecture.rotates_neighbours or module not in self._heads:
             return tensor
-        rows = tensor.unflatten(0, (self._heads[module], -1, 2))  # [heads, D / 2, 2, ...]
+        rows = tensor.reshape(self._heads[module], -1, 2, *tensor.shape[1:])  # [heads, D / 2, 2, ...]
         return rows.transpose(1, 2).reshape(tensor.shape)
 
     def _without_offset(self, name: str, tensor: Tensor) -> Tensor:

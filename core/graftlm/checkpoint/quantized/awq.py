@@ -60,4 +60,5 @@ class AwqFormat(WeightFormat):
 
 def _in_order(numbers: Tensor) -> Tensor:
     """Return unpacked numbers, [R, N], in the order of their outputs."""
-    return numbers.unflatten(1, (-1, _PER_WORD))[..., _PLACES].flatten(1)
+    words = numbers.view(len(numbers), -1, _PER_WORD)
+    return words[..., _PLACES].flatten(1)

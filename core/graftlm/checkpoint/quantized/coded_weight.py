@@ -92,7 +92,8 @@ def unpack(words: Tensor, bits: int) -> Tensor:
     if bits == 8:
         return packed
     shifts = torch.arange(0, 8, bits, dtype=torch.uint8)
-    return ((packed[..., None] >> shifts) & (2**bits - 1)).flatten(1)
+    numbers = (packed[..., None] >> shifts) & (2**bits - 1)  # [R, bytes, 8 / bits]
+    return numbers.flatten(1)
 
 
 def consecutive_groups(num_inputs: int, group_size: int) -> Tensor | None:

@@ -57,7 +57,7 @@ class CompressedTensorsFormat(WeightFormat):
         _check_supported(settings, names)
         blocks = {read_block_size(group.get("weights") or {}, "block_structure") for group in groups} - {None}
         if len(blocks) > 1:
-            raise UnsupportedArchitectureError("The checkpoint's compressed-tensors weights have blocks of several sizes")
+            raise UnsupportedArchitectureError(f"The checkpoint's weights have blocks of several sizes: {blocks}")
         return cls(names, blocks.pop() if blocks else None)
 
     @property
@@ -120,7 +120,7 @@ def _bits(words: Tensor, num_inputs: int) -> int:
     for bits in _BITS:
         if words.dim() == 2 and words.shape[1] == -(-num_inputs * bits // 32):
             return bits
-    raise ValueError(f"weight_packed must hold {num_inputs} numbers of {' or '.join(map(str, sorted(_BITS)))} bits a row")
+    raise ValueError(f"a row of weight_packed must hold {num_inputs} numbers of one of {sorted(_BITS)} bits")
 
 
 def _zeros(zeros: Tensor | None, bits: int, num_outputs: int) -> Tensor | None:
@@ -131,4 +131,5 @@ def _zeros(zeros: Tensor | None, bits: int, num_outputs: int) -> Tensor | None:
         return None
     if zeros.dtype == torch.int8:  # of versions that did not pack them
         return zeros.short() + 2 ** (bits - 1)
-    return unpack(zeros.t(), bits)[:, :num_outputs].t()
+    by_group = unpack(zeros.t(), bits)  # [G, N] and padding
+    return by_group[:, :num_outputs].t()

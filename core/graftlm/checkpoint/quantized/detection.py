@@ -45,12 +45,13 @@ def find_weight_format(folder: Path, raw: Mapping[str, Any] | None = None) -> We
     if settings is None:
         return None
     method = settings.get("quant_method")
-    if method not in _FORMATS:
+    weight_format = _FORMATS.get(method) if isinstance(method, str) else None
+    if weight_format is None:
         raise UnsupportedArchitectureError(
             f"{folder}: the weights are quantized by {method!r}, which graftlm does not decode (it decodes "
             f"{', '.join(_FORMATS)}). Serve the plain checkpoint, with model.quantization to save memory"
         )
-    return _FORMATS[method].from_config(settings)
+    return weight_format.from_config(settings)
 
 
 def without_quantization(raw: Mapping[str, Any]) -> dict[str, Any]:

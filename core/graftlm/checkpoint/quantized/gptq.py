@@ -46,7 +46,7 @@ class GptqFormat(WeightFormat):
         """Read a quantization_config."""
         bits = settings.get("bits")
         if bits not in _BITS:
-            raise CheckpointError(f"quantization_config of gptq: bits must be one of {_BITS} to be decoded, got {bits!r}")
+            raise CheckpointError(f"quantization_config of gptq: bits must be one of {_BITS}, got {bits!r}")
         stored_as = settings.get("checkpoint_format") or "gptq"
         if settings.get("is_marlin_format"):
             stored_as = "marlin"
