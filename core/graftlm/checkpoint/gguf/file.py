@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["GGUFFile"]
 
 #: Weights decoded at a time, which bounds the memory for float32 values in between.
-_PANEL_WEIGHTS = 1 << 22
+_PANEL_WEIGHTS = 1 << 20
 
 
 class GGUFFile:

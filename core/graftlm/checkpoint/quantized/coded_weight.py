@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 __all__ = ["CodedWeight", "consecutive_groups", "unpack"]
 
 #: Weights decoded at a time, which bounds the memory for float32 values in between.
-_PANEL_WEIGHTS = 1 << 22
+_PANEL_WEIGHTS = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +92,7 @@ def unpack(words: Tensor, bits: int) -> Tensor:
     if bits == 8:
         return packed
     shifts = torch.arange(0, 8, bits, dtype=torch.uint8)
-    numbers = (packed[..., None] >> shifts) & (2**bits - 1)  # [R, bytes, 8 / bits]
+    numbers: Tensor = (packed[..., None] >> shifts) & (2**bits - 1)  # [R, bytes, 8 / bits]
     return numbers.flatten(1)
 
 

@@ -131,5 +131,5 @@ def _zeros(zeros: Tensor | None, bits: int, num_outputs: int) -> Tensor | None:
         return None
     if zeros.dtype == torch.int8:  # of versions that did not pack them
         return zeros.short() + 2 ** (bits - 1)
-    by_group = unpack(zeros.t(), bits)  # [G, N] and padding
-    return by_group[:, :num_outputs].t()
+    by_group: Tensor = unpack(zeros.t(), bits)[:, :num_outputs]
+    return by_group.t()
