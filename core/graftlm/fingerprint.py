@@ -39,7 +39,8 @@ def model_fingerprint(
     """
     digest = hashlib.blake2b(digest_size=32, person=b"graftlm-model")
     if not is_gguf(path):
-        digest.update((path / "config.json").read_bytes())
+        for file in (path / "config.json", *sorted(path.glob("quant*_config.json"))):
+            digest.update(file.read_bytes())
     digest.update(f"{dtype} {[_stored(layer) for layer in layers]}".encode())
     if quantization is not None and quantization.name is not None:
         digest.update(f"{quantization.name} {sorted(quantization.options.items())}".encode())

@@ -27,6 +27,22 @@ class TestResolve:
             with pytest.raises(CheckpointError, match="demo"):
                 resolve_checkpoint("demo")
 
+    def test_a_gguf_file_is_itself(self, tmp_path: Path) -> None:
+        file = tmp_path / "model.gguf"
+        file.touch()
+        assert resolve_checkpoint(str(file)) == file
+
+    def test_another_file_is_refused(self, tmp_path: Path) -> None:
+        file = tmp_path / "model.safetensors"
+        file.touch()
+        with pytest.raises(CheckpointError, match=r"is a file, but not a .gguf one"):
+            resolve_checkpoint(str(file))
+
+    def test_a_folder_of_gguf_files_says_to_name_one(self, tmp_path: Path) -> None:
+        (tmp_path / "model.gguf").touch()
+        with pytest.raises(CheckpointError, match=r"set model.path to the file: .*model.gguf"):
+            resolve_checkpoint(str(tmp_path))
+
     def test_a_missing_folder_is_named(self, tmp_path: Path) -> None:
         with pytest.raises(CheckpointError, match=r"org/model.*looked for the folder.*downloaded"):
             resolve_checkpoint(str(tmp_path / "org/model"))

@@ -2,6 +2,7 @@
 
 import builtins
 import logging
+import struct
 
 import gguf
 import numpy as np
@@ -151,6 +152,19 @@ def test_a_tensor_that_is_not_decoded_is_named(tmp_path):
         list(iter_weights(tmp_path / "m.gguf"))
 
 
+@pytest.mark.parametrize(
+    ("type_id", "shape", "message"),
+    [(999, (2, 2), "ggml's type 999, which the installed package gguf does not know"), (8, (2, 33), "no whole blocks")],
+)
+def test_tensors_that_the_package_cannot_know_are_named(tmp_path, type_id, shape, message):
+    name, key, architecture = (struct.pack("<Q", len(it)) + it for it in (b"w", b"general.architecture", b"llama"))
+    sizes = struct.pack("<IQQIQ", 2, *reversed(shape), type_id, 0)
+    header = b"GGUF" + struct.pack("<IQQ", 3, 1, 1) + key + struct.pack("<I", 8) + architecture
+    (tmp_path / "m.gguf").write_bytes(header + name + sizes + bytes(1000))
+    with pytest.raises(CheckpointError, match=message):
+        GGUFFile(tmp_path / "m.gguf")
+
+
 def test_an_unknown_architecture_is_refused_by_name(tmp_path):
     writer = gguf.GGUFWriter(tmp_path / "m.gguf", "rwkv7")
     finish(writer)
@@ -159,8 +173,7 @@ def test_an_unknown_architecture_is_refused_by_name(tmp_path):
 
 
 def test_a_missing_package_says_how_to_get_it(tmp_path, monkeypatch):
-    file = tmp_path / "m.gguf"
-    file.touch()
+    file = write_gguf(write_tiny_checkpoint(tmp_path / "hf"), tmp_path / "m.gguf")
     real = builtins.__import__
 
     def without_gguf(name, *args, **kwargs):

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
+from graftlm.checkpoint.gguf.layout import GGUFLayout, TensorPlace, read_layout
 from graftlm.checkpoint.location import checkpoint_files
 from graftlm.errors import CheckpointError, WeightError
 
 if TYPE_CHECKING:
     import torch
-    from gguf import GGUFReader
-    from gguf.gguf_reader import ReaderTensor
+    from gguf import GGMLQuantizationType
     from torch import Tensor
 
 __all__ = ["GGUFFile"]
@@ -35,9 +37,11 @@ class GGUFFile:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        readers = [_open(file) for file in checkpoint_files(path)]
-        self._metadata = readers[0].fields
-        self._tensors: dict[str, ReaderTensor] = {tensor.name: tensor for it in readers for tensor in it.tensors}
+        layouts = [(file, read_layout(file)) for file in checkpoint_files(path)]
+        self._metadata = layouts[0][1].metadata
+        self._tensors = {
+            place.name: _StoredTensor(file, layout, place) for file, layout in layouts for place in layout.tensors
+        }
         self._architecture = str(self.value("general.architecture"))
 
     @property
@@ -56,8 +60,7 @@ class GGUFFile:
         Args:
             key: "{arch}" in it stands for the architecture.
         """
-        field = self._metadata.get(key.replace("{arch}", self._architecture) if "{arch}" in key else key)
-        return None if field is None else field.contents()
+        return self._metadata.get(key.replace("{arch}", self._architecture) if "{arch}" in key else key)
 
     def value(self, key: str) -> Any:
         """Return an entry of the metadata.
@@ -78,12 +81,12 @@ class GGUFFile:
         return name in self._tensors
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Return a tensor's shape; GGUF's own order of dimensions is the reverse.
+        """Return a tensor's shape.
 
         Raises:
             CheckpointError: there is no such tensor.
         """
-        return tuple(int(size) for size in reversed(self._tensor(name).shape))
+        return self._tensor(name).shape
 
     def type_name(self, name: str) -> str:
         """Return how a tensor is stored, such as "F16" or "Q4_K".
@@ -91,11 +94,11 @@ class GGUFFile:
         Raises:
             CheckpointError: there is no such tensor.
         """
-        return str(self._tensor(name).tensor_type.name)
+        return self._tensor(name).kind.name
 
     def num_bytes(self, name: str) -> int:
         """Return the bytes that a tensor takes in the file."""
-        return int(self._tensor(name).n_bytes)
+        return self._tensor(name).num_bytes
 
     def read(self, name: str, dtype: torch.dtype) -> Tensor:
         """Return a tensor on the CPU.
@@ -108,50 +111,91 @@ class GGUFFile:
             CheckpointError: there is no such tensor.
             WeightError: it is stored in a way that the package `gguf` does not decode.
         """
-        import torch
+        return self._tensor(name).read(dtype)
 
-        tensor, shape = self._tensor(name), self.shape(name)
-        match self.type_name(name):
-            case "F32" | "F16":
-                return torch.from_numpy(tensor.data).view(shape)
-            case "BF16":
-                return torch.from_numpy(tensor.data.view(np.int16)).view(torch.bfloat16).view(shape)
-        return _decoded(tensor, dtype).view(shape)
-
-    def _tensor(self, name: str) -> ReaderTensor:
+    def _tensor(self, name: str) -> _StoredTensor:
         if name not in self._tensors:
             raise CheckpointError(f"{self._path} has no tensor {name!r}")
         return self._tensors[name]
 
 
-def _open(file: Path) -> GGUFReader:
+class _StoredTensor:
+    """One tensor in a file.
+
+    Args:
+        file: for messages.
+        layout: of the file.
+        place: of the tensor.
+
+    Raises:
+        CheckpointError: the file ends before the tensor does, or stores it in a way that the package `gguf` does not
+            know; or the package is missing.
+    """
+
+    def __init__(self, file: Path, layout: GGUFLayout, place: TensorPlace) -> None:
+        self.name = place.name
+        self.shape = place.shape
+        self.kind, self._row_bytes = _row_form(file, place)
+        self.num_bytes = prod(place.shape[:-1]) * self._row_bytes
+        end = place.offset + self.num_bytes
+        if end > len(layout.data):
+            raise CheckpointError(
+                f"{file} is truncated or not a GGUF file: the tensor {place.name!r} ends at byte {end} of "
+                f"{len(layout.data)}"
+            )
+        self._data = layout.data[place.offset : end]
+
+    def read(self, dtype: torch.dtype) -> Tensor:
+        """Return the values; in `dtype` where they are quantized."""
+        import torch
+
+        match self.kind.name:
+            case "F32":
+                return torch.from_numpy(self._data.view(np.float32)).view(self.shape)
+            case "F16":
+                return torch.from_numpy(self._data.view(np.float16)).view(self.shape)
+            case "BF16":
+                return torch.from_numpy(self._data.view(np.int16)).view(torch.bfloat16).view(self.shape)
+        return self._decoded(self._data.reshape(-1, self._row_bytes), dtype).view(self.shape)
+
+    def _decoded(self, rows: NDArray[np.uint8], dtype: torch.dtype) -> Tensor:
+        """Return the values of all rows, panel by panel."""
+        import torch
+        from gguf import dequantize
+
+        values = torch.empty(len(rows), self.shape[-1], dtype=dtype)
+        num_rows = max(1, _PANEL_WEIGHTS // self.shape[-1])
+        try:
+            for first in range(0, len(rows), num_rows):
+                panel = slice(first, first + num_rows)
+                values[panel] = torch.from_numpy(dequantize(rows[panel], self.kind))
+        except NotImplementedError as error:
+            raise WeightError(
+                f"The tensor {self.name!r} is stored as {self.kind.name}, which the package gguf does not decode"
+            ) from error
+        return values
+
+
+def _row_form(file: Path, place: TensorPlace) -> tuple[GGMLQuantizationType, int]:
+    """Return how a tensor is stored, and the bytes of a row: of values along the last dimension."""
     try:
-        from gguf import GGUFReader
+        from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
     except ImportError as error:
         raise CheckpointError(
             f"{file} can be read only with the package gguf, which is missing. Install it: pip install 'graftlm[gguf]'"
         ) from error
     try:
-        return GGUFReader(file, "c")  # copy-on-write: torch takes no arrays that may not be written
-    except Exception as error:  # the reader raises whatever numpy does with the bytes that it finds
-        raise CheckpointError(f"{file} is truncated or not a GGUF file ({type(error).__name__}: {error})") from error
-
-
-def _decoded(tensor: ReaderTensor, dtype: torch.dtype) -> Tensor:
-    """Return a quantized tensor's values, [rows, columns], panel by panel."""
-    import torch
-    from gguf import dequantize
-
-    rows = tensor.data.reshape(-1, tensor.data.shape[-1])
-    num_columns = int(tensor.shape[0])
-    values = torch.empty(len(rows), num_columns, dtype=dtype)
-    num_rows = max(1, _PANEL_WEIGHTS // num_columns)
-    try:
-        for first in range(0, len(rows), num_rows):
-            panel = slice(first, first + num_rows)
-            values[panel] = torch.from_numpy(dequantize(rows[panel], tensor.tensor_type))
-    except NotImplementedError as error:
-        raise WeightError(
-            f"The tensor {tensor.name!r} is stored as {tensor.tensor_type.name}, which the package gguf does not decode"
+        kind = GGMLQuantizationType(place.type_id)
+    except ValueError as error:
+        raise CheckpointError(
+            f"{file}: the tensor {place.name!r} is stored as ggml's type {place.type_id}, which the installed package "
+            f"gguf does not know"
         ) from error
-    return values
+    block_values, block_bytes = GGML_QUANT_SIZES[kind]
+    num_columns = place.shape[-1] if place.shape else 0
+    if num_columns == 0 or num_columns % block_values:
+        raise CheckpointError(
+            f"{file}: the tensor {place.name!r} is {list(place.shape)}, whose rows are no whole blocks of "
+            f"{block_values} {kind.name} values"
+        )
+    return kind, num_columns // block_values * block_bytes

@@ -15,9 +15,10 @@ from graftlm.errors import CheckpointError, UnsupportedArchitectureError
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["CompressedTensorsFormat"]
+__all__ = ["DECODED", "CompressedTensorsFormat"]
 
-_DECODED = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized")
+#: Formats of compressed-tensors that are decoded.
+DECODED = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized")
 _MIXED = "mixed-precision"  # each group of modules says its own
 _BITS = (4, 8, 2)
 
@@ -88,7 +89,7 @@ def _groups(settings: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
 
 
 def _check_supported(settings: Mapping[str, Any], names: tuple[str, ...]) -> None:
-    unknown = [name for name in names if name not in _DECODED]
+    unknown = [name for name in names if name not in DECODED]
     sparsity = (settings.get("sparsity_config") or {}).get("format", "dense")
     if sparsity != "dense":
         unknown.append(str(sparsity))
@@ -97,7 +98,7 @@ def _check_supported(settings: Mapping[str, Any], names: tuple[str, ...]) -> Non
     if unknown:
         raise UnsupportedArchitectureError(
             f"The checkpoint is quantized by compressed-tensors with {unknown[0]!r}, which graftlm does not decode (it "
-            f"decodes {', '.join(_DECODED)}). Serve the plain checkpoint, with model.quantization to save memory"
+            f"decodes {', '.join(DECODED)}). Serve the plain checkpoint, with model.quantization to save memory"
         )
 
 
@@ -130,6 +131,6 @@ def _zeros(zeros: Tensor | None, bits: int, num_outputs: int) -> Tensor | None:
     if zeros is None:
         return None
     if zeros.dtype == torch.int8:  # of versions that did not pack them
-        return zeros.short() + 2 ** (bits - 1)
-    by_group: Tensor = unpack(zeros.t(), bits)[:, :num_outputs]
-    return by_group.t()
+        shifted: Tensor = zeros.short() + 2 ** (bits - 1)
+        return shifted
+    return unpack(zeros.t(), bits)[:, :num_outputs].t()

@@ -12,10 +12,10 @@ from graftlm.checkpoint.quantized.gptq import GptqFormat
 from graftlm.checkpoint.quantized.weight_format import WeightFormat
 from graftlm.errors import CheckpointError, UnsupportedArchitectureError
 
-__all__ = ["find_weight_format", "without_quantization"]
+__all__ = ["FORMATS", "find_weight_format", "without_quantization"]
 
 #: quant_method -> its format.
-_FORMATS: Mapping[str, type[WeightFormat]] = {
+FORMATS: Mapping[str, type[WeightFormat]] = {
     "awq": AwqFormat,
     "compressed-tensors": CompressedTensorsFormat,
     "fp8": Fp8Format,
@@ -45,11 +45,11 @@ def find_weight_format(folder: Path, raw: Mapping[str, Any] | None = None) -> We
     if settings is None:
         return None
     method = settings.get("quant_method")
-    weight_format = _FORMATS.get(method) if isinstance(method, str) else None
+    weight_format = FORMATS.get(method) if isinstance(method, str) else None
     if weight_format is None:
         raise UnsupportedArchitectureError(
             f"{folder}: the weights are quantized by {method!r}, which graftlm does not decode (it decodes "
-            f"{', '.join(_FORMATS)}). Serve the plain checkpoint, with model.quantization to save memory"
+            f"{', '.join(FORMATS)}). Serve the plain checkpoint, with model.quantization to save memory"
         )
     return weight_format.from_config(settings)
 
