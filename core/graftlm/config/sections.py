@@ -105,7 +105,7 @@ class ModelSettings(Section):
 
     path: Name = Field(
         default="demo",
-        description="A checkpoint folder in Hugging Face layout, a `.gguf` file, or `demo`, the model that comes along.",
+        description="A checkpoint folder in Hugging Face layout, a .gguf file, or `demo`, the model that comes along.",
     )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         default="auto",

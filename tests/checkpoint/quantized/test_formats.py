@@ -188,6 +188,25 @@ def test_packed_compressed_tensors_are_decoded(tmp_path, bits, zeros_as, num_gro
     assert torch.equal(got[f"{MODULE}.weight"], expected_weight(codes, scales, zeros, groups))
 
 
+def test_group_indices_that_were_never_set_are_passed_over(tmp_path):
+    codes, scales, _ = draw(4)
+    tensors = {
+        "weight_packed": pack(codes, 4),
+        "weight_shape": torch.tensor([OUTPUTS, INPUTS]),
+        "weight_scale": torch.from_numpy(scales),
+        "weight_g_idx": torch.full((INPUTS,), -1, dtype=torch.int32),
+    }
+    write(tmp_path, {"quantization_config": compressed("pack-quantized")}, tensors)
+    expected = expected_weight(codes, scales, np.full_like(scales, 8), np.arange(INPUTS) // GROUP)
+    assert torch.equal(dict(iter_weights(tmp_path))[f"{MODULE}.weight"], expected)
+
+
+def test_scales_of_keys_and_values_are_passed_over(tmp_path):
+    settings = {"quant_method": "compressed-tensors", "format": "dense", "config_groups": {}, "kv_cache_scheme": {}}
+    write(tmp_path, {"quantization_config": settings}, {"weight": torch.ones(2, 2), "k_scale": torch.ones(1)})
+    assert [name for name, _ in iter_weights(tmp_path)] == [f"{MODULE}.weight"]
+
+
 def test_packed_rows_may_end_within_a_word(tmp_path):
     codes = np.random.default_rng(0).integers(0, 16, (3, 13))
     tensors = {

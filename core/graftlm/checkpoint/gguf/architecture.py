@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from graftlm.errors import UnsupportedArchitectureError
 
-__all__ = ["ARCHITECTURES", "Architecture", "find_architecture"]
+__all__ = ["ARCHITECTURES", "MISTRAL", "MIXTRAL", "Architecture", "find_architecture"]
 
 #: Tensors of a layer, without number and last part -> module in a layer.
 _LAYER = {
@@ -27,8 +27,6 @@ _GEMMA_LAYER = _LAYER | {
     "post_ffw_norm": "post_feedforward_layernorm",
 }
 _PHI_LAYER = _LAYER | {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"}
-_MIXTRAL_LAYER = _LAYER | {"ffn_gate_inp": "block_sparse_moe.gate"}
-_QWEN_MOE_LAYER = _LAYER | {"ffn_gate_inp": "mlp.gate"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,33 +50,37 @@ class Architecture:
     norm_offset: float = 0.0
 
 
-#: By the name in llama.cpp, and what else tells one class from another.
+_LLAMA = Architecture("LlamaForCausalLM", "llama", rotates_neighbours=True)
+#: What llama.cpp calls "llama" too, told apart by their metadata.
+MISTRAL = Architecture("MistralForCausalLM", "mistral", rotates_neighbours=True)
+MIXTRAL = Architecture(
+    "MixtralForCausalLM",
+    "mixtral",
+    layer=_LAYER | {"ffn_gate_inp": "block_sparse_moe.gate"},
+    experts={
+        "ffn_gate_exps": "block_sparse_moe.experts.{}.w1",
+        "ffn_down_exps": "block_sparse_moe.experts.{}.w2",
+        "ffn_up_exps": "block_sparse_moe.experts.{}.w3",
+    },
+    rotates_neighbours=True,
+)
+_QWEN3_MOE = Architecture(
+    "Qwen3MoeForCausalLM",
+    "qwen3_moe",
+    layer=_LAYER | {"ffn_gate_inp": "mlp.gate"},
+    experts={
+        "ffn_gate_exps": "mlp.experts.{}.gate_proj",
+        "ffn_down_exps": "mlp.experts.{}.down_proj",
+        "ffn_up_exps": "mlp.experts.{}.up_proj",
+    },
+)
+
+#: By the name in llama.cpp.
 ARCHITECTURES: Mapping[str, Architecture] = {
-    "llama": Architecture("LlamaForCausalLM", "llama", rotates_neighbours=True),
-    "llama with windows": Architecture("MistralForCausalLM", "mistral", rotates_neighbours=True),
-    "llama with experts": Architecture(
-        "MixtralForCausalLM",
-        "mixtral",
-        layer=_MIXTRAL_LAYER,
-        experts={
-            "ffn_gate_exps": "block_sparse_moe.experts.{}.w1",
-            "ffn_down_exps": "block_sparse_moe.experts.{}.w2",
-            "ffn_up_exps": "block_sparse_moe.experts.{}.w3",
-        },
-        rotates_neighbours=True,
-    ),
+    "llama": _LLAMA,
     "qwen2": Architecture("Qwen2ForCausalLM", "qwen2"),
     "qwen3": Architecture("Qwen3ForCausalLM", "qwen3"),
-    "qwen3moe": Architecture(
-        "Qwen3MoeForCausalLM",
-        "qwen3_moe",
-        layer=_QWEN_MOE_LAYER,
-        experts={
-            "ffn_gate_exps": "mlp.experts.{}.gate_proj",
-            "ffn_down_exps": "mlp.experts.{}.down_proj",
-            "ffn_up_exps": "mlp.experts.{}.up_proj",
-        },
-    ),
+    "qwen3moe": _QWEN3_MOE,
     "gemma2": Architecture("Gemma2ForCausalLM", "gemma2", layer=_GEMMA_LAYER, norm_offset=1.0),
     "gemma3": Architecture("Gemma3ForCausalLM", "gemma3_text", layer=_GEMMA_LAYER, norm_offset=1.0),
     "phi3": Architecture("Phi3ForCausalLM", "phi3", layer=_PHI_LAYER),
@@ -96,14 +98,11 @@ def find_architecture(name: str, *, has_windows: bool, has_experts: bool) -> Arc
     Raises:
         UnsupportedArchitectureError: files of this architecture are not read.
     """
-    if name == "llama" and has_experts:
-        name = "llama with experts"
-    elif name == "llama" and has_windows:
-        name = "llama with windows"
     if name not in ARCHITECTURES:
-        readable = ", ".join(known for known in ARCHITECTURES if " " not in known)
         raise UnsupportedArchitectureError(
-            f"The GGUF file's architecture {name!r} is not read; those that are: {readable}. Serve the model's "
-            f"safetensors checkpoint"
+            f"The GGUF file's architecture {name!r} is not read; those that are: {', '.join(ARCHITECTURES)}. Serve the "
+            f"model's safetensors checkpoint"
         )
-    return ARCHITECTURES[name]
+    if name == "llama" and has_experts:
+        return MIXTRAL
+    return MISTRAL if name == "llama" and has_windows else ARCHITECTURES[name]

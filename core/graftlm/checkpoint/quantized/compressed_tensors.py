@@ -25,10 +25,11 @@ _BITS = (4, 8, 2)
 
 @dataclass(frozen=True)
 class CompressedTensorsFormat(WeightFormat):
-    """For N outputs, K inputs, and p numbers to a word; scales and zeros for all, each output, groups or blocks:
+    """Codes, packed or not, with scales and zeros for all, for each output, for groups or for blocks.
 
-    packed: weight_packed int32 [N, K/p], weight_shape [2], weight_scale, weight_zero_point int32 [N/p, G],
-    weight_g_idx int32 [K]; else: weight int8 or float8 [N, K], weight_scale, weight_zero_point int8.
+    For N outputs, K inputs, G groups, and p numbers to a word: weight_packed int32 [N, K/p], weight_shape [2],
+    weight_scale [N, G], weight_zero_point int32 [N/p, G], weight_g_idx int32 [K]; or, where nothing is packed, weight
+    int8 or float8 [N, K], weight_scale, weight_zero_point int8.
 
     Which modules are quantized, and how, is read off their tensors: the configuration has patterns over names and
     classes of modules.
@@ -36,7 +37,7 @@ class CompressedTensorsFormat(WeightFormat):
     Attributes:
         names: of the formats that the configuration mentions, such as "pack-quantized".
         block: outputs and inputs that share a scale, if there are blocks.
-    """  # noqa: D415 - what follows is a table
+    """
 
     names: tuple[str, ...]
     block: tuple[int, int] | None
@@ -53,8 +54,8 @@ class CompressedTensorsFormat(WeightFormat):
         """Read a quantization_config."""
         groups = list(_groups(settings))
         whole = settings.get("format")
-        named = [group.get("format") for group in groups] if whole in (None, _MIXED) else [whole]
-        names = tuple(dict.fromkeys(str(name) for name in named))
+        named = [group.get("format") if whole in (None, _MIXED) else whole for group in groups]
+        names = tuple(dict.fromkeys(str(name) for name in named))  # none where keys and values alone are quantized
         _check_supported(settings, names)
         blocks = {read_block_size(group.get("weights") or {}, "block_structure") for group in groups} - {None}
         if len(blocks) > 1:
@@ -64,7 +65,7 @@ class CompressedTensorsFormat(WeightFormat):
     @property
     def summary(self) -> str:
         """The format in a few words."""
-        return f"compressed-tensors, {' and '.join(self.names)}"
+        return f"compressed-tensors, {' and '.join(self.names) or 'no weights'}"
 
     def main_part(self, parts: Set[str]) -> str | None:
         """Return "weight_packed", or "weight" where there are scales beside it."""

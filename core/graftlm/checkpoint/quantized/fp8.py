@@ -27,7 +27,7 @@ class Fp8Format(WeightFormat):
     block: tuple[int, int] | None
 
     parts: ClassVar[Set[str]] = frozenset(("weight", *_SCALES))
-    ignored: ClassVar[Set[str]] = frozenset(("input_scale", "activation_scale", "k_scale", "v_scale"))
+    ignored: ClassVar[Set[str]] = frozenset(("input_scale", "activation_scale", "q_scale", "k_scale", "v_scale"))
 
     @classmethod
     def from_config(cls, settings: Mapping[str, Any]) -> Fp8Format:

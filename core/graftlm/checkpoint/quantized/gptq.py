@@ -23,16 +23,17 @@ _ZERO_OFFSETS = {"gptq": 1, "gptq_v2": 0}
 
 @dataclass(frozen=True)
 class GptqFormat(WeightFormat):
-    """For N outputs, K inputs, G groups, and p numbers of `bits` to a word:
+    """Packed codes and zeros, and which group an input belongs to.
 
-    qweight int32 [K/p, N], qzeros int32 [G, N/p], scales [G, N], g_idx int32 [K]: the group of each input.
+    For N outputs, K inputs, G groups, and p numbers to a word: qweight int32 [K/p, N], qzeros int32 [G, N/p], scales
+    [G, N], g_idx int32 [K].
 
     Attributes:
         bits: of most weights; a module may have others, which its tensors show.
         group_size: consecutive inputs of a group; None: all.
         has_order: whether g_idx says which group an input belongs to, as activation order needs.
         zero_offset: what packed zeros are short of.
-    """  # noqa: D415 - what follows is a table
+    """
 
     bits: int
     group_size: int | None
