@@ -170,6 +170,8 @@ def test_phi3_keeps_its_long_factors(tmp_path):
         ("feed_forward_length", [96, 80], gguf.GGUFValueType.ARRAY, "the same for all"),
         ("context_length", 0, gguf.GGUFValueType.UINT32, "context_length must be"),
         ("rope.scaling.type", "ntk", gguf.GGUFValueType.STRING, "'ntk'"),
+        ("rope.freq_base", "high", gguf.GGUFValueType.STRING, "rope.freq_base must be a number above 0, got 'high'"),
+        ("attention.head_count", True, gguf.GGUFValueType.BOOL, "head_count must be a whole number above 0"),
     ],
 )
 def test_metadata_that_config_json_cannot_say_are_refused(tmp_path, key, value, value_type, message):

@@ -75,6 +75,7 @@ KEY = struct.pack("<Q", 1) + b"k"
         (HEADER + KEY + struct.pack("<I", 13), "type 13, which is unknown"),
         (HEADER + KEY + struct.pack("<IIQ", 9, 9, 1), "type 9, which is unknown"),
         (HEADER + KEY + struct.pack("<IIQ", 9, 8, 2**60), "truncated or not a GGUF file"),
+        (HEADER + KEY + struct.pack("<IIQQ", 9, 8, 2, 2**63), "truncated or not a GGUF file"),
         (HEADER + KEY + struct.pack("<IIQ", 9, 4, 2**60), "are needed"),
         (b"GGUF" + struct.pack("<IQQ", 3, 1, 0) + KEY + struct.pack("<I", 9), "9 dimensions, expected 4"),
         (HEADER + struct.pack("<Q", 17) + b"general.alignment" + struct.pack("<II", 4, 0), "general.alignment"),

@@ -1,8 +1,8 @@
 """The tensors of a GGUF file are those of the checkpoint that it was made from, up to what quantizing them changed."""
 
-import builtins
 import logging
 import struct
+import sys
 
 import gguf
 import numpy as np
@@ -165,6 +165,19 @@ def test_tensors_that_the_package_cannot_know_are_named(tmp_path, type_id, shape
         GGUFFile(tmp_path / "m.gguf")
 
 
+def test_heads_that_do_not_divide_the_rows_are_named(tmp_path):
+    metadata = {"llama.attention.head_count": (3, gguf.GGUFValueType.UINT32)}
+    file = write_gguf(write_tiny_checkpoint(tmp_path / "hf"), tmp_path / "m.gguf", metadata=metadata)
+    with pytest.raises(WeightError, match=r"'blk.0.attn_q.weight' is \[64, 64\], whose rows are not those of 3 heads"):
+        list(iter_weights(file))
+
+
+def test_a_file_that_names_no_architecture_is_refused(tmp_path):
+    (tmp_path / "m.gguf").write_bytes(b"GGUF" + struct.pack("<IQQ", 3, 0, 0) + bytes(8))
+    with pytest.raises(CheckpointError, match=r"has no general.architecture"):
+        iter_weights(tmp_path / "m.gguf")
+
+
 def test_an_unknown_architecture_is_refused_by_name(tmp_path):
     writer = gguf.GGUFWriter(tmp_path / "m.gguf", "rwkv7")
     finish(writer)
@@ -174,13 +187,6 @@ def test_an_unknown_architecture_is_refused_by_name(tmp_path):
 
 def test_a_missing_package_says_how_to_get_it(tmp_path, monkeypatch):
     file = write_gguf(write_tiny_checkpoint(tmp_path / "hf"), tmp_path / "m.gguf")
-    real = builtins.__import__
-
-    def without_gguf(name, *args, **kwargs):
-        if name == "gguf":
-            raise ModuleNotFoundError("No module named 'gguf'", name="gguf")
-        return real(name, *args, **kwargs)
-
-    monkeypatch.setattr(builtins, "__import__", without_gguf)
+    monkeypatch.setitem(sys.modules, "gguf", None)  # what is None there cannot be imported
     with pytest.raises(CheckpointError, match=r"pip install 'graftlm\[gguf\]'"):
         iter_weights(file)

@@ -414,6 +414,9 @@ def test_tensors_that_are_not_what_a_format_asks_for_are_named(tmp_path, setting
         (compressed("marlin-24"), "'marlin-24'"),
         (compressed("pack-quantized", sparsity_config={"format": "sparse-24-bitmask"}), "'sparse-24-bitmask'"),
         (compressed("pack-quantized", transform_config={"config_groups": {"u": {}}}), "'transform_config'"),
+        (compressed("pack-quantized", sparsity_config=["dense"]), "an object for sparsity_config"),
+        (compressed("pack-quantized", ["int4"]), "an object for weights"),
+        ({"quant_method": "gptq", "bits": 4, "checkpoint_format": ["gptq"]}, "for one kernel"),
         ({"quant_method": "compressed-tensors", "format": "pack-quantized"}, "config_groups"),
         (
             {

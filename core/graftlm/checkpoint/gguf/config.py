@@ -5,12 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from graftlm.checkpoint.gguf.architecture import Architecture, find_architecture
 from graftlm.checkpoint.gguf.file import GGUFFile
 from graftlm.checkpoint.gguf.rope import rope_parameters
-from graftlm.errors import CheckpointError
 
 __all__ = ["architecture_of", "load_gguf_config"]
 
@@ -34,13 +31,14 @@ def load_gguf_config(path: Path) -> dict[str, Any]:
     file = GGUFFile(path)
     architecture = architecture_of(file)
     sizes = _sizes(file)
+    ends = [token_id for key in _END_KEYS if (token_id := file.get(key)) is not None]
     return sizes | _family(file, architecture, sizes) | {
         "architectures": [architecture.class_name],
         "model_type": architecture.model_type,
         "dtype": _DTYPES.get(file.type_name("blk.0.attn_output.weight"), "bfloat16"),
         "tie_word_embeddings": "output.weight" not in file,
         "bos_token_id": file.get("tokenizer.ggml.bos_token_id"),
-        "eos_token_id": list(dict.fromkeys(ids for key in _END_KEYS if (ids := file.get(key)) is not None)) or None,
+        "eos_token_id": list(dict.fromkeys(ends)) or None,
     }  # fmt: skip
 
 
@@ -58,18 +56,18 @@ def architecture_of(file: GGUFFile) -> Architecture:
 
 
 def _sizes(file: GGUFFile) -> dict[str, Any]:
-    hidden_size, num_heads = _size(file, "embedding_length"), _size(file, "attention.head_count")
-    head_dim = file.get("{arch}.attention.key_length") or hidden_size // num_heads
+    hidden_size, num_heads = file.size("{arch}.embedding_length"), file.size("{arch}.attention.head_count")
+    head_dim = file.size("{arch}.attention.key_length", default=max(1, hidden_size // num_heads))
     return {
         "vocab_size": file.shape(_EMBEDDING)[0],
         "hidden_size": hidden_size,
-        "intermediate_size": _size(file, "feed_forward_length"),
-        "num_hidden_layers": _size(file, "block_count"),
+        "intermediate_size": file.size("{arch}.feed_forward_length"),
+        "num_hidden_layers": file.size("{arch}.block_count"),
         "num_attention_heads": num_heads,
-        "num_key_value_heads": _size(file, "attention.head_count_kv", default=num_heads),
+        "num_key_value_heads": file.size("{arch}.attention.head_count_kv", default=num_heads),
         "head_dim": head_dim,
-        "max_position_embeddings": _size(file, "context_length"),
-        "rms_norm_eps": _shortest(file.value("{arch}.attention.layer_norm_rms_epsilon")),
+        "max_position_embeddings": file.size("{arch}.context_length"),
+        "rms_norm_eps": file.number("{arch}.attention.layer_norm_rms_epsilon"),
         "attention_bias": "blk.0.attn_q.bias" in file,
         "rope_parameters": rope_parameters(file, head_dim),
     }
@@ -81,14 +79,17 @@ def _family(file: GGUFFile, architecture: Architecture, sizes: dict[str, Any]) -
         case "llama":
             return {"mlp_bias": "blk.0.ffn_gate.bias" in file}
         case "mistral":
-            return {"sliding_window": _size(file, "attention.sliding_window")}
+            return {"sliding_window": file.size("{arch}.attention.sliding_window")}
         case "mixtral":
-            return {"num_local_experts": _size(file, "expert_count"), "num_experts_per_tok": _experts_used(file)}
+            return {
+                "num_local_experts": file.size("{arch}.expert_count"),
+                "num_experts_per_tok": file.size("{arch}.expert_used_count"),
+            }
         case "qwen3_moe":
             return {
-                "num_experts": _size(file, "expert_count"),
-                "num_experts_per_tok": _experts_used(file),
-                "moe_intermediate_size": _size(file, "expert_feed_forward_length"),
+                "num_experts": file.size("{arch}.expert_count"),
+                "num_experts_per_tok": file.size("{arch}.expert_used_count"),
+                "moe_intermediate_size": file.size("{arch}.expert_feed_forward_length"),
                 "norm_topk_prob": True,
                 "decoder_sparse_step": 1,
                 "mlp_only_layers": [],
@@ -104,44 +105,21 @@ def _gemma(file: GGUFFile, sizes: dict[str, Any]) -> dict[str, Any]:
     is_27b = sizes["num_hidden_layers"] == _GEMMA_27B_LAYERS[file.architecture]
     scalar = sizes["hidden_size"] // sizes["num_attention_heads"] if is_27b else sizes["head_dim"]
     caps = {
-        name: None if (cap := file.get(f"{{arch}}.{name}")) is None else _shortest(cap)
+        name: file.number(f"{{arch}}.{name}") if file.get(f"{{arch}}.{name}") else None
         for name in ("attn_logit_softcapping", "final_logit_softcapping")
     }
     return {
         "hidden_activation": "gelu_pytorch_tanh",
         "query_pre_attn_scalar": scalar,
-        "sliding_window": _size(file, "attention.sliding_window"),
+        "sliding_window": file.size("{arch}.attention.sliding_window"),
         **caps,
     }
 
 
 def _phi3(file: GGUFFile, sizes: dict[str, Any]) -> dict[str, Any]:
-    original = file.get("{arch}.rope.scaling.original_context_length")
+    head_dim, context_len = sizes["head_dim"], sizes["max_position_embeddings"]
     return {
-        "sliding_window": file.get("{arch}.attention.sliding_window") or None,
-        "original_max_position_embeddings": original or sizes["max_position_embeddings"],
-        "partial_rotary_factor": _size(file, "rope.dimension_count", default=sizes["head_dim"]) / sizes["head_dim"],
+        "sliding_window": file.get("{arch}.attention.sliding_window") or None,  # the converter writes 0 for none
+        "original_max_position_embeddings": file.size("{arch}.rope.scaling.original_context_length", context_len),
+        "partial_rotary_factor": file.size("{arch}.rope.dimension_count", head_dim) / head_dim,
     }
-
-
-def _experts_used(file: GGUFFile) -> int:
-    return _size(file, "expert_used_count")
-
-
-def _size(file: GGUFFile, key: str, default: int | None = None) -> int:
-    """Read a size; where a file gives one for each layer, they have to be equal."""
-    key = f"{{arch}}.{key}"
-    value = file.get(key) if default is not None else file.value(key)
-    value = default if value is None else value
-    values = set(value) if isinstance(value, list) else {value}
-    if len(values) != 1 or not isinstance(size := values.pop(), int) or size <= 0:
-        raise CheckpointError(
-            f"{file.path}: {key.replace('{arch}', file.architecture)} must be a whole number above 0, the same for all "
-            f"layers, got {value!r}"
-        )
-    return size
-
-
-def _shortest(number: float) -> float:
-    """Return the shortest decimal that a float32 of the metadata stands for: 1e-6, not 9.999999974752427e-07."""
-    return float(str(np.float32(number)))

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
-from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from gguf import GGMLQuantizationType
     from torch import Tensor
 
-__all__ = ["GGUFFile"]
+__all__ = ["GGUFFile", "shortest"]
 
 #: Weights decoded at a time, which bounds the memory for float32 values in between.
 _PANEL_WEIGHTS = 1 << 20
@@ -42,7 +42,8 @@ class GGUFFile:
         self._tensors = {
             place.name: _StoredTensor(file, layout, place) for file, layout in layouts for place in layout.tensors
         }
-        self._architecture = str(self.value("general.architecture"))
+        self._architecture = ""
+        self._architecture = str(self._value("general.architecture"))
 
     @property
     def path(self) -> Path:
@@ -62,16 +63,48 @@ class GGUFFile:
         """
         return self._metadata.get(key.replace("{arch}", self._architecture) if "{arch}" in key else key)
 
-    def value(self, key: str) -> Any:
-        """Return an entry of the metadata.
+    def size(self, key: str, default: int | None = None) -> int:
+        """Return a whole number above 0; where the file gives one for each layer, they have to be equal.
+
+        Args:
+            key: as for `get`.
+            default: for a file that has none; None: it must have one.
 
         Raises:
-            CheckpointError: there is none.
+            CheckpointError: there is none, or it is something else.
         """
+        value = self._value(key, default)
+        values = set(value) if isinstance(value, list) else {value}
+        size = values.pop() if len(values) == 1 else None
+        if isinstance(size, bool) or not isinstance(size, int) or size <= 0:
+            raise self._wrong(key, "a whole number above 0, the same for all layers", value)
+        return size
+
+    def number(self, key: str, default: float | None = None) -> float:
+        """Return a number above 0, as `shortest` has it: 1e-6, not 9.999999974752427e-07.
+
+        Args:
+            key: as for `get`.
+            default: for a file that has none; None: it must have one.
+
+        Raises:
+            CheckpointError: there is none, or it is something else.
+        """
+        value = self._value(key, default)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+            raise self._wrong(key, "a number above 0", value)
+        return shortest(value)
+
+    def _value(self, key: str, default: float | None = None) -> Any:
         value = self.get(key)
+        value = default if value is None else value
         if value is None:
             raise CheckpointError(f"{self._path} has no {key.replace('{arch}', self._architecture)} in its metadata")
         return value
+
+    def _wrong(self, key: str, expected: str, value: object) -> CheckpointError:
+        key = key.replace("{arch}", self._architecture)
+        return CheckpointError(f"{self._path}: {key} must be {expected}, got {value!r}")
 
     def __iter__(self) -> Iterator[str]:
         """Yield the names of all tensors, in the order they lie in."""
@@ -119,6 +152,11 @@ class GGUFFile:
         return self._tensors[name]
 
 
+def shortest(number: float) -> float:
+    """Return the shortest decimal that rounds to the same float32 as a number does."""
+    return float(str(np.float32(number)))
+
+
 class _StoredTensor:
     """One tensor in a file.
 
@@ -136,7 +174,7 @@ class _StoredTensor:
         self.name = place.name
         self.shape = place.shape
         self.kind, self._row_bytes = _row_form(file, place)
-        self.num_bytes = prod(place.shape[:-1]) * self._row_bytes
+        self.num_bytes = math.prod(place.shape[:-1]) * self._row_bytes
         end = place.offset + self.num_bytes
         if end > len(layout.data):
             raise CheckpointError(

@@ -72,7 +72,7 @@ def read_layout(file: Path) -> GGUFLayout:
         return _parse(data)
     except OSError as error:
         raise CheckpointError(f"{file} cannot be read: {error.strerror}") from error
-    except (ValueError, struct.error) as error:
+    except (ValueError, OverflowError, struct.error) as error:
         raise CheckpointError(f"{file} is truncated or not a GGUF file: {error}") from error
 
 

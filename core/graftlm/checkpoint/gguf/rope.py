@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from graftlm.checkpoint.gguf.file import GGUFFile, shortest
 from graftlm.errors import UnsupportedArchitectureError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from graftlm.checkpoint.gguf.file import GGUFFile
-
 __all__ = ["rope_parameters"]
 
 _THETA = 10_000.0  # where a file gives none
+_FACTOR, _CONTEXT = "{arch}.rope.scaling.factor", "{arch}.rope.scaling.original_context_length"
 _LLAMA3_FACTORS = "rope_freqs.weight"
 _LONG_FACTORS, _SHORT_FACTORS = "rope_factors_long.weight", "rope_factors_short.weight"
 #: Of every Llama 3 rope: waves that fit fewer times into the original context are slowed down, those that fit more
@@ -32,11 +32,11 @@ def rope_parameters(file: GGUFFile, head_dim: int) -> dict[str, Any]:
     Raises:
         UnsupportedArchitectureError: the file scales its rope in a way that config.json cannot say.
     """
-    theta = float(file.get("{arch}.rope.freq_base") or _THETA)
+    theta = file.number("{arch}.rope.freq_base", _THETA)
     scaled = _scaling(file, theta, head_dim) | {"rope_theta": theta}
     if file.architecture != "gemma3":
         return scaled
-    local = float(file.get("{arch}.rope.freq_base_swa") or _THETA)
+    local = file.number("{arch}.rope.freq_base_swa", _THETA)
     return {"full_attention": scaled, "sliding_attention": {"rope_type": "default", "rope_theta": local}}
 
 
@@ -46,33 +46,31 @@ def _scaling(file: GGUFFile, theta: float, head_dim: int) -> dict[str, Any]:
     if _LONG_FACTORS in file:
         return _longrope(file)
     kind = file.get("{arch}.rope.scaling.type")
-    factor = file.get("{arch}.rope.scaling.factor")
-    original = file.get("{arch}.rope.scaling.original_context_length")
     match kind:
         case None | "none":
             return {"rope_type": "default"}
         case "linear":
-            return {"rope_type": "linear", "factor": float(factor or 1.0)}
+            return {"rope_type": "linear", "factor": file.number(_FACTOR, 1.0)}
         case "yarn":
-            context = {} if original is None else {"original_max_position_embeddings": original}
-            return {"rope_type": "yarn", "factor": float(factor or 1.0), **context}
+            context = {"original_max_position_embeddings": file.size(_CONTEXT)} if file.get(_CONTEXT) else {}
+            return {"rope_type": "yarn", "factor": file.number(_FACTOR, 1.0), **context}
     raise UnsupportedArchitectureError(f"{file.path} scales its rope by {kind!r}; graftlm knows none, linear and yarn")
 
 
 def _longrope(file: GGUFFile) -> dict[str, Any]:
-    attention_factor = file.get("{arch}.rope.scaling.attn_factor")
+    scale = "{arch}.rope.scaling.attn_factor"
     return {
         "rope_type": "longrope",
         "long_factor": _floats(file, _LONG_FACTORS),
         "short_factor": _floats(file, _SHORT_FACTORS),
-        **({} if attention_factor is None else {"attention_factor": float(attention_factor)}),
+        **({"attention_factor": file.number(scale)} if file.get(scale) else {}),
     }
 
 
 def _floats(file: GGUFFile, name: str) -> list[float]:
     import torch
 
-    return [float(str(np.float32(value))) for value in file.read(name, torch.float32).tolist()]
+    return [shortest(value) for value in file.read(name, torch.float32).tolist()]
 
 
 def _llama3(factors: Sequence[float], theta: float, head_dim: int) -> dict[str, Any]:

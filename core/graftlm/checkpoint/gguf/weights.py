@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from graftlm.checkpoint.gguf.architecture import Architecture
 from graftlm.checkpoint.gguf.config import architecture_of
 from graftlm.checkpoint.gguf.file import GGUFFile
+from graftlm.errors import WeightError
 
 if TYPE_CHECKING:
     import torch
@@ -84,8 +85,8 @@ class _Renaming:
 
     def __init__(self, file: GGUFFile, architecture: Architecture) -> None:
         self._architecture = architecture
-        num_heads = file.value("{arch}.attention.head_count")
-        self._heads = {"attn_q": num_heads, "attn_k": file.get("{arch}.attention.head_count_kv") or num_heads}
+        num_heads = file.size("{arch}.attention.head_count")
+        self._heads = {"attn_q": num_heads, "attn_k": file.size("{arch}.attention.head_count_kv", num_heads)}
 
     def tensors(self, name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
         """Yield what a tensor of the file is in a Hugging Face checkpoint; experts one by one."""
@@ -99,12 +100,12 @@ class _Renaming:
             for i, expert in enumerate(tensor):
                 yield f"{prefix}.{template.format(i)}.{part}", expert
         elif module in self._architecture.layer:
-            value = self._without_offset(name, self._by_halves(module, tensor))
+            value = self._without_offset(name, self._by_halves(name, module, tensor))
             yield f"{prefix}.{self._architecture.layer[module]}.{part}", value
         else:
             yield name, tensor
 
-    def _by_halves(self, module: str, tensor: Tensor) -> Tensor:
+    def _by_halves(self, name: str, module: str, tensor: Tensor) -> Tensor:
         """Return query and key projections in the order that rotates the halves of a head against each other.
 
         Rows of a head are (x0, y0, x1, y1, ...) in the file, if the architecture rotates neighbours, and
@@ -112,7 +113,12 @@ class _Renaming:
         """
         if not self._architecture.rotates_neighbours or module not in self._heads:
             return tensor
-        rows = tensor.reshape(self._heads[module], -1, 2, *tensor.shape[1:])  # [heads, D / 2, 2, ...]
+        num_heads = self._heads[module]
+        if tensor.shape[0] % (2 * num_heads):
+            raise WeightError(
+                f"The tensor {name!r} is {list(tensor.shape)}, whose rows are not those of {num_heads} heads"
+            )
+        rows = tensor.reshape(num_heads, -1, 2, *tensor.shape[1:])  # [heads, D / 2, 2, ...]
         return rows.transpose(1, 2).reshape(tensor.shape)
 
     def _without_offset(self, name: str, tensor: Tensor) -> Tensor:

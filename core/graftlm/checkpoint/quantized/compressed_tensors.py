@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from graftlm.checkpoint.quantized.coded_weight import CodedWeight, unpack
 from graftlm.checkpoint.quantized.scale_grid import as_grid, scaled_codes
-from graftlm.checkpoint.quantized.settings import read_block_size
+from graftlm.checkpoint.quantized.settings import read_block_size, read_object
 from graftlm.checkpoint.quantized.weight_format import WeightFormat, WeightParts
 from graftlm.errors import CheckpointError, UnsupportedArchitectureError
 
@@ -57,7 +57,7 @@ class CompressedTensorsFormat(WeightFormat):
         named = [group.get("format") if whole in (None, _MIXED) else whole for group in groups]
         names = tuple(dict.fromkeys(str(name) for name in named))  # none where keys and values alone are quantized
         _check_supported(settings, names)
-        blocks = {read_block_size(group.get("weights") or {}, "block_structure") for group in groups} - {None}
+        blocks = {read_block_size(read_object(group, "weights"), "block_structure") for group in groups} - {None}
         if len(blocks) > 1:
             raise UnsupportedArchitectureError(f"The checkpoint's weights have blocks of several sizes: {blocks}")
         return cls(names, blocks.pop() if blocks else None)
@@ -91,10 +91,10 @@ def _groups(settings: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
 
 def _check_supported(settings: Mapping[str, Any], names: tuple[str, ...]) -> None:
     unknown = [name for name in names if name not in DECODED]
-    sparsity = (settings.get("sparsity_config") or {}).get("format", "dense")
+    sparsity = read_object(settings, "sparsity_config").get("format", "dense")
     if sparsity != "dense":
         unknown.append(str(sparsity))
-    if (settings.get("transform_config") or {}).get("config_groups"):
+    if read_object(settings, "transform_config").get("config_groups"):
         unknown.append("transform_config")  # rotates activations between layers
     if unknown:
         raise UnsupportedArchitectureError(

@@ -48,7 +48,7 @@ class GptqFormat(WeightFormat):
         bits = settings.get("bits")
         if bits not in _BITS:
             raise CheckpointError(f"quantization_config of gptq: bits must be one of {_BITS}, got {bits!r}")
-        stored_as = settings.get("checkpoint_format") or "gptq"
+        stored_as = str(settings.get("checkpoint_format") or "gptq")
         if settings.get("is_marlin_format"):
             stored_as = "marlin"
         if stored_as not in _ZERO_OFFSETS:

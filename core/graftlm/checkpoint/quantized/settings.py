@@ -5,7 +5,20 @@ from typing import Any
 
 from graftlm.errors import CheckpointError
 
-__all__ = ["read_block_size", "read_group_size"]
+__all__ = ["read_block_size", "read_group_size", "read_object"]
+
+
+def read_object(settings: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """Read an object; absent or null: an empty one.
+
+    Raises:
+        CheckpointError: it is something else.
+    """
+    value = settings.get(name)
+    value = {} if value is None else value
+    if not isinstance(value, Mapping):
+        raise CheckpointError(f"quantization_config needs an object for {name}, got {value!r}")
+    return value
 
 
 def read_group_size(settings: Mapping[str, Any], name: str) -> int | None:
