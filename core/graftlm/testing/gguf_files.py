@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +30,16 @@ _SIZES = {
     "rms_norm_eps": "add_layer_norm_rms_eps",
     "head_dim": "add_key_length",
     "sliding_window": "add_sliding_window",
+    "num_local_experts": "add_expert_count",
+    "num_experts": "add_expert_count",
+    "num_experts_per_tok": "add_expert_used_count",
+    "moe_intermediate_size": "add_expert_feed_forward_length",
     "attn_logit_softcapping": "add_attn_logit_softcapping",
     "final_logit_softcapping": "add_final_logit_softcapping",
 }
+
+
+_EXPERT = re.compile(r"(?P<before>.*\.experts)\.(?P<number>\d+)(?P<after>\..*)")
 
 
 def write_gguf(
@@ -49,7 +58,8 @@ def write_gguf(
     Args:
         checkpoint: the folder.
         file: to write.
-        architecture: llama.cpp's name: llama (Mistral's too), qwen2, qwen3, gemma2 or gemma3.
+        architecture: llama.cpp's name: llama (Mistral's and Mixtral's too), qwen2, qwen3, qwen3moe, gemma2, gemma3
+            or phi3.
         kind: what matrices are stored as: F32, F16, BF16, Q8_0, Q4_0, ...; norms and biases are F32.
         tokenizer: whether to write the checkpoint's tokenizer, a byte-level BPE.
         metadata: entries with their types, which replace those of the checkpoint.
@@ -84,11 +94,18 @@ def _add_config(writer: GGUFWriter, config: Mapping[str, Any]) -> None:
     by_layer_type: Mapping[str, Any] = config["rope_parameters"]
     rope = by_layer_type.get("full_attention", by_layer_type)
     writer.add_rope_freq_base(rope["rope_theta"])
-    if rope["rope_type"] != "default":
+    writer.add_rope_dimension_count(round(config["head_dim"] * rope.get("partial_rotary_factor", 1)))
+    if rope["rope_type"] in ("linear", "yarn"):
         writer.add_rope_scaling_type(gguf.RopeScalingType(rope["rope_type"]))
         writer.add_rope_scaling_factor(rope["factor"])
-    if "original_max_position_embeddings" in rope:
-        writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+    original = rope.get("original_max_position_embeddings", config.get("original_max_position_embeddings"))
+    if original is not None:
+        writer.add_rope_scaling_orig_ctx_len(original)
+    if "attention_factor" in rope:
+        writer.add_rope_scaling_attn_factors(rope["attention_factor"])
+    for name, tensor in (("long_factor", "rope_factors_long"), ("short_factor", "rope_factors_short")):
+        if name in rope:
+            writer.add_tensor(f"{tensor}.weight", np.array(rope[name], dtype=np.float32))
 
 
 def _add_tokenizer(writer: GGUFWriter, checkpoint: Path) -> None:
@@ -116,7 +133,7 @@ def _weights(
     known = {name: key for key, name in gguf.MODEL_ARCH_NAMES.items()}
     names = gguf.get_tensor_name_map(known[architecture], config["num_hidden_layers"])
     heads = {"q_proj": config["num_attention_heads"], "k_proj": config["num_key_value_heads"]}
-    for name, tensor in iter_weights(checkpoint):
+    for name, tensor in _with_stacked_experts(iter_weights(checkpoint)):
         module, _, part = name.rpartition(".")
         value: NDArray[np.float32] = tensor.to(torch.float32).numpy()
         projection = module.rpartition(".")[2]
@@ -125,6 +142,19 @@ def _weights(
         if architecture.startswith("gemma") and module.endswith("norm"):
             value = value + 1
         yield f"{names.get_name(module)}.{part}", np.ascontiguousarray(value)
+
+
+def _with_stacked_experts(weights: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield a layer's experts as one tensor, under a name without their number."""
+    experts: defaultdict[str, dict[int, torch.Tensor]] = defaultdict(dict)
+    for name, tensor in weights:
+        match = _EXPERT.fullmatch(name)
+        if match is None:
+            yield name, tensor
+        else:
+            experts[match["before"] + match["after"]][int(match["number"])] = tensor
+    for name, numbered in experts.items():
+        yield name, torch.stack([numbered[number] for number in sorted(numbered)])
 
 
 def _in_pairs(rows: NDArray[np.float32], num_heads: int) -> NDArray[np.float32]:

@@ -20,6 +20,9 @@ FAMILIES = {
     "mistral": ("llama", {}),
     "qwen2": ("qwen2", {"tie_word_embeddings": True}),
     "qwen3": ("qwen3", {}),
+    "mixtral": ("llama", {}),
+    "qwen3_moe": ("qwen3moe", {}),
+    "phi3": ("phi3", {}),
     "gemma2": ("gemma2", {"tie_word_embeddings": True}),
     "gemma3_text": ("gemma3", {"tie_word_embeddings": True}),
 }

@@ -82,6 +82,7 @@ def _family(file: GGUFFile, architecture: Architecture, sizes: dict[str, Any]) -
             return {"sliding_window": file.size("{arch}.attention.sliding_window")}
         case "mixtral":
             return {
+                "sliding_window": None,
                 "num_local_experts": file.size("{arch}.expert_count"),
                 "num_experts_per_tok": file.size("{arch}.expert_used_count"),
             }
