@@ -25,8 +25,8 @@ def load_model_config(path: Path) -> ModelConfig:
     """Read what a checkpoint says of its model.
 
     Of a folder: config.json, and the end-of-sequence tokens of generation_config.json. Of a GGUF file: its metadata, as
-    the config.json that it was made from. What concerns weights that `iter_weights` decodes is left out of `raw`: to a
-    model they are plain.
+    the config.json that it was made from. The quantization_config of weights that `iter_weights` decodes is left out of
+    `raw`: to a model they are plain.
 
     Raises:
         CheckpointError: a file is missing, is not what it says, or lacks an entry.
@@ -39,11 +39,12 @@ def load_model_config(path: Path) -> ModelConfig:
         return _model_config(raw, _token_ids(raw, path), path)
     file = path / "config.json"
     raw = read_json(file)
-    find_weight_format(path, raw)
+    if find_weight_format(path, raw) is not None:
+        raw = without_quantization(raw)
     generation_file = path / "generation_config.json"
     generation = read_json(generation_file) if generation_file.exists() else {}
     eos = (*_token_ids(raw, file), *_token_ids(generation, generation_file))
-    return _model_config(without_quantization(raw), eos, file)
+    return _model_config(raw, eos, file)
 
 
 def _model_config(raw: Mapping[str, Any], eos: tuple[int, ...], file: Path) -> ModelConfig:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from graftlm.contracts import AttentionLayer, ModelConfig
-from graftlm.errors import CheckpointError
+from graftlm.errors import CheckpointError, UnsupportedArchitectureError
 
 __all__ = ["DecoderShape", "read_flag", "read_layer_types", "read_number", "read_size"]
 
@@ -77,8 +77,10 @@ class DecoderShape:
 
         Raises:
             CheckpointError: a size is missing, or the sizes do not fit together.
+            UnsupportedArchitectureError: the weights are quantized in a format that is not decoded.
         """
         raw = config.raw
+        _check_plain(raw)
         hidden_size, num_heads = read_size(raw, "hidden_size"), read_size(raw, "num_attention_heads")
         shape = cls(
             vocab_size=config.vocab_size,
@@ -157,6 +159,16 @@ def read_layer_types(raw: Mapping[str, Any], default: Sequence[str]) -> tuple[st
             f"config.json needs layer_types as {len(default)} of {' or '.join(_LAYER_TYPES)}, got {types!r}"
         )
     return tuple(types)
+
+
+def _check_plain(raw: Mapping[str, Any]) -> None:
+    quantization = raw.get("quantization_config")
+    if quantization:
+        method = quantization.get("quant_method", "unknown") if isinstance(quantization, Mapping) else quantization
+        raise UnsupportedArchitectureError(
+            f"The checkpoint's weights are quantized by {method!r}, which neither graftlm nor this model decodes. "
+            f"Serve the plain checkpoint, with model.quantization to save memory"
+        )
 
 
 def _read_eps(raw: Mapping[str, Any]) -> float:

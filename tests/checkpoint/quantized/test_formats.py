@@ -397,11 +397,6 @@ def test_tensors_that_are_not_what_a_format_asks_for_are_named(tmp_path, setting
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "by 'bitsandbytes', which graftlm does not decode"),
-        ({"quant_method": "mxfp4"}, "'mxfp4'.*awq, compressed-tensors, fp8, gptq.*model.quantization"),
-        ({"quant_method": "hqq"}, "'hqq'"),
-        ({"bits": 4}, "None"),
-        ({"quant_method": ["gptq"]}, "gptq"),
         (["gptq"], "must be an object"),
         ({"quant_method": "gptq", "bits": 3}, "bits must be one of"),
         ({"quant_method": "gptq", "bits": 4, "group_size": "all"}, "whole numbers above 0 for group_size"),
@@ -442,3 +437,12 @@ def test_what_is_not_decoded_is_refused_when_the_configuration_is_read(tmp_path,
     write(tmp_path, {"quantization_config": settings}, {})
     with pytest.raises(ModelError, match=message):
         load_model_config(tmp_path)
+
+
+@pytest.mark.parametrize("settings", [{"quant_method": "mxfp4"}, {"quant_method": ["gptq"]}, {"bits": 4}])
+def test_formats_that_are_not_known_are_for_the_model_to_read_or_refuse(tmp_path, settings):
+    tensors = {"blocks": torch.zeros(2, 2, dtype=torch.uint8)}
+    write(tmp_path, {"quantization_config": settings}, tensors)
+    assert load_model_config(tmp_path).raw["quantization_config"] == settings
+    ((name, got),) = iter_weights(tmp_path)
+    assert (name, got.dtype) == (f"{MODULE}.blocks", torch.uint8)

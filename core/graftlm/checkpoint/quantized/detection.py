@@ -10,7 +10,7 @@ from graftlm.checkpoint.quantized.compressed_tensors import CompressedTensorsFor
 from graftlm.checkpoint.quantized.fp8 import Fp8Format
 from graftlm.checkpoint.quantized.gptq import GptqFormat
 from graftlm.checkpoint.quantized.weight_format import WeightFormat
-from graftlm.errors import CheckpointError, UnsupportedArchitectureError
+from graftlm.errors import CheckpointError
 
 __all__ = ["FORMATS", "find_weight_format", "without_quantization"]
 
@@ -28,7 +28,7 @@ _FILES = {"quantize_config.json": "gptq", "quant_config.json": "awq"}
 
 
 def find_weight_format(folder: Path, raw: Mapping[str, Any] | None = None) -> WeightFormat | None:
-    """Return the format of a checkpoint's quantized weights, or None if they are plain.
+    """Return the format of a checkpoint's quantized weights; None if they are plain, or for the model to read.
 
     Args:
         folder: of the checkpoint.
@@ -36,7 +36,7 @@ def find_weight_format(folder: Path, raw: Mapping[str, Any] | None = None) -> We
 
     Raises:
         CheckpointError: the configuration of the quantization is not what its format asks for.
-        UnsupportedArchitectureError: the weights cannot be decoded.
+        UnsupportedArchitectureError: this variant of a format is not decoded.
     """
     if raw is None:
         config_file = folder / "config.json"
@@ -46,12 +46,7 @@ def find_weight_format(folder: Path, raw: Mapping[str, Any] | None = None) -> We
         return None
     method = settings.get("quant_method")
     weight_format = FORMATS.get(method) if isinstance(method, str) else None
-    if weight_format is None:
-        raise UnsupportedArchitectureError(
-            f"{folder}: the weights are quantized by {method!r}, which graftlm does not decode (it decodes "
-            f"{', '.join(FORMATS)}). Serve the plain checkpoint, with model.quantization to save memory"
-        )
-    return weight_format.from_config(settings)
+    return None if weight_format is None else weight_format.from_config(settings)
 
 
 def without_quantization(raw: Mapping[str, Any]) -> dict[str, Any]:
