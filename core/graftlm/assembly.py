@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from graftlm.cache_events import CacheEvents
-from graftlm.checkpoint import iter_weights, load_model_config, resolve_checkpoint, torch_dtype
+from graftlm.checkpoint import iter_weights, load_model_config, resolve_checkpoint, torch_dtype, watch_reading
 from graftlm.config import EngineConfig
 from graftlm.contracts import (
     AttentionBackend,
@@ -135,18 +135,19 @@ def assemble(
     registry: Registry,
     platform: Platform,
     *,
-    on_stage: Callable[[str], None] = lambda stage: None,
+    on_stage: Callable[[str], None] | None = None,
     on_step: Observer | None = None,
 ) -> EngineParts:
     """Create every part. The only place where parts learn of each other.
 
     Args:
-        on_stage: hears what is being done, such as "loading weights".
+        on_stage: hears what is being done, such as "loading weights"; None: a terminal shows how far that is.
         on_step: hears of every committed step, besides the plugins that observe steps.
 
     Raises:
         GraftlmError: the leaf says which part, and what to do.
     """
+    watcher, on_stage = on_stage, on_stage or _tell_nobody
     on_stage("reading the checkpoint's configuration")
     _check_choices(config, registry)
     path = resolve_checkpoint(config.model.path)
@@ -163,7 +164,8 @@ def assemble(
     attention_provider = _choose_attention(config, registry, platform, model, target.dtype)
     quantized = quantize_layers(config, registry, model, target.device, target.dtype)
     on_stage("loading weights")
-    model.load_weights(iter_weights(path))
+    with watch_reading(path, watcher) as on_read:
+        model.load_weights(iter_weights(path, target.dtype, on_read=on_read))
     if quantized is not None:
         quantized.convert()
     if config.model.prepack:
@@ -221,6 +223,10 @@ def assemble(
     dtype = str(target.dtype).removeprefix("torch.")
     device_parts = DeviceParts(model, attention, attention_provider.name, kv, sampler, runner, graphs)
     return EngineParts(config, model_config, tokenizer, intake, loop, platform.device, dtype, device_parts)
+
+
+def _tell_nobody(stage: str) -> None:
+    """Nobody wants to hear what is being done."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -104,7 +104,8 @@ class ModelSettings(Section):
     shorthand = "path"
 
     path: Name = Field(
-        default="demo", description="A checkpoint folder in Hugging Face layout, or `demo`, the model that comes along."
+        default="demo",
+        description="A checkpoint folder in Hugging Face layout, a .gguf file, or `demo`, the model that comes along.",
     )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         default="auto",

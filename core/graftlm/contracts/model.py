@@ -26,7 +26,8 @@ class ModelConfig:
         vocab_size: V, rows of the embedding.
         max_position_embeddings: longest context in tokens.
         eos_token_ids: tokens that end an answer, from config.json and generation_config.json.
-        raw: the whole of config.json.
+        raw: the whole of config.json; without its quantization_config where weights are decoded before they reach the
+            model. A model that finds one refuses it, or reads those weights itself.
     """
 
     architectures: tuple[str, ...]

@@ -88,7 +88,10 @@ def _fill(slot: WeightSlot, name: str, tensor: Tensor, is_filled: bool) -> None:
             f"The checkpoint's {name!r} has shape {list(tensor.shape)}, but config.json asks for {list(slot.shape)}"
         )
     if not tensor.is_floating_point():
-        raise WeightError(f"The checkpoint's {name!r} is {tensor.dtype}; quantized weights cannot be served")
+        raise WeightError(
+            f"The checkpoint's {name!r} is {tensor.dtype}, which no weight is. If it is part of a quantized one, "
+            f"config.json lacks the quantization_config that says how to decode it"
+        )
     if not is_filled:
         with torch.no_grad():
             slot.target.copy_(tensor)  # converts without a copy in between

@@ -1,0 +1,106 @@
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from graftlm.checkpoint import load_model_config, torch_dtype
+from graftlm.contracts import ModelConfig
+from graftlm.errors import CheckpointError, ConfigError, UnsupportedArchitectureError
+
+CONFIG = {"architectures": ["LlamaForCausalLM"], "vocab_size": 100, "max_position_embeddings": 64}
+
+
+def write_json(file: Path, value: Any) -> None:
+    file.write_text(json.dumps(value))
+
+
+class TestConfig:
+    def test_named_fields_and_raw_are_read(self, tmp_path: Path) -> None:
+        write_json(tmp_path / "config.json", CONFIG | {"hidden_size": 8})
+        config = load_model_config(tmp_path)
+        assert config.architectures == ("LlamaForCausalLM",)
+        assert (config.vocab_size, config.max_position_embeddings) == (100, 64)
+        assert config.raw["hidden_size"] == 8
+        assert config.eos_token_ids == ()
+
+    @pytest.mark.parametrize(
+        ("config_eos", "generation", "expected"),
+        [
+            (None, None, ()),
+            (2, None, (2,)),
+            ([2, 3], None, (2, 3)),
+            (2, {}, (2,)),
+            (2, {"eos_token_id": 2}, (2,)),
+            (2, {"eos_token_id": [7, 2]}, (2, 7)),
+            (None, {"eos_token_id": 0}, (0,)),
+        ],
+    )
+    def test_end_of_sequence_tokens_come_from_both_files(
+        self, config_eos: Any, generation: Any, expected: tuple[int, ...], tmp_path: Path
+    ) -> None:
+        write_json(tmp_path / "config.json", CONFIG | {"eos_token_id": config_eos})
+        if generation is not None:
+            write_json(tmp_path / "generation_config.json", generation)
+        assert load_model_config(tmp_path).eos_token_ids == expected
+
+    @pytest.mark.parametrize(
+        ("text", "message"),
+        [
+            ("{", "is not JSON"),
+            ("[]", "JSON object, got list"),
+            ("{}", "architectures"),
+            (json.dumps(CONFIG | {"vocab_size": None}), "vocab_size"),
+            (json.dumps(CONFIG | {"max_position_embeddings": 0}), "max_position_embeddings"),
+            (json.dumps(CONFIG | {"eos_token_id": "</s>"}), "eos_token_id"),
+        ],
+    )
+    def test_a_bad_config_says_what_is_wrong_in_which_file(self, text: str, message: str, tmp_path: Path) -> None:
+        (tmp_path / "config.json").write_text(text)
+        with pytest.raises(CheckpointError, match=f"config.json.*{message}"):
+            load_model_config(tmp_path)
+
+    def test_a_missing_config_is_named(self, tmp_path: Path) -> None:
+        with pytest.raises(CheckpointError, match=r"config.json cannot be read"):
+            load_model_config(tmp_path)
+
+    def test_a_model_of_images_and_text_is_refused_as_such(self, tmp_path: Path) -> None:
+        write_json(
+            tmp_path / "config.json", {"architectures": ["Gemma3ForConditionalGeneration"], "text_config": CONFIG}
+        )
+        with pytest.raises(UnsupportedArchitectureError, match=r"Gemma3ForConditionalGeneration.*only .* text models"):
+            load_model_config(tmp_path)
+
+    def test_it_is_read_without_torch(self, tmp_path: Path) -> None:
+        write_json(tmp_path / "config.json", CONFIG)
+        program = (
+            "import sys, pathlib; from graftlm.checkpoint import load_model_config;"
+            "load_model_config(pathlib.Path(sys.argv[1])); sys.exit('torch' in sys.modules)"
+        )
+        assert subprocess.run([sys.executable, "-c", program, str(tmp_path)], check=False).returncode == 0
+
+
+class TestDtype:
+    @pytest.mark.parametrize(
+        ("name", "raw", "expected"),
+        [
+            ("auto", {}, torch.float32),
+            ("auto", {"dtype": "bfloat16"}, torch.bfloat16),
+            ("auto", {"torch_dtype": "float16"}, torch.float16),
+            ("auto", {"dtype": "bfloat16", "torch_dtype": "float16"}, torch.bfloat16),
+            ("float32", {"dtype": "bfloat16"}, torch.float32),
+            ("bfloat16", {}, torch.bfloat16),
+            ("float16", {"dtype": "float8_e4m3fn"}, torch.float16),
+        ],
+    )
+    def test_auto_is_what_the_checkpoint_states(self, name: str, raw: dict[str, str], expected: torch.dtype) -> None:
+        assert torch_dtype(name, ModelConfig(("A",), 1, 1, raw=raw)) == expected
+
+    def test_unknown_names_are_refused(self) -> None:
+        with pytest.raises(ConfigError, match=r"'int4'. Available: auto, float32"):
+            torch_dtype("int4", ModelConfig(("A",), 1, 1))
+        with pytest.raises(CheckpointError, match="float8"):
+            torch_dtype("auto", ModelConfig(("A",), 1, 1, raw={"dtype": "float8_e4m3fn"}))
