@@ -120,7 +120,7 @@ class ModelSettings(Section):
         default=None, description="Cap on a request's tokens, prompt and output together; null: the model's own."
     )
     trust_remote_code: bool = Field(
-        default=False, description="Whether the tokenizer may run Python code that the checkpoint brings."
+        default=False, description="Whether tokenizer and model may run Python code that the checkpoint brings."
     )
     native_ops: bool = Field(
         default=True,
