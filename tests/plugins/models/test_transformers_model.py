@@ -235,30 +235,48 @@ def test_half_precision_leaves_what_transformers_keeps_wide(tmp_path: Path) -> N
 # Code that a checkpoint brings
 
 CODE = """
-from transformers import OlmoConfig, OlmoForCausalLM
+from transformers import {base}Config, {base}ForCausalLM
 
-class OwnConfig(OlmoConfig):
+class OwnConfig({base}Config):
     model_type = "own"
 
-class OwnForCausalLM(OlmoForCausalLM):
+class OwnForCausalLM({base}ForCausalLM):
     config_class = OwnConfig
 """
 
 
-def test_code_of_a_trusted_checkpoint_runs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rewrite_config: Callable[..., None]
-) -> None:
+@pytest.fixture
+def bring_code(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, rewrite_config: Callable[..., None]
+) -> Callable[[Path, str], ModelContext]:
+    """Have a checkpoint bring code that is based on an architecture, and trust it."""
     modules = str(tmp_path / "modules")  # else Transformers copies the code into the user's cache
     monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", modules)
+
+    def bring(path: Path, base: str) -> ModelContext:
+        (path / "own.py").write_text(CODE.format(base=base))
+        auto_map = {"AutoConfig": "own.OwnConfig", "AutoModelForCausalLM": "own.OwnForCausalLM"}
+        rewrite_config(path, model_type="own", architectures=["OwnForCausalLM"], auto_map=auto_map)
+        return ModelContext(load_model_config(path), torch.device("cpu"), torch.float32, code_folder=path)
+
+    return bring
+
+
+def test_code_of_a_trusted_checkpoint_runs(tmp_path: Path, bring_code: Callable[[Path, str], ModelContext]) -> None:
     path = tmp_path / "own"
     write_random_checkpoint(path, "olmo", SIZES)
     prompt = list(range(20))
     expected = HuggingFaceModel(path).logits(prompt)
-    (path / "own.py").write_text(CODE)
-    auto_map = {"AutoConfig": "own.OwnConfig", "AutoModelForCausalLM": "own.OwnForCausalLM"}
-    rewrite_config(path, model_type="own", architectures=["OwnForCausalLM"], auto_map=auto_map)
-    trusted = ModelContext(load_model_config(path), torch.device("cpu"), torch.float32, code_folder=path)
-    model = TransformersModel(trusted)
+    model = TransformersModel(bring_code(path, "Olmo"))
     model.load_weights(iter_weights(path))
     assert type(model.causal).__name__ == "OwnForCausalLM"
     torch.testing.assert_close(model.logits(PagedModel(model).run_in_chunks(prompt, 3)), expected)
+
+
+def test_code_whose_attention_is_out_of_reach_is_refused(
+    tmp_path: Path, bring_code: Callable[[Path, str], ModelContext]
+) -> None:
+    path = tmp_path / "own"
+    write_random_checkpoint(path, "falcon", SIZES)
+    with pytest.raises(UnsupportedArchitectureError, match="OwnForCausalLM chooses between attention functions"):
+        TransformersModel(bring_code(path, "Falcon"))
