@@ -114,7 +114,8 @@ class ModelSettings(Section):
         default="auto", description="`auto` takes a CUDA device when there is one."
     )
     architecture: Name = Field(
-        default="auto", description="A model provider; `auto` takes the one that claims the checkpoint's architecture."
+        default="auto",
+        description="A model provider; `auto` takes the one that claims the checkpoint's architecture, else one for any.",
     )
     context_len: PositiveInt | None = Field(
         default=None, description="Cap on a request's tokens, prompt and output together; null: the model's own."
