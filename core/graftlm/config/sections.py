@@ -115,7 +115,7 @@ class ModelSettings(Section):
     )
     architecture: Name = Field(
         default="auto",
-        description="A model provider; `auto` takes the one that claims the checkpoint's architecture, else one for any.",
+        description="A model provider; `auto` takes one that claims the checkpoint's architecture, else one for any.",
     )
     context_len: PositiveInt | None = Field(
         default=None, description="Cap on a request's tokens, prompt and output together; null: the model's own."
