@@ -159,7 +159,8 @@ def assemble(
         context_len=_context_len(config, model_config),
     )
     model_provider = registry.model_for(model_config.architectures, config.model.architecture)
-    model_context = ModelContext(model_config, target.device, target.dtype, target.context_len)
+    code_folder = path if config.model.trust_remote_code else None
+    model_context = ModelContext(model_config, target.device, target.dtype, target.context_len, code_folder)
     model: Model = registry.create("model", model_provider, {}, model_context)
     attention_provider = _choose_attention(config, registry, platform, model, target.dtype)
     quantized = quantize_layers(config, registry, model, target.device, target.dtype)

@@ -20,6 +20,9 @@ __all__ = ["DTYPES", "load_model_config", "torch_dtype"]
 #: What `model.dtype` may say, besides "auto".
 DTYPES = ("float32", "bfloat16", "float16")
 
+#: What configurations of various architectures call their longest context.
+_CONTEXT_ENTRIES = ("max_position_embeddings", "n_positions", "max_seq_len", "n_ctx", "context_length")
+
 
 def load_model_config(path: Path) -> ModelConfig:
     """Read what a checkpoint says of its model.
@@ -59,7 +62,7 @@ def _model_config(raw: Mapping[str, Any], eos: tuple[int, ...], file: Path) -> M
     return ModelConfig(
         architectures=tuple(str(name) for name in architectures),
         vocab_size=_size(raw, "vocab_size", file),
-        max_position_embeddings=_size(raw, "max_position_embeddings", file),
+        max_position_embeddings=_size(raw, _context_entry(raw), file),
         eos_token_ids=tuple(dict.fromkeys(eos)),
         raw=raw,
     )
@@ -94,6 +97,10 @@ def _size(raw: Mapping[str, Any], name: str, file: Path) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
         raise CheckpointError(f"{file}: {name} must be a whole number above 0, got {value!r}")
     return value
+
+
+def _context_entry(raw: Mapping[str, Any]) -> str:
+    return next((name for name in _CONTEXT_ENTRIES if name in raw), _CONTEXT_ENTRIES[0])
 
 
 def _token_ids(raw: Mapping[str, Any], file: Path) -> tuple[int, ...]:

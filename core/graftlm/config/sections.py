@@ -115,13 +115,14 @@ class ModelSettings(Section):
         default="auto", description="`auto` takes a CUDA device when there is one."
     )
     architecture: Name = Field(
-        default="auto", description="A model provider; `auto` takes the one that claims the checkpoint's architecture."
+        default="auto",
+        description="A model provider; `auto` takes one that claims the checkpoint's architecture, else one for any.",
     )
     context_len: PositiveInt | None = Field(
         default=None, description="Cap on a request's tokens, prompt and output together; null: the model's own."
     )
     trust_remote_code: bool = Field(
-        default=False, description="Whether the tokenizer may run Python code that the checkpoint brings."
+        default=False, description="Whether tokenizer and model may run Python code that the checkpoint brings."
     )
     native_ops: bool = Field(
         default=True,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from graftlm.contracts.attention import AttentionBackend, AttentionLayer
@@ -43,9 +44,11 @@ class ModelCapabilities:
 
     Attributes:
         architectures: Hugging Face class names it serves.
+        any_architecture: whether it serves, or refuses by itself, those that no provider names.
     """
 
-    architectures: tuple[str, ...]
+    architectures: tuple[str, ...] = ()
+    any_architecture: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,12 +59,14 @@ class ModelContext:
         config: of the checkpoint.
         device, dtype: of the parameters, which are made uninitialised.
         context_len: tokens of a request at most; None: config.max_position_embeddings.
+        code_folder: the checkpoint's folder, if the configuration trusts Python code in it (`model.trust_remote_code`).
     """
 
     config: ModelConfig
     device: torch.device
     dtype: torch.dtype
     context_len: int | None = None
+    code_folder: Path | None = None
 
 
 class Model(ABC):

@@ -1,4 +1,4 @@
-"""Models: the Llama, Mistral, Qwen, Gemma, Phi and DeepSeek families, and GPT-OSS."""
+"""Models: the Llama, Mistral, Qwen, Gemma, Phi and DeepSeek families, GPT-OSS, and any other by Transformers."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -66,6 +66,13 @@ def provide_models() -> Iterable[Provider[Model]]:
             create=_create_gpt_oss,
             capabilities=ModelCapabilities(architectures=("GptOssForCausalLM",)),
         ),
+        Provider(
+            name="transformers",
+            summary="any other decoder-only architecture, as Transformers' own module",
+            api_version=1,
+            create=_create_transformers,
+            capabilities=ModelCapabilities(any_architecture=True),
+        ),
     )
 
 
@@ -109,3 +116,9 @@ def _create_gpt_oss(options: Any, context: ModelContext) -> Model:
     from graftlm_models.gpt_oss import GptOssForCausalLM
 
     return GptOssForCausalLM(context)
+
+
+def _create_transformers(options: Any, context: ModelContext) -> Model:
+    from graftlm_models.transformers_model import TransformersModel
+
+    return TransformersModel(context)
