@@ -11,10 +11,12 @@
     ├── ModelError                     a checkpoint cannot be served
     │   ├── CheckpointError            a file is missing, truncated or not what it says
     │   ├── WeightError                a tensor is missing, surplus or of the wrong shape
+    │   ├── AdapterError               a low-rank adapter cannot be loaded: files, rank, shapes or modules do not fit
     │   └── UnsupportedArchitectureError
     ├── RequestError                   one request is at fault; others go on
     │   ├── SamplingParamsError
     │   ├── GrammarError               a JSON schema, regular expression or grammar is malformed or not enforceable
+    │   ├── AdapterNotFoundError       names an adapter that is not loaded: says which are
     │   ├── InvalidPromptError         empty, or a token id outside the vocabulary
     │   ├── PromptTooLongError         longer than the model's context
     │   ├── NeverFitsError             needs more KV pages than the engine has
@@ -34,9 +36,12 @@
 Raise the leaf that fits; catch the branch you can handle.
 """
 
+from collections.abc import Iterable
 from typing import Self
 
 __all__ = [
+    "AdapterError",
+    "AdapterNotFoundError",
     "ApiVersionError",
     "CheckpointError",
     "ConfigError",
@@ -114,6 +119,10 @@ class WeightError(ModelError):
     """A weight tensor is missing, surplus or of the wrong shape."""
 
 
+class AdapterError(ModelError):
+    """A low-rank adapter cannot be loaded into this engine."""
+
+
 class UnsupportedArchitectureError(ModelError):
     """No model provider claims the checkpoint's architecture, or the one that does lacks a feature it asks for."""
 
@@ -128,6 +137,15 @@ class SamplingParamsError(RequestError):
 
 class GrammarError(RequestError):
     """A JSON schema, regular expression or grammar is malformed, or asks for what the backend cannot enforce."""
+
+
+class AdapterNotFoundError(RequestError):
+    """A request names an adapter that is not loaded."""
+
+    @classmethod
+    def of(cls, name: str, loaded: Iterable[str]) -> Self:
+        """Return one that lists what is loaded."""
+        return cls(f"no adapter {name!r:.200} is loaded. Loaded: {', '.join(sorted(loaded)) or 'none'}.")
 
 
 class InvalidPromptError(RequestError):
