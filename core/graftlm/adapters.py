@@ -130,11 +130,14 @@ def check_adapter_name(name: object) -> None:
         raise AdapterError(f"an adapter's name holds no white space, colon or control character, got {name!a}")
 
 
-def prefix_namespace(cache_salt: str, adapter: LoadedAdapter | None) -> str:
-    """Return the namespace of cached prefixes: of one salt and one adapter's content, and of no other pair.
+def prefix_namespace(cache_salt: str, adapter_id: str | None) -> str:
+    """Return the namespace of cached prefixes: of one salt and one adapter, and of no other pair.
 
     A salt without an adapter is its own namespace, unless it looks like another pair's.
+
+    Args:
+        adapter_id: a digest of the adapter's content, without colons; None for no adapter.
     """
-    if adapter is not None:
-        return f"{_ADAPTER_PREFIX}{adapter.digest}:{cache_salt}"
+    if adapter_id is not None:
+        return f"{_ADAPTER_PREFIX}{adapter_id}:{cache_salt}"
     return _SALT_PREFIX + cache_salt if cache_salt.startswith((_ADAPTER_PREFIX, _SALT_PREFIX)) else cache_salt

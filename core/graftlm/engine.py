@@ -13,7 +13,6 @@ from types import TracebackType
 from typing import Any, Literal, Self
 
 from graftlm.adapter_loading import AdapterLoader
-from graftlm.adapters import prefix_namespace
 from graftlm.assembly import EngineParts, assemble, detect_platform
 from graftlm.config import EngineConfig
 from graftlm.contracts import ModelConfig, PrefixKey
@@ -301,7 +300,7 @@ class Engine:
 
     def _prefix_key(self, prompt: Prompt, cache_salt: str, adapter: str | None) -> PrefixKey:
         check_call(0, None, cache_salt)
-        namespace = prefix_namespace(cache_salt, self._parts.intake.find_adapter(adapter))
+        namespace = self._parts.intake.namespace(cache_salt, adapter)
         (token_ids,) = self._encode([prompt])
         return PrefixKey(self._parts.intake.check_prompt(token_ids), namespace)
 
@@ -551,7 +550,7 @@ def _params(value: Params) -> SamplingParams:
 
 def _adapter_of_each(value: Adapters, num_prompts: int) -> list[str | None]:
     """Return the name of each prompt's adapter."""
-    names = list(value) if isinstance(value, list | tuple) else [value] * num_prompts
+    names: list[Any] = list(value) if isinstance(value, list | tuple) else [value] * num_prompts
     if not all(name is None or isinstance(name, str) for name in names):
         raise RequestError(f"adapter must be an adapter's name, None, or a list of these, got {value!r:.200}")
     if len(names) != num_prompts:

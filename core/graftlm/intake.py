@@ -180,7 +180,7 @@ class Intake:
         """
         if pooling is not None:
             _check_pooling(pooling, params)
-        now, loaded = self._clock(), self.find_adapter(adapter)
+        now = self._clock()
         max_new_tokens = self.check_room(len(prompt_token_ids), params, pooling=pooling)
         spec = grammar_spec(params)
         base = params.seed if seed is None else seed
@@ -196,13 +196,13 @@ class Intake:
             ),
             seed=completion_seed(draw_seed() if base is None else base, index),
             arrival_s=now,
-            namespace=prefix_namespace(cache_salt, loaded),
+            namespace=self.namespace(cache_salt, adapter),
             priority=priority,
             deadline_s=None if timeout_s is None else now + timeout_s,
             stop_watch=self._make_stop_watch(params) if params.stop_strings else None,
             grammar=None if spec is None else self._grammar(spec, params.grammar_backend, now),
             pooling=pooling,
-            adapter=loaded,
+            adapter=self.find_adapter(adapter),
         )
 
     def find_adapter(self, name: str | None) -> LoadedAdapter | None:
@@ -216,6 +216,15 @@ class Intake:
         if self._adapters is None:
             raise AdapterNotFoundError(f"no adapter {name!r:.200}: this engine takes none. Set lora.adapters.")
         return self._adapters.find(name)
+
+    def namespace(self, cache_salt: str, adapter: str | None) -> str:
+        """Return the namespace of the prefixes that requests with a salt and an adapter share.
+
+        Raises:
+            AdapterNotFoundError: there is no such adapter.
+        """
+        loaded = self.find_adapter(adapter)
+        return prefix_namespace(cache_salt, None if loaded is None else loaded.digest)
 
     def _grammar(self, spec: GrammarSpec, backend: str | None, now: float) -> RequestGrammar:
         """Have a grammar compiled, or find it compiled. Looks at no specification: steps may be waiting."""

@@ -248,7 +248,7 @@ def _digest(factors: Mapping[str, LowRankFactors]) -> str:
     for name, pair in factors.items():
         for tensor in (pair.down, pair.up):
             hasher.update(f"{name} {tensor.dtype} {list(tensor.shape)}\n".encode())
-            hasher.update(tensor.view(torch.uint8).numpy())
+            hasher.update(tensor.view(torch.uint8).numpy().data)
     return hasher.hexdigest()
 
 

@@ -1,7 +1,7 @@
 """From the body of a /generate request to its prompts, each with what applies to it alone."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -37,6 +37,7 @@ class NativePrompt:
     params: SamplingParams
     request_id: str | None = None
     cache_salt: str = ""
+    adapter: str | None = None
     logprob_start: int | None = None
     prompt_only: bool = False
 
@@ -70,10 +71,11 @@ def split_request(body: GenerateRequest) -> list[NativePrompt]:
         strict=True,
     )
     salts = zip(spread(body.cache_salt, "cache_salt"), spread(body.extra_key, "extra_key"), strict=True)
-    parts = zip(prompts, sampling, logprobs, _request_ids(body, spread), salts, strict=True)
+    adapters = spread(body.lora_path, "lora_path")
+    parts = zip(prompts, sampling, logprobs, _request_ids(body, spread), salts, adapters, strict=True)
     return [
-        _prompt(prompt, params or SamplingRequest(), wants, request_id, _join(*salt))
-        for prompt, params, wants, request_id, salt in parts
+        _prompt(prompt, params or SamplingRequest(), wants, request_id, _join(*salt), adapter)
+        for prompt, params, wants, request_id, salt, adapter in parts
     ]
 
 
@@ -95,7 +97,7 @@ class _Spread:
     def __init__(self, num_prompts: int) -> None:
         self.num_prompts = num_prompts
 
-    def __call__(self, value: T | Sequence[T] | None, name: str) -> list[T | None]:
+    def __call__(self, value: T | list[T] | None, name: str) -> list[T | None]:
         if not isinstance(value, list):
             one: Any = value
             return [one] * self.num_prompts
@@ -129,6 +131,7 @@ def _prompt(
     wants: tuple[bool | None, int | None, int | None],
     request_id: str | None,
     cache_salt: str,
+    adapter: str | None,
 ) -> NativePrompt:
     return_logprob, start, num_top = wants
     if not return_logprob or start is None or start < 0:
@@ -147,6 +150,7 @@ def _prompt(
         params=SamplingParams(**fields),
         request_id=request_id,
         cache_salt=cache_salt,
+        adapter=adapter,
         logprob_start=start,
         prompt_only=prompt_only,
     )
