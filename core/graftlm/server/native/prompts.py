@@ -1,7 +1,7 @@
 """From the body of a /generate request to its prompts, each with what applies to it alone."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -71,7 +71,7 @@ def split_request(body: GenerateRequest) -> list[NativePrompt]:
         strict=True,
     )
     salts = zip(spread(body.cache_salt, "cache_salt"), spread(body.extra_key, "extra_key"), strict=True)
-    adapters = spread(body.lora_path, "lora_path")
+    adapters: list[str | None] = spread(body.lora_path, "lora_path")  # type: ignore[arg-type]  # it may hold nulls
     parts = zip(prompts, sampling, logprobs, _request_ids(body, spread), salts, adapters, strict=True)
     return [
         _prompt(prompt, params or SamplingRequest(), wants, request_id, _join(*salt), adapter)
@@ -97,7 +97,7 @@ class _Spread:
     def __init__(self, num_prompts: int) -> None:
         self.num_prompts = num_prompts
 
-    def __call__(self, value: T | list[T] | None, name: str) -> list[T | None]:
+    def __call__(self, value: T | Sequence[T] | None, name: str) -> list[T | None]:
         if not isinstance(value, list):
             one: Any = value
             return [one] * self.num_prompts
