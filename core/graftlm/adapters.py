@@ -15,7 +15,14 @@ from types import MappingProxyType
 
 from graftlm.errors import AdapterError, AdapterNotFoundError
 
-__all__ = ["BASE_SLOT", "AdapterCatalog", "LoadedAdapter", "check_adapter_name", "prefix_namespace"]
+__all__ = [
+    "BASE_SLOT",
+    "AdapterCatalog",
+    "LoadedAdapter",
+    "adapter_not_found",
+    "check_adapter_name",
+    "prefix_namespace",
+]
 
 #: The slot of requests without an adapter: the model itself.
 BASE_SLOT = 0
@@ -68,7 +75,7 @@ class AdapterCatalog:
         """
         adapter = self._by_name.get(name)
         if adapter is None:
-            raise AdapterNotFoundError.of(name, self._by_name)
+            raise adapter_not_found(name, self._by_name)
         return adapter
 
     def check_new(self, name: str) -> None:
@@ -116,6 +123,11 @@ class AdapterCatalog:
         adapter.is_unloaded = True
         self._by_name = MappingProxyType({key: value for key, value in self._by_name.items() if key != name})
         return adapter
+
+
+def adapter_not_found(name: str, loaded: Collection[str]) -> AdapterNotFoundError:
+    """Return the error for a name that is not among those of the loaded adapters."""
+    return AdapterNotFoundError(f"no adapter {name!r:.200} is loaded. Loaded: {', '.join(sorted(loaded)) or 'none'}.")
 
 
 def check_adapter_name(name: object) -> None:

@@ -36,7 +36,6 @@
 Raise the leaf that fits; catch the branch you can handle.
 """
 
-from collections.abc import Iterable
 from typing import Self
 
 __all__ = [
@@ -141,11 +140,6 @@ class GrammarError(RequestError):
 
 class AdapterNotFoundError(RequestError):
     """A request names an adapter that is not loaded."""
-
-    @classmethod
-    def of(cls, name: str, loaded: Iterable[str]) -> Self:
-        """Return one that lists what is loaded."""
-        return cls(f"no adapter {name!r:.200} is loaded. Loaded: {', '.join(sorted(loaded)) or 'none'}.")
 
 
 class InvalidPromptError(RequestError):

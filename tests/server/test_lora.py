@@ -1,4 +1,4 @@
-"""Adapters of a real server of two replicas: as models of OpenAI's client, by /generate, loaded and unloaded."""
+"""Adapters of a real server: as models of OpenAI's client, by /generate, loaded and unloaded."""
 
 import httpx2
 import openai
@@ -16,7 +16,6 @@ def lora_server(adapters):
         "model": str(adapters.base),
         "lora": {"adapters": {"attention": str(adapters.folders["attention"])}, "max_loaded": 3, "max_rank": 8},
         "memory": {"kv_tokens": 2048},
-        "parallel": {"data": 2},
         "server": {"served_model_name": "tiny"},
     }
     with ServerProcess(config, environment={"OMP_NUM_THREADS": "1"}) as it:
@@ -98,16 +97,16 @@ def test_an_adapter_is_loaded_used_and_unloaded(http, client, adapters):
     body = {"lora_name": "new", "lora_path": str(adapters.folders["all"])}
     answer = http.post("/load_lora_adapter", json=body)
     assert answer.status_code == 200, answer.text
-    assert answer.json()["loaded_adapters"] == {
-        "attention": str(adapters.folders["attention"]),
-        "new": body["lora_path"],
-    }
+    folders = {"attention": str(adapters.folders["attention"]), "new": body["lora_path"]}
+    assert answer.json()["loaded_adapters"] == folders
     assert "tiny:new" in [model.id for model in client.models.list().data]
-    names = ["new", None, "attention", "new"] * 3  # both replicas have some
+    names = ["new", None, "attention", "new"]
     answers = generate(http, input_ids=[PROMPT] * len(names), lora_path=names).json()
-    assert [a["output_ids"] for a in answers] == [adapters.expected(name, PROMPT, NUM_TOKENS) for name in names]
-    pins = http.post("/pin_prefix", json={"input_ids": PROMPT, "lora_path": "new"}).json()["pinned_tokens"]
-    assert len(PROMPT) in pins
+    folder_of = {"new": "all", "attention": "attention", None: None}
+    expected = [adapters.expected(folder_of[name], PROMPT, NUM_TOKENS) for name in names]
+    assert [answer["output_ids"] for answer in answers] == expected
+    pinned = http.post("/pin_prefix", json={"input_ids": PROMPT, "lora_path": "new"}).json()
+    assert pinned == {"pinned_tokens": [len(PROMPT)]}
     answer = http.post("/unload_lora_adapter", json={"lora_name": "new"})
     assert list(answer.json()["loaded_adapters"]) == ["attention"]
     assert generate(http, lora_path="new").status_code == 404
@@ -131,7 +130,7 @@ def test_a_wrong_wish_is_refused(http, path, body, status, said):
 
 
 def test_programs_run_with_an_adapter(lora_server, adapters):
-    from graftlm import Endpoint, function, gen
+    from graftlm import RuntimeEndpoint, function, gen
 
     @function
     def answer(s):
@@ -139,6 +138,6 @@ def test_programs_run_with_an_adapter(lora_server, adapters):
 
     texts = []
     for name in (None, "attention"):
-        with Endpoint(lora_server.url, adapter=name) as backend:
+        with RuntimeEndpoint(lora_server.url, adapter=name) as backend:
             texts.append(answer.run(backend=backend)["text"])
     assert texts[0] != texts[1]

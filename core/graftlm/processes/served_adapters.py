@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from graftlm.adapters import check_adapter_name
-from graftlm.errors import AdapterError, AdapterNotFoundError, RequestError, UnavailableError
+from graftlm.adapters import adapter_not_found, check_adapter_name
+from graftlm.errors import AdapterError, RequestError, UnavailableError
 from graftlm.processes.calls import ProcessCalls, Send
 from graftlm.processes.messages import Call
 from graftlm.processes.replicas import ReplicaSet
@@ -80,7 +80,7 @@ class ServedAdapters(Mapping[str, ServedAdapter]):
             AdapterNotFoundError: there is no such adapter.
         """
         if name is not None and name not in self._by_name:
-            raise AdapterNotFoundError.of(name, self._by_name)
+            raise adapter_not_found(name, self._by_name)
 
     async def load(self, name: str, path: str) -> None:
         """Load an adapter into every replica, while requests go on.
