@@ -7,10 +7,11 @@ import threading
 import numpy as np
 import pytest
 
-from graftlm import Engine, SamplingParams
+from graftlm import Engine, SamplingParams, function, gen
 from graftlm.assembly import assemble, detect_platform
 from graftlm.config import EngineConfig
 from graftlm.errors import AdapterError, AdapterNotFoundError, ConfigError, RequestError
+from graftlm.lang.backends.engine import EngineBackend
 from graftlm.registry import Registry
 
 MAX_TOKENS = 10
@@ -86,6 +87,19 @@ def test_embeddings_have_their_adapter(adapters):
         vectors = [engine.embed([prompt], adapter=name)[0].embedding for name in (None, "all", "all", "attention")]
     assert np.allclose(vectors[1], vectors[2], atol=1e-5)
     assert all(abs(vectors[i] @ vectors[1]) < 0.99 for i in (0, 3))
+
+
+def test_streams_and_programs_have_their_adapter(engine, adapters):
+    prompt = prompts_of(10, [9])[0]
+    *_, last = engine.stream(prompt, GREEDY, adapter="attention")
+    assert list(last.token_ids) == adapters.expected("attention", prompt, MAX_TOKENS)
+
+    @function
+    def answer(s):
+        s += "the river" + gen("text", max_tokens=MAX_TOKENS, temperature=0)
+
+    (expected,) = engine.generate(["the river"], GREEDY, adapter="attention")
+    assert answer.run(backend=EngineBackend(engine, adapter="attention"))["text"] == expected.text
 
 
 def test_prefixes_are_shared_within_an_adapter_and_a_salt_only(engine, adapters):
