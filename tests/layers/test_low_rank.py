@@ -7,7 +7,7 @@ import torch
 from graftlm.errors import InvariantError
 from graftlm.execution.adapter_layers import route_of
 from graftlm.layers import Linear, copy_weights, pack_linears
-from graftlm.layers.low_rank import AdapterGroups, AdapterMask, LowRankFactors, LowRankLayer
+from graftlm.layers.low_rank import AdapterMask, LowRankFactors, LowRankLayer
 from graftlm_quantization import Int8Options
 from graftlm_quantization.weight_only import WeightOnly
 
@@ -89,10 +89,20 @@ def test_rows_that_are_not_the_steps_tokens_are_an_error_of_ours(layers):
         linear(torch.zeros(3, IN))
 
 
-def test_tokens_that_follow_one_another_are_a_range():
-    slots, lens = np.array([2, 0, 1, 2], dtype=np.int32), np.array([1, 1, 3, 2], dtype=np.int32)
+@pytest.mark.parametrize(
+    ("slots", "lens", "groups", "order"),
+    [
+        ([2, 0, 1], [1, 1, 3], ((2, slice(0, 1)), (1, slice(2, 5))), None),
+        ([2, 0, 1, 2], [1, 1, 3, 2], ((1, slice(1, 4)), (2, slice(4, 7))), [1, 2, 3, 4, 0, 5, 6]),
+        ([3, 3], [1, 2], ((3, slice(0, 3)),), None),
+    ],
+)
+def test_tokens_are_moved_only_if_those_of_an_adapter_are_apart(slots, lens, groups, order):
+    slots, lens = np.array(slots, dtype=np.int32), np.array(lens, dtype=np.int32)
     route = route_of(slots, lens, NUM_SLOTS, torch.device("cpu"), torch.float32)
-    assert isinstance(route, AdapterGroups)
-    assert route.num_tokens == 7
-    (one, one_tokens), (two, two_tokens) = route.groups
-    assert (one, one_tokens, two, two_tokens.tolist()) == (1, slice(2, 5), 2, [0, 5, 6])
+    assert (route.num_tokens, route.groups) == (lens.sum(), groups)
+    if order is None:
+        assert route.order is None
+    else:
+        assert route.order.tolist() == order
+        assert route.order[route.inverse].tolist() == list(range(7))

@@ -89,11 +89,24 @@ def route_of(
     if device.type != "cpu":
         mask = of_token[:, None] == np.arange(1, num_slots + 1)
         return AdapterMask(to_device(mask, device).to(dtype))
-    present = [slot for slot in np.unique(adapter_slots).tolist() if slot != BASE_SLOT]
-    return AdapterGroups(len(of_token), tuple([(slot, _tokens_of(of_token == slot)) for slot in present]))
+    return _groups(of_token)
 
 
-def _tokens_of(is_member: NDArray[np.bool_]) -> torch.Tensor | slice:
-    (idx,) = is_member.nonzero()
-    first, last = int(idx[0]), int(idx[-1])
-    return slice(first, last + 1) if last - first + 1 == len(idx) else torch.from_numpy(idx)
+def _groups(of_token: NDArray[np.int32]) -> AdapterGroups:
+    """Group tokens by their adapter's slot, int32 [T]; they are moved only if an adapter's are not in one piece."""
+    starts = np.flatnonzero(np.diff(of_token, prepend=-1))
+    order = None
+    if len(set(of_token[starts].tolist())) < len(starts):
+        order = of_token.argsort(kind="stable")
+        starts = np.flatnonzero(np.diff(of_token[order], prepend=-1))
+    slots = of_token[starts if order is None else order[starts]].tolist()
+    ends = [*starts[1:].tolist(), len(of_token)]
+    groups = [
+        (slot, slice(start, end))
+        for slot, start, end in zip(slots, starts.tolist(), ends, strict=True)
+        if slot != BASE_SLOT
+    ]
+    if order is None:
+        return AdapterGroups(len(of_token), tuple(groups))
+    inverse = torch.from_numpy(order.argsort())
+    return AdapterGroups(len(of_token), tuple(groups), torch.from_numpy(order), inverse)

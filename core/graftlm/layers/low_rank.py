@@ -30,11 +30,15 @@ class AdapterGroups:
     """A step's tokens by adapter, for products over each group alone: no work for tokens without one.
 
     Attributes:
-        groups: (slot, its tokens) for each adapter of the step; int64 [n], or a range where they follow one another.
+        groups: (slot, its tokens) for each adapter of the step, once the tokens are in `order`.
+        order: int64 [T], brings the tokens of each adapter next to each other; None where they are.
+        inverse: int64 [T], brings them back.
     """
 
     num_tokens: int
-    groups: tuple[tuple[int, Tensor | slice], ...]
+    groups: tuple[tuple[int, slice], ...]
+    order: Tensor | None = None
+    inverse: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,10 +79,10 @@ class LowRankLayer:
         self._max_rank = max_rank
         self._columns = _columns(layer.parts)
         weight = layer.weight
-        shape = (len(layer.parts), num_slots, max_rank, layer.in_features)  # [P, slots, R, in]
+        shape = (num_slots, max_rank, len(layer.parts), layer.in_features)  # [slots, R, P, in]
         self._down = torch.zeros(shape, device=weight.device, dtype=weight.dtype)
-        self._up = [  # [out of the part, slots, R]
-            torch.zeros((size, num_slots, max_rank), device=weight.device, dtype=weight.dtype)
+        self._up = [  # [slots, R, out of the part]
+            torch.zeros((num_slots, max_rank, size), device=weight.device, dtype=weight.dtype)
             for size in layer.parts.values()
         ]
         self._ranks = [[0] * len(layer.parts) for _ in range(num_slots)]
@@ -95,14 +99,14 @@ class LowRankLayer:
             factors: by the name of the projection; without any, the adapter leaves that projection as it is.
         """
         at = slot - 1
+        self._down[at].zero_()
         for part, name in enumerate(self._layer.parts):
-            self._down[part, at].zero_()
-            self._up[part][:, at].zero_()
+            self._up[part][at].zero_()
             self._ranks[at][part] = 0
             if name in factors:
                 rank = factors[name].down.shape[0]
-                self._down[part, at, :rank].copy_(factors[name].down)
-                self._up[part][:, at, :rank].copy_(factors[name].up)
+                self._down[at, :rank, part].copy_(factors[name].down)
+                self._up[part][at, :rank].copy_(factors[name].up.T)
                 self._ranks[at][part] = rank
 
     def route(self, route: AdapterRoute | None) -> None:
@@ -116,30 +120,33 @@ class LowRankLayer:
 
     def _add_groups(self, route: AdapterGroups, x: Tensor, out: Tensor) -> Tensor:
         _check_rows(route, x)
-        for slot, tokens in route.groups:
-            rows = x[tokens]
-            for part, rank in enumerate(self._ranks[slot - 1]):
-                if rank:
-                    self._add_group(part, slot - 1, rank, rows, tokens, out)
-        return out
+        if route.order is None or route.inverse is None:
+            self._add_in_order(route, x, out)
+            return out
+        added = torch.zeros_like(out)
+        self._add_in_order(route, x.index_select(0, route.order), added)
+        return out.add_(added.index_select(0, route.inverse))  # several times as fast as index_add_, in bfloat16
 
-    def _add_group(self, part: int, at: int, rank: int, rows: Tensor, tokens: Tensor | slice, out: Tensor) -> None:
-        shrunk = rows @ self._down[part, at, :rank].T  # [n, r]
-        up = self._up[part][:, at, :rank].T  # [r, out]
-        target = out[:, self._columns[part]]
-        if isinstance(tokens, slice):
-            target[tokens].addmm_(shrunk, up)
-        else:
-            target.index_add_(0, tokens, shrunk @ up)
+    def _add_in_order(self, route: AdapterGroups, x: Tensor, out: Tensor) -> None:
+        for slot, tokens in route.groups:
+            ranks = self._ranks[slot - 1]
+            rank = max(ranks)
+            if not rank:
+                continue
+            down = self._down[slot - 1, :rank].view(-1, x.shape[1])  # [r * P, in]
+            shrunk = (x[tokens] @ down.T).view(-1, rank, len(ranks))
+            for part, columns in enumerate(self._columns):
+                if ranks[part]:
+                    out[tokens, columns].addmm_(shrunk[:, :, part], self._up[part][slot - 1, :rank])
 
     def _add_masked(self, route: AdapterMask, x: Tensor, out: Tensor) -> Tensor:
         _check_rows(route, x)
-        num_parts, num_slots, max_rank, in_features = self._down.shape
-        shrunk = x @ self._down.view(-1, in_features).T  # [T, P * slots * R]
-        shrunk = shrunk.view(-1, num_parts, num_slots, max_rank) * route.mask[:, None, :, None]
+        num_slots, max_rank, num_parts, in_features = self._down.shape
+        shrunk = x @ self._down.view(-1, in_features).T  # [T, slots * R * P]
+        shrunk = shrunk.view(-1, num_slots, max_rank, num_parts) * route.mask[:, :, None, None]
         for part, columns in enumerate(self._columns):
-            up = self._up[part].view(-1, num_slots * max_rank)
-            out[:, columns].addmm_(shrunk[:, part].reshape(-1, num_slots * max_rank), up.T)
+            up = self._up[part].view(num_slots * max_rank, -1)
+            out[:, columns].addmm_(shrunk[..., part].reshape(-1, num_slots * max_rank), up)
         return out
 
 
