@@ -1,8 +1,10 @@
 """Low-rank adapters in an engine: the tokens of merged weights, apart in the cache, loaded and unloaded on the way."""
 
 import json
+import re
 import shutil
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,6 +16,7 @@ from graftlm.errors import AdapterError, AdapterNotFoundError, ConfigError, Requ
 from graftlm.lang.backends.engine import EngineBackend
 from graftlm.registry import Registry
 
+PAGE = (Path(__file__).parents[1] / "docs" / "lora.md").read_text(encoding="utf-8")
 MAX_TOKENS = 10
 GREEDY = SamplingParams(max_tokens=MAX_TOKENS, temperature=0)
 NAMES = ("attention", None, "all", "patterns", "second-layer")
@@ -279,3 +282,14 @@ def test_other_families_take_adapters_too(checkpoint, tmp_path, model):
     with Engine(model=str(checkpoint(model)), lora={"adapters": {"a": str(tmp_path / "a")}, "max_rank": 4}) as engine:
         outputs = engine.generate(prompts, GREEDY, adapter="a")
     assert tokens(outputs) == [oracle.generate(prompt, MAX_TOKENS) for prompt in prompts]
+
+
+def test_the_pages_example_runs(adapters, tmp_path):
+    (yaml,) = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
+    code = next(code for code in re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL) if "Engine(" in code)
+    folders = {"/adapters/sql": adapters.folders["attention"], "/adapters/chat": adapters.folders["all"]}
+    for there, here in ({"/models/Qwen3-8B": adapters.base} | folders).items():
+        yaml = yaml.replace(there, str(here))
+    file = tmp_path / "engine.yaml"
+    file.write_text(yaml)
+    exec(compile(code.replace("engine.yaml", str(file)), "lora.md", "exec"), {})

@@ -94,6 +94,7 @@ def test_rows_that_are_not_the_steps_tokens_are_an_error_of_ours(layers):
     [
         ([2, 0, 1], [1, 1, 3], ((2, slice(0, 1)), (1, slice(2, 5))), None),
         ([2, 0, 1, 2], [1, 1, 3, 2], ((1, slice(1, 4)), (2, slice(4, 7))), [1, 2, 3, 4, 0, 5, 6]),
+        ([0, 1, 0], [1, 2, 1], ((1, slice(1, 3)),), None),
         ([3, 3], [1, 2], ((3, slice(0, 3)),), None),
     ],
 )

@@ -1,11 +1,15 @@
 """Adapters of a real server: as models of OpenAI's client, by /generate, loaded and unloaded."""
 
+import re
+from pathlib import Path
+
 import httpx2
 import openai
 import pytest
 
 from graftlm.testing.server_process import ServerProcess
 
+PAGE = (Path(__file__).parents[2] / "docs" / "lora.md").read_text(encoding="utf-8")
 NUM_TOKENS = 8
 PROMPT = [7, 40, 41, 9, 100, 12]
 
@@ -141,3 +145,11 @@ def test_programs_run_with_an_adapter(lora_server, adapters):
         with RuntimeEndpoint(lora_server.url, adapter=name) as backend:
             texts.append(answer.run(backend=backend)["text"])
     assert texts[0] != texts[1]
+
+
+def test_the_pages_client_runs(lora_server):
+    code = next(code for code in re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL) if "openai" in code)
+    code = code.replace("http://127.0.0.1:30000", lora_server.url).replace("Qwen3-8B:sql", "tiny:attention")
+    found = {}
+    exec(compile(code, "lora.md", "exec"), found)
+    found["client"].close()

@@ -94,19 +94,17 @@ def route_of(
 
 def _groups(of_token: NDArray[np.int32]) -> AdapterGroups:
     """Group tokens by their adapter's slot, int32 [T]; they are moved only if an adapter's are not in one piece."""
-    starts = np.flatnonzero(np.diff(of_token, prepend=-1))
-    order = None
-    if len(set(of_token[starts].tolist())) < len(starts):
-        order = of_token.argsort(kind="stable")
-        starts = np.flatnonzero(np.diff(of_token[order], prepend=-1))
-    slots = of_token[starts if order is None else order[starts]].tolist()
-    ends = [*starts[1:].tolist(), len(of_token)]
-    groups = [
-        (slot, slice(start, end))
-        for slot, start, end in zip(slots, starts.tolist(), ends, strict=True)
-        if slot != BASE_SLOT
-    ]
-    if order is None:
-        return AdapterGroups(len(of_token), tuple(groups))
+    pieces = _pieces(of_token)
+    if len({slot for slot, _ in pieces}) == len(pieces):
+        return AdapterGroups(len(of_token), pieces)
+    order = of_token.argsort(kind="stable")
     inverse = torch.from_numpy(order.argsort())
-    return AdapterGroups(len(of_token), tuple(groups), torch.from_numpy(order), inverse)
+    return AdapterGroups(len(of_token), _pieces(of_token[order]), torch.from_numpy(order), inverse)
+
+
+def _pieces(of_token: NDArray[np.int32]) -> tuple[tuple[int, slice], ...]:
+    """Return (slot, tokens) of each run of tokens with the same adapter."""
+    starts = np.flatnonzero(np.diff(of_token, prepend=-1)).tolist()
+    ends = [*starts[1:], len(of_token)]
+    runs = [(int(of_token[start]), slice(start, end)) for start, end in zip(starts, ends, strict=True)]
+    return tuple([(slot, tokens) for slot, tokens in runs if slot != BASE_SLOT])

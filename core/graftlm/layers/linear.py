@@ -31,6 +31,9 @@ class Linear(nn.Module):
             `{"q_proj": 64, "k_proj": 16, "v_proj": 16}` gives outputs of 96.
         bias: whether each projection has one.
         device, dtype: of the parameters.
+
+    A layer with a prefix in the checkpoint may be adapted: it is called with one row for each token of the batch, in
+    their order. One at the top, such as `lm_head`, may be called with any rows.
     """
 
     def __init__(

@@ -1,7 +1,8 @@
 """What low-rank adapters (arXiv:2106.09685) add to the output of one linear layer, each token by its own adapter."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -150,9 +151,10 @@ class LowRankLayer:
         return out
 
 
-def _columns(parts: Mapping[str, int]) -> Sequence[slice]:
-    ends = torch.tensor(list(parts.values())).cumsum(0).tolist()
-    return [slice(end - size, end) for end, size in zip(ends, parts.values(), strict=True)]
+def _columns(parts: Mapping[str, int]) -> list[slice]:
+    """Return where each projection's outputs stand among the layer's."""
+    starts = accumulate(parts.values(), initial=0)
+    return [slice(start, start + size) for start, size in zip(starts, parts.values(), strict=False)]
 
 
 def _check_rows(route: AdapterRoute, x: Tensor) -> None:
