@@ -24,7 +24,7 @@ from graftlm.server.openai.answers import (
 from graftlm.server.openai.document import described
 from graftlm.server.openai.logprobs import chat_logprobs
 from graftlm.server.openai.message_reader import MessageReader
-from graftlm.server.openai.params import adapter_named
+from graftlm.server.openai.params import check_model
 from graftlm.server.openai.plan import plan_answer
 from graftlm.server.openai.requests import ChatRequest
 from graftlm.server.sse import EventStream, until_disconnect
@@ -64,7 +64,7 @@ class _Answer:
     async def start(self) -> Generation:
         """Check the request and queue it."""
         body, manager = self._body, self._manager
-        adapter = adapter_named(body.model, manager.model, manager.adapters)
+        adapter = check_model(body.model, manager.model, manager.adapters)
         self._model = manager.model.id_with(adapter)
         plan = await plan_answer(body, manager)
         self._grammar_field = plan.field

@@ -25,7 +25,7 @@ from graftlm.server.openai.answers import (
 )
 from graftlm.server.openai.document import described
 from graftlm.server.openai.logprobs import CompletionLogprobs
-from graftlm.server.openai.params import adapter_named, completion_params, grammar_field
+from graftlm.server.openai.params import check_model, completion_params, grammar_field
 from graftlm.server.openai.prompts import split_prompts
 from graftlm.server.openai.requests import CompletionRequest
 from graftlm.server.sse import EventStream, until_disconnect
@@ -66,7 +66,7 @@ class _Answer:
     async def start(self) -> list[Generation]:
         """Check every prompt and queue them, all or none."""
         body, manager = self._body, self._manager
-        adapter = adapter_named(body.model, manager.model, manager.adapters)
+        adapter = check_model(body.model, manager.model, manager.adapters)
         self._model = manager.model.id_with(adapter)
         params = completion_params(body)
         prompts = split_prompts(body.prompt)

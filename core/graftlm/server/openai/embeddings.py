@@ -15,7 +15,7 @@ from graftlm.processes.generation import Generation, PreparedRequest
 from graftlm.processes.tokenizer_manager import TokenizerManager
 from graftlm.server.openai.answers import EmbeddingBody, EmbeddingList, EmbeddingUsage, encode
 from graftlm.server.openai.document import described
-from graftlm.server.openai.params import adapter_named
+from graftlm.server.openai.params import check_model
 from graftlm.server.openai.prompts import split_prompts
 from graftlm.server.openai.requests import EmbeddingRequest
 from graftlm.server.sse import until_disconnect
@@ -38,7 +38,7 @@ def make_router(manager: TokenizerManager) -> APIRouter:
 
 
 async def _embed(manager: TokenizerManager, body: EmbeddingRequest) -> bytes:
-    adapter = adapter_named(body.model, manager.model, manager.adapters)
+    adapter = check_model(body.model, manager.model, manager.adapters)
     prepared = await asyncio.gather(
         *[
             manager.prepare(

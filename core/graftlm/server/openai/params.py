@@ -17,9 +17,9 @@ from graftlm.server.openai.requests import (
 from graftlm.types import Message, SamplingParams
 
 __all__ = [
-    "adapter_named",
     "chat_messages",
     "chat_params",
+    "check_model",
     "completion_params",
     "grammar_field",
     "template_args",
@@ -82,11 +82,11 @@ _FORMAT_FIELDS: Final[Mapping[str, tuple[str, ...]]] = {
 _LEAST_TOP_P: Final = 1e-9
 
 
-def adapter_named(name: str | None, model: ServedModel, adapters: Collection[str]) -> str | None:
+def check_model(name: str | None, model: ServedModel, adapters: Collection[str] = ()) -> str | None:
     """Return the adapter that a model's name asks for, as in `model:adapter`; None for the model alone.
 
     Args:
-        adapters: the names of those that are loaded.
+        adapters: the names of those that may be asked for.
 
     Raises:
         ApiError: 404, it is none of the models that are served.

@@ -7,7 +7,7 @@ from graftlm.server.errors import ERROR_RESPONSES
 from graftlm.server.openai import chat, completions, embeddings, tokens
 from graftlm.server.openai.answers import ModelCard, ModelList, encode
 from graftlm.server.openai.document import described
-from graftlm.server.openai.params import adapter_named
+from graftlm.server.openai.params import check_model
 
 __all__ = ["make_router"]
 
@@ -25,7 +25,7 @@ def make_router(manager: TokenizerManager) -> APIRouter:
 
     @router.get("/v1/models/{model:path}", summary="A model, by its name", responses=described(ModelCard))
     async def get_model(model: str) -> Response:
-        card = _card(manager, adapter_named(model, manager.model, manager.adapters))
+        card = _card(manager, check_model(model, manager.model, manager.adapters))
         return Response(encode(card), media_type="application/json")
 
     return router
