@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 
+from graftlm.adapter_assembly import make_adapters
+from graftlm.adapter_loading import AdapterLoader
 from graftlm.cache_events import CacheEvents
 from graftlm.checkpoint import iter_weights, load_model_config, resolve_checkpoint, torch_dtype, watch_reading
 from graftlm.config import EngineConfig
@@ -87,6 +89,7 @@ class EngineParts:
 
     Attributes:
         device_parts: what its steps run on, for tools that run steps of their own while the loop runs none.
+        adapters: loads and unloads adapters; None where requests can have none.
     """
 
     config: EngineConfig
@@ -97,6 +100,7 @@ class EngineParts:
     device: str
     dtype: str
     device_parts: DeviceParts
+    adapters: AdapterLoader | None = None
 
     def summary(self) -> dict[str, Any]:
         """Return what another process must know of this engine, as plain data; `limits` makes an IntakeLimits."""
@@ -109,6 +113,7 @@ class EngineParts:
             "dtype": self.dtype,
             "page_size": kv.page_size,
             "num_pages": kv.pool.num_pages,
+            "adapters": [] if self.adapters is None else sorted(self.adapters.loaded),
         }
 
     def text_stream(self, params: SamplingParams) -> TextStream:
@@ -173,6 +178,7 @@ def assemble(
         model.pack_weights()
     if config.model.native_ops:
         bind_ops(model, choose_ops(target.device, target.dtype, user_cache_dir(os.environ)))
+    adapters = make_adapters(config, model)
 
     on_stage("allocating KV memory")
     memory = size_memory(config, registry, model, target.device, target.dtype, target.context_len)
@@ -194,7 +200,8 @@ def assemble(
     mover = None if tiers is None else tiers.mover
     max_pages = min(memory.num_pages, -(-target.context_len // config.cache.page_size))
     graphs = capture_graphs(config, model, attention, kv, max_pages, on_stage) if has_graphs else None
-    runner = ModelRunner(model, attention, sampler, num_rows, target.device, mover, graphs)
+    adapter_layers = None if adapters is None else adapters.layers
+    runner = ModelRunner(model, attention, sampler, num_rows, target.device, mover, graphs, adapter_layers)
 
     grammars = make_grammars(config, registry, tokenizer, model_config)
     make_cache = _cache_factory(config, registry, memory, tiers)
@@ -220,10 +227,12 @@ def assemble(
         eos_token_ids=model_config.eos_token_ids,
         logits_processors=frozenset(registry.names("logits_processor")),
     )
-    intake = Intake(limits, lambda params: TextStream(tokenizer, params), time.monotonic, grammars)
+    catalog = None if adapters is None else adapters.catalog
+    intake = Intake(limits, lambda params: TextStream(tokenizer, params), time.monotonic, grammars, catalog)
     dtype = str(target.dtype).removeprefix("torch.")
     device_parts = DeviceParts(model, attention, attention_provider.name, kv, sampler, runner, graphs)
-    return EngineParts(config, model_config, tokenizer, intake, loop, platform.device, dtype, device_parts)
+    loader = None if adapters is None else AdapterLoader(loop, adapters.catalog, adapters.layers, adapters.read)
+    return EngineParts(config, model_config, tokenizer, intake, loop, platform.device, dtype, device_parts, loader)
 
 
 def _tell_nobody(stage: str) -> None:

@@ -12,6 +12,7 @@ __all__ = [
     "EvictionSettings",
     "ExecutionSettings",
     "GrammarSettings",
+    "LoraSettings",
     "MemorySettings",
     "ModelSettings",
     "ParallelSettings",
@@ -201,6 +202,42 @@ class GrammarSettings(Section):
         default=True, description="Append output that a grammar leaves no choice about, without sampling it."
     )
     cache_size: PositiveInt = Field(default=256, description="Compiled grammars that are kept for further requests.")
+
+
+class LoraSettings(Section):
+    """Which low-rank adapters requests may ask for, and how much room there is for them."""
+
+    adapters: dict[Name, Name] = Field(
+        default_factory=dict,
+        description="Adapters to load at the start, in the format of `peft`: name -> folder.",
+    )
+    enabled: bool | None = Field(
+        default=None, description="Keep room for adapters that are loaded later; null: if `adapters` names any."
+    )
+    max_loaded: PositiveInt = Field(
+        default=8, le=1024, description="Adapters on the device at most; memory is set aside for all of them."
+    )
+    max_rank: PositiveInt = Field(default=64, le=4096, description="The largest rank of an adapter.")
+    target_modules: tuple[Name, ...] | None = Field(
+        default=None,
+        description="The projections that adapters may change, such as `q_proj`; null: all of the decoder's layers. "
+        "Fewer take less memory.",
+    )
+
+    @property
+    def takes_adapters(self) -> bool:
+        """Whether an engine has room for adapters."""
+        return bool(self.adapters) if self.enabled is None else self.enabled
+
+    @model_validator(mode="after")
+    def _check_adapters(self) -> "LoraSettings":
+        if self.adapters and self.enabled is False:
+            raise ValueError("`adapters` names some, but `enabled` is false; leave one of them out")
+        if len(self.adapters) > self.max_loaded:
+            raise ValueError(f"`adapters` names {len(self.adapters)}, more than `max_loaded` {self.max_loaded}")
+        if self.target_modules is not None and not self.target_modules:
+            raise ValueError("`target_modules` must name at least one, or be null")
+        return self
 
 
 class PolicySettings(Section):

@@ -22,6 +22,7 @@ class PreparedRequest:
         prompt_token_ids: int32 [n].
         seed: of all its completions.
         pooling: "mean" or "last" asks for an embedding and no tokens.
+        adapter: the name of the adapter that it asks for.
         unenforced: as of `RequestOutput`.
     """
 
@@ -33,6 +34,7 @@ class PreparedRequest:
     priority: int = 0
     timeout_s: float | None = None
     pooling: str | None = None
+    adapter: str | None = None
     unenforced: tuple[str, ...] = ()
 
 

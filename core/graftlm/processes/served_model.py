@@ -27,3 +27,7 @@ class ServedModel:
     eos_token_ids: tuple[int, ...]
     has_chat_template: bool
     created_s: int
+
+    def id_with(self, adapter: str | None) -> str:
+        """Return the id in the API of the model with an adapter, or of the model alone."""
+        return self.name if adapter is None else f"{self.name}:{adapter}"

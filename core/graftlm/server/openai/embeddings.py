@@ -38,7 +38,7 @@ def make_router(manager: TokenizerManager) -> APIRouter:
 
 
 async def _embed(manager: TokenizerManager, body: EmbeddingRequest) -> bytes:
-    check_model(body.model, manager.model)
+    adapter = check_model(body.model, manager.model, manager.adapters)
     prepared = await asyncio.gather(
         *[
             manager.prepare(
@@ -47,6 +47,7 @@ async def _embed(manager: TokenizerManager, body: EmbeddingRequest) -> bytes:
                 priority=body.priority or 0,
                 cache_salt=body.cache_salt or "",
                 pooling=body.pooling or "mean",
+                adapter=adapter,
             )
             for prompt in split_prompts(body.input)
         ]
@@ -89,9 +90,10 @@ def _answer(
     prepared: Sequence[PreparedRequest],
     vectors: Sequence[NDArray[np.float32]],
 ) -> bytes:
+    model = manager.model.id_with(prepared[0].adapter)
     num_tokens = sum(len(request.prompt_token_ids) for request in prepared)
     data = [EmbeddingBody(index=i, embedding=_written(vector, body)) for i, vector in enumerate(vectors)]
-    return encode(EmbeddingList(data=data, model=manager.model.name, usage=EmbeddingUsage(num_tokens, num_tokens)))
+    return encode(EmbeddingList(data=data, model=model, usage=EmbeddingUsage(num_tokens, num_tokens)))
 
 
 def _written(vector: NDArray[np.float32], body: EmbeddingRequest) -> list[float] | str:
