@@ -4,7 +4,9 @@ import pytest
 import torch
 
 from graftlm.demo import demo_checkpoint
+from graftlm.testing.hugging_face import HuggingFaceModel
 from graftlm.testing.server_process import ServerProcess
+from graftlm.testing.tiny_adapters import write_tiny_adapter
 from graftlm.testing.tiny_models import write_tiny_checkpoint
 
 # The models are tiny: a second thread costs more than it helps, most of all while other tests keep the cores busy.
@@ -81,6 +83,52 @@ def checkpoint(tmp_path_factory):
         return path
 
     return get
+
+
+class TinyAdapters:
+    """Adapters of one tiny checkpoint, as `peft` saved them, and the models that they were merged into.
+
+    Attributes:
+        base: the checkpoint's folder.
+        folders: name -> the adapter's folder.
+    """
+
+    def __init__(self, base, folder, configs):
+        self.base = base
+        self.folders = {name: folder / name for name in configs}
+        self._models = {None: HuggingFaceModel(base)} | {
+            name: HuggingFaceModel(write_tiny_adapter(self.folders[name], base, seed, **config))
+            for seed, (name, config) in enumerate(configs.items())
+        }
+        self._known = {}
+
+    def expected(self, name, prompt, max_tokens):
+        """Return what the merged model makes of a prompt; `name` None is the base."""
+        key = (name, tuple(prompt), max_tokens)
+        if key not in self._known:
+            self._known[key] = self._models[name].generate(prompt, max_tokens)
+        return self._known[key]
+
+
+#: As `peft` would take them: each is another way to be an adapter.
+ADAPTERS = {
+    "attention": {"r": 4, "lora_alpha": 8, "target_modules": ["q_proj", "v_proj"]},
+    "all": {"r": 8, "lora_alpha": 4, "use_rslora": True, "target_modules": "all-linear"},
+    "patterns": {
+        "r": 2,
+        "lora_alpha": 3,
+        "target_modules": ["k_proj", "o_proj", "up_proj"],
+        "rank_pattern": {"layers.1.self_attn.k_proj": 5},
+        "alpha_pattern": {"up_proj": 6},
+    },
+    "second-layer": {"r": 1, "lora_alpha": 2, "target_modules": ["gate_proj", "down_proj"], "layers_to_transform": [1]},
+}
+
+
+@pytest.fixture(scope="session")
+def adapters(checkpoint, tmp_path_factory):
+    """Adapters of the tiny Llama, one for each of ADAPTERS."""
+    return TinyAdapters(checkpoint("llama"), tmp_path_factory.mktemp("adapters"), ADAPTERS)
 
 
 @pytest.fixture(scope="session")

@@ -62,6 +62,7 @@ def test_defaults_are_those_of_the_design():
             "mix_chunks": True,
             "overlap": True,
         },
+        "lora": {"adapters": {}, "enabled": None, "max_loaded": 8, "max_rank": 64, "target_modules": None},
         "execution": {"graphs": "auto", "graph_batch_sizes": None},
         "memory": {"kv_tokens": None, "window_tokens": None, "kv_fraction": 0.8},
         "parallel": {"data": 1},

@@ -7,6 +7,7 @@ import pytest
 
 from graftlm.contracts import AttentionLayer
 from graftlm.fingerprint import model_fingerprint
+from graftlm.testing.gguf_files import write_gguf
 from graftlm.weight_digests import WeightDigests
 
 LAYERS = [AttentionLayer(0, 4, 2, 8, 1.0)]
@@ -32,6 +33,14 @@ def test_a_copy_elsewhere_has_the_same(checkpoint, folder):
     for file in folder.iterdir():
         os.utime(file, (0, 0))
     assert fingerprint(folder, "float32", LAYERS) == fingerprint(checkpoint("llama"), "float32", LAYERS)
+
+
+def test_that_of_a_gguf_file_changes_with_the_file(checkpoint, tmp_path):
+    file = write_gguf(checkpoint("llama"), tmp_path / "one.gguf")
+    before = fingerprint(file, "float32", LAYERS)
+    assert fingerprint(file.rename(tmp_path / "two.gguf"), "float32", LAYERS) != before  # a name counts, as of shards
+    write_gguf(checkpoint("llama"), file, kind="F16")
+    assert fingerprint(file, "float32", LAYERS) != before
 
 
 @pytest.mark.parametrize(

@@ -519,6 +519,12 @@ class Models:
         ]
 
 
+class AnyModel:
+    @hookimpl
+    def provide_models(self):
+        return [provider("any", capabilities=ModelCapabilities(any_architecture=True), rank=9)]
+
+
 @pytest.mark.parametrize(
     ("architectures", "name", "device", "chosen"),
     [
@@ -530,6 +536,24 @@ class Models:
 )
 def test_a_model_is_found_by_architecture_or_by_name(architectures, name, device, chosen):
     assert load(Models(), platform=Platform(device)).model_for(architectures, name).name == chosen
+
+
+@pytest.mark.parametrize(
+    ("architectures", "name", "chosen"),
+    [
+        (("LlamaForCausalLM",), "auto", "llama"),
+        (("Unknown", "MistralForCausalLM"), "auto", "llama"),
+        (("Unknown",), "auto", "any"),
+        (("LlamaForCausalLM",), "any", "any"),
+    ],
+)
+def test_a_model_that_takes_any_architecture_comes_after_those_that_name_it(architectures, name, chosen):
+    assert load(Models(), AnyModel()).model_for(architectures, name).name == chosen
+
+
+def test_an_architecture_that_somebody_names_does_not_fall_to_one_that_takes_any():
+    with pytest.raises(ProviderUnavailableError, match="gpu-only: needs a CUDA device"):
+        load(Models(), AnyModel()).model_for(("GpuForCausalLM",))
 
 
 def test_an_unsupported_architecture_lists_the_supported_ones():

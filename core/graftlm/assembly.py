@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 
+from graftlm.adapter_assembly import make_adapters
+from graftlm.adapter_loading import AdapterLoader
 from graftlm.cache_events import CacheEvents
 from graftlm.checkpoint import load_model_config, resolve_checkpoint, torch_dtype
 from graftlm.config import EngineConfig
@@ -91,6 +93,7 @@ class EngineParts:
         embedding: how the checkpoint's embeddings are made.
         weights: of the model, and how they change.
         device_parts: what its steps run on, for tools that run steps of their own while the loop runs none.
+        adapters: loads and unloads adapters; None where requests can have none.
     """
 
     config: EngineConfig
@@ -103,6 +106,7 @@ class EngineParts:
     embedding: EmbeddingDefaults
     weights: ServedWeights
     device_parts: DeviceParts
+    adapters: AdapterLoader | None = None
 
     def summary(self) -> dict[str, Any]:
         """Return what another process must know of this engine, as plain data; `limits` makes an IntakeLimits."""
@@ -115,6 +119,7 @@ class EngineParts:
             "dtype": self.dtype,
             "page_size": kv.page_size,
             "num_pages": kv.pool.num_pages,
+            "adapters": [] if self.adapters is None else sorted(self.adapters.loaded),
         }
 
     def replace_weights(self, new: NewWeights, *, flush_cache: bool) -> None:
@@ -163,18 +168,19 @@ def assemble(
     registry: Registry,
     platform: Platform,
     *,
-    on_stage: Callable[[str], None] = lambda stage: None,
+    on_stage: Callable[[str], None] | None = None,
     on_step: Observer | None = None,
 ) -> EngineParts:
     """Create every part. The only place where parts learn of each other.
 
     Args:
-        on_stage: hears what is being done, such as "loading weights".
+        on_stage: hears what is being done, such as "loading weights"; None: a terminal shows how far that is.
         on_step: hears of every committed step, besides the plugins that observe steps.
 
     Raises:
         GraftlmError: the leaf says which part, and what to do.
     """
+    watcher, on_stage = on_stage, on_stage or _tell_nobody
     on_stage("reading the checkpoint's configuration")
     _check_choices(config, registry)
     path = resolve_checkpoint(config.model.path)
@@ -186,7 +192,8 @@ def assemble(
         context_len=_context_len(config, model_config),
     )
     model_provider = registry.model_for(model_config.architectures, config.model.architecture)
-    model_context = ModelContext(model_config, target.device, target.dtype, target.context_len)
+    code_folder = path if config.model.trust_remote_code else None
+    model_context = ModelContext(model_config, target.device, target.dtype, target.context_len, code_folder)
     model: Model = registry.create("model", model_provider, {}, model_context)
     attention_provider = _choose_attention(config, registry, platform, model, target.dtype)
     quantized = quantize_layers(config, registry, model, target.device, target.dtype)
@@ -201,9 +208,10 @@ def assemble(
         path,
         target.dtype,
     )
-    weights.load()
+    weights.load(watcher)
     if config.model.native_ops:
         bind_ops(model, choose_ops(target.device, target.dtype, user_cache_dir(os.environ)))
+    adapters = make_adapters(config, model)
 
     on_stage("allocating KV memory")
     memory = size_memory(config, registry, model, target.device, target.dtype, target.context_len)
@@ -226,7 +234,8 @@ def assemble(
     max_pages = min(memory.num_pages, -(-target.context_len // config.cache.page_size))
     graphs = capture_graphs(config, model, attention, kv, max_pages, on_stage) if has_graphs else None
     weights.captured_in(graphs)
-    runner = ModelRunner(model, attention, sampler, num_rows, target.device, mover, graphs)
+    adapter_layers = None if adapters is None else adapters.layers
+    runner = ModelRunner(model, attention, sampler, num_rows, target.device, mover, graphs, adapter_layers)
 
     grammars = make_grammars(config, registry, tokenizer, model_config)
     make_cache = _cache_factory(config, registry, memory, tiers)
@@ -254,13 +263,19 @@ def assemble(
         generates=model.generates,
         num_labels=model.num_labels,
     )
-    intake = Intake(limits, lambda params: TextStream(tokenizer, params), time.monotonic, grammars)
+    catalog = None if adapters is None else adapters.catalog
+    intake = Intake(limits, lambda params: TextStream(tokenizer, params), time.monotonic, grammars, catalog)
     dtype = str(target.dtype).removeprefix("torch.")
     device_parts = DeviceParts(model, attention, attention_provider.name, kv, sampler, runner, graphs)
+    loader = None if adapters is None else AdapterLoader(loop, adapters.catalog, adapters.layers, adapters.read)
     embedding = read_embedding_defaults(path)
     return EngineParts(
-        config, model_config, tokenizer, intake, loop, platform.device, dtype, embedding, weights, device_parts
+        config, model_config, tokenizer, intake, loop, platform.device, dtype, embedding, weights, device_parts, loader
     )
+
+
+def _tell_nobody(stage: str) -> None:
+    """Nobody wants to hear what is being done."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,12 +12,20 @@ from queue import SimpleQueue
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
 
+from graftlm.adapter_loading import AdapterLoader
 from graftlm.assembly import EngineParts, assemble, detect_platform
 from graftlm.config import EngineConfig
 from graftlm.contracts import ModelConfig, PrefixKey
 from graftlm.embeddings import POOLED, EmbeddingForm, embedding_form, pooled_vector
 from graftlm.engine_thread import EngineThread
-from graftlm.errors import EngineClosedError, InvalidPromptError, QueueFullError, SamplingParamsError
+from graftlm.errors import (
+    AdapterError,
+    EngineClosedError,
+    InvalidPromptError,
+    QueueFullError,
+    RequestError,
+    SamplingParamsError,
+)
 from graftlm.intake import check_call, check_ids, check_ttl, draw_seed
 from graftlm.jobs import Job, JobStream, group_of
 from graftlm.outputs import CompletionText, OutputBuilder
@@ -37,6 +45,7 @@ if TYPE_CHECKING:
 __all__ = ["Engine"]
 
 Params = SamplingParams | Mapping[str, Any] | None
+Adapters = str | Sequence[str | None] | None
 
 
 class Engine:
@@ -94,6 +103,7 @@ class Engine:
         priority: int = 0,
         timeout_s: float | None = None,
         cache_salt: str = "",
+        adapter: Adapters = None,
         request_ids: Sequence[str] | None = None,
         progress: bool | None = None,
     ) -> list[RequestOutput]:
@@ -104,7 +114,8 @@ class Engine:
             sampling_params: for all prompts, or one for each.
             priority: higher goes first.
             timeout_s: seconds after which a request ends as aborted.
-            cache_salt: prompts share cached prefixes only with prompts of the same salt.
+            cache_salt: prompts share cached prefixes only with prompts of the same salt, and the same adapter.
+            adapter: the name of a loaded low-rank adapter, for all prompts or one for each; None: the model alone.
             request_ids: one for each prompt, for `abort`; drawn when left out.
             progress: show a bar on standard error; by default for long lists on a terminal.
 
@@ -115,7 +126,7 @@ class Engine:
             EngineClosedError: the engine is closed.
         """
         split = split_prompts(prompts)
-        jobs = self._jobs(split, sampling_params, request_ids, priority, timeout_s, cache_salt)
+        jobs = self._jobs(split, sampling_params, request_ids, priority, timeout_s, cache_salt, adapter)
         self._run(jobs, progress)
         return [job.output() for job in jobs]
 
@@ -129,6 +140,7 @@ class Engine:
         priority: int = 0,
         timeout_s: float | None = None,
         cache_salt: str = "",
+        adapter: Adapters = None,
         progress: bool | None = None,
     ) -> list[EmbeddingOutput]:
         """Turn prompts into vectors and wait for all of them.
@@ -145,7 +157,7 @@ class Engine:
             RequestFailedError: a request failed, or was given up, while it ran.
         """
         form = embedding_form(self._parts.embedding, pooling, normalize, dimensions)
-        jobs = self._jobs(split_prompts(prompts), POOLED, None, priority, timeout_s, cache_salt, form.pooling)
+        jobs = self._jobs(split_prompts(prompts), POOLED, None, priority, timeout_s, cache_salt, adapter, form.pooling)
         self._run(jobs, progress)
         return [_embedding(job, form) for job in jobs]
 
@@ -165,7 +177,7 @@ class Engine:
         Raises:
             UnsupportedFeatureError: the model has no such head.
         """
-        jobs = self._jobs(split_prompts(prompts), POOLED, None, priority, timeout_s, cache_salt, SCORES)
+        jobs = self._jobs(split_prompts(prompts), POOLED, None, priority, timeout_s, cache_salt, None, SCORES)
         self._run(jobs, progress)
         labels = self.model_config.labels if jobs else ()
         vectors = [(job.output(), job.builder.embedding) for job in jobs]
@@ -201,7 +213,7 @@ class Engine:
         """
         pooling = scoring_pooling(label_token_ids)
         prompts = [self._pair(query, item, item_first, pooling) for item in items]
-        jobs = self._jobs(prompts, POOLED, None, priority, timeout_s, cache_salt, pooling)
+        jobs = self._jobs(prompts, POOLED, None, priority, timeout_s, cache_salt, None, pooling)
         self._run(jobs, None)
         vectors = [pooled_vector(job.output(), job.builder.embedding) for job in jobs]
         return [scores_of(vector, pooling, apply_softmax=apply_softmax) for vector in vectors]
@@ -219,6 +231,7 @@ class Engine:
         priority: int = 0,
         timeout_s: float | None = None,
         cache_salt: str = "",
+        adapter: str | None = None,
         request_id: str | None = None,
     ) -> Iterator[RequestOutput]:
         """Complete one prompt, yielding outputs whose text and token_ids grow. Leaving the loop aborts the request.
@@ -226,7 +239,7 @@ class Engine:
         Arguments and errors as of `generate`; the prompt is checked, and queued, before this returns.
         """
         ids = None if request_id is None else [request_id]
-        (job,) = self._jobs([prompt], sampling_params, ids, priority, timeout_s, cache_salt)
+        (job,) = self._jobs([prompt], sampling_params, ids, priority, timeout_s, cache_salt, adapter)
         events: SimpleQueue[bool] = SimpleQueue()
         self._thread.submit([group_of(job, lambda update: events.put(job.take(update)))]).result()
         self._remember([job])
@@ -240,6 +253,7 @@ class Engine:
         priority: int = 0,
         timeout_s: float | None = None,
         cache_salt: str = "",
+        adapter: Adapters = None,
         request_ids: Sequence[str] | None = None,
     ) -> list[RequestOutput]:
         """Complete prompts without blocking the event loop; as `generate`. Cancelling it aborts the requests.
@@ -248,7 +262,9 @@ class Engine:
             QueueFullError: max_queued_requests are waiting; also when this call alone brings more than that.
         """
         split = split_prompts(prompts)
-        jobs = await asyncio.to_thread(self._jobs, split, sampling_params, request_ids, priority, timeout_s, cache_salt)
+        jobs = await asyncio.to_thread(
+            self._jobs, split, sampling_params, request_ids, priority, timeout_s, cache_salt, adapter
+        )
         await self._arun(jobs)
         return [job.output() for job in jobs]
 
@@ -262,11 +278,14 @@ class Engine:
         priority: int = 0,
         timeout_s: float | None = None,
         cache_salt: str = "",
+        adapter: Adapters = None,
     ) -> list[EmbeddingOutput]:
         """Turn prompts into vectors without blocking the event loop; as `embed` and `agenerate`."""
         form = embedding_form(self._parts.embedding, pooling, normalize, dimensions)
         split = split_prompts(prompts)
-        jobs = await asyncio.to_thread(self._jobs, split, POOLED, None, priority, timeout_s, cache_salt, form.pooling)
+        jobs = await asyncio.to_thread(
+            self._jobs, split, POOLED, None, priority, timeout_s, cache_salt, adapter, form.pooling
+        )
         await self._arun(jobs)
         return [_embedding(job, form) for job in jobs]
 
@@ -278,6 +297,7 @@ class Engine:
         priority: int = 0,
         timeout_s: float | None = None,
         cache_salt: str = "",
+        adapter: str | None = None,
         request_id: str | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Complete one prompt, yielding growing outputs; leaving the loop aborts the request.
@@ -285,7 +305,9 @@ class Engine:
         Arguments and errors as of `generate`; the prompt is checked, and queued, when the first output is asked for.
         """
         ids = None if request_id is None else [request_id]
-        (job,) = await asyncio.to_thread(self._jobs, [prompt], sampling_params, ids, priority, timeout_s, cache_salt)
+        (job,) = await asyncio.to_thread(
+            self._jobs, [prompt], sampling_params, ids, priority, timeout_s, cache_salt, adapter
+        )
         loop = asyncio.get_running_loop()
         news = asyncio.Event()
 
@@ -306,14 +328,14 @@ class Engine:
             if not finished:
                 self._abort_jobs([job])
 
-    async def acache_prefix(self, prompt: Prompt, *, cache_salt: str = "") -> None:
+    async def acache_prefix(self, prompt: Prompt, *, cache_salt: str = "", adapter: str | None = None) -> None:
         """Have a prompt computed and cached; prompts that come later share what it computes. Returns when it is queued.
 
         Raises:
             RequestError, QueueFullError: as of `generate`. What fails later is not told: it is a hint.
         """
         params = SamplingParams(max_tokens=1, temperature=0.0)
-        (job,) = await asyncio.to_thread(self._jobs, [prompt], params, None, 0, None, cache_salt)
+        (job,) = await asyncio.to_thread(self._jobs, [prompt], params, None, 0, None, cache_salt, adapter)
         await self._entered(self._thread.submit([group_of(job, lambda update: None)]), [job])
 
     def abort(self, request_id: str) -> None:
@@ -363,7 +385,7 @@ class Engine:
         """
         return self._thread.call(lambda: self._parts.read_weight(name)).result()
 
-    def pin_prefix(self, prompt: Prompt, ttl_s: float, *, cache_salt: str = "") -> int:
+    def pin_prefix(self, prompt: Prompt, ttl_s: float, *, cache_salt: str = "", adapter: str | None = None) -> int:
         """Keep what is cached of a prompt, for `ttl_s` seconds, while anything else can be evicted.
 
         Returns: tokens kept; 0 when nothing of it is cached yet. A prompt that ran before is cached but for its last
@@ -373,22 +395,58 @@ class Engine:
             RequestError: the prompt is wrong, or `ttl_s` not above 0.
         """
         check_ttl(ttl_s)
-        key = self._prefix_key(prompt, cache_salt)
+        key = self._prefix_key(prompt, cache_salt, adapter)
         return self._thread.call(lambda: self._parts.loop.pin(key, ttl_s)).result()
 
-    def unpin_prefix(self, prompt: Prompt, *, cache_salt: str = "") -> bool:
+    def unpin_prefix(self, prompt: Prompt, *, cache_salt: str = "", adapter: str | None = None) -> bool:
         """End a pin before its time; returns whether this very prompt was pinned."""
-        key = self._prefix_key(prompt, cache_salt)
+        key = self._prefix_key(prompt, cache_salt, adapter)
         return self._thread.call(lambda: self._parts.loop.unpin(key)).result()
 
     def cache_snapshot(self) -> dict[str, Any]:
         """Return the prefix cache's nodes as plain data, ready for JSON; see `graftlm.cache_snapshot`."""
         return self._thread.call(self._parts.loop.cache_snapshot).result()
 
-    def _prefix_key(self, prompt: Prompt, cache_salt: str) -> PrefixKey:
+    def _prefix_key(self, prompt: Prompt, cache_salt: str, adapter: str | None) -> PrefixKey:
         check_call(0, None, cache_salt)
+        namespace = self._parts.intake.namespace(cache_salt, adapter)
         (token_ids,) = self._encode([prompt])
-        return PrefixKey(self._parts.intake.check_prompt(token_ids), cache_salt)
+        return PrefixKey(self._parts.intake.check_prompt(token_ids), namespace)
+
+    @property
+    def adapters(self) -> dict[str, str]:
+        """The low-rank adapters that requests may ask for: name -> the folder that each was read from."""
+        loader = self._parts.adapters
+        return {} if loader is None else {name: adapter.path for name, adapter in loader.loaded.items()}
+
+    def load_adapter(self, name: str, path: str | Path) -> None:
+        """Load a low-rank adapter in the format of `peft`, while requests go on.
+
+        Raises:
+            AdapterError: it does not fit, the name is taken, or there is no room for it.
+        """
+        loader = self._adapter_loader()
+        weights = loader.read(name, str(path))  # in this thread: only the copy to the device is between two steps
+        self._thread.call(lambda: loader.install(name, str(path), weights)).result()
+
+    def unload_adapter(self, name: str) -> int:
+        """Take no more requests for an adapter. Those that wait or run end with it as if nothing had happened.
+
+        Prompts of a long list that are not queued yet are refused from now on.
+
+        Returns: how many wait or run.
+
+        Raises:
+            AdapterNotFoundError: no adapter has that name.
+        """
+        loader = self._adapter_loader()
+        return self._thread.call(lambda: loader.unload(name)).result()
+
+    def _adapter_loader(self) -> AdapterLoader:
+        loader = self._parts.adapters
+        if loader is None:
+            raise AdapterError("this engine has no room for adapters. Set lora.enabled: true, or lora.adapters.")
+        return loader
 
     def stats(self) -> EngineStats:
         """Return the engine's state and its sums since the start."""
@@ -417,18 +475,22 @@ class Engine:
         priority: int,
         timeout_s: float | None,
         cache_salt: str,
+        adapter: Adapters,
         pooling: Pooling | None = None,
     ) -> list[Job]:
         """Check prompts and parameters, all of them before any runs."""
         all_params = _params_of_each(sampling_params, len(prompts))
+        adapters = _adapter_of_each(adapter, len(prompts))
         check_call(priority, timeout_s, cache_salt)
         ids = [uuid.uuid4().hex for _ in prompts] if request_ids is None else check_ids(request_ids, len(prompts))
         intake = self._parts.intake
         token_ids = [intake.check_prompt(ids_, pooling=pooling) for ids_ in self._encode(prompts)]
         checked = [intake.check_params(params) for params in all_params]
         return [
-            self._job(request_id, prompt, params, unenforced, priority, timeout_s, cache_salt, pooling)
-            for request_id, prompt, (params, unenforced) in zip(ids, token_ids, checked, strict=True)
+            self._job(request_id, prompt, params, unenforced, priority, timeout_s, cache_salt, adapter_name, pooling)
+            for request_id, prompt, (params, unenforced), adapter_name in zip(
+                ids, token_ids, checked, adapters, strict=True
+            )
         ]
 
     def _remember(self, jobs: list[Job]) -> None:
@@ -444,6 +506,7 @@ class Engine:
         priority: int,
         timeout_s: float | None,
         cache_salt: str,
+        adapter: str | None,
         pooling: Pooling | None,
     ) -> Job:
         builder = OutputBuilder(request_id, prompt, params, unenforced=unenforced)
@@ -457,11 +520,12 @@ class Engine:
                 prompt,
                 params,
                 index=index,
-                namespace=cache_salt,
+                cache_salt=cache_salt,
                 priority=priority,
                 timeout_s=timeout_s,
                 seed=seed,
                 pooling=pooling,
+                adapter=adapter,
             )
             for index, sub_id in enumerate(builder.sub_ids)
         ]
@@ -597,3 +661,13 @@ def _params(value: Params) -> SamplingParams:
     except TypeError as error:
         message = str(error).replace("SamplingParams.__init__() ", "")
         raise SamplingParamsError(f"sampling_params: {message}") from None
+
+
+def _adapter_of_each(value: Adapters, num_prompts: int) -> list[str | None]:
+    """Return the name of each prompt's adapter."""
+    names: list[Any] = list(value) if isinstance(value, list | tuple) else [value] * num_prompts
+    if not all(name is None or isinstance(name, str) for name in names):
+        raise RequestError(f"adapter must be an adapter's name, None, or a list of these, got {value!r:.200}")
+    if len(names) != num_prompts:
+        raise RequestError(f"adapter: got {len(names)}, expected one for each of {num_prompts} prompt(s)")
+    return names

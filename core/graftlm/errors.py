@@ -11,10 +11,12 @@
     ├── ModelError                     a checkpoint cannot be served
     │   ├── CheckpointError            a file is missing, truncated or not what it says
     │   ├── WeightError                a tensor is missing, surplus or of the wrong shape
+    │   ├── AdapterError               a low-rank adapter cannot be loaded: files, rank, shapes or modules do not fit
     │   └── UnsupportedArchitectureError
     ├── RequestError                   one request is at fault; others go on
     │   ├── SamplingParamsError
     │   ├── GrammarError               a JSON schema, regular expression or grammar is malformed or not enforceable
+    │   ├── AdapterNotFoundError       names an adapter that is not loaded: says which are
     │   ├── InvalidPromptError         empty, or a token id outside the vocabulary
     │   ├── PromptTooLongError         longer than the model's context
     │   ├── NeverFitsError             needs more KV pages than the engine has
@@ -37,6 +39,8 @@ Raise the leaf that fits; catch the branch you can handle.
 from typing import Self
 
 __all__ = [
+    "AdapterError",
+    "AdapterNotFoundError",
     "ApiVersionError",
     "CheckpointError",
     "ConfigError",
@@ -114,6 +118,10 @@ class WeightError(ModelError):
     """A weight tensor is missing, surplus or of the wrong shape."""
 
 
+class AdapterError(ModelError):
+    """A low-rank adapter cannot be loaded into this engine."""
+
+
 class UnsupportedArchitectureError(ModelError):
     """No model provider claims the checkpoint's architecture, or the one that does lacks a feature it asks for."""
 
@@ -128,6 +136,10 @@ class SamplingParamsError(RequestError):
 
 class GrammarError(RequestError):
     """A JSON schema, regular expression or grammar is malformed, or asks for what the backend cannot enforce."""
+
+
+class AdapterNotFoundError(RequestError):
+    """A request names an adapter that is not loaded."""
 
 
 class InvalidPromptError(RequestError):

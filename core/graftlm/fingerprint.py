@@ -4,6 +4,7 @@ import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 
+from graftlm.checkpoint import checkpoint_files, is_gguf
 from graftlm.config import QuantizationSettings
 from graftlm.contracts import AttentionLayer
 from graftlm.weight_digests import WeightDigests
@@ -25,7 +26,7 @@ def model_fingerprint(
     rotated. It does not depend on where the checkpoint lies, on modification times, or on page sizes.
 
     Args:
-        path: the checkpoint's folder.
+        path: the checkpoint's folder, or GGUF file.
         dtype: the name of the dtype of keys and values.
         digests: hashes the weight files, or remembers what they hash to.
         quantization: what the weights go through once they are loaded.
@@ -37,12 +38,14 @@ def model_fingerprint(
         OSError: a file cannot be read.
     """
     digest = hashlib.blake2b(digest_size=32, person=b"graftlm-model")
-    digest.update((path / "config.json").read_bytes())
+    if not is_gguf(path):
+        for file in (path / "config.json", *sorted(path.glob("quant*_config.json"))):
+            digest.update(file.read_bytes())
     digest.update(f"{dtype} {[_stored(layer) for layer in layers]}".encode())
     if quantization is not None and quantization.name is not None:
         digest.update(f"{quantization.name} {sorted(quantization.options.items())}".encode())
     digest.update(frequencies)
-    files = sorted(path.glob("*.safetensors"))
+    files = checkpoint_files(path)
     for file, content in zip(files, digests.of(files), strict=True):
         digest.update(f"{file.name} {content.hex()}".encode())
     return digest.digest()

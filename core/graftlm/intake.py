@@ -10,8 +10,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from graftlm.adapters import AdapterCatalog, LoadedAdapter, prefix_namespace
 from graftlm.contracts import GrammarSpec
 from graftlm.errors import (
+    AdapterNotFoundError,
     InvalidPromptError,
     NeverFitsError,
     PromptTooLongError,
@@ -66,14 +68,17 @@ class Intake:
         make_stop_watch: Callable[[SamplingParams], StopWatch],
         clock: Callable[[], float],
         grammars: Grammars | None = None,
+        adapters: AdapterCatalog | None = None,
     ) -> None:
         """Take what requests are made with.
 
         Args:
             grammars: enforces what they ask for; None refuses requests under a grammar.
+            adapters: finds theirs; None refuses requests with one.
         """
         self.limits = limits
         self._grammars = grammars
+        self._adapters = adapters
         self._make_stop_watch = make_stop_watch
         self._clock = clock
 
@@ -158,11 +163,12 @@ class Intake:
         params: SamplingParams,
         *,
         index: int = 0,
-        namespace: str = "",
+        cache_salt: str = "",
         priority: int = 0,
         timeout_s: float | None = None,
         seed: int | None = None,
         pooling: Pooling | None = None,
+        adapter: str | None = None,
     ) -> Request:
         """Make the request of one completion.
 
@@ -172,8 +178,10 @@ class Intake:
             index: which of the prompt's `n` completions.
             seed: for all completions of the prompt; None takes the parameters' own, or draws one.
             pooling: asks for one vector of the whole prompt instead of tokens.
+            adapter: the name of a loaded adapter; None: the model alone.
 
         Raises:
+            AdapterNotFoundError: there is no such adapter.
             RequestError: there is no room for it, or `params` ask for more than a vector.
         """
         if pooling is not None:
@@ -194,13 +202,35 @@ class Intake:
             ),
             seed=completion_seed(draw_seed() if base is None else base, index),
             arrival_s=now,
-            namespace=namespace,
+            namespace=self.namespace(cache_salt, adapter),
             priority=priority,
             deadline_s=None if timeout_s is None else now + timeout_s,
             stop_watch=self._make_stop_watch(params) if params.stop_strings else None,
             grammar=None if spec is None else self._grammar(spec, params.grammar_backend, now),
             pooling=pooling,
+            adapter=self.find_adapter(adapter),
         )
+
+    def find_adapter(self, name: str | None) -> LoadedAdapter | None:
+        """Return the adapter of a name; None for None.
+
+        Raises:
+            AdapterNotFoundError: there is no such adapter.
+        """
+        if name is None:
+            return None
+        if self._adapters is None:
+            raise AdapterNotFoundError(f"no adapter {name!r:.200}: this engine takes none. Set lora.adapters.")
+        return self._adapters.find(name)
+
+    def namespace(self, cache_salt: str, adapter: str | None) -> str:
+        """Return the namespace of the prefixes that requests with a salt and an adapter share.
+
+        Raises:
+            AdapterNotFoundError: there is no such adapter.
+        """
+        loaded = self.find_adapter(adapter)
+        return prefix_namespace(cache_salt, None if loaded is None else loaded.digest)
 
     def _grammar(self, spec: GrammarSpec, backend: str | None, now: float) -> RequestGrammar:
         """Have a grammar compiled, or find it compiled. Looks at no specification: steps may be waiting."""

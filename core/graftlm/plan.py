@@ -149,6 +149,7 @@ class StepPlan:
         token_mask: what requests under a grammar may sample, told later; None when no such request samples.
         window: where layers with a sliding window find and write theirs; None where all layers share one memory.
         copies: pages to copy to or from host memory with this step.
+        adapter_slots: int32 [B], the slot of each request's adapter, 0 for those without; None when none has one.
     """
 
     step_id: int
@@ -169,6 +170,7 @@ class StepPlan:
     token_mask: LateMask | None = None
     window: WindowTables | None = None
     copies: StepCopies | None = None
+    adapter_slots: NDArray[np.int32] | None = None
 
     @property
     def num_tokens(self) -> int:

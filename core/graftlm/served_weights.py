@@ -10,7 +10,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from graftlm.checkpoint import iter_weights, load_model_config, resolve_checkpoint
+from graftlm.checkpoint import iter_weights, load_model_config, resolve_checkpoint, watch_reading
 from graftlm.config import EngineConfig
 from graftlm.contracts import Model, ModelConfig
 from graftlm.errors import CheckpointError, EngineError, GraftlmError, RequestError, UnsupportedFeatureError
@@ -80,13 +80,18 @@ class ServedWeights:
         self._make_twin = make_twin
         self._quantized = quantized
         self._path = path
-        self._dtype = str(dtype).removeprefix("torch.")
+        self._dtype = dtype
         self._graphs: DecodeGraphs | None = None
         self._fingerprint: bytes | None = None
 
-    def load(self) -> None:
-        """Load the checkpoint, convert and pack."""
-        self._model.load_weights(iter_weights(self._path))
+    def load(self, announce: Callable[[str], None] | None = None) -> None:
+        """Load the checkpoint, convert and pack.
+
+        Args:
+            announce: hears how far a large one is; None: a bar is shown on a terminal.
+        """
+        with watch_reading(self._path, announce) as on_read:
+            self._model.load_weights(iter_weights(self._path, self._dtype, on_read=on_read))
         self._prepare()
 
     def captured_in(self, graphs: DecodeGraphs | None) -> None:
@@ -107,7 +112,7 @@ class ServedWeights:
             layers = self._model.attention_layers
             self._fingerprint = model_fingerprint(
                 self._path,
-                self._dtype,
+                str(self._dtype).removeprefix("torch."),
                 layers,
                 digests,
                 self._config.model.quantization,

@@ -22,6 +22,7 @@ from .pages import BLOCKS, OTHERS, PAGES, ROOT, blocks_of, command_lines
 #: Pages whose Python another test runs, since it also looks at what comes of it.
 RUN_ELSEWHERE = {
     "lang.md": "tests/lang/test_pages.py",
+    "lora.md": "tests/test_engine_lora.py",
     "structured-generation.md": "tests/test_structured_generation_docs.py",
 }
 PYTHON = [block for block in BLOCKS if block.language == "python"]

@@ -26,7 +26,7 @@ MESSAGES = [
         prompt=np.arange(3, dtype=np.int32).tobytes(),
         params={"logit_bias": {3: -1.5}, "json_schema": {"type": "object"}},
         seed=2**63 - 2,
-        namespace="tenant",
+        cache_salt="tenant",
         priority=-(2**40),
         timeout_s=0.5,
     ),

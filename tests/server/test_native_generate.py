@@ -397,7 +397,7 @@ class TestRefusals:
             ({"text": "a", "cache_salt": "\udfff"}, "nicode"),
             ({"text": "a", "priority": 2**70}, "priority"),
             ({"text": "a", "image_data": "x.png"}, "image_data"),
-            ({"text": "a", "lora_path": "x"}, "not supported"),
+            ({"text": "a", "lora_id": "x"}, "not supported"),
             ({"text": "a", "return_hidden_states": True}, "not supported"),
             ({"text": "a", "top_logprobs_num": 21}, "top_logprobs_num"),
             ({"text": "a", "streaming": True}, "'streaming'; did you mean 'stream'"),

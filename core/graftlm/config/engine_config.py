@@ -19,6 +19,7 @@ from graftlm.config.sections import (
     ChatSettings,
     ExecutionSettings,
     GrammarSettings,
+    LoraSettings,
     MemorySettings,
     ModelSettings,
     ParallelSettings,
@@ -48,6 +49,7 @@ class EngineConfig(Section):
     cache: CacheSettings = CacheSettings()
     grammar: GrammarSettings = GrammarSettings()
     chat: ChatSettings = ChatSettings()
+    lora: LoraSettings = LoraSettings()
     scheduling: SchedulingSettings = SchedulingSettings()
     execution: ExecutionSettings = ExecutionSettings()
     memory: MemorySettings = MemorySettings()

@@ -12,6 +12,7 @@ __all__ = [
     "EvictionSettings",
     "ExecutionSettings",
     "GrammarSettings",
+    "LoraSettings",
     "MemorySettings",
     "ModelSettings",
     "ParallelSettings",
@@ -104,7 +105,8 @@ class ModelSettings(Section):
     shorthand = "path"
 
     path: Name = Field(
-        default="demo", description="A checkpoint folder in Hugging Face layout, or `demo`, the model that comes along."
+        default="demo",
+        description="A checkpoint folder in Hugging Face layout, a .gguf file, or `demo`, the model that comes along.",
     )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         default="auto",
@@ -114,13 +116,14 @@ class ModelSettings(Section):
         default="auto", description="`auto` takes a CUDA device when there is one."
     )
     architecture: Name = Field(
-        default="auto", description="A model provider; `auto` takes the one that claims the checkpoint's architecture."
+        default="auto",
+        description="A model provider; `auto` takes one that claims the checkpoint's architecture, else one for any.",
     )
     context_len: PositiveInt | None = Field(
         default=None, description="Cap on a request's tokens, prompt and output together; null: the model's own."
     )
     trust_remote_code: bool = Field(
-        default=False, description="Whether the tokenizer may run Python code that the checkpoint brings."
+        default=False, description="Whether tokenizer and model may run Python code that the checkpoint brings."
     )
     native_ops: bool = Field(
         default=True,
@@ -199,6 +202,42 @@ class GrammarSettings(Section):
         default=True, description="Append output that a grammar leaves no choice about, without sampling it."
     )
     cache_size: PositiveInt = Field(default=256, description="Compiled grammars that are kept for further requests.")
+
+
+class LoraSettings(Section):
+    """Which low-rank adapters requests may ask for, and how much room there is for them."""
+
+    adapters: dict[Name, Name] = Field(
+        default_factory=dict,
+        description="Adapters to load at the start, in the format of `peft`: name -> folder.",
+    )
+    enabled: bool | None = Field(
+        default=None, description="Keep room for adapters that are loaded later; null: if `adapters` names any."
+    )
+    max_loaded: PositiveInt = Field(
+        default=8, le=1024, description="Adapters on the device at most; memory is set aside for all of them."
+    )
+    max_rank: PositiveInt = Field(default=64, le=4096, description="The largest rank of an adapter.")
+    target_modules: tuple[Name, ...] | None = Field(
+        default=None,
+        description="The projections that adapters may change, such as `q_proj`; null: all of the decoder's layers. "
+        "Fewer take less memory.",
+    )
+
+    @property
+    def takes_adapters(self) -> bool:
+        """Whether an engine has room for adapters."""
+        return bool(self.adapters) if self.enabled is None else self.enabled
+
+    @model_validator(mode="after")
+    def _check_adapters(self) -> "LoraSettings":
+        if self.adapters and self.enabled is False:
+            raise ValueError("`adapters` names some, but `enabled` is false; leave one of them out")
+        if len(self.adapters) > self.max_loaded:
+            raise ValueError(f"`adapters` names {len(self.adapters)}, more than `max_loaded` {self.max_loaded}")
+        if self.target_modules is not None and not self.target_modules:
+            raise ValueError("`target_modules` must name at least one, or be null")
+        return self
 
 
 class PolicySettings(Section):

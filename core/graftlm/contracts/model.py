@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from graftlm.contracts.attention import AttentionBackend, AttentionLayer
@@ -27,7 +28,8 @@ class ModelConfig:
         vocab_size: V, rows of the embedding.
         max_position_embeddings: longest context in tokens.
         eos_token_ids: tokens that end an answer, from config.json and generation_config.json.
-        raw: the whole of config.json.
+        raw: the whole of config.json; without its quantization_config where weights are decoded before they reach the
+            model. A model that finds one refuses it, or reads those weights itself.
     """
 
     architectures: tuple[str, ...]
@@ -59,9 +61,11 @@ class ModelCapabilities:
 
     Attributes:
         architectures: Hugging Face class names it serves.
+        any_architecture: whether it serves, or refuses by itself, those that no provider names.
     """
 
-    architectures: tuple[str, ...]
+    architectures: tuple[str, ...] = ()
+    any_architecture: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,12 +76,14 @@ class ModelContext:
         config: of the checkpoint.
         device, dtype: of the parameters, which are made uninitialised.
         context_len: tokens of a request at most; None: config.max_position_embeddings.
+        code_folder: the checkpoint's folder, if the configuration trusts Python code in it (`model.trust_remote_code`).
     """
 
     config: ModelConfig
     device: torch.device
     dtype: torch.dtype
     context_len: int | None = None
+    code_folder: Path | None = None
 
 
 class Model(ABC):

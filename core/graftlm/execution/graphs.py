@@ -134,9 +134,12 @@ class DecodeGraphs:
         """Run a step's forward pass.
 
         Returns: hidden states [T, hidden], valid until the next replay; None if no graph serves this step: a request
-            brings more than one token, there are too many, or pages arrive from host memory layer by layer.
+            brings more than one token or has an adapter, there are too many, or pages arrive from host memory layer
+            by layer.
         """
-        if plan.num_tokens != plan.num_decodes or plan.num_tokens > self._sizes[-1] or plan.copies is not None:
+        if plan.num_tokens != plan.num_decodes or plan.num_tokens > self._sizes[-1]:
+            return None
+        if plan.copies is not None or plan.adapter_slots is not None:
             return None
         size = self._sizes[bisect_left(self._sizes, plan.num_tokens)]
         self._attention.prepare(self._inputs.fill(plan, size))

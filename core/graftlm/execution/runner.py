@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from graftlm.contracts import AttentionBackend, Model
+from graftlm.execution.adapter_layers import AdapterLayers
 from graftlm.execution.batch import build_batch, to_device
 from graftlm.execution.block_mover import BlockMover
 from graftlm.execution.graphs import DecodeGraphs
@@ -76,6 +77,7 @@ class ModelRunner:
 
     Args:
         graphs: replays the steps it can; None: every step runs eagerly.
+        adapters: the layers to tell of the requests' adapters; None: requests have none.
     """
 
     def __init__(
@@ -87,6 +89,7 @@ class ModelRunner:
         device: torch.device,
         mover: BlockMover | None = None,
         graphs: DecodeGraphs | None = None,
+        adapters: AdapterLayers | None = None,
     ) -> None:
         self._model = model
         self._attention = attention
@@ -94,6 +97,7 @@ class ModelRunner:
         self._device = device
         self._mover = mover
         self._graphs = graphs
+        self._adapters = adapters
         self._stream = None if device.type == "cpu" else torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         if graphs is None:
             self._last_tokens = torch.zeros(num_rows, dtype=torch.int64, device=device)
@@ -137,6 +141,8 @@ class ModelRunner:
         return launched
 
     def _forward(self, plan: StepPlan) -> Tensor:
+        if self._adapters is not None:
+            self._adapters.route(plan)
         hidden = None if self._graphs is None else self._graphs.replay(plan)
         if hidden is not None:
             return hidden

@@ -77,10 +77,10 @@ class DecoderShape:
 
         Raises:
             CheckpointError: a size is missing, or the sizes do not fit together.
-            UnsupportedArchitectureError: the checkpoint is quantized.
+            UnsupportedArchitectureError: the weights are quantized in a format that is not decoded.
         """
         raw = config.raw
-        _check_unquantized(raw)
+        _check_plain(raw)
         hidden_size, num_heads = read_size(raw, "hidden_size"), read_size(raw, "num_attention_heads")
         shape = cls(
             vocab_size=config.vocab_size,
@@ -161,12 +161,13 @@ def read_layer_types(raw: Mapping[str, Any], default: Sequence[str]) -> tuple[st
     return tuple(types)
 
 
-def _check_unquantized(raw: Mapping[str, Any]) -> None:
+def _check_plain(raw: Mapping[str, Any]) -> None:
     quantization = raw.get("quantization_config")
     if quantization:
         method = quantization.get("quant_method", "unknown") if isinstance(quantization, Mapping) else quantization
         raise UnsupportedArchitectureError(
-            f"The checkpoint is quantized ({method}); only float32, bfloat16 and float16 weights can be served"
+            f"The checkpoint's weights are quantized by {method!r}, which neither graftlm nor this model decodes. "
+            f"Serve the plain checkpoint, with model.quantization to save memory"
         )
 
 

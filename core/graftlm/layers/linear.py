@@ -1,6 +1,7 @@
 """The linear layer: one matrix that may hold several of a checkpoint's projections."""
 
 from collections.abc import Iterator, Mapping
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -10,7 +11,15 @@ from graftlm.layers.grouped_linear import GroupedLinear
 from graftlm.layers.packing import linear, pack
 from graftlm.layers.weights import WeightSlot, empty_parameter
 
-__all__ = ["Linear", "pack_linears"]
+__all__ = ["Linear", "OutputDelta", "pack_linears"]
+
+
+class OutputDelta(Protocol):
+    """What is added to a linear layer's output."""
+
+    def __call__(self, x: Tensor, out: Tensor) -> Tensor:
+        """Return `out` [T, out_features], which may be changed in place, and what is added for the input x [T, in]."""
+        ...
 
 
 class Linear(nn.Module):
@@ -22,6 +31,9 @@ class Linear(nn.Module):
             `{"q_proj": 64, "k_proj": 16, "v_proj": 16}` gives outputs of 96.
         bias: whether each projection has one.
         device, dtype: of the parameters.
+
+    A layer with a prefix in the checkpoint may be adapted: it is called with one row for each token of the batch, in
+    their order. One at the top, such as `lm_head`, may be called with any rows.
     """
 
     def __init__(
@@ -37,6 +49,8 @@ class Linear(nn.Module):
         self._parts = dict(parts)
         self._quantization: Quantization | None = None
         self._kernel: LinearKernel | None = None
+        self._delta: OutputDelta | None = None
+        self._prefix: str | None = None
         self.in_features = in_features
         self.out_features = out_features = sum(self._parts.values())
         self.weight = empty_parameter(out_features, in_features, device=device, dtype=dtype)
@@ -44,9 +58,22 @@ class Linear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map [..., in_features] to [..., sum of the parts]."""
-        if self._kernel is not None:
-            return self._kernel(x)
-        return linear(x, self.weight, self.bias)
+        out = linear(x, self.weight, self.bias) if self._kernel is None else self._kernel(x)
+        return out if self._delta is None else self._delta(x, out)
+
+    def adapt(self, delta: OutputDelta | None) -> None:
+        """Have something added to the output from now on; None: nothing."""
+        self._delta = delta
+
+    @property
+    def parts(self) -> Mapping[str, int]:
+        """The checkpoint's name and the output size of each projection, in the order of the output."""
+        return self._parts
+
+    @property
+    def prefix(self) -> str | None:
+        """What stands before the projections' names in the checkpoint; None before weights have been loaded."""
+        return self._prefix
 
     @property
     def kernel(self) -> LinearKernel | None:
@@ -91,6 +118,7 @@ class Linear(nn.Module):
         elif self._kernel is not None:
             self.weight = self._empty_weight(self.out_features)
             self._kernel = None
+        self._prefix = prefix
         start = 0
         for name, size in self._parts.items():
             rows = slice(start, start + size)

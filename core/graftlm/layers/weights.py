@@ -123,7 +123,10 @@ def _check(slot: WeightSlot, name: str, tensor: Tensor) -> None:
             f"The checkpoint's {name!r} has shape {list(tensor.shape)}, but config.json asks for {list(slot.shape)}"
         )
     if not tensor.is_floating_point():
-        raise WeightError(f"The checkpoint's {name!r} is {tensor.dtype}; quantized weights cannot be served")
+        raise WeightError(
+            f"The checkpoint's {name!r} is {tensor.dtype}, which no weight is. If it is part of a quantized one, "
+            f"config.json lacks the quantization_config that says how to decode it"
+        )
 
 
 def _fill(slot: WeightSlot, tensor: Tensor) -> None:

@@ -23,6 +23,8 @@ class RequestTable:
         limit: int64 [R], `known` never passes it.
         on_device: bool [R], the token at known - 1 was sampled in this row, so the runner has it.
         constrained: bool [R], what it may sample depends on the tokens before: it is under a grammar.
+        adapter_slot: int32 [R], the slot of its adapter; 0 for none.
+        num_adapted: rows with an adapter.
     """
 
     def __init__(self, num_rows: int, max_pages_per_row: int) -> None:
@@ -35,6 +37,8 @@ class RequestTable:
         self.limit = np.zeros(num_rows, dtype=np.int64)
         self.on_device = np.zeros(num_rows, dtype=np.bool_)
         self.constrained = np.zeros(num_rows, dtype=np.bool_)
+        self.adapter_slot = np.zeros(num_rows, dtype=np.int32)
+        self.num_adapted = 0
         self._columns = (
             self.num_pages,
             self.cached_pages,
@@ -43,6 +47,7 @@ class RequestTable:
             self.limit,
             self.on_device,
             self.constrained,
+            self.adapter_slot,
         )
         self._free_rows = list(range(num_rows - 1, -1, -1))
 
@@ -51,15 +56,20 @@ class RequestTable:
         """Rows no request holds."""
         return len(self._free_rows)
 
-    def take_row(self, known: int, limit: int) -> int:
+    def take_row(self, known: int, limit: int, adapter_slot: int = 0) -> int:
         """Give out a free row, with `known` tokens to compute; the caller knows that one is free."""
         row = self._free_rows.pop()
         self.known[row] = known
         self.limit[row] = limit
+        if adapter_slot:
+            self.adapter_slot[row] = adapter_slot
+            self.num_adapted += 1
         return row
 
     def drop_row(self, row: int) -> None:
         """Take a row back. Its pages must have been given away before."""
+        if self.adapter_slot[row]:
+            self.num_adapted -= 1
         for column in self._columns:
             column[row] = 0
         self._free_rows.append(row)
@@ -68,6 +78,7 @@ class RequestTable:
         """Take every row back, whatever it holds."""
         for column in self._columns:
             column[:] = 0
+        self.num_adapted = 0
         self._free_rows = list(range(self.num_rows - 1, -1, -1))
 
     def own_pages(self, row: int) -> PageIds:

@@ -56,7 +56,7 @@ class ProcessCalls:
         finally:
             del self._waiting[call_id]
 
-    async def call_schedulers(self, name: str, **arguments: Any) -> list[Any]:
+    async def call_schedulers(self, name: str, /, **arguments: Any) -> list[Any]:
         """Call every replica that is up and return their answers.
 
         Raises:
@@ -68,7 +68,7 @@ class ProcessCalls:
             raise UnavailableError(self._replicas.why_unavailable)
         return list(await asyncio.gather(*[self.call(replica.name, name, **arguments) for replica in ready]))
 
-    async def call_those_that_stay(self, name: str, **arguments: Any) -> None:
+    async def call_those_that_stay(self, name: str, /, **arguments: Any) -> None:
         """Call every replica that is up; one that dies meanwhile will not be missed, since it starts again unpaused.
 
         Raises:

@@ -23,6 +23,7 @@ class PreparedRequest:
         prompt_token_ids: int32 [n].
         seed: of all its completions.
         pooling: asks for one vector of the prompt, and no tokens.
+        adapter: the name of the adapter that it asks for.
         unenforced: as of `RequestOutput`.
     """
 
@@ -34,6 +35,7 @@ class PreparedRequest:
     priority: int = 0
     timeout_s: float | None = None
     pooling: Pooling | None = None
+    adapter: str | None = None
     unenforced: tuple[str, ...] = ()
 
 

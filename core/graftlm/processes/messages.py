@@ -74,16 +74,18 @@ class Generate(Message, frozen=True, kw_only=True):
         prompt: token ids, int32 in native byte order.
         params: the fields of SamplingParams that are not at their default.
         pooling: asks for one vector of the prompt, and no tokens.
+        adapter: the name of a loaded adapter.
     """
 
     request_id: str
     prompt: bytes
     params: dict[str, Any]
     seed: int
-    namespace: str = ""
+    cache_salt: str = ""
     priority: int = 0
     timeout_s: float | None = None
     pooling: Pooling | None = None
+    adapter: str | None = None
 
 
 class Abort(Message, frozen=True, kw_only=True):

@@ -9,8 +9,9 @@ import numpy as np
 from graftlm.assembly import EngineParts
 from graftlm.checkpoint import read_tensors
 from graftlm.contracts import PrefixKey
-from graftlm.errors import GraftlmError, ModelError, RequestError
+from graftlm.errors import AdapterError, GraftlmError, ModelError, RequestError
 from graftlm.outputs import sub_ids
+from graftlm.processes.adapter_calls import AdapterCalls
 from graftlm.processes.channels import Inbox, Outbox
 from graftlm.processes.kv_events import KVEventPublisher
 from graftlm.processes.messages import (
@@ -76,6 +77,7 @@ class SchedulerProcess:
         self._to_detokenizer = connect(detokenizer)
         self._clock = clock
         self._events = events
+        self._adapters = AdapterCalls(parts.adapters, inbox.wake)
         self._profiler = Profiler(parts.loop.run_on_device, name)
         self._live: dict[str, int] = {}  # unfinished completions by prompt id
         self._prompt_of: dict[str, str] = {}  # prompt id by completion id
@@ -96,6 +98,8 @@ class SchedulerProcess:
             "cache_snapshot": self._cache_snapshot,
             "update_weights": self._update_weights,
             "get_weight": self._get_weight,
+            "unload_adapter": self._adapters.unload,
+            "set_adapters": self._adapters.set_all,
         }
 
     def run(self) -> None:
@@ -103,6 +107,8 @@ class SchedulerProcess:
         while not self._closing:
             for message in self._inbox.receive(self._wait_s()):
                 self._take(message)
+            for call, install in self._adapters.take_read():
+                self._answer(call, install)
             if self._paused:
                 self._send(self._loop.expire())
             elif self._loop.scheduler.has_work:
@@ -111,6 +117,7 @@ class SchedulerProcess:
             if self._events is not None:
                 self._events.publish()
             self._report_load()
+        self._adapters.close()
         self._loop.close()
 
     def _wait_s(self) -> float | None:
@@ -129,8 +136,10 @@ class SchedulerProcess:
                 self._generate(message)
             case Abort():
                 self._abort(message)
+            case Call(name="load_adapter"):
+                self._begin_load(message)
             case Call():
-                self._answer(message)
+                self._answer(message, lambda: self._calls[message.name](**message.arguments))
             case UseDetokenizer():
                 self._to_detokenizer.close(deliver=False)
                 self._to_detokenizer = self._connect(message.endpoint)
@@ -152,11 +161,12 @@ class SchedulerProcess:
                     prompt,
                     params,
                     index=index,
-                    namespace=message.namespace,
+                    cache_salt=message.cache_salt,
                     priority=message.priority,
                     timeout_s=message.timeout_s,
                     seed=message.seed,
                     pooling=message.pooling,
+                    adapter=message.adapter,
                 )
                 for index, sub_id in enumerate(ids)
             ]
@@ -181,13 +191,19 @@ class SchedulerProcess:
             self._loop.abort(request_id, message.reason)
         self._send(self._loop.take_updates())
 
-    def _answer(self, call: Call) -> None:
+    def _begin_load(self, call: Call) -> None:
+        try:
+            self._adapters.begin_load(call)
+        except AdapterError as error:
+            self._to_main.send(Reply(process=self._name, call_id=call.call_id, error=str(error)))
+
+    def _answer(self, call: Call, function: Callable[[], Any]) -> None:
         """Run what was asked for; whatever it raises is the answer."""
         try:
-            value = self._calls[call.name](**call.arguments)
+            value = function()
             self._to_main.send(Reply(process=self._name, call_id=call.call_id, value=value))
         except Exception as failure:  # a value of a plugin's that no message can hold is among them
-            if not isinstance(failure, RequestError):
+            if not isinstance(failure, RequestError | AdapterError):
                 logger.exception("%s failed", call.name)
             error = str(failure) or type(failure).__name__
             self._to_main.send(Reply(process=self._name, call_id=call.call_id, error=error))
@@ -202,11 +218,15 @@ class SchedulerProcess:
     def _resume(self) -> None:
         self._paused = False
 
-    def _pin(self, token_ids: list[int], namespace: str, ttl_s: float) -> int:
-        return self._loop.pin(PrefixKey(np.array(token_ids, dtype=np.int32), namespace), ttl_s)
+    def _pin(self, token_ids: list[int], cache_salt: str, adapter: str | None, ttl_s: float) -> int:
+        return self._loop.pin(self._prefix_key(token_ids, cache_salt, adapter), ttl_s)
 
-    def _unpin(self, token_ids: list[int], namespace: str) -> bool:
-        return self._loop.unpin(PrefixKey(np.array(token_ids, dtype=np.int32), namespace))
+    def _unpin(self, token_ids: list[int], cache_salt: str, adapter: str | None) -> bool:
+        return self._loop.unpin(self._prefix_key(token_ids, cache_salt, adapter))
+
+    def _prefix_key(self, token_ids: list[int], cache_salt: str, adapter: str | None) -> PrefixKey:
+        namespace = self._parts.intake.namespace(cache_salt, adapter)
+        return PrefixKey(np.array(token_ids, dtype=np.int32), namespace)
 
     def _update_weights(self, path: str | None, tensors: bytes | None, flush_cache: bool) -> None:
         weights = self._parts.weights

@@ -35,3 +35,7 @@ class ServedModel:
     generates: bool = True
     labels: tuple[str, ...] = ()
     embedding: EmbeddingDefaults = field(default_factory=EmbeddingDefaults)
+
+    def id_with(self, adapter: str | None) -> str:
+        """Return the id in the API of the model with an adapter, or of the model alone."""
+        return self.name if adapter is None else f"{self.name}:{adapter}"

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from graftlm import errors
+from graftlm.adapters import prefix_namespace
 from graftlm.chat_formats import ChatFormats
 from graftlm.config import EngineConfig
 from graftlm.errors import (
@@ -39,6 +40,7 @@ from graftlm.processes.names import DETOKENIZER
 from graftlm.processes.prompt_encoder import PromptEncoder
 from graftlm.processes.replicas import Health, ReplicaSet
 from graftlm.processes.request_metrics import RequestMetrics
+from graftlm.processes.served_adapters import ServedAdapters
 from graftlm.processes.served_model import ServedModel
 from graftlm.processes.trace_lines import FinishedRequest
 from graftlm.processes.trace_recorder import TraceRecorder
@@ -65,6 +67,7 @@ class TokenizerManager:
         chat_formats: how the model writes tool calls and reasoning.
         calls: questions to the processes, about no request.
         weight_version: what answers call the model's weights.
+        adapters: those that requests may ask for.
     """
 
     def __init__(
@@ -92,6 +95,7 @@ class TokenizerManager:
         self.weight_version = "default"
         self.chat_formats = chat_formats or ChatFormats()
         self.calls = ProcessCalls(replicas, send)
+        self.adapters = ServedAdapters(config.lora.adapters, self.calls, replicas, send)
         self._encoder = PromptEncoder(tokenizer, model.vocab_size, model.context_len)
         self._intake = intake
         self._send = send
@@ -129,6 +133,7 @@ class TokenizerManager:
         cache_salt: str = "",
         timeout_s: float | None = None,
         pooling: Pooling | None = None,
+        adapter: str | None = None,
         template_args: dict[str, Any] | None = None,
     ) -> PreparedRequest:
         """Tokenise and check a prompt, so that `start` can hardly fail.
@@ -138,11 +143,14 @@ class TokenizerManager:
             template_args: further variables of the chat template.
             timeout_s: the shorter of it and `server.request_timeout_s` counts.
             pooling: asks for one vector of the prompt, and no tokens.
+            adapter: the name of a loaded adapter; None: the model alone.
 
         Raises:
+            AdapterNotFoundError: there is no such adapter.
             RequestError: something is wrong with the prompt or its parameters.
         """
         check_call(priority, timeout_s, cache_salt)
+        self.adapters.check(adapter)
         self._check_id(request_id)
         timeouts = [s for s in (timeout_s, self.config.server.request_timeout_s) if s is not None]
 
@@ -159,6 +167,7 @@ class TokenizerManager:
                 priority=priority,
                 timeout_s=min(timeouts, default=None),
                 pooling=pooling,
+                adapter=adapter,
                 unenforced=unenforced,
             )
 
@@ -201,10 +210,11 @@ class TokenizerManager:
             prompt=request.prompt_token_ids.tobytes(),
             params=params_to_wire(request.params),
             seed=request.seed,
-            namespace=request.cache_salt,
+            cache_salt=request.cache_salt,
             priority=request.priority,
             timeout_s=request.timeout_s,
             pooling=request.pooling,
+            adapter=request.adapter,
         )
         try:
             self._send(replica.name, message)
@@ -372,6 +382,8 @@ class TokenizerManager:
 
     def process_ready(self, name: str) -> None:
         """Note that a process takes messages."""
+        if self.replicas.named(name) is not None:
+            self.adapters.restarted(name)
         self.replicas.started(name)
         if self._weights_changed:
             self.replicas.outdate(name)  # a replica that starts has those of the configuration
@@ -487,7 +499,7 @@ def _finished_request(item: InFlight, output: RequestOutput) -> FinishedRequest:
         prompt=request.prompt_token_ids,
         outputs=[completion.token_ids for completion in output.completions],
         arrived_s=item.arrived_s,
-        namespace=request.cache_salt,
+        namespace=prefix_namespace(request.cache_salt, request.adapter),
         priority=request.priority,
     )
 

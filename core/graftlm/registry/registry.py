@@ -198,7 +198,8 @@ class Registry:
 
         Args:
             architectures: what its config.json says, such as ("LlamaForCausalLM",).
-            name: a provider's name; "auto" takes the best available one that claims an architecture.
+            name: a provider's name; "auto" takes the best available one that claims an architecture, else of those that
+                take any.
 
         Raises:
             UnsupportedArchitectureError: nobody claims any of them.
@@ -215,6 +216,8 @@ class Registry:
                 return None if serves else f"does not serve {', '.join(sorted(claiming))}"
 
             return self.choose("model", fits=fits)
+        if any(offer.provider.capabilities.any_architecture for offer in offers):
+            return self.choose("model", fits=_takes_any)
         wanted = " or ".join(architectures) or "a checkpoint without architectures"
         close = next(filter(None, (nearest(one, claimed) for one in architectures)), None)
         hint = f" The nearest is {close}." if close else ""
@@ -377,6 +380,11 @@ def _warn_of_unknown(settings: PluginSettings, loader: PluginLoader, offers: Seq
             logger.warning("plugins.prefer: nothing provides '%s'%s", key, _did_you_mean(nearest(key, sorted(offered))))
     for name, close in loader.unknown(settings.prefer.values()):
         logger.warning("plugins.prefer: no plugin is called '%s'%s", name, _did_you_mean(close))
+
+
+def _takes_any(provider: Provider[Any]) -> str | None:
+    """Say why a model provider is no choice for an architecture that nobody names, or return None."""
+    return None if provider.capabilities.any_architecture else "does not name the architecture"
 
 
 def _did_you_mean(close: str | None) -> str:

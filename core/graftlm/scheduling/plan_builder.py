@@ -91,6 +91,7 @@ def build_plan(
         token_mask=_token_mask(table, rows[sample_idx]),
         window=_window_tables(windows, rows, page_table.shape[1], out_pages, offsets, page_size),
         copies=take_copies(out_slots),
+        adapter_slots=_adapter_slots(table, rows),
     )
 
 
@@ -130,6 +131,7 @@ def _decode_plan(
         token_mask=_token_mask(table, rows),
         window=_window_tables(windows, rows, num_columns, out_pages, offsets, page_size),
         copies=take_copies(out_slots),
+        adapter_slots=_adapter_slots(table, rows),
     )
 
 
@@ -168,6 +170,11 @@ def _input_ids(num_decodes: int, chunks: list[Chunk], num_tokens: int) -> NDArra
 def _token_mask(table: RequestTable, sampling_rows: NDArray[np.int32]) -> LateMask | None:
     (idx,) = table.constrained[sampling_rows].nonzero()
     return LateMask(idx) if len(idx) else None
+
+
+def _adapter_slots(table: RequestTable, rows: NDArray[np.int32]) -> NDArray[np.int32] | None:
+    slots = table.adapter_slot[rows] if table.num_adapted else None
+    return slots if slots is not None and slots.any() else None
 
 
 def _spans(

@@ -8,6 +8,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from graftlm.adapters import BASE_SLOT, LoadedAdapter
 from graftlm.contracts import PrefetchTicket, PrefixKey
 from graftlm.errors import InvariantError
 from graftlm.plan import RowSetup
@@ -66,6 +67,7 @@ class Request:
         cached_host_tokens, cached_storage_tokens: of these, those loaded from lower tiers of the cache.
         prefetch: what is being brought to host memory for it while it waits.
         pooling: asks for one vector: it ends where its prompt does, and samples nothing.
+        adapter: what its tokens are computed with besides the model; `namespace` keeps its prefixes apart.
         num_reads_planned, num_reads_reported: prompt positions, from `first_read` on, whose logits or hidden state a
             step reads, or has delivered.
     """
@@ -83,6 +85,7 @@ class Request:
     stop_watch: StopWatch | None = None
     grammar: RequestGrammar | None = None
     pooling: Pooling | None = None
+    adapter: LoadedAdapter | None = None
 
     status: RequestStatus = RequestStatus.WAITING
     row: int | None = None
@@ -170,6 +173,11 @@ class Request:
         if self.row is None:
             raise InvariantError(f"request {self.request_id} is {self.status.value} and holds no row")
         return self.row
+
+    @property
+    def adapter_slot(self) -> int:
+        """The slot of its adapter; that of the model itself if it has none."""
+        return BASE_SLOT if self.adapter is None else self.adapter.slot
 
     @property
     def seniority(self) -> tuple[float, int]:

@@ -53,7 +53,7 @@ class RunningRequests:
         lacking = kv.pages_for(request.num_tokens) - at_best
         if lacking + reserved_pages > kv.available_pages or not kv.has_window_room(lacking, len(self.requests)):
             return None
-        row = kv.table.take_row(request.num_tokens, request.max_len)
+        row = kv.table.take_row(request.num_tokens, request.max_len, request.adapter_slot)
         matched = kv.attach(row, request.reusable_key())
         lacking = kv.pages_for(request.num_tokens) - int(kv.table.num_pages[row])
         if lacking + reserved_pages > kv.available_pages or not kv.has_window_room(lacking, len(self.requests)):

@@ -2,7 +2,7 @@
 
 import heapq
 import logging
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -10,7 +10,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from graftlm.contracts import PrefixCache, SchedulingPolicy
-from graftlm.errors import GrammarError, InvariantError, NeverFitsError, QueueFullError, RequestError
+from graftlm.errors import (
+    AdapterNotFoundError,
+    GrammarError,
+    InvariantError,
+    NeverFitsError,
+    QueueFullError,
+    RequestError,
+)
 from graftlm.memory import KVManager
 from graftlm.plan import LogprobTable, StepPlan, StepResult
 from graftlm.scheduling.jump_forward import JumpForward
@@ -131,6 +138,11 @@ class Scheduler:
         return min(deadlines, default=None)
 
     @property
+    def used_adapter_slots(self) -> Counter[int]:
+        """Unfinished requests by the slot of their adapter, those without one left out."""
+        return Counter(request.adapter.slot for request in self._requests.values() if request.adapter is not None)
+
+    @property
     def counters(self) -> SchedulerCounters:
         """Sums since the start."""
         return SchedulerCounters(
@@ -153,7 +165,10 @@ class Scheduler:
         Raises:
             QueueFullError: max_queued_requests are waiting.
             NeverFitsError: it needs more pages than there are.
+            AdapterNotFoundError: its adapter has been unloaded since it was made.
         """
+        if request.adapter is not None and request.adapter.is_unloaded:
+            raise AdapterNotFoundError(f"the adapter {request.adapter.name!r} has been unloaded")
         if len(self._queue) >= self._limits.max_queued_requests:
             raise QueueFullError(
                 f"{len(self._queue)} requests are waiting, as many as scheduling.max_queued_requests allows. Try later."

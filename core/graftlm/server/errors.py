@@ -13,6 +13,8 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from graftlm.errors import (
+    AdapterError,
+    AdapterNotFoundError,
     EngineClosedError,
     GraftlmError,
     GrammarError,
@@ -53,6 +55,7 @@ _TYPES: Final = {
 }
 
 _CODES: Final[Mapping[type[Exception], str]] = {
+    AdapterNotFoundError: "model_not_found",
     PromptTooLongError: "context_length_exceeded",
     GrammarError: "invalid_grammar",
     UnsupportedFeatureError: "unsupported",
@@ -61,6 +64,8 @@ _CODES: Final[Mapping[type[Exception], str]] = {
 #: The first that fits counts.
 _STATUSES: Final[tuple[tuple[type[Exception], int], ...]] = (
     (QueueFullError, 429),
+    (AdapterNotFoundError, 404),
+    (AdapterError, 400),
     (RequestTimeoutError, 408),
     (RequestFailedError, 500),
     (RequestError, 400),

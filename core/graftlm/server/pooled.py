@@ -27,11 +27,13 @@ async def prepare_pooled(
     *,
     cache_salt: str | None = None,
     priority: int | None = None,
+    adapter: str | None = None,
     request_ids: Sequence[str | None] | None = None,
 ) -> list[PreparedRequest]:
     """Tokenise and check prompts.
 
     Args:
+        adapter: the name of a loaded adapter; None: the model alone.
         request_ids: one for each prompt; None draws it.
 
     Raises:
@@ -40,7 +42,13 @@ async def prepare_pooled(
     ids = [None] * len(prompts) if request_ids is None else request_ids
     wanted = [
         manager.prepare(
-            prompt, POOLED, request_id=id_, priority=priority or 0, cache_salt=cache_salt or "", pooling=pooling
+            prompt,
+            POOLED,
+            request_id=id_,
+            priority=priority or 0,
+            cache_salt=cache_salt or "",
+            pooling=pooling,
+            adapter=adapter,
         )
         for prompt, id_ in zip(prompts, ids, strict=True)
     ]

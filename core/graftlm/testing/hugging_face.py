@@ -2,9 +2,10 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 __all__ = ["HuggingFaceModel"]
 
@@ -13,15 +14,12 @@ class HuggingFaceModel:
     """A checkpoint in transformers, on the CPU, with its plainest attention.
 
     Args:
-        checkpoint: folder.
+        checkpoint: folder; or a model that has been loaded, with its plainest attention.
         dtype: to load it in.
     """
 
-    def __init__(self, checkpoint: Path, dtype: torch.dtype = torch.float32) -> None:
-        from transformers import AutoModelForCausalLM
-
-        model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=dtype, attn_implementation="eager")
-        self._model = model.eval()
+    def __init__(self, checkpoint: Path | nn.Module, dtype: torch.dtype = torch.float32) -> None:
+        self._model: Any = checkpoint.eval() if isinstance(checkpoint, nn.Module) else _load(checkpoint, dtype)
 
     def logits(self, token_ids: Sequence[int]) -> Tensor:
         """Return the logits at every position, [tokens, V]."""
@@ -38,3 +36,9 @@ class HuggingFaceModel:
             )
         generated: list[int] = output[0, len(token_ids) :].tolist()
         return generated
+
+
+def _load(checkpoint: Path, dtype: torch.dtype) -> Any:
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(checkpoint, dtype=dtype, attn_implementation="eager").eval()

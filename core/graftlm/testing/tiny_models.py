@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import nn
 
-__all__ = ["END_OF_TURN", "Family", "write_tiny_checkpoint"]
+__all__ = ["END_OF_TURN", "Family", "write_random_checkpoint", "write_tiny_checkpoint"]
 
 Family: TypeAlias = Literal[
     "llama",
@@ -172,6 +172,42 @@ def write_tiny_checkpoint(
     if tokenizer:
         _write_tokenizer(directory, vocab_size, max_position_embeddings)
     return directory
+
+
+def write_random_checkpoint(
+    directory: Path,
+    model_type: str,
+    config: Mapping[str, Any],
+    seed: int = 0,
+    *,
+    initializer_range: float = 0.2,
+    tokenizer: bool = False,
+) -> str:
+    """Write a float32 checkpoint of any language model that Transformers has, its weights drawn wide.
+
+    Args:
+        directory: is created; files in it are replaced.
+        model_type: as in config.json.
+        config: entries of its configuration class.
+        seed: of the weights.
+        initializer_range: standard deviation of all weights.
+        tokenizer: whether to write a byte-level tokenizer; config then needs a vocab_size and max_position_embeddings.
+
+    Returns: the name of the model's class, as in `architectures`.
+
+    Raises:
+        ValueError: Transformers has no such model type, or the vocabulary is too small for the tokenizer.
+    """
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    with torch.random.fork_rng(devices=[]):
+        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(model_type, **config), dtype=torch.float32)
+    _draw_weights(model, seed, initializer_range, norm_mean=1)
+    directory.mkdir(parents=True, exist_ok=True)
+    model.save_pretrained(directory)
+    if tokenizer:
+        _write_tokenizer(directory, config["vocab_size"], config["max_position_embeddings"])
+    return type(model).__name__
 
 
 def _draw_weights(model: nn.Module, seed: int, initializer_range: float, norm_mean: int) -> None:

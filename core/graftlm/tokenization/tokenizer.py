@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -60,15 +61,17 @@ class Tokenizer:
 
     @classmethod
     def load(cls, path: Path, *, trust_remote_code: bool = False) -> Tokenizer:
-        """Read the tokenizer of a checkpoint folder; nothing is downloaded.
+        """Read the tokenizer of a checkpoint; nothing is downloaded.
 
         Args:
-            path: the folder.
+            path: the folder, or a GGUF file, whose metadata describe a tokenizer.
             trust_remote_code: whether Python code in the folder may run; a tokenizer that needs it fails otherwise.
 
         Raises:
             CheckpointError: a file is missing or broken (the message names it), or the tokenizer is not a fast one.
         """
+        if path.is_file():
+            return cls(_load_from_gguf(path))
         if not path.is_dir():
             raise CheckpointError(f"cannot load a tokenizer from {path}: it is not a folder")
         try:
@@ -234,6 +237,39 @@ def _load_pretrained(path: Path, trust_remote_code: bool) -> Any:
     from transformers import AutoTokenizer
 
     return AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=trust_remote_code)
+
+
+def _load_from_gguf(file: Path) -> Any:
+    """Return the tokenizer that a GGUF file describes, as transformers makes it."""
+    from transformers import PreTrainedTokenizerFast
+
+    with TemporaryDirectory(prefix="graftlm-") as folder:
+        (Path(folder) / file.name).symlink_to(file.resolve())  # alone: tokenizer files beside it may be another model's
+        try:
+            made = PreTrainedTokenizerFast.from_pretrained(folder, gguf_file=file.name, local_files_only=True)
+        except Exception as error:  # the loader raises whatever its parsers raise
+            raise CheckpointError(f"cannot load a tokenizer from {file}: {_one_line(error)[:200]}") from error
+    return _without_classes_own_tokens(made)
+
+
+def _without_classes_own_tokens(made: Any) -> Any:
+    """Return a tokenizer without the tokens that the class which transformers chose for it brings along.
+
+    A model has no rows for them: the file lists all tokens of its model in the vocabulary itself.
+    """
+    from tokenizers import Tokenizer as Core
+    from transformers import PreTrainedTokenizerFast
+
+    parts = json.loads(made.backend_tokenizer.to_str())
+    num_tokens = made.backend_tokenizer.get_vocab_size(with_added_tokens=False)
+    own = [token for token in parts["added_tokens"] if token["id"] < num_tokens]
+    if len(own) == len(parts["added_tokens"]):
+        return made
+    return PreTrainedTokenizerFast(
+        tokenizer_object=Core.from_str(json.dumps(parts | {"added_tokens": own})),
+        chat_template=made.chat_template,
+        **{name: text for name, text in made.special_tokens_map.items() if isinstance(text, str)},
+    )
 
 
 def _names_generic_class(path: Path) -> bool:

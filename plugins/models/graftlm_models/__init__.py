@@ -1,4 +1,4 @@
-"""Models: the Llama, Mistral, Qwen, Gemma, Phi and DeepSeek families, and GPT-OSS."""
+"""Models: the Llama, Mistral, Qwen, Gemma, Phi and DeepSeek families, GPT-OSS, and any other by Transformers."""
 
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
@@ -82,6 +82,13 @@ def provide_models() -> Iterable[Provider[Model]]:
             create=_create_embedder,
             capabilities=ModelCapabilities(architectures=tuple(f"{stem}Model" for stem in _STEMS)),
         ),
+        Provider(
+            name="transformers",
+            summary="any other decoder-only architecture, as Transformers' own module",
+            api_version=1,
+            create=_create_transformers,
+            capabilities=ModelCapabilities(any_architecture=True),
+        ),
     )
 
 
@@ -125,6 +132,12 @@ def _create_gpt_oss(options: Any, context: ModelContext) -> Model:
     from graftlm_models.gpt_oss import GptOssForCausalLM
 
     return GptOssForCausalLM(context)
+
+
+def _create_transformers(options: Any, context: ModelContext) -> Model:
+    from graftlm_models.transformers_model import TransformersModel
+
+    return TransformersModel(context)
 
 
 #: How the classes of a family without an output projection begin -> its language model.

@@ -99,7 +99,7 @@ def test_layers_that_only_draft_tokens_are_left_out(tmp_path: Path, new_context)
         ("deepseek_v3", {"n_group": 3}, CheckpointError, "n_group 3 and topk_group 2; the first must divide"),
         ("deepseek_v3", {"n_group": 8}, CheckpointError, "a group needs 2 experts"),
         ("deepseek_v3", {"topk_method": "greedy"}, UnsupportedArchitectureError, "only 'noaux_tc'"),
-        ("deepseek_v3", {"quantization_config": {"quant_method": "fp8"}}, UnsupportedArchitectureError, "fp8"),
+        ("deepseek_v3", {"quantization_config": {"quant_method": "hqq"}}, UnsupportedArchitectureError, "hqq"),
     ],
 )
 def test_what_cannot_be_served_exactly_is_refused(

@@ -93,7 +93,7 @@ def _hidden(model: Model, weights: dict[str, torch.Tensor]) -> torch.Tensor:
         ({"sliding_window": "wide"}, CheckpointError, "sliding_window"),
         ({"swiglu_limit": 0}, CheckpointError, "swiglu_limit as a number above 0"),
         ({"layer_types": ["chunked_attention"] * 2}, CheckpointError, "layer_types"),
-        ({"quantization_config": {"quant_method": "gptq"}}, UnsupportedArchitectureError, "gptq"),
+        ({"quantization_config": {"quant_method": "hqq"}}, UnsupportedArchitectureError, "hqq"),
     ],
 )
 def test_what_cannot_be_served_exactly_is_refused(

@@ -89,7 +89,7 @@ def test_absent_optional_sizes_are_derived(tmp_path: Path, assert_parity, rewrit
         ({"rope_parameters": {"full_attention": {}}}, UnsupportedArchitectureError, "per layer type"),
         ({"partial_rotary_factor": 0.5}, UnsupportedArchitectureError, "partial_rotary_factor"),
         ({"hidden_act": "laplace"}, UnsupportedArchitectureError, "laplace"),
-        ({"quantization_config": {"quant_method": "gptq"}}, UnsupportedArchitectureError, "gptq"),
+        ({"quantization_config": {"quant_method": "hqq"}}, UnsupportedArchitectureError, "hqq"),
         ({"hidden_size": None}, CheckpointError, "hidden_size"),
         ({"num_hidden_layers": 1.5}, CheckpointError, "num_hidden_layers"),
         ({"num_key_value_heads": 3}, CheckpointError, "multiple"),

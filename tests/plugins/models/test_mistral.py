@@ -84,7 +84,7 @@ def test_each_layer_declares_its_window(
         ("mistral", {"sliding_window": "4096"}, CheckpointError, "sliding_window"),
         ("mistral", {"attention_bias": True}, UnsupportedArchitectureError, "attention_bias"),
         ("mistral", {"mlp_bias": True}, UnsupportedArchitectureError, "mlp_bias"),
-        ("mistral", {"quantization_config": {"quant_method": "fp8"}}, UnsupportedArchitectureError, "fp8"),
+        ("mistral", {"quantization_config": {"quant_method": "mxfp4"}}, UnsupportedArchitectureError, "mxfp4"),
         ("mixtral", {"layer_types": ["full_attention"] * 2}, UnsupportedArchitectureError, "layers of MixtralFor"),
         ("mixtral", {"num_local_experts": None}, CheckpointError, "num_experts as a whole number"),
         ("mixtral", {"num_experts_per_tok": 4}, CheckpointError, "num_experts_per_tok 4, but num_local_experts is 3"),

@@ -99,7 +99,7 @@ def test_all_layers_declare_the_window(
         ({"rope_parameters": {"rope_type": "spiral"}}, UnsupportedArchitectureError, "spiral"),
         ({"rope_parameters": {"rope_type": "longrope"}}, CheckpointError, "short_factor as 8 numbers"),
         ({"rope_parameters": None, "partial_rotary_factor": 0.2}, CheckpointError, "is 3 dimensions; expected an even"),
-        ({"quantization_config": {"quant_method": "awq"}}, UnsupportedArchitectureError, "awq"),
+        ({"quantization_config": {"quant_method": "aqlm"}}, UnsupportedArchitectureError, "aqlm"),
     ],
 )
 def test_what_cannot_be_served_is_refused(

@@ -32,6 +32,7 @@ class RuntimeEndpoint:
         api_key: sent with each request; `flush_cache` may need the admin's.
         chat_template: a name of `CHAT_TEMPLATES`, for a server that does not tell its own and whose model's name says
             nothing.
+        adapter: the name of a loaded low-rank adapter that all requests have; None: the model alone.
         max_requests: under way at a time; more wait here.
         timeout_s: without a byte from the server, after which a request is given up; None: never.
 
@@ -45,12 +46,14 @@ class RuntimeEndpoint:
         *,
         api_key: str | None = None,
         chat_template: str | None = None,
+        adapter: str | None = None,
         max_requests: int = 512,
         timeout_s: float | None = None,
     ) -> None:
         self._http = HttpClient(base_url, api_key=api_key, timeout_s=timeout_s, hint=_hint(base_url))
         check_template_name(chat_template)
         self._template_name = chat_template
+        self._adapter = {} if adapter is None else {"lora_path": adapter}
         self._room = Room(max_requests)
         self._chat_template: ChatTemplate | None = None
         self._tokenizes = True  # until it turns out not to
@@ -123,7 +126,7 @@ class RuntimeEndpoint:
     async def _answers(self, body: Mapping[str, Any], number: int) -> list[dict[str, Any]]:
         """Return the answers of one call of /generate, all of which ended well, as many as were asked for."""
         async with self._room.place():
-            answers = await self._room.enter(lambda: self._http.json("POST", "/generate", body))
+            answers = await self._room.enter(lambda: self._http.json("POST", "/generate", {**body, **self._adapter}))
         answers = answers if isinstance(answers, list) else [answers]
         for answer in answers:
             _check_ended_well(answer)
@@ -133,7 +136,7 @@ class RuntimeEndpoint:
 
     async def _events(self, body: Mapping[str, Any]) -> AsyncGenerator[dict[str, Any], None]:
         """Yield the answers of a streamed call of /generate."""
-        async with aclosing(self._http.events("/generate", body)) as events:
+        async with aclosing(self._http.events("/generate", {**body, **self._adapter})) as events:
             async for event in events:
                 _check_ended_well(event)
                 yield event

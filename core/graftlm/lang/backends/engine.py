@@ -58,13 +58,15 @@ class InProcessEngine(Protocol):
     def tokenizer(self) -> Any:
         """An EngineTokenizer."""
 
-    async def agenerate(self, prompts: Any, sampling_params: Any = None) -> list[RequestOutput]:
+    async def agenerate(self, prompts: Any, sampling_params: Any = None, *, adapter: Any = None) -> list[RequestOutput]:
         """Complete prompts; cancelling it aborts them."""
 
-    def astream(self, prompt: Any, sampling_params: Any = None) -> AsyncGenerator[RequestOutput, None]:
+    def astream(
+        self, prompt: Any, sampling_params: Any = None, *, adapter: str | None = None
+    ) -> AsyncGenerator[RequestOutput, None]:
         """Complete one prompt, yielding growing outputs; closing it aborts the prompt."""
 
-    async def acache_prefix(self, prompt: str) -> None:
+    async def acache_prefix(self, prompt: str, *, adapter: str | None = None) -> None:
         """Queue a prompt to be computed and cached."""
 
     def flush_cache(self) -> int:
@@ -72,10 +74,15 @@ class InProcessEngine(Protocol):
 
 
 class EngineBackend:
-    """Runs a program's requests on an engine of this process."""
+    """Runs a program's requests on an engine of this process.
 
-    def __init__(self, engine: InProcessEngine) -> None:
+    Args:
+        adapter: the name of a loaded low-rank adapter that all of them have; None: the model alone.
+    """
+
+    def __init__(self, engine: InProcessEngine, adapter: str | None = None) -> None:
         self._engine = engine
+        self._adapter = adapter
         self._tokenizer: EngineTokenizer = engine.tokenizer
         self._max_requests: int = engine.config.scheduling.max_queued_requests
         self._room = Room(self._max_requests)
@@ -96,7 +103,9 @@ class EngineBackend:
         """Complete a prompt, yielding as it grows; see Backend."""
         params = _params(request.sampling)
         async with self._room.place():
-            output, rest = await self._room.enter(lambda: _started(self._engine.astream(request.prompt, params)))
+            output, rest = await self._room.enter(
+                lambda: _started(self._engine.astream(request.prompt, params, adapter=self._adapter))
+            )
             async with aclosing(rest):
                 yield self._generation(output, output.completions[0], request.sampling)
                 async for output in rest:
@@ -127,7 +136,7 @@ class EngineBackend:
     async def cache_prefix(self, prompt: str) -> None:
         """Have a prompt computed and cached; see Backend."""
         async with self._room.place():
-            await self._room.enter(lambda: self._engine.acache_prefix(prompt))
+            await self._room.enter(lambda: self._engine.acache_prefix(prompt, adapter=self._adapter))
 
     async def chat_template(self) -> ChatTemplate:
         """Return the checkpoint's; see Backend."""
@@ -162,7 +171,9 @@ class EngineBackend:
         self, prompts: Sequence[str | list[int]], params: SamplingParams | list[SamplingParams]
     ) -> list[RequestOutput]:
         async with self._room.place():
-            outputs = await self._room.enter(lambda: self._engine.agenerate(list(prompts), params))
+            outputs = await self._room.enter(
+                lambda: self._engine.agenerate(list(prompts), params, adapter=self._adapter)
+            )
         for completion in (completion for output in outputs for completion in output.completions):
             _check_ended_well(completion)
         return outputs

@@ -21,29 +21,30 @@ def make_router(manager: TokenizerManager) -> APIRouter:
     router = APIRouter(
         tags=["cache"],
         dependencies=[Depends(require_admin)],
-        responses={status: ERROR_RESPONSES[status] for status in (400, 403, 503)},
+        responses={status: ERROR_RESPONSES[status] for status in (400, 403, 404, 503)},
     )
 
     async def prefix(body: PrefixRequest) -> PreparedRequest:
         if (body.text is None) == (body.input_ids is None):
             raise RequestError("give either text or input_ids: the prefix in question")
         prompt = body.input_ids if body.text is None else body.text
-        return await manager.prepare(prompt or [], SamplingParams(max_tokens=1), cache_salt=body.cache_salt or "")
+        params = SamplingParams(max_tokens=1)
+        return await manager.prepare(prompt or [], params, cache_salt=body.cache_salt or "", adapter=body.lora_path)
+
+    def arguments(prefix: PreparedRequest) -> dict[str, Any]:
+        token_ids = prefix.prompt_token_ids.tolist()
+        return {"token_ids": token_ids, "cache_salt": prefix.cache_salt, "adapter": prefix.adapter}
 
     @router.post("/pin_prefix", summary="Keep what is cached of a prefix for a while")
     async def pin_prefix(body: PinRequest) -> Pinned:
         wanted = await prefix(body)
-        pinned = await manager.calls.call_schedulers(
-            "pin", token_ids=wanted.prompt_token_ids.tolist(), namespace=wanted.cache_salt, ttl_s=body.ttl_s
-        )
+        pinned = await manager.calls.call_schedulers("pin", **arguments(wanted), ttl_s=body.ttl_s)
         return Pinned(pinned_tokens=pinned)
 
     @router.post("/unpin_prefix", summary="End a pin before its time")
     async def unpin_prefix(body: PrefixRequest) -> Unpinned:
         wanted = await prefix(body)
-        was_pinned = await manager.calls.call_schedulers(
-            "unpin", token_ids=wanted.prompt_token_ids.tolist(), namespace=wanted.cache_salt
-        )
+        was_pinned = await manager.calls.call_schedulers("unpin", **arguments(wanted))
         return Unpinned(was_pinned=any(was_pinned))
 
     @router.get("/cache_snapshot", summary="Every node of every replica's prefix cache; holds up the steps meanwhile")

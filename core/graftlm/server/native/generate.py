@@ -29,7 +29,7 @@ T = TypeVar("T")
 def make_router(manager: TokenizerManager) -> APIRouter:
     """Return the route."""
     router = APIRouter(
-        tags=["generate"], responses={status: ERROR_RESPONSES[status] for status in (400, 408, 429, 503)}
+        tags=["generate"], responses={status: ERROR_RESPONSES[status] for status in (400, 404, 408, 429, 503)}
     )
 
     @router.post(
@@ -65,6 +65,7 @@ async def _prepare(manager: TokenizerManager, prompt: NativePrompt, priority: in
             request_id=prompt.request_id,
             priority=priority,
             cache_salt=prompt.cache_salt,
+            adapter=prompt.adapter,
         )
 
 

@@ -37,6 +37,7 @@ class NativePrompt:
     params: SamplingParams
     request_id: str | None = None
     cache_salt: str = ""
+    adapter: str | None = None
     logprob_start: int | None = None
     prompt_only: bool = False
 
@@ -70,10 +71,11 @@ def split_request(body: GenerateRequest) -> list[NativePrompt]:
         strict=True,
     )
     salts = zip(spread(body.cache_salt, "cache_salt"), spread(body.extra_key, "extra_key"), strict=True)
-    parts = zip(prompts, sampling, logprobs, _request_ids(body, spread), salts, strict=True)
+    adapters: list[str | None] = spread(body.lora_path, "lora_path")  # type: ignore[arg-type]  # it may hold nulls
+    parts = zip(prompts, sampling, logprobs, _request_ids(body, spread), salts, adapters, strict=True)
     return [
-        _prompt(prompt, params or SamplingRequest(), wants, request_id, _join(*salt))
-        for prompt, params, wants, request_id, salt in parts
+        _prompt(prompt, params or SamplingRequest(), wants, request_id, _join(*salt), adapter)
+        for prompt, params, wants, request_id, salt, adapter in parts
     ]
 
 
@@ -129,6 +131,7 @@ def _prompt(
     wants: tuple[bool | None, int | None, int | None],
     request_id: str | None,
     cache_salt: str,
+    adapter: str | None,
 ) -> NativePrompt:
     return_logprob, start, num_top = wants
     if not return_logprob or start is None or start < 0:
@@ -147,6 +150,7 @@ def _prompt(
         params=SamplingParams(**fields),
         request_id=request_id,
         cache_salt=cache_salt,
+        adapter=adapter,
         logprob_start=start,
         prompt_only=prompt_only,
     )

@@ -28,16 +28,19 @@ __all__ = [
     "ClassifyRequest",
     "ContinueRequest",
     "GenerateRequest",
+    "LoadAdapterRequest",
     "PauseRequest",
     "PinRequest",
     "PrefixRequest",
     "ProfileRequest",
     "SamplingRequest",
+    "UnloadAdapterRequest",
     "UpdateFromDiskRequest",
     "WeightRequest",
 ]
 
 _Id = Annotated[str, Field(min_length=1, max_length=256), UNICODE]
+_Adapter = Annotated[str, Field(min_length=1, max_length=256), UNICODE]
 _Salt = Annotated[str, Field(max_length=1024), UNICODE]
 _StopString = Annotated[str, Field(min_length=1, max_length=1024), UNICODE]
 # Every one of them is followed through every character of the output, between two steps of all requests.
@@ -163,6 +166,9 @@ class GenerateRequest(WireModel):
         default=None, description="Requests with different keys share no cached prefix."
     )
     cache_salt: OneOrMany[_Salt] | None = Field(default=None, description="As `extra_key`; both may be given.")
+    lora_path: OneOrMany[_Adapter | None] | None = Field(
+        default=None, description="The name of a loaded adapter; null: the model alone."
+    )
     # Wishes about logs and bookkeeping that change no answer.
     log_metrics: bool | None = Field(default=True, description="Accepted; every request is counted.")
     no_logs: bool | None = Field(default=False, description="Accepted; prompts and outputs are never logged.")
@@ -177,7 +183,6 @@ class GenerateRequest(WireModel):
     modalities: Unsupported = None
     token_ids_logprob: Unsupported = None
     session_params: Unsupported = None
-    lora_path: Unsupported = None
     lora_id: Unsupported = None
     custom_logit_processor: Unsupported = None
     bootstrap_host: Unsupported = None
@@ -221,6 +226,7 @@ class PrefixRequest(WireModel):
     text: Annotated[str, UNICODE] | None = Field(default=None, description="The prefix as text.")
     input_ids: TokenIdList | None = Field(default=None, description="The prefix as token ids.")
     cache_salt: _Salt | None = Field(default=None, description="The salt of the requests that use it.")
+    lora_path: _Adapter | None = Field(default=None, description="The name of the adapter of the requests that use it.")
 
 
 class PinRequest(PrefixRequest):
@@ -229,6 +235,22 @@ class PinRequest(PrefixRequest):
     ttl_s: Annotated[float, NUMBER] = Field(
         default=3600.0, gt=0, le=MAX_TTL_S, description="Seconds until the pin ends."
     )
+
+
+class LoadAdapterRequest(WireModel):
+    """An adapter to load."""
+
+    lora_name: _Adapter = Field(description="What requests are to call it: no colon, no white space.")
+    lora_path: Annotated[str, Field(min_length=1, max_length=4096), UNICODE] = Field(
+        description="A folder on the server, in the format of `peft`."
+    )
+    pinned: bool | None = Field(default=None, description="Accepted; no adapter is ever moved out.")
+
+
+class UnloadAdapterRequest(WireModel):
+    """An adapter to unload."""
+
+    lora_name: _Adapter = Field(description="Its name.")
 
 
 class PauseRequest(WireModel):

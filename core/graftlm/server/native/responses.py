@@ -5,6 +5,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 __all__ = [
+    "AdaptersChanged",
     "AnswerBody",
     "CacheSnapshots",
     "ClassifyBody",
@@ -201,6 +202,14 @@ class CacheSnapshots(_Body):
     """The replicas' prefix caches."""
 
     replicas: list[dict[str, Any]] = Field(description="As `graftlm.cache_snapshot` makes them, one a replica.")
+
+
+class AdaptersChanged(_Body):
+    """An adapter was loaded or unloaded."""
+
+    success: bool = True
+    message: str
+    loaded_adapters: dict[str, str] = Field(description="Name -> folder of those that requests may ask for now.")
 
 
 class ProfileStarted(_Body):

@@ -298,7 +298,7 @@ class Ranking(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
-    """The model that is served."""
+    """A model that is served: the checkpoint's alone, or with an adapter."""
 
     id: str
     object: str = "model"
@@ -306,10 +306,11 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     owned_by: str = "graftlm"
     root: Annotated[str, msgspec.Meta(description="Where it was loaded from.")]
     max_model_len: Annotated[int, msgspec.Meta(description="Tokens of prompt and answer together at most.")]
+    parent: Annotated[str | None, msgspec.Meta(description="The model that an adapter belongs to.")] = None
 
 
 class ModelList(msgspec.Struct, frozen=True, kw_only=True):
-    """The models that are served, of which there is one."""
+    """The models that are served: the checkpoint's, and one for each adapter."""
 
     object: str = "list"
     data: Sequence[ModelCard]

@@ -59,11 +59,13 @@ class _Answer:
         self._readers: list[MessageReader] = []
         self._unenforced: Sequence[str] = ()
         self._grammar_field: str | None = None
+        self._model = manager.model.name
 
     async def start(self) -> Generation:
         """Check the request and queue it."""
         body, manager = self._body, self._manager
-        check_model(body.model, manager.model)
+        adapter = check_model(body.model, manager.model, manager.adapters)
+        self._model = manager.model.id_with(adapter)
         plan = await plan_answer(body, manager)
         self._grammar_field = plan.field
         with grammar_of(plan.field):
@@ -74,6 +76,7 @@ class _Answer:
                 priority=body.priority or 0,
                 cache_salt=body.cache_salt or "",
                 timeout_s=body.timeout_s,
+                adapter=adapter,
                 template_args=plan.template_args,
             )
         self._unenforced = plan.unenforced(prepared.unenforced)
@@ -93,7 +96,7 @@ class _Answer:
             Chat(
                 id=self._id,
                 created=self._created,
-                model=self._manager.model.name,
+                model=self._model,
                 choices=choices,
                 usage=usage,
                 unenforced=unenforced_of(self._unenforced),
@@ -117,7 +120,7 @@ class _Answer:
                             yield self._chunk(choice, with_usage)
             if with_usage:
                 usage = sum_usage([generation.snapshot().usage])
-                model = self._manager.model.name
+                model = self._model
                 yield encode(ChatChunk(id=self._id, created=self._created, model=model, choices=(), usage=usage))
         finally:
             generation.abort()
@@ -129,7 +132,7 @@ class _Answer:
         chunk = ChatChunk(
             id=self._id,
             created=self._created,
-            model=self._manager.model.name,
+            model=self._model,
             choices=(choice,),
             usage=usage,
             unenforced=unenforced_of(unenforced),

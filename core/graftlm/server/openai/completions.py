@@ -61,11 +61,13 @@ class _Answer:
         self._created = now_s()
         self._n = body.n or 1
         self._grammar_field = grammar_field(body)
+        self._model = manager.model.name
 
     async def start(self) -> list[Generation]:
         """Check every prompt and queue them, all or none."""
         body, manager = self._body, self._manager
-        check_model(body.model, manager.model)
+        adapter = check_model(body.model, manager.model, manager.adapters)
+        self._model = manager.model.id_with(adapter)
         params = completion_params(body)
         prompts = split_prompts(body.prompt)
         with grammar_of(self._grammar_field):
@@ -78,6 +80,7 @@ class _Answer:
                         priority=body.priority or 0,
                         cache_salt=body.cache_salt or "",
                         timeout_s=body.timeout_s,
+                        adapter=adapter,
                     )
                     for i, prompt in enumerate(prompts)
                 ]
@@ -143,7 +146,7 @@ class _Answer:
         usage: UsageBody | msgspec.UnsetType | None,
         unenforced: Sequence[str] | msgspec.UnsetType = msgspec.UNSET,
     ) -> bytes:
-        model, made = self._manager.model.name, self._created
+        model, made = self._model, self._created
         body = Completion(id=self._id, created=made, model=model, choices=choices, usage=usage, unenforced=unenforced)
         return encode(body)
 

@@ -33,10 +33,15 @@ def make_router(manager: TokenizerManager) -> APIRouter:
 
 
 async def _embed(manager: TokenizerManager, body: EmbeddingRequest) -> bytes:
-    check_model(body.model, manager.model)
+    adapter = check_model(body.model, manager.model, manager.adapters)
     form = embedding_form(manager.model.embedding, body.pooling, body.normalize, body.dimensions)
     prepared = await prepare_pooled(
-        manager, split_prompts(body.input), form.pooling, cache_salt=body.cache_salt, priority=body.priority
+        manager,
+        split_prompts(body.input),
+        form.pooling,
+        cache_salt=body.cache_salt,
+        priority=body.priority,
+        adapter=adapter,
     )
     vectors = [form.finish(vector) for vector in await pooled_vectors(manager, prepared)]
     return _answer(manager, body, prepared, vectors)
@@ -48,10 +53,11 @@ def _answer(
     prepared: Sequence[PreparedRequest],
     vectors: Sequence[NDArray[np.float32]],
 ) -> bytes:
+    model = manager.model.id_with(prepared[0].adapter)
     num_tokens = sum(len(request.prompt_token_ids) for request in prepared)
     is_base64 = body.encoding_format == "base64"
     data = [EmbeddingBody(index=i, embedding=_written(vector, is_base64)) for i, vector in enumerate(vectors)]
-    return encode(EmbeddingList(data=data, model=manager.model.name, usage=EmbeddingUsage(num_tokens, num_tokens)))
+    return encode(EmbeddingList(data=data, model=model, usage=EmbeddingUsage(num_tokens, num_tokens)))
 
 
 def _written(vector: NDArray[np.float32], is_base64: bool) -> list[float] | str:

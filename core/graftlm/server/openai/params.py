@@ -1,6 +1,6 @@
 """From OpenAI's fields to sampling parameters and chats."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final
 
 from graftlm.processes.served_model import ServedModel
@@ -82,19 +82,23 @@ _FORMAT_FIELDS: Final[Mapping[str, tuple[str, ...]]] = {
 _LEAST_TOP_P: Final = 1e-9
 
 
-def check_model(name: str | None, model: ServedModel) -> None:
-    """Refuse a request for another model than the one that is served.
+def check_model(name: str | None, model: ServedModel, adapters: Collection[str] = ()) -> str | None:
+    """Return the adapter that a model's name asks for, as in `model:adapter`; None for the model alone.
+
+    Args:
+        adapters: the names of those that may be asked for.
 
     Raises:
-        ApiError: 404.
+        ApiError: 404, it is none of the models that are served.
     """
-    if name not in (None, model.name, model.path):
-        raise ApiError(
-            404,
-            f"The model {name!r} does not exist. This server has {model.name!r}.",
-            param="model",
-            code="model_not_found",
-        )
+    if name in (None, model.name, model.path):
+        return None
+    for adapter in adapters:
+        if name in (f"{model.name}:{adapter}", f"{model.path}:{adapter}"):
+            return adapter
+    served = ", ".join(repr(model.id_with(adapter)) for adapter in (None, *adapters))
+    message = f"The model {name!r} does not exist. This server has {served}."
+    raise ApiError(404, message, param="model", code="model_not_found")
 
 
 def completion_params(body: CompletionRequest) -> SamplingParams:

@@ -17,16 +17,27 @@ def make_router(manager: TokenizerManager) -> APIRouter:
     router = APIRouter(tags=["openai"], responses=ERROR_RESPONSES)
     for part in (chat, completions, embeddings, scoring, tokens):
         router.include_router(part.make_router(manager))
-    served = manager.model
-    card = ModelCard(id=served.name, created=served.created_s, root=served.path, max_model_len=served.context_len)
 
-    @router.get("/v1/models", summary="The model that is served", responses=described(ModelList))
+    @router.get("/v1/models", summary="The models that are served", responses=described(ModelList))
     async def list_models() -> Response:
-        return Response(encode(ModelList(data=[card])), media_type="application/json")
+        cards = [_card(manager, adapter) for adapter in (None, *manager.adapters)]
+        return Response(encode(ModelList(data=cards)), media_type="application/json")
 
-    @router.get("/v1/models/{model:path}", summary="The model, by its name", responses=described(ModelCard))
+    @router.get("/v1/models/{model:path}", summary="A model, by its name", responses=described(ModelCard))
     async def get_model(model: str) -> Response:
-        check_model(model, served)
+        card = _card(manager, check_model(model, manager.model, manager.adapters))
         return Response(encode(card), media_type="application/json")
 
     return router
+
+
+def _card(manager: TokenizerManager, name: str | None) -> ModelCard:
+    """Describe the model with an adapter, or alone."""
+    model, adapter = manager.model, None if name is None else manager.adapters[name]
+    return ModelCard(
+        id=model.id_with(name),
+        created=model.created_s if adapter is None else adapter.loaded_s,
+        root=model.path if adapter is None else adapter.path,
+        max_model_len=model.context_len,
+        parent=None if adapter is None else model.name,
+    )

@@ -72,12 +72,15 @@ class _Scored:
 async def _run(
     manager: TokenizerManager, body: ScoreRequest | RerankRequest, prompts: Sequence[Prompt], pooling: Pooling
 ) -> _Scored:
-    prepared = await prepare_pooled(manager, prompts, pooling, cache_salt=body.cache_salt, priority=body.priority)
+    adapter = check_model(body.model, manager.model, manager.adapters)
+    prepared = await prepare_pooled(
+        manager, prompts, pooling, cache_salt=body.cache_salt, priority=body.priority, adapter=adapter
+    )
     return _Scored(prepared, await pooled_vectors(manager, prepared))
 
 
 async def _score(manager: TokenizerManager, body: ScoreRequest) -> bytes:
-    check_model(body.model, manager.model)
+    check_model(body.model, manager.model, manager.adapters)
     given = [name for name in ("text_1", "text_2", "query", "items") if getattr(body, name) is not None]
     if given == ["text_1", "text_2"]:
         return await _score_pairs(manager, body)
@@ -128,7 +131,7 @@ def _score_list(
 
 
 async def _rerank(manager: TokenizerManager, body: RerankRequest) -> bytes:
-    check_model(body.model, manager.model)
+    check_model(body.model, manager.model, manager.adapters)
     if body.label_token_ids is not None and len(body.label_token_ids) < 2:
         message = "label_token_ids: give the token of a relevant document first, and that of others after it"
         raise ApiError(400, message, param="label_token_ids")

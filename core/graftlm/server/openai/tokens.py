@@ -18,7 +18,7 @@ def make_router(manager: TokenizerManager) -> APIRouter:
 
     @router.post("/v1/tokenize", summary="Turn texts or a chat into token ids", responses=described(TokenList))
     async def tokenize(body: TokenizeRequest) -> Response:
-        check_model(body.model, manager.model)
+        check_model(body.model, manager.model, manager.adapters)
         if (body.prompt is None) == (body.messages is None):
             raise ApiError(400, "give either prompt or messages", param="prompt")
         if body.messages is not None:
@@ -35,7 +35,7 @@ def make_router(manager: TokenizerManager) -> APIRouter:
 
     @router.post("/v1/detokenize", summary="Turn token ids into text", responses=described(TokenText))
     async def detokenize(body: DetokenizeRequest) -> Response:
-        check_model(body.model, manager.model)
+        check_model(body.model, manager.model, manager.adapters)
         skips = body.skip_special_tokens is not False
         text = await manager.decode(body.tokens, skip_special_tokens=skips)
         return Response(encode(TokenText(text)), media_type="application/json")

@@ -6,11 +6,9 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
 
-from graftlm.checkpoint import iter_weights, load_model_config, resolve_checkpoint, torch_dtype
+from graftlm.checkpoint import load_model_config, torch_dtype
 from graftlm.contracts import ModelConfig
-from graftlm.demo import demo_checkpoint
 from graftlm.errors import CheckpointError, ConfigError, UnsupportedArchitectureError
 
 CONFIG = {"architectures": ["LlamaForCausalLM"], "vocab_size": 100, "max_position_embeddings": 64}
@@ -18,37 +16,6 @@ CONFIG = {"architectures": ["LlamaForCausalLM"], "vocab_size": 100, "max_positio
 
 def write_json(file: Path, value: Any) -> None:
     file.write_text(json.dumps(value))
-
-
-def write_shards(folder: Path) -> dict[str, torch.Tensor]:
-    tensors = {name: torch.randn(3, 2) for name in "abc"}
-    save_file({"a": tensors["a"], "c": tensors["c"]}, folder / "one.safetensors")
-    save_file({"b": tensors["b"]}, folder / "two.safetensors")
-    weight_map = {"a": "one.safetensors", "b": "two.safetensors", "c": "one.safetensors"}
-    write_json(folder / "model.safetensors.index.json", {"weight_map": weight_map})
-    return tensors
-
-
-class TestResolve:
-    def test_a_folder_with_a_config_is_itself(self, tmp_path: Path) -> None:
-        write_json(tmp_path / "config.json", CONFIG)
-        assert resolve_checkpoint(str(tmp_path)) == tmp_path
-
-    def test_demo_is_the_bundled_model_or_said_to_be_missing(self) -> None:
-        if (demo_checkpoint() / "config.json").exists():
-            assert resolve_checkpoint("demo") == demo_checkpoint()
-        else:
-            with pytest.raises(CheckpointError, match="demo"):
-                resolve_checkpoint("demo")
-
-    def test_a_missing_folder_is_named(self, tmp_path: Path) -> None:
-        with pytest.raises(CheckpointError, match=r"org/model.*looked for the folder.*downloaded"):
-            resolve_checkpoint(str(tmp_path / "org/model"))
-
-    def test_a_folder_without_config_says_what_it_holds(self, tmp_path: Path) -> None:
-        (tmp_path / "notes.txt").touch()
-        with pytest.raises(CheckpointError, match=r"looked for config.json, found notes.txt"):
-            resolve_checkpoint(str(tmp_path))
 
 
 class TestConfig:
@@ -137,73 +104,6 @@ class TestDtype:
             torch_dtype("int4", ModelConfig(("A",), 1, 1))
         with pytest.raises(CheckpointError, match="float8"):
             torch_dtype("auto", ModelConfig(("A",), 1, 1, raw={"dtype": "float8_e4m3fn"}))
-
-
-class TestWeights:
-    def test_one_file_gives_all_its_tensors(self, tmp_path: Path) -> None:
-        tensors = {"a": torch.randn(2, 3), "b": torch.randn(4).bfloat16()}
-        save_file(tensors, tmp_path / "model.safetensors")
-        got = dict(iter_weights(tmp_path))
-        assert got.keys() == tensors.keys()
-        assert all(torch.equal(got[name], tensor) for name, tensor in tensors.items())
-        assert got["b"].dtype == torch.bfloat16
-
-    def test_shards_give_every_tensor_once(self, tmp_path: Path) -> None:
-        tensors = write_shards(tmp_path)
-        got = list(iter_weights(tmp_path))
-        assert sorted(name for name, _ in got) == ["a", "b", "c"]
-        assert all(torch.equal(tensor, tensors[name]) for name, tensor in got)
-
-    def test_tensors_are_read_when_they_are_reached(self, tmp_path: Path) -> None:
-        write_shards(tmp_path)
-        weights = iter_weights(tmp_path)
-        assert next(weights)[0] == "a"
-        (tmp_path / "two.safetensors").write_bytes(b"not yet looked at")
-        assert next(weights)[0] == "c"
-        with pytest.raises(CheckpointError, match=r"two.safetensors"):
-            next(weights)
-
-    def test_a_missing_shard_is_named_before_anything_is_read(self, tmp_path: Path) -> None:
-        write_shards(tmp_path)
-        (tmp_path / "two.safetensors").unlink()
-        with pytest.raises(CheckpointError, match=r"lacks two.safetensors"):
-            iter_weights(tmp_path)
-
-    @pytest.mark.parametrize("keep_bytes", [0, 4, 40, -8])
-    def test_a_truncated_file_is_named(self, keep_bytes: int, tmp_path: Path) -> None:
-        file = tmp_path / "model.safetensors"
-        save_file({"a": torch.randn(64, 64)}, file)
-        file.write_bytes(file.read_bytes()[:keep_bytes])
-        with pytest.raises(CheckpointError, match=r"model.safetensors is truncated"):
-            list(iter_weights(tmp_path))
-
-    def test_an_index_that_names_an_absent_tensor_is_refused(self, tmp_path: Path) -> None:
-        write_shards(tmp_path)
-        save_file({"x": torch.zeros(1)}, tmp_path / "two.safetensors")
-        with pytest.raises(CheckpointError, match=r"two.safetensors lacks the tensor 'b'"):
-            list(iter_weights(tmp_path))
-
-    @pytest.mark.parametrize("weight_map", [None, {}, {"a": "../one.safetensors"}, {"a": 3}])
-    def test_a_bad_index_is_refused(self, weight_map: Any, tmp_path: Path) -> None:
-        write_json(tmp_path / "model.safetensors.index.json", {"weight_map": weight_map})
-        with pytest.raises(CheckpointError, match=r"index.json"):
-            iter_weights(tmp_path)
-
-    @pytest.mark.parametrize(
-        ("files", "message"),
-        [
-            ((), "found nothing"),
-            (("pytorch_model.bin",), "no pickled weights"),
-            (("consolidated.safetensors",), "found consolidated.safetensors"),
-        ],
-    )
-    def test_a_folder_without_readable_weights_says_what_it_holds(
-        self, files: tuple[str, ...], message: str, tmp_path: Path
-    ) -> None:
-        for file in files:
-            (tmp_path / file).touch()
-        with pytest.raises(CheckpointError, match=message):
-            iter_weights(tmp_path)
 
 
 @pytest.mark.parametrize(

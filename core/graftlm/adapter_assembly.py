@@ -1,0 +1,90 @@
+"""From the configuration to the layers of a model that take low-rank adapters, and where those are kept."""
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from torch import nn
+
+from graftlm.adapters import AdapterCatalog, LoadedAdapter
+from graftlm.config import EngineConfig
+from graftlm.contracts import Model
+from graftlm.errors import ConfigError
+from graftlm.execution.adapter_layers import AdapterLayers, adaptable_layers
+from graftlm.layers import Linear
+from graftlm.peft_adapter import AdapterWeights, read_peft_adapter
+
+__all__ = ["AdapterParts", "make_adapters"]
+
+_logger = logging.getLogger(__name__)
+
+_MB = 1e6
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterParts:
+    """What an engine with adapters has besides.
+
+    Attributes:
+        read: from a folder to an adapter that fits the model; raises AdapterError.
+    """
+
+    catalog: AdapterCatalog
+    layers: AdapterLayers
+    read: Callable[[Path], AdapterWeights]
+
+
+def make_adapters(config: EngineConfig, model: Model) -> AdapterParts | None:
+    """Make room for adapters in a model whose weights are loaded, and load those that the configuration names.
+
+    Returns: None if the configuration wants none.
+
+    Raises:
+        AdapterError: one of them cannot be loaded.
+        ConfigError: the model has no layers that take adapters, or none of those that the configuration names.
+    """
+    settings = config.lora
+    if not settings.takes_adapters:
+        return None
+    every = adaptable_layers(model) if isinstance(model, nn.Module) else []
+    names = {name for layer in every for name in layer.parts}
+    if not names:
+        raise ConfigError(
+            f"lora: {type(model).__name__} has no layers that take adapters: its projections are no "
+            "graftlm.layers.Linear. Leave lora out, or set model.architecture to another implementation."
+        )
+    wanted = names if settings.target_modules is None else set(settings.target_modules)
+    if not wanted <= names:
+        raise ConfigError(
+            f"lora.target_modules names {', '.join(sorted(wanted - names))}, which this model does not have. "
+            f"Available: {', '.join(sorted(names))}"
+        )
+    linears = [layer for layer in every if not layer.parts.keys().isdisjoint(wanted)]
+    layers = AdapterLayers(linears, settings.max_loaded, settings.max_rank)
+    _logger.info(
+        "%d linear layers take up to %d adapters of rank %d at most: %.1f MB",
+        len(linears), settings.max_loaded, settings.max_rank, layers.num_bytes / _MB,
+    )  # fmt: skip
+    catalog = AdapterCatalog(settings.max_loaded)
+    parts = AdapterParts(catalog, layers, partial(_read, _targets(linears, wanted), settings.max_rank))
+    for slot, (name, path) in enumerate(settings.adapters.items(), start=1):
+        catalog.check_new(name)
+        weights = parts.read(Path(path))
+        layers.set(slot, weights.factors)
+        catalog.add(LoadedAdapter(name, path, slot, weights.digest))
+    return parts
+
+
+def _read(targets: Mapping[str, tuple[int, int]], max_rank: int, path: Path) -> AdapterWeights:
+    return read_peft_adapter(path.expanduser(), targets, max_rank)
+
+
+def _targets(layers: list[Linear], names: set[str]) -> dict[str, tuple[int, int]]:
+    return {
+        f"{layer.prefix}{name}": (size, layer.in_features)
+        for layer in layers
+        for name, size in layer.parts.items()
+        if name in names
+    }

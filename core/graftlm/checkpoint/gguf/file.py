@@ -1,0 +1,239 @@
+"""A GGUF file, or the files that one was split into: metadata by key, and tensors by name."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from graftlm.checkpoint.gguf.layout import GGUFLayout, TensorPlace, read_layout
+from graftlm.checkpoint.location import checkpoint_files
+from graftlm.errors import CheckpointError, WeightError
+
+if TYPE_CHECKING:
+    import torch
+    from gguf import GGMLQuantizationType
+    from torch import Tensor
+
+__all__ = ["GGUFFile", "shortest"]
+
+#: Weights decoded at a time, which bounds the memory for float32 values in between.
+_PANEL_WEIGHTS = 1 << 20
+
+
+class GGUFFile:
+    """Reads a model's metadata at once, and its tensors when they are asked for.
+
+    Args:
+        path: the file, or the first of several.
+
+    Raises:
+        CheckpointError: a file is missing or broken, or the package `gguf` is.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        layouts = [(file, read_layout(file)) for file in checkpoint_files(path)]
+        self._metadata = layouts[0][1].metadata
+        self._tensors = {
+            place.name: _StoredTensor(file, layout, place) for file, layout in layouts for place in layout.tensors
+        }
+        self._architecture = ""
+        self._architecture = str(self._value("general.architecture"))
+
+    @property
+    def path(self) -> Path:
+        """Where it lies."""
+        return self._path
+
+    @property
+    def architecture(self) -> str:
+        """The architecture's name in llama.cpp, such as "llama"."""
+        return self._architecture
+
+    def get(self, key: str) -> Any:
+        """Return an entry of the metadata, or None if there is none.
+
+        Args:
+            key: "{arch}" in it stands for the architecture.
+        """
+        return self._metadata.get(key.replace("{arch}", self._architecture) if "{arch}" in key else key)
+
+    def size(self, key: str, default: int | None = None) -> int:
+        """Return a whole number above 0; where the file gives one for each layer, they have to be equal.
+
+        Args:
+            key: as for `get`.
+            default: for a file that has none; None: it must have one.
+
+        Raises:
+            CheckpointError: there is none, or it is something else.
+        """
+        value = self._value(key, default)
+        values = set(value) if isinstance(value, list) else {value}
+        size = values.pop() if len(values) == 1 else None
+        if isinstance(size, bool) or not isinstance(size, int) or size <= 0:
+            raise self._wrong(key, "a whole number above 0, the same for all layers", value)
+        return size
+
+    def number(self, key: str, default: float | None = None) -> float:
+        """Return a number above 0, as `shortest` has it: 1e-6, not 9.999999974752427e-07.
+
+        Args:
+            key: as for `get`.
+            default: for a file that has none; None: it must have one.
+
+        Raises:
+            CheckpointError: there is none, or it is something else.
+        """
+        value = self._value(key, default)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+            raise self._wrong(key, "a number above 0", value)
+        return shortest(value)
+
+    def _value(self, key: str, default: float | None = None) -> Any:
+        value = self.get(key)
+        value = default if value is None else value
+        if value is None:
+            raise CheckpointError(f"{self._path} has no {key.replace('{arch}', self._architecture)} in its metadata")
+        return value
+
+    def _wrong(self, key: str, expected: str, value: object) -> CheckpointError:
+        key = key.replace("{arch}", self._architecture)
+        return CheckpointError(f"{self._path}: {key} must be {expected}, got {value!r}")
+
+    def __iter__(self) -> Iterator[str]:
+        """Yield the names of all tensors, in the order they lie in."""
+        return iter(self._tensors)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._tensors
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Return a tensor's shape.
+
+        Raises:
+            CheckpointError: there is no such tensor.
+        """
+        return self._tensor(name).shape
+
+    def type_name(self, name: str) -> str:
+        """Return how a tensor is stored, such as "F16" or "Q4_K".
+
+        Raises:
+            CheckpointError: there is no such tensor.
+        """
+        return self._tensor(name).kind.name
+
+    def num_bytes(self, name: str) -> int:
+        """Return the bytes that a tensor takes in the file."""
+        return self._tensor(name).num_bytes
+
+    def read(self, name: str, dtype: torch.dtype) -> Tensor:
+        """Return a tensor on the CPU.
+
+        Args:
+            name: the tensor's.
+            dtype: to decode to; float32, float16 and bfloat16 tensors stay what they are, mapped from the file.
+
+        Raises:
+            CheckpointError: there is no such tensor.
+            WeightError: it is stored in a way that the package `gguf` does not decode.
+        """
+        return self._tensor(name).read(dtype)
+
+    def _tensor(self, name: str) -> _StoredTensor:
+        if name not in self._tensors:
+            raise CheckpointError(f"{self._path} has no tensor {name!r}")
+        return self._tensors[name]
+
+
+def shortest(number: float) -> float:
+    """Return the shortest decimal that rounds to the same float32 as a number does."""
+    return float(str(np.float32(number)))
+
+
+class _StoredTensor:
+    """One tensor in a file.
+
+    Args:
+        file: for messages.
+        layout: of the file.
+        place: of the tensor.
+
+    Raises:
+        CheckpointError: the file ends before the tensor does, or stores it in a way that the package `gguf` does not
+            know; or the package is missing.
+    """
+
+    def __init__(self, file: Path, layout: GGUFLayout, place: TensorPlace) -> None:
+        self.name = place.name
+        self.shape = place.shape
+        self.kind, self._row_bytes = _row_form(file, place)
+        self.num_bytes = math.prod(place.shape[:-1]) * self._row_bytes
+        end = place.offset + self.num_bytes
+        if end > len(layout.data):
+            raise CheckpointError(
+                f"{file} is truncated or not a GGUF file: the tensor {place.name!r} ends at byte {end} of "
+                f"{len(layout.data)}"
+            )
+        self._data = layout.data[place.offset : end]
+
+    def read(self, dtype: torch.dtype) -> Tensor:
+        """Return the values; in `dtype` where they are quantized."""
+        import torch
+
+        match self.kind.name:
+            case "F32":
+                return torch.from_numpy(self._data.view(np.float32)).view(self.shape)
+            case "F16":
+                return torch.from_numpy(self._data.view(np.float16)).view(self.shape)
+            case "BF16":
+                return torch.from_numpy(self._data.view(np.int16)).view(torch.bfloat16).view(self.shape)
+        return self._decoded(self._data.reshape(-1, self._row_bytes), dtype).view(self.shape)
+
+    def _decoded(self, rows: NDArray[np.uint8], dtype: torch.dtype) -> Tensor:
+        """Return the values of all rows, panel by panel."""
+        import torch
+        from gguf import dequantize
+
+        values = torch.empty(len(rows), self.shape[-1], dtype=dtype)
+        num_rows = max(1, _PANEL_WEIGHTS // self.shape[-1])
+        try:
+            for first in range(0, len(rows), num_rows):
+                panel = slice(first, first + num_rows)
+                values[panel] = torch.from_numpy(dequantize(rows[panel], self.kind))
+        except NotImplementedError as error:
+            raise WeightError(
+                f"The tensor {self.name!r} is stored as {self.kind.name}, which the package gguf does not decode"
+            ) from error
+        return values
+
+
+def _row_form(file: Path, place: TensorPlace) -> tuple[GGMLQuantizationType, int]:
+    """Return how a tensor is stored, and the bytes of a row: of values along the last dimension."""
+    try:
+        from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+    except ImportError as error:
+        raise CheckpointError(
+            f"{file} can be read only with the package gguf, which is missing. Install it: pip install 'graftlm[gguf]'"
+        ) from error
+    try:
+        kind = GGMLQuantizationType(place.type_id)
+    except ValueError as error:
+        raise CheckpointError(
+            f"{file}: the tensor {place.name!r} is stored as ggml's type {place.type_id}, which the installed package "
+            f"gguf does not know"
+        ) from error
+    block_values, block_bytes = GGML_QUANT_SIZES[kind]
+    num_columns = place.shape[-1] if place.shape else 0
+    if num_columns == 0 or num_columns % block_values:
+        raise CheckpointError(
+            f"{file}: the tensor {place.name!r} is {list(place.shape)}, whose rows are no whole blocks of "
+            f"{block_values} {kind.name} values"
+        )
+    return kind, num_columns // block_values * block_bytes

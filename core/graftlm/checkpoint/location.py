@@ -1,0 +1,77 @@
+"""Where a checkpoint lies: a folder in Hugging Face layout, or a GGUF file."""
+
+import re
+from pathlib import Path
+
+from graftlm.checkpoint.json_files import listing
+from graftlm.errors import CheckpointError
+
+__all__ = ["checkpoint_files", "is_gguf", "resolve_checkpoint"]
+
+_DEMO = "demo"
+_GGUF = ".gguf"
+#: Name of one file of several, as llama.cpp splits them: model-00001-of-00003.gguf.
+_SPLIT_NAME = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
+
+
+def resolve_checkpoint(path: str) -> Path:
+    """Return what a configuration's `model.path` means: "demo", a folder, or a .gguf file on this machine.
+
+    Raises:
+        CheckpointError: there is no such folder or file, or the folder has no config.json.
+    """
+    if path == _DEMO:
+        from graftlm.demo import demo_checkpoint
+
+        place = demo_checkpoint()
+    else:
+        place = Path(path).expanduser()
+    if place.is_file():
+        return _checked_file(place)
+    if not place.is_dir():
+        raise CheckpointError(
+            f"No checkpoint at {path!r}: looked for the folder {place.absolute()}. model.path is 'demo', a folder "
+            f"with config.json and model.safetensors, or a .gguf file; a model on a hub has to be downloaded first"
+        )
+    if not (place / "config.json").is_file():
+        gguf_files = sorted(place.glob(f"*{_GGUF}"))
+        hint = f". For GGUF set model.path to the file: {gguf_files[0]}" if gguf_files else ""
+        raise CheckpointError(f"No checkpoint in {place}: looked for config.json, found {listing(place)}{hint}")
+    return place
+
+
+def is_gguf(path: Path) -> bool:
+    """Whether a checkpoint is a GGUF file, not a folder."""
+    return path.suffix == _GGUF and path.is_file()
+
+
+def checkpoint_files(path: Path) -> list[Path]:
+    """Return the files that hold a checkpoint's weights, in a fixed order; those of a folder that has none: [].
+
+    Raises:
+        CheckpointError: a part of a GGUF file that is split is missing.
+    """
+    return _gguf_parts(path) if is_gguf(path) else sorted(path.glob("*.safetensors"))
+
+
+def _checked_file(file: Path) -> Path:
+    if file.suffix != _GGUF:
+        raise CheckpointError(
+            f"{file} is a file, but not a .gguf one. model.path is 'demo', a folder with config.json and "
+            f"model.safetensors, or a .gguf file"
+        )
+    return file
+
+
+def _gguf_parts(file: Path) -> list[Path]:
+    match = _SPLIT_NAME.fullmatch(file.name)
+    if match is None:
+        return [file]
+    if int(match["number"]) != 1:
+        raise CheckpointError(f"{file} is a part of a model. Set model.path to the first part, with the number 00001")
+    names = [f"{match['stem']}-{i + 1:05}-of-{match['count']}{_GGUF}" for i in range(int(match["count"]))]
+    parts = [file.with_name(name) for name in names]
+    missing = [part.name for part in parts if not part.is_file()]
+    if missing:
+        raise CheckpointError(f"{file.parent} lacks {', '.join(missing)}, which belong to {file.name}")
+    return parts

@@ -1,0 +1,111 @@
+"""What a checkpoint says of its model, and the dtype to serve it in."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from graftlm.checkpoint.json_files import read_json
+from graftlm.checkpoint.location import is_gguf
+from graftlm.checkpoint.quantized import find_weight_format, without_quantization
+from graftlm.contracts import ModelConfig
+from graftlm.errors import CheckpointError, ConfigError, UnsupportedArchitectureError
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["DTYPES", "load_model_config", "torch_dtype"]
+
+#: What `model.dtype` may say, besides "auto".
+DTYPES = ("float32", "bfloat16", "float16")
+
+#: What configurations of various architectures call their longest context.
+_CONTEXT_ENTRIES = ("max_position_embeddings", "n_positions", "max_seq_len", "n_ctx", "context_length")
+
+
+def load_model_config(path: Path) -> ModelConfig:
+    """Read what a checkpoint says of its model.
+
+    Of a folder: config.json, and the end-of-sequence tokens of generation_config.json. Of a GGUF file: its metadata, as
+    the config.json that it was made from. The quantization_config of weights that `iter_weights` decodes is left out of
+    `raw`: to a model they are plain.
+
+    Raises:
+        CheckpointError: a file is missing, is not what it says, or lacks an entry.
+        UnsupportedArchitectureError: it is a model of more than text, or quantized in a way that is not decoded.
+    """
+    if is_gguf(path):
+        from graftlm.checkpoint.gguf import load_gguf_config
+
+        raw = load_gguf_config(path)
+        return _model_config(raw, _token_ids(raw, path), path)
+    file = path / "config.json"
+    raw = read_json(file)
+    if find_weight_format(path, raw) is not None:
+        raw = without_quantization(raw)
+    generation_file = path / "generation_config.json"
+    generation = read_json(generation_file) if generation_file.exists() else {}
+    eos = (*_token_ids(raw, file), *_token_ids(generation, generation_file))
+    return _model_config(raw, eos, file)
+
+
+def _model_config(raw: Mapping[str, Any], eos: tuple[int, ...], file: Path) -> ModelConfig:
+    architectures = raw.get("architectures") or []
+    if not isinstance(architectures, list) or not architectures:
+        raise CheckpointError(f"{file}: architectures must name at least one class, got {architectures!r}")
+    if "vocab_size" not in raw and isinstance(raw.get("text_config"), Mapping):
+        raise UnsupportedArchitectureError(
+            f"{file}: {architectures[0]} keeps the language model's sizes in text_config, as models of images and text "
+            f"do; only checkpoints of text models can be served"
+        )
+    return ModelConfig(
+        architectures=tuple(str(name) for name in architectures),
+        vocab_size=_size(raw, "vocab_size", file),
+        max_position_embeddings=_size(raw, _context_entry(raw), file),
+        eos_token_ids=tuple(dict.fromkeys(eos)),
+        raw=raw,
+    )
+
+
+def torch_dtype(name: str, config: ModelConfig) -> torch.dtype:
+    """Return the dtype to serve in.
+
+    Args:
+        name: one of `DTYPES`, or "auto" for the one that config.json states; float32 when it states none.
+        config: of the checkpoint.
+
+    Raises:
+        ConfigError: the name is none of these.
+        CheckpointError: "auto", and config.json states something else.
+    """
+    import torch
+
+    if name != "auto" and name not in DTYPES:
+        raise ConfigError(f"Unknown model.dtype {name!r}. Available: auto, {', '.join(DTYPES)}")
+    stated = config.raw.get("dtype") or config.raw.get("torch_dtype") or "float32"
+    if name == "auto" and stated not in DTYPES:
+        raise CheckpointError(
+            f"config.json states dtype {stated!r}, which cannot be served. Set model.dtype: {', '.join(DTYPES)}"
+        )
+    dtype: torch.dtype = getattr(torch, stated if name == "auto" else name)
+    return dtype
+
+
+def _size(raw: Mapping[str, Any], name: str, file: Path) -> int:
+    value = raw.get(name)
+    if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
+        raise CheckpointError(f"{file}: {name} must be a whole number above 0, got {value!r}")
+    return value
+
+
+def _context_entry(raw: Mapping[str, Any]) -> str:
+    return next((name for name in _CONTEXT_ENTRIES if name in raw), _CONTEXT_ENTRIES[0])
+
+
+def _token_ids(raw: Mapping[str, Any], file: Path) -> tuple[int, ...]:
+    value = raw.get("eos_token_id")
+    ids = () if value is None else tuple(value) if isinstance(value, list) else (value,)
+    if any(isinstance(item, bool) or not isinstance(item, int) or item < 0 for item in ids):
+        raise CheckpointError(f"{file}: eos_token_id must be a token id or a list of them, got {value!r}")
+    return ids

@@ -1,0 +1,137 @@
+"""Weights as compressed-tensors stores them (llm-compressor): integers packed or not, or float8."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Set
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from graftlm.checkpoint.quantized.coded_weight import CodedWeight, unpack
+from graftlm.checkpoint.quantized.scale_grid import as_grid, scaled_codes
+from graftlm.checkpoint.quantized.settings import read_block_size, read_object
+from graftlm.checkpoint.quantized.weight_format import WeightFormat, WeightParts
+from graftlm.errors import CheckpointError, UnsupportedArchitectureError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = ["DECODED", "CompressedTensorsFormat"]
+
+#: Formats of compressed-tensors that are decoded.
+DECODED = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized")
+_MIXED = "mixed-precision"  # each group of modules says its own
+_BITS = (4, 8, 2)
+
+
+@dataclass(frozen=True)
+class CompressedTensorsFormat(WeightFormat):
+    """Codes, packed or not, with scales and zeros for all, for each output, for groups or for blocks.
+
+    For N outputs, K inputs, G groups, and p numbers to a word: weight_packed int32 [N, K/p], weight_shape [2],
+    weight_scale [N, G], weight_zero_point int32 [N/p, G], weight_g_idx int32 [K]; or, where nothing is packed, weight
+    int8 or float8 [N, K], weight_scale, weight_zero_point int8.
+
+    Which modules are quantized, and how, is read off their tensors: the configuration has patterns over names and
+    classes of modules.
+
+    Attributes:
+        names: of the formats that the configuration mentions, such as "pack-quantized".
+        block: outputs and inputs that share a scale, if there are blocks.
+    """
+
+    names: tuple[str, ...]
+    block: tuple[int, int] | None
+
+    parts: ClassVar[Set[str]] = frozenset(
+        ("weight", "weight_packed", "weight_shape", "weight_scale", "weight_zero_point", "weight_g_idx")
+    )
+    ignored: ClassVar[Set[str]] = frozenset(
+        f"{what}_{kind}" for what in ("input", "output", "q", "k", "v") for kind in ("scale", "zero_point")
+    )
+
+    @classmethod
+    def from_config(cls, settings: Mapping[str, Any]) -> CompressedTensorsFormat:
+        """Read a quantization_config."""
+        groups = list(_groups(settings))
+        whole = settings.get("format")
+        named = [group.get("format") if whole in (None, _MIXED) else whole for group in groups]
+        names = tuple(dict.fromkeys(str(name) for name in named))  # none where keys and values alone are quantized
+        _check_supported(settings, names)
+        blocks = {read_block_size(read_object(group, "weights"), "block_structure") for group in groups} - {None}
+        if len(blocks) > 1:
+            raise UnsupportedArchitectureError(f"The checkpoint's weights have blocks of several sizes: {blocks}")
+        return cls(names, blocks.pop() if blocks else None)
+
+    @property
+    def summary(self) -> str:
+        """The format in a few words."""
+        return f"compressed-tensors, {' and '.join(self.names) or 'no weights'}"
+
+    def main_part(self, parts: Set[str]) -> str | None:
+        """Return "weight_packed", or "weight" where there are scales beside it."""
+        if "weight_packed" in parts:
+            return "weight_packed"
+        return "weight" if "weight_scale" in parts else None
+
+    def coded_weight(self, parts: WeightParts) -> CodedWeight:
+        """Unpack what is packed."""
+        if "weight_packed" in parts:
+            return _packed(parts)
+        return scaled_codes(parts["weight"], parts["weight_scale"], parts.get("weight_zero_point"), block=self.block)
+
+
+def _groups(settings: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    groups = settings.get("config_groups")
+    if not isinstance(groups, Mapping) or not all(isinstance(group, Mapping) for group in groups.values()):
+        raise CheckpointError(
+            f"quantization_config of compressed-tensors: config_groups must map names to settings, got {groups!r}"
+        )
+    yield from groups.values()
+
+
+def _check_supported(settings: Mapping[str, Any], names: tuple[str, ...]) -> None:
+    unknown = [name for name in names if name not in DECODED]
+    sparsity = read_object(settings, "sparsity_config").get("format", "dense")
+    if sparsity != "dense":
+        unknown.append(str(sparsity))
+    if read_object(settings, "transform_config").get("config_groups"):
+        unknown.append("transform_config")  # rotates activations between layers
+    if unknown:
+        raise UnsupportedArchitectureError(
+            f"The checkpoint is quantized by compressed-tensors with {unknown[0]!r}, which graftlm does not decode (it "
+            f"decodes {', '.join(DECODED)}). Serve the plain checkpoint, with model.quantization to save memory"
+        )
+
+
+def _packed(parts: WeightParts) -> CodedWeight:
+    shape = parts["weight_shape"].tolist()
+    if len(shape) != 2:
+        raise ValueError(f"weight_shape must be outputs and inputs, got {shape}")
+    num_outputs, num_inputs = shape
+    words, scales, order = parts["weight_packed"], as_grid(parts["weight_scale"]), parts.get("weight_g_idx")
+    bits = _bits(words, num_inputs)
+    codes = unpack(words, bits)[:, :num_inputs]
+    zeros = _zeros(parts.get("weight_zero_point"), bits, num_outputs)
+    groups = None if order is None or bool((order < 0).all()) else order.long()
+    if zeros is None:
+        zeros = scales.new_full((), 2 ** (bits - 1)).expand(scales.shape)
+    return CodedWeight(codes, scales, zeros, groups)
+
+
+def _bits(words: Tensor, num_inputs: int) -> int:
+    for bits in _BITS:
+        if words.dim() == 2 and words.shape[1] == -(-num_inputs * bits // 32):
+            return bits
+    raise ValueError(f"a row of weight_packed must hold {num_inputs} numbers of one of {sorted(_BITS)} bits")
+
+
+def _zeros(zeros: Tensor | None, bits: int, num_outputs: int) -> Tensor | None:
+    """Return zeros as codes are stored, shifted to begin at 0; [N, G]."""
+    import torch
+
+    if zeros is None:
+        return None
+    if zeros.dtype == torch.int8:  # of versions that did not pack them
+        shifted: Tensor = zeros.short() + 2 ** (bits - 1)
+        return shifted
+    return unpack(zeros.t(), bits)[:, :num_outputs].t()

@@ -1,0 +1,45 @@
+"""Scales of one, of each output, of groups of inputs, or of blocks: told apart by their shape."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from graftlm.checkpoint.quantized.coded_weight import CodedWeight, consecutive_groups
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = ["as_grid", "scaled_codes"]
+
+
+def scaled_codes(
+    codes: Tensor, scales: Tensor, zeros: Tensor | None = None, *, block: tuple[int, int] | None = None
+) -> CodedWeight:
+    """Return the weight of codes that need no unpacking.
+
+    Args:
+        codes: [N, K], one byte each.
+        scales: one; or one for each output, [N] or [N, 1]; or for each group of inputs, [N, G]; or for each block.
+        zeros: as the scales; None: 0.
+        block: outputs and inputs of a block, where the scales are [ceil(N / outputs), ceil(K / inputs)].
+
+    Raises:
+        ValueError: the shapes do not fit together.
+    """
+    if codes.dim() != 2:
+        raise ValueError(f"the weight must be a matrix, got {list(codes.shape)}")
+    if block is None or scales.numel() == 1:
+        return CodedWeight(codes, as_grid(scales), None if zeros is None else as_grid(zeros))
+    (num_outputs, num_inputs), (outputs, inputs) = codes.shape, block
+    expected = [-(-num_outputs // outputs), -(-num_inputs // inputs)]
+    if list(scales.shape) != expected or zeros is not None:
+        raise ValueError(f"blocks of {outputs} x {inputs} need scales of {expected} and no zeros")
+    by_output = scales.repeat_interleave(outputs, dim=0)[:num_outputs]
+    return CodedWeight(codes, by_output, groups=consecutive_groups(num_inputs, inputs))
+
+
+def as_grid(values: Tensor) -> Tensor:
+    """Return scales or zeros with a row for each output, or for all, and a column for each group of inputs."""
+    if values.numel() == 1:
+        return values.reshape(1, 1)
+    return values[:, None] if values.dim() == 1 else values

@@ -1,0 +1,124 @@
+"""The contract of a format of quantized weights: which tensors make up a weight, and what they stand for."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Set
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+from graftlm.errors import WeightError
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from graftlm.checkpoint.quantized.coded_weight import CodedWeight
+
+__all__ = ["WeightFormat", "WeightParts"]
+
+
+class WeightFormat(ABC):
+    """How one checkpoint stores quantized weights.
+
+    A tensor's name is that of a module, such as "model.layers.0.mlp.up_proj", and a last part, such as "qweight".
+
+    Attributes:
+        parts: last parts of the names of the tensors that make up a weight.
+        ignored: last parts of tensors that have no use here: they concern activations, or keys and values.
+    """
+
+    parts: ClassVar[Set[str]]
+    ignored: ClassVar[Set[str]] = frozenset()
+
+    @classmethod
+    @abstractmethod
+    def from_config(cls, settings: Mapping[str, Any]) -> Self:
+        """Read a checkpoint's quantization_config.
+
+        Raises:
+            CheckpointError: an entry is missing or wrong.
+            UnsupportedArchitectureError: this variant of the format is not decoded.
+        """
+
+    @property
+    @abstractmethod
+    def summary(self) -> str:
+        """The format in a few words, for the log."""
+
+    @abstractmethod
+    def main_part(self, parts: Set[str]) -> str | None:
+        """Return the part that a quantized weight is decoded at, or None where a module with these parts has none."""
+
+    @abstractmethod
+    def coded_weight(self, parts: WeightParts) -> CodedWeight:
+        """Return what the tensors of a weight stand for.
+
+        Raises:
+            WeightError: one of them is missing.
+            ValueError: they do not fit together.
+        """
+
+
+class WeightParts:
+    """The tensors of one quantized weight.
+
+    Args:
+        module: what their names begin with.
+        tensors: by the last parts of their names.
+    """
+
+    def __init__(self, module: str, tensors: Mapping[str, Tensor]) -> None:
+        self._module = module
+        self._tensors = tensors
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes that they take."""
+        return sum(tensor.nbytes for tensor in self._tensors.values())
+
+    def __contains__(self, part: str) -> bool:
+        return part in self._tensors
+
+    def __getitem__(self, part: str) -> Tensor:
+        """Return a tensor.
+
+        Raises:
+            WeightError: the checkpoint lacks it.
+        """
+        if part not in self._tensors:
+            raise WeightError(f"The checkpoint lacks '{self._module}.{part}', but has {self._listing()}")
+        return self._tensors[part]
+
+    def matrix(self, part: str) -> Tensor:
+        """Return a tensor of two dimensions.
+
+        Raises:
+            WeightError: the checkpoint lacks it.
+            ValueError: it has other dimensions.
+        """
+        tensor = self[part]
+        if tensor.dim() != 2:
+            raise ValueError(f"{part} must be a matrix")
+        return tensor
+
+    def get(self, part: str) -> Tensor | None:
+        """Return a tensor, or None if the checkpoint has none of that name."""
+        return self._tensors.get(part)
+
+    def decoded_by(self, weight_format: WeightFormat, dtype: torch.dtype) -> Tensor:
+        """Return the weight, [N, K].
+
+        Raises:
+            WeightError: a tensor is missing, or they do not fit together.
+        """
+        try:
+            return weight_format.coded_weight(self).decoded(dtype)
+        except ValueError as error:
+            raise WeightError(
+                f"The checkpoint's {self._module!r} is not what {weight_format.summary} asks for: {error}. It has "
+                f"{self._listing()}"
+            ) from error
+
+    def _listing(self) -> str:
+        parts = sorted(self._tensors.items())
+        return ", ".join(f"{name} {list(it.shape)} {str(it.dtype).removeprefix('torch.')}" for name, it in parts)

@@ -1,0 +1,292 @@
+"""The attention function that Transformers' modules call, and the trial run that finds out what they pass to it.
+
+Transformers looks attention functions up by name. A module that does so hands over queries, keys and values, and need
+not know that they go to pages. Two names lead to the same function: under `PROBE` a model also asks for masks, and gets
+descriptions of them; under `PAGED` it builds none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from graftlm.contracts import AttentionBackend, AttentionLayer
+from graftlm.errors import InvariantError, UnsupportedArchitectureError
+from graftlm.layers import Attention
+
+__all__ = ["PAGED", "PROBE", "AttentionCalls", "register_attention", "try_attention"]
+
+#: Names of attention implementations in Transformers.
+PAGED, PROBE = "graftlm_paged", "graftlm_probe"
+
+#: The attribute of an attention module that says where its calls go.
+_CALLS = "graftlm_calls"
+
+#: What attention functions are told that says nothing about which token sees which, or that is read below.
+_KNOWN_ARGUMENTS = frozenset(
+    {
+        "dropout",
+        "is_causal",
+        "output_attentions",
+        "position_ids",
+        "s_aux",
+        "scaling",
+        "sliding_window",
+        "softcap",
+        "use_cache",
+    }
+)
+
+_NUM_PROBE_TOKENS = 5
+_TAINTED_TOKEN = 2
+
+
+def _attend(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any = None, **arguments: Any
+) -> tuple[Tensor, None]:
+    """Attend, as Transformers asks for it: q [1, H, T, D], k [1, H_kv, T, D], v [1, H_kv, T, D_v] to [1, T, H, D_v]."""
+    calls: AttentionCalls | _Recorder | None = getattr(module, _CALLS, None)
+    if calls is None:
+        raise InvariantError(f"{type(module).__name__} attends, but did not when the model was tried")
+    return calls.attend(module, query, key, value, attention_mask, arguments), None
+
+
+class AttentionCalls:
+    """The attention calls of a model's forward pass over pages, one for each layer of the KV cache, in their order.
+
+    Args:
+        layers: of each call.
+        trials: what was found out of each call, likewise.
+    """
+
+    def __init__(self, layers: Sequence[AttentionLayer], trials: Sequence[_Call]) -> None:
+        self.layers = tuple(layers)
+        self._attentions = [Attention(layer) for layer in layers]
+        self._modules = [trial.module for trial in trials]
+        self._value_dims = [trial.value_dim for trial in trials]
+        self._next = 0
+
+    def bind(self, backend: AttentionBackend) -> None:
+        """Set the backend that the calls go to."""
+        for attention in self._attentions:
+            attention.bind(backend)
+
+    def restart(self) -> None:
+        """Begin a forward pass."""
+        self._next = 0
+
+    def attend(
+        self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: object, arguments: object
+    ) -> Tensor:
+        """Attend over pages; the mask and the arguments are what they were when the model was tried.
+
+        Keys and values of different widths are widened to the larger one with zeros, which change neither scores nor
+        sums.
+
+        Raises:
+            InvariantError: it is another module's turn.
+        """
+        turn, self._next = self._next, self._next + 1
+        if turn == len(self._modules) or self._modules[turn] is not module:
+            raise InvariantError(f"Attention call {turn}, of {type(module).__name__}, is not in the order of the trial")
+        head_dim, num_tokens = self.layers[turn].head_dim, query.shape[2]
+        mixed: Tensor = self._attentions[turn](*(_by_token(tensor, head_dim) for tensor in (query, key, value)))
+        return mixed.view(1, num_tokens, -1, head_dim)[..., : self._value_dims[turn]]
+
+
+def _by_token(tensor: Tensor, head_dim: int) -> Tensor:
+    """Map [1, heads, T, width] to [T, heads, head_dim]."""
+    missing = head_dim - tensor.shape[-1]
+    if missing:
+        tensor = nn.functional.pad(tensor, (0, missing))
+    elif tensor.stride(-1) != 1:
+        tensor = tensor.contiguous()
+    return tensor[0].transpose(0, 1)
+
+
+def try_attention(body: nn.Module, max_len: int, device: torch.device) -> tuple[AttentionCalls, Tensor]:
+    """Run a model on a few tokens, see what its attention calls pass, and have them go to pages from then on.
+
+    One token's embedding is NaN in that run, and attention returns zeros. So any other token whose hidden state is NaN
+    has heard of that token by a way that is not attention, such as a convolution or a recurrent state: nothing that
+    pages of keys and values could carry from one step to the next.
+
+    Args:
+        body: of a model whose attention implementation is `PROBE`; its parameters are finite.
+        max_len: the longest context in tokens, over which masks are compared.
+        device: of the model.
+
+    Returns: the calls, and the hidden states of the run, [5, hidden].
+
+    Effects: leaves what the attention function needs on the attention modules.
+
+    Raises:
+        UnsupportedArchitectureError: the model cannot be served over pages; says why.
+    """
+    recorder = _Recorder()
+    for module in body.modules():
+        setattr(module, _CALLS, recorder)
+    try:
+        hidden = _run_tainted(body, device)
+    except Exception as error:
+        raise UnsupportedArchitectureError(
+            f"A trial run of {type(body).__name__} over paged attention failed, as it does where a model computes on "
+            f"masks by itself, or needs its cache: {type(error).__name__}: {error}"
+        ) from error
+    finally:
+        for module in body.modules():
+            delattr(module, _CALLS)
+    _check_mixing(type(body).__name__, recorder.calls, hidden)
+    calls = AttentionCalls([call.layer(i, max_len) for i, call in enumerate(recorder.calls)], recorder.calls)
+    for call in recorder.calls:
+        setattr(call.module, _CALLS, calls)
+    return calls, hidden
+
+
+def _run_tainted(body: Any, device: torch.device) -> Tensor:
+    """Return the hidden states of five tokens, [5, hidden], of which one has NaN for an embedding."""
+    handle = body.get_input_embeddings().register_forward_hook(_taint)
+    tokens = torch.zeros(1, _NUM_PROBE_TOKENS, dtype=torch.int64, device=device)
+    positions = torch.arange(_NUM_PROBE_TOKENS, device=device)[None]
+    try:
+        with torch.no_grad():
+            hidden: Tensor = body(input_ids=tokens, position_ids=positions, use_cache=False)[0]
+    finally:
+        handle.remove()
+    return hidden[0]
+
+
+def _taint(module: nn.Module, inputs: object, embedded: Tensor) -> Tensor:
+    tainted = embedded.clone()
+    tainted[:, _TAINTED_TOKEN] = torch.nan
+    return tainted
+
+
+def _check_mixing(name: str, calls: Sequence[_Call], hidden: Tensor) -> None:
+    if not calls:
+        raise UnsupportedArchitectureError(
+            f"{name} never calls the attention function it is given: its attention, or what it has in its place, is "
+            f"code of its own, whose state cannot be paged"
+        )
+    reached = hidden.isnan().any(dim=-1).tolist()
+    if any(is_reached for token, is_reached in enumerate(reached) if token != _TAINTED_TOKEN):
+        raise UnsupportedArchitectureError(
+            f"{name} passes information between tokens by other ways than attention, such as a convolution, linear "
+            f"attention or a recurrent state; only attention over keys and values can be paged"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Mask:
+    """Stands for a mask while a model is tried: which positions see which.
+
+    Attributes:
+        sees: (query positions, key positions) -> bool, of the shape they broadcast to.
+    """
+
+    sees: Callable[[Tensor, Tensor], Tensor]
+
+    def window(self, max_len: int) -> int | None:
+        """Return the sliding window that the mask is, in tokens, or None if it is causal without one.
+
+        Raises:
+            UnsupportedArchitectureError: it is neither.
+        """
+        rows = sorted({min(row, max_len - 1) for row in (0, 1, 2, 3, 17, 101, max_len // 3, max_len // 2, max_len)})
+        queries, keys = torch.tensor(rows)[:, None], torch.arange(max_len)[None]
+        seen = self.sees(queries, keys).expand(len(rows), max_len)
+        window = int(seen[-1].sum())
+        if not torch.equal(seen, (keys <= queries) & (keys > queries - window)):
+            raise UnsupportedArchitectureError(
+                "A layer's mask is neither causal nor a sliding window, as when attention goes in chunks or both ways"
+            )
+        return None if window == max_len else window
+
+
+def _describe_mask(*, mask_function: Callable[..., Any], **rest: Any) -> _Mask:
+    """Describe a mask in place of building it; Transformers calls this."""
+    zero = torch.tensor(0)
+
+    def sees(queries: Tensor, keys: Tensor) -> Tensor:
+        seen = mask_function(zero, zero, queries, keys)
+        return torch.as_tensor(seen).to(device="cpu", dtype=torch.bool)
+
+    return _Mask(sees)
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """What one attention call of a trial run passed.
+
+    Attributes:
+        num_heads, num_kv_heads: H and H_kv.
+        key_dim, value_dim: widths of keys and values.
+    """
+
+    module: nn.Module
+    num_heads: int
+    num_kv_heads: int
+    key_dim: int
+    value_dim: int
+    mask: object
+    arguments: dict[str, Any]
+
+    def layer(self, layer_id: int, max_len: int) -> AttentionLayer:
+        """Describe the layer that the call belongs to.
+
+        Raises:
+            UnsupportedArchitectureError: it asks for what attention over pages does not have.
+        """
+        given = {name: value for name, value in self.arguments.items() if value is not None}
+        name = type(self.module).__name__
+        unknown = sorted(given.keys() - _KNOWN_ARGUMENTS)
+        if unknown:
+            raise UnsupportedArchitectureError(
+                f"{name} gives attention the argument {unknown[0]!r}, which attention over pages does not have"
+            )
+        if not isinstance(self.mask, _Mask):
+            what = "no mask" if self.mask is None else f"a mask of its own, a {type(self.mask).__name__}"
+            raise UnsupportedArchitectureError(f"{name} gives attention {what}; which token sees which remains unknown")
+        sinks = given.get("s_aux")
+        if sinks is not None and not (isinstance(sinks, nn.Parameter) and sinks.shape == (self.num_heads,)):
+            raise UnsupportedArchitectureError(
+                f"{name} gives attention sinks that are no parameter of one number for each head, as they must be"
+            )
+        return AttentionLayer(
+            layer_id=layer_id,
+            num_heads=self.num_heads,
+            num_kv_heads=self.num_kv_heads,
+            head_dim=max(self.key_dim, self.value_dim),
+            scale=float(given.get("scaling", self.key_dim**-0.5)),
+            sliding_window=self.mask.window(max_len),
+            soft_cap=None if "softcap" not in given else float(given["softcap"]),
+            sinks=sinks,
+        )
+
+
+class _Recorder:
+    """The attention calls of a trial run, in their order; every token gets zeros."""
+
+    def __init__(self) -> None:
+        self.calls: list[_Call] = []
+
+    def attend(
+        self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: object, arguments: dict[str, Any]
+    ) -> Tensor:
+        """Record a call."""
+        num_heads, key_dim, value_dim = query.shape[1], query.shape[3], value.shape[3]
+        self.calls.append(_Call(module, num_heads, key.shape[1], key_dim, value_dim, mask, arguments))
+        return query.new_zeros(1, query.shape[2], num_heads, value_dim)
+
+
+def register_attention() -> None:
+    """Make both names known to Transformers; once more does no harm."""
+    from transformers import AttentionInterface, AttentionMaskInterface
+
+    AttentionInterface.register(PAGED, _attend)
+    AttentionInterface.register(PROBE, _attend)
+    AttentionMaskInterface.register(PROBE, _describe_mask)

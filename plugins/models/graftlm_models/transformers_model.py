@@ -1,0 +1,263 @@
+"""Any decoder-only architecture, as Transformers' own module over paged attention."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from graftlm.contracts import AttentionBackend, AttentionLayer, ForwardBatch, Model, ModelContext
+from graftlm.errors import UnsupportedArchitectureError
+from graftlm.layers import WeightSlot, copy_weights
+from graftlm_models.transformers_attention import PAGED, PROBE, register_attention, try_attention
+from graftlm_models.transformers_weights import CheckpointNames
+
+__all__ = ["TransformersModel"]
+
+
+class TransformersModel(nn.Module, Model):
+    """Tokens to logits, by a causal language model of Transformers.
+
+    A step's tokens are one sequence [1, T] to the module, with their positions: everything in it but attention looks at
+    one token at a time, and attention goes to pages. What the module passes to attention is found out by a trial run.
+    """
+
+    def __init__(self, context: ModelContext) -> None:
+        super().__init__()
+        self.causal = _build(context)
+        body = _body_of(self.causal)
+        for parameter in self.causal.parameters():
+            parameter.zero_()
+        self._calls, hidden = try_attention(body, _context_len(context), context.device)
+        self._head = _Head(self.causal, body, hidden)
+        self.causal.config._attn_implementation = PAGED
+        self._body_path = _path_of(self.causal, body)
+
+    @property
+    def attention_layers(self) -> Sequence[AttentionLayer]:
+        """One per attention call, in the order of the calls."""
+        return self._calls.layers
+
+    def bind_attention(self, backend: AttentionBackend) -> None:
+        """Give every attention call the backend."""
+        self._calls.bind(backend)
+
+    def forward(self, batch: ForwardBatch) -> Tensor:
+        """Return final hidden states, [T, hidden]."""
+        self._calls.restart()
+        body = self.causal.get_submodule(self._body_path)
+        hidden: Tensor = body(input_ids=batch.input_ids[None], position_ids=batch.positions[None], use_cache=False)[0]
+        return hidden[0]
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Map [S, hidden] to [S, V], with the scaling and caps that the module has."""
+        return self._head(hidden)
+
+    def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
+        """Copy a Hugging Face checkpoint in, by the renamings and conversions of Transformers; see the contract."""
+        tensors: dict[str, Tensor] = self.causal.state_dict(keep_vars=True)
+        first_names: dict[int, str] = {}
+        for name, tensor in tensors.items():
+            first_names.setdefault(id(tensor), name)
+        slots = [WeightSlot(name, tensors[name]) for name in first_names.values()]
+        tied = {name: first_names[id(tensor)] for name, tensor in tensors.items() if first_names[id(tensor)] != name}
+        copy_weights(slots, CheckpointNames(self.causal, tensors).converted(weights), tied)
+
+
+class _Head:
+    """What a causal language model computes from the hidden states of its body.
+
+    It is the model itself, without its body: the module that stands there gives back the embeddings it is called with.
+
+    Args:
+        causal: the model.
+        body: a module of it.
+        hidden: of a few tokens, to try it with, [T, hidden].
+
+    Raises:
+        UnsupportedArchitectureError: the model does not run so.
+    """
+
+    def __init__(self, causal: nn.Module, body: nn.Module, hidden: Tensor) -> None:
+        *parents, name = _path_of(causal, body).split(".")
+        self._module = parent = _twin(causal)
+        for step in parents:
+            child = _twin(parent.get_submodule(step))
+            setattr(parent, step, child)
+            parent = child
+        setattr(parent, name, _GivenStates())
+        try:
+            with torch.no_grad():
+                self(hidden)
+        except Exception as error:
+            raise UnsupportedArchitectureError(
+                f"{type(causal).__name__} needs more than hidden states for its logits: a trial run failed with "
+                f"{type(error).__name__}: {error}"
+            ) from error
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        """Map [S, hidden] to [S, V]."""
+        logits: Tensor = self._module(inputs_embeds=hidden[None], use_cache=False).logits
+        return logits[0]
+
+
+class _GivenStates(nn.Module):
+    """Stands for the body of a model whose hidden states are there already."""
+
+    def forward(self, *args: Any, inputs_embeds: Tensor, **rest: Any) -> _BodyOutput:
+        """Return [1, S, hidden] as it is."""
+        return _BodyOutput(inputs_embeds)
+
+
+@dataclass(frozen=True, slots=True)
+class _BodyOutput:
+    """What Transformers' models read of their body's output."""
+
+    last_hidden_state: Tensor
+    past_key_values: None = None
+    hidden_states: None = None
+    attentions: None = None
+    cross_attentions: None = None
+    router_logits: None = None
+    shared_kv_states: None = None
+
+    def __getitem__(self, index: int) -> Tensor:
+        return (self.last_hidden_state,)[index]
+
+
+def _twin(module: nn.Module) -> nn.Module:
+    """Return another module with the same children, whose children can be exchanged."""
+    twin = copy.copy(module)
+    twin._modules = dict(module._modules)
+    return twin
+
+
+def _context_len(context: ModelContext) -> int:
+    return context.context_len or context.config.max_position_embeddings
+
+
+def _path_of(causal: nn.Module, body: nn.Module) -> str:
+    path: str = next(name for name, module in causal.named_modules() if module is body)
+    return path
+
+
+def _build(context: ModelContext) -> Any:
+    """Make the module on its device: its parameters uninitialised, what it computes from its configuration computed."""
+    from transformers import AutoModelForCausalLM
+    from transformers.initialization import no_init_weights
+
+    named = ", ".join(context.config.architectures)
+    try:
+        config = _read_config(context)
+        _check_config(config, _context_len(context))
+        register_attention()
+        remote = {} if context.code_folder is None else {"trust_remote_code": True}
+        with torch.device(context.device), no_init_weights():
+            causal = AutoModelForCausalLM.from_config(config, dtype=context.dtype, attn_implementation=PROBE, **remote)
+    except UnsupportedArchitectureError:
+        raise
+    except Exception as error:  # of code that may be the checkpoint's own
+        if isinstance(error, KeyError) and error.args == (PROBE,):
+            raise UnsupportedArchitectureError(
+                f"{named} chooses between attention functions of its own; it does not take the one it is given, which "
+                f"pages keys and values"
+            ) from error
+        raise UnsupportedArchitectureError(
+            f"Transformers cannot make {named} from this config.json: {type(error).__name__}: {error}"
+        ) from error
+    causal.requires_grad_(False).eval()
+    causal.tie_weights()
+    _keep_float32(causal, context.dtype)
+    return causal
+
+
+def _read_config(context: ModelContext) -> Any:
+    """Read config.json as Transformers' configuration class, or as that of the checkpoint's own code.
+
+    Raises:
+        UnsupportedArchitectureError: there is no such class, or the architecture is none that generates text.
+    """
+    import transformers
+    from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig
+
+    raw, named = context.config.raw, ", ".join(context.config.architectures)
+    if context.code_folder is not None and "AutoModelForCausalLM" in raw.get("auto_map", {}):
+        return AutoConfig.from_pretrained(context.code_folder, trust_remote_code=True)
+    model_type = raw.get("model_type")
+    if model_type not in CONFIG_MAPPING or CONFIG_MAPPING[model_type] not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        hint = ". To run the code that the checkpoint brings, set model.trust_remote_code" if "auto_map" in raw else ""
+        raise UnsupportedArchitectureError(
+            f"No model serves {named}: no provider claims it, and Transformers {transformers.__version__} has no "
+            f"language model of model_type {model_type!r}. Install a plugin or a version of Transformers that has "
+            f"it{hint}"
+        )
+    config_class = CONFIG_MAPPING[model_type]
+    model_name = MODEL_FOR_CAUSAL_LM_MAPPING[config_class].__name__
+    if model_name not in context.config.architectures:
+        raise UnsupportedArchitectureError(
+            f"No model serves {named}: no provider claims it, and the language model of model_type {model_type!r} in "
+            f"Transformers is {model_name}. Correct architectures or model_type in config.json"
+        )
+    return config_class.from_dict(_decoded(raw))
+
+
+def _decoded(entry: Any) -> Any:
+    """Copy an entry of config.json, with the numbers that JSON does not have as Transformers writes them."""
+    if isinstance(entry, Mapping):
+        if entry.keys() == {"__float__"}:
+            return float(entry["__float__"])
+        return {name: _decoded(value) for name, value in entry.items()}
+    return [_decoded(value) for value in entry] if isinstance(entry, list) else entry
+
+
+def _check_config(config: Any, context_len: int) -> None:
+    """Refuse what a trial run would not show."""
+    if config.is_encoder_decoder:
+        raise UnsupportedArchitectureError(
+            f"model_type {config.model_type!r} is an encoder and a decoder (is_encoder_decoder in config.json); only "
+            f"decoders can be served"
+        )
+    rope = getattr(config, "rope_parameters", None) or {}
+    for part in (rope, *rope.values()):
+        if not isinstance(part, Mapping) or part.get("rope_type") != "longrope":
+            continue
+        original_len = part.get("original_max_position_embeddings", config.max_position_embeddings)
+        if context_len > original_len:
+            raise UnsupportedArchitectureError(
+                f"The frequencies of rope_type 'longrope' change for all requests of a batch in Transformers if one is "
+                f"longer than {original_len} tokens. Set model.context_len to {original_len} or less, got {context_len}"
+            )
+
+
+def _body_of(causal: Any) -> nn.Module:
+    """Return the module that maps tokens and positions to hidden states."""
+    body: nn.Module = causal.get_decoder()
+    if body is causal:
+        body = getattr(causal, "model", causal)
+    if body is causal or "position_ids" not in inspect.signature(body.forward).parameters:
+        raise UnsupportedArchitectureError(
+            f"{type(causal).__name__} does not take its tokens' positions, as models that have a recurrent state, or "
+            f"that bias attention by distance, do not; a batch of several requests needs them"
+        )
+    return body
+
+
+def _keep_float32(causal: Any, dtype: torch.dtype) -> None:
+    """Widen what Transformers widens in half precision, such as the biases of routers."""
+    patterns = set()
+    if dtype in (torch.float16, torch.bfloat16):
+        patterns |= causal._keep_in_fp32_modules_strict
+    if dtype == torch.float16:
+        patterns |= causal._keep_in_fp32_modules
+    if not patterns:
+        return
+    kept = re.compile("|".join(rf"(^|\.)({pattern})(\.|$)" for pattern in patterns))
+    for name, tensor in causal.state_dict(keep_vars=True).items():
+        if kept.search(name) and tensor.is_floating_point():
+            tensor.data = tensor.data.float()

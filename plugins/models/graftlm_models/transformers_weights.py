@@ -1,0 +1,128 @@
+"""Brings a checkpoint's tensors into the names and shapes that Transformers' modules have.
+
+Transformers renames, stacks, splits and turns tensors when it loads a checkpoint, by rules that it keeps for every
+model type. This applies the same rules to a stream: a tensor is held back only until those it is joined with have come.
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+from graftlm.errors import WeightError
+
+__all__ = ["CheckpointNames"]
+
+
+class CheckpointNames:
+    """The way from a checkpoint's names to a module's.
+
+    Args:
+        module: a model of Transformers.
+        targets: the module's tensors by name.
+    """
+
+    def __init__(self, module: Any, targets: Mapping[str, Tensor]) -> None:
+        from transformers.conversion_mapping import get_model_conversion_mapping
+        from transformers.core_model_loading import WeightConverter, WeightRenaming
+
+        rules = get_model_conversion_mapping(module)
+        self._module = module
+        self._targets = targets
+        self._renamings = [rule for rule in rules if isinstance(rule, WeightRenaming)]
+        self._converters = [rule for rule in rules if isinstance(rule, WeightConverter)]
+        self._by_pattern = {pattern: rule for rule in self._converters for pattern in rule.source_patterns}
+        self._ignored = [re.compile(pattern) for pattern in module._keys_to_ignore_on_load_unexpected or ()]
+        self._computed = {name for name, _ in module.named_buffers()} - targets.keys()
+
+    def converted(self, weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+        """Yield (name in the module, tensor) from (name in the checkpoint, tensor).
+
+        Tensors that Transformers drops for this model type, or that the module computes by itself, are dropped; others
+        that it has no place for keep a name that the module does not have.
+
+        Raises:
+            WeightError: tensors that are joined do not fit each other.
+        """
+        pending: dict[str, _Group] = {}
+        for name, tensor in weights:
+            target, pattern = self._place(name)
+            if pattern is None:
+                if not self._is_dropped(target):
+                    yield target, tensor
+                continue
+            group = pending.setdefault(target, self._group(target, pattern))
+            group.add(name, pattern, tensor)
+            if group.is_complete:
+                yield from self._convert(target, pending.pop(target))
+        for target, group in pending.items():
+            yield from self._convert(target, group)
+
+    def _is_dropped(self, target: str) -> bool:
+        if target in self._targets:
+            return False
+        return target in self._computed or any(pattern.search(target) for pattern in self._ignored)
+
+    def _place(self, name: str) -> tuple[str, str | None]:
+        """Return the target's name, and the pattern of the rule that makes it from several tensors or changes one."""
+        from transformers.core_model_loading import rename_source_key
+
+        prefix = self._module.base_model_prefix
+        target, pattern = rename_source_key(name, self._renamings, self._converters, prefix, self._targets)
+        if target not in self._targets and name in self._targets:
+            return name, None
+        return target, pattern
+
+    def _group(self, target: str, pattern: str) -> _Group:
+        rule = self._by_pattern[pattern]
+        names = [target.replace(rule.target_patterns[0], other, 1) for other in rule.target_patterns]
+        found = [self._targets[name] for name in names if name in self._targets]
+        is_known = len(found) == len(names)
+        return _Group(rule, sum(tensor.numel() for tensor in found) if is_known else None)
+
+    def _convert(self, target: str, group: _Group) -> Iterator[tuple[str, Tensor]]:
+        from transformers.core_model_loading import dot_natural_key
+
+        rule = copy.deepcopy(group.rule)
+        # Experts are stacked in the order of their numbers, whatever the order of the files.
+        for name, pattern, tensor in sorted(group.parts, key=lambda part: dot_natural_key(part[0])):
+            rule.add_tensor(target, name, pattern, tensor)
+        try:
+            made: dict[str, Any] = rule.convert(target, model=self._module, config=self._module.config)
+        except Exception as error:
+            names = ", ".join(sorted(name for name, _, _ in group.parts)[:3])
+            raise WeightError(f"The checkpoint's {names}, ... do not make {target!r}: {error}") from error
+        for name, value in made.items():
+            yield name, value[0] if isinstance(value, list) else value
+
+
+@dataclass(slots=True)
+class _Group:
+    """Tensors of a checkpoint that one rule turns into tensors of the module.
+
+    Attributes:
+        rule: of Transformers.
+        num_wanted: elements that the tensors of the module have together; no rule adds or drops any. None: not known.
+        num_come: elements that have come.
+        parts: (name, pattern that it matched, tensor) of those that have come.
+    """
+
+    rule: Any
+    num_wanted: int | None
+    num_come: int = 0
+    parts: list[tuple[str, str, Tensor]] = field(default_factory=list)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all have come."""
+        return self.num_come == self.num_wanted
+
+    def add(self, name: str, pattern: str, tensor: Tensor) -> None:
+        """Take one more."""
+        self.parts.append((name, pattern, tensor))
+        self.num_come += tensor.numel()

@@ -1,0 +1,109 @@
+"""Products with low-rank adapters, by groups and masked, against the same by hand."""
+
+import numpy as np
+import pytest
+import torch
+
+from graftlm.errors import InvariantError
+from graftlm.execution.adapter_layers import route_of
+from graftlm.layers import Linear, copy_weights, pack_linears
+from graftlm.layers.low_rank import AdapterMask, LowRankFactors, LowRankLayer
+from graftlm_quantization import Int8Options
+from graftlm_quantization.weight_only import WeightOnly
+
+IN = 128
+PARTS = {"q_proj": 24, "k_proj": 8, "v_proj": 8}
+NUM_SLOTS, MAX_RANK = 3, 6
+
+#: Slot -> projection -> rank. Slot 2 is never filled.
+ADAPTERS = {1: {"q_proj": 2, "v_proj": 6}, 3: {"q_proj": 5, "k_proj": 1, "v_proj": 3}}
+
+
+def draw(generator, *shape):
+    return torch.randn(shape, generator=generator)
+
+
+@pytest.fixture(params=[None, "int8"])
+def layers(request):
+    """A linear layer with a bias, and what is added to it by adapters in slots 1 and 3."""
+    generator = torch.Generator().manual_seed(7)
+    linear = Linear(IN, PARTS, bias=True, device=torch.device("cpu"), dtype=torch.float32)
+    linear.quantize_with(WeightOnly(8, None, Int8Options(kernel="torch")) if request.param else None)
+    named = {f"x.{name}.weight": draw(generator, size, IN) for name, size in PARTS.items()}
+    named |= {f"x.{name}.bias": draw(generator, size) for name, size in PARTS.items()}
+    copy_weights(linear.weight_slots("x."), named.items())
+    pack_linears(linear)
+    low_rank = LowRankLayer(linear, NUM_SLOTS, MAX_RANK)
+    added = {0: torch.zeros(sum(PARTS.values()), IN), 2: torch.zeros(sum(PARTS.values()), IN)}
+    for slot, ranks in ADAPTERS.items():
+        factors = {
+            name: LowRankFactors(draw(generator, rank, IN), draw(generator, PARTS[name], rank))
+            for name, rank in ranks.items()
+        }
+        low_rank.set(slot, factors)
+        pieces = [
+            factors[n].up @ factors[n].down if n in factors else torch.zeros(size, IN) for n, size in PARTS.items()
+        ]
+        added[slot] = torch.cat(pieces)
+    return linear, low_rank, added
+
+
+def masked(of_token):
+    return AdapterMask(torch.tensor([[float(slot == i) for i in range(1, NUM_SLOTS + 1)] for slot in of_token]))
+
+
+def grouped(of_token):
+    slots = np.array(of_token, dtype=np.int32)
+    return route_of(slots, np.ones_like(slots), NUM_SLOTS, torch.device("cpu"), torch.float32)
+
+
+@pytest.mark.parametrize("make_route", [grouped, masked])
+@pytest.mark.parametrize(
+    "of_token", [[1], [3, 3, 3], [0, 0, 1, 1, 0], [1, 3, 1, 0, 3, 1], [2, 2, 3]], ids=lambda of_token: str(of_token)
+)
+def test_every_token_gets_its_own_adapters_product(layers, make_route, of_token):
+    linear, low_rank, added = layers
+    x = torch.randn(len(of_token), IN, generator=torch.Generator().manual_seed(1))
+    plain = linear(x)
+    low_rank.route(make_route(of_token))
+    expected = plain + torch.stack([added[slot] @ row for slot, row in zip(of_token, x, strict=True)])
+    torch.testing.assert_close(linear(x), expected, rtol=1e-4, atol=1e-3)
+    low_rank.route(None)
+    assert torch.equal(linear(x), plain)
+
+
+@pytest.mark.parametrize("make_route", [grouped, masked])
+def test_a_slot_keeps_nothing_of_the_adapter_before(layers, make_route):
+    linear, low_rank, _ = layers
+    x = torch.randn(2, IN, generator=torch.Generator().manual_seed(1))
+    plain = linear(x)
+    low_rank.set(3, {})
+    low_rank.route(make_route([3, 3]))
+    torch.testing.assert_close(linear(x), plain)
+
+
+def test_rows_that_are_not_the_steps_tokens_are_an_error_of_ours(layers):
+    linear, low_rank, _ = layers
+    low_rank.route(grouped([1, 0]))
+    with pytest.raises(InvariantError, match="3 rows in a step of 2 tokens"):
+        linear(torch.zeros(3, IN))
+
+
+@pytest.mark.parametrize(
+    ("slots", "lens", "groups", "order"),
+    [
+        ([2, 0, 1], [1, 1, 3], ((2, slice(0, 1)), (1, slice(2, 5))), None),
+        ([2, 0, 1, 2], [1, 1, 3, 2], ((1, slice(1, 4)), (2, slice(4, 7))), [1, 2, 3, 4, 0, 5, 6]),
+        ([0, 1, 0], [1, 2, 1], ((1, slice(1, 3)),), None),
+        ([3, 3], [1, 2], ((3, slice(0, 3)),), None),
+    ],
+)
+def test_tokens_are_moved_only_if_those_of_an_adapter_are_apart(slots, lens, groups, order):
+    slots, lens = np.array(slots, dtype=np.int32), np.array(lens, dtype=np.int32)
+    route = route_of(slots, lens, NUM_SLOTS, torch.device("cpu"), torch.float32)
+    assert (route.num_tokens, route.groups) == (lens.sum(), groups)
+    if order is None:
+        assert route.order is None
+    else:
+        assert route.order.tolist() == order
+        assert route.order[route.inverse].tolist() == list(range(7))

@@ -1,0 +1,155 @@
+"""Adapters of a real server: as models of OpenAI's client, by /generate, loaded and unloaded."""
+
+import re
+from pathlib import Path
+
+import httpx2
+import openai
+import pytest
+
+from graftlm.testing.server_process import ServerProcess
+
+PAGE = (Path(__file__).parents[2] / "docs" / "lora.md").read_text(encoding="utf-8")
+NUM_TOKENS = 8
+PROMPT = [7, 40, 41, 9, 100, 12]
+
+
+@pytest.fixture(scope="module")
+def lora_server(adapters):
+    config = {
+        "model": str(adapters.base),
+        "lora": {"adapters": {"attention": str(adapters.folders["attention"])}, "max_loaded": 3, "max_rank": 8},
+        "memory": {"kv_tokens": 2048},
+        "server": {"served_model_name": "tiny"},
+    }
+    with ServerProcess(config, environment={"OMP_NUM_THREADS": "1"}) as it:
+        yield it
+
+
+@pytest.fixture(scope="module")
+def http(lora_server):
+    with httpx2.Client(base_url=lora_server.url, timeout=60) as it:
+        yield it
+
+
+@pytest.fixture(scope="module")
+def client(lora_server):
+    with openai.OpenAI(base_url=lora_server.url + "/v1", api_key="none", max_retries=0) as it:
+        yield it
+
+
+def generate(http, **body):
+    sampling = {"temperature": 0, "max_new_tokens": NUM_TOKENS}
+    return http.post("/generate", json={"input_ids": PROMPT, "sampling_params": sampling} | body)
+
+
+def test_models_are_the_base_and_one_for_each_adapter(client, adapters):
+    base, adapted = client.models.list().data
+    assert (base.id, base.root, base.parent) == ("tiny", str(adapters.base), None)
+    assert (adapted.id, adapted.root, adapted.parent) == (
+        "tiny:attention",
+        str(adapters.folders["attention"]),
+        "tiny",
+    )
+    assert client.models.retrieve("tiny:attention").parent == "tiny"
+
+
+def test_the_models_name_picks_the_adapter(client, adapters):
+    for model, name in (("tiny", None), ("tiny:attention", "attention"), (f"{adapters.base}:attention", "attention")):
+        answer = client.completions.create(model=model, prompt=PROMPT, max_tokens=NUM_TOKENS, temperature=0)
+        expected = adapters.expected(name, PROMPT, NUM_TOKENS)
+        assert answer.model == ("tiny" if name is None else f"tiny:{name}")
+        assert answer.choices[0].text == client.post(
+            "/detokenize", body={"model": model, "tokens": expected}, cast_to=dict[str, object]
+        )["text"]  # fmt: skip
+
+
+def test_chats_and_their_streams_name_the_model_they_come_from(client):
+    ask = {
+        "model": "tiny:attention",
+        "messages": [{"role": "user", "content": "hi"}],
+        "max_tokens": 6,
+        "temperature": 0,
+    }
+    whole = client.chat.completions.create(**ask)
+    chunks = list(client.chat.completions.create(**ask, stream=True, stream_options={"include_usage": True}))
+    assert {whole.model, *(chunk.model for chunk in chunks)} == {"tiny:attention"}
+    text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+    assert text == whole.choices[0].message.content
+    assert chunks[-1].usage.prompt_tokens_details.cached_tokens > 0
+    other = client.chat.completions.create(**ask | {"model": "tiny"})
+    assert other.usage.prompt_tokens_details.cached_tokens == 0
+    assert other.choices[0].message.content != text
+
+
+def test_embeddings_have_an_adapter(client):
+    one, other = (client.embeddings.create(model=model, input=["a"]) for model in ("tiny", "tiny:attention"))
+    assert other.model == "tiny:attention"
+    assert one.data[0].embedding != other.data[0].embedding
+
+
+def test_an_adapter_that_is_not_loaded_is_a_404_that_lists_those_that_are(client, http):
+    with pytest.raises(openai.NotFoundError, match="This server has 'tiny', 'tiny:attention'") as refused:
+        client.completions.create(model="tiny:x", prompt="a")
+    assert refused.value.code == "model_not_found"
+    answer = generate(http, lora_path="x")
+    assert (answer.status_code, answer.json()["error"]["code"]) == (404, "model_not_found")
+    assert "Loaded: attention." in answer.json()["error"]["message"]
+
+
+def test_an_adapter_is_loaded_used_and_unloaded(http, client, adapters):
+    body = {"lora_name": "new", "lora_path": str(adapters.folders["all"])}
+    answer = http.post("/load_lora_adapter", json=body)
+    assert answer.status_code == 200, answer.text
+    folders = {"attention": str(adapters.folders["attention"]), "new": body["lora_path"]}
+    assert answer.json()["loaded_adapters"] == folders
+    assert "tiny:new" in [model.id for model in client.models.list().data]
+    names = ["new", None, "attention", "new"]
+    answers = generate(http, input_ids=[PROMPT] * len(names), lora_path=names).json()
+    folder_of = {"new": "all", "attention": "attention", None: None}
+    expected = [adapters.expected(folder_of[name], PROMPT, NUM_TOKENS) for name in names]
+    assert [answer["output_ids"] for answer in answers] == expected
+    pinned = http.post("/pin_prefix", json={"input_ids": PROMPT, "lora_path": "new"}).json()
+    assert pinned == {"pinned_tokens": [len(PROMPT)]}
+    answer = http.post("/unload_lora_adapter", json={"lora_name": "new"})
+    assert list(answer.json()["loaded_adapters"]) == ["attention"]
+    assert generate(http, lora_path="new").status_code == 404
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "said"),
+    [
+        ("/load_lora_adapter", {"lora_name": "a", "lora_path": "/nothing"}, 400, "No adapter at '/nothing'"),
+        ("/load_lora_adapter", {"lora_name": "a:b", "lora_path": "/nothing"}, 400, "an adapter's name"),
+        ("/load_lora_adapter", {"lora_name": "attention", "lora_path": "/a"}, 400, "is loaded already"),
+        ("/load_lora_adapter", {"lora_name": "a"}, 400, "lora_path"),
+        ("/unload_lora_adapter", {"lora_name": "a"}, 404, "Loaded: attention"),
+        ("/generate", {"input_ids": [[1], [2]], "lora_path": ["attention"]}, 400, "lora_path: got 1 entries"),
+        ("/generate", {"input_ids": [1], "lora_path": 3}, 400, "lora_path"),
+    ],
+)
+def test_a_wrong_wish_is_refused(http, path, body, status, said):
+    answer = http.post(path, json=body)
+    assert (answer.status_code, said in answer.json()["error"]["message"]) == (status, True), answer.text
+
+
+def test_programs_run_with_an_adapter(lora_server, adapters):
+    from graftlm import RuntimeEndpoint, function, gen
+
+    @function
+    def answer(s):
+        s += "a" + gen("text", max_tokens=NUM_TOKENS, temperature=0)
+
+    texts = []
+    for name in (None, "attention"):
+        with RuntimeEndpoint(lora_server.url, adapter=name) as backend:
+            texts.append(answer.run(backend=backend)["text"])
+    assert texts[0] != texts[1]
+
+
+def test_the_pages_client_runs(lora_server):
+    code = next(code for code in re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL) if "openai" in code)
+    code = code.replace("http://127.0.0.1:30000", lora_server.url).replace("Qwen3-8B:sql", "tiny:attention")
+    found = {}
+    exec(compile(code, "lora.md", "exec"), found)
+    found["client"].close()

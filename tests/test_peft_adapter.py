@@ -1,0 +1,161 @@
+"""Reading adapters in the format of peft: what is computed of them, and what is refused by name."""
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from graftlm.errors import AdapterError
+from graftlm.peft_adapter import read_peft_adapter
+
+CONFIG = {"peft_type": "LORA", "r": 4, "lora_alpha": 8, "target_modules": ["q_proj", "o_proj"]}
+TARGETS = {f"model.layers.{i}.self_attn.{name}": (8, 16) for i in (0, 1) for name in ("q_proj", "k_proj", "o_proj")}
+NAME = "base_model.model.model.layers.{}.self_attn.{}.lora_{}.weight"
+
+
+@pytest.fixture
+def folder(tmp_path):
+    generator = torch.Generator().manual_seed(3)
+    tensors = {}
+    for i in (0, 1):
+        for name in CONFIG["target_modules"]:
+            tensors[NAME.format(i, name, "A")] = torch.randn((4, 16), generator=generator)
+            tensors[NAME.format(i, name, "B")] = torch.randn((8, 4), generator=generator)
+    save_file(tensors, tmp_path / "adapter_model.safetensors")
+    write_config(tmp_path)
+    return tmp_path
+
+
+def write_config(folder, **fields):
+    (folder / "adapter_config.json").write_text(json.dumps(CONFIG | fields))
+
+
+def change_tensors(folder, changes):
+    file = folder / "adapter_model.safetensors"
+    tensors = load_file(file) | changes
+    save_file({name: tensor for name, tensor in tensors.items() if tensor is not None}, file)
+
+
+def read(folder, max_rank=8):
+    return read_peft_adapter(folder, TARGETS, max_rank)
+
+
+@pytest.mark.parametrize(
+    ("fields", "scales"),
+    [
+        ({}, (2.0, 2.0)),
+        ({"lora_alpha": 3}, (0.75, 0.75)),
+        ({"use_rslora": True}, (4.0, 4.0)),
+        ({"alpha_pattern": {"q_proj": 1}}, (0.25, 2.0)),
+        ({"alpha_pattern": {"layers.0.self_attn.o_proj": 1, "o_proj": 4}}, (2.0, 0.25)),
+        ({"alpha_pattern": {r"layers\.\d+\.self_attn\.q_proj": 4}}, (1.0, 2.0)),
+    ],
+)
+def test_factors_are_scaled_as_the_configuration_says(folder, fields, scales):
+    write_config(folder, **fields)
+    factors = read(folder).factors
+    tensors = load_file(folder / "adapter_model.safetensors")
+    for name, scale in zip(("q_proj", "o_proj"), scales, strict=True):
+        pair = factors[f"model.layers.0.self_attn.{name}"]
+        assert torch.equal(pair.down, tensors[NAME.format(0, name, "A")])
+        torch.testing.assert_close(pair.up, tensors[NAME.format(0, name, "B")] * scale)
+
+
+def test_a_rank_pattern_counts_for_rank_and_scale(folder):
+    change_tensors(
+        folder, {NAME.format(1, "q_proj", "A"): torch.ones(2, 16), NAME.format(1, "q_proj", "B"): torch.ones(8, 2)}
+    )
+    write_config(folder, rank_pattern={"layers.1.self_attn.q_proj": 2})
+    pair = read(folder).factors["model.layers.1.self_attn.q_proj"]
+    assert (tuple(pair.down.shape), pair.up[0, 0].item()) == ((2, 16), 4.0)
+
+
+def test_the_digest_is_that_of_what_is_computed(folder):
+    before = read(folder).digest
+    write_config(folder, lora_dropout=0.5)
+    assert read(folder).digest == before
+    write_config(folder, lora_alpha=9)
+    assert read(folder).digest != before
+    write_config(folder)
+    change_tensors(folder, {NAME.format(0, "q_proj", "A"): torch.ones(4, 16)})
+    assert read(folder).digest != before
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"use_dora": True}, "use_dora is True: it is a DoRA adapter"),
+        ({"modules_to_save": ["lm_head"]}, r"modules_to_save is \['lm_head'\]: it replaces whole modules"),
+        ({"trainable_token_indices": [1]}, "trainable_token_indices is .*: it changes embeddings"),
+        ({"lora_bias": True}, "lora_bias is True: its factors have biases"),
+        ({"bias": "all"}, "bias is 'all': it changes biases"),
+        ({"fan_in_fan_out": True}, "fan_in_fan_out is True"),
+        ({"layer_replication": [[0, 1]]}, "layer_replication is .*: it repeats layers"),
+        ({"target_parameters": ["experts"]}, "target_parameters is"),
+        ({"alora_invocation_tokens": [1]}, "alora_invocation_tokens is"),
+        ({"init_lora_weights": "pissa_niter_4"}, "init_lora_weights is 'pissa_niter_4': .*changed weights"),
+        ({"peft_type": "IA3"}, "peft_type is 'IA3', only LORA can be served"),
+        ({"r": "four"}, "is not a LoRA adapter's: r: "),
+        ({"r": 0}, "r must be at least 1, got 0"),
+        ({"alpha_pattern": {"(": 1}}, r"'\(' is not a regular expression"),
+        ({"r": 2}, r"o_proj.lora_A.weight' has shape \[4, 16\], expected \[2, 16\]"),
+    ],
+)
+def test_what_cannot_be_served_is_refused_by_name(folder, fields, message):
+    write_config(folder, **fields)
+    with pytest.raises(AdapterError, match=message):
+        read(folder)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({NAME.format(0, "q_proj", "B"): None}, r"lacks 'base_model.*q_proj.lora_B.weight'"),
+        (
+            {NAME.format(1, "o_proj", "A"): None, NAME.format(1, "o_proj", "B"): None},
+            "lacks the factors of model.layers.1.self_attn.o_proj, which adapter_config.json names",
+        ),
+        ({NAME.format(0, "q_proj", "A"): torch.ones(4, 32)}, r"has shape \[4, 32\], expected \[4, 16\]"),
+        ({NAME.format(0, "q_proj", "B"): torch.ones(9, 4)}, r"has shape \[9, 4\], expected \[8, 4\]"),
+        ({NAME.format(7, "q_proj", "A"): torch.ones(4, 16)}, "adapts model.layers.7.self_attn.q_proj, which this"),
+        ({"base_model.model.lm_head.lora_A.weight": torch.ones(4, 16)}, "adapts lm_head, .* It adapts k_proj, o_proj"),
+        ({"base_model.model.lm_head.weight": torch.ones(4, 16)}, "holds 'base_model.model.lm_head.weight'"),
+        ({"base_model.model.model.embed.lora_embedding_A": torch.ones(4, 9)}, "adapters of embeddings"),
+        ({NAME.format(0, "q_proj", "magnitude_vector"): torch.ones(8)}, "DoRA"),
+        ({NAME.format(0, "q_proj", "A"): torch.full((4, 16), float("nan"))}, "must hold finite"),
+        ({NAME.format(0, "q_proj", "A"): torch.ones(4, 16, dtype=torch.int8)}, "is torch.int8"),
+    ],
+)
+def test_tensors_that_do_not_fit_are_refused_by_name(folder, changes, message):
+    change_tensors(folder, changes)
+    with pytest.raises(AdapterError, match=message):
+        read(folder)
+
+
+def test_a_rank_above_the_engines_is_refused(folder):
+    with pytest.raises(AdapterError, match=r"o_proj has rank 4, this engine takes 3\. Raise lora\.max_rank"):
+        read(folder, max_rank=3)
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda folder: folder.rename(folder.with_name("gone")), "No adapter at"),
+        (lambda folder: (folder / "adapter_config.json").unlink(), "adapter_config.json cannot be read: No such file"),
+        (
+            lambda folder: (folder / "adapter_config.json").write_text("{"),
+            "json is not a LoRA adapter's",
+        ),
+        (lambda folder: (folder / "adapter_model.safetensors").unlink(), r"pickled ones \(.bin\) are not read"),
+        (
+            lambda folder: (folder / "adapter_model.safetensors").write_bytes(b"x" * 20),
+            "truncated or not",
+        ),
+        (lambda folder: save_file({}, folder / "adapter_model.safetensors"), "holds no tensors"),
+    ],
+)
+def test_files_that_are_missing_or_broken_are_named(folder, damage, message):
+    damage(folder)
+    with pytest.raises(AdapterError, match=message):
+        read(folder)
