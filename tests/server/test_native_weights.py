@@ -58,7 +58,7 @@ def test_tensors_replace_weights_until_a_checkpoint_does(client, norm):
 
 @pytest.mark.parametrize("mode", ["retract", "in_place"])
 def test_a_paused_request_goes_on_with_the_new_weights(client, norm, mode):
-    sampling = {"temperature": 0, "max_new_tokens": 600, "ignore_eos": True}
+    sampling = {"temperature": 0, "max_new_tokens": 300, "ignore_eos": True}
     body = {"text": "The capital of France is", "sampling_params": sampling}
     with ThreadPoolExecutor(1) as thread:
         running = thread.submit(client.post, "/generate", json=body)
@@ -68,7 +68,7 @@ def test_a_paused_request_goes_on_with_the_new_weights(client, norm, mode):
         assert not running.done()
         assert client.post("/continue_generation", json={}).status_code == 200
         assert answer.json()["num_paused_requests"] == 1
-        assert running.result().json()["meta_info"]["completion_tokens"] == 600
+        assert running.result().json()["meta_info"]["completion_tokens"] == 300
 
 
 def test_an_update_waits_for_what_is_under_way(client, norm):
