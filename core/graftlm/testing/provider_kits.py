@@ -21,6 +21,7 @@ _KITS: Mapping[str, tuple[str, str]] = MappingProxyType(
         "cache": ("graftlm.testing.prefix_cache", "PrefixCacheConformance"),
         "eviction": ("graftlm.testing.eviction", "EvictionStrategyConformance"),
         "grammar": ("graftlm.testing.grammar", "GrammarBackendConformance"),
+        "logits_processor": ("graftlm.testing.logits", "LogitsProcessorConformance"),
         "model": ("graftlm.testing.model", "ModelConformance"),
         "quantization": ("graftlm.testing.quantization", "QuantizationConformance"),
         "scheduling": ("graftlm.testing.scheduling", "SchedulingPolicyConformance"),
