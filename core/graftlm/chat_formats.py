@@ -9,7 +9,7 @@ from graftlm.contracts import ChatFormatContext, Provider, ReasoningFormat, Tool
 from graftlm.errors import ProviderUnavailableError
 from graftlm.registry import AUTO, Registry
 
-__all__ = ["ChatFormats", "make_chat_formats"]
+__all__ = ["ChatFormats", "make_chat_formats", "template_misfit"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,12 +56,14 @@ def make_chat_formats(config: EngineConfig, registry: Registry, chat_template: s
 def _marked(registry: Registry, family: str, chat_template: str) -> Provider[Any] | None:
     """Return the best provider that recognises a template."""
     try:
-        return registry.choose(family, fits=_fits(chat_template))
+        return registry.choose(family, fits=template_misfit(chat_template))
     except ProviderUnavailableError:
         return None
 
 
-def _fits(chat_template: str) -> Callable[[Provider[Any]], str | None]:
+def template_misfit(chat_template: str) -> Callable[[Provider[Any]], str | None]:
+    """Return what says why a format is not that of a chat template, or None."""
+
     def fits(provider: Provider[Any]) -> str | None:
         markers = provider.capabilities.template_markers
         return None if any(marker in chat_template for marker in markers) else "the chat template is another one's"
