@@ -11,7 +11,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
-from graftlm.config import nearest
 from graftlm.errors import ConfigError
 from graftlm.registry import FAMILIES, Family
 
@@ -36,22 +35,17 @@ class PluginPackage:
 
     @classmethod
     def of(cls, family: str, name: str) -> "PluginPackage":
-        """Return the package for a family's key, in which `-` may stand for `_`, and a plugin's name.
+        """Return the package for a family's key and a plugin's name.
 
         Raises:
-            ConfigError: there is no such family, or the name is not fit for a package.
+            ConfigError: the name is not fit for a package.
         """
-        key = family.replace("-", "_")
-        if key not in FAMILIES:
-            close = nearest(key, FAMILIES)
-            hint = f" Did you mean '{close}'?" if close else ""
-            raise ConfigError(f"There is no family '{family}'; families are: {', '.join(FAMILIES)}.{hint}")
         if not _NAME.fullmatch(name) or len(name) > _MAX_NAME_LEN or name == "auto":
             raise ConfigError(
                 f"'{name}' cannot be a plugin's name. Expected up to {_MAX_NAME_LEN} lower case letters, digits and "
-                f"single '-', beginning with a letter, and not 'auto'; such as 'my-{key.replace('_', '-')}'."
+                f"single '-', beginning with a letter, and not 'auto'; such as 'my-{family.replace('_', '-')}'."
             )
-        return cls(FAMILIES[key], name)
+        return cls(FAMILIES[family], name)
 
     @property
     def distribution(self) -> str:
@@ -102,7 +96,7 @@ def write_plugin_package(package: PluginPackage, folder: Path) -> Path:
     """
     if find_spec(package.module) is not None:
         raise ConfigError(
-            f"The module '{package.module}' is installed already, so '{package.name}' would hide it. Choose another name."
+            f"The module '{package.module}' is installed already: '{package.name}' would hide it. Take another name."
         )
     try:
         folder.mkdir(parents=True)

@@ -102,7 +102,9 @@ def _normalised(distribution: str) -> str:
 class PluginLoader:
     """Loads plugins into a pluggy manager, one by one."""
 
-    def __init__(self, disabled: Sequence[str] = (), trace: HookTrace | None = None, specs: object = hookspecs) -> None:
+    def __init__(
+        self, disabled: Sequence[str] = (), trace: HookTrace | None = None, specs: ModuleType | type = hookspecs
+    ) -> None:
         """Make one that has loaded nothing.
 
         Args:
@@ -289,11 +291,11 @@ def _one_line(message: Warning | str) -> str:
     return " ".join(str(message).split())
 
 
-def _hook_names(specs: object) -> list[str]:
+def _hook_names(specs: ModuleType | type) -> list[str]:
     return [name for name, value in vars(specs).items() if hasattr(value, f"{hookspecs.PROJECT_NAME}_spec")]
 
 
-def _definition(specs: object, hook: str) -> str:
+def _definition(specs: ModuleType | type, hook: str) -> str:
     names = ", ".join(signature(getattr(specs, hook)).parameters)
     return f"{hook}({names})"
 

@@ -216,7 +216,7 @@ class Registry:
         platform: Platform | None = None,
         fits: Callable[[Provider[Any]], str | None] | None = None,
     ) -> list[Candidate]:
-        """Return every name of a family, best first, with what keeps "auto" from taking it; arguments as in `choose`."""
+        """Return every name of a family, best first, with what keeps "auto" from it; arguments as in `choose`."""
         found, unclear = [], []
         for name in self.names(family):
             try:
