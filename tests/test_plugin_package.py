@@ -117,11 +117,10 @@ def test_a_server_answers_with_all_of_them(packages, site, tmp_path):
             assert response.status_code == 200, response.text
             return response.json()["choices"][0]["message"]["content"]
 
-        assert answer() == "The capital of France is Paris."
+        paris = "The capital of France is Paris."
+        assert answer() == paris
         assert answer(guided_choice=["Lima", "Oslo"]) in ("Lima", "Oslo")
-        assert (
-            answer(logits_processors={"sample-logits-processor": {"penalty": 0}}) == "The capital of France is Paris."
-        )
+        assert answer(logits_processors={"sample-logits-processor": {"penalty": 0}}) == paris
 
 
 @pytest.mark.parametrize("family", FAMILIES)

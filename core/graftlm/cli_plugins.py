@@ -170,7 +170,6 @@ def _find(registry: Registry, which: str) -> tuple[str, Provider[Any]]:
         having = [key for key in FAMILIES if which in registry.names(key)]
         if len(having) > 1:
             raise ConfigError(f"'{which}' is provided in several families: {', '.join(having)}. Check FAMILY/{which}.")
-            )
         family, name = (having[0], which) if having else (which, "")
     if not (name and family in FAMILIES):
         close = nearest(family, FAMILIES)
