@@ -10,11 +10,11 @@ from graftlm.registry import FAMILIES, Registry
 
 
 class Strange:
-    """Offers an attention backend for 3-token pages, and a strategy that runs nowhere."""
+    """Offers an attention backend for pages of 4 tokens, and a strategy that runs nowhere."""
 
     @hookimpl
     def provide_attention_backends(self):
-        capabilities = AttentionCapabilities(page_sizes=(3,))
+        capabilities = AttentionCapabilities(page_sizes=(4,))
         return [provider("strange", rank=99, capabilities=capabilities), provider("early", capabilities=capabilities)]
 
     @hookimpl
@@ -35,9 +35,9 @@ def verdicts(family, **config):
 @pytest.mark.parametrize(
     ("family", "config", "chosen", "reason", "other", "verdict"),
     [
-        ("attention", {}, "torch_native", "highest rank", "strange", "it takes page sizes 3, cache.page_size is 1"),
-        ("attention", {"cache": {"page_size": 3}}, "strange", "highest rank", "torch_native", "strange has the higher"),
-        ("attention", {"cache": {"page_size": 3}}, "strange", "highest rank", "early", "strange has the higher rank"),
+        ("attention", {}, "torch_native", "highest rank", "strange", "it takes page sizes 4, cache.page_size is 1"),
+        ("attention", {"cache": {"page_size": 4}}, "strange", "highest rank", "torch_native", "strange has the higher"),
+        ("attention", {"cache": {"page_size": 4}}, "strange", "highest rank", "early", "strange has the higher rank"),
         ("eviction", {}, "lru", "cache.eviction.name names it", "nowhere", "no luck on cpu"),
         ("eviction", {"cache": {"eviction": "auto"}}, "lru", "is auto", "fifo", "lru has the higher rank"),
         ("eviction", {"cache": {"eviction": "fifo"}}, "fifo", "names it", "lru", "could be used; name it to have it"),

@@ -1,4 +1,4 @@
-"""A plugin that raises in any of its methods while serving: its requests fail and say why, others and the next go on."""
+"""A plugin that raises in one of its methods while serving: who needs it fails and reads why, others are served."""
 
 import re
 from collections.abc import Callable
@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 import pytest
 
 from graftlm import Engine, FinishReason, Provider, SamplingParams, hookimpl
-from graftlm.contracts import LogitsProcessor
+from graftlm.contracts import EvictionStrategy, LogitsProcessor
+from graftlm.errors import GrammarError
 from graftlm.registry import Registry
 
 CHAT = [{"role": "user", "content": "What is the capital of France?"}]
@@ -35,7 +36,6 @@ class Breaking:
     METHODS = {  # noqa: RUF012
         "attention": ("torch_native", ("prepare", "forward")),
         "cache": ("radix", ("match", "insert", "evict", "lock", "unlock", "probe_again")),
-        "eviction": ("lru", ("priority", "on_insert", "on_hit", "on_evict")),
         "scheduling": ("lpm", ("order",)),
         "grammar": ("xgrammar", ("check", "compile")),
         "model": ("llama", ("forward", "logits")),
@@ -89,7 +89,8 @@ class Breaking:
 
     @hookimpl
     def provide_eviction_strategies(self):
-        return self._provider("eviction")
+        create = lambda options, context: BreakingStrategy(self.fault)  # noqa: E731
+        return [Provider(name="breaking", summary="x", api_version=1, create=create)]
 
     @hookimpl
     def provide_scheduling_policies(self):
@@ -122,6 +123,26 @@ class Breaking:
     @hookimpl
     def cache_event(self, event):
         self.fault.strike("observer.cache_event")
+
+
+class BreakingStrategy(EvictionStrategy):
+    """The least recently used goes first."""
+
+    def __init__(self, fault):
+        self.fault = fault
+
+    def priority(self, node):
+        self.fault.strike("eviction.priority")
+        return (node.last_access,)
+
+    def on_insert(self, node):
+        self.fault.strike("eviction.on_insert")
+
+    def on_hit(self, node):
+        self.fault.strike("eviction.on_hit")
+
+    def on_evict(self, node):
+        self.fault.strike("eviction.on_evict")
 
 
 class BreakingGrammar:
@@ -209,10 +230,8 @@ SHARED = [
     "cache.evict",
     "cache.lock",
     "cache.unlock",
-    "eviction.priority",
     "eviction.on_insert",
     "eviction.on_evict",
-    "scheduling.order",
 ]
 
 
@@ -227,14 +246,38 @@ def test_what_all_need_fails_them_with_its_words_and_the_next_is_served(engine, 
     assert [output.text for output in engine.generate([CHAT, CHAT], GREEDY)] == [PARIS, PARIS]
 
 
+#: Methods for which there is another way: nobody fails.
+SPARED = [
+    ("eviction.priority", GREEDY, "the node goes first"),
+    ("scheduling.order", GREEDY, "using arrival order"),
+    ("grammar.fill_bitmasks", CHOICE, None),  # matcher by matcher
+]
+
+
+@pytest.mark.parametrize(("place", "params", "logged"), SPARED, ids=[place for place, *_ in SPARED])
+def test_what_can_be_done_without_harms_nobody(engine, place, params, logged, caplog):
+    fill(engine)
+    FAULT.place = place
+    outputs = engine.generate([CHAT, CHAT], [params, GREEDY])
+    assert FAULT.times > 0, "the method was never called"
+    assert outputs[0].text in (PARIS, "Lima", "Oslo")
+    assert outputs[1].text == PARIS
+    assert logged is None or logged in caplog.text
+
+
+def test_a_check_that_raises_refuses_the_request_and_says_so(engine):
+    FAULT.place = "grammar.check"
+    with pytest.raises(GrammarError, match="the grammar backend failed: ValueError: broken on purpose: grammar.check"):
+        engine.generate([CHAT], CHOICE)
+    assert engine.generate([CHAT], GREEDY)[0].text == PARIS
+
+
 #: Methods that one request needs: it fails alone.
 OWN = [
-    ("grammar.check", CHOICE),
     ("grammar.compile", CHOICE),
     ("grammar.matcher", CHOICE),
     ("grammar.accept", CHOICE),
-    ("grammar.forced_tokens", CHOICE),
-    ("grammar.fill_bitmasks", CHOICE),
+    ("grammar.forced_text", CHOICE),
     ("logits_processor.create", replace(GREEDY, logits_processors={"breaking": {}})),
     ("logits_processor.process", replace(GREEDY, logits_processors={"breaking": {}})),
 ]
