@@ -119,7 +119,7 @@ def test_a_server_answers_with_all_of_them(packages, site, tmp_path):
 
         paris = "The capital of France is Paris."
         assert answer() == paris
-        assert answer(guided_choice=["Lima", "Oslo"]) in ("Lima", "Oslo")
+        assert answer(choice=["Lima", "Oslo"]) in ("Lima", "Oslo")
         assert answer(logits_processors={"sample-logits-processor": {"penalty": 0}}) == paris
 
 
