@@ -196,12 +196,13 @@ class Lines:
         self.text += text
 
 
-def test_hook_calls_are_told_with_plugin_count_and_time():
-    class Fails:
-        @hookimpl
-        def provide_eviction_strategies(self):
-            raise ValueError("no")
+class Fails:
+    @hookimpl
+    def provide_eviction_strategies(self):
+        raise ValueError("no")
 
+
+def test_hook_calls_are_told_with_plugin_count_and_time():
     lines = Lines()
     ticks = iter([0.0, 0.0015, 1.0, 1.25])
     trace = HookTrace(lines, lambda: next(ticks))

@@ -14,7 +14,11 @@ from graftlm.registry import Registry
 CHAT = [{"role": "user", "content": "What is the capital of France?"}]
 PARIS = "The capital of France is Paris."
 GREEDY = SamplingParams(temperature=0, max_tokens=12)
-CHOICE = SamplingParams(temperature=0, max_tokens=12, choice=("Lima", "Oslo"))
+
+
+def choice(name):
+    """Ask for one of two texts; by another name, it is another grammar, which nobody has compiled yet."""
+    return SamplingParams(temperature=0, max_tokens=12, choice=("Lima", name))
 
 
 @dataclass
@@ -250,7 +254,7 @@ def test_what_all_need_fails_them_with_its_words_and_the_next_is_served(engine, 
 SPARED = [
     ("eviction.priority", GREEDY, "the node goes first"),
     ("scheduling.order", GREEDY, "using arrival order"),
-    ("grammar.fill_bitmasks", CHOICE, None),  # matcher by matcher
+    ("grammar.fill_bitmasks", choice("fill"), None),  # matcher by matcher
 ]
 
 
@@ -258,26 +262,28 @@ SPARED = [
 def test_what_can_be_done_without_harms_nobody(engine, place, params, logged, caplog):
     fill(engine)
     FAULT.place = place
-    outputs = engine.generate([CHAT, CHAT], [params, GREEDY])
+    outputs = engine.generate([CHAT, [7] * 120], [params, GREEDY])
     assert FAULT.times > 0, "the method was never called"
-    assert outputs[0].text in (PARIS, "Lima", "Oslo")
-    assert outputs[1].text == PARIS
+    assert not broken_errors(outputs, place)
+    assert outputs[0].text in (PARIS, "Lima")
     assert logged is None or logged in caplog.text
 
 
 def test_a_check_that_raises_refuses_the_request_and_says_so(engine):
     FAULT.place = "grammar.check"
-    with pytest.raises(GrammarError, match="the grammar backend failed: ValueError: broken on purpose: grammar.check"):
-        engine.generate([CHAT], CHOICE)
+    with pytest.raises(
+        GrammarError, match=r"the grammar backend failed: ValueError: broken on purpose: grammar\.check"
+    ):
+        engine.generate([CHAT], choice("check"))
     assert engine.generate([CHAT], GREEDY)[0].text == PARIS
 
 
 #: Methods that one request needs: it fails alone.
 OWN = [
-    ("grammar.compile", CHOICE),
-    ("grammar.matcher", CHOICE),
-    ("grammar.accept", CHOICE),
-    ("grammar.forced_text", CHOICE),
+    ("grammar.compile", choice("compile")),
+    ("grammar.matcher", choice("matcher")),
+    ("grammar.accept", choice("accept")),
+    ("grammar.forced_text", choice("forced_text")),
     ("logits_processor.create", replace(GREEDY, logits_processors={"breaking": {}})),
     ("logits_processor.process", replace(GREEDY, logits_processors={"breaking": {}})),
 ]

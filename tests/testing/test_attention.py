@@ -4,6 +4,7 @@ from dataclasses import replace
 from typing import ClassVar
 
 import pytest
+import torch
 
 from graftlm.testing import AttentionBackendConformance, run_conformance
 from graftlm.testing.reference_attention import ReferenceAttention
@@ -19,7 +20,7 @@ FEW: dict = {
 
 
 class ReadsBeforeItWrites(ReferenceAttention):
-    """Attends request by request, each after its own tokens alone were written."""
+    """Attends request by request, the last one first, each after its own tokens alone were written."""
 
     def forward(self, q, k, v, layer):
         batch, outs = self._batch, []
@@ -30,19 +31,13 @@ class ReadsBeforeItWrites(ReferenceAttention):
                 positions=batch.positions[first:end],
                 out_slots=batch.out_slots[first:end],
                 cu_seqlens_q=batch.cu_seqlens_q[b : b + 2] - first,
-                seq_lens=batch.seq_lens[b : b + 1],
                 page_table=batch.page_table[b : b + 1],
+                seq_lens=batch.seq_lens[b : b + 1],
                 seq_lens_cpu=batch.seq_lens_cpu[b : b + 1],
             )
             outs.append(super().forward(q[first:end], k[first:end], v[first:end], layer))
         self._batch = batch
-        return outs[0].new_empty(0, outs[0].shape[1]) if not outs else _joined(outs[::-1])
-
-
-def _joined(outs):
-    import torch
-
-    return torch.cat(outs)
+        return torch.cat(outs[::-1])
 
 
 class ForgetsTheWindow(ReferenceAttention):
@@ -84,6 +79,9 @@ class MixesHeads(ReferenceAttention):
         return super().forward(q.flip(1), k, v, layer)
 
 
+UNCHANGED = "Keys and values stand at `out_slots` after `forward`; inputs and other slots are unchanged."
+
+
 @pytest.mark.parametrize(
     ("broken", "sentence"),
     [
@@ -92,7 +90,7 @@ class MixesHeads(ReferenceAttention):
         (ForgetsTheWindow, "A query at position p attends to positions max(0, p - window + 1) .. p."),
         (WindowOneTooLong, "A query at position p attends to positions max(0, p - window + 1) .. p."),
         (ForgetsTheCap, "A soft cap c replaces scores s by c * tanh(s / c)."),
-        (ScalesItsInput, "Keys and values stand at `out_slots` after `forward`; inputs and other slots are unchanged."),
+        (ScalesItsInput, UNCHANGED),
         (
             WritesTheNextSlot,
             "Keys and values stand at `out_slots` after `forward`; inputs and other slots are unchanged.",
