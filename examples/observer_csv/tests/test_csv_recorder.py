@@ -22,7 +22,7 @@ def test_requests_and_steps_of_an_engine_are_recorded(tmp_path):
     folder = tmp_path / "records"
     recorder = CsvRecorder(folder, clock=lambda: 12.5)
     with recorder, Engine(model="demo", memory={"kv_tokens": 512}, plugins=[recorder]) as engine:
-        outputs = engine.generate(["Hello", "Hello there"], GREEDY)
+        outputs = engine.generate(["Once upon a time", "What is 2 plus 3?"], GREEDY)
     requests = {row["request_id"]: row for row in rows(folder, "requests")}
     for output in outputs:
         row = requests[output.request_id]

@@ -84,7 +84,7 @@ def _attend(q: Tensor, keys: Tensor, values: Tensor, num_before: int, layer: Att
     Returns: [n, H, D], q's dtype.
     """
     groups = layer.num_heads // layer.num_kv_heads
-    heads = q.float().unflatten(1, (layer.num_kv_heads, groups))  # [n, H_kv, G, D]
+    heads = q.float().reshape(-1, layer.num_kv_heads, groups, layer.head_dim)  # [n, H_kv, G, D]
     scores = torch.einsum("nhgd,shd->hgns", heads, keys.float()) * layer.scale
     if layer.soft_cap is not None:
         scores = layer.soft_cap * torch.tanh(scores / layer.soft_cap)

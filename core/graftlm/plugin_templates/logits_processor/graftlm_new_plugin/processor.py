@@ -19,6 +19,6 @@ class RecentPenalty(LogitsProcessor):
 
     def process(self, output_token_ids: TokenIds, logits: Tensor) -> Tensor:
         """Return logits, float32 [V], less the penalty where a token is recent."""
-        recent = torch.tensor(output_token_ids[-self._window_tokens :], dtype=torch.long, device=logits.device)
-        logits[recent.unique()] -= self._penalty
+        recent = sorted(set(output_token_ids[-self._window_tokens :].tolist()))
+        logits[torch.tensor(recent, dtype=torch.long, device=logits.device)] -= self._penalty
         return logits
