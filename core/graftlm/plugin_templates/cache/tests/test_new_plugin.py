@@ -15,16 +15,6 @@ class TestContract(PrefixCacheConformance):
         return create(context)
 
 
-class TestOfShortPrefixes(PrefixCacheConformance):
-    """A cache that takes fewer pages than it is offered keeps its promises, too; tests of long prefixes need more."""
-
-    max_examples = 10
-    parameters = {"page_size": (4,)}  # noqa: RUF012
-
-    def create(self, context):
-        return create(context, max_prefix_pages=100)
-
-
 def test_a_prompt_is_kept_up_to_its_limit():
     rig = CacheRig(lambda context: create(context, max_prefix_pages=2), page_size=4)
     result = rig.insert(rig.key(1, 2, 3))
