@@ -66,9 +66,9 @@ from dataclasses import replace
 from graftlm import hookimpl
 from graftlm.contracts import GrammarKind
 from graftlm.errors import GrammarError
-from graftlm_grammar import provide_grammar_backends as built_in
+import graftlm_grammar
 
-(inner,) = (provider for provider in built_in() if provider.name == "xgrammar")
+(inner,) = (provider for provider in graftlm_grammar.provide_grammar_backends() if provider.name == "xgrammar")
 
 def create(options, context):
     backend = inner.create(options, context)
