@@ -15,7 +15,7 @@ def registry():
 
 def formats(registry, template, **chat):
     found = make_chat_formats(EngineConfig(chat=chat), registry, template)
-    names = [None if one is None else type(one).__name__ for one in (found.tool_calls, found.reasoning)]
+    names = [None if one is None else type(one.inner).__name__ for one in (found.tool_calls, found.reasoning)]
     return (*names, found.template_knows_tools)
 
 

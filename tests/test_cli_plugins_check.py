@@ -61,6 +61,34 @@ def provide_logits_processors():
 """
 
 
+CHOICES_ONLY = """
+from dataclasses import replace
+from graftlm import hookimpl
+from graftlm.contracts import GrammarKind
+from graftlm.errors import GrammarError
+import graftlm_grammar
+
+(inner,) = (provider for provider in graftlm_grammar.provide_grammar_backends() if provider.name == "xgrammar")
+
+def create(options, context):
+    backend = inner.create(options, context)
+    check, compile = backend.check, backend.compile
+
+    def only(spec):
+        if spec.kind is not GrammarKind.CHOICE:
+            raise GrammarError("only choices")
+        return spec
+
+    backend.check = lambda spec: check(only(spec))
+    backend.compile = lambda spec: compile(only(spec))
+    return backend
+
+@hookimpl
+def provide_grammar_backends():
+    return [replace(inner, name="choices", create=create)]
+"""
+
+
 @pytest.fixture(autouse=True)
 def module(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -94,6 +122,25 @@ def sentences() -> list[str]:
     """What the kit of policies checks, in its order."""
     tests = [test for name, test in vars(SchedulingPolicyConformance).items() if name.startswith("test_")]
     return [" ".join(test.__doc__.split()) for test in tests]
+
+
+def test_a_name_that_one_family_has_needs_no_family(check):
+    status, out, err = check("fcfs")
+    assert (status, err) == (0, "")
+    assert out.splitlines()[-1] == check("scheduling/fcfs")[1].splitlines()[-1]
+
+
+def test_a_name_in_several_families_needs_one(check):
+    status, out, err = check("priority")
+    assert (status, out) == (2, "")
+    assert err == "error: 'priority' is provided in several families: eviction, scheduling. Check FAMILY/priority.\n"
+
+
+def test_a_backend_of_one_kind_of_grammar_is_checked_with_what_it_takes(check):
+    Path("choices_only.py").write_text(CHOICES_ONLY)
+    status, out, err = check("grammar/choices", "--module", "choices_only")
+    assert (status, err) == (0, "")
+    assert out.splitlines()[-1].endswith(" passed, 0 failed, 0 skipped")
 
 
 def test_every_sentence_is_printed_with_its_outcome(check):
@@ -151,10 +198,9 @@ def test_a_model_is_checked_with_a_checkpoint(check, tmp_path):
         (("eviction/lruu",), "Unknown eviction strategy 'lruu'. Available: "),
         (("eviction/lruu",), "Did you mean 'lru'?"),
         (("evictoin/lru",), f"families are: {', '.join(FAMILIES)}. Did you mean 'eviction/lru'?"),
-        (("lru",), "'lru' is no FAMILY/NAME"),
+        (("lruu",), "'lruu' is no FAMILY/NAME"),
         (("eviction/",), "Did you mean 'eviction/NAME'?"),
         (("eviction/fancy", "--module", "check_plugin", "--device", "cpu"), "cannot run here: needs a CUDA device"),
-        (("logits_processor/bias", "--module", "check_plugin"), "There is no conformance kit for 'logits_processor'"),
         (("model/llama",), "needs a checkpoint of model 'llama' (architectures: LlamaForCausalLM"),
         (("model/llama", "--checkpoint", "nowhere"), "nowhere is no folder of a checkpoint; it has no config.json"),
         (("eviction/weighed", "--module", "check_plugin", "--options", "wieght=2"), "cache.eviction.options.wieght"),

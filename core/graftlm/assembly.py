@@ -62,7 +62,7 @@ from graftlm.tier_assembly import TierParts, assemble_tiers
 from graftlm.tokenization import TextStream, Tokenizer
 from graftlm.types import SamplingParams
 
-__all__ = ["DeviceParts", "EngineParts", "assemble", "detect_platform"]
+__all__ = ["DeviceParts", "EngineParts", "assemble", "attention_misfit", "detect_platform"]
 
 _logger = logging.getLogger(__name__)
 
@@ -365,7 +365,7 @@ def _choose_attention(
     config: EngineConfig, registry: Registry, platform: Platform, model: Model, dtype: torch.dtype
 ) -> Provider[AttentionBackend]:
     def misfit(provider: Provider[AttentionBackend]) -> str | None:
-        return _attention_misfit(provider.capabilities, config.cache.page_size, platform, model, dtype)
+        return attention_misfit(provider.capabilities, config.cache.page_size, platform, model, dtype)
 
     name = config.attention.name
     if name == "auto":
@@ -377,7 +377,7 @@ def _choose_attention(
     return provider
 
 
-def _attention_misfit(
+def attention_misfit(
     can: AttentionCapabilities, page_size: int, platform: Platform, model: Model, dtype: torch.dtype
 ) -> str | None:
     """Say why a backend cannot serve a model on a platform, or return None."""

@@ -1,15 +1,23 @@
 """How the served model writes tool calls and reasoning."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from graftlm.config import EngineConfig
 from graftlm.contracts import ChatFormatContext, Provider, ReasoningFormat, ToolCallFormat
 from graftlm.errors import ProviderUnavailableError
-from graftlm.registry import AUTO, Registry
+from graftlm.guarded_formats import GuardedReasoningFormat, GuardedToolCallFormat
+from graftlm.registry import AUTO, FAMILIES, Registry
 
-__all__ = ["ChatFormats", "make_chat_formats"]
+__all__ = ["ChatFormats", "make_chat_formats", "template_misfit"]
+
+
+#: A plugin that raises while it reads an answer fails that request, with its name.
+_GUARDS: Final[Mapping[str, Callable[[Any, str], Any]]] = {
+    "tool_calls": GuardedToolCallFormat,
+    "reasoning": GuardedReasoningFormat,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +52,10 @@ def make_chat_formats(config: EngineConfig, registry: Registry, chat_template: s
         provider = registry.provider(family, name) if name != AUTO else _marked(registry, family, chat_template)
         if provider is None and falls_back and registry.available(family):
             provider = registry.choose(family)
-        return None if provider is None else registry.create(family, provider, {}, context)
+        if provider is None:
+            return None
+        who = f"the {FAMILIES[family].title} '{provider.name}'"
+        return _GUARDS[family](registry.create(family, provider, {}, context), who)
 
     return ChatFormats(
         tool_calls=create("tool_calls", config.chat.tool_call_format, falls_back=True),
@@ -56,12 +67,14 @@ def make_chat_formats(config: EngineConfig, registry: Registry, chat_template: s
 def _marked(registry: Registry, family: str, chat_template: str) -> Provider[Any] | None:
     """Return the best provider that recognises a template."""
     try:
-        return registry.choose(family, fits=_fits(chat_template))
+        return registry.choose(family, fits=template_misfit(chat_template))
     except ProviderUnavailableError:
         return None
 
 
-def _fits(chat_template: str) -> Callable[[Provider[Any]], str | None]:
+def template_misfit(chat_template: str) -> Callable[[Provider[Any]], str | None]:
+    """Return what says why a format is not that of a chat template, or None."""
+
     def fits(provider: Provider[Any]) -> str | None:
         markers = provider.capabilities.template_markers
         return None if any(marker in chat_template for marker in markers) else "the chat template is another one's"

@@ -57,7 +57,9 @@ def plugins(
 
 @app.command()
 def check(
-    which: Annotated[str, typer.Argument(metavar="FAMILY/NAME", help="What to check, such as eviction/lru.")],
+    which: Annotated[
+        str, typer.Argument(metavar="[FAMILY/]NAME", help="What to check, such as eviction/lru, or lru if only one is.")
+    ],
     options: Annotated[
         list[str] | None,
         typer.Option("--options", metavar="KEY=VALUE", help="An option of the plugin; the value is YAML. Repeatable."),
@@ -81,6 +83,56 @@ def check(
     results = _results(registry, family, provider, options or (), checkpoint)
     if not _print_results(results):
         sys.exit(_BROKEN)
+
+
+@app.command()
+def why(
+    family: Annotated[str, typer.Argument(metavar="FAMILY", help="Such as attention; `graftlm plugins` lists them.")],
+    config: ConfigOption = None,
+    overrides: SetOption = None,
+    device: _DeviceOption = None,
+) -> None:
+    """Explain which plugin of a family a configuration gets, and why the others are passed over."""
+    from rich.table import Table
+    from rich.text import Text
+
+    from graftlm.config import EngineConfig
+    from graftlm.plugin_choice import explain_choice
+
+    registry = _load(config, overrides or (), device)
+    choice = explain_choice(EngineConfig.load(config, overrides or ()), registry, _family(family))
+    table = Table("name", "rank", "distribution", "verdict", box=None, pad_edge=False)
+    for candidate, verdict in choice.verdicts():
+        rank = "" if candidate.provider is None else str(candidate.provider.rank)
+        style = "green" if verdict == "chosen" else "yellow" if candidate.obstacle else ""
+        table.add_row(candidate.name, rank, candidate.distribution, Text(verdict, style))
+    console = _console()
+    console.print(Text(f"{choice.family.title}: {choice.name or 'none'}: {choice.reason}"), soft_wrap=True)
+    console.print(table)
+    for failure in registry.failures:
+        console.print(Text(f"failed: {failure}", "red"), soft_wrap=True)
+
+
+@app.command()
+def new(
+    family: Annotated[str, typer.Argument(metavar="FAMILY", help="What it is to provide, such as cache.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="What a configuration will write, such as my-cache.")],
+    path: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="The folder to make; graftlm-NAME when left out.")
+    ] = None,
+) -> None:
+    """Write a plugin package that works: entry point, options, implementation, tests, README."""
+    from graftlm.plugin_package import PluginPackage, write_plugin_package
+
+    package = PluginPackage.of(_family(family), name)
+    folder = write_plugin_package(package, path or Path(package.distribution))
+    for line in (
+        f"{folder}: {package.family.title} '{name}', a package that works. Next:",
+        f"  pip install -e '{folder}[test]'",
+        f"  graftlm plugins check {package.family.key}/{name}",
+        f"  cd {folder} && pytest && graftlm serve engine.yaml",
+    ):
+        typer.echo(line)
 
 
 def _load(config: Path | None, overrides: Sequence[str], device: str | None, modules: Sequence[str] = ()) -> Registry:
@@ -114,11 +166,34 @@ def _find(registry: Registry, which: str) -> tuple[str, Provider[Any]]:
     from graftlm.registry import FAMILIES
 
     family, slash, name = which.partition("/")
-    if not (slash and name and family in FAMILIES):
+    if not slash:
+        having = [key for key in FAMILIES if which in registry.names(key)]
+        if len(having) > 1:
+            raise ConfigError(f"'{which}' is provided in several families: {', '.join(having)}. Check FAMILY/{which}.")
+        family, name = (having[0], which) if having else (which, "")
+    if not (name and family in FAMILIES):
         close = nearest(family, FAMILIES)
         hint = f" Did you mean '{close}/{name or 'NAME'}'?" if close else ""
         raise ConfigError(f"'{which}' is no FAMILY/NAME; families are: {', '.join(FAMILIES)}.{hint}")
     return family, registry.provider(family, name)
+
+
+def _family(text: str) -> str:
+    """Return the key of a family.
+
+    Raises:
+        ConfigError: there is no such family.
+    """
+    from graftlm.config import nearest
+    from graftlm.errors import ConfigError
+    from graftlm.registry import FAMILIES
+
+    key = text.replace("-", "_")
+    if key not in FAMILIES:
+        close = nearest(key, FAMILIES)
+        hint = f" Did you mean '{close}'?" if close else ""
+        raise ConfigError(f"There is no family '{text}'; families are: {', '.join(FAMILIES)}.{hint}")
+    return key
 
 
 def _results(

@@ -49,7 +49,7 @@ from graftlm.contracts.prefix_cache import (
     PrefixMatch,
     ProbePlace,
 )
-from graftlm.contracts.provider import API_VERSION, NoOptions, Options, Platform, Provider
+from graftlm.contracts.provider import API_VERSION, OLDEST_API_VERSION, NoOptions, Options, Platform, Provider
 from graftlm.contracts.quantization import (
     LinearKernel,
     LinearLayer,
@@ -73,6 +73,7 @@ __all__ = [
     "API_VERSION",
     "MAX_CHOICES",
     "NO_PAGES",
+    "OLDEST_API_VERSION",
     "AttentionBackend",
     "AttentionCapabilities",
     "AttentionContext",

@@ -259,8 +259,12 @@ class ReasoningParser(ABC):
 class ReasoningFormat(ABC):
     """How a family of models marks its reasoning.
 
+    Invariants:
+        - Within the reasoning, `end` ends it.
+        - A prompt that ends otherwise, or after the reasoning's end, leaves nothing open.
+
     Attributes:
-        end: what ends the reasoning, as text.
+        end: what ends the reasoning, as text; "" where nothing is reasoning.
     """
 
     end: str

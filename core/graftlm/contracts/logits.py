@@ -30,9 +30,11 @@ class LogitsContext:
 class LogitsProcessor(ABC):
     """Changes the logits of one request before it is sampled; created anew each time the request is admitted.
 
-    Invariants:
+    Invariants, each checked by `graftlm.testing.LogitsProcessorConformance`:
         - The result depends on the arguments and the creation context alone: after a retraction the same
           tokens give the same logits.
+        - Processors of two requests know nothing of each other.
+        - There is a token to sample: not all logits are -inf, and none is NaN.
     """
 
     @abstractmethod

@@ -10,10 +10,13 @@ from typing import Any, Generic, TypeVar
 
 from pydantic import BaseModel, ConfigDict
 
-__all__ = ["API_VERSION", "NoOptions", "Options", "Platform", "Provider"]
+__all__ = ["API_VERSION", "OLDEST_API_VERSION", "NoOptions", "Options", "Platform", "Provider"]
 
 #: The plugin API this graftlm speaks. A provider states the one it was written for.
 API_VERSION = 1
+
+#: The oldest plugin API whose providers still work here. See docs/api-stability.md.
+OLDEST_API_VERSION = 1
 
 T_co = TypeVar("T_co", covariant=True)
 

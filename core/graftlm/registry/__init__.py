@@ -3,7 +3,7 @@
 from graftlm.registry.families import FAMILIES, Family
 from graftlm.registry.loading import ENTRY_POINT_GROUP, Plugin, PluginFailure
 from graftlm.registry.machine import probe_platform
-from graftlm.registry.registry import AUTO, Entry, Registry
+from graftlm.registry.registry import AUTO, Candidate, Entry, Registry
 from graftlm.registry.schema import json_schema
 from graftlm.registry.selection import Findings, Selection, check, selections
 
@@ -11,6 +11,7 @@ __all__ = [
     "AUTO",
     "ENTRY_POINT_GROUP",
     "FAMILIES",
+    "Candidate",
     "Entry",
     "Family",
     "Findings",

@@ -1,8 +1,10 @@
 """Finds plugins, imports them and registers their hooks; a plugin that fails is recorded with its error."""
 
 import importlib
+import logging
 import re
 import sys
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from importlib import metadata
@@ -15,6 +17,7 @@ import pluggy
 from graftlm import hookspecs
 from graftlm.config import nearest
 from graftlm.errors import PluginLoadError
+from graftlm.registry.hook_trace import HookTrace
 
 __all__ = [
     "ENTRY_POINT_GROUP",
@@ -25,6 +28,8 @@ __all__ = [
     "describe_error",
     "import_names",
 ]
+
+logger = logging.getLogger(__name__)
 
 ENTRY_POINT_GROUP = "graftlm"
 
@@ -78,7 +83,11 @@ class HookImplementation:
 
     plugin: Plugin
     function: Callable[..., Any]
-    takes_argument: bool
+    argument_names: tuple[str, ...]
+
+    def call(self, **arguments: object) -> Any:
+        """Call it with those of a hook's arguments that it takes: a hook may have grown since it was written."""
+        return self.function(*(arguments[name] for name in self.argument_names))
 
 
 def describe_error(error: BaseException) -> str:
@@ -93,12 +102,23 @@ def _normalised(distribution: str) -> str:
 class PluginLoader:
     """Loads plugins into a pluggy manager, one by one."""
 
-    def __init__(self, disabled: Sequence[str] = ()) -> None:
+    def __init__(
+        self, disabled: Sequence[str] = (), trace: HookTrace | None = None, specs: ModuleType | type = hookspecs
+    ) -> None:
+        """Make one that has loaded nothing.
+
+        Args:
+            disabled: what is left out.
+            trace: hears of every import.
+            specs: where the hooks are specified.
+        """
+        self._trace = trace or HookTrace()
+        self._specs = specs
         self.failures: list[PluginFailure] = []
         self._disabled = disabled
         self._met: list[Plugin] = []  # disabled and failed ones included
         self._manager = pluggy.PluginManager(hookspecs.PROJECT_NAME)
-        self._manager.add_hookspecs(hookspecs)
+        self._manager.add_hookspecs(specs)
         self._plugins: dict[int, Plugin] = {}  # by id of the registered object, which the manager keeps alive
 
     def load_installed(self) -> None:
@@ -141,14 +161,14 @@ class PluginLoader:
             raise PluginLoadError(f"plugins: expected the import name of a module, got {name!r}")
         plugin = _plugin_of_module(name, _called_like(name))
         if not self._is_disabled(plugin):
-            self._register(plugin, _imported(plugin, lambda: importlib.import_module(name)))
+            self._register(plugin, self._import(plugin, lambda: importlib.import_module(name)))
         return plugin
 
     def implementations(self, hook: str) -> list[HookImplementation]:
         """Return what implements a hook, in the order pluggy would call it."""
         caller: pluggy.HookCaller = getattr(self._manager.hook, hook)
         return [
-            HookImplementation(self._plugins[id(impl.plugin)], impl.function, bool(impl.argnames))
+            HookImplementation(self._plugins[id(impl.plugin)], impl.function, tuple(impl.argnames))
             for impl in reversed(caller.get_hookimpls())
         ]
 
@@ -156,9 +176,13 @@ class PluginLoader:
         if self._is_disabled(plugin):
             return
         try:
-            self._register(plugin, _imported(plugin, import_object))
+            self._register(plugin, self._import(plugin, import_object))
         except PluginLoadError as error:
             self.failures.append(PluginFailure(plugin, error))
+
+    def _import(self, plugin: Plugin, import_object: Callable[[], object]) -> object:
+        who = f"{plugin.name} ({plugin.label})"
+        return self._trace.call("import", who, lambda: _imported(plugin, import_object), lambda _: plugin.module)
 
     def unknown(self, names: Iterable[str]) -> list[tuple[str, str | None]]:
         """Return those names that mean no plugin that was met, each with the nearest one that does."""
@@ -178,7 +202,9 @@ class PluginLoader:
             return  # the same module by two ways is one plugin
         key = f"{plugin.label}/{plugin.name}/{len(self._plugins)}"
         try:
-            self._manager.register(plugin_object, name=key)
+            with warnings.catch_warnings(record=True) as deprecations:
+                warnings.simplefilter("always")
+                self._manager.register(plugin_object, name=key)
         except ValueError as error:
             raise PluginLoadError(f"plugin '{plugin.name}' equals another plugin that is loaded") from error
         except pluggy.PluginValidationError as error:
@@ -189,11 +215,13 @@ class PluginLoader:
             self._manager.unregister(plugin_object)
             raise PluginLoadError(message)
         self._plugins[id(plugin_object)] = plugin
+        for deprecation in deprecations:
+            logger.warning("plugin '%s' (dist %s): %s", plugin.name, plugin.label, _one_line(deprecation.message))
 
     def _misuse(self, plugin: Plugin, plugin_object: object) -> str | None:
         """Say what is wrong with a registered plugin's hooks, or None."""
         callers = self._manager.get_hookcallers(plugin_object) or []
-        known = _hook_names()
+        known = _hook_names(self._specs)
         if not callers:
             return f"plugin '{plugin.name}' implements no hook; mark its functions with @graftlm.hookimpl"
         for caller in callers:
@@ -202,7 +230,7 @@ class PluginLoader:
                 return f"plugin '{plugin.name}' wraps hook '{caller.name}'; graftlm's hooks take no wrappers"
             if not caller.has_spec() and not impl.optionalhook:
                 close = nearest(caller.name, known)
-                hint = f"did you mean {_definition(close)}?" if close else f"hooks are: {', '.join(known)}"
+                hint = f"did you mean {_definition(self._specs, close)}?" if close else f"hooks are: {', '.join(known)}"
                 found = f"{caller.name}{signature(impl.function)}"
                 return f"plugin '{plugin.name}' implements unknown hook {found}; {hint}"
         return None
@@ -215,11 +243,11 @@ class PluginLoader:
                 continue
             hook = options.get("specname") or attribute
             found = signature(getattr(plugin_object, attribute))
-            spec = getattr(hookspecs, hook, None)
+            spec = getattr(self._specs, hook, None)
             if spec is not None and not set(found.parameters) <= set(signature(spec).parameters):
                 return (
                     f"plugin '{plugin.name}' implements hook '{hook}' as {hook}{found}; "
-                    f"graftlm calls it as {_definition(hook)}"
+                    f"graftlm calls it as {_definition(self._specs, hook)}"
                 )
         return None
 
@@ -259,12 +287,16 @@ def _bringing(module: str) -> metadata.Distribution | None:
     return metadata.distribution(names[0]) if names else None
 
 
-def _hook_names() -> list[str]:
-    return [name for name, value in vars(hookspecs).items() if hasattr(value, f"{hookspecs.PROJECT_NAME}_spec")]
+def _one_line(message: Warning | str) -> str:
+    return " ".join(str(message).split())
 
 
-def _definition(hook: str) -> str:
-    names = ", ".join(signature(getattr(hookspecs, hook)).parameters)
+def _hook_names(specs: ModuleType | type) -> list[str]:
+    return [name for name, value in vars(specs).items() if hasattr(value, f"{hookspecs.PROJECT_NAME}_spec")]
+
+
+def _definition(specs: ModuleType | type, hook: str) -> str:
+    names = ", ".join(signature(getattr(specs, hook)).parameters)
     return f"{hook}({names})"
 
 

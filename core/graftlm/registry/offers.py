@@ -1,15 +1,16 @@
 """Collects what plugins offer, and checks each provider before anyone can select it."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from pydantic import BaseModel
 
-from graftlm.contracts import API_VERSION, Provider
+from graftlm.contracts import API_VERSION, OLDEST_API_VERSION, Provider
 from graftlm.errors import ApiVersionError, PluginLoadError
 from graftlm.registry.families import FAMILIES, Family
+from graftlm.registry.hook_trace import HookTrace
 from graftlm.registry.loading import HookImplementation, Plugin, PluginFailure, PluginLoader, describe_error
 
 __all__ = ["Offer", "collect"]
@@ -27,49 +28,67 @@ class Offer:
     plugin: Plugin
 
 
-def collect(loader: PluginLoader) -> tuple[list[Offer], list[PluginFailure]]:
-    """Ask every loaded plugin what it offers; what fails a check is left out and returned as a failure."""
+def collect(
+    loader: PluginLoader,
+    trace: HookTrace | None = None,
+    api_versions: Sequence[int] = range(OLDEST_API_VERSION, API_VERSION + 1),
+) -> tuple[list[Offer], list[PluginFailure]]:
+    """Ask every loaded plugin what it offers; what fails a check is left out and returned as a failure.
+
+    Args:
+        trace: hears of every call.
+        api_versions: for which a provider may have been written, oldest first.
+    """
+    trace = trace or HookTrace()
     offers: list[Offer] = []
     failures: list[PluginFailure] = []
     for family in FAMILIES.values():
         for implementation in loader.implementations(family.hook):
             plugin = implementation.plugin
             try:
-                offered = _offered(implementation, family)
+                offered = _offered(implementation, family, trace)
             except PluginLoadError as error:
                 failures.append(PluginFailure(plugin, error, family.key))
                 continue
             for item in offered:
                 try:
-                    offers.append(Offer(family, _checked(item, family, plugin), plugin))
+                    offers.append(Offer(family, _checked(item, family, plugin, api_versions), plugin))
                 except PluginLoadError as error:
                     name = item.name if isinstance(item, Provider) and isinstance(item.name, str) else None
                     failures.append(PluginFailure(plugin, error, family.key, name))
     return offers, failures
 
 
-def _offered(implementation: HookImplementation, family: Family) -> list[object]:
+def _offered(implementation: HookImplementation, family: Family, trace: HookTrace) -> list[object]:
     plugin = implementation.plugin
+    who = f"{plugin.name} ({plugin.label})"
     try:
-        result = implementation.function()
-    except Exception as error:
+        return trace.call(family.hook, who, lambda: _listed(implementation.call(), family, plugin), _count)
+    except PluginLoadError:
+        raise
+    except Exception as error:  # also from a generator, half-way
         raise PluginLoadError(
             f"plugin '{plugin.name}' (dist {plugin.label}) failed in {family.hook}: {describe_error(error)}"
         ) from error
+
+
+def _listed(result: Any, family: Family, plugin: Plugin) -> list[object]:
     try:
-        return list(result)
+        items = iter(result)
     except TypeError as error:
         raise PluginLoadError(
             f"plugin '{plugin.name}' (dist {plugin.label}) must return a list of providers from {family.hook}, "
             f"got {type(result).__name__}"
         ) from error
-    except Exception as error:  # a generator that raised half-way
-        raise PluginLoadError(
-            f"plugin '{plugin.name}' (dist {plugin.label}) failed in {family.hook}: {describe_error(error)}"
-        ) from error
+    return list(items)
 
 
-def _checked(item: object, family: Family, plugin: Plugin) -> Provider[Any]:
+def _count(items: list[object]) -> str:
+    names = ", ".join(str(getattr(item, "name", "?")) for item in items)
+    return f"{len(items)} provider{'' if len(items) == 1 else 's'} ({names or 'none'})"
+
+
+def _checked(item: object, family: Family, plugin: Plugin, api_versions: Sequence[int]) -> Provider[Any]:
     """Return an offered item as the provider it must be.
 
     Raises:
@@ -80,11 +99,13 @@ def _checked(item: object, family: Family, plugin: Plugin) -> Provider[Any]:
         raise PluginLoadError(
             f"{plugin.label} offers {item!r} through {family.hook}, which takes instances of graftlm.Provider"
         )
-    if item.api_version != API_VERSION:
-        remedy = "a newer" if isinstance(item.api_version, int) and item.api_version < API_VERSION else "an older"
+    if item.api_version not in api_versions:
+        oldest, newest = api_versions[0], api_versions[-1]
+        remedy = "a newer" if isinstance(item.api_version, int) and item.api_version < oldest else "an older"
+        speaks = f"{newest}" if oldest == newest else f"{oldest} to {newest}"
         raise ApiVersionError(
             f"{plugin.label} built {family.title} '{item.name}' for plugin API {item.api_version}, this graftlm speaks "
-            f"{API_VERSION}: install {remedy} release of {plugin.distribution}, or another graftlm"
+            f"{speaks}: install {remedy} release of {plugin.distribution}, or another graftlm"
         )
     for field, expected, holds in _FIELD_CHECKS:
         if not holds(item):

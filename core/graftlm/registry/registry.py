@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -22,10 +23,11 @@ from graftlm.errors import (
     UnsupportedArchitectureError,
 )
 from graftlm.registry.families import FAMILIES, Family
+from graftlm.registry.hook_trace import trace_of
 from graftlm.registry.loading import PluginFailure, PluginLoader, describe_error, import_names
 from graftlm.registry.offers import Offer, collect
 
-__all__ = ["AUTO", "Entry", "Registry"]
+__all__ = ["AUTO", "Candidate", "Entry", "Registry"]
 
 logger = logging.getLogger(__name__)
 
@@ -50,6 +52,22 @@ class Entry:
     distribution: str
     version: str | None
     unavailable: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """One name of a family, as "auto" sees it.
+
+    Attributes:
+        provider: None when nobody can select the name as things are.
+        distribution: who provides it.
+        obstacle: why it is not taken; None when it can be.
+    """
+
+    name: str
+    provider: Provider[Any] | None
+    distribution: str
+    obstacle: str | None
 
 
 class Registry:
@@ -96,12 +114,13 @@ class Registry:
             raise PluginLoadError(f"plugins: expected a list, got {plugins!r}; write [{plugins!r}]")
         settings = settings or PluginSettings()
         _check_prefer(settings.prefer)
-        loader = PluginLoader(settings.disabled)
+        trace = trace_of(os.environ)
+        loader = PluginLoader(settings.disabled, trace)
         loader.load_installed()
         for name in settings.modules:
             loader.load_module(name)
         given = [loader.load_object(plugin) for plugin in plugins]
-        offers, failures = collect(loader)
+        offers, failures = collect(loader, trace)
         _warn_of_unknown(settings, loader, offers)
         for failure in failures:
             if failure.plugin in given:
@@ -163,7 +182,7 @@ class Registry:
 
     def available(self, family: str, platform: Platform | None = None) -> list[Provider[Any]]:
         """Return the providers of a family that can run, best first: by rank, then by name."""
-        return [provider for provider, why in self._judged(family, platform) if provider is not None and why is None]
+        return [one.provider for one in self.candidates(family, platform) if one.provider and one.obstacle is None]
 
     def choose(
         self,
@@ -181,17 +200,36 @@ class Registry:
         Raises:
             ProviderUnavailableError: none does; the message says why not of each.
         """
-        reasons = []
-        for provider, why in self._judged(family, platform):
-            if provider is not None and why is None:
-                why = fits(provider) if fits is not None else None
-                if why is None:
-                    return provider
-            reasons.append(f"{provider.name}: {why}" if provider is not None else str(why))
+        candidates = self.candidates(family, platform, fits)
+        for candidate in candidates:
+            if candidate.provider is not None and candidate.obstacle is None:
+                return candidate.provider
+        reasons = [f"{candidate.name}: {candidate.obstacle}" for candidate in candidates]
         title = FAMILIES[family].title
         if not reasons:
             raise ProviderUnavailableError(f"No {title} is installed.{self._failure_notes()}")
         raise ProviderUnavailableError(f"No {title} can be used here: {'; '.join(reasons)}.{self._failure_notes()}")
+
+    def candidates(
+        self,
+        family: str,
+        platform: Platform | None = None,
+        fits: Callable[[Provider[Any]], str | None] | None = None,
+    ) -> list[Candidate]:
+        """Return every name of a family, best first, with what keeps "auto" from it; arguments as in `choose`."""
+        found, unclear = [], []
+        for name in self.names(family):
+            try:
+                provider = self.find(family, name)
+            except PluginError as error:
+                unclear.append(Candidate(name, None, "", str(error)))
+                continue
+            obstacle = self.why_not(provider, platform)
+            if obstacle is None and fits is not None:
+                obstacle = fits(provider)
+            found.append((-provider.rank, Candidate(name, provider, self._label(provider), obstacle)))
+        found.sort(key=lambda pair: (pair[0], pair[1].name))
+        return [*(candidate for _, candidate in found), *unclear]
 
     def model_for(self, architectures: Sequence[str], name: str = AUTO) -> Provider[Any]:
         """Return the model provider for a checkpoint.
@@ -305,7 +343,7 @@ class Registry:
     def observers(self, hook: str) -> tuple[Callable[[Any], object], ...]:
         """Return what to call with a hook's record; () when nobody listens. Look it up once."""
         return tuple(
-            implementation.function if implementation.takes_argument else _ignoring_argument(implementation.function)
+            implementation.function if implementation.argument_names else _ignoring_argument(implementation.function)
             for implementation in self._loader.implementations(hook)
         )
 
@@ -316,17 +354,6 @@ class Registry:
             PluginLoadError: a plugin was given as an object that cannot be imported; the message names it.
         """
         return list(dict.fromkeys([*self._settings.modules, *import_names(self._objects)]))
-
-    def _judged(self, family: str, platform: Platform | None) -> list[tuple[Provider[Any] | None, str | None]]:
-        """Return (provider, why it cannot run or None), best first, and (None, why) for names nobody could select."""
-        found, unclear = [], []
-        for name in self.names(family):
-            try:
-                found.append(self.find(family, name))
-            except PluginError as error:
-                unclear.append(f"{name}: {error}")
-        found.sort(key=lambda provider: (-provider.rank, provider.name))
-        return [*((p, self.why_not(p, platform)) for p in found), *((None, why) for why in unclear)]
 
     def _preferred(self, kind: Family, name: str, offers: Sequence[Offer], preferred: str) -> Offer:
         chosen = [offer for offer in offers if offer.plugin.is_called(preferred)]

@@ -15,6 +15,7 @@ __all__ = [
     "UNICODE",
     "WHOLE",
     "Falsy",
+    "LogitsProcessors",
     "OneOrMany",
     "OneOrManyPrompts",
     "SchemaField",
@@ -103,6 +104,14 @@ NUMBER: Final = BeforeValidator(_to_float)
 #: JSON can spell half a surrogate pair, which is no Unicode: nothing could be done with it.
 UNICODE: Final = AfterValidator(_check_unicode)
 Text: TypeAlias = Annotated[str, UNICODE]
+
+#: What options of logits processors may hold: what a message between processes can carry.
+_Scalar: TypeAlias = (
+    bool | Annotated[int, Field(ge=-(2**63), le=2**63 - 1)] | Annotated[float, Field(allow_inf_nan=False)] | Text | None
+)
+LogitsProcessors: TypeAlias = Annotated[
+    dict[Text, dict[Text, _Scalar | Annotated[list[_Scalar], Field(max_length=100_000)]]], Field(max_length=16)
+]
 
 # The first wrong element ends the reading: an error for each of a million would fill the memory.
 TokenIdList: TypeAlias = Annotated[list[Annotated[int, Field(ge=0, le=2**31 - 1)]], Field(fail_fast=True)]

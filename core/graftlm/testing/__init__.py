@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from graftlm.testing.fake_storage import FakeKVStorage, FakeMedium
     from graftlm.testing.grammar import GrammarBackendConformance, GrammarCase
     from graftlm.testing.lang_backend import BackendConformance
+    from graftlm.testing.logits import LogitsProcessorConformance
     from graftlm.testing.model import ModelConformance
     from graftlm.testing.naive_cache import NaiveCache
     from graftlm.testing.prefix_cache import PrefixCacheConformance
@@ -46,6 +47,7 @@ __all__ = [
     "GrammarBackendConformance",
     "GrammarCase",
     "KVStorageConformance",
+    "LogitsProcessorConformance",
     "ModelConformance",
     "NaiveCache",
     "OldestAccessFirst",
@@ -81,6 +83,7 @@ _HOME = {
     "GrammarBackendConformance": "graftlm.testing.grammar",
     "GrammarCase": "graftlm.testing.grammar",
     "KVStorageConformance": "graftlm.testing.storage",
+    "LogitsProcessorConformance": "graftlm.testing.logits",
     "ModelConformance": "graftlm.testing.model",
     "NaiveCache": "graftlm.testing.naive_cache",
     "OldestAccessFirst": "graftlm.testing.recording",

@@ -189,6 +189,12 @@ class ReasoningFormatConformance(Conformance, ABC):
         if reasoning.end:
             assert self._read(["So", reasoning.end, "yes"], True) == ("So", "yes")
 
+    def test_a_prompt_without_reasoning_leaves_nothing_open(self) -> None:
+        """A prompt that ends otherwise, or after the reasoning's end, leaves nothing open."""
+        reasoning = self.create(ChatFormatContext())
+        for prompt_end in ("", "What is 2 + 2?\n", f"So{reasoning.end}\n\n"):
+            assert not reasoning.is_open(prompt_end), f"{prompt_end!r} leaves the reasoning open"
+
     def _read(self, pieces: Iterator[str] | Sequence[str], is_open: bool) -> tuple[str, str]:
         parser = self.create(ChatFormatContext()).parser(is_open=is_open)
         deltas = [delta for piece in pieces for delta in parser.push(piece)]

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import cached_property
 from importlib import import_module
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
+from unittest import SkipTest
 
 from graftlm.contracts import Provider
-from graftlm.errors import ConfigError
+from graftlm.errors import ConfigError, GrammarError
 from graftlm.testing.conformance import Conformance
 
 __all__ = ["provider_kit"]
@@ -21,6 +23,7 @@ _KITS: Mapping[str, tuple[str, str]] = MappingProxyType(
         "cache": ("graftlm.testing.prefix_cache", "PrefixCacheConformance"),
         "eviction": ("graftlm.testing.eviction", "EvictionStrategyConformance"),
         "grammar": ("graftlm.testing.grammar", "GrammarBackendConformance"),
+        "logits_processor": ("graftlm.testing.logits", "LogitsProcessorConformance"),
         "model": ("graftlm.testing.model", "ModelConformance"),
         "quantization": ("graftlm.testing.quantization", "QuantizationConformance"),
         "scheduling": ("graftlm.testing.scheduling", "SchedulingPolicyConformance"),
@@ -64,12 +67,35 @@ def provider_kit(
             members["dtypes"] = provider.capabilities.dtypes
     if family == "model":
         members["checkpoint"] = _giving(provider, checkpoint)
+    if family == "grammar":
+        members["cases"] = cached_property(_known_cases)
     module, name = _KITS[family]
     kits: list[type[Conformance]] = [getattr(import_module(module), name)]
     if family == "cache" and provider.capabilities.window and provider.capabilities.reuses:
         kits.append(import_module("graftlm.testing.window_cache").WindowCacheConformance)
         members["parameters"] = {key: values for kit in reversed(kits) for key, values in kit.parameters.items()}
     return type(f"{provider.name} {name}", tuple(kits), members)
+
+
+def _known_cases(kit: Any) -> tuple[Any, ...]:
+    """Return the standard cases that a backend takes: it may refuse whole kinds of specifications.
+
+    Raises:
+        SkipTest: it refuses all of them.
+    """
+    from graftlm.testing.grammar import STANDARD_CASES
+
+    def is_known(case: Any) -> bool:
+        try:
+            left_out = kit.backend.check(case.spec)
+        except GrammarError:
+            return False
+        return not case.unenforced or bool(left_out)  # what is left out differs from one backend to another
+
+    known = tuple(case for case in STANDARD_CASES if is_known(case))
+    if not known:
+        raise SkipTest("it refuses every standard case; name `cases` of its own in a GrammarBackendConformance")
+    return known
 
 
 def _giving(provider: Provider[Any], checkpoint: Path | None) -> Callable[[object], Path]:

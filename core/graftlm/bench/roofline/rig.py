@@ -18,6 +18,7 @@ from graftlm.bench.roofline.timer import OperatorTimer
 from graftlm.checkpoint import load_model_config, resolve_checkpoint
 from graftlm.config import EngineConfig
 from graftlm.execution.batch import build_batch
+from graftlm.execution.kv_store import KVStore
 from graftlm.plan import StepPlan
 from graftlm.registry import Registry
 
@@ -43,6 +44,11 @@ class Rig:
         self._operators = operators(parts.model)
         self._last_tokens = torch.zeros(1, dtype=torch.int64, device=self.device)  # no step reads it
         _fill(parts)
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """Memory of the keys and values of one token."""
+        return KVStore.bytes_per_token(self._parts.model.attention_layers, self.dtype)
 
     def plan(self, case: Case) -> StepPlan:
         """Return a case's step, which has run once: the sampler knows its rows, kernels have been looked up."""
@@ -128,5 +134,5 @@ def longest_context(config: EngineConfig) -> int:
 def _fill(parts: DeviceParts) -> None:
     """Write all of the KV memory: untouched pages of a CPU are one page of zeros, which never leaves its caches."""
     for layer in parts.model.attention_layers:
-        for tensor in (parts.kv.keys(layer.layer_id), parts.kv.values(layer.layer_id)):
+        for tensor in parts.kv.stored(layer.layer_id):
             tensor.copy_(torch.randn(tensor.shape, device=tensor.device))

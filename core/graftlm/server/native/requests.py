@@ -12,6 +12,7 @@ from graftlm.server.wire import (
     UNICODE,
     WHOLE,
     Falsy,
+    LogitsProcessors,
     OneOrMany,
     OneOrManyPrompts,
     SchemaField,
@@ -113,6 +114,9 @@ class SamplingRequest(WireModel):
     logit_bias: (
         dict[Annotated[int, Field(strict=False, ge=0)], Annotated[float, Field(ge=-1000, le=1000), NUMBER]] | None
     ) = Field(default=None, description="Token id (as a string) -> number added to its logit.")
+    logits_processors: LogitsProcessors | None = Field(
+        default=None, description="Logits processors that plugins provide, by name, each with its options."
+    )
     sampling_seed: Annotated[int, Field(ge=0, le=2**63 - 1), WHOLE] | None = Field(
         default=None, description="Makes sampling reproducible, alone or in any batch."
     )

@@ -36,6 +36,7 @@ _SAME: Final = (
     "stop",
     "stop_token_ids",
     "logit_bias",
+    "logits_processors",
     "ignore_eos",
     "skip_special_tokens",
     "json_schema",

@@ -18,6 +18,7 @@ from graftlm.server.wire import (
     UNICODE,
     WHOLE,
     Falsy,
+    LogitsProcessors,
     OneOrMany,
     SchemaField,
     Text,
@@ -155,6 +156,9 @@ class SamplingFields(OpenAIModel):
         "it themselves, it is the default; null: true and false.",
     )
     grammar_backend: Text | None = Field(default=None, description="Which grammar backend enforces it, by name.")
+    logits_processors: LogitsProcessors | None = Field(
+        default=None, description="Logits processors that plugins provide, by name, each with its options."
+    )
     cache_salt: Annotated[str, Field(max_length=1024), UNICODE] | None = Field(
         default=None, description="Cached prefixes are shared only between requests of one salt."
     )

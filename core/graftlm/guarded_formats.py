@@ -1,0 +1,129 @@
+"""Chat formats whose faults name them: what a plugin raises fails the request, and says whose it is."""
+
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from graftlm.contracts import (
+    CallGrammar,
+    ContentDelta,
+    MessageDelta,
+    ReasoningDelta,
+    ReasoningFormat,
+    ReasoningParser,
+    Tool,
+    ToolCall,
+    ToolCallFormat,
+    ToolCallParser,
+    ToolChoice,
+)
+from graftlm.errors import GraftlmError, RequestFailedError
+
+__all__ = ["GuardedReasoningFormat", "GuardedToolCallFormat"]
+
+T = TypeVar("T")
+
+
+class _Guard:
+    """Calls what a plugin wrote.
+
+    Args:
+        who: names the plugin in errors.
+    """
+
+    def __init__(self, who: str) -> None:
+        self._who = who
+
+    def __call__(self, method: str, call: Callable[[], T]) -> T:
+        """Return what a call does.
+
+        Raises:
+            RequestFailedError: it raised something else than an error of graftlm's own.
+        """
+        try:
+            return call()
+        except GraftlmError:
+            raise
+        except Exception as error:
+            raise RequestFailedError(f"{self._who} failed in {method}: {type(error).__name__}: {error}") from error
+
+
+class _GuardedToolCallParser(ToolCallParser):
+    def __init__(self, inner: ToolCallParser, guard: _Guard) -> None:
+        self._inner = inner
+        self._guard = guard
+
+    def push(self, text: str) -> Sequence[MessageDelta]:
+        return self._guard("parser.push", lambda: self._inner.push(text))
+
+    def finish(self) -> Sequence[MessageDelta]:
+        return self._guard("parser.finish", self._inner.finish)
+
+    def cut_off(self) -> Sequence[MessageDelta]:
+        return self._guard("parser.cut_off", self._inner.cut_off)
+
+
+class GuardedToolCallFormat(ToolCallFormat):
+    """A format of tool calls; every method is that of `inner`.
+
+    Args:
+        who: names the plugin in errors.
+    """
+
+    def __init__(self, inner: ToolCallFormat, who: str) -> None:
+        self.inner = inner
+        self._guard = _Guard(who)
+
+    def parser(self, tools: Sequence[Tool], *, enforced: bool) -> ToolCallParser:
+        """Return a parser of one completion."""
+        parser = self._guard("parser", lambda: self.inner.parser(tools, enforced=enforced))
+        return _GuardedToolCallParser(parser, self._guard)
+
+    def grammar(self, tools: Sequence[Tool], choice: ToolChoice, *, parallel: bool) -> CallGrammar | None:
+        """Return what holds an output to the format."""
+        return self._guard("grammar", lambda: self.inner.grammar(tools, choice, parallel=parallel))
+
+    def render(self, calls: Sequence[ToolCall]) -> str:
+        """Write calls as the model would."""
+        return self._guard("render", lambda: self.inner.render(calls))
+
+    def instructions(self, tools: Sequence[Tool]) -> str:
+        """Tell a model of its tools and of this format."""
+        return self._guard("instructions", lambda: self.inner.instructions(tools))
+
+    def new_id(self) -> str:
+        """Draw the id of a call."""
+        return self._guard("new_id", self.inner.new_id)
+
+
+class _GuardedReasoningParser(ReasoningParser):
+    def __init__(self, inner: ReasoningParser, guard: _Guard) -> None:
+        self._inner = inner
+        self._guard = guard
+
+    def push(self, text: str) -> Sequence[ReasoningDelta | ContentDelta]:
+        return self._guard("parser.push", lambda: self._inner.push(text))
+
+    def finish(self) -> Sequence[ReasoningDelta | ContentDelta]:
+        return self._guard("parser.finish", self._inner.finish)
+
+
+class GuardedReasoningFormat(ReasoningFormat):
+    """A format of reasoning; every method is that of `inner`.
+
+    Args:
+        who: names the plugin in errors.
+    """
+
+    def __init__(self, inner: ReasoningFormat, who: str) -> None:
+        self.end = inner.end
+        self.inner = inner
+        self._guard = _Guard(who)
+
+    def is_open(self, prompt_end: str) -> bool:
+        """Whether a prompt leaves the reasoning open."""
+        return self._guard("is_open", lambda: self.inner.is_open(prompt_end))
+
+    def parser(self, *, is_open: bool) -> ReasoningParser:
+        """Return a parser of one completion."""
+        parser = self._guard("parser", lambda: self.inner.parser(is_open=is_open))
+        return _GuardedReasoningParser(parser, self._guard)

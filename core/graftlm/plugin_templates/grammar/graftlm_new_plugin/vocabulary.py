@@ -1,0 +1,68 @@
+"""The vocabulary: which bytes a token adds to a text, and which tokens a text may begin with."""
+
+import json
+import re
+from collections import defaultdict
+from collections.abc import Iterator
+from typing import Any, Final
+
+import tokenizers
+from graftlm.contracts import GrammarContext
+
+__all__ = ["Vocabulary"]
+
+_BYTE_TOKEN: Final = re.compile(r"<0x([0-9A-F]{2})>")
+
+
+class Vocabulary:
+    """Tokens by their bytes. Special tokens are no text, so they are not among them.
+
+    Attributes:
+        stop_token_ids: end a complete output.
+    """
+
+    def __init__(self, context: GrammarContext) -> None:
+        self.stop_token_ids = frozenset(context.stop_token_ids)
+        parts = json.loads(context.tokenizer_json)
+        special = {token["id"] for token in parts.get("added_tokens") or () if token["special"]}
+        is_byte_level = "ByteLevel" in json.dumps(parts.get("decoder"))
+        vocab = tokenizers.Tokenizer.from_str(context.tokenizer_json).get_vocab(with_added_tokens=True)
+        self._bytes = {
+            token_id: _byte_level(token) if is_byte_level else _sentence_piece(token)
+            for token, token_id in vocab.items()
+            if token_id < context.vocab_size and token_id not in special and token_id not in self.stop_token_ids
+        }
+        self._ids: dict[bytes, list[int]] = defaultdict(list)
+        for token_id, text in self._bytes.items():
+            self._ids[text].append(token_id)
+        self._longest = max(map(len, self._ids), default=0)
+
+    def bytes_of(self, token_id: int) -> bytes:
+        """Return what a token adds to a text; b"" for a special or unknown one."""
+        return self._bytes.get(token_id, b"")
+
+    def prefixes_of(self, text: bytes) -> Iterator[int]:
+        """Yield every token that a text, in bytes, may begin with."""
+        for length in range(1, min(len(text), self._longest) + 1):
+            yield from self._ids.get(text[:length], ())
+
+
+def _byte_level(token: str) -> bytes:
+    """Return a token's bytes; vocabularies made for bytes write each one as a printable character."""
+    return b"".join(bytes([_BYTES[char]]) if char in _BYTES else char.encode() for char in token)
+
+
+def _sentence_piece(token: str) -> bytes:
+    """Return a token's bytes; others write <0x0A> for a byte, and a low line for a space."""
+    byte = _BYTE_TOKEN.fullmatch(token)
+    return bytes([int(byte[1], 16)]) if byte else token.replace("\u2581", " ").encode()
+
+
+def _byte_characters() -> dict[str, int]:
+    """Return the byte that a character stands for: printable ones for themselves, the others from U+0100 on."""
+    printable = [byte for byte in range(256) if 0x21 <= byte <= 0x7E or (0xA1 <= byte <= 0xFF and byte != 0xAD)]
+    others: Any = (byte for byte in range(256) if byte not in printable)
+    return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
+
+
+_BYTES: Final = _byte_characters()

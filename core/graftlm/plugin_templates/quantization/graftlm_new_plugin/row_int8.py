@@ -1,0 +1,63 @@
+"""The quantization: each row of a weight as whole numbers from -127 to 127, times the row's own scale."""
+
+import torch
+import torch.nn.functional as F
+from graftlm.contracts import LinearKernel, LinearLayer, Quantization
+from torch import Tensor
+
+from graftlm_new_plugin.options import RowInt8Options
+
+__all__ = ["RowInt8"]
+
+
+class RowInt8(Quantization):
+    """Converts every layer with enough inputs."""
+
+    def __init__(self, options: RowInt8Options) -> None:
+        self._min_in_features = options.min_in_features
+
+    def obstacle(self, layer: LinearLayer) -> str | None:
+        """Return that a layer is too small, or None."""
+        if layer.in_features < self._min_in_features:
+            return f"{layer.in_features} inputs, fewer than min_in_features: {self._min_in_features}"
+        return None
+
+    def convert(self, weight: Tensor, bias: Tensor | None) -> LinearKernel:
+        """Round a weight, [N, K], to whole numbers, row by row."""
+        rows = weight.float()
+        scales = rows.abs().amax(dim=1) / 127
+        scales = torch.where(scales > 0, scales, 1.0)  # a row of zeros stays one
+        codes = (rows / scales[:, None]).round().to(torch.int8)
+        return _RowInt8Linear(codes, scales, None if bias is None else bias.float().clone())
+
+
+class _RowInt8Linear(LinearKernel):
+    """Multiplies with the codes, and scales the result: a bfloat16 holds every code exactly.
+
+    Args:
+        codes: int8 [N, K].
+        scales: float32 [N].
+        bias: float32 [N], or None.
+    """
+
+    def __init__(self, codes: Tensor, scales: Tensor, bias: Tensor | None) -> None:
+        self._codes = codes
+        self._scales = scales
+        self._bias = bias
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of codes, scales and bias."""
+        parts = (self._codes, self._scales, self._bias)
+        return sum(part.numel() * part.element_size() for part in parts if part is not None)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Map [..., K] to [..., N], in the dtype of `x`."""
+        out = F.linear(x, self._codes.to(x.dtype)).float() * self._scales
+        if self._bias is not None:
+            out += self._bias
+        return out.to(x.dtype)
+
+    def decoded(self) -> Tensor:
+        """Return the weights it multiplies with, float32 [N, K]."""
+        return self._codes.float() * self._scales[:, None]

@@ -1,0 +1,85 @@
+"""The format: reasoning stands between two tags, at the beginning of an answer or nowhere."""
+
+from collections.abc import Sequence
+from enum import Enum, auto
+from typing import Final
+
+from graftlm.contracts import ContentDelta, ReasoningDelta, ReasoningFormat, ReasoningParser
+
+__all__ = ["BEGIN", "TaggedReasoning"]
+
+BEGIN: Final = "<reasoning>"
+END: Final = "</reasoning>"
+
+
+class _Place(Enum):
+    START = auto()
+    REASONING = auto()
+    CONTENT = auto()
+
+
+class _TagParser(ReasoningParser):
+    """Holds back no more than what may be the beginning of a tag."""
+
+    def __init__(self, place: _Place) -> None:
+        self._place = place
+        self._held = ""
+
+    def push(self, text: str) -> Sequence[ReasoningDelta | ContentDelta]:
+        """Take in more text; returns what is certain by now."""
+        self._held += text
+        if self._place is _Place.START and not self._passed_start():
+            return []
+        reasoning = self._take_reasoning() if self._place is _Place.REASONING else ""
+        content = self._take_all() if self._place is _Place.CONTENT else ""
+        return _deltas(reasoning, content)
+
+    def finish(self) -> Sequence[ReasoningDelta | ContentDelta]:
+        """Take in the end of the text; returns what was held back."""
+        held = self._take_all()
+        return _deltas(held, "") if self._place is _Place.REASONING else _deltas("", held)
+
+    def _passed_start(self) -> bool:
+        """Return whether it is certain by now how the text begins."""
+        if self._held.startswith(BEGIN):
+            self._place, self._held = _Place.REASONING, self._held[len(BEGIN) :]
+        elif not BEGIN.startswith(self._held):
+            self._place = _Place.CONTENT
+        return self._place is not _Place.START
+
+    def _take_reasoning(self) -> str:
+        reasoning, end, rest = self._held.partition(END)
+        if end:
+            self._place, self._held = _Place.CONTENT, rest
+            return reasoning
+        certain = len(self._held) - _overlap(self._held, END)
+        reasoning, self._held = self._held[:certain], self._held[certain:]
+        return reasoning
+
+    def _take_all(self) -> str:
+        held, self._held = self._held, ""
+        return held
+
+
+class TaggedReasoning(ReasoningFormat):
+    """Reasoning between tags; a chat template may write the first one into the prompt."""
+
+    end = END
+
+    def is_open(self, prompt_end: str) -> bool:
+        """Whether the prompt ends with the first tag."""
+        return prompt_end.rstrip().endswith(BEGIN)
+
+    def parser(self, *, is_open: bool) -> ReasoningParser:
+        """Return a parser of one completion."""
+        return _TagParser(_Place.REASONING if is_open else _Place.START)
+
+
+def _overlap(text: str, tag: str) -> int:
+    """Return how many characters at the end of a text may be the beginning of a tag."""
+    return next(size for size in reversed(range(len(tag))) if text.endswith(tag[:size]))
+
+
+def _deltas(reasoning: str, content: str) -> Sequence[ReasoningDelta | ContentDelta]:
+    parts = (ReasoningDelta(reasoning) if reasoning else None, ContentDelta(content) if content else None)
+    return [part for part in parts if part is not None]

@@ -1,0 +1,51 @@
+"""What hooks were called while plugins were loaded, told on standard error: `GRAFTLM_TRACE_HOOKS=1`."""
+
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping
+from typing import Final, TextIO, TypeVar
+
+__all__ = ["HookTrace", "trace_of"]
+
+_VARIABLE: Final = "GRAFTLM_TRACE_HOOKS"
+
+T = TypeVar("T")
+
+
+class HookTrace:
+    """Calls functions, and says how long each took and what it gave.
+
+    Args:
+        stream: where lines go; None says nothing.
+        clock: in seconds.
+    """
+
+    def __init__(self, stream: TextIO | None = None, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._stream = stream
+        self._clock = clock
+
+    def call(self, what: str, plugin: str, function: Callable[[], T], told: Callable[[T], str]) -> T:
+        """Call a function, and tell of it, also when it raises.
+
+        Args:
+            what: a hook, or "import".
+            plugin: whose function it is.
+            told: what to say of the result.
+        """
+        if self._stream is None:
+            return function()
+        begun_s = self._clock()
+        outcome = "raised"
+        try:
+            result = function()
+            outcome = told(result)
+            return result
+        finally:
+            took_ms = (self._clock() - begun_s) * 1000
+            print(f"hooks[{os.getpid()}] {what:<28} {plugin}: {outcome}, {took_ms:.1f} ms", file=self._stream)
+
+
+def trace_of(environment: Mapping[str, str]) -> HookTrace:
+    """Return the trace that the environment asks for: to standard error, or none."""
+    return HookTrace(sys.stderr if environment.get(_VARIABLE, "0") not in ("", "0") else None)

@@ -1,0 +1,84 @@
+"""The conformance kit of logits processors: what is broken on purpose is found by the sentence it breaks."""
+
+import pytest
+import torch
+
+from graftlm.contracts import LogitsProcessor
+from graftlm.testing import LogitsProcessorConformance, run_conformance
+
+FORM = "`process` returns float32 [V], on the device that it was given."
+TOKEN = "There is a token to sample: not all logits are -inf, and none is NaN."
+ALIKE = "The result depends on the arguments and the creation context alone: a new processor goes on alike."
+APART = "Processors of two requests, asked in turns, answer as each does alone."
+OUTPUT = "`process` changes the logits, and neither the output nor the prompt."
+
+
+class Works(LogitsProcessor):
+    def process(self, output_token_ids, logits):
+        return logits
+
+
+class Narrows(LogitsProcessor):
+    def process(self, output_token_ids, logits):
+        return logits.to(torch.bfloat16)
+
+
+class AddsADimension(LogitsProcessor):
+    def process(self, output_token_ids, logits):
+        return logits[None]
+
+
+class ForbidsEverything(LogitsProcessor):
+    def process(self, output_token_ids, logits):
+        return logits.fill_(float("-inf"))
+
+
+class DividesByTheLength(LogitsProcessor):
+    def process(self, output_token_ids, logits):
+        return logits * 0 / len(output_token_ids) if len(output_token_ids) else logits * float("nan")
+
+
+class CountsItsCalls(LogitsProcessor):
+    def __init__(self):
+        self.calls = 0
+
+    def process(self, output_token_ids, logits):
+        self.calls += 1
+        return logits + self.calls
+
+
+class SharesWhatItSaw(LogitsProcessor):
+    seen = set()  # noqa: RUF012
+
+    def process(self, output_token_ids, logits):
+        self.seen.update(output_token_ids.tolist())
+        logits[list(self.seen)] -= 1
+        return logits
+
+
+class SortsTheOutput(LogitsProcessor):
+    def process(self, output_token_ids, logits):
+        output_token_ids.sort()
+        return logits
+
+
+@pytest.mark.parametrize(
+    ("broken", "sentence"),
+    [
+        (Works, None),
+        (Narrows, FORM),
+        (AddsADimension, FORM),
+        (ForbidsEverything, TOKEN),
+        (DividesByTheLength, TOKEN),
+        (CountsItsCalls, ALIKE),
+        (SharesWhatItSaw, APART),
+        (SortsTheOutput, OUTPUT),
+    ],
+)
+def test_a_broken_processor_is_found_by_the_sentence_it_breaks(broken, sentence):
+    class Kit(LogitsProcessorConformance):
+        def create(self, context):
+            return broken()
+
+    broken_sentences = {result.sentence for result in run_conformance(Kit) if result.error}
+    assert broken_sentences == set() if sentence is None else sentence in broken_sentences
