@@ -17,6 +17,7 @@ from graftlm.errors import (
     SamplingParamsError,
 )
 from graftlm.intake import Intake, IntakeLimits
+from graftlm.pooling import MEAN
 
 LENGTHS = [1, 2, 7, 8, 16, 33, 64, 100, 129, 240]
 
@@ -162,11 +163,9 @@ def test_a_prompt_whose_time_is_up_says_so_and_others_go_on(engine):
 @pytest.mark.parametrize("params", [{"n": 2}, {"prompt_logprobs": 0}])
 def test_an_embedding_takes_no_parameter_that_asks_for_more_than_a_vector(params):
     intake = Intake(IntakeLimits(100, 100, 100, ()), lambda _: None, lambda: 0.0)
-    prompt = intake.check_prompt([1, 2], pooling="mean")
+    prompt = intake.check_prompt([1, 2], pooling=MEAN)
     with pytest.raises(SamplingParamsError, match="one vector"):
-        intake.request("e", prompt, SamplingParams(**params), pooling="mean")
-    with pytest.raises(RequestError, match="pooling must be 'mean' or 'last', got 'max'"):
-        intake.request("e", prompt, SamplingParams(), pooling="max")
+        intake.request("e", prompt, SamplingParams(**params), pooling=MEAN)
 
 
 @pytest.mark.parametrize(
@@ -177,7 +176,10 @@ def test_an_embedding_takes_no_parameter_that_asks_for_more_than_a_vector(params
         ([10**7], {}, InvalidPromptError),
         ([5] * 5000, {}, PromptTooLongError),
         ("x", {"pooling": "max"}, RequestError),
-        ("x", {"pooling": None}, RequestError),
+        ("x", {"pooling": "scores"}, RequestError),
+        ("x", {"pooling": 1}, RequestError),
+        ("x", {"dimensions": 0}, RequestError),
+        ("x", {"dimensions": 10**6}, RequestError),
         ("x", {"priority": "high"}, RequestError),
     ],
 )

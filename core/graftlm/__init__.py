@@ -42,11 +42,12 @@ if TYPE_CHECKING:
         user_end,
         video,
     )
-    from graftlm.types import EmbeddingOutput, FinishReason, RequestOutput, SamplingParams, Usage
+    from graftlm.types import ClassificationOutput, EmbeddingOutput, FinishReason, RequestOutput, SamplingParams, Usage
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "ClassificationOutput",
     "EmbeddingOutput",
     "Engine",
     "EngineConfig",
@@ -115,6 +116,7 @@ _LANGUAGE = (
 )
 
 _HOME = {
+    "ClassificationOutput": "graftlm.types",
     "EmbeddingOutput": "graftlm.types",
     "Engine": "graftlm.engine",
     "EngineConfig": "graftlm.config",

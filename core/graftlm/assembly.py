@@ -12,7 +12,7 @@ import torch
 from graftlm.adapter_assembly import make_adapters
 from graftlm.adapter_loading import AdapterLoader
 from graftlm.cache_events import CacheEvents
-from graftlm.checkpoint import iter_weights, load_model_config, resolve_checkpoint, torch_dtype, watch_reading
+from graftlm.checkpoint import load_model_config, resolve_checkpoint, torch_dtype
 from graftlm.config import EngineConfig
 from graftlm.contracts import (
     AttentionBackend,
@@ -30,7 +30,7 @@ from graftlm.contracts import (
     Provider,
     SchedulingContext,
 )
-from graftlm.errors import ConfigError
+from graftlm.errors import ConfigError, RequestError
 from graftlm.execution.awaiting_attention import AwaitingAttention
 from graftlm.execution.executor import executor_for
 from graftlm.execution.graphs import DecodeGraphs
@@ -55,6 +55,8 @@ from graftlm.observers import Observer, Observers
 from graftlm.quantization_assembly import quantize_layers
 from graftlm.registry import AUTO, Registry, selections
 from graftlm.scheduling import JumpForward, Scheduler, SchedulerLimits
+from graftlm.sentence_embedding import EmbeddingDefaults, read_embedding_defaults
+from graftlm.served_weights import NewWeights, ServedWeights
 from graftlm.step_loop import StepLoop
 from graftlm.tier_assembly import TierParts, assemble_tiers
 from graftlm.tokenization import TextStream, Tokenizer
@@ -88,6 +90,8 @@ class EngineParts:
     """An assembled engine, without a thread of its own.
 
     Attributes:
+        embedding: how the checkpoint's embeddings are made.
+        weights: of the model, and how they change.
         device_parts: what its steps run on, for tools that run steps of their own while the loop runs none.
         adapters: loads and unloads adapters; None where requests can have none.
     """
@@ -99,6 +103,8 @@ class EngineParts:
     loop: StepLoop
     device: str
     dtype: str
+    embedding: EmbeddingDefaults
+    weights: ServedWeights
     device_parts: DeviceParts
     adapters: AdapterLoader | None = None
 
@@ -115,6 +121,28 @@ class EngineParts:
             "num_pages": kv.pool.num_pages,
             "adapters": [] if self.adapters is None else sorted(self.adapters.loaded),
         }
+
+    def replace_weights(self, new: NewWeights, *, flush_cache: bool) -> None:
+        """Replace the model's weights between two steps.
+
+        Args:
+            new: as `weights` has checked them.
+            flush_cache: give up all keys and values, which the former weights made; requests that run, or are paused,
+                are computed again. False keeps them in use.
+
+        Raises:
+            RequestError: the cache has tiers below the device's memory, which only hold keys and values of one model.
+            EngineError: copying failed halfway.
+        """
+        if not flush_cache and self.loop.scheduler.kv.tiers is not None:
+            raise RequestError("flush_cache must be true: the cache's tiers would keep what the old weights made")
+        self.loop.change_model(lambda: self.weights.replace(new), keep_memory=not flush_cache)
+
+    def read_weight(self, name: str) -> torch.Tensor:
+        """Return a copy of a weight, on the CPU, between two steps; raises as `ServedWeights.read`."""
+        found: list[torch.Tensor] = []
+        self.loop.run_on_device(lambda: found.append(self.weights.read(name)))
+        return found[0]
 
     def text_stream(self, params: SamplingParams) -> TextStream:
         """Return a fresh detokeniser of one completion."""
@@ -170,12 +198,17 @@ def assemble(
     attention_provider = _choose_attention(config, registry, platform, model, target.dtype)
     quantized = quantize_layers(config, registry, model, target.device, target.dtype)
     on_stage("loading weights")
-    with watch_reading(path, watcher) as on_read:
-        model.load_weights(iter_weights(path, target.dtype, on_read=on_read))
-    if quantized is not None:
-        quantized.convert()
-    if config.model.prepack:
-        model.pack_weights()
+    twin_context = ModelContext(model_config, torch.device("meta"), target.dtype)
+    weights = ServedWeights(
+        config,
+        model,
+        model_config,
+        lambda: registry.create("model", model_provider, {}, twin_context),
+        quantized,
+        path,
+        target.dtype,
+    )
+    weights.load(watcher)
     if config.model.native_ops:
         bind_ops(model, choose_ops(target.device, target.dtype, user_cache_dir(os.environ)))
     adapters = make_adapters(config, model)
@@ -193,13 +226,14 @@ def assemble(
         spare_pages=int(has_graphs),
     )
     attention = _attention(config, registry, attention_provider, model, target, kv, memory.window)
-    tiers = assemble_tiers(config, registry, model, kv, path)
+    tiers = assemble_tiers(config, registry, kv, weights.fingerprint)
     model.bind_attention(attention if tiers is None else AwaitingAttention(attention, tiers.mover.await_layer))
     num_rows = config.scheduling.max_running_requests
     sampler = Sampler(num_rows, model_config.vocab_size, target.device, _processor_factory(registry))
     mover = None if tiers is None else tiers.mover
     max_pages = min(memory.num_pages, -(-target.context_len // config.cache.page_size))
     graphs = capture_graphs(config, model, attention, kv, max_pages, on_stage) if has_graphs else None
+    weights.captured_in(graphs)
     adapter_layers = None if adapters is None else adapters.layers
     runner = ModelRunner(model, attention, sampler, num_rows, target.device, mover, graphs, adapter_layers)
 
@@ -226,13 +260,18 @@ def assemble(
         memory_tokens=memory.num_pages * config.cache.page_size,
         eos_token_ids=model_config.eos_token_ids,
         logits_processors=frozenset(registry.names("logits_processor")),
+        generates=model.generates,
+        num_labels=model.num_labels,
     )
     catalog = None if adapters is None else adapters.catalog
     intake = Intake(limits, lambda params: TextStream(tokenizer, params), time.monotonic, grammars, catalog)
     dtype = str(target.dtype).removeprefix("torch.")
     device_parts = DeviceParts(model, attention, attention_provider.name, kv, sampler, runner, graphs)
     loader = None if adapters is None else AdapterLoader(loop, adapters.catalog, adapters.layers, adapters.read)
-    return EngineParts(config, model_config, tokenizer, intake, loop, platform.device, dtype, device_parts, loader)
+    embedding = read_embedding_defaults(path)
+    return EngineParts(
+        config, model_config, tokenizer, intake, loop, platform.device, dtype, embedding, weights, device_parts, loader
+    )
 
 
 def _tell_nobody(stage: str) -> None:

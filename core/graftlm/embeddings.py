@@ -1,42 +1,86 @@
-"""From pooled hidden states to the embeddings that users see."""
+"""From what users say of embeddings to pooling, and from pooled hidden states to the embeddings that they see."""
 
 import numpy as np
 from numpy.typing import NDArray
 
-from graftlm.errors import RequestError, RequestFailedError
-from graftlm.types import EmbeddingOutput, RequestOutput, SamplingParams
+from graftlm.errors import RequestError, RequestFailedError, UnsupportedFeatureError
+from graftlm.pooling import LAST, MEAN, Pooling
+from graftlm.sentence_embedding import EmbeddingDefaults
+from graftlm.types import RequestOutput, SamplingParams
 
-__all__ = ["POOLED", "check_pooling", "embedding_output", "normalized"]
+__all__ = ["POOLED", "EmbeddingForm", "embedding_form", "normalized", "pooled_vector"]
 
-#: What a request for an embedding has in the place of sampling parameters: it samples nothing.
+#: What a request for a vector has in the place of sampling parameters: it samples nothing.
 POOLED = SamplingParams(max_tokens=1, temperature=0.0)
 
 
-def check_pooling(pooling: object) -> str:
-    """Return the name of a way to pool.
+class EmbeddingForm:
+    """How a call wants its embeddings.
+
+    Attributes:
+        pooling: of the hidden states.
+    """
+
+    def __init__(self, pooling: Pooling, normalize: bool, dimensions: int | None) -> None:
+        """Take what `embedding_form` has checked."""
+        self.pooling = pooling
+        self._normalize = normalize
+        self._dimensions = dimensions
+
+    def finish(self, vector: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Return the embedding of a pooled vector, float32 [hidden]: its first dimensions, of unit length if wanted.
+
+        Raises:
+            RequestError: it has fewer dimensions than are wanted.
+        """
+        if self._dimensions is not None and self._dimensions > len(vector):
+            raise RequestError(f"dimensions must be at most {len(vector)} for this model, got {self._dimensions}")
+        vector = vector[: self._dimensions]
+        return normalized(vector) if self._normalize else vector
+
+
+def embedding_form(
+    defaults: EmbeddingDefaults,
+    pooling: object = None,
+    normalize: bool | None = None,
+    dimensions: object = None,
+) -> EmbeddingForm:
+    """Return how a call wants its embeddings; None stands for the checkpoint's own way.
 
     Raises:
-        RequestError: it is none.
+        RequestError: `pooling` is no way to pool, or `dimensions` no whole number above 0.
+        UnsupportedFeatureError: the checkpoint's own way is wanted, and cannot be gone.
     """
-    if pooling not in ("mean", "last"):
-        raise RequestError(f"pooling must be 'mean' or 'last', got {pooling!r}")
-    return str(pooling)
+    if pooling is None and defaults.obstacle is not None:
+        raise UnsupportedFeatureError(
+            f"this checkpoint's embeddings cannot be made as it says: {defaults.obstacle}. Set pooling to 'mean' or "
+            "'last' to have its hidden states all the same."
+        )
+    way = defaults.pooling if pooling is None else pooling
+    if way not in ("mean", "last"):
+        hint = ": in a causal model, the first token has seen no other" if way == "cls" else ""
+        raise RequestError(f"pooling must be 'mean' or 'last', got {way!r}{hint}")
+    is_whole = isinstance(dimensions, int) and not isinstance(dimensions, bool)
+    if dimensions is not None and (not isinstance(dimensions, int) or not is_whole or dimensions < 1):
+        raise RequestError(f"dimensions must be a whole number above 0, got {dimensions!r}")
+    return EmbeddingForm(
+        MEAN if way == "mean" else LAST, defaults.normalize if normalize is None else normalize, dimensions
+    )
 
 
 def normalized(vector: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Return a vector, float32 [hidden], scaled to unit length; a zero vector as it is."""
+    """Return a vector, float32 [n], scaled to unit length; a zero vector as it is."""
     length = float(np.linalg.norm(vector.astype(np.float64)))
     return vector if length == 0.0 else (vector / length).astype(np.float32)
 
 
-def embedding_output(output: RequestOutput, embedding: bytes | None, normalize: bool) -> EmbeddingOutput:
-    """Return a prompt's embedding.
+def pooled_vector(output: RequestOutput, vector: bytes | None) -> NDArray[np.float32]:
+    """Return a prompt's vector, float32 [n].
 
     Raises:
         RequestFailedError: the request ended without one.
     """
-    if embedding is None:
+    if vector is None:
         reason = output.error or (output.finish_reason and output.finish_reason.value) or "it has not ended"
-        raise RequestFailedError(f"request {output.request_id} has no embedding: {reason}")
-    vector = np.frombuffer(embedding, dtype=np.float32)
-    return EmbeddingOutput(output.request_id, normalized(vector) if normalize else vector, output.usage)
+        raise RequestFailedError(f"request {output.request_id} has no vector: {reason}")
+    return np.frombuffer(vector, dtype=np.float32)

@@ -4,19 +4,19 @@ import asyncio
 import uuid
 import weakref
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from graftlm.adapter_loading import AdapterLoader
 from graftlm.assembly import EngineParts, assemble, detect_platform
 from graftlm.config import EngineConfig
 from graftlm.contracts import ModelConfig, PrefixKey
-from graftlm.embeddings import POOLED, check_pooling, embedding_output
+from graftlm.embeddings import POOLED, EmbeddingForm, embedding_form, pooled_vector
 from graftlm.engine_thread import EngineThread
 from graftlm.errors import (
     AdapterError,
@@ -29,13 +29,18 @@ from graftlm.errors import (
 from graftlm.intake import check_call, check_ids, check_ttl, draw_seed
 from graftlm.jobs import Job, JobStream, group_of
 from graftlm.outputs import CompletionText, OutputBuilder
+from graftlm.pooling import SCORES, Pooling
 from graftlm.progress import progress_bar
 from graftlm.prompts import Prompt, Prompts, check_chat, is_chat, split_prompts
 from graftlm.records import EngineStats
 from graftlm.registry import Registry
 from graftlm.scheduling import RequestUpdate
+from graftlm.scoring import Piece, joined, scores_of, scoring_pooling
 from graftlm.tokenization import Tokenizer
-from graftlm.types import EmbeddingOutput, RequestOutput, SamplingParams, TokenIds
+from graftlm.types import ClassificationOutput, EmbeddingOutput, RequestOutput, SamplingParams, TokenIds
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 __all__ = ["Engine"]
 
@@ -129,8 +134,9 @@ class Engine:
         self,
         prompts: Prompts,
         *,
-        pooling: Literal["mean", "last"] = "mean",
-        normalize: bool = True,
+        pooling: Literal["mean", "last"] | None = None,
+        normalize: bool | None = None,
+        dimensions: int | None = None,
         priority: int = 0,
         timeout_s: float | None = None,
         cache_salt: str = "",
@@ -140,19 +146,82 @@ class Engine:
         """Turn prompts into vectors and wait for all of them.
 
         Args:
-            pooling: the mean of the model's final hidden states over the prompt, or those of its last token. The mean
-                needs every token computed, without prefix reuse.
-            normalize: scale each vector to unit length.
+            pooling: the mean of the model's final hidden states over the prompt, or those of its last token; None: as
+                the checkpoint says, or the mean. The mean needs every token computed, without prefix reuse.
+            normalize: scale each vector to unit length; None: as the checkpoint says, or yes.
+            dimensions: keep so many of the vector's first numbers; for models trained for it (Matryoshka).
 
         The other arguments and the errors are those of `generate`.
 
         Raises:
             RequestFailedError: a request failed, or was given up, while it ran.
         """
-        way = check_pooling(pooling)
-        jobs = self._jobs(split_prompts(prompts), POOLED, None, priority, timeout_s, cache_salt, adapter, way)
+        form = embedding_form(self._parts.embedding, pooling, normalize, dimensions)
+        jobs = self._jobs(split_prompts(prompts), POOLED, None, priority, timeout_s, cache_salt, adapter, form.pooling)
         self._run(jobs, progress)
-        return [embedding_output(job.output(), job.builder.embedding, normalize) for job in jobs]
+        return [_embedding(job, form) for job in jobs]
+
+    def classify(
+        self,
+        prompts: Prompts,
+        *,
+        priority: int = 0,
+        timeout_s: float | None = None,
+        cache_salt: str = "",
+        progress: bool | None = None,
+    ) -> list[ClassificationOutput]:
+        """Have the model's score head judge prompts: a classifier's logits, a reward model's reward.
+
+        Arguments and errors as of `embed`.
+
+        Raises:
+            UnsupportedFeatureError: the model has no such head.
+        """
+        jobs = self._jobs(split_prompts(prompts), POOLED, None, priority, timeout_s, cache_salt, None, SCORES)
+        self._run(jobs, progress)
+        labels = self.model_config.labels if jobs else ()
+        vectors = [(job.output(), job.builder.embedding) for job in jobs]
+        return [
+            ClassificationOutput(output.request_id, pooled_vector(output, vector), labels, output.usage)
+            for output, vector in vectors
+        ]
+
+    def score(
+        self,
+        query: Piece,
+        items: Sequence[Piece],
+        *,
+        label_token_ids: Sequence[int] | None = None,
+        apply_softmax: bool = False,
+        item_first: bool = False,
+        priority: int = 0,
+        timeout_s: float | None = None,
+        cache_salt: str = "",
+    ) -> list[list[float]]:
+        """Score each item beside a query, in one forward pass each; what they begin with alike is computed once.
+
+        Args:
+            query, items: text, or token ids all of them.
+            label_token_ids: the scores are the probabilities of these tokens right after the item. None: they are the
+                numbers of the model's score head, over query and item as the checkpoint's tokenizer joins a pair.
+            apply_softmax: have the scores of an item add up to 1.
+            item_first: put the item before the query.
+
+        Returns: for each item, one score for each label.
+
+        The other arguments and the errors are those of `embed`.
+        """
+        pooling = scoring_pooling(label_token_ids)
+        prompts = [self._pair(query, item, item_first, pooling) for item in items]
+        jobs = self._jobs(prompts, POOLED, None, priority, timeout_s, cache_salt, None, pooling)
+        self._run(jobs, None)
+        vectors = [pooled_vector(job.output(), job.builder.embedding) for job in jobs]
+        return [scores_of(vector, pooling, apply_softmax=apply_softmax) for vector in vectors]
+
+    def _pair(self, query: Piece, item: Piece, item_first: bool, pooling: Pooling) -> Prompt:
+        if pooling == SCORES and isinstance(query, str) and isinstance(item, str):
+            return self.tokenizer.encode_pair(*((item, query) if item_first else (query, item)))
+        return joined(query, item, item_first=item_first)
 
     def stream(
         self,
@@ -203,19 +272,22 @@ class Engine:
         self,
         prompts: Prompts,
         *,
-        pooling: Literal["mean", "last"] = "mean",
-        normalize: bool = True,
+        pooling: Literal["mean", "last"] | None = None,
+        normalize: bool | None = None,
+        dimensions: int | None = None,
         priority: int = 0,
         timeout_s: float | None = None,
         cache_salt: str = "",
         adapter: Adapters = None,
     ) -> list[EmbeddingOutput]:
         """Turn prompts into vectors without blocking the event loop; as `embed` and `agenerate`."""
-        way = check_pooling(pooling)
+        form = embedding_form(self._parts.embedding, pooling, normalize, dimensions)
         split = split_prompts(prompts)
-        jobs = await asyncio.to_thread(self._jobs, split, POOLED, None, priority, timeout_s, cache_salt, adapter, way)
+        jobs = await asyncio.to_thread(
+            self._jobs, split, POOLED, None, priority, timeout_s, cache_salt, adapter, form.pooling
+        )
         await self._arun(jobs)
-        return [embedding_output(job.output(), job.builder.embedding, normalize) for job in jobs]
+        return [_embedding(job, form) for job in jobs]
 
     async def astream(
         self,
@@ -275,6 +347,43 @@ class Engine:
     def flush_cache(self) -> int:
         """Forget every cached prefix that no running request uses; returns the tokens forgotten."""
         return self._thread.call(self._parts.loop.flush_cache).result()
+
+    def update_weights(
+        self,
+        weights: "str | Path | Iterable[tuple[str, Tensor]]",
+        *,
+        flush_cache: bool = True,
+        abort_requests: bool = False,
+    ) -> None:
+        """Replace the model's weights in place, and wait for it.
+
+        Requests under way end first, with the weights they began with; those that come later wait for the new ones.
+        Weights are checked before any is copied: what does not fit leaves the model as it was.
+
+        Args:
+            weights: the folder of a checkpoint of the same model; or (name in the checkpoint, tensor) for all weights
+                or some of them, which are all held at once.
+            flush_cache: forget every key and value that the former weights made. False keeps cached prefixes in use.
+            abort_requests: end requests under way as aborted instead of waiting for them.
+
+        Raises:
+            ModelError: a file is missing, or names, shapes or kinds do not fit the model.
+            RequestError: a tensor comes twice, or none; or the model cannot take some without the others.
+            EngineError: copying failed halfway; the message says what the weights are now.
+        """
+        parts = self._parts
+        new = parts.weights.checked(weights)
+        if abort_requests:
+            self._thread.abort_all("the weights are replaced").result()
+        self._thread.call_alone(lambda: parts.replace_weights(new, flush_cache=flush_cache)).result()
+
+    def get_weight(self, name: str) -> "Tensor":
+        """Return a copy of one weight, on the CPU, by its name and in its shape in the checkpoint.
+
+        Raises:
+            RequestError: there is none of this name, or the weights are quantized.
+        """
+        return self._thread.call(lambda: self._parts.read_weight(name)).result()
 
     def pin_prefix(self, prompt: Prompt, ttl_s: float, *, cache_salt: str = "", adapter: str | None = None) -> int:
         """Keep what is cached of a prompt, for `ttl_s` seconds, while anything else can be evicted.
@@ -367,7 +476,7 @@ class Engine:
         timeout_s: float | None,
         cache_salt: str,
         adapter: Adapters,
-        pooling: str | None = None,
+        pooling: Pooling | None = None,
     ) -> list[Job]:
         """Check prompts and parameters, all of them before any runs."""
         all_params = _params_of_each(sampling_params, len(prompts))
@@ -398,7 +507,7 @@ class Engine:
         timeout_s: float | None,
         cache_salt: str,
         adapter: str | None,
-        pooling: str | None,
+        pooling: Pooling | None,
     ) -> Job:
         builder = OutputBuilder(request_id, prompt, params, unenforced=unenforced)
         texts = {
@@ -511,6 +620,12 @@ class Engine:
             self._thread.abort([request.request_id for job in jobs for request in job.requests], "aborted")
         except EngineClosedError:
             return  # closing has ended them
+
+
+def _embedding(job: Job, form: EmbeddingForm) -> EmbeddingOutput:
+    output = job.output()
+    vector = form.finish(pooled_vector(output, job.builder.embedding))
+    return EmbeddingOutput(output.request_id, vector, output.usage)
 
 
 def _put_when_done(finished: "SimpleQueue[Job]", job: Job, update: RequestUpdate) -> None:

@@ -3,6 +3,7 @@
 import atexit
 import logging
 import threading
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from queue import Empty, SimpleQueue
@@ -33,6 +34,8 @@ class EngineThread:
         self._loop = loop
         self._calls: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._sinks: dict[str, UpdateSink] = {}
+        self._alone: deque[Callable[[], None]] = deque()  # calls that wait until no request is left
+        self._held: deque[Callable[[], None]] = deque()  # additions that wait for them
         self._closing = False
         self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="graftlm-engine", daemon=True)
@@ -45,23 +48,28 @@ class EngineThread:
         Raises:
             EngineClosedError: the engine is closed.
         """
-        future: Future[T] = Future()
         if threading.current_thread() is self._thread:  # an observer asks: there is nobody else to answer
-            future.set_result(function())
-            return future
+            done: Future[T] = Future()
+            done.set_result(function())
+            return done
+        future, run = _task(function)
+        self._put(run)
+        return future
 
-        def run() -> None:
-            if not future.set_running_or_notify_cancel():
-                return  # whoever waited has left
-            try:
-                future.set_result(function())
-            except BaseException as error:
-                future.set_exception(error)
+    def call_alone(self, function: Callable[[], T]) -> "Future[T]":
+        """Run a function when every request added before has ended; those added later wait for it.
 
-        with self._lock:  # no call may slip in behind the last one
+        Raises:
+            EngineClosedError: the engine is closed.
+        """
+
+        def unless_closing() -> T:
             if self._closing:
                 raise EngineClosedError("this engine is closed")
-            self._calls.put(run)
+            return function()
+
+        future, run = _task(unless_closing)
+        self._put(lambda: self._alone.append(run))
         return future
 
     def submit(self, groups: "list[list[tuple[Request, UpdateSink]]]") -> "Future[int]":
@@ -70,7 +78,13 @@ class EngineThread:
         Returns: how many groups were added. The future fails with QueueFullError when not even the first one was, and
             with any other RequestError that refuses one of them; then none has been added.
         """
-        return self.call(lambda: self._add_groups(groups))
+        future, run = _task(lambda: self._add_groups(groups))
+        self._put(lambda: self._held.append(run) if self._alone else run())
+        return future
+
+    def abort_all(self, reason: str) -> "Future[None]":
+        """End every request that has been added."""
+        return self.call(lambda: self._abort(list(self._sinks), reason))
 
     def abort(self, request_ids: list[str], reason: str) -> "Future[None]":
         """End requests; unknown ones are ignored."""
@@ -133,6 +147,7 @@ class EngineThread:
             while not self._closing:
                 self._take_calls(self._loop.idle_s)
                 self._deliver(self._loop.step())
+                self._run_alone()
             self._abort(list(self._sinks), "the engine was closed")
         except BaseException as error:  # a bug of ours: say so to everyone who waits, rather than leave them waiting
             logger.exception("the engine's loop ended")
@@ -143,8 +158,23 @@ class EngineThread:
                 self._deliver([RequestUpdate(request_id, finish=finish)])
         finally:
             self._take_calls(0.0)
+            for run in (*self._alone, *self._held):  # they find the engine closed
+                run()
             self._loop.close()
             atexit.unregister(self.close)
+
+    def _run_alone(self) -> None:
+        """Run the calls that waited for the last request to end, and then what waited for them."""
+        while self._alone and not self._sinks:
+            self._alone.popleft()()
+        while self._held and not self._alone:
+            self._held.popleft()()
+
+    def _put(self, run: Callable[[], None]) -> None:
+        with self._lock:  # no call may slip in behind the last one
+            if self._closing:
+                raise EngineClosedError("this engine is closed")
+            self._calls.put(run)
 
     def _take_calls(self, wait_s: float | None) -> None:
         """Run the calls handed in; with none there, wait for one this long at most, or for ever."""
@@ -164,3 +194,18 @@ class EngineThread:
             if update.finish is not None:
                 del self._sinks[update.request_id]
             sink(update)
+
+
+def _task(function: Callable[[], T]) -> "tuple[Future[T], Callable[[], None]]":
+    """Return the future of what a function returns or raises, and what runs it."""
+    future: Future[T] = Future()
+
+    def run() -> None:
+        if not future.set_running_or_notify_cancel():
+            return  # whoever waited has left
+        try:
+            future.set_result(function())
+        except BaseException as error:
+            future.set_exception(error)
+
+    return future, run

@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 
 from graftlm.adapters import AdapterCatalog, LoadedAdapter, prefix_namespace
 from graftlm.contracts import GrammarSpec
-from graftlm.embeddings import check_pooling
 from graftlm.errors import (
     AdapterNotFoundError,
     InvalidPromptError,
@@ -24,6 +23,7 @@ from graftlm.errors import (
 )
 from graftlm.grammar_choice import Grammars
 from graftlm.grammars import grammar_spec
+from graftlm.pooling import Pooling
 from graftlm.scheduling import Request, RequestGrammar
 from graftlm.scheduling.request import StopWatch
 from graftlm.types import SamplingParams, TokenIds
@@ -46,6 +46,8 @@ class IntakeLimits:
         memory_tokens: tokens that the KV memory holds.
         eos_token_ids: tokens that end an answer.
         logits_processors: names a request may use.
+        generates: whether the model has an output projection that was trained.
+        num_labels: numbers that its score head gives for a text; None: it has no such head.
     """
 
     vocab_size: int
@@ -53,6 +55,8 @@ class IntakeLimits:
     memory_tokens: int
     eos_token_ids: tuple[int, ...]
     logits_processors: frozenset[str] = frozenset()
+    generates: bool = True
+    num_labels: int | None = None
 
 
 class Intake:
@@ -78,16 +82,18 @@ class Intake:
         self._make_stop_watch = make_stop_watch
         self._clock = clock
 
-    def check_prompt(self, token_ids: Sequence[int] | NDArray[Any], *, pooling: str | None = None) -> TokenIds:
+    def check_prompt(self, token_ids: Sequence[int] | NDArray[Any], *, pooling: Pooling | None = None) -> TokenIds:
         """Return a prompt as int32 [n].
 
         Args:
             pooling: as of `request`.
 
         Raises:
+            UnsupportedFeatureError: the model cannot do what is asked of the prompt.
             InvalidPromptError: it is empty, not made of integers, or holds an id outside the vocabulary.
             PromptTooLongError: it leaves no room for output; an embedding needs none.
         """
+        self._check_able(pooling)
         prompt = _as_array(token_ids)
         if not len(prompt):
             raise InvalidPromptError("the prompt is empty; give at least one token")
@@ -131,7 +137,7 @@ class Intake:
         enforcement = self._backends(spec).choose(spec, params.grammar_backend)
         return replace(params, grammar_backend=enforcement.backend), enforcement.unenforced
 
-    def check_room(self, prompt_len: int, params: SamplingParams, *, pooling: str | None = None) -> int:
+    def check_room(self, prompt_len: int, params: SamplingParams, *, pooling: Pooling | None = None) -> int:
         """Return how many tokens a request may generate: as many as it asks for, and the context has room for.
 
         Args:
@@ -161,7 +167,7 @@ class Intake:
         priority: int = 0,
         timeout_s: float | None = None,
         seed: int | None = None,
-        pooling: str | None = None,
+        pooling: Pooling | None = None,
         adapter: str | None = None,
     ) -> Request:
         """Make the request of one completion.
@@ -171,15 +177,15 @@ class Intake:
             params: as `check_params` returned them.
             index: which of the prompt's `n` completions.
             seed: for all completions of the prompt; None takes the parameters' own, or draws one.
-            pooling: "mean" or "last" asks for an embedding instead of tokens, one vector of the whole prompt.
+            pooling: asks for one vector of the whole prompt instead of tokens.
             adapter: the name of a loaded adapter; None: the model alone.
 
         Raises:
             AdapterNotFoundError: there is no such adapter.
-            RequestError: there is no room for it, `pooling` is no way to pool, or `params` ask for more than a vector.
+            RequestError: there is no room for it, or `params` ask for more than a vector.
         """
         if pooling is not None:
-            _check_pooling(pooling, params)
+            _check_vector(params)
         now = self._clock()
         max_new_tokens = self.check_room(len(prompt_token_ids), params, pooling=pooling)
         spec = grammar_spec(params)
@@ -232,6 +238,23 @@ class Intake:
         compiling, deadline_s = compiler.compile(spec), now + compiler.timeout_s
         return RequestGrammar(compiling, deadline_s, self.limits.vocab_size, compiler.fill_bitmasks)
 
+    def _check_able(self, pooling: Pooling | None) -> None:
+        """Refuse what this model has no head for."""
+        if pooling is not None and pooling.way == "scores":
+            if self.limits.num_labels is None:
+                raise UnsupportedFeatureError(
+                    "this model has no score head: it cannot classify. Serve a checkpoint of an architecture such as "
+                    "Qwen3ForSequenceClassification, or give label_token_ids, whose probabilities as the next token "
+                    "are the scores."
+                )
+        elif not self.limits.generates and (pooling is None or pooling.way == "labels"):
+            able = "embeddings" if self.limits.num_labels is None else "embeddings and scores"
+            raise UnsupportedFeatureError(f"this model has no output projection: it gives {able}, and no tokens.")
+        outside = () if pooling is None else [i for i in pooling.token_ids if not 0 <= i < self.limits.vocab_size]
+        if outside:
+            size = self.limits.vocab_size
+            raise RequestError(f"label_token_ids: token id {outside[0]} is outside the vocabulary of {size} tokens")
+
     def _check_backend(self, name: str | None) -> None:
         """Refuse the name of an unknown grammar backend, though nothing asks for it."""
         if name is not None and self._grammars is None:
@@ -257,11 +280,10 @@ class Intake:
         return min(room, params.max_tokens)
 
 
-def _check_pooling(pooling: str, params: SamplingParams) -> None:
-    check_pooling(pooling)
+def _check_vector(params: SamplingParams) -> None:
     if params.n != 1 or params.prompt_logprobs is not None:
         raise SamplingParamsError(
-            "an embedding is one vector and no log-probabilities: it takes n 1 and prompt_logprobs None, got "
+            "what is pooled is one vector and no log-probabilities: it takes n 1 and prompt_logprobs None, got "
             f"{params.n} and {params.prompt_logprobs}"
         )
 

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from graftlm.contracts import StepCopies
+from graftlm.pooling import Pooling
 from graftlm.types import SamplingParams, TokenIds
 
 __all__ = [
@@ -64,14 +65,16 @@ class PromptLogprobSpan:
 
 @dataclass(frozen=True, slots=True)
 class PoolSpan:
-    """Prompt positions of one request whose final hidden states are wanted, added up.
+    """Prompt positions of one request whose final hidden states are wanted.
 
     Attributes:
+        pooling: what is wanted of them; the last one's is wanted, or their sum.
         start: index among the step's T tokens of the first of them.
         is_last: they reach to the end of the prompt, and with it of the request.
     """
 
     row: int
+    pooling: Pooling
     start: int
     num_tokens: int
     is_last: bool
@@ -142,7 +145,7 @@ class StepPlan:
         sample_positions: int64 [S], the position that the sampled token will take.
         setups: rows taken with this step; the runner installs them first.
         prompt_spans: prompt log-probabilities to compute.
-        pool_spans: hidden states to add up.
+        pool_spans: hidden states to read.
         token_mask: what requests under a grammar may sample, told later; None when no such request samples.
         window: where layers with a sliding window find and write theirs; None where all layers share one memory.
         copies: pages to copy to or from host memory with this step.
@@ -209,7 +212,7 @@ class StepResult:
         logprobs: for all S when any of them asked, else None.
         prompt_logprobs: one per prompt span of the plan.
         model_s: seconds from launch to the last token.
-        pooled: float32 [hidden], one per pool span of the plan.
+        pooled: float32 vectors, one per pool span of the plan.
     """
 
     token_ids: TokenIds

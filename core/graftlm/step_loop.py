@@ -160,6 +160,27 @@ class StepLoop:
         """Run a function where the steps run, after those under way, and wait for it."""
         self._executor.call(function).result()
 
+    def change_model(self, change: Callable[[], None], *, keep_memory: bool) -> None:
+        """Run what changes the model's weights, where the steps run, after those under way have been committed.
+
+        Effects: unless `keep_memory`, the KV memory starts empty on all tiers, and requests that run go back to the
+            queue. What `settle` returned before is for the caller to deliver.
+
+        Raises:
+            Exception: what `change` raises; the memory is then given up all the same.
+        """
+        try:
+            self.run_on_device(change)
+        finally:
+            if not keep_memory:
+                self._restart_memory()
+
+    def _restart_memory(self) -> None:
+        try:
+            self.scheduler.restart_memory(self._make_cache)
+        except Exception as error:
+            self._recover(error)
+
     def take_updates(self) -> list[RequestUpdate]:
         """Return what happened beside the steps."""
         return self._reported(self.scheduler.take_updates())

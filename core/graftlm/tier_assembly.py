@@ -1,21 +1,15 @@
 """What lies below the device's memory, from the configuration: host memory, storage, and the copies between."""
 
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cache
-from pathlib import Path
 from typing import Any
 
 from graftlm.config import EngineConfig
-from graftlm.contracts import KVStorage, Model, StorageContext
+from graftlm.contracts import KVStorage, StorageContext
 from graftlm.execution.block_mover import BlockMover
 from graftlm.execution.kv_store import KVStore
-from graftlm.fingerprint import model_fingerprint
-from graftlm.layers import frequency_bytes
 from graftlm.memory import TransferQueue
 from graftlm.registry import Registry
-from graftlm.weight_digests import WeightDigests, user_cache_dir
 
 __all__ = ["TierParts", "assemble_tiers"]
 
@@ -35,11 +29,14 @@ class TierParts:
     create_storage: Callable[[str, Mapping[str, Any], int], KVStorage]
 
 
-def assemble_tiers(config: EngineConfig, registry: Registry, model: Model, kv: KVStore, path: Path) -> TierParts | None:
+def assemble_tiers(
+    config: EngineConfig, registry: Registry, kv: KVStore, fingerprint: Callable[[], bytes]
+) -> TierParts | None:
     """Return what the configured cache's lower tiers need, or None when it has none.
 
     Args:
-        path: of the checkpoint; its content is part of what stored blocks are known by.
+        fingerprint: of the weights that the model holds, by which stored blocks are known; asked for each time that a
+            cache is made.
     """
     provider = registry.provider("cache", config.cache.name)
     if not provider.capabilities.tiers:
@@ -47,13 +44,6 @@ def assemble_tiers(config: EngineConfig, registry: Registry, model: Model, kv: K
     dtype = str(kv.dtype).removeprefix("torch.")
     mover = BlockMover(kv, kv.device)
     queue = TransferQueue(kv.page_bytes, dtype, config.cache.page_size, mover.allocate)
-
-    @cache  # of the weights that were loaded, also if the files change later
-    def fingerprint() -> bytes:
-        digests = WeightDigests(user_cache_dir(os.environ) / "weights.json")
-        return model_fingerprint(
-            path, dtype, model.attention_layers, digests, config.model.quantization, frequency_bytes(model)
-        )
 
     def create_storage(name: str, options: Mapping[str, Any], block_bytes: int) -> KVStorage:
         context = StorageContext(fingerprint(), block_bytes)

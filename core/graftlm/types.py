@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from graftlm.sampling_params import SamplingParams
 
 __all__ = [
+    "ClassificationOutput",
     "Completion",
     "EmbeddingOutput",
     "FinishReason",
@@ -196,9 +197,29 @@ class EmbeddingOutput:
     """A prompt as one vector.
 
     Attributes:
-        embedding: float32 [hidden], the model's final hidden states, pooled.
+        embedding: float32 [hidden], the model's final hidden states, pooled; fewer numbers if `dimensions` says so.
     """
 
     request_id: str
     embedding: NDArray[np.float32]
     usage: Usage
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ClassificationOutput:
+    """What a model's score head says of a prompt.
+
+    Attributes:
+        scores: float32 [labels], the numbers of the head as they are: logits of a classifier, a reward.
+        labels: what they stand for, from config.json's id2label.
+    """
+
+    request_id: str
+    scores: NDArray[np.float32]
+    labels: tuple[str, ...]
+    usage: Usage
+
+    @property
+    def label(self) -> str:
+        """The label with the highest score."""
+        return self.labels[int(self.scores.argmax())]

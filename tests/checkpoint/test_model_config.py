@@ -104,3 +104,22 @@ class TestDtype:
             torch_dtype("int4", ModelConfig(("A",), 1, 1))
         with pytest.raises(CheckpointError, match="float8"):
             torch_dtype("auto", ModelConfig(("A",), 1, 1, raw={"dtype": "float8_e4m3fn"}))
+
+
+@pytest.mark.parametrize(
+    ("raw", "labels"),
+    [
+        ({}, ("LABEL_0", "LABEL_1")),
+        ({"num_labels": 1}, ("LABEL_0",)),
+        ({"id2label": {"1": "good", "0": "bad"}}, ("bad", "good")),
+        ({"id2label": {"0": "reward"}, "num_labels": 5}, ("reward",)),
+    ],
+)
+def test_labels_are_read_in_the_order_of_the_heads_rows(raw, labels):
+    assert ModelConfig(("X",), 10, 10, raw=raw).labels == labels
+
+
+@pytest.mark.parametrize("names", [{}, {"1": "a"}, {"0": "a", "2": "b"}, ["a"], 3])
+def test_labels_of_no_order_are_refused(names):
+    with pytest.raises(CheckpointError, match="id2label as a name for each of 0, 1"):
+        _ = ModelConfig(("X",), 10, 10, raw={"id2label": names}).labels

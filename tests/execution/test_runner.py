@@ -5,6 +5,7 @@ import torch
 from graftlm.execution.runner import ModelRunner
 from graftlm.execution.sampler import Sampler
 from graftlm.plan import PoolSpan, PromptLogprobSpan, StepPlan
+from graftlm.pooling import LAST, MEAN
 
 CPU = torch.device("cpu")
 
@@ -63,7 +64,7 @@ def plan_of(prompts, spans, prompt_spans=()):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_hidden_states_are_added_up_in_float32_and_nothing_is_sampled(dtype):
-    spans = (PoolSpan(1, 3, 1001, is_last=False), PoolSpan(0, 2, 1, is_last=True))
+    spans = (PoolSpan(1, MEAN, 3, 1001, is_last=False), PoolSpan(0, LAST, 2, 1, is_last=True))
     runner = ModelRunner(TokenItself(dtype), NoAttention(), Sampler(4, 300, CPU, None), 4, CPU)
     result = runner.run(plan_of([[5, 6, 7], [3] * 1001], spans))
     assert [vector.tolist() for vector in result.pooled] == [[1001, 3003], [1, 7]]

@@ -1,8 +1,8 @@
 import pytest
 import torch
 
-from graftlm.errors import WeightError
-from graftlm.layers import Linear, WeightSlot, copy_weights, empty_parameter
+from graftlm.errors import RequestError, WeightError
+from graftlm.layers import GroupedLinear, Linear, WeightSlot, copy_weights, empty_parameter, pack_linears, read_weight
 
 CPU = torch.device("cpu")
 
@@ -99,3 +99,65 @@ def test_a_fused_linear_gives_what_its_parts_give_apart(bias: bool) -> None:
     x = torch.randn(3, 8)
     expected = torch.cat([part(x) for part in parts.values()], dim=-1)
     torch.testing.assert_close(linear(x), expected, check_stride=False)
+
+
+def test_slots_without_a_tensor_keep_what_they_hold_if_some_may_be_missing() -> None:
+    a, b, row = slots()
+    copy_weights([a, b, row], full().items())
+    copy_weights([a, b, row], [("b", torch.full((2, 2), 7.0))], partial=True)
+    assert (a.target == 1).all()
+    assert (b.target == 7).all()
+    with pytest.raises(WeightError, match="holds 'c'"):
+        copy_weights([a, b, row], [("c", torch.zeros(1))], partial=True)
+
+
+def test_names_may_lack_the_prefix_of_the_whole_model() -> None:
+    slot = WeightSlot("model.a", torch.zeros(2))
+    copy_weights([slot], [("a", torch.ones(2))])
+    assert (slot.target == 1).all()
+
+
+def test_on_the_meta_device_tensors_are_only_checked() -> None:
+    slot = WeightSlot("a", torch.empty(2, device="meta"), offset=1.0)
+    ties = {"b": "a"}
+    copy_weights([slot], [("a", torch.ones(2)), ("b", torch.ones(2))], ties)
+    with pytest.raises(WeightError, match="ties 'b'"):
+        copy_weights([slot], [("a", torch.ones(2)), ("b", torch.zeros(2))], ties)
+    with pytest.raises(WeightError, match="shape"):
+        copy_weights([slot], [("a", torch.ones(3))], ties)
+
+
+def test_a_weight_is_read_as_it_came() -> None:
+    a, b, row = slots()
+    offset = WeightSlot("offset", torch.zeros(3), offset=1.0)
+    tensors = full() | {"offset": torch.tensor([1.0, 2.0, 3.0])}
+    copy_weights([a, b, row, offset], tensors.items())
+    for name, tensor in tensors.items():
+        found = read_weight([a, b, row, offset], name)
+        assert torch.equal(found, tensor)
+        found.zero_()  # it is a copy
+    assert torch.equal(read_weight([a, b], "tied", {"tied": "b"}), tensors["b"])
+    with pytest.raises(RequestError, match="no weight 'rov'; the nearest is 'row'"):
+        read_weight([a, b, row], "rov")
+
+
+def test_packed_weights_are_there_to_be_read_and_packed_again() -> None:
+    layer = Linear(640, {"q": 400, "k": 240}, device=CPU, dtype=torch.float32)
+    draw = torch.Generator().manual_seed(0)
+    plain = torch.randn(640, 640, generator=draw)
+    copy_weights(layer.weight_slots(""), [("q.weight", plain[:400]), ("k.weight", plain[400:])])
+    x = torch.randn(2, 640, generator=draw)
+    for _ in range(2):
+        pack_linears(layer)
+        assert torch.equal(read_weight(layer.weight_slots(""), "k.weight"), plain[400:])
+        pack_linears(layer)
+        torch.testing.assert_close(layer(x), x @ plain.T, rtol=1e-4, atol=1e-3)
+
+
+def test_packed_experts_are_there_to_be_read() -> None:
+    layer = GroupedLinear(2, 640, 640, ("up",), device=CPU, dtype=torch.float32)
+    plain = torch.randn(2, 640, 640, generator=torch.Generator().manual_seed(0))
+    layer.weight.copy_(plain)
+    layer.pack()
+    layer.unpack()
+    assert torch.equal(layer.weight, plain)

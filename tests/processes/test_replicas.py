@@ -119,3 +119,40 @@ def test_a_dead_process_does_not_become_well_by_a_late_message():
     replicas.died("scheduler-0", "exit status 1")
     replicas.moves("scheduler-0")
     assert not replicas.health.ok
+
+
+async def test_while_held_requests_wait_also_when_a_pause_ends():
+    replicas = make()
+    replicas.hold()
+    replicas.pause()
+    taking = asyncio.ensure_future(replicas.take(None))
+    replicas.resume()
+    await asyncio.sleep(0)
+    assert not taking.done()
+    assert not replicas.health.paused
+    replicas.release()
+    assert (await taking).name == "scheduler-0"
+
+
+async def test_an_outdated_replica_is_up_and_takes_nothing_until_it_is_renewed():
+    replicas = make(num=2)
+    replicas.outdate("scheduler-0")
+    assert [replica.name for replica in replicas.up] == ["scheduler-0", "scheduler-1"]
+    assert (await replicas.take(None)).name == "scheduler-1"
+    assert replicas.health.problems == ("scheduler-0 has other weights than it should: update them again",)
+    assert replicas.health.ok
+    replicas.outdate("scheduler-1")
+    assert not replicas.health.ok
+    taking = asyncio.ensure_future(replicas.take(None))
+    await asyncio.sleep(0)
+    replicas.renew("scheduler-0")
+    assert (await taking).name == "scheduler-0"
+    assert replicas.health.ok
+
+
+def test_an_outdated_replica_that_dies_is_not_up():
+    replicas = make(num=2)
+    replicas.outdate("scheduler-0")
+    replicas.died("scheduler-0", "exit status 1")
+    replicas.renew("scheduler-0")
+    assert [replica.name for replica in replicas.up] == ["scheduler-1"]

@@ -11,6 +11,7 @@ import pytest
 from graftlm.contracts import CacheContext, PrefixCache, SchedulingPolicy
 from graftlm.memory import KVManager, PagePool, RequestTable, WindowPages, WindowSpan
 from graftlm.observers import Observers
+from graftlm.pooling import Pooling
 from graftlm.scheduling import JumpForward, Request, RequestUpdate, Scheduler, SchedulerLimits
 from graftlm.step_loop import StepLoop
 from graftlm.testing.fake_device import FakeDevice, expected_embedding, expected_output
@@ -159,7 +160,7 @@ class Rig:
         return request
 
     def add_embedding(self, request_id, prompt, pooling, **fields) -> Request:
-        return self.add(request_id, prompt, max_new_tokens=0, pooling=pooling, **fields)
+        return self.add(request_id, prompt, max_new_tokens=0, pooling=Pooling(pooling), **fields)
 
     def step(self) -> None:
         self.now += 0.001

@@ -133,7 +133,7 @@ def test_every_page_is_accounted_for_after_every_step(make_rig, page_size, chunk
             assert reported == wanted
         else:
             assert reported == wanted[: len(reported)]
-    embedded = [rig.requests[r].pooling for r in rig.requests if rig.updates[r][-1].embedding is not None]
+    embedded = [rig.requests[r].pooling.way for r in rig.requests if rig.updates[r][-1].embedding is not None]
     assert min(embedded.count("mean"), embedded.count("last")) > 5
     if reuse:
         assert counters.cached_tokens > 0

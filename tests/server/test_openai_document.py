@@ -37,6 +37,9 @@ def check(value, schema):
         ("/v1/tokenize", {"messages": CHAT}),
         ("/v1/tokenize", {"prompt": ["a", "b"]}),
         ("/v1/detokenize", {"tokens": [300]}),
+        ("/v1/score", {"query": "a", "items": ["b", "c"], "label_token_ids": [300, 301]}),
+        ("/v1/score", {"text_1": "a", "text_2": "b", "label_token_ids": [300, 301]}),
+        ("/v1/rerank", {"query": "a", "documents": ["b", "c"], "label_token_ids": [300, 301]}),
     ],
 )
 def test_an_answer_is_as_described(server, document, path, body):
@@ -71,7 +74,7 @@ def test_every_route_tells_of_its_errors(document):
     routes = [
         route for path, routes in document["paths"].items() if path.startswith("/v1/") for route in routes.values()
     ]
-    assert len(routes) == 7
+    assert len(routes) == 9
     for route in routes:
         assert {"400", "404", "408", "413", "429", "503"} <= route["responses"].keys()
         assert "422" not in route["responses"]

@@ -63,6 +63,15 @@ class GivesOneLogitRow(LlamaForCausalLM):
         return super().logits(hidden[-1:])
 
 
+class ClaimsAHead(LlamaForCausalLM):
+    @property
+    def num_labels(self) -> int:
+        return 3
+
+    def score(self, hidden: Tensor) -> Tensor:
+        return hidden[:, :2]
+
+
 def kit_for(create: Callable[[ModelContext], Model], folder: Path) -> type[ModelConformance]:
     class Kit(ModelConformance):
         def create(self, context: ModelContext) -> Model:
@@ -86,6 +95,8 @@ def kit_for(create: Callable[[ModelContext], Model], folder: Path) -> type[Model
         (LoadsOnce, "test_loading_sets_every_parameter", {}),
         (ForgetsATensor, "test_every_tensor_reaches_the_model", {}),
         (GivesOneLogitRow, "test_hidden_states_and_logits_have_their_shapes", {}),
+        (ClaimsAHead, "test_a_head_gives_as_many_numbers_as_it_has_labels", {}),
+        (NamesNoTensor, "test_a_twin_without_memory_checks_what_the_model_checks", {}),
     ],
 )
 def test_the_kit_catches_a_faulty_model(

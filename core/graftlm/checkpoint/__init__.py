@@ -6,6 +6,7 @@ Nothing here imports torch before tensors are asked for, so that a command line 
 from graftlm.checkpoint.location import checkpoint_files, is_gguf, resolve_checkpoint
 from graftlm.checkpoint.model_config import DTYPES, load_model_config, torch_dtype
 from graftlm.checkpoint.progress import watch_reading
+from graftlm.checkpoint.safetensors_files import read_tensors
 from graftlm.checkpoint.weights import iter_weights
 
 __all__ = [
@@ -14,6 +15,7 @@ __all__ = [
     "is_gguf",
     "iter_weights",
     "load_model_config",
+    "read_tensors",
     "resolve_checkpoint",
     "torch_dtype",
     "watch_reading",

@@ -12,7 +12,7 @@ from graftlm.errors import CheckpointError
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["SafetensorsFiles"]
+__all__ = ["SafetensorsFiles", "read_tensors"]
 
 _WEIGHTS = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
@@ -112,3 +112,19 @@ def _read_index(folder: Path) -> dict[str, list[str]]:
     if missing:
         raise CheckpointError(f"{folder} lacks {', '.join(missing)}, which {_INDEX} names; found {listing(folder)}")
     return shards
+
+
+def read_tensors(data: bytes) -> Iterator[tuple[str, Tensor]]:
+    """Yield the (name, tensor) of the content of a safetensors file.
+
+    Raises:
+        CheckpointError: it is none.
+    """
+    from safetensors import SafetensorError
+    from safetensors.torch import load
+
+    try:
+        tensors = load(data)
+    except (SafetensorError, KeyError, ValueError) as error:
+        raise CheckpointError(f"the tensors are not in the format of a safetensors file: {error}") from error
+    yield from tensors.items()

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from graftlm.contracts.attention import AttentionBackend, AttentionLayer
 from graftlm.contracts.batch import ForwardBatch
+from graftlm.errors import CheckpointError, InvariantError, UnsupportedFeatureError
 
 if TYPE_CHECKING:
     import torch
@@ -36,6 +37,22 @@ class ModelConfig:
     max_position_embeddings: int
     eos_token_ids: tuple[int, ...] = ()
     raw: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """What the numbers of a score head stand for; two of no meaning where config.json is silent, as Transformers.
+
+        Raises:
+            CheckpointError: id2label does not name the labels 0, 1 and so on.
+        """
+        names = self.raw.get("id2label")
+        if names is None:
+            return tuple(f"LABEL_{i}" for i in range(self.raw.get("num_labels") or 2))
+        places = [str(i) for i in range(len(names))] if isinstance(names, Mapping) else []
+        if not places or set(map(str, names)) != set(places):
+            raise CheckpointError(f"config.json needs id2label as a name for each of 0, 1 and so on, got {names!r}")
+        by_place = {str(place): str(name) for place, name in names.items()}
+        return tuple(by_place[place] for place in places)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +95,8 @@ class Model(ABC):
         - `load_weights` sets every parameter, or raises: a missing, surplus or wrong-shaped tensor is an error that
           names it. Tied weights need to come once.
         - `attention_layers` lists every layer once, `layer_id` counting from 0.
+        - A model with a head says how many labels it has, and `score` gives as many numbers.
+        - It can be created on the meta device, where `load_weights` checks what it would check elsewhere.
     """
 
     @property
@@ -108,6 +127,41 @@ class Model(ABC):
         Raises:
             WeightError: a tensor is missing, surplus or of the wrong shape.
         """
+
+    @property
+    def num_labels(self) -> int | None:
+        """How many numbers `score` gives for a text, as config.json says; None: the model has no such head."""
+        return None
+
+    @property
+    def generates(self) -> bool:
+        """Whether `logits` are of use: the checkpoint has an output projection, or tied weights."""
+        return True
+
+    def score(self, hidden: Tensor) -> Tensor:
+        """Map [S, hidden], the final hidden states of texts' last tokens, to [S, num_labels], in any floating dtype.
+
+        Raises:
+            InvariantError: the model has no such head, and says so by `num_labels`.
+        """
+        raise InvariantError(f"{type(self).__name__} has no head that scores texts")
+
+    def update_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
+        """Copy some of a checkpoint's tensors in, and keep the others; by default, all of them have to come.
+
+        Arguments and errors are those of `load_weights`, but that no tensor is missing.
+        """
+        self.load_weights(weights)
+
+    def read_weight(self, name: str) -> Tensor:
+        """Return a copy of the weight that a checkpoint's tensor was loaded to, as the checkpoint would hold it.
+
+        `pack_weights` has to be called afterwards if it was called before.
+
+        Raises:
+            RequestError: there is none of this name, or this model cannot give its weights back.
+        """
+        raise UnsupportedFeatureError(f"{type(self).__name__} does not give its weights back, such as {name!r}")
 
     def pack_weights(self) -> None:
         """Rearrange the loaded weights for the device's kernels, where that pays; by default, leave them as they are.

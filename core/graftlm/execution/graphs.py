@@ -112,6 +112,7 @@ class DecodeGraphs:
         self.last_tokens = inputs.last_tokens
         self.num_replays = 0
         self._inputs = inputs
+        self._capture = capture
         self._attention = attention
         self._forward = forward
         self._sizes = sorted(set(sizes))
@@ -119,7 +120,14 @@ class DecodeGraphs:
         self._replays: dict[int, Callable[[], None]] = {}
         for size in reversed(self._sizes):
             on_size(size)
-            self._replays[size] = self._captured(size, capture)
+            self._replays[size] = self._captured(size)
+
+    @torch.inference_mode()
+    def recapture(self) -> None:
+        """Capture every size anew, since the model computes with other tensors than before. Between two steps."""
+        self._replays.clear()  # their memory is for the new ones
+        for size in reversed(self._sizes):
+            self._replays[size] = self._captured(size)
 
     @torch.inference_mode()
     def replay(self, plan: StepPlan) -> Tensor | None:
@@ -145,7 +153,7 @@ class DecodeGraphs:
         self._attention.prepare(batch)
         return self._forward(batch)
 
-    def _captured(self, size: int, capture: GraphCapture) -> Callable[[], None]:
+    def _captured(self, size: int) -> Callable[[], None]:
         batch = self._inputs.fill(None, size)
         self._attention.prepare(batch)
 
@@ -153,4 +161,4 @@ class DecodeGraphs:
             self._inputs.gather(size)
             self._hidden[:size].copy_(self._forward(batch))
 
-        return capture.capture(step)
+        return self._capture.capture(step)

@@ -14,6 +14,7 @@ from graftlm.execution.block_mover import BlockMover
 from graftlm.execution.graphs import DecodeGraphs
 from graftlm.execution.logprobs import TokenLogprobs, token_logprobs
 from graftlm.execution.readback import Readback, readback_from
+from graftlm.execution.readouts import read_out
 from graftlm.execution.sampler import NOT_FINITE, Sampled, Sampler
 from graftlm.plan import LogprobTable, PoolSpan, PromptLogprobSpan, StepPlan, StepResult
 
@@ -44,14 +45,14 @@ class LaunchedStep:
         sampled: None when no request samples.
         prompt_logprobs: of all spans' tokens together; None when there are no spans.
         span_lens: tokens of each span.
-        pooled: float32 [spans, hidden]; None when nothing is pooled.
+        pooled: float32, one vector for each span.
     """
 
     readback: Readback
     sampled: _SampledOnHost | None
     prompt_logprobs: TokenLogprobs | None
     span_lens: tuple[int, ...]
-    pooled: Tensor | None
+    pooled: tuple[Tensor, ...]
 
     def result(self) -> StepResult:
         """Wait for the device, and return what it made of the plan. From any thread, once."""
@@ -62,7 +63,7 @@ class LaunchedStep:
             errors={} if sampled is None else sampled.errors(),
             logprobs=None if sampled is None or sampled.logprobs is None else _table(sampled.logprobs),
             prompt_logprobs=() if self.prompt_logprobs is None else _split(self.prompt_logprobs, self.span_lens),
-            pooled=() if self.pooled is None else tuple(self.pooled.numpy()),
+            pooled=tuple([vector.numpy() for vector in self.pooled]),
             model_s=model_s,
         )
 
@@ -134,7 +135,7 @@ class ModelRunner:
             sampled=None if sampled is None else _fetch_sampled(sampled, readback),
             prompt_logprobs=self._prompt_logprobs(plan.prompt_spans, hidden, readback) if plan.prompt_spans else None,
             span_lens=tuple([len(span.targets) for span in plan.prompt_spans]),
-            pooled=readback.fetch(_pool(plan.pool_spans, hidden)) if plan.pool_spans else None,
+            pooled=self._pooled(plan.pool_spans, hidden, readback) if plan.pool_spans else (),
         )
         readback.close()
         return launched
@@ -167,6 +168,13 @@ class ModelRunner:
         num_top = max(span.num_top for span in spans)
         return _fetch(token_logprobs(logits, to_device(targets, self._device), num_top), readback)
 
+    def _pooled(self, spans: tuple[PoolSpan, ...], hidden: Tensor, readback: Readback) -> tuple[Tensor, ...]:
+        """Read all spans out, and fetch them in one copy."""
+        vectors = read_out(self._model, spans, hidden)
+        together = readback.fetch(torch.cat(vectors))
+        ends = np.cumsum([len(vector) for vector in vectors]).tolist()
+        return tuple([together[end - len(vector) : end] for vector, end in zip(vectors, ends, strict=True)])
+
 
 def _last_of_each(plan: StepPlan, hidden: Tensor, device: torch.device) -> Tensor:
     """Return the hidden states that tokens are sampled from, [S, hidden]."""
@@ -174,12 +182,6 @@ def _last_of_each(plan: StepPlan, hidden: Tensor, device: torch.device) -> Tenso
         return hidden
     ends = plan.query_lens.cumsum(dtype=np.int64)
     return hidden.index_select(0, to_device(ends[plan.sample_idx] - 1, device))
-
-
-def _pool(spans: tuple[PoolSpan, ...], hidden: Tensor) -> Tensor:
-    """Add up each span's hidden states in float32; [spans, hidden]."""
-    pieces = [hidden[span.start : span.start + span.num_tokens] for span in spans]
-    return torch.stack([piece.sum(dim=0, dtype=torch.float32) for piece in pieces])
 
 
 def _fetch_sampled(sampled: Sampled, readback: Readback) -> _SampledOnHost:

@@ -13,7 +13,7 @@ from graftlm.layers.ops import LayerOps, UsesOps, bind_ops
 from graftlm.layers.rope_frequencies import Frequencies, rope_frequencies
 from graftlm.layers.rotary import RotaryEmbedding, Rotation, frequency_bytes, rotate
 from graftlm.layers.router import ChooseExperts, Router, Routing, read_expert_counts, softmax_top_k
-from graftlm.layers.weights import WeightSlot, copy_weights, empty_parameter
+from graftlm.layers.weights import WeightSlot, copy_weights, empty_parameter, read_weight
 
 __all__ = [
     "Activation",
@@ -51,6 +51,7 @@ __all__ = [
     "read_layer_types",
     "read_number",
     "read_size",
+    "read_weight",
     "rope_frequencies",
     "rotate",
     "softmax_top_k",

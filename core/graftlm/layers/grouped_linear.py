@@ -127,10 +127,12 @@ class GroupedLinear(nn.Module):
         self.weight = self._empty_weight(num_experts=0)
 
     def unpack(self) -> None:
-        """Make the plain weights again, uninitialised, if they were packed: they are about to be loaded."""
-        if self._kernels or self._packed:
-            self._kernels, self._packed = [], []
-            self.weight = self._empty_weight(self.num_experts)
+        """Make the plain weights again if they were packed; uninitialised if they were quantized, to be loaded anew."""
+        if self._packed:
+            plain = torch.stack([packed.to_dense() for packed in self._packed])
+            self.weight, self._packed = nn.Parameter(plain, requires_grad=False), []
+        elif self._kernels:
+            self.weight, self._kernels = self._empty_weight(self.num_experts), []
 
     def _fits_one_kernel(self) -> bool:
         """Whether the device's grouped kernel can read the weights."""

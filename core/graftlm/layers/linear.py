@@ -112,8 +112,10 @@ class Linear(nn.Module):
         return empty_parameter(num_rows, self.in_features, device=self.weight.device, dtype=self.weight.dtype)
 
     def weight_slots(self, prefix: str) -> Iterator[WeightSlot]:
-        """Yield where `{prefix}{part}.weight` and `.bias` go, for each part."""
-        if self.weight.is_mkldnn or self._kernel is not None:
+        """Yield where `{prefix}{part}.weight` and `.bias` go; they hold what is loaded, unless it is quantized."""
+        if self.weight.is_mkldnn:
+            self.weight = nn.Parameter(self.weight.to_dense(), requires_grad=False)
+        elif self._kernel is not None:
             self.weight = self._empty_weight(self.out_features)
             self._kernel = None
         self._prefix = prefix

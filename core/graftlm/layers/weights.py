@@ -6,16 +6,20 @@ parameter, which is how projections that stand apart in a checkpoint become one 
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 
 import torch
 from torch import Tensor, nn
 
-from graftlm.errors import WeightError
+from graftlm.errors import RequestError, WeightError
 
-__all__ = ["WeightSlot", "copy_weights", "empty_parameter"]
+__all__ = ["WeightSlot", "copy_weights", "empty_parameter", "read_weight"]
 
 #: Ends of the names of tensors that old checkpoints carry and that are computed here.
 IGNORED_SUFFIXES = ("rotary_emb.inv_freq",)
+
+#: Begins the names of a language model, and not those of the same model without its output projection.
+_BASE_PREFIX = "model."
 
 _NAMES_SHOWN = 5
 
@@ -51,13 +55,19 @@ def copy_weights(
     slots: Iterable[WeightSlot],
     weights: Iterable[tuple[str, Tensor]],
     aliases: Mapping[str, str] | None = None,
+    *,
+    partial: bool = False,
 ) -> None:
     """Fill every slot from a checkpoint.
+
+    Names may lack the prefix "model.", as in checkpoints of a family's base class. Slots on the meta device take
+    nothing in: the tensors are checked, and no more.
 
     Args:
         slots: all of the model's; names are unique.
         weights: (name, tensor) of the whole checkpoint; each tensor is released before the next is asked for.
         aliases: second name -> slot's name, for tied weights. Either name will do; if both come, they must agree.
+        partial: slots that no tensor comes for keep what they hold.
 
     Effects: copies into the slots' targets, converting to their dtype and device.
 
@@ -67,22 +77,47 @@ def copy_weights(
     by_name = {slot.name: slot for slot in slots}
     aliases = aliases or {}
     seen: set[str] = set()
-    filled: set[str] = set()
+    filled: dict[str, Tensor | None] = {}  # what came first for a tied weight that is only checked
     surplus: list[str] = []
     for name, tensor in weights:
         if name in seen:
             raise WeightError(f"The checkpoint holds {name!r} twice")
         seen.add(name)
-        slot = by_name.get(aliases.get(name, name))
+        slot = by_name.get(aliases.get(name, name)) or by_name.get(f"{_BASE_PREFIX}{name}")
         if slot is not None:
-            _fill(slot, name, tensor, is_filled=slot.name in filled)
-            filled.add(slot.name)
+            _check(slot, name, tensor)
+            if slot.name in filled:
+                _check_tie(slot, name, tensor, filled[slot.name])
+            else:
+                _fill(slot, tensor)
+                filled[slot.name] = tensor if slot.target.is_meta and slot.name in aliases.values() else None
         elif not name.endswith(IGNORED_SUFFIXES):
             surplus.append(name)
-    _check_complete([name for name in by_name if name not in filled], surplus)
+    _check_complete([] if partial else [name for name in by_name if name not in filled], surplus)
 
 
-def _fill(slot: WeightSlot, name: str, tensor: Tensor, is_filled: bool) -> None:
+def read_weight(slots: Iterable[WeightSlot], name: str, aliases: Mapping[str, str] | None = None) -> Tensor:
+    """Return a copy of what a checkpoint's tensor was loaded to.
+
+    Args:
+        slots: of the model, up to the one in question at least.
+        name: in the checkpoint.
+        aliases: as of `copy_weights`.
+
+    Raises:
+        RequestError: no slot has this name.
+    """
+    wanted, names = (aliases or {}).get(name, name), []
+    for slot in slots:
+        names.append(slot.name)
+        if slot.name == wanted:
+            held = slot.target[0] if slot.per_row else slot.target
+            return held.detach() - slot.offset if slot.offset else held.detach().clone()
+    close = get_close_matches(name, names, 1)
+    raise RequestError(f"the model has no weight {name!r}{f'; the nearest is {close[0]!r}' if close else ''}")
+
+
+def _check(slot: WeightSlot, name: str, tensor: Tensor) -> None:
     if tuple(tensor.shape) != slot.shape:
         raise WeightError(
             f"The checkpoint's {name!r} has shape {list(tensor.shape)}, but config.json asks for {list(slot.shape)}"
@@ -92,12 +127,19 @@ def _fill(slot: WeightSlot, name: str, tensor: Tensor, is_filled: bool) -> None:
             f"The checkpoint's {name!r} is {tensor.dtype}, which no weight is. If it is part of a quantized one, "
             f"config.json lacks the quantization_config that says how to decode it"
         )
-    if not is_filled:
-        with torch.no_grad():
-            slot.target.copy_(tensor)  # converts without a copy in between
-            if slot.offset:
-                slot.target.add_(slot.offset)
-    elif not torch.equal(slot.target, _as_placed(slot, tensor)):
+
+
+def _fill(slot: WeightSlot, tensor: Tensor) -> None:
+    with torch.no_grad():
+        slot.target.copy_(tensor)  # converts without a copy in between
+        if slot.offset:
+            slot.target.add_(slot.offset)
+
+
+def _check_tie(slot: WeightSlot, name: str, tensor: Tensor, first: Tensor | None) -> None:
+    """Refuse a second tensor for a slot, unless it is the same as the first."""
+    same = torch.equal(slot.target, _as_placed(slot, tensor)) if first is None else torch.equal(first, tensor)
+    if not same:
         raise WeightError(
             f"config.json ties {name!r} to another tensor, but the checkpoint holds both and they differ. "
             f"Set tie_word_embeddings to false in config.json"

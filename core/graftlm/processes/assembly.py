@@ -10,6 +10,7 @@ from typing import Any
 from graftlm.chat_formats import make_chat_formats
 from graftlm.checkpoint import load_model_config, resolve_checkpoint
 from graftlm.config import EngineConfig
+from graftlm.contracts import ModelConfig
 from graftlm.grammar_assembly import make_grammars
 from graftlm.intake import Intake, IntakeLimits
 from graftlm.processes.launcher import Launcher
@@ -19,6 +20,7 @@ from graftlm.processes.served_model import ServedModel
 from graftlm.processes.tokenizer_manager import TokenizerManager
 from graftlm.processes.trace_recorder import TraceRecorder
 from graftlm.registry import Registry
+from graftlm.sentence_embedding import read_embedding_defaults
 from graftlm.tokenization import TextStream, Tokenizer
 
 __all__ = ["assemble_manager"]
@@ -47,7 +49,7 @@ async def assemble_manager(
     grammars = make_grammars(config, registry, tokenizer, model_config)
     intake = Intake(limits, lambda params: TextStream(tokenizer, params), time.monotonic, grammars)
     replicas = ReplicaSet(launcher.scheduler_names, can_recover=config.server.restart)
-    model = _served_model(config, path, infos[0], limits, tokenizer)
+    model = _served_model(config, model_config, path, infos[0], limits, tokenizer)
     manager = TokenizerManager(
         config,
         model,
@@ -82,7 +84,12 @@ def _limits(infos: Sequence[dict[str, Any]]) -> IntakeLimits:
 
 
 def _served_model(
-    config: EngineConfig, path: Path, info: dict[str, Any], limits: IntakeLimits, tokenizer: Tokenizer
+    config: EngineConfig,
+    model_config: ModelConfig,
+    path: Path,
+    info: dict[str, Any],
+    limits: IntakeLimits,
+    tokenizer: Tokenizer,
 ) -> ServedModel:
     return ServedModel(
         name=config.server.served_model_name or Path(config.model.path).name or path.name,
@@ -95,4 +102,7 @@ def _served_model(
         eos_token_ids=limits.eos_token_ids,
         has_chat_template=tokenizer.has_chat_template,
         created_s=int(time.time()),
+        generates=limits.generates,
+        labels=() if limits.num_labels is None else model_config.labels,
+        embedding=read_embedding_defaults(path),
     )

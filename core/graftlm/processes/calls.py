@@ -2,7 +2,7 @@
 
 import asyncio
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from graftlm.errors import RequestError, UnavailableError
@@ -34,14 +34,25 @@ class ProcessCalls:
             UnavailableError: it is down, dies or gives no answer.
             RequestError: it refuses.
         """
+        return await self._ask(process, name, arguments, CALL_TIMEOUT_S)
+
+    async def call_each(
+        self, processes: Sequence[str], name: str, arguments: Mapping[str, Any], timeout_s: float
+    ) -> dict[str, Any]:
+        """Call processes at once, and return by their names the answers, or the errors as `call` raises them."""
+        calls = [self._ask(process, name, arguments, timeout_s) for process in processes]
+        outcomes = await asyncio.gather(*calls, return_exceptions=True)
+        return dict(zip(processes, outcomes, strict=True))
+
+    async def _ask(self, process: str, name: str, arguments: Mapping[str, Any], timeout_s: float) -> Any:
         call_id = next(self._counter)
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._waiting[call_id] = (process, future)
-        self._send(process, Call(call_id=call_id, name=name, arguments=arguments))
+        self._send(process, Call(call_id=call_id, name=name, arguments=dict(arguments)))
         try:
-            return await asyncio.wait_for(future, CALL_TIMEOUT_S)
+            return await asyncio.wait_for(future, timeout_s)
         except TimeoutError:
-            raise UnavailableError(f"{process} did not answer {name!r} within {CALL_TIMEOUT_S:.0f} s") from None
+            raise UnavailableError(f"{process} did not answer {name!r} within {timeout_s:.0f} s") from None
         finally:
             del self._waiting[call_id]
 

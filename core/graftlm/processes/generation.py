@@ -7,6 +7,7 @@ from itertools import chain
 
 from graftlm.errors import GraftlmError, GrammarError, RequestError, RequestFailedError, RequestTimeoutError
 from graftlm.outputs import OutputBuilder
+from graftlm.pooling import Pooling
 from graftlm.scheduling import Failure, Finish, RequestUpdate
 from graftlm.types import FinishReason, RequestOutput, SamplingParams, TokenIds, TokenLogprob
 
@@ -21,7 +22,7 @@ class PreparedRequest:
         request_id: as the client gave it, or drawn.
         prompt_token_ids: int32 [n].
         seed: of all its completions.
-        pooling: "mean" or "last" asks for an embedding and no tokens.
+        pooling: asks for one vector of the prompt, and no tokens.
         adapter: the name of the adapter that it asks for.
         unenforced: as of `RequestOutput`.
     """
@@ -33,7 +34,7 @@ class PreparedRequest:
     cache_salt: str = ""
     priority: int = 0
     timeout_s: float | None = None
-    pooling: str | None = None
+    pooling: Pooling | None = None
     adapter: str | None = None
     unenforced: tuple[str, ...] = ()
 

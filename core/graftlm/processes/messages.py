@@ -10,6 +10,7 @@ from typing import Any, Final, TypeAlias
 import msgspec
 
 from graftlm.errors import EngineError
+from graftlm.pooling import Pooling
 from graftlm.records import EngineStats
 from graftlm.scheduling import RequestUpdate
 from graftlm.types import SamplingParams
@@ -72,7 +73,7 @@ class Generate(Message, frozen=True, kw_only=True):
     Attributes:
         prompt: token ids, int32 in native byte order.
         params: the fields of SamplingParams that are not at their default.
-        pooling: "mean" or "last" asks for an embedding and no tokens.
+        pooling: asks for one vector of the prompt, and no tokens.
         adapter: the name of a loaded adapter.
     """
 
@@ -83,7 +84,7 @@ class Generate(Message, frozen=True, kw_only=True):
     cache_salt: str = ""
     priority: int = 0
     timeout_s: float | None = None
-    pooling: str | None = None
+    pooling: Pooling | None = None
     adapter: str | None = None
 
 

@@ -45,6 +45,11 @@ class PromptEncoder:
         self._check_length(text)
         return _checked(lambda: self._tokenizer.encode(text, add_special_tokens))
 
+    def encode_pair(self, first: str, second: str) -> TokenIds:
+        """Return the token ids of a pair of texts, int32 [n]; raises as `encode`."""
+        self._check_length(first + second)
+        return _checked(lambda: self._tokenizer.encode_pair(first, second))
+
     def encode_chat(self, chat: Sequence[Message], template_args: dict[str, Any]) -> TokenIds:
         """Return a chat's token ids, int32 [n]; raises as `encode`."""
         text = _checked(lambda: self._tokenizer.apply_chat_template(chat, **template_args))

@@ -42,6 +42,7 @@ class Replica:
         queued_tokens: prompt tokens of requests that have not shown a token yet.
         num_requests: prompts that have not ended.
         load: its latest report.
+        outdated: it is up, with other weights than the rest, and takes no requests.
     """
 
     name: str
@@ -49,6 +50,7 @@ class Replica:
     queued_tokens: int = 0
     num_requests: int = 0
     load: Load | None = None
+    outdated: bool = False
 
 
 def choose_replica(replicas: Iterable[Replica]) -> Replica | None:
@@ -82,6 +84,7 @@ class ReplicaSet:
         self._can_recover = can_recover
         self._troubles: dict[str, _Trouble] = {}
         self._paused = False
+        self._held = False
         self._waiting: set[asyncio.Future[None]] = set()
 
     def named(self, name: str) -> Replica | None:
@@ -98,7 +101,7 @@ class ReplicaSet:
         """Whether requests are served, and what is wrong."""
         works = any(replica.ready and replica.name not in self._troubles for replica in self.replicas)
         return Health(
-            problems=tuple(trouble.text for trouble in self._troubles.values()),
+            problems=(*[trouble.text for trouble in self._troubles.values()], *self._outdated),
             draining=self.draining,
             serving=works and DETOKENIZER not in self._troubles,
             paused=self._paused,
@@ -146,7 +149,7 @@ class ReplicaSet:
         self._troubles[name] = _Trouble(f"{name} died: {reason}", dead=True)
         replica = self.named(name)
         if replica is not None:
-            replica.ready, replica.load = False, None
+            replica.ready, replica.outdated, replica.load = False, False, None
         self._wake()
 
     def stuck(self, name: str, seconds: float) -> None:
@@ -177,6 +180,41 @@ class ReplicaSet:
         self._paused = False
         self._wake()
 
+    def hold(self) -> None:
+        """Keep new requests waiting until `release`, whether generation is paused or not."""
+        self._held = True
+
+    def release(self) -> None:
+        """Let requests through again that `hold` keeps."""
+        self._held = False
+        self._wake()
+
+    @property
+    def up(self) -> list[Replica]:
+        """The replicas that answer: those that take requests, and those whose weights are outdated."""
+        return [replica for replica in self.replicas if replica.ready or replica.outdated]
+
+    def outdate(self, name: str) -> None:
+        """Note that a replica has other weights than it should; it takes no requests."""
+        replica = self.named(name)
+        if replica is not None:
+            replica.ready, replica.outdated = False, True
+
+    def renew(self, name: str) -> None:
+        """Note that a replica that is up has the weights it should have."""
+        replica = self.named(name)
+        if replica is not None and replica.outdated:
+            replica.ready, replica.outdated = True, False
+            self._wake()
+
+    @property
+    def _outdated(self) -> list[str]:
+        return [
+            f"{replica.name} has other weights than it should: update them again"
+            for replica in self.replicas
+            if replica.outdated
+        ]
+
     def _free_replica(self) -> Replica | None:
         if self.draining:
             raise UnavailableError("the server is shutting down")
@@ -185,7 +223,7 @@ class ReplicaSet:
         replica = choose_replica(self.replicas) if detokenizer_is_up else None
         if replica is None and not self._can_recover:
             raise UnavailableError(self.why_unavailable)
-        return None if self._paused else replica
+        return None if self._paused or self._held else replica
 
     def _wake(self) -> None:
         for future in self._waiting:

@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 
 from graftlm.assembly import EngineParts
+from graftlm.checkpoint import read_tensors
 from graftlm.contracts import PrefixKey
-from graftlm.errors import AdapterError, GraftlmError, RequestError
+from graftlm.errors import AdapterError, GraftlmError, ModelError, RequestError
 from graftlm.outputs import sub_ids
 from graftlm.processes.adapter_calls import AdapterCalls
 from graftlm.processes.channels import Inbox, Outbox
@@ -95,6 +96,8 @@ class SchedulerProcess:
             "pin": self._pin,
             "unpin": self._unpin,
             "cache_snapshot": self._cache_snapshot,
+            "update_weights": self._update_weights,
+            "get_weight": self._get_weight,
             "unload_adapter": self._adapters.unload,
             "set_adapters": self._adapters.set_all,
         }
@@ -224,6 +227,19 @@ class SchedulerProcess:
     def _prefix_key(self, token_ids: list[int], cache_salt: str, adapter: str | None) -> PrefixKey:
         namespace = self._parts.intake.namespace(cache_salt, adapter)
         return PrefixKey(np.array(token_ids, dtype=np.int32), namespace)
+
+    def _update_weights(self, path: str | None, tensors: bytes | None, flush_cache: bool) -> None:
+        weights = self._parts.weights
+        try:
+            new = weights.checked(path) if path is not None else weights.checked_tensors(read_tensors(tensors or b""))
+        except ModelError as error:
+            raise RequestError(str(error)) from error
+        self._send(self._loop.settle())  # none is under way, unless generation is paused
+        self._parts.replace_weights(new, flush_cache=flush_cache)
+        self._send(self._loop.take_updates())
+
+    def _get_weight(self, weight: str, num_rows: int) -> Any:
+        return self._parts.read_weight(weight)[:num_rows].float().tolist()
 
     def _cache_snapshot(self) -> dict[str, Any]:
         if self._events is None:

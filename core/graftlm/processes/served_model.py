@@ -1,6 +1,8 @@
 """What clients may know of the model that is served."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from graftlm.sentence_embedding import EmbeddingDefaults
 
 __all__ = ["ServedModel"]
 
@@ -15,6 +17,9 @@ class ServedModel:
         context_len: tokens of prompt and output together at most.
         memory_tokens: tokens that a replica's KV memory holds.
         created_s: Unix time at which the server started.
+        generates: whether it generates text.
+        labels: what the numbers of its score head stand for; empty: it has none.
+        embedding: how the checkpoint's embeddings are made.
     """
 
     name: str
@@ -27,6 +32,9 @@ class ServedModel:
     eos_token_ids: tuple[int, ...]
     has_chat_template: bool
     created_s: int
+    generates: bool = True
+    labels: tuple[str, ...] = ()
+    embedding: EmbeddingDefaults = field(default_factory=EmbeddingDefaults)
 
     def id_with(self, adapter: str | None) -> str:
         """Return the id in the API of the model with an adapter, or of the model alone."""

@@ -4,7 +4,7 @@ import asyncio
 import itertools
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
@@ -20,6 +20,7 @@ from graftlm.errors import (
     UnsupportedFeatureError,
 )
 from graftlm.intake import Intake, check_call, draw_seed
+from graftlm.pooling import Pooling
 from graftlm.processes.calls import ProcessCalls, Send
 from graftlm.processes.generation import Generation, PreparedRequest
 from graftlm.processes.in_flight import InFlight, InFlightRequests
@@ -52,6 +53,9 @@ __all__ = ["TokenizerManager"]
 
 T = TypeVar("T")
 
+#: How long the replacing of weights may take, which may come from slow storage.
+UPDATE_TIMEOUT_S = 3600.0
+
 
 class TokenizerManager:
     """Turns what HTTP handlers ask for into messages to the scheduler processes, and their answers into generations.
@@ -62,6 +66,7 @@ class TokenizerManager:
         replicas: the replicas, and whether their processes are well.
         chat_formats: how the model writes tool calls and reasoning.
         calls: questions to the processes, about no request.
+        weight_version: what answers call the model's weights.
         adapters: those that requests may ask for.
     """
 
@@ -87,6 +92,7 @@ class TokenizerManager:
         self.model = model
         self.tokenizer = tokenizer
         self.replicas = replicas
+        self.weight_version = "default"
         self.chat_formats = chat_formats or ChatFormats()
         self.calls = ProcessCalls(replicas, send)
         self.adapters = ServedAdapters(config.lora.adapters, self.calls, replicas, send)
@@ -100,6 +106,8 @@ class TokenizerManager:
         self._grammar_threads = ThreadPoolExecutor(max_workers=2, thread_name_prefix="graftlm-grammar-check")
         self._counter = itertools.count()
         self._in_flight = InFlightRequests()
+        self._updating = asyncio.Lock()
+        self._weights_changed = False
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -124,7 +132,7 @@ class TokenizerManager:
         priority: int = 0,
         cache_salt: str = "",
         timeout_s: float | None = None,
-        pooling: str | None = None,
+        pooling: Pooling | None = None,
         adapter: str | None = None,
         template_args: dict[str, Any] | None = None,
     ) -> PreparedRequest:
@@ -134,7 +142,7 @@ class TokenizerManager:
             prompt: text, token ids, or chat messages, which the checkpoint's chat template renders.
             template_args: further variables of the chat template.
             timeout_s: the shorter of it and `server.request_timeout_s` counts.
-            pooling: "mean" or "last" asks for an embedding and no tokens.
+            pooling: asks for one vector of the prompt, and no tokens.
             adapter: the name of a loaded adapter; None: the model alone.
 
         Raises:
@@ -270,6 +278,64 @@ class TokenizerManager:
         await self.calls.call_those_that_stay("resume")
         self.replicas.resume()
 
+    async def update_weights(
+        self, path: str | None, tensors: bytes | None, *, flush_cache: bool, abort_all: bool, version: str | None
+    ) -> int:
+        """Replace the model's weights in every replica. Requests under way end first; new ones wait for it.
+
+        While generation is paused nothing is waited for: what is under way is computed again after `resume`, or goes on
+        with its keys and values if `flush_cache` is False.
+
+        Args:
+            path: of a checkpoint; None for tensors.
+            tensors: the content of a safetensors file; None for a checkpoint.
+            abort_all: end requests under way instead of waiting for them.
+            version: what answers call these weights; None leaves the name.
+
+        Returns: prompts that were paused meanwhile.
+
+        Raises:
+            RequestError: the weights do not fit; every replica has those it had.
+            UnavailableError: no replica is up; or some have the new weights and some could not take them, which serve
+                nothing until an update succeeds.
+        """
+        arguments = {"path": path, "tensors": tensors, "flush_cache": flush_cache}
+        async with self._updating:
+            self.replicas.hold()
+            try:
+                if abort_all:
+                    self.abort_all()
+                if abort_all or not self.health.paused:
+                    await self._idle.wait()
+                num_paused = len(self._in_flight)
+                processes = [replica.name for replica in self.replicas.up]
+                outcomes = await self.calls.call_each(processes, "update_weights", arguments, UPDATE_TIMEOUT_S)
+                self._check_updates(outcomes)
+            finally:
+                self.replicas.release()
+        self.weight_version = version or self.weight_version
+        return num_paused
+
+    def _check_updates(self, outcomes: Mapping[str, object]) -> None:
+        """Note which replicas have new weights; raises as `update_weights`."""
+        if not outcomes:
+            raise UnavailableError(self.replicas.why_unavailable)
+        failed = {name: outcome for name, outcome in outcomes.items() if isinstance(outcome, BaseException)}
+        if len(failed) == len(outcomes):
+            raise next(iter(failed.values()))
+        self._weights_changed = True
+        for name in outcomes:
+            if name in failed:
+                self.replicas.outdate(name)
+            else:
+                self.replicas.renew(name)
+        if failed:
+            reasons = "; ".join(f"{name}: {error}" for name, error in failed.items())
+            raise UnavailableError(
+                f"{len(outcomes) - len(failed)} of {len(outcomes)} replicas have the new weights; these have not, and "
+                f"serve nothing until an update succeeds: {reasons}"
+            )
+
     async def in_thread(self, function: Callable[[], T], *, has_grammar: bool = False) -> T:
         """Run what takes a while beside the event loop; grammars, which may take seconds, in threads of their own."""
         threads = self._grammar_threads if has_grammar else self._threads
@@ -278,6 +344,11 @@ class TokenizerManager:
     async def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Return a text's token ids."""
         ids = await self.in_thread(lambda: self._encoder.encode_text(text, add_special_tokens))
+        return [int(token_id) for token_id in ids]
+
+    async def encode_pair(self, first: str, second: str) -> list[int]:
+        """Return the token ids of a pair of texts, as the checkpoint's tokenizer joins them."""
+        ids = await self.in_thread(lambda: self._encoder.encode_pair(first, second))
         return [int(token_id) for token_id in ids]
 
     async def encode_chat(self, messages: Sequence[Message], **template_args: Any) -> list[int]:
@@ -314,6 +385,8 @@ class TokenizerManager:
         if self.replicas.named(name) is not None:
             self.adapters.restarted(name)
         self.replicas.started(name)
+        if self._weights_changed:
+            self.replicas.outdate(name)  # a replica that starts has those of the configuration
 
     def process_stuck(self, name: str, seconds: float) -> None:
         """Note that a process has not answered for a while."""

@@ -191,7 +191,7 @@ def _spans(
             prompt_spans.append(_prompt_span(chunk, start))
         else:
             is_last = chunk.end == chunk.request.prompt_len
-            pool_spans.append(PoolSpan(chunk.row, start, len(chunk.reads), is_last))
+            pool_spans.append(PoolSpan(chunk.row, chunk.request.pooling, start, len(chunk.reads), is_last))
     return tuple(prompt_spans), tuple(pool_spans)
 
 

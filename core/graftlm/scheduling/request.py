@@ -12,6 +12,7 @@ from graftlm.adapters import BASE_SLOT, LoadedAdapter
 from graftlm.contracts import PrefetchTicket, PrefixKey
 from graftlm.errors import InvariantError
 from graftlm.plan import RowSetup
+from graftlm.pooling import Pooling
 from graftlm.scheduling.grammar import RequestGrammar
 from graftlm.types import SamplingParams, TokenIds, Usage
 
@@ -65,7 +66,7 @@ class Request:
         cached_tokens: prompt tokens that it did not have to compute, counted until a first retraction.
         cached_host_tokens, cached_storage_tokens: of these, those loaded from lower tiers of the cache.
         prefetch: what is being brought to host memory for it while it waits.
-        pooling: "mean" or "last" asks for an embedding: it ends where its prompt does, and samples nothing.
+        pooling: asks for one vector: it ends where its prompt does, and samples nothing.
         adapter: what its tokens are computed with besides the model; `namespace` keeps its prefixes apart.
         num_reads_planned, num_reads_reported: prompt positions, from `first_read` on, whose logits or hidden state a
             step reads, or has delivered.
@@ -83,7 +84,7 @@ class Request:
     deadline_s: float | None = None
     stop_watch: StopWatch | None = None
     grammar: RequestGrammar | None = None
-    pooling: str | None = None
+    pooling: Pooling | None = None
     adapter: LoadedAdapter | None = None
 
     status: RequestStatus = RequestStatus.WAITING
@@ -163,7 +164,7 @@ class Request:
     def num_reads(self) -> int:
         """Prompt positions, from `first_read` on, each of which has to be read once."""
         if self.pooling is not None:
-            return self.prompt_len if self.pooling == "mean" else 0
+            return self.prompt_len if self.pooling.reads_all else 0
         return 0 if self.params.prompt_logprobs is None else self.prompt_len - 1 - self.first_read
 
     @property
@@ -221,21 +222,21 @@ class Request:
             self.append(token_id)
 
     def add_pooled(self, hidden: NDArray[np.float32], num_tokens: int) -> None:
-        """Take in hidden states of further prompt positions, added up: float32 [hidden]."""
+        """Take in what was read of further prompt positions: float32 [n], added up."""
         self._pooled = hidden.astype(np.float64) if self._pooled is None else self._pooled + hidden
         self.num_reads_reported += num_tokens
 
     @property
     def pooled(self) -> NDArray[np.float32]:
-        """The pooled hidden states, float32 [hidden], once all of them have been taken in."""
+        """The vector it asked for, float32 [n], once every position has been taken in."""
         if self._pooled is None:
             raise InvariantError(f"request {self.request_id} ends without the hidden states it asked for")
-        num_tokens = self.prompt_len if self.pooling == "mean" else 1
+        num_tokens = self.prompt_len if self.pooling is not None and self.pooling.reads_all else 1
         return (self._pooled / num_tokens).astype(np.float32)
 
     def reads(self, start: int, end: int) -> range:
         """Return the positions of start : end that have to be read and are not planned yet."""
-        if self.pooling == "last":
+        if self.pooling is not None and not self.pooling.reads_all:
             return range(max(start, self.prompt_len - 1), end)
         first = max(start, self.first_read + self.num_reads_planned)
         return range(first, max(first, min(end, self.first_read + self.num_reads)))

@@ -298,6 +298,22 @@ class Scheduler:
         for request in list(self._running.requests):
             self._planner.retract(request)
 
+    def restart_memory(self, make_cache: Callable[[], PrefixCache]) -> None:
+        """Have everything computed anew: running requests go back to the queue, and the KV memory starts empty.
+
+        No step may be in flight. Where there are lower tiers, a fresh cache takes the old one's place, as what is in
+        storage is known by the weights; what making one raises comes out of here, as from `kv.restart`.
+        """
+        self.retract_all()
+        if self.kv.tiers is None:
+            self.kv.reset()
+            return
+        self._prefetching.clear()
+        self._awaiting_prefetch.clear()
+        for request in self._requests.values():
+            request.prefetch = None
+        self.kv.restart(make_cache)
+
     def expire(self) -> None:
         """End the requests whose time is up; `plan` does so as well."""
         self._expire(self._clock())

@@ -29,6 +29,7 @@ _TAGS: Final = [
     {"name": "generate", "description": "SGLang's native interface."},
     {"name": "information", "description": "Health, model, configuration, load."},
     {"name": "cache", "description": "Pins in the prefix cache, and what it holds."},
+    {"name": "weights", "description": "Replace and show the model's weights; the administrator's."},
     {"name": "adapters", "description": "Loading and unloading of low-rank adapters; the administrator's."},
     {"name": "control", "description": "Abort, flush, pause, profile; the administrator's but for single aborts."},
 ]

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from graftlm.contracts import GrammarMatcher
 from graftlm.errors import InvariantError
 from graftlm.plan import LogprobTable, PoolSpan, StepPlan, StepResult
+from graftlm.pooling import Pooling
 
 __all__ = ["FakeDevice", "expected_embedding", "expected_output", "expected_token"]
 
@@ -57,13 +58,13 @@ def expected_token(token_ids: Sequence[int], vocab_size: int, bits: NDArray[np.i
     return _next_token(state, vocab_size, bits)
 
 
-def expected_embedding(prompt: Sequence[int], pooling: str) -> NDArray[np.float32]:
+def expected_embedding(prompt: Sequence[int], pooling: Pooling) -> NDArray[np.float32]:
     """Return the pooled "hidden states" of a prompt, float32 [2], computed without pages."""
     digests: list[int] = []
     for token_id in prompt:
         digests.append(_absorb(digests[-1] if digests else 0, token_id))
     hidden = np.array([_hidden(digest) for digest in digests], dtype=np.float64)
-    pooled: NDArray[np.float64] = hidden.mean(axis=0) if pooling == "mean" else hidden[-1]
+    pooled: NDArray[np.float64] = hidden.mean(axis=0) if pooling.reads_all else hidden[-1]
     return pooled.astype(np.float32)
 
 

@@ -84,6 +84,28 @@ class ModelConformance(Conformance, ABC):
         assert logits.shape == (2, load_model_config(self.checkpoint()).vocab_size), f"got {list(logits.shape)}"
         assert logits.is_floating_point(), f"logits are {logits.dtype}"
 
+    def test_a_head_gives_as_many_numbers_as_it_has_labels(self) -> None:
+        """A model with a head says how many labels it has, and `score` gives as many numbers."""
+        model = self.model()
+        if model.num_labels is None:
+            return  # it has no head
+        (hidden,) = PagedModel(model).step([Tokens(0, _PROMPT)])
+        scores = model.score(hidden[-2:])
+        assert scores.shape == (2, model.num_labels), f"2 texts have scores of shape {list(scores.shape)}"
+        assert scores.is_floating_point(), f"scores are {scores.dtype}"
+
+    def test_a_twin_without_memory_checks_what_the_model_checks(self) -> None:
+        """It can be created on the meta device, where `load_weights` checks what it would check elsewhere."""
+        context = ModelContext(load_model_config(self.checkpoint()), torch.device("meta"), torch.float32)
+        self.create(context).load_weights(self.weights().items())
+        name = next(iter(self.weights()))
+        missing = {other: tensor for other, tensor in self.weights().items() if other != name}
+        try:
+            self.create(context).load_weights(missing.items())
+        except WeightError:
+            return
+        raise AssertionError(f"on the meta device, load_weights raised no WeightError about the missing {name}")
+
     def test_attention_layers_are_listed_once(self) -> None:
         """`attention_layers` lists every layer once, `layer_id` counting from 0."""
         paged = PagedModel(self.model())
@@ -149,5 +171,6 @@ class ModelConformance(Conformance, ABC):
 
 
 def _logits(model: Model) -> Tensor:
+    """Return what the model is for: logits, or the scores of its head."""
     (hidden,) = PagedModel(model).step([Tokens(0, _PROMPT)])
-    return model.logits(hidden)
+    return model.logits(hidden) if model.num_labels is None else model.score(hidden)

@@ -107,6 +107,7 @@ def write_tiny_checkpoint(
     dtype: torch.dtype = torch.float32,
     initializer_range: float = 0.3,
     tokenizer: bool = False,
+    num_labels: int | None = None,
     config: Mapping[str, Any] | None = None,
 ) -> Path:
     """Write config.json, generation_config.json, safetensors, and tokenizer files if asked for.
@@ -133,6 +134,7 @@ def write_tiny_checkpoint(
         dtype: of the tensors.
         initializer_range: standard deviation of matrices and embeddings.
         tokenizer: whether to write a byte-level tokenizer with a chat template.
+        num_labels: of a score head, in the place of the output projection; None: the model generates.
         config: other entries of the Hugging Face configuration class.
 
     Returns: the directory.
@@ -140,7 +142,7 @@ def write_tiny_checkpoint(
     Raises:
         ValueError: the vocabulary is too small for the tokenizer.
     """
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
 
     eos = 0 if eos_token_id is None and tokenizer else eos_token_id
     entries: dict[str, Any] = {
@@ -156,10 +158,12 @@ def write_tiny_checkpoint(
         "rope_parameters": dict(rope_parameters) if rope_parameters else None,
         "bos_token_id": None,
         "eos_token_id": eos,
+        **({} if num_labels is None else {"num_labels": num_labels}),
     }
     hf_config = AutoConfig.for_model(family, **{**entries, **_FAMILY_CONFIG.get(family, {}), **(config or {})})
     with torch.random.fork_rng(devices=[]):  # building draws weights, which are replaced
-        model = AutoModelForCausalLM.from_config(hf_config, dtype=dtype)
+        kind = AutoModelForCausalLM if num_labels is None else AutoModelForSequenceClassification
+        model = kind.from_config(hf_config, dtype=dtype)
     _draw_weights(model, seed, initializer_range, norm_mean=0 if family.startswith("gemma") else 1)
     directory.mkdir(parents=True, exist_ok=True)
     model.save_pretrained(directory)

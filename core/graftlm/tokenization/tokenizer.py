@@ -127,6 +127,10 @@ class Tokenizer:
         """
         return np.array(self._core.encode(text, add_special_tokens=add_special_tokens).ids, dtype=np.int32)
 
+    def encode_pair(self, first: str, second: str) -> TokenIds:
+        """Return the token ids of two texts as the checkpoint's tokenizer joins a pair, int32 [n]."""
+        return np.array(self._core.encode(first, second).ids, dtype=np.int32)
+
     def encode_inside(self, text: str) -> list[int]:
         """Return the tokens of a text that stands within another: without what a tokenizer puts before a beginning."""
         if not self._marks_beginnings:

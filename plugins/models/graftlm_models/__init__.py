@@ -1,10 +1,12 @@
 """Models: the Llama, Mistral, Qwen, Gemma, Phi and DeepSeek families, GPT-OSS, and any other by Transformers."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any
 
 from graftlm import Provider, hookimpl
 from graftlm.contracts import Model, ModelCapabilities, ModelContext
+from graftlm.errors import UnsupportedArchitectureError
 
 __all__ = ["provide_models"]
 
@@ -67,6 +69,20 @@ def provide_models() -> Iterable[Provider[Model]]:
             capabilities=ModelCapabilities(architectures=("GptOssForCausalLM",)),
         ),
         Provider(
+            name="sequence_classification",
+            summary="Classifiers, rerankers and reward models: a score head on the last token of one of these families",
+            api_version=1,
+            create=_create_classifier,
+            capabilities=ModelCapabilities(architectures=tuple(f"{stem}ForSequenceClassification" for stem in _STEMS)),
+        ),
+        Provider(
+            name="text_embedding",
+            summary="Embedding models saved without an output projection, of these families",
+            api_version=1,
+            create=_create_embedder,
+            capabilities=ModelCapabilities(architectures=tuple(f"{stem}Model" for stem in _STEMS)),
+        ),
+        Provider(
             name="transformers",
             summary="any other decoder-only architecture, as Transformers' own module",
             api_version=1,
@@ -122,3 +138,41 @@ def _create_transformers(options: Any, context: ModelContext) -> Model:
     from graftlm_models.transformers_model import TransformersModel
 
     return TransformersModel(context)
+
+
+#: How the classes of a family without an output projection begin -> its language model.
+_STEMS: Mapping[str, tuple[str, Callable[[Any, ModelContext], Model]]] = {
+    "Llama": ("LlamaForCausalLM", _create_llama),
+    "Mistral": ("MistralForCausalLM", _create_mistral),
+    "Ministral": ("MinistralForCausalLM", _create_mistral),
+    "Qwen2": ("Qwen2ForCausalLM", _create_qwen),
+    "Qwen3": ("Qwen3ForCausalLM", _create_qwen),
+    "Qwen2Moe": ("Qwen2MoeForCausalLM", _create_qwen),
+    "Qwen3Moe": ("Qwen3MoeForCausalLM", _create_qwen),
+    "Mixtral": ("MixtralForCausalLM", _create_mistral),
+    "Phi3": ("Phi3ForCausalLM", _create_phi),
+    "Gemma2": ("Gemma2ForCausalLM", _create_gemma),
+    "Gemma3Text": ("Gemma3ForCausalLM", _create_gemma),
+}
+
+
+def _create_classifier(options: Any, context: ModelContext) -> Model:
+    return _create_headless(options, context, "ForSequenceClassification")
+
+
+def _create_embedder(options: Any, context: ModelContext) -> Model:
+    return _create_headless(options, context, "Model")
+
+
+def _create_headless(options: Any, context: ModelContext, ending: str) -> Model:
+    from graftlm_models.headless import create_headless
+
+    names = [name.removesuffix(ending) for name in context.config.architectures]
+    stem = next((name for name in names if name in _STEMS), None)
+    if stem is None:
+        available = ", ".join(f"{name}{ending}" for name in _STEMS)
+        raise UnsupportedArchitectureError(
+            f"config.json names {', '.join(context.config.architectures)}. Available: {available}"
+        )
+    architecture, create = _STEMS[stem]
+    return create_headless(architecture, partial(create, options), context, has_head=ending != "Model")

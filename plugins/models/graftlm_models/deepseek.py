@@ -40,6 +40,7 @@ from graftlm.layers import (
     read_flag,
     read_number,
     read_size,
+    read_weight,
     rope_frequencies,
 )
 from graftlm_models.deepseek_routing import read_v2_choice, read_v3_choice
@@ -145,16 +146,29 @@ class DeepseekForCausalLM(nn.Module, Model):
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         """Copy a Hugging Face checkpoint in; see the contract. Layers that only draft tokens are left out."""
-        drafts = tuple(f"model.layers.{len(self.layers) + i}." for i in range(self._num_draft_layers))
-        aliases = {"lm_head.weight": "model.embed_tokens.weight"} if self.lm_head is None else {}
-        served = ((name, tensor) for name, tensor in weights if not name.startswith(drafts))
-        copy_weights(self._weight_slots(), served, aliases)
+        copy_weights(self._weight_slots(), self._served(weights), self._aliases)
+
+    def update_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
+        """Copy some tensors in; see the contract."""
+        copy_weights(self._weight_slots(), self._served(weights), self._aliases, partial=True)
+
+    def read_weight(self, name: str) -> Tensor:
+        """Return a copy of one weight; see the contract."""
+        return read_weight(self._weight_slots(), name, self._aliases)
 
     def pack_weights(self) -> None:
         """Rearrange every matrix for this CPU; see the contract."""
         pack_linears(self)
         if self.lm_head is None:
             self.embed.pack_output()
+
+    def _served(self, weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+        drafts = tuple(f"model.layers.{len(self.layers) + i}." for i in range(self._num_draft_layers))
+        return ((name, tensor) for name, tensor in weights if not name.startswith(drafts))
+
+    @property
+    def _aliases(self) -> Mapping[str, str]:
+        return {"lm_head.weight": "model.embed_tokens.weight"} if self.lm_head is None else {}
 
     def _decoder_layers(self) -> Iterator["DeepseekLayer"]:
         return (layer for layer in self.layers if isinstance(layer, DeepseekLayer))

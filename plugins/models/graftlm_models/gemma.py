@@ -32,6 +32,7 @@ from graftlm.layers import (
     read_layer_types,
     read_number,
     read_size,
+    read_weight,
     rope_frequencies,
 )
 
@@ -178,14 +179,25 @@ class GemmaForCausalLM(nn.Module, Model):
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         """Copy a Hugging Face checkpoint in; see the contract."""
-        aliases = {"lm_head.weight": "model.embed_tokens.weight"} if self.lm_head is None else {}
-        copy_weights(self._weight_slots(), weights, aliases)
+        copy_weights(self._weight_slots(), weights, self._aliases)
+
+    def update_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
+        """Copy some tensors in; see the contract."""
+        copy_weights(self._weight_slots(), weights, self._aliases, partial=True)
+
+    def read_weight(self, name: str) -> Tensor:
+        """Return a copy of one weight; see the contract."""
+        return read_weight(self._weight_slots(), name, self._aliases)
 
     def pack_weights(self) -> None:
         """Rearrange every matrix for this CPU; see the contract."""
         pack_linears(self)
         if self.lm_head is None:
             self.embed.pack_output()
+
+    @property
+    def _aliases(self) -> Mapping[str, str]:
+        return {"lm_head.weight": "model.embed_tokens.weight"} if self.lm_head is None else {}
 
     def _decoder_layers(self) -> Iterator["GemmaLayer"]:
         return (layer for layer in self.layers if isinstance(layer, GemmaLayer))

@@ -1,6 +1,6 @@
 """The Llama family (arXiv:2302.13971): pre-norm decoder with rotary positions and grouped-query attention."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from torch import Tensor, nn
 
@@ -19,6 +19,7 @@ from graftlm.layers import (
     copy_weights,
     pack_linears,
     read_flag,
+    read_weight,
     rope_frequencies,
 )
 
@@ -66,14 +67,25 @@ class LlamaForCausalLM(nn.Module, Model):
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         """Copy a Hugging Face checkpoint in; see the contract."""
-        aliases = {"lm_head.weight": "model.embed_tokens.weight"} if self.lm_head is None else {}
-        copy_weights(self._weight_slots(), weights, aliases)
+        copy_weights(self._weight_slots(), weights, self._aliases)
+
+    def update_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
+        """Copy some tensors in; see the contract."""
+        copy_weights(self._weight_slots(), weights, self._aliases, partial=True)
+
+    def read_weight(self, name: str) -> Tensor:
+        """Return a copy of one weight; see the contract."""
+        return read_weight(self._weight_slots(), name, self._aliases)
 
     def pack_weights(self) -> None:
         """Rearrange every matrix for this CPU; see the contract."""
         pack_linears(self)
         if self.lm_head is None:
             self.embed.pack_output()
+
+    @property
+    def _aliases(self) -> Mapping[str, str]:
+        return {"lm_head.weight": "model.embed_tokens.weight"} if self.lm_head is None else {}
 
     def _decoder_layers(self) -> Iterator["LlamaLayer"]:
         return (layer for layer in self.layers if isinstance(layer, LlamaLayer))

@@ -22,12 +22,14 @@ class AnswerWriter:
         prompt_len: int,
         seconds: Callable[[], float],
         token_text: Callable[[int], str] | None,
+        weight_version: str = "default",
     ) -> None:
         """Begin.
 
         Args:
             seconds: since the request arrived.
             token_text: the text of a token in log-probabilities; None leaves it out.
+            weight_version: what the model's weights are called.
 
         Raises:
             RequestError: log-probabilities are wanted from a place behind the prompt's end.
@@ -38,6 +40,7 @@ class AnswerWriter:
                 f"logprob_start_len is {start}, but the prompt has {prompt_len} tokens; give at most that"
             )
         self._prompt = prompt
+        self._weight_version = weight_version
         self._seconds = seconds
         self._token_text = token_text
         self._input: dict[str, Any] | None = None
@@ -65,7 +68,7 @@ class AnswerWriter:
             "cached_tokens": output.usage.cached_tokens,
             "cached_tokens_details": output.usage.cached_tokens_by_tier,
             "jump_forward_tokens": completion.jump_forward_tokens,
-            "weight_version": "default",
+            "weight_version": self._weight_version,
         }
         if output.unenforced:
             meta["unenforced"] = output.unenforced

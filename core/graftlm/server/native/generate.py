@@ -101,7 +101,13 @@ class _Call:
         requests = await asyncio.gather(*[_prepare(manager, prompt, body.priority or 0) for prompt in prompts])
         text = _token_text(manager) if body.return_text_in_logprobs else None
         writers = [
-            AnswerWriter(prompt, len(request.prompt_token_ids), lambda: time.perf_counter() - started_s, text)
+            AnswerWriter(
+                prompt,
+                len(request.prompt_token_ids),
+                lambda: time.perf_counter() - started_s,
+                text,
+                manager.weight_version,
+            )
             for prompt, request in zip(prompts, requests, strict=True)
         ]
         many = is_list(body) or any(prompt.params.n > 1 for prompt in prompts)

@@ -10,6 +10,7 @@ from fastapi import APIRouter, Response
 
 import graftlm
 from graftlm.errors import QueueFullError, RequestTimeoutError, UnavailableError
+from graftlm.pooling import LAST
 from graftlm.processes.replicas import Replica
 from graftlm.processes.tokenizer_manager import TokenizerManager
 from graftlm.server.native.responses import HealthBody, LoadBody, ModelInfo, ServerInfo
@@ -95,7 +96,10 @@ class _Probe:
         return None
 
     async def _generate(self) -> None:
-        request = await self._manager.prepare([0], self._params, cache_salt=self._namespace, timeout_s=_PROBE_TIMEOUT_S)
+        pooling = None if self._manager.model.generates else LAST
+        request = await self._manager.prepare(
+            [0], self._params, cache_salt=self._namespace, timeout_s=_PROBE_TIMEOUT_S, pooling=pooling
+        )
         generation = await self._manager.start(request)
         try:
             await generation.result()
@@ -123,6 +127,9 @@ def _model_info(manager: TokenizerManager) -> ModelInfo:
         chat_template=manager.tokenizer.chat_template or None,
         special_tokens=manager.tokenizer.special_tokens,
         prompt_prefix=manager.tokenizer.prompt_prefix,
+        weight_version=manager.weight_version,
+        is_generation=model.generates,
+        labels=list(model.labels),
     )
 
 

@@ -26,6 +26,7 @@ from graftlm.server.wire import (
 
 __all__ = [
     "AbortRequest",
+    "ClassifyRequest",
     "ContinueRequest",
     "GenerateRequest",
     "LoadAdapterRequest",
@@ -35,6 +36,8 @@ __all__ = [
     "ProfileRequest",
     "SamplingRequest",
     "UnloadAdapterRequest",
+    "UpdateFromDiskRequest",
+    "WeightRequest",
 ]
 
 _Id = Annotated[str, Field(min_length=1, max_length=256), UNICODE]
@@ -201,6 +204,19 @@ class GenerateRequest(WireModel):
     require_reasoning: Falsy = False
 
 
+class ClassifyRequest(WireModel):
+    """One text or several to be judged by the model's score head."""
+
+    text: OneOrMany[Text] | None = Field(default=None, description="The text or texts; or give `input_ids`.")
+    input_ids: OneOrManyPrompts | None = Field(default=None, description="The same as token ids.")
+    rid: OneOrMany[_Id] | None = Field(default=None, description="The request's id, one for each text; drawn if null.")
+    priority: Annotated[int, Field(ge=-(2**31), le=2**31 - 1), WHOLE] | None = Field(
+        default=None, description="For scheduling policies that look at it; 0 by default."
+    )
+    cache_salt: _Salt | None = Field(default=None, description="Requests with different salts share no prefix.")
+    model: Text | None = Field(default=None, description="Accepted; there is one model.")
+
+
 class AbortRequest(WireModel):
     """Which requests to end."""
 
@@ -253,6 +269,34 @@ class PauseRequest(WireModel):
 
 class ContinueRequest(WireModel):
     """Go on after a pause; has no fields."""
+
+
+class UpdateFromDiskRequest(WireModel):
+    """Which weights to serve with from now on."""
+
+    model_path: Annotated[str, Field(min_length=1, max_length=4096), UNICODE] = Field(
+        description="The folder of a checkpoint of the same model, on the server's machine."
+    )
+    flush_cache: bool | None = Field(
+        default=True,
+        description="Forget what the former weights have computed; paused requests are computed again.",
+    )
+    abort_all_requests: bool | None = Field(
+        default=False, description="End requests under way; else they end first, unless generation is paused."
+    )
+    weight_version: Annotated[str, Field(max_length=256), UNICODE] | None = Field(
+        default=None, description="What the answers of /generate call these weights."
+    )
+    load_format: Literal["auto"] | None = Field(default=None, description="Accepted; it is found out.")
+
+
+class WeightRequest(WireModel):
+    """Which weight to show."""
+
+    name: Annotated[str, Field(min_length=1, max_length=1024), UNICODE] = Field(description="Its name in a checkpoint.")
+    truncate_size: Annotated[int, Field(ge=1, le=2**31 - 1), WHOLE] = Field(
+        default=100, description="Rows, or the numbers of a vector, from the first on."
+    )
 
 
 class ProfileRequest(WireModel):

@@ -8,6 +8,8 @@ __all__ = [
     "AdaptersChanged",
     "AnswerBody",
     "CacheSnapshots",
+    "ClassifyBody",
+    "ClassifyMeta",
     "Done",
     "FinishReasonBody",
     "FlushDone",
@@ -20,6 +22,7 @@ __all__ = [
     "ServerInfo",
     "TracesWritten",
     "Unpinned",
+    "WeightsUpdated",
 ]
 
 
@@ -92,7 +95,7 @@ class ModelInfo(_Body):
     model_path: str
     tokenizer_path: str
     served_model_name: str
-    is_generation: bool = True
+    is_generation: bool = Field(default=True, description="Whether it generates text.")
     architectures: list[str]
     dtype: str
     context_len: int
@@ -107,6 +110,9 @@ class ModelInfo(_Body):
     has_image_understanding: bool = False
     has_audio_understanding: bool = False
     weight_version: str = "default"
+    labels: list[str] = Field(
+        default=[], description="What the numbers of its score head stand for; empty: it has none."
+    )
 
 
 class LoadBody(_Body):
@@ -139,6 +145,30 @@ class ServerInfo(_Body):
     dp_size: int
     config: dict[str, Any] = Field(description="The effective configuration.")
     internal_states: list[dict[str, Any]] = Field(description="What each replica last reported.")
+
+
+class ClassifyMeta(_Body):
+    """What is to be said of a judged text besides its scores."""
+
+    id: str = Field(description="The request's id.")
+    prompt_tokens: int
+    e2e_latency: float = Field(description="Seconds in the server, of the whole call.")
+
+
+class ClassifyBody(_Body):
+    """What the score head says of a text."""
+
+    embedding: list[float] = Field(description="The numbers of the head, one for each label: logits, or a reward.")
+    label: str = Field(description="The label with the highest number, by its name in config.json.")
+    meta_info: ClassifyMeta
+
+
+class WeightsUpdated(_Body):
+    """Every replica has new weights."""
+
+    success: bool = True
+    message: str
+    num_paused_requests: int = Field(description="Requests that were paused meanwhile.")
 
 
 class Done(_Body):

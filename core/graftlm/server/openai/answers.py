@@ -23,12 +23,17 @@ __all__ = [
     "CompletionTokens",
     "ContentToken",
     "Delta",
+    "DocumentBody",
     "EmbeddingBody",
     "EmbeddingList",
     "EmbeddingUsage",
     "FunctionDelta",
     "ModelCard",
     "ModelList",
+    "RankedDocument",
+    "Ranking",
+    "ScoreBody",
+    "ScoreList",
     "TokenBody",
     "TokenList",
     "TokenText",
@@ -246,6 +251,49 @@ class EmbeddingList(msgspec.Struct, frozen=True, kw_only=True):
     object: str = "list"
     data: Sequence[EmbeddingBody]
     model: str
+    usage: EmbeddingUsage
+
+
+class ScoreBody(msgspec.Struct, frozen=True, kw_only=True):
+    """How well a pair fits."""
+
+    object: str = "score"
+    index: int
+    score: float
+
+
+class ScoreList(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Scores: of pairs in `data`, of items beside a query in `scores`, one for each label."""
+
+    id: str
+    object: str
+    created: int
+    model: str
+    usage: EmbeddingUsage
+    data: Sequence[ScoreBody] | None = None
+    scores: Sequence[Sequence[float]] | None = None
+
+
+class DocumentBody(msgspec.Struct, frozen=True, kw_only=True):
+    """A document, as it was sent."""
+
+    text: str
+
+
+class RankedDocument(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A document by its place in the request, and how relevant it is."""
+
+    index: int
+    relevance_score: float
+    document: DocumentBody | None = None
+
+
+class Ranking(msgspec.Struct, frozen=True, kw_only=True):
+    """Documents, the most relevant first."""
+
+    id: str
+    model: str
+    results: Sequence[RankedDocument]
     usage: EmbeddingUsage
 
 

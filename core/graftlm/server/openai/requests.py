@@ -340,12 +340,18 @@ class EmbeddingRequest(OpenAIModel):
     encoding_format: Literal["float", "base64"] | None = Field(
         default="float", description="`base64`: float32, little-endian."
     )
-    dimensions: Unsupported = None
+    dimensions: Annotated[int, Field(ge=1, le=2**31 - 1), WHOLE] | None = Field(
+        default=None, description="Keep so many of a vector's first numbers; for models trained for it."
+    )
     user: Text | None = Field(default=None, description="Accepted; nothing depends on it.")
     pooling: Literal["mean", "last"] | None = Field(
-        default="mean", description="The mean of the final hidden states, or the last token's."
+        default=None,
+        description="The mean of the final hidden states, or the last token's; null: as the checkpoint says, or the "
+        "mean.",
     )
-    normalize: bool | None = Field(default=True, description="Scale to unit length.")
+    normalize: bool | None = Field(
+        default=None, description="Scale to unit length; null: as the checkpoint says, or yes."
+    )
     cache_salt: Annotated[str, Field(max_length=1024), UNICODE] | None = Field(
         default=None, description="Cached prefixes are shared only with requests of the same salt."
     )

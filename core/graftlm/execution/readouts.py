@@ -1,0 +1,53 @@
+"""From a step's hidden states to the vectors that pooling requests asked for."""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from graftlm.contracts import Model
+from graftlm.plan import PoolSpan
+from graftlm.pooling import Pooling
+
+__all__ = ["read_out"]
+
+
+def read_out(model: Model, spans: Sequence[PoolSpan], hidden: Tensor) -> list[Tensor]:
+    """Return what each span's request adds up: float32 [n] on the device of `hidden`.
+
+    Args:
+        model: has a head if a span asks for its scores.
+        hidden: [T, hidden], of the whole step.
+    """
+    readings: dict[str, Callable[[Model, Sequence[PoolSpan], Tensor], list[Tensor]]] = {
+        "scores": _scores,
+        "labels": _label_logprobs,
+    }
+    found: dict[int, Tensor] = {}
+    for way in dict.fromkeys(span.pooling.way for span in spans):
+        places = [i for i, span in enumerate(spans) if span.pooling.way == way]
+        vectors = readings.get(way, _sums)(model, [spans[i] for i in places], hidden)
+        found.update(zip(places, vectors, strict=True))
+    return [found[i] for i in range(len(spans))]
+
+
+def _sums(model: Model, spans: Sequence[PoolSpan], hidden: Tensor) -> list[Tensor]:
+    return [hidden[span.start : span.start + span.num_tokens].sum(dim=0, dtype=torch.float32) for span in spans]
+
+
+def _scores(model: Model, spans: Sequence[PoolSpan], hidden: Tensor) -> list[Tensor]:
+    return list(model.score(_last_states(spans, hidden)).float())
+
+
+def _label_logprobs(model: Model, spans: Sequence[PoolSpan], hidden: Tensor) -> list[Tensor]:
+    logprobs = model.logits(_last_states(spans, hidden)).float().log_softmax(dim=-1)
+    return [row[_ids(span.pooling, row.device)] for span, row in zip(spans, logprobs, strict=True)]
+
+
+def _last_states(spans: Sequence[PoolSpan], hidden: Tensor) -> Tensor:
+    ends = [span.start + span.num_tokens - 1 for span in spans]
+    return hidden.index_select(0, torch.tensor(ends, device=hidden.device))
+
+
+def _ids(pooling: Pooling, device: torch.device) -> Tensor:
+    return torch.tensor(pooling.token_ids, device=device)

@@ -1,0 +1,82 @@
+"""How a checkpoint's embeddings are made, as the files of sentence-transformers beside it say."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from graftlm.errors import CheckpointError
+
+__all__ = ["EmbeddingDefaults", "read_embedding_defaults"]
+
+_MODULES: Final = "modules.json"
+
+#: Ways to pool, as these files name them -> as requests do.
+_WAYS: Final[Mapping[str, str]] = {"mean_tokens": "mean", "mean": "mean", "lasttoken": "last", "last": "last"}
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingDefaults:
+    """What holds for embeddings where a request is silent.
+
+    Attributes:
+        pooling: "mean" or "last".
+        normalize: whether vectors are scaled to unit length.
+        obstacle: why the checkpoint's own embeddings cannot be made; None: they can.
+    """
+
+    pooling: str = "mean"
+    normalize: bool = True
+    obstacle: str | None = None
+
+
+def read_embedding_defaults(path: Path) -> EmbeddingDefaults:
+    """Read modules.json and what it names; without it, the mean of unit length.
+
+    Raises:
+        CheckpointError: a file is not what it should be.
+    """
+    file = path / _MODULES
+    if not file.is_file():
+        return EmbeddingDefaults()
+    modules = _read(file)
+    if not isinstance(modules, list) or not all(
+        isinstance(m, dict) and isinstance(m.get("type"), str) for m in modules
+    ):
+        raise CheckpointError(f"{file} must list modules, each with its type, got {str(modules)[:200]}")
+    kinds = {module["type"].rpartition(".")[2]: module for module in modules}
+    strange = sorted(set(kinds) - {"Transformer", "Pooling", "Normalize"})
+    way = _pooling_mode(path, kinds["Pooling"]) if "Pooling" in kinds else "mean_tokens"
+    obstacle = _obstacle(strange, way)
+    return EmbeddingDefaults(_WAYS.get(way, "mean"), "Normalize" in kinds, obstacle)
+
+
+def _obstacle(strange: list[str], way: str) -> str | None:
+    if strange:
+        return f"its embeddings go through a module {strange[0]!r}, which is not supported"
+    if way in _WAYS:
+        return None
+    why = ", and in a causal model the first token has seen no other" if "cls" in way else ""
+    return f"its embeddings are pooled by {way!r}{why}"
+
+
+def _pooling_mode(path: Path, module: Mapping[str, Any]) -> str:
+    """Return the one way to pool that is switched on; several of them joined by commas."""
+    file = path / str(module.get("path", "")) / "config.json"
+    config = _read(file)
+    if not isinstance(config, dict):
+        raise CheckpointError(f"{file} must hold a JSON object, got {type(config).__name__}")
+    if isinstance(config.get("pooling_mode"), str):
+        return str(config["pooling_mode"])
+    prefix = "pooling_mode_"
+    return ", ".join(sorted(key.removeprefix(prefix) for key, on in config.items() if key.startswith(prefix) and on))
+
+
+def _read(file: Path) -> Any:
+    try:
+        return json.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise CheckpointError(f"{file} cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise CheckpointError(f"{file} is not JSON: {error}") from error

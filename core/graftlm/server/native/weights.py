@@ -1,0 +1,70 @@
+"""The native routes that replace and show the model's weights, for those who train it while it serves."""
+
+from typing import Annotated, Any, Final
+
+from fastapi import APIRouter, Depends, Query, Request
+
+from graftlm.processes.tokenizer_manager import TokenizerManager
+from graftlm.server.errors import ERROR_RESPONSES
+from graftlm.server.middleware import require_admin
+from graftlm.server.native.requests import UpdateFromDiskRequest, WeightRequest
+from graftlm.server.native.responses import WeightsUpdated
+
+__all__ = ["make_router"]
+
+#: For the API's own description: this body is no JSON.
+_SAFETENSORS: Final = {
+    "requestBody": {
+        "required": True,
+        "description": "The content of a safetensors file: names and shapes as in a checkpoint.",
+        "content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}},
+    }
+}
+
+
+def make_router(manager: TokenizerManager) -> APIRouter:
+    """Return the routes; all need the admin key."""
+    router = APIRouter(
+        tags=["weights"],
+        dependencies=[Depends(require_admin)],
+        responses={status: ERROR_RESPONSES[status] for status in (400, 403, 413, 503)},
+    )
+
+    @router.post("/update_weights_from_disk", summary="Serve with the weights of another checkpoint of this model")
+    async def update_from_disk(body: UpdateFromDiskRequest) -> WeightsUpdated:
+        num_paused = await manager.update_weights(
+            body.model_path,
+            None,
+            flush_cache=body.flush_cache is not False,
+            abort_all=bool(body.abort_all_requests),
+            version=body.weight_version,
+        )
+        return _updated(body.model_path, num_paused)
+
+    @router.post(
+        "/update_weights_from_tensor",
+        summary="Replace weights by those of the body, a safetensors file",
+        openapi_extra=_SAFETENSORS,
+    )
+    async def update_from_tensor(
+        request: Request,
+        flush_cache: Annotated[bool, Query(description="Forget what the former weights have computed.")] = True,
+        abort_all_requests: Annotated[bool, Query(description="End requests under way; else they end first.")] = False,
+        weight_version: Annotated[str | None, Query(max_length=256, description="What answers call them.")] = None,
+    ) -> WeightsUpdated:
+        tensors = await request.body()
+        num_paused = await manager.update_weights(
+            None, tensors, flush_cache=flush_cache, abort_all=abort_all_requests, version=weight_version
+        )
+        return _updated(f"{len(tensors):,} bytes", num_paused)
+
+    @router.post("/get_weights_by_name", summary="The first rows of a weight, as numbers")
+    async def get_weight(body: WeightRequest) -> Any:
+        found = await manager.calls.call_schedulers("get_weight", weight=body.name, num_rows=body.truncate_size)
+        return found[0]
+
+    return router
+
+
+def _updated(source: str, num_paused: int) -> WeightsUpdated:
+    return WeightsUpdated(message=f"the weights are those of {source}", num_paused_requests=num_paused)

@@ -1,0 +1,193 @@
+"""/v1/score and /v1/rerank."""
+
+import time
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from fastapi import APIRouter, Request, Response
+from numpy.typing import NDArray
+
+from graftlm.errors import RequestError
+from graftlm.pooling import SCORES, Pooling
+from graftlm.processes.generation import PreparedRequest
+from graftlm.processes.tokenizer_manager import TokenizerManager
+from graftlm.prompts import Prompt
+from graftlm.scoring import Piece, joined, relevance, scores_of, scoring_pooling
+from graftlm.server.errors import ApiError
+from graftlm.server.openai.answers import (
+    DocumentBody,
+    EmbeddingUsage,
+    RankedDocument,
+    Ranking,
+    ScoreBody,
+    ScoreList,
+    encode,
+)
+from graftlm.server.openai.document import described
+from graftlm.server.openai.params import check_model
+from graftlm.server.openai.scoring_requests import RerankRequest, ScoreRequest
+from graftlm.server.pooled import pooled_vectors, prepare_pooled
+from graftlm.server.sse import until_disconnect
+
+__all__ = ["make_router"]
+
+
+def make_router(manager: TokenizerManager) -> APIRouter:
+    """Return the routes, under the paths that the clients of other servers know too."""
+    router = APIRouter()
+
+    @router.post("/v1/score", summary="Score pairs of texts, or items beside a query", responses=described(ScoreList))
+    @router.post("/score", include_in_schema=False)
+    async def score(request: Request, body: ScoreRequest) -> Response:
+        return _json(await until_disconnect(request, _score(manager, body)))
+
+    @router.post("/v1/rerank", summary="Put documents in the order of their relevance", responses=described(Ranking))
+    @router.post("/rerank", include_in_schema=False)
+    @router.post("/v2/rerank", include_in_schema=False)
+    async def rerank(request: Request, body: RerankRequest) -> Response:
+        return _json(await until_disconnect(request, _rerank(manager, body)))
+
+    return router
+
+
+def _json(body: bytes) -> Response:
+    return Response(body, media_type="application/json")
+
+
+@dataclass(frozen=True, slots=True)
+class _Scored:
+    """What the model said of prompts."""
+
+    prepared: Sequence[PreparedRequest]
+    vectors: Sequence[NDArray[np.float32]]
+
+    @property
+    def usage(self) -> EmbeddingUsage:
+        num_tokens = sum(len(request.prompt_token_ids) for request in self.prepared)
+        return EmbeddingUsage(num_tokens, num_tokens)
+
+
+async def _run(
+    manager: TokenizerManager, body: ScoreRequest | RerankRequest, prompts: Sequence[Prompt], pooling: Pooling
+) -> _Scored:
+    adapter = check_model(body.model, manager.model, manager.adapters)
+    prepared = await prepare_pooled(
+        manager, prompts, pooling, cache_salt=body.cache_salt, priority=body.priority, adapter=adapter
+    )
+    return _Scored(prepared, await pooled_vectors(manager, prepared))
+
+
+async def _score(manager: TokenizerManager, body: ScoreRequest) -> bytes:
+    check_model(body.model, manager.model, manager.adapters)
+    given = [name for name in ("text_1", "text_2", "query", "items") if getattr(body, name) is not None]
+    if given == ["text_1", "text_2"]:
+        return await _score_pairs(manager, body)
+    if given == ["query", "items"]:
+        return await _score_items(manager, body)
+    raise RequestError(f"give text_1 and text_2, or query and items; got {', '.join(given) or 'none of them'}")
+
+
+async def _score_pairs(manager: TokenizerManager, body: ScoreRequest) -> bytes:
+    """Answer as vLLM does: one number for each pair."""
+    pooling = scoring_pooling(body.label_token_ids)
+    pairs = _pairs(_listed(body.text_1), _listed(body.text_2))
+    scored = await _run(manager, body, [await _joined(manager, *pair, pooling) for pair in pairs], pooling)
+    use_activation = body.use_activation is not False
+    data = [
+        ScoreBody(index=i, score=relevance(vector, pooling, use_activation=use_activation))
+        for i, vector in enumerate(scored.vectors)
+    ]
+    return encode(_score_list(manager, scored, data=data))
+
+
+async def _score_items(manager: TokenizerManager, body: ScoreRequest) -> bytes:
+    """Answer as SGLang does: for each item, one number for each label."""
+    pooling = scoring_pooling(body.label_token_ids)
+    item_first = bool(body.item_first)
+    query: Piece = [] if body.query is None else body.query
+    pieces = [(item, query) if item_first else (query, item) for item in _listed_items(body.items)]
+    scored = await _run(manager, body, [await _joined(manager, *pair, pooling) for pair in pieces], pooling)
+    scores = [scores_of(vector, pooling, apply_softmax=bool(body.apply_softmax)) for vector in scored.vectors]
+    return encode(_score_list(manager, scored, scores=scores))
+
+
+def _score_list(
+    manager: TokenizerManager,
+    scored: _Scored,
+    data: list[ScoreBody] | None = None,
+    scores: list[list[float]] | None = None,
+) -> ScoreList:
+    return ScoreList(
+        id=f"score-{uuid.uuid4().hex}",
+        object="list" if scores is None else "scoring",
+        created=int(time.time()),
+        model=manager.model.name,
+        data=data,
+        scores=scores,
+        usage=scored.usage,
+    )
+
+
+async def _rerank(manager: TokenizerManager, body: RerankRequest) -> bytes:
+    check_model(body.model, manager.model, manager.adapters)
+    if body.label_token_ids is not None and len(body.label_token_ids) < 2:
+        message = "label_token_ids: give the token of a relevant document first, and that of others after it"
+        raise ApiError(400, message, param="label_token_ids")
+    pooling = scoring_pooling(body.label_token_ids)
+    texts = [document if isinstance(document, str) else document.text for document in body.documents]
+    prompts = [await _rerank_prompt(manager, body, text, pooling) for text in texts]
+    scored = await _run(manager, body, prompts, pooling)
+    use_activation = body.use_activation is not False
+    relevances = [relevance(vector, pooling, use_activation=use_activation) for vector in scored.vectors]
+    ranked = sorted(range(len(texts)), key=lambda i: -relevances[i])[: body.top_n or None]
+    has_documents = body.return_documents is not False
+    results = [
+        RankedDocument(
+            index=i, relevance_score=relevances[i], document=DocumentBody(text=texts[i]) if has_documents else None
+        )
+        for i in ranked
+    ]
+    return encode(
+        Ranking(id=f"rerank-{uuid.uuid4().hex}", model=manager.model.name, results=results, usage=scored.usage)
+    )
+
+
+async def _rerank_prompt(manager: TokenizerManager, body: RerankRequest, text: str, pooling: Pooling) -> Prompt:
+    template = body.prompt_template
+    if template is None:
+        return await _joined(manager, body.query, text, pooling)
+    if "{document}" not in template:
+        raise ApiError(400, "prompt_template must hold {document}", param="prompt_template")
+    before, *rest = template.split("{document}")
+    # Parts are replaced apart, so that a document which holds "{query}" stays as it is.
+    return text.join([part.replace("{query}", body.query) for part in (before, *rest)])
+
+
+async def _joined(manager: TokenizerManager, first: Piece, second: Piece, pooling: Pooling) -> Prompt:
+    """Return a pair as one prompt: for a score head, as the checkpoint's tokenizer joins it."""
+    if pooling == SCORES and isinstance(first, str) and isinstance(second, str):
+        return await manager.encode_pair(first, second)
+    return joined(first, second, item_first=False)
+
+
+def _pairs(first: Sequence[str], second: Sequence[str]) -> list[tuple[str, str]]:
+    if len(first) == 1:
+        return [(first[0], text) for text in second]
+    if len(first) != len(second):
+        raise RequestError(f"text_1 holds {len(first)} texts, text_2 {len(second)}; give one text_1, or as many")
+    return list(zip(first, second, strict=True))
+
+
+def _listed(texts: str | Sequence[str] | None) -> list[str]:
+    return [texts] if isinstance(texts, str) else list(texts or ())
+
+
+def _listed_items(items: str | Sequence[int] | Sequence[Piece] | None) -> list[Piece]:
+    if isinstance(items, str):
+        return [items]
+    pieces = list(items or ())
+    if pieces and isinstance(pieces[0], int):
+        return [[piece for piece in pieces if isinstance(piece, int)]]
+    return [piece for piece in pieces if not isinstance(piece, int)]

@@ -1,0 +1,142 @@
+"""The decoders of this package without their output projection: as they are, for embeddings, or below a score head.
+
+One wrapper serves every family: it names the family's language model, with tied weights, so that it makes no output
+projection, and keeps the checkpoint's `score` for itself.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from graftlm.contracts import AttentionBackend, AttentionLayer, ForwardBatch, Model, ModelContext
+from graftlm.errors import InvariantError
+from graftlm.layers import (
+    WeightSlot,
+    copy_weights,
+    empty_parameter,
+    pack_linears,
+    read_size,
+    read_weight,
+)
+
+__all__ = ["HeadlessModel", "ScoreHead", "create_headless"]
+
+
+class ScoreHead(nn.Module):
+    """One number for each label from a text's last hidden state: `score` of the checkpoint, never quantized."""
+
+    def __init__(self, hidden_size: int, num_labels: int, context: ModelContext) -> None:
+        super().__init__()
+        self.weight = empty_parameter(num_labels, hidden_size, device=context.device, dtype=context.dtype)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Map [S, hidden] to [S, num_labels]."""
+        return F.linear(hidden, self.weight)
+
+    def weight_slots(self) -> Iterator[WeightSlot]:
+        """Yield where `score.weight` goes."""
+        yield WeightSlot("score.weight", self.weight)
+
+
+class HeadlessModel(nn.Module, Model):
+    """Tokens to hidden states, and these to scores if there is a head.
+
+    Args:
+        decoder: the family's language model, without an output projection of its own.
+        head: None for a model whose hidden states are all that is wanted.
+    """
+
+    def __init__(self, decoder: Model, head: ScoreHead | None) -> None:
+        super().__init__()
+        self.decoder = decoder
+        self.head = head
+
+    @property
+    def attention_layers(self) -> Sequence[AttentionLayer]:
+        """The decoder's."""
+        return self.decoder.attention_layers
+
+    @property
+    def num_labels(self) -> int | None:
+        """Rows of the head."""
+        return None if self.head is None else self.head.weight.shape[0]
+
+    @property
+    def generates(self) -> bool:
+        """Never: the checkpoint was not trained to."""
+        return False
+
+    def bind_attention(self, backend: AttentionBackend) -> None:
+        """Give every layer's call site the backend."""
+        self.decoder.bind_attention(backend)
+
+    def forward(self, batch: ForwardBatch) -> Tensor:
+        """Return final hidden states, [T, hidden]."""
+        hidden: Tensor = self.decoder.forward(batch)
+        return hidden
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Compare [S, hidden] with the token embeddings; [S, V]. Nothing has trained these numbers."""
+        return self.decoder.logits(hidden)
+
+    def score(self, hidden: Tensor) -> Tensor:
+        """Map [S, hidden] to [S, num_labels]."""
+        if self.head is None:
+            raise InvariantError("this model has no score head")
+        scores: Tensor = self.head(hidden)
+        return scores
+
+    def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
+        """Copy a Hugging Face checkpoint in; see the contract."""
+        kept: list[tuple[str, Tensor]] = []
+        self.decoder.load_weights(self._without_head(weights, kept))
+        copy_weights(self._head_slots(), kept)
+
+    def update_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
+        """Copy some tensors in; see the contract."""
+        kept: list[tuple[str, Tensor]] = []
+        self.decoder.update_weights(self._without_head(weights, kept))
+        copy_weights(self._head_slots(), kept, partial=True)
+
+    def read_weight(self, name: str) -> Tensor:
+        """Return a copy of one weight; see the contract."""
+        if self.head is not None and name.startswith("score."):
+            return read_weight(self._head_slots(), name)
+        return self.decoder.read_weight(name)
+
+    def pack_weights(self) -> None:
+        """Rearrange the decoder's matrices for this CPU; not the embedding, since no logits are wanted."""
+        pack_linears(self)
+
+    def _head_slots(self) -> Iterator[WeightSlot]:
+        return iter(()) if self.head is None else self.head.weight_slots()
+
+    def _without_head(
+        self, weights: Iterable[tuple[str, Tensor]], kept: list[tuple[str, Tensor]]
+    ) -> Iterator[tuple[str, Tensor]]:
+        """Yield the decoder's tensors, and put the head's, which are small, aside."""
+        for name, tensor in weights:
+            if self.head is not None and name.startswith("score."):
+                kept.append((name, tensor))
+            else:
+                yield name, tensor
+
+
+def create_headless(
+    architecture: str, create: Callable[[ModelContext], Model], context: ModelContext, *, has_head: bool
+) -> HeadlessModel:
+    """Wrap a family's language model.
+
+    Args:
+        architecture: of the language model, such as "LlamaForCausalLM".
+        create: makes it.
+        context: of the checkpoint, whose config.json names another class.
+        has_head: whether the checkpoint has a `score` head.
+    """
+    config = context.config
+    raw = {**config.raw, "architectures": [architecture], "tie_word_embeddings": True}
+    decoder = create(replace(context, config=replace(config, architectures=(architecture,), raw=raw)))
+    head = ScoreHead(read_size(config.raw, "hidden_size"), len(config.labels), context) if has_head else None
+    return HeadlessModel(decoder, head)

@@ -1,0 +1,96 @@
+"""New weights reach every replica, or those without them serve nothing."""
+
+import asyncio
+from types import SimpleNamespace
+
+import pytest
+
+from graftlm import EngineConfig
+from graftlm.errors import RequestError, UnavailableError
+from graftlm.processes.messages import Call, Reply
+from graftlm.processes.replicas import ReplicaSet
+from graftlm.processes.tokenizer_manager import TokenizerManager
+
+NAMES = ["scheduler-0", "scheduler-1"]
+
+
+class Servers:
+    """Answers calls as two replicas would.
+
+    Attributes:
+        refusals: process -> why it refuses an update.
+    """
+
+    def __init__(self):
+        self.calls, self.refusals = [], {}
+        replicas = ReplicaSet(NAMES, can_recover=True)
+        model = SimpleNamespace(vocab_size=10, context_len=10)
+        self.manager = TokenizerManager(
+            EngineConfig.load({"parallel": {"data": 2}}), model, None, None, replicas, self.send, metrics=None
+        )
+        for name in NAMES:
+            self.manager.process_ready(name)
+
+    def send(self, process, message):
+        assert isinstance(message, Call)
+        self.calls.append((process, message.name, message.arguments))
+        reply = Reply(process=process, call_id=message.call_id, error=self.refusals.get(process))
+        asyncio.get_running_loop().call_soon(self.manager.receive, reply)
+
+    async def update(self, **fields):
+        arguments = {"flush_cache": True, "abort_all": False, "version": None} | fields
+        return await self.manager.update_weights("/new", None, **arguments)
+
+
+@pytest.fixture
+def servers():
+    it = Servers()
+    yield it
+    it.manager.close()
+
+
+async def test_every_replica_is_updated_and_the_version_is_told(servers):
+    assert await servers.update(version="two") == 0
+    arguments = {"path": "/new", "tensors": None, "flush_cache": True}
+    assert servers.calls == [(name, "update_weights", arguments) for name in NAMES]
+    assert servers.manager.weight_version == "two"
+    await servers.update()
+    assert servers.manager.weight_version == "two"
+
+
+async def test_weights_that_every_replica_refuses_leave_all_serving(servers):
+    servers.refusals = dict.fromkeys(NAMES, "it lacks 'x'")
+    with pytest.raises(RequestError, match="it lacks 'x'"):
+        await servers.update(version="two")
+    assert servers.manager.health.problems == ()
+    assert len(servers.manager.replicas.ready) == 2
+    assert servers.manager.weight_version == "default"
+
+
+async def test_a_replica_that_alone_fails_serves_nothing_until_an_update_succeeds(servers):
+    servers.refusals = {"scheduler-1": "no memory"}
+    with pytest.raises(UnavailableError, match=r"1 of 2 replicas have the new weights; .*scheduler-1: no memory"):
+        await servers.update()
+    assert [replica.name for replica in servers.manager.replicas.ready] == ["scheduler-0"]
+    servers.refusals = {}
+    await servers.update()
+    assert len(servers.manager.replicas.ready) == 2
+
+
+async def test_a_replica_that_starts_again_after_an_update_is_outdated(servers):
+    servers.manager.process_died("scheduler-0", "exit status 1")
+    servers.manager.process_ready("scheduler-0")
+    assert len(servers.manager.replicas.ready) == 2
+    await servers.update()
+    servers.manager.process_died("scheduler-0", "exit status 1")
+    servers.manager.process_ready("scheduler-0")
+    assert "scheduler-0 has other weights" in servers.manager.health.problems[0]
+    await servers.update()
+    assert servers.manager.health.problems == ()
+
+
+async def test_without_a_replica_an_update_says_why(servers):
+    for name in NAMES:
+        servers.manager.process_died(name, "exit status 1")
+    with pytest.raises(UnavailableError, match="scheduler-0 died"):
+        await servers.update()

@@ -1,0 +1,132 @@
+"""Scores over HTTP: by label tokens of the bundled model, and by the head of a small reranker of the tests' own."""
+
+import httpx2
+import numpy as np
+import pytest
+
+from graftlm import Engine
+from graftlm.testing.server_process import ServerProcess
+from graftlm.testing.tiny_models import write_tiny_checkpoint
+
+LABELS = [300, 301]
+DOCUMENTS = ["the sea", "flour", "a sack of flour"]
+
+
+@pytest.fixture(scope="module")
+def reranker(tmp_path_factory):
+    path = tmp_path_factory.mktemp("reranker")
+    return write_tiny_checkpoint(path, "qwen3", 5, num_labels=1, tokenizer=True)
+
+
+@pytest.fixture(scope="module")
+def head(reranker):
+    """Run a server of a checkpoint with a head of one number."""
+    config = {"model": str(reranker), "memory": {"kv_tokens": 1024}, "server": {"served_model_name": "tiny"}}
+    with ServerProcess(config, environment={"OMP_NUM_THREADS": "1"}) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def expected(reranker):
+    with Engine(model=str(reranker), memory={"kv_tokens": 1024}) as engine:
+        return np.array(engine.score("a river", DOCUMENTS))[:, 0]
+
+
+def ask(server, path, status=200, **body):
+    answer = httpx2.post(server.url + path, json=body, timeout=60)
+    assert answer.status_code == status, answer.text
+    return answer.json() if status == 200 else answer.json()["error"]
+
+
+def test_a_reranker_puts_documents_in_order(head, expected):
+    best = np.argsort(-expected).tolist()
+    answer = ask(head, "/v1/rerank", query="a river", documents=[*DOCUMENTS[:2], {"text": DOCUMENTS[2]}])
+    assert [result["index"] for result in answer["results"]] == best
+    relevances = [result["relevance_score"] for result in answer["results"]]
+    np.testing.assert_allclose(relevances, 1 / (1 + np.exp(-expected[best])), rtol=1e-4)
+    assert [result["document"]["text"] for result in answer["results"]] == [DOCUMENTS[i] for i in best]
+    short = ask(head, "/rerank", query="a river", documents=DOCUMENTS, top_n=1, return_documents=False)
+    assert short["results"] == [{"index": best[0], "relevance_score": pytest.approx(relevances[0], rel=1e-4)}]
+
+
+def test_pairs_are_scored_each_by_itself(head, expected):
+    answer = ask(head, "/v1/score", text_1="a river", text_2=DOCUMENTS, use_activation=False)
+    np.testing.assert_allclose([entry["score"] for entry in answer["data"]], expected, rtol=1e-3)
+    pairs = ask(head, "/score", text_1=["a river", "a river"], text_2=DOCUMENTS[:2], use_activation=False)
+    np.testing.assert_allclose([entry["score"] for entry in pairs["data"]], expected[:2], rtol=1e-3)
+    items = ask(head, "/v1/score", query="a river", items=DOCUMENTS)
+    np.testing.assert_allclose(np.ravel(items["scores"]), expected, rtol=1e-3)
+
+
+def test_classify_gives_the_numbers_of_the_head(head, reranker):
+    answer = ask(head, "/classify", text="a river", rid="mine")
+    assert answer["meta_info"]["id"] == "mine"
+    assert (len(answer["embedding"]), answer["label"]) == (1, "LABEL_0")
+    many = ask(head, "/classify", input_ids=[[5, 6], [7]])
+    assert [entry["meta_info"]["prompt_tokens"] for entry in many] == [2, 1]
+
+
+def test_a_server_without_an_output_projection_is_well_and_generates_nothing(head):
+    assert httpx2.get(head.url + "/health_generate", timeout=60).json()["status"] == "ok"
+    info = httpx2.get(head.url + "/model_info", timeout=60).json()
+    assert (info["is_generation"], info["labels"]) == (False, ["LABEL_0"])
+    error = ask(head, "/v1/completions", 400, prompt="x")
+    assert (error["code"], "and no tokens" in error["message"]) == ("unsupported", True)
+    assert len(ask(head, "/v1/embeddings", input="x", dimensions=5)["data"][0]["embedding"]) == 5
+
+
+def test_label_tokens_score_items_of_a_model_that_generates(server):
+    answer = ask(server, "/v1/score", query="2 plus 3 is", items=[" 5", " 6"], label_token_ids=LABELS)
+    assert answer["object"] == "scoring"
+    assert all(0 < share < 1 for shares in answer["scores"] for share in shares)
+    softmax = ask(
+        server, "/v1/score", query="2 plus 3 is", items=[" 5", " 6"], label_token_ids=LABELS, apply_softmax=True
+    )
+    np.testing.assert_allclose(np.sum(softmax["scores"], axis=1), 1.0)
+    assert softmax["scores"][0][0] == pytest.approx(answer["scores"][0][0] / sum(answer["scores"][0]), rel=1e-3)
+    ids = ask(server, "/v1/score", query=[300], items=[301, 302], label_token_ids=LABELS)
+    assert len(ids["scores"]) == 1
+    assert ids["usage"]["prompt_tokens"] == 3
+
+
+def test_label_tokens_rerank_by_the_share_of_the_first(server):
+    template = "{document}: {query}?"
+    body = {"query": "{document}", "documents": ["{query}", "b"], "label_token_ids": LABELS}
+    answer = ask(server, "/v1/rerank", prompt_template=template, **body)
+    items = ask(
+        server, "/v1/score", query="", items=["{query}: {document}?", "b: {document}?"], label_token_ids=LABELS,
+        apply_softmax=True,
+    )  # fmt: skip
+    found = {result["index"]: result["relevance_score"] for result in answer["results"]}
+    np.testing.assert_allclose([found[0], found[1]], [shares[0] for shares in items["scores"]], rtol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "message"),
+    [
+        ("/classify", {"text": "x"}, "no score head"),
+        ("/classify", {}, "either text or input_ids"),
+        ("/classify", {"text": []}, "the list of prompts is empty"),
+        ("/classify", {"text": ["x", "y"], "rid": "one"}, "a different one for each of 2"),
+        ("/v1/score", {"text_1": "x", "text_2": "y"}, "no score head"),
+        ("/v1/score", {"text_1": "x", "items": "y"}, "got text_1, items"),
+        ("/v1/score", {}, "got none of them"),
+        (
+            "/v1/score",
+            {"text_1": ["x", "y"], "text_2": ["a", "b", "c"], "label_token_ids": LABELS},
+            "2 texts, text_2 3",
+        ),
+        ("/v1/score", {"query": "x", "items": [[5]], "label_token_ids": LABELS}, "all text, or all token ids"),
+        ("/v1/score", {"query": "x", "items": "y", "label_token_ids": [10**6]}, "outside the vocabulary"),
+        ("/v1/rerank", {"query": "x", "documents": ["y"]}, "no score head"),
+        ("/v1/rerank", {"query": "x", "documents": []}, "documents"),
+        ("/v1/rerank", {"query": "x", "documents": ["y"], "label_token_ids": [5]}, "and that of others after it"),
+        (
+            "/v1/rerank",
+            {"query": "x", "documents": ["y"], "label_token_ids": LABELS, "prompt_template": "{query}"},
+            "must hold {document}",
+        ),
+    ],
+)
+def test_wrong_requests_are_refused(server, path, body, message):
+    assert message in ask(server, path, 400, **body)["message"]
