@@ -13,6 +13,7 @@ import argparse
 import itertools
 import json
 import math
+import os
 import random
 import statistics
 import tempfile
@@ -30,7 +31,9 @@ from torch import Tensor
 from graftlm import Engine, SamplingParams, hookimpl
 from graftlm.contracts import Quantization, QuantizationContext
 from graftlm.demo.corpus import as_messages, held_out_questions
-from graftlm.layers.packing import linear, pack
+from graftlm.layers.kernel_build import user_cache_dir
+from graftlm.layers.ops import choose_ops
+from graftlm.layers.packing import linear
 from graftlm.records import StepRecord
 from graftlm.registry import Registry
 from graftlm.testing.tiny_models import write_tiny_checkpoint
@@ -84,8 +87,9 @@ def measure_products(rounds: int) -> list[dict[str, float]]:
     layers: dict[str, list[Callable[[Tensor], Tensor]]] = {
         name: [quantization_of(name).convert(weight, None) for weight in weights] for name in ("int8", "int4")
     }
-    packed = [pack(weight) for weight in weights]
-    layers["bf16"] = [lambda x, weight=weight: linear(x, weight) for weight in packed]  # type: ignore[misc]
+    ops = choose_ops(torch.device("cpu"), torch.bfloat16, user_cache_dir(os.environ))
+    packed = [(weight, ops.pack(weight)) for weight in weights]
+    layers["bf16"] = [lambda x, pair=pair: linear(x, *pair) for pair in packed]  # type: ignore[misc]
     return [_time_rows(num_rows, layers, rounds) for num_rows in ROWS]
 
 

@@ -208,9 +208,9 @@ def assemble(
         path,
         target.dtype,
     )
-    weights.load(watcher)
-    if config.model.native_ops:
+    if config.model.native_ops:  # before the weights come: it is also how they are packed
         bind_ops(model, choose_ops(target.device, target.dtype, user_cache_dir(os.environ)))
+    weights.load(watcher)
     adapters = make_adapters(config, model)
 
     on_stage("allocating KV memory")

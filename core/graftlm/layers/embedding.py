@@ -6,7 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from graftlm.layers.packing import linear, pack
+from graftlm.layers.ops import LayerOps, TorchOps
+from graftlm.layers.packing import PackedMatrix, linear
 from graftlm.layers.weights import WeightSlot, empty_parameter
 
 __all__ = ["TokenEmbedding"]
@@ -24,7 +25,12 @@ class TokenEmbedding(nn.Module):
     def __init__(self, vocab_size: int, hidden_size: int, *, device: torch.device, dtype: torch.dtype) -> None:
         super().__init__()
         self.weight = empty_parameter(vocab_size, hidden_size, device=device, dtype=dtype)
-        self._output_weight = self.weight
+        self._packed: PackedMatrix | None = None
+        self.ops: LayerOps = TorchOps()
+
+    def use_ops(self, ops: LayerOps) -> None:
+        """Set the operations that pack the weight for `logits`."""
+        self.ops = ops
 
     def forward(self, token_ids: Tensor) -> Tensor:
         """Look up int64 [T]; returns [T, hidden]."""
@@ -32,16 +38,16 @@ class TokenEmbedding(nn.Module):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Compare [S, hidden] with every row: the output projection of a model with tied weights; [S, V]."""
-        return linear(hidden, self._output_weight)
+        return linear(hidden, self.weight, self._packed)
 
     def pack_output(self) -> None:
         """Rearrange the loaded weight for `logits`, for a model with tied weights on a CPU.
 
         Effects: takes memory for a second copy, as look-ups read the plain one. Loading again undoes it.
         """
-        self._output_weight = pack(self.weight)
+        self._packed = self.ops.pack(self.weight)
 
     def weight_slots(self, prefix: str, name: str) -> Iterator[WeightSlot]:
         """Yield where `{prefix}{name}.weight` goes."""
-        self._output_weight = self.weight
+        self._packed = None
         yield WeightSlot(f"{prefix}{name}.weight", self.weight)

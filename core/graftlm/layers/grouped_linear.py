@@ -13,7 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from graftlm.contracts import LinearKernel, LinearLayer, Quantization
-from graftlm.layers.packing import linear, pack
+from graftlm.layers.ops import LayerOps, TorchOps
+from graftlm.layers.packing import PackedMatrix
 from graftlm.layers.weights import empty_parameter
 
 __all__ = ["GroupedLinear", "RowGroups", "grouped_product"]
@@ -79,7 +80,8 @@ class GroupedLinear(nn.Module):
         self._parts = parts
         self._quantization: Quantization | None = None
         self._kernels: list[LinearKernel] = []
-        self._packed: list[nn.Parameter] = []
+        self._packed: list[PackedMatrix] = []
+        self.ops: LayerOps = TorchOps()
         self.num_experts = num_experts
         self.in_features = in_features
         self.out_features = out_features
@@ -91,6 +93,10 @@ class GroupedLinear(nn.Module):
         if self._fits_one_kernel():
             return grouped_product(x, self.weight, self.bias, groups)
         return torch.cat([self._product(expert, x[rows]) for expert, rows in groups.on_host()])
+
+    def use_ops(self, ops: LayerOps) -> None:
+        """Set the operations that pack the weights."""
+        self.ops = ops
 
     @property
     def kernels(self) -> list[LinearKernel]:
@@ -120,16 +126,15 @@ class GroupedLinear(nn.Module):
         if self._quantization is not None:
             self._kernels = [self._quantization.convert(self.weight[e], self._bias(e)) for e in range(self.num_experts)]
         else:
-            packed = [pack(weight) for weight in self.weight]
-            if not packed[0].is_mkldnn:
+            self._packed = [packed for packed in map(self.ops.pack, self.weight) if packed is not None]
+            if not self._packed:
                 return
-            self._packed = packed
         self.weight = self._empty_weight(num_experts=0)
 
     def unpack(self) -> None:
         """Make the plain weights again if they were packed; uninitialised if they were quantized, to be loaded anew."""
         if self._packed:
-            plain = torch.stack([packed.to_dense() for packed in self._packed])
+            plain = torch.stack([packed.plain() for packed in self._packed])
             self.weight, self._packed = nn.Parameter(plain, requires_grad=False), []
         elif self._kernels:
             self.weight, self._kernels = self._empty_weight(self.num_experts), []
@@ -144,7 +149,9 @@ class GroupedLinear(nn.Module):
     def _product(self, expert: int, x: Tensor) -> Tensor:
         if self._kernels:
             return self._kernels[expert](x)
-        return linear(x, self._packed[expert] if self._packed else self.weight[expert], self._bias(expert))
+        if self._packed:
+            return self._packed[expert](x, self._bias(expert))
+        return F.linear(x, self.weight[expert], self._bias(expert))
 
     def _bias(self, expert: int) -> Tensor | None:
         return None if self.bias is None else self.bias[expert]

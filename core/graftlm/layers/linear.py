@@ -8,7 +8,8 @@ from torch import Tensor, nn
 
 from graftlm.contracts import LinearKernel, LinearLayer, Quantization
 from graftlm.layers.grouped_linear import GroupedLinear
-from graftlm.layers.packing import linear, pack
+from graftlm.layers.ops import LayerOps, TorchOps
+from graftlm.layers.packing import PackedMatrix, linear
 from graftlm.layers.weights import WeightSlot, empty_parameter
 
 __all__ = ["Linear", "OutputDelta", "pack_linears"]
@@ -49,8 +50,10 @@ class Linear(nn.Module):
         self._parts = dict(parts)
         self._quantization: Quantization | None = None
         self._kernel: LinearKernel | None = None
+        self._packed: PackedMatrix | None = None
         self._delta: OutputDelta | None = None
         self._prefix: str | None = None
+        self.ops: LayerOps = TorchOps()
         self.in_features = in_features
         self.out_features = out_features = sum(self._parts.values())
         self.weight = empty_parameter(out_features, in_features, device=device, dtype=dtype)
@@ -58,8 +61,12 @@ class Linear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map [..., in_features] to [..., sum of the parts]."""
-        out = linear(x, self.weight, self.bias) if self._kernel is None else self._kernel(x)
+        out = linear(x, self.weight, self._packed, self.bias) if self._kernel is None else self._kernel(x)
         return out if self._delta is None else self._delta(x, out)
+
+    def use_ops(self, ops: LayerOps) -> None:
+        """Set the operations that pack the weights."""
+        self.ops = ops
 
     def adapt(self, delta: OutputDelta | None) -> None:
         """Have something added to the output from now on; None: nothing."""
@@ -100,12 +107,14 @@ class Linear(nn.Module):
 
     def pack(self) -> None:
         """Quantize the loaded weights, or rearrange them for this CPU; loading again undoes it."""
-        if self._kernel is not None:
+        if self._kernel is not None or self._packed is not None:
             return
-        if self._quantization is None:
-            self.weight = pack(self.weight)
-            return
-        self._kernel = self._quantization.convert(self.weight, self.bias)
+        if self._quantization is not None:
+            self._kernel = self._quantization.convert(self.weight, self.bias)
+        else:
+            self._packed = self.ops.pack(self.weight)
+            if self._packed is None:
+                return
         self.weight = self._empty_weight(num_rows=0)  # frees the plain one, before the next layer's turn
 
     def _empty_weight(self, num_rows: int) -> nn.Parameter:
@@ -113,8 +122,9 @@ class Linear(nn.Module):
 
     def weight_slots(self, prefix: str) -> Iterator[WeightSlot]:
         """Yield where `{prefix}{part}.weight` and `.bias` go; they hold what is loaded, unless it is quantized."""
-        if self.weight.is_mkldnn:
-            self.weight = nn.Parameter(self.weight.to_dense(), requires_grad=False)
+        if self._packed is not None:
+            self.weight = nn.Parameter(self._packed.plain(), requires_grad=False)
+            self._packed = None
         elif self._kernel is not None:
             self.weight = self._empty_weight(self.out_features)
             self._kernel = None

@@ -1,41 +1,68 @@
-"""Weight matrices in the blocked layout that oneDNN's kernels read, on the CPUs that gain from it.
+"""Weight matrices in layouts that products read faster, and the one that oneDNN's kernels read.
 
 A plain matrix is rearranged, in part or in whole, by every product that reads it. Rearranging it once makes products
 of few rows, the ones of decoding, up to twice as fast in bfloat16 and up to five times in float32; docs/log.md has the
 figures.
 """
 
-from typing import Final, cast
+from typing import Final, Protocol, cast
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
-__all__ = ["can_pack", "linear", "pack"]
+__all__ = ["OneDnnMatrix", "PackedMatrix", "can_pack", "linear", "pack_for_onednn"]
 
 #: Below so many elements, the 10 µs or so that a product takes to find its kernel cost more than packing saves. Plain
 #: float32 products have no such cost; those of the narrow types have it anyway.
 _MIN_ELEMENTS: Final = {torch.float32: 3 << 17, torch.bfloat16: 1 << 15, torch.float16: 1 << 15}
 
 
-def pack(weight: Tensor) -> nn.Parameter:
-    """Return a weight matrix in the layout that `linear` reads fastest.
+class PackedMatrix(Protocol):
+    """A weight matrix, [out, in], in a layout of its own."""
+
+    def __call__(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
+        """Map [..., in] to [..., out], as `torch.nn.functional.linear` does, up to rounding."""
+        ...
+
+    def plain(self) -> Tensor:
+        """Return the weight as it was, a copy."""
+        ...
+
+
+class OneDnnMatrix:
+    """A weight matrix in the blocked layout that oneDNN's kernels read.
 
     Args:
-        weight: [out, in], any layout.
-
-    Returns: [out, in], opaque to everything but `linear` if its layout is `torch._mkldnn`; `weight` itself where the
-        plain layout is as good: for small matrices, on other devices, in dtypes that this CPU's kernels do not know.
+        weight: [out, in], of a dtype that `can_pack` names; not kept.
     """
-    packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach()) if _gains(weight) else weight
-    return nn.Parameter(packed, requires_grad=False)
+
+    def __init__(self, weight: Tensor) -> None:
+        self._packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.detach())
+
+    def __call__(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
+        """Map [..., in] to [..., out]."""
+        return cast(Tensor, torch.ops.mkldnn._linear_pointwise(x, self._packed, bias, "none", [], ""))
+
+    def plain(self) -> Tensor:
+        """Return the weight as it was, a copy."""
+        return self._packed.to_dense()
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Map [..., in] to [..., out] by a weight of either layout, as `torch.nn.functional.linear` does."""
-    if weight.is_mkldnn:
-        return cast(Tensor, torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], ""))
-    return F.linear(x, weight, bias)
+def pack_for_onednn(weight: Tensor) -> OneDnnMatrix | None:
+    """Return a weight matrix in oneDNN's layout; None where the plain one is as good.
+
+    That is for small matrices, on other devices, and in dtypes that this CPU's kernels do not know.
+
+    Args:
+        weight: [out, in]; not kept.
+    """
+    return OneDnnMatrix(weight) if _gains(weight) else None
+
+
+def linear(x: Tensor, weight: Tensor, packed: PackedMatrix | None, bias: Tensor | None = None) -> Tensor:
+    """Map [..., in] to [..., out] by the packed matrix, or by the plain one where there is none."""
+    return F.linear(x, weight, bias) if packed is None else packed(x, bias)
 
 
 def can_pack(dtype: torch.dtype) -> bool:
@@ -53,6 +80,6 @@ def can_pack(dtype: torch.dtype) -> bool:
 
 def _gains(weight: Tensor) -> bool:
     """Whether packing has been measured to pay: of large matrices, in dtypes that the CPU has instructions for."""
-    if weight.device.type != "cpu" or weight.is_mkldnn or not can_pack(weight.dtype):
+    if weight.device.type != "cpu" or not can_pack(weight.dtype):
         return False
     return weight.numel() >= _MIN_ELEMENTS[weight.dtype]

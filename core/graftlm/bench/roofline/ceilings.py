@@ -1,5 +1,6 @@
 """The machine's two ceilings: how fast memory is read, and how fast matrices are multiplied."""
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
@@ -10,7 +11,9 @@ from torch import Tensor
 
 from graftlm.bench.roofline.clock import Clock
 from graftlm.bench.roofline.cost import Cost
-from graftlm.layers.packing import linear, pack
+from graftlm.layers.kernel_build import user_cache_dir
+from graftlm.layers.ops import choose_ops
+from graftlm.layers.packing import linear
 
 __all__ = ["Bound", "CeilingProbe", "Ceilings", "Effort"]
 
@@ -135,8 +138,9 @@ def _product(shape: Sequence[int], device: torch.device, dtype: torch.dtype) -> 
     """Return a product as the layers compute it, with packed weights where these pay."""
     num_rows, in_features, out_features = shape
     x = torch.randn(num_rows, in_features, device=device).to(dtype)
-    weight = pack(torch.randn(out_features, in_features, device=device).to(dtype))
-    return lambda: linear(x, weight)
+    weight = torch.randn(out_features, in_features, device=device).to(dtype)
+    packed = choose_ops(device, dtype, user_cache_dir(os.environ)).pack(weight)
+    return lambda: linear(x, weight, packed)
 
 
 def _flops(shape: Sequence[int]) -> int:

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from graftlm.contracts import AttentionLayer
-from graftlm.layers import GroupedLinear, RowGroups
+from graftlm.layers import GroupedLinear, Linear, RowGroups
 
 __all__ = [
     "Cost",
@@ -59,10 +59,11 @@ class Cost:
         )
 
 
-def linear_cost(layer: nn.Module, x: Tensor, out: Tensor) -> Cost:
+def linear_cost(layer: Linear, x: Tensor, out: Tensor) -> Cost:
     """Return the cost of a matrix product of x [..., in] to out [..., N]."""
+    bias_bytes = 0 if layer.bias is None else layer.bias.nbytes
     return Cost(
-        weight_bytes=_own_bytes(layer),
+        weight_bytes=_weight_bytes(layer) + bias_bytes,
         activation_bytes=_bytes(x, out),
         flops=2 * x.numel() * out.shape[-1],
     )
@@ -71,9 +72,8 @@ def linear_cost(layer: nn.Module, x: Tensor, out: Tensor) -> Cost:
 def grouped_linear_cost(layer: GroupedLinear, groups: RowGroups, x: Tensor, out: Tensor) -> Cost:
     """Return the cost of products of x [N, in] to out [N, out] by the matrices of those experts that have rows."""
     num_used = sum(1 for _ in groups.on_host())
-    weight_bytes = sum(kernel.num_bytes for kernel in layer.kernels) or layer.num_weights * layer.weight.dtype.itemsize
     return Cost(
-        weight_bytes=weight_bytes * num_used // layer.num_experts,
+        weight_bytes=_weight_bytes(layer) * num_used // layer.num_experts,
         activation_bytes=_bytes(x, out),
         flops=2 * x.numel() * out.shape[-1],
     )
@@ -141,9 +141,13 @@ def sampler_cost(logits: Tensor) -> Cost:
     return Cost(activation_bytes=logits.nbytes, flops=logits.numel())
 
 
+def _weight_bytes(layer: Linear | GroupedLinear) -> int:
+    """Return the bytes of a weight, wherever it is: in a quantization's kernels, packed, or plain."""
+    return sum(kernel.num_bytes for kernel in layer.kernels) or layer.num_weights * layer.weight.dtype.itemsize
+
+
 def _own_bytes(layer: nn.Module) -> int:
-    tensors = [*layer.parameters(recurse=False), *layer.buffers(recurse=False)]
-    return sum(tensor.numel() * tensor.dtype.itemsize for tensor in tensors)  # packed ones have no `nbytes`
+    return _bytes(*layer.parameters(recurse=False), *layer.buffers(recurse=False))
 
 
 def _bytes(*tensors: Tensor) -> int:

@@ -4,11 +4,13 @@ from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
+from graftlm.layers.packing import PackedMatrix
+
 __all__ = ["LayerOps", "UsesOps"]
 
 
 class LayerOps(Protocol):
-    """Norms, rotation and gated activation on one device.
+    """Norms, rotation and gated activation on one device, and how it likes its weight matrices.
 
     Every implementation rounds where `TorchOps` does. None changes its arguments, and results share no memory with
     them, but for `add_rms_norm` without a residual, whose second result is `x` itself.
@@ -62,6 +64,14 @@ class LayerOps(Protocol):
             hidden_act: name of the activation in config.json, one that `graftlm.layers.activation` knows.
 
         Returns: [T, I].
+        """
+        ...
+
+    def pack(self, weight: Tensor) -> PackedMatrix | None:
+        """Return a weight matrix in the layout whose products are fastest, None where that is the plain one.
+
+        Args:
+            weight: [out, in]; not kept.
         """
         ...
 

@@ -1,17 +1,22 @@
 """The operations between matrix products on a CPU, each in one pass by a compiled kernel."""
 
 import ctypes
+import logging
 from pathlib import Path
 from typing import Any, Final, Self
 
 import torch
 from torch import Tensor
 
-from graftlm.errors import InvariantError
+from graftlm.errors import InvariantError, ProviderUnavailableError
 from graftlm.layers.kernel_build import load_library
 from graftlm.layers.ops.torch_ops import TorchOps
+from graftlm.layers.packing import PackedMatrix
+from graftlm.layers.panels import PanelKernels, PanelMatrix
 
 __all__ = ["NATIVE_DTYPES", "NativeOps"]
+
+_logger = logging.getLogger(__name__)
 
 #: What the kernels compute in.
 NATIVE_DTYPES: Final = (torch.float32, torch.bfloat16)
@@ -48,11 +53,13 @@ class NativeOps:
 
     Args:
         library: compiled from layer_ops.cpp.
+        panels: what multiplies with bfloat16 matrices; None: PyTorch does.
     """
 
-    def __init__(self, library: ctypes.CDLL) -> None:
+    def __init__(self, library: ctypes.CDLL, panels: PanelKernels | None = None) -> None:
         self._torch = TorchOps()
         self._kernels = _Kernels(library)
+        self._panels = panels
 
     @classmethod
     def load(cls, compiler: str, cache_dir: Path) -> Self:
@@ -61,7 +68,19 @@ class NativeOps:
         Raises:
             KernelBuildError: they cannot be compiled or loaded.
         """
-        return cls(load_library(_SOURCE, compiler, cache_dir, _FLAGS))
+        library = load_library(_SOURCE, compiler, cache_dir, _FLAGS)
+        try:
+            panels = PanelKernels.load(compiler, cache_dir)
+        except ProviderUnavailableError as error:
+            _logger.info("matrix products are PyTorch's: %s", error)
+            panels = None
+        return cls(library, panels)
+
+    def pack(self, weight: Tensor) -> PackedMatrix | None:
+        """Return a bfloat16 matrix in panels, others in oneDNN's layout where that pays; see `LayerOps`."""
+        if self._panels is not None and PanelMatrix.can_hold(weight):
+            return PanelMatrix(weight, self._panels)
+        return self._torch.pack(weight)
 
     def add_rms_norm(self, x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
         """Add x to the residual stream and normalise the sum; see `LayerOps`.

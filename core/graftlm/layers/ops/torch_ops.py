@@ -5,6 +5,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from graftlm.layers.activation import activation
+from graftlm.layers.packing import PackedMatrix, pack_for_onednn
 
 __all__ = ["TorchOps"]
 
@@ -30,6 +31,10 @@ class TorchOps:
         """Multiply the activated gates with what they gate; see `LayerOps`."""
         gate, up = gate_up.chunk(2, dim=-1)
         return activation(hidden_act)(gate).mul_(up)
+
+    def pack(self, weight: Tensor) -> PackedMatrix | None:
+        """Return a weight matrix in oneDNN's layout where that pays; see `LayerOps`."""
+        return pack_for_onednn(weight)
 
 
 def _rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:

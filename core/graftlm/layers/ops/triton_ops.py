@@ -186,6 +186,9 @@ class TritonOps:
             kernel[(num_rows, triton.cdiv(size, _ACT_BLOCK))](gate_up, out, size, ACT=act, BLOCK=_ACT_BLOCK)
         return out
 
+    def pack(self, weight: Tensor) -> None:
+        """Return None: a device's products read plain matrices; see `LayerOps`."""
+
 
 def _launch_norm(x: Tensor, residual: Tensor | None, weight: Tensor, out: Tensor, total: Tensor, eps: float) -> None:
     """Normalise [T, H, size] by [H, size], one program for each row."""
