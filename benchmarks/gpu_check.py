@@ -7,6 +7,7 @@ Parts, each independent of the others:
     tests      the tests that are marked `gpu`
     kernels    attention of every backend against the reference in float32
     steps      decode of 1, 16, 64, 256 requests and prefill of 512, 4,096 tokens: graphs on and off, by every backend
+               that can run here: triton, torch_native (SDPA), and flashinfer if it is installed
     serving    the whole engine with overlap and graphs on and off: tokens per second, and how long the device was idle
 
 Times are the device's own, between events. Ceilings, of reading memory and of multiplying matrices, are measured in the
@@ -38,7 +39,7 @@ from graftlm.bench.roofline.ceilings import CeilingProbe
 from graftlm.bench.roofline.clock import clock_for
 from graftlm.bench.roofline.cost import Cost
 from graftlm.bench.roofline.rig import Rig
-from graftlm.contracts import AttentionLayer
+from graftlm.contracts import AttentionLayer, Platform
 from graftlm.execution.runner import ModelRunner
 from graftlm.registry import Registry
 from graftlm.testing.attention_scene import AttentionScene
@@ -92,7 +93,14 @@ class Bench:
 
     @property
     def backends(self) -> tuple[str, ...]:
-        return ("triton", "torch_native") if self.device.type == "cuda" else ("torch_native",)
+        """Return the backends that can run this shape here, the one that `auto` takes first."""
+        platform = Platform(self.device.type, _capability(self.device))
+        return tuple([
+            provider.name
+            for provider in sorted(provide_attention_backends(), key=lambda provider: -provider.rank)
+            if (provider.unavailable is None or provider.unavailable(platform) is None)
+            and self.shape.head_dim in (provider.capabilities.head_dims or (self.shape.head_dim,))
+        ])  # fmt: skip
 
     def cases(self) -> list[Case]:
         """Return the steps whose keys and values fit beside the weights."""
@@ -150,6 +158,8 @@ def check_kernels(bench: Bench) -> list[Row]:
         expected = scene.run(ReferenceAttention).outputs[0].float()
         for name in bench.backends:
             provider = providers[name]
+            if page_size not in (provider.capabilities.page_sizes or (page_size,)):
+                continue
             out = scene.run(lambda context, p=provider: p.create(p.options(), context)).outputs[0].float()
             error = float((out - expected).abs().max())
             rows.append({"backend": name, "page size": page_size, "largest error": f"{error:.4f}"})
@@ -270,6 +280,10 @@ def _serve(parts: EngineParts, count: int, prompt_len: int, num_tokens: int) -> 
         parts.loop.scheduler.add(parts.intake.request(str(i), prompt, params))
     while parts.loop.scheduler.has_work:
         parts.loop.step()
+
+
+def _capability(device: torch.device) -> tuple[int, int] | None:
+    return torch.cuda.get_device_capability(device) if device.type == "cuda" else None
 
 
 def _free() -> None:

@@ -51,9 +51,9 @@ def _bound_kernel(
 ) -> None:
     """Find one row's bound: the largest number such that those from it on suffice. Program r has row r.
 
-    What suffices is a count, `wanted[r]`, or a share of the row's sum, and either falls as the bound rises. So the bound's
-    32 bits are found from the highest, two in each pass over the row. Probabilities are added as integers, multiples of
-    2**-unit_bits of the power of two above the largest: no order of adding changes the sum.
+    What suffices is a count, `wanted[r]`, or a share of the row's sum, and either falls as the bound rises. So the
+    bound's 32 bits are found from the highest, two in each pass over the row. Probabilities are added as integers,
+    multiples of 2**-unit_bits of the power of two above the largest: no order of adding changes the sum.
     """
     row = tl.program_id(0)
     x += row.to(tl.int64) * row_stride  # a row's offset may exceed 2**31 elements
