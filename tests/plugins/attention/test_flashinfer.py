@@ -50,9 +50,8 @@ class PrefillDouble:
         self.scale, self.dtypes = sm_scale, (q_data_type, kv_data_type)
 
     def run(self, q, paged_kv_cache, out=None):
-        return torch.empty_like(q).copy_(self.attend(q, *paged_kv_cache)[0]) if out is None else out.copy_(
-            self.attend(q, *paged_kv_cache)[0]
-        )  # fmt: skip
+        found, _ = self.attend(q, *paged_kv_cache)
+        return found if out is None else out.copy_(found)
 
     def attend(self, q, keys, values):
         """Return [n, H, D], and the logarithm of the sum of each softmax, [n, H]."""
@@ -271,6 +270,7 @@ def graph_batches(size, lens_of_steps, page_size=16, max_pages=8):
         tables = np.stack([np.arange(i * max_pages, (i + 1) * max_pages, dtype=np.int32) for i in range(size)])
         batch.page_table[:, :] = torch.from_numpy(tables)
         batch.seq_lens[:] = torch.tensor(lens)
+        batch.positions[:] = torch.tensor(lens) - 1
         batch.out_slots[:] = torch.tensor([i * max_pages * page_size + n - 1 for i, n in enumerate(lens)])
         yield replace(batch, seq_lens_cpu=np.array(lens, dtype=np.int32), page_table_cpu=tables)
 
@@ -282,15 +282,14 @@ def test_a_graph_reads_each_step_from_the_buffers_it_was_captured_with():
     recorder = Recorder()
     tested, reference = backend(context, recorder), ReferenceAttention(context)
     q, k, v = torch.randn(3, 4, 16), torch.randn(3, 2, 16), torch.randn(3, 2, 16)
-    first, *others = graph_batches(3, [[1, 1, 1], [40, 7, 128], [16, 17, 90]])
-    tested.prepare(first)
-    (part,) = next(iter(tested._parts.values()))  # what is captured, with these addresses
-    for batch in others:
+    batches = graph_batches(3, [[1, 1, 1], [40, 7, 128], [16, 17, 90]])
+    tested.prepare(next(batches))
+    ((_, captured),) = recorder.made
+    for batch in batches:
         tested.prepare(batch)
         reference.prepare(batch)
         expected = reference.forward(q, k, v, LAYER)
-        out = torch.empty(3, 4, 16)
-        part.attend(q, (store.keys(0), store.values(0)), out)
+        out = captured.run(q, (store.keys(0), store.values(0)))
         torch.testing.assert_close(out.flatten(1), expected, rtol=1e-5, atol=1e-5)
     assert [role for role, _ in recorder.made] == ["decode"]
 
