@@ -8,12 +8,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from graftlm.contracts import AttentionBackend, ForwardBatch, Model
+from graftlm.contracts import AttentionBackend, AttentionLayer, ForwardBatch, Model
+from graftlm.errors import InvariantError
 from graftlm.execution.batch import to_device
 from graftlm.execution.kv_store import KVStore
 from graftlm.execution.sampling_filters import keep_min_p, keep_top_k, keep_top_p
 
-__all__ = ["CudaMeter", "LargestSteps", "MemoryMeter", "StepMemory", "measure_steps"]
+__all__ = ["CudaMeter", "LargestSteps", "MemoryMeter", "StepMemory", "measure_steps", "meter_for"]
 
 #: What a driver takes for a graph of a few hundred kernels, beside the memory in which these compute.
 _GRAPH_BYTES: Final = 8 << 20
@@ -53,10 +54,10 @@ class LargestSteps:
     graph_sizes: tuple[int, ...]
 
     def prompt_lens(self) -> list[int]:
-        """Return the tokens that each request of the largest step brings."""
+        """Return the tokens that each request of the largest step brings, ascending."""
         num_tokens = self.prefill_tokens + self.num_rows
         whole, rest = divmod(num_tokens, self.context_len)
-        return [self.context_len] * whole + [rest] * (rest > 0)
+        return [rest] * (rest > 0) + [self.context_len] * whole
 
 
 class MemoryMeter(Protocol):
@@ -74,15 +75,18 @@ class CudaMeter:
         self._device = device
 
     def peak_bytes(self, function: Callable[[], object]) -> int:
-        """Run a function and wait for it; memory that it caches is given back to the device."""
+        """Run a function and wait for it."""
         torch.cuda.synchronize(self._device)
         torch.cuda.reset_peak_memory_stats(self._device)
         before = torch.cuda.memory_allocated(self._device)
         function()
         torch.cuda.synchronize(self._device)
-        peak = torch.cuda.max_memory_allocated(self._device) - before
-        torch.cuda.empty_cache()
-        return peak
+        return torch.cuda.max_memory_allocated(self._device) - before
+
+
+def meter_for(device: torch.device) -> MemoryMeter | None:
+    """Return what measures a device; None for a host, whose memory is not one engine's to share out."""
+    return CudaMeter(device) if device.type == "cuda" else None
 
 
 def measure_steps(
@@ -99,16 +103,31 @@ def measure_steps(
 
     Args:
         model: with weights of any numbers.
-        make_attention: creates the backend over a KV memory; the model is bound to it until it is bound to another.
+        make_attention: creates the backend over a KV memory.
 
-    Effects: binds the model to a backend over a memory that is gone.
+    Effects: the model must be bound to another backend before it runs again.
     """
     prompt_lens = steps.prompt_lens()
     most_requests = max((*steps.graph_sizes, len(prompt_lens)))
     num_pages = sum(-(-length // steps.page_size) for length in prompt_lens) + most_requests
-    attention = make_attention(KVStore(model.attention_layers, num_pages, steps.page_size, dtype, device))
+    attention = _LentAttention(
+        make_attention(KVStore(model.attention_layers, num_pages, steps.page_size, dtype, device))
+    )
     model.bind_attention(attention)
+    try:
+        return _measure(steps, prompt_lens, model, attention, device, meter)
+    finally:
+        attention.take_back()
 
+
+def _measure(
+    steps: LargestSteps,
+    prompt_lens: list[int],
+    model: Model,
+    attention: AttentionBackend,
+    device: torch.device,
+    meter: MemoryMeter,
+) -> StepMemory:
     def run(query_lens: list[int], num_rows: int) -> None:
         with torch.inference_mode():
             batch = _batch(query_lens, steps.page_size, device)
@@ -132,6 +151,27 @@ def _sample(logits: Tensor) -> Tensor:
     return keep_min_p(keep_top_p(probs, np.full(n, 0.9)), np.full(n, 0.1))
 
 
+class _LentAttention(AttentionBackend):
+    """A backend that a model is bound to until it is taken back, with the memory that it holds."""
+
+    def __init__(self, backend: AttentionBackend) -> None:
+        self._backend: AttentionBackend | None = backend
+
+    def take_back(self) -> None:
+        self._backend = None
+
+    def prepare(self, batch: ForwardBatch) -> None:
+        self._lent().prepare(batch)
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, layer: AttentionLayer) -> Tensor:
+        return self._lent().forward(q, k, v, layer)
+
+    def _lent(self) -> AttentionBackend:
+        if self._backend is None:
+            raise InvariantError("a model ran on the attention backend of a measurement that is over")
+        return self._backend
+
+
 def _batch(query_lens: list[int], page_size: int, device: torch.device) -> ForwardBatch:
     """Return a batch of requests without a past, each on pages of its own."""
     lens = np.array(query_lens, dtype=np.int32)
@@ -149,7 +189,7 @@ def _batch(query_lens: list[int], page_size: int, device: torch.device) -> Forwa
         seq_lens=to_device(lens, device),
         page_table=to_device(table, device),
         logits_idx=to_device(ends - 1, device),
-        num_decodes=len(lens) if int(lens.max()) == 1 else 0,
+        num_decodes=int((lens == 1).sum()),
         query_lens_cpu=lens,
         seq_lens_cpu=lens,
         page_table_cpu=table,
