@@ -6,8 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from graftlm.contracts import AttentionLayer
+from graftlm import EngineConfig
+from graftlm.assembly import assemble
+from graftlm.contracts import AttentionContext, AttentionLayer, Platform
 from graftlm.errors import InvariantError
+from graftlm.registry import Registry
 from graftlm.step_memory import CudaMeter, LargestSteps, StepMemory, measure_steps, meter_for
 
 CPU = torch.device("cpu")
@@ -114,6 +117,32 @@ def test_batches_that_are_run_have_their_own_slots_in_the_memory_that_is_there(p
             assert positions.tolist() == list(range(end - first))
             pages = batch.page_table[b][positions // page_size]
             assert (pages * page_size + positions % page_size).tolist() == slots[first:end].tolist()
+
+
+def test_a_model_and_a_backend_run_the_steps(checkpoint):
+    config = EngineConfig.load(
+        {
+            "model": {"path": str(checkpoint("mistral")), "dtype": "float32", "device": "cpu"},
+            "memory": {"kv_tokens": 64},
+        }
+    )
+    registry = Registry.load(config.plugins)
+    parts = assemble(config, registry, Platform("cpu"))
+    parts.loop.close()
+    model, provider = parts.device_parts.model, registry.provider("attention", "torch_native")
+    stores = []
+
+    def make_attention(kv):
+        stores.append(kv)
+        context = AttentionContext(model.attention_layers, kv, 16, CPU, torch.float32, 8, 40)
+        return registry.create("attention", provider, {"kernel": "torch"}, context)
+
+    steps = LargestSteps(num_rows=4, prefill_tokens=50, context_len=40, page_size=16, graph_sizes=(1, 4))
+    found = measure_steps(steps, model, make_attention, torch.float32, CPU, Meter())
+    assert found.activation_bytes == 1000
+    written = stores[0].keys(0).flatten(0, 1)[:14]  # of the first request
+    assert written.isfinite().all()
+    assert written.count_nonzero() > 0
 
 
 def test_nothing_is_measured_on_a_host():

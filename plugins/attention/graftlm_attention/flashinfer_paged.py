@@ -41,7 +41,7 @@ class FlashInferAttention(AttentionBackend):
         library: FlashInfer.
 
     Raises:
-        ProviderUnavailableError: the cache is of another type.
+        ProviderUnavailableError: the cache is of another type, or a layer has sinks or takes values from its keys.
     """
 
     def __init__(self, options: FlashInferOptions, context: AttentionContext, library: FlashInferLibrary) -> None:
@@ -81,6 +81,11 @@ class FlashInferAttention(AttentionBackend):
 
 
 def _describe(layer: AttentionLayer, context: AttentionContext) -> _Layer:
+    if layer.sinks is not None or layer.value_prefix_dim is not None:
+        raise ProviderUnavailableError(
+            f"attention/flashinfer has no attention sinks and no latent attention, which layer {layer.layer_id} needs; "
+            "set attention.name: auto"
+        )
     keys, values = context.kv.keys(layer.layer_id), context.kv.values(layer.layer_id)
     if keys.dtype != context.dtype:
         raise ProviderUnavailableError(

@@ -41,7 +41,7 @@ class CudaFence:
     """A fence in the current stream."""
 
     def __init__(self) -> None:
-        self._event = torch.cuda.Event()
+        self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
 
     def wait(self) -> None:
         """Wait; not at all where the loop commits a step before it plans the next but one, as graftlm's does."""

@@ -48,7 +48,7 @@ class FlashInferOptions(Options):
     cascade_tokens: int | None = Field(
         default=512,
         ge=1,
-        description="A step all of whose requests begin with the same tokens, at least so many, reads those once. Null: "
-        "never. Steps that replay a graph do not.",
+        description="A step all of whose requests begin with the same tokens, at least so many, reads those once. "
+        "Null: never. Steps that replay a graph do not.",
     )
     workspace_mib: int = Field(default=128, ge=16, description="Memory for partial results, in MiB.")

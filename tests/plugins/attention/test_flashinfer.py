@@ -314,6 +314,15 @@ def test_a_cache_of_another_type_is_refused():
         backend(replace(context, kv=narrow))
 
 
+@pytest.mark.parametrize("special", [{"sinks": torch.zeros(4)}, {"value_prefix_dim": 8}])
+def test_layers_that_it_does_not_serve_are_refused(special):
+    context = draw([(3, 1)]).context
+    with pytest.raises(
+        ProviderUnavailableError, match="no attention sinks and no latent attention, which layer 0 needs"
+    ):
+        backend(replace(context, layers=[replace(LAYER, **special)]))
+
+
 def test_forward_needs_a_prepared_batch_and_its_shapes():
     scene = draw([(3, 1)])
     tested, (inputs,) = backend(scene.context), scene.inputs
