@@ -115,7 +115,8 @@ def measure_steps(
     )
     model.bind_attention(attention)
     try:
-        return _measure(steps, prompt_lens, model, attention, device, meter)
+        with torch.inference_mode():
+            return _measure(steps, prompt_lens, model, attention, device, meter)
     finally:
         attention.take_back()
 
@@ -128,19 +129,21 @@ def _measure(
     device: torch.device,
     meter: MemoryMeter,
 ) -> StepMemory:
-    def run(query_lens: list[int], num_rows: int) -> None:
-        with torch.inference_mode():
-            batch = _batch(query_lens, steps.page_size, device)
-            attention.prepare(batch)
-            _sample(model.logits(model.forward(batch)[:num_rows]))
+    def forward(query_lens: list[int]) -> Tensor:
+        batch = _batch(query_lens, steps.page_size, device)
+        attention.prepare(batch)
+        return model.forward(batch)
 
-    activation_bytes = meter.peak_bytes(lambda: run(prompt_lens, steps.num_rows))
+    def step() -> None:
+        _sample(model.logits(forward(prompt_lens)[: steps.num_rows]))
+
+    activation_bytes = meter.peak_bytes(step)
     if not steps.graph_sizes:
         return StepMemory(activation_bytes)
     largest = max(steps.graph_sizes)
     max_pages = -(-steps.context_len // steps.page_size)
     table_bytes = _TABLE_COPIES * largest * max_pages * np.dtype(np.int32).itemsize
-    captured_bytes = meter.peak_bytes(lambda: run([1] * largest, largest))
+    captured_bytes = meter.peak_bytes(lambda: forward([1] * largest))
     return StepMemory(activation_bytes, captured_bytes + table_bytes + len(steps.graph_sizes) * _GRAPH_BYTES)
 
 

@@ -406,6 +406,11 @@ class TestOnADevice(AttentionBackendConformance):
     def create(self, context):
         return FlashInferAttention(FlashInferOptions(cascade_tokens=16), context, load_flashinfer())
 
+    def scene(self, requests, *layers, dtype="bfloat16", **settings):
+        """Draw what the kit asks for in a type and a size of heads that FlashInfer has."""
+        layers = [replace(layer, head_dim=max(64, layer.head_dim)) for layer in layers or (LAYER,)]
+        return super().scene(requests, *layers, dtype=dtype.replace("float32", "bfloat16"), **settings)
+
 
 @pytest.mark.gpu
 @needs_flashinfer
