@@ -8,6 +8,7 @@ Parts, each independent of the others:
     kernels    attention of every backend against the reference in float32
     steps      decode of 1, 16, 64, 256 requests and prefill of 512, 4,096 tokens: graphs on and off, by every backend
                that can run here: triton, torch_native (SDPA), and flashinfer if it is installed
+    sampling   top-k and top-p of 1, 16, 64, 256 rows, beside a sort of the same rows
     serving    the whole engine with overlap and graphs on and off: tokens per second, and how long the device was idle
 
 Times are the device's own, between events. Ceilings, of reading memory and of multiplying matrices, are measured in the
@@ -24,6 +25,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +43,7 @@ from graftlm.bench.roofline.cost import Cost
 from graftlm.bench.roofline.rig import Rig
 from graftlm.contracts import AttentionLayer, Platform
 from graftlm.execution.runner import ModelRunner
+from graftlm.execution.sampling_filters import keep_top_k, keep_top_p
 from graftlm.registry import Registry
 from graftlm.testing.attention_scene import AttentionScene
 from graftlm.testing.reference_attention import ReferenceAttention
@@ -240,6 +243,33 @@ def _step_row(
     }
 
 
+def measure_sampling(bench: Bench) -> list[Row]:
+    """Time the filters of every batch size, and what they do without: sorting the vocabulary."""
+    rows: list[Row] = []
+    for batch in bench.batches:
+        logits = torch.randn(batch, bench.shape.vocab_size, device=bench.device) * 4
+        probs, k, p = logits.softmax(dim=1), np.full(batch, 50), np.full(batch, 0.9)
+        row: Row = {"rows": batch}
+        ways = {
+            "top-k ms": partial(keep_top_k, logits, k),
+            "top-p ms": partial(keep_top_p, probs, p),
+            "sort ms": partial(torch.sort, probs, dim=1, descending=True),
+        }
+        for name, way in ways.items():
+            row[name] = round(1e3 * _median_s(bench, way), 3)
+        rows.append(row)
+    return rows
+
+
+def _median_s(bench: Bench, function: Callable[[], object]) -> float:
+    """Return the median time on the device of a few calls, after one that compiles."""
+    clock = clock_for(bench.device)
+    function()
+    marks = [(clock.mark(), function(), clock.mark()) for _ in range(MIN_STEPS)]
+    clock.sync()
+    return statistics.median(clock.seconds(start, end) for start, _, end in marks)
+
+
 def measure_serving(bench: Bench) -> list[Row]:
     """Run 64 requests through the whole engine, with overlap and graphs on and off."""
     rows: list[Row] = []
@@ -296,6 +326,7 @@ PARTS: dict[str, Callable[[Bench], list[Row]]] = {
     "tests": run_tests,
     "kernels": check_kernels,
     "steps": measure_steps,
+    "sampling": measure_sampling,
     "serving": measure_serving,
 }
 
