@@ -1,5 +1,6 @@
 """What is run to measure steps; how much memory that takes only a device can tell."""
 
+import logging
 import weakref
 
 import numpy as np
@@ -119,7 +120,7 @@ def test_batches_that_are_run_have_their_own_slots_in_the_memory_that_is_there(p
             assert (pages * page_size + positions % page_size).tolist() == slots[first:end].tolist()
 
 
-def test_a_model_and_a_backend_run_the_steps(checkpoint):
+def test_a_model_and_a_backend_run_the_steps(checkpoint, caplog):
     config = EngineConfig.load(
         {
             "model": {"path": str(checkpoint("mistral")), "dtype": "float32", "device": "cpu", "native_ops": False},
@@ -127,8 +128,10 @@ def test_a_model_and_a_backend_run_the_steps(checkpoint):
         }
     )
     registry = Registry.load(config.plugins)
-    parts = assemble(config, registry, Platform("cpu"))
+    with caplog.at_level(logging.INFO, logger="graftlm"):
+        parts = assemble(config, registry, Platform("cpu"))
     parts.loop.close()
+    assert "KV memory: 64 tokens of 512 bytes, as memory.kv_tokens says" in caplog.text
     model, provider = parts.device_parts.model, registry.provider("attention", "torch_native")
     stores = []
 
