@@ -7,6 +7,8 @@ Parts, each independent of the others:
     tests      the tests that are marked `gpu`
     kernels    attention of every backend against the reference in float32
     steps      decode of 1, 16, 64, 256 requests and prefill of 512, 4,096 tokens: graphs on and off, by every backend
+               that can run here: triton, torch_native (SDPA), and flashinfer if it is installed
+    sampling   top-k and top-p of 1, 16, 64, 256 rows, beside a sort of the same rows
     serving    the whole engine with overlap and graphs on and off: tokens per second, and how long the device was idle
 
 Times are the device's own, between events. Ceilings, of reading memory and of multiplying matrices, are measured in the
@@ -23,6 +25,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,8 +41,9 @@ from graftlm.bench.roofline.ceilings import CeilingProbe
 from graftlm.bench.roofline.clock import clock_for
 from graftlm.bench.roofline.cost import Cost
 from graftlm.bench.roofline.rig import Rig
-from graftlm.contracts import AttentionLayer
+from graftlm.contracts import AttentionLayer, Platform
 from graftlm.execution.runner import ModelRunner
+from graftlm.execution.sampling_filters import keep_top_k, keep_top_p
 from graftlm.registry import Registry
 from graftlm.testing.attention_scene import AttentionScene
 from graftlm.testing.reference_attention import ReferenceAttention
@@ -92,7 +96,14 @@ class Bench:
 
     @property
     def backends(self) -> tuple[str, ...]:
-        return ("triton", "torch_native") if self.device.type == "cuda" else ("torch_native",)
+        """Return the backends that can run this shape here, the one that `auto` takes first."""
+        platform = Platform(self.device.type, _capability(self.device))
+        return tuple([
+            provider.name
+            for provider in sorted(provide_attention_backends(), key=lambda provider: -provider.rank)
+            if (provider.unavailable is None or provider.unavailable(platform) is None)
+            and self.shape.head_dim in (provider.capabilities.head_dims or (self.shape.head_dim,))
+        ])  # fmt: skip
 
     def cases(self) -> list[Case]:
         """Return the steps whose keys and values fit beside the weights."""
@@ -150,6 +161,8 @@ def check_kernels(bench: Bench) -> list[Row]:
         expected = scene.run(ReferenceAttention).outputs[0].float()
         for name in bench.backends:
             provider = providers[name]
+            if page_size not in (provider.capabilities.page_sizes or (page_size,)):
+                continue
             out = scene.run(lambda context, p=provider: p.create(p.options(), context)).outputs[0].float()
             error = float((out - expected).abs().max())
             rows.append({"backend": name, "page size": page_size, "largest error": f"{error:.4f}"})
@@ -230,6 +243,33 @@ def _step_row(
     }
 
 
+def measure_sampling(bench: Bench) -> list[Row]:
+    """Time the filters of every batch size, and what they do without: sorting the vocabulary."""
+    rows: list[Row] = []
+    for batch in bench.batches:
+        logits = torch.randn(batch, bench.shape.vocab_size, device=bench.device) * 4
+        probs, k, p = logits.softmax(dim=1), np.full(batch, 50), np.full(batch, 0.9)
+        row: Row = {"rows": batch}
+        ways = {
+            "top-k ms": partial(keep_top_k, logits, k),
+            "top-p ms": partial(keep_top_p, probs, p),
+            "sort ms": partial(torch.sort, probs, dim=1, descending=True),
+        }
+        for name, way in ways.items():
+            row[name] = round(1e3 * _median_s(bench, way), 3)
+        rows.append(row)
+    return rows
+
+
+def _median_s(bench: Bench, function: Callable[[], object]) -> float:
+    """Return the median time on the device of a few calls, after one that compiles."""
+    clock = clock_for(bench.device)
+    function()
+    marks = [(clock.mark(), function(), clock.mark()) for _ in range(MIN_STEPS)]
+    clock.sync()
+    return statistics.median(clock.seconds(start, end) for start, _, end in marks)
+
+
 def measure_serving(bench: Bench) -> list[Row]:
     """Run 64 requests through the whole engine, with overlap and graphs on and off."""
     rows: list[Row] = []
@@ -272,6 +312,10 @@ def _serve(parts: EngineParts, count: int, prompt_len: int, num_tokens: int) -> 
         parts.loop.step()
 
 
+def _capability(device: torch.device) -> tuple[int, int] | None:
+    return torch.cuda.get_device_capability(device) if device.type == "cuda" else None
+
+
 def _free() -> None:
     gc.collect()
     if torch.cuda.is_available():
@@ -282,6 +326,7 @@ PARTS: dict[str, Callable[[Bench], list[Row]]] = {
     "tests": run_tests,
     "kernels": check_kernels,
     "steps": measure_steps,
+    "sampling": measure_sampling,
     "serving": measure_serving,
 }
 

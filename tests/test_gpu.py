@@ -1,5 +1,8 @@
 """What only a CUDA device shows: graphs repeat what they captured, and no step waits for the device unasked."""
 
+import logging
+import re
+
 import numpy as np
 import pytest
 import torch
@@ -93,3 +96,14 @@ def test_launching_a_step_never_waits_for_the_device(checkpoint, name, graphs):
                 torch.cuda.set_sync_debug_mode("default")
             scheduler.commit(plan, launched.result())
     parts.loop.close()
+
+
+def test_graphs_take_no_more_memory_than_was_kept_for_them(checkpoint, caplog):
+    settings = EngineConfig.load({"model": {"path": str(checkpoint("llama")), "device": "cuda"}, "attention": "triton"})
+    platform = detect_platform(settings)
+    with caplog.at_level(logging.INFO):
+        parts = assemble(settings, Registry.load(settings.plugins, (), platform), platform)
+    parts.loop.close()
+    kept = float(re.search(r"([\d.]+) GiB for graphs", caplog.text)[1])
+    taken = float(re.search(r"graphs are captured, and take ([\d.]+) GiB", caplog.text)[1])
+    assert 0 <= taken <= kept

@@ -39,7 +39,7 @@ from graftlm.execution.runner import ModelRunner
 from graftlm.execution.sampler import Sampler
 from graftlm.execution.split_attention import SplitAttention
 from graftlm.grammar_assembly import make_grammars
-from graftlm.graph_assembly import capture_graphs, wants_graphs
+from graftlm.graph_assembly import capture_graphs, captured_sizes, wants_graphs
 from graftlm.intake import Intake, IntakeLimits
 from graftlm.kv_memory import KVMemory, size_memory
 from graftlm.layers.kernel_build import user_cache_dir
@@ -58,6 +58,7 @@ from graftlm.scheduling import JumpForward, Scheduler, SchedulerLimits
 from graftlm.sentence_embedding import EmbeddingDefaults, read_embedding_defaults
 from graftlm.served_weights import NewWeights, ServedWeights
 from graftlm.step_loop import StepLoop
+from graftlm.step_memory import LargestSteps, StepMemory, measure_steps, meter_for
 from graftlm.tier_assembly import TierParts, assemble_tiers
 from graftlm.tokenization import TextStream, Tokenizer
 from graftlm.types import SamplingParams
@@ -213,9 +214,17 @@ def assemble(
     weights.load(watcher)
     adapters = make_adapters(config, model)
 
-    on_stage("allocating KV memory")
-    memory = size_memory(config, registry, model, target.device, target.dtype, target.context_len)
     has_graphs = wants_graphs(config, attention_provider.capabilities, target.device)
+    on_stage("measuring steps")
+    steps = _measure_steps(
+        config,
+        model,
+        target,
+        has_graphs,
+        lambda kv: _attention(config, registry, attention_provider, model, target, kv),
+    )
+    on_stage("allocating KV memory")
+    memory = size_memory(config, registry, model, target.device, target.dtype, target.context_len, steps)
     kv = KVStore(
         model.attention_layers,
         memory.num_pages,
@@ -309,6 +318,27 @@ def _check_choices(config: EngineConfig, registry: Registry) -> None:
             registry.options(provider, selection.options, family.options_path, config.origins)
 
 
+def _measure_steps(
+    config: EngineConfig,
+    model: Model,
+    target: _Target,
+    has_graphs: bool,
+    make_attention: Callable[[KVStore], AttentionBackend],
+) -> StepMemory:
+    """Measure what steps take of a device where KV memory is to be as large as that allows."""
+    meter = meter_for(target.device)
+    if meter is None or config.memory.kv_tokens is not None:
+        return StepMemory()
+    steps = LargestSteps(
+        num_rows=config.scheduling.max_running_requests,
+        prefill_tokens=config.scheduling.prefill_tokens_per_step,
+        context_len=target.context_len,
+        page_size=config.cache.page_size,
+        graph_sizes=captured_sizes(config) if has_graphs else (),
+    )
+    return measure_steps(steps, model, make_attention, target.dtype, target.device, meter)
+
+
 def _attention(
     config: EngineConfig,
     registry: Registry,
@@ -316,7 +346,7 @@ def _attention(
     model: Model,
     target: _Target,
     kv: KVStore,
-    window: WindowPages | None,
+    window: WindowPages | None = None,
 ) -> AttentionBackend:
     """Create the attention backend over the KV tensors; one for each of two memories."""
     page_size, layers = config.cache.page_size, model.attention_layers

@@ -12,7 +12,7 @@ from graftlm.execution.decode_inputs import DecodeInputs, DecodeShape
 from graftlm.execution.graphs import CudaCapture, DecodeGraphs, EagerCapture, graph_sizes
 from graftlm.execution.kv_store import KVStore
 
-__all__ = ["capture_graphs", "graphs_obstacle", "wants_graphs"]
+__all__ = ["capture_graphs", "captured_sizes", "graphs_obstacle", "wants_graphs"]
 
 _logger = logging.getLogger(__name__)
 
@@ -39,6 +39,11 @@ def wants_graphs(config: EngineConfig, can: AttentionCapabilities, device: torch
     return wanted
 
 
+def captured_sizes(config: EngineConfig) -> tuple[int, ...]:
+    """Return the requests of the steps that a configuration wants captured."""
+    return config.execution.graph_batch_sizes or graph_sizes(config.scheduling.max_running_requests)
+
+
 def capture_graphs(
     config: EngineConfig,
     model: Model,
@@ -60,18 +65,18 @@ def capture_graphs(
     Raises:
         GraphCaptureError: it cannot, and the configuration insists.
     """
-    num_rows = config.scheduling.max_running_requests
-    sizes = config.execution.graph_batch_sizes or graph_sizes(num_rows)
+    sizes = captured_sizes(config)
     shape = DecodeShape(
-        num_rows=num_rows,
+        num_rows=config.scheduling.max_running_requests,
         max_size=max(sizes),
         max_pages=max_pages,
         page_size=kv.page_size,
         spare_pages=(kv.num_pages, kv.num_window_pages) if kv.has_window_memory else (kv.num_pages,),
     )
     capture = CudaCapture(kv.device) if kv.device.type == "cuda" else EagerCapture()
+    free_bytes = _free_bytes(kv.device)
     try:
-        return DecodeGraphs(
+        graphs = DecodeGraphs(
             DecodeInputs(shape, kv.device),
             sizes,
             attention,
@@ -84,3 +89,12 @@ def capture_graphs(
             raise
         _logger.warning("one-token steps run without graphs, which costs speed", exc_info=True)
         return None
+    if free_bytes is not None:
+        taken_bytes = free_bytes - (_free_bytes(kv.device) or 0)
+        _logger.info("%d graphs are captured, and take %.2f GiB", len(sizes), taken_bytes / (1 << 30))
+    return graphs
+
+
+def _free_bytes(device: torch.device) -> int | None:
+    """Return what a device has free; None on a host, where graphs take nothing."""
+    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else None

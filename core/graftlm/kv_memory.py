@@ -1,24 +1,51 @@
 """How much KV memory an engine has, and whether sliding-window layers have one of their own."""
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import psutil
 import torch
 
 from graftlm.config import EngineConfig
-from graftlm.contracts import Model
+from graftlm.contracts import AttentionLayer, Model
 from graftlm.errors import ConfigError
-from graftlm.execution.kv_sizes import KVDemand, size_kv
+from graftlm.execution.kv_sizes import KVDemand, KVSizes, size_kv
+from graftlm.execution.kv_store import KVStore
 from graftlm.memory import WindowPages, WindowSpan
 from graftlm.registry import Registry
+from graftlm.step_memory import StepMemory
 
-__all__ = ["KVMemory", "size_memory"]
+__all__ = ["DeviceMemory", "KVMemory", "explain", "size_memory"]
 
 _logger = logging.getLogger(__name__)
 
 #: Tokens that rows keep in front of their window, for prompts that go on from a little before a row's end.
 _SPARE_TOKENS = 32
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceMemory:
+    """A device's memory once the weights are loaded.
+
+    Attributes:
+        total_bytes, free_bytes: of the device, whoever has the rest.
+        weight_bytes: what the model has of it; None where nobody counts.
+    """
+
+    total_bytes: int
+    free_bytes: int
+    weight_bytes: int | None
+
+    @classmethod
+    def read(cls, device: torch.device) -> "DeviceMemory":
+        """Ask the device, or the operating system for the host."""
+        if device.type == "cpu":
+            host = psutil.virtual_memory()
+            return cls(host.total, host.available, None)
+        torch.cuda.empty_cache()  # what PyTorch keeps of memory that nobody uses is free, too
+        free_bytes, total_bytes = torch.cuda.mem_get_info(device)
+        return cls(total_bytes, free_bytes, torch.cuda.memory_allocated(device))
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,31 +62,75 @@ class KVMemory:
 
 
 def size_memory(
-    config: EngineConfig, registry: Registry, model: Model, device: torch.device, dtype: torch.dtype, context_len: int
+    config: EngineConfig,
+    registry: Registry,
+    model: Model,
+    device: torch.device,
+    dtype: torch.dtype,
+    context_len: int,
+    steps: StepMemory,
 ) -> KVMemory:
-    """Decide how much KV memory there is, and whether sliding-window layers get one of their own."""
-    settings = config.scheduling
+    """Decide how much KV memory there is, and whether sliding-window layers get one of their own; log why.
+
+    Args:
+        steps: what must be left for steps to run.
+
+    Raises:
+        ConfigError: there is too little memory for one request, or windows are configured that the model has not.
+    """
+    settings, have = config.scheduling, DeviceMemory.read(device)
     span = _window_span(config, registry, model)
     demand = KVDemand(
         kv_tokens=config.memory.kv_tokens,
         window_tokens=config.memory.window_tokens,
         kv_fraction=config.memory.kv_fraction,
-        free_bytes=psutil.virtual_memory().available if device.type == "cpu" else torch.cuda.mem_get_info(device)[0],
+        free_bytes=have.free_bytes,
         page_size=config.cache.page_size,
         num_rows=settings.max_running_requests,
         context_len=context_len,
         prefill_tokens=settings.prefill_tokens_per_step,
         span=span,
+        reserved_bytes=steps.num_bytes,
     )
     sizes = size_kv(model.attention_layers, dtype, demand)
+    _logger.info("%s", explain(sizes, demand, have, steps, model.attention_layers, dtype))
     if span is None or sizes.num_window_pages is None:
         return KVMemory(sizes.num_pages, None)
-    _logger.info(
-        "sliding-window layers have a KV memory of their own: %d tokens of %d",
-        sizes.num_window_pages * span.page_size,
-        sizes.num_pages * span.page_size,
-    )
     return KVMemory(sizes.num_pages, WindowPages(sizes.num_pages, sizes.num_window_pages, span))
+
+
+def explain(
+    sizes: KVSizes,
+    demand: KVDemand,
+    have: DeviceMemory,
+    steps: StepMemory,
+    layers: Sequence[AttentionLayer],
+    dtype: torch.dtype,
+) -> str:
+    """Say in one line how many tokens fit into KV memory, and why."""
+    num_tokens = sizes.num_pages * demand.page_size
+    line = f"KV memory: {num_tokens:,} tokens of {KVStore.bytes_per_token(layers, dtype):,} bytes"
+    if sizes.num_window_pages is not None:
+        line += f", sliding-window layers keep {sizes.num_window_pages * demand.page_size:,} of them"
+    taken = [] if have.weight_bytes is None else [f"{_gib(have.weight_bytes)} weights"]
+    taken.append(f"{_gib(have.free_bytes)} free")
+    if steps.num_bytes:
+        taken.append(f"{_gib(steps.activation_bytes)} of it kept for activations, {_gib(steps.graph_bytes)} for graphs")
+    return f"{line}, {_reason(sizes, demand)} ({_gib(have.total_bytes)} of memory: {', '.join(taken)})"
+
+
+def _reason(sizes: KVSizes, demand: KVDemand) -> str:
+    if demand.kv_tokens is not None:
+        return "as memory.kv_tokens says"
+    if sizes.num_pages == demand.useful_pages:
+        return f"all that {demand.num_rows:,} requests of {demand.context_len:,} tokens can use"
+    if demand.budget_bytes < int(demand.free_bytes * demand.kv_fraction):
+        return "what fits beside activations and graphs"
+    return f"what fits into memory.kv_fraction {demand.kv_fraction:g} of what is free"
+
+
+def _gib(num_bytes: int) -> str:
+    return f"{num_bytes / (1 << 30):.2f} GiB"
 
 
 def _window_span(config: EngineConfig, registry: Registry, model: Model) -> WindowSpan | None:

@@ -69,6 +69,15 @@ def test_serving_is_measured_in_all_four_ways(gpu_check, bench):
     assert all(0 <= row["device idle"] < 1 for row in result["rows"])
 
 
+def test_filters_are_measured_beside_a_sort(gpu_check, bench):
+    result = gpu_check.run_part("sampling", bench)
+    assert result["error"] is None
+    assert [(row["rows"], set(row)) for row in result["rows"]] == [
+        (rows, {"rows", "top-k ms", "top-p ms", "sort ms"}) for rows in (1, 3)
+    ]
+    assert all(value > 0 for row in result["rows"] for value in row.values())
+
+
 def test_kernels_agree_with_the_reference(gpu_check, bench):
     result = gpu_check.run_part("kernels", bench)
     assert result["error"] is None

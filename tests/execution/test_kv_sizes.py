@@ -42,6 +42,9 @@ DEMAND = KVDemand(
         ([WINDOWED], {"span": SPAN}, 3832, 1024),
         ([WINDOWED], {"span": SPAN, "window_tokens": 1024}, 10240, 256),
         ([FULL, WINDOWED], {"span": SPAN, "free_bytes": 1 << 14}, 4, 4),
+        ([FULL], {"reserved_bytes": 1 << 20}, 1024, None),
+        ([FULL], {"reserved_bytes": 3 << 19}, 512, None),
+        ([FULL], {"reserved_bytes": 1 << 20, "kv_fraction": 0.9}, 1024, None),
     ],
 )
 def test_memory_is_split_as_configured_or_as_it_fits(layers, changes, num_pages, num_window_pages):

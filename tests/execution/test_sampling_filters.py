@@ -3,7 +3,7 @@ import pytest
 import torch
 from transformers import MinPLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
-from graftlm.execution.sampling_filters import keep_min_p, keep_top_k, keep_top_p, top_p_bounds, top_p_bounds_on_host
+from graftlm.execution.sampling_filters import keep_min_p, keep_top_k, keep_top_p
 
 SCALES = [0.1, 1.0, 4.0]
 
@@ -39,15 +39,6 @@ def test_min_p_keeps_what_hugging_face_keeps(scale, p):
     logits = _logits(scale)
     kept = keep_min_p(logits.softmax(dim=1), np.full(8, p)) > 0
     assert torch.equal(kept, _kept_by_hf(MinPLogitsWarper(p), logits))
-
-
-@pytest.mark.parametrize("scale", SCALES)
-def test_the_way_without_host_values_finds_the_same_top_p_bounds(scale):
-    probs = _logits(scale).softmax(dim=1)
-    top_p = np.linspace(0.05, 0.999, 8)
-    on_device = top_p_bounds(probs, torch.from_numpy(top_p))
-    on_host = torch.from_numpy(top_p_bounds_on_host(probs.numpy(), top_p))
-    assert torch.equal(on_device, on_host)
 
 
 @pytest.mark.parametrize(

@@ -34,6 +34,7 @@ class ForwardBatch:
         num_decodes: how many requests at the front bring exactly one token.
         query_lens_cpu, seq_lens_cpu: int32 [B], host copies.
         page_table_cpu: int32 [B, P], host copy.
+        in_graph: whether a graph reads these tensors: then all batches of B requests lie in the same ones.
         window: this batch as a backend over the memory of the sliding-window layers must see it: with their page table
             and slots. None where all layers share one memory. Backends need not look at it.
     """
@@ -49,6 +50,7 @@ class ForwardBatch:
     query_lens_cpu: NDArray[np.int32]
     seq_lens_cpu: NDArray[np.int32]
     page_table_cpu: NDArray[np.int32]
+    in_graph: bool = False
     window: ForwardBatch | None = None
 
     @property

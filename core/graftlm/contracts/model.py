@@ -106,7 +106,7 @@ class Model(ABC):
 
     @abstractmethod
     def bind_attention(self, backend: AttentionBackend) -> None:
-        """Set the backend that every attention call site uses. Called once, before the first `forward`."""
+        """Set the backend that every attention call site uses from now on. Called before the first `forward`."""
 
     @abstractmethod
     def forward(self, batch: ForwardBatch) -> Tensor:

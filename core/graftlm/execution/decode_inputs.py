@@ -163,6 +163,7 @@ class DecodeInputs:
             query_lens_cpu=np.ones(size, dtype=np.int32),
             seq_lens_cpu=host.seq_lens[:size],
             page_table_cpu=host.tables[0],
+            in_graph=True,
         )
         if self._shape.num_memories == 1:
             return batch

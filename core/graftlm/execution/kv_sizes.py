@@ -22,7 +22,9 @@ class KVDemand:
 
     Attributes:
         kv_tokens, window_tokens: as configured; None derives them.
-        kv_fraction: the share of `free_bytes` to take.
+        kv_fraction: the share of `free_bytes` to take at most.
+        free_bytes: memory that is free.
+        reserved_bytes: what of it must stay free, for steps to run.
         num_rows: requests that run at a time.
         context_len, prefill_tokens: tokens of a request, and of prompts in a step, at most.
         span: the window of the layers that get a memory of their own; None when all layers share one.
@@ -37,6 +39,12 @@ class KVDemand:
     context_len: int
     prefill_tokens: int
     span: WindowSpan | None = None
+    reserved_bytes: int = 0
+
+    @property
+    def budget_bytes(self) -> int:
+        """What pages may take, not negative."""
+        return max(0, min(int(self.free_bytes * self.kv_fraction), self.free_bytes - self.reserved_bytes))
 
     @property
     def useful_pages(self) -> int:
@@ -72,7 +80,8 @@ def size_kv(layers: Sequence[AttentionLayer], dtype: torch.dtype, demand: KVDema
     if num_pages == 0:
         raise ConfigError(
             f"{demand.free_bytes >> 20} MiB are free, too little for a single KV page of {full_bytes + window_bytes} "
-            f"bytes at memory.kv_fraction {demand.kv_fraction}. Free memory or set memory.kv_tokens."
+            f"bytes at memory.kv_fraction {demand.kv_fraction} beside {demand.reserved_bytes >> 20} MiB for steps. "
+            "Free memory, lower scheduling.prefill_tokens_per_step or set memory.kv_tokens."
         )
     if demand.span is None:
         return KVSizes(num_pages)
@@ -81,7 +90,7 @@ def size_kv(layers: Sequence[AttentionLayer], dtype: torch.dtype, demand: KVDema
 
 def _fitting_pages(demand: KVDemand, full_bytes: int, window_bytes: int) -> int:
     """Return how many pages fit, each with its part of the window memory."""
-    budget = int(demand.free_bytes * demand.kv_fraction)
+    budget = demand.budget_bytes
     unsplit = budget // (full_bytes + window_bytes)  # as many window pages as pages: the most it can cost
     if demand.span is None:
         return unsplit

@@ -1,7 +1,8 @@
 """Filters on what may be sampled: top-k, top-p and min-p.
 
 Each finds, for each row, the bound that a token must reach to stay. Tokens exactly as likely as the last one that stays
-therefore stay with it, and no result depends on how a sort orders equals. (Logits in bfloat16 have many equals.)
+therefore stay with it, and no result depends on how a sort orders equals. (Logits in bfloat16 have many equals.) On a
+device nothing is sorted: a kernel searches for the bound.
 
 The settings are host arrays, so rows that ask for nothing cost nothing and the device is never waited for. Rows with
 NaN stay NaN or become empty; other rows are unaffected.
@@ -17,7 +18,7 @@ from torch import Tensor
 from graftlm.execution.batch import to_device
 from graftlm.execution.device_rows import put_rows, take_rows
 
-__all__ = ["keep_min_p", "keep_top_k", "keep_top_p", "top_p_bounds", "top_p_bounds_on_host"]
+__all__ = ["keep_min_p", "keep_top_k", "keep_top_p", "top_p_bounds_on_host"]
 
 #: Shares of the largest probability above which the host looks for the tokens of top-p, until they hold enough.
 _FIRST_LOOKS: Final = (2.0**-6, 2.0**-12, 2.0**-18, 0.0)
@@ -33,10 +34,7 @@ def keep_top_k(logits: Tensor, top_k: NDArray[np.int64]) -> Tensor:
     asking = np.flatnonzero(top_k < logits.shape[1])
     if len(asking) == 0:
         return logits
-    k = top_k[asking]
-    largest = take_rows(logits, asking).topk(int(k.max()), dim=1).values
-    bounds = largest.gather(1, to_device(k - 1, logits.device)[:, None]).squeeze(1)
-    return _keep_from(logits, asking, bounds, otherwise=-torch.inf)
+    return _keep_from(logits, asking, _kth_largest(take_rows(logits, asking), top_k[asking]), otherwise=-torch.inf)
 
 
 def keep_top_p(probs: Tensor, top_p: NDArray[np.float64]) -> Tensor:
@@ -49,12 +47,7 @@ def keep_top_p(probs: Tensor, top_p: NDArray[np.float64]) -> Tensor:
     asking = np.flatnonzero(top_p < 1.0)
     if len(asking) == 0:
         return probs
-    asked, shares = take_rows(probs, asking), top_p[asking]
-    if probs.device.type == "cpu":
-        bounds = torch.from_numpy(top_p_bounds_on_host(asked.numpy(), shares))
-    else:
-        bounds = top_p_bounds(asked, to_device(shares, probs.device))
-    return _keep_from(probs, asking, bounds, otherwise=0.0)
+    return _keep_from(probs, asking, _top_p_bounds(take_rows(probs, asking), top_p[asking]), otherwise=0.0)
 
 
 def keep_min_p(probs: Tensor, min_p: NDArray[np.float64]) -> Tensor:
@@ -77,16 +70,26 @@ def _keep_from(x: Tensor, rows: NDArray[Any], bounds: Tensor, otherwise: float) 
     return x.masked_fill(x < bounds[:, None], otherwise)
 
 
-def top_p_bounds(probs: Tensor, top_p: Tensor) -> Tensor:
-    """Return the probability of each row's last token that stays, float32 [n], by a full sort."""
-    ordered = probs.sort(dim=1, descending=True).values
-    sums = ordered.double().cumsum(dim=1)
-    last = (sums < top_p[:, None] * sums[:, -1:]).sum(dim=1).clamp(max=probs.shape[1] - 1)
-    return ordered.gather(1, last[:, None]).squeeze(1)
+def _kth_largest(logits: Tensor, k: NDArray[np.int64]) -> Tensor:
+    """Return each row's k-th largest logit, float32 [n]."""
+    if logits.device.type == "cpu":
+        return logits.topk(int(k.max()), dim=1).values.gather(1, torch.from_numpy(k - 1)[:, None]).squeeze(1)
+    from graftlm.execution.bound_kernel import kth_largest
+
+    return kth_largest(logits, to_device(k.astype(np.float64), logits.device))
+
+
+def _top_p_bounds(probs: Tensor, top_p: NDArray[np.float64]) -> Tensor:
+    """Return the probability of each row's last token that stays, float32 [n]."""
+    if probs.device.type == "cpu":
+        return torch.from_numpy(top_p_bounds_on_host(probs.numpy(), top_p))
+    from graftlm.execution.bound_kernel import top_p_bounds
+
+    return top_p_bounds(probs, to_device(top_p, probs.device))
 
 
 def top_p_bounds_on_host(probs: NDArray[np.float32], top_p: NDArray[np.float64]) -> NDArray[np.float32]:
-    """The same on the host, which may look first and sort only the likeliest tokens."""
+    """Do `_top_p_bounds` on the host, which looks first and sorts only the likeliest tokens."""
     return np.array([_top_p_bound(row, share) for row, share in zip(probs, top_p, strict=True)], dtype=np.float32)
 
 

@@ -1,17 +1,20 @@
-"""Attention backends for graftlm: `torch_native` and `triton`. Importing this package imports no torch."""
+"""Attention backends for graftlm: `torch_native`, `triton`, `flashinfer`. Importing this package imports no torch."""
 
 import os
 from collections.abc import Iterable, Mapping
+from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 
 from graftlm.contracts import AttentionBackend, AttentionCapabilities, AttentionContext, Platform, Provider
 from graftlm.hookspecs import hookimpl
-from graftlm_attention.options import TorchNativeOptions, TritonOptions
+from graftlm_attention.options import FlashInferOptions, TorchNativeOptions, TritonOptions
 
-__all__ = ["TorchNativeOptions", "TritonOptions", "provide_attention_backends"]
+__all__ = ["FlashInferOptions", "TorchNativeOptions", "TritonOptions", "provide_attention_backends"]
 
 _TRITON_CAPABILITY = (8, 0)
 _TRITON_HEAD_DIMS = tuple(range(8, 257, 8))
+_FLASHINFER_CAPABILITY = (8, 0)
+_FLASHINFER_VERSION = (0, 7)
 
 
 def _create_torch_native(options: TorchNativeOptions, context: AttentionContext) -> AttentionBackend:
@@ -24,6 +27,33 @@ def _create_triton(options: TritonOptions, context: AttentionContext) -> Attenti
     from graftlm_attention.triton_paged import TritonPagedAttention
 
     return TritonPagedAttention(options, context)
+
+
+def _create_flashinfer(options: FlashInferOptions, context: AttentionContext) -> AttentionBackend:
+    from graftlm_attention.flashinfer_library import load_flashinfer
+    from graftlm_attention.flashinfer_paged import FlashInferAttention
+
+    return FlashInferAttention(options, context, load_flashinfer())
+
+
+def _flashinfer_obstacle(platform: Platform) -> str | None:
+    if platform.device != "cuda":
+        return f"its kernels run on a CUDA device, this is {platform.device!r}"
+    capability = platform.compute_capability
+    if capability is not None and capability < _FLASHINFER_CAPABILITY:
+        return f"it needs compute capability 8.0 (Ampere) or later, this device has {capability[0]}.{capability[1]}"
+    return _package_obstacle()
+
+
+def _package_obstacle() -> str | None:
+    """Say what keeps FlashInfer from being imported, without importing it, or return None."""
+    try:
+        found = version("flashinfer-python")
+    except PackageNotFoundError:
+        return "the package flashinfer-python is not installed: pip install graftlm[flashinfer]"
+    if tuple(int(part) for part in found.split(".")[:2]) < _FLASHINFER_VERSION:
+        return f"it needs flashinfer-python 0.7 or later, {found} is installed: pip install graftlm[flashinfer]"
+    return _triton_obstacle(Platform("cuda"))
 
 
 def _interprets_triton(environment: Mapping[str, str]) -> bool:
@@ -73,7 +103,7 @@ def _triton(interpreted: bool) -> Provider[AttentionBackend]:
 
 @hookimpl
 def provide_attention_backends() -> Iterable[Provider[AttentionBackend]]:
-    """Offer `torch_native` and `triton`."""
+    """Offer `torch_native`, `triton` and `flashinfer`."""
     return [
         Provider(
             name="torch_native",
@@ -86,4 +116,21 @@ def provide_attention_backends() -> Iterable[Provider[AttentionBackend]]:
             ),
         ),
         _triton(interpreted=_interprets_triton(os.environ)),
+        Provider(
+            name="flashinfer",
+            summary="FlashInfer's paged attention: planned once a step, shared prefixes read once, CUDA graphs",
+            api_version=1,
+            create=_create_flashinfer,
+            options=FlashInferOptions,
+            unavailable=_flashinfer_obstacle,
+            capabilities=AttentionCapabilities(
+                devices=("cuda",),
+                dtypes=("bfloat16", "float16"),
+                head_dims=(64, 128, 256),
+                page_sizes=(1, 16),
+                cascade=True,
+                graph=True,
+            ),
+            rank=-5,  # by name only, until it has been measured beside the others
+        ),
     ]

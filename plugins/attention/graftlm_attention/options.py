@@ -7,7 +7,7 @@ from pydantic import Field
 
 from graftlm.contracts import Options
 
-__all__ = ["TorchNativeOptions", "TritonOptions"]
+__all__ = ["FlashInferOptions", "TorchNativeOptions", "TritonOptions"]
 
 
 class TorchNativeOptions(Options):
@@ -35,3 +35,20 @@ class TritonOptions(Options):
         "a request's numbers are then the same, bit for bit, whatever it is decoded beside. Null: as many pieces as "
         "fill the device, which is faster where there are few requests.",
     )
+
+
+class FlashInferOptions(Options):
+    """Options of `flashinfer`."""
+
+    backend: Literal["auto", "fa2", "fa3"] = Field(
+        default="auto",
+        description="FlashInfer's kernels for prompt chunks: `fa2` for every device, `fa3` for Hopper, `auto` as it "
+        "chooses.",
+    )
+    cascade_tokens: int | None = Field(
+        default=512,
+        ge=1,
+        description="A step all of whose requests begin with the same tokens, at least so many, reads those once. "
+        "Null: never. Steps that replay a graph do not.",
+    )
+    workspace_mib: int = Field(default=128, ge=16, description="Memory for partial results, in MiB.")

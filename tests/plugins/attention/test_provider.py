@@ -57,6 +57,45 @@ def test_interpreted_triton_serves_float32_on_a_cpu_and_is_the_last_choice(monke
     assert provider.rank < min(other.rank for other in provide_attention_backends() if other.name != "triton")
 
 
+def flashinfer():
+    return {provider.name: provider for provider in provide_attention_backends()}["flashinfer"]
+
+
+@pytest.mark.parametrize(
+    ("platform", "reason"),
+    [
+        (Platform("cpu"), "run on a CUDA device, this is 'cpu'"),
+        (Platform("cuda", (7, 5)), "needs compute capability 8.0 (Ampere) or later, this device has 7.5"),
+    ],
+)
+def test_flashinfer_says_why_it_cannot_run(platform, reason):
+    assert reason in flashinfer().unavailable(platform)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("flashinfer") is not None, reason="flashinfer is installed")
+def test_flashinfer_is_not_imported_to_know_that_it_is_missing():
+    assert flashinfer().unavailable(Platform("cuda", (9, 0))) == (
+        "the package flashinfer-python is not installed: pip install graftlm[flashinfer]"
+    )
+
+
+@pytest.mark.parametrize("version", ["0.6.14", "0.2.0.post1"])
+def test_an_older_flashinfer_is_refused(version, tmp_path, monkeypatch):
+    folder = tmp_path / f"flashinfer_python-{version}.dist-info"
+    folder.mkdir()
+    (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: flashinfer-python\nVersion: {version}\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert f"needs flashinfer-python 0.7 or later, {version} is installed" in flashinfer().unavailable(Platform("cuda"))
+
+
+def test_flashinfer_promises_what_its_kernels_were_made_for():
+    can = flashinfer().capabilities
+    assert (can.page_sizes, can.graph, can.cascade) == ((1, 16), True, True)
+    assert not can.sinks
+    assert not can.value_prefix
+    assert flashinfer().rank < min(other.rank for other in provide_attention_backends() if other.name != "flashinfer")
+
+
 @pytest.mark.parametrize("split_tokens", [0, 64, 200, -128])
 def test_pieces_of_other_lengths_are_refused(split_tokens):
     with pytest.raises(ValidationError, match="split_tokens"):

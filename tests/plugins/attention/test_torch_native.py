@@ -14,7 +14,7 @@ from graftlm.testing.attention_scene import AttentionScene
 from graftlm.testing.reference_attention import ReferenceAttention
 from graftlm_attention import TorchNativeOptions, provide_attention_backends
 
-(PROVIDER, _) = provide_attention_backends()
+(PROVIDER, *_) = provide_attention_backends()
 
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
 

@@ -1,0 +1,199 @@
+"""What steps take of a device's memory besides weights, keys and values: measured by running the largest ones."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from graftlm.contracts import AttentionBackend, AttentionLayer, ForwardBatch, Model
+from graftlm.errors import InvariantError
+from graftlm.execution.batch import to_device
+from graftlm.execution.kv_store import KVStore
+from graftlm.execution.sampling_filters import keep_min_p, keep_top_k, keep_top_p
+
+__all__ = ["CudaMeter", "LargestSteps", "MemoryMeter", "StepMemory", "measure_steps", "meter_for"]
+
+#: What a driver takes for a graph of a few hundred kernels, beside the memory in which these compute.
+_GRAPH_BYTES: Final = 8 << 20
+#: Copies of the page tables: the graphs' own, the step's on its way there, and a backend's list of pages.
+_TABLE_COPIES: Final = 3
+
+
+@dataclass(frozen=True, slots=True)
+class StepMemory:
+    """Bytes that steps take besides weights, keys and values: those of prompts, and graphs with all they hold."""
+
+    activation_bytes: int = 0
+    graph_bytes: int = 0
+
+    @property
+    def num_bytes(self) -> int:
+        """All of them."""
+        return self.activation_bytes + self.graph_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class LargestSteps:
+    """How large an engine's steps get.
+
+    Attributes:
+        num_rows: requests, all of which may sample.
+        prefill_tokens: of prompts, in a step.
+        context_len: tokens of a request.
+        page_size: tokens in a page.
+        graph_sizes: requests of the steps that are captured; empty without graphs.
+    """
+
+    num_rows: int
+    prefill_tokens: int
+    context_len: int
+    page_size: int
+    graph_sizes: tuple[int, ...]
+
+    def prompt_lens(self) -> list[int]:
+        """Return the tokens that each request of the largest step brings, ascending."""
+        num_tokens = self.prefill_tokens + self.num_rows
+        whole, rest = divmod(num_tokens, self.context_len)
+        return [rest] * (rest > 0) + [self.context_len] * whole
+
+
+class MemoryMeter(Protocol):
+    """Measures what a function takes of a device's memory."""
+
+    def peak_bytes(self, function: Callable[[], object]) -> int:
+        """Run a function; return the most that was allocated meanwhile, beyond what was before."""
+        ...
+
+
+class CudaMeter:
+    """Reads PyTorch's counters of a CUDA device."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    def peak_bytes(self, function: Callable[[], object]) -> int:
+        """Run a function and wait for it."""
+        torch.cuda.synchronize(self._device)
+        torch.cuda.reset_peak_memory_stats(self._device)
+        before = torch.cuda.memory_allocated(self._device)
+        function()
+        torch.cuda.synchronize(self._device)
+        return torch.cuda.max_memory_allocated(self._device) - before
+
+
+def meter_for(device: torch.device) -> MemoryMeter | None:
+    """Return what measures a device; None for a host, whose memory is not one engine's to share out."""
+    return CudaMeter(device) if device.type == "cuda" else None
+
+
+def measure_steps(
+    steps: LargestSteps,
+    model: Model,
+    make_attention: Callable[[KVStore], AttentionBackend],
+    dtype: torch.dtype,
+    device: torch.device,
+    meter: MemoryMeter,
+) -> StepMemory:
+    """Run the largest step, and the largest that is captured, over a KV memory of their own.
+
+    Kernels are compiled and libraries loaded on the way, so what these take is no longer free afterwards.
+
+    Args:
+        model: with weights of any numbers.
+        make_attention: creates the backend over a KV memory.
+
+    Effects: the model must be bound to another backend before it runs again.
+    """
+    prompt_lens = steps.prompt_lens()
+    most_requests = max((*steps.graph_sizes, len(prompt_lens)))
+    num_pages = sum(-(-length // steps.page_size) for length in prompt_lens) + most_requests
+    attention = _LentAttention(
+        make_attention(KVStore(model.attention_layers, num_pages, steps.page_size, dtype, device))
+    )
+    model.bind_attention(attention)
+    try:
+        with torch.inference_mode():
+            return _measure(steps, prompt_lens, model, attention, device, meter)
+    finally:
+        attention.take_back()
+
+
+def _measure(
+    steps: LargestSteps,
+    prompt_lens: list[int],
+    model: Model,
+    attention: AttentionBackend,
+    device: torch.device,
+    meter: MemoryMeter,
+) -> StepMemory:
+    def forward(query_lens: list[int]) -> Tensor:
+        batch = _batch(query_lens, steps.page_size, device)
+        attention.prepare(batch)
+        return model.forward(batch)
+
+    def step() -> None:
+        _sample(model.logits(forward(prompt_lens)[: steps.num_rows]))
+
+    activation_bytes = meter.peak_bytes(step)
+    if not steps.graph_sizes:
+        return StepMemory(activation_bytes)
+    largest = max(steps.graph_sizes)
+    max_pages = -(-steps.context_len // steps.page_size)
+    table_bytes = _TABLE_COPIES * largest * max_pages * np.dtype(np.int32).itemsize
+    captured_bytes = meter.peak_bytes(lambda: forward([1] * largest))
+    return StepMemory(activation_bytes, captured_bytes + table_bytes + len(steps.graph_sizes) * _GRAPH_BYTES)
+
+
+def _sample(logits: Tensor) -> Tensor:
+    """Take what sampling takes where every row asks for every filter."""
+    n = len(logits)
+    probs = torch.softmax(keep_top_k(logits.float(), np.full(n, 50)), dim=1)
+    return keep_min_p(keep_top_p(probs, np.full(n, 0.9)), np.full(n, 0.1))
+
+
+class _LentAttention(AttentionBackend):
+    """A backend that a model is bound to until it is taken back, with the memory that it holds."""
+
+    def __init__(self, backend: AttentionBackend) -> None:
+        self._backend: AttentionBackend | None = backend
+
+    def take_back(self) -> None:
+        self._backend = None
+
+    def prepare(self, batch: ForwardBatch) -> None:
+        self._lent().prepare(batch)
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, layer: AttentionLayer) -> Tensor:
+        return self._lent().forward(q, k, v, layer)
+
+    def _lent(self) -> AttentionBackend:
+        if self._backend is None:
+            raise InvariantError("a model ran on the attention backend of a measurement that is over")
+        return self._backend
+
+
+def _batch(query_lens: list[int], page_size: int, device: torch.device) -> ForwardBatch:
+    """Return a batch of requests without a past, each on pages of its own."""
+    lens = np.array(query_lens, dtype=np.int32)
+    num_pages = -(-lens // page_size)
+    starts = np.cumsum(num_pages) - num_pages
+    table = (starts[:, None] + np.minimum(np.arange(num_pages.max()), num_pages[:, None] - 1)).astype(np.int32)
+    ends = np.cumsum(lens, dtype=np.int64)
+    positions = np.arange(ends[-1]) - np.repeat(ends - lens, lens)
+    cu_seqlens_q = np.concatenate([[0], ends]).astype(np.int32)
+    return ForwardBatch(
+        input_ids=torch.zeros(int(ends[-1]), dtype=torch.int64, device=device),
+        positions=to_device(positions, device),
+        out_slots=to_device(np.repeat(starts * page_size, lens) + positions, device),
+        cu_seqlens_q=to_device(cu_seqlens_q, device),
+        seq_lens=to_device(lens, device),
+        page_table=to_device(table, device),
+        logits_idx=to_device(ends - 1, device),
+        num_decodes=int((lens == 1).sum()),
+        query_lens_cpu=lens,
+        seq_lens_cpu=lens,
+        page_table_cpu=table,
+    )

@@ -1,0 +1,106 @@
+"""Paged attention by FlashInfer's wrappers: what a step plans and what a layer runs."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from graftlm.contracts import AttentionBackend, AttentionContext, AttentionLayer, ForwardBatch
+from graftlm.errors import InvariantError, ProviderUnavailableError
+from graftlm_attention.flashinfer_library import FlashInferLibrary
+from graftlm_attention.flashinfer_planner import CudaFence, Fence, LayerKind, LayerPlanner, NoFence, Part
+from graftlm_attention.options import FlashInferOptions
+
+__all__ = ["FlashInferAttention"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Layer:
+    """What `forward` needs that no step changes.
+
+    Attributes:
+        kind: whose plan serves the layer.
+        keys, values: [pages, page_size, H_kv, D].
+    """
+
+    kind: LayerKind
+    keys: Tensor
+    values: Tensor
+
+
+class FlashInferAttention(AttentionBackend):
+    """Attention that FlashInfer plans on the host, once a step for each kind of layer.
+
+    A batch of one-token requests may be captured in a CUDA graph: `prepare` makes the buffers of its size when it sees
+    the first batch of it, and writes the plan of each later one into them.
+
+    Args:
+        options: see `FlashInferOptions`.
+        context: layers and cache; the cache is of the layers' dtype.
+        library: FlashInfer.
+
+    Raises:
+        ProviderUnavailableError: the cache is of another type, or a layer has sinks or takes values from its keys.
+    """
+
+    def __init__(self, options: FlashInferOptions, context: AttentionContext, library: FlashInferLibrary) -> None:
+        self._write_kv = library.write_kv
+        self._layers = [_describe(layer, context) for layer in context.layers]
+        # FlashInfer expects semaphores in it to begin at 0.
+        workspace = torch.zeros(options.workspace_mib << 20, dtype=torch.uint8, device=context.device)
+        make_fence: Callable[[], Fence] = CudaFence if context.device.type == "cuda" else NoFence
+        self._planners = {
+            kind: LayerPlanner(kind, library, workspace, context.page_size, context.dtype, options, make_fence)
+            for kind in dict.fromkeys(layer.kind for layer in self._layers)
+        }
+        self._batch: ForwardBatch | None = None
+        self._parts: dict[LayerKind, tuple[Part, ...]] = {}
+
+    def prepare(self, batch: ForwardBatch) -> None:
+        """Plan the step. Waits for the device only if it has not got to a plan that the same wrapper made before."""
+        self._parts = {kind: planner.plan(batch) for kind, planner in self._planners.items()}
+        self._batch = batch
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, layer: AttentionLayer) -> Tensor:
+        """Write keys and values, then attend; shapes as in the contract.
+
+        Raises:
+            InvariantError: called before `prepare`, or with tensors that do not fit the batch and the layer.
+        """
+        batch = self._batch
+        if batch is None:
+            raise InvariantError("FlashInferAttention.forward was called before prepare(batch)")
+        _check(q, k, v, layer, batch.num_tokens)
+        plan = self._layers[layer.layer_id]
+        self._write_kv(k, v, plan.keys.flatten(0, 1), plan.values.flatten(0, 1), batch.out_slots)
+        q, out = q.contiguous(), torch.empty(q.shape, dtype=q.dtype, device=q.device)
+        for part in self._parts[plan.kind]:
+            part.attend(q[part.tokens], (plan.keys, plan.values), out[part.tokens])
+        return out.flatten(1)
+
+
+def _describe(layer: AttentionLayer, context: AttentionContext) -> _Layer:
+    if layer.sinks is not None or layer.value_prefix_dim is not None:
+        raise ProviderUnavailableError(
+            f"attention/flashinfer has no attention sinks and no latent attention, which layer {layer.layer_id} needs; "
+            "set attention.name: auto"
+        )
+    keys, values = context.kv.keys(layer.layer_id), context.kv.values(layer.layer_id)
+    if keys.dtype != context.dtype:
+        raise ProviderUnavailableError(
+            f"attention/flashinfer reads a cache of the model's type, {context.dtype}, got {keys.dtype}; "
+            "set attention.name: triton"
+        )
+    return _Layer(LayerKind.of(layer), keys, values)
+
+
+def _check(q: Tensor, k: Tensor, v: Tensor, layer: AttentionLayer, num_tokens: int) -> None:
+    """Stop a mistake here: kernels trust their pointers."""
+    shape = (num_tokens, layer.num_heads, layer.head_dim)
+    kv_shape = (num_tokens, layer.num_kv_heads, layer.head_dim)
+    if q.shape != shape or k.shape != kv_shape or v.shape != kv_shape:
+        raise InvariantError(
+            f"layer {layer.layer_id} expects q {shape} and k, v {kv_shape}, "
+            f"got {tuple(q.shape)}, {tuple(k.shape)}, {tuple(v.shape)}"
+        )

@@ -1,0 +1,165 @@
+"""What is run to measure steps; how much memory that takes only a device can tell."""
+
+import logging
+import weakref
+
+import numpy as np
+import pytest
+import torch
+
+from graftlm import EngineConfig
+from graftlm.assembly import assemble
+from graftlm.contracts import AttentionContext, AttentionLayer, Platform
+from graftlm.errors import InvariantError
+from graftlm.registry import Registry
+from graftlm.step_memory import CudaMeter, LargestSteps, StepMemory, measure_steps, meter_for
+
+CPU = torch.device("cpu")
+LAYER = AttentionLayer(0, num_heads=2, num_kv_heads=1, head_dim=4, scale=0.5)
+
+
+class RecordingModel:
+    """A model of one layer that remembers its batches, and the backend, too."""
+
+    attention_layers = (LAYER,)
+
+    def __init__(self):
+        self.batches, self.prepared, self.rows = [], [], []
+
+    def bind_attention(self, backend):
+        self.bound = backend
+
+    def prepare(self, batch):
+        self.prepared.append(batch)
+
+    def forward(self, batch):
+        assert self.prepared[-1] is batch
+        self.batches.append(batch)
+        return torch.zeros(batch.num_tokens, 3)
+
+    def logits(self, hidden):
+        self.rows.append(len(hidden))
+        return torch.zeros(len(hidden), 70)
+
+
+class Meter:
+    """Says that each thing takes 1,000 bytes more than the one before."""
+
+    def __init__(self):
+        self.answer = 0
+
+    def peak_bytes(self, function):
+        function()
+        self.answer += 1000
+        return self.answer
+
+
+def measured(**changes):
+    sizes = {"num_rows": 8, "prefill_tokens": 100, "context_len": 40, "page_size": 16, "graph_sizes": (1, 2, 8)}
+    model, stores = RecordingModel(), []
+
+    def make_attention(kv):
+        stores.append(kv)
+        return model
+
+    found = measure_steps(LargestSteps(**sizes | changes), model, make_attention, torch.float32, CPU, Meter())
+    (store,) = stores
+    return found, model, store
+
+
+def test_the_largest_steps_of_prompts_and_of_graphs_are_run():
+    found, model, store = measured()
+    prompts, decodes = model.batches
+    assert prompts.query_lens_cpu.tolist() == [28, 40, 40]
+    assert (decodes.query_lens_cpu.tolist(), decodes.num_decodes) == ([1] * 8, 8)
+    assert model.rows == [8]  # a graph ends before the logits
+    tables = 3 * 8 * 3 * 4  # copies, requests, pages, bytes
+    assert found == StepMemory(activation_bytes=1000, graph_bytes=2000 + tables + 3 * (8 << 20))
+    assert found.num_bytes == found.activation_bytes + found.graph_bytes
+    assert store.num_pages >= 8
+
+
+def test_the_memory_of_a_measurement_is_given_back():
+    kept = []
+    model = RecordingModel()
+    steps = LargestSteps(num_rows=2, prefill_tokens=8, context_len=8, page_size=1, graph_sizes=())
+    measure_steps(
+        steps, model, lambda kv: kept.append(weakref.ref(kv)) or Holder(kv, model), torch.float32, CPU, Meter()
+    )
+    assert kept[0]() is None
+    with pytest.raises(InvariantError, match="a measurement that is over"):
+        model.bound.prepare(model.batches[0])
+
+
+class Holder:
+    """A backend that keeps the memory it was made with."""
+
+    def __init__(self, kv, model):
+        self.kv, self.prepare = kv, model.prepare
+
+
+def test_without_graphs_none_are_run():
+    found, model, _ = measured(graph_sizes=())
+    assert len(model.batches) == 1
+    assert found == StepMemory(activation_bytes=1000)
+
+
+@pytest.mark.parametrize(("page_size", "context_len"), [(1, 40), (16, 40), (16, 32), (64, 1000)])
+def test_batches_that_are_run_have_their_own_slots_in_the_memory_that_is_there(page_size, context_len):
+    _, model, store = measured(page_size=page_size, context_len=context_len)
+    for batch in model.batches:
+        slots = batch.out_slots.numpy()
+        assert len(np.unique(slots)) == batch.num_tokens
+        assert slots.max() < store.num_pages * page_size
+        assert int(batch.page_table.max()) < store.num_pages
+        for b in range(batch.num_requests):
+            first, end = batch.cu_seqlens_q[b : b + 2].tolist()
+            positions = batch.positions[first:end]
+            assert positions.tolist() == list(range(end - first))
+            pages = batch.page_table[b][positions // page_size]
+            assert (pages * page_size + positions % page_size).tolist() == slots[first:end].tolist()
+
+
+def test_a_model_and_a_backend_run_the_steps(checkpoint, caplog):
+    config = EngineConfig.load(
+        {
+            "model": {"path": str(checkpoint("mistral")), "dtype": "float32", "device": "cpu", "native_ops": False},
+            "memory": {"kv_tokens": 64},
+        }
+    )
+    registry = Registry.load(config.plugins)
+    with caplog.at_level(logging.INFO, logger="graftlm"):
+        parts = assemble(config, registry, Platform("cpu"))
+    parts.loop.close()
+    assert "KV memory: 64 tokens of 512 bytes, as memory.kv_tokens says" in caplog.text
+    model, provider = parts.device_parts.model, registry.provider("attention", "torch_native")
+    stores = []
+
+    def make_attention(kv):
+        stores.append(kv)
+        context = AttentionContext(model.attention_layers, kv, 16, CPU, torch.float32, 8, 40)
+        return registry.create("attention", provider, {"kernel": "torch"}, context)
+
+    steps = LargestSteps(num_rows=4, prefill_tokens=50, context_len=40, page_size=16, graph_sizes=(1, 4))
+    found = measure_steps(steps, model, make_attention, torch.float32, CPU, Meter())
+    assert found.activation_bytes == 1000
+    written = stores[0].keys(0).flatten(0, 1)[:14]  # of the first request
+    assert written.isfinite().all()
+    assert written.count_nonzero() > 0
+
+
+def test_nothing_is_measured_on_a_host():
+    assert meter_for(CPU) is None
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_the_meter_sees_memory_that_is_given_back():
+    device = torch.device("cuda")
+
+    def allocate():
+        kept = torch.empty(3 << 20, dtype=torch.uint8, device=device)
+        torch.empty(5 << 20, dtype=torch.uint8, device=device)
+        return kept
+
+    assert 8 << 20 <= CudaMeter(device).peak_bytes(allocate) < 20 << 20
