@@ -1,14 +1,10 @@
 """The in-process engine: prompts in, outputs out."""
 
 import asyncio
-import uuid
 import weakref
-from collections import deque
-from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
-from functools import partial
+from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
+from contextlib import aclosing
 from pathlib import Path
-from queue import SimpleQueue
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
 
@@ -18,34 +14,23 @@ from graftlm.config import EngineConfig
 from graftlm.contracts import ModelConfig, PrefixKey
 from graftlm.embeddings import POOLED, EmbeddingForm, embedding_form, pooled_vector
 from graftlm.engine_thread import EngineThread
-from graftlm.errors import (
-    AdapterError,
-    EngineClosedError,
-    InvalidPromptError,
-    QueueFullError,
-    RequestError,
-    SamplingParamsError,
-)
-from graftlm.intake import check_call, check_ids, check_ttl, draw_seed
-from graftlm.jobs import Job, JobStream, group_of
-from graftlm.outputs import CompletionText, OutputBuilder
+from graftlm.errors import AdapterError
+from graftlm.intake import check_call, check_ttl
+from graftlm.job_maker import Adapters, JobMaker, Params
+from graftlm.job_runner import JobRunner
+from graftlm.jobs import Job
 from graftlm.pooling import SCORES, Pooling
-from graftlm.progress import progress_bar
-from graftlm.prompts import Prompt, Prompts, check_chat, is_chat, split_prompts
+from graftlm.prompts import Prompt, Prompts, split_prompts
 from graftlm.records import EngineStats
 from graftlm.registry import Registry
-from graftlm.scheduling import RequestUpdate
 from graftlm.scoring import Piece, joined, scores_of, scoring_pooling
 from graftlm.tokenization import Tokenizer
-from graftlm.types import ClassificationOutput, EmbeddingOutput, RequestOutput, SamplingParams, TokenIds
+from graftlm.types import ClassificationOutput, EmbeddingOutput, RequestOutput, SamplingParams
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 __all__ = ["Engine"]
-
-Params = SamplingParams | Mapping[str, Any] | None
-Adapters = str | Sequence[str | None] | None
 
 
 class Engine:
@@ -78,7 +63,8 @@ class Engine:
         self._parts: EngineParts = assemble(config, registry, platform)
         self._thread = EngineThread(self._parts.loop)
         self._finalizer = weakref.finalize(self, self._thread.stop)
-        self._live: weakref.WeakValueDictionary[str, Job] = weakref.WeakValueDictionary()
+        self._maker = JobMaker(self._parts.tokenizer, self._parts.intake, self._parts.text_stream)
+        self._runner = JobRunner(self._thread, config.scheduling.max_queued_requests)
 
     @property
     def config(self) -> EngineConfig:
@@ -126,8 +112,8 @@ class Engine:
             EngineClosedError: the engine is closed.
         """
         split = split_prompts(prompts)
-        jobs = self._jobs(split, sampling_params, request_ids, priority, timeout_s, cache_salt, adapter)
-        self._run(jobs, progress)
+        jobs = self._maker.jobs(split, sampling_params, request_ids, priority, timeout_s, cache_salt, adapter)
+        self._runner.run(jobs, progress)
         return [job.output() for job in jobs]
 
     def embed(
@@ -157,8 +143,10 @@ class Engine:
             RequestFailedError: a request failed, or was given up, while it ran.
         """
         form = embedding_form(self._parts.embedding, pooling, normalize, dimensions)
-        jobs = self._jobs(split_prompts(prompts), POOLED, None, priority, timeout_s, cache_salt, adapter, form.pooling)
-        self._run(jobs, progress)
+        jobs = self._maker.jobs(
+            split_prompts(prompts), POOLED, None, priority, timeout_s, cache_salt, adapter, form.pooling
+        )
+        self._runner.run(jobs, progress)
         return [_embedding(job, form) for job in jobs]
 
     def classify(
@@ -177,8 +165,8 @@ class Engine:
         Raises:
             UnsupportedFeatureError: the model has no such head.
         """
-        jobs = self._jobs(split_prompts(prompts), POOLED, None, priority, timeout_s, cache_salt, None, SCORES)
-        self._run(jobs, progress)
+        jobs = self._maker.jobs(split_prompts(prompts), POOLED, None, priority, timeout_s, cache_salt, None, SCORES)
+        self._runner.run(jobs, progress)
         labels = self.model_config.labels if jobs else ()
         vectors = [(job.output(), job.builder.embedding) for job in jobs]
         return [
@@ -213,8 +201,8 @@ class Engine:
         """
         pooling = scoring_pooling(label_token_ids)
         prompts = [self._pair(query, item, item_first, pooling) for item in items]
-        jobs = self._jobs(prompts, POOLED, None, priority, timeout_s, cache_salt, None, pooling)
-        self._run(jobs, None)
+        jobs = self._maker.jobs(prompts, POOLED, None, priority, timeout_s, cache_salt, None, pooling)
+        self._runner.run(jobs, None)
         vectors = [pooled_vector(job.output(), job.builder.embedding) for job in jobs]
         return [scores_of(vector, pooling, apply_softmax=apply_softmax) for vector in vectors]
 
@@ -239,11 +227,8 @@ class Engine:
         Arguments and errors as of `generate`; the prompt is checked, and queued, before this returns.
         """
         ids = None if request_id is None else [request_id]
-        (job,) = self._jobs([prompt], sampling_params, ids, priority, timeout_s, cache_salt, adapter)
-        events: SimpleQueue[bool] = SimpleQueue()
-        self._thread.submit([group_of(job, lambda update: events.put(job.take(update)))]).result()
-        self._remember([job])
-        return JobStream(job, events, self._abort_jobs)
+        (job,) = self._maker.jobs([prompt], sampling_params, ids, priority, timeout_s, cache_salt, adapter)
+        return self._runner.stream(job)
 
     async def agenerate(
         self,
@@ -263,9 +248,9 @@ class Engine:
         """
         split = split_prompts(prompts)
         jobs = await asyncio.to_thread(
-            self._jobs, split, sampling_params, request_ids, priority, timeout_s, cache_salt, adapter
+            self._maker.jobs, split, sampling_params, request_ids, priority, timeout_s, cache_salt, adapter
         )
-        await self._arun(jobs)
+        await self._runner.arun(jobs)
         return [job.output() for job in jobs]
 
     async def aembed(
@@ -284,9 +269,9 @@ class Engine:
         form = embedding_form(self._parts.embedding, pooling, normalize, dimensions)
         split = split_prompts(prompts)
         jobs = await asyncio.to_thread(
-            self._jobs, split, POOLED, None, priority, timeout_s, cache_salt, adapter, form.pooling
+            self._maker.jobs, split, POOLED, None, priority, timeout_s, cache_salt, adapter, form.pooling
         )
-        await self._arun(jobs)
+        await self._runner.arun(jobs)
         return [_embedding(job, form) for job in jobs]
 
     async def astream(
@@ -306,27 +291,11 @@ class Engine:
         """
         ids = None if request_id is None else [request_id]
         (job,) = await asyncio.to_thread(
-            self._jobs, [prompt], sampling_params, ids, priority, timeout_s, cache_salt, adapter
+            self._maker.jobs, [prompt], sampling_params, ids, priority, timeout_s, cache_salt, adapter
         )
-        loop = asyncio.get_running_loop()
-        news = asyncio.Event()
-
-        def sink(update: RequestUpdate) -> None:
-            job.take(update)
-            _wake(loop, news.set)
-
-        await self._entered(self._thread.submit([group_of(job, sink)]), [job])
-        finished = False
-        try:
-            while not finished:
-                await news.wait()
-                news.clear()
-                output = job.output()
-                finished = output.finished
+        async with aclosing(self._runner.astream(job)) as outputs:
+            async for output in outputs:
                 yield output
-        finally:
-            if not finished:
-                self._abort_jobs([job])
 
     async def acache_prefix(self, prompt: Prompt, *, cache_salt: str = "", adapter: str | None = None) -> None:
         """Have a prompt computed and cached; prompts that come later share what it computes. Returns when it is queued.
@@ -335,14 +304,12 @@ class Engine:
             RequestError, QueueFullError: as of `generate`. What fails later is not told: it is a hint.
         """
         params = SamplingParams(max_tokens=1, temperature=0.0)
-        (job,) = await asyncio.to_thread(self._jobs, [prompt], params, None, 0, None, cache_salt, adapter)
-        await self._entered(self._thread.submit([group_of(job, lambda update: None)]), [job])
+        (job,) = await asyncio.to_thread(self._maker.jobs, [prompt], params, None, 0, None, cache_salt, adapter)
+        await self._runner.start(job)
 
     def abort(self, request_id: str) -> None:
         """End a request of `generate`, `stream` or their twins; its output says "abort". Unknown ids are ignored."""
-        job = self._live.get(request_id)
-        if job is not None:
-            self._abort_jobs([job])
+        self._runner.abort(request_id)
 
     def flush_cache(self) -> int:
         """Forget every cached prefix that no running request uses; returns the tokens forgotten."""
@@ -410,7 +377,7 @@ class Engine:
     def _prefix_key(self, prompt: Prompt, cache_salt: str, adapter: str | None) -> PrefixKey:
         check_call(0, None, cache_salt)
         namespace = self._parts.intake.namespace(cache_salt, adapter)
-        (token_ids,) = self._encode([prompt])
+        (token_ids,) = self._maker.encode([prompt])
         return PrefixKey(self._parts.intake.check_prompt(token_ids), namespace)
 
     @property
@@ -465,209 +432,8 @@ class Engine:
     ) -> None:
         self.close()
 
-    # -- from prompts to jobs ------------------------------------------------------------------------------------------
-
-    def _jobs(
-        self,
-        prompts: list[Prompt],
-        sampling_params: Params | Sequence[Params],
-        request_ids: Sequence[str] | None,
-        priority: int,
-        timeout_s: float | None,
-        cache_salt: str,
-        adapter: Adapters,
-        pooling: Pooling | None = None,
-    ) -> list[Job]:
-        """Check prompts and parameters, all of them before any runs."""
-        all_params = _params_of_each(sampling_params, len(prompts))
-        adapters = _adapter_of_each(adapter, len(prompts))
-        check_call(priority, timeout_s, cache_salt)
-        ids = [uuid.uuid4().hex for _ in prompts] if request_ids is None else check_ids(request_ids, len(prompts))
-        intake = self._parts.intake
-        token_ids = [intake.check_prompt(ids_, pooling=pooling) for ids_ in self._encode(prompts)]
-        checked = [intake.check_params(params) for params in all_params]
-        return [
-            self._job(request_id, prompt, params, unenforced, priority, timeout_s, cache_salt, adapter_name, pooling)
-            for request_id, prompt, (params, unenforced), adapter_name in zip(
-                ids, token_ids, checked, adapters, strict=True
-            )
-        ]
-
-    def _remember(self, jobs: list[Job]) -> None:
-        """Let `abort` find jobs that have started."""
-        self._live.update({job.builder.request_id: job for job in jobs})
-
-    def _job(
-        self,
-        request_id: str,
-        prompt: TokenIds,
-        params: SamplingParams,
-        unenforced: tuple[str, ...],
-        priority: int,
-        timeout_s: float | None,
-        cache_salt: str,
-        adapter: str | None,
-        pooling: Pooling | None,
-    ) -> Job:
-        builder = OutputBuilder(request_id, prompt, params, unenforced=unenforced)
-        texts = {
-            sub_id: CompletionText(self._parts.text_stream(params), params.include_stop) for sub_id in builder.sub_ids
-        }
-        seed = draw_seed() if params.seed is None else params.seed
-        requests = [
-            self._parts.intake.request(
-                sub_id,
-                prompt,
-                params,
-                index=index,
-                cache_salt=cache_salt,
-                priority=priority,
-                timeout_s=timeout_s,
-                seed=seed,
-                pooling=pooling,
-                adapter=adapter,
-            )
-            for index, sub_id in enumerate(builder.sub_ids)
-        ]
-        return Job(builder, texts, requests)
-
-    def _encode(self, prompts: list[Prompt]) -> list[Any]:
-        """Return token ids for every prompt, tokenising texts in one batch."""
-        if "" in [prompt for prompt in prompts if isinstance(prompt, str)]:
-            raise InvalidPromptError("the prompt is empty; give some text")
-        encoded = iter(self.tokenizer.encode_batch([prompt for prompt in prompts if isinstance(prompt, str)]))
-        return [next(encoded) if isinstance(p, str) else self._encode_one(p) for p in prompts]
-
-    def _encode_one(self, prompt: Prompt) -> Any:
-        return self.tokenizer.encode_chat(check_chat(prompt)) if is_chat(prompt) else prompt
-
-    # -- under way -----------------------------------------------------------------------------------------------------
-
-    def _run(self, jobs: list[Job], progress: bool | None) -> None:
-        """Start jobs as the queue has room, and wait for all."""
-        finished: SimpleQueue[Job] = SimpleQueue()
-        waiting = deque(jobs)
-        num_left, num_running = len(jobs), 0
-        try:
-            with progress_bar(len(jobs), progress) as advance:
-                while num_left:
-                    num_running += self._start_some(waiting, finished, num_running)
-                    finished.get()
-                    num_running -= 1
-                    num_left -= 1
-                    advance()
-        finally:
-            if num_left:
-                self._abort_jobs(jobs[: len(jobs) - len(waiting)])
-
-    async def _arun(self, jobs: list[Job]) -> None:
-        """Start jobs at once, all or none, and wait for all."""
-        loop = asyncio.get_running_loop()
-        all_done = asyncio.Event()
-        num_left = len(jobs)
-
-        def one_done() -> None:
-            nonlocal num_left
-            num_left -= 1
-            if num_left == 0:
-                all_done.set()
-
-        def sink_of(job: Job) -> Callable[[RequestUpdate], None]:
-            return lambda update: _wake(loop, one_done) if job.take(update) else None
-
-        num_added = 0
-        try:
-            if jobs:
-                num_added = await self._entered(
-                    self._thread.submit([group_of(job, sink_of(job)) for job in jobs]), jobs
-                )
-                if num_added < len(jobs):
-                    limit = self.config.scheduling.max_queued_requests
-                    raise QueueFullError(f"{len(jobs)} prompts do not fit into a queue of {limit}; use `generate`")
-                await all_done.wait()
-        finally:
-            if num_left:
-                self._abort_jobs(jobs[:num_added])
-
-    def _start_some(self, waiting: "deque[Job]", finished: "SimpleQueue[Job]", num_running: int) -> int:
-        """Start jobs until the queue is full; returns how many. With none under way, a full queue is an error."""
-        room = self.config.scheduling.max_queued_requests - num_running
-        jobs = [waiting[i] for i in range(min(room, len(waiting)))]
-        if not jobs:
-            return 0
-        groups = [group_of(job, partial(_put_when_done, finished, job)) for job in jobs]
-        try:
-            num_started = self._thread.submit(groups).result()
-        except QueueFullError:
-            if num_running == 0:
-                raise
-            return 0  # others fill the queue as well; go on when one of ours is done
-        self._remember([waiting.popleft() for _ in range(num_started)])
-        return num_started
-
-    async def _entered(self, submitted: "Future[int]", jobs: list[Job]) -> int:
-        """Wait until jobs have entered the engine, and have them aborted if the wait is cancelled."""
-        try:
-            num_added = await asyncio.wrap_future(submitted)
-        except asyncio.CancelledError:
-            self._abort_jobs(jobs)
-            raise
-        self._remember(jobs[:num_added])
-        return num_added
-
-    def _abort_jobs(self, jobs: list[Job]) -> None:
-        try:
-            self._thread.abort([request.request_id for job in jobs for request in job.requests], "aborted")
-        except EngineClosedError:
-            return  # closing has ended them
-
 
 def _embedding(job: Job, form: EmbeddingForm) -> EmbeddingOutput:
     output = job.output()
     vector = form.finish(pooled_vector(output, job.builder.embedding))
     return EmbeddingOutput(output.request_id, vector, output.usage)
-
-
-def _put_when_done(finished: "SimpleQueue[Job]", job: Job, update: RequestUpdate) -> None:
-    if job.take(update):
-        finished.put(job)
-
-
-def _wake(loop: asyncio.AbstractEventLoop, callback: Callable[[], None]) -> None:
-    """Run a callback in an event loop; a loop that has been closed has nobody waiting in it."""
-    try:
-        loop.call_soon_threadsafe(callback)
-    except RuntimeError:
-        if not loop.is_closed():
-            raise
-
-
-def _params_of_each(sampling_params: Params | Sequence[Params], num_prompts: int) -> list[SamplingParams]:
-    """Return one SamplingParams per prompt."""
-    if sampling_params is None or isinstance(sampling_params, SamplingParams | Mapping):
-        return [_params(sampling_params)] * num_prompts
-    if len(sampling_params) != num_prompts:
-        raise SamplingParamsError(f"{len(sampling_params)} sampling_params are given for {num_prompts} prompts")
-    return [_params(p) for p in sampling_params]
-
-
-def _params(value: Params) -> SamplingParams:
-    if isinstance(value, SamplingParams):
-        return value
-    if value is None:
-        return SamplingParams()
-    try:
-        return SamplingParams(**value)
-    except TypeError as error:
-        message = str(error).replace("SamplingParams.__init__() ", "")
-        raise SamplingParamsError(f"sampling_params: {message}") from None
-
-
-def _adapter_of_each(value: Adapters, num_prompts: int) -> list[str | None]:
-    """Return the name of each prompt's adapter."""
-    names: list[Any] = list(value) if isinstance(value, list | tuple) else [value] * num_prompts
-    if not all(name is None or isinstance(name, str) for name in names):
-        raise RequestError(f"adapter must be an adapter's name, None, or a list of these, got {value!r:.200}")
-    if len(names) != num_prompts:
-        raise RequestError(f"adapter: got {len(names)}, expected one for each of {num_prompts} prompt(s)")
-    return names

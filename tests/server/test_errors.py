@@ -19,6 +19,8 @@ STATUSES = {
     "PromptTooLongError": 400,
     "NeverFitsError": 400,
     "UnsupportedFeatureError": 400,
+    "AdapterError": 400,
+    "AdapterNotFoundError": 404,
     "RequestTimeoutError": 408,
     "QueueFullError": 429,
     "RequestFailedError": 500,

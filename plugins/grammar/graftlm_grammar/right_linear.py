@@ -16,6 +16,8 @@ __all__ = ["right_linear"]
 
 #: Parts that a rule, written out wherever it is referred to, comes to at most.
 _MAX_WRITTEN_OUT: Final = 2000
+#: The same of a rule that the empty text meets.
+_MAX_EMPTY_WRITTEN_OUT: Final = 32
 #: Parts that a repetition, written out, comes to at most.
 _MAX_UNROLLED: Final = 128
 #: The same within a rule that is written out.
@@ -43,7 +45,7 @@ class _Writer:
         below = {name: tuple(references(expression)) for name, expression in rules.items()}
         order, recursive = _leaves_first(below)
         self._empty = _empty_rules(rules, order)
-        self._small = _small_rules(rules, below, order, recursive)  # name -> size
+        self._small = _small_rules(rules, below, order, recursive, self._empty)  # name -> size
         self._depth = 0
         self._within = 0
         self._written: dict[str, Expression] = {}
@@ -172,16 +174,24 @@ def _is_empty(expression: Expression, rules: set[str]) -> bool:
 
 
 def _small_rules(
-    rules: Mapping[str, Expression], below: Mapping[str, tuple[str, ...]], leaves_first: list[str], recursive: set[str]
+    rules: Mapping[str, Expression],
+    below: Mapping[str, tuple[str, ...]],
+    leaves_first: list[str],
+    recursive: set[str],
+    empty: set[str],
 ) -> dict[str, int]:
-    """Return the rules to write out wherever they are referred to, none of which leads to itself; and their sizes."""
+    """Return the rules to write out wherever they are referred to, none of which leads to itself; and their sizes.
+
+    What the empty text meets, written out many times, is many ways to read the same text.
+    """
     sizes: dict[str, int] = {}
     for name in leaves_first:
         sizes[name] = 1 if name in recursive else _size(rules[name], sizes)
     uses = Counter({"root": 1})
     small: dict[str, int] = {}
     for name in reversed(leaves_first):
-        if name != "root" and name not in recursive and uses[name] * sizes[name] <= _MAX_WRITTEN_OUT:
+        limit = _MAX_EMPTY_WRITTEN_OUT if name in empty else _MAX_WRITTEN_OUT
+        if name != "root" and name not in recursive and uses[name] * sizes[name] <= limit:
             small[name] = sizes[name]
         for other in below[name]:
             uses[other] += uses[name] if name in small else 1

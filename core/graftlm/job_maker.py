@@ -1,0 +1,138 @@
+"""From prompts and parameters, checked, to jobs that the engine can start."""
+
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from graftlm.errors import InvalidPromptError, RequestError, SamplingParamsError
+from graftlm.intake import Intake, check_call, check_ids, draw_seed
+from graftlm.jobs import Job
+from graftlm.outputs import CompletionText, OutputBuilder
+from graftlm.pooling import Pooling
+from graftlm.prompts import Prompt, check_chat, is_chat
+from graftlm.tokenization import TextStream, Tokenizer
+from graftlm.types import SamplingParams, TokenIds
+
+__all__ = ["Adapters", "JobMaker", "Params"]
+
+#: Sampling parameters as a caller may give them.
+Params = SamplingParams | Mapping[str, Any] | None
+
+#: The adapter of all prompts, or of each.
+Adapters = str | Sequence[str | None] | None
+
+
+class JobMaker:
+    """Checks what callers ask for, in their threads.
+
+    Args:
+        tokenizer: of the checkpoint.
+        intake: checks prompts and parameters, and makes requests.
+        text_stream: makes a fresh detokeniser of one completion.
+    """
+
+    def __init__(
+        self, tokenizer: Tokenizer, intake: Intake, text_stream: Callable[[SamplingParams], TextStream]
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._intake = intake
+        self._text_stream = text_stream
+
+    def jobs(
+        self,
+        prompts: list[Prompt],
+        sampling_params: Params | Sequence[Params],
+        request_ids: Sequence[str] | None,
+        priority: int,
+        timeout_s: float | None,
+        cache_salt: str,
+        adapter: Adapters,
+        pooling: Pooling | None = None,
+    ) -> list[Job]:
+        """Check prompts and parameters, all of them before any runs."""
+        all_params = _params_of_each(sampling_params, len(prompts))
+        adapters = _adapter_of_each(adapter, len(prompts))
+        check_call(priority, timeout_s, cache_salt)
+        ids = [uuid.uuid4().hex for _ in prompts] if request_ids is None else check_ids(request_ids, len(prompts))
+        intake = self._intake
+        token_ids = [intake.check_prompt(ids_, pooling=pooling) for ids_ in self.encode(prompts)]
+        checked = [intake.check_params(params) for params in all_params]
+        return [
+            self._job(request_id, prompt, params, unenforced, priority, timeout_s, cache_salt, adapter_name, pooling)
+            for request_id, prompt, (params, unenforced), adapter_name in zip(
+                ids, token_ids, checked, adapters, strict=True
+            )
+        ]
+
+    def _job(
+        self,
+        request_id: str,
+        prompt: TokenIds,
+        params: SamplingParams,
+        unenforced: tuple[str, ...],
+        priority: int,
+        timeout_s: float | None,
+        cache_salt: str,
+        adapter: str | None,
+        pooling: Pooling | None,
+    ) -> Job:
+        builder = OutputBuilder(request_id, prompt, params, unenforced=unenforced)
+        texts = {sub_id: CompletionText(self._text_stream(params), params.include_stop) for sub_id in builder.sub_ids}
+        seed = draw_seed() if params.seed is None else params.seed
+        requests = [
+            self._intake.request(
+                sub_id,
+                prompt,
+                params,
+                index=index,
+                cache_salt=cache_salt,
+                priority=priority,
+                timeout_s=timeout_s,
+                seed=seed,
+                pooling=pooling,
+                adapter=adapter,
+            )
+            for index, sub_id in enumerate(builder.sub_ids)
+        ]
+        return Job(builder, texts, requests)
+
+    def encode(self, prompts: list[Prompt]) -> list[Any]:
+        """Return token ids for every prompt, tokenising texts in one batch."""
+        if "" in [prompt for prompt in prompts if isinstance(prompt, str)]:
+            raise InvalidPromptError("the prompt is empty; give some text")
+        encoded = iter(self._tokenizer.encode_batch([prompt for prompt in prompts if isinstance(prompt, str)]))
+        return [next(encoded) if isinstance(p, str) else self._encode_one(p) for p in prompts]
+
+    def _encode_one(self, prompt: Prompt) -> Any:
+        return self._tokenizer.encode_chat(check_chat(prompt)) if is_chat(prompt) else prompt
+
+
+def _params_of_each(sampling_params: Params | Sequence[Params], num_prompts: int) -> list[SamplingParams]:
+    """Return one SamplingParams per prompt."""
+    if sampling_params is None or isinstance(sampling_params, SamplingParams | Mapping):
+        return [_params(sampling_params)] * num_prompts
+    if len(sampling_params) != num_prompts:
+        raise SamplingParamsError(f"{len(sampling_params)} sampling_params are given for {num_prompts} prompts")
+    return [_params(p) for p in sampling_params]
+
+
+def _params(value: Params) -> SamplingParams:
+    if isinstance(value, SamplingParams):
+        return value
+    if value is None:
+        return SamplingParams()
+    try:
+        return SamplingParams(**value)
+    except TypeError as error:
+        message = str(error).replace("SamplingParams.__init__() ", "")
+        raise SamplingParamsError(f"sampling_params: {message}") from None
+
+
+def _adapter_of_each(value: Adapters, num_prompts: int) -> list[str | None]:
+    """Return the name of each prompt's adapter."""
+    names: list[Any] = list(value) if isinstance(value, list | tuple) else [value] * num_prompts
+    if not all(name is None or isinstance(name, str) for name in names):
+        raise RequestError(f"adapter must be an adapter's name, None, or a list of these, got {value!r:.200}")
+    if len(names) != num_prompts:
+        raise RequestError(f"adapter: got {len(names)}, expected one for each of {num_prompts} prompt(s)")
+    return names
