@@ -15,7 +15,7 @@ from graftlm_attention.native_paged import NativePagedAttention, native_obstacle
 
 
 class TestNativePagedAttention(AttentionBackendConformance):
-    capabilities = AttentionCapabilities(value_prefix=True, sinks=True)
+    capabilities = AttentionCapabilities(value_prefix=True, sinks=True, kv_dtypes=("int8",))
     parameters: ClassVar = {**AttentionBackendConformance.parameters, "head_dim": (16, 48, 64, 80, 128, 256)}
 
     @pytest.fixture(autouse=True)
