@@ -1,4 +1,4 @@
-"""How much KV memory an engine has, and whether sliding-window layers have one of their own."""
+"""How much KV memory an engine has, of what dtype, and whether sliding-window layers have one of their own."""
 
 import logging
 from dataclasses import dataclass
@@ -10,6 +10,8 @@ from graftlm.config import EngineConfig
 from graftlm.contracts import Model
 from graftlm.errors import ConfigError
 from graftlm.execution.kv_sizes import KVDemand, size_kv
+from graftlm.execution.kv_store import KVStore
+from graftlm.layers import KV_DTYPES
 from graftlm.memory import WindowPages, WindowSpan
 from graftlm.registry import Registry
 
@@ -26,10 +28,12 @@ class KVMemory:
     """How much KV memory there is.
 
     Attributes:
+        dtype: of keys and values as they are held.
         num_pages: pages; without `window`, of every layer.
         window: lends window pages, when sliding-window layers have a memory of their own.
     """
 
+    dtype: torch.dtype
     num_pages: int
     window: WindowPages | None
 
@@ -37,8 +41,13 @@ class KVMemory:
 def size_memory(
     config: EngineConfig, registry: Registry, model: Model, device: torch.device, dtype: torch.dtype, context_len: int
 ) -> KVMemory:
-    """Decide how much KV memory there is, and whether sliding-window layers get one of their own."""
+    """Decide how much KV memory there is, and whether sliding-window layers get one of their own.
+
+    Args:
+        dtype: of the model.
+    """
     settings = config.scheduling
+    kv_dtype = KV_DTYPES.get(config.memory.kv_dtype, dtype)
     span = _window_span(config, registry, model)
     demand = KVDemand(
         kv_tokens=config.memory.kv_tokens,
@@ -51,15 +60,31 @@ def size_memory(
         prefill_tokens=settings.prefill_tokens_per_step,
         span=span,
     )
-    sizes = size_kv(model.attention_layers, dtype, demand)
+    sizes = size_kv(model.attention_layers, kv_dtype, demand)
+    _log_tokens(sizes.num_pages * demand.page_size, model, dtype, kv_dtype)
     if span is None or sizes.num_window_pages is None:
-        return KVMemory(sizes.num_pages, None)
+        return KVMemory(kv_dtype, sizes.num_pages, None)
     _logger.info(
         "sliding-window layers have a KV memory of their own: %d tokens of %d",
         sizes.num_window_pages * span.page_size,
         sizes.num_pages * span.page_size,
     )
-    return KVMemory(sizes.num_pages, WindowPages(sizes.num_pages, sizes.num_window_pages, span))
+    return KVMemory(kv_dtype, sizes.num_pages, WindowPages(sizes.num_pages, sizes.num_window_pages, span))
+
+
+def _log_tokens(num_tokens: int, model: Model, dtype: torch.dtype, kv_dtype: torch.dtype) -> None:
+    """Say how many tokens fit, and in narrow memory what that gains."""
+    token_bytes, plain_bytes = (KVStore.bytes_per_token(model.attention_layers, each) for each in (kv_dtype, dtype))
+    gain = ""
+    if kv_dtype != dtype:
+        gain = f"; {plain_bytes / token_bytes:.2f} times as many as in {str(dtype).removeprefix('torch.')}"
+    _logger.info(
+        "KV memory: %s tokens in %s, %s bytes each%s",
+        f"{num_tokens:,}",
+        str(kv_dtype).removeprefix("torch."),
+        f"{token_bytes:,}",
+        gain,
+    )
 
 
 def _window_span(config: EngineConfig, registry: Registry, model: Model) -> WindowSpan | None:

@@ -82,7 +82,7 @@ def provide_attention_backends() -> Iterable[Provider[AttentionBackend]]:
             create=_create_torch_native,
             options=TorchNativeOptions,
             capabilities=AttentionCapabilities(
-                dtypes=("float32", "bfloat16", "float16"), value_prefix=True, sinks=True
+                dtypes=("float32", "bfloat16", "float16"), kv_dtypes=("int8",), value_prefix=True, sinks=True
             ),
         ),
         _triton(interpreted=_interprets_triton(os.environ)),

@@ -24,12 +24,13 @@
 #include <utility>
 #include <vector>
 
-#if defined(__AVX512BF16__) && defined(__AVX512BW__)
+#if defined(__AVX2__)
 #include <immintrin.h>
+#endif
+#if defined(__AVX512BF16__) && defined(__AVX512BW__)
 #define HAS_BF16_PAIRS 1
 #endif
 #if defined(__AVX512VNNI__) && defined(__AVX512BW__)
-#include <immintrin.h>
 #define HAS_INT16_PAIRS 1
 #endif
 
@@ -167,8 +168,15 @@ inline float largest_magnitude(const typename E::Element* row, int64_t dim) {
 struct Int8 {
     using Element = int8_t;
     static Vec load(const int8_t* p) {
-        ByteVec codes = *reinterpret_cast<const LooseByteVec*>(p);
-        return __builtin_convertvector(__builtin_convertvector(codes, IntVec), Vec);
+#if defined(__AVX512F__)  // GCC 12 makes several instructions of one
+        IntVec codes = reinterpret_cast<IntVec>(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
+#elif defined(__AVX2__)
+        IntVec codes =
+            reinterpret_cast<IntVec>(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
+#else
+        IntVec codes = __builtin_convertvector(*reinterpret_cast<const LooseByteVec*>(p), IntVec);
+#endif
+        return __builtin_convertvector(codes, Vec);
     }
     // Writes a row's codes and returns its scale, by which the largest magnitude is 127 or nearly so.
     template <class E>

@@ -79,7 +79,7 @@ def test_nan_of_a_request_reaches_its_own_output(kernel):
 )
 def test_an_obstacle_is_named(dtype, head_dim, device, reason):
     layer = AttentionLayer(0, num_heads=2, num_kv_heads=1, head_dim=head_dim, scale=1.0)
-    context = replace(draw([(0, 1)]).context, layers=[layer], dtype=dtype, device=torch.device(device))
+    context = replace(draw([(0, 1)], dtype=dtype).context, layers=[layer], dtype=dtype, device=torch.device(device))
     obstacle = native_obstacle(context)
     assert obstacle is None if reason is None else reason in obstacle
 
