@@ -64,6 +64,7 @@ def _triton(interpreted: bool) -> Provider[AttentionBackend]:
             devices=("cpu",) if interpreted else ("cuda",),
             dtypes=("float32",) if interpreted else ("float32", "bfloat16", "float16"),
             head_dims=_TRITON_HEAD_DIMS,
+            kv_dtypes=("int8", "fp8"),
             sinks=True,
             graph=not interpreted,
         ),
