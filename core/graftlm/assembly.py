@@ -393,8 +393,8 @@ def attention_misfit(
     if can.page_sizes is not None and page_size not in can.page_sizes:
         return f"it takes page sizes {', '.join(map(str, can.page_sizes))}, cache.page_size is {page_size}"
     if kv_dtype not in ("auto", *can.kv_dtypes):
-        readable = ", ".join(("auto", *can.kv_dtypes))
-        return f"of a KV cache it reads {readable}, memory.kv_dtype is {kv_dtype}"
+        readable = " or ".join(("the model's dtype", *can.kv_dtypes))
+        return f"it reads a KV cache of {readable}, memory.kv_dtype is {kv_dtype}"
     head_dims = sorted({layer.head_dim for layer in layers} - set(can.head_dims or ()))
     if can.head_dims is not None and head_dims:
         return f"it takes head dims {', '.join(map(str, can.head_dims))}, the model has {head_dims[0]}"
