@@ -2,11 +2,11 @@
 
     python benchmarks/kv_dtype.py [--only speed error accuracy] [--rounds N] [--out FILE]
 
-Speed: one step of one-token requests through the compiled kernel, for contexts and batches of several sizes, with caches
-of bfloat16 and of int8 in turns, and as many layers as keep it from finding keys and values in a processor's cache;
-figures are medians, ratios are of medians of one run. Error: attention over random keys and values held in 8 bits in several ways,
-against float32, relative to the outputs' size; in one case a few dimensions of the keys are far larger than the others,
-as they are in many models. Accuracy: held-out questions of the bundled model.
+Speed: one step of one-token requests through the compiled kernel, for contexts and batches of several sizes, over
+bfloat16 and over int8 in turns, in as many layers as keep it from finding keys and values in a processor's cache;
+figures are medians, ratios are of medians of one run. Error: attention over random keys and values held in 8 bits in
+several ways, against float32, relative to the outputs' size; in one case a few dimensions of the keys are far larger
+than the others, as they are in many models. Accuracy: held-out questions of the bundled model.
 """
 
 import argparse

@@ -378,8 +378,8 @@ struct TileScales {
     alignas(64) float numbers[kTile];
 
     void read(const uint16_t* scales, const TileRows& rows, int64_t kv_head) {
-        for (int t = 0; t < kTile; ++t)
-            numbers[t] = t < rows.count ? BFloat16::widen(scales[rows.scales[t] + kv_head]) : 0.0f;
+        for (int t = 0; t < rows.count; ++t) numbers[t] = BFloat16::widen(scales[rows.scales[t] + kv_head]);
+        for (int t = rows.count; t < kTile; ++t) numbers[t] = 0.0f;
     }
     void multiply(float* row, int count) const {
         for (int t = 0; t < count; t += kLanes) store(row + t, load(row + t) * load(numbers + t));
@@ -453,23 +453,30 @@ struct Dot<BFloat16, BFloat16> {
 #endif
 
 #ifdef HAS_INT16_PAIRS
-// Queries of bfloat16 become integers of 16 bits, relative to the largest of their row: their 8 significant bits survive
-// but in numbers far smaller than it. Products of pairs are exact, and half as many instructions as in float.
+// Turns a row into integers of 16 bits, relative to its largest magnitude, and returns their scale, which is NaN if there
+// is one. The sum of `count` products of them and codes stays inside 32 bits.
+template <class E>
+inline float pack_int16(const typename E::Element* row, int64_t dim, int64_t count, int16_t* out) {
+    const float bound = std::min(32767.0f, 2147483000.0f / (127.0f * count) - 1.0f);
+    const float scale = largest_magnitude<E>(row, dim) / bound;
+    for (int64_t d = 0; d < dim; d += kLanes) {
+        Vec x = E::load(row + d) / scale;
+        x = x == x ? clamp(x, bound) : Vec{};
+        _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + d),
+                            _mm512_cvtepi32_epi16(reinterpret_cast<__m512i>(round_to_int(x))));
+    }
+    return scale;
+}
+
+// Queries of bfloat16 keep their 8 significant bits as integers, but in numbers far smaller than the largest. Products of
+// pairs are exact, and half as many instructions as in float.
 template <>
 struct Dot<BFloat16, Int8> {
     using Query = int16_t;
     using Sum = IntVec;
     static constexpr int kStep = 2 * kLanes;
     static float pack(const uint16_t* row, int64_t dim, int16_t* out) {
-        // D products of a code and a query, added up, stay inside 32 bits.
-        const float bound = std::min(32767.0f, 2147483000.0f / (127.0f * dim) - 1.0f);
-        const float scale = largest_magnitude<BFloat16>(row, dim) / bound;
-        for (int64_t d = 0; d < dim; d += kLanes) {
-            Vec x = BFloat16::load(row + d) / scale;
-            x = x == x ? clamp(x, bound) : Vec{};  // NaN is in the scale
-            *reinterpret_cast<LooseHalfVec*>(out + d) = __builtin_convertvector(round_to_int(x), HalfVec);
-        }
-        return scale;
+        return pack_int16<BFloat16>(row, dim, dim, out);
     }
     static IntVec query(const int16_t* p, int64_t left) {
         if (left >= kStep) return reinterpret_cast<IntVec>(_mm512_loadu_si512(p));
@@ -543,6 +550,63 @@ void mix_all(const float* weights, const float* corrections, const typename C::E
         mix_rows<C, R, 1>(weights, corrections, values + d, rows, d == 0 ? &ahead : nullptr, dim, mixed + d);
 }
 
+#ifdef HAS_INT16_PAIRS
+// As `mix_rows`, for 64 dimensions of codes: weights as integers too, and two tokens in one multiplication.
+//
+//     bytes of tokens t and t + 1, woven:   low    t0 u0 t1 u1 ... t7 u7 | t16 u16 ...    dimensions 0-7, 16-23, ...
+//                                           high   t8 u8 ...             | t24 u24 ...    dimensions 8-15, 24-31, ...
+template <int R>
+void mix_pairs(const int16_t* weights, const float* weight_scales, const float* corrections, const int8_t* values,
+               const TileRows& rows, const Ahead<Int8>* ahead, int64_t dim, float* mixed) {
+    __m512i sums[R][4];
+    for (int r = 0; r < R; ++r)
+        for (int v = 0; v < 4; ++v) sums[r][v] = _mm512_setzero_si512();
+    for (int t = 0; t < rows.count; t += 2) {
+        const __m512i even = _mm512_loadu_si512(values + rows.offsets[t]);
+        const __m512i odd = _mm512_loadu_si512(values + rows.offsets[t + 1]);  // of weight 0 past the last
+        if (ahead != nullptr) {
+            ahead->fetch(t);
+            ahead->fetch(t + 1);
+        }
+        const __m512i low = _mm512_unpacklo_epi8(even, odd), high = _mm512_unpackhi_epi8(even, odd);
+        const __m512i value[4] = {
+            _mm512_cvtepi8_epi16(_mm512_castsi512_si256(low)), _mm512_cvtepi8_epi16(_mm512_extracti64x4_epi64(low, 1)),
+            _mm512_cvtepi8_epi16(_mm512_castsi512_si256(high)), _mm512_cvtepi8_epi16(_mm512_extracti64x4_epi64(high, 1))};
+        for (int r = 0; r < R; ++r) {
+            int32_t pair;
+            std::memcpy(&pair, weights + r * kTile + t, 4);
+            for (int v = 0; v < 4; ++v) sums[r][v] = _mm512_dpwssd_epi32(sums[r][v], _mm512_set1_epi32(pair), value[v]);
+        }
+    }
+    for (int r = 0; r < R; ++r) {
+        for (int v = 0; v < 2; ++v) {
+            const __m512i low = sums[r][v], high = sums[r][v + 2];
+            const __m512i parts[2] = {_mm512_inserti64x4(low, _mm512_castsi512_si256(high), 1),
+                                      _mm512_shuffle_i64x2(low, high, 0xee)};
+            for (int i = 0; i < 2; ++i) {
+                float* there = mixed + r * dim + (2 * v + i) * kLanes;
+                Vec part = reinterpret_cast<Vec>(_mm512_cvtepi32_ps(parts[i]));
+                store(there, load(there) * corrections[r] + part * weight_scales[r]);
+            }
+        }
+    }
+}
+
+template <int R>
+void mix_all_pairs(const float* weights, const float* corrections, const int8_t* values, const TileRows& rows,
+                   int padded, const Ahead<Int8>& ahead, int64_t dim, float* mixed) {
+    alignas(64) int16_t packed[R * kTile];
+    float weight_scales[R];
+    for (int r = 0; r < R; ++r)
+        weight_scales[r] = pack_int16<Float32>(weights + r * kTile, padded, kTile, packed + r * kTile);
+    int64_t d = 0;
+    for (; d + 64 <= dim; d += 64)
+        mix_pairs<R>(packed, weight_scales, corrections, values + d, rows, d == 0 ? &ahead : nullptr, dim, mixed + d);
+    for (; d < dim; d += kLanes)
+        mix_rows<Int8, R, 1>(weights, corrections, values + d, rows, d == 0 ? &ahead : nullptr, dim, mixed + d);
+}
+#endif
+
 // One KV head's tile for R query rows: scores, softmax, weighted sum.
 template <class E, class C, int R>
 void attend_rows(const typename Dot<E, C>::Query* q, const float* q_scales, const typename C::Element* keys,
@@ -560,6 +624,12 @@ void attend_rows(const typename Dot<E, C>::Query* q, const float* q_scales, cons
         corrections[r] = update_softmax(softmax[r], row, padded, layer, layer.scale * q_scales[r]);
         if (kHasScales<C>) value_scales.multiply(row, padded);
     }
+#ifdef HAS_INT16_PAIRS
+    if constexpr (std::is_same_v<E, BFloat16> && std::is_same_v<C, Int8>) {
+        mix_all_pairs<R>(scores, corrections, values, rows, padded, ahead_values, layer.value_dim, mixed);
+        return;
+    }
+#endif
     mix_all<C, R>(scores, corrections, values, rows, ahead_values, layer.value_dim, mixed);
 }
 
