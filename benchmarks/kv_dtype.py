@@ -4,14 +4,13 @@
 
 Speed: one step of one-token requests through the compiled kernel, for contexts and batches of several sizes, over
 bfloat16 and over int8 in turns, in as many layers as keep it from finding keys and values in a processor's cache;
-figures are medians, ratios are of medians of one run. Error: attention over random keys and values held in 8 bits in
-several ways, against float32, relative to the outputs' size; in one case a few dimensions of the keys are far larger
-than the others, as they are in many models. Accuracy: held-out questions of the bundled model.
+the fastest of the rounds counts, which other programs disturb least. Error: attention over random keys and values
+held in 8 bits in several ways, against float32, relative to the outputs' size; in one case a few dimensions of the keys
+are far larger than the others, as they are in many models. Accuracy: held-out questions of the bundled model.
 """
 
 import argparse
 import json
-import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -67,14 +66,14 @@ def _time_case(name: str, layer: AttentionLayer, num_requests: int, context: int
         "bf16": _step(layers, num_requests, context, torch.bfloat16),
         "int8": _step(layers, num_requests, context, torch.int8),
     }
-    medians = _in_turns(steps, rounds)
+    fastest = _in_turns(steps, rounds)
     return {
         "heads": name,
         "requests": num_requests,
         "context": context,
-        **{f"{variant}_us": 1e6 * seconds / num_layers for variant, seconds in medians.items()},
-        "bf16_gb_per_s": layer_bytes * num_layers / medians["bf16"] / 1e9,
-        "speedup": medians["bf16"] / medians["int8"],
+        **{f"{variant}_us": 1e6 * seconds / num_layers for variant, seconds in fastest.items()},
+        "bf16_gb_per_s": layer_bytes * num_layers / fastest["bf16"] / 1e9,
+        "speedup": fastest["bf16"] / fastest["int8"],
     }
 
 
@@ -112,7 +111,7 @@ def _fill(store: KVStore, layer_id: int) -> None:
 
 
 def _in_turns(runs: Mapping[str, Callable[[], None]], rounds: int) -> dict[str, float]:
-    """Return the median seconds of each run; they take turns, after one round that does not count."""
+    """Return the least seconds of each run; they take turns, after one round that does not count."""
     times: dict[str, list[float]] = {name: [] for name in runs}
     for round_idx in range(rounds + 1):
         for name, run in runs.items():
@@ -120,7 +119,7 @@ def _in_turns(runs: Mapping[str, Callable[[], None]], rounds: int) -> dict[str, 
             run()
             if round_idx:
                 times[name].append(time.perf_counter() - start)
-    return {name: statistics.median(values) for name, values in times.items()}
+    return {name: min(values) for name, values in times.items()}
 
 
 def measure_error(num_tokens: int = 2048, head_dim: int = 128) -> list[dict[str, Any]]:
@@ -167,7 +166,7 @@ _HELD: Mapping[str, Callable[[Tensor], Tensor]] = {
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", choices=("speed", "error", "accuracy"))
-    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--out", type=Path, default=RESULTS)
     args = parser.parse_args()
     wanted = args.only or ("speed", "error", "accuracy")
