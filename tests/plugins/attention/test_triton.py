@@ -53,7 +53,6 @@ class InterpretedKit(KitOfTriton):
         "group": (3,),
         "window": (7, 40),
         "seed": (1,),
-        "kv_dtype": ("int8",),
     }
 
 
