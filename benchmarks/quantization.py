@@ -46,12 +46,12 @@ ROWS = (1, 2, 4, 8, 16, 32, 64, 256, 512)
 VARIANTS: Mapping[str, Any] = {"bf16": None, "int8": "int8", "int4": "int4"}
 PROMPT_TOKENS, NEW_TOKENS, LONG_PROMPT_TOKENS = 16, 48, 512
 QUALITY: Mapping[str, Mapping[str, Any]] = {
-    "float32": {"dtype": "float32"},
-    "bfloat16": {"dtype": "bfloat16"},
-    "int8, a scale per output": {"quantization": "int8"},
-    "int8, groups of 64": {"quantization": {"name": "int8", "options": {"group_size": 64}}},
-    "int4, groups of 32": {"quantization": {"name": "int4", "options": {"group_size": 32}}},
-    "int4, groups of 64": {"quantization": "int4"},
+    "float32": {"model": {"dtype": "float32"}},
+    "bfloat16": {"model": {"dtype": "bfloat16"}},
+    "int8, a scale per output": {"model": {"quantization": "int8"}},
+    "int8, groups of 64": {"model": {"quantization": {"name": "int8", "options": {"group_size": 64}}}},
+    "int4, groups of 32": {"model": {"quantization": {"name": "int4", "options": {"group_size": 32}}}},
+    "int4, groups of 64": {"model": {"quantization": "int4"}},
 }
 
 
@@ -167,11 +167,13 @@ def measure_model(rounds: int) -> dict[str, dict[str, float]]:
     }
 
 
-def measure_accuracy(per_form: int = 12) -> dict[str, dict[str, float]]:
-    """Ask the bundled model held-out questions, and let it read them with their answers."""
+def measure_accuracy(
+    variants: Mapping[str, Mapping[str, Any]] = QUALITY, per_form: int = 12
+) -> dict[str, dict[str, float]]:
+    """Ask the bundled model held-out questions, and let it read them with their answers; compare with the first one."""
     results, reference = {}, None
-    for name, settings in QUALITY.items():
-        with Engine(model={"path": "demo"} | dict(settings)) as engine:
+    for name, settings in variants.items():
+        with Engine(settings) as engine:
             answers = _Answers.of(engine, per_form)
         reference = reference or answers
         results[name] = answers.compared(reference)

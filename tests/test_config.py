@@ -64,7 +64,7 @@ def test_defaults_are_those_of_the_design():
         },
         "lora": {"adapters": {}, "enabled": None, "max_loaded": 8, "max_rank": 64, "target_modules": None},
         "execution": {"graphs": "auto", "graph_batch_sizes": None},
-        "memory": {"kv_tokens": None, "window_tokens": None, "kv_fraction": 0.8},
+        "memory": {"kv_tokens": None, "window_tokens": None, "kv_fraction": 0.8, "kv_dtype": "auto"},
         "parallel": {"data": 1},
         "server": {
             "host": "127.0.0.1",
@@ -120,7 +120,10 @@ def test_a_value_may_be_written_in_short_or_as_a_string(make, values, path, expe
         ({"cache": {"evicton": "lru"}}, "cache.evicton: unknown key; did you mean 'eviction'?"),
         ({"Cache": "radix"}, "Cache: unknown key; did you mean 'cache'?"),
         ({"page_size": 16}, "page_size: unknown key; did you mean 'cache.page_size'?"),
-        ({"memory": {"zzz": 1}}, "memory.zzz: unknown key; known here: kv_tokens, window_tokens, kv_fraction"),
+        (
+            {"memory": {"zzz": 1}},
+            "memory.zzz: unknown key; known here: kv_tokens, window_tokens, kv_fraction, kv_dtype",
+        ),
         ({"cache": {"page_size": 24}}, "cache.page_size: must be a power of two, got 24"),
         ({"cache": {"page_size": 0}}, "cache.page_size: must be at least 1, got 0"),
         ({"cache": {"page_size": 2048}}, "cache.page_size: must be at most 1024, got 2048"),

@@ -69,6 +69,15 @@ def test_another_dtype_or_layout_has_another(folder):
     assert len({fingerprint(folder, dtype, layers) for dtype, layers in shapes}) == 4
 
 
+def test_what_keys_and_values_are_held_in_counts(folder):
+    prints = {
+        model_fingerprint(folder, "float32", LAYERS, WeightDigests(None), kv_dtype=kv_dtype)
+        for kv_dtype in ("auto", "int8", "fp8")
+    }
+    assert len(prints) == 3
+    assert fingerprint(folder, "float32", LAYERS) in prints
+
+
 def test_another_rotation_has_another(folder):
     prints = {model_fingerprint(folder, "float32", LAYERS, WeightDigests(None), None, f) for f in (b"1", b"2", b"2")}
     assert len(prints) == 2

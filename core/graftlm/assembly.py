@@ -73,11 +73,13 @@ class DeviceParts:
     """What one step runs through.
 
     Attributes:
+        dtype: of the model; `kv` may hold fewer bits.
         attention_name: of the provider of `attention`.
         graphs: what replays one-token steps; None where every step runs eagerly.
     """
 
     model: Model
+    dtype: torch.dtype
     attention: AttentionBackend
     attention_name: str
     kv: KVStore
@@ -118,6 +120,7 @@ class EngineParts:
             "architectures": self.model_config.architectures,
             "device": self.device,
             "dtype": self.dtype,
+            "kv_dtype": str(self.device_parts.kv.dtype).removeprefix("torch."),
             "page_size": kv.page_size,
             "num_pages": kv.pool.num_pages,
             "adapters": [] if self.adapters is None else sorted(self.adapters.loaded),
@@ -229,7 +232,7 @@ def assemble(
         model.attention_layers,
         memory.num_pages,
         config.cache.page_size,
-        target.dtype,
+        memory.dtype,
         target.device,
         None if memory.window is None else memory.window.num_window_pages,
         spare_pages=int(has_graphs),
@@ -275,7 +278,7 @@ def assemble(
     catalog = None if adapters is None else adapters.catalog
     intake = Intake(limits, lambda params: TextStream(tokenizer, params), time.monotonic, grammars, catalog)
     dtype = str(target.dtype).removeprefix("torch.")
-    device_parts = DeviceParts(model, attention, attention_provider.name, kv, sampler, runner, graphs)
+    device_parts = DeviceParts(model, target.dtype, attention, attention_provider.name, kv, sampler, runner, graphs)
     loader = None if adapters is None else AdapterLoader(loop, adapters.catalog, adapters.layers, adapters.read)
     embedding = read_embedding_defaults(path)
     return EngineParts(
@@ -395,7 +398,7 @@ def _choose_attention(
     config: EngineConfig, registry: Registry, platform: Platform, model: Model, dtype: torch.dtype
 ) -> Provider[AttentionBackend]:
     def misfit(provider: Provider[AttentionBackend]) -> str | None:
-        return attention_misfit(provider.capabilities, config.cache.page_size, platform, model, dtype)
+        return attention_misfit(provider.capabilities, config, platform, model, dtype)
 
     name = config.attention.name
     if name == "auto":
@@ -408,17 +411,20 @@ def _choose_attention(
 
 
 def attention_misfit(
-    can: AttentionCapabilities, page_size: int, platform: Platform, model: Model, dtype: torch.dtype
+    can: AttentionCapabilities, config: EngineConfig, platform: Platform, model: Model, dtype: torch.dtype
 ) -> str | None:
     """Say why a backend cannot serve a model on a platform, or return None."""
     dtype_name = str(dtype).removeprefix("torch.")
-    layers = model.attention_layers
+    layers, page_size, kv_dtype = model.attention_layers, config.cache.page_size, config.memory.kv_dtype
     if platform.device not in can.devices:
         return f"it runs on {', '.join(can.devices)}, the device is {platform.device}"
     if can.dtypes is not None and dtype_name not in can.dtypes:
         return f"it computes in {', '.join(can.dtypes)}, the model in {dtype_name}"
     if can.page_sizes is not None and page_size not in can.page_sizes:
         return f"it takes page sizes {', '.join(map(str, can.page_sizes))}, cache.page_size is {page_size}"
+    if kv_dtype not in ("auto", *can.kv_dtypes):
+        readable = " or ".join(("the model's dtype", *can.kv_dtypes))
+        return f"it reads a KV cache of {readable}, memory.kv_dtype is {kv_dtype}"
     head_dims = sorted({layer.head_dim for layer in layers} - set(can.head_dims or ()))
     if can.head_dims is not None and head_dims:
         return f"it takes head dims {', '.join(map(str, can.head_dims))}, the model has {head_dims[0]}"

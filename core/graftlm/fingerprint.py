@@ -19,18 +19,20 @@ def model_fingerprint(
     digests: WeightDigests,
     quantization: QuantizationSettings | None = None,
     frequencies: bytes = b"",
+    kv_dtype: str = "auto",
 ) -> bytes:
     """Return a hash of everything that the keys and values of given tokens depend on.
 
-    It covers config.json, every byte of the weights, their quantization, the dtype, the layers and how keys are
+    It covers config.json, every byte of the weights, their quantization, the dtypes, the layers and how keys are
     rotated. It does not depend on where the checkpoint lies, on modification times, or on page sizes.
 
     Args:
         path: the checkpoint's folder, or GGUF file.
-        dtype: the name of the dtype of keys and values.
+        dtype: the name of the dtype that the model computes in.
         digests: hashes the weight files, or remembers what they hash to.
         quantization: what the weights go through once they are loaded.
         frequencies: of the model's rotations, from `graftlm.layers.frequency_bytes`.
+        kv_dtype: what keys and values are held in, as `memory.kv_dtype` names it.
 
     Returns: 32 bytes.
 
@@ -45,6 +47,8 @@ def model_fingerprint(
     if quantization is not None and quantization.name is not None:
         digest.update(f"{quantization.name} {sorted(quantization.options.items())}".encode())
     digest.update(frequencies)
+    if kv_dtype != "auto":
+        digest.update(f"held in {kv_dtype}".encode())
     files = checkpoint_files(path)
     for file, content in zip(files, digests.of(files), strict=True):
         digest.update(f"{file.name} {content.hex()}".encode())

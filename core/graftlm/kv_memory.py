@@ -1,4 +1,4 @@
-"""How much KV memory an engine has, and whether sliding-window layers have one of their own."""
+"""How much KV memory an engine has, of what dtype, and whether sliding-window layers have one of their own."""
 
 import logging
 from collections.abc import Sequence
@@ -10,8 +10,14 @@ import torch
 from graftlm.config import EngineConfig
 from graftlm.contracts import AttentionLayer, Model
 from graftlm.errors import ConfigError
+<<<<<<< HEAD
 from graftlm.execution.kv_sizes import KVDemand, KVSizes, size_kv
 from graftlm.execution.kv_store import KVStore
+=======
+from graftlm.execution.kv_sizes import KVDemand, size_kv
+from graftlm.execution.kv_store import KVStore
+from graftlm.layers import KV_DTYPES
+>>>>>>> w-kvq
 from graftlm.memory import WindowPages, WindowSpan
 from graftlm.registry import Registry
 from graftlm.step_memory import StepMemory
@@ -53,10 +59,12 @@ class KVMemory:
     """How much KV memory there is.
 
     Attributes:
+        dtype: of keys and values as they are held.
         num_pages: pages; without `window`, of every layer.
         window: lends window pages, when sliding-window layers have a memory of their own.
     """
 
+    dtype: torch.dtype
     num_pages: int
     window: WindowPages | None
 
@@ -70,6 +78,7 @@ def size_memory(
     context_len: int,
     steps: StepMemory,
 ) -> KVMemory:
+<<<<<<< HEAD
     """Decide how much KV memory there is, and whether sliding-window layers get one of their own; log why.
 
     Args:
@@ -79,6 +88,15 @@ def size_memory(
         ConfigError: there is too little memory for one request, or windows are configured that the model has not.
     """
     settings, have = config.scheduling, DeviceMemory.read(device)
+=======
+    """Decide how much KV memory there is, and whether sliding-window layers get one of their own.
+
+    Args:
+        dtype: of the model.
+    """
+    settings = config.scheduling
+    kv_dtype = KV_DTYPES.get(config.memory.kv_dtype, dtype)
+>>>>>>> w-kvq
     span = _window_span(config, registry, model)
     demand = KVDemand(
         kv_tokens=config.memory.kv_tokens,
@@ -92,11 +110,39 @@ def size_memory(
         span=span,
         reserved_bytes=steps.num_bytes,
     )
+<<<<<<< HEAD
     sizes = size_kv(model.attention_layers, dtype, demand)
     _logger.info("%s", explain(sizes, demand, have, steps, model.attention_layers, dtype))
     if span is None or sizes.num_window_pages is None:
         return KVMemory(sizes.num_pages, None)
     return KVMemory(sizes.num_pages, WindowPages(sizes.num_pages, sizes.num_window_pages, span))
+=======
+    sizes = size_kv(model.attention_layers, kv_dtype, demand)
+    _log_tokens(sizes.num_pages * demand.page_size, model, dtype, kv_dtype)
+    if span is None or sizes.num_window_pages is None:
+        return KVMemory(kv_dtype, sizes.num_pages, None)
+    _logger.info(
+        "sliding-window layers have a KV memory of their own: %d tokens of %d",
+        sizes.num_window_pages * span.page_size,
+        sizes.num_pages * span.page_size,
+    )
+    return KVMemory(kv_dtype, sizes.num_pages, WindowPages(sizes.num_pages, sizes.num_window_pages, span))
+
+
+def _log_tokens(num_tokens: int, model: Model, dtype: torch.dtype, kv_dtype: torch.dtype) -> None:
+    """Say how many tokens fit, and in narrow memory what that gains."""
+    token_bytes, plain_bytes = (KVStore.bytes_per_token(model.attention_layers, each) for each in (kv_dtype, dtype))
+    gain = ""
+    if kv_dtype != dtype:
+        gain = f"; {plain_bytes / token_bytes:.2f} times as many as in {str(dtype).removeprefix('torch.')}"
+    _logger.info(
+        "KV memory: %s tokens in %s, %s bytes each%s",
+        f"{num_tokens:,}",
+        str(kv_dtype).removeprefix("torch."),
+        f"{token_bytes:,}",
+        gain,
+    )
+>>>>>>> w-kvq
 
 
 def explain(

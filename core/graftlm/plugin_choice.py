@@ -119,6 +119,4 @@ def _attention_misfit(config: EngineConfig, registry: Registry, model_config: Mo
     provider = registry.model_for(model_config.architectures, config.model.architecture)
     context = ModelContext(model_config, torch.device("meta"), dtype)  # shapes without memory
     model: Model = registry.create("model", provider, {}, context)
-    return lambda provider: attention_misfit(
-        provider.capabilities, config.cache.page_size, registry.platform, model, dtype
-    )
+    return lambda provider: attention_misfit(provider.capabilities, config, registry.platform, model, dtype)

@@ -72,7 +72,7 @@ class ServedWeights:
             make_twin: makes the same model on the meta device.
             quantized: what is converted each time that weights have been loaded.
             path: of the checkpoint that `load` loads.
-            dtype: of keys and values.
+            dtype: that the model computes in.
         """
         self._config = config
         self._model = model
@@ -117,6 +117,7 @@ class ServedWeights:
                 digests,
                 self._config.model.quantization,
                 frequency_bytes(self._model),
+                self._config.memory.kv_dtype,
             )
         return self._fingerprint
 

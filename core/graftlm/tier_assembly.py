@@ -41,9 +41,9 @@ def assemble_tiers(
     provider = registry.provider("cache", config.cache.name)
     if not provider.capabilities.tiers:
         return None
-    dtype = str(kv.dtype).removeprefix("torch.")
+    kv_dtype = str(kv.dtype).removeprefix("torch.")
     mover = BlockMover(kv, kv.device)
-    queue = TransferQueue(kv.page_bytes, dtype, config.cache.page_size, mover.allocate)
+    queue = TransferQueue(kv.page_bytes, kv_dtype, config.cache.page_size, mover.allocate)
 
     def create_storage(name: str, options: Mapping[str, Any], block_bytes: int) -> KVStorage:
         context = StorageContext(fingerprint(), block_bytes)

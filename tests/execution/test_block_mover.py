@@ -20,7 +20,10 @@ def make_kv(dtype=torch.float32, num_pages=8, page_size=2):
     kv = KVStore(LAYERS, num_pages, page_size, dtype, CPU)
     for layer in LAYERS:
         for tensor in (kv.keys(layer.layer_id), kv.values(layer.layer_id)):
-            tensor.copy_(torch.randn(tensor.shape))
+            tensor.copy_(torch.randn(tensor.shape) * (1 if dtype.is_floating_point else 40))
+        for scales in (kv.key_scales(layer.layer_id), kv.value_scales(layer.layer_id)):
+            if scales is not None:
+                scales.copy_(torch.randn(scales.shape))
     return kv
 
 
@@ -50,7 +53,7 @@ def make_mover():
         mover.close()
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8])
 def test_blocks_come_back_as_they_were(make_mover, dtype):
     kv = make_kv(dtype)
     mover = make_mover(kv)

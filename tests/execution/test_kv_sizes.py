@@ -51,6 +51,16 @@ def test_memory_is_split_as_configured_or_as_it_fits(layers, changes, num_pages,
     assert size_kv(layers, torch.float32, replace(DEMAND, **changes)) == KVSizes(num_pages, num_window_pages)
 
 
+@pytest.mark.parametrize(
+    ("head_dim", "plain", "gain"),
+    [(128, torch.bfloat16, 1.97), (64, torch.bfloat16, 1.94), (64, torch.float32, 3.88)],
+)
+def test_about_twice_the_tokens_fit_in_8_bits(head_dim, plain, gain):
+    layers, demand = [replace(FULL, head_dim=head_dim)], replace(DEMAND, free_bytes=8 << 20)
+    sizes = [size_kv(layers, dtype, demand).num_pages for dtype in (plain, torch.int8)]
+    assert sizes[1] / sizes[0] == pytest.approx(gain, abs=0.01)
+
+
 def test_derived_sizes_fit_the_memory():
     for free_bytes in range(1 << 14, 1 << 22, 99_999):
         sizes = size_kv([FULL, WINDOWED], torch.float32, replace(DEMAND, span=SPAN, free_bytes=free_bytes))

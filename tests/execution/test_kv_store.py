@@ -70,3 +70,19 @@ def test_values_that_are_a_prefix_of_the_keys_take_no_memory() -> None:
     per_token = (24 + 2 * 4 * 16) * 4
     assert KVStore.bytes_per_token(layers, torch.float32) == per_token
     assert (store.page_bytes, store.num_bytes) == (3 * per_token, 5 * 3 * per_token)
+
+
+@pytest.mark.parametrize(("dtype", "per_row"), [(torch.int8, 2), (torch.float8_e4m3fn, 0)])
+def test_8_bits_take_a_byte_a_number_and_int8_a_scale_for_each_row(dtype: torch.dtype, per_row: int) -> None:
+    layers = [LATENT, replace(LAYERS[1], sliding_window=8)]
+    store = KVStore(layers, 5, 3, dtype, torch.device("cpu"), num_window_pages=2)
+    per_token = [24 + per_row, 2 * 4 * (16 + per_row)]
+    assert KVStore.bytes_per_token(layers, dtype) == sum(per_token)
+    assert (store.page_bytes, store.num_bytes) == (3 * sum(per_token), 3 * (5 * per_token[0] + 2 * per_token[1]))
+    if not per_row:
+        assert store.key_scales(0) is store.value_scales(0) is None
+        return
+    assert store.key_scales(0) is store.value_scales(0)  # a value is a part of its key
+    assert (store.key_scales(1).shape, store.value_scales(1).dtype) == ((2, 3, 4), torch.bfloat16)
+    assert [len(store.stored(i)) for i in (0, 1)] == [2, 4]
+    assert all(tensor.is_contiguous() for i in (0, 1) for tensor in store.stored(i))

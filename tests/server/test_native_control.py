@@ -142,6 +142,7 @@ class TestInformation:
         info = client.get(path).json()
         assert info["version"] == graftlm.__version__
         assert info["config"]["memory"]["kv_tokens"] == info["max_total_num_tokens"]
+        assert info["kv_dtype"] == info["dtype"]
         assert info["dp_size"] == len(info["internal_states"]) == 1
         assert info["internal_states"][0]["ready"] is True
         assert info["uptime_s"] > 0

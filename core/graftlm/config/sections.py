@@ -286,7 +286,7 @@ class ExecutionSettings(Section):
 
 
 class MemorySettings(Section):
-    """How much memory holds keys and values."""
+    """How much memory holds keys and values, and in how many bits."""
 
     kv_tokens: PositiveInt | None = Field(
         default=None, description="Tokens whose keys and values fit; null derives it from `kv_fraction`."
@@ -298,6 +298,11 @@ class MemorySettings(Section):
     )
     kv_fraction: Float = Field(
         default=0.8, gt=0, lt=1, description="Share of the memory that is free once the weights are loaded."
+    )
+    kv_dtype: Literal["auto", "int8", "fp8"] = Field(
+        default="auto",
+        description="What keys and values are held in: `int8` and `fp8` fit about twice the tokens of a 16-bit type; "
+        "`auto` is the model's dtype.",
     )
 
 

@@ -56,7 +56,16 @@ class AttentionLayer:
 
 
 class KVCache(Protocol):
-    """The paged tensors a backend reads and writes; a layer's do not move while the engine lives."""
+    """The paged tensors a backend reads and writes; a layer's do not move while the engine lives.
+
+    They hold keys and values in the model's dtype, or in one of the `kv_dtypes` that the backend claims:
+
+        int8    a token's D numbers of a head are codes, times a scale that stands beside: `key_scales`, `value_scales`.
+                The scale is the largest magnitude / 127 in bfloat16, a code the number / that scale, half to even.
+        fp8     float8_e4m3fn, no scales; what is larger than 448 becomes 448.
+
+    `graftlm.layers.CacheRows` reads and writes both.
+    """
 
     def keys(self, layer_id: int) -> Tensor:
         """Return a layer's keys, [num_pages, page_size, H_kv, D], contiguous."""
@@ -69,6 +78,14 @@ class KVCache(Protocol):
         """
         ...
 
+    def key_scales(self, layer_id: int) -> Tensor | None:
+        """Return the scales of a layer's int8 keys, bfloat16 [num_pages, page_size, H_kv]; None for other dtypes."""
+        ...
+
+    def value_scales(self, layer_id: int) -> Tensor | None:
+        """Return the scales of a layer's values, likewise; the keys', where values are a prefix of them."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class AttentionCapabilities:
@@ -79,6 +96,7 @@ class AttentionCapabilities:
         dtypes: names such as "float32", "bfloat16".
         head_dims: supported D.
         page_sizes: supported page sizes.
+        kv_dtypes: what the cache may hold besides the model's dtype: "int8", "fp8"; see `KVCache`.
         sliding_window, soft_cap, value_prefix, sinks, cascade: whether layers may ask for them.
         graph: whether a one-token batch may be captured in a CUDA graph. `prepare` is called before the capture and
             before every replay, with batches of one size in the same tensors; the page table has the columns that the
@@ -89,6 +107,7 @@ class AttentionCapabilities:
     dtypes: tuple[str, ...] | None = None
     head_dims: tuple[int, ...] | None = None
     page_sizes: tuple[int, ...] | None = None
+    kv_dtypes: tuple[str, ...] = ()
     sliding_window: bool = True
     soft_cap: bool = True
     value_prefix: bool = False
@@ -105,7 +124,7 @@ class AttentionContext:
         layers: every attention layer of the model, by layer_id.
         kv: the paged cache.
         page_size: tokens in a page.
-        device, dtype: of queries, keys and values.
+        device, dtype: of the queries, keys and values that `forward` is given; the cache may hold 8 bits.
         max_requests: B is never larger.
         max_context_len: seq_lens are never larger.
     """

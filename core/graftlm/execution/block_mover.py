@@ -20,8 +20,8 @@ __all__ = ["BlockMover"]
 class BlockMover:
     """Makes the copies of steps, one step's at a time, called from the thread that runs the steps.
 
-    Host memory holds, for every block, layer by layer, what the layer stores: its tokens' keys, and then their values
-    if they are not a part of the keys:
+    Host memory holds, for every block, layer by layer, what the layer stores: its tokens' keys, then their values if
+    they are not a part of the keys, then the scales of both if they have any:
 
         slot 0 | keys of layer 0 | values of layer 0 | keys of layer 1 | ...
         slot 1 | ...
@@ -182,12 +182,12 @@ class _StreamArrivals(_Arrivals):
 
 def _layer_views(memory: Tensor, kv: KVStore, pages_per_block: int) -> Iterator[tuple[Tensor, ...]]:
     """Yield what each layer stores, in host memory, [num_blocks, P, page_size, H_kv, D] each; views."""
-    start = 0
+    start = 0  # bytes
     for layer_id in range(kv.num_layers):
         views = []
         for tensor in kv.stored(layer_id):
-            size = pages_per_block * tensor[0].numel()
-            part = memory.view(tensor.dtype)[:, start : start + size]
+            size = pages_per_block * tensor[0].nbytes
+            part = memory[:, start : start + size].view(tensor.dtype)
             views.append(part.view(len(memory), pages_per_block, *tensor.shape[1:]))
             start += size
         yield tuple(views)

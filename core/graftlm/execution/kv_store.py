@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from graftlm.contracts import AttentionLayer
+from graftlm.layers.kv_codes import SCALE_DTYPE
 
 __all__ = ["KVStore"]
 
@@ -18,6 +19,11 @@ class KVStore:
         keys     [pages, page_size, H_kv, D]      c0 c1 ... c511 | r0 ... r63
         values   [pages, page_size, H_kv, D_v]    c0 c1 ... c511
 
+    In int8 each token has a scale for each head of its keys, and one for each of its values, in tensors beside:
+
+        keys     [pages, page_size, H_kv, D]      k0 k1 ... k127       key_scales    [pages, page_size, H_kv]
+        values   [pages, page_size, H_kv, D]      v0 v1 ... v127       value_scales  [pages, page_size, H_kv]
+
     The memory is taken without being written: a CPU hands out a page of RAM at its first use, so slots that
     no request has touched cost nothing, and hold anything.
 
@@ -25,7 +31,8 @@ class KVStore:
         layers: every attention layer, by layer_id.
         num_pages: pages per layer.
         page_size: tokens in a page.
-        dtype, device: of keys and values.
+        dtype: of keys and values as they are held: the model's, torch.int8 or torch.float8_e4m3fn.
+        device: theirs.
         num_window_pages: pages per layer with a sliding window; None: as many as the others have.
         spare_pages: pages of every layer beyond these, that no request owns.
 
@@ -57,18 +64,31 @@ class KVStore:
             torch.empty_like(keys) if layer.value_prefix_dim is None else keys[..., : layer.value_prefix_dim]
             for layer, keys in zip(layers, self._keys, strict=True)
         ]
-        self._stored = [
-            (keys, values) if layer.value_prefix_dim is None else (keys,)
-            for layer, keys, values in zip(layers, self._keys, self._values, strict=True)
+        self._key_scales = [_empty_scales(keys) for keys in self._keys]
+        self._value_scales = [
+            _empty_scales(keys) if layer.value_prefix_dim is None else scales
+            for layer, keys, scales in zip(layers, self._keys, self._key_scales, strict=True)
         ]
+        self._stored = [self._distinct(layer) for layer in layers]
 
     def _pages_of(self, layer: AttentionLayer) -> int:
         return self.num_pages if layer.sliding_window is None else self.num_window_pages
 
+    def _distinct(self, layer: AttentionLayer) -> tuple[Tensor, ...]:
+        i = layer.layer_id
+        tensors = [self._keys[i], self._values[i], self._key_scales[i], self._value_scales[i]]
+        if layer.value_prefix_dim is not None:
+            tensors = [self._keys[i], self._key_scales[i]]
+        return tuple(tensor for tensor in tensors if tensor is not None)
+
     @staticmethod
     def bytes_per_token(layers: Sequence[AttentionLayer], dtype: torch.dtype) -> int:
-        """Return the bytes that one token's keys and values take over all layers."""
-        return sum(layer.numbers_per_token for layer in layers) * dtype.itemsize
+        """Return the bytes that one token's keys, values and their scales take over all layers."""
+        row_scale = SCALE_DTYPE.itemsize if dtype == torch.int8 else 0
+        return sum(
+            layer.numbers_per_token // layer.head_dim * (layer.head_dim * dtype.itemsize + row_scale)
+            for layer in layers
+        )
 
     @property
     def num_layers(self) -> int:
@@ -93,6 +113,21 @@ class KVStore:
         """Return a layer's values, [pages, page_size, H_kv, D_v]. Not a copy; see the class for what they may be."""
         return self._values[layer_id]
 
+    def key_scales(self, layer_id: int) -> Tensor | None:
+        """Return the scales of a layer's keys, bfloat16 [pages, page_size, H_kv]; None unless they are int8."""
+        return self._key_scales[layer_id]
+
+    def value_scales(self, layer_id: int) -> Tensor | None:
+        """Return the scales of a layer's values, likewise: the keys' own, where values are a prefix of them."""
+        return self._value_scales[layer_id]
+
     def stored(self, layer_id: int) -> tuple[Tensor, ...]:
-        """Return the tensors that take a layer's memory: keys and values, or keys alone. Each is contiguous."""
+        """Return the tensors that take a layer's memory: keys, and what there is of values and scales; contiguous."""
         return self._stored[layer_id]
+
+
+def _empty_scales(rows: Tensor) -> Tensor | None:
+    """Return room for the scales of rows [pages, page_size, H_kv, D], or None where their dtype needs none."""
+    if rows.dtype != torch.int8:
+        return None
+    return torch.empty(rows.shape[:-1], dtype=SCALE_DTYPE, device=rows.device)

@@ -5,6 +5,7 @@ from graftlm.layers.attention import Attention
 from graftlm.layers.decoder_shape import DecoderShape, read_flag, read_layer_types, read_number, read_size
 from graftlm.layers.embedding import TokenEmbedding
 from graftlm.layers.grouped_linear import GroupedLinear, RowGroups
+from graftlm.layers.kv_codes import KV_DTYPES, CacheRows, cache_rows, encode_int8
 from graftlm.layers.linear import Linear, pack_linears
 from graftlm.layers.mlp import GatedMLP
 from graftlm.layers.moe import Experts, GateFunction, MoE
@@ -16,8 +17,10 @@ from graftlm.layers.router import ChooseExperts, Router, Routing, read_expert_co
 from graftlm.layers.weights import WeightSlot, copy_weights, empty_parameter, read_weight
 
 __all__ = [
+    "KV_DTYPES",
     "Activation",
     "Attention",
+    "CacheRows",
     "ChooseExperts",
     "DecoderShape",
     "Experts",
@@ -42,8 +45,10 @@ __all__ = [
     "WeightSlot",
     "activation",
     "bind_ops",
+    "cache_rows",
     "copy_weights",
     "empty_parameter",
+    "encode_int8",
     "frequency_bytes",
     "pack_linears",
     "read_expert_counts",

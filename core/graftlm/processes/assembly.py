@@ -63,12 +63,13 @@ async def assemble_manager(
     )
     launcher.watch(manager)
     logger.info(
-        "%d replica(s) of %s on %s in %s; KV memory of each: %s tokens in pages of %d",
+        "%d replica(s) of %s on %s in %s; KV memory of each: %s tokens of %s in pages of %d",
         len(infos),
         model.name,
         infos[0]["device"],
         model.dtype,
         f"{limits.memory_tokens:,}",
+        infos[0]["kv_dtype"],
         infos[0]["page_size"],
     )
     return manager
@@ -96,6 +97,7 @@ def _served_model(
         path=config.model.path,
         architectures=tuple(info["architectures"]),
         dtype=info["dtype"],
+        kv_dtype=info["kv_dtype"],
         vocab_size=limits.vocab_size,
         context_len=limits.context_len,
         memory_tokens=limits.memory_tokens,

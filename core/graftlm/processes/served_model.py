@@ -14,6 +14,8 @@ class ServedModel:
     Attributes:
         name: in the API.
         path: of the checkpoint, as configured.
+        dtype: what the model computes in.
+        kv_dtype: what its KV memory holds.
         context_len: tokens of prompt and output together at most.
         memory_tokens: tokens that a replica's KV memory holds.
         created_s: Unix time at which the server started.
@@ -26,6 +28,7 @@ class ServedModel:
     path: str
     architectures: tuple[str, ...]
     dtype: str
+    kv_dtype: str
     vocab_size: int
     context_len: int
     memory_tokens: int

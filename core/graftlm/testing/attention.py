@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from graftlm.contracts import AttentionBackend, AttentionCapabilities, AttentionContext, AttentionLayer
+from graftlm.layers.kv_codes import KV_DTYPES
 from graftlm.testing.attention_scene import AttentionScene, Outcome, random_requests
 from graftlm.testing.conformance import Conformance
 from graftlm.testing.reference_attention import ReferenceAttention
@@ -89,10 +90,7 @@ class AttentionBackendConformance(Conformance, ABC):
         scene = self.scene(requests, latent, several, page_size=page_size, dtype=dtype)
         outcome = self.check(scene)
         assert [out.shape for out in outcome.outputs] == [(43, 6 * 48)] * 2
-        for cache, past, new in scene.written(outcome.store):
-            expected = past.clone()
-            expected[scene.batch.out_slots] = new
-            torch.testing.assert_close(cache, expected, rtol=0, atol=0, equal_nan=True)
+        self._check_written(scene, outcome)
 
     def test_sinks_take_their_part_of_the_softmax(self, page_size: int, dtype: str) -> None:
         """A sink is one more score of its head, whose value is zero, in layers with a window too."""
@@ -156,10 +154,36 @@ class AttentionBackendConformance(Conformance, ABC):
         outcome = scene.run(self.create)
         for was, now in zip(before, (tensor for inputs in scene.inputs for tensor in inputs), strict=True):
             assert torch.equal(was, now), "forward() changed its input"
-        for cache, past, new in scene.written(outcome.store):
-            expected = past.clone()
-            expected[scene.batch.out_slots] = new
-            torch.testing.assert_close(cache, expected, rtol=0, atol=0, equal_nan=True)
+        self._check_written(scene, outcome)
+
+    def test_a_cache_in_8_bits_matches_what_it_holds(self, dtype: str, page_size: int) -> None:
+        """A cache of `kv_dtypes` is written as `KVCache` says, and read as the numbers that it holds."""
+        self.require(bool(self.capabilities.kv_dtypes), "caches in 8 bits")
+        layers = [AttentionLayer(0, num_heads=6, num_kv_heads=2, head_dim=80, scale=0.1)]
+        if self.capabilities.sliding_window:
+            layers.append(replace(_DEFAULT_LAYER, layer_id=len(layers), sliding_window=19))
+        if self.capabilities.soft_cap:
+            layers.append(replace(_DEFAULT_LAYER, layer_id=len(layers), soft_cap=3.0))
+        if self.capabilities.sinks:
+            sinks = torch.tensor([-3.0, 0.0, 1.5, 3.0]).to(device=self.device, dtype=getattr(torch, dtype))
+            layers.append(replace(_DEFAULT_LAYER, layer_id=len(layers), sinks=sinks))
+        if self.capabilities.value_prefix:
+            layers.append(AttentionLayer(len(layers), 6, 1, head_dim=80, scale=0.1, value_prefix_dim=48))
+        requests = [(90, 1), (0, 1), (130, 1), (11, 7), (0, 30)]
+        for kv_dtype in self.capabilities.kv_dtypes:
+            scene = self.scene(requests, *layers, page_size=page_size, dtype=dtype, kv_dtype=kv_dtype)
+            self._check_written(scene, self.check(scene))
+
+    def test_a_request_of_nan_fails_alone_in_8_bits(self, page_size: int) -> None:
+        """What a request of NaN writes into a narrow cache leaves the others as they are, too."""
+        self.require(bool(self.capabilities.kv_dtypes), "caches in 8 bits")
+        for kv_dtype in self.capabilities.kv_dtypes:
+            scene = self.scene([(9, 1), (21, 1), (0, 12)], page_size=page_size, kv_dtype=kv_dtype)
+            expected = scene.run(self.create).outputs[0]
+            broken = scene.with_input("k", slice(1, 2), float("nan")).run(self.create).outputs[0]
+            assert broken[1].isnan().all()
+            others = [0, *range(2, 14)]
+            self.compare(broken[others], expected[others], scene)
 
     def test_inputs_may_be_views(self, dtype: str) -> None:
         """Queries, keys and values may be parts of one tensor: only their last dimension is contiguous."""
@@ -211,6 +235,7 @@ class AttentionBackendConformance(Conformance, ABC):
         seed: int = 0,
         page_tables: Sequence[Sequence[int]] | None = None,
         forget_before_window: bool = False,
+        kv_dtype: str | None = None,
     ) -> AttentionScene:
         """Return requests over a cache, or skip the test where the backend does not claim to serve them."""
         layers = layers or (_DEFAULT_LAYER,)
@@ -228,6 +253,7 @@ class AttentionBackendConformance(Conformance, ABC):
             seed=seed,
             page_tables=page_tables,
             forget_before_window=forget_before_window,
+            kv_dtype=None if kv_dtype is None else KV_DTYPES[kv_dtype],
         )
 
     @staticmethod
@@ -241,6 +267,14 @@ class AttentionBackendConformance(Conformance, ABC):
         actual, expected = scene.run(self.create), scene.run(ReferenceAttention)
         self._compare_outcomes(actual, expected, scene)
         return actual
+
+    @staticmethod
+    def _check_written(scene: AttentionScene, outcome: Outcome) -> None:
+        """Check that the batch's slots hold what they should, bit for bit, and all others what they held."""
+        for cache, past, ideal in scene.written(outcome.store):
+            expected = past.clone()
+            expected[scene.batch.out_slots] = ideal[scene.batch.out_slots]
+            torch.testing.assert_close(cache, expected, rtol=0, atol=0, equal_nan=True)
 
     def _compare_outcomes(self, actual: Outcome, expected: Outcome, scene: AttentionScene) -> None:
         for ours, theirs in zip(actual.outputs, expected.outputs, strict=True):

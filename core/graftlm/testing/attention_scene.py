@@ -12,6 +12,7 @@ from torch import Tensor
 
 from graftlm.contracts import AttentionBackend, AttentionContext, AttentionLayer, ForwardBatch
 from graftlm.execution.kv_store import KVStore
+from graftlm.layers.kv_codes import CacheRows, cache_rows
 from graftlm.testing.batches import make_batch
 
 __all__ = ["AttentionScene", "LayerInputs", "Outcome", "random_requests"]
@@ -47,6 +48,8 @@ def random_requests(seed: int) -> list[tuple[int, int]]:
 class AttentionScene:
     """A batch, its layers' inputs, and a cache that holds NaN wherever the batch has nothing to read.
 
+    Codes of int8 cannot be NaN, so their scales are.
+
     Attributes:
         context: what backends are created with, but for the cache: each run gets a copy.
         requests: (tokens in the cache, tokens brought) of each.
@@ -73,6 +76,7 @@ class AttentionScene:
         seed: int = 0,
         page_tables: Sequence[Sequence[int]] | None = None,
         forget_before_window: bool = False,
+        kv_dtype: torch.dtype | None = None,
     ) -> AttentionScene:
         """Draw numbers for requests whose pages lie scattered, or where `page_tables` says.
 
@@ -80,19 +84,20 @@ class AttentionScene:
             requests: (tokens in the cache, tokens brought) of each; one-token requests first.
             page_tables: page ids of each; pages may be shared.
             forget_before_window: leave NaN in cached tokens that no query's window reaches.
+            kv_dtype: of the cache; None: `dtype`.
         """
         generator = torch.Generator().manual_seed(seed)
         tables = _scatter(requests, page_size, generator) if page_tables is None else page_tables
         num_pages = 1 + max(page for table in tables for page in table) + _SPARE_PAGES
-        store = KVStore(layers, num_pages, page_size, dtype, device)
+        store = KVStore(layers, num_pages, page_size, dtype if kv_dtype is None else kv_dtype, device)
         batch = make_batch([([0] * new, past) for past, new in requests], tables, page_size, device=device)
         for layer in layers:
             window = layer.sliding_window if forget_before_window else None
-            slots = _cached_slots(requests, tables, page_size, window)
-            for cache in store.stored(layer.layer_id):
-                cache.fill_(torch.nan)
+            slots = torch.tensor(_cached_slots(requests, tables, page_size, window), dtype=torch.int64, device=device)
+            _forget(store, layer.layer_id)
+            for rows in _written_rows(store, layer):
                 shape = (len(slots), layer.num_kv_heads, layer.head_dim)
-                cache.flatten(0, 1)[slots] = _normal(shape, generator, dtype, device)
+                rows.write(slots, _normal(shape, generator, dtype, device))
         inputs = tuple(_draw_inputs(layer, batch.num_tokens, generator, dtype, device) for layer in layers)
         max_len = int(batch.seq_lens_cpu.max())
         context = AttentionContext(layers, store, page_size, device, dtype, len(requests), max_len)
@@ -111,10 +116,9 @@ class AttentionScene:
         """Run the scenes as steps of one backend over one cache, at first NaN; return the first layer's outputs."""
         first = scenes[0].context
         num_pages = max(scene.store.num_pages for scene in scenes)
-        store = KVStore(first.layers, num_pages, first.page_size, first.dtype, first.device)
+        store = KVStore(first.layers, num_pages, first.page_size, scenes[0].store.dtype, first.device)
         for layer in first.layers:
-            for cache in store.stored(layer.layer_id):
-                cache.fill_(torch.nan)
+            _forget(store, layer.layer_id)
         max_requests = max(scene.context.max_requests for scene in scenes)
         max_len = max(scene.context.max_context_len for scene in scenes)
         backend = create(replace(first, kv=store, max_requests=max_requests, max_context_len=max_len))
@@ -134,7 +138,8 @@ class AttentionScene:
         store = self._copy_store()
         for layer in self.context.layers:
             for cache in store.stored(layer.layer_id):
-                cache[cache.isnan()] = number
+                if cache.dtype != torch.float8_e4m3fn:  # which cannot hold every number
+                    cache[cache.isnan()] = number
         return replace(self, store=store)
 
     def with_input(self, name: str, tokens: slice, number: float) -> AttentionScene:
@@ -155,11 +160,14 @@ class AttentionScene:
         return replace(self, inputs=tuple(inputs))
 
     def written(self, store: KVStore) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """Yield (cache after, cache before, new rows) of every layer's keys and values, by slot."""
+        """Yield (cache after, cache before, what should stand there) of every tensor of every layer, by slot."""
+        ideal = self._copy_store()
         for layer, inputs in zip(self.context.layers, self.inputs, strict=True):
-            i = layer.layer_id
-            yield store.keys(i).flatten(0, 1), self.store.keys(i).flatten(0, 1), inputs.k
-            yield store.values(i).flatten(0, 1), self.store.values(i).flatten(0, 1), inputs.v
+            for rows, new in zip(_written_rows(ideal, layer), (inputs.k, inputs.v), strict=False):
+                rows.write(self.batch.out_slots, new)
+            tensors = (each.stored(layer.layer_id) for each in (store, self.store, ideal))
+            for after, before, expected in zip(*tensors, strict=True):
+                yield _comparable(after), _comparable(before), _comparable(expected)
 
     def _step(self, backend: AttentionBackend) -> list[Tensor]:
         backend.prepare(self.batch)
@@ -167,11 +175,30 @@ class AttentionScene:
 
     def _copy_store(self) -> KVStore:
         context = self.context
-        copy = KVStore(context.layers, self.store.num_pages, context.page_size, context.dtype, context.device)
+        copy = KVStore(context.layers, self.store.num_pages, context.page_size, self.store.dtype, context.device)
         for layer in context.layers:
             for ours, theirs in zip(copy.stored(layer.layer_id), self.store.stored(layer.layer_id), strict=True):
                 ours.copy_(theirs)
         return copy
+
+
+def _written_rows(store: KVStore, layer: AttentionLayer) -> tuple[CacheRows, ...]:
+    """Return what a backend writes of a layer: keys and values, or keys alone."""
+    keys, values = cache_rows(store, layer.layer_id)
+    return (keys, values) if layer.value_prefix_dim is None else (keys,)
+
+
+def _forget(store: KVStore, layer_id: int) -> None:
+    """Fill a layer with NaN, and codes with what would be seen."""
+    for tensor in store.stored(layer_id):
+        if tensor.dtype == torch.float8_e4m3fn:
+            tensor.view(torch.uint8).fill_(0x7F)
+        else:
+            tensor.fill_(torch.nan if tensor.is_floating_point() else 99)
+
+
+def _comparable(tensor: Tensor) -> Tensor:
+    return tensor.flatten(0, 1).float() if tensor.dtype == torch.float8_e4m3fn else tensor.flatten(0, 1)
 
 
 def _scatter(requests: Sequence[tuple[int, int]], page_size: int, generator: torch.Generator) -> list[list[int]]:

@@ -1,6 +1,6 @@
 """The oracle of models: the same checkpoint run by Hugging Face transformers."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +27,20 @@ class HuggingFaceModel:
             logits: Tensor = self._model(torch.tensor([list(token_ids)])).logits[0]
         return logits
 
-    def generate(self, token_ids: Sequence[int], max_tokens: int) -> list[int]:
-        """Return the most likely continuation, up to an end-of-sequence token (which it includes) or `max_tokens`."""
+    def generate(
+        self, token_ids: Sequence[int], max_tokens: int, held: Callable[[Tensor], Tensor] | None = None
+    ) -> list[int]:
+        """Return the most likely continuation, up to an end-of-sequence token (which it includes) or `max_tokens`.
+
+        Args:
+            held: what becomes of keys and values, [..., D], when they are cached, before anything attends to them. It
+                then goes on past an end-of-sequence token.
+        """
         prompt = torch.tensor([list(token_ids)])
+        options = {} if held is None else {"past_key_values": _cache_that_holds(held), "eos_token_id": None}
         with torch.no_grad():
             output = self._model.generate(
-                prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=max_tokens, do_sample=False
+                prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=max_tokens, do_sample=False, **options
             )
         generated: list[int] = output[0, len(token_ids) :].tolist()
         return generated
@@ -42,3 +50,13 @@ def _load(checkpoint: Path, dtype: torch.dtype) -> Any:
     from transformers import AutoModelForCausalLM
 
     return AutoModelForCausalLM.from_pretrained(checkpoint, dtype=dtype, attn_implementation="eager").eval()
+
+
+def _cache_that_holds(held: Callable[[Tensor], Tensor]) -> Any:
+    from transformers import DynamicCache
+
+    class Cache(DynamicCache):  # type: ignore[misc]  # which transformers leaves untyped
+        def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> Any:
+            return super().update(held(key_states), held(value_states), *args, **kwargs)
+
+    return Cache()

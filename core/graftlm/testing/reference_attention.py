@@ -5,6 +5,7 @@ from torch import Tensor
 
 from graftlm.contracts import AttentionBackend, AttentionContext, AttentionLayer, ForwardBatch
 from graftlm.errors import InvariantError
+from graftlm.layers.kv_codes import cache_rows
 
 __all__ = ["ReferenceAttention"]
 
@@ -13,7 +14,7 @@ class ReferenceAttention(AttentionBackend):
     """Attention as the contract's sentences say it, with no regard for speed.
 
     Each query gathers the keys and values of its own positions and nothing else, so that no mask, no padding and no
-    batching can hide a mistake in what is compared with it.
+    batching can hide a mistake in what is compared with it. A cache in 8 bits is read back into float32.
     """
 
     def __init__(self, context: AttentionContext) -> None:
@@ -34,11 +35,10 @@ class ReferenceAttention(AttentionBackend):
         batch = self._batch
         if batch is None:
             raise InvariantError("ReferenceAttention.forward was called before prepare(batch)")
-        keys = self._kv.keys(layer.layer_id).flatten(0, 1)  # [slots, H_kv, D]
-        values = self._kv.values(layer.layer_id).flatten(0, 1)  # [slots, H_kv, D_v]
-        keys[batch.out_slots] = k.to(keys.dtype)
+        keys, values = cache_rows(self._kv, layer.layer_id)
+        keys.write(batch.out_slots, k)
         if layer.value_prefix_dim is None:
-            values[batch.out_slots] = v.to(values.dtype)
+            values.write(batch.out_slots, v)
 
         out = torch.empty((*q.shape[:2], layer.value_dim), dtype=q.dtype, device=q.device)
         for b in range(batch.num_requests):
@@ -48,7 +48,8 @@ class ReferenceAttention(AttentionBackend):
                 position = int(batch.positions[t])
                 start = 0 if layer.sliding_window is None else max(0, position - layer.sliding_window + 1)
                 seen = slots[start : position + 1]
-                out[t] = _attend(q[t], keys[seen], values[seen], layer).to(q.dtype)
+                mixed = _attend(q[t], keys.read(seen, torch.float32), values.read(seen, torch.float32), layer)
+                out[t] = mixed.to(q.dtype)
         return out.reshape(q.shape[0], -1)
 
     def _slots_of(self, batch: ForwardBatch, b: int) -> Tensor:
@@ -59,10 +60,10 @@ class ReferenceAttention(AttentionBackend):
 
 
 def _attend(q: Tensor, keys: Tensor, values: Tensor, layer: AttentionLayer) -> Tensor:
-    """Attend with one query [H, D] over keys [S, H_kv, D] and values [S, H_kv, D_v]; float32 [H, D_v]."""
+    """Attend with one query [H, D] over float32 keys [S, H_kv, D] and values [S, H_kv, D_v]; float32 [H, D_v]."""
     groups = layer.num_heads // layer.num_kv_heads
-    keys = keys.float().repeat_interleave(groups, dim=1)  # [S, H, D]
-    values = values.float().repeat_interleave(groups, dim=1)
+    keys = keys.repeat_interleave(groups, dim=1)  # [S, H, D]
+    values = values.repeat_interleave(groups, dim=1)
     scores = torch.einsum("hd,shd->hs", q.float(), keys) * layer.scale
     if layer.soft_cap is not None:
         scores = layer.soft_cap * torch.tanh(scores / layer.soft_cap)

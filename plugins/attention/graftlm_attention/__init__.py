@@ -94,6 +94,7 @@ def _triton(interpreted: bool) -> Provider[AttentionBackend]:
             devices=("cpu",) if interpreted else ("cuda",),
             dtypes=("float32",) if interpreted else ("float32", "bfloat16", "float16"),
             head_dims=_TRITON_HEAD_DIMS,
+            kv_dtypes=("int8", "fp8"),
             sinks=True,
             graph=not interpreted,
         ),
@@ -112,7 +113,7 @@ def provide_attention_backends() -> Iterable[Provider[AttentionBackend]]:
             create=_create_torch_native,
             options=TorchNativeOptions,
             capabilities=AttentionCapabilities(
-                dtypes=("float32", "bfloat16", "float16"), value_prefix=True, sinks=True
+                dtypes=("float32", "bfloat16", "float16"), kv_dtypes=("int8",), value_prefix=True, sinks=True
             ),
         ),
         _triton(interpreted=_interprets_triton(os.environ)),

@@ -16,7 +16,13 @@ from graftlm.layers.kernel_build import load_library
 __all__ = ["NativePagedAttention", "load_kernel", "native_obstacle"]
 
 _SOURCE = Path(__file__).with_name("paged_attention.cpp")
-_FUNCTIONS = {torch.float32: "graftlm_attend_float32", torch.bfloat16: "graftlm_attend_bfloat16"}
+#: By the dtype of q, k and v, and that of the cache.
+_FUNCTIONS = {
+    (torch.float32, torch.float32): "graftlm_attend_float32",
+    (torch.float32, torch.int8): "graftlm_attend_float32_int8",
+    (torch.bfloat16, torch.bfloat16): "graftlm_attend_bfloat16",
+    (torch.bfloat16, torch.int8): "graftlm_attend_bfloat16_int8",
+}
 _LANES = 16  # the kernel works on vectors of this many elements
 _NO_WINDOW = 2**62
 
@@ -51,6 +57,8 @@ class _Layer(ctypes.Structure):
         ("scale", ctypes.c_float),
         ("keys", ctypes.c_void_p),
         ("values", ctypes.c_void_p),
+        ("key_scales", ctypes.c_void_p),
+        ("value_scales", ctypes.c_void_p),
     )
 
 
@@ -64,8 +72,11 @@ def native_obstacle(context: AttentionContext) -> str | None:
     """Return why the kernel cannot serve these layers, or None."""
     if context.device.type != "cpu":
         return f"the kernel runs on the CPU, the engine on {context.device.type!r}"
-    if context.dtype not in _FUNCTIONS:
-        return f"the kernel computes in {' and '.join(map(str, _FUNCTIONS))}, the engine in {context.dtype}"
+    if (context.dtype, context.dtype) not in _FUNCTIONS:
+        return f"the kernel computes in torch.float32 and torch.bfloat16, the engine in {context.dtype}"
+    kv_dtype = _kv_dtype(context)
+    if (context.dtype, kv_dtype) not in _FUNCTIONS:
+        return f"the kernel reads a cache of {context.dtype} or torch.int8, this one is of {kv_dtype}"
     dims = {dim for layer in context.layers for dim in (layer.head_dim, layer.value_dim)}
     odd = sorted(dim for dim in dims if dim % _LANES)
     return f"the kernel needs head_dim to be a multiple of {_LANES}, got {odd}" if odd else None
@@ -90,7 +101,9 @@ class _PreparedStep:
 
 
 class NativePagedAttention(AttentionBackend):
-    """Attention by a compiled kernel: float32 or bfloat16 on a CPU, head_dim a multiple of 16.
+    """Attention by a compiled kernel: float32 or bfloat16 on a CPU, over a cache of the same or of int8.
+
+    `head_dim` is a multiple of 16.
 
     The kernel writes keys and values and attends in one call per layer, on as many threads as torch uses. The call
     releases the interpreter lock.
@@ -105,7 +118,7 @@ class NativePagedAttention(AttentionBackend):
     def __init__(self, context: AttentionContext, kernel: ctypes.CDLL) -> None:
         self._page_size = context.page_size
         self._dtype = context.dtype
-        self._attend = getattr(kernel, _FUNCTIONS[context.dtype])
+        self._attend = getattr(kernel, _FUNCTIONS[context.dtype, _kv_dtype(context)])
         self._attend.argtypes = [ctypes.c_void_p] * 7
         self._attend.restype = None
         self._layers = [_describe(layer, context) for layer in context.layers]
@@ -166,6 +179,14 @@ class NativePagedAttention(AttentionBackend):
         return out
 
 
+def _kv_dtype(context: AttentionContext) -> torch.dtype:
+    return context.kv.keys(context.layers[0].layer_id).dtype if context.layers else context.dtype
+
+
+def _address(tensor: Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()
+
+
 def _describe(layer: AttentionLayer, context: AttentionContext) -> Any:
     return ctypes.byref(
         _Layer(
@@ -179,6 +200,8 @@ def _describe(layer: AttentionLayer, context: AttentionContext) -> Any:
             scale=layer.scale,
             keys=context.kv.keys(layer.layer_id).data_ptr(),
             values=context.kv.values(layer.layer_id).data_ptr(),
+            key_scales=_address(context.kv.key_scales(layer.layer_id)),
+            value_scales=_address(context.kv.value_scales(layer.layer_id)),
         )
     )
 

@@ -8,6 +8,9 @@
 // Scores, softmax and sums are float32. On machines with AVX512-BF16 the chunk loop multiplies pairs of bfloat16, which
 // rounds the softmax weights to bfloat16; everywhere else bfloat16 is widened first.
 //
+// A cache of int8 is multiplied as the codes that it holds, which every type used here holds exactly. A token's scale is
+// multiplied into its score, and that of its value into its weight: one multiplication for D of them.
+//
 // Plain C interface, no dependencies: it compiles in seconds and is loaded with ctypes.
 
 #include <algorithm>
@@ -21,9 +24,14 @@
 #include <utility>
 #include <vector>
 
-#if defined(__AVX512BF16__) && defined(__AVX512BW__)
+#if defined(__AVX2__)
 #include <immintrin.h>
+#endif
+#if defined(__AVX512BF16__) && defined(__AVX512BW__)
 #define HAS_BF16_PAIRS 1
+#endif
+#if defined(__AVX512VNNI__) && defined(__AVX512BW__)
+#define HAS_INT16_PAIRS 1
 #endif
 
 extern "C" {
@@ -54,6 +62,8 @@ struct GraftlmLayer {
     float scale;
     void* keys;    // [slots, H_kv, D]
     void* values;  // [slots, H_kv, D]
+    uint16_t* key_scales;    // [slots, H_kv] bfloat16, where keys and values are int8 codes; else null
+    uint16_t* value_scales;  // likewise; `key_scales` where `values` is `keys`
 };
 
 // A [T, heads, D] tensor whose last dimension is contiguous; strides in elements.
@@ -92,6 +102,8 @@ typedef int32_t IntVec __attribute__((vector_size(4 * kLanes)));
 typedef uint32_t WordVec __attribute__((vector_size(4 * kLanes)));
 typedef uint16_t HalfVec __attribute__((vector_size(2 * kLanes)));
 typedef uint16_t LooseHalfVec __attribute__((vector_size(2 * kLanes), aligned(2), may_alias));
+typedef int8_t ByteVec __attribute__((vector_size(kLanes)));
+typedef int8_t LooseByteVec __attribute__((vector_size(kLanes), aligned(1), may_alias));
 
 inline Vec splat(float x) { return Vec{} + x; }
 inline Vec load(const float* p) { return *reinterpret_cast<const LooseVec*>(p); }
@@ -117,15 +129,86 @@ struct BFloat16 {
         return __builtin_convertvector(x == x ? rounded : quiet, HalfVec);
     }
     static void store(uint16_t* p, Vec x) { *reinterpret_cast<LooseHalfVec*>(p) = round(x); }
+    static float widen(uint16_t x) {
+        const uint32_t bits = static_cast<uint32_t>(x) << 16;
+        float number;
+        std::memcpy(&number, &bits, 4);
+        return number;
+    }
+    static const uint16_t* halves(const uint16_t* row, int64_t, uint16_t*) { return row; }
 };
+
+// Adding 1.5 * 2^23 rounds to an integer, half to even, and leaves it in the low bits.
+constexpr float kRounder = 12582912.0f;
+constexpr int32_t kRounderBits = 0x4b400000;
+
+inline IntVec round_to_int(Vec x) { return reinterpret_cast<IntVec>(x + kRounder) - kRounderBits; }
+
+inline Vec clamp(Vec x, float bound) {
+    x = x > bound ? splat(bound) : x;
+    return x < -bound ? splat(-bound) : x;
+}
+
+// Returns the largest magnitude of a row; NaN if there is one, for as integers magnitudes compare alike, and NaN above all.
+template <class E>
+inline float largest_magnitude(const typename E::Element* row, int64_t dim) {
+    IntVec largest = {};
+    for (int64_t d = 0; d < dim; d += kLanes) {
+        IntVec magnitude = reinterpret_cast<IntVec>(E::load(row + d)) & 0x7fffffff;
+        largest = magnitude > largest ? magnitude : largest;
+    }
+    int32_t bits = 0;
+    for (int i = 0; i < kLanes; ++i) bits = std::max(bits, static_cast<int32_t>(largest[i]));
+    float magnitude;
+    std::memcpy(&magnitude, &bits, 4);
+    return magnitude;
+}
+
+// A row of codes. With its scale, which stands apart, it is scale * codes.
+struct Int8 {
+    using Element = int8_t;
+    static Vec load(const int8_t* p) {
+#if defined(__AVX512F__)  // GCC 12 makes several instructions of one
+        IntVec codes = reinterpret_cast<IntVec>(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
+#elif defined(__AVX2__)
+        IntVec codes =
+            reinterpret_cast<IntVec>(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
+#else
+        IntVec codes = __builtin_convertvector(*reinterpret_cast<const LooseByteVec*>(p), IntVec);
+#endif
+        return __builtin_convertvector(codes, Vec);
+    }
+    // Writes a row's codes and returns its scale, by which the largest magnitude is 127 or nearly so.
+    template <class E>
+    static uint16_t encode(const typename E::Element* row, int64_t dim, int8_t* codes) {
+        const uint16_t scale = BFloat16::round(splat(largest_magnitude<E>(row, dim) / 127.0f))[0];
+        const Vec divisor = splat(BFloat16::widen(scale));
+        for (int64_t d = 0; d < dim; d += kLanes) {
+            Vec x = E::load(row + d) / divisor;
+            x = x == x ? clamp(x, 127.0f) : Vec{};
+            *reinterpret_cast<LooseByteVec*>(codes + d) = __builtin_convertvector(round_to_int(x), ByteVec);
+        }
+        return scale;
+    }
+    // Returns the codes as bfloat16, in `buffer`; cutting their low bits off loses nothing.
+    static const uint16_t* halves(const int8_t* row, int64_t dim, uint16_t* buffer) {
+        for (int64_t d = 0; d < dim; d += kLanes)
+            *reinterpret_cast<LooseHalfVec*>(buffer + d) =
+                __builtin_convertvector(reinterpret_cast<WordVec>(load(row + d)) >> 16, HalfVec);
+        return buffer;
+    }
+};
+
+template <class C>
+constexpr bool kHasScales = std::is_same_v<C, Int8>;
 
 // ---- small vector mathematics ------------------------------------------------------------------------------------
 
 // exp(x) for x <= 0, to about 2 units in the last place; 0 below -87; NaN stays NaN.
 inline Vec exp_negative(Vec x) {
     Vec y = x < -87.0f ? splat(-87.0f) : x;
-    Vec shifted = y * 1.44269504f + 12582912.0f;  // 1.5 * 2^23: the addition rounds to an integer
-    Vec n = shifted - 12582912.0f;
+    Vec shifted = y * 1.44269504f + kRounder;
+    Vec n = shifted - kRounder;
     Vec r = y - n * 0.693359375f;  // ln 2 in two parts, so that n * ln 2 keeps its low bits
     r = r + n * 2.12194440e-4f;
     Vec p = splat(1.3888889e-3f);
@@ -134,7 +217,7 @@ inline Vec exp_negative(Vec x) {
     p = p * r + 1.6666667e-1f;
     p = p * r + 0.5f;
     p = p * r * r + r + 1.0f;
-    IntVec exponent = (reinterpret_cast<IntVec>(shifted) - 0x4b400000 + 127) << 23;
+    IntVec exponent = (reinterpret_cast<IntVec>(shifted) - kRounderBits + 127) << 23;
     Vec result = p * reinterpret_cast<Vec>(exponent);
     return x < -87.0f ? Vec{} : result;
 }
@@ -180,18 +263,19 @@ inline float sum_lanes(Vec x) {
 }
 
 // Adds neighbouring lanes of two vectors: a's sums in the lower half, b's in the upper.
-inline Vec add_neighbours(Vec a, Vec b) {
+template <class V>
+inline V add_neighbours(V a, V b) {
     const IntVec even = lane_numbers() * 2;
     return __builtin_shuffle(a, b, even) + __builtin_shuffle(a, b, even + 1);
 }
 
 // Sums each of kLanes vectors; lane i of the result is the sum of x[i].
-template <int kCount>
-inline Vec sum_each(const Vec (&x)[kCount]) {
+template <class V, int kCount>
+inline V sum_each(const V (&x)[kCount]) {
     if constexpr (kCount == 1) {
         return x[0];
     } else {
-        Vec halves[kCount / 2];
+        V halves[kCount / 2];
         for (int i = 0; i < kCount / 2; ++i) halves[i] = add_neighbours(x[2 * i], x[2 * i + 1]);
         return sum_each(halves);
     }
@@ -267,25 +351,43 @@ private:
 // Where kTile context tokens of a request stand in the cache; entries past the last token repeat it.
 struct TileRows {
     int64_t offsets[kTile];  // elements from the start of the layer's keys or values to the token's row
+    int64_t scales[kTile];   // likewise from the start of their scales
     int count;
 
-    void find(const GraftlmStep& step, int64_t request, int64_t start, int64_t end, int64_t row_elements) {
+    void find(const GraftlmStep& step, const GraftlmLayer& layer, int64_t request, int64_t start, int64_t end) {
         const int32_t* pages = step.page_table + request * step.table_columns;
         count = static_cast<int>(std::min<int64_t>(kTile, end - start));
         int64_t page = start / step.page_size, within = start % step.page_size;
         for (int i = 0; i < count; ++i) {
-            offsets[i] = (pages[page] * step.page_size + within) * row_elements;
+            scales[i] = (pages[page] * step.page_size + within) * layer.num_kv_heads;
+            offsets[i] = scales[i] * layer.head_dim;
             if (++within == step.page_size) {
                 within = 0;
                 ++page;
             }
         }
-        for (int i = count; i < kTile; ++i) offsets[i] = offsets[count - 1];
+        for (int i = count; i < kTile; ++i) {
+            offsets[i] = offsets[count - 1];
+            scales[i] = scales[count - 1];
+        }
     }
 };
 
-template <class E>
-void prefetch(const typename E::Element* start, int64_t elements) {
+// The scales of a tile's keys or values for one KV head; zeros past the last token.
+struct TileScales {
+    alignas(64) float numbers[kTile];
+
+    void read(const uint16_t* scales, const TileRows& rows, int64_t kv_head) {
+        for (int t = 0; t < rows.count; ++t) numbers[t] = BFloat16::widen(scales[rows.scales[t] + kv_head]);
+        for (int t = rows.count; t < kTile; ++t) numbers[t] = 0.0f;
+    }
+    void multiply(float* row, int count) const {
+        for (int t = 0; t < count; t += kLanes) store(row + t, load(row + t) * load(numbers + t));
+    }
+};
+
+template <class C>
+void prefetch(const typename C::Element* start, int64_t elements) {
     const char* line = reinterpret_cast<const char*>(start);
     const char* end = reinterpret_cast<const char*>(start + elements);
     for (; line < end; line += 64) __builtin_prefetch(line, 0, 2);
@@ -293,33 +395,51 @@ void prefetch(const typename E::Element* start, int64_t elements) {
 
 // What the memory should fetch while a tile is being worked on: a slice of the next tile for each of its tokens. Spread
 // over the arithmetic like this the fetches overlap it; issued together they would fill the miss buffers and stall it.
-template <class E>
+template <class C>
 struct Ahead {
-    const typename E::Element* slices[kTile];
-    int64_t elements = 0;  // per slice; 0 when there is nothing to fetch
+    const typename C::Element* slices[kTile];
+    const uint16_t* scales[kTile];
+    int64_t elements = 0;     // per slice; 0 when there is nothing to fetch
+    bool has_scales = false;  // whether `scales` are to be fetched, too
 
-    void fetch(int t) const { prefetch<E>(slices[t], elements); }
+    void fetch(int t) const {
+        prefetch<C>(slices[t], elements);
+        if (kHasScales<C> && has_scales) __builtin_prefetch(scales[t], 0, 2);
+    }
+    void stop() {
+        elements = 0;
+        has_scales = false;
+    }
 };
 
-// How one token's queries and keys are multiplied: widened to float, or as pairs of bfloat16.
-template <class E>
+// How one token's queries, of type E, and keys, of type C, are multiplied: widened to float, or in pairs. `pack` returns
+// what the products have to be multiplied by.
+template <class E, class C>
 struct Dot {
     using Query = float;
+    using Sum = Vec;
     static constexpr int kStep = kLanes;
-    static void pack(const typename E::Element* row, int64_t dim, float* out) {
+    static float pack(const typename E::Element* row, int64_t dim, float* out) {
         for (int64_t d = 0; d < dim; d += kLanes) store(out + d, E::load(row + d));
+        return 1.0f;
     }
     static Vec query(const float* p, int64_t) { return load(p); }
-    static Vec key(const typename E::Element* p, int64_t) { return E::load(p); }
+    static Vec key(const typename C::Element* p, int64_t) { return C::load(p); }
     static Vec multiply_add(Vec sum, Vec a, Vec b) { return sum + a * b; }
+    static Vec to_float(Vec sums) { return sums; }
 };
 
 #ifdef HAS_BF16_PAIRS
 template <>
-struct Dot<BFloat16> {
+struct Dot<BFloat16, BFloat16> {
     using Query = uint16_t;
+    using Sum = Vec;
     static constexpr int kStep = 2 * kLanes;
-    static void pack(const uint16_t* row, int64_t dim, uint16_t* out) { std::memcpy(out, row, dim * 2); }
+    static float pack(const uint16_t* row, int64_t dim, uint16_t* out) {
+        std::memcpy(out, row, dim * 2);
+        return 1.0f;
+    }
+    static Vec to_float(Vec sums) { return sums; }
     static Vec key(const uint16_t* p, int64_t left) {
         if (left >= kStep) return reinterpret_cast<Vec>(_mm512_loadu_si512(p));
         return reinterpret_cast<Vec>(_mm512_maskz_loadu_epi16(0xffff, p));  // D is an odd multiple of 16
@@ -332,41 +452,87 @@ struct Dot<BFloat16> {
 };
 #endif
 
+#ifdef HAS_INT16_PAIRS
+// Turns a row into integers of 16 bits, relative to its largest magnitude, and returns their scale, which is NaN if there
+// is one. The sum of `count` products of them and codes stays inside 32 bits.
+template <class E>
+inline float pack_int16(const typename E::Element* row, int64_t dim, int64_t count, int16_t* out) {
+    const float bound = std::min(32767.0f, 2147483000.0f / (127.0f * count) - 1.0f);
+    const float scale = largest_magnitude<E>(row, dim) / bound;
+    for (int64_t d = 0; d < dim; d += kLanes) {
+        Vec x = E::load(row + d) / scale;
+        x = x == x ? clamp(x, bound) : Vec{};
+        _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + d),
+                            _mm512_cvtepi32_epi16(reinterpret_cast<__m512i>(round_to_int(x))));
+    }
+    return scale;
+}
+
+// Queries of bfloat16 keep their 8 significant bits as integers, but in numbers far smaller than the largest. Products of
+// pairs are exact, and half as many instructions as in float.
+template <>
+struct Dot<BFloat16, Int8> {
+    using Query = int16_t;
+    using Sum = IntVec;
+    static constexpr int kStep = 2 * kLanes;
+    static float pack(const uint16_t* row, int64_t dim, int16_t* out) {
+        return pack_int16<BFloat16>(row, dim, dim, out);
+    }
+    static IntVec query(const int16_t* p, int64_t left) {
+        if (left >= kStep) return reinterpret_cast<IntVec>(_mm512_loadu_si512(p));
+        return reinterpret_cast<IntVec>(_mm512_maskz_loadu_epi16(0xffff, p));  // D is an odd multiple of 16
+    }
+    static IntVec key(const int8_t* p, int64_t left) {
+        const auto* start = reinterpret_cast<const __m256i*>(p);
+        if (left >= kStep) return reinterpret_cast<IntVec>(_mm512_cvtepi8_epi16(_mm256_loadu_si256(start)));
+        const __m128i half = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+        return reinterpret_cast<IntVec>(_mm512_cvtepi8_epi16(_mm256_zextsi128_si256(half)));
+    }
+    static IntVec multiply_add(IntVec sum, IntVec a, IntVec b) {
+        return reinterpret_cast<IntVec>(_mm512_dpwssd_epi32(
+            reinterpret_cast<__m512i>(sum), reinterpret_cast<__m512i>(a), reinterpret_cast<__m512i>(b)));
+    }
+    static Vec to_float(IntVec sums) { return __builtin_convertvector(sums, Vec); }
+};
+#endif
+
 // scores[r][t] = q[r] . k[t] for R rows of one KV head; R * (tokens at once) fills a vector.
-template <class E, int R>
-void dot_rows(const typename Dot<E>::Query* q, const typename E::Element* keys, const TileRows& rows,
-              const Ahead<E>& ahead, int64_t dim, float* scores) {
+template <class E, class C, int R>
+void dot_rows(const typename Dot<E, C>::Query* q, const typename C::Element* keys, const TileRows& rows,
+              const Ahead<C>& ahead, int64_t dim, float* scores) {
+    using Product = Dot<E, C>;
+    using Sum = typename Product::Sum;
     constexpr int kTokens = kLanes / R;
     for (int t = 0; t < rows.count; t += kTokens) {
-        Vec sums[kLanes] = {};
+        Sum sums[kLanes] = {};
         for (int i = 0; i < kTokens; ++i) ahead.fetch(t + i);
-        for (int64_t d = 0; d < dim; d += Dot<E>::kStep) {
-            Vec query[R];
-            for (int r = 0; r < R; ++r) query[r] = Dot<E>::query(q + r * dim + d, dim - d);
+        for (int64_t d = 0; d < dim; d += Product::kStep) {
+            Sum query[R];
+            for (int r = 0; r < R; ++r) query[r] = Product::query(q + r * dim + d, dim - d);
             for (int i = 0; i < kTokens; ++i) {
-                Vec key = Dot<E>::key(keys + rows.offsets[t + i] + d, dim - d);
+                Sum key = Product::key(keys + rows.offsets[t + i] + d, dim - d);
                 for (int r = 0; r < R; ++r)
-                    sums[r * kTokens + i] = Dot<E>::multiply_add(sums[r * kTokens + i], query[r], key);
+                    sums[r * kTokens + i] = Product::multiply_add(sums[r * kTokens + i], query[r], key);
             }
         }
-        Vec totals = sum_each(sums);
+        Vec totals = Product::to_float(sum_each(sums));
         for (int r = 0; r < R; ++r)
             std::memcpy(scores + r * kTile + t, reinterpret_cast<float*>(&totals) + r * kTokens, kTokens * 4);
     }
 }
 
 // mixed[r] = mixed[r] * corrections[r] + sum over tokens of weights[r][t] * v[t], for R rows and V vectors of D_v.
-template <class E, int R, int V>
-void mix_rows(const float* weights, const float* corrections, const typename E::Element* values, const TileRows& rows,
-              const Ahead<E>* ahead, int64_t dim, float* mixed) {
+template <class C, int R, int V>
+void mix_rows(const float* weights, const float* corrections, const typename C::Element* values, const TileRows& rows,
+              const Ahead<C>* ahead, int64_t dim, float* mixed) {
     Vec sums[R][V];
     for (int r = 0; r < R; ++r)
         for (int v = 0; v < V; ++v) sums[r][v] = load(mixed + r * dim + v * kLanes) * corrections[r];
     for (int t = 0; t < rows.count; ++t) {
-        const typename E::Element* row = values + rows.offsets[t];
+        const typename C::Element* row = values + rows.offsets[t];
         if (ahead != nullptr) ahead->fetch(t);
         Vec value[V];
-        for (int v = 0; v < V; ++v) value[v] = E::load(row + v * kLanes);
+        for (int v = 0; v < V; ++v) value[v] = C::load(row + v * kLanes);
         for (int r = 0; r < R; ++r)
             for (int v = 0; v < V; ++v) sums[r][v] += weights[r * kTile + t] * value[v];
     }
@@ -374,30 +540,97 @@ void mix_rows(const float* weights, const float* corrections, const typename E::
         for (int v = 0; v < V; ++v) store(mixed + r * dim + v * kLanes, sums[r][v]);
 }
 
-template <class E, int R>
-void mix_all(const float* weights, const float* corrections, const typename E::Element* values, const TileRows& rows,
-             const Ahead<E>& ahead, int64_t dim, float* mixed) {
+template <class C, int R>
+void mix_all(const float* weights, const float* corrections, const typename C::Element* values, const TileRows& rows,
+             const Ahead<C>& ahead, int64_t dim, float* mixed) {
     int64_t d = 0;
     for (; d + kVectors * kLanes <= dim; d += kVectors * kLanes)
-        mix_rows<E, R, kVectors>(weights, corrections, values + d, rows, d == 0 ? &ahead : nullptr, dim, mixed + d);
+        mix_rows<C, R, kVectors>(weights, corrections, values + d, rows, d == 0 ? &ahead : nullptr, dim, mixed + d);
     for (; d < dim; d += kLanes)
-        mix_rows<E, R, 1>(weights, corrections, values + d, rows, d == 0 ? &ahead : nullptr, dim, mixed + d);
+        mix_rows<C, R, 1>(weights, corrections, values + d, rows, d == 0 ? &ahead : nullptr, dim, mixed + d);
 }
 
+#ifdef HAS_INT16_PAIRS
+// As `mix_rows`, for 64 dimensions of codes: weights as integers too, and two tokens in one multiplication.
+//
+//     bytes of tokens t and t + 1, woven:   low    t0 u0 t1 u1 ... t7 u7 | t16 u16 ...    dimensions 0-7, 16-23, ...
+//                                           high   t8 u8 ...             | t24 u24 ...    dimensions 8-15, 24-31, ...
+template <int R>
+void mix_pairs(const int16_t* weights, const float* weight_scales, const float* corrections, const int8_t* values,
+               const TileRows& rows, const Ahead<Int8>* ahead, int64_t dim, float* mixed) {
+    __m512i sums[R][4];
+    for (int r = 0; r < R; ++r)
+        for (int v = 0; v < 4; ++v) sums[r][v] = _mm512_setzero_si512();
+    for (int t = 0; t < rows.count; t += 2) {
+        const __m512i even = _mm512_loadu_si512(values + rows.offsets[t]);
+        const __m512i odd = _mm512_loadu_si512(values + rows.offsets[t + 1]);  // of weight 0 past the last
+        if (ahead != nullptr) {
+            ahead->fetch(t);
+            ahead->fetch(t + 1);
+        }
+        const __m512i low = _mm512_unpacklo_epi8(even, odd), high = _mm512_unpackhi_epi8(even, odd);
+        const __m512i value[4] = {
+            _mm512_cvtepi8_epi16(_mm512_castsi512_si256(low)), _mm512_cvtepi8_epi16(_mm512_extracti64x4_epi64(low, 1)),
+            _mm512_cvtepi8_epi16(_mm512_castsi512_si256(high)), _mm512_cvtepi8_epi16(_mm512_extracti64x4_epi64(high, 1))};
+        for (int r = 0; r < R; ++r) {
+            int32_t pair;
+            std::memcpy(&pair, weights + r * kTile + t, 4);
+            for (int v = 0; v < 4; ++v) sums[r][v] = _mm512_dpwssd_epi32(sums[r][v], _mm512_set1_epi32(pair), value[v]);
+        }
+    }
+    for (int r = 0; r < R; ++r) {
+        for (int v = 0; v < 2; ++v) {
+            const __m512i low = sums[r][v], high = sums[r][v + 2];
+            const __m512i parts[2] = {_mm512_inserti64x4(low, _mm512_castsi512_si256(high), 1),
+                                      _mm512_shuffle_i64x2(low, high, 0xee)};
+            for (int i = 0; i < 2; ++i) {
+                float* there = mixed + r * dim + (2 * v + i) * kLanes;
+                Vec part = reinterpret_cast<Vec>(_mm512_cvtepi32_ps(parts[i]));
+                store(there, load(there) * corrections[r] + part * weight_scales[r]);
+            }
+        }
+    }
+}
+
+template <int R>
+void mix_all_pairs(const float* weights, const float* corrections, const int8_t* values, const TileRows& rows,
+                   int padded, const Ahead<Int8>& ahead, int64_t dim, float* mixed) {
+    alignas(64) int16_t packed[R * kTile];
+    float weight_scales[R];
+    for (int r = 0; r < R; ++r)
+        weight_scales[r] = pack_int16<Float32>(weights + r * kTile, padded, kTile, packed + r * kTile);
+    int64_t d = 0;
+    for (; d + 64 <= dim; d += 64)
+        mix_pairs<R>(packed, weight_scales, corrections, values + d, rows, d == 0 ? &ahead : nullptr, dim, mixed + d);
+    for (; d < dim; d += kLanes)
+        mix_rows<Int8, R, 1>(weights, corrections, values + d, rows, d == 0 ? &ahead : nullptr, dim, mixed + d);
+}
+#endif
+
 // One KV head's tile for R query rows: scores, softmax, weighted sum.
-template <class E, int R>
-void attend_rows(const typename Dot<E>::Query* q, const typename E::Element* keys, const typename E::Element* values,
-                 const TileRows& rows, const Ahead<E>& ahead_keys, const Ahead<E>& ahead_values, const GraftlmLayer& layer,
-                 Softmax* softmax, float* mixed) {
+template <class E, class C, int R>
+void attend_rows(const typename Dot<E, C>::Query* q, const float* q_scales, const typename C::Element* keys,
+                 const typename C::Element* values, const TileRows& rows, const TileScales& key_scales,
+                 const TileScales& value_scales, const Ahead<C>& ahead_keys, const Ahead<C>& ahead_values,
+                 const GraftlmLayer& layer, Softmax* softmax, float* mixed) {
     alignas(64) float scores[R * kTile];
     float corrections[R];
     int padded = (rows.count + kLanes - 1) / kLanes * kLanes;
-    dot_rows<E, R>(q, keys, rows, ahead_keys, layer.head_dim, scores);
+    dot_rows<E, C, R>(q, keys, rows, ahead_keys, layer.head_dim, scores);
     for (int r = 0; r < R; ++r) {
-        for (int t = rows.count; t < padded; ++t) scores[r * kTile + t] = -kInfinity;
-        corrections[r] = update_softmax(softmax[r], scores + r * kTile, padded, layer, layer.scale);
+        float* row = scores + r * kTile;
+        if (kHasScales<C>) key_scales.multiply(row, padded);
+        for (int t = rows.count; t < padded; ++t) row[t] = -kInfinity;
+        corrections[r] = update_softmax(softmax[r], row, padded, layer, layer.scale * q_scales[r]);
+        if (kHasScales<C>) value_scales.multiply(row, padded);
     }
-    mix_all<E, R>(scores, corrections, values, rows, ahead_values, layer.value_dim, mixed);
+#ifdef HAS_INT16_PAIRS
+    if constexpr (std::is_same_v<E, BFloat16> && std::is_same_v<C, Int8>) {
+        mix_all_pairs<R>(scores, corrections, values, rows, padded, ahead_values, layer.value_dim, mixed);
+        return;
+    }
+#endif
+    mix_all<C, R>(scores, corrections, values, rows, ahead_values, layer.value_dim, mixed);
 }
 
 // A piece [start, end) of one token's context, for all heads.
@@ -417,10 +650,12 @@ void write_mixed(const GraftlmLayer& layer, int64_t token, int64_t head, const f
 }
 
 // Shares the next tile's rows out among the KV heads: in order of address, each slice once.
-template <class E>
-void look_ahead(const typename E::Element* base, const TileRows& next, const GraftlmLayer& layer, int64_t kv_head,
-                Ahead<E>& ahead) {
+template <class C>
+void look_ahead(const typename C::Element* base, const uint16_t* scales, const TileRows& next,
+                const GraftlmLayer& layer, int64_t kv_head, Ahead<C>& ahead) {
     ahead.elements = layer.head_dim;
+    ahead.has_scales = kHasScales<C> && kv_head == 0;  // of all heads, which lie side by side
+    for (int t = 0; ahead.has_scales && t < kTile; ++t) ahead.scales[t] = scales + next.scales[t];
     int64_t row = kv_head * kTile / layer.num_kv_heads, slice = kv_head * kTile % layer.num_kv_heads;
     for (int t = 0; t < kTile; ++t) {
         ahead.slices[t] = base + next.offsets[row] + slice * layer.head_dim;
@@ -431,45 +666,51 @@ void look_ahead(const typename E::Element* base, const TileRows& next, const Gra
     }
 }
 
-template <class E>
+template <class E, class C>
 void attend_query(const GraftlmStep& step, const GraftlmLayer& layer, const QueryTask& task, const GraftlmTensor& q,
                   const float* sinks, void* out, Scratch& scratch) {
     using Element = typename E::Element;
+    using Row = typename C::Element;
     const int64_t heads = layer.num_heads, group = heads / layer.num_kv_heads;
     const int64_t dim = layer.head_dim, value_dim = layer.value_dim;
     const bool values_apart = layer.values != layer.keys;
-    const auto* keys = static_cast<const Element*>(layer.keys);
-    const auto* values = static_cast<const Element*>(layer.values);
+    const auto* keys = static_cast<const Row*>(layer.keys);
+    const auto* values = static_cast<const Row*>(layer.values);
     scratch.rewind();
-    auto* query = scratch.take<typename Dot<E>::Query>(heads * dim);
+    auto* query = scratch.take<typename Dot<E, C>::Query>(heads * dim);
+    float* query_scales = scratch.take<float>(heads);
     float* mixed = scratch.take<float>(heads * value_dim);
     Softmax* softmax = scratch.take<Softmax>(heads);
     TileRows* tiles = scratch.take<TileRows>(2);
     for (int64_t h = 0; h < heads; ++h) {
         const auto* row = static_cast<const Element*>(q.data) + task.token * q.token_stride + h * q.head_stride;
-        Dot<E>::pack(row, dim, query + h * dim);
+        query_scales[h] = Dot<E, C>::pack(row, dim, query + h * dim);
         softmax[h] = Softmax::before_scores(task.has_sinks ? sinks + h : nullptr);
     }
     std::memset(mixed, 0, heads * value_dim * sizeof(float));
 
-    const int64_t row_elements = layer.num_kv_heads * dim;
-    Ahead<E> ahead_keys, ahead_values;
+    Ahead<C> ahead_keys, ahead_values;
+    TileScales key_scales, value_scales;
     TileRows *tile = &tiles[0], *next = &tiles[1];
-    tile->find(step, task.request, task.start, task.end, row_elements);
+    tile->find(step, layer, task.request, task.start, task.end);
     for (int64_t start = task.start; start < task.end; start += kTile) {
         const bool more = start + kTile < task.end;
-        if (more) next->find(step, task.request, start + kTile, task.end, row_elements);
+        if (more) next->find(step, layer, task.request, start + kTile, task.end);
         for (int64_t kv_head = 0; kv_head < layer.num_kv_heads; ++kv_head) {
-            if (more) look_ahead<E>(keys, *next, layer, kv_head, ahead_keys);
-            if (more && values_apart) look_ahead<E>(values, *next, layer, kv_head, ahead_values);
+            if (more) look_ahead<C>(keys, layer.key_scales, *next, layer, kv_head, ahead_keys);
+            if (more && values_apart) look_ahead<C>(values, layer.value_scales, *next, layer, kv_head, ahead_values);
+            if (kHasScales<C>) key_scales.read(layer.key_scales, *tile, kv_head);
+            if (kHasScales<C>) value_scales.read(layer.value_scales, *tile, kv_head);
             const int64_t end = (kv_head + 1) * group;
             int64_t h = kv_head * group;
             auto attend_heads = [&](auto rows) {
                 constexpr int R = decltype(rows)::value;
                 for (; h + R <= end; h += R) {
-                    attend_rows<E, R>(query + h * dim, keys + kv_head * dim, values + kv_head * dim, *tile, ahead_keys,
-                                      ahead_values, layer, softmax + h, mixed + h * value_dim);
-                    ahead_keys.elements = ahead_values.elements = 0;  // the first rows have asked for it
+                    attend_rows<E, C, R>(query + h * dim, query_scales + h, keys + kv_head * dim, values + kv_head * dim,
+                                         *tile, key_scales, value_scales, ahead_keys, ahead_values, layer, softmax + h,
+                                         mixed + h * value_dim);
+                    ahead_keys.stop();  // the first rows have asked for it
+                    ahead_values.stop();
                 }
             };
             attend_heads(std::integral_constant<int, 4>());
@@ -572,42 +813,44 @@ void gemm(const typename Words::Word* a, int64_t a_stride, const typename Words:
     }
 }
 
-// How queries, keys, values and weights of one element type become words. Tokens past the tile's last are zeros.
-template <class E>
+// How queries and weights, of type E, and keys and values, of type C, become words. Tokens past the tile's last are zeros.
+// `buffer` has room for two rows.
+template <class E, class C>
 struct Packing {
     using Words = FloatWords;
-    using Element = typename E::Element;
-    static void query(const Element* row, int64_t dim, float* out) {
+    using Row = typename C::Element;
+    static void query(const typename E::Element* row, int64_t dim, float* out) {
         for (int64_t d = 0; d < dim; d += kLanes) store(out + d, E::load(row + d));
     }
     // [D][kTile]
-    static void keys(const Element* base, const TileRows& rows, int64_t dim, float* out) {
+    static void keys(const Row* base, const TileRows& rows, int64_t dim, uint16_t*, float* out) {
         for (int t = 0; t < kTile; ++t) {
-            const Element* row = base + rows.offsets[t];
+            const Row* row = base + rows.offsets[t];
             for (int64_t d = 0; d < dim; d += kLanes) {
-                Vec key = t < rows.count ? E::load(row + d) : Vec{};
+                Vec key = t < rows.count ? C::load(row + d) : Vec{};
                 for (int i = 0; i < kLanes; ++i) out[(d + i) * kTile + t] = key[i];
             }
         }
     }
     // [kTile][D]
-    static void values(const Element* base, const TileRows& rows, int64_t dim, float* out) {
+    static void values(const Row* base, const TileRows& rows, int64_t dim, uint16_t*, float* out) {
         for (int t = 0; t < kTile; ++t)
             for (int64_t d = 0; d < dim; d += kLanes)
-                store(out + t * dim + d, t < rows.count ? E::load(base + rows.offsets[t] + d) : Vec{});
+                store(out + t * dim + d, t < rows.count ? C::load(base + rows.offsets[t] + d) : Vec{});
     }
     static void weights(const float* row, float* out) { std::memcpy(out, row, kTile * sizeof(float)); }
 };
 
 #ifdef HAS_BF16_PAIRS
-template <>
-struct Packing<BFloat16> {
+template <class C>
+struct Packing<BFloat16, C> {
     using Words = PairWords;
+    using Row = typename C::Element;
     static void query(const uint16_t* row, int64_t dim, uint32_t* out) { std::memcpy(out, row, dim * 2); }
     // [D / 2][kTile], a word holds dimensions 2i and 2i + 1
-    static void keys(const uint16_t* base, const TileRows& rows, int64_t dim, uint32_t* out) {
+    static void keys(const Row* base, const TileRows& rows, int64_t dim, uint16_t* buffer, uint32_t* out) {
         for (int t = 0; t < kTile; ++t) {
-            const uint16_t* row = base + rows.offsets[t];
+            const uint16_t* row = C::halves(base + rows.offsets[t], dim, buffer);
             for (int64_t i = 0; i < dim / 2; ++i) {
                 uint32_t pair = 0;
                 if (t < rows.count) std::memcpy(&pair, row + 2 * i, 4);
@@ -616,10 +859,10 @@ struct Packing<BFloat16> {
         }
     }
     // [kTile / 2][D], a word holds tokens 2i and 2i + 1
-    static void values(const uint16_t* base, const TileRows& rows, int64_t dim, uint32_t* out) {
+    static void values(const Row* base, const TileRows& rows, int64_t dim, uint16_t* buffer, uint32_t* out) {
         for (int t = 0; t < kTile; t += 2) {
-            const uint16_t* even = base + rows.offsets[t];
-            const uint16_t* odd = base + rows.offsets[t + 1];
+            const uint16_t* even = C::halves(base + rows.offsets[t], dim, buffer);
+            const uint16_t* odd = C::halves(base + rows.offsets[t + 1], dim, buffer + dim);
             for (int64_t d = 0; d < dim; ++d) {
                 uint32_t low = t < rows.count ? even[d] : 0, high = t + 1 < rows.count ? odd[d] : 0;
                 out[t / 2 * dim + d] = low | high << 16;
@@ -641,11 +884,12 @@ struct BlockTask {
     int64_t count;
 };
 
-template <class E>
+template <class E, class C>
 void attend_block(const GraftlmStep& step, const GraftlmLayer& layer, const BlockTask& task, const GraftlmTensor& q,
                   const float* sinks, void* out, Scratch& scratch) {
     using Element = typename E::Element;
-    using Pack = Packing<E>;
+    using Row = typename C::Element;
+    using Pack = Packing<E, C>;
     using Word = typename Pack::Words::Word;
     constexpr int kPerWord = Pack::Words::kPerWord;
     const int64_t dim = layer.head_dim, value_dim = layer.value_dim, group = layer.num_heads / layer.num_kv_heads;
@@ -661,6 +905,8 @@ void attend_block(const GraftlmStep& step, const GraftlmLayer& layer, const Bloc
     float* corrections = scratch.take<float>(rows);
     Softmax* softmax = scratch.take<Softmax>(rows);
     TileRows* tiles = scratch.take<TileRows>(2);
+    uint16_t* buffer = scratch.take<uint16_t>(2 * dim);
+    TileScales key_scales, value_scales;
 
     // Row i * group + g is query head g of the block's token i.
     std::memset(query, 0, rows * depth * sizeof(Word));
@@ -676,32 +922,35 @@ void attend_block(const GraftlmStep& step, const GraftlmLayer& layer, const Bloc
                     query + r * depth);
     }
 
-    const auto* key_base = static_cast<const Element*>(layer.keys) + task.kv_head * dim;
-    const auto* value_base = static_cast<const Element*>(layer.values) + task.kv_head * dim;
+    const auto* key_base = static_cast<const Row*>(layer.keys) + task.kv_head * dim;
+    const auto* value_base = static_cast<const Row*>(layer.values) + task.kv_head * dim;
     const int64_t last = task.position + task.count;
     const int64_t first = task.position < layer.window ? 0 : task.position - layer.window + 1;
-    const int64_t row_elements = layer.num_kv_heads * dim;
     TileRows *tile = &tiles[0], *next = &tiles[1];
-    tile->find(step, task.request, first, last, row_elements);
+    tile->find(step, layer, task.request, first, last);
     for (int64_t start = first; start < last; start += kTile) {
         const bool more = start + kTile < last;
-        if (more) next->find(step, task.request, start + kTile, last, row_elements);
-        Pack::keys(key_base, *tile, dim, keys);
-        Pack::values(value_base, *tile, value_dim, values);
+        if (more) next->find(step, layer, task.request, start + kTile, last);
+        Pack::keys(key_base, *tile, dim, buffer, keys);
+        Pack::values(value_base, *tile, value_dim, buffer, values);
+        if (kHasScales<C>) key_scales.read(layer.key_scales, *tile, task.kv_head);
+        if (kHasScales<C>) value_scales.read(layer.value_scales, *tile, task.kv_head);
         gemm<typename Pack::Words>(query, depth, keys, kTile, depth, nullptr, scores, rows, kTile);
         for (int64_t r = 0; r < count; ++r) {
             const int64_t position = task.position + r / group;
             const int64_t oldest = position < layer.window ? 0 : position - layer.window + 1;
             for (int64_t t = r; more && t < kTile; t += count) {
-                prefetch<E>(key_base + next->offsets[t], dim);
-                prefetch<E>(value_base + next->offsets[t], value_dim);
+                prefetch<C>(key_base + next->offsets[t], dim);
+                prefetch<C>(value_base + next->offsets[t], value_dim);
             }
             float* row = scores + r * kTile;
             const int64_t low = std::clamp<int64_t>(oldest - start, 0, kTile);
             const int64_t high = std::clamp<int64_t>(position + 1 - start, low, kTile);
+            if (kHasScales<C>) key_scales.multiply(row, kTile);
             std::fill(row, row + low, -kInfinity);
             std::fill(row + high, row + kTile, -kInfinity);
             corrections[r] = update_softmax(softmax[r], row, kTile, layer, layer.scale);
+            if (kHasScales<C>) value_scales.multiply(row, kTile);
             Pack::weights(row, weights + r * kTile / kPerWord);
         }
         gemm<typename Pack::Words>(weights, kTile / kPerWord, values, value_dim, kTile / kPerWord, corrections, mixed,
@@ -773,23 +1022,29 @@ void plan(const GraftlmStep& step, const GraftlmLayer& layer, bool has_sinks, Sc
 size_t scratch_bytes(const GraftlmLayer& layer) {
     const size_t dim = layer.head_dim, heads = layer.num_heads, group = heads / layer.num_kv_heads;
     const size_t rows = std::max<size_t>(kBlockRows, group) + kRows;  // a block is at least one token
-    const size_t query = heads * dim * 8 + heads * sizeof(Softmax) + 2 * sizeof(TileRows);
+    const size_t query = heads * (dim * 8 + 4) + heads * sizeof(Softmax) + 2 * sizeof(TileRows);
     const size_t block = 4 * (2 * rows * dim + 2 * dim * kTile + 2 * rows * kTile + rows) + rows * sizeof(Softmax) +
-                         2 * sizeof(TileRows);
+                         2 * sizeof(TileRows) + 4 * dim;
     return std::max(query, block) + 16 * 64;
 }
 
-template <class E>
-void write_token(const GraftlmLayer& layer, const GraftlmTensor& from, void* to, int64_t token, int64_t slot) {
-    using Element = typename E::Element;
+template <class E, class C>
+void write_token(const GraftlmLayer& layer, const GraftlmTensor& from, void* to, uint16_t* scales, int64_t token,
+                 int64_t slot) {
     const int64_t dim = layer.head_dim;
-    for (int64_t h = 0; h < layer.num_kv_heads; ++h)
-        std::memcpy(static_cast<Element*>(to) + (slot * layer.num_kv_heads + h) * dim,
-                    static_cast<const Element*>(from.data) + token * from.token_stride + h * from.head_stride,
-                    dim * sizeof(Element));
+    for (int64_t h = 0; h < layer.num_kv_heads; ++h) {
+        const int64_t there = slot * layer.num_kv_heads + h;
+        auto* row = static_cast<typename C::Element*>(to) + there * dim;
+        const auto* numbers =
+            static_cast<const typename E::Element*>(from.data) + token * from.token_stride + h * from.head_stride;
+        if constexpr (kHasScales<C>)
+            scales[there] = C::template encode<E>(numbers, dim, row);
+        else
+            std::memcpy(row, numbers, dim * sizeof(*row));
+    }
 }
 
-template <class E>
+template <class E, class C>
 void attend(const GraftlmStep& step, const GraftlmLayer& layer, const GraftlmTensor& q, const GraftlmTensor& k,
             const GraftlmTensor& v, const float* sinks, void* out) {
     Schedule schedule;
@@ -804,15 +1059,16 @@ void attend(const GraftlmStep& step, const GraftlmLayer& layer, const GraftlmTen
         scratch.reserve(scratch_bytes(layer));
 #pragma omp for schedule(static)
         for (int64_t t = 0; t < step.num_tokens; ++t) {
-            write_token<E>(layer, k, layer.keys, t, step.out_slots[t]);
-            if (layer.values != layer.keys) write_token<E>(layer, v, layer.values, t, step.out_slots[t]);
+            write_token<E, C>(layer, k, layer.keys, layer.key_scales, t, step.out_slots[t]);
+            if (layer.values != layer.keys)
+                write_token<E, C>(layer, v, layer.values, layer.value_scales, t, step.out_slots[t]);
         }
 #pragma omp for schedule(dynamic, 1)
         for (int64_t i = 0; i < num_tasks; ++i) {
             if (i < num_blocks)
-                attend_block<E>(step, layer, schedule.blocks[i], q, sinks, out, scratch);
+                attend_block<E, C>(step, layer, schedule.blocks[i], q, sinks, out, scratch);
             else
-                attend_query<E>(step, layer, schedule.queries[i - num_blocks], q, sinks, out, scratch);
+                attend_query<E, C>(step, layer, schedule.queries[i - num_blocks], q, sinks, out, scratch);
         }
 #pragma omp for schedule(static)
         for (int64_t i = 0; i < num_merges; ++i) merge_pieces<E>(layer, schedule.merges[i], out);
@@ -824,14 +1080,24 @@ void attend(const GraftlmStep& step, const GraftlmLayer& layer, const GraftlmTen
 extern "C" {
 
 // Write k and v at the step's slots, attend, and store the mixed values in out, [T, H, D_v] contiguous. `sinks` is [H],
-// or null.
+// or null. The first type is that of q, k, v and out; the second, where there is one, that of the cache.
 void graftlm_attend_float32(const GraftlmStep* step, const GraftlmLayer* layer, const GraftlmTensor* q,
                             const GraftlmTensor* k, const GraftlmTensor* v, const float* sinks, void* out) {
-    attend<Float32>(*step, *layer, *q, *k, *v, sinks, out);
+    attend<Float32, Float32>(*step, *layer, *q, *k, *v, sinks, out);
 }
 
 void graftlm_attend_bfloat16(const GraftlmStep* step, const GraftlmLayer* layer, const GraftlmTensor* q,
                              const GraftlmTensor* k, const GraftlmTensor* v, const float* sinks, void* out) {
-    attend<BFloat16>(*step, *layer, *q, *k, *v, sinks, out);
+    attend<BFloat16, BFloat16>(*step, *layer, *q, *k, *v, sinks, out);
+}
+
+void graftlm_attend_float32_int8(const GraftlmStep* step, const GraftlmLayer* layer, const GraftlmTensor* q,
+                                 const GraftlmTensor* k, const GraftlmTensor* v, const float* sinks, void* out) {
+    attend<Float32, Int8>(*step, *layer, *q, *k, *v, sinks, out);
+}
+
+void graftlm_attend_bfloat16_int8(const GraftlmStep* step, const GraftlmLayer* layer, const GraftlmTensor* q,
+                                  const GraftlmTensor* k, const GraftlmTensor* v, const float* sinks, void* out) {
+    attend<BFloat16, Int8>(*step, *layer, *q, *k, *v, sinks, out);
 }
 }

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from graftlm.contracts import AttentionBackend, AttentionContext, AttentionLayer, ForwardBatch
 from graftlm.errors import InvariantError
+from graftlm.layers import cache_rows
 
 __all__ = ["TorchPagedAttention"]
 
@@ -59,8 +60,7 @@ class TorchPagedAttention(AttentionBackend):
         self._device = context.device
         self._dtype = context.dtype
         self._windows = {layer.sliding_window for layer in context.layers}
-        self._keys = [context.kv.keys(layer.layer_id).flatten(0, 1) for layer in context.layers]  # [slots, H_kv, D]
-        self._values = [context.kv.values(layer.layer_id).flatten(0, 1) for layer in context.layers]  # may be views
+        self._rows = [cache_rows(context.kv, layer.layer_id) for layer in context.layers]
         self._batch: ForwardBatch | None = None
         self._pieces: dict[int | None, tuple[_Piece, ...]] = {}
 
@@ -77,14 +77,15 @@ class TorchPagedAttention(AttentionBackend):
         """
         if self._batch is None:
             raise InvariantError("TorchPagedAttention.forward was called before prepare(batch)")
-        keys, values = self._keys[layer.layer_id], self._values[layer.layer_id]
-        keys.index_copy_(0, self._batch.out_slots, k)
+        keys, values = self._rows[layer.layer_id]
+        keys.write(self._batch.out_slots, k)
         if layer.value_prefix_dim is None:
-            values.index_copy_(0, self._batch.out_slots, v)
+            values.write(self._batch.out_slots, v)
         out = torch.empty((*q.shape[:2], layer.value_dim), dtype=q.dtype, device=q.device)
         for piece in self._pieces[layer.sliding_window]:
-            seen = keys[piece.slots]
-            mixed = values[piece.slots] if layer.value_prefix_dim is None else seen[..., : layer.value_prefix_dim]
+            seen = keys.read(piece.slots, q.dtype)
+            prefix = layer.value_prefix_dim
+            mixed = values.read(piece.slots, q.dtype) if prefix is None else seen[..., :prefix]
             out[piece.tokens] = _attend(q[piece.tokens], seen, mixed, piece, layer)
         return out.view(q.shape[0], -1)
 

@@ -7,6 +7,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from graftlm.layers import CacheRows
+from graftlm_attention.triton_kv_write import scale_bits
 from graftlm_attention.triton_shapes import ContextSplits, TileShape
 from graftlm_attention.triton_tile import attend_range
 
@@ -29,6 +31,8 @@ def _decode_kernel(
     q: tl.tensor,
     keys: tl.tensor,
     values: tl.tensor,
+    key_scales: tl.tensor,
+    value_scales: tl.tensor,
     out: tl.tensor,
     lse: tl.tensor,
     page_table: tl.tensor,
@@ -86,14 +90,19 @@ def _decode_kernel(
     pages = page_table + request * table_stride
     keys += kv_head * HEAD_DIM
     values += kv_head * HEAD_DIM
+    if key_scales is not None:
+        key_scales += kv_head
+        value_scales += kv_head
     full_end = start + (end - start) // BLOCK_N * BLOCK_N
     q_positions = tl.zeros([BLOCK_M], tl.int32) + (end - 1)  # the piece holds what the query sees, and nothing else
     acc, peak, total = attend_range(
-        acc, peak, total, q_tile, q_positions, start, full_end, keys, values, pages, slot_stride,
+        acc, peak, total, q_tile, q_positions, start, full_end, keys, values, key_scales, value_scales, pages,
+        slot_stride,
         score_scale, cap_scale, HEAD_DIM, BLOCK_D, BLOCK_N, PAGE_SIZE, None, False,
     )  # fmt: skip
     acc, peak, total = attend_range(
-        acc, peak, total, q_tile, q_positions, full_end, end, keys, values, pages, slot_stride,
+        acc, peak, total, q_tile, q_positions, full_end, end, keys, values, key_scales, value_scales, pages,
+        slot_stride,
         score_scale, cap_scale, HEAD_DIM, BLOCK_D, BLOCK_N, PAGE_SIZE, None, True,
     )  # fmt: skip
     total = tl.where(total == 0.0, 1.0, total)  # an empty context, which pads a graph's batch, gives zeros
@@ -149,8 +158,8 @@ def _merge_kernel(
 
 def attend_decodes(
     q: Tensor,
-    keys: Tensor,
-    values: Tensor,
+    keys: CacheRows,
+    values: CacheRows,
     out: Tensor,
     num_decodes: int,
     seq_lens: Tensor,
@@ -170,7 +179,7 @@ def attend_decodes(
 
     Args:
         q: [T, H, D]; the last dimension is contiguous.
-        keys, values: [slots, H_kv, D], contiguous, with this step's tokens in them.
+        keys, values: of [slots, H_kv, D], contiguous, with this step's tokens in them.
         out: [T, H * D], contiguous, q's dtype.
         num_decodes: at least 1.
         seq_lens: int32 [B]; a context of no tokens gives zeros.
@@ -179,7 +188,7 @@ def attend_decodes(
         sinks: as in `attend_chunks`.
     """
     _, num_heads, head_dim = q.shape
-    num_kv_heads, num_splits = keys.shape[1], splits.num_splits
+    num_kv_heads, num_splits = keys.stored.shape[1], splits.num_splits
     partial, lse = out, None
     if num_splits > 1:
         # From the allocator in every layer: it hands out the same memory again, and a graph's pool keeps what is its.
@@ -188,8 +197,10 @@ def attend_decodes(
     kernel: Any = _decode_kernel
     kernel[(num_decodes, num_kv_heads, num_splits)](
         q,
-        keys,
-        values,
+        keys.stored,
+        values.stored,
+        scale_bits(keys),
+        scale_bits(values),
         partial,
         lse,
         page_table,

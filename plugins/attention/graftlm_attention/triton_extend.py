@@ -8,6 +8,8 @@ import triton.language as tl
 from torch import Tensor
 
 from graftlm.contracts import ForwardBatch
+from graftlm.layers import CacheRows
+from graftlm_attention.triton_kv_write import scale_bits
 from graftlm_attention.triton_shapes import TileShape
 from graftlm_attention.triton_tile import attend_range
 
@@ -39,6 +41,8 @@ def _extend_kernel(
     q: tl.tensor,
     keys: tl.tensor,
     values: tl.tensor,
+    key_scales: tl.tensor,
+    value_scales: tl.tensor,
     out: tl.tensor,
     page_table: tl.tensor,
     cu_seqlens_q: tl.tensor,
@@ -114,17 +118,23 @@ def _extend_kernel(
     pages = page_table + request.to(tl.int64) * table_stride
     keys += kv_head * HEAD_DIM
     values += kv_head * HEAD_DIM
+    if key_scales is not None:
+        key_scales += kv_head
+        value_scales += kv_head
     if WINDOW is not None:
         acc, peak, total = attend_range(
-            acc, peak, total, q_tile, q_positions, start, full_start, keys, values, pages, slot_stride,
+            acc, peak, total, q_tile, q_positions, start, full_start, keys, values, key_scales, value_scales, pages,
+            slot_stride,
             score_scale, cap_scale, HEAD_DIM, BLOCK_D, BLOCK_N, PAGE_SIZE, WINDOW, True,
         )  # fmt: skip
     acc, peak, total = attend_range(
-        acc, peak, total, q_tile, q_positions, full_start, full_end, keys, values, pages, slot_stride,
+        acc, peak, total, q_tile, q_positions, full_start, full_end, keys, values, key_scales, value_scales, pages,
+            slot_stride,
         score_scale, cap_scale, HEAD_DIM, BLOCK_D, BLOCK_N, PAGE_SIZE, WINDOW, False,
     )  # fmt: skip
     acc, peak, total = attend_range(
-        acc, peak, total, q_tile, q_positions, full_end, end, keys, values, pages, slot_stride,
+        acc, peak, total, q_tile, q_positions, full_end, end, keys, values, key_scales, value_scales, pages,
+            slot_stride,
         score_scale, cap_scale, HEAD_DIM, BLOCK_D, BLOCK_N, PAGE_SIZE, WINDOW, True,
     )  # fmt: skip
     there = (token * (NUM_KV_HEADS * GROUP) + head) * HEAD_DIM
@@ -162,8 +172,8 @@ def map_tiles(batch: ForwardBatch, tile_tokens: int) -> Tensor:
 
 def attend_chunks(
     q: Tensor,
-    keys: Tensor,
-    values: Tensor,
+    keys: CacheRows,
+    values: CacheRows,
     out: Tensor,
     batch: ForwardBatch,
     page_table: Tensor,
@@ -180,7 +190,7 @@ def attend_chunks(
 
     Args:
         q: [T, H, D]; the last dimension is contiguous.
-        keys, values: [slots, H_kv, D], contiguous, with this step's tokens in them.
+        keys, values: of [slots, H_kv, D], contiguous, with this step's tokens in them.
         out: [T, H * D], contiguous, q's dtype.
         batch: the step's.
         page_table: int32 [B, P]; rows are contiguous.
@@ -189,12 +199,14 @@ def attend_chunks(
         sinks: float32 [H], a logit of each head that takes its part of the softmax and brings no value.
     """
     _, num_heads, head_dim = q.shape
-    num_kv_heads = keys.shape[1]
+    num_kv_heads = keys.stored.shape[1]
     kernel: Any = _extend_kernel
     kernel[(len(tile_requests), num_kv_heads)](
         q,
-        keys,
-        values,
+        keys.stored,
+        values.stored,
+        scale_bits(keys),
+        scale_bits(values),
         out,
         page_table,
         batch.cu_seqlens_q,

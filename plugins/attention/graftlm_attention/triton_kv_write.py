@@ -2,16 +2,22 @@
 
 from typing import Any
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-__all__ = ["write_kv"]
+from graftlm.layers import CacheRows
+
+__all__ = ["scale_bits", "write_kv"]
 
 #: Elements of keys that one program writes, and as many of values.
 _BLOCK = 2048
 #: The largest number of float8_e4m3fn. What is larger saturates: the type has no infinity, and NaN would spread.
 _E4M3_MAX = tl.constexpr(448.0)
+_INT8_MAX = tl.constexpr(127.0)
+#: 1.5 * 2^23: adding it rounds a float32 to an integer, half to even.
+_ROUNDER = tl.constexpr(12582912.0)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -22,12 +28,44 @@ def _convert(numbers: tl.tensor, dtype: tl.constexpr) -> tl.tensor:
     return numbers.to(dtype)
 
 
+@triton.jit  # type: ignore[untyped-decorator]
+def _store_rows(
+    numbers: tl.tensor,
+    rows: tl.tensor,
+    scales: tl.tensor,
+    there: tl.tensor,
+    dims: tl.tensor,
+    row_inside: tl.tensor,
+    inside: tl.tensor,
+    HEAD_DIM: tl.constexpr,  # noqa: N803
+) -> None:
+    """Store rows of numbers [R, D] at the rows `there` [R] of a cache, with their scales where it has any."""
+    if scales is None:
+        converted = _convert(numbers, rows.dtype.element_ty)
+    else:
+        numbers = numbers.to(tl.float32)
+        largest = tl.max(tl.abs(numbers), 1)
+        is_nan = tl.sum((numbers != numbers).to(tl.int32), 1) > 0
+        bits = tl.div_rn(largest, tl.zeros_like(largest) + _INT8_MAX).to(tl.int32, bitcast=True)
+        bits = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16  # to bfloat16, half to even
+        bits = tl.where(is_nan, 0x7FC0, bits)
+        scale = (bits << 16).to(tl.float32, bitcast=True)
+        ratios = tl.div_rn(numbers, tl.zeros_like(numbers) + scale[:, None])
+        ratios = tl.where(ratios == ratios, ratios, 0.0)
+        ratios = tl.minimum(tl.maximum(ratios, -_INT8_MAX), _INT8_MAX)
+        converted = ((ratios + _ROUNDER) - _ROUNDER).to(tl.int8)
+        tl.store(scales + there, bits.to(tl.int16), mask=row_inside)
+    tl.store(rows + there[:, None] * HEAD_DIM + dims, converted, mask=inside)
+
+
 @triton.jit(do_not_specialize=["num_rows"])  # type: ignore[untyped-decorator]
 def _write_kernel(
     k: tl.tensor,
     v: tl.tensor,
     keys: tl.tensor,
     values: tl.tensor,
+    key_scales: tl.tensor,
+    value_scales: tl.tensor,
     out_slots: tl.tensor,
     k_token_stride: tl.tensor,
     k_head_stride: tl.tensor,
@@ -46,20 +84,25 @@ def _write_kernel(
     inside = row_inside[:, None] & (dims < HEAD_DIM)
     token, head = (row // NUM_HEADS).to(tl.int64), row % NUM_HEADS
     slot = tl.load(out_slots + token, mask=row_inside, other=0)
-    there = (slot * NUM_HEADS + head)[:, None] * HEAD_DIM + dims
+    there = slot * NUM_HEADS + head
     key = tl.load(k + (token * k_token_stride + head * k_head_stride)[:, None] + dims, mask=inside, other=0.0)
     value = tl.load(v + (token * v_token_stride + head * v_head_stride)[:, None] + dims, mask=inside, other=0.0)
-    tl.store(keys + there, _convert(key, keys.dtype.element_ty), mask=inside)
-    tl.store(values + there, _convert(value, values.dtype.element_ty), mask=inside)
+    _store_rows(key, keys, key_scales, there, dims, row_inside, inside, HEAD_DIM)
+    _store_rows(value, values, value_scales, there, dims, row_inside, inside, HEAD_DIM)
 
 
-def write_kv(k: Tensor, v: Tensor, keys: Tensor, values: Tensor, out_slots: Tensor) -> None:
+def scale_bits(rows: CacheRows) -> Tensor | None:
+    """Return the bits of the scales, int16 [slots, H_kv]: what the kernels take, interpreted or not; None without."""
+    return None if rows.scales is None else rows.scales.view(torch.int16)
+
+
+def write_kv(k: Tensor, v: Tensor, keys: CacheRows, values: CacheRows, out_slots: Tensor) -> None:
     """Write keys and values into slots, converted to the cache's dtype, in one launch.
 
     Args:
         k, v: [T, H_kv, D], any floating dtype; the last dimension is contiguous.
-        keys, values: [slots, H_kv, D], contiguous, changed in place; of k's dtype or narrower. What float8_e4m3fn
-            cannot hold becomes its largest number.
+        keys, values: of [slots, H_kv, D], contiguous, changed in place; of k's dtype or narrower. What float8_e4m3fn
+            cannot hold becomes its largest number; int8 is scaled.
         out_slots: int64 [T].
     """
     num_tokens, num_heads, head_dim = k.shape
@@ -69,8 +112,10 @@ def write_kv(k: Tensor, v: Tensor, keys: Tensor, values: Tensor, out_slots: Tens
     kernel[(triton.cdiv(num_tokens * num_heads, block_rows),)](
         k,
         v,
-        keys,
-        values,
+        keys.stored,
+        values.stored,
+        scale_bits(keys),
+        scale_bits(values),
         out_slots,
         k.stride(0),
         k.stride(1),

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from graftlm.contracts import AttentionBackend, AttentionContext, AttentionLayer, ForwardBatch
 from graftlm.errors import InvariantError, ProviderUnavailableError
+from graftlm.layers import CacheRows, cache_rows
 from graftlm_attention.options import TritonOptions
 from graftlm_attention.triton_decode import attend_decodes
 from graftlm_attention.triton_extend import attend_chunks, map_tiles
@@ -28,14 +29,14 @@ class _Layer:
 
     Attributes:
         spec: the layer.
-        keys, values: [slots, H_kv, D].
+        keys, values: of [slots, H_kv, D].
         score_scale, cap_scale: as in `attend_range`.
         decode: tiles of one-token requests.
     """
 
     spec: AttentionLayer
-    keys: Tensor
-    values: Tensor
+    keys: CacheRows
+    values: CacheRows
     score_scale: float
     cap_scale: float | None
     decode: TileShape
@@ -71,7 +72,7 @@ class TritonPagedAttention(AttentionBackend):
 
     Args:
         options: `split_tokens`.
-        context: layers and cache. The cache may be of the layers' dtype or float8_e4m3fn.
+        context: layers and cache. The cache may be of the layers' dtype, int8 or float8_e4m3fn.
 
     Raises:
         ProviderUnavailableError: the device cannot read this cache.
@@ -160,14 +161,14 @@ class TritonPagedAttention(AttentionBackend):
 
 
 def _describe(layer: AttentionLayer, context: AttentionContext) -> _Layer:
-    keys, values = context.kv.keys(layer.layer_id), context.kv.values(layer.layer_id)
-    obstacle = _cache_obstacle(keys.dtype, context)
+    keys, values = cache_rows(context.kv, layer.layer_id)
+    obstacle = _cache_obstacle(keys.stored.dtype, context)
     if obstacle is not None:
-        raise ProviderUnavailableError(f"attention/triton cannot read a cache of {keys.dtype}: {obstacle}")
+        raise ProviderUnavailableError(f"attention/triton cannot read a cache of {keys.stored.dtype}: {obstacle}")
     return _Layer(
         layer,
-        keys.flatten(0, 1),
-        values.flatten(0, 1),
+        keys,
+        values,
         score_scale=layer.scale / layer.soft_cap if layer.soft_cap is not None else layer.scale * _LOG2_E,
         cap_scale=layer.soft_cap * _LOG2_E if layer.soft_cap is not None else None,
         decode=decode_shape(layer.num_heads // layer.num_kv_heads, layer.head_dim, context.dtype),
@@ -175,10 +176,10 @@ def _describe(layer: AttentionLayer, context: AttentionContext) -> _Layer:
 
 
 def _cache_obstacle(dtype: torch.dtype, context: AttentionContext) -> str | None:
-    if dtype == context.dtype:
+    if dtype in (context.dtype, torch.int8):
         return None
     if dtype != torch.float8_e4m3fn:
-        return f"it takes {context.dtype}, as the model computes in, or torch.float8_e4m3fn"
+        return f"it takes {context.dtype}, as the model computes in, torch.int8 or torch.float8_e4m3fn"
     if context.device.type == "cuda" and torch.cuda.get_device_capability(context.device) < _FP8_CAPABILITY:
         return "converting it takes compute capability 8.9 or later; choose the model's dtype for the cache"
     return None

@@ -63,6 +63,13 @@ def test_attention_reads_what_queries_see_and_writes_what_is_new(query_lens, seq
     assert cost.activation_bytes == 2 * q.nbytes + 2 * k.nbytes
 
 
+def test_narrow_keys_and_values_cost_their_bytes_and_their_scales():
+    layer = AttentionLayer(0, num_heads=4, num_kv_heads=2, head_dim=8, scale=1.0)
+    lens = np.array([1], dtype=np.int32), np.array([10], dtype=np.int32)
+    cost = attention_cost(layer, *lens, torch.int8, torch.empty(1, 4, 8), torch.empty(1, 2, 8))
+    assert cost.kv_bytes == (10 + 1) * 2 * 2 * (8 + 2)
+
+
 def test_what_is_no_matrix_moves_its_inputs_and_outputs():
     assert activation_cost(torch.empty(5, 7)).activation_bytes == 3 * 5 * 7 * 4
     assert rotation_cost(torch.empty(5, 4, 8), torch.empty(5, 2, 8)).activation_bytes == 2 * 5 * 6 * 8 * 4

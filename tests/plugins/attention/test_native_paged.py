@@ -15,7 +15,7 @@ from graftlm_attention.native_paged import NativePagedAttention, native_obstacle
 
 
 class TestNativePagedAttention(AttentionBackendConformance):
-    capabilities = AttentionCapabilities(value_prefix=True, sinks=True)
+    capabilities = AttentionCapabilities(value_prefix=True, sinks=True, kv_dtypes=("int8",))
     parameters: ClassVar = {**AttentionBackendConformance.parameters, "head_dim": (16, 48, 64, 80, 128, 256)}
 
     @pytest.fixture(autouse=True)
@@ -26,20 +26,23 @@ class TestNativePagedAttention(AttentionBackendConformance):
         return NativePagedAttention(context, self.kernel)
 
 
-def draw(requests, layer=None, dtype=torch.float32, page_size=4):
+def draw(requests, layer=None, dtype=torch.float32, page_size=4, kv_dtype=None):
     layer = layer or AttentionLayer(0, num_heads=4, num_kv_heads=2, head_dim=16, scale=0.25)
-    return AttentionScene.draw(requests, [layer], page_size=page_size, dtype=dtype, device=torch.device("cpu"))
+    return AttentionScene.draw(
+        requests, [layer], page_size=page_size, dtype=dtype, device=torch.device("cpu"), kv_dtype=kv_dtype
+    )
 
 
+@pytest.mark.parametrize("kv_dtype", [None, torch.int8])
 @pytest.mark.parametrize("num_threads", [1, 2, 3])
 @pytest.mark.parametrize(
     "special",
     [{}, {"soft_cap": 5.0}, {"sinks": torch.linspace(-3, 9, 6)}, {"value_prefix_dim": 16}],
     ids=["plain", "soft cap", "sinks", "value prefix"],
 )
-def test_the_number_of_threads_does_not_matter(kernel, num_threads, special):
+def test_the_number_of_threads_does_not_matter(kernel, num_threads, special, kv_dtype):
     layer = AttentionLayer(0, num_heads=6, num_kv_heads=2, head_dim=32, scale=0.2, **special)
-    scene = draw([(1999, 1), (700, 1), (3, 1), (400, 90)], layer)
+    scene = draw([(1999, 1), (700, 1), (3, 1), (400, 90)], layer, kv_dtype=kv_dtype)
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(num_threads)
@@ -58,6 +61,17 @@ def test_scores_of_any_magnitude_are_weighted_exactly(kernel, magnitude, soft_ca
     # A score's rounding error grows with its size, and with it the weights'.
     tolerance = 1e-5 * max(1.0, min(magnitude, 50.0 if soft_cap else magnitude))
     torch.testing.assert_close(out, scene.run(ReferenceAttention).outputs[0], rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("head_dim", [16, 48, 576])
+def test_products_of_int8_neither_overflow_nor_lose_what_is_small(kernel, head_dim):
+    layer = AttentionLayer(0, num_heads=6, num_kv_heads=1, head_dim=head_dim, scale=1 / head_dim, value_prefix_dim=16)
+    scene = draw([(700, 1), (0, 1), (60, 20)], layer, dtype=torch.bfloat16, kv_dtype=torch.int8)
+    q, k, _ = scene.inputs[0]
+    q[0], k[0] = 3.0, -5.0  # all products as large as can be, of one sign
+    q[1, :, 1:] *= 1e-2  # most numbers far below the largest
+    out = scene.run(lambda context: NativePagedAttention(context, kernel)).outputs[0]
+    torch.testing.assert_close(out, scene.run(ReferenceAttention).outputs[0], rtol=2e-2, atol=2e-2)
 
 
 def test_nan_of_a_request_reaches_its_own_output(kernel):
@@ -79,7 +93,7 @@ def test_nan_of_a_request_reaches_its_own_output(kernel):
 )
 def test_an_obstacle_is_named(dtype, head_dim, device, reason):
     layer = AttentionLayer(0, num_heads=2, num_kv_heads=1, head_dim=head_dim, scale=1.0)
-    context = replace(draw([(0, 1)]).context, layers=[layer], dtype=dtype, device=torch.device(device))
+    context = replace(draw([(0, 1)], dtype=dtype).context, layers=[layer], dtype=dtype, device=torch.device(device))
     obstacle = native_obstacle(context)
     assert obstacle is None if reason is None else reason in obstacle
 

@@ -12,7 +12,7 @@ from graftlm_attention.torch_paged import TorchPagedAttention
 
 
 class TestTorchPagedAttention(AttentionBackendConformance):
-    capabilities = AttentionCapabilities(value_prefix=True, sinks=True)
+    capabilities = AttentionCapabilities(value_prefix=True, sinks=True, kv_dtypes=("int8", "fp8"))
     parameters: ClassVar = {
         **AttentionBackendConformance.parameters,
         "dtype": ("float32", "bfloat16", "float16"),

@@ -44,7 +44,8 @@ class KitOfTriton(AttentionBackendConformance):
 class InterpretedKit(KitOfTriton):
     """As much of the kit as the interpreter, 1,000 times slower than a device, does in seconds."""
 
-    capabilities = AttentionCapabilities(dtypes=("float32",), sinks=True)
+    # fp8 has a test of its own: the interpreter rounds it otherwise
+    capabilities = AttentionCapabilities(dtypes=("float32",), sinks=True, kv_dtypes=("int8",))
     parameters: ClassVar = {
         "page_size": (16,),
         "dtype": ("float32",),
@@ -217,7 +218,9 @@ def test_batches_padded_as_graphs_need_them_change_nothing(interpreted):
 @needs_device
 class TestOnADevice(KitOfTriton):
     device = "cuda"
-    capabilities = AttentionCapabilities(dtypes=("float32", "bfloat16", "float16"), sinks=True)
+    capabilities = AttentionCapabilities(
+        dtypes=("float32", "bfloat16", "float16"), sinks=True, kv_dtypes=("int8", "fp8")
+    )
     parameters: ClassVar = {
         **KitOfTriton.parameters,
         "page_size": (1, 16, 64),

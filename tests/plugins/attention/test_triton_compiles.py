@@ -12,6 +12,8 @@ from graftlm_attention.triton_shapes import decode_shape, extend_shape
 #: The least shared memory a program may have among devices of capability 8.0 and later, in bytes: that of 8.6 and 8.9.
 SHARED_BYTES = 101376
 
+NO_SCALES = {"key_scales": None, "value_scales": None}
+SCALES = {"key_scales": "*i16", "value_scales": "*i16"}
 STRIDES = dict.fromkeys(("table_stride", "q_token_stride", "q_head_stride"), "i32")
 BATCH = {"page_table": "*i32", "seq_lens": "*i32", "num_splits": "i32", "min_tokens": "i32", **STRIDES}
 
@@ -32,23 +34,38 @@ def options(shape):
 
 @pytest.mark.parametrize(
     ("head_dim", "query_len", "special", "instruction"),
-    [(128, 4096, {}, "wgmma.mma_async"), (80, 4, {"cap_scale": "fp32", "WINDOW": 100, "sinks": "*fp32"}, "mma.sync")],
+    [
+        (128, 4096, {}, "wgmma.mma_async"),
+        (128, 4096, {"keys": "*i8", "values": "*i8", **SCALES}, "wgmma.mma_async"),
+        (80, 4, {"cap_scale": "fp32", "WINDOW": 100, "sinks": "*fp32"}, "mma.sync"),
+    ],
 )
 def test_chunks_compile_to_tensor_core_instructions(head_dim, query_len, special, instruction):
     shape = extend_shape(4, head_dim, torch.bfloat16, query_len)
     tensors = dict.fromkeys(("q", "keys", "values", "out"), "*bf16")
     tables = {"cu_seqlens_q": "*i32", "tile_requests": "*i32", "num_decodes": "i32", "score_scale": "fp32"}
-    arguments = {**tensors, **BATCH, **tables, "sinks": None, **constants(shape, HEAD_DIM=head_dim), **special}
+    arguments = {
+        **tensors,
+        **NO_SCALES,
+        **BATCH,
+        **tables,
+        "sinks": None,
+        **constants(shape, HEAD_DIM=head_dim),
+        **special,
+    }
     compiled = compile_kernel(triton_extend._extend_kernel, arguments, 90, options(shape))
     assert instruction in compiled.asm["ptx"]
     assert compiled.metadata.shared <= SHARED_BYTES
 
 
-@pytest.mark.parametrize(("cache", "capability", "special"), [("*fp8e4nv", 89, {}), ("*bf16", 80, {"sinks": "*fp32"})])
+@pytest.mark.parametrize(
+    ("cache", "capability", "special"),
+    [("*fp8e4nv", 89, {}), ("*bf16", 80, {"sinks": "*fp32"}), ("*i8", 80, SCALES)],
+)
 def test_decodes_compile_to_tensor_core_instructions(cache, capability, special):
     shape = decode_shape(4, 128, torch.bfloat16)
     tensors = {"q": "*bf16", "keys": cache, "values": cache, "out": "*fp32", "lse": "*fp32", "score_scale": "fp32"}
-    arguments = {**tensors, **BATCH, "sinks": None, **constants(shape, HEAD_DIM=128), **special}
+    arguments = {**tensors, **NO_SCALES, **BATCH, "sinks": None, **constants(shape, HEAD_DIM=128), **special}
     compiled = compile_kernel(triton_decode._decode_kernel, arguments, capability, options(shape))
     assert "mma.sync" in compiled.asm["ptx"]
     assert compiled.metadata.shared <= SHARED_BYTES
@@ -68,7 +85,8 @@ def test_decodes_compile_to_tensor_core_instructions(cache, capability, special)
         ),
         (
             triton_kv_write._write_kernel,
-            {"k": "*bf16", "v": "*bf16", "keys": "*fp8e4nv", "values": "*fp8e4nv", "out_slots": "*i64"}
+            {"k": "*bf16", "v": "*bf16", "keys": "*fp8e4nv", "values": "*i8", "out_slots": "*i64"}
+            | {"key_scales": None, "value_scales": "*i16"}
             | {f"{name}_{kind}_stride": "i32" for name in "kv" for kind in ("token", "head")}
             | {"num_rows": "i32", "NUM_HEADS": 8, "HEAD_DIM": 128, "BLOCK_ROWS": 16, "BLOCK_D": 128},
         ),

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from graftlm.contracts import AttentionLayer
+from graftlm.execution.kv_store import KVStore
 from graftlm.layers import GroupedLinear, Linear, RowGroups
 
 __all__ = [
@@ -127,7 +128,7 @@ def attention_cost(
     seen = [np.minimum(np.arange(n - q_len, n) + 1, window) for q_len, n in zip(query_lens, seq_lens, strict=True)]
     num_pairs = sum(int(of_one.sum()) for of_one in seen)
     num_read = sum(int(min(n, window + q_len - 1)) for q_len, n in zip(query_lens, seq_lens, strict=True))
-    token_bytes = spec.numbers_per_token * kv_dtype.itemsize
+    token_bytes = KVStore.bytes_per_token([spec], kv_dtype)
     value_share = spec.value_dim / spec.head_dim
     return Cost(
         kv_bytes=(num_read + int(query_lens.sum())) * token_bytes,

@@ -35,7 +35,7 @@ class Rig:
     """
 
     def __init__(self, parts: DeviceParts, page_size: int, vocab_size: int) -> None:
-        self.device, self.dtype = parts.kv.device, parts.kv.dtype
+        self.device, self.dtype = parts.kv.device, parts.dtype
         self.attention_name = parts.attention_name
         self.clock: Clock = clock_for(self.device)
         self._parts = parts
@@ -81,7 +81,7 @@ class Rig:
     @torch.inference_mode()
     def costs(self, plan: StepPlan) -> dict[str, Cost]:
         """Run a step and return what each operator has to move and to compute."""
-        counter = OperatorCounter(plan, self.dtype)
+        counter = OperatorCounter(plan, self._parts.kv.dtype)
         batch = build_batch(plan, self._last_tokens, self.device)
         self._parts.attention.prepare(batch)
         with counter.attached(self._operators):

@@ -144,6 +144,7 @@ def _server_info(manager: TokenizerManager, uptime_s: float) -> ServerInfo:
         tokenizer_path=model.path,
         served_model_name=model.name,
         dtype=model.dtype,
+        kv_dtype=model.kv_dtype,
         context_length=model.context_len,
         max_total_num_tokens=model.memory_tokens,
         max_running_requests=config.scheduling.max_running_requests,

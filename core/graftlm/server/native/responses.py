@@ -137,6 +137,7 @@ class ServerInfo(_Body):
     tokenizer_path: str
     served_model_name: str
     dtype: str
+    kv_dtype: str = Field(description="What keys and values are held in: the model's dtype, int8 or float8_e4m3fn.")
     context_length: int
     max_total_num_tokens: int = Field(description="Tokens that a replica's KV memory holds.")
     max_running_requests: int
