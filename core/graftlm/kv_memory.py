@@ -10,14 +10,9 @@ import torch
 from graftlm.config import EngineConfig
 from graftlm.contracts import AttentionLayer, Model
 from graftlm.errors import ConfigError
-<<<<<<< HEAD
 from graftlm.execution.kv_sizes import KVDemand, KVSizes, size_kv
 from graftlm.execution.kv_store import KVStore
-=======
-from graftlm.execution.kv_sizes import KVDemand, size_kv
-from graftlm.execution.kv_store import KVStore
 from graftlm.layers import KV_DTYPES
->>>>>>> w-kvq
 from graftlm.memory import WindowPages, WindowSpan
 from graftlm.registry import Registry
 from graftlm.step_memory import StepMemory
@@ -78,25 +73,17 @@ def size_memory(
     context_len: int,
     steps: StepMemory,
 ) -> KVMemory:
-<<<<<<< HEAD
     """Decide how much KV memory there is, and whether sliding-window layers get one of their own; log why.
 
     Args:
+        dtype: of the model.
         steps: what must be left for steps to run.
 
     Raises:
         ConfigError: there is too little memory for one request, or windows are configured that the model has not.
     """
     settings, have = config.scheduling, DeviceMemory.read(device)
-=======
-    """Decide how much KV memory there is, and whether sliding-window layers get one of their own.
-
-    Args:
-        dtype: of the model.
-    """
-    settings = config.scheduling
-    kv_dtype = KV_DTYPES.get(config.memory.kv_dtype, dtype)
->>>>>>> w-kvq
+    held = KV_DTYPES.get(config.memory.kv_dtype, dtype)
     span = _window_span(config, registry, model)
     demand = KVDemand(
         kv_tokens=config.memory.kv_tokens,
@@ -110,39 +97,11 @@ def size_memory(
         span=span,
         reserved_bytes=steps.num_bytes,
     )
-<<<<<<< HEAD
-    sizes = size_kv(model.attention_layers, dtype, demand)
-    _logger.info("%s", explain(sizes, demand, have, steps, model.attention_layers, dtype))
+    sizes = size_kv(model.attention_layers, held, demand)
+    _logger.info("%s", explain(sizes, demand, have, steps, model.attention_layers, dtype, held))
     if span is None or sizes.num_window_pages is None:
-        return KVMemory(sizes.num_pages, None)
-    return KVMemory(sizes.num_pages, WindowPages(sizes.num_pages, sizes.num_window_pages, span))
-=======
-    sizes = size_kv(model.attention_layers, kv_dtype, demand)
-    _log_tokens(sizes.num_pages * demand.page_size, model, dtype, kv_dtype)
-    if span is None or sizes.num_window_pages is None:
-        return KVMemory(kv_dtype, sizes.num_pages, None)
-    _logger.info(
-        "sliding-window layers have a KV memory of their own: %d tokens of %d",
-        sizes.num_window_pages * span.page_size,
-        sizes.num_pages * span.page_size,
-    )
-    return KVMemory(kv_dtype, sizes.num_pages, WindowPages(sizes.num_pages, sizes.num_window_pages, span))
-
-
-def _log_tokens(num_tokens: int, model: Model, dtype: torch.dtype, kv_dtype: torch.dtype) -> None:
-    """Say how many tokens fit, and in narrow memory what that gains."""
-    token_bytes, plain_bytes = (KVStore.bytes_per_token(model.attention_layers, each) for each in (kv_dtype, dtype))
-    gain = ""
-    if kv_dtype != dtype:
-        gain = f"; {plain_bytes / token_bytes:.2f} times as many as in {str(dtype).removeprefix('torch.')}"
-    _logger.info(
-        "KV memory: %s tokens in %s, %s bytes each%s",
-        f"{num_tokens:,}",
-        str(kv_dtype).removeprefix("torch."),
-        f"{token_bytes:,}",
-        gain,
-    )
->>>>>>> w-kvq
+        return KVMemory(held, sizes.num_pages, None)
+    return KVMemory(held, sizes.num_pages, WindowPages(sizes.num_pages, sizes.num_window_pages, span))
 
 
 def explain(
@@ -152,10 +111,19 @@ def explain(
     steps: StepMemory,
     layers: Sequence[AttentionLayer],
     dtype: torch.dtype,
+    held: torch.dtype,
 ) -> str:
-    """Say in one line how many tokens fit into KV memory, and why."""
+    """Say in one line how many tokens fit into KV memory, and why.
+
+    Args:
+        dtype: of the model.
+        held: of keys and values as they are held.
+    """
     num_tokens = sizes.num_pages * demand.page_size
-    line = f"KV memory: {num_tokens:,} tokens of {KVStore.bytes_per_token(layers, dtype):,} bytes"
+    token_bytes, plain_bytes = (KVStore.bytes_per_token(layers, each) for each in (held, dtype))
+    line = f"KV memory: {num_tokens:,} tokens of {token_bytes:,} bytes"
+    if held != dtype:
+        line += f" in {_name(held)}, {plain_bytes / token_bytes:.2f} times as many as in {_name(dtype)}"
     if sizes.num_window_pages is not None:
         line += f", sliding-window layers keep {sizes.num_window_pages * demand.page_size:,} of them"
     taken = [] if have.weight_bytes is None else [f"{_gib(have.weight_bytes)} weights"]
@@ -173,6 +141,10 @@ def _reason(sizes: KVSizes, demand: KVDemand) -> str:
     if demand.budget_bytes < int(demand.free_bytes * demand.kv_fraction):
         return "what fits beside activations and graphs"
     return f"what fits into memory.kv_fraction {demand.kv_fraction:g} of what is free"
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _gib(num_bytes: int) -> str:
