@@ -6,6 +6,8 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
+from graftlm.layers import CacheRows
+
 __all__ = ["FlashInferLibrary", "PagedWrapper", "load_flashinfer"]
 
 
@@ -42,7 +44,7 @@ class FlashInferLibrary:
     decode: Callable[..., PagedWrapper]
     prefill: Callable[..., PagedWrapper]
     cascade: Callable[..., PagedWrapper]
-    write_kv: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], None]
+    write_kv: Callable[[Tensor, Tensor, CacheRows, CacheRows, Tensor], None]
 
 
 def load_flashinfer() -> FlashInferLibrary:

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from graftlm.contracts import AttentionBackend, AttentionContext, AttentionLayer, ForwardBatch
 from graftlm.errors import InvariantError, ProviderUnavailableError
+from graftlm.layers import CacheRows
 from graftlm_attention.flashinfer_library import FlashInferLibrary
 from graftlm_attention.flashinfer_planner import CudaFence, Fence, LayerKind, LayerPlanner, NoFence, Part
 from graftlm_attention.options import FlashInferOptions
@@ -73,7 +74,8 @@ class FlashInferAttention(AttentionBackend):
             raise InvariantError("FlashInferAttention.forward was called before prepare(batch)")
         _check(q, k, v, layer, batch.num_tokens)
         plan = self._layers[layer.layer_id]
-        self._write_kv(k, v, plan.keys.flatten(0, 1), plan.values.flatten(0, 1), batch.out_slots)
+        keys, values = (CacheRows(stored.flatten(0, 1), None) for stored in (plan.keys, plan.values))
+        self._write_kv(k, v, keys, values, batch.out_slots)
         q, out = q.contiguous(), torch.empty(q.shape, dtype=q.dtype, device=q.device)
         for part in self._parts[plan.kind]:
             part.attend(q[part.tokens], (plan.keys, plan.values), out[part.tokens])

@@ -151,7 +151,8 @@ class Recorder:
     @property
     def library(self):
         def write_kv(k, v, keys, values, out_slots):
-            keys[out_slots], values[out_slots] = k, v
+            keys.write(out_slots, k)
+            values.write(out_slots, v)
 
         makers = {"decode": DecodeDouble, "prefill": PrefillDouble, "cascade": CascadeDouble}
         return FlashInferLibrary(
