@@ -32,16 +32,19 @@ class GGUFFile:
         path: the file, or the first of several.
 
     Raises:
-        CheckpointError: a file is missing or broken, or the package `gguf` is.
+        CheckpointError: a file is missing or broken, or the package `gguf` is; or two tensors have one name.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
         layouts = [(file, read_layout(file)) for file in checkpoint_files(path)]
         self._metadata = layouts[0][1].metadata
-        self._tensors = {
-            place.name: _StoredTensor(file, layout, place) for file, layout in layouts for place in layout.tensors
-        }
+        self._tensors: dict[str, _StoredTensor] = {}
+        for file, layout in layouts:
+            for place in layout.tensors:
+                if place.name in self._tensors:
+                    raise CheckpointError(f"{file} holds the tensor {place.name!r} a second time")
+                self._tensors[place.name] = _StoredTensor(file, layout, place)
         self._architecture = ""
         self._architecture = str(self._value("general.architecture"))
 
