@@ -109,7 +109,7 @@ def test_numbers_in_words(number: int, words: str) -> None:
 
 
 def test_json_answers_are_json() -> None:
-    kinds = {"JSON list": list, "JSON person": dict}
+    kinds = {"JSON list": list, "JSON person": dict, "JSON item": dict}
     answers = [(it.form, json.loads(it.answer)) for it in drawn(held_out=False) if it.form.startswith("JSON")]
     assert {form for form, _ in answers} == kinds.keys()
     assert all(isinstance(answer, kinds[form]) and answer for form, answer in answers)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,8 +15,9 @@ if TYPE_CHECKING:
 
 __all__ = ["check_sizes"]
 
-#: What configurations of various architectures call their layers, and the size of a hidden state.
-_LAYER_ENTRIES = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
+#: What configurations of various architectures call their layers, those that draft tokens, and the size of a hidden
+#: state.
+_LAYER_ENTRIES = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "num_nextn_predict_layers")
 _HIDDEN_ENTRIES = ("hidden_size", "n_embd", "d_model")
 #: Entries that say how many rows some weight has, each row of about the size of a hidden state.
 _ROW_ENTRIES = (
@@ -56,21 +57,18 @@ def check_sizes(config: ModelConfig, path: Path) -> None:
         CheckpointError: there are more layers than tensors, or a weight would be larger than all files; or a file is
             missing or broken.
     """
-    layers = _first(config.raw, _LAYER_ENTRIES)
     num_tensors = _num_tensors(path)
-    if layers is not None and layers[1] > num_tensors:
-        raise _too_large(f"{layers[0]} {layers[1]}", f"are {num_tensors} tensors, fewer than one for each layer")
-    hidden = _first(config.raw, _HIDDEN_ENTRIES)
-    if hidden is None:
-        return
+    for entry, layers in _whole_numbers(config.raw, _LAYER_ENTRIES):
+        if layers > num_tensors:
+            raise _too_large(f"{entry} {layers}", f"are {num_tensors} tensors, fewer than one for each layer")
     num_bytes = sum(file.stat().st_size for file in checkpoint_files(path))
-    for entry in _ROW_ENTRIES:
-        rows = _whole(config.raw.get(entry))
-        if rows is not None and rows * hidden[1] > num_bytes * _WEIGHTS_PER_BYTE:
-            raise _too_large(
-                f"{entry} {rows} and {hidden[0]} {hidden[1]}",
-                f"take {num_bytes} bytes, too few for a matrix of one by the other",
-            )
+    for hidden_entry, hidden_size in _whole_numbers(config.raw, _HIDDEN_ENTRIES):
+        for entry, rows in _whole_numbers(config.raw, _ROW_ENTRIES):
+            if rows * hidden_size > num_bytes * _WEIGHTS_PER_BYTE:
+                raise _too_large(
+                    f"{entry} {rows} and {hidden_entry} {hidden_size}",
+                    f"take {num_bytes} bytes, too few for a matrix of one by the other",
+                )
 
 
 def _num_tensors(path: Path) -> int:
@@ -81,17 +79,12 @@ def _num_tensors(path: Path) -> int:
     return len(SafetensorsFiles(path).names())
 
 
-def _first(raw: Mapping[str, Any], entries: tuple[str, ...]) -> tuple[str, int] | None:
-    """Return the first of some entries that is a whole number, by its name."""
+def _whole_numbers(raw: Mapping[str, Any], entries: tuple[str, ...]) -> Iterator[tuple[str, int]]:
+    """Yield those of some entries that are whole numbers."""
     for entry in entries:
-        value = _whole(raw.get(entry))
-        if value is not None:
-            return entry, value
-    return None
-
-
-def _whole(value: object) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) else None
+        value = raw.get(entry)
+        if isinstance(value, int) and not isinstance(value, bool):
+            yield entry, value
 
 
 def _too_large(said: str, found: str) -> CheckpointError:

@@ -23,6 +23,8 @@ __all__ = ["GGUFFile", "shortest"]
 
 #: Weights decoded at a time, which bounds the memory for float32 values in between.
 _PANEL_WEIGHTS = 1 << 20
+#: What metadata means are float32; what is larger would round to infinity.
+_LARGEST = float(np.finfo(np.float32).max)
 
 
 class GGUFFile:
@@ -94,7 +96,7 @@ class GGUFFile:
             CheckpointError: there is none, or it is something else.
         """
         value = self._value(key, default)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= _LARGEST:
             raise self._wrong(key, "a number above 0", value)
         return shortest(value)
 
