@@ -71,7 +71,7 @@ def rope_frequencies(
             f"config.json asks for rope_type {rope_type!r}. Available: {', '.join(sorted(_SCALINGS))}"
         )
     rotary_dim = _rotary_dim(rope, head_dim, partial)
-    theta = _number(rope, "rope_theta", above=1)  # by 1 all pairs of dimensions turn alike, by less the later ones faster
+    theta = _number(rope, "rope_theta", above=1)  # by 1, all pairs of dimensions turn alike
     period = theta ** (torch.arange(0, rotary_dim, 2, dtype=torch.int64).float() / rotary_dim)
     frequencies = _SCALINGS[rope_type](_Rope(rope, period, config, context_len or config.max_position_embeddings))
     _check_finite(frequencies, rope)
