@@ -10,7 +10,9 @@ from safetensors.torch import load_file, save_file
 
 from graftlm import Engine, SamplingParams
 from graftlm.checkpoint import iter_weights
+from graftlm.errors import CheckpointError
 from graftlm.testing.gguf_files import write_gguf
+from graftlm.testing.tiny_models import write_tiny_checkpoint
 
 PROMPTS = ["A small river runs past the mill", "Numbers such as 0, 1, 2", "Where does"]
 GREEDY = SamplingParams(temperature=0, max_tokens=8)
@@ -82,3 +84,11 @@ def test_a_gguf_file_is_served_from_text_to_text(checkpoint, tmp_path):
         (expected,) = engine.generate([[{"role": "user", "content": "What is the capital of France?"}]], GREEDY)
     assert (output.text, output.token_ids) == (expected.text, expected.token_ids)
     assert output.usage == expected.usage
+
+
+def test_sizes_that_the_weights_cannot_have_are_refused_before_a_model_is_built(tmp_path):
+    folder = write_tiny_checkpoint(tmp_path / "m", tokenizer=True, num_layers=1)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 10**9}))
+    with pytest.raises(CheckpointError, match="num_hidden_layers 1000000000, but the weights beside it are"):
+        Engine(model={"path": str(folder), "dtype": "float32", "device": "cpu"}, memory={"kv_tokens": 64})

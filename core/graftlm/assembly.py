@@ -12,7 +12,7 @@ import torch
 from graftlm.adapter_assembly import make_adapters
 from graftlm.adapter_loading import AdapterLoader
 from graftlm.cache_events import CacheEvents
-from graftlm.checkpoint import load_model_config, resolve_checkpoint, torch_dtype
+from graftlm.checkpoint import check_sizes, load_model_config, resolve_checkpoint, torch_dtype
 from graftlm.config import EngineConfig
 from graftlm.contracts import (
     AttentionBackend,
@@ -197,6 +197,7 @@ def assemble(
     )
     model_provider = registry.model_for(model_config.architectures, config.model.architecture)
     code_folder = path if config.model.trust_remote_code else None
+    check_sizes(model_config, path)
     model_context = ModelContext(model_config, target.device, target.dtype, target.context_len, code_folder)
     model: Model = registry.create("model", model_provider, {}, model_context)
     attention_provider = _choose_attention(config, registry, platform, model, target.dtype)

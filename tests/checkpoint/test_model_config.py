@@ -52,6 +52,7 @@ class TestConfig:
         [
             ("{", "is not JSON"),
             ("[]", "JSON object, got list"),
+            ("[" * 100_000, "nested too deeply"),
             ("{}", "architectures"),
             (json.dumps(CONFIG | {"vocab_size": None}), "vocab_size"),
             (json.dumps(CONFIG | {"max_position_embeddings": 0}), "max_position_embeddings"),

@@ -109,9 +109,10 @@ def test_numbers_in_words(number: int, words: str) -> None:
 
 
 def test_json_answers_are_json() -> None:
-    for question in drawn(held_out=False):
-        if question.form.startswith("JSON"):
-            json.loads(question.answer)
+    kinds = {"JSON list": list, "JSON person": dict, "JSON item": dict}
+    answers = [(it.form, json.loads(it.answer)) for it in drawn(held_out=False) if it.form.startswith("JSON")]
+    assert {form for form, _ in answers} == kinds.keys()
+    assert all(isinstance(answer, kinds[form]) and answer for form, answer in answers)
 
 
 def test_the_checkpoint_is_small() -> None:

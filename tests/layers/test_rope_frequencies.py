@@ -1,6 +1,7 @@
 """Frequencies are those of Transformers' functions, for every rope type that is served."""
 
 import logging
+import math
 import re
 from typing import Any
 
@@ -141,6 +142,22 @@ def test_an_outer_original_context_goes_before_an_inner_one() -> None:
         ({**LONGROPE, "original_max_position_embeddings": "x"}, {}, CheckpointError, "original_max_position"),
         ({"rope_type": "linear"}, {}, CheckpointError, "factor"),
         ({"rope_theta": "big"}, {}, CheckpointError, "rope_theta"),
+        ({"rope_theta": 1.0}, {}, CheckpointError, "rope_theta as a number above 1, got 1.0"),
+        ({"rope_theta": 1e-300}, {}, CheckpointError, "rope_theta as a number above 1, got 1e-300"),
+        ({"rope_theta": math.inf}, {}, CheckpointError, "rope_theta as a number above 1, got inf"),
+        ({"rope_theta": 10**400}, {}, CheckpointError, "rope_theta as a number above 1, got 1000"),
+        ({"rope_type": ["yarn"]}, {}, CheckpointError, "rope_type as a text, got ['yarn']"),
+        ({"rope_type": "linear", "factor": math.inf}, {}, CheckpointError, "factor as a number above 0, got inf"),
+        ({"rope_type": "linear", "factor": math.nan}, {}, CheckpointError, "factor as a number above 0, got nan"),
+        ({"rope_type": "linear", "factor": 1e-320}, {}, CheckpointError, "give no finite frequencies above 0"),
+        ({**LLAMA3, "low_freq_factor": 4.0}, {}, CheckpointError, "low_freq_factor below high_freq_factor, got 4.0"),
+        ({**LLAMA3, "low_freq_factor": 5.0}, {}, CheckpointError, "low_freq_factor below high_freq_factor, got 5.0"),
+        ({**YARN, "beta_fast": "32"}, {}, CheckpointError, "beta_fast as a number above 0, got '32'"),
+        ({**YARN, "beta_fast": -1}, {}, CheckpointError, "beta_fast as a number above 0, got -1"),
+        ({**YARN, "beta_slow": 33}, {}, CheckpointError, "beta_fast no less than beta_slow, got 32 and 33"),
+        ({**YARN, "original_max_position_embeddings": 10**400}, {}, CheckpointError, "embeddings as a number above 1"),
+        ({**LONGROPE, "original_max_position_embeddings": 1}, {}, CheckpointError, "embeddings as a number above 1"),
+        ({**LONGROPE, "long_factor": [math.inf] * 32}, {}, CheckpointError, "long_factor as 32 numbers above 0"),
     ],
 )
 def test_parameters_that_do_not_fit_are_refused(
@@ -148,3 +165,9 @@ def test_parameters_that_do_not_fit_are_refused(
 ) -> None:
     with pytest.raises(error, match=message if "\\" in message else re.escape(message)):
         frequencies(rope, **options)
+
+
+def test_a_longest_context_beyond_float32_is_refused_where_longrope_stretches_to_it() -> None:
+    config = ModelConfig(("A",), 100, 10**400, raw={"rope_parameters": LONGROPE})
+    with pytest.raises(CheckpointError, match="needs max_position_embeddings as a number above 0"):
+        rope_frequencies(config, HEAD_DIM, context_len=LONGEST)

@@ -66,7 +66,10 @@ def test_a_name_that_comes_twice_is_refused() -> None:
 
 
 def test_computed_tensors_of_old_checkpoints_are_ignored() -> None:
-    copy_weights(slots(), [*full().items(), ("model.layers.0.self_attn.rotary_emb.inv_freq", torch.zeros(8))])
+    places = slots()
+    copy_weights(places, [*full().items(), ("model.layers.0.self_attn.rotary_emb.inv_freq", torch.zeros(8))])
+    for slot, tensor in zip(places, full().values(), strict=True):
+        assert (slot.target == tensor).all()
 
 
 @pytest.mark.parametrize("names", [("b",), ("tied",), ("b", "tied"), ("tied", "b")])

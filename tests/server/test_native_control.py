@@ -105,8 +105,11 @@ class TestFlushAndAbort:
         assert [job.join()["meta_info"]["finish_reason"]["type"] for job in running] == ["abort", "abort"]
 
     def test_unknown_ids_are_ignored(self, client):
+        running = Background(client, sampling_params=LONG | {"max_new_tokens": 100})
+        wait_until(lambda: running.answer is not None or num_requests(client) == 1, 10, "the start of the request")
         post(client, "/abort_request", rid="nobody")
         post(client, "/abort_request", rid=["nobody", "either"])
+        assert running.join()["meta_info"]["finish_reason"]["type"] == "length"
 
     @pytest.mark.parametrize("body", [{}, {"rid": ""}, {"abort_all": False}])
     def test_an_abort_of_nothing_is_refused(self, client, body):

@@ -15,7 +15,7 @@ def read_json(file: Path) -> dict[str, Any]:
     """Return the object that a JSON file holds.
 
     Raises:
-        CheckpointError: it cannot be read, is not JSON, or holds something else.
+        CheckpointError: it cannot be read, is not JSON, is nested too deeply, or holds something else.
     """
     try:
         value = json.loads(file.read_text(encoding="utf-8"))
@@ -23,6 +23,8 @@ def read_json(file: Path) -> dict[str, Any]:
         raise CheckpointError(f"{file} cannot be read: {error.strerror}") from error
     except ValueError as error:
         raise CheckpointError(f"{file} is not JSON: {error}") from error
+    except RecursionError as error:
+        raise CheckpointError(f"{file} cannot be read: its lists and objects are nested too deeply") from error
     if not isinstance(value, dict):
         raise CheckpointError(f"{file} must hold a JSON object, got {type(value).__name__}")
     return value

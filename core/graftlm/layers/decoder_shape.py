@@ -1,14 +1,18 @@
 """The sizes of a Llama-like decoder, read from config.json with every number checked."""
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeGuard
+
+import torch
 
 from graftlm.contracts import AttentionLayer, ModelConfig
 from graftlm.errors import CheckpointError, UnsupportedArchitectureError
 
-__all__ = ["DecoderShape", "read_flag", "read_layer_types", "read_number", "read_size"]
+__all__ = ["DecoderShape", "is_positive", "read_flag", "read_layer_types", "read_number", "read_size"]
+
+#: Layers compute in float32 or less, where what is larger is infinite.
+_LARGEST = torch.finfo(torch.float32).max
 
 _LAYER_TYPES = ("full_attention", "sliding_attention")
 
@@ -136,9 +140,14 @@ def read_number(raw: Mapping[str, Any], name: str, default: float | None = None)
     """
     value = raw.get(name)
     value = default if value is None else value
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+    if not is_positive(value):
         raise CheckpointError(f"config.json needs {name} as a number above 0, got {value!r}")
     return float(value)
+
+
+def is_positive(value: object) -> TypeGuard[float]:
+    """Whether a value of config.json is a number above 0 that float32 can hold, unlike NaN, Infinity and 1e39."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= _LARGEST
 
 
 def read_layer_types(raw: Mapping[str, Any], default: Sequence[str]) -> tuple[str, ...]:
@@ -173,6 +182,6 @@ def _check_plain(raw: Mapping[str, Any]) -> None:
 
 def _read_eps(raw: Mapping[str, Any]) -> float:
     value = raw.get("rms_norm_eps", 1e-6)
-    if isinstance(value, bool) or not isinstance(value, int | float) or value < 0:
-        raise CheckpointError(f"config.json needs rms_norm_eps as a number, got {value!r}")
+    if not is_positive(value) and (value != 0 or isinstance(value, bool)):
+        raise CheckpointError(f"config.json needs rms_norm_eps as a number of 0 or more, got {value!r}")
     return float(value)

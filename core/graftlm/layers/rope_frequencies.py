@@ -14,13 +14,14 @@ import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeGuard
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from graftlm.contracts import ModelConfig
 from graftlm.errors import CheckpointError, UnsupportedArchitectureError
+from graftlm.layers.decoder_shape import is_positive
 
 __all__ = ["Frequencies", "rope_frequencies"]
 
@@ -60,7 +61,7 @@ def rope_frequencies(
         default_theta: what `rope_theta` is where config.json does not say.
 
     Raises:
-        CheckpointError: a parameter of the rope type is missing or not a number.
+        CheckpointError: a parameter of the rope type is missing or not a number, or they make no sense together.
         UnsupportedArchitectureError: there is no such rope type, or the architecture has no partial rotation.
     """
     rope = _with_type(_rope_parameters(config, default_theta) if rope is None else rope)
@@ -70,8 +71,11 @@ def rope_frequencies(
             f"config.json asks for rope_type {rope_type!r}. Available: {', '.join(sorted(_SCALINGS))}"
         )
     rotary_dim = _rotary_dim(rope, head_dim, partial)
-    period = _number(rope, "rope_theta") ** (torch.arange(0, rotary_dim, 2, dtype=torch.int64).float() / rotary_dim)
-    return _SCALINGS[rope_type](_Rope(rope, period, config, context_len or config.max_position_embeddings))
+    theta = _number(rope, "rope_theta", above=1)  # by 1, all pairs of dimensions turn alike
+    period = theta ** (torch.arange(0, rotary_dim, 2, dtype=torch.int64).float() / rotary_dim)
+    frequencies = _SCALINGS[rope_type](_Rope(rope, period, config, context_len or config.max_position_embeddings))
+    _check_finite(frequencies, rope)
+    return frequencies
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,11 +98,23 @@ class _Rope:
         """Read a parameter; see `_number`."""
         return _number(self.parameters, name)
 
+    def number_or(self, name: str, default: float) -> float:
+        """Read a parameter for which absent, null and 0 mean the default."""
+        return self.number(name) if self.parameters.get(name) else default
+
     def original_context(self) -> float:
-        """Tokens of context before stretching; an entry beside the rope parameters goes before one inside."""
+        """Tokens of context before stretching; an entry beside the rope parameters goes before one inside.
+
+        It is above 1, as its logarithm is divided by.
+        """
         name = "original_max_position_embeddings"
         value = self.config.raw.get(name) or self.parameters.get(name) or self.config.max_position_embeddings
-        return _number({**self.parameters, name: value}, name)
+        return _number({**self.parameters, name: value}, name, above=1)
+
+    def stretched_context(self) -> float:
+        """Tokens of context after stretching."""
+        name = "max_position_embeddings"
+        return _number({**self.parameters, name: self.config.max_position_embeddings}, name)
 
 
 def _rope_parameters(config: ModelConfig, default_theta: float) -> dict[str, Any]:
@@ -137,20 +153,31 @@ def _rotary_dim(rope: Mapping[str, Any], head_dim: int, partial: bool) -> int:
 def _with_type(rope: Mapping[str, Any]) -> dict[str, Any]:
     """Name the rope type, which older files call `type`; Phi-3's first files call longrope su, or yarn."""
     rope_type = rope.get("rope_type") or rope.get("type") or "default"
+    if not isinstance(rope_type, str):
+        raise CheckpointError(f"config.json needs rope_type as a text, got {rope_type!r}")
     return {**rope, "rope_type": "longrope" if rope.get("long_factor") and rope_type in ("su", "yarn") else rope_type}
 
 
-def _number(rope: Mapping[str, Any], name: str) -> float:
+def _number(rope: Mapping[str, Any], name: str, above: int = 0) -> float:
+    """Read a number above 0 or 1 that float32 can hold."""
     value = rope.get(name)
-    if not _is_positive(value):
+    if not is_positive(value) or value <= above:
         raise CheckpointError(
-            f"config.json's rope_type {rope['rope_type']!r} needs {name} as a number above 0, got {value!r}"
+            f"config.json's rope_type {rope['rope_type']!r} needs {name} as a number above {above}, got {value!r}"
         )
     return value
 
 
-def _is_positive(value: object) -> TypeGuard[float]:
-    return isinstance(value, int | float) and not isinstance(value, bool) and value > 0
+def _out_of_order(rope: _Rope, needed: str) -> CheckpointError:
+    """Return the error for two parameters, between which frequencies are blended, that are the wrong way round."""
+    return CheckpointError(f"config.json's rope_type {rope.parameters['rope_type']!r} needs {needed}")
+
+
+def _check_finite(frequencies: Frequencies, rope: Mapping[str, Any]) -> None:
+    """Refuse parameters that are numbers each, and together lead beyond what float32 can hold."""
+    inv_freq = frequencies.inv_freq
+    if not (inv_freq.isfinite() & (inv_freq > 0)).all() or not is_positive(frequencies.scaling):
+        raise CheckpointError(f"config.json's rope parameters give no finite frequencies above 0: {dict(rope)!r}")
 
 
 # Below, the order of operations is Hugging Face's: at far positions a rounding of the frequency is a visible angle.
@@ -168,6 +195,8 @@ def _linear(rope: _Rope) -> Frequencies:
 def _llama3(rope: _Rope) -> Frequencies:
     """Llama 3.1: long wavelengths are stretched by the factor, short ones kept, those between are blended."""
     factor, low, high = (rope.number(name) for name in ("factor", "low_freq_factor", "high_freq_factor"))
+    if low >= high:
+        raise _out_of_order(rope, f"low_freq_factor below high_freq_factor, got {low!r} and {high!r}")
     inv_freq = 1.0 / rope.period
     turns = rope.original_context() / (2 * math.pi / inv_freq)  # over the context it was trained on
     kept = ((turns - low) / (high - low)).clamp(0, 1)
@@ -176,15 +205,17 @@ def _llama3(rope: _Rope) -> Frequencies:
 
 def _yarn(rope: _Rope) -> Frequencies:
     """YaRN (arXiv:2309.00071): blends by the number of turns over the original context, and scales attention."""
-    parameters, period, original = rope.parameters, rope.period, rope.original_context()
-    factor = rope.number("factor")
+    period, original, factor = rope.period, rope.original_context(), rope.number("factor")
+    fast, slow = rope.number_or("beta_fast", 32), rope.number_or("beta_slow", 1)
+    if fast < slow:
+        raise _out_of_order(rope, f"beta_fast no less than beta_slow, got {fast!r} and {slow!r}")
     rotary_dim, theta = 2 * len(period), rope.number("rope_theta")
 
     def dim_of(turns: float) -> float:
         return rotary_dim * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(theta))
 
-    low, high = dim_of(parameters.get("beta_fast") or 32), dim_of(parameters.get("beta_slow") or 1)
-    if parameters.get("truncate", True):
+    low, high = dim_of(fast), dim_of(slow)
+    if rope.parameters.get("truncate", True):
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, rotary_dim - 1)
     width = high - low or 0.001  # a step instead of a ramp
@@ -223,14 +254,14 @@ def _longrope_scaling(rope: _Rope, original: float) -> float:
     if rope.parameters.get("attention_factor") is not None:
         return rope.number("attention_factor")
     has_factor = rope.parameters.get("factor") is not None
-    factor = rope.number("factor") if has_factor else rope.config.max_position_embeddings / original
+    factor = rope.number("factor") if has_factor else rope.stretched_context() / original
     return math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
 
 
 def _factors(rope: _Rope, name: str) -> Tensor:
     """Read a list of a number per pair of dimensions; float32 [R / 2]."""
     values, expected = rope.parameters.get(name), len(rope.period)
-    if not isinstance(values, Sequence) or len(values) != expected or not all(map(_is_positive, values)):
+    if not isinstance(values, Sequence) or len(values) != expected or not all(map(is_positive, values)):
         raise CheckpointError(f"config.json's longrope needs {name} as {expected} numbers above 0, got {values!r}")
     return torch.tensor(values, dtype=torch.float32)
 

@@ -12,6 +12,7 @@ attends with all heads over one key/value head, whose value is the first R numbe
 """
 
 import math
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -49,6 +50,9 @@ __all__ = ["DeepseekForCausalLM"]
 
 #: Of the norms of latent vectors, whatever config.json says of the others.
 _LATENT_EPS = 1e-6
+
+#: Begins the names of a layer's tensors.
+_LAYER = re.compile(r"model\.layers\.([0-9]{1,9})\.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,8 +167,12 @@ class DeepseekForCausalLM(nn.Module, Model):
             self.embed.pack_output()
 
     def _served(self, weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
-        drafts = tuple(f"model.layers.{len(self.layers) + i}." for i in range(self._num_draft_layers))
-        return ((name, tensor) for name, tensor in weights if not name.startswith(drafts))
+        return ((name, tensor) for name, tensor in weights if not self._is_draft(name))
+
+    def _is_draft(self, name: str) -> bool:
+        """Whether a tensor belongs to one of the layers after the last that is served, which draft tokens."""
+        layer = _LAYER.match(name)
+        return layer is not None and 0 <= int(layer[1]) - len(self.layers) < self._num_draft_layers
 
     @property
     def _aliases(self) -> Mapping[str, str]:

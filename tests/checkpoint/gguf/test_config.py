@@ -158,6 +158,7 @@ def test_every_token_that_ends_an_answer_does(tmp_path):
         ("context_length", 0, gguf.GGUFValueType.UINT32, "context_length must be"),
         ("rope.scaling.type", "ntk", gguf.GGUFValueType.STRING, "'ntk'"),
         ("rope.freq_base", "high", gguf.GGUFValueType.STRING, "rope.freq_base must be a number above 0, got 'high'"),
+        ("rope.freq_base", 1e300, gguf.GGUFValueType.FLOAT64, "rope.freq_base must be a number above 0, got 1e"),
         ("attention.head_count", True, gguf.GGUFValueType.BOOL, "head_count must be a whole number above 0"),
     ],
 )

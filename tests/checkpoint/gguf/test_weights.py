@@ -175,6 +175,17 @@ def test_heads_that_do_not_divide_the_rows_are_named(tmp_path):
         list(iter_weights(file))
 
 
+def test_two_tensors_of_one_name_are_refused(tmp_path):
+    writer = gguf.GGUFWriter(tmp_path / "m.gguf", "llama")
+    for name in ("blk.0.attn_q.weight", "blk.0.attn_k.weight"):
+        writer.add_tensor(name, np.ones((2, 2), dtype=np.float32))
+    finish(writer)
+    content = (tmp_path / "m.gguf").read_bytes()
+    (tmp_path / "m.gguf").write_bytes(content.replace(b"attn_k", b"attn_q"))
+    with pytest.raises(CheckpointError, match=r"m.gguf holds the tensor 'blk.0.attn_q.weight' a second time"):
+        GGUFFile(tmp_path / "m.gguf")
+
+
 def test_a_file_that_names_no_architecture_is_refused(tmp_path):
     (tmp_path / "m.gguf").write_bytes(b"GGUF" + struct.pack("<IQQ", 3, 0, 0) + bytes(8))
     with pytest.raises(CheckpointError, match=r"has no general.architecture"):

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import math
 
 import numpy as np
 import pytest
@@ -148,6 +149,9 @@ def test_older_tools_left_the_settings_in_a_file_of_their_own(tmp_path, make, na
 def compressed(name, weights=None, **settings):
     group = {"targets": ["Linear"], "weights": weights or {}, "format": name}
     return {"quant_method": "compressed-tensors", "format": name, "config_groups": {"group_0": group}, **settings}
+
+
+SHAPES = ([2], 8, [2.0, 8.0], [2, -8], [2, 0], [[2, 8]])  # of which none is outputs and inputs
 
 
 def packed_zeros(words, shape):
@@ -368,13 +372,18 @@ def test_tensors_that_do_not_fit_together_are_named(tmp_path, change, message):
         ),
         (
             compressed("pack-quantized"),
-            {
-                "weight_packed": torch.zeros(2, 1).int(),
-                "weight_shape": torch.tensor([2]),
-                "weight_scale": torch.ones(1),
-            },
-            "weight_shape",
+            packed_zeros(1, [2, 8]) | {"weight_zero_point": torch.zeros(1, 1, 1).int()},
+            "weight_zero_point must be a matrix",
         ),
+        (compressed("pack-quantized"), packed_zeros(1, [3, 8]), "a row for each of the 3 outputs"),
+        *[(compressed("pack-quantized"), packed_zeros(1, shape), "weight_shape must be two whole") for shape in SHAPES],
+        (
+            {"quant_method": "gptq", "bits": 4},
+            gptq()[0] | {"qweight": torch.zeros(0, OUTPUTS).int()},
+            "must not be empty",
+        ),
+        (AWQ_SETTINGS, awq()[0] | {"qweight": torch.zeros(0, 0).int()}, "must not be empty"),
+        ({"quant_method": "gptq", "bits": 4}, gptq()[0] | {"scales": torch.ones(GROUPS, OUTPUTS).int()}, "floating"),
         (
             {"quant_method": "fp8", "weight_block_size": [16, 8]},
             {"weight": torch.zeros(16, 16).to(torch.float8_e4m3fn), "weight_scale_inv": torch.ones(1, 3)},
@@ -392,6 +401,59 @@ def test_tensors_that_are_not_what_a_format_asks_for_are_named(tmp_path, setting
     write(tmp_path, {"quantization_config": settings}, tensors)
     with pytest.raises(WeightError, match=message):
         list(iter_weights(tmp_path))
+
+
+def fp8():
+    codes, scales, weight = fp8_blocks(32, 48, (16, 8))
+    return {"weight": codes, "weight_scale_inv": scales}, weight
+
+
+def packed():
+    return packed_zeros(1, [2, 8]) | {"weight_scale": torch.ones(2, 1)}, torch.zeros(2, 8)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 0.0])
+@pytest.mark.parametrize(
+    ("settings", "make", "part"),
+    [
+        ({"quant_method": "gptq", "bits": 4, "group_size": GROUP}, gptq, "scales"),
+        (AWQ_SETTINGS, awq, "scales"),
+        ({"quant_method": "fp8", "weight_block_size": [16, 8]}, fp8, "weight_scale_inv"),
+        (compressed("pack-quantized"), packed, "weight_scale"),
+    ],
+)
+def test_scales_may_be_zero_and_have_to_be_finite(tmp_path, settings, make, part, value):
+    tensors = make()[0]
+    tensors[part][0, 0] = value
+    write(tmp_path, {"quantization_config": settings}, tensors)
+    if value == 0:
+        (weight,) = dict(iter_weights(tmp_path)).values()
+        assert weight[0, 0] == 0
+        return
+    with pytest.raises(WeightError, match=rf"'{MODULE}' is not .*: scales must be finite"):
+        list(iter_weights(tmp_path))
+
+
+@pytest.mark.parametrize("size", [10**3, 10**12, 10**30])
+@pytest.mark.parametrize("axis", [0, 1])
+def test_a_block_larger_than_the_weight_covers_all_of_it(tmp_path, size, axis):
+    block = [16, 8]
+    block[axis] = size
+    codes, scales, weight = fp8_blocks(32, 48, block)
+    settings = {"quant_method": "fp8", "weight_block_size": block}
+    write(tmp_path, {"quantization_config": settings}, {"weight": codes, "weight_scale_inv": scales})
+    assert torch.equal(dict(iter_weights(tmp_path))[f"{MODULE}.weight"], weight)
+
+
+@pytest.mark.parametrize("group_size", [INPUTS, 10**12, 10**30])
+def test_a_group_larger_than_all_inputs_is_one_group(tmp_path, group_size):
+    tensors, _ = gptq()
+    tensors |= {"qzeros": tensors["qzeros"][:1], "scales": tensors["scales"][:1]}
+    settings = {"quant_method": "gptq", "bits": 4, "group_size": group_size, "desc_act": False}
+    write(tmp_path, {"quantization_config": settings}, tensors)
+    got = dict(iter_weights(tmp_path))[f"{MODULE}.weight"]
+    codes, scales, zeros = draw(4, first_zero=0)
+    assert torch.equal(got, expected_weight(codes, scales[:, :1], zeros[:, :1], [0] * INPUTS))
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 import logging
 import os
 import shutil
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -73,7 +74,11 @@ def test_every_layer_calls_the_operations_that_it_was_given():
 
 
 def test_a_model_that_is_no_module_stays_as_it_is():
-    bind_ops(object(), TorchOps())
+    model = SimpleNamespace(ops="its own", norm=RMSNorm(8, 1e-5, device=CPU, dtype=torch.float32))
+    before = model.norm.ops
+    bind_ops(model, RecordingOps())
+    assert model.ops == "its own"
+    assert model.norm.ops is before
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")

@@ -85,6 +85,15 @@ def test_layers_that_only_draft_tokens_are_left_out(tmp_path: Path, new_context)
         other.load_weights({**weights, "model.layers.3.enorm.weight": torch.zeros(64)}.items())
 
 
+def test_the_number_of_layers_that_draft_tokens_costs_nothing(tmp_path: Path, new_context, rewrite_config) -> None:
+    write_tiny_checkpoint(tmp_path, "deepseek_v3", num_layers=1)
+    rewrite_config(tmp_path, num_nextn_predict_layers=10**12)
+    model, weights = DeepseekForCausalLM(new_context(tmp_path)), dict(iter_weights(tmp_path))
+    model.load_weights(({"model.layers.999999999.enorm.weight": torch.zeros(64)} | weights).items())
+    name = "model.layers.0.self_attn.o_proj.weight"
+    assert torch.equal(model.read_weight(name), weights[name])
+
+
 @pytest.mark.parametrize(
     ("family", "entries", "error", "message"),
     [

@@ -23,6 +23,8 @@ __all__ = ["GGUFFile", "shortest"]
 
 #: Weights decoded at a time, which bounds the memory for float32 values in between.
 _PANEL_WEIGHTS = 1 << 20
+#: What metadata means are float32; what is larger would round to infinity.
+_LARGEST = float(np.finfo(np.float32).max)
 
 
 class GGUFFile:
@@ -32,16 +34,19 @@ class GGUFFile:
         path: the file, or the first of several.
 
     Raises:
-        CheckpointError: a file is missing or broken, or the package `gguf` is.
+        CheckpointError: a file is missing or broken, or the package `gguf` is; or two tensors have one name.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
         layouts = [(file, read_layout(file)) for file in checkpoint_files(path)]
         self._metadata = layouts[0][1].metadata
-        self._tensors = {
-            place.name: _StoredTensor(file, layout, place) for file, layout in layouts for place in layout.tensors
-        }
+        self._tensors: dict[str, _StoredTensor] = {}
+        for file, layout in layouts:
+            for place in layout.tensors:
+                if place.name in self._tensors:
+                    raise CheckpointError(f"{file} holds the tensor {place.name!r} a second time")
+                self._tensors[place.name] = _StoredTensor(file, layout, place)
         self._architecture = ""
         self._architecture = str(self._value("general.architecture"))
 
@@ -91,7 +96,7 @@ class GGUFFile:
             CheckpointError: there is none, or it is something else.
         """
         value = self._value(key, default)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= _LARGEST:
             raise self._wrong(key, "a number above 0", value)
         return shortest(value)
 

@@ -21,7 +21,7 @@ class CodedWeight:
 
     Attributes:
         codes: [N, K], integers or float8, one byte each.
-        scales: [N, G] or [1, G], of a floating dtype.
+        scales: [N, G] or [1, G], of a floating dtype; finite.
         zeros: shaped as the scales, of any dtype; None: 0.
         groups: int64 [K], the group of each input; None: G groups of equally many consecutive inputs.
     """
@@ -35,6 +35,8 @@ class CodedWeight:
         if self.codes.dim() != 2 or self.codes.element_size() != 1:
             raise ValueError(f"codes must be a matrix of bytes, got {list(self.codes.shape)} of {self.codes.dtype}")
         num_outputs, num_inputs = self.codes.shape
+        if not self.codes.numel():
+            raise ValueError(f"a weight has outputs and inputs, got {num_outputs} and {num_inputs}")
         if self.scales.dim() != 2 or self.scales.shape[0] not in (1, num_outputs):
             raise ValueError(f"{num_outputs} outputs need as many rows of scales, got {list(self.scales.shape)}")
         num_groups = self.scales.shape[1]
@@ -44,6 +46,8 @@ class CodedWeight:
             raise ValueError(f"{num_inputs} inputs do not divide into {num_groups} groups")
         if self.groups is not None and not _are_groups(self.groups, num_inputs, num_groups):
             raise ValueError(f"each of {num_inputs} inputs must name one of {num_groups} groups")
+        if not self.scales.is_floating_point() or not self.scales.float().isfinite().all():
+            raise ValueError("scales must be finite numbers of a floating dtype")  # 0 is one: of rows of zeros
 
     def decoded(self, dtype: torch.dtype) -> Tensor:
         """Return the weight, [N, K]: computed in float32 and rounded once."""
@@ -86,8 +90,10 @@ def unpack(words: Tensor, bits: int) -> Tensor:
     """
     import torch
 
-    if words.dim() != 2 or words.dtype != torch.int32:
-        raise ValueError(f"packed numbers must be a matrix of int32, got {list(words.shape)} of {words.dtype}")
+    if words.dim() != 2 or words.dtype != torch.int32 or not words.numel():
+        raise ValueError(
+            f"packed numbers must not be empty, and a matrix of int32, got {list(words.shape)} of {words.dtype}"
+        )
     packed = words.contiguous().view(torch.uint8)  # little-endian, as safetensors are
     if bits == 8:
         return packed
@@ -97,13 +103,17 @@ def unpack(words: Tensor, bits: int) -> Tensor:
 
 
 def consecutive_groups(num_inputs: int, group_size: int) -> Tensor | None:
-    """Return the group of each input, int64 [K]; None where all groups are full, as `CodedWeight` has it."""
+    """Return the group of each input, int64 [K]; None where all groups are full, as `CodedWeight` has it.
+
+    A group may be larger than all inputs, which then are one full group.
+    """
     import torch
 
+    group_size = max(1, min(group_size, num_inputs))  # what a file says may fit no tensor's dtype
     return torch.arange(num_inputs) // group_size if num_inputs % group_size else None
 
 
 def _are_groups(groups: Tensor, num_inputs: int, num_groups: int) -> bool:
-    if groups.shape != (num_inputs,) or num_inputs == 0:
+    if groups.shape != (num_inputs,):
         return False
     return bool(groups.min() >= 0 and groups.max() < num_groups)

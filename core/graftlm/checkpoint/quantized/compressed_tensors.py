@@ -104,11 +104,10 @@ def _check_supported(settings: Mapping[str, Any], names: tuple[str, ...]) -> Non
 
 
 def _packed(parts: WeightParts) -> CodedWeight:
-    shape = parts["weight_shape"].tolist()
-    if len(shape) != 2:
-        raise ValueError(f"weight_shape must be outputs and inputs, got {shape}")
-    num_outputs, num_inputs = shape
+    num_outputs, num_inputs = _shape(parts["weight_shape"])
     words, scales, order = parts["weight_packed"], as_grid(parts["weight_scale"]), parts.get("weight_g_idx")
+    if len(parts.matrix("weight_packed")) != num_outputs:
+        raise ValueError(f"weight_packed must have a row for each of the {num_outputs} outputs that weight_shape names")
     bits = _bits(words, num_inputs)
     codes = unpack(words, bits)[:, :num_inputs]
     zeros = _zeros(parts.get("weight_zero_point"), bits, num_outputs)
@@ -118,9 +117,17 @@ def _packed(parts: WeightParts) -> CodedWeight:
     return CodedWeight(codes, scales, zeros, groups)
 
 
+def _shape(stored: Tensor) -> tuple[int, int]:
+    """Read outputs and inputs."""
+    values = stored.tolist()
+    if stored.shape != (2,) or not all(isinstance(size, int) and size > 0 for size in values):
+        raise ValueError(f"weight_shape must be two whole numbers above 0, outputs and inputs, got {values}")
+    return values[0], values[1]
+
+
 def _bits(words: Tensor, num_inputs: int) -> int:
     for bits in _BITS:
-        if words.dim() == 2 and words.shape[1] == -(-num_inputs * bits // 32):
+        if words.shape[1] == -(-num_inputs * bits // 32):
             return bits
     raise ValueError(f"a row of weight_packed must hold {num_inputs} numbers of one of {sorted(_BITS)} bits")
 
@@ -131,6 +138,8 @@ def _zeros(zeros: Tensor | None, bits: int, num_outputs: int) -> Tensor | None:
 
     if zeros is None:
         return None
+    if zeros.dim() != 2:
+        raise ValueError("weight_zero_point must be a matrix")
     if zeros.dtype == torch.int8:  # of versions that did not pack them
         shifted: Tensor = zeros.short() + 2 ** (bits - 1)
         return shifted

@@ -34,7 +34,8 @@ def scaled_codes(
     expected = [-(-num_outputs // outputs), -(-num_inputs // inputs)]
     if list(scales.shape) != expected or zeros is not None:
         raise ValueError(f"blocks of {outputs} x {inputs} need scales of {expected} and no zeros")
-    by_output = scales.repeat_interleave(outputs, dim=0)[:num_outputs]
+    # A block may be larger than the weight; no more rows of scales are made than there are outputs.
+    by_output = scales.repeat_interleave(min(outputs, num_outputs), dim=0)[:num_outputs]
     return CodedWeight(codes, by_output, groups=consecutive_groups(num_inputs, inputs))
 
 
