@@ -1,9 +1,13 @@
 """Reading adapters in the format of peft: what is computed of them, and what is refused by name."""
 
 import json
+import logging
+import os
+from pathlib import Path
 
 import pytest
 import torch
+from peft import LoraConfig
 from safetensors.torch import load_file, save_file
 
 from graftlm.errors import AdapterError
@@ -37,8 +41,8 @@ def change_tensors(folder, changes):
     save_file({name: tensor for name, tensor in tensors.items() if tensor is not None}, file)
 
 
-def read(folder, max_rank=8):
-    return read_peft_adapter(folder, TARGETS, max_rank)
+def read(folder, max_rank=8, dtype=torch.float32):
+    return read_peft_adapter(folder, TARGETS, max_rank, dtype)
 
 
 @pytest.mark.parametrize(
@@ -97,7 +101,15 @@ def test_the_digest_is_that_of_what_is_computed(folder):
         ({"init_lora_weights": "pissa_niter_4"}, "init_lora_weights is 'pissa_niter_4': .*changed weights"),
         ({"peft_type": "IA3"}, "peft_type is 'IA3', only LORA can be served"),
         ({"r": "four"}, "is not a LoRA adapter's: r: "),
-        ({"r": 0}, "r must be at least 1, got 0"),
+        ({"r": 0}, "r: Input should be greater than or equal to 1"),
+        ({"r": 10**30}, "r: Input should be less"),
+        ({"rank_pattern": {"q_proj": 0}}, "rank_pattern.q_proj: Input should be greater than or equal to 1"),
+        ({"use_rslora": True, "rank_pattern": {"q_proj": -4}}, "rank_pattern.q_proj: Input should be greater"),
+        ({"lora_alpha": float("nan")}, "lora_alpha: Input should be a finite number"),
+        ({"lora_alpha": float("inf")}, "lora_alpha: Input should be a finite number"),
+        ({"alpha_pattern": {"o_proj": float("nan")}}, "alpha_pattern.o_proj: Input should be a finite number"),
+        ({"lora_alpha": 1e39}, r"o_proj.lora_B.weight' times 2.5e\+38 is not finite in torch.float32"),
+        ({"lora_alpha": 1e300}, r"o_proj.lora_B.weight' times 2.5e\+299 is not finite in torch.float32"),
         ({"alpha_pattern": {"(": 1}}, r"'\(' is not a regular expression"),
         ({"r": 2}, r"o_proj.lora_A.weight' has shape \[4, 16\], expected \[2, 16\]"),
     ],
@@ -133,9 +145,44 @@ def test_tensors_that_do_not_fit_are_refused_by_name(folder, changes, message):
         read(folder)
 
 
+@pytest.mark.parametrize(("factor", "scale"), [("A", ""), ("B", " times 2")])
+def test_factors_that_the_models_dtype_cannot_hold_are_refused(folder, factor, scale):
+    name = NAME.format(1, "q_proj", factor)
+    change_tensors(folder, {name: torch.full((4, 16) if factor == "A" else (8, 4), 66000.0)})
+    weights = read(folder, dtype=torch.bfloat16)
+    assert {t.dtype for pair in weights.factors.values() for t in (pair.down, pair.up)} == {torch.bfloat16}
+    with pytest.raises(AdapterError, match=f"'{name}'{scale} is not finite in torch.float16, the model's dtype"):
+        read(folder, dtype=torch.float16)
+
+
+def test_entries_that_are_not_known_are_warned_of_by_name(folder, caplog):
+    harmless = {"lora_dropout": 0.1, "base_model_name_or_path": "else/where", "task_type": "CAUSAL_LM", "new": None}
+    write_config(folder, **harmless)
+    read(folder)
+    assert not caplog.records
+    write_config(folder, **harmless, use_new_thing=True, monteclora_config={"a": 1})
+    read(folder)
+    (record,) = caplog.records
+    assert (record.levelno, ": monteclora_config, use_new_thing: not known here" in record.getMessage()) == (
+        logging.WARNING,
+        True,
+    )
+
+
+def test_what_peft_writes_is_known(folder, caplog):
+    LoraConfig(target_modules=["q_proj", "o_proj"], task_type="CAUSAL_LM", r=4).save_pretrained(folder)
+    read(folder)
+    assert not caplog.records
+
+
 def test_a_rank_above_the_engines_is_refused(folder):
     with pytest.raises(AdapterError, match=r"o_proj has rank 4, this engine takes 3\. Raise lora\.max_rank"):
         read(folder, max_rank=3)
+
+
+def pipe_as_config(folder):
+    (folder / "adapter_config.json").unlink()
+    os.mkfifo(folder / "adapter_config.json")
 
 
 @pytest.mark.parametrize(
@@ -147,6 +194,8 @@ def test_a_rank_above_the_engines_is_refused(folder):
             lambda folder: (folder / "adapter_config.json").write_text("{"),
             "json is not a LoRA adapter's",
         ),
+        (pipe_as_config, "adapter_config.json is not a regular file"),
+        (lambda folder: os.truncate(folder / "adapter_config.json", 1 << 30), "has 1073741824 bytes, expected 4194304"),
         (lambda folder: (folder / "adapter_model.safetensors").unlink(), r"pickled ones \(.bin\) are not read"),
         (
             lambda folder: (folder / "adapter_model.safetensors").write_bytes(b"x" * 20),
@@ -159,3 +208,12 @@ def test_files_that_are_missing_or_broken_are_named(folder, damage, message):
     damage(folder)
     with pytest.raises(AdapterError, match=message):
         read(folder)
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [("x" * 4000, "cannot be read: File name too long"), ("~nobody-of-this-name/a", "Could not determine home")],
+)
+def test_paths_that_name_nothing_are_adapter_errors(path, message):
+    with pytest.raises(AdapterError, match=message):
+        read(Path(path))

@@ -1,9 +1,8 @@
 """From the configuration to the layers of a model that take low-rank adapters, and where those are kept."""
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 from torch import nn
@@ -68,17 +67,18 @@ def make_adapters(config: EngineConfig, model: Model) -> AdapterParts | None:
         len(linears), settings.max_loaded, settings.max_rank, layers.num_bytes / _MB,
     )  # fmt: skip
     catalog = AdapterCatalog(settings.max_loaded)
-    parts = AdapterParts(catalog, layers, partial(_read, _targets(linears, wanted), settings.max_rank))
+    targets = _targets(linears, wanted)
+
+    def read(folder: Path) -> AdapterWeights:
+        return read_peft_adapter(folder, targets, settings.max_rank, layers.dtype)
+
+    parts = AdapterParts(catalog, layers, read)
     for slot, (name, path) in enumerate(settings.adapters.items(), start=1):
         catalog.check_new(name)
         weights = parts.read(Path(path))
         layers.set(slot, weights.factors)
         catalog.add(LoadedAdapter(name, path, slot, weights.digest))
     return parts
-
-
-def _read(targets: Mapping[str, tuple[int, int]], max_rank: int, path: Path) -> AdapterWeights:
-    return read_peft_adapter(path.expanduser(), targets, max_rank)
 
 
 def _targets(layers: list[Linear], names: set[str]) -> dict[str, tuple[int, int]]:

@@ -36,6 +36,7 @@ class AdapterLoader:
         self._catalog = catalog
         self._layers = layers
         self._read = read
+        self._leaving: set[int] = set()  # slots of unloaded adapters that are not cleared yet
 
     @property
     def loaded(self) -> Mapping[str, LoadedAdapter]:
@@ -58,6 +59,7 @@ class AdapterLoader:
             AdapterError: the name or every slot is taken.
         """
         self._catalog.check_new(name)
+        self._clear_left()
         slot = self._catalog.free_slot(self._loop.scheduler.used_adapter_slots)
         start_s = time.monotonic()
         self._loop.run_on_device(lambda: self._layers.set(slot, weights.factors))
@@ -74,6 +76,16 @@ class AdapterLoader:
             AdapterNotFoundError: no adapter has that name.
         """
         adapter = self._catalog.remove(name)
+        self._leaving.add(adapter.slot)
         num_left = self._loop.scheduler.used_adapter_slots[adapter.slot]
         _logger.info("adapter %s of %s is unloaded; %d requests go on with it", name, adapter.path, num_left)
+        self._clear_left()
         return num_left
+
+    def _clear_left(self) -> None:
+        """Empty the slots of unloaded adapters whose last request has ended."""
+        used = self._loop.scheduler.used_adapter_slots
+        left = {slot for slot in self._leaving if not used[slot]}
+        if left:
+            self._loop.run_on_device(lambda: self._layers.clear(left))
+            self._leaving -= left

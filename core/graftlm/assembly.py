@@ -115,6 +115,7 @@ class EngineParts:
         """Return what another process must know of this engine, as plain data; `limits` makes an IntakeLimits."""
         limits = asdict(self.intake.limits) | {"logits_processors": sorted(self.intake.limits.logits_processors)}
         kv = self.loop.scheduler.kv
+        loaded = {} if self.adapters is None else self.adapters.loaded
         return {
             "limits": limits,
             "architectures": self.model_config.architectures,
@@ -123,7 +124,7 @@ class EngineParts:
             "kv_dtype": str(self.device_parts.kv.dtype).removeprefix("torch."),
             "page_size": kv.page_size,
             "num_pages": kv.pool.num_pages,
-            "adapters": [] if self.adapters is None else sorted(self.adapters.loaded),
+            "adapters": {name: it.digest for name, it in loaded.items()},
         }
 
     def replace_weights(self, new: NewWeights, *, flush_cache: bool) -> None:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from graftlm.errors import InvariantError
+from graftlm.errors import AdapterError, InvariantError
 from graftlm.execution.adapter_layers import route_of
 from graftlm.layers import Linear, copy_weights, pack_linears
 from graftlm.layers.low_rank import AdapterMask, LowRankFactors, LowRankLayer
@@ -49,12 +49,12 @@ def layers(request):
 
 
 def masked(of_token):
-    return AdapterMask(torch.tensor([[float(slot == i) for i in range(1, NUM_SLOTS + 1)] for slot in of_token]))
+    return AdapterMask(torch.tensor([[slot == i for i in range(1, NUM_SLOTS + 1)] for slot in of_token]))
 
 
 def grouped(of_token):
     slots = np.array(of_token, dtype=np.int32)
-    return route_of(slots, np.ones_like(slots), NUM_SLOTS, torch.device("cpu"), torch.float32)
+    return route_of(slots, np.ones_like(slots), NUM_SLOTS, torch.device("cpu"))
 
 
 @pytest.mark.parametrize("make_route", [grouped, masked])
@@ -82,6 +82,46 @@ def test_a_slot_keeps_nothing_of_the_adapter_before(layers, make_route):
     torch.testing.assert_close(linear(x), plain)
 
 
+@pytest.mark.parametrize("make_route", [grouped, masked])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+def test_an_adapter_whose_products_overflow_leaves_every_other_token_as_it_is(make_route, dtype):
+    linear = Linear(IN, {"q_proj": 8}, device=torch.device("cpu"), dtype=dtype)
+    linear.weight.data = torch.ones(8, IN, dtype=dtype)
+    low_rank = LowRankLayer(linear, NUM_SLOTS, MAX_RANK)
+    largest = torch.finfo(dtype).max
+    low_rank.set(1, {"q_proj": LowRankFactors(torch.full((2, IN), largest), torch.full((8, 2), largest))})
+    low_rank.set(3, {"q_proj": LowRankFactors(torch.full((1, IN), 1 / IN), torch.ones(8, 1))})
+    x = torch.full((3, IN), 2, dtype=dtype)
+    low_rank.route(make_route([0, 1, 3]))
+    out = linear(x)
+    assert not out[1].isfinite().any()
+    assert (out[0].tolist(), out[2].tolist()) == ([2.0 * IN] * 8, [2.0 * IN + 2] * 8)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e39])
+@pytest.mark.parametrize("make_route", [grouped, masked])
+def test_a_slot_takes_no_factors_that_are_not_finite(layers, make_route, value):
+    linear, low_rank, added = layers
+    bad = {"q_proj": LowRankFactors(torch.ones(2, IN), torch.full((24, 2), value, dtype=torch.float64))}
+    with pytest.raises(AdapterError, match=r"factors of x\.\(q_proj\) are not finite in torch.float32"):
+        low_rank.set(3, bad)
+    x = torch.ones(3, IN)
+    plain = linear(x)
+    low_rank.route(make_route([0, 1, 3]))
+    out = linear(x)
+    torch.testing.assert_close(out - plain, torch.stack([x[0] * 0, x[0], x[0] * 0]) @ added[1].T, rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize("make_route", [grouped, masked])
+def test_a_slot_that_is_cleared_adds_nothing(layers, make_route):
+    linear, low_rank, _ = layers
+    x = torch.ones(2, IN)
+    plain = linear(x)
+    low_rank.clear(3)
+    low_rank.route(make_route([3, 3]))
+    assert torch.equal(linear(x), plain)
+
+
 def test_rows_that_are_not_the_steps_tokens_are_an_error_of_ours(layers):
     linear, low_rank, _ = layers
     low_rank.route(grouped([1, 0]))
@@ -100,7 +140,7 @@ def test_rows_that_are_not_the_steps_tokens_are_an_error_of_ours(layers):
 )
 def test_tokens_are_moved_only_if_those_of_an_adapter_are_apart(slots, lens, groups, order):
     slots, lens = np.array(slots, dtype=np.int32), np.array(lens, dtype=np.int32)
-    route = route_of(slots, lens, NUM_SLOTS, torch.device("cpu"), torch.float32)
+    route = route_of(slots, lens, NUM_SLOTS, torch.device("cpu"))
     assert (route.num_tokens, route.groups) == (lens.sum(), groups)
     if order is None:
         assert route.order is None

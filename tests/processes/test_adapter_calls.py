@@ -16,23 +16,32 @@ class Loaded:
     digest: str = "digest"
 
 
+@dataclass
+class Read:
+    path: str
+    digest: str
+
+
 class SlowLoader:
-    """Reads an adapter when `may_read` is set; folders called "bad" fit no model."""
+    """Reads an adapter when `may_read` is set, but for "hangs"; folders called "bad" fit no model."""
 
     def __init__(self, **paths):
         self.loaded = {name: Loaded(path) for name, path in paths.items()}
         self.may_read = threading.Event()
         self.may_read.set()
+        self.hangs = threading.Event()
 
     def read(self, name, path):
-        assert self.may_read.wait(10)
+        assert (self.hangs if path == "hangs" else self.may_read).wait(10)
         if path == "bad":
             raise AdapterError("bad fits nothing")
-        return f"weights of {path}"
+        if path == "worse":
+            raise ZeroDivisionError
+        return Read(path, f"digest of {path}")
 
     def install(self, name, path, weights):
-        assert weights == f"weights of {path}"
-        self.loaded[name] = Loaded(path)
+        assert weights.path == path
+        self.loaded[name] = Loaded(path, weights.digest)
         return self.loaded[name]
 
     def unload(self, name):
@@ -61,23 +70,73 @@ def test_an_adapter_is_installed_when_it_has_been_read_and_not_before(woken):
     loader.may_read.set()
     assert woken.acquire(timeout=10)
     assert woken.acquire(timeout=10)
-    (first, install), (second, fail) = calls.take_read()
+    (first, install), (second, fail) = sorted(calls.take_read(), key=lambda read: read[0].call_id)
     assert (first.call_id, second.call_id, list(loader.loaded)) == (1, 2, [])
-    assert install() == "digest"
+    assert install() == "digest of a"
     assert list(loader.loaded) == ["a"]
     with pytest.raises(AdapterError, match="bad fits nothing"):
         fail()
     assert calls.take_read() == []
-    calls.close()
+
+
+def wanted(**adapters):
+    return {name: {"path": path, "digest": digest} for name, (path, digest) in adapters.items()}
 
 
 def test_a_fresh_replica_takes_over_what_the_others_have(woken, caplog):
-    loader = SlowLoader(kept="k", gone="g", moved="old")
+    loader = SlowLoader(kept="k", gone="g", moved="old", changed="c")
     calls = AdapterCalls(loader, woken.release)
-    calls.set_all({"kept": "k", "moved": "new", "broken": "bad", "late": "l"})
-    assert {name: adapter.path for name, adapter in loader.loaded.items()} == {"kept": "k", "moved": "new", "late": "l"}
-    assert "adapter broken of bad cannot be loaded again" in caplog.text
-    calls.close()
+    calls.set_all(
+        wanted(
+            worse=("worse", None),
+            kept=("k", "digest"),
+            moved=("new", None),
+            changed=("c", "digest of c"),
+            broken=("bad", None),
+            late=("l", "digest of l"),
+        )
+    )
+    paths = {name: adapter.path for name, adapter in loader.loaded.items()}
+    assert paths == {"kept": "k", "moved": "new", "changed": "c", "late": "l"}
+    assert loader.loaded["changed"].digest == "digest of c"
+    for name in ("worse of worse", "broken of bad"):
+        assert f"adapter {name} cannot be loaded again" in caplog.text
+
+
+def test_a_fresh_replica_leaves_out_an_adapter_whose_files_have_changed(woken, caplog):
+    loader = SlowLoader()
+    calls = AdapterCalls(loader, woken.release)
+    calls.set_all(wanted(sql=("s", "digest of what was there before")))
+    assert not loader.loaded
+    assert "s has another content now (digest digest of s) than the server has under the name 'sql'" in caplog.text
+    assert calls.unload("sql") == 0
+
+
+def test_a_read_that_hangs_keeps_no_other_waiting(woken):
+    loader = SlowLoader()
+    calls = AdapterCalls(loader, woken.release)
+    calls.begin_load(load(1, "hangs"))
+    calls.begin_load(load(2, "a"))
+    assert woken.acquire(timeout=10)
+    ((call, install),) = calls.take_read()
+    assert (call.call_id, install()) == (2, "digest of a")
+    loader.hangs.set()
+    assert woken.acquire(timeout=10)
+    assert [call.call_id for call, _ in calls.take_read()] == [1]
+
+
+def test_a_load_that_was_given_up_leaves_no_adapter_behind(woken):
+    loader = SlowLoader()
+    calls = AdapterCalls(loader, woken.release)
+    calls.begin_load(load(1, "hangs"))
+    assert calls.unload("hangs") == 0
+    loader.hangs.set()
+    assert woken.acquire(timeout=10)
+    assert calls.take_read() == []
+    calls.begin_load(load(2, "hangs"))
+    assert woken.acquire(timeout=10)
+    ((call, install),) = calls.take_read()
+    assert (call.call_id, install(), list(loader.loaded)) == (2, "digest of hangs", ["hangs"])
 
 
 def test_a_replica_without_room_for_adapters_says_so(woken):
@@ -85,4 +144,3 @@ def test_a_replica_without_room_for_adapters_says_so(woken):
     for ask in (lambda: calls.begin_load(load(1, "a")), lambda: calls.unload("a"), lambda: calls.set_all({})):
         with pytest.raises(AdapterError, match=r"Set lora\.enabled: true"):
             ask()
-    calls.close()

@@ -22,7 +22,9 @@ class Rig:
         for name in (*NAMES, "detokenizer"):
             self.replicas.started(name)
         self.calls = ProcessCalls(self.replicas, self._send)
-        self.adapters = ServedAdapters({"sql": "/sql"}, self.calls, self.replicas, self._send, lambda: 7.0)
+        self.adapters = ServedAdapters(
+            {"sql": "/sql"}, {"sql": "0s"}, self.calls, self.replicas, self._send, lambda: 7.0
+        )
 
     def _send(self, process, call):
         self.sent.append((process, call))
@@ -32,10 +34,10 @@ class Rig:
         sent, self.sent = self.sent, []
         return [(process, call.name, call.arguments) for process, call in sent]
 
-    def answer(self, *errors):
+    def answer(self, *errors, values=(0, 0)):
         """Answer the latest calls, None for success."""
-        for (process, call), error in zip(self.sent, errors, strict=True):
-            self.calls.answer(Reply(process=process, call_id=call.call_id, value=0, error=error))
+        for (process, call), error, value in zip(self.sent, errors, values[: len(errors)], strict=True):
+            self.calls.answer(Reply(process=process, call_id=call.call_id, value=value, error=error))
         self.sent = []
 
     async def begin(self, coroutine):
@@ -103,15 +105,39 @@ async def test_a_name_that_is_taken_or_none_is_refused_before_any_replica_is_ask
     assert not rig.sent
 
 
-async def test_a_restarted_replica_is_told_what_changed_since_the_start(rig):
+async def test_a_replica_that_starts_is_told_what_is_served_and_its_content(rig):
+    sql, chat = {"path": "/sql", "digest": "0s"}, {"path": "/chat", "digest": "0c"}
     rig.adapters.restarted("scheduler-1")
-    assert not rig.sent
+    assert rig.take_sent() == [("scheduler-1", "set_adapters", {"adapters": {"sql": sql}})]
     task = await rig.begin(rig.adapters.load("chat", "/chat"))
-    rig.answer(None, None)
+    rig.answer(None, None, values=("0c", "0c"))
     await task
     rig.adapters.restarted("scheduler-1")
-    wanted = {"adapters": {"sql": "/sql", "chat": "/chat"}}
-    assert rig.take_sent() == [("scheduler-1", "set_adapters", wanted)]
+    assert rig.take_sent() == [("scheduler-1", "set_adapters", {"adapters": {"sql": sql, "chat": chat}})]
+    for name in ("sql", "chat"):
+        task = await rig.begin(rig.adapters.unload(name))
+        rig.answer(None, None)
+        await task
+    rig.adapters.restarted("scheduler-1")
+    assert not rig.sent
+
+
+async def test_replicas_that_read_different_contents_have_none_of_them(rig):
+    task = await rig.begin(rig.adapters.load("chat", "/chat"))
+    rig.answer(None, None, values=("0c", "0d"))
+    with pytest.raises(AdapterError, match="have read 2 different adapters from /chat"):
+        await task
+    assert rig.take_sent() == [(name, "unload_adapter", {"name": "chat"}) for name in NAMES]
+    assert list(rig.adapters) == ["sql"]
+
+
+async def test_a_load_that_is_cancelled_is_taken_back(rig):
+    task = await rig.begin(rig.adapters.load("chat", "/chat"))
+    rig.sent = []
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert rig.take_sent() == [(name, "unload_adapter", {"name": "chat"}) for name in NAMES]
 
 
 async def test_a_replica_that_came_while_others_loaded_is_told_too(rig):

@@ -1,13 +1,16 @@
 """Adapters of a real server: as models of OpenAI's client, by /generate, loaded and unloaded."""
 
+import os
 import re
+import shutil
+import signal
 from pathlib import Path
 
 import httpx2
 import openai
 import pytest
 
-from graftlm.testing.server_process import ServerProcess
+from graftlm.testing.server_process import ServerProcess, wait_until
 
 PAGE = (Path(__file__).parents[2] / "docs" / "lora.md").read_text(encoding="utf-8")
 NUM_TOKENS = 8
@@ -15,12 +18,18 @@ PROMPT = [7, 40, 41, 9, 100, 12]
 
 
 @pytest.fixture(scope="module")
-def lora_server(adapters):
+def attention_folder(adapters, tmp_path_factory):
+    """The configured adapter, which a test takes away."""
+    return shutil.copytree(adapters.folders["attention"], tmp_path_factory.mktemp("configured") / "attention")
+
+
+@pytest.fixture(scope="module")
+def lora_server(adapters, attention_folder):
     config = {
         "model": str(adapters.base),
-        "lora": {"adapters": {"attention": str(adapters.folders["attention"])}, "max_loaded": 3, "max_rank": 8},
+        "lora": {"adapters": {"attention": str(attention_folder)}, "max_loaded": 3, "max_rank": 8},
         "memory": {"kv_tokens": 2048},
-        "server": {"served_model_name": "tiny"},
+        "server": {"served_model_name": "tiny", "restart": True},
     }
     with ServerProcess(config, environment={"OMP_NUM_THREADS": "1"}) as it:
         yield it
@@ -43,12 +52,12 @@ def generate(http, **body):
     return http.post("/generate", json={"input_ids": PROMPT, "sampling_params": sampling} | body)
 
 
-def test_models_are_the_base_and_one_for_each_adapter(client, adapters):
+def test_models_are_the_base_and_one_for_each_adapter(client, adapters, attention_folder):
     base, adapted = client.models.list().data
     assert (base.id, base.root, base.parent) == ("tiny", str(adapters.base), None)
     assert (adapted.id, adapted.root, adapted.parent) == (
         "tiny:attention",
-        str(adapters.folders["attention"]),
+        str(attention_folder),
         "tiny",
     )
     assert client.models.retrieve("tiny:attention").parent == "tiny"
@@ -97,11 +106,11 @@ def test_an_adapter_that_is_not_loaded_is_a_404_that_lists_those_that_are(client
     assert "Loaded: attention." in answer.json()["error"]["message"]
 
 
-def test_an_adapter_is_loaded_used_and_unloaded(http, client, adapters):
+def test_an_adapter_is_loaded_used_and_unloaded(http, client, adapters, attention_folder):
     body = {"lora_name": "new", "lora_path": str(adapters.folders["all"])}
     answer = http.post("/load_lora_adapter", json=body)
     assert answer.status_code == 200, answer.text
-    folders = {"attention": str(adapters.folders["attention"]), "new": body["lora_path"]}
+    folders = {"attention": str(attention_folder), "new": body["lora_path"]}
     assert answer.json()["loaded_adapters"] == folders
     assert "tiny:new" in [model.id for model in client.models.list().data]
     names = ["new", None, "attention", "new"]
@@ -153,3 +162,27 @@ def test_the_pages_client_runs(lora_server):
     found = {}
     exec(compile(code, "lora.md", "exec"), found)
     found["client"].close()
+
+
+def test_a_replica_that_starts_again_has_what_was_served_and_nothing_else(
+    lora_server, http, adapters, attention_folder, tmp_path
+):
+    kept, changed = (shutil.copytree(adapters.folders["all"], tmp_path / name) for name in ("kept", "changed"))
+    for folder in (kept, changed):
+        body = {"lora_name": folder.name, "lora_path": str(folder)}
+        assert http.post("/load_lora_adapter", json=body).status_code == 200
+    attention_folder.rename(tmp_path / "away")
+    shutil.copytree(adapters.folders["second-layer"], changed, dirs_exist_ok=True)
+    os.kill(lora_server.children()["scheduler-0"], signal.SIGKILL)
+    wait_until(lambda: "scheduler-0 is back" in lora_server.log, what="a new replica")
+    for name, folder in ((None, None), ("kept", "all")):
+        expected = adapters.expected(folder, PROMPT, NUM_TOKENS)
+        assert generate(http, lora_path=name).json()["output_ids"] == expected
+    for name in ("attention", "changed"):
+        assert generate(http, lora_path=name).status_code == 404
+        assert f"adapter {name} of" in lora_server.log
+    assert "changed has another content now" in lora_server.log
+    assert http.post("/unload_lora_adapter", json={"lora_name": "changed"}).status_code == 200
+    assert http.post("/load_lora_adapter", json=body).status_code == 200
+    expected = adapters.expected("second-layer", PROMPT, NUM_TOKENS)
+    assert generate(http, lora_path="changed").json()["output_ids"] == expected

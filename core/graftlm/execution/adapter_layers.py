@@ -41,6 +41,11 @@ class AdapterLayers:
         self._is_routing = False
 
     @property
+    def dtype(self) -> torch.dtype:
+        """What factors are kept in: the dtype of the layers, of which there is one or more."""
+        return self._layers[0][0].weight.dtype
+
+    @property
     def num_bytes(self) -> int:
         """Memory of the factors, whether adapters are loaded or not."""
         return sum(factors.num_bytes for _, factors in self._layers)
@@ -51,11 +56,25 @@ class AdapterLayers:
 
         Args:
             factors: by the projection's name in the checkpoint, such as "model.layers.0.self_attn.q_proj".
+
+        Raises:
+            AdapterError: a factor is not finite in the layers' dtype; the slot is empty.
         """
-        for layer, low_rank in self._layers:
-            low_rank.set(
-                slot, {name: factors[key] for name in layer.parts if (key := f"{layer.prefix}{name}") in factors}
-            )
+        try:
+            for layer, low_rank in self._layers:
+                low_rank.set(
+                    slot, {name: factors[key] for name in layer.parts if (key := f"{layer.prefix}{name}") in factors}
+                )
+        except Exception:
+            self.clear({slot})
+            raise
+
+    @torch.inference_mode()
+    def clear(self, slots: Collection[int]) -> None:
+        """Empty slots."""
+        for _, low_rank in self._layers:
+            for slot in slots:
+                low_rank.clear(slot)
 
     def route(self, plan: StepPlan) -> None:
         """Have the layers add each token's adapter in the step that comes now."""
@@ -63,8 +82,8 @@ class AdapterLayers:
             if self._is_routing:
                 self._tell(None)
             return
-        weight = self._layers[0][0].weight
-        self._tell(route_of(plan.adapter_slots, plan.query_lens, self._num_slots, weight.device, weight.dtype))
+        device = self._layers[0][0].weight.device
+        self._tell(route_of(plan.adapter_slots, plan.query_lens, self._num_slots, device))
 
     def _tell(self, route: AdapterRoute | None) -> None:
         self._is_routing = route is not None
@@ -77,7 +96,6 @@ def route_of(
     query_lens: NDArray[np.int32],
     num_slots: int,
     device: torch.device,
-    dtype: torch.dtype,
 ) -> AdapterRoute:
     """Return which adapter each token has, in the form that suits the device.
 
@@ -88,7 +106,7 @@ def route_of(
     of_token = np.repeat(adapter_slots, query_lens)
     if device.type != "cpu":
         mask = of_token[:, None] == np.arange(1, num_slots + 1)
-        return AdapterMask(to_device(mask, device).to(dtype))
+        return AdapterMask(to_device(mask, device))
     return _groups(of_token)
 
 

@@ -7,7 +7,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from graftlm.errors import InvariantError
+from graftlm.errors import AdapterError, InvariantError
 from graftlm.layers.linear import Linear
 
 __all__ = ["AdapterGroups", "AdapterMask", "AdapterRoute", "LowRankFactors", "LowRankLayer"]
@@ -50,7 +50,7 @@ class AdapterMask:
     small products cost their launch, it is the faster one.
 
     Attributes:
-        mask: [T, slots], 1 where a token has the adapter of a slot, else 0; in the layers' dtype.
+        mask: bool [T, slots], where a token has the adapter of a slot.
     """
 
     mask: Tensor
@@ -96,19 +96,39 @@ class LowRankLayer:
     def set(self, slot: int, factors: Mapping[str, LowRankFactors]) -> None:
         """Put an adapter into a slot; no step under way uses it.
 
+        A slot holds finite numbers only, since products over all slots would spread others to the tokens of every
+        adapter: zero times infinity is none.
+
         Args:
             factors: by the name of the projection; without any, the adapter leaves that projection as it is.
+
+        Raises:
+            AdapterError: a factor is not finite in the layer's dtype; the slot is empty.
         """
+        self.clear(slot)
         at = slot - 1
-        self._down[at].zero_()
         for part, name in enumerate(self._layer.parts):
-            self._up[part][at].zero_()
-            self._ranks[at][part] = 0
             if name in factors:
                 rank = factors[name].down.shape[0]
                 self._down[at, :rank, part].copy_(factors[name].down)
                 self._up[part][at, :rank].copy_(factors[name].up.T)
                 self._ranks[at][part] = rank
+        if factors and not self._is_finite(slot):
+            self.clear(slot)
+            raise AdapterError(
+                f"the factors of {self._layer.prefix}({', '.join(factors)}) are not finite in {self._down.dtype}"
+            )
+
+    def clear(self, slot: int) -> None:
+        """Empty a slot, which no step under way uses: an adapter there adds nothing."""
+        at = slot - 1
+        for factors in (self._down, *self._up):
+            factors[at].zero_()
+        self._ranks[at] = [0] * len(self._ranks[at])
+
+    def _is_finite(self, slot: int) -> bool:
+        held = [factors[slot - 1].isfinite().all() for factors in (self._down, *self._up)]
+        return bool(torch.stack(held).all())  # the device is waited for once
 
     def route(self, route: AdapterRoute | None) -> None:
         """Say which adapter each token of the next step has; None: the step has none."""
@@ -144,7 +164,8 @@ class LowRankLayer:
         _check_rows(route, x)
         num_slots, max_rank, num_parts, in_features = self._down.shape
         shrunk = x @ self._down.view(-1, in_features).T  # [T, slots * R * P]
-        shrunk = shrunk.view(-1, num_slots, max_rank, num_parts) * route.mask[:, :, None, None]
+        shrunk = shrunk.view(-1, num_slots, max_rank, num_parts)
+        shrunk = torch.where(route.mask[:, :, None, None], shrunk, 0)  # a product would keep overflows: 0 * inf is none
         for part, columns in enumerate(self._columns):
             up = self._up[part].view(num_slots * max_rank, -1)
             out[:, columns].addmm_(shrunk[..., part].reshape(-1, num_slots * max_rank), up)

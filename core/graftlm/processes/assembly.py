@@ -60,6 +60,7 @@ async def assemble_manager(
         metrics,
         recorder=recorder,
         chat_formats=make_chat_formats(config, registry, tokenizer.chat_template),
+        adapter_digests=infos[0]["adapters"],
     )
     launcher.watch(manager)
     logger.info(

@@ -248,7 +248,7 @@ class Launcher:
             endpoint=child.endpoint,
             main=self._endpoint("main"),
             detokenizer=self._children[DETOKENIZER].endpoint,
-            config=config.model_dump(mode="json", exclude={"server"}),
+            config=_config_of(child, config),
             sys_path=sys.path,
             stacks_path=str(child.stacks_path),
             log_format=server.log_format,
@@ -393,6 +393,14 @@ class Launcher:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+
+def _config_of(child: _Child, config: EngineConfig) -> dict[str, Any]:
+    """Return what a child's engine is made of. One that takes another's place is told of its adapters by main."""
+    sections = config.model_dump(mode="json", exclude={"server"})
+    if child.generation > 1 and config.lora.takes_adapters:
+        sections["lora"] |= {"adapters": {}, "enabled": True}
+    return sections
 
 
 def _private_folder() -> Path:

@@ -117,7 +117,6 @@ class SchedulerProcess:
             if self._events is not None:
                 self._events.publish()
             self._report_load()
-        self._adapters.close()
         self._loop.close()
 
     def _wait_s(self) -> float | None:

@@ -2,13 +2,13 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from graftlm.adapters import adapter_not_found, check_adapter_name
 from graftlm.errors import AdapterError, RequestError, UnavailableError
-from graftlm.processes.calls import ProcessCalls, Send
+from graftlm.processes.calls import CALL_TIMEOUT_S, ProcessCalls, Send
 from graftlm.processes.messages import Call
 from graftlm.processes.replicas import ReplicaSet
 
@@ -25,18 +25,21 @@ class ServedAdapter:
     Attributes:
         path: the folder it was read from.
         loaded_s: Unix time.
+        digest: of its content, the same in every replica; None if no replica has told.
     """
 
     name: str
     path: str
     loaded_s: int
+    digest: str | None = None
 
 
 class ServedAdapters(Mapping[str, ServedAdapter]):
     """Loads adapters into all replicas, or into none, and knows which there are, by name. Lives in one event loop.
 
     Args:
-        configured: name -> folder of those that replicas load by themselves when they start.
+        configured: name -> folder of those that replicas load by themselves when the server starts.
+        digests: of their content, by name.
         calls: questions to the replicas.
         send: queues a message for a replica.
         wall_clock: Unix time in seconds.
@@ -45,19 +48,19 @@ class ServedAdapters(Mapping[str, ServedAdapter]):
     def __init__(
         self,
         configured: Mapping[str, str],
+        digests: Mapping[str, str],
         calls: ProcessCalls,
         replicas: ReplicaSet,
         send: Send,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
-        self._configured = dict(configured)
         self._calls = calls
         self._replicas = replicas
         self._send = send
         self._wall_clock = wall_clock
         self._lock = asyncio.Lock()  # one change at a time
         now_s = int(wall_clock())
-        self._by_name = {name: ServedAdapter(name, path, now_s) for name, path in configured.items()}
+        self._by_name = {name: ServedAdapter(name, path, now_s, digests.get(name)) for name, path in configured.items()}
 
     def __getitem__(self, name: str) -> ServedAdapter:
         return self._by_name[name]
@@ -86,7 +89,7 @@ class ServedAdapters(Mapping[str, ServedAdapter]):
         """Load an adapter into every replica, while requests go on.
 
         Raises:
-            AdapterError: the name is taken, or is none.
+            AdapterError: the name is taken, or is none; or replicas read different contents, then no replica has it.
             RequestError: a replica refuses it; then no replica has it.
             UnavailableError: no replica is up, or one dies or gives no answer.
         """
@@ -94,8 +97,8 @@ class ServedAdapters(Mapping[str, ServedAdapter]):
             check_adapter_name(name)
             if name in self._by_name:
                 raise AdapterError(f"an adapter {name!r} is loaded already, from {self[name].path}. Unload it first.")
-            asked = await self._load_everywhere(name, path)
-            self._by_name[name] = ServedAdapter(name, path, int(self._wall_clock()))
+            asked, digest = await self._load_everywhere(name, path)
+            self._by_name[name] = ServedAdapter(name, path, int(self._wall_clock()), digest)
             for replica in self._replicas.ready:
                 if replica.name not in asked:
                     self.restarted(replica.name)  # while the others were loading
@@ -115,21 +118,40 @@ class ServedAdapters(Mapping[str, ServedAdapter]):
             return int(sum(await self._calls.call_schedulers("unload_adapter", name=name)))
 
     def restarted(self, process: str) -> None:
-        """Have a replica that was started again hold what the others hold, before its first request."""
-        if self.paths != self._configured:
-            self._send(process, Call(call_id=_UNHEARD_ID, name="set_adapters", arguments={"adapters": self.paths}))
+        """Have a replica that was started hold what the others hold, with that content, before its first request."""
+        if self._by_name:
+            wanted = {name: {"path": it.path, "digest": it.digest} for name, it in self._by_name.items()}
+            self._send(process, Call(call_id=_UNHEARD_ID, name="set_adapters", arguments={"adapters": wanted}))
 
-    async def _load_everywhere(self, name: str, path: str) -> set[str]:
-        """Load an adapter into the replicas that are up, all or none; returns their names."""
+    async def _load_everywhere(self, name: str, path: str) -> tuple[set[str], str]:
+        """Load an adapter into the replicas that are up, all or none; returns their names and what they have read."""
         ready = [replica.name for replica in self._replicas.ready]
         if not ready:
             raise UnavailableError(self._replicas.why_unavailable)
-        loads = [self._calls.call(process, "load_adapter", name=name, path=path) for process in ready]
-        outcomes: list[Any] = await asyncio.gather(*loads, return_exceptions=True)
-        failures = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
-        if not failures:
-            return set(ready)
-        for process, outcome in zip(ready, outcomes, strict=True):
-            if not isinstance(outcome, RequestError):  # those that died or said nothing may have it, too
-                self._send(process, Call(call_id=_UNHEARD_ID, name="unload_adapter", arguments={"name": name}))
-        raise failures[0]
+        try:
+            arguments = {"name": name, "path": path}
+            outcomes = await self._calls.call_each(ready, "load_adapter", arguments, CALL_TIMEOUT_S)
+            digests = _digests(outcomes)
+            if len(digests) > 1:
+                raise AdapterError(
+                    f"the replicas have read {len(digests)} different adapters from {path}. Load it again when nothing "
+                    "is written there, and every replica finds the same files."
+                )
+        except (AdapterError, asyncio.CancelledError):
+            self._forget(name, ready)
+            raise
+        failures = [outcome for outcome in outcomes.values() if isinstance(outcome, BaseException)]
+        if failures:
+            # Those that died or said nothing may have it, too; one that still reads lets go of it.
+            self._forget(name, [process for process in ready if not isinstance(outcomes[process], RequestError)])
+            raise failures[0]
+        (digest,) = digests
+        return set(ready), digest
+
+    def _forget(self, name: str, processes: Iterable[str]) -> None:
+        for process in processes:
+            self._send(process, Call(call_id=_UNHEARD_ID, name="unload_adapter", arguments={"name": name}))
+
+
+def _digests(outcomes: Mapping[str, Any]) -> set[str]:
+    return {outcome for outcome in outcomes.values() if not isinstance(outcome, BaseException)}

@@ -82,10 +82,12 @@ class TokenizerManager:
         clock: Callable[[], float] = time.monotonic,
         recorder: TraceRecorder | None = None,
         chat_formats: ChatFormats | None = None,
+        adapter_digests: Mapping[str, str] | None = None,
     ) -> None:
         """Join the parts.
 
         Args:
+            adapter_digests: of the content of the configured adapters, by name.
             recorder: takes down every request that has generated something; whoever opened it closes it.
         """
         self.config = config
@@ -95,7 +97,7 @@ class TokenizerManager:
         self.weight_version = "default"
         self.chat_formats = chat_formats or ChatFormats()
         self.calls = ProcessCalls(replicas, send)
-        self.adapters = ServedAdapters(config.lora.adapters, self.calls, replicas, send)
+        self.adapters = ServedAdapters(config.lora.adapters, adapter_digests or {}, self.calls, replicas, send)
         self._encoder = PromptEncoder(tokenizer, model.vocab_size, model.context_len)
         self._intake = intake
         self._send = send

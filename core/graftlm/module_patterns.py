@@ -1,0 +1,96 @@
+"""Values of a model's modules by patterns of their names, as `peft` writes them, matched in bounded time.
+
+`peft` looks a module up by regular expressions. An adapter comes from anywhere, and Python's expressions can take for
+ever on a name of forty characters, holding the interpreter's lock. So plain names, which nearly all adapters have, are
+looked up as text, and expressions run on Rust's engine, whose time is linear in the name. What could make them large,
+such as counted repetitions, is refused.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Final, Generic, TypeVar
+
+from pydantic_core import SchemaError, SchemaValidator, core_schema
+
+from graftlm.errors import AdapterError
+
+__all__ = ["ModulePatterns"]
+
+V = TypeVar("V")
+
+_PLAIN: Final = re.compile(r"[\w.-]+", re.ASCII)
+_SAFE: Final = re.compile(r"(?:[\w.*+?|()\[\]^$-]|\(\?:|\\[.dw_-])+", re.ASCII)
+_MAX_PATTERN_LEN, _MAX_NUM_PATTERNS = 500, 100
+#: Rust's classes hold all of Unicode, which makes them large.
+_CLASSES: Final[Mapping[str, str]] = {r"\d": "0-9", r"\w": "0-9A-Za-z_"}
+
+
+class ModulePatterns(Generic[V]):
+    """Finds the value of the first pattern that a module's name ends with, at the name's beginning or past a dot.
+
+    Args:
+        values: by pattern. One of letters, digits, `_`, `-` and dots is a name; others are regular expressions.
+        entry: what an error calls them.
+
+    Raises:
+        AdapterError: a pattern is no regular expression, or not one that is matched in bounded time.
+    """
+
+    def __init__(self, values: Mapping[str, V], entry: str) -> None:
+        self._names: dict[str, tuple[int, V]] = {}  # with the place in the order
+        self._expressions: list[tuple[int, SchemaValidator, V]] = []
+        for place, (pattern, value) in enumerate(values.items()):
+            if _PLAIN.fullmatch(pattern):
+                self._names[pattern] = (place, value)
+            elif len(self._expressions) < _MAX_NUM_PATTERNS:
+                self._expressions.append((place, _compiled(pattern, entry), value))
+            else:
+                raise AdapterError(
+                    f"{entry} holds more than {_MAX_NUM_PATTERNS} regular expressions. Name the modules."
+                )
+
+    def find(self, module: str) -> V | None:
+        """Return the value for a module; None if no pattern matches."""
+        found = [self._names[ending] for ending in _endings(module) if ending in self._names]
+        first = min(found, key=lambda placed: placed[0], default=None)
+        for place, expression, value in self._expressions:
+            if first is not None and first[0] < place:
+                break
+            if expression.isinstance_python(module):
+                return value
+        return None if first is None else first[1]
+
+
+def _endings(module: str) -> Iterator[str]:
+    """Return a.b.c, b.c and c of a.b.c."""
+    yield module
+    while "." in module:
+        module = module.partition(".")[2]
+        yield module
+
+
+def _compiled(pattern: str, entry: str) -> SchemaValidator:
+    if len(pattern) > _MAX_PATTERN_LEN or not _SAFE.fullmatch(pattern):
+        raise AdapterError(
+            f"{entry}: {pattern!r:.200} is not matched here. A pattern has up to {_MAX_PATTERN_LEN} characters: names, "
+            r"and of regular expressions . * + ? | () (?:) [] ^ $ \. \d \w. Name the modules instead."
+        )
+    try:
+        return SchemaValidator(
+            core_schema.str_schema(
+                pattern=rf"^(?:(?:.*\.)?(?:{_without_unicode(pattern)}))$", regex_engine="rust-regex"
+            )
+        )
+    except SchemaError as error:
+        reason = str(error).strip().rpartition("\n")[2].strip()
+        raise AdapterError(f"{entry}: {pattern!r:.200} is not a regular expression: {reason:.200}") from error
+
+
+def _without_unicode(pattern: str) -> str:
+    r"""Return a pattern with \d and \w written as the characters that names are made of, also within brackets."""
+    pieces, in_brackets = [], False
+    for piece in re.findall(r"\\.|.", pattern):
+        in_brackets = (in_brackets or piece == "[") and piece != "]"
+        letters = _CLASSES.get(piece)
+        pieces.append(piece if letters is None else letters if in_brackets else f"[{letters}]")
+    return "".join(pieces)

@@ -1,0 +1,58 @@
+"""Patterns of modules' names: what peft finds is found, and what would take for ever is refused."""
+
+import pytest
+from peft.utils.other import get_pattern_key
+
+from graftlm.errors import AdapterError
+from graftlm.module_patterns import ModulePatterns
+
+MODULES = ["model.layers.1.self_attn.q_proj", "model.layers.12.mlp.up_proj", "model.layers.1.mlp.up_proj", "q_proj"]
+
+
+@pytest.mark.parametrize(
+    "patterns",
+    [
+        ["q_proj", "up_proj"],
+        ["proj", "roj", "layers"],
+        ["layers.1.self_attn.q_proj", "q_proj"],
+        ["q_proj", "layers.1.self_attn.q_proj"],
+        [r"layers\.\d+\.mlp\..*", "up_proj"],
+        ["up_proj", r"layers\.\d+\.mlp\..*"],
+        [r"layers\.[\d]\.\w+\.(q|up)_proj", ".*up_proj"],
+        [r"model\.layers\.(?:1|2)\.[^.]+\.\w+", "^model.*$"],
+        [r"layers.1\.(mlp|self_attn).+", "q_proj|up_proj"],
+    ],
+)
+def test_the_pattern_that_peft_finds_is_found(patterns):
+    found = ModulePatterns({pattern: pattern for pattern in patterns}, "rank_pattern")
+    for module in MODULES:
+        assert (found.find(module) or module) == get_pattern_key(patterns, module)
+
+
+@pytest.mark.parametrize("pattern", ["(([a-z_.0-9])+)+X", "(.*)*" * 90 + "X", "(a|a|[a-z._]+)*(.?)*Y"])
+def test_an_expression_that_backtracks_for_ever_is_matched_at_once(pattern):
+    assert ModulePatterns({pattern: 4}, "rank_pattern").find("model.layers.0." + "self_attn_" * 20) is None
+
+
+@pytest.mark.parametrize(
+    ("pattern", "message"),
+    [
+        ("(", r"rank_pattern: '\(' is not a regular expression: error: unclosed group"),
+        ("(?=q)q_proj", "is not matched here.* Name the modules instead"),
+        (r"\w{900}", "is not matched here"),
+        (r"(q)_proj\1", "is not matched here"),
+        (r"\pL+", "is not matched here"),
+        ("", "is not matched here"),
+        ("(a)" * 200, "up to 500 characters"),
+    ],
+)
+def test_what_is_not_matched_in_bounded_time_is_refused_by_name(pattern, message):
+    with pytest.raises(AdapterError, match=message):
+        ModulePatterns({pattern: 4}, "rank_pattern")
+
+
+def test_names_are_many_and_expressions_are_few():
+    many = ModulePatterns({f"layers.{i}.q_proj": i for i in range(5000)}, "rank_pattern")
+    assert many.find("model.layers.4321.q_proj") == 4321
+    with pytest.raises(AdapterError, match="rank_pattern holds more than 100 regular expressions"):
+        ModulePatterns({f"layers.{i}.*": i for i in range(101)}, "rank_pattern")
