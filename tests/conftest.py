@@ -1,5 +1,7 @@
 """What several folders' tests share: checkpoints, and a real server of the bundled model."""
 
+import logging
+
 import pytest
 import torch
 
@@ -67,6 +69,18 @@ CHECKPOINTS = {
         "config": {"sliding_window": 24},
     },
 }
+
+
+@pytest.fixture(autouse=True)
+def logging_as_it_was():
+    """What a test sets up for the process's log, as `serve` does, is gone after it."""
+    root, names = logging.getLogger(), ("uvicorn", "uvicorn.error", "asyncio")
+    before = [(logger, list(logger.handlers), logger.level) for logger in (root, *map(logging.getLogger, names))]
+    yield
+    for logger, handlers, level in before:
+        if logger.handlers != handlers or logger.level != level:
+            logger.handlers[:] = handlers
+            logger.setLevel(level)
 
 
 @pytest.fixture(scope="session")
