@@ -135,6 +135,10 @@ def test_label_tokens_rerank_by_the_share_of_the_first(server):
         ),
     ],
 )
+def test_wrong_requests_are_refused(server, path, body, message):
+    assert message in ask(server, path, 400, **body)["message"]
+
+
 @pytest.mark.parametrize(
     ("path", "body", "param"),
     [
@@ -148,7 +152,3 @@ def test_label_tokens_rerank_by_the_share_of_the_first(server):
 )
 def test_the_field_at_fault_is_named(server, path, body, param):
     assert ask(server, path, 400, **body)["param"] == param
-
-
-def test_wrong_requests_are_refused(server, path, body, message):
-    assert message in ask(server, path, 400, **body)["message"]
