@@ -11,6 +11,9 @@ from graftlm.registry import FAMILIES
 from graftlm.testing import SchedulingPolicyConformance
 from graftlm.testing.tiny_models import write_tiny_checkpoint
 
+#: The script of an installation has no folder of the user on its path, as `python -m` would.
+SCRIPT = [sys.executable, "-P", "-c", "from graftlm.cli import main; main()"]
+
 PLUGIN = """
 from graftlm import Options, Provider, hookimpl
 from graftlm.contracts import EvictionStrategy, SchedulingPolicy
@@ -242,3 +245,20 @@ def test_no_test_runner_is_needed():
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     assert "        needs the package hypothesis, which is not installed" in done.stdout.splitlines()
+
+
+@pytest.mark.parametrize(
+    ("words", "folder"),
+    [
+        (["plugins", "check", "eviction/weighed", "--module", "beside"], "."),
+        (["config", "check", "settings/engine.yaml"], ".."),
+    ],
+)
+def test_a_module_is_found_beside_its_configuration_and_in_the_current_folder(tmp_path, words, folder):
+    home = tmp_path / "settings"
+    home.mkdir()
+    (home / "beside.py").write_text(PLUGIN)
+    (home / "yaml.py").write_text("raise SystemExit('a file here hides an installed module')")
+    (home / "engine.yaml").write_text("plugins: {modules: [beside]}\ncache: {eviction: weighed}\n")
+    done = subprocess.run([*SCRIPT, *words], cwd=home / folder, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr + done.stdout

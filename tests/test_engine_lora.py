@@ -15,6 +15,7 @@ from graftlm.config import EngineConfig
 from graftlm.errors import AdapterError, AdapterNotFoundError, ConfigError, RequestError
 from graftlm.lang.backends.engine import EngineBackend
 from graftlm.registry import Registry
+from graftlm.testing.tiny_models import write_tiny_checkpoint
 
 PAGE = (Path(__file__).parents[1] / "docs" / "lora.md").read_text(encoding="utf-8")
 MAX_TOKENS = 10
@@ -293,3 +294,19 @@ def test_the_pages_example_runs(adapters, tmp_path):
     file = tmp_path / "engine.yaml"
     file.write_text(yaml)
     exec(compile(code.replace("engine.yaml", str(file)), "lora.md", "exec"), {})
+
+
+def test_scores_and_classes_are_those_of_the_adapter(engine, adapters, tmp_path):
+    labels, query, items = [11, 300], [5, 6, 7], [[8], [9, 10]]
+    alone, both, mixed = (
+        engine.score(query, items, label_token_ids=labels, adapter=adapter)
+        for adapter in (None, "attention", [None, "attention"])
+    )
+    np.testing.assert_allclose(mixed, [alone[0], both[1]], rtol=1e-3)
+    assert not np.allclose(alone, both, rtol=1e-2)
+    classifier = write_tiny_checkpoint(tmp_path / "classifier", "llama", num_labels=2, tokenizer=True)
+    sections = sections_of(adapters, ["attention"], model=str(classifier))
+    with Engine(sections) as judge:
+        one, other = judge.classify([query, query], adapter=[None, "attention"])
+        np.testing.assert_allclose(one.scores, judge.classify([query])[0].scores, rtol=1e-3)
+        assert not np.allclose(one.scores, other.scores, rtol=1e-2)

@@ -9,7 +9,13 @@ import torch
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
 from graftlm import Engine
-from graftlm.errors import CheckpointError, InvalidPromptError, RequestError, UnsupportedFeatureError
+from graftlm.errors import (
+    AdapterNotFoundError,
+    CheckpointError,
+    InvalidPromptError,
+    RequestError,
+    UnsupportedFeatureError,
+)
 from graftlm.pooling import Pooling
 from graftlm.sentence_embedding import EmbeddingDefaults, read_embedding_defaults
 from graftlm.testing.tiny_models import write_tiny_checkpoint
@@ -117,10 +123,22 @@ def test_labels_are_scored_by_their_probability_as_the_next_token(generator, che
     )
 
 
+def test_a_text_or_a_list_of_ids_is_one_item(generator):
+    labels = [11, 300]
+    for item in ("the sea", [80, 81], np.array([80, 81])):
+        query = "a river" if isinstance(item, str) else [5]
+        found = generator.score(query, item, label_token_ids=labels)
+        np.testing.assert_allclose(found, generator.score(query, [item], label_token_ids=labels), rtol=1e-4)
+        assert np.shape(found) == (1, 2)
+
+
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
-        (lambda e: e.classify("x"), UnsupportedFeatureError, "no score head"),
+        (lambda e: e.classify("x"), UnsupportedFeatureError, "no score head.*To have a model that generates score"),
+        (lambda e: e.score("x", "y", label_token_ids=[5], apply_softmax=True), RequestError, "would always be 1"),
+        (lambda e: e.classify("x", adapter="none"), UnsupportedFeatureError, "no score head"),
+        (lambda e: e.score("x", "y", label_token_ids=[5], adapter="a"), AdapterNotFoundError, "no adapter 'a'"),
         (lambda e: e.score("x", ["y"]), UnsupportedFeatureError, "no score head.*label_token_ids"),
         (lambda e: e.score("x", ["y"], label_token_ids=[]), RequestError, "at least one"),
         (lambda e: e.score("x", ["y"], label_token_ids=[True]), RequestError, "must hold token ids, got True"),

@@ -10,6 +10,7 @@ from safetensors.torch import load_file, save_file
 
 from graftlm import Engine, SamplingParams
 from graftlm.errors import CheckpointError, EngineError, RequestError, UnsupportedFeatureError, WeightError
+from graftlm.testing.gguf_files import write_gguf
 from graftlm.testing.tiny_models import write_tiny_checkpoint
 
 GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
@@ -194,6 +195,39 @@ def test_a_checkpoint_of_another_model_is_refused_by_the_entry_that_differs(fold
     (other / "config.json").write_text(json.dumps(config | {"rms_norm_eps": 0.5, "transformers_version": "x"}))
     with start(old) as engine, pytest.raises(CheckpointError, match=r"rms_norm_eps is 0\.5 there and 1e-06 here"):
         engine.update_weights(other)
+
+
+def test_a_gguf_file_and_a_folder_of_one_model_take_each_others_place(folders, tmp_path):
+    old, new = folders("llama")
+    file = write_gguf(new, tmp_path / "new.gguf", tokenizer=True)
+    config = json.loads((new / "config.json").read_text())
+    expected = fresh(new)
+    with start(old) as engine:
+        engine.update_weights(file)
+        assert tokens(engine) == expected
+    with start(file) as engine:
+        engine.update_weights(old)
+        engine.update_weights(new)
+        assert tokens(engine) == expected
+        other = shutil.copytree(new, tmp_path / "other")
+        (other / "config.json").write_text(json.dumps(config | {"rms_norm_eps": 0.5}))
+        with pytest.raises(CheckpointError, match=r"other/config\.json is of another model.*rms_norm_eps is 0\.5"):
+            engine.update_weights(other)
+    message = r"new\.gguf is of another model.*num_hidden_layers is 2 there and 1"
+    with start(folders("llama", num_layers=1)[0]) as engine, pytest.raises(CheckpointError, match=message):
+        engine.update_weights(file)
+
+
+def test_tensors_may_come_as_a_mapping_and_weights_have_a_version(folders):
+    old, new = folders("llama")
+    expected = fresh(new)
+    with start(old) as engine:
+        assert engine.weight_version == "default"
+        engine.update_weights(tensors_of(new), weight_version="step-1")
+        assert (engine.weight_version, tokens(engine)) == ("step-1", expected)
+        with pytest.raises(RequestError, match="no weights are given"):
+            engine.update_weights({}, weight_version="step-2")
+        assert engine.weight_version == "step-1"
 
 
 def test_a_file_that_fails_between_check_and_copy_leaves_the_former_weights(folders, tmp_path):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from graftlm.cli_options import ConfigOption, SetOption, fail
+from graftlm.cli_options import ConfigOption, SetOption, fail, load_config
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -71,7 +71,7 @@ def offline(
     if compare:
         variants[" ".join(compare)] = [*settings, *compare]
     with ExitStack() as stack:
-        engines = {name: stack.enter_context(Engine(config, overrides=of_one)) for name, of_one in variants.items()}
+        engines = {name: stack.enter_context(Engine(load_config(config, of_one))) for name, of_one in variants.items()}
         path = engines["base"].config.model.path
         advance = stack.enter_context(_bar(progress)(rounds * len(names) * len(engines)))
         runs = fastest(alternate(engines, names, scale=scale, seed=seed, rounds=rounds, on_run=advance))
@@ -111,10 +111,9 @@ def roofline(
         run_roofline,
         save_roofline_plot,
     )
-    from graftlm.config import EngineConfig
 
     _check_results(as_json, plot)
-    settings = EngineConfig.load(config, _settings(model, overrides))
+    settings = load_config(config, _settings(model, overrides))
     batches, prefill_lens = _counts(batch, "--batch"), _counts(prefill, "--prefill")
     cases, left_out = fitting_cases(batches, context, prefill_lens, longest_context(settings))
     if not cases:
@@ -152,14 +151,13 @@ def ablation(
     """
     from graftlm.bench.ablation import SWITCHES, print_ablation, run_ablation, save_ablation_plot
     from graftlm.bench.offline import WORKLOADS
-    from graftlm.config import EngineConfig
 
     names = _names(workloads, WORKLOADS, WORKLOADS, "--workload")
     switches = _names(off, SWITCHES, SWITCHES, "--off")
     _check_results(as_json, plot)
     settings = _settings(model, overrides)
     found = run_ablation(
-        EngineConfig.load(config, settings),
+        load_config(config, settings),
         switches,
         names,
         settings=settings,

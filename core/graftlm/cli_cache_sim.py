@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from graftlm.cli_options import ConfigOption, SetOption
+from graftlm.cli_options import ConfigOption, SetOption, load_config
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -86,7 +86,6 @@ def cache_sim(
         save_plot,
         save_studies,
     )
-    from graftlm.config import EngineConfig
     from graftlm.plotting import check_plotting
     from graftlm.registry import Registry
 
@@ -96,7 +95,7 @@ def cache_sim(
         if path is not None:
             check_overwrites_none(path, option, [*traces, *([config] if config is not None else [])])
             check_writable(path, option)
-    settings = EngineConfig.load(config, overrides or ())
+    settings = load_config(config, overrides)
     registry = Registry.load(settings.plugins)
     study = Study(
         registry,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from graftlm.cli_options import ConfigFile, SetOption, fail, warn
+from graftlm.cli_options import ConfigFile, SetOption, fail, load_config, warn
 
 if TYPE_CHECKING:
     from graftlm.config import Setting
@@ -37,10 +37,9 @@ def show(file: ConfigFile, overrides: SetOption = None) -> None:
 @app.command()
 def check(file: ConfigFile, overrides: SetOption = None) -> None:
     """Check a configuration: its keys and values, the names of plugins, their options. Loads no model."""
-    from graftlm.config import EngineConfig
     from graftlm.registry import Registry, check, probe_platform
 
-    config = EngineConfig.load(file, overrides or ())
+    config = load_config(file, overrides)
     registry = Registry.load(config.plugins, platform=probe_platform(config.model.device))
     findings = check(config, registry)
     warn(findings.warnings)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from graftlm.cli_options import ConfigOption, SetOption, fail
+from graftlm.cli_options import ConfigOption, SetOption, fail, load_config
 
 if TYPE_CHECKING:
     from graftlm.engine import Engine
@@ -108,7 +108,7 @@ def _engine(model: str | None, config: ConfigOption, overrides: list[str] | None
     from graftlm.engine import Engine
 
     fields: dict[str, Any] = {} if model is None else {"model": {"path": model}}
-    with Engine(config, overrides=overrides or (), **fields) as engine:
+    with Engine(load_config(config, overrides, **fields)) as engine:
         yield engine
 
 

@@ -1,13 +1,16 @@
-"""What commands share: the arguments that name a configuration, and the form of errors."""
+"""What commands share: the arguments that name a configuration, how it is loaded, and the form of errors."""
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
-__all__ = ["ConfigFile", "ConfigOption", "SetOption", "fail", "warn"]
+if TYPE_CHECKING:
+    from graftlm.config import EngineConfig
+
+__all__ = ["ConfigFile", "ConfigOption", "SetOption", "fail", "load_config", "warn"]
 
 #: Exit status when the arguments, the configuration or a plugin is wrong.
 USAGE_ERROR = 2
@@ -18,6 +21,32 @@ SetOption = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="PATH=VALUE", help="Override a value, as in cache.page_size=16. Repeatable."),
 ]
+
+
+def load_config(
+    file: Path | None, overrides: Sequence[str] | None, *, modules: Sequence[str] = (), **fields: Any
+) -> "EngineConfig":
+    """Load the configuration of a command, so that the plugins it names are found beside it.
+
+    Args:
+        file: in YAML; None for the defaults.
+        overrides: what `--set` gave.
+        modules: what `--module` gave.
+        fields: sections that other options gave.
+
+    Effects: if it names modules of plugins, `sys.path` ends with the file's folder and the current one. The script
+    `graftlm` has neither there. They come last, so that no file in them hides a module that is installed.
+
+    Raises:
+        ConfigError: something is wrong with it.
+    """
+    from graftlm.config import EngineConfig
+
+    config = EngineConfig.load(file, overrides or (), **fields)
+    if modules or config.plugins.modules:
+        beside = [] if file is None else [str(file.absolute().parent)]
+        sys.path += [folder for folder in dict.fromkeys([*beside, str(Path.cwd())]) if folder not in sys.path]
+    return config
 
 
 def warn(lines: Iterable[str]) -> None:

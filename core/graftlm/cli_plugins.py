@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from graftlm.cli_options import ConfigOption, SetOption, fail
+from graftlm.cli_options import ConfigOption, SetOption, fail, load_config
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -96,11 +96,10 @@ def why(
     from rich.table import Table
     from rich.text import Text
 
-    from graftlm.config import EngineConfig
     from graftlm.plugin_choice import explain_choice
 
     registry = _load(config, overrides or (), device)
-    choice = explain_choice(EngineConfig.load(config, overrides or ()), registry, _family(family))
+    choice = explain_choice(load_config(config, overrides), registry, _family(family))
     table = Table("name", "rank", "distribution", "verdict", box=None, pad_edge=False)
     for candidate, verdict in choice.verdicts():
         rank = "" if candidate.provider is None else str(candidate.provider.rank)
@@ -142,10 +141,9 @@ def _load(config: Path | None, overrides: Sequence[str], device: str | None, mod
         ConfigError: the configuration is wrong.
         PluginLoadError: one of the modules cannot be loaded.
     """
-    from graftlm.config import EngineConfig
     from graftlm.registry import Registry, probe_platform
 
-    settings = EngineConfig.load(config, overrides)
+    settings = load_config(config, overrides, modules=modules)
     plugins = settings.plugins.model_copy(update={"modules": [*settings.plugins.modules, *modules]})
     registry = Registry.load(plugins, platform=probe_platform(device or settings.model.device))
     for failure in registry.failures:

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from graftlm.cli_options import SetOption
+from graftlm.cli_options import SetOption, load_config
 
 __all__ = ["serve"]
 
@@ -31,7 +31,6 @@ def serve(
     Exits with 2, before it listens, when the configuration, a plugin or the checkpoint is wrong; with 1 when a process
     died and was not started again.
     """
-    from graftlm.config import EngineConfig
     from graftlm.errors import EngineError
     from graftlm.server.serve import serve as run
 
@@ -39,7 +38,7 @@ def serve(
     fields: dict[str, Any] = {"server": {key: value for key, value in given.items() if value is not None}}
     if model is not None:
         fields["model"] = {"path": model}
-    config = EngineConfig.load(file, overrides or (), **fields)
+    config = load_config(file, overrides, **fields)
     try:
         status = run(config, on_ready=lambda url: print(f"serving on {url}", flush=True))
     except EngineError as error:  # nothing that another configuration would mend

@@ -34,7 +34,9 @@ class EmbeddingForm:
             RequestError: it has fewer dimensions than are wanted.
         """
         if self._dimensions is not None and self._dimensions > len(vector):
-            raise RequestError(f"dimensions must be at most {len(vector)} for this model, got {self._dimensions}")
+            raise RequestError(
+                f"dimensions must be at most {len(vector)} for this model, got {self._dimensions}", param="dimensions"
+            )
         vector = vector[: self._dimensions]
         return normalized(vector) if self._normalize else vector
 
@@ -59,10 +61,10 @@ def embedding_form(
     way = defaults.pooling if pooling is None else pooling
     if way not in ("mean", "last"):
         hint = ": in a causal model, the first token has seen no other" if way == "cls" else ""
-        raise RequestError(f"pooling must be 'mean' or 'last', got {way!r}{hint}")
+        raise RequestError(f"pooling must be 'mean' or 'last', got {way!r}{hint}", param="pooling")
     is_whole = isinstance(dimensions, int) and not isinstance(dimensions, bool)
     if dimensions is not None and (not isinstance(dimensions, int) or not is_whole or dimensions < 1):
-        raise RequestError(f"dimensions must be a whole number above 0, got {dimensions!r}")
+        raise RequestError(f"dimensions must be a whole number above 0, got {dimensions!r}", param="dimensions")
     return EmbeddingForm(
         MEAN if way == "mean" else LAST, defaults.normalize if normalize is None else normalize, dimensions
     )

@@ -23,7 +23,7 @@ from graftlm.pooling import SCORES, Pooling
 from graftlm.prompts import Prompt, Prompts, split_prompts
 from graftlm.records import EngineStats
 from graftlm.registry import Registry
-from graftlm.scoring import Piece, joined, scores_of, scoring_pooling
+from graftlm.scoring import Items, Piece, joined, listed, scores_of, scoring_pooling
 from graftlm.tokenization import Tokenizer
 from graftlm.types import ClassificationOutput, EmbeddingOutput, RequestOutput, SamplingParams
 
@@ -65,6 +65,7 @@ class Engine:
         self._finalizer = weakref.finalize(self, self._thread.stop)
         self._maker = JobMaker(self._parts.tokenizer, self._parts.intake, self._parts.text_stream)
         self._runner = JobRunner(self._thread, config.scheduling.max_queued_requests)
+        self._weight_version = "default"
 
     @property
     def config(self) -> EngineConfig:
@@ -80,6 +81,11 @@ class Engine:
     def tokenizer(self) -> Tokenizer:
         """The checkpoint's tokenizer."""
         return self._parts.tokenizer
+
+    @property
+    def weight_version(self) -> str:
+        """What `update_weights` called the present weights; "default" until it called any."""
+        return self._weight_version
 
     def generate(
         self,
@@ -156,6 +162,7 @@ class Engine:
         priority: int = 0,
         timeout_s: float | None = None,
         cache_salt: str = "",
+        adapter: Adapters = None,
         progress: bool | None = None,
     ) -> list[ClassificationOutput]:
         """Have the model's score head judge prompts: a classifier's logits, a reward model's reward.
@@ -165,7 +172,8 @@ class Engine:
         Raises:
             UnsupportedFeatureError: the model has no such head.
         """
-        jobs = self._maker.jobs(split_prompts(prompts), POOLED, None, priority, timeout_s, cache_salt, None, SCORES)
+        split = split_prompts(prompts)
+        jobs = self._maker.jobs(split, POOLED, None, priority, timeout_s, cache_salt, adapter, SCORES)
         self._runner.run(jobs, progress)
         labels = self.model_config.labels if jobs else ()
         vectors = [(job.output(), job.builder.embedding) for job in jobs]
@@ -177,7 +185,7 @@ class Engine:
     def score(
         self,
         query: Piece,
-        items: Sequence[Piece],
+        items: Items,
         *,
         label_token_ids: Sequence[int] | None = None,
         apply_softmax: bool = False,
@@ -185,23 +193,25 @@ class Engine:
         priority: int = 0,
         timeout_s: float | None = None,
         cache_salt: str = "",
+        adapter: Adapters = None,
     ) -> list[list[float]]:
         """Score each item beside a query, in one forward pass each; what they begin with alike is computed once.
 
         Args:
-            query, items: text, or token ids all of them.
+            query, items: text, or token ids all of them; one text, or one flat list of ids, is one item.
             label_token_ids: the scores are the probabilities of these tokens right after the item. None: they are the
                 numbers of the model's score head, over query and item as the checkpoint's tokenizer joins a pair.
             apply_softmax: have the scores of an item add up to 1.
             item_first: put the item before the query.
+            adapter: the name of a loaded low-rank adapter, for all items or one for each; None: the model alone.
 
         Returns: for each item, one score for each label.
 
         The other arguments and the errors are those of `embed`.
         """
         pooling = scoring_pooling(label_token_ids)
-        prompts = [self._pair(query, item, item_first, pooling) for item in items]
-        jobs = self._maker.jobs(prompts, POOLED, None, priority, timeout_s, cache_salt, None, pooling)
+        prompts = [self._pair(query, item, item_first, pooling) for item in listed(items)]
+        jobs = self._maker.jobs(prompts, POOLED, None, priority, timeout_s, cache_salt, adapter, pooling)
         self._runner.run(jobs, None)
         vectors = [pooled_vector(job.output(), job.builder.embedding) for job in jobs]
         return [scores_of(vector, pooling, apply_softmax=apply_softmax) for vector in vectors]
@@ -317,10 +327,11 @@ class Engine:
 
     def update_weights(
         self,
-        weights: "str | Path | Iterable[tuple[str, Tensor]]",
+        weights: "str | Path | Mapping[str, Tensor] | Iterable[tuple[str, Tensor]]",
         *,
         flush_cache: bool = True,
         abort_requests: bool = False,
+        weight_version: str | None = None,
     ) -> None:
         """Replace the model's weights in place, and wait for it.
 
@@ -328,10 +339,11 @@ class Engine:
         Weights are checked before any is copied: what does not fit leaves the model as it was.
 
         Args:
-            weights: the folder of a checkpoint of the same model; or (name in the checkpoint, tensor) for all weights
-                or some of them, which are all held at once.
+            weights: the folder or the GGUF file of a checkpoint of the same model; or tensors by their names in the
+                checkpoint, as a mapping or as pairs, all weights or some of them, which are all held at once.
             flush_cache: forget every key and value that the former weights made. False keeps cached prefixes in use.
             abort_requests: end requests under way as aborted instead of waiting for them.
+            weight_version: what `weight_version` calls them from then on; None leaves the name.
 
         Raises:
             ModelError: a file is missing, or names, shapes or kinds do not fit the model.
@@ -343,6 +355,7 @@ class Engine:
         if abort_requests:
             self._thread.abort_all("the weights are replaced").result()
         self._thread.call_alone(lambda: parts.replace_weights(new, flush_cache=flush_cache)).result()
+        self._weight_version = weight_version or self._weight_version
 
     def get_weight(self, name: str) -> "Tensor":
         """Return a copy of one weight, on the CPU, by its name and in its shape in the checkpoint.

@@ -127,7 +127,15 @@ class UnsupportedArchitectureError(ModelError):
 
 
 class RequestError(GraftlmError, ValueError):
-    """One request is at fault."""
+    """One request is at fault.
+
+    Attributes:
+        param: the argument at fault, which is a field of that name over HTTP; None where it is not one alone.
+    """
+
+    def __init__(self, message: str = "", *, param: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
 
 
 class SamplingParamsError(RequestError):

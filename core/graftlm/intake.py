@@ -244,8 +244,9 @@ class Intake:
             if self.limits.num_labels is None:
                 raise UnsupportedFeatureError(
                     "this model has no score head: it cannot classify. Serve a checkpoint of an architecture such as "
-                    "Qwen3ForSequenceClassification, or give label_token_ids, whose probabilities as the next token "
-                    "are the scores."
+                    "Qwen3ForSequenceClassification. To have a model that generates score or rerank, give "
+                    "Engine.score, /v1/score or /v1/rerank label_token_ids: their probabilities as the next token are "
+                    "the scores."
                 )
         elif not self.limits.generates and (pooling is None or pooling.way == "labels"):
             able = "embeddings" if self.limits.num_labels is None else "embeddings and scores"
@@ -253,7 +254,8 @@ class Intake:
         outside = () if pooling is None else [i for i in pooling.token_ids if not 0 <= i < self.limits.vocab_size]
         if outside:
             size = self.limits.vocab_size
-            raise RequestError(f"label_token_ids: token id {outside[0]} is outside the vocabulary of {size} tokens")
+            message = f"label_token_ids: token id {outside[0]} is outside the vocabulary of {size} tokens"
+            raise RequestError(message, param="label_token_ids")
 
     def _check_backend(self, name: str | None) -> None:
         """Refuse the name of an unknown grammar backend, though nothing asks for it."""

@@ -5,15 +5,20 @@ import os
 import secrets
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, Final
 
 import torch
 from torch import Tensor
 
-from graftlm.checkpoint import iter_weights, load_model_config, resolve_checkpoint, watch_reading
+from graftlm.checkpoint import (
+    check_same_model,
+    iter_weights,
+    load_model_config,
+    resolve_checkpoint,
+    watch_reading,
+)
 from graftlm.config import EngineConfig
 from graftlm.contracts import Model, ModelConfig
-from graftlm.errors import CheckpointError, EngineError, GraftlmError, RequestError, UnsupportedFeatureError
+from graftlm.errors import EngineError, GraftlmError, RequestError, UnsupportedFeatureError
 from graftlm.execution.graphs import DecodeGraphs
 from graftlm.fingerprint import model_fingerprint
 from graftlm.layers import frequency_bytes
@@ -23,11 +28,6 @@ from graftlm.weight_digests import WeightDigests, user_cache_dir
 __all__ = ["NewWeights", "ServedWeights"]
 
 logger = logging.getLogger(__name__)
-
-#: Entries of config.json that two checkpoints of one model may differ in.
-_FREE_ENTRIES: Final = frozenset(
-    {"_name_or_path", "dtype", "torch_dtype", "transformers_version", "use_cache", "id2label", "label2id"}
-)
 
 
 class NewWeights:
@@ -79,7 +79,7 @@ class ServedWeights:
         self._model_config = model_config
         self._make_twin = make_twin
         self._quantized = quantized
-        self._path = path
+        self._path = self._config_path = path
         self._dtype = dtype
         self._graphs: DecodeGraphs | None = None
         self._fingerprint: bytes | None = None
@@ -121,11 +121,11 @@ class ServedWeights:
             )
         return self._fingerprint
 
-    def checked(self, weights: str | Path | Iterable[tuple[str, Tensor]]) -> NewWeights:
-        """Check a checkpoint's folder, or tensors by name; as the two methods below."""
+    def checked(self, weights: str | Path | Mapping[str, Tensor] | Iterable[tuple[str, Tensor]]) -> NewWeights:
+        """Check a checkpoint's folder or file, or tensors by name; as the two methods below."""
         if isinstance(weights, str | Path):
             return self.checked_checkpoint(str(weights))
-        return self.checked_tensors(weights)
+        return self.checked_tensors(weights.items() if isinstance(weights, Mapping) else weights)
 
     # -- replacing -----------------------------------------------------------------------------------------------------
 
@@ -135,9 +135,9 @@ class ServedWeights:
         Raises:
             ModelError: it does not fit this model; the message says where.
         """
-        folder = resolve_checkpoint(path)
-        _check_same_model(self._model_config, load_model_config(folder), folder)
-        new = NewWeights(folder, None)
+        place = resolve_checkpoint(path)
+        check_same_model(self._model_config, self._config_path, load_model_config(place), place)
+        new = NewWeights(place, None)
         self._check(new)
         return new
 
@@ -240,22 +240,3 @@ class ServedWeights:
             self._quantized.convert()
         if self._config.model.prepack:
             self._model.pack_weights()
-
-
-def _check_same_model(own: ModelConfig, other: ModelConfig, path: Path) -> None:
-    """Refuse a checkpoint whose config.json means another model.
-
-    Raises:
-        CheckpointError: it names the first entry that differs.
-    """
-    before, after = _meaning(own), _meaning(other)
-    for name in sorted(before.keys() | after.keys()):
-        if before.get(name) != after.get(name):
-            raise CheckpointError(
-                f"{path / 'config.json'} is of another model than the one that is served: {name} is "
-                f"{after.get(name)!r} there and {before.get(name)!r} here. Start an engine with it instead"
-            )
-
-
-def _meaning(config: ModelConfig) -> dict[str, Any]:
-    return {name: value for name, value in config.raw.items() if name not in _FREE_ENTRIES and value is not None}

@@ -38,7 +38,9 @@ def test_files_of_the_current_folder_stand_in_for_modules_only_if_they_do_in_thi
     os.chdir(tmp_path)
     try:
         assert "-P" in command_line()
-        sys.path.append(os.getcwd())
+        sys.path.append(os.getcwd())  # where plugins are found: behind the standard library
+        assert "-P" in command_line()
+        sys.path.insert(0, os.getcwd())
         assert "-P" not in command_line()
     finally:
         sys.path[:] = path

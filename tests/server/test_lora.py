@@ -97,13 +97,27 @@ def test_embeddings_have_an_adapter(client):
     assert one.data[0].embedding != other.data[0].embedding
 
 
+@pytest.mark.parametrize(
+    ("path", "body", "found"),
+    [
+        ("/v1/score", {"query": "a", "items": ["b"]}, lambda answer: answer["scores"]),
+        ("/v1/rerank", {"query": "a", "documents": ["b"]}, lambda answer: answer["results"]),
+    ],
+)
+def test_scores_have_an_adapter_and_answer_by_its_name(http, path, body, found):
+    models = ("tiny", "tiny:attention")
+    one, other = (http.post(path, json=body | {"model": m, "label_token_ids": [5, 9]}).json() for m in models)
+    assert (one["model"], other["model"]) == models
+    assert found(one) != found(other)
+
+
 def test_an_adapter_that_is_not_loaded_is_a_404_that_lists_those_that_are(client, http):
     with pytest.raises(openai.NotFoundError, match="This server has 'tiny', 'tiny:attention'") as refused:
         client.completions.create(model="tiny:x", prompt="a")
     assert refused.value.code == "model_not_found"
-    answer = generate(http, lora_path="x")
-    assert (answer.status_code, answer.json()["error"]["code"]) == (404, "model_not_found")
-    assert "Loaded: attention." in answer.json()["error"]["message"]
+    for answer in (generate(http, lora_path="x"), http.post("/classify", json={"text": "a", "lora_path": "x"})):
+        assert (answer.status_code, answer.json()["error"]["code"]) == (404, "model_not_found")
+        assert "Loaded: attention." in answer.json()["error"]["message"]
 
 
 def test_an_adapter_is_loaded_used_and_unloaded(http, client, adapters, attention_folder):

@@ -58,6 +58,11 @@ def test_pairs_are_scored_each_by_itself(head, expected):
     np.testing.assert_allclose(np.ravel(items["scores"]), expected, rtol=1e-3)
 
 
+def test_one_number_is_not_to_add_up_to_1(head):
+    error = ask(head, "/v1/score", 400, query="a river", items=DOCUMENTS, apply_softmax=True)
+    assert ("would always be 1" in error["message"], error["param"]) == (True, "apply_softmax")
+
+
 def test_classify_gives_the_numbers_of_the_head(head, reranker):
     answer = ask(head, "/classify", text="a river", rid="mine")
     assert answer["meta_info"]["id"] == "mine"
@@ -104,7 +109,9 @@ def test_label_tokens_rerank_by_the_share_of_the_first(server):
 @pytest.mark.parametrize(
     ("path", "body", "message"),
     [
-        ("/classify", {"text": "x"}, "no score head"),
+        ("/classify", {"text": "x"}, "To have a model that generates score or rerank"),
+        ("/v1/rerank", {"query": "x", "documents": ["y"], "label_token_ids": LABELS, "top_n": 0}, "top_n: "),
+        ("/v1/score", {"text_1": "x", "text_2": "y", "label_token_ids": [5]}, "and that of others after it"),
         ("/classify", {}, "either text or input_ids"),
         ("/classify", {"text": []}, "the list of prompts is empty"),
         ("/classify", {"text": ["x", "y"], "rid": "one"}, "a different one for each of 2"),
@@ -130,3 +137,18 @@ def test_label_tokens_rerank_by_the_share_of_the_first(server):
 )
 def test_wrong_requests_are_refused(server, path, body, message):
     assert message in ask(server, path, 400, **body)["message"]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("/v1/score", {"query": "x", "items": "y", "label_token_ids": [10**6]}, "label_token_ids"),
+        ("/v1/rerank", {"query": "x", "documents": ["y"], "label_token_ids": [5]}, "label_token_ids"),
+        ("/v1/score", {"text_1": ["x"] * 2, "text_2": ["a"] * 3, "label_token_ids": LABELS}, "text_1"),
+        ("/v1/embeddings", {"input": "x", "dimensions": 10**6}, "dimensions"),
+        ("/generate", {"text": "x", "sampling_params": {"heat": 1}}, "sampling_params.heat"),
+        ("/classify", {"texts": "x"}, "texts"),
+    ],
+)
+def test_the_field_at_fault_is_named(server, path, body, param):
+    assert ask(server, path, 400, **body)["param"] == param

@@ -7,11 +7,13 @@ from graftlm.checkpoint.location import checkpoint_files, is_gguf, resolve_check
 from graftlm.checkpoint.model_config import DTYPES, load_model_config, torch_dtype
 from graftlm.checkpoint.progress import watch_reading
 from graftlm.checkpoint.safetensors_files import read_tensors
+from graftlm.checkpoint.same_model import check_same_model
 from graftlm.checkpoint.sizes import check_sizes
 from graftlm.checkpoint.weights import iter_weights
 
 __all__ = [
     "DTYPES",
+    "check_same_model",
     "check_sizes",
     "checkpoint_files",
     "is_gguf",

@@ -5,6 +5,7 @@ import contextlib
 import os
 import signal
 import sys
+import sysconfig
 from asyncio.subprocess import Process
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,10 +21,12 @@ _STACKS_INTERVAL_S, _STACKS_TRIES = 0.05, 20
 def command_line() -> list[str]:
     """Return the command line of a child.
 
-    With -m alone, files in the current folder would come before the modules whose names they have. They count in a
-    child if they do in main.
+    With -m alone, files in the current folder would come before the modules whose names they have. They do in a child
+    if they do in main, where that folder then stands before the standard library.
     """
-    flags = [] if {"", os.getcwd()} & set(sys.path) else ["-P"]
+    library = sysconfig.get_path("stdlib")
+    first = sys.path[: sys.path.index(library)] if library in sys.path else sys.path
+    flags = [] if {"", os.getcwd()} & set(first) else ["-P"]
     return [sys.executable, *flags, "-m", "graftlm.processes"]
 
 

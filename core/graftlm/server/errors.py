@@ -30,6 +30,7 @@ from graftlm.errors import (
 __all__ = [
     "ERROR_RESPONSES",
     "MISSPELT",
+    "UNKNOWN_FIELD",
     "ApiError",
     "ErrorBody",
     "error_json",
@@ -83,9 +84,8 @@ class ApiError(RequestError):
     """
 
     def __init__(self, status: int, message: str, *, param: str | None = None, code: str | None = None) -> None:
-        super().__init__(message)
+        super().__init__(message, param=param)
         self.status = status
-        self.param = param
         self.code = code
 
 
@@ -112,8 +112,11 @@ _BRANCHES: Final = frozenset(
 #: The type of a validation error of a model with a field that nearly has a known name; its context has the `name`.
 MISSPELT: Final = "misspelt"
 
+#: The type of a validation error of a model with a field of no known name; its context has the `name`.
+UNKNOWN_FIELD: Final = "unknown_field"
+
 #: The type of a validation error -> the code of its answer.
-_CODES_OF_FIELDS: Final[Mapping[str, str]] = {"unsupported_field": "unsupported"}
+_CODES_OF_FIELDS: Final[Mapping[str, str]] = {"unsupported_field": "unsupported", UNKNOWN_FIELD: "unknown_parameter"}
 
 #: Clients choose the names of fields; longer ones are cut in the answer.
 _MAX_PARAM_LEN: Final = 256
@@ -149,7 +152,7 @@ def error_json(error: BaseException) -> bytes:
         return _body(status, str(error), error.param, error.code)
     if isinstance(error, GraftlmError) and (status != 500 or isinstance(error, RequestFailedError)):
         code = next((code for kind, code in _CODES.items() if isinstance(error, kind)), None)
-        return _body(status, str(error), code=code)
+        return _body(status, str(error), error.param if isinstance(error, RequestError) else None, code)
     return _body(500, "the server failed to handle the request")
 
 
@@ -220,6 +223,8 @@ async def _answer_invalid(request: Request, error: Exception) -> Response:
         return error_response(400, message)
     message = first["msg"] if param is None else f"{param}: {first['msg']}"
     request.state.problem = message
+    if first["type"] == UNKNOWN_FIELD:
+        param = _name_of_field((*place, first["ctx"]["name"]), is_unknown=True)
     return error_response(400, message, param=param, code=_CODES_OF_FIELDS.get(first["type"]))
 
 

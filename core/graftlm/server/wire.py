@@ -8,6 +8,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Dis
 from pydantic_core import PydanticCustomError
 
 from graftlm.config.problems import nearest
+from graftlm.server.errors import UNKNOWN_FIELD
 
 __all__ = [
     "MAX_PROMPTS",
@@ -43,7 +44,8 @@ class WireModel(BaseModel):
     def _refuse_unknown(cls, value: Any) -> Any:
         unknown = [key for key in value if key not in cls.model_fields] if isinstance(value, Mapping) else []
         if unknown:
-            raise PydanticCustomError("unknown_field", "{text}", {"text": _say_unknown(unknown[0], cls)})
+            context = {"text": _say_unknown(unknown[0], cls), "name": unknown[0]}
+            raise PydanticCustomError(UNKNOWN_FIELD, "{text}", context)
         return value
 
     def given(self) -> dict[str, Any]:

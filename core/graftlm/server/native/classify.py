@@ -40,7 +40,13 @@ async def _classify(manager: TokenizerManager, body: ClassifyRequest) -> list[Cl
     if len(ids) != len(prompts) or (body.rid is not None and len(set(ids)) < len(ids)):
         raise InvalidPromptError(f"rid: give a different one for each of {len(prompts)} prompt(s)")
     prepared = await prepare_pooled(
-        manager, prompts, SCORES, cache_salt=body.cache_salt, priority=body.priority, request_ids=ids
+        manager,
+        prompts,
+        SCORES,
+        cache_salt=body.cache_salt,
+        priority=body.priority,
+        adapter=body.lora_path,
+        request_ids=ids,
     )
     vectors = await pooled_vectors(manager, prepared)
     latency_s = time.monotonic() - start_s

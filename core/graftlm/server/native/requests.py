@@ -214,7 +214,8 @@ class ClassifyRequest(WireModel):
         default=None, description="For scheduling policies that look at it; 0 by default."
     )
     cache_salt: _Salt | None = Field(default=None, description="Requests with different salts share no prefix.")
-    model: Text | None = Field(default=None, description="Accepted; there is one model.")
+    lora_path: _Adapter | None = Field(default=None, description="The name of a loaded adapter; null: the model alone.")
+    model: Text | None = Field(default=None, description="Accepted; there is one model, and `lora_path` adapts it.")
 
 
 class AbortRequest(WireModel):
@@ -275,7 +276,7 @@ class UpdateFromDiskRequest(WireModel):
     """Which weights to serve with from now on."""
 
     model_path: Annotated[str, Field(min_length=1, max_length=4096), UNICODE] = Field(
-        description="The folder of a checkpoint of the same model, on the server's machine."
+        description="The folder or GGUF file of a checkpoint of the same model, on the server's machine."
     )
     flush_cache: bool | None = Field(
         default=True,

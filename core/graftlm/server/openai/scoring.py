@@ -14,7 +14,7 @@ from graftlm.pooling import SCORES, Pooling
 from graftlm.processes.generation import PreparedRequest
 from graftlm.processes.tokenizer_manager import TokenizerManager
 from graftlm.prompts import Prompt
-from graftlm.scoring import Piece, joined, relevance, scores_of, scoring_pooling
+from graftlm.scoring import Piece, joined, listed, relevance, relevance_pooling, scores_of, scoring_pooling
 from graftlm.server.errors import ApiError
 from graftlm.server.openai.answers import (
     DocumentBody,
@@ -58,8 +58,9 @@ def _json(body: bytes) -> Response:
 
 @dataclass(frozen=True, slots=True)
 class _Scored:
-    """What the model said of prompts."""
+    """What the model said of prompts, `model` being the name that it answers by."""
 
+    model: str
     prepared: Sequence[PreparedRequest]
     vectors: Sequence[NDArray[np.float32]]
 
@@ -76,7 +77,7 @@ async def _run(
     prepared = await prepare_pooled(
         manager, prompts, pooling, cache_salt=body.cache_salt, priority=body.priority, adapter=adapter
     )
-    return _Scored(prepared, await pooled_vectors(manager, prepared))
+    return _Scored(manager.model.id_with(adapter), prepared, await pooled_vectors(manager, prepared))
 
 
 async def _score(manager: TokenizerManager, body: ScoreRequest) -> bytes:
@@ -91,7 +92,7 @@ async def _score(manager: TokenizerManager, body: ScoreRequest) -> bytes:
 
 async def _score_pairs(manager: TokenizerManager, body: ScoreRequest) -> bytes:
     """Answer as vLLM does: one number for each pair."""
-    pooling = scoring_pooling(body.label_token_ids)
+    pooling = relevance_pooling(body.label_token_ids)
     pairs = _pairs(_listed(body.text_1), _listed(body.text_2))
     scored = await _run(manager, body, [await _joined(manager, *pair, pooling) for pair in pairs], pooling)
     use_activation = body.use_activation is not False
@@ -99,7 +100,7 @@ async def _score_pairs(manager: TokenizerManager, body: ScoreRequest) -> bytes:
         ScoreBody(index=i, score=relevance(vector, pooling, use_activation=use_activation))
         for i, vector in enumerate(scored.vectors)
     ]
-    return encode(_score_list(manager, scored, data=data))
+    return encode(_score_list(scored, data=data))
 
 
 async def _score_items(manager: TokenizerManager, body: ScoreRequest) -> bytes:
@@ -107,23 +108,20 @@ async def _score_items(manager: TokenizerManager, body: ScoreRequest) -> bytes:
     pooling = scoring_pooling(body.label_token_ids)
     item_first = bool(body.item_first)
     query: Piece = [] if body.query is None else body.query
-    pieces = [(item, query) if item_first else (query, item) for item in _listed_items(body.items)]
+    pieces = [(item, query) if item_first else (query, item) for item in listed(body.items or [])]
     scored = await _run(manager, body, [await _joined(manager, *pair, pooling) for pair in pieces], pooling)
     scores = [scores_of(vector, pooling, apply_softmax=bool(body.apply_softmax)) for vector in scored.vectors]
-    return encode(_score_list(manager, scored, scores=scores))
+    return encode(_score_list(scored, scores=scores))
 
 
 def _score_list(
-    manager: TokenizerManager,
-    scored: _Scored,
-    data: list[ScoreBody] | None = None,
-    scores: list[list[float]] | None = None,
+    scored: _Scored, data: list[ScoreBody] | None = None, scores: list[list[float]] | None = None
 ) -> ScoreList:
     return ScoreList(
         id=f"score-{uuid.uuid4().hex}",
         object="list" if scores is None else "scoring",
         created=int(time.time()),
-        model=manager.model.name,
+        model=scored.model,
         data=data,
         scores=scores,
         usage=scored.usage,
@@ -132,16 +130,13 @@ def _score_list(
 
 async def _rerank(manager: TokenizerManager, body: RerankRequest) -> bytes:
     check_model(body.model, manager.model, manager.adapters)
-    if body.label_token_ids is not None and len(body.label_token_ids) < 2:
-        message = "label_token_ids: give the token of a relevant document first, and that of others after it"
-        raise ApiError(400, message, param="label_token_ids")
-    pooling = scoring_pooling(body.label_token_ids)
+    pooling = relevance_pooling(body.label_token_ids)
     texts = [document if isinstance(document, str) else document.text for document in body.documents]
     prompts = [await _rerank_prompt(manager, body, text, pooling) for text in texts]
     scored = await _run(manager, body, prompts, pooling)
     use_activation = body.use_activation is not False
     relevances = [relevance(vector, pooling, use_activation=use_activation) for vector in scored.vectors]
-    ranked = sorted(range(len(texts)), key=lambda i: -relevances[i])[: body.top_n or None]
+    ranked = sorted(range(len(texts)), key=lambda i: -relevances[i])[: body.top_n]
     has_documents = body.return_documents is not False
     results = [
         RankedDocument(
@@ -149,9 +144,7 @@ async def _rerank(manager: TokenizerManager, body: RerankRequest) -> bytes:
         )
         for i in ranked
     ]
-    return encode(
-        Ranking(id=f"rerank-{uuid.uuid4().hex}", model=manager.model.name, results=results, usage=scored.usage)
-    )
+    return encode(Ranking(id=f"rerank-{uuid.uuid4().hex}", model=scored.model, results=results, usage=scored.usage))
 
 
 async def _rerank_prompt(manager: TokenizerManager, body: RerankRequest, text: str, pooling: Pooling) -> Prompt:
@@ -176,18 +169,10 @@ def _pairs(first: Sequence[str], second: Sequence[str]) -> list[tuple[str, str]]
     if len(first) == 1:
         return [(first[0], text) for text in second]
     if len(first) != len(second):
-        raise RequestError(f"text_1 holds {len(first)} texts, text_2 {len(second)}; give one text_1, or as many")
+        message = f"text_1 holds {len(first)} texts, text_2 {len(second)}; give one text_1, or as many"
+        raise RequestError(message, param="text_1")
     return list(zip(first, second, strict=True))
 
 
 def _listed(texts: str | Sequence[str] | None) -> list[str]:
     return [texts] if isinstance(texts, str) else list(texts or ())
-
-
-def _listed_items(items: str | Sequence[int] | Sequence[Piece] | None) -> list[Piece]:
-    if isinstance(items, str):
-        return [items]
-    pieces = list(items or ())
-    if pieces and isinstance(pieces[0], int):
-        return [[piece for piece in pieces if isinstance(piece, int)]]
-    return [piece for piece in pieces if not isinstance(piece, int)]

@@ -89,8 +89,8 @@ class RerankRequest(_Shared):
         ],
         Field(fail_fast=True, min_length=1, max_length=MAX_PROMPTS),
     ] = Field(description="Texts, as they are or as `text` of objects.")
-    top_n: Annotated[int, Field(ge=0, le=2**31 - 1), WHOLE] | None = Field(
-        default=None, description="Answer with so many of the most relevant; null or 0: with all."
+    top_n: Annotated[int, Field(ge=1, le=2**31 - 1), WHOLE] | None = Field(
+        default=None, description="Answer with so many of the most relevant; null: with all."
     )
     return_documents: bool | None = Field(default=True, description="Repeat the documents in the answer.")
     prompt_template: Text | None = Field(
