@@ -13,7 +13,7 @@ from graftlm import Provider, hookimpl, hookspecs
 from graftlm.contracts import API_VERSION, OLDEST_API_VERSION, EvictionStrategy, Platform
 from graftlm.errors import ApiVersionError
 from graftlm.hookspecs import hookspec
-from graftlm.registry import FAMILIES, Registry
+from graftlm.registry import FAMILIES, OBSERVER_HOOKS, Registry
 from graftlm.registry.hook_trace import HookTrace, trace_of
 from graftlm.registry.loading import PluginLoader
 from graftlm.registry.offers import collect

@@ -115,8 +115,6 @@ def try_attention(body: nn.Module, max_len: int, device: torch.device) -> tuple[
     has heard of that token by a way that is not attention, such as a convolution or a recurrent state: nothing that
     pages of keys and values could carry from one step to the next.
 
-    On the meta device there are shapes and no numbers, so the calls are found, and such ways are not.
-
     Args:
         body: of a model whose attention implementation is `PROBE`; its parameters are finite.
         max_len: the longest context in tokens, over which masks are compared.
@@ -153,7 +151,7 @@ def _run_tainted(body: Any, device: torch.device) -> Tensor:
     """Return the hidden states of five tokens, [5, hidden], of which one has NaN for an embedding."""
     handle = body.get_input_embeddings().register_forward_hook(_taint)
     tokens = torch.zeros(1, _NUM_PROBE_TOKENS, dtype=torch.int64, device=device)
-    positions = torch.arange(_NUM_PROBE_TOKENS)[None].to("cpu" if device.type == "meta" else device)
+    positions = torch.arange(_NUM_PROBE_TOKENS, device=device)[None]
     try:
         with torch.no_grad():
             hidden: Tensor = body(input_ids=tokens, position_ids=positions, use_cache=False)[0]
@@ -174,8 +172,6 @@ def _check_mixing(name: str, calls: Sequence[_Call], hidden: Tensor) -> None:
             f"{name} never calls the attention function it is given: its attention, or what it has in its place, is "
             f"code of its own, whose state cannot be paged"
         )
-    if hidden.is_meta:
-        return
     reached = hidden.isnan().any(dim=-1).tolist()
     if any(is_reached for token, is_reached in enumerate(reached) if token != _TAINTED_TOKEN):
         raise UnsupportedArchitectureError(

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from graftlm.contracts import AttentionBackend, AttentionLayer, ForwardBatch, Model, ModelContext
-from graftlm.errors import UnsupportedArchitectureError
+from graftlm.errors import UnsupportedArchitectureError, UnsupportedFeatureError
 from graftlm.layers import WeightSlot, copy_weights
 from graftlm_models.transformers_attention import PAGED, PROBE, register_attention, try_attention
 from graftlm_models.transformers_weights import CheckpointNames
@@ -32,13 +32,12 @@ class TransformersModel(nn.Module, Model):
         super().__init__()
         self.causal = _build(context)
         body = _body_of(self.causal)
-        self._context_len = _context_len(context)
         self._is_twin = context.device.type == "meta"
         if self._is_twin:
-            return  # it checks weights and tells its layers, and has no numbers to run with
+            return  # it only checks weights: without numbers, nothing could be tried
         for parameter in self.causal.parameters():
             parameter.zero_()
-        self._calls, hidden = try_attention(body, self._context_len, context.device)
+        self._calls, hidden = try_attention(body, _context_len(context), context.device)
         self._head = _Head(self.causal, body, hidden)
         self.causal.config._attn_implementation = PAGED
         self._body_path = _path_of(self.causal, body)
@@ -48,11 +47,13 @@ class TransformersModel(nn.Module, Model):
         """One per attention call, in the order of the calls.
 
         Raises:
-            UnsupportedArchitectureError: this is a twin on the meta device, whose module does not run there.
+            UnsupportedFeatureError: this is a twin on the meta device, which cannot be tried.
         """
         if self._is_twin:
-            calls, _ = try_attention(_body_of(self.causal), self._context_len, torch.device("meta"))
-            return calls.layers
+            raise UnsupportedFeatureError(
+                f"The attention layers of {type(self.causal).__name__} are found out by a trial run, for which the meta "
+                f"device has no numbers. Create the model on another device"
+            )
         return self._calls.layers
 
     def bind_attention(self, backend: AttentionBackend) -> None:
@@ -224,7 +225,8 @@ def _read_config(context: ModelContext) -> Any:
     if model_name not in context.config.architectures:
         raise UnsupportedArchitectureError(
             f"No model serves {named}: no provider claims it, and of model_type {model_type!r}, only the language "
-            f"model {model_name} runs through Transformers. If the checkpoint is one, correct architectures in config.json"
+            f"model {model_name} runs through Transformers. If the checkpoint is one, correct architectures in "
+            f"config.json"
         )
     return config_class.from_dict(_decoded(raw))
 
