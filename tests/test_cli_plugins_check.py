@@ -183,7 +183,7 @@ def test_a_broken_plugin_fails_with_the_reason(check):
     assert lines[-1] == f"{len(sentences()) - 1} passed, 1 failed, 0 skipped"
 
 
-def test_a_cache_that_breaks_in_random_histories_tells_a_short_one(check):
+def test_a_cache_that_breaks_in_random_histories_tells_how_one_begins(check):
     Path("forgetful.py").write_text(FORGETFUL)
     status, out, _ = check("cache/forgetful", "--module", "forgetful")
     lines = out.splitlines()
@@ -191,7 +191,7 @@ def test_a_cache_that_breaks_in_random_histories_tells_a_short_one(check):
     assert "ExceptionGroup" not in out
     assert not [line for line in lines if line.strip() == "AssertionError:"]
     start = lines.index("failed  All of the above, after every step of random histories.")
-    assert sum(line.strip().startswith("state.") for line in lines[start:]) < 100
+    assert 0 < sum(line.strip().startswith("state.") for line in lines[start:]) <= 40
 
 
 @pytest.mark.parametrize(("is_pure", "status"), [("true", 0), ("false", 1)])

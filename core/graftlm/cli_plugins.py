@@ -26,6 +26,9 @@ __all__ = ["app"]
 
 _PIPE_WIDTH = 200  # columns when nobody looks: wide enough that a line of the table stays one line
 
+#: Lines of what hypothesis adds to an error, such as the history that led to it.
+_NOTES_SHOWN = 40
+
 #: Exit status when a plugin breaks its contract.
 _BROKEN = 1
 
@@ -341,6 +344,8 @@ def _reason(error: Exception) -> list[str]:
     said = str(error) or next((frame.line or "" for frame in reversed(frames)), "")
     lines = [line for line in f"{type(error).__name__}: {said}".splitlines() if line.strip()]
     notes = [line for note in getattr(error, "__notes__", ()) for line in note.splitlines()]
+    if len(notes) > _NOTES_SHOWN:
+        notes[_NOTES_SHOWN:] = [f"... and {len(notes) - _NOTES_SHOWN} more lines, which pytest prints of the same kit"]
     return [*lines, *(f"at {frame.filename}:{frame.lineno}: {frame.line}" for frame in frames[-1:]), *notes]
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from graftlm.checkpoint import load_model_config, resolve_checkpoint
 from graftlm.config import EngineConfig
 from graftlm.contracts import AttentionLayer, Model, ModelConfig, ModelContext, Provider
-from graftlm.errors import GraftlmError, UnsupportedFeatureError
+from graftlm.errors import GraftlmError, ModelError
 from graftlm.registry import AUTO, FAMILIES, Candidate, Family, Registry, selections
 
 __all__ = ["Choice", "explain_choice"]
@@ -165,7 +165,7 @@ def _asked_of_attention(config: EngineConfig, registry: Registry, model_config: 
     caveat = ""
     try:
         layers = model.attention_layers
-    except UnsupportedFeatureError:  # a model that can only be tried with numbers
+    except ModelError:  # it can only be tried with numbers
         caveat = "; what the model's layers need is found out by a trial run when the engine starts"
     return _Asked(
         lambda provider: attention_misfit(provider.capabilities, config, registry.platform, layers, dtype),

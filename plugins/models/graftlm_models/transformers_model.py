@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from graftlm.contracts import AttentionBackend, AttentionLayer, ForwardBatch, Model, ModelContext
-from graftlm.errors import UnsupportedArchitectureError, UnsupportedFeatureError
+from graftlm.errors import ModelError, UnsupportedArchitectureError
 from graftlm.layers import WeightSlot, copy_weights
 from graftlm_models.transformers_attention import PAGED, PROBE, register_attention, try_attention
 from graftlm_models.transformers_weights import CheckpointNames
@@ -47,12 +47,12 @@ class TransformersModel(nn.Module, Model):
         """One per attention call, in the order of the calls.
 
         Raises:
-            UnsupportedFeatureError: this is a twin on the meta device, which cannot be tried.
+            ModelError: this is a twin on the meta device, which cannot be tried.
         """
         if self._is_twin:
-            raise UnsupportedFeatureError(
-                f"The attention layers of {type(self.causal).__name__} are found out by a trial run, for which the meta "
-                f"device has no numbers. Create the model on another device"
+            raise ModelError(
+                f"The attention layers of {type(self.causal).__name__} are found out by a trial run, for which the "
+                f"meta device has no numbers. Create the model on another device"
             )
         return self._calls.layers
 
