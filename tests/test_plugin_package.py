@@ -3,6 +3,7 @@
 import ast
 import json
 import os
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -209,8 +210,9 @@ def test_a_models_next_steps_write_the_checkpoint_that_checking_needs(capsys, tm
     readme = (tmp_path / "graftlm-small" / "README.md").read_text()
     assert all(f"    {step}\n" in readme for step in steps[3:])
     monkeypatch.chdir(tmp_path / "graftlm-small")
-    run([sys.executable, *steps[3].split()[1:]], tmp_path / "graftlm-small")
     monkeypatch.syspath_prepend(str(tmp_path / "graftlm-small"))
+    monkeypatch.setattr(sys, "argv", steps[3].split()[2:])
+    runpy.run_module(sys.argv[0], run_name="__main__")
     status, out, _ = command(capsys, *steps[4].split()[2:], "--module", "graftlm_small")
     assert (status, out.splitlines()[-1].split(",")[1]) == (0, " 0 failed")
 

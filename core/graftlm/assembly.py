@@ -4,7 +4,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
@@ -203,7 +203,7 @@ def assemble(
     attention_provider = _choose_attention(config, registry, platform, model, target.dtype)
     quantized = quantize_layers(config, registry, model, target.device, target.dtype)
     on_stage("loading weights")
-    twin_context = ModelContext(model_config, torch.device("meta"), target.dtype)
+    twin_context = replace(model_context, device=torch.device("meta"))
     weights = ServedWeights(
         config,
         model,
