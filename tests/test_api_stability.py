@@ -13,7 +13,7 @@ from graftlm import Provider, hookimpl, hookspecs
 from graftlm.contracts import API_VERSION, OLDEST_API_VERSION, EvictionStrategy, Platform
 from graftlm.errors import ApiVersionError
 from graftlm.hookspecs import hookspec
-from graftlm.registry import FAMILIES, Registry
+from graftlm.registry import FAMILIES, OBSERVER_HOOKS, Registry
 from graftlm.registry.hook_trace import HookTrace, trace_of
 from graftlm.registry.loading import PluginLoader
 from graftlm.registry.offers import collect
@@ -222,3 +222,27 @@ def test_the_environment_asks_for_it(value, speaks, capsys):
     environment = {} if value is None else {"GRAFTLM_TRACE_HOOKS": value}
     assert trace_of(environment).call("hook", "plugin", lambda: 3, str) == 3
     assert ("hook" in capsys.readouterr().err) is speaks
+
+
+class Observes:
+    @hookimpl
+    def step_finished(self):
+        pass
+
+
+def test_who_observes_is_told_when_an_engine_looks_it_up(monkeypatch, capsys):
+    monkeypatch.setenv("GRAFTLM_TRACE_HOOKS", "1")
+    registry = Registry.load(plugins=[Observes()])
+    capsys.readouterr()
+    for hook in OBSERVER_HOOKS:
+        registry.observers(hook)
+    told = [re.sub(r" +", " ", line.partition("] ")[2]) for line in capsys.readouterr().err.splitlines()]
+    assert told[0] == "request_finished nobody observes"
+    assert told[1].startswith("step_finished Observes (")
+    assert told[1].endswith("): observes")
+    assert told[2] == "cache_event nobody observes"
+
+
+def test_every_hook_offers_or_observes():
+    hooks = [name for name, value in vars(hookspecs).items() if hasattr(value, "graftlm_spec")]
+    assert sorted(hooks) == sorted([*(family.hook for family in FAMILIES.values()), *OBSERVER_HOOKS])

@@ -195,7 +195,11 @@ def test_plugins_prints_json(graftlm):
 
 def test_plugins_follows_a_configuration(graftlm):
     Path("engine.yaml").write_text("plugins: {disabled: [graftlm, cli-tidy, cli-broken]}\n")
-    assert json.loads(graftlm("plugins", "--json", "--config", "engine.yaml")[1]) == {"providers": [], "failures": []}
+    assert json.loads(graftlm("plugins", "--json", "--config", "engine.yaml")[1]) == {
+        "providers": [],
+        "observers": [],
+        "failures": [],
+    }
 
 
 @pytest.mark.parametrize(

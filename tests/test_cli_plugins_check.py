@@ -92,6 +92,25 @@ def provide_grammar_backends():
 """
 
 
+FORGETFUL = """
+from dataclasses import replace
+from graftlm import hookimpl
+import graftlm_cache
+
+(inner,) = (provider for provider in graftlm_cache.provide_prefix_caches() if provider.name == "radix")
+
+def create(options, context):
+    cache = inner.create(options, context)
+    evict = cache.evict
+    cache.evict = lambda num_pages: evict(num_pages - (num_pages > 1))
+    return cache
+
+@hookimpl
+def provide_prefix_caches():
+    return [replace(inner, name="forgetful", create=create)]
+"""
+
+
 @pytest.fixture(autouse=True)
 def module(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -165,6 +184,17 @@ def test_a_broken_plugin_fails_with_the_reason(check):
     assert lines[3].startswith("          at ")
     assert "scheduling.py:" in lines[3]
     assert lines[-1] == f"{len(sentences()) - 1} passed, 1 failed, 0 skipped"
+
+
+def test_a_cache_that_breaks_in_random_histories_tells_how_one_begins(check):
+    Path("forgetful.py").write_text(FORGETFUL)
+    status, out, _ = check("cache/forgetful", "--module", "forgetful")
+    lines = out.splitlines()
+    assert status == 1
+    assert "ExceptionGroup" not in out
+    assert not [line for line in lines if line.strip() == "AssertionError:"]
+    start = lines.index("failed  All of the above, after every step of random histories.")
+    assert 0 < sum(line.strip().startswith("state.") for line in lines[start:]) <= 40
 
 
 @pytest.mark.parametrize(("is_pure", "status"), [("true", 0), ("false", 1)])

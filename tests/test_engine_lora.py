@@ -46,6 +46,12 @@ def engine(adapters):
         yield it
 
 
+def test_adapters_of_the_configuration_are_logged_once(adapters, caplog):
+    with caplog.at_level("INFO"), make_engine(adapters, names=["attention"]):
+        told = [record.message for record in caplog.records if "is loaded" in record.message]
+    assert told == [f"adapter attention of {adapters.folders['attention']} is loaded"]
+
+
 def tokens(outputs):
     assert [output.error for output in outputs] == [None] * len(outputs)
     return [list(output.token_ids) for output in outputs]

@@ -1,10 +1,14 @@
 """`graftlm plugins why`: what a configuration gets of a family, and why the others are passed over."""
 
+import json
+import sys
+
 import pytest
 
 from graftlm import EngineConfig, Provider, hookimpl
 from graftlm.cli import main
 from graftlm.contracts import AttentionCapabilities, EvictionStrategy, Platform
+from graftlm.errors import UnsupportedArchitectureError
 from graftlm.plugin_choice import explain_choice
 from graftlm.registry import FAMILIES, Registry
 
@@ -57,6 +61,47 @@ def test_the_choice_and_the_others_are_explained(family, config, chosen, reason,
         assert verdict in others[other]
 
 
+def write_config(folder, model_type, architecture, **entries):
+    """Write a checkpoint's config.json, which is all that is read of it."""
+    sizes = {"vocab_size": 320, "max_position_embeddings": 64, "hidden_size": 32, "num_hidden_layers": 2}
+    named = {"model_type": model_type, "architectures": [architecture], "num_attention_heads": 4}
+    (folder / "config.json").write_text(json.dumps({**sizes, **named, "intermediate_size": 48, **entries}))
+    (folder / "model.safetensors").touch()
+    return {"path": str(folder), "device": "cpu"}
+
+
+GPT_J = {"n_embd": 32, "n_layer": 1, "n_head": 4, "rotary_dim": 4, "bos_token_id": None, "eos_token_id": None}
+
+
+@pytest.mark.parametrize(
+    ("family", "model_type", "architecture", "entries", "chosen", "verdict"),
+    [
+        ("attention", "gpt_neox", "GPTNeoXForCausalLM", {}, "torch_native", "chosen"),
+        ("model", "gpt_neox", "GPTNeoXForCausalLM", {}, "transformers", "chosen"),
+        ("model", "gptj", "GPTJForCausalLM", GPT_J, "transformers", "chosen, but: GPTJForCausalLM chooses between"),
+        ("model", "bert", "BertModel", {}, "transformers", "chosen, but: No model serves BertModel"),
+    ],
+)
+def test_models_that_no_provider_names_are_explained_as_the_engine_serves_them(
+    tmp_path, family, model_type, architecture, entries, chosen, verdict
+):
+    choice, others = verdicts(family, model=write_config(tmp_path, model_type, architecture, **entries))
+    assert choice.name == chosen
+    assert others[chosen].startswith(verdict)
+    assert others.get("llama", f"does not serve {architecture}") == f"does not serve {architecture}"
+
+
+@pytest.mark.parametrize("family", ["model", "attention"])
+def test_a_named_model_that_does_not_serve_the_checkpoint_is_told_with_the_setting(family, tmp_path):
+    model = write_config(tmp_path, "llama", "LlamaForCausalLM") | {"architecture": "qwen"}
+    said = "model.architecture is 'qwen', which does not serve this checkpoint: config.json names LlamaForCausalLM"
+    if family == "model":
+        assert said in verdicts(family, model=model)[1]["qwen"]
+        return
+    with pytest.raises(UnsupportedArchitectureError, match=said):
+        verdicts(family, model=model)
+
+
 def test_what_is_named_although_it_cannot_run_says_so():
     _, others = verdicts("eviction", cache={"eviction": "nowhere"})
     assert others["nowhere"] == "chosen, but: no luck on cpu"
@@ -79,3 +124,39 @@ def test_the_command_prints_where_the_name_stands(capsys, tmp_path, monkeypatch)
     assert caught.value.code == 0
     assert out.splitlines()[0] == "eviction strategy: fifo: cache.eviction.name names it (engine.yaml:2)"
     assert any(line.split()[:2] == ["fifo", "0"] and line.split()[-1] == "chosen" for line in out.splitlines())
+
+
+RIVALS = """
+from dataclasses import replace
+from graftlm import hookimpl
+import graftlm_cache
+
+@hookimpl
+def provide_prefix_caches():
+    return [one for one in graftlm_cache.provide_prefix_caches() if one.name == "chunk"]
+
+@hookimpl
+def step_finished(record):
+    pass
+"""
+
+
+@pytest.mark.parametrize(
+    ("prefer", "outcome"),
+    [("{}", "refused until plugins.prefer says"), ("{cache/chunk: rival_chunk}", "plugins.prefer takes that of rival")],
+)
+def test_a_name_of_two_distributions_is_told(prefer, outcome, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "rival_chunk", raising=False)
+    (tmp_path / "rival_chunk.py").write_text(RIVALS)
+    modules = ("--set", "plugins.modules=[rival_chunk]")
+    with pytest.raises(SystemExit):
+        main(("plugins", "why", "cache", *modules, "--set", f"plugins.prefer={prefer}"))
+    told = [line for line in capsys.readouterr().out.splitlines() if line.startswith("conflict: ")]
+    assert len(told) == 1
+    assert told[0].startswith("conflict: 'chunk' is provided by ")
+    assert outcome in told[0]
+    with pytest.raises(SystemExit):
+        main(("plugins", *modules))
+    assert ["step_finished", "rival_chunk", "rival_chunk"] in [x.split() for x in capsys.readouterr().out.splitlines()]

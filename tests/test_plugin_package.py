@@ -3,6 +3,7 @@
 import ast
 import json
 import os
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -188,6 +189,32 @@ def test_the_command_says_what_to_do_next(capsys, tmp_path, monkeypatch):
     assert (tmp_path / "graftlm-calm" / "graftlm_calm" / "processor.py").exists()
     assert command(capsys, "new", "cache", "mine", "--path", "elsewhere")[0] == 0
     assert (tmp_path / "elsewhere" / "pyproject.toml").exists()
+
+
+def test_a_name_that_an_installed_plugin_has_is_refused_unless_forced(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    status, _, err = command(capsys, "new", "cache", "radix")
+    assert (status, list(tmp_path.iterdir())) == (2, [])
+    assert "The prefix cache 'radix' is provided by graftlm " in err
+    assert command(capsys, "new", "cache", "radix", "--force")[0] == 0
+
+
+def test_a_models_next_steps_write_the_checkpoint_that_checking_needs(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    _, out, _ = command(capsys, "new", "model", "small")
+    steps = [line.strip() for line in out.splitlines()]
+    assert steps[3:5] == [
+        "python -m graftlm_small.tiny_checkpoint tiny",
+        "graftlm plugins check model/small --checkpoint tiny",
+    ]
+    readme = (tmp_path / "graftlm-small" / "README.md").read_text()
+    assert all(f"    {step}\n" in readme for step in steps[3:])
+    monkeypatch.chdir(tmp_path / "graftlm-small")
+    monkeypatch.syspath_prepend(str(tmp_path / "graftlm-small"))
+    monkeypatch.setattr(sys, "argv", steps[3].split()[2:])
+    runpy.run_module(sys.argv[0], run_name="__main__")
+    status, out, _ = command(capsys, *steps[4].split()[2:], "--module", "graftlm_small")
+    assert (status, out.splitlines()[-1].split(",")[1]) == (0, " 0 failed")
 
 
 def test_an_unknown_family_is_refused_with_the_nearest(capsys):

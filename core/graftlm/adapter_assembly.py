@@ -78,6 +78,7 @@ def make_adapters(config: EngineConfig, model: Model) -> AdapterParts | None:
         weights = parts.read(Path(path))
         layers.set(slot, weights.factors)
         catalog.add(LoadedAdapter(name, path, slot, weights.digest))
+        _logger.info("adapter %s of %s is loaded", name, path)
     return parts
 
 

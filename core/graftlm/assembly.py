@@ -3,8 +3,8 @@
 import logging
 import os
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ from graftlm.contracts import (
     AttentionBackend,
     AttentionCapabilities,
     AttentionContext,
+    AttentionLayer,
     CacheContext,
     EvictionContext,
     LogitsContext,
@@ -30,7 +31,7 @@ from graftlm.contracts import (
     Provider,
     SchedulingContext,
 )
-from graftlm.errors import ConfigError, RequestError
+from graftlm.errors import ConfigError, RequestError, UnsupportedArchitectureError
 from graftlm.execution.awaiting_attention import AwaitingAttention
 from graftlm.execution.executor import executor_for
 from graftlm.execution.graphs import DecodeGraphs
@@ -63,7 +64,7 @@ from graftlm.tier_assembly import TierParts, assemble_tiers
 from graftlm.tokenization import TextStream, Tokenizer
 from graftlm.types import SamplingParams
 
-__all__ = ["DeviceParts", "EngineParts", "assemble", "attention_misfit", "detect_platform"]
+__all__ = ["DeviceParts", "EngineParts", "assemble", "attention_misfit", "create_model", "detect_platform"]
 
 _logger = logging.getLogger(__name__)
 
@@ -200,11 +201,11 @@ def assemble(
     code_folder = path if config.model.trust_remote_code else None
     check_sizes(model_config, path)
     model_context = ModelContext(model_config, target.device, target.dtype, target.context_len, code_folder)
-    model: Model = registry.create("model", model_provider, {}, model_context)
+    model = create_model(config, registry, model_provider, model_context)
     attention_provider = _choose_attention(config, registry, platform, model, target.dtype)
     quantized = quantize_layers(config, registry, model, target.device, target.dtype)
     on_stage("loading weights")
-    twin_context = ModelContext(model_config, torch.device("meta"), target.dtype)
+    twin_context = replace(model_context, device=torch.device("meta"))
     weights = ServedWeights(
         config,
         model,
@@ -396,11 +397,30 @@ def _scheduler(
     return Scheduler(kv, policy, limits, time.monotonic, jump_forward)
 
 
+def create_model(config: EngineConfig, registry: Registry, provider: Provider[Model], context: ModelContext) -> Model:
+    """Create the model, without weights.
+
+    Raises:
+        UnsupportedArchitectureError: it does not serve the checkpoint; the message tells if the configuration named it.
+    """
+    try:
+        model: Model = registry.create("model", provider, {}, context)
+    except UnsupportedArchitectureError as error:
+        name = config.model.architecture
+        if name == AUTO:
+            raise
+        raise UnsupportedArchitectureError(
+            f"model.architecture is {name!r}, which does not serve this checkpoint: {error}. "
+            "Set model.architecture: auto"
+        ) from error
+    return model
+
+
 def _choose_attention(
     config: EngineConfig, registry: Registry, platform: Platform, model: Model, dtype: torch.dtype
 ) -> Provider[AttentionBackend]:
     def misfit(provider: Provider[AttentionBackend]) -> str | None:
-        return attention_misfit(provider.capabilities, config, platform, model, dtype)
+        return attention_misfit(provider.capabilities, config, platform, model.attention_layers, dtype)
 
     name = config.attention.name
     if name == "auto":
@@ -413,11 +433,15 @@ def _choose_attention(
 
 
 def attention_misfit(
-    can: AttentionCapabilities, config: EngineConfig, platform: Platform, model: Model, dtype: torch.dtype
+    can: AttentionCapabilities,
+    config: EngineConfig,
+    platform: Platform,
+    layers: Sequence[AttentionLayer],
+    dtype: torch.dtype,
 ) -> str | None:
-    """Say why a backend cannot serve a model on a platform, or return None."""
+    """Say why a backend cannot serve a model's layers on a platform, or return None."""
     dtype_name = str(dtype).removeprefix("torch.")
-    layers, page_size, kv_dtype = model.attention_layers, config.cache.page_size, config.memory.kv_dtype
+    page_size, kv_dtype = config.cache.page_size, config.memory.kv_dtype
     if platform.device not in can.devices:
         return f"it runs on {', '.join(can.devices)}, the device is {platform.device}"
     if can.dtypes is not None and dtype_name not in can.dtypes:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -18,12 +18,16 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from graftlm.contracts import Provider
-    from graftlm.registry import Registry
+    from graftlm.plugin_choice import Choice
+    from graftlm.registry import Family, Registry
     from graftlm.testing import ConformanceResult
 
 __all__ = ["app"]
 
 _PIPE_WIDTH = 200  # columns when nobody looks: wide enough that a line of the table stays one line
+
+#: Lines of what hypothesis adds to an error, such as the history that led to it.
+_NOTES_SHOWN = 40
 
 #: Exit status when a plugin breaks its contract.
 _BROKEN = 1
@@ -43,7 +47,7 @@ def plugins(
     device: _DeviceOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
-    """List every plugin: family, name, where it comes from, whether it runs here or why not."""
+    """List every plugin: family, name, where it comes from, whether it runs here or why not; then who observes."""
     if context.invoked_subcommand is not None:
         if config or overrides or device or as_json:
             fail([f"give the options of `graftlm plugins {context.invoked_subcommand}` after its name"])
@@ -108,6 +112,8 @@ def why(
     console = _console()
     console.print(Text(f"{choice.family.title}: {choice.name or 'none'}: {choice.reason}"), soft_wrap=True)
     console.print(table)
+    for conflict in _conflicts(registry, choice):
+        console.print(Text(f"conflict: {conflict}", "red"), soft_wrap=True)
     for failure in registry.failures:
         console.print(Text(f"failed: {failure}", "red"), soft_wrap=True)
 
@@ -119,17 +125,24 @@ def new(
     path: Annotated[
         Path | None, typer.Option(metavar="DIR", help="The folder to make; graftlm-NAME when left out.")
     ] = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="Take a name that an installed plugin of the family has.")
+    ] = False,
 ) -> None:
     """Write a plugin package that works: entry point, options, implementation, tests, README."""
     from graftlm.plugin_package import PluginPackage, write_plugin_package
 
     package = PluginPackage.of(_family(family), name)
+    if not force:
+        _check_free(_load(None, (), None), package.family, name)
     folder = write_plugin_package(package, path or Path(package.distribution))
     for line in (
         f"{folder}: {package.family.title} '{name}', a package that works. Next:",
         f"  pip install -e '{folder}[test]'",
-        f"  graftlm plugins check {package.family.key}/{name}",
-        f"  cd {folder} && pytest && graftlm serve engine.yaml",
+        f"  cd {folder}",
+        *(f"  {command}" for command in package.check_commands),
+        "  pytest",
+        "  graftlm serve engine.yaml",
     ):
         typer.echo(line)
 
@@ -150,6 +163,43 @@ def _load(config: Path | None, overrides: Sequence[str], device: str | None, mod
         if failure.plugin.name in modules:  # asked for by name: it is not enough to list its error
             raise failure.error
     return registry
+
+
+def _check_free(registry: Registry, family: Family, name: str) -> None:
+    """Refuse a name that somebody has.
+
+    Raises:
+        ConfigError: an installed plugin provides it.
+    """
+    from graftlm.errors import ConfigError
+
+    if owners := _owners(registry, family.key, name):
+        raise ConfigError(
+            f"The {family.title} '{name}' is provided by {' and by '.join(owners)} already: with a second one, a "
+            f"configuration that names it is refused until plugins.prefer says whose it means. "
+            f"Take another name, or give --force."
+        )
+
+
+def _owners(registry: Registry, family: str, name: str) -> list[str]:
+    """Return the distributions, with their versions, that provide a name."""
+    return [
+        f"{entry.distribution} {entry.version}" if entry.version else entry.distribution
+        for entry in registry.entries()
+        if (entry.family, entry.name) == (family, name)
+    ]
+
+
+def _conflicts(registry: Registry, choice: Choice) -> Iterator[str]:
+    """Yield a sentence for each name of a family that several distributions provide."""
+    for candidate in choice.candidates:
+        owners = _owners(registry, choice.family.key, candidate.name)
+        if len(owners) > 1 and candidate.provider is not None:
+            outcome = f"plugins.prefer takes that of {candidate.distribution}"
+        else:
+            outcome = "it is refused until plugins.prefer says whose it means"
+        if len(owners) > 1:
+            yield f"'{candidate.name}' is provided by {' and by '.join(owners)}; {outcome}"
 
 
 def _find(registry: Registry, which: str) -> tuple[str, Provider[Any]]:
@@ -283,12 +333,18 @@ def _print_sentence(console: Console, cases: list[ConformanceResult]) -> str:
 
 
 def _reason(error: Exception) -> list[str]:
-    """Return what an error says, and the line that raised it: many assertions have no message."""
+    """Return what an error says, or the line that raised it, and where that stands; of a group, its first error."""
     from traceback import extract_tb
 
-    lines = [line for line in f"{type(error).__name__}: {error}".splitlines() if line.strip()]
+    while isinstance(error, ExceptionGroup):
+        error = error.exceptions[0]
     frames = extract_tb(error.__traceback__)
-    return [*lines, *(f"at {frame.filename}:{frame.lineno}: {frame.line}" for frame in frames[-1:])]
+    said = str(error) or next((frame.line or "" for frame in reversed(frames)), "")
+    lines = [line for line in f"{type(error).__name__}: {said}".splitlines() if line.strip()]
+    notes = [line for note in getattr(error, "__notes__", ()) for line in note.splitlines()]
+    if len(notes) > _NOTES_SHOWN:
+        notes[_NOTES_SHOWN:] = [f"... and {len(notes) - _NOTES_SHOWN} more lines, which pytest prints of the same kit"]
+    return [*lines, *(f"at {frame.filename}:{frame.lineno}: {frame.line}" for frame in frames[-1:]), *notes]
 
 
 def _console() -> Console:
@@ -300,6 +356,7 @@ def _console() -> Console:
 def _as_json(registry: Registry) -> dict[str, object]:
     return {
         "providers": [dataclasses.asdict(entry) for entry in registry.entries()],
+        "observers": [dataclasses.asdict(listener) for listener in registry.listeners()],
         "failures": [
             {
                 "plugin": failure.plugin.name,
@@ -324,5 +381,11 @@ def _print_table(registry: Registry) -> None:
         table.add_row(entry.family, entry.name, entry.distribution, entry.version or "", state)
     console = _console()
     console.print(table)
+    if listeners := registry.listeners():
+        observers = Table("observes", "plugin", "distribution", "version", box=None, pad_edge=False)
+        for listener in listeners:
+            observers.add_row(listener.hook, listener.plugin, listener.distribution, listener.version or "")
+        console.print()
+        console.print(observers)
     for failure in registry.failures:
         console.print(Text(f"failed: {failure}", "red"), soft_wrap=True)

@@ -1,12 +1,14 @@
 """Why a configuration gets the plugin that it gets: what was chosen in a family, and why the others were not."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from graftlm.checkpoint import load_model_config, resolve_checkpoint
 from graftlm.config import EngineConfig
-from graftlm.contracts import Model, ModelConfig, ModelContext, Provider
+from graftlm.contracts import AttentionLayer, Model, ModelConfig, ModelContext, Provider
+from graftlm.errors import GraftlmError, ModelError
 from graftlm.registry import AUTO, FAMILIES, Candidate, Family, Registry, selections
 
 __all__ = ["Choice", "explain_choice"]
@@ -57,8 +59,17 @@ def explain_choice(config: EngineConfig, registry: Registry, key: str) -> Choice
     Raises:
         GraftlmError: the checkpoint cannot be read, or its model not be made.
     """
-    family = FAMILIES[key]
-    candidates = registry.candidates(key, fits=_misfit_of(key, config, registry))
+    asked = _asked_of(key, config, registry)
+    choice = _choice(config, registry, FAMILIES[key], registry.candidates(key, fits=asked.misfit))
+    return replace(
+        choice,
+        reason=choice.reason + asked.caveat,
+        candidates=[_with_refusal(one, asked) if one.name == choice.name else one for one in choice.candidates],
+    )
+
+
+def _choice(config: EngineConfig, registry: Registry, family: Family, candidates: Sequence[Candidate]) -> Choice:
+    key = family.key
     selected = next((one for one in selections(config) if one.family.key == key), None)
     if selected is None:
         return Choice(family, None, _why_none(family), candidates, is_auto=False)
@@ -85,38 +96,93 @@ def _why_none(family: Family) -> str:
     return f"{family.name_path} is null"
 
 
-def _misfit_of(key: str, config: EngineConfig, registry: Registry) -> _Misfit | None:
-    """Return what the engine asks of a family's providers beside whether they can run."""
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """What the engine asks of a family's providers beside whether they can run.
+
+    Attributes:
+        misfit: asked of each; None: nothing is.
+        refusal: asked of the chosen one, at last; None: nothing is.
+        caveat: what could not be asked; goes behind a reason.
+    """
+
+    misfit: _Misfit | None = None
+    refusal: _Misfit | None = None
+    caveat: str = ""
+
+
+def _with_refusal(candidate: Candidate, asked: _Asked) -> Candidate:
+    if asked.refusal is None or candidate.provider is None or candidate.obstacle is not None:
+        return candidate
+    return replace(candidate, obstacle=asked.refusal(candidate.provider))
+
+
+def _asked_of(key: str, config: EngineConfig, registry: Registry) -> _Asked:
     if key not in ("attention", "model", "reasoning", "tool_calls"):
-        return None
+        return _Asked()
     path = resolve_checkpoint(config.model.path)
     if key in ("reasoning", "tool_calls"):
         from graftlm.chat_formats import template_misfit
         from graftlm.tokenization import Tokenizer
 
         tokenizer = Tokenizer.load(path, trust_remote_code=config.model.trust_remote_code)
-        return template_misfit(tokenizer.chat_template)
+        return _Asked(template_misfit(tokenizer.chat_template))
     model_config = load_model_config(path)
-    return _architecture_misfit(model_config) if key == "model" else _attention_misfit(config, registry, model_config)
+    if key == "model":
+        return _asked_of_models(config, registry, model_config, path)
+    return _asked_of_attention(config, registry, model_config, path)
 
 
-def _architecture_misfit(model_config: ModelConfig) -> _Misfit:
-    def misfit(provider: Provider[Any]) -> str | None:
-        if set(model_config.architectures) & set(provider.capabilities.architectures):
-            return None
+def _asked_of_models(config: EngineConfig, registry: Registry, model_config: ModelConfig, path: Path) -> _Asked:
+    def serves_nothing(provider: Provider[Any]) -> str:
         return f"does not serve {' or '.join(model_config.architectures)}"
 
-    return misfit
+    def refusal(provider: Provider[Any]) -> str | None:
+        try:
+            _twin(config, registry, model_config, path, provider)
+        except GraftlmError as error:
+            return str(error)
+        return None
+
+    misfit = registry.model_misfit(model_config.architectures)
+    if config.model.architecture != AUTO:  # what is named is asked in earnest, whatever it claims
+        return _Asked(_of_others(config.model.architecture, misfit or serves_nothing), refusal)
+    return _Asked(misfit or serves_nothing, refusal)
 
 
-def _attention_misfit(config: EngineConfig, registry: Registry, model_config: ModelConfig) -> _Misfit:
-    import torch
+def _of_others(name: str, misfit: _Misfit) -> _Misfit:
+    return lambda provider: None if provider.name == name else misfit(provider)
 
+
+def _asked_of_attention(config: EngineConfig, registry: Registry, model_config: ModelConfig, path: Path) -> _Asked:
     from graftlm.assembly import attention_misfit
     from graftlm.checkpoint import torch_dtype
 
     dtype = torch_dtype(config.model.dtype, model_config)
     provider = registry.model_for(model_config.architectures, config.model.architecture)
-    context = ModelContext(model_config, torch.device("meta"), dtype)  # shapes without memory
-    model: Model = registry.create("model", provider, {}, context)
-    return lambda provider: attention_misfit(provider.capabilities, config, registry.platform, model, dtype)
+    model = _twin(config, registry, model_config, path, provider)
+    layers: Sequence[AttentionLayer] = ()
+    caveat = ""
+    try:
+        layers = model.attention_layers
+    except ModelError:  # it can only be tried with numbers
+        caveat = "; what the model's layers need is found out by a trial run when the engine starts"
+    return _Asked(
+        lambda provider: attention_misfit(provider.capabilities, config, registry.platform, layers, dtype),
+        caveat=caveat,
+    )
+
+
+def _twin(
+    config: EngineConfig, registry: Registry, model_config: ModelConfig, path: Path, provider: Provider[Model]
+) -> Model:
+    """Create the model as the engine does, but without memory."""
+    import torch
+
+    from graftlm.assembly import create_model
+    from graftlm.checkpoint import torch_dtype
+
+    dtype = torch_dtype(config.model.dtype, model_config)
+    code_folder = path if config.model.trust_remote_code else None
+    context = ModelContext(model_config, torch.device("meta"), dtype, config.model.context_len, code_folder)
+    return create_model(config, registry, provider, context)

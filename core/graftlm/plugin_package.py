@@ -57,6 +57,14 @@ class PluginPackage:
         """What Python calls it."""
         return f"graftlm_{self.name.replace('-', '_')}"
 
+    @property
+    def check_commands(self) -> tuple[str, ...]:
+        """What checks it, in its folder, when it is installed: a model needs something to run with."""
+        check = f"graftlm plugins check {self.family.key}/{self.name}"
+        if self.family.key != "model":
+            return (check,)
+        return f"python -m {self.module}.tiny_checkpoint tiny", f"{check} --checkpoint tiny"
+
     def files(self) -> Iterator[tuple[Path, str]]:
         """Yield each file's path in the package, and its text."""
         for folder in (_TEMPLATES / "common", _TEMPLATES / self.family.key):
@@ -73,6 +81,7 @@ class PluginPackage:
         from graftlm import __version__
 
         words = {
+            "CHECK COMMANDS": "\n    ".join(self.check_commands),
             "FAMILY TITLE": self.family.title,
             "FAMILY": self.family.key,
             "CONTRACT": self.family.contract.__name__,

@@ -1,6 +1,7 @@
 """Loads plugins and answers which provider a name means, why not, and where it comes from."""
 
 from graftlm.registry.families import FAMILIES, Family
+from graftlm.registry.listeners import OBSERVER_HOOKS, Listener
 from graftlm.registry.loading import ENTRY_POINT_GROUP, Plugin, PluginFailure
 from graftlm.registry.machine import probe_platform
 from graftlm.registry.registry import AUTO, Candidate, Entry, Registry
@@ -11,10 +12,12 @@ __all__ = [
     "AUTO",
     "ENTRY_POINT_GROUP",
     "FAMILIES",
+    "OBSERVER_HOOKS",
     "Candidate",
     "Entry",
     "Family",
     "Findings",
+    "Listener",
     "Plugin",
     "PluginFailure",
     "Registry",

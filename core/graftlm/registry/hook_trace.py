@@ -1,4 +1,4 @@
-"""What hooks were called while plugins were loaded, told on standard error: `GRAFTLM_TRACE_HOOKS=1`."""
+"""What hooks were called while plugins were loaded, and who observes, on standard error: `GRAFTLM_TRACE_HOOKS=1`."""
 
 import os
 import sys
@@ -43,7 +43,12 @@ class HookTrace:
             return result
         finally:
             took_ms = (self._clock() - begun_s) * 1000
-            print(f"hooks[{os.getpid()}] {what:<28} {plugin}: {outcome}, {took_ms:.1f} ms", file=self._stream)
+            self.tell(what, f"{plugin}: {outcome}, {took_ms:.1f} ms")
+
+    def tell(self, what: str, said: str) -> None:
+        """Tell a line of a hook."""
+        if self._stream is not None:
+            print(f"hooks[{os.getpid()}] {what:<28} {said}", file=self._stream)
 
 
 def trace_of(environment: Mapping[str, str]) -> HookTrace:

@@ -23,8 +23,10 @@ from graftlm.errors import (
     UnsupportedArchitectureError,
 )
 from graftlm.registry.families import FAMILIES, Family
-from graftlm.registry.hook_trace import trace_of
+from graftlm.registry.hook_trace import HookTrace, trace_of
+from graftlm.registry.listeners import Listener, listeners
 from graftlm.registry.loading import PluginFailure, PluginLoader, describe_error, import_names
+from graftlm.registry.model_choice import model_misfit
 from graftlm.registry.offers import Offer, collect
 
 __all__ = ["AUTO", "Candidate", "Entry", "Registry"]
@@ -84,8 +86,10 @@ class Registry:
         settings: PluginSettings,
         platform: Platform,
         objects: Sequence[object] = (),
+        trace: HookTrace | None = None,
     ) -> None:
         self.platform = platform
+        self._trace = trace or HookTrace()
         self.failures = tuple(failures)
         self._loader = loader
         self._offers = tuple(offers)
@@ -125,7 +129,7 @@ class Registry:
         for failure in failures:
             if failure.plugin in given:
                 raise failure.error
-        return cls(loader, offers, [*loader.failures, *failures], settings, platform or Platform(), plugins)
+        return cls(loader, offers, [*loader.failures, *failures], settings, platform or Platform(), plugins, trace)
 
     def names(self, family: str) -> list[str]:
         """Return the names that providers of a family have, sorted, whether or not they can run here."""
@@ -245,17 +249,10 @@ class Registry:
         """
         if name != AUTO:
             return self.provider("model", name)
-        offers = [offer for offer in self._offers if offer.family.key == "model"]
-        claimed = sorted({name for offer in offers for name in offer.provider.capabilities.architectures})
-        if claiming := set(architectures).intersection(claimed):
-
-            def fits(provider: Provider[Any]) -> str | None:
-                serves = claiming.intersection(provider.capabilities.architectures)
-                return None if serves else f"does not serve {', '.join(sorted(claiming))}"
-
-            return self.choose("model", fits=fits)
-        if any(offer.provider.capabilities.any_architecture for offer in offers):
-            return self.choose("model", fits=_takes_any)
+        misfit = self.model_misfit(architectures)
+        if misfit is not None:
+            return self.choose("model", fits=misfit)
+        claimed = sorted({name for one in self._providers("model") for name in one.capabilities.architectures})
         wanted = " or ".join(architectures) or "a checkpoint without architectures"
         close = next(filter(None, (nearest(one, claimed) for one in architectures)), None)
         hint = f" The nearest is {close}." if close else ""
@@ -264,6 +261,10 @@ class Registry:
             f"Install a plugin that serves it, or set model.architecture to one of: "
             f"{', '.join(self.names('model')) or 'none'}.{self._failure_notes()}"
         )
+
+    def model_misfit(self, architectures: Sequence[str]) -> Callable[[Provider[Any]], str | None] | None:
+        """Return what `model_for` asks of a provider when the name is "auto"; None: nobody serves the checkpoint."""
+        return model_misfit(architectures, self._providers("model"))
 
     def options(
         self,
@@ -342,10 +343,14 @@ class Registry:
 
     def observers(self, hook: str) -> tuple[Callable[[Any], object], ...]:
         """Return what to call with a hook's record; () when nobody listens. Look it up once."""
-        return tuple(
-            implementation.function if implementation.argument_names else _ignoring_argument(implementation.function)
-            for implementation in self._loader.implementations(hook)
-        )
+        found = self._loader.implementations(hook)
+        for who in [f"{one.plugin.name} ({one.plugin.label}): observes" for one in found] or ["nobody observes"]:
+            self._trace.tell(hook, who)
+        return tuple(one.function if one.argument_names else _ignoring_argument(one.function) for one in found)
+
+    def listeners(self) -> list[Listener]:
+        """Return every observer, by hook."""
+        return list(listeners(self._loader))
 
     def import_names(self) -> list[str]:
         """Return the `plugins.modules` with which another process loads what this registry loaded.
@@ -354,6 +359,9 @@ class Registry:
             PluginLoadError: a plugin was given as an object that cannot be imported; the message names it.
         """
         return list(dict.fromkeys([*self._settings.modules, *import_names(self._objects)]))
+
+    def _providers(self, family: str) -> list[Provider[Any]]:
+        return [offer.provider for offer in self._offers if offer.family.key == family]
 
     def _preferred(self, kind: Family, name: str, offers: Sequence[Offer], preferred: str) -> Offer:
         chosen = [offer for offer in offers if offer.plugin.is_called(preferred)]
@@ -407,11 +415,6 @@ def _warn_of_unknown(settings: PluginSettings, loader: PluginLoader, offers: Seq
             logger.warning("plugins.prefer: nothing provides '%s'%s", key, _did_you_mean(nearest(key, sorted(offered))))
     for name, close in loader.unknown(settings.prefer.values()):
         logger.warning("plugins.prefer: no plugin is called '%s'%s", name, _did_you_mean(close))
-
-
-def _takes_any(provider: Provider[Any]) -> str | None:
-    """Say why a model provider is no choice for an architecture that nobody names, or return None."""
-    return None if provider.capabilities.any_architecture else "does not name the architecture"
 
 
 def _did_you_mean(close: str | None) -> str:

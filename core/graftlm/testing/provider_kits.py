@@ -104,7 +104,8 @@ def _giving(provider: Provider[Any], checkpoint: Path | None) -> Callable[[objec
         raise ConfigError(
             f"The conformance kit of models needs a checkpoint of model '{provider.name}' (architectures: "
             f"{architectures}), with at least 100 tokens in its vocabulary; a small one of random weights will do. "
-            "Give its folder with --checkpoint."
+            "Give its folder with --checkpoint. Of families that graftlm serves itself, "
+            "graftlm.testing.tiny_models.write_tiny_checkpoint(Path('tiny'), 'llama') writes one."
         )
     if not (checkpoint / "config.json").is_file():
         raise ConfigError(f"--checkpoint: {checkpoint} is no folder of a checkpoint; it has no config.json.")

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from graftlm.contracts import AttentionBackend, AttentionLayer, ForwardBatch, Model, ModelContext
-from graftlm.errors import UnsupportedArchitectureError
+from graftlm.errors import ModelError, UnsupportedArchitectureError
 from graftlm.layers import WeightSlot, copy_weights
 from graftlm_models.transformers_attention import PAGED, PROBE, register_attention, try_attention
 from graftlm_models.transformers_weights import CheckpointNames
@@ -32,8 +32,9 @@ class TransformersModel(nn.Module, Model):
         super().__init__()
         self.causal = _build(context)
         body = _body_of(self.causal)
-        if context.device.type == "meta":
-            return  # a twin that only checks weights, on which nothing could be tried
+        self._is_twin = context.device.type == "meta"
+        if self._is_twin:
+            return  # it only checks weights: without numbers, nothing could be tried
         for parameter in self.causal.parameters():
             parameter.zero_()
         self._calls, hidden = try_attention(body, _context_len(context), context.device)
@@ -43,7 +44,16 @@ class TransformersModel(nn.Module, Model):
 
     @property
     def attention_layers(self) -> Sequence[AttentionLayer]:
-        """One per attention call, in the order of the calls."""
+        """One per attention call, in the order of the calls.
+
+        Raises:
+            ModelError: this is a twin on the meta device, which cannot be tried.
+        """
+        if self._is_twin:
+            raise ModelError(
+                f"The attention layers of {type(self.causal).__name__} are found out by a trial run, for which the "
+                f"meta device has no numbers. Create the model on another device"
+            )
         return self._calls.layers
 
     def bind_attention(self, backend: AttentionBackend) -> None:
@@ -67,9 +77,14 @@ class TransformersModel(nn.Module, Model):
         first_names: dict[int, str] = {}
         for name, tensor in tensors.items():
             first_names.setdefault(id(tensor), name)
-        slots = [WeightSlot(name, tensors[name]) for name in first_names.values()]
-        tied = {name: first_names[id(tensor)] for name, tensor in tensors.items() if first_names[id(tensor)] != name}
-        copy_weights(slots, CheckpointNames(self.causal, tensors).converted(weights), tied)
+        names = CheckpointNames(self.causal, tensors)  # slots have the checkpoint's names, which errors tell
+        slots = [WeightSlot(names.in_checkpoint(name), tensors[name]) for name in first_names.values()]
+        tied = {
+            names.in_checkpoint(name): names.in_checkpoint(first_names[id(tensor)])
+            for name, tensor in tensors.items()
+            if first_names[id(tensor)] != name
+        }
+        copy_weights(slots, names.converted(weights), tied)
 
 
 class _Head:
@@ -186,12 +201,18 @@ def _read_config(context: ModelContext) -> Any:
         UnsupportedArchitectureError: there is no such class, or the architecture is none that generates text.
     """
     import transformers
-    from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig
+    from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_MASKED_LM_MAPPING, AutoConfig
 
     raw, named = context.config.raw, ", ".join(context.config.architectures)
     if context.code_folder is not None and "AutoModelForCausalLM" in raw.get("auto_map", {}):
         return AutoConfig.from_pretrained(context.code_folder, trust_remote_code=True)
     model_type = raw.get("model_type")
+    is_masked = model_type in CONFIG_MAPPING and CONFIG_MAPPING[model_type] in MODEL_FOR_MASKED_LM_MAPPING
+    if is_masked and not (raw.get("is_decoder") or raw.get("is_encoder_decoder")):
+        raise UnsupportedArchitectureError(
+            f"No model serves {named}: model_type {model_type!r} is an encoder, whose tokens also see those after "
+            f"them. Encoders are not served; for embeddings and scores, take a checkpoint that is made of a decoder"
+        )
     if model_type not in CONFIG_MAPPING or CONFIG_MAPPING[model_type] not in MODEL_FOR_CAUSAL_LM_MAPPING:
         hint = ". To run the code that the checkpoint brings, set model.trust_remote_code" if "auto_map" in raw else ""
         raise UnsupportedArchitectureError(
@@ -203,8 +224,9 @@ def _read_config(context: ModelContext) -> Any:
     model_name = MODEL_FOR_CAUSAL_LM_MAPPING[config_class].__name__
     if model_name not in context.config.architectures:
         raise UnsupportedArchitectureError(
-            f"No model serves {named}: no provider claims it, and the language model of model_type {model_type!r} in "
-            f"Transformers is {model_name}. Correct architectures or model_type in config.json"
+            f"No model serves {named}: no provider claims it, and of model_type {model_type!r}, only the language "
+            f"model {model_name} runs through Transformers. If the checkpoint is one, correct architectures in "
+            f"config.json"
         )
     return config_class.from_dict(_decoded(raw))
 

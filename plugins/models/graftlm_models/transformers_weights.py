@@ -39,12 +39,17 @@ class CheckpointNames:
         self._by_pattern = {pattern: rule for rule in self._converters for pattern in rule.source_patterns}
         self._ignored = [re.compile(pattern) for pattern in module._keys_to_ignore_on_load_unexpected or ()]
         self._computed = {name for name, _ in module.named_buffers()} - targets.keys()
+        self._names = {target: self._renamed_back(target) for target in targets} if self._renamings else {}
+
+    def in_checkpoint(self, target: str) -> str:
+        """Return what checkpoints call a tensor of the module, or its own name where they hold it in another shape."""
+        return self._names.get(target, target)
 
     def converted(self, weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
-        """Yield (name in the module, tensor) from (name in the checkpoint, tensor).
+        """Yield (`in_checkpoint` of the module's name, tensor) from (name in the checkpoint, tensor).
 
         Tensors that Transformers drops for this model type, or that the module computes by itself, are dropped; others
-        that it has no place for keep a name that the module does not have.
+        that it has no place for keep their names.
 
         Raises:
             WeightError: tensors that are joined do not fit each other.
@@ -54,7 +59,7 @@ class CheckpointNames:
             target, pattern = self._place(name)
             if pattern is None:
                 if not self._is_dropped(target):
-                    yield target, tensor
+                    yield self.in_checkpoint(target) if target in self._targets else name, tensor
                 continue
             group = pending.setdefault(target, self._group(target, pattern))
             group.add(name, pattern, tensor)
@@ -62,6 +67,15 @@ class CheckpointNames:
                 yield from self._convert(target, pending.pop(target))
         for target, group in pending.items():
             yield from self._convert(target, group)
+
+    def _renamed_back(self, target: str) -> str:
+        """Undo the renamings; what they would not bring to the target again keeps the target's name."""
+        from transformers.core_model_loading import rename_source_key
+
+        undoing = [rule.reverse_transform() for rule in reversed(self._renamings)]
+        name, _ = rename_source_key(target, undoing, [], reverse=True)
+        is_way_back = name not in self._targets and self._place(name) == (target, None)
+        return str(name) if is_way_back else target
 
     def _is_dropped(self, target: str) -> bool:
         if target in self._targets:
@@ -98,7 +112,7 @@ class CheckpointNames:
             names = ", ".join(sorted(name for name, _, _ in group.parts)[:3])
             raise WeightError(f"The checkpoint's {names}, ... do not make {target!r}: {error}") from error
         for name, value in made.items():
-            yield name, value[0] if isinstance(value, list) else value
+            yield self.in_checkpoint(name), value[0] if isinstance(value, list) else value
 
 
 @dataclass(slots=True)

@@ -10,7 +10,7 @@ from transformers import AutoConfig
 
 from graftlm.checkpoint import iter_weights, load_model_config
 from graftlm.contracts import Model, ModelConfig, ModelContext
-from graftlm.errors import UnsupportedArchitectureError, WeightError
+from graftlm.errors import ModelError, UnsupportedArchitectureError, WeightError
 from graftlm.testing.hugging_face import HuggingFaceModel
 from graftlm.testing.model import ModelConformance
 from graftlm.testing.paged_model import PagedModel
@@ -62,6 +62,24 @@ class TestGpt2(OfTransformers):
     model_type = "gpt2"  # tied embeddings, learned positions
 
 
+@pytest.mark.parametrize("kind", ["missing", "of another shape"])
+def test_errors_name_the_tensors_of_the_file(tmp_path: Path, kind: str) -> None:
+    write_random_checkpoint(tmp_path, "gpt_neox", SIZES)
+    tensors = dict(iter_weights(tmp_path))
+    assert "embed_out.weight" in tensors  # the module's lm_head.weight
+    head = tensors.pop("embed_out.weight")
+    if kind == "of another shape":
+        tensors["embed_out.weight"] = head[1:]
+    with pytest.raises(WeightError, match=r"'embed_out\.weight'"):
+        load(tmp_path, tensors)
+
+
+def test_a_twin_without_memory_says_why_it_has_no_layers() -> None:
+    twin = TransformersModel(replace(context("gpt_neox", "GPTNeoXForCausalLM"), device=torch.device("meta")))
+    with pytest.raises(ModelError, match="found out by a trial run"):
+        _ = twin.attention_layers
+
+
 class TestOlmo3(OfTransformers):
     model_type = "olmo3"
     config: ClassVar[dict[str, Any]] = {"num_key_value_heads": 2, **MIXED}
@@ -103,7 +121,8 @@ REFUSED = {
         {},
         "No model serves LamaForCausalLM.*no language model of model_type 'lama'",
     ),
-    "another head": ("llama", "LlamaForSequenceClassification", {}, "is LlamaForCausalLM. Correct architectures"),
+    "another head": ("llama", "LlamaForSequenceClassification", {}, "LlamaForCausalLM runs.*correct architectures"),
+    "an encoder": ("bert", "BertModel", {}, "model_type 'bert' is an encoder.*Encoders are not served"),
     "code not trusted": (
         "own",
         "OwnModel",
