@@ -20,8 +20,9 @@ _MAX_WRITTEN_OUT: Final = 2000
 _MAX_EMPTY_WRITTEN_OUT: Final = 32
 #: Parts that a repetition, written out, comes to at most.
 _MAX_UNROLLED: Final = 128
-#: The same within a rule that is written out.
+#: The same within a rule that is written out, once there are more rules than few.
 _MAX_UNROLLED_WITHIN: Final = 8
+_FEW_RULES: Final = 200
 #: Of expressions within each other, rules written out included.
 _MAX_DEPTH: Final = 80
 
@@ -101,7 +102,8 @@ class _Writer:
         return paths
 
     def _repeated(self, item: Expression, least: int, most: int | None, after: _Path) -> list[_Path]:
-        limit = _MAX_UNROLLED_WITHIN if self._within else _MAX_UNROLLED
+        is_narrow = self._within and len(self._written) > _FEW_RULES
+        limit = _MAX_UNROLLED_WITHIN if is_narrow else _MAX_UNROLLED
         if _is_empty(item, self._empty) or (most or least) * _size(item, self._small) > limit:
             return [(Repeated(item, least, most), *after)]
         if most is None and isinstance(item, Chars):
