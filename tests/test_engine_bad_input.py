@@ -203,7 +203,11 @@ def wider(path):
     ("damage", "error", "message"),
     [
         (truncate, CheckpointError, "model.safetensors"),
-        (unsupported, UnsupportedArchitectureError, "No model serves MambaForCausalLM.* only the language model LlamaForCausalLM"),
+        (
+            unsupported,
+            UnsupportedArchitectureError,
+            "No model serves MambaForCausalLM.* only the language model LlamaForCausalLM",
+        ),
         (wider, WeightError, "model.layers.0.mlp"),
         (lambda path: (path / "model.safetensors").unlink(), CheckpointError, "safetensors"),
         (lambda path: (path / "config.json").unlink(), CheckpointError, "config.json"),
