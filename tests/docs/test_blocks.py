@@ -41,9 +41,14 @@ FEW = {
 }
 #: What a kit cannot try on an example, and what the page says of it.
 MAY_SKIP = {
-    "tutorials/prefix-cache.md": "does not pin",
-    "tutorials/attention-backend.md": "does not claim",
-    "families/storage.md": "the kit was not told",
+    "tutorials/prefix-cache.md": ("does not pin",),
+    "tutorials/attention-backend.md": (
+        "does not claim soft caps",
+        "does not claim values that are a prefix of the keys",
+        "does not claim attention sinks",
+        "does not claim caches in 8 bits",
+    ),
+    "families/storage.md": ("the kit was not told",),
 }
 
 
@@ -71,7 +76,7 @@ def test_a_pages_python_runs_from_top_to_bottom_and_its_plugins_keep_their_contr
                 exec(compile(block.text, str(block), "exec"), names)
         kits = [value for value in names.values() if isinstance(value, type) and issubclass(value, Conformance)]
         for kit in (kit for kit in kits if kit.__module__ == "docs_page"):
-            assert_keeps_contract(kit, MAY_SKIP.get(page))
+            assert_keeps_contract(kit, MAY_SKIP.get(page, ()))
     finally:
         set_default_backend(None)
         if "engine" in names:
@@ -83,7 +88,7 @@ def assert_keeps_contract(kit, may_skip):
     results = run_conformance(type(kit.__name__, (kit,), {"parameters": few, "max_examples": 3}))
     assert [result for result in results if result.error] == []
     skipped = [result.skipped for result in results if result.skipped]
-    assert all(may_skip is not None and may_skip in reason for reason in skipped), skipped
+    assert all(any(said in reason for said in may_skip) for reason in skipped), skipped
     assert len(skipped) < len(results)
 
 
