@@ -7,6 +7,7 @@ command line that needs no tensors never imports torch.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from graftlm.huge_pages import want_huge_pages
 from graftlm.openmp import load_openmp
 
 if TYPE_CHECKING:
@@ -133,6 +134,7 @@ _HOME = {
 
 
 load_openmp()  # while PyTorch has not chosen yet
+want_huge_pages()
 
 
 def __getattr__(name: str) -> Any:

@@ -20,8 +20,11 @@ def random(*shape, seed=0):
 
 
 @needs_kernels
-@pytest.mark.parametrize("num_rows", [0, 1, 2, 3, 4, 5, 6, 7, 11, 12, 13, 191, 192, 193, 400])
-@pytest.mark.parametrize(("out_features", "in_features"), [(64, 32), (1, 2), (15, 6), (16, 64), (129, 34), (200, 258)])
+@pytest.mark.parametrize("num_rows", [0, 1, 2, 3, 4, 5, 6, 7, 11, 12, 13, 19, 25, 191, 192, 193, 400])
+@pytest.mark.parametrize(
+    ("out_features", "in_features"),
+    [(64, 32), (1, 2), (15, 6), (16, 64), (129, 34), (200, 258), (80, 1024), (240, 1026), (15, 2050)],
+)
 def test_products_are_those_of_float32_rounded_once(kernels, num_rows, out_features, in_features):
     weight, x, bias = random(out_features, in_features), random(num_rows, in_features, seed=1), random(out_features)
     matrix = PanelMatrix(weight, kernels)

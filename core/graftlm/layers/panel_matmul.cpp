@@ -2,8 +2,9 @@
 //
 // Rows of W come in panels of 64, in which the weights that one step of the loop reads lie side by side: decoding, which
 // reads each weight once for a few rows of x, then runs through memory from one end to the other. A step multiplies two
-// inputs of up to 6 rows of x with all rows of the panel, 24 vectors of sums in registers. With many rows of x the panel
-// stays in the second-level cache from one six to the next, so that arithmetic is the limit.
+// inputs of up to 6 rows of x with all rows of the panel, 24 vectors of sums in registers. More rows of x take several
+// passes over a slab of the panel, which stays in the second-level cache; what memory is asked for meanwhile, the next slab,
+// is shared out among the passes, so that reading it costs no time of its own.
 //
 // Plain C interface, no dependencies: it compiles in seconds and is loaded with ctypes.
 
@@ -22,8 +23,10 @@ constexpr int64_t LANES = 16;               // of a vector of sums
 constexpr int64_t PANEL = 64;               // rows of W; the last panel has fewer, a multiple of LANES
 constexpr int64_t PAIR = 2;                 // inputs that one instruction multiplies
 constexpr int64_t ROWS_OF_X = 6;            // whose sums fit into the registers
-constexpr int64_t ROWS_AT_A_TIME = 192;     // of x, whose inputs the second-level cache holds beside a panel
-constexpr int64_t BYTES_AHEAD = 16 * 1024;  // what is asked of memory before its turn
+constexpr int64_t SLAB = 1024;              // inputs of a panel that all rows of x meet before the next ones
+constexpr int64_t ROWS_AT_A_TIME = 192;     // of x, whose inputs of a slab the second-level cache holds beside two slabs
+constexpr int64_t BYTES_AHEAD = 16 * 1024;  // what a single pass asks of memory before its turn
+constexpr int64_t LINE = 64;                // bytes of the cache's lines
 
 // How many rows a panel holds, zeros at its end included.
 inline int64_t padded(int64_t num_rows) { return (num_rows + LANES - 1) / LANES * LANES; }
@@ -50,69 +53,111 @@ inline __m512 widen(__m256i values) {
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(values), 16));
 }
 
-// Multiplies `ROWS` rows of x with a panel of `VECTORS` vectors. `UNROLLED` sets of sums hide an instruction's latency
-// where the sums of one are few. The first pass over a panel asks memory for what lies ahead.
-template <int ROWS, int VECTORS, int UNROLLED, bool IS_FIRST>
-void multiply_tile(const Product& p, int64_t token, int64_t row) {
+// Rounds the sums of 16 rows of W, from `row` on, and writes those that exist.
+inline void store_sums(const Product& p, int64_t token, int64_t row, __m512 sums) {
+    const int64_t left = p.num_rows - row;
+    if (left <= 0) return;
+    const __mmask16 mask = left >= LANES ? 0xffff : (1u << left) - 1;
+    if (p.bias) sums = _mm512_add_ps(sums, widen(_mm256_maskz_loadu_epi16(mask, p.bias + row)));
+    _mm256_mask_storeu_epi16(p.out + token * p.num_rows + row, mask, (__m256i)_mm512_cvtneps_pbh(sums));
+}
+
+// The inputs [begin, end) of a panel.
+struct Slab {
+    int64_t row;  // the panel's first
+    int64_t begin, end;
+    bool is_first, is_last;  // of the panel
+};
+
+// Multiplies `ROWS` rows of x, from `token` on, with a slab of a panel of `VECTORS` vectors. `UNROLLED` sets of sums hide
+// an instruction's latency where the sums of one are few. Each step asks memory for `LINES` lines from `wanted` on.
+// `sums_so_far`, [ROWS, PANEL], are the sums of the slabs before.
+template <int ROWS, int VECTORS, int UNROLLED, int LINES>
+void multiply_tile(const Product& p, const Slab& slab, int64_t token, const char* wanted, float* sums_so_far) {
     __m512 sums[UNROLLED][ROWS][VECTORS];
     for (auto& set : sums)
         for (auto& of_row : set)
             for (auto& sum : of_row) sum = _mm512_setzero_ps();
+    if (!slab.is_first)
+        for (int r = 0; r < ROWS; ++r)
+            for (int v = 0; v < VECTORS; ++v) sums[0][r][v] = _mm512_load_ps(sums_so_far + r * PANEL + v * LANES);
     const uint16_t* x = p.x + token * p.num_inputs;
-    const uint16_t* panel = p.weights + row * p.num_inputs;
-    const auto step = [&](int set, int64_t input) {
+    const uint16_t* panel = p.weights + slab.row * p.num_inputs;
+    const auto step = [&](int set, int64_t input) __attribute__((always_inline)) {
         const uint16_t* weights = panel + input * LANES * VECTORS;
         __m512bh w[VECTORS];
         for (int v = 0; v < VECTORS; ++v) w[v] = (__m512bh)_mm512_loadu_si512(weights + v * LANES * PAIR);
-        if (IS_FIRST)
-            for (int v = 0; v < VECTORS; ++v)
-                _mm_prefetch((const char*)(weights + v * LANES * PAIR) + BYTES_AHEAD, _MM_HINT_T0);
+        for (int line = 0; line < LINES; ++line, wanted += LINE)
+            _mm_prefetch(wanted, LINES == VECTORS ? _MM_HINT_T0 : _MM_HINT_T1);
         for (int r = 0; r < ROWS; ++r) {
             const __m512bh pair = broadcast_pair(x + r * p.num_inputs + input);
             for (int v = 0; v < VECTORS; ++v) sums[set][r][v] = _mm512_dpbf16_ps(sums[set][r][v], w[v], pair);
         }
     };
-    int64_t input = 0;
-    for (; input + PAIR * UNROLLED <= p.num_inputs; input += PAIR * UNROLLED)
+    int64_t input = slab.begin;
+    for (; input + PAIR * UNROLLED <= slab.end; input += PAIR * UNROLLED)
         for (int set = 0; set < UNROLLED; ++set) step(set, input + PAIR * set);
-    for (; input < p.num_inputs; input += PAIR) step(0, input);
+    if (UNROLLED > 1)
+        for (; input < slab.end; input += PAIR) step(0, input);
     for (int r = 0; r < ROWS; ++r)
         for (int v = 0; v < VECTORS; ++v) {
-            const int64_t first = row + v * LANES, left = p.num_rows - first;
-            if (left <= 0) break;
-            const __mmask16 mask = left >= LANES ? 0xffff : (1u << left) - 1;
             __m512 sum = sums[0][r][v];
             for (int set = 1; set < UNROLLED; ++set) sum = _mm512_add_ps(sum, sums[set][r][v]);
-            if (p.bias) sum = _mm512_add_ps(sum, widen(_mm256_maskz_loadu_epi16(mask, p.bias + first)));
-            uint16_t* out = p.out + (token + r) * p.num_rows + first;
-            _mm256_mask_storeu_epi16(out, mask, (__m256i)_mm512_cvtneps_pbh(sum));
+            if (slab.is_last)
+                store_sums(p, token + r, slab.row + v * LANES, sum);
+            else
+                _mm512_store_ps(sums_so_far + r * PANEL + v * LANES, sum);
         }
 }
 
-template <int VECTORS, bool IS_FIRST>
-void multiply_rows(const Product& p, int64_t token, int64_t count, int64_t row) {
+template <int VECTORS, int LINES>
+void multiply_rows(const Product& p, const Slab& slab, int64_t token, int64_t count, const char* wanted, float* sums) {
     switch (count) {
-        case 1: return multiply_tile<1, VECTORS, 4, IS_FIRST>(p, token, row);
-        case 2: return multiply_tile<2, VECTORS, 2, IS_FIRST>(p, token, row);
-        case 3: return multiply_tile<3, VECTORS, 1, IS_FIRST>(p, token, row);
-        case 4: return multiply_tile<4, VECTORS, 1, IS_FIRST>(p, token, row);
-        case 5: return multiply_tile<5, VECTORS, 1, IS_FIRST>(p, token, row);
-        default: return multiply_tile<6, VECTORS, 1, IS_FIRST>(p, token, row);
+        case 1: return multiply_tile<1, VECTORS, 4, LINES>(p, slab, token, wanted, sums);
+        case 2: return multiply_tile<2, VECTORS, 2, LINES>(p, slab, token, wanted, sums);
+        case 3: return multiply_tile<3, VECTORS, 1, LINES>(p, slab, token, wanted, sums);
+        case 4: return multiply_tile<4, VECTORS, 1, LINES>(p, slab, token, wanted, sums);
+        case 5: return multiply_tile<5, VECTORS, 1, LINES>(p, slab, token, wanted, sums);
+        default: return multiply_tile<6, VECTORS, 1, LINES>(p, slab, token, wanted, sums);
+    }
+}
+
+// Multiplies all rows of x with a slab, in passes of as equal numbers of rows as can be.
+template <int VECTORS>
+void multiply_slab(const Product& p, const Slab& slab, int64_t token, int64_t end, float* sums) {
+    const int64_t passes = (end - token + ROWS_OF_X - 1) / ROWS_OF_X;
+    const int64_t inputs = slab.end - slab.begin, bytes = inputs * LANES * VECTORS * sizeof *p.weights;
+    const uint16_t* here = p.weights + slab.row * p.num_inputs + slab.begin * LANES * VECTORS;
+    const char* wanted = (const char*)here + (passes == 1 ? BYTES_AHEAD : bytes);
+    for (int64_t pass = 0; pass < passes; ++pass) {
+        const int64_t left = passes - pass, count = (end - token + left - 1) / left;
+        if (passes == 1) {
+            multiply_rows<VECTORS, VECTORS>(p, slab, token, count, wanted, sums);
+        } else if (passes < VECTORS) {  // the first two ask for half a slab each
+            constexpr int LINES = (VECTORS + 1) / 2;
+            if (pass < 2)
+                multiply_rows<VECTORS, LINES>(p, slab, token, count, wanted, sums);
+            else
+                multiply_rows<VECTORS, 0>(p, slab, token, count, wanted, sums);
+            wanted += inputs / PAIR * LINES * LINE;
+        } else if (pass < VECTORS) {
+            multiply_rows<VECTORS, 1>(p, slab, token, count, wanted, sums);
+            wanted += inputs / PAIR * LINE;
+        } else {
+            multiply_rows<VECTORS, 0>(p, slab, token, count, wanted, sums);
+        }
+        token += count;
+        sums += count * PANEL;
     }
 }
 
 template <int VECTORS>
-void multiply_panel(const Product& p, int64_t token, int64_t end, int64_t row) {
-    const int64_t begin = token;
-    while (token < end) {
-        const int64_t left = end - token;
-        // What is left over six by six would be few rows at the end: they come in two equal parts.
-        const int64_t count = left > ROWS_OF_X && left < 2 * ROWS_OF_X ? (left + 1) / 2 : std::min(left, ROWS_OF_X);
-        if (token == begin)
-            multiply_rows<VECTORS, true>(p, token, count, row);
-        else
-            multiply_rows<VECTORS, false>(p, token, count, row);
-        token += count;
+void multiply_panel(const Product& p, int64_t row, int64_t token, int64_t end) {
+    alignas(64) float sums[ROWS_AT_A_TIME * PANEL];
+    const int64_t length = end - token <= ROWS_OF_X ? p.num_inputs : SLAB;
+    for (int64_t begin = 0; begin < p.num_inputs; begin += length) {
+        const int64_t stop = std::min(begin + length, p.num_inputs);
+        multiply_slab<VECTORS>(p, {row, begin, stop, begin == 0, stop == p.num_inputs}, token, end, sums);
     }
 }
 
@@ -123,10 +168,10 @@ void multiply(const Product& p, int64_t num_threads) {
         const int64_t row = task / blocks * PANEL, token = task % blocks * ROWS_AT_A_TIME;
         const int64_t end = std::min(p.num_tokens, token + ROWS_AT_A_TIME);
         switch (padded(std::min(PANEL, p.num_rows - row)) / LANES) {
-            case 1: multiply_panel<1>(p, token, end, row); break;
-            case 2: multiply_panel<2>(p, token, end, row); break;
-            case 3: multiply_panel<3>(p, token, end, row); break;
-            default: multiply_panel<4>(p, token, end, row);
+            case 1: multiply_panel<1>(p, row, token, end); break;
+            case 2: multiply_panel<2>(p, row, token, end); break;
+            case 3: multiply_panel<3>(p, row, token, end); break;
+            default: multiply_panel<4>(p, row, token, end);
         }
     }
 }
