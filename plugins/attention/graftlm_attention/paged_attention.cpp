@@ -5,8 +5,8 @@
 //     token rows (all KV heads), and long contexts are cut into pieces that `merge_pieces` joins (flash-decoding).
 //   - `attend_block` serves a block of a chunk's tokens for one KV head. It is bound by arithmetic, so it packs keys and
 //     values into tiles and multiplies them with one register-blocked kernel, `gemm_rows`.
-// Scores, softmax and sums are float32. On machines with AVX512-BF16 the chunk loop multiplies pairs of bfloat16, which
-// rounds the softmax weights to bfloat16; everywhere else bfloat16 is widened first.
+// Scores, softmax and sums are float32. On machines with AVX512-BF16 both loops multiply pairs of bfloat16, which rounds the
+// softmax weights to bfloat16; everywhere else bfloat16 is widened first.
 //
 // A cache of int8 is multiplied as the codes that it holds, which every type used here holds exactly. A token's scale is
 // multiplied into its score, and that of its value into its weight: one multiplication for D of them.
@@ -88,12 +88,14 @@ constexpr int kLanes = 4;
 constexpr int kVectors = 2;
 #endif
 constexpr int kRows = 6;   // rows of `gemm_rows`
+constexpr int kPadding = 3 * kLanes;  // a multiple of kRows, too
 constexpr int kTile = 64;  // context tokens handled between two updates of the running maximum
-constexpr int64_t kBlockRows = 120;       // query rows (tokens x heads of a group) of one chunk task
+constexpr int64_t kBlockRows = 144;       // query rows (tokens x heads of a group) of one chunk task
 constexpr int64_t kPieceTokens = 256;     // a context is not cut into pieces shorter than this
 constexpr int64_t kPiecesPerThread = 4;   // how finely the work is cut for balance
 constexpr int64_t kSerialTokens = 128;    // below this much context in total, waking threads costs more than it gains
 constexpr float kFarBelow = -1e30f;       // a running maximum before its first score: finite, so differences are too
+constexpr float kLog2E = 1.44269504f;
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
 typedef float Vec __attribute__((vector_size(4 * kLanes)));
@@ -104,6 +106,8 @@ typedef uint16_t HalfVec __attribute__((vector_size(2 * kLanes)));
 typedef uint16_t LooseHalfVec __attribute__((vector_size(2 * kLanes), aligned(2), may_alias));
 typedef int8_t ByteVec __attribute__((vector_size(kLanes)));
 typedef int8_t LooseByteVec __attribute__((vector_size(kLanes), aligned(1), may_alias));
+
+inline int64_t round_up(int64_t number, int64_t unit) { return (number + unit - 1) / unit * unit; }
 
 inline Vec splat(float x) { return Vec{} + x; }
 inline Vec load(const float* p) { return *reinterpret_cast<const LooseVec*>(p); }
@@ -123,6 +127,9 @@ struct BFloat16 {
     }
     // Rounds to nearest, ties to even; a NaN stays a NaN.
     static HalfVec round(Vec x) {
+#ifdef HAS_BF16_PAIRS
+        return reinterpret_cast<HalfVec>(_mm512_cvtneps_pbh(reinterpret_cast<__m512>(x)));
+#endif
         WordVec bits = reinterpret_cast<WordVec>(x);
         WordVec rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
         WordVec quiet = (bits >> 16) | 0x40u;
@@ -204,27 +211,33 @@ constexpr bool kHasScales = std::is_same_v<C, Int8>;
 
 // ---- small vector mathematics ------------------------------------------------------------------------------------
 
-// exp(x) for x <= 0, to about 2 units in the last place; 0 below -87; NaN stays NaN.
-inline Vec exp_negative(Vec x) {
-    Vec y = x < -87.0f ? splat(-87.0f) : x;
-    Vec shifted = y * 1.44269504f + kRounder;
-    Vec n = shifted - kRounder;
-    Vec r = y - n * 0.693359375f;  // ln 2 in two parts, so that n * ln 2 keeps its low bits
-    r = r + n * 2.12194440e-4f;
-    Vec p = splat(1.3888889e-3f);
-    p = p * r + 8.3333333e-3f;
-    p = p * r + 4.1666667e-2f;
-    p = p * r + 1.6666667e-1f;
-    p = p * r + 0.5f;
-    p = p * r * r + r + 1.0f;
-    IntVec exponent = (reinterpret_cast<IntVec>(shifted) - kRounderBits + 127) << 23;
-    Vec result = p * reinterpret_cast<Vec>(exponent);
-    return x < -87.0f ? Vec{} : result;
+// 2^x for x <= 0 or barely above, to about 2 units in the last place; 0 below -126; NaN stays NaN.
+inline Vec exp2_negative(Vec x) {
+    Vec y = x < -127.0f ? splat(-127.0f) : x;
+#if defined(__AVX512F__)  // GCC 12 makes several instructions of one
+    Vec n = reinterpret_cast<Vec>(_mm512_roundscale_ps(reinterpret_cast<__m512>(y), _MM_FROUND_TO_NEAREST_INT));
+#else
+    Vec n = (y + kRounder) - kRounder;
+#endif
+    Vec r = y - n;
+    Vec p = splat(1.540353039e-4f);  // the Taylor series of 2^r, |r| <= 1/2
+    p = p * r + 1.333355815e-3f;
+    p = p * r + 9.618129108e-3f;
+    p = p * r + 5.550410866e-2f;
+    p = p * r + 2.402265070e-1f;
+    p = p * r + 6.931471806e-1f;
+    p = p * r + 1.0f;
+#if defined(__AVX512F__)
+    Vec result = reinterpret_cast<Vec>(_mm512_scalef_ps(reinterpret_cast<__m512>(p), reinterpret_cast<__m512>(n)));
+#else
+    Vec result = p * reinterpret_cast<Vec>((round_to_int(n) + 127) << 23);
+#endif
+    return x < -126.0f ? Vec{} : result;
 }
 
 inline Vec tanh_vec(Vec x) {
     Vec magnitude = x < 0.0f ? -x : x;
-    Vec e = exp_negative(magnitude * -2.0f);
+    Vec e = exp2_negative(magnitude * (-2.0f * kLog2E));
     Vec large = (1.0f - e) / (1.0f + e);
     large = x < 0.0f ? -large : large;
     Vec s = x * x;  // near 0 the quotient cancels; the Taylor series does not
@@ -243,80 +256,106 @@ inline IntVec lane_numbers() {
     return lanes;
 }
 
-// Folds a vector in halves with `combine`, down to one number. Templates, not loops, so that lane numbers are constants.
-template <int kStep = kLanes / 2, class Combine>
-inline float fold(Vec x, Combine combine) {
-    if constexpr (kStep == 0) {
-        return x[0];
-    } else {
-        const IntVec rotated = (lane_numbers() + kStep) & (kLanes - 1);
-        return fold<kStep / 2>(combine(x, __builtin_shuffle(x, rotated)), combine);
-    }
-}
-
-inline float max_lane(Vec x) {
-    return fold(x, [](Vec a, Vec b) { return a > b ? a : b; });
-}
-
-inline float sum_lanes(Vec x) {
-    return fold(x, [](Vec a, Vec b) { return a + b; });
-}
-
-// Adds neighbouring lanes of two vectors: a's sums in the lower half, b's in the upper.
-template <class V>
-inline V add_neighbours(V a, V b) {
+// The lanes of two vectors combined with their neighbours: a's in the lower half, b's in the upper.
+template <class V, class Combine>
+inline V combine_neighbours(V a, V b, Combine combine) {
     const IntVec even = lane_numbers() * 2;
-    return __builtin_shuffle(a, b, even) + __builtin_shuffle(a, b, even + 1);
+    return combine(__builtin_shuffle(a, b, even), __builtin_shuffle(a, b, even + 1));
 }
 
-// Sums each of kLanes vectors; lane i of the result is the sum of x[i].
-template <class V, int kCount>
-inline V sum_each(const V (&x)[kCount]) {
-    if constexpr (kCount == 1) {
+// Combines each lane with the one `kStep` lanes away, then half as far, and so on: in groups of 2 * kStep lanes, all become
+// the group's total. Templates, not loops, so that lane numbers are constants.
+template <int kStep, class V, class Combine>
+inline V fold_groups(V x, Combine combine) {
+    if constexpr (kStep == 0) {
+        return x;
+    } else {
+        return fold_groups<kStep / 2>(combine(x, __builtin_shuffle(x, lane_numbers() ^ kStep)), combine);
+    }
+}
+
+// Combines the lanes of each of R vectors; the lanes from i * kLanes / R on hold the total of x[i].
+template <class V, int R, class Combine>
+inline V fold_each(const V (&x)[R], Combine combine) {
+    if constexpr (R == 1) {
         return x[0];
     } else {
-        V halves[kCount / 2];
-        for (int i = 0; i < kCount / 2; ++i) halves[i] = add_neighbours(x[2 * i], x[2 * i + 1]);
-        return sum_each(halves);
+        V halves[R / 2];
+        for (int i = 0; i < R / 2; ++i) halves[i] = combine_neighbours(x[2 * i], x[2 * i + 1], combine);
+        return fold_each(halves, combine);
     }
+}
+
+template <class V, int R>
+inline V sum_each(const V (&x)[R]) {
+    const auto add = [](V a, V b) { return a + b; };
+    return fold_groups<kLanes / R / 2>(fold_each(x, add), add);
+}
+
+template <int R>
+inline Vec max_each(const Vec (&x)[R]) {
+    const auto larger = [](Vec a, Vec b) { return a > b ? a : b; };
+    return fold_groups<kLanes / R / 2>(fold_each(x, larger), larger);
 }
 
 // ---- online softmax ----------------------------------------------------------------------------------------------
 
+// The running softmax of R rows; the lanes from r * kLanes / R on are row r's. Scores are in units of ln 2, so that weights
+// are powers of two.
 struct Softmax {
-    float maximum = kFarBelow;
-    float sum = 0.0f;
+    Vec maximum = splat(kFarBelow);
+    Vec sum = {};
 
-    // A sink is a score that has been seen already, of a token whose value is zero. Null: there is none.
-    static Softmax before_scores(const float* sink) {
-        return sink == nullptr ? Softmax() : Softmax{std::max(*sink, kFarBelow), 1.0f};
+    // A sink is a score that has been seen already, of a token whose value is zero.
+    template <int R>
+    void begin_with_sink(int row, float sink) {
+        for (int i = row * kLanes / R; i < (row + 1) * kLanes / R; ++i) {
+            maximum[i] = std::max(sink * kLog2E, kFarBelow);
+            sum[i] = 1.0f;
+        }
     }
 };
 
-// Turns kTile scores into weights relative to the new maximum; returns what earlier sums must be multiplied by.
-// Scores of -infinity become weights of exactly 0.
-inline float update_softmax(Softmax& state, float* scores, int count, const GraftlmLayer& layer, float scale) {
-    Vec best = splat(state.maximum);
-    for (int i = 0; i < count; i += kLanes) {
-        Vec s = load(scores + i) * scale;
+// Turns R rows of kTile scores, which are still to be multiplied by `scales`, into weights relative to the new maxima, which
+// `weigh(row, i, weights)` takes, kLanes at a time; only the first `count` of a row are looked at, a multiple of kLanes.
+// Sets what earlier sums must be multiplied by. Scores of -infinity become weights of exactly 0.
+template <int R, class Weigh>
+inline void update_softmax(Softmax& state, float* scores, int count, const GraftlmLayer& layer, const float* scales,
+                           float* corrections, Weigh weigh) {
+    float units[R];
+    Vec best[R], sums[R];
+    for (int r = 0; r < R; ++r) {
+        float* row = scores + r * kTile;
+        units[r] = scales[r] * kLog2E;
         if (layer.has_soft_cap) {
-            Vec capped = tanh_vec(s / layer.soft_cap) * layer.soft_cap;
-            s = s == -kInfinity ? s : capped;
+            for (int i = 0; i < count; i += kLanes) {
+                Vec s = load(row + i);
+                Vec capped = tanh_vec(s * scales[r] / layer.soft_cap) * layer.soft_cap;
+                store(row + i, s == -kInfinity ? s : capped);
+            }
+            units[r] = kLog2E;
         }
-        store(scores + i, s);
-        best = s > best ? s : best;
+        best[r] = splat(kFarBelow);
+        for (int i = 0; i < count; i += kLanes) {
+            Vec s = load(row + i) * units[r];
+            best[r] = s > best[r] ? s : best[r];
+        }
     }
-    float maximum = max_lane(best);
-    Vec sum = Vec{};
-    for (int i = 0; i < count; i += kLanes) {
-        Vec p = exp_negative(load(scores + i) - maximum);
-        store(scores + i, p);
-        sum += p;
+    Vec maximum = max_each(best);
+    maximum = maximum > state.maximum ? maximum : state.maximum;
+    for (int r = 0; r < R; ++r) {
+        const float from = maximum[r * kLanes / R];
+        sums[r] = Vec{};
+        for (int i = 0; i < count; i += kLanes) {
+            Vec p = exp2_negative(load(scores + r * kTile + i) * units[r] - from);
+            sums[r] += p;
+            weigh(r, i, p);
+        }
     }
-    float correction = exp_negative(splat(state.maximum - maximum))[0];
-    state.sum = state.sum * correction + sum_lanes(sum);
+    const Vec correction = exp2_negative(state.maximum - maximum);
+    state.sum = state.sum * correction + sum_each(sums);
     state.maximum = maximum;
-    return correction;
+    for (int r = 0; r < R; ++r) corrections[r] = correction[r * kLanes / R];
 }
 
 // ---- scratch memory ----------------------------------------------------------------------------------------------
@@ -381,6 +420,7 @@ struct TileScales {
         for (int t = 0; t < rows.count; ++t) numbers[t] = BFloat16::widen(scales[rows.scales[t] + kv_head]);
         for (int t = rows.count; t < kTile; ++t) numbers[t] = 0.0f;
     }
+    Vec at(int t) const { return load(numbers + t); }
     void multiply(float* row, int count) const {
         for (int t = 0; t < count; t += kLanes) store(row + t, load(row + t) * load(numbers + t));
     }
@@ -607,30 +647,88 @@ void mix_all_pairs(const float* weights, const float* corrections, const int8_t*
 }
 #endif
 
+#ifdef HAS_BF16_PAIRS
+// As `mix_rows`, for 2 * V vectors of D_v in bfloat16: weights likewise, and two tokens in one multiplication.
+template <int R, int V>
+void mix_halves(const uint16_t* weights, const float* corrections, const uint16_t* values, const TileRows& rows,
+                const Ahead<BFloat16>* ahead, int64_t dim, float* mixed) {
+    alignas(64) uint16_t low_words[2 * kLanes], high_words[2 * kLanes];  // which halves of two tokens become neighbours
+    for (int i = 0; i < kLanes; ++i) {
+        low_words[2 * i] = i;
+        low_words[2 * i + 1] = 2 * kLanes + i;
+        high_words[2 * i] = kLanes + i;
+        high_words[2 * i + 1] = 3 * kLanes + i;
+    }
+    const __m512i low = _mm512_load_si512(low_words), high = _mm512_load_si512(high_words);
+    __m512 sums[R][2 * V];
+    for (int r = 0; r < R; ++r)
+        for (int v = 0; v < 2 * V; ++v)
+            sums[r][v] = reinterpret_cast<__m512>(load(mixed + r * dim + v * kLanes) * corrections[r]);
+    for (int t = 0; t < rows.count; t += 2) {
+        const uint16_t* even = values + rows.offsets[t];
+        const uint16_t* odd = values + rows.offsets[t + 1];  // of weight 0 past the last
+        if (ahead != nullptr) {
+            ahead->fetch(t);
+            ahead->fetch(t + 1);
+        }
+        __m512bh value[2 * V];
+        for (int v = 0; v < V; ++v) {
+            const __m512i a = _mm512_loadu_si512(even + v * 2 * kLanes), b = _mm512_loadu_si512(odd + v * 2 * kLanes);
+            value[2 * v] = reinterpret_cast<__m512bh>(_mm512_permutex2var_epi16(a, low, b));
+            value[2 * v + 1] = reinterpret_cast<__m512bh>(_mm512_permutex2var_epi16(a, high, b));
+        }
+        for (int r = 0; r < R; ++r) {
+            int32_t pair;
+            std::memcpy(&pair, weights + r * kTile + t, 4);
+            const __m512bh weight = reinterpret_cast<__m512bh>(_mm512_set1_epi32(pair));
+            for (int v = 0; v < 2 * V; ++v) sums[r][v] = _mm512_dpbf16_ps(sums[r][v], weight, value[v]);
+        }
+    }
+    for (int r = 0; r < R; ++r)
+        for (int v = 0; v < 2 * V; ++v) store(mixed + r * dim + v * kLanes, reinterpret_cast<Vec>(sums[r][v]));
+}
+#endif
+
 // One KV head's tile for R query rows: scores, softmax, weighted sum.
 template <class E, class C, int R>
-void attend_rows(const typename Dot<E, C>::Query* q, const float* q_scales, const typename C::Element* keys,
+void attend_rows(const typename Dot<E, C>::Query* q, const float* scales, const typename C::Element* keys,
                  const typename C::Element* values, const TileRows& rows, const TileScales& key_scales,
                  const TileScales& value_scales, const Ahead<C>& ahead_keys, const Ahead<C>& ahead_values,
-                 const GraftlmLayer& layer, Softmax* softmax, float* mixed) {
+                 const GraftlmLayer& layer, Softmax& softmax, float* mixed) {
+    constexpr bool kHalves = std::is_same_v<E, BFloat16> && std::is_same_v<C, BFloat16>;
     alignas(64) float scores[R * kTile];
+    alignas(64) uint16_t halves[kHalves ? R * kTile : 1];
     float corrections[R];
+    const int64_t dim = layer.value_dim;
     int padded = (rows.count + kLanes - 1) / kLanes * kLanes;
     dot_rows<E, C, R>(q, keys, rows, ahead_keys, layer.head_dim, scores);
     for (int r = 0; r < R; ++r) {
         float* row = scores + r * kTile;
         if (kHasScales<C>) key_scales.multiply(row, padded);
         for (int t = rows.count; t < padded; ++t) row[t] = -kInfinity;
-        corrections[r] = update_softmax(softmax[r], row, padded, layer, layer.scale * q_scales[r]);
-        if (kHasScales<C>) value_scales.multiply(row, padded);
     }
-#ifdef HAS_INT16_PAIRS
-    if constexpr (std::is_same_v<E, BFloat16> && std::is_same_v<C, Int8>) {
-        mix_all_pairs<R>(scores, corrections, values, rows, padded, ahead_values, layer.value_dim, mixed);
+    update_softmax<R>(softmax, scores, padded, layer, scales, corrections, [&](int r, int i, Vec weights) {
+        if (kHasScales<C>) weights = weights * value_scales.at(i);
+        if constexpr (kHalves) BFloat16::store(halves + r * kTile + i, weights);
+        store(scores + r * kTile + i, weights);
+    });
+#ifdef HAS_BF16_PAIRS
+    if constexpr (kHalves) {
+        int64_t d = 0;
+        for (; d + 64 <= dim; d += 64)
+            mix_halves<R, 2>(halves, corrections, values + d, rows, d == 0 ? &ahead_values : nullptr, dim, mixed + d);
+        for (; d < dim; d += kLanes)
+            mix_rows<C, R, 1>(scores, corrections, values + d, rows, d == 0 ? &ahead_values : nullptr, dim, mixed + d);
         return;
     }
 #endif
-    mix_all<C, R>(scores, corrections, values, rows, ahead_values, layer.value_dim, mixed);
+#ifdef HAS_INT16_PAIRS
+    if constexpr (std::is_same_v<E, BFloat16> && std::is_same_v<C, Int8>) {
+        mix_all_pairs<R>(scores, corrections, values, rows, padded, ahead_values, dim, mixed);
+        return;
+    }
+#endif
+    mix_all<C, R>(scores, corrections, values, rows, ahead_values, dim, mixed);
 }
 
 // A piece [start, end) of one token's context, for all heads.
@@ -678,21 +776,40 @@ void attend_query(const GraftlmStep& step, const GraftlmLayer& layer, const Quer
     const auto* values = static_cast<const Row*>(layer.values);
     scratch.rewind();
     auto* query = scratch.take<typename Dot<E, C>::Query>(heads * dim);
-    float* query_scales = scratch.take<float>(heads);
+    float* scales = scratch.take<float>(heads);
     float* mixed = scratch.take<float>(heads * value_dim);
-    Softmax* softmax = scratch.take<Softmax>(heads);
+    Softmax* softmax = scratch.take<Softmax>(heads);  // of the rows that are handled together, in the first one's place
     TileRows* tiles = scratch.take<TileRows>(2);
+    // Calls visit(R, h) for the heads of a KV head, R from h on at a time.
+    const auto for_rows = [&](int64_t kv_head, auto visit) {
+        const int64_t end = (kv_head + 1) * group;
+        int64_t h = kv_head * group;
+        const auto visit_by = [&](auto rows) {
+            for (; h + rows <= end; h += rows) visit(rows, h);
+        };
+        visit_by(std::integral_constant<int, 4>());
+        visit_by(std::integral_constant<int, 2>());
+        visit_by(std::integral_constant<int, 1>());
+    };
     for (int64_t h = 0; h < heads; ++h) {
         const auto* row = static_cast<const Element*>(q.data) + task.token * q.token_stride + h * q.head_stride;
-        query_scales[h] = Dot<E, C>::pack(row, dim, query + h * dim);
-        softmax[h] = Softmax::before_scores(task.has_sinks ? sinks + h : nullptr);
+        scales[h] = layer.scale * Dot<E, C>::pack(row, dim, query + h * dim);
+        softmax[h] = Softmax();
     }
+    for (int64_t kv_head = 0; task.has_sinks && kv_head < layer.num_kv_heads; ++kv_head)
+        for_rows(kv_head, [&](auto rows, int64_t h) {
+            for (int r = 0; r < rows; ++r) softmax[h].template begin_with_sink<rows()>(r, sinks[h + r]);
+        });
     std::memset(mixed, 0, heads * value_dim * sizeof(float));
 
     Ahead<C> ahead_keys, ahead_values;
     TileScales key_scales, value_scales;
     TileRows *tile = &tiles[0], *next = &tiles[1];
     tile->find(step, layer, task.request, task.start, task.end);
+    for (int t = 0; t < tile->count; ++t) {  // nothing has asked for the first tile
+        prefetch<C>(keys + tile->offsets[t], layer.num_kv_heads * dim);
+        if (values_apart) prefetch<C>(values + tile->offsets[t], layer.num_kv_heads * dim);
+    }
     for (int64_t start = task.start; start < task.end; start += kTile) {
         const bool more = start + kTile < task.end;
         if (more) next->find(step, layer, task.request, start + kTile, task.end);
@@ -701,35 +818,32 @@ void attend_query(const GraftlmStep& step, const GraftlmLayer& layer, const Quer
             if (more && values_apart) look_ahead<C>(values, layer.value_scales, *next, layer, kv_head, ahead_values);
             if (kHasScales<C>) key_scales.read(layer.key_scales, *tile, kv_head);
             if (kHasScales<C>) value_scales.read(layer.value_scales, *tile, kv_head);
-            const int64_t end = (kv_head + 1) * group;
-            int64_t h = kv_head * group;
-            auto attend_heads = [&](auto rows) {
-                constexpr int R = decltype(rows)::value;
-                for (; h + R <= end; h += R) {
-                    attend_rows<E, C, R>(query + h * dim, query_scales + h, keys + kv_head * dim, values + kv_head * dim,
-                                         *tile, key_scales, value_scales, ahead_keys, ahead_values, layer, softmax + h,
-                                         mixed + h * value_dim);
-                    ahead_keys.stop();  // the first rows have asked for it
-                    ahead_values.stop();
-                }
-            };
-            attend_heads(std::integral_constant<int, 4>());
-            attend_heads(std::integral_constant<int, 2>());
-            attend_heads(std::integral_constant<int, 1>());
+            for_rows(kv_head, [&](auto rows, int64_t h) {
+                attend_rows<E, C, rows()>(query + h * dim, scales + h, keys + kv_head * dim, values + kv_head * dim, *tile,
+                                          key_scales, value_scales, ahead_keys, ahead_values, layer, softmax[h],
+                                          mixed + h * value_dim);
+                ahead_keys.stop();  // the first rows have asked for it
+                ahead_values.stop();
+            });
         }
         std::swap(tile, next);
     }
 
-    for (int64_t h = 0; h < heads; ++h) {
-        if (task.partial == nullptr) {
-            write_mixed<E>(layer, task.token, h, mixed + h * value_dim, softmax[h].sum, out);
-            continue;
-        }
-        float* partial = task.partial + h * (value_dim + 2);
-        partial[0] = softmax[h].maximum;
-        partial[1] = softmax[h].sum;
-        std::memcpy(partial + 2, mixed + h * value_dim, value_dim * sizeof(float));
-    }
+    for (int64_t kv_head = 0; kv_head < layer.num_kv_heads; ++kv_head)
+        for_rows(kv_head, [&](auto rows, int64_t first) {
+            for (int r = 0; r < rows; ++r) {
+                const int64_t h = first + r;
+                const float sum = softmax[first].sum[r * kLanes / rows];
+                if (task.partial == nullptr) {
+                    write_mixed<E>(layer, task.token, h, mixed + h * value_dim, sum, out);
+                    continue;
+                }
+                float* partial = task.partial + h * (value_dim + 2);
+                partial[0] = softmax[first].maximum[r * kLanes / rows];
+                partial[1] = sum;
+                std::memcpy(partial + 2, mixed + h * value_dim, value_dim * sizeof(float));
+            }
+        });
 }
 
 // The pieces of one token, [pieces, H, 2 + D_v].
@@ -749,7 +863,7 @@ void merge_pieces(const GraftlmLayer& layer, const MergeTask& task, void* out) {
         float sum = 0.0f;
         for (int64_t i = 0; i < task.pieces; ++i) {
             float* piece = first + i * stride;
-            const float weight = exp_negative(splat(piece[0] - maximum))[0];
+            const float weight = exp2_negative(splat(piece[0] - maximum))[0];
             sum += piece[1] * weight;
             for (int64_t d = 0; d < dim; d += kLanes) {
                 Vec scaled = load(piece + 2 + d) * weight;
@@ -813,6 +927,29 @@ void gemm(const typename Words::Word* a, int64_t a_stride, const typename Words:
     }
 }
 
+#ifdef HAS_BF16_PAIRS
+// Transposes 16 rows of 16 words: first within 128 bits, then the 128 bits themselves.
+inline void transpose(__m512i (&x)[16]) {
+    __m512i y[16];
+    for (int i = 0; i < 16; i += 4) {
+        const __m512i a = _mm512_unpacklo_epi32(x[i], x[i + 1]), b = _mm512_unpackhi_epi32(x[i], x[i + 1]);
+        const __m512i c = _mm512_unpacklo_epi32(x[i + 2], x[i + 3]), d = _mm512_unpackhi_epi32(x[i + 2], x[i + 3]);
+        y[i] = _mm512_unpacklo_epi64(a, c);
+        y[i + 1] = _mm512_unpackhi_epi64(a, c);
+        y[i + 2] = _mm512_unpacklo_epi64(b, d);
+        y[i + 3] = _mm512_unpackhi_epi64(b, d);
+    }
+    for (int i = 0; i < 4; ++i) {
+        const __m512i a = _mm512_shuffle_i32x4(y[i], y[i + 4], 0x88), b = _mm512_shuffle_i32x4(y[i], y[i + 4], 0xdd);
+        const __m512i c = _mm512_shuffle_i32x4(y[i + 8], y[i + 12], 0x88), d = _mm512_shuffle_i32x4(y[i + 8], y[i + 12], 0xdd);
+        x[i] = _mm512_shuffle_i32x4(a, c, 0x88);
+        x[i + 4] = _mm512_shuffle_i32x4(b, d, 0x88);
+        x[i + 8] = _mm512_shuffle_i32x4(a, c, 0xdd);
+        x[i + 12] = _mm512_shuffle_i32x4(b, d, 0xdd);
+    }
+}
+#endif
+
 // How queries and weights, of type E, and keys and values, of type C, become words. Tokens past the tile's last are zeros.
 // `buffer` has room for two rows.
 template <class E, class C>
@@ -838,7 +975,7 @@ struct Packing {
             for (int64_t d = 0; d < dim; d += kLanes)
                 store(out + t * dim + d, t < rows.count ? C::load(base + rows.offsets[t] + d) : Vec{});
     }
-    static void weights(const float* row, float* out) { std::memcpy(out, row, kTile * sizeof(float)); }
+    static void weights(Vec numbers, float* out, int t) { store(out + t, numbers); }
 };
 
 #ifdef HAS_BF16_PAIRS
@@ -849,12 +986,17 @@ struct Packing<BFloat16, C> {
     static void query(const uint16_t* row, int64_t dim, uint32_t* out) { std::memcpy(out, row, dim * 2); }
     // [D / 2][kTile], a word holds dimensions 2i and 2i + 1
     static void keys(const Row* base, const TileRows& rows, int64_t dim, uint16_t* buffer, uint32_t* out) {
-        for (int t = 0; t < kTile; ++t) {
-            const uint16_t* row = C::halves(base + rows.offsets[t], dim, buffer);
-            for (int64_t i = 0; i < dim / 2; ++i) {
-                uint32_t pair = 0;
-                if (t < rows.count) std::memcpy(&pair, row + 2 * i, 4);
-                out[i * kTile + t] = pair;
+        for (int64_t i = 0; i < dim / 2; i += kLanes) {
+            const int64_t width = std::min<int64_t>(kLanes, dim / 2 - i);
+            const __mmask16 mask = (1u << width) - 1;
+            for (int t = 0; t < kTile; t += kLanes) {
+                __m512i rows_of[kLanes];
+                for (int j = 0; j < kLanes; ++j) {
+                    const uint16_t* row = C::halves(base + rows.offsets[t + j], dim, buffer);
+                    rows_of[j] = _mm512_maskz_loadu_epi32(t + j < rows.count ? mask : 0, row + 2 * i);
+                }
+                transpose(rows_of);
+                for (int64_t j = 0; j < width; ++j) _mm512_storeu_si512(out + (i + j) * kTile + t, rows_of[j]);
             }
         }
     }
@@ -863,14 +1005,16 @@ struct Packing<BFloat16, C> {
         for (int t = 0; t < kTile; t += 2) {
             const uint16_t* even = C::halves(base + rows.offsets[t], dim, buffer);
             const uint16_t* odd = C::halves(base + rows.offsets[t + 1], dim, buffer + dim);
-            for (int64_t d = 0; d < dim; ++d) {
-                uint32_t low = t < rows.count ? even[d] : 0, high = t + 1 < rows.count ? odd[d] : 0;
-                out[t / 2 * dim + d] = low | high << 16;
+            const __mmask16 has_even = t < rows.count ? 0xffff : 0, has_odd = t + 1 < rows.count ? 0xffff : 0;
+            for (int64_t d = 0; d < dim; d += kLanes) {
+                const __m512i low = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(has_even, even + d));
+                const __m512i high = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(has_odd, odd + d));
+                _mm512_storeu_si512(out + t / 2 * dim + d, _mm512_or_si512(low, _mm512_slli_epi32(high, 16)));
             }
         }
     }
-    static void weights(const float* row, uint32_t* out) {
-        for (int t = 0; t < kTile; t += kLanes) BFloat16::store(reinterpret_cast<uint16_t*>(out) + t, load(row + t));
+    static void weights(Vec numbers, uint32_t* out, int t) {
+        BFloat16::store(reinterpret_cast<uint16_t*>(out) + t, numbers);
     }
 };
 #endif
@@ -893,34 +1037,34 @@ void attend_block(const GraftlmStep& step, const GraftlmLayer& layer, const Bloc
     using Word = typename Pack::Words::Word;
     constexpr int kPerWord = Pack::Words::kPerWord;
     const int64_t dim = layer.head_dim, value_dim = layer.value_dim, group = layer.num_heads / layer.num_kv_heads;
-    const int64_t count = task.count * group, rows = (count + kRows - 1) / kRows * kRows;
+    const int64_t count = task.count * group, rows = round_up(count, kRows), padded = round_up(count, kPadding);
     const int64_t depth = dim / kPerWord;
     scratch.rewind();
     Word* query = scratch.take<Word>(rows * depth);
     Word* keys = scratch.take<Word>(depth * kTile);
     Word* values = scratch.take<Word>(kTile / kPerWord * value_dim);
-    Word* weights = scratch.take<Word>(rows * kTile / kPerWord);
-    float* scores = scratch.take<float>(rows * kTile);
+    Word* weights = scratch.take<Word>(padded * kTile / kPerWord);
+    float* scores = scratch.take<float>(padded * kTile);
     float* mixed = scratch.take<float>(rows * value_dim);
-    float* corrections = scratch.take<float>(rows);
-    Softmax* softmax = scratch.take<Softmax>(rows);
+    float* corrections = scratch.take<float>(padded);
+    Softmax* softmax = scratch.take<Softmax>(padded / kLanes);
     TileRows* tiles = scratch.take<TileRows>(2);
     uint16_t* buffer = scratch.take<uint16_t>(2 * dim);
     TileScales key_scales, value_scales;
 
     // Row i * group + g is query head g of the block's token i.
     std::memset(query, 0, rows * depth * sizeof(Word));
-    std::memset(weights, 0, rows * kTile / kPerWord * sizeof(Word));
+    std::memset(scores, 0, padded * kTile * sizeof(float));
     std::memset(mixed, 0, rows * value_dim * sizeof(float));
-    for (int64_t r = 0; r < rows; ++r) {
-        softmax[r] = Softmax();
-        corrections[r] = 1.0f;
-        if (r >= count) continue;
+    for (int64_t r = 0; r < padded; r += kLanes) softmax[r / kLanes] = Softmax();
+    for (int64_t r = 0; r < count; ++r) {
         const int64_t token = task.token + r / group, head = task.kv_head * group + r % group;
-        softmax[r] = Softmax::before_scores(sinks == nullptr ? nullptr : sinks + head);
+        if (sinks != nullptr) softmax[r / kLanes].begin_with_sink<kLanes>(r % kLanes, sinks[head]);
         Pack::query(static_cast<const Element*>(q.data) + token * q.token_stride + head * q.head_stride, dim,
                     query + r * depth);
     }
+    float scales[kLanes];
+    std::fill(scales, scales + kLanes, layer.scale);
 
     const auto* key_base = static_cast<const Row*>(layer.keys) + task.kv_head * dim;
     const auto* value_base = static_cast<const Row*>(layer.values) + task.kv_head * dim;
@@ -949,17 +1093,20 @@ void attend_block(const GraftlmStep& step, const GraftlmLayer& layer, const Bloc
             if (kHasScales<C>) key_scales.multiply(row, kTile);
             std::fill(row, row + low, -kInfinity);
             std::fill(row + high, row + kTile, -kInfinity);
-            corrections[r] = update_softmax(softmax[r], row, kTile, layer, layer.scale);
-            if (kHasScales<C>) value_scales.multiply(row, kTile);
-            Pack::weights(row, weights + r * kTile / kPerWord);
         }
+        for (int64_t first = 0; first < count; first += kLanes)
+            update_softmax<kLanes>(softmax[first / kLanes], scores + first * kTile, kTile, layer, scales,
+                                   corrections + first, [&](int r, int t, Vec numbers) {
+                                       if (kHasScales<C>) numbers = numbers * value_scales.at(t);
+                                       Pack::weights(numbers, weights + (first + r) * kTile / kPerWord, t);
+                                   });
         gemm<typename Pack::Words>(weights, kTile / kPerWord, values, value_dim, kTile / kPerWord, corrections, mixed,
                                    rows, value_dim);
         std::swap(tile, next);
     }
     for (int64_t r = 0; r < count; ++r)
         write_mixed<E>(layer, task.token + r / group, task.kv_head * group + r % group, mixed + r * value_dim,
-                       softmax[r].sum, out);
+                       softmax[r / kLanes].sum[r % kLanes], out);
 }
 
 // ---- a batch -----------------------------------------------------------------------------------------------------
@@ -1021,7 +1168,7 @@ void plan(const GraftlmStep& step, const GraftlmLayer& layer, bool has_sinks, Sc
 
 size_t scratch_bytes(const GraftlmLayer& layer) {
     const size_t dim = layer.head_dim, heads = layer.num_heads, group = heads / layer.num_kv_heads;
-    const size_t rows = std::max<size_t>(kBlockRows, group) + kRows;  // a block is at least one token
+    const size_t rows = std::max<size_t>(kBlockRows, group) + kPadding;  // a block is at least one token
     const size_t query = heads * (dim * 8 + 4) + heads * sizeof(Softmax) + 2 * sizeof(TileRows);
     const size_t block = 4 * (2 * rows * dim + 2 * dim * kTile + 2 * rows * kTile + rows) + rows * sizeof(Softmax) +
                          2 * sizeof(TileRows) + 4 * dim;
