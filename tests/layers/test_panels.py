@@ -4,7 +4,9 @@ import pytest
 import torch
 
 from graftlm.errors import InvariantError, ProviderUnavailableError
-from graftlm.layers.panels import PanelKernels, PanelMatrix
+from graftlm.layers import GatedLinear
+from graftlm.layers.ops import NativeOps
+from graftlm.layers.panels import PanelGates, PanelKernels, PanelMatrix
 
 HAS_KERNELS = torch.cpu._is_avx512_bf16_supported() and not torch.cpu._is_amx_tile_supported()
 needs_kernels = pytest.mark.skipif(not HAS_KERNELS, reason="the kernels gain only on CPUs with AVX512-BF16 without AMX")
@@ -13,6 +15,17 @@ needs_kernels = pytest.mark.skipif(not HAS_KERNELS, reason="the kernels gain onl
 @pytest.fixture(scope="module")
 def kernels(tmp_path_factory):
     return PanelKernels.load("g++", tmp_path_factory.mktemp("kernels") / "cache")
+
+
+#: Gates are divided by 1 + e^-exponent.
+EXPONENTS = {"silu": lambda x: x, "gelu_pytorch_tanh": lambda x: (8 / torch.pi) ** 0.5 * (x + 0.044715 * x**3)}
+
+
+def activated(product, hidden_act):
+    """In double precision, as PyTorch's GELU loses digits where it is nearly zero; rounded where PyTorch rounds."""
+    gates, gated = product.double().chunk(2, dim=-1)
+    gates = (gates * EXPONENTS[hidden_act](gates).sigmoid()).to(product.dtype)
+    return (gates.double() * gated).to(product.dtype)
 
 
 def random(*shape, seed=0):
@@ -34,6 +47,64 @@ def test_products_are_those_of_float32_rounded_once(kernels, num_rows, out_featu
         assert out.dtype is torch.bfloat16
         # Half a unit of the result's last place, and float32's rounding of terms that may cancel.
         torch.testing.assert_close(out.double(), expected, rtol=2**-8, atol=1e-4)
+
+
+@needs_kernels
+@pytest.mark.parametrize("num_rows", [0, 1, 5, 6, 7, 19, 193])
+@pytest.mark.parametrize(("num_gates", "in_features"), [(16, 6), (32, 64), (48, 34), (96, 1026)])
+@pytest.mark.parametrize("hidden_act", ["silu", "gelu_pytorch_tanh"])
+def test_gates_are_activated_as_if_their_product_had_been_written(
+    kernels, num_rows, num_gates, in_features, hidden_act
+):
+    weight, x, bias = random(2 * num_gates, in_features), random(num_rows, in_features, seed=1), random(2 * num_gates)
+    gates = PanelGates(weight, kernels, hidden_act)
+    assert torch.equal(gates.plain(), weight)
+    for added in (None, bias):
+        product = gates(x, added)
+        assert torch.equal(product, PanelMatrix(weight, kernels)(x, added))
+        expected = activated(product, hidden_act)
+        out = gates.act_and_mul(x, added)
+        assert out.shape == (num_rows, num_gates)
+        # The activation may be rounded to the other side, which is one unit in its last place, and so may the product.
+        torch.testing.assert_close(out, expected, rtol=2**-6, atol=1e-6)
+
+
+@needs_kernels
+@pytest.mark.parametrize("hidden_act", ["silu", "gelu_pytorch_tanh"])
+def test_extreme_gates_are_activated_like_others(kernels, hidden_act):
+    weight = torch.eye(32, 2).bfloat16()  # row 0 is a gate of what row 16 makes
+    weight[16, 1] = 1
+    values = [0.0, -0.0, 3e38, -3e38, 90.0, -90.0, -12.5, 1e-30, torch.inf, torch.nan]
+    x = torch.tensor([[value, 2.0] for value in values]).bfloat16()
+    gates = PanelGates(weight, kernels, hidden_act)
+    out, expected = gates.act_and_mul(x)[:, 0], activated(gates(x), hidden_act)[:, 0]
+    torch.testing.assert_close(out, expected, rtol=2**-6, atol=1e-6, equal_nan=True)
+
+
+@needs_kernels
+@pytest.mark.parametrize(
+    ("weight", "hidden_act"),
+    [(torch.zeros(24, 4), "silu"), (torch.zeros(32, 4).bfloat16(), "relu"), (torch.zeros(24, 4).bfloat16(), "silu")],
+    ids=["float32", "another activation", "gates that fill no vector"],
+)
+def test_gates_that_there_are_no_kernels_for_are_refused(kernels, weight, hidden_act):
+    assert not PanelGates.can_activate(weight, hidden_act)
+    with pytest.raises(InvariantError, match="no kernels"):
+        PanelGates(weight, kernels, hidden_act)
+
+
+@needs_kernels
+def test_an_adapter_changes_gates_before_they_are_activated(tmp_path):
+    layer = GatedLinear(8, {"gate_up_proj": 32}, "silu", device=torch.device("cpu"), dtype=torch.bfloat16)
+    layer.weight.copy_(random(32, 8))
+    x = random(3, 8, seed=1)
+    plain = layer(x)
+    layer.use_ops(NativeOps.load("g++", tmp_path / "cache"))
+    layer.pack()
+    torch.testing.assert_close(layer(x), plain, rtol=2**-6, atol=1e-6)
+    layer.adapt(lambda x, out: out.mul_(0.5))
+    halved = torch.nn.functional.linear(x, random(32, 8)) * 0.5
+    torch.testing.assert_close(layer(x), activated(halved, "silu"), rtol=2**-6, atol=1e-6)
 
 
 @needs_kernels

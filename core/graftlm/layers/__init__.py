@@ -6,7 +6,7 @@ from graftlm.layers.decoder_shape import DecoderShape, read_flag, read_layer_typ
 from graftlm.layers.embedding import TokenEmbedding
 from graftlm.layers.grouped_linear import GroupedLinear, RowGroups
 from graftlm.layers.kv_codes import KV_DTYPES, CacheRows, cache_rows, encode_int8
-from graftlm.layers.linear import Linear, pack_linears
+from graftlm.layers.linear import GatedLinear, Linear, pack_linears
 from graftlm.layers.mlp import GatedMLP
 from graftlm.layers.moe import Experts, GateFunction, MoE
 from graftlm.layers.norm import GemmaQKNorm, GemmaRMSNorm, QKNorm, RMSNorm
@@ -26,6 +26,7 @@ __all__ = [
     "Experts",
     "Frequencies",
     "GateFunction",
+    "GatedLinear",
     "GatedMLP",
     "GemmaQKNorm",
     "GemmaRMSNorm",

@@ -1,18 +1,19 @@
 """The linear layer: one matrix that may hold several of a checkpoint's projections."""
 
 from collections.abc import Iterator, Mapping
-from typing import Protocol
+from typing import Protocol, cast
 
 import torch
 from torch import Tensor, nn
 
 from graftlm.contracts import LinearKernel, LinearLayer, Quantization
+from graftlm.layers.activation import activation
 from graftlm.layers.grouped_linear import GroupedLinear
 from graftlm.layers.ops import LayerOps, TorchOps
-from graftlm.layers.packing import PackedMatrix, linear
+from graftlm.layers.packing import PackedGates, PackedMatrix, linear
 from graftlm.layers.weights import WeightSlot, empty_parameter
 
-__all__ = ["Linear", "OutputDelta", "pack_linears"]
+__all__ = ["GatedLinear", "Linear", "OutputDelta", "pack_linears"]
 
 
 class OutputDelta(Protocol):
@@ -112,10 +113,13 @@ class Linear(nn.Module):
         if self._quantization is not None:
             self._kernel = self._quantization.convert(self.weight, self.bias)
         else:
-            self._packed = self.ops.pack(self.weight)
+            self._packed = self._pack_weight()
             if self._packed is None:
                 return
         self.weight = self._empty_weight(num_rows=0)  # frees the plain one, before the next layer's turn
+
+    def _pack_weight(self) -> PackedMatrix | None:
+        return self.ops.pack(self.weight)
 
     def _empty_weight(self, num_rows: int) -> nn.Parameter:
         return empty_parameter(num_rows, self.in_features, device=self.weight.device, dtype=self.weight.dtype)
@@ -136,6 +140,47 @@ class Linear(nn.Module):
             if self.bias is not None:
                 yield WeightSlot(f"{prefix}{name}.bias", self.bias[rows])
             start += size
+
+
+class GatedLinear(Linear):
+    """Gates and what they gate, computed as one matrix product and multiplied: act(gate(x)) * up(x).
+
+    Args:
+        in_features: size of the input.
+        parts: checkpoint name -> size, as of `Linear`: of the gates and of what they gate, or of both as one.
+        hidden_act: name of the activation in config.json.
+        bias: whether each projection has one.
+        device, dtype: of the parameters.
+
+    Raises:
+        UnsupportedArchitectureError: there is no such activation.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        parts: Mapping[str, int],
+        hidden_act: str,
+        *,
+        bias: bool = False,
+        device: torch.device,
+        dtype: torch.dtype,
+    ) -> None:
+        super().__init__(in_features, parts, bias=bias, device=device, dtype=dtype)
+        activation(hidden_act)  # an unknown one is an error now, not in the first step
+        self._hidden_act = hidden_act
+        self._packs_gates = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map [T, in_features] to [T, half the sum of the parts]."""
+        if self._packs_gates and self._packed is not None and self._delta is None:
+            return cast(PackedGates, self._packed).act_and_mul(x, self.bias)
+        return self.ops.act_and_mul(super().forward(x), self._hidden_act)
+
+    def _pack_weight(self) -> PackedMatrix | None:
+        gates = self.ops.pack_gates(self.weight, self._hidden_act)
+        self._packs_gates = gates is not None
+        return super()._pack_weight() if gates is None else gates
 
 
 def pack_linears(model: nn.Module) -> None:

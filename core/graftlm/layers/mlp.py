@@ -5,9 +5,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
-from graftlm.layers.activation import activation
-from graftlm.layers.linear import Linear
-from graftlm.layers.ops import LayerOps, TorchOps
+from graftlm.layers.linear import GatedLinear, Linear
 from graftlm.layers.weights import WeightSlot
 
 __all__ = ["GatedMLP"]
@@ -41,20 +39,13 @@ class GatedMLP(nn.Module):
     ) -> None:
         super().__init__()
         sizes = dict.fromkeys(gate_up, 2 * intermediate_size // len(gate_up))
-        self.gate_up = Linear(hidden_size, sizes, bias=bias, device=device, dtype=dtype)
+        self.gate_up = GatedLinear(hidden_size, sizes, hidden_act, bias=bias, device=device, dtype=dtype)
         self.down = Linear(intermediate_size, {"down_proj": hidden_size}, bias=bias, device=device, dtype=dtype)
-        activation(hidden_act)  # an unknown one is an error now, not in the first step
-        self._hidden_act = hidden_act
-        self.ops: LayerOps = TorchOps()
 
     def forward(self, x: Tensor) -> Tensor:
         """Map [T, hidden] to [T, hidden]."""
-        out: Tensor = self.down(self.ops.act_and_mul(self.gate_up(x), self._hidden_act))
+        out: Tensor = self.down(self.gate_up(x))
         return out
-
-    def use_ops(self, ops: LayerOps) -> None:
-        """Set the operations that activate."""
-        self.ops = ops
 
     def weight_slots(self, prefix: str) -> Iterator[WeightSlot]:
         """Yield where gate, up and `down_proj` go."""

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-__all__ = ["OneDnnMatrix", "PackedMatrix", "can_pack", "linear", "pack_for_onednn"]
+__all__ = ["OneDnnMatrix", "PackedGates", "PackedMatrix", "can_pack", "linear", "pack_for_onednn"]
 
 #: Below so many elements, the 10 µs or so that a product takes to find its kernel cost more than packing saves. Plain
 #: float32 products have no such cost; those of the narrow types have it anyway.
@@ -27,6 +27,14 @@ class PackedMatrix(Protocol):
 
     def plain(self) -> Tensor:
         """Return the weight as it was, a copy."""
+        ...
+
+
+class PackedGates(PackedMatrix, Protocol):
+    """A matrix of gates above what they gate, [2 I, in], in a layout whose products can be activated on the way."""
+
+    def act_and_mul(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
+        """Map [T, in] to [T, I], as `LayerOps.act_and_mul` does of the product."""
         ...
 
 

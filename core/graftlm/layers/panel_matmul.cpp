@@ -1,4 +1,5 @@
-// Products of bfloat16 activations with a bfloat16 matrix on CPUs with AVX512-BF16: out = x W^T + bias.
+// Products of bfloat16 activations with a bfloat16 matrix on CPUs with AVX512-BF16: out = x W^T + bias. Where the upper half of
+// W makes gates for what the lower half makes, they may be activated and multiplied before anything is written.
 //
 // Rows of W come in panels of 64, in which the weights that one step of the loop reads lie side by side: decoding, which
 // reads each weight once for a few rows of x, then runs through memory from one end to the other. A step multiplies two
@@ -33,14 +34,25 @@ inline int64_t padded(int64_t num_rows) { return (num_rows + LANES - 1) / LANES 
 
 inline int64_t num_panels(int64_t num_rows) { return (num_rows + PANEL - 1) / PANEL; }
 
+// Which row of W stands at `place` of the panel of `width` rows that begins at `first`. Of gates, a panel's first half is
+// gates and the second what they gate.
+inline int64_t row_at(int64_t first, int64_t width, int64_t place, int64_t num_rows, bool has_gates) {
+    if (!has_gates) return first + place;
+    return first / 2 + (place < width / 2 ? place : num_rows / 2 + place - width / 2);
+}
+
+enum Activation : int64_t { NONE = 0, SILU = 1, GELU_TANH = 2 };
+
 #ifdef HAS_BF16_PAIRS
 
 struct Product {
     const uint16_t* x;        // [T, K]
     const uint16_t* weights;  // panels
     const uint16_t* bias;     // [N], or null
-    uint16_t* out;            // [T, N]
+    uint16_t* out;            // [T, N]; [T, N / 2] of activated gates
     int64_t num_tokens, num_rows, num_inputs;
+    bool has_gates;         // N / 2 of them, a multiple of LANES
+    Activation activation;  // of the gates; NONE: products are written as they are
 };
 
 inline __m512bh broadcast_pair(const uint16_t* x) {
@@ -53,34 +65,77 @@ inline __m512 widen(__m256i values) {
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(values), 16));
 }
 
-// Rounds the sums of 16 rows of W, from `row` on, and writes those that exist.
-inline void store_sums(const Product& p, int64_t token, int64_t row, __m512 sums) {
-    const int64_t left = p.num_rows - row;
-    if (left <= 0) return;
-    const __mmask16 mask = left >= LANES ? 0xffff : (1u << left) - 1;
-    if (p.bias) sums = _mm512_add_ps(sums, widen(_mm256_maskz_loadu_epi16(mask, p.bias + row)));
-    _mm256_mask_storeu_epi16(p.out + token * p.num_rows + row, mask, (__m256i)_mm512_cvtneps_pbh(sums));
+// What bfloat16 would hold.
+inline __m512 rounded(__m512 values) { return widen((__m256i)_mm512_cvtneps_pbh(values)); }
+
+inline __m512 splat(float number) { return _mm512_set1_ps(number); }
+
+// x / (1 + 2^y); 2^y by its Taylor series within half a power of two.
+inline __m512 divide_by_sigmoid(__m512 x, __m512 y) {
+    y = _mm512_max_ps(splat(-150.0f), _mm512_min_ps(splat(150.0f), y));  // in this order they let NaN through
+    const __m512 n = _mm512_roundscale_ps(y, _MM_FROUND_TO_NEAREST_INT), r = _mm512_sub_ps(y, n);
+    __m512 power = splat(1.540353039e-4f);
+    for (float term : {1.333355815e-3f, 9.618129108e-3f, 5.550410866e-2f, 2.402265070e-1f, 6.931471806e-1f, 1.0f})
+        power = _mm512_fmadd_ps(power, r, splat(term));
+    return _mm512_div_ps(x, _mm512_add_ps(splat(1.0f), _mm512_scalef_ps(power, n)));
+}
+
+constexpr float LOG2_E = 1.44269504f;
+
+inline __m512 activate(__m512 x, Activation activation) {
+    if (activation == SILU) return divide_by_sigmoid(x, _mm512_mul_ps(x, splat(-LOG2_E)));
+    // 0.5 x (1 + tanh u) with u = sqrt(2 / pi) (x + 0.044715 x^3) is x / (1 + e^-2u) (arXiv:1606.08415).
+    const __m512 cubic = _mm512_fmadd_ps(_mm512_mul_ps(x, x), _mm512_mul_ps(x, splat(0.044715f)), x);
+    return divide_by_sigmoid(x, _mm512_mul_ps(cubic, splat(-2.0f * 0.79788456080286536f * LOG2_E)));
+}
+
+// The sums of 16 rows of W, from `row` on, with their bias; 0 for rows past the last.
+inline __m512 with_bias(const Product& p, int64_t row, __mmask16 exists, const float* sums) {
+    const __m512 plain = _mm512_load_ps(sums);
+    return p.bias ? _mm512_add_ps(plain, widen(_mm256_maskz_loadu_epi16(exists, p.bias + row))) : plain;
+}
+
+// Writes what `count` rows of x, from `token` on, and a panel of `width` rows make; sums [count, PANEL].
+inline void write_panel(const Product& p, int64_t first, int64_t width, int64_t token, int64_t count, const float* sums) {
+    for (int64_t r = 0; r < count; ++r, sums += PANEL) {
+        if (p.activation == NONE) {
+            for (int64_t place = 0; place < width; place += LANES) {
+                const int64_t row = row_at(first, width, place, p.num_rows, p.has_gates), left = p.num_rows - row;
+                const __mmask16 exists = left >= LANES ? 0xffff : (1u << left) - 1;
+                const __m512 made = with_bias(p, row, exists, sums + place);
+                _mm256_mask_storeu_epi16(p.out + (token + r) * p.num_rows + row, exists, (__m256i)_mm512_cvtneps_pbh(made));
+            }
+            continue;
+        }
+        for (int64_t place = 0; place < width / 2; place += LANES) {
+            const int64_t row = first / 2 + place;
+            const __m512 gates = rounded(with_bias(p, row, 0xffff, sums + place));
+            const __m512 gated = rounded(with_bias(p, p.num_rows / 2 + row, 0xffff, sums + width / 2 + place));
+            const __m512 made = _mm512_mul_ps(rounded(activate(gates, p.activation)), gated);
+            _mm256_storeu_epi16(p.out + (token + r) * (p.num_rows / 2) + row, (__m256i)_mm512_cvtneps_pbh(made));
+        }
+    }
 }
 
 // The inputs [begin, end) of a panel.
 struct Slab {
     int64_t row;  // the panel's first
     int64_t begin, end;
-    bool is_first, is_last;  // of the panel
+    bool is_first;  // of the panel
 };
 
 // Multiplies `ROWS` rows of x, from `token` on, with a slab of a panel of `VECTORS` vectors. `UNROLLED` sets of sums hide
 // an instruction's latency where the sums of one are few. Each step asks memory for `LINES` lines from `wanted` on.
-// `sums_so_far`, [ROWS, PANEL], are the sums of the slabs before.
+// `kept`, [ROWS, PANEL], are the sums of the slabs before, and then of this one, too.
 template <int ROWS, int VECTORS, int UNROLLED, int LINES>
-void multiply_tile(const Product& p, const Slab& slab, int64_t token, const char* wanted, float* sums_so_far) {
+void multiply_tile(const Product& p, const Slab& slab, int64_t token, const char* wanted, float* kept) {
     __m512 sums[UNROLLED][ROWS][VECTORS];
     for (auto& set : sums)
         for (auto& of_row : set)
             for (auto& sum : of_row) sum = _mm512_setzero_ps();
     if (!slab.is_first)
         for (int r = 0; r < ROWS; ++r)
-            for (int v = 0; v < VECTORS; ++v) sums[0][r][v] = _mm512_load_ps(sums_so_far + r * PANEL + v * LANES);
+            for (int v = 0; v < VECTORS; ++v) sums[0][r][v] = _mm512_load_ps(kept + r * PANEL + v * LANES);
     const uint16_t* x = p.x + token * p.num_inputs;
     const uint16_t* panel = p.weights + slab.row * p.num_inputs;
     const auto step = [&](int set, int64_t input) __attribute__((always_inline)) {
@@ -103,10 +158,7 @@ void multiply_tile(const Product& p, const Slab& slab, int64_t token, const char
         for (int v = 0; v < VECTORS; ++v) {
             __m512 sum = sums[0][r][v];
             for (int set = 1; set < UNROLLED; ++set) sum = _mm512_add_ps(sum, sums[set][r][v]);
-            if (slab.is_last)
-                store_sums(p, token + r, slab.row + v * LANES, sum);
-            else
-                _mm512_store_ps(sums_so_far + r * PANEL + v * LANES, sum);
+            _mm512_store_ps(kept + r * PANEL + v * LANES, sum);
         }
 }
 
@@ -157,8 +209,9 @@ void multiply_panel(const Product& p, int64_t row, int64_t token, int64_t end) {
     const int64_t length = end - token <= ROWS_OF_X ? p.num_inputs : SLAB;
     for (int64_t begin = 0; begin < p.num_inputs; begin += length) {
         const int64_t stop = std::min(begin + length, p.num_inputs);
-        multiply_slab<VECTORS>(p, {row, begin, stop, begin == 0, stop == p.num_inputs}, token, end, sums);
+        multiply_slab<VECTORS>(p, {row, begin, stop, begin == 0}, token, end, sums);
     }
+    write_panel(p, row, VECTORS * LANES, token, end - token, sums);
 }
 
 void multiply(const Product& p, int64_t num_threads) {
@@ -194,42 +247,49 @@ int64_t graftlm_panels_supported() {
 // How many weights the panels of a matrix hold, zeros included.
 int64_t graftlm_panels_size(int64_t num_rows, int64_t num_inputs) { return padded(num_rows) * num_inputs; }
 
-// Arranges W, [N, K] with K even, as panels [N / 64, K / 2, 64, 2]; rows past N are zeros.
-void graftlm_panels_pack(
-    const uint16_t* matrix, int64_t num_rows, int64_t num_inputs, uint16_t* panels, int64_t num_threads) {
+// Arranges W, [N, K] with K even, as panels [N / 64, K / 2, 64, 2]; rows past N are zeros. `has_gates`: the first half of W
+// are gates of the second, and N is a multiple of 32.
+void graftlm_panels_pack(const uint16_t* matrix, int64_t num_rows, int64_t num_inputs, int64_t has_gates,
+                         uint16_t* panels, int64_t num_threads) {
 #pragma omp parallel for num_threads(num_threads) schedule(static)
     for (int64_t panel = 0; panel < num_panels(num_rows); ++panel) {
         const int64_t first = panel * PANEL, width = padded(std::min(PANEL, num_rows - first));
         uint16_t* out = panels + first * num_inputs;
-        for (int64_t row = first; row < first + width; ++row)
+        for (int64_t place = 0; place < width; ++place) {
+            const int64_t row = row_at(first, width, place, num_rows, has_gates);
             for (int64_t input = 0; input < num_inputs; input += PAIR) {
-                uint16_t* pair = out + input * width + (row - first) * PAIR;
+                uint16_t* pair = out + input * width + place * PAIR;
                 if (row < num_rows)
                     std::memcpy(pair, matrix + row * num_inputs + input, PAIR * sizeof *pair);
                 else
                     std::memset(pair, 0, PAIR * sizeof *pair);
             }
+        }
     }
 }
 
 // Undoes `graftlm_panels_pack`.
-void graftlm_panels_unpack(
-    const uint16_t* panels, int64_t num_rows, int64_t num_inputs, uint16_t* matrix, int64_t num_threads) {
+void graftlm_panels_unpack(const uint16_t* panels, int64_t num_rows, int64_t num_inputs, int64_t has_gates,
+                           uint16_t* matrix, int64_t num_threads) {
 #pragma omp parallel for num_threads(num_threads) schedule(static)
-    for (int64_t row = 0; row < num_rows; ++row) {
-        const int64_t first = row / PANEL * PANEL, width = padded(std::min(PANEL, num_rows - first));
-        const uint16_t* in = panels + first * num_inputs + (row - first) * PAIR;
-        for (int64_t input = 0; input < num_inputs; input += PAIR)
-            std::memcpy(matrix + row * num_inputs + input, in + input * width, PAIR * sizeof *in);
+    for (int64_t panel = 0; panel < num_panels(num_rows); ++panel) {
+        const int64_t first = panel * PANEL, width = padded(std::min(PANEL, num_rows - first));
+        const uint16_t* in = panels + first * num_inputs;
+        for (int64_t place = 0; place < width; ++place) {
+            const int64_t row = row_at(first, width, place, num_rows, has_gates);
+            for (int64_t input = 0; input < num_inputs && row < num_rows; input += PAIR)
+                std::memcpy(matrix + row * num_inputs + input, in + input * width + place * PAIR, PAIR * sizeof *in);
+        }
     }
 }
 
-// Sums are float32, rounded once. x is [T, K] and out [T, N], both contiguous.
-void graftlm_panels_multiply(
-    const uint16_t* x, int64_t num_tokens, const uint16_t* panels, int64_t num_rows, int64_t num_inputs,
-    const uint16_t* bias, uint16_t* out, int64_t num_threads) {
+// Sums are float32, rounded once. x is [T, K] and out [T, N], both contiguous. With an activation, of gates, out is [T, N / 2]:
+// the rounded products of gates are activated, rounded, multiplied with the others, and rounded again.
+void graftlm_panels_multiply(const uint16_t* x, int64_t num_tokens, const uint16_t* panels, int64_t num_rows,
+                             int64_t num_inputs, int64_t has_gates, int64_t activation, const uint16_t* bias,
+                             uint16_t* out, int64_t num_threads) {
 #ifdef HAS_BF16_PAIRS
-    multiply({x, panels, bias, out, num_tokens, num_rows, num_inputs}, num_threads);
+    multiply({x, panels, bias, out, num_tokens, num_rows, num_inputs, has_gates != 0, Activation(activation)}, num_threads);
 #endif
 }
 

@@ -10,12 +10,16 @@ from torch import Tensor
 from graftlm.errors import InvariantError, ProviderUnavailableError
 from graftlm.layers.kernel_build import load_library
 
-__all__ = ["PanelKernels", "PanelMatrix"]
+__all__ = ["PanelGates", "PanelKernels", "PanelMatrix"]
 
 _SOURCE = Path(__file__).with_name("panel_matmul.cpp")
 _ADDRESS, _SIZE = ctypes.c_void_p, ctypes.c_int64
 #: Multiplications of a product from which on a second thread gains more than waking it costs.
 _PARALLEL_PRODUCTS: Final = 1 << 17
+#: Name of an activation in config.json -> the kernels' number; 0 is none.
+_ACTIVATIONS: Final = {"silu": 1, "swish": 1, "gelu_pytorch_tanh": 2}
+#: Gates and what they gate fill whole vectors.
+_GATE_ROWS: Final = 16
 
 
 class PanelKernels:
@@ -33,9 +37,10 @@ class PanelKernels:
 
         self.supported = function("supported", [], _SIZE)
         self.size = function("size", [_SIZE, _SIZE], _SIZE)
-        self.pack = function("pack", [_ADDRESS, _SIZE, _SIZE, _ADDRESS, _SIZE])
-        self.unpack = function("unpack", [_ADDRESS, _SIZE, _SIZE, _ADDRESS, _SIZE])
-        self.multiply = function("multiply", [_ADDRESS, _SIZE, _ADDRESS, _SIZE, _SIZE, _ADDRESS, _ADDRESS, _SIZE])
+        self.pack = function("pack", [_ADDRESS, _SIZE, _SIZE, _SIZE, _ADDRESS, _SIZE])
+        self.unpack = function("unpack", [_ADDRESS, _SIZE, _SIZE, _SIZE, _ADDRESS, _SIZE])
+        arguments = [_ADDRESS, _SIZE, _ADDRESS, _SIZE, _SIZE, _SIZE, _SIZE, _ADDRESS, _ADDRESS, _SIZE]
+        self.multiply = function("multiply", arguments)
 
     @classmethod
     def load(cls, compiler: str, cache_dir: Path) -> Self:
@@ -65,6 +70,8 @@ class PanelMatrix:
         InvariantError: the weight is something else.
     """
 
+    _has_gates = False
+
     def __init__(self, weight: Tensor, kernels: PanelKernels) -> None:
         if not self.can_hold(weight):
             raise InvariantError(f"panels hold bfloat16 on a CPU, [out, in] with `in` even; got {_described(weight)}")
@@ -72,7 +79,8 @@ class PanelMatrix:
         self._kernels = kernels
         plain = weight.detach().contiguous()
         self._panels = torch.empty(kernels.size(*weight.shape), dtype=weight.dtype)
-        kernels.pack(plain.data_ptr(), *weight.shape, self._panels.data_ptr(), torch.get_num_threads())
+        num_threads = torch.get_num_threads()
+        kernels.pack(plain.data_ptr(), *weight.shape, self._has_gates, self._panels.data_ptr(), num_threads)
 
     @staticmethod
     def can_hold(weight: Tensor) -> bool:
@@ -91,6 +99,18 @@ class PanelMatrix:
         Raises:
             InvariantError: `x` or the bias does not fit.
         """
+        return self._multiply(x, bias, self.out_features, activation=0)
+
+    def plain(self) -> Tensor:
+        """Return the weight as it was, a copy."""
+        weight = self._panels.new_empty(self.out_features, self.in_features)
+        num_threads = torch.get_num_threads()
+        self._kernels.unpack(
+            self._panels.data_ptr(), *weight.shape, self._has_gates, weight.data_ptr(), num_threads
+        )  # fmt: skip
+        return weight
+
+    def _multiply(self, x: Tensor, bias: Tensor | None, width: int, activation: int) -> Tensor:
         # The kernel trusts its pointers, so a mistake must stop here.
         if x.shape[-1] != self.in_features or x.dtype is not torch.bfloat16:
             raise InvariantError(f"expected bfloat16 activations of {self.in_features} features, got {_described(x)}")
@@ -98,21 +118,49 @@ class PanelMatrix:
             raise InvariantError(f"expected a bfloat16 bias of {self.out_features}, got {_described(bias)}")
         rows = x.contiguous()
         num_rows = rows.numel() // self.in_features
-        out = x.new_empty((*x.shape[:-1], self.out_features))
+        out = x.new_empty((*x.shape[:-1], width))
         is_small = num_rows * self._panels.numel() < _PARALLEL_PRODUCTS
         self._kernels.multiply(
-            rows.data_ptr(), num_rows, self._panels.data_ptr(), self.out_features, self.in_features,
-            None if bias is None else bias.contiguous().data_ptr(), out.data_ptr(),
+            rows.data_ptr(), num_rows, self._panels.data_ptr(), self.out_features, self.in_features, self._has_gates,
+            activation, None if bias is None else bias.contiguous().data_ptr(), out.data_ptr(),
             1 if is_small else torch.get_num_threads(),
         )  # fmt: skip
         return out
 
-    def plain(self) -> Tensor:
-        """Return the weight as it was, a copy."""
-        weight = self._panels.new_empty(self.out_features, self.in_features)
-        num_threads = torch.get_num_threads()
-        self._kernels.unpack(self._panels.data_ptr(), *weight.shape, weight.data_ptr(), num_threads)
-        return weight
+
+class PanelGates(PanelMatrix):
+    """A matrix of gates above what they gate, side by side in the panels: products are activated while in registers.
+
+    Args:
+        weight: bfloat16 [2 I, in], `in` even and I a multiple of 16; not kept.
+        kernels: that arrange and multiply it.
+        hidden_act: name of the activation in config.json.
+
+    Raises:
+        InvariantError: the weight is something else, or there are no kernels for the activation.
+    """
+
+    _has_gates = True
+
+    def __init__(self, weight: Tensor, kernels: PanelKernels, hidden_act: str) -> None:
+        if not self.can_activate(weight, hidden_act):
+            raise InvariantError(f"there are no kernels for {hidden_act} gates in {_described(weight)}")
+        super().__init__(weight, kernels)
+        self._activation = _ACTIVATIONS[hidden_act]
+
+    @staticmethod
+    def can_activate(weight: Tensor, hidden_act: str) -> bool:
+        """Tell whether there are kernels for a matrix and an activation."""
+        is_whole = PanelMatrix.can_hold(weight) and weight.shape[0] % (2 * _GATE_ROWS) == 0
+        return is_whole and hidden_act in _ACTIVATIONS
+
+    def act_and_mul(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
+        """Map [..., in] to [..., I], as `LayerOps.act_and_mul` does of the product.
+
+        Raises:
+            InvariantError: `x` or the bias does not fit.
+        """
+        return self._multiply(x, bias, self.out_features // 2, self._activation)
 
 
 def _described(tensor: Tensor) -> str:

@@ -40,12 +40,13 @@ def report_of(path, *overrides):
 @pytest.mark.parametrize("name", ["llama", "qwen3", "gemma2", "gemma3", "mixtral", "phi3"])
 def test_every_family_is_taken_apart_into_the_same_operators(checkpoint, name):
     report = report_of(checkpoint(name))
+    expected = [operator for operator in OPERATORS if operator != "activation" or name == "mixtral"]  # only experts'
     for figures in report.cases:
-        assert [row.name for row in figures.operators] == OPERATORS
+        assert [row.name for row in figures.operators] == expected
         assert sum(row.share_of_step for row in figures.operators) == pytest.approx(1)
         assert all(row.time_s > 0 for row in figures.operators)
         counted = [row for row in figures.operators if row.num_bytes]
-        assert [row.name for row in counted] == OPERATORS[:-2]
+        assert [row.name for row in counted] == expected[:-2]
         assert all(row.share_of_ceiling > 0 and row.bound in ("memory", "matrix") for row in counted)
         assert figures.num_steps >= SMALL.rounds
     assert report.ceilings.read_bytes_per_s > 0

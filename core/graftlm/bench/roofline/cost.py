@@ -61,12 +61,12 @@ class Cost:
 
 
 def linear_cost(layer: Linear, x: Tensor, out: Tensor) -> Cost:
-    """Return the cost of a matrix product of x [..., in] to out [..., N]."""
+    """Return the cost of a matrix product of x [..., in] to out [..., N]; of gates, N is half of what is computed."""
     bias_bytes = 0 if layer.bias is None else layer.bias.nbytes
     return Cost(
         weight_bytes=_weight_bytes(layer) + bias_bytes,
         activation_bytes=_bytes(x, out),
-        flops=2 * x.numel() * out.shape[-1],
+        flops=2 * x.numel() * layer.out_features,
     )
 
 

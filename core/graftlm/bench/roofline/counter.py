@@ -48,19 +48,16 @@ class OperatorCounter:
 
     def _count(self, name: str, module: nn.Module, args: Any, output: Any) -> None:
         if isinstance(module, Linear):
-            self._count_linear(name, linear_cost(module, args[0], output), args[0])
+            self.costs[name] += linear_cost(module, args[0], output)
         elif isinstance(module, GroupedLinear):
             x, groups = args
-            self._count_linear(name, grouped_linear_cost(module, groups, x, output), x)
+            self.costs[name] += grouped_linear_cost(module, groups, x, output)
+            if name == NAMES["down"]:  # what goes into it is what the experts' activation wrote
+                self.costs[ACTIVATION] += activation_cost(x)
         elif isinstance(module, Attention):
             self._count_attention(name, module, *args)
         elif isinstance(module, RotaryEmbedding) or name not in (ACTIVATION, ROPE):
             self.costs[name] += elementwise_cost(module, [*_tensors(args), *_tensors(output)])
-
-    def _count_linear(self, name: str, cost: Cost, x: Tensor) -> None:
-        self.costs[name] += cost
-        if name == NAMES["down"]:  # what goes into it is what the activation wrote
-            self.costs[ACTIVATION] += activation_cost(x)
 
     def _count_attention(self, name: str, module: Attention, q: Tensor, k: Tensor, v: Tensor) -> None:
         plan = self._plan

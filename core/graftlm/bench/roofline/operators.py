@@ -9,7 +9,6 @@ from graftlm.contracts import Model
 from graftlm.layers import (
     Attention,
     Experts,
-    GatedMLP,
     GemmaQKNorm,
     GemmaRMSNorm,
     GroupedLinear,
@@ -95,8 +94,8 @@ def _name(attribute: str, module: nn.Module) -> str | None:
         return ATTENTION
     if isinstance(module, _NORM_TYPES):
         return NORMS
-    if isinstance(module, GatedMLP | Experts):
-        return ACTIVATION  # all that it does besides its projections; of experts, to sort rows, too
+    if isinstance(module, Experts):
+        return ACTIVATION  # all that it does besides its projections: to sort rows, too
     if isinstance(module, RotaryEmbedding) or any(isinstance(child, Attention) for child in module.children()):
         return ROPE  # around its projections and the attention call, a block rotates
     return None

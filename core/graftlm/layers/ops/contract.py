@@ -4,7 +4,7 @@ from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
-from graftlm.layers.packing import PackedMatrix
+from graftlm.layers.packing import PackedGates, PackedMatrix
 
 __all__ = ["LayerOps", "UsesOps"]
 
@@ -72,6 +72,17 @@ class LayerOps(Protocol):
 
         Args:
             weight: [out, in]; not kept.
+        """
+        ...
+
+    def pack_gates(self, weight: Tensor, hidden_act: str) -> PackedGates | None:
+        """Return a matrix of gates and what they gate, packed to be activated while it is multiplied.
+
+        Args:
+            weight: [2 I, in], the gates first; not kept.
+            hidden_act: name of the activation in config.json.
+
+        Returns: None where a product and `act_and_mul` after it are all there is.
         """
         ...
 

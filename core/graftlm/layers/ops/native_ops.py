@@ -11,8 +11,8 @@ from torch import Tensor
 from graftlm.errors import InvariantError, ProviderUnavailableError
 from graftlm.layers.kernel_build import load_library
 from graftlm.layers.ops.torch_ops import TorchOps
-from graftlm.layers.packing import PackedMatrix
-from graftlm.layers.panels import PanelKernels, PanelMatrix
+from graftlm.layers.packing import PackedGates, PackedMatrix
+from graftlm.layers.panels import PanelGates, PanelKernels, PanelMatrix
 
 __all__ = ["NATIVE_DTYPES", "NativeOps"]
 
@@ -81,6 +81,12 @@ class NativeOps:
         if self._panels is not None and PanelMatrix.can_hold(weight):
             return PanelMatrix(weight, self._panels)
         return self._torch.pack(weight)
+
+    def pack_gates(self, weight: Tensor, hidden_act: str) -> PackedGates | None:
+        """Return bfloat16 gates and what they gate in panels; see `LayerOps`."""
+        if self._panels is not None and PanelGates.can_activate(weight, hidden_act):
+            return PanelGates(weight, self._panels, hidden_act)
+        return None
 
     def add_rms_norm(self, x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
         """Add x to the residual stream and normalise the sum; see `LayerOps`.

@@ -36,6 +36,9 @@ class TorchOps:
         """Return a weight matrix in oneDNN's layout where that pays; see `LayerOps`."""
         return pack_for_onednn(weight)
 
+    def pack_gates(self, weight: Tensor, hidden_act: str) -> None:
+        """Return None: products are written before they are activated; see `LayerOps`."""
+
 
 def _rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     if weight.dtype is torch.float32:

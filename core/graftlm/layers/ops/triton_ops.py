@@ -189,6 +189,9 @@ class TritonOps:
     def pack(self, weight: Tensor) -> None:
         """Return None: a device's products read plain matrices; see `LayerOps`."""
 
+    def pack_gates(self, weight: Tensor, hidden_act: str) -> None:
+        """Return None, likewise; see `LayerOps`."""
+
 
 def _launch_norm(x: Tensor, residual: Tensor | None, weight: Tensor, out: Tensor, total: Tensor, eps: float) -> None:
     """Normalise [T, H, size] by [H, size], one program for each row."""
