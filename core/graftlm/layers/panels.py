@@ -79,8 +79,10 @@ class PanelMatrix:
         self._kernels = kernels
         plain = weight.detach().contiguous()
         self._panels = torch.empty(kernels.size(*weight.shape), dtype=weight.dtype)
+        self._address = self._panels.data_ptr()
+        self._parallel_rows = _PARALLEL_PRODUCTS / max(self._panels.numel(), 1)
         num_threads = torch.get_num_threads()
-        kernels.pack(plain.data_ptr(), *weight.shape, self._has_gates, self._panels.data_ptr(), num_threads)
+        kernels.pack(plain.data_ptr(), *weight.shape, self._has_gates, self._address, num_threads)
 
     @staticmethod
     def can_hold(weight: Tensor) -> bool:
@@ -105,25 +107,23 @@ class PanelMatrix:
         """Return the weight as it was, a copy."""
         weight = self._panels.new_empty(self.out_features, self.in_features)
         num_threads = torch.get_num_threads()
-        self._kernels.unpack(
-            self._panels.data_ptr(), *weight.shape, self._has_gates, weight.data_ptr(), num_threads
-        )  # fmt: skip
+        self._kernels.unpack(self._address, *weight.shape, self._has_gates, weight.data_ptr(), num_threads)
         return weight
 
     def _multiply(self, x: Tensor, bias: Tensor | None, width: int, activation: int) -> Tensor:
         # The kernel trusts its pointers, so a mistake must stop here.
-        if x.shape[-1] != self.in_features or x.dtype is not torch.bfloat16:
+        *batch, num_inputs = x.shape
+        if num_inputs != self.in_features or x.dtype is not torch.bfloat16:
             raise InvariantError(f"expected bfloat16 activations of {self.in_features} features, got {_described(x)}")
         if bias is not None and (bias.shape != (self.out_features,) or bias.dtype is not torch.bfloat16):
             raise InvariantError(f"expected a bfloat16 bias of {self.out_features}, got {_described(bias)}")
         rows = x.contiguous()
-        num_rows = rows.numel() // self.in_features
-        out = x.new_empty((*x.shape[:-1], width))
-        is_small = num_rows * self._panels.numel() < _PARALLEL_PRODUCTS
+        num_rows = rows.numel() // num_inputs
+        out = x.new_empty((*batch, width))
         self._kernels.multiply(
-            rows.data_ptr(), num_rows, self._panels.data_ptr(), self.out_features, self.in_features, self._has_gates,
-            activation, None if bias is None else bias.contiguous().data_ptr(), out.data_ptr(),
-            1 if is_small else torch.get_num_threads(),
+            rows.data_ptr(), num_rows, self._address, self.out_features, num_inputs, self._has_gates, activation,
+            None if bias is None else bias.contiguous().data_ptr(), out.data_ptr(),
+            1 if num_rows < self._parallel_rows else torch.get_num_threads(),
         )  # fmt: skip
         return out
 
