@@ -7,6 +7,7 @@ import weakref
 from collections import OrderedDict, deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import AbstractContextManager, nullcontext
 from typing import Final, TypeVar
 
 import numpy as np
@@ -52,6 +53,9 @@ class GrammarCompiler:
 
     The backend is created when it is first needed. All methods may be called from several threads.
 
+    Args:
+        beside: makes a context within which each compilation runs.
+
     Attributes:
         timeout_s: how long a request waits for its grammar.
         hits, misses: calls of `compile` that found the grammar, compiled or under way, and those that did not.
@@ -67,6 +71,7 @@ class GrammarCompiler:
         cache_size: int,
         timeout_s: float,
         num_threads: int = 2,
+        beside: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
         self.timeout_s = timeout_s
         self.hits = self.misses = 0
@@ -76,6 +81,7 @@ class GrammarCompiler:
         self._clock = clock
         self._cache_size = cache_size
         self._num_threads = num_threads
+        self._beside = beside
         self._lock = threading.Lock()
         self._cache: OrderedDict[GrammarSpec, Future[CompiledGrammar]] = OrderedDict()
         self._waiting: deque[tuple[GrammarSpec, Future[CompiledGrammar]]] = deque()
@@ -159,7 +165,8 @@ class GrammarCompiler:
                 spec, future = self._waiting.popleft()
                 self._busy_since[thread] = self._clock()
             try:
-                compiled = _guarded(lambda spec: self._get_backend().compile(spec), spec)
+                with self._beside():
+                    compiled = _guarded(lambda spec: self._get_backend().compile(spec), spec)
             except BaseException as error:  # whoever waits must hear of it
                 with self._lock:
                     self._cache.pop(spec, None)
