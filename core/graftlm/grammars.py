@@ -22,6 +22,8 @@ __all__ = ["GrammarCompiler", "grammar_spec"]
 T = TypeVar("T")
 
 _EXIT_TIMEOUT_S: Final = 5.0
+#: Longer than all but a few specifications take.
+_LONG_S: Final = 1.0
 
 
 def grammar_spec(params: SamplingParams) -> GrammarSpec | None:
@@ -49,7 +51,8 @@ class GrammarCompiler:
 
     A compilation under way cannot be stopped. A request stops waiting for it after `timeout_s`; the thread goes on, and
     what it makes is kept. So that a few specifications that take for ever do not keep all others waiting, a thread
-    that is busy for longer than that no longer counts among the `num_threads`, up to `MAX_THREADS` altogether.
+    that is busy for longer than a second no longer counts among the `num_threads`, up to `MAX_THREADS` altogether. One
+    is what steps leave a core to.
 
     The backend is created when it is first needed. All methods may be called from several threads.
 
@@ -70,7 +73,7 @@ class GrammarCompiler:
         *,
         cache_size: int,
         timeout_s: float,
-        num_threads: int = 2,
+        num_threads: int = 1,
         beside: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
         self.timeout_s = timeout_s
@@ -81,6 +84,7 @@ class GrammarCompiler:
         self._clock = clock
         self._cache_size = cache_size
         self._num_threads = num_threads
+        self._patience_s = min(timeout_s, _LONG_S)
         self._beside = beside
         self._lock = threading.Lock()
         self._cache: OrderedDict[GrammarSpec, Future[CompiledGrammar]] = OrderedDict()
@@ -135,7 +139,7 @@ class GrammarCompiler:
                 del self._cache[spec]
 
     def _start_thread(self) -> None:
-        limit = self._clock() - self.timeout_s
+        limit = self._clock() - self._patience_s
         num_stuck = sum(since < limit for since in self._busy_since.values())
         if len(self._busy_since) < min(self._num_threads + num_stuck, self.MAX_THREADS):
             thread = threading.Thread(target=self._work, name="graftlm-grammar", daemon=True)
@@ -143,7 +147,7 @@ class GrammarCompiler:
             thread.start()
         elif self._waiting and not self._looks_again:
             self._looks_again = True
-            timer = threading.Timer(self.timeout_s / 2, self._look_again)
+            timer = threading.Timer(self._patience_s / 2, self._look_again)
             timer.daemon = True
             timer.start()
 
