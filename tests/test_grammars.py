@@ -121,6 +121,18 @@ def test_a_burst_is_forgotten_when_it_has_been_compiled():
     assert rig.compiler.misses == misses + 1
 
 
+def test_what_takes_longer_than_a_second_keeps_nobody_waiting():
+    rig = Rig()
+    gate = rig.backend.hold("a")
+    slow = rig.compiler.compile(spec("a"))
+    assert rig.backend.started.acquire(timeout=LIMIT_S)
+    rig.now = 1.5
+    assert rig.get("b").text == "b"
+    assert not slow.done()
+    gate.set()
+    assert slow.result(LIMIT_S).text == "a"
+
+
 def test_what_waits_behind_a_compilation_that_hangs_is_compiled():
     rig = Rig(timeout_s=0.05)
     gate = rig.backend.hold("a")

@@ -38,6 +38,7 @@ from graftlm.execution.graphs import DecodeGraphs
 from graftlm.execution.kv_store import KVStore
 from graftlm.execution.runner import ModelRunner
 from graftlm.execution.sampler import Sampler
+from graftlm.execution.sparing_runner import SparingRunner
 from graftlm.execution.split_attention import SplitAttention
 from graftlm.grammar_assembly import make_grammars
 from graftlm.graph_assembly import capture_graphs, captured_sizes, wants_graphs
@@ -58,6 +59,7 @@ from graftlm.registry import AUTO, Registry, selections
 from graftlm.scheduling import JumpForward, Scheduler, SchedulerLimits
 from graftlm.sentence_embedding import EmbeddingDefaults, read_embedding_defaults
 from graftlm.served_weights import NewWeights, ServedWeights
+from graftlm.spare_core import SpareCore
 from graftlm.step_loop import StepLoop
 from graftlm.step_memory import LargestSteps, StepMemory, measure_steps, meter_for
 from graftlm.tier_assembly import TierParts, assemble_tiers
@@ -252,12 +254,17 @@ def assemble(
     adapter_layers = None if adapters is None else adapters.layers
     runner = ModelRunner(model, attention, sampler, num_rows, target.device, mover, graphs, adapter_layers)
 
-    grammars = make_grammars(config, registry, tokenizer, model_config)
+    spare_core = SpareCore()
+    grammars = make_grammars(config, registry, tokenizer, model_config, spare_core)
     make_cache = _cache_factory(config, registry, memory, tiers)
     jump_forward = JumpForward(tokenizer) if config.grammar.jump_forward else None
     loop = StepLoop(
         _scheduler(config, registry, make_cache(), memory, max_pages, tiers, jump_forward),
-        executor_for(runner, target.device.type, overlap=config.scheduling.overlap),
+        executor_for(
+            SparingRunner(runner, spare_core) if target.device.type == "cpu" else runner,
+            target.device.type,
+            overlap=config.scheduling.overlap,
+        ),
         overlap=config.scheduling.overlap,
         make_cache=make_cache,
         observers=Observers(

@@ -5,6 +5,7 @@ Imports no torch: the main process of the server checks grammars and computes no
 
 import time
 from collections.abc import Mapping
+from contextlib import nullcontext
 from typing import Any
 
 from graftlm.config import EngineConfig
@@ -14,17 +15,25 @@ from graftlm.grammar_choice import Grammars
 from graftlm.grammars import GrammarCompiler
 from graftlm.idle_threads import run_idle
 from graftlm.registry import AUTO, Registry
+from graftlm.spare_core import SpareCore
 from graftlm.tokenization import Tokenizer
 
 __all__ = ["make_grammars"]
 
 
 def make_grammars(
-    config: EngineConfig, registry: Registry, tokenizer: Tokenizer, model_config: ModelConfig
+    config: EngineConfig,
+    registry: Registry,
+    tokenizer: Tokenizer,
+    model_config: ModelConfig,
+    spare_core: SpareCore | None = None,
 ) -> Grammars | None:
     """Return what enforces grammars, or None when there is no backend and the configuration names none.
 
     A backend is created with the first request that needs it: it reads the whole vocabulary.
+
+    Args:
+        spare_core: what compilations take, where steps run beside them.
 
     Raises:
         GraftlmError: the configured backend, its options or a fallback are wrong.
@@ -51,7 +60,8 @@ def make_grammars(
             return backend
 
         size, timeout_s = settings.cache_size, settings.timeout_s
-        return GrammarCompiler(make_backend, time.monotonic, cache_size=size, timeout_s=timeout_s)
+        beside = nullcontext if spare_core is None else spare_core.taken
+        return GrammarCompiler(make_backend, time.monotonic, cache_size=size, timeout_s=timeout_s, beside=beside)
 
     available = [provider.name for provider in registry.available("grammar")]
     return Grammars(make_compiler, default.name, fallback, available)

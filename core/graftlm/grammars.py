@@ -7,6 +7,7 @@ import weakref
 from collections import OrderedDict, deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import AbstractContextManager, nullcontext
 from typing import Final, TypeVar
 
 import numpy as np
@@ -21,6 +22,8 @@ __all__ = ["GrammarCompiler", "grammar_spec"]
 T = TypeVar("T")
 
 _EXIT_TIMEOUT_S: Final = 5.0
+#: Longer than all but a few specifications take.
+_LONG_S: Final = 1.0
 
 
 def grammar_spec(params: SamplingParams) -> GrammarSpec | None:
@@ -48,9 +51,13 @@ class GrammarCompiler:
 
     A compilation under way cannot be stopped. A request stops waiting for it after `timeout_s`; the thread goes on, and
     what it makes is kept. So that a few specifications that take for ever do not keep all others waiting, a thread
-    that is busy for longer than that no longer counts among the `num_threads`, up to `MAX_THREADS` altogether.
+    that is busy for longer than a second no longer counts among the `num_threads`, up to `MAX_THREADS` altogether. One
+    is what steps leave a core to.
 
     The backend is created when it is first needed. All methods may be called from several threads.
+
+    Args:
+        beside: makes a context within which each compilation runs.
 
     Attributes:
         timeout_s: how long a request waits for its grammar.
@@ -66,7 +73,8 @@ class GrammarCompiler:
         *,
         cache_size: int,
         timeout_s: float,
-        num_threads: int = 2,
+        num_threads: int = 1,
+        beside: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
         self.timeout_s = timeout_s
         self.hits = self.misses = 0
@@ -76,6 +84,8 @@ class GrammarCompiler:
         self._clock = clock
         self._cache_size = cache_size
         self._num_threads = num_threads
+        self._patience_s = min(timeout_s, _LONG_S)
+        self._beside = beside
         self._lock = threading.Lock()
         self._cache: OrderedDict[GrammarSpec, Future[CompiledGrammar]] = OrderedDict()
         self._waiting: deque[tuple[GrammarSpec, Future[CompiledGrammar]]] = deque()
@@ -129,7 +139,7 @@ class GrammarCompiler:
                 del self._cache[spec]
 
     def _start_thread(self) -> None:
-        limit = self._clock() - self.timeout_s
+        limit = self._clock() - self._patience_s
         num_stuck = sum(since < limit for since in self._busy_since.values())
         if len(self._busy_since) < min(self._num_threads + num_stuck, self.MAX_THREADS):
             thread = threading.Thread(target=self._work, name="graftlm-grammar", daemon=True)
@@ -137,7 +147,7 @@ class GrammarCompiler:
             thread.start()
         elif self._waiting and not self._looks_again:
             self._looks_again = True
-            timer = threading.Timer(self.timeout_s / 2, self._look_again)
+            timer = threading.Timer(self._patience_s / 2, self._look_again)
             timer.daemon = True
             timer.start()
 
@@ -159,7 +169,8 @@ class GrammarCompiler:
                 spec, future = self._waiting.popleft()
                 self._busy_since[thread] = self._clock()
             try:
-                compiled = _guarded(lambda spec: self._get_backend().compile(spec), spec)
+                with self._beside():
+                    compiled = _guarded(lambda spec: self._get_backend().compile(spec), spec)
             except BaseException as error:  # whoever waits must hear of it
                 with self._lock:
                     self._cache.pop(spec, None)

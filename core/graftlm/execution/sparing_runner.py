@@ -1,0 +1,46 @@
+"""Steps on a CPU that leave a core to what computes beside them."""
+
+import torch
+
+from graftlm.execution.executor import Launched, Runner
+from graftlm.plan import StepPlan, StepResult
+from graftlm.spare_core import SpareCore
+
+__all__ = ["SparingRunner"]
+
+
+class SparingRunner:
+    """Runs steps on one thread less while the spare core is taken.
+
+    A step's threads meet hundreds of times, and wait for the slowest each time. Where one of them shares its core, a
+    step takes several times as long, whatever the priority of what it shares with: threads that wait give their core
+    away, and Linux may put two of a step's threads on one core while an idle thread has the other. On one thread less,
+    two cores take twice as long at most.
+
+    Args:
+        runner: runs the steps. All must be run by the same thread, since torch counts threads by thread.
+    """
+
+    def __init__(self, runner: Runner, spare_core: SpareCore) -> None:
+        self._runner = runner
+        self._spare_core = spare_core
+        self._num_all: int | None = None  # threads to go back to
+
+    def run(self, plan: StepPlan) -> StepResult:
+        """Run a step and wait for it."""
+        self._choose_threads()
+        return self._runner.run(plan)
+
+    def launch(self, plan: StepPlan) -> Launched:
+        """Give a step to the device."""
+        self._choose_threads()
+        return self._runner.launch(plan)
+
+    def _choose_threads(self) -> None:
+        is_taken = self._spare_core.is_taken
+        if is_taken and self._num_all is None:
+            self._num_all = torch.get_num_threads()
+            torch.set_num_threads(max(1, self._num_all - 1))
+        elif not is_taken and self._num_all is not None:
+            torch.set_num_threads(self._num_all)
+            self._num_all = None

@@ -1,0 +1,22 @@
+"""The core that steps leave to what computes beside them."""
+
+import pytest
+
+from graftlm.spare_core import SpareCore
+
+
+def test_it_is_taken_until_the_last_of_its_users_leaves() -> None:
+    spare_core = SpareCore()
+    assert not spare_core.is_taken
+    with spare_core.taken():
+        with spare_core.taken():
+            assert spare_core.is_taken
+        assert spare_core.is_taken
+    assert not spare_core.is_taken
+
+
+def test_a_user_that_fails_leaves() -> None:
+    spare_core = SpareCore()
+    with pytest.raises(ValueError, match="fails"), spare_core.taken():
+        raise ValueError("fails")
+    assert not spare_core.is_taken
