@@ -6,7 +6,7 @@ from graftlm.spare_core import SpareCore
 
 
 def test_it_is_taken_until_the_last_of_its_users_leaves() -> None:
-    spare_core = SpareCore()
+    spare_core = SpareCore(lambda: 0.0, limit_s=1.0)
     assert not spare_core.is_taken
     with spare_core.taken():
         with spare_core.taken():
@@ -15,8 +15,21 @@ def test_it_is_taken_until_the_last_of_its_users_leaves() -> None:
     assert not spare_core.is_taken
 
 
+def test_steps_make_room_for_a_limited_time_after_the_last_user_came() -> None:
+    now = 0.0
+    spare_core = SpareCore(lambda: now, limit_s=1.0)
+    with spare_core.taken():
+        now = 0.9
+        assert spare_core.is_taken
+        now = 1.0
+        assert not spare_core.is_taken
+        with spare_core.taken():
+            assert spare_core.is_taken
+    assert not spare_core.is_taken
+
+
 def test_a_user_that_fails_leaves() -> None:
-    spare_core = SpareCore()
+    spare_core = SpareCore(lambda: 0.0, limit_s=1.0)
     with pytest.raises(ValueError, match="fails"), spare_core.taken():
         raise ValueError("fails")
     assert not spare_core.is_taken

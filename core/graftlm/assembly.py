@@ -254,7 +254,7 @@ def assemble(
     adapter_layers = None if adapters is None else adapters.layers
     runner = ModelRunner(model, attention, sampler, num_rows, target.device, mover, graphs, adapter_layers)
 
-    spare_core = SpareCore()
+    spare_core = SpareCore(time.monotonic, config.grammar.timeout_s)
     grammars = make_grammars(config, registry, tokenizer, model_config, spare_core)
     make_cache = _cache_factory(config, registry, memory, tiers)
     jump_forward = JumpForward(tokenizer) if config.grammar.jump_forward else None

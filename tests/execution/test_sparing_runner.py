@@ -26,7 +26,7 @@ class _CountingRunner:
 
 def _steps_of(num_threads: int, method: str) -> list[int]:
     """Run four steps, the middle two beside something, in a thread of their own; return the threads of each."""
-    runner, spare_core = _CountingRunner(), SpareCore()
+    runner, spare_core = _CountingRunner(), SpareCore(lambda: 0.0, limit_s=1.0)
     step = getattr(SparingRunner(runner, spare_core), method)
 
     def steps() -> None:
