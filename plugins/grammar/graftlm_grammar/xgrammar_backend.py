@@ -157,17 +157,21 @@ class _Matcher(GrammarMatcher):
     def __init__(self, matcher: Any, vocab_size: int, mask_s: float) -> None:
         self.library_matcher = matcher
         self.mask_s = mask_s  # what a mask takes, about
+        self._finished = bool(matcher.is_terminated())
         self._vocab_size = vocab_size
         num_spare_bits = -vocab_size % 32
         self._last_word = np.int32(-1) if num_spare_bits == 0 else np.int32((1 << (32 - num_spare_bits)) - 1)
 
     def accept(self, token_id: int) -> bool:
         """Advance over a token; False leaves the matcher unchanged."""
-        return bool(self.library_matcher.accept_token(token_id))
+        is_accepted = bool(self.library_matcher.accept_token(token_id))
+        self._finished = bool(self.library_matcher.is_terminated())
+        return is_accepted
 
     def rollback(self, num_tokens: int) -> None:
         """Undo the latest accepted tokens."""
         self.library_matcher.rollback(num_tokens)
+        self._finished = bool(self.library_matcher.is_terminated())
 
     def fill_bitmask(self, mask: NDArray[np.int32], row: int) -> None:
         """Write the allowed tokens into mask[row]."""
@@ -177,9 +181,9 @@ class _Matcher(GrammarMatcher):
 
     def trim(self, mask: NDArray[np.int32], row: int) -> None:
         """Clear what the library leaves in a row: bits past V, and everything once finished."""
-        if self.finished:
+        if self._finished:
             mask[row] = 0
-        else:
+        elif self._last_word != -1:
             mask[row, -1] &= self._last_word
 
     def forced_text(self) -> str:
@@ -198,7 +202,7 @@ class _Matcher(GrammarMatcher):
     @property
     def finished(self) -> bool:
         """Whether a stop token was accepted."""
-        return bool(self.library_matcher.is_terminated())
+        return self._finished
 
 
 def _checked(kind: GrammarKind, call: Callable[[], T]) -> T:
