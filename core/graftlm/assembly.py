@@ -36,6 +36,7 @@ from graftlm.execution.awaiting_attention import AwaitingAttention
 from graftlm.execution.executor import executor_for
 from graftlm.execution.graphs import DecodeGraphs
 from graftlm.execution.kv_store import KVStore
+from graftlm.execution.native_masks import NativeMasks
 from graftlm.execution.runner import ModelRunner
 from graftlm.execution.sampler import Sampler
 from graftlm.execution.sparing_runner import SparingRunner
@@ -246,7 +247,10 @@ def assemble(
     tiers = assemble_tiers(config, registry, kv, weights.fingerprint)
     model.bind_attention(attention if tiers is None else AwaitingAttention(attention, tiers.mover.await_layer))
     num_rows = config.scheduling.max_running_requests
-    sampler = Sampler(num_rows, model_config.vocab_size, target.device, _processor_factory(registry))
+    masks = None
+    if config.model.native_ops and target.device.type == "cpu":
+        masks = NativeMasks.load("g++", user_cache_dir(os.environ))
+    sampler = Sampler(num_rows, model_config.vocab_size, target.device, _processor_factory(registry), masks)
     mover = None if tiers is None else tiers.mover
     max_pages = min(memory.num_pages, -(-target.context_len // config.cache.page_size))
     graphs = capture_graphs(config, model, attention, kv, max_pages, on_stage) if has_graphs else None

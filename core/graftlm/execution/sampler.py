@@ -12,6 +12,7 @@ from graftlm.errors import RequestError
 from graftlm.execution.batch import to_device
 from graftlm.execution.device_rows import put_rows, take_rows
 from graftlm.execution.logprobs import TokenLogprobs, token_logprobs
+from graftlm.execution.native_masks import NativeMasks
 from graftlm.execution.noise import exponential, noise_keys
 from graftlm.execution.penalties import Penalties
 from graftlm.execution.row_processors import MakeProcessor, RowProcessors
@@ -56,10 +57,25 @@ class Sampler:
 
     A row's token depends on its logits, its parameters, its seed, the token's position and its own tokens so far: not
     on the rest of the batch.
+
+    Args:
+        num_rows: R, rows of the request table.
+        vocab_size: V.
+        device: of the logits.
+        make_processor: makes logits processors.
+        native_masks: writes masks on a CPU; None: numpy's operations.
     """
 
-    def __init__(self, num_rows: int, vocab_size: int, device: torch.device, make_processor: MakeProcessor) -> None:
+    def __init__(
+        self,
+        num_rows: int,
+        vocab_size: int,
+        device: torch.device,
+        make_processor: MakeProcessor,
+        native_masks: NativeMasks | None = None,
+    ) -> None:
         self._device = device
+        self._native_masks = native_masks
         self._penalties = Penalties(num_rows, vocab_size, device)
         self._token_edits = TokenEdits(num_rows, vocab_size, device)
         self._processors = RowProcessors(num_rows, vocab_size, make_processor)
@@ -129,7 +145,8 @@ class Sampler:
             self._edit(scores, at[worked], positions[worked])
             if token_mask is not None:
                 overruled = take_rows(logits, token_mask.idx) if by_others[token_mask.idx].any() else None
-                forbid(scores, np.searchsorted(worked, token_mask.idx), token_mask.bits, instead=overruled)
+                masked = np.searchsorted(worked, token_mask.idx)
+                forbid(scores, masked, token_mask.bits, instead=overruled, native=self._native_masks)
             self._penalties.apply(scores, at[worked])
             best, ids = argmax(scores)
             token_ids = put_rows(token_ids, worked, self._draw(scores, ids, at[worked], positions[worked]))

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from graftlm.execution.batch import to_device
+from graftlm.execution.native_masks import NativeMasks
 
 __all__ = ["forbid"]
 
@@ -21,7 +22,13 @@ _BOUNDS: Final = np.where(
 ).astype(np.float32)
 
 
-def forbid(scores: Tensor, rows: NDArray[Any], bits: NDArray[np.int32], instead: Tensor | None = None) -> None:
+def forbid(
+    scores: Tensor,
+    rows: NDArray[Any],
+    bits: NDArray[np.int32],
+    instead: Tensor | None = None,
+    native: NativeMasks | None = None,
+) -> None:
     """Give all tokens but the allowed ones a score of minus infinity.
 
     Args:
@@ -29,20 +36,24 @@ def forbid(scores: Tensor, rows: NDArray[Any], bits: NDArray[np.int32], instead:
         rows: int64 [m], ascending, each once; rows of `scores`.
         bits: int32 [m, ceil(V / 32)], as in `TokenMask`.
         instead: [m, V], any floating dtype: the scores of a row whose own rule out every allowed token.
+        native: what writes on a CPU; None: numpy's operations.
     """
-    _write(scores, rows, bits)
+    _write(scores, rows, bits, native)
     if instead is None:
         return
     at = to_device(rows, scores.device)
     masked = scores.index_select(0, at)
     is_empty = masked.amax(dim=1, keepdim=True) == -torch.inf
     others = instead.to(torch.float32, copy=True)
-    _write(others, np.arange(len(rows)), bits)
+    _write(others, np.arange(len(rows)), bits, native)
     scores.index_copy_(0, at, torch.where(is_empty, others, masked))
 
 
-def _write(scores: Tensor, rows: NDArray[Any], bits: NDArray[np.int32]) -> None:
+def _write(scores: Tensor, rows: NDArray[Any], bits: NDArray[np.int32], native: NativeMasks | None) -> None:
     """Write minus infinity, in place, where the masks of rows allow nothing; what is allowed is not touched."""
+    if native is not None and scores.device.type == "cpu" and scores.is_contiguous():
+        native.forbid(scores, rows, bits)
+        return
     if scores.device.type == "cpu":
         _write_on_host(scores, rows, bits)
         return
