@@ -95,7 +95,7 @@ def test_what_nobody_sees_has_no_weight_whatever_scores_are_multiplied_by(kernel
 
 def test_many_threads_share_a_long_context_without_a_piece_past_its_end(kernel):
     """509 pieces of 256 tokens and one token more: rounded up, 508 are enough."""
-    layer = AttentionLayer(0, num_heads=16, num_kv_heads=1, head_dim=16, scale=0.25)
+    layer = AttentionLayer(0, num_heads=8, num_kv_heads=1, head_dim=16, scale=0.25)
     scene = draw([(509 * 256, 1)], layer, page_size=64).with_input("q", slice(0, 1), 8.0)
     scene.store.keys(0).fill_(-8.0)  # scores of -256: below whatever an empty piece may take for its largest
     before = torch.get_num_threads()
