@@ -139,6 +139,12 @@ def test_strided_and_deep_activations_are_multiplied_as_they_stand(kernels):
 
 
 @needs_kernels
+def test_a_strided_bias_is_added_as_it_stands(kernels):
+    matrix, x, bias = PanelMatrix(random(20, 8), kernels), random(3, 8, seed=1), random(40)[::2]
+    assert torch.equal(matrix(x, bias), matrix(x, bias.clone()))
+
+
+@needs_kernels
 def test_numbers_that_are_none_stay_so(kernels):
     matrix, x = PanelMatrix(torch.ones(17, 4, dtype=torch.bfloat16), kernels), torch.ones(2, 4, dtype=torch.bfloat16)
     x[0, 1] = torch.nan

@@ -117,12 +117,12 @@ class PanelMatrix:
             raise InvariantError(f"expected bfloat16 activations of {self.in_features} features, got {_described(x)}")
         if bias is not None and (bias.shape != (self.out_features,) or bias.dtype is not torch.bfloat16):
             raise InvariantError(f"expected a bfloat16 bias of {self.out_features}, got {_described(bias)}")
-        rows = x.contiguous()
+        rows, added = x.contiguous(), None if bias is None else bias.contiguous()  # which live as long as the call
         num_rows = rows.numel() // num_inputs
         out = x.new_empty((*batch, width))
         self._kernels.multiply(
             rows.data_ptr(), num_rows, self._address, self.out_features, num_inputs, self._has_gates, activation,
-            None if bias is None else bias.contiguous().data_ptr(), out.data_ptr(),
+            None if added is None else added.data_ptr(), out.data_ptr(),
             1 if num_rows < self._parallel_rows else torch.get_num_threads(),
         )  # fmt: skip
         return out

@@ -316,6 +316,11 @@ struct Softmax {
     }
 };
 
+// Scores times what they are to be multiplied by, which may be 0 or negative; those of -infinity, which nobody sees, stay.
+// That choice also keeps compilers from fusing the product with a difference: the largest score's must be 0, not what
+// rounding took from it, of which a power of two may be infinite.
+inline Vec scaled(Vec scores, float scale) { return scores == -kInfinity ? scores : scores * scale; }
+
 // Turns R rows of kTile scores, which are still to be multiplied by `scales`, into weights relative to the new maxima, which
 // `weigh(row, i, weights)` takes, kLanes at a time; only the first `count` of a row are looked at, a multiple of kLanes.
 // Sets what earlier sums must be multiplied by. Scores of -infinity become weights of exactly 0.
@@ -337,7 +342,7 @@ inline void update_softmax(Softmax& state, float* scores, int count, const Graft
         }
         best[r] = splat(kFarBelow);
         for (int i = 0; i < count; i += kLanes) {
-            Vec s = load(row + i) * units[r];
+            Vec s = scaled(load(row + i), units[r]);
             best[r] = s > best[r] ? s : best[r];
         }
     }
@@ -347,7 +352,7 @@ inline void update_softmax(Softmax& state, float* scores, int count, const Graft
         const float from = maximum[r * kLanes / R];
         sums[r] = Vec{};
         for (int i = 0; i < count; i += kLanes) {
-            Vec p = exp2_negative(load(scores + r * kTile + i) * units[r] - from);
+            Vec p = exp2_negative(scaled(load(scores + r * kTile + i), units[r]) - from);
             sums[r] += p;
             weigh(r, i, p);
         }
@@ -1147,15 +1152,18 @@ void plan(const GraftlmStep& step, const GraftlmLayer& layer, bool has_sinks, Sc
     const int64_t wanted = schedule.context_tokens / (step.num_threads * kPiecesPerThread) + 1;
     const int64_t longest = std::max((wanted + kTile - 1) / kTile * kTile, kPieceTokens);
     const int64_t partial_floats = layer.num_heads * (layer.value_dim + 2);
-    auto pieces_of = [&](const Span& s) {
-        return step.num_threads == 1 ? 1 : std::max<int64_t>(1, (s.end - s.start) / longest);
+    // Rounded up, so that fewer pieces may do: none is empty.
+    auto length_of = [&](const Span& s) {
+        const int64_t pieces = step.num_threads == 1 ? 1 : std::max<int64_t>(1, (s.end - s.start) / longest);
+        return (s.end - s.start + pieces - 1) / pieces;
     };
+    auto pieces_of = [&](const Span& s) { return (s.end - s.start + length_of(s) - 1) / length_of(s); };
     int64_t num_partials = 0;
     for (const Span& s : spans) num_partials += pieces_of(s) > 1 ? pieces_of(s) : 0;
     schedule.partials.resize(num_partials * partial_floats);
     float* partial = schedule.partials.data();
     for (const Span& s : spans) {
-        const int64_t pieces = pieces_of(s), length = (s.end - s.start + pieces - 1) / pieces;
+        const int64_t pieces = pieces_of(s), length = length_of(s);
         if (pieces > 1) schedule.merges.push_back({s.token, pieces, partial});
         for (int64_t i = 0; i < pieces; ++i) {
             const int64_t start = s.start + i * length;

@@ -74,6 +74,39 @@ def test_products_of_int8_neither_overflow_nor_lose_what_is_small(kernel, head_d
     torch.testing.assert_close(out, scene.run(ReferenceAttention).outputs[0], rtol=2e-2, atol=2e-2)
 
 
+@pytest.mark.parametrize("scale", [1e10, 1e25])
+def test_of_scores_without_bounds_the_largest_has_all_the_weight(kernel, scale):
+    """Their rounding errors are far greater than what an exponential of a difference can hold."""
+    layer = AttentionLayer(0, num_heads=6, num_kv_heads=2, head_dim=16, scale=scale)
+    scene = draw([(100, 1), (40, 20)], layer)
+    out = scene.run(lambda context: NativePagedAttention(context, kernel)).outputs[0]
+    torch.testing.assert_close(out, scene.run(ReferenceAttention).outputs[0], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("kv_dtype", [None, torch.int8])
+@pytest.mark.parametrize("scale", [0.25, 0.0, -0.25])
+def test_what_nobody_sees_has_no_weight_whatever_scores_are_multiplied_by(kernel, scale, kv_dtype):
+    layer = AttentionLayer(0, num_heads=6, num_kv_heads=2, head_dim=16, scale=scale)
+    scene = draw([(20, 1), (3, 1), (5, 30)], layer, dtype=torch.bfloat16, kv_dtype=kv_dtype)
+    scene = scene.with_input("q", slice(0, 1), 0.0)  # relative to its largest number, which is 0
+    out = scene.run(lambda context: NativePagedAttention(context, kernel)).outputs[0]
+    torch.testing.assert_close(out, scene.run(ReferenceAttention).outputs[0], rtol=2e-2, atol=2e-2)
+
+
+def test_many_threads_share_a_long_context_without_a_piece_past_its_end(kernel):
+    """509 pieces of 256 tokens and one token more: rounded up, 508 are enough."""
+    layer = AttentionLayer(0, num_heads=8, num_kv_heads=1, head_dim=16, scale=0.25)
+    scene = draw([(509 * 256, 1)], layer, page_size=64).with_input("q", slice(0, 1), 8.0)
+    scene.store.keys(0).fill_(-8.0)  # scores of -256: below whatever an empty piece may take for its largest
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(128)
+        out = scene.run(lambda context: NativePagedAttention(context, kernel)).outputs[0]
+    finally:
+        torch.set_num_threads(before)
+    torch.testing.assert_close(out, scene.run(ReferenceAttention).outputs[0], rtol=1e-5, atol=1e-5)
+
+
 def test_nan_of_a_request_reaches_its_own_output(kernel):
     scene = draw([(20, 1), (0, 10)])
     for tokens in (slice(0, 1), slice(1, 11)):
