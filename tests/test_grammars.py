@@ -2,11 +2,12 @@
 
 import sys
 import threading
+import time
 
 import pytest
 
 from graftlm.contracts import CompiledGrammar, GrammarBackend, GrammarKind, GrammarSpec
-from graftlm.errors import GrammarError, PluginError, SamplingParamsError
+from graftlm.errors import EngineClosedError, GrammarError, PluginError, SamplingParamsError
 from graftlm.grammars import GrammarCompiler, grammar_spec
 from graftlm.sampling_params import GRAMMAR_FIELDS
 from graftlm.types import SamplingParams
@@ -287,3 +288,88 @@ def test_a_schema_that_is_not_json_is_refused(schema):
 def test_what_cannot_be_a_grammar_is_refused_at_once(params, said):
     with pytest.raises(SamplingParamsError, match=said):
         SamplingParams(**params)
+
+
+# -- Queues
+
+
+def started_behind(rig, *stuck):
+    """Have compilations begin that hang, and return their gates."""
+    gates = [rig.backend.hold(text) for text in stuck]
+    for text in stuck:
+        rig.compiler.compile(spec(text))
+        assert rig.backend.started.acquire(timeout=LIMIT_S)
+        rig.now += 1.5
+    return gates
+
+
+def test_several_that_hang_one_after_the_other_keep_nobody_waiting():
+    rig = Rig(timeout_s=0.05)
+    gates = [rig.backend.hold(text) for text in "ab"]
+    futures = [rig.compiler.compile(spec(text)) for text in "abc"]
+    for _ in gates:
+        assert rig.backend.started.acquire(timeout=LIMIT_S)
+        rig.now += 1.0
+    assert futures[2].result(LIMIT_S).text == "c"
+    for gate in gates:
+        gate.set()
+
+
+def test_what_waits_its_turn_has_time_for_as_long_as_the_queue_moves():
+    rig = Rig()
+    gates = [rig.backend.hold(text) for text in "ab"]
+    futures = [rig.compiler.compile(spec(text)) for text in "abc"]
+    assert rig.backend.started.acquire(timeout=LIMIT_S)
+    assert [rig.compiler.deadline_s(future, 0.0) for future in futures] == [10.0, 10.0, 10.0]
+    rig.now = 0.9
+    gates[0].set()
+    assert rig.backend.started.acquire(timeout=LIMIT_S)
+    assert [rig.compiler.deadline_s(future, 0.0) for future in futures] == [10.0, 10.9, 10.9]
+    assert rig.compiler.deadline_s(futures[2], 3.0) == 13.0
+    gates[1].set()
+    assert futures[2].result(LIMIT_S).text == "c"
+
+
+def test_what_nobody_waits_for_any_more_is_not_begun():
+    rig = Rig()
+    (gate,) = started_behind(rig, "a")
+    rig.now = 0.0
+    wanted, left = rig.compiler.compile(spec("wanted")), rig.compiler.compile(spec("left"))
+    assert rig.compiler.compile(spec("wanted")) is wanted
+    for text in ("wanted", "left", "a", "unknown"):
+        rig.compiler.leave(spec(text))
+    again = rig.compiler.compile(spec("again"))
+    gate.set()
+    assert again.result(LIMIT_S).text == "again"
+    assert rig.backend.compiled == ["a", "wanted", "again"]
+    assert not left.done()
+    assert rig.get("left").text == "left"
+
+
+def test_a_closed_one_begins_nothing_more():
+    rig = Rig()
+    (gate,) = started_behind(rig, "a")
+    rig.now = 0.0
+    running, waiting = rig.compiler.compile(spec("a")), rig.compiler.compile(spec("b"))
+    rig.compiler.close()
+    with pytest.raises(EngineClosedError):
+        waiting.result(LIMIT_S)
+    gate.set()
+    assert running.result(LIMIT_S).text == "a"
+    assert rig.backend.compiled == ["a"]
+
+
+def test_one_that_took_long_leaves_what_waits_to_the_thread_that_took_over():
+    rig = Rig()
+    slow, other = started_behind(rig, "a", "b")
+    rig.now -= 1.5  # the second has only begun
+    waiting = rig.compiler.compile(spec("c"))
+    before = num_compile_threads()
+    slow.set()
+    assert rig.get("a").text == "a"
+    limit = time.monotonic() + LIMIT_S
+    while num_compile_threads() >= before and time.monotonic() < limit:
+        time.sleep(0.001)
+    assert not waiting.done()
+    other.set()
+    assert waiting.result(LIMIT_S).text == "c"

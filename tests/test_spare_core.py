@@ -33,3 +33,13 @@ def test_a_user_that_fails_leaves() -> None:
     with pytest.raises(ValueError, match="fails"), spare_core.taken():
         raise ValueError("fails")
     assert not spare_core.is_taken
+
+
+def test_one_that_never_ends_gets_no_more_room_when_others_come_and_go() -> None:
+    now = 0.0
+    spare_core = SpareCore(lambda: now, limit_s=1.0)
+    with spare_core.taken():
+        now = 2.0
+        with spare_core.taken():
+            assert spare_core.is_taken
+        assert not spare_core.is_taken

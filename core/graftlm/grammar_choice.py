@@ -100,6 +100,11 @@ class Grammars:
             names = ", ".join(self._available) or "none"
             raise UnsupportedFeatureError(f"Unknown grammar backend {backend[:60]!r}.{hint} Available: {names}.")
 
+    def close(self) -> None:
+        """Begin to compile nothing more."""
+        for compiler in list(self._compilers.values()):
+            compiler.close()
+
     def _ask(self, spec: GrammarSpec, names: Sequence[str]) -> Enforcement:
         found: list[Enforcement] = []
         refusals: dict[str, str] = {}

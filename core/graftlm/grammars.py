@@ -1,11 +1,12 @@
 """Compiled grammars: each compiled once, in threads beside the step loop, and kept for the requests to come."""
 
 import json
+import math
 import threading
 import time
 import weakref
-from collections import OrderedDict, deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, nullcontext
 from typing import Final, TypeVar
@@ -14,10 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from graftlm.contracts import CompiledGrammar, GrammarBackend, GrammarKind, GrammarMatcher, GrammarSpec
-from graftlm.errors import GraftlmError, GrammarError, SamplingParamsError
+from graftlm.errors import EngineClosedError, GraftlmError, GrammarError, SamplingParamsError
 from graftlm.types import SamplingParams
 
-__all__ = ["GrammarCompiler", "grammar_spec"]
+__all__ = ["Compilation", "GrammarCompiler", "grammar_spec"]
 
 T = TypeVar("T")
 
@@ -46,13 +47,28 @@ def _json_text(name: str, value: object) -> str:
         raise SamplingParamsError(f"{name} is not JSON: {error}") from None
 
 
+class Compilation(Future[CompiledGrammar]):
+    """A compiled grammar, or one on its way.
+
+    Attributes:
+        began_s: clock reading at which a thread took it up; None while it waits for one.
+        num_users: calls of `compile` that returned it, less those of `leave`.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.began_s: float | None = None
+        self.num_users = 0
+        self.set_running_or_notify_cancel()
+
+
 class GrammarCompiler:
     """Compiles specifications, the same one only once at a time, and keeps the latest used.
 
-    A compilation under way cannot be stopped. A request stops waiting for it after `timeout_s`; the thread goes on, and
-    what it makes is kept. So that a few specifications that take for ever do not keep all others waiting, a thread
-    that is busy for longer than a second no longer counts among the `num_threads`, up to `MAX_THREADS` altogether. One
-    is what steps leave a core to.
+    A compilation under way cannot be stopped. A request stops waiting for it `timeout_s` after it began; the thread
+    goes on, and what it makes is kept. What waits its turn is forgotten when nobody wants it any more. So that a few
+    specifications that take for ever do not keep all others waiting, a thread that is busy for longer than a second no
+    longer counts among the `num_threads`, up to `MAX_THREADS` altogether. One is what steps leave a core to.
 
     The backend is created when it is first needed. All methods may be called from several threads.
 
@@ -60,7 +76,7 @@ class GrammarCompiler:
         beside: makes a context within which each compilation runs.
 
     Attributes:
-        timeout_s: how long a request waits for its grammar.
+        timeout_s: how long a request waits while its grammar is compiled.
         hits, misses: calls of `compile` that found the grammar, compiled or under way, and those that did not.
     """
 
@@ -87,11 +103,12 @@ class GrammarCompiler:
         self._patience_s = min(timeout_s, _LONG_S)
         self._beside = beside
         self._lock = threading.Lock()
-        self._cache: OrderedDict[GrammarSpec, Future[CompiledGrammar]] = OrderedDict()
-        self._waiting: deque[tuple[GrammarSpec, Future[CompiledGrammar]]] = deque()
+        self._cache: OrderedDict[GrammarSpec, Compilation] = OrderedDict()
+        self._waiting: OrderedDict[GrammarSpec, Compilation] = OrderedDict()
         self._busy_since: dict[threading.Thread, float] = {}
+        self._last_began_s = -math.inf
         self._looks_again = False
-        weakref.finalize(self, _wait_for, self._busy_since)  # at the end of the process
+        weakref.finalize(self, _end, self._lock, self._waiting, self._busy_since)  # at the end of the process
 
     def check(self, spec: GrammarSpec) -> tuple[str, ...]:
         """Refuse a specification that is malformed or cannot be enforced.
@@ -107,7 +124,7 @@ class GrammarCompiler:
                 return ()
         return _guarded(lambda spec: tuple(map(str, self._get_backend().check(spec) or ())), spec)
 
-    def compile(self, spec: GrammarSpec) -> "Future[CompiledGrammar]":
+    def compile(self, spec: GrammarSpec) -> Compilation:
         """Compile a specification, unless that is done or under way.
 
         Returns: a future of the compiled grammar, or of the GraftlmError that refuses it. It cannot be cancelled.
@@ -116,15 +133,42 @@ class GrammarCompiler:
             future = self._cache.get(spec)
             if future is not None:
                 self.hits += 1
+                future.num_users += 1
                 self._cache.move_to_end(spec)
                 return future
             self.misses += 1
-            future = self._cache[spec] = Future()
-            future.set_running_or_notify_cancel()
-            self._waiting.append((spec, future))
+            future = self._cache[spec] = self._waiting[spec] = Compilation()
+            future.num_users = 1
             self._forget_oldest()
             self._start_thread()
         return future
+
+    def deadline_s(self, compilation: Compilation, since_s: float) -> float:
+        """Return the clock reading at which a request that asked at `since_s` waits no longer. It may move on.
+
+        Where the compilation waits its turn, time counts from when another had it: a queue that moves is waited for.
+        """
+        began_s = self._last_began_s if compilation.began_s is None else compilation.began_s
+        return max(since_s, began_s) + self.timeout_s
+
+    def leave(self, spec: GrammarSpec) -> None:
+        """Want a specification no longer that `compile` was called for. What nobody wants is not begun."""
+        with self._lock:
+            future = self._waiting.get(spec)
+            if future is not None:
+                future.num_users -= 1
+                if future.num_users == 0:
+                    del self._waiting[spec], self._cache[spec]
+
+    def close(self) -> None:
+        """Begin nothing more of what waits; who waits for it gets an EngineClosedError."""
+        with self._lock:
+            waiting = dict(self._waiting)
+            self._waiting.clear()
+            for spec in waiting:
+                del self._cache[spec]
+        for future in waiting.values():
+            future.set_exception(EngineClosedError("this engine is closed"))
 
     def fill_bitmasks(self, matchers: Sequence[GrammarMatcher], mask: NDArray[np.int32]) -> None:
         """Write the tokens that matchers of this compiler's grammars allow, those of matchers[i] into mask[i]."""
@@ -139,17 +183,22 @@ class GrammarCompiler:
                 del self._cache[spec]
 
     def _start_thread(self) -> None:
-        limit = self._clock() - self._patience_s
-        num_stuck = sum(since < limit for since in self._busy_since.values())
-        if len(self._busy_since) < min(self._num_threads + num_stuck, self.MAX_THREADS):
+        num_started = 0
+        if self._num_counted() < self._num_threads and len(self._busy_since) < self.MAX_THREADS:
             thread = threading.Thread(target=self._work, name="graftlm-grammar", daemon=True)
-            self._busy_since[thread] = self._clock()
             thread.start()
-        elif self._waiting and not self._looks_again:
-            self._looks_again = True
+            self._busy_since[thread] = self._clock()
+            num_started = 1
+        if len(self._waiting) > num_started and not self._looks_again:
             timer = threading.Timer(self._patience_s / 2, self._look_again)
             timer.daemon = True
             timer.start()
+            self._looks_again = True
+
+    def _num_counted(self) -> int:
+        """Return how many threads have not been busy for too long."""
+        limit = self._clock() - self._patience_s
+        return sum(since >= limit for since in self._busy_since.values())
 
     def _look_again(self) -> None:
         """Start a thread for what waits behind compilations that have turned out to take too long."""
@@ -159,15 +208,15 @@ class GrammarCompiler:
                 self._start_thread()
 
     def _work(self) -> None:
-        """Compile what waits, and end."""
+        """Compile what waits, and end: also when enough others do, since this one no longer counted."""
         thread = threading.current_thread()
         while True:
             with self._lock:
-                if not self._waiting:
-                    del self._busy_since[thread]
+                del self._busy_since[thread]
+                if not self._waiting or self._num_counted() >= self._num_threads:
                     return
-                spec, future = self._waiting.popleft()
-                self._busy_since[thread] = self._clock()
+                spec, future = self._waiting.popitem(last=False)
+                self._busy_since[thread] = future.began_s = self._last_began_s = self._clock()
             try:
                 with self._beside():
                     compiled = _guarded(lambda spec: self._get_backend().compile(spec), spec)
@@ -187,8 +236,12 @@ class GrammarCompiler:
             return self._backend
 
 
-def _wait_for(threads: Collection[threading.Thread]) -> None:
+def _end(
+    lock: threading.Lock, waiting: "OrderedDict[GrammarSpec, Compilation]", threads: Mapping[threading.Thread, float]
+) -> None:
     """Let compilations end, if they do soon: one that comes back to an interpreter that is gone aborts the process."""
+    with lock:
+        waiting.clear()
     limit = time.monotonic() + _EXIT_TIMEOUT_S
     for thread in list(threads):
         thread.join(max(0.0, limit - time.monotonic()))

@@ -5,6 +5,7 @@ import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import suppress
 from typing import TypeVar
 
 __all__ = ["run_idle"]
@@ -20,7 +21,7 @@ def run_idle(call: Callable[[], T]) -> T:
     that compute on all cores: their threads sleep and wake hundreds of times a step, and each time that such a thread
     wakes, Linux lets whoever has its core finish a turn of milliseconds, unless that is an idle thread.
 
-    On systems without idle threads, the call is run here.
+    On systems without idle threads, the call is run here; where they are forbidden, on a thread like others.
 
     Raises:
         Exception: whatever the call raises.
@@ -30,7 +31,8 @@ def run_idle(call: Callable[[], T]) -> T:
     done: Future[T] = Future()
 
     def work() -> None:
-        os.sched_setscheduler(threading.get_native_id(), os.SCHED_IDLE, os.sched_param(0))
+        with suppress(OSError):  # a sandbox may forbid it
+            os.sched_setscheduler(threading.get_native_id(), os.SCHED_IDLE, os.sched_param(0))
         try:
             result = call()
         except BaseException as error:  # the caller's to handle

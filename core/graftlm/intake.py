@@ -235,8 +235,14 @@ class Intake:
     def _grammar(self, spec: GrammarSpec, backend: str | None, now: float) -> RequestGrammar:
         """Have a grammar compiled, or find it compiled. Looks at no specification: steps may be waiting."""
         compiler = self._backends(spec).compiler(backend)
-        compiling, deadline_s = compiler.compile(spec), now + compiler.timeout_s
-        return RequestGrammar(compiling, deadline_s, self.limits.vocab_size, compiler.fill_bitmasks)
+        compiling = compiler.compile(spec)
+        return RequestGrammar(
+            compiling,
+            lambda: compiler.deadline_s(compiling, now),
+            self.limits.vocab_size,
+            compiler.fill_bitmasks,
+            lambda: compiler.leave(spec),
+        )
 
     def _check_able(self, pooling: Pooling | None) -> None:
         """Refuse what this model has no head for."""

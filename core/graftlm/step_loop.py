@@ -256,6 +256,8 @@ class StepLoop:
         """Wait for steps under way, and let storage have what it should keep."""
         self._close_tiers()
         self._drain()
+        if self._grammars is not None:
+            self._grammars.close()
         self._executor.close()
         if self._mover is not None:
             self._mover.close()

@@ -1,7 +1,8 @@
 """Steps on one thread less while something computes beside them."""
 
 import threading
-from typing import Any
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, cast
 
 import pytest
 import torch
@@ -51,3 +52,29 @@ def test_steps_have_one_thread_less_while_the_spare_core_is_taken(
     method: str, num_threads: int, expected: list[int]
 ) -> None:
     assert _steps_of(num_threads, method) == expected
+
+
+def _num_threads_of_new_threads() -> int:
+    with ThreadPoolExecutor(max_workers=1) as pool:
+        return pool.submit(torch.get_num_threads).result()
+
+
+@pytest.mark.parametrize("set_meanwhile", [None, 5])
+def test_other_threads_have_as_many_threads_as_ever(set_meanwhile: int | None) -> None:
+    """Threads that come beside such a step, or after the last one, when no step sets anything back."""
+    spare_core = SpareCore(lambda: 0.0, limit_s=1.0)
+    runner = SparingRunner(_CountingRunner(), spare_core)
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(3)
+        with ThreadPoolExecutor(max_workers=1) as steps:
+            with spare_core.taken():
+                steps.submit(runner.run, cast(Any, "beside")).result()
+                assert _num_threads_of_new_threads() == 3
+                if set_meanwhile is not None:
+                    torch.set_num_threads(set_meanwhile)
+            steps.submit(runner.run, cast(Any, "after")).result()
+            assert steps.submit(torch.get_num_threads).result() == 3
+        assert _num_threads_of_new_threads() == torch.get_num_threads() == (set_meanwhile or 3)
+    finally:
+        torch.set_num_threads(before)

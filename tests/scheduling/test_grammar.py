@@ -35,7 +35,7 @@ def grammar(words=WORDS, deadline_s=1000.0):
 
 
 def under(compiling, deadline_s=1000.0):
-    return RequestGrammar(compiling, deadline_s, VOCAB, BACKEND.fill_bitmasks)
+    return RequestGrammar(compiling, lambda: deadline_s, VOCAB, BACKEND.fill_bitmasks)
 
 
 def right_tokens(request, words=WORDS):

@@ -103,7 +103,7 @@ def compiled(name, regex):
 def grammar(name, regex):
     future = Future()
     future.set_result(compiled(name, regex))
-    return RequestGrammar(future, 1e9, TOKENIZERS[name]().vocab_size, backend(name).fill_bitmasks)
+    return RequestGrammar(future, lambda: 1e9, TOKENIZERS[name]().vocab_size, backend(name).fill_bitmasks)
 
 
 class JumpRig:

@@ -196,7 +196,7 @@ class GrammarSettings(Section):
     )
     options: Options = Field(default_factory=dict)
     timeout_s: Float = Field(
-        default=30.0, gt=0, description="A request waits this long for its grammar to be compiled, then it fails."
+        default=30.0, gt=0, description="A request waits this long while its grammar is compiled, then it fails."
     )
     jump_forward: bool = Field(
         default=True, description="Append output that a grammar leaves no choice about, without sampling it."

@@ -1,5 +1,9 @@
 """Steps on a CPU that leave a core to what computes beside them."""
 
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
 import torch
 
 from graftlm.execution.executor import Launched, Runner
@@ -7,6 +11,8 @@ from graftlm.plan import StepPlan, StepResult
 from graftlm.spare_core import SpareCore
 
 __all__ = ["SparingRunner"]
+
+T = TypeVar("T")
 
 
 class SparingRunner:
@@ -40,7 +46,23 @@ class SparingRunner:
         is_taken = self._spare_core.is_taken
         if is_taken and self._num_all is None:
             self._num_all = torch.get_num_threads()
-            torch.set_num_threads(max(1, self._num_all - 1))
+            _set_own_threads(max(1, self._num_all - 1))
         elif not is_taken and self._num_all is not None:
-            torch.set_num_threads(self._num_all)
+            _set_own_threads(self._num_all)
             self._num_all = None
+
+
+def _set_own_threads(num_threads: int) -> None:
+    """Set how many threads torch has for this thread only.
+
+    What torch sets holds for all threads that are yet to come, too. Those get what they would have got: another engine
+    may be born beside this step, and no step may come that would set it back.
+    """
+    for_others = _in_new_thread(torch.get_num_threads)
+    torch.set_num_threads(num_threads)
+    _in_new_thread(lambda: torch.set_num_threads(for_others))
+
+
+def _in_new_thread(function: Callable[[], T]) -> T:
+    with ThreadPoolExecutor(max_workers=1) as pool:
+        return pool.submit(function).result()

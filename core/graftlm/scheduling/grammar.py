@@ -23,20 +23,34 @@ class RequestGrammar:
 
     It stays with its request when that is retracted: it has accepted the committed output, wherever the request runs.
 
+    Args:
+        deadline_s: see the property; asked anew each time.
+        leave: called when its request ends before the grammar is compiled.
+
     Attributes:
-        deadline_s: clock reading at which a request whose grammar is not compiled yet is given up.
         num_words: ceil(V / 32), the length of its bitmasks.
         fill_bitmasks: fills those of several requests at once; requests with the same one may be asked together.
     """
 
     def __init__(
-        self, compiling: "Future[CompiledGrammar]", deadline_s: float, vocab_size: int, fill_bitmasks: FillBitmasks
+        self,
+        compiling: "Future[CompiledGrammar]",
+        deadline_s: Callable[[], float],
+        vocab_size: int,
+        fill_bitmasks: FillBitmasks,
+        leave: Callable[[], None] = lambda: None,
     ) -> None:
-        self.deadline_s = deadline_s
+        self.leave = leave
+        self._deadline_s = deadline_s
         self.num_words = -(-vocab_size // 32)
         self.fill_bitmasks = fill_bitmasks
         self._compiling = compiling
         self._matcher: GrammarMatcher | None = None
+
+    @property
+    def deadline_s(self) -> float:
+        """The clock reading at which a request whose grammar is not compiled yet is given up; may become later."""
+        return self._deadline_s()
 
     @property
     def is_ready(self) -> bool:

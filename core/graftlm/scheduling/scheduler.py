@@ -440,7 +440,8 @@ class Scheduler:
         request.status, request.finished_s = RequestStatus.FINISHED, self._clock()
         del self._requests[request.request_id]
         self._release_prefetches()
-        self._compiling.pop(request.request_id, None)
+        if self._compiling.pop(request.request_id, None) is not None and request.grammar is not None:
+            request.grammar.leave()
         self._num_finished += 1
         self._updates.append(RequestUpdate.of(request, token_ids, logprobs, finish=finish, embedding=embedding))
 
