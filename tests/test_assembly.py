@@ -41,8 +41,8 @@ def test_layers_get_the_operations_that_the_configuration_asks_for(native_ops, k
     parts.loop.close()
     used = [module.ops for module in parts.device_parts.model.modules() if isinstance(module, UsesOps)]
     assert {type(ops) for ops in used} == {kind}
-    # A layer has two norms, a feed-forward part and four matrices; then the last norm, the rotation, the vocabulary.
-    assert len(used) == 2 * (2 + 1 + 4) + 2 + 2
+    # A layer has two norms and four matrices; then the last norm, the rotation, the vocabulary.
+    assert len(used) == 2 * (2 + 4) + 2 + 2
 
 
 @pytest.mark.parametrize(
