@@ -1,6 +1,7 @@
 """The start of a child process: what it is told on standard input, and how it says that it is ready, or why not."""
 
 import faulthandler
+import gc
 import logging
 import os
 import shutil
@@ -132,5 +133,8 @@ def _run_scheduler(setup: ChildSetup, to_main: Outbox) -> None:
     process = SchedulerProcess(
         setup.name, parts, metrics, inbox, to_main, Outbox, setup.detokenizer, time.monotonic, events
     )
+    # What is here now stays. To look through it for garbage would stop every thread for a tenth of a second and more.
+    gc.collect()
+    gc.freeze()
     to_main.send(Ready(process=setup.name, pid=os.getpid(), info=parts.summary()))
     process.run()
