@@ -15,7 +15,9 @@ from graftlm.errors import ProviderUnavailableError
 
 __all__ = ["FLAGS", "KernelBuildError", "build_library", "load_library", "user_cache_dir"]
 
-FLAGS = ("-O3", "-march=native", "-std=c++17", "-fopenmp", "-shared", "-fPIC")
+#: Headers that kernels share, plugins' too: `#include "graftlm/matrix_units.h"`.
+_INCLUDE_DIR = Path(__file__).with_name("include")
+FLAGS = ("-O3", "-march=native", "-std=c++17", "-fopenmp", "-shared", "-fPIC", f"-I{_INCLUDE_DIR}")
 
 _COMPILE_LIMIT_S = 120.0
 _SHOWN_ERROR_CHARS = 2000
@@ -79,7 +81,8 @@ def build_library(source: Path, compiler: str, cache_dir: Path, flags: Sequence[
 def _fingerprint(source: Path, executable: str, options: Sequence[str]) -> str:
     """Hash everything that the machine code depends on."""
     version = _run([executable, "--version"]).stdout
-    parts = (source.read_text(encoding="utf-8"), *options, executable, version, _cpu())
+    headers = sorted(_INCLUDE_DIR.rglob("*.h"))
+    parts = (*(path.read_text(encoding="utf-8") for path in (source, *headers)), *options, executable, version, _cpu())
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:20]
 
 
