@@ -8,13 +8,16 @@ from graftlm.layers import GatedLinear
 from graftlm.layers.ops import NativeOps
 from graftlm.layers.panels import PanelGates, PanelKernels, PanelMatrix
 
-HAS_KERNELS = torch.cpu._is_avx512_bf16_supported() and not torch.cpu._is_amx_tile_supported()
-needs_kernels = pytest.mark.skipif(not HAS_KERNELS, reason="the kernels gain only on CPUs with AVX512-BF16 without AMX")
+HAS_MATRIX_UNITS = torch.cpu._is_amx_tile_supported()
+needs_kernels = pytest.mark.skipif(
+    not torch.cpu._is_avx512_bf16_supported(), reason="there are kernels only for CPUs with AVX512-BF16"
+)
 
 
-@pytest.fixture(scope="module")
-def kernels(tmp_path_factory):
-    return PanelKernels.load("g++", tmp_path_factory.mktemp("kernels") / "cache")
+@pytest.fixture(scope="module", params=["vectors", "matrix units"] if HAS_MATRIX_UNITS else ["vectors"])
+def kernels(tmp_path_factory, request):
+    cache = tmp_path_factory.mktemp("kernels") / "cache"
+    return PanelKernels.load("g++", cache, use_matrix_units=request.param == "matrix units")
 
 
 #: Gates are divided by 1 + e^-exponent.
@@ -33,7 +36,7 @@ def random(*shape, seed=0):
 
 
 @needs_kernels
-@pytest.mark.parametrize("num_rows", [0, 1, 2, 3, 4, 5, 6, 7, 11, 12, 13, 19, 25, 191, 192, 193, 400])
+@pytest.mark.parametrize("num_rows", [*range(8), 11, 12, 13, 16, 17, 19, 25, 32, 33, 49, 191, 192, 193, 400])
 @pytest.mark.parametrize(
     ("out_features", "in_features"),
     [(64, 32), (1, 2), (15, 6), (16, 64), (129, 34), (200, 258), (80, 1024), (240, 1026), (15, 2050)],
@@ -145,12 +148,14 @@ def test_a_strided_bias_is_added_as_it_stands(kernels):
 
 
 @needs_kernels
-def test_numbers_that_are_none_stay_so(kernels):
-    matrix, x = PanelMatrix(torch.ones(17, 4, dtype=torch.bfloat16), kernels), torch.ones(2, 4, dtype=torch.bfloat16)
-    x[0, 1] = torch.nan
+@pytest.mark.parametrize("num_rows", [2, 20, 40])
+def test_numbers_that_are_none_stay_so(kernels, num_rows):
+    matrix = PanelMatrix(torch.ones(17, 4, dtype=torch.bfloat16), kernels)
+    x = torch.ones(num_rows, 4, dtype=torch.bfloat16)
+    x[1, 1] = torch.nan
     out = matrix(x)
-    assert out[0].isnan().all()
-    assert (out[1] == 4).all()
+    assert out[1].isnan().all()
+    assert (out[torch.arange(num_rows) != 1] == 4).all()
 
 
 @needs_kernels
@@ -177,12 +182,17 @@ def test_other_weights_are_refused(kernels, weight):
         PanelMatrix(weight, kernels)
 
 
-@pytest.mark.parametrize(
-    ("function", "answer", "said"),
-    [("_is_amx_tile_supported", True, "AMX"), ("_is_avx512_bf16_supported", False, "AVX512-BF16")],
-)
-def test_cpus_that_gain_nothing_are_told(monkeypatch, tmp_path, function, answer, said):
-    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
-    monkeypatch.setattr(torch.cpu, function, lambda: answer)
-    with pytest.raises(ProviderUnavailableError, match=said):
+def test_cpus_that_there_are_no_kernels_for_are_told(monkeypatch, tmp_path):
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)
+    with pytest.raises(ProviderUnavailableError, match="AVX512-BF16"):
         PanelKernels.load("g++", tmp_path)
+
+
+@needs_kernels
+def test_matrix_units_are_used_where_the_operating_system_lets_them(monkeypatch, tmp_path):
+    """The vector kernels hold panels of 64 rows, those for matrix units panels of 32 rows and 32 inputs."""
+    if not HAS_MATRIX_UNITS:  # believed to be there, but the kernels know better
+        monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: True)
+    kernels = PanelKernels.load("g++", tmp_path / "cache")
+    assert kernels.size(1, 2) == (1024 if HAS_MATRIX_UNITS else 32)
+    assert PanelKernels.load("g++", tmp_path / "cache", use_matrix_units=False).size(1, 2) == 32

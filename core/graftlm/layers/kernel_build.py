@@ -16,7 +16,9 @@ from graftlm.errors import ProviderUnavailableError
 
 __all__ = ["FLAGS", "KernelBuildError", "build_library", "load_library", "user_cache_dir"]
 
-FLAGS = ("-O3", "-march=native", "-std=c++17", "-fopenmp", "-shared", "-fPIC")
+#: Headers that kernels share, plugins' too: `#include "graftlm/matrix_units.h"`.
+_INCLUDE_DIR = Path(__file__).with_name("include")
+FLAGS = ("-O3", "-march=native", "-std=c++17", "-fopenmp", "-shared", "-fPIC", f"-I{_INCLUDE_DIR}")
 
 _COMPILE_LIMIT_S = 120.0
 _SHOWN_ERROR_CHARS = 2000
@@ -54,7 +56,7 @@ def build_library(source: Path, compiler: str, cache_dir: Path, flags: Sequence[
     whoever looks finds either nothing or a whole library.
 
     Args:
-        source: a C++ file. What it includes by `#include "..."` lies in its directory or below.
+        source: a C++ file. Headers of its own lie in its directory or below.
         compiler: a name on PATH or a path.
         cache_dir: created with mode 0700 if missing.
         flags: for the compiler, besides `FLAGS`.
@@ -81,12 +83,13 @@ def build_library(source: Path, compiler: str, cache_dir: Path, flags: Sequence[
 def _fingerprint(source: Path, executable: str, options: Sequence[str]) -> str:
     """Hash everything that the machine code depends on."""
     version = _run([executable, "--version"]).stdout
-    parts = (*_texts(source, set()), *options, executable, version, _cpu())
+    headers = (path.read_text(encoding="utf-8") for path in sorted(_INCLUDE_DIR.rglob("*.h")))
+    parts = (*_texts(source, set()), *headers, *options, executable, version, _cpu())
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:20]
 
 
 def _texts(source: Path, seen: set[Path]) -> Iterator[str]:
-    """Yield the text of a source, then those of the files that it includes, each once."""
+    """Yield the text of a source, then those of its own headers, each once."""
     seen.add(source)
     text = source.read_text(encoding="utf-8")
     yield text

@@ -1,4 +1,4 @@
-"""Bfloat16 matrices arranged for decoding on CPUs with AVX512-BF16, and the products with them."""
+"""Bfloat16 matrices arranged for CPUs with AVX512-BF16 or matrix units (AMX), and the products with them."""
 
 import ctypes
 from pathlib import Path
@@ -9,10 +9,12 @@ from torch import Tensor
 
 from graftlm.errors import InvariantError, ProviderUnavailableError
 from graftlm.layers.kernel_build import load_library
+from graftlm.layers.native_calls import call_native
 
 __all__ = ["PanelGates", "PanelKernels", "PanelMatrix"]
 
-_SOURCE = Path(__file__).with_name("panel_matmul.cpp")
+_VECTORS = Path(__file__).with_name("panel_matmul.cpp")
+_TILES = Path(__file__).with_name("tile_matmul.cpp")
 _ADDRESS, _SIZE = ctypes.c_void_p, ctypes.c_int64
 #: Multiplications of a product from which on a second thread gains more than waking it costs.
 _PARALLEL_PRODUCTS: Final = 1 << 17
@@ -23,10 +25,10 @@ _GATE_ROWS: Final = 16
 
 
 class PanelKernels:
-    """The functions of panel_matmul.cpp.
+    """The functions of panel_matmul.cpp, or of tile_matmul.cpp, which has the same ones.
 
     Args:
-        library: compiled from it.
+        library: compiled from one of them.
     """
 
     def __init__(self, library: ctypes.CDLL) -> None:
@@ -43,20 +45,24 @@ class PanelKernels:
         self.multiply = function("multiply", arguments)
 
     @classmethod
-    def load(cls, compiler: str, cache_dir: Path) -> Self:
-        """Compile the kernels if need be, and load them.
+    def load(cls, compiler: str, cache_dir: Path, *, use_matrix_units: bool = True) -> Self:
+        """Compile the kernels for this CPU if need be, and load them.
+
+        Args:
+            compiler, cache_dir: as of `load_library`.
+            use_matrix_units: whether kernels for AMX are chosen where there is AMX.
 
         Raises:
-            ProviderUnavailableError: they cannot be compiled or loaded, or gain nothing on this CPU.
+            ProviderUnavailableError: they cannot be compiled or loaded, or there are none for this CPU.
         """
-        if torch.cpu._is_amx_tile_supported():
-            raise ProviderUnavailableError("this CPU has matrix units (AMX), which oneDNN's kernels use")
         if not torch.cpu._is_avx512_bf16_supported():
             raise ProviderUnavailableError("this CPU has no AVX512-BF16")
-        kernels = cls(load_library(_SOURCE, compiler, cache_dir))
-        if not kernels.supported():
-            raise ProviderUnavailableError("the C++ compiler does not know this CPU's AVX512-BF16")
-        return kernels
+        sources = [_TILES, _VECTORS] if use_matrix_units and torch.cpu._is_amx_tile_supported() else [_VECTORS]
+        for source in sources:
+            kernels = cls(load_library(source, compiler, cache_dir))
+            if kernels.supported():
+                return kernels
+        raise ProviderUnavailableError("the C++ compiler does not know this CPU's AVX512-BF16")
 
 
 class PanelMatrix:
@@ -120,7 +126,8 @@ class PanelMatrix:
         rows, added = x.contiguous(), None if bias is None else bias.contiguous()  # which live as long as the call
         num_rows = rows.numel() // num_inputs
         out = x.new_empty((*batch, width))
-        self._kernels.multiply(
+        call_native(
+            self._kernels.multiply,
             rows.data_ptr(), num_rows, self._address, self.out_features, num_inputs, self._has_gates, activation,
             None if added is None else added.data_ptr(), out.data_ptr(),
             1 if num_rows < self._parallel_rows else torch.get_num_threads(),

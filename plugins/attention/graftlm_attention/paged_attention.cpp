@@ -25,7 +25,7 @@
 #include <utility>
 #include <vector>
 
-#include "matrix_units.h"
+#include "graftlm/matrix_units.h"
 #include "vectors.h"
 
 extern "C" {
@@ -67,6 +67,12 @@ struct GraftlmTensor {
     int64_t token_stride;
     int64_t head_stride;
 };
+
+// Whether chunks of bfloat16 are attended on matrix units, where a step lets them be.
+int32_t graftlm_has_matrix_units() {
+    static const bool has = may_use_matrix_units();
+    return has;
+}
 }
 
 namespace {
@@ -936,10 +942,10 @@ void attend_block(const GraftlmStep& step, const GraftlmLayer& layer, const Bloc
 // D / 2 is rounded up to whole tiles. What is past a row's or the context's end is zero on both sides.
 
 constexpr int kSpan = 256;
-constexpr int kUnit = graftlm::kUnitRows;  // rows of a tile, and also its words and the lanes of a vector
-constexpr int kPanel = 2 * kUnit;          // rows of a panel, and also context tokens of the product with weights
+constexpr int kUnit = TILE;        // rows of a tile, and also its words and the lanes of a vector
+constexpr int kPanel = 2 * kUnit;  // rows of a panel, and also context tokens of the product with weights
 
-static_assert(kUnit == kLanes && kUnit == graftlm::kUnitWords && kSpan % kPanel == 0);
+static_assert(kUnit == kLanes && kUnit * PAIR == TILE_INPUTS && kSpan % kPanel == 0);
 
 using SpanRows = RowsOf<kSpan>;
 using SpanScales = ScalesOf<kSpan>;
@@ -1003,51 +1009,49 @@ void pack_values(const typename C::Element* base, const SpanRows& rows, const Sp
 // c = a . b, or c += a . b, for R tiles of rows and V of columns, whose `depth` is in words: a [R * 16][depth], rows
 // `a_stride` words apart; b [V][depth][16], tiles of columns `b_stride` words apart; c [R * 16][V * 16], rows `c_stride` apart.
 template <int R, int V>
-inline void multiply_tiles(const uint32_t* a, int64_t a_stride, const uint32_t* b, int64_t b_stride, int64_t depth,
-                           bool add, float* c, int64_t c_stride) {
-    using namespace graftlm;
+inline void multiply_few(const uint32_t* a, int64_t a_stride, const uint32_t* b, int64_t b_stride, int64_t depth,
+                         bool add, float* c, int64_t c_stride) {
     const uint32_t *a_below = a + kUnit * a_stride, *b_beside = b + b_stride;
     float *c_beside = c + kUnit, *c_below = c + kUnit * c_stride, *c_last = c_below + kUnit;
-    const int64_t a_bytes = 4 * a_stride, b_bytes = 4 * kUnit, c_bytes = 4 * c_stride;
     if (add) {
-        tile_load<0>(c, c_bytes);
-        if constexpr (V > 1) tile_load<1>(c_beside, c_bytes);
-        if constexpr (R > 1) tile_load<2>(c_below, c_bytes);
-        if constexpr (R > 1 && V > 1) tile_load<3>(c_last, c_bytes);
+        load_tile<0>(c, c_stride);
+        if constexpr (V > 1) load_tile<1>(c_beside, c_stride);
+        if constexpr (R > 1) load_tile<2>(c_below, c_stride);
+        if constexpr (R > 1 && V > 1) load_tile<3>(c_last, c_stride);
     } else {
-        tile_zero<0>();
-        if constexpr (V > 1) tile_zero<1>();
-        if constexpr (R > 1) tile_zero<2>();
-        if constexpr (R > 1 && V > 1) tile_zero<3>();
+        zero_tile<0>();
+        if constexpr (V > 1) zero_tile<1>();
+        if constexpr (R > 1) zero_tile<2>();
+        if constexpr (R > 1 && V > 1) zero_tile<3>();
     }
-    for (int64_t i = 0; i < depth; i += kUnitWords) {
-        tile_load<4>(a + i, a_bytes);
-        tile_load<6>(b + i * kUnit, b_bytes);
-        tile_multiply_add<0, 4, 6>();
+    for (int64_t i = 0; i < depth; i += kUnit) {
+        load_tile<4>(a + i, a_stride);
+        load_tile<6>(b + i * kUnit);
+        multiply_tiles<0, 4, 6>();
         if constexpr (V > 1) {
-            tile_load<7>(b_beside + i * kUnit, b_bytes);
-            tile_multiply_add<1, 4, 7>();
+            load_tile<7>(b_beside + i * kUnit);
+            multiply_tiles<1, 4, 7>();
         }
         if constexpr (R > 1) {
-            tile_load<5>(a_below + i, a_bytes);
-            tile_multiply_add<2, 5, 6>();
+            load_tile<5>(a_below + i, a_stride);
+            multiply_tiles<2, 5, 6>();
         }
-        if constexpr (R > 1 && V > 1) tile_multiply_add<3, 5, 7>();
+        if constexpr (R > 1 && V > 1) multiply_tiles<3, 5, 7>();
     }
-    tile_store<0>(c, c_bytes);
-    if constexpr (V > 1) tile_store<1>(c_beside, c_bytes);
-    if constexpr (R > 1) tile_store<2>(c_below, c_bytes);
-    if constexpr (R > 1 && V > 1) tile_store<3>(c_last, c_bytes);
+    store_tile<0>(c, c_stride);
+    if constexpr (V > 1) store_tile<1>(c_beside, c_stride);
+    if constexpr (R > 1) store_tile<2>(c_below, c_stride);
+    if constexpr (R > 1 && V > 1) store_tile<3>(c_last, c_stride);
 }
 
-// As `multiply_tiles`, for 16 or 32 rows and any number of columns that is a multiple of 16.
+// As `multiply_few`, for 16 or 32 rows and any number of columns that is a multiple of 16.
 inline void multiply_panel(int64_t rows, const uint32_t* a, int64_t a_stride, const uint32_t* b, int64_t b_stride,
                            int64_t depth, bool add, float* c, int64_t c_stride, int64_t columns) {
     const auto multiply = [&](auto row_tiles) {
         int64_t j = 0;
         for (; j + 2 * kUnit <= columns; j += 2 * kUnit, b += 2 * b_stride)
-            multiply_tiles<row_tiles, 2>(a, a_stride, b, b_stride, depth, add, c + j, c_stride);
-        if (j < columns) multiply_tiles<row_tiles, 1>(a, a_stride, b, b_stride, depth, add, c + j, c_stride);
+            multiply_few<row_tiles, 2>(a, a_stride, b, b_stride, depth, add, c + j, c_stride);
+        if (j < columns) multiply_few<row_tiles, 1>(a, a_stride, b, b_stride, depth, add, c + j, c_stride);
     };
     if (rows > kUnit)
         multiply(std::integral_constant<int, 2>());
@@ -1367,7 +1371,7 @@ void attend_chunk(const GraftlmStep& step, const GraftlmLayer& layer, const Bloc
 template <class E, class C>
 void attend(const GraftlmStep& step, const GraftlmLayer& layer, const GraftlmTensor& q, const GraftlmTensor& k,
             const GraftlmTensor& v, const float* sinks, void* out) {
-    const bool on_units = std::is_same_v<E, BFloat16> && step.use_matrix_units && graftlm::matrix_units_permitted();
+    const bool on_units = std::is_same_v<E, BFloat16> && step.use_matrix_units && graftlm_has_matrix_units();
     Schedule schedule;
     plan(step, layer, sinks != nullptr, on_units, schedule);
     const bool serial = schedule.blocks.empty() && schedule.context_tokens < kSerialTokens;
@@ -1378,7 +1382,9 @@ void attend(const GraftlmStep& step, const GraftlmLayer& layer, const GraftlmTen
     {
         static thread_local Scratch scratch;
         scratch.reserve(scratch_bytes(layer));
-        const graftlm::MatrixUnits units(on_units && num_blocks > 0);
+#ifdef HAS_MATRIX_UNITS
+        if (on_units && num_blocks > 0) shape_tiles();
+#endif
 #pragma omp for schedule(static)
         for (int64_t t = 0; t < step.num_tokens; ++t) {
             write_token<E, C>(layer, k, layer.keys, layer.key_scales, t, step.out_slots[t]);
@@ -1392,6 +1398,9 @@ void attend(const GraftlmStep& step, const GraftlmLayer& layer, const GraftlmTen
             else
                 attend_query<E, C>(step, layer, schedule.queries[i - num_blocks], q, sinks, out, scratch);
         }
+#ifdef HAS_MATRIX_UNITS
+        if (on_units && num_blocks > 0) release_tiles();
+#endif
 #pragma omp for schedule(static)
         for (int64_t i = 0; i < num_merges; ++i) merge_pieces<E>(layer, schedule.merges[i], out);
     }
@@ -1422,7 +1431,4 @@ void graftlm_attend_bfloat16_int8(const GraftlmStep* step, const GraftlmLayer* l
                                   const GraftlmTensor* k, const GraftlmTensor* v, const float* sinks, void* out) {
     attend<BFloat16, Int8>(*step, *layer, *q, *k, *v, sinks, out);
 }
-
-// Whether chunks of bfloat16 are attended on matrix units, where a step lets them be.
-int32_t graftlm_has_matrix_units() { return graftlm::matrix_units_permitted(); }
 }

@@ -1,0 +1,246 @@
+// Products of bfloat16 activations with a bfloat16 matrix on CPUs with matrix units (AMX): out = x W^T + bias. The interface,
+// and what becomes of gates, are those of panel_matmul.cpp.
+//
+// A tile is a register of 16 rows of 64 bytes; one instruction adds to 16 x 16 sums the products of 16 rows of x with 16 of
+// W, 32 inputs each. W comes in panels of 32 rows, in which tiles lie in the order in which they are read: decoding runs
+// through memory from one end to the other. x is cut into tiles as well, a block of rows at a time, which stays in the
+// second-level cache while all of W passes by. Blocks of 32 rows of x and panels make 2 x 2 tiles of sums, so that each tile
+// that is read is multiplied twice.
+//
+// Plain C interface, no dependencies: it compiles in seconds and is loaded with ctypes.
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <vector>
+
+#include "graftlm/matrix_units.h"
+#include "graftlm/panel_output.h"
+
+namespace {
+
+constexpr int64_t PANEL = 2 * TILE;            // rows of W
+constexpr int64_t BLOCK = 2 * TILE;            // rows of x that are multiplied at once
+constexpr int64_t FEW = 4;                     // rows of x that are better multiplied in vectors
+constexpr int64_t CACHED_BYTES = 256 * 1024;   // of x that meet all of W before the next ones
+constexpr int64_t BYTES_AHEAD = 16 * 1024;     // what a single pass asks of memory before its turn
+constexpr int64_t LINE = 64;                   // bytes of the cache's lines
+
+inline int64_t round_up(int64_t number, int64_t unit) { return (number + unit - 1) / unit * unit; }
+
+inline int64_t panel_size(int64_t num_inputs) { return round_up(num_inputs, TILE_INPUTS) * PANEL; }
+
+// Where the weight of a panel's row `place` and of `input` lies in the panel.
+inline int64_t offset_of(int64_t place, int64_t input) {
+    const int64_t tile = input / TILE_INPUTS * 2 + place / TILE;
+    return tile * TILE_SIZE + input % TILE_INPUTS / PAIR * TILE * PAIR + place % TILE * PAIR + input % PAIR;
+}
+
+#ifdef HAS_MATRIX_UNITS
+
+inline int64_t num_panels(const Product& p) { return round_up(p.num_rows, PANEL) / PANEL; }
+
+// Asks memory for what comes next, some lines at a time.
+struct Ahead {
+    const char *next, *end;
+    int64_t lines;
+
+    inline void ask() {
+        const char* until = std::min(next + lines * LINE, end);
+        for (; next < until; next += LINE) _mm_prefetch(next, _MM_HINT_T1);
+    }
+};
+
+// Multiplies 16 or 32 rows of x, tiles of which begin `depth` tiles apart, with a panel; sums [32, 32].
+template <bool IS_TALL>
+void multiply_block(const uint16_t* x, const uint16_t* weights, int64_t depth, Ahead& ahead, float* sums) {
+    zero_tile<0>();
+    zero_tile<1>();
+    if (IS_TALL) {
+        zero_tile<2>();
+        zero_tile<3>();
+    }
+    const uint16_t* lower = x + depth * TILE_SIZE;
+    for (int64_t i = 0; i < depth; ++i, x += TILE_SIZE, lower += TILE_SIZE, weights += 2 * TILE_SIZE) {
+        load_tile<4>(x);
+        load_tile<6>(weights);
+        multiply_tiles<0, 4, 6>();
+        load_tile<7>(weights + TILE_SIZE);
+        multiply_tiles<1, 4, 7>();
+        if (IS_TALL) {
+            load_tile<5>(lower);
+            multiply_tiles<2, 5, 6>();
+            multiply_tiles<3, 5, 7>();
+        }
+        ahead.ask();
+    }
+    store_tile<0>(sums, PANEL);
+    store_tile<1>(sums + TILE, PANEL);
+    if (IS_TALL) {
+        store_tile<2>(sums + TILE * PANEL, PANEL);
+        store_tile<3>(sums + TILE * PANEL + TILE, PANEL);
+    }
+}
+
+// Multiplies a few rows of x with a panel in vectors: for so few, reading the weights into tiles first takes longer.
+template <int ROWS>
+void multiply_few(const Product& p, int64_t panel) {
+    constexpr int UNROLLED = ROWS > 2 ? 2 : 4;  // sets of sums, which hide an instruction's latency
+    __m512 sums[UNROLLED][ROWS][2];
+    for (auto& set : sums)
+        for (auto& of_row : set)
+            for (auto& sum : of_row) sum = _mm512_setzero_ps();
+    const uint16_t* weights = p.weights + panel * panel_size(p.num_inputs);
+    for (int64_t input = 0; input < p.num_inputs; input += TILE_INPUTS, weights += 2 * TILE_SIZE) {
+        const auto step = [&](int set, int64_t pair) __attribute__((always_inline)) {
+            const uint16_t* of_pair = weights + pair * TILE * PAIR;
+            __m512bh w[2];
+            for (int v = 0; v < 2; ++v) {
+                w[v] = (__m512bh)_mm512_load_si512(of_pair + v * TILE_SIZE);
+                _mm_prefetch((const char*)(of_pair + v * TILE_SIZE) + BYTES_AHEAD, _MM_HINT_T0);
+            }
+            for (int r = 0; r < ROWS; ++r) {
+                const __m512bh x = broadcast_pair(p.x + r * p.num_inputs + input + pair * PAIR);
+                for (int v = 0; v < 2; ++v) sums[set][r][v] = _mm512_dpbf16_ps(sums[set][r][v], w[v], x);
+            }
+        };
+        const int64_t pairs = std::min(TILE_INPUTS, p.num_inputs - input) / PAIR;
+        if (pairs == TILE_INPUTS / PAIR) {
+            for (int64_t pair = 0; pair < TILE_INPUTS / PAIR; pair += UNROLLED)
+                for (int set = 0; set < UNROLLED; ++set) step(set, pair + set);
+        } else {
+            for (int64_t pair = 0; pair < pairs; ++pair) step(0, pair);
+        }
+    }
+    alignas(64) float made[ROWS * PANEL];
+    for (int r = 0; r < ROWS; ++r)
+        for (int v = 0; v < 2; ++v) {
+            for (int set = 1; set < UNROLLED; ++set) sums[0][r][v] = _mm512_add_ps(sums[0][r][v], sums[set][r][v]);
+            _mm512_store_ps(made + r * PANEL + v * TILE, sums[0][r][v]);
+        }
+    write_panel(p, panel * PANEL, PANEL, 0, ROWS, made, PANEL);
+}
+
+// Cuts up to 16 rows of x into tiles; zeros stand for rows and inputs that there are not.
+void cut_rows(const Product& p, int64_t token, uint16_t* tiles) {
+    const int64_t count = std::min(TILE, p.num_tokens - token);
+    for (int64_t r = 0; r < TILE; ++r)
+        for (int64_t input = 0; input < p.num_inputs; input += TILE_INPUTS) {
+            const int64_t left = r < count ? p.num_inputs - input : 0;
+            const __mmask32 exists = left >= TILE_INPUTS ? ~0u : (1u << left) - 1;
+            const __m512i row = _mm512_maskz_loadu_epi16(exists, p.x + (token + r) * p.num_inputs + input);
+            _mm512_store_si512(tiles + input * TILE + r * TILE_INPUTS, row);
+        }
+}
+
+// Multiplies a block of rows of x, cut into tiles, with a panel.
+void multiply_panel(const Product& p, int64_t panel, int64_t token, int64_t end, const uint16_t* tiles) {
+    alignas(64) float sums[BLOCK * PANEL];
+    const int64_t size = panel_size(p.num_inputs), depth = size / (2 * TILE_SIZE);
+    const uint16_t* weights = p.weights + panel * size;
+    const int64_t passes = (end - token + BLOCK - 1) / BLOCK, bytes = size * sizeof *weights;
+    // What memory is asked for, the next panel, is shared out among the passes.
+    const char* wanted = (const char*)weights + (passes == 1 ? BYTES_AHEAD : bytes);
+    Ahead ahead{wanted, wanted + bytes, (2 * TILE + passes - 1) / passes};
+    for (; token < end; token += BLOCK, tiles += BLOCK * depth * TILE_INPUTS) {
+        const int64_t count = std::min(BLOCK, end - token);
+        if (count > TILE)
+            multiply_block<true>(tiles, weights, depth, ahead, sums);
+        else
+            multiply_block<false>(tiles, weights, depth, ahead, sums);
+        write_panel(p, panel * PANEL, PANEL, token, count, sums, PANEL);
+    }
+}
+
+void multiply_few_rows(const Product& p, int64_t num_threads) {
+#pragma omp parallel for num_threads(num_threads) schedule(static)
+    for (int64_t panel = 0; panel < num_panels(p); ++panel)
+        switch (p.num_tokens) {
+            case 1: multiply_few<1>(p, panel); break;
+            case 2: multiply_few<2>(p, panel); break;
+            case 3: multiply_few<3>(p, panel); break;
+            default: multiply_few<FEW>(p, panel);
+        }
+}
+
+void multiply(const Product& p, int64_t num_threads) {
+    if (p.num_tokens == 0) return;
+    if (p.num_tokens <= FEW) return multiply_few_rows(p, num_threads);
+    const int64_t inputs = round_up(p.num_inputs, TILE_INPUTS);
+    const int64_t cached = CACHED_BYTES / (inputs * int64_t(sizeof *p.x)) / BLOCK * BLOCK;
+    const int64_t rows_at_a_time = std::min(std::max(2 * BLOCK, cached), round_up(p.num_tokens, TILE));
+    static thread_local std::vector<uint16_t> buffer;
+    const size_t needed = rows_at_a_time * inputs + LINE / sizeof *p.x;
+    if (buffer.size() < needed) buffer.resize(needed);
+    uint16_t* tiles = (uint16_t*)round_up((int64_t)buffer.data(), LINE);
+#pragma omp parallel num_threads(num_threads)
+    {
+        shape_tiles();
+        for (int64_t token = 0; token < p.num_tokens; token += rows_at_a_time) {
+            const int64_t end = std::min(p.num_tokens, token + rows_at_a_time);
+#pragma omp for schedule(static)
+            for (int64_t t = token; t < end; t += TILE) cut_rows(p, t, tiles + (t - token) * inputs);
+#pragma omp for schedule(static)
+            for (int64_t panel = 0; panel < num_panels(p); ++panel) multiply_panel(p, panel, token, end, tiles);
+        }
+        release_tiles();
+    }
+}
+
+#endif
+
+}  // namespace
+
+extern "C" {
+
+// Whether this CPU has the instructions, and the operating system lets this process use them.
+int64_t graftlm_panels_supported() { return may_use_matrix_units(); }
+
+// How many weights the panels of a matrix hold, zeros included.
+int64_t graftlm_panels_size(int64_t num_rows, int64_t num_inputs) {
+    return round_up(num_rows, PANEL) / PANEL * panel_size(num_inputs);
+}
+
+// Arranges W, [N, K] with K even, as panels [N / 32, K / 32, 2, 16, 16, 2] of pairs of inputs of 16 rows; what is past N or K
+// is 0. `has_gates`: the first half of W are gates of the second, and N is a multiple of 32.
+void graftlm_panels_pack(const uint16_t* matrix, int64_t num_rows, int64_t num_inputs, int64_t has_gates,
+                         uint16_t* panels, int64_t num_threads) {
+    const int64_t size = panel_size(num_inputs);
+#pragma omp parallel for num_threads(num_threads) schedule(static)
+    for (int64_t first = 0; first < num_rows; first += PANEL) {
+        uint16_t* panel = panels + first / PANEL * size;
+        std::memset(panel, 0, size * sizeof *panel);
+        for (int64_t place = 0; place < PANEL; ++place) {
+            const int64_t row = row_at(first, PANEL, place, num_rows, has_gates);
+            for (int64_t input = 0; input < num_inputs && row < num_rows; input += PAIR)
+                std::memcpy(panel + offset_of(place, input), matrix + row * num_inputs + input, PAIR * sizeof *panel);
+        }
+    }
+}
+
+// Undoes `graftlm_panels_pack`.
+void graftlm_panels_unpack(const uint16_t* panels, int64_t num_rows, int64_t num_inputs, int64_t has_gates,
+                           uint16_t* matrix, int64_t num_threads) {
+    const int64_t size = panel_size(num_inputs);
+#pragma omp parallel for num_threads(num_threads) schedule(static)
+    for (int64_t first = 0; first < num_rows; first += PANEL) {
+        const uint16_t* panel = panels + first / PANEL * size;
+        for (int64_t place = 0; place < PANEL; ++place) {
+            const int64_t row = row_at(first, PANEL, place, num_rows, has_gates);
+            for (int64_t input = 0; input < num_inputs && row < num_rows; input += PAIR)
+                std::memcpy(matrix + row * num_inputs + input, panel + offset_of(place, input), PAIR * sizeof *panel);
+        }
+    }
+}
+
+// Sums are float32, rounded once. x is [T, K] and out [T, N], both contiguous. With an activation, of gates, out is [T, N / 2]:
+// the rounded products of gates are activated, rounded, multiplied with the others, and rounded again.
+void graftlm_panels_multiply(const uint16_t* x, int64_t num_tokens, const uint16_t* panels, int64_t num_rows,
+                             int64_t num_inputs, int64_t has_gates, int64_t activation, const uint16_t* bias,
+                             uint16_t* out, int64_t num_threads) {
+#ifdef HAS_MATRIX_UNITS
+    multiply({x, panels, bias, out, num_tokens, num_rows, num_inputs, has_gates != 0, Activation(activation)}, num_threads);
+#endif
+}
+
+}  // extern "C"
