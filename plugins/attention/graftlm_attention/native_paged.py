@@ -41,6 +41,7 @@ class _Step(ctypes.Structure):
         ("query_lens", ctypes.c_void_p),
         ("seq_lens", ctypes.c_void_p),
         ("page_table", ctypes.c_void_p),
+        ("use_matrix_units", ctypes.c_int32),
     )
 
 
@@ -111,11 +112,13 @@ class NativePagedAttention(AttentionBackend):
     Args:
         context: layers and cache; `native_obstacle(context)` is None.
         kernel: from `load_kernel`.
+        matrix_units: whether chunks of bfloat16 are multiplied on the CPU's matrix units (AMX) where it has any.
     """
 
     kernel = "native"
 
-    def __init__(self, context: AttentionContext, kernel: ctypes.CDLL) -> None:
+    def __init__(self, context: AttentionContext, kernel: ctypes.CDLL, *, matrix_units: bool = True) -> None:
+        self._matrix_units = matrix_units
         self._page_size = context.page_size
         self._dtype = context.dtype
         self._attend = getattr(kernel, _FUNCTIONS[context.dtype, _kv_dtype(context)])
@@ -141,6 +144,7 @@ class NativePagedAttention(AttentionBackend):
         step.num_threads = torch.get_num_threads()
         step.out_slots = out_slots.data_ptr()
         step.query_lens, step.seq_lens, step.page_table = [tensor.data_ptr() for tensor in tensors]
+        step.use_matrix_units = self._matrix_units
         self._prepared = _PreparedStep(batch.num_tokens, (*tensors, out_slots))
 
     @property
