@@ -13,6 +13,7 @@ from graftlm.contracts import AttentionBackend, AttentionContext, AttentionLayer
 from graftlm.errors import InvariantError
 from graftlm.layers.kernel_build import load_library
 from graftlm.layers.native_calls import call_native
+from graftlm_attention.shared_prefixes import find_shared_prefixes
 
 __all__ = ["NativePagedAttention", "load_kernel", "native_obstacle"]
 
@@ -42,6 +43,10 @@ class _Step(ctypes.Structure):
         ("seq_lens", ctypes.c_void_p),
         ("page_table", ctypes.c_void_p),
         ("use_matrix_units", ctypes.c_int32),
+        ("num_groups", ctypes.c_int64),
+        ("group_starts", ctypes.c_void_p),
+        ("members", ctypes.c_void_p),
+        ("shared_lens", ctypes.c_void_p),
     )
 
 
@@ -145,6 +150,12 @@ class NativePagedAttention(AttentionBackend):
         step.out_slots = out_slots.data_ptr()
         step.query_lens, step.seq_lens, step.page_table = [tensor.data_ptr() for tensor in tensors]
         step.use_matrix_units = self._matrix_units
+        shared = find_shared_prefixes(batch.page_table_cpu, batch.seq_lens_cpu, batch.num_decodes, self._page_size)
+        step.num_groups = 0 if shared is None else len(shared.lens)
+        if shared is not None:
+            groups = [torch.from_numpy(array) for array in shared]
+            step.group_starts, step.members, step.shared_lens = [tensor.data_ptr() for tensor in groups]
+            tensors += groups
         self._prepared = _PreparedStep(batch.num_tokens, (*tensors, out_slots))
 
     @property

@@ -42,6 +42,12 @@ struct GraftlmStep {
     const int32_t* seq_lens;    // [B]
     const int32_t* page_table;  // [B, P]
     int32_t use_matrix_units;   // whether chunks of bfloat16 may; false is for tests of what other machines do
+    // G groups of requests of one token each, which stand at the front of the batch: all of a group begin with the same
+    // pages, and none is in two.
+    int64_t num_groups;
+    const int32_t* group_starts;  // [G + 1], where a group's requests begin among all groups' members
+    const int32_t* members;       // indices of requests
+    const int32_t* shared_lens;   // [G], tokens that a group has in common, fewer than any of its contexts
 };
 
 // One layer's shape and pages. `window` is at least 1; `soft_cap` counts only where `has_soft_cap`. Where `values` is
@@ -561,6 +567,15 @@ struct QueryTask {
     float* partial;  // [H, 2 + D_v] when the context is cut into pieces, else null
 };
 
+// Keeps what a piece of a context came to, for `merge_pieces`; the maximum in units of ln 2.
+inline void write_partial(const GraftlmLayer& layer, float* partial, int64_t head, float maximum, float sum,
+                          const float* mixed) {
+    partial += head * (layer.value_dim + 2);
+    partial[0] = maximum;
+    partial[1] = sum;
+    std::memcpy(partial + 2, mixed, layer.value_dim * sizeof(float));
+}
+
 template <class E>
 void write_mixed(const GraftlmLayer& layer, int64_t token, int64_t head, const float* mixed, float sum, void* out) {
     auto* row = static_cast<typename E::Element*>(out) + (token * layer.num_heads + head) * layer.value_dim;
@@ -658,10 +673,8 @@ void attend_query(const GraftlmStep& step, const GraftlmLayer& layer, const Quer
                     write_mixed<E>(layer, task.token, h, mixed + h * value_dim, sum, out);
                     continue;
                 }
-                float* partial = task.partial + h * (value_dim + 2);
-                partial[0] = softmax[first].maximum[r * kLanes / rows];
-                partial[1] = sum;
-                std::memcpy(partial + 2, mixed + h * value_dim, value_dim * sizeof(float));
+                write_partial(layer, task.partial, h, softmax[first].maximum[r * kLanes / rows], sum,
+                              mixed + h * value_dim);
             }
         });
 }
@@ -839,13 +852,33 @@ struct Packing<BFloat16, C> {
 };
 #endif
 
-// Tokens [first, first + count) of a request's chunk, for one KV head.
+// What requests that begin with the same pages have of them: the same context [start, end), and a place each for what it
+// came to.
+struct SharedPiece {
+    const int32_t* members;  // indices of requests, and of their tokens
+    float* const* partials;
+    int64_t start, end;
+};
+
+// `count` tokens and one KV head: tokens of a request's chunk, or of requests that share a piece of context.
 struct BlockTask {
-    int64_t request;
+    int64_t request;  // whose page table counts
     int64_t kv_head;
-    int64_t token;     // index in the batch of the block's first token
+    int64_t token;     // of a chunk: index in the batch of the block's first token
     int64_t position;  // and its position in the context
     int64_t count;
+    const SharedPiece* shared;  // null for a chunk
+    int64_t first_member;
+
+    int64_t token_of(int64_t i) const { return shared ? shared->members[first_member + i] : token + i; }
+    // A token sees what stands at its position and before.
+    int64_t position_of(int64_t i) const { return shared ? shared->end : position + i; }
+    int64_t oldest_of(int64_t i, int64_t window) const {
+        return shared || position + i < window ? 0 : position + i - window + 1;
+    }
+    int64_t start(int64_t window) const { return shared ? shared->start : oldest_of(0, window); }
+    int64_t end() const { return shared ? shared->end : position + count; }
+    float* partial_of(int64_t i) const { return shared->partials[first_member + i]; }
 };
 
 template <class E, class C>
@@ -878,7 +911,7 @@ void attend_block(const GraftlmStep& step, const GraftlmLayer& layer, const Bloc
     std::memset(mixed, 0, rows * value_dim * sizeof(float));
     for (int64_t r = 0; r < padded; r += kLanes) softmax[r / kLanes] = Softmax();
     for (int64_t r = 0; r < count; ++r) {
-        const int64_t token = task.token + r / group, head = task.kv_head * group + r % group;
+        const int64_t token = task.token_of(r / group), head = task.kv_head * group + r % group;
         if (sinks != nullptr) softmax[r / kLanes].begin_with_sink<kLanes>(r % kLanes, sinks[head]);
         Pack::query(static_cast<const Element*>(q.data) + token * q.token_stride + head * q.head_stride, dim,
                     query + r * depth);
@@ -888,8 +921,7 @@ void attend_block(const GraftlmStep& step, const GraftlmLayer& layer, const Bloc
 
     const auto* key_base = static_cast<const Row*>(layer.keys) + task.kv_head * dim;
     const auto* value_base = static_cast<const Row*>(layer.values) + task.kv_head * dim;
-    const int64_t last = task.position + task.count;
-    const int64_t first = task.position < layer.window ? 0 : task.position - layer.window + 1;
+    const int64_t first = task.start(layer.window), last = task.end();
     TileRows *tile = &tiles[0], *next = &tiles[1];
     tile->find(step, layer, task.request, first, last);
     for (int64_t start = first; start < last; start += kTile) {
@@ -901,8 +933,7 @@ void attend_block(const GraftlmStep& step, const GraftlmLayer& layer, const Bloc
         if (kHasScales<C>) value_scales.read(layer.value_scales, *tile, task.kv_head);
         gemm<typename Pack::Words>(query, depth, keys, kTile, depth, nullptr, scores, rows, kTile);
         for (int64_t r = 0; r < count; ++r) {
-            const int64_t position = task.position + r / group;
-            const int64_t oldest = position < layer.window ? 0 : position - layer.window + 1;
+            const int64_t position = task.position_of(r / group), oldest = task.oldest_of(r / group, layer.window);
             for (int64_t t = r; more && t < kTile; t += count) {
                 prefetch<C>(key_base + next->offsets[t], dim);
                 prefetch<C>(value_base + next->offsets[t], value_dim);
@@ -924,9 +955,14 @@ void attend_block(const GraftlmStep& step, const GraftlmLayer& layer, const Bloc
                                    rows, value_dim);
         std::swap(tile, next);
     }
-    for (int64_t r = 0; r < count; ++r)
-        write_mixed<E>(layer, task.token + r / group, task.kv_head * group + r % group, mixed + r * value_dim,
-                       softmax[r / kLanes].sum[r % kLanes], out);
+    for (int64_t r = 0; r < count; ++r) {
+        const int64_t head = task.kv_head * group + r % group;
+        const float maximum = softmax[r / kLanes].maximum[r % kLanes], sum = softmax[r / kLanes].sum[r % kLanes];
+        if (task.shared)
+            write_partial(layer, task.partial_of(r / group), head, maximum, sum, mixed + r * value_dim);
+        else
+            write_mixed<E>(layer, task.token_of(r / group), head, mixed + r * value_dim, sum, out);
+    }
 }
 
 #ifdef HAS_MATRIX_UNITS
@@ -1159,7 +1195,7 @@ public:
         const int64_t dim = layer_.head_dim, value_dim = layer_.value_dim;
         const auto* keys = static_cast<const Row*>(layer_.keys) + task_.kv_head * dim;
         const auto* values = static_cast<const Row*>(layer_.values) + task_.kv_head * dim;
-        const int64_t first = oldest(task_.position), last = task_.position + task_.count;
+        const int64_t first = task_.start(layer_.window), last = task_.end();
         SpanRows *span = &spans_[0], *next = &spans_[1];
         span->find(step_, layer_, task_.request, first, last);
         for (int64_t start = first; start < last; start += kSpan) {
@@ -1176,16 +1212,16 @@ public:
     }
 
 private:
-    // The oldest position that a token sees, and the token's position. Row i * group + g is head g of the block's token i.
-    int64_t oldest(int64_t position) const { return position < layer_.window ? 0 : position - layer_.window + 1; }
-    int64_t position_of(int64_t row) const { return task_.position + std::min(row, count_ - 1) / group_; }
+    // The oldest and the newest position that a row's token sees. Row i * group + g is head g of the block's token i.
+    int64_t oldest_of(int64_t row) const { return task_.oldest_of(std::min(row, count_ - 1) / group_, layer_.window); }
+    int64_t position_of(int64_t row) const { return task_.position_of(std::min(row, count_ - 1) / group_); }
 
     void begin(const GraftlmTensor& q) {
         std::memset(query_, 0, rows_ * depth_ * sizeof(*query_));
         std::memset(mixed_, 0, rows_ * layer_.value_dim * sizeof(*mixed_));
         std::fill(softmax_, softmax_ + rows_ / kUnit, UnitSoftmax());
         for (int64_t r = 0; r < count_; ++r) {
-            const int64_t token = task_.token + r / group_, head = task_.kv_head * group_ + r % group_;
+            const int64_t token = task_.token_of(r / group_), head = task_.kv_head * group_ + r % group_;
             pack_query(static_cast<const uint16_t*>(q.data) + token * q.token_stride + head * q.head_stride,
                        layer_.head_dim, layer_.scale, reinterpret_cast<uint16_t*>(query_ + r * depth_));
         }
@@ -1195,14 +1231,14 @@ private:
     void attend_panel(int64_t top, int64_t start, int count) {
         const int64_t height = std::min<int64_t>(kPanel, rows_ - top), dim = layer_.value_dim;
         const int64_t newest = position_of(top + height - 1);
-        const int low = std::clamp<int64_t>(oldest(position_of(top)) - start, 0, kSpan) / kPanel * kPanel;
+        const int low = std::clamp<int64_t>(oldest_of(top) - start, 0, kSpan) / kPanel * kPanel;
         const int high = round_up(std::clamp<int64_t>(newest + 1 - start, 0, count), kPanel);
         if (low >= high) return;
         multiply_panel(height, query_ + top * depth_, depth_, keys_ + low * depth_, depth_ * kUnit, depth_, false,
                        scores_ + low, kSpan, high - low);
-        const bool all_seen = oldest(newest) <= start + low && position_of(top) >= start + high - 1;
+        const bool all_seen = oldest_of(top + height - 1) <= start + low && position_of(top) >= start + high - 1;
         for (int64_t r = 0; r < height && !(all_seen && are_final()); ++r)
-            finish_scores(scores_ + r * kSpan, position_of(top + r) - start, low, high);
+            finish_scores(scores_ + r * kSpan, oldest_of(top + r) - start, position_of(top + r) - start, low, high);
         for (int64_t r = 0; r < height; r += kUnit) {
             alignas(64) float corrections[kUnit];
             if (weigh_scores<C>(softmax_[(top + r) / kUnit], scores_ + r * kSpan, low, high, unit_, value_scales_,
@@ -1216,13 +1252,14 @@ private:
     // Whether products are scores already, but for what nobody sees.
     bool are_final() const { return !kHasScales<C> && !layer_.has_soft_cap; }
 
-    // What is left to do to a row's products, and -infinity for what the token at position `own` of the span does not see.
-    void finish_scores(float* row, int64_t own, int low, int high) const {
+    // What is left to do to a row's products, and -infinity for what its token does not see: it sees the span's positions
+    // from `oldest` to `own`.
+    void finish_scores(float* row, int64_t oldest, int64_t own, int low, int high) const {
         if (kHasScales<C>)
             for (int t = low; t < high; t += kLanes) store(row + t, load(row + t) * key_scales_.at(t));
         if (layer_.has_soft_cap)  // which `unit_` multiplies by
             for (int t = low; t < high; t += kLanes) store(row + t, tanh_vec(load(row + t) * cap_scale_));
-        const int64_t seen = std::clamp<int64_t>(own + 1 - layer_.window, low, high);
+        const int64_t seen = std::clamp<int64_t>(oldest, low, high);
         const int64_t unseen = std::clamp<int64_t>(own + 1, seen, high);
         std::fill(row + low, row + seen, -kInfinity);
         std::fill(row + unseen, row + high, -kInfinity);
@@ -1237,10 +1274,15 @@ private:
         for (int64_t r = 0; r < count_; ++r) {
             const int64_t head = task_.kv_head * group_ + r % group_;
             const UnitSoftmax& state = softmax_[r / kUnit];
+            const float* mixed = mixed_ + r * layer_.value_dim;
             float sum = state.sum[r % kUnit];
+            if (task_.shared) {
+                write_partial(layer_, task_.partial_of(r / group_), head, state.maximum[r % kUnit] * unit_, sum, mixed);
+                continue;
+            }
             // A sink is the score of a token whose value is zero.
             if (sinks != nullptr) sum += std::exp2(sinks[head] * kLog2E - state.maximum[r % kUnit] * unit_);
-            write_mixed<BFloat16>(layer_, task_.token + r / group_, head, mixed_ + r * layer_.value_dim, sum, out);
+            write_mixed<BFloat16>(layer_, task_.token_of(r / group_), head, mixed, sum, out);
         }
     }
 
@@ -1264,13 +1306,40 @@ struct Schedule {
     std::vector<BlockTask> blocks;
     std::vector<QueryTask> queries;
     std::vector<MergeTask> merges;
+    std::vector<SharedPiece> shared;
+    std::vector<float*> shared_partials;  // [pieces, members] of each group
     std::vector<float> partials;
     int64_t context_tokens = 0;  // read by all one-token queries together
 };
 
 struct Span {
     int64_t request, token, start, end;
+    int64_t shared_pieces;  // of the context before
+    float* partials;
 };
+
+// A group of requests, and how its common context is cut.
+struct Group {
+    const int32_t* members;
+    int64_t num_members, shared_len, num_pieces;
+};
+
+// The groups that a layer reads together: a window would have each request see another part.
+std::vector<Group> groups_of(const GraftlmStep& step, const GraftlmLayer& layer, int64_t most_tokens) {
+    std::vector<Group> groups;
+    for (int64_t g = 0; g < step.num_groups; ++g) {
+        const int32_t* members = step.members + step.group_starts[g];
+        const int64_t num_members = step.group_starts[g + 1] - step.group_starts[g];
+        bool sees_all = true;
+        for (int64_t i = 0; i < num_members; ++i) sees_all &= step.seq_lens[members[i]] <= layer.window;
+        if (!sees_all) continue;
+        const int64_t num_blocks = (num_members + most_tokens - 1) / most_tokens * layer.num_kv_heads;
+        const int64_t wanted = (step.num_threads * kPiecesPerThread + num_blocks - 1) / num_blocks;
+        const int64_t most = std::max<int64_t>(1, step.shared_lens[g] / kPieceTokens);
+        groups.push_back({members, num_members, step.shared_lens[g], std::min(wanted, most)});
+    }
+    return groups;
+}
 
 // The rows of a block: as many as packing is best shared by, but blocks enough for all threads.
 int64_t block_rows(const GraftlmStep& step, const GraftlmLayer& layer, bool on_units) {
@@ -1281,15 +1350,46 @@ int64_t block_rows(const GraftlmStep& step, const GraftlmLayer& layer, bool on_u
     return std::clamp(rows / (step.num_threads * kPiecesPerThread), kMinUnitBlockRows, kUnitBlockRows);
 }
 
+// Adds what reads the groups' common contexts, once for all of a group: blocks like those of chunks.
+void plan_shared(const GraftlmLayer& layer, const std::vector<Group>& groups, const std::vector<Span>& spans,
+                 int64_t most_members, int64_t partial_floats, Schedule& schedule) {
+    size_t num_pieces = 0, num_partials = 0;
+    for (const Group& g : groups) num_pieces += g.num_pieces, num_partials += g.num_pieces * g.num_members;
+    schedule.shared.reserve(num_pieces);  // tasks point into both
+    schedule.shared_partials.reserve(num_partials);
+    for (const Group& g : groups) {
+        const int64_t length = round_up((g.shared_len + g.num_pieces - 1) / g.num_pieces, kTile);
+        for (int64_t piece = 0; piece < g.num_pieces; ++piece) {
+            float** partials = schedule.shared_partials.data() + schedule.shared_partials.size();
+            for (int64_t i = 0; i < g.num_members; ++i)  // requests of one token each are the first spans
+                schedule.shared_partials.push_back(spans[g.members[i]].partials + piece * partial_floats);
+            const int64_t start = std::min(piece * length, g.shared_len), end = std::min(start + length, g.shared_len);
+            schedule.shared.push_back({g.members, partials, start, end});
+            for (int64_t first = 0; first < g.num_members; first += most_members) {
+                const int64_t count = std::min(most_members, g.num_members - first);
+                for (int64_t h = 0; h < layer.num_kv_heads; ++h)
+                    schedule.blocks.push_back({g.members[0], h, 0, 0, count, &schedule.shared.back(), first});
+            }
+        }
+    }
+}
+
 void plan(const GraftlmStep& step, const GraftlmLayer& layer, bool has_sinks, bool on_units, Schedule& schedule) {
     const int64_t group = layer.num_heads / layer.num_kv_heads;
     const int64_t most_tokens = std::max<int64_t>(1, block_rows(step, layer, on_units) / group);
+    const int64_t most_members = std::max<int64_t>(1, (on_units ? kUnitBlockRows : kBlockRows) / group);
+    const std::vector<Group> groups = groups_of(step, layer, most_members);
+    std::vector<const Group*> group_of(groups.empty() ? 0 : step.num_requests);
+    for (const Group& g : groups)
+        for (int64_t i = 0; i < g.num_members; ++i) group_of[g.members[i]] = &g;
     std::vector<Span> spans;
     int64_t token = 0;
     for (int64_t b = 0; b < step.num_requests; ++b) {
         const int64_t num = step.query_lens[b], base = step.seq_lens[b] - num;
         if (num == 1) {
-            spans.push_back({b, token, std::max<int64_t>(0, base + 1 - layer.window), base + 1});
+            const Group* shared = groups.empty() ? nullptr : group_of[b];
+            const int64_t start = shared ? shared->shared_len : std::max<int64_t>(0, base + 1 - layer.window);
+            spans.push_back({b, token, start, base + 1, shared ? shared->num_pieces : 0, nullptr});
             schedule.context_tokens += base + 1 - spans.back().start;
         }
         const int64_t num_blocks = (num + most_tokens - 1) / most_tokens;
@@ -1297,7 +1397,7 @@ void plan(const GraftlmStep& step, const GraftlmLayer& layer, bool has_sinks, bo
         for (int64_t i = 0; num > 1 && i < num; i += block_tokens) {
             const int64_t count = std::min(block_tokens, num - i);
             for (int64_t h = 0; h < layer.num_kv_heads; ++h)
-                schedule.blocks.push_back({b, h, token + i, base + i, count});
+                schedule.blocks.push_back({b, h, token + i, base + i, count, nullptr, 0});
         }
         token += num;
     }
@@ -1313,20 +1413,27 @@ void plan(const GraftlmStep& step, const GraftlmLayer& layer, bool has_sinks, bo
         return (s.end - s.start + pieces - 1) / pieces;
     };
     auto pieces_of = [&](const Span& s) { return (s.end - s.start + length_of(s) - 1) / length_of(s); };
+    const auto partials_of = [&](const Span& s) {
+        const int64_t pieces = s.shared_pieces + pieces_of(s);
+        return pieces > 1 ? pieces : 0;
+    };
     int64_t num_partials = 0;
-    for (const Span& s : spans) num_partials += pieces_of(s) > 1 ? pieces_of(s) : 0;
+    for (const Span& s : spans) num_partials += partials_of(s);
     schedule.partials.resize(num_partials * partial_floats);
     float* partial = schedule.partials.data();
-    for (const Span& s : spans) {
-        const int64_t pieces = pieces_of(s), length = length_of(s);
-        if (pieces > 1) schedule.merges.push_back({s.token, pieces, partial});
+    for (Span& s : spans) {
+        const int64_t pieces = pieces_of(s), length = length_of(s), num = partials_of(s);
+        s.partials = num ? partial : nullptr;
+        if (num) schedule.merges.push_back({s.token, num, partial});
+        float* own = num ? partial + s.shared_pieces * partial_floats : nullptr;
         for (int64_t i = 0; i < pieces; ++i) {
             const int64_t start = s.start + i * length;
             schedule.queries.push_back({s.request, s.token, start, std::min(start + length, s.end),
-                                        has_sinks && i == 0, pieces > 1 ? partial : nullptr});
-            if (pieces > 1) partial += partial_floats;
+                                        has_sinks && i == 0, num ? own + i * partial_floats : nullptr});
         }
+        partial += num * partial_floats;
     }
+    plan_shared(layer, groups, spans, most_members, partial_floats, schedule);
 }
 
 size_t scratch_bytes(const GraftlmLayer& layer) {
@@ -1363,9 +1470,9 @@ void attend_chunk(const GraftlmStep& step, const GraftlmLayer& layer, const Bloc
                   const GraftlmTensor& q, const float* sinks, void* out, Scratch& scratch) {
 #ifdef HAS_MATRIX_UNITS
     if constexpr (std::is_same_v<E, BFloat16>)
-        if (on_units) return UnitBlock<C>(step, layer, task, scratch).attend(q, sinks, out);
+        if (on_units) return UnitBlock<C>(step, layer, task, scratch).attend(q, task.shared ? nullptr : sinks, out);
 #endif
-    attend_block<E, C>(step, layer, task, q, sinks, out, scratch);
+    attend_block<E, C>(step, layer, task, q, task.shared ? nullptr : sinks, out, scratch);
 }
 
 template <class E, class C>
