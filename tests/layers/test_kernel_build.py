@@ -35,6 +35,16 @@ def test_a_library_is_compiled_once_per_source(tmp_path):
     assert build_library(source(tmp_path, 43), "g++", tmp_path / "cache") != first
 
 
+def test_other_headers_beside_a_source_make_another_library(tmp_path):
+    path, header = tmp_path / "tiny.cpp", tmp_path / "tiny.h"
+    path.write_text('#include "tiny.h"\nextern "C" int answer() { return ANSWER; }\n')
+    answers = []
+    for number in (42, 43):
+        header.write_text(f"#define ANSWER {number}\n")
+        answers.append(load_library(path, "g++", tmp_path / "cache").answer())
+    assert answers == [42, 43]
+
+
 def test_other_flags_make_another_library(tmp_path):
     path = tmp_path / "tiny.cpp"
     path.write_text('extern "C" int answer() { return ANSWER; }\n')

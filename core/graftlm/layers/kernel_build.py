@@ -15,7 +15,7 @@ from graftlm.errors import ProviderUnavailableError
 
 __all__ = ["FLAGS", "KernelBuildError", "build_library", "load_library", "user_cache_dir"]
 
-#: Headers that kernels share, plugins' too: `#include "graftlm/matrix_units.h"`.
+#: Headers that kernels share, plugins' too: `#include "graftlm/matrix_units.h"`. A source may have others beside it.
 _INCLUDE_DIR = Path(__file__).with_name("include")
 FLAGS = ("-O3", "-march=native", "-std=c++17", "-fopenmp", "-shared", "-fPIC", f"-I{_INCLUDE_DIR}")
 
@@ -81,7 +81,7 @@ def build_library(source: Path, compiler: str, cache_dir: Path, flags: Sequence[
 def _fingerprint(source: Path, executable: str, options: Sequence[str]) -> str:
     """Hash everything that the machine code depends on."""
     version = _run([executable, "--version"]).stdout
-    headers = sorted(_INCLUDE_DIR.rglob("*.h"))
+    headers = [*sorted(_INCLUDE_DIR.rglob("*.h")), *sorted(source.parent.glob("*.h"))]
     parts = (*(path.read_text(encoding="utf-8") for path in (source, *headers)), *options, executable, version, _cpu())
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:20]
 
