@@ -149,7 +149,17 @@ struct CutRows {
     }
 };
 
-// Adds scaled products to the totals of `count` rows of x, both [count, 32]; `sums` are of these rows.
+// Scales the products of `count` rows of x, [count, 32]; `sums` are of these rows.
+template <class Codes>
+inline void scale_products(const PanelScales<Codes>& by, const float* sums, int64_t count, float* products) {
+    for (int64_t r = 0; r < count; ++r)
+        for (int half = 0; half < 2; ++half, products += TILE) {
+            const __m512 offset = _mm512_mul_ps(by.offsets[half], _mm512_set1_ps(sums[r]));
+            _mm512_store_ps(products, _mm512_fmadd_ps(_mm512_load_ps(products), by.scales[half], offset));
+        }
+}
+
+// The same, but adds them to totals, [count, 32].
 template <class Codes>
 inline void add_scaled(const PanelScales<Codes>& by, const float* sums, int64_t count, const float* products,
                        float* totals) {
@@ -202,7 +212,7 @@ void multiply_few(const GraftlmMatrix& matrix, int64_t panel, const CutRows& x, 
 template <class Codes, bool IS_SCALED>
 void multiply_many(const GraftlmMatrix& matrix, int64_t first, int64_t end, const CutRows& x, uint16_t* panels,
                    uint16_t* out) {
-    alignas(64) float products[BLOCK * PANEL], totals[BLOCK * PANEL];
+    alignas(64) float products[BLOCK * PANEL];
     const int64_t size = x.depth() * 2 * TILE_SIZE, count = end - first;
     for (int64_t panel = first; panel < end; ++panel)
         widen_panel<Codes, IS_SCALED>(matrix, panel, 0, x.num_inputs, panels + (panel - first) * size);
@@ -215,13 +225,9 @@ void multiply_many(const GraftlmMatrix& matrix, int64_t first, int64_t end, cons
         const int64_t num_rows = std::min(BLOCK, x.num_rows - row);
         for (int64_t panel = first; panel < end; ++panel) {
             x.multiply(row, 0, x.depth(), panels + (panel - first) * size, ahead, products);
-            if (IS_SCALED) {
-                write_totals(matrix, panel, row, num_rows, products, out);
-                continue;
-            }
-            std::memset(totals, 0, sizeof totals);
-            add_scaled(PanelScales<Codes>(matrix, panel, 0), x.sums_from(0, row), num_rows, products, totals);
-            write_totals(matrix, panel, row, num_rows, totals, out);
+            if (!IS_SCALED)
+                scale_products(PanelScales<Codes>(matrix, panel, 0), x.sums_from(0, row), num_rows, products);
+            write_totals(matrix, panel, row, num_rows, products, out);
         }
     }
 }
