@@ -34,7 +34,7 @@ from graftlm.contracts import (
 from graftlm.errors import ConfigError, RequestError, UnsupportedArchitectureError
 from graftlm.execution.awaiting_attention import AwaitingAttention
 from graftlm.execution.executor import executor_for
-from graftlm.execution.graphs import DecodeGraphs
+from graftlm.execution.graphs import ReplayedSteps
 from graftlm.execution.kv_store import KVStore
 from graftlm.execution.native_masks import NativeMasks
 from graftlm.execution.runner import ModelRunner
@@ -42,7 +42,7 @@ from graftlm.execution.sampler import Sampler
 from graftlm.execution.sparing_runner import SparingRunner
 from graftlm.execution.split_attention import SplitAttention
 from graftlm.grammar_assembly import make_grammars
-from graftlm.graph_assembly import capture_graphs, captured_sizes, wants_graphs
+from graftlm.graph_assembly import capture_graphs, captured_sizes, recorded_steps, wants_graphs
 from graftlm.intake import Intake, IntakeLimits
 from graftlm.kv_memory import KVMemory, size_memory
 from graftlm.layers.kernel_build import user_cache_dir
@@ -79,7 +79,7 @@ class DeviceParts:
     Attributes:
         dtype: of the model; `kv` may hold fewer bits.
         attention_name: of the provider of `attention`.
-        graphs: what replays one-token steps; None where every step runs eagerly.
+        graphs: what replays one-token steps; None where the model runs every step.
     """
 
     model: Model
@@ -89,7 +89,7 @@ class DeviceParts:
     kv: KVStore
     sampler: Sampler
     runner: ModelRunner
-    graphs: DecodeGraphs | None
+    graphs: ReplayedSteps | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,9 +253,13 @@ def assemble(
     sampler = Sampler(num_rows, model_config.vocab_size, target.device, _processor_factory(registry), masks)
     mover = None if tiers is None else tiers.mover
     max_pages = min(memory.num_pages, -(-target.context_len // config.cache.page_size))
-    graphs = capture_graphs(config, model, attention, kv, max_pages, on_stage) if has_graphs else None
-    weights.captured_in(graphs)
     adapter_layers = None if adapters is None else adapters.layers
+    graphs: ReplayedSteps | None
+    if has_graphs:
+        graphs = capture_graphs(config, model, attention, kv, max_pages, on_stage)
+    else:
+        graphs = recorded_steps(config, model, attention, target.device, has_adapters=adapters is not None)
+    weights.captured_in(graphs)
     runner = ModelRunner(model, attention, sampler, num_rows, target.device, mover, graphs, adapter_layers)
 
     spare_core = SpareCore(time.monotonic, config.grammar.timeout_s)

@@ -1,4 +1,4 @@
-"""Whether an engine's one-token steps run as graphs, and the capturing of them."""
+"""Whether an engine's one-token steps are replayed: as graphs, which are captured here, or as recorded on a CPU."""
 
 import logging
 from collections.abc import Callable
@@ -11,8 +11,9 @@ from graftlm.errors import ConfigError, GraphCaptureError
 from graftlm.execution.decode_inputs import DecodeInputs, DecodeShape
 from graftlm.execution.graphs import CudaCapture, DecodeGraphs, EagerCapture, graph_sizes
 from graftlm.execution.kv_store import KVStore
+from graftlm.execution.recorded_steps import RecordedSteps
 
-__all__ = ["capture_graphs", "captured_sizes", "graphs_obstacle", "wants_graphs"]
+__all__ = ["capture_graphs", "captured_sizes", "graphs_obstacle", "recorded_steps", "wants_graphs"]
 
 _logger = logging.getLogger(__name__)
 
@@ -93,6 +94,21 @@ def capture_graphs(
         taken_bytes = free_bytes - (_free_bytes(kv.device) or 0)
         _logger.info("%d graphs are captured, and take %.2f GiB", len(sizes), taken_bytes / (1 << 30))
     return graphs
+
+
+def recorded_steps(
+    config: EngineConfig, model: Model, attention: AttentionBackend, device: torch.device, *, has_adapters: bool
+) -> RecordedSteps | None:
+    """Return what records one-token steps on a CPU and repeats them; None where they run as the model has them.
+
+    Args:
+        has_adapters: whether requests may bring their own changes to the weights.
+    """
+    if device.type != "cpu" or config.execution.graphs is False or has_adapters:
+        return None
+    if not (model.repeats_calls and attention.repeats_calls):
+        return None
+    return RecordedSteps(attention, model.forward, config.scheduling.max_running_requests)
 
 
 def _free_bytes(device: torch.device) -> int | None:

@@ -19,7 +19,7 @@ from graftlm.checkpoint import (
 from graftlm.config import EngineConfig
 from graftlm.contracts import Model, ModelConfig
 from graftlm.errors import EngineError, GraftlmError, RequestError, UnsupportedFeatureError
-from graftlm.execution.graphs import DecodeGraphs
+from graftlm.execution.graphs import ReplayedSteps
 from graftlm.fingerprint import model_fingerprint
 from graftlm.layers import frequency_bytes
 from graftlm.quantization_assembly import QuantizedLayers
@@ -81,7 +81,7 @@ class ServedWeights:
         self._quantized = quantized
         self._path = self._config_path = path
         self._dtype = dtype
-        self._graphs: DecodeGraphs | None = None
+        self._graphs: ReplayedSteps | None = None
         self._fingerprint: bytes | None = None
 
     def load(self, announce: Callable[[str], None] | None = None) -> None:
@@ -94,7 +94,7 @@ class ServedWeights:
             self._model.load_weights(iter_weights(self._path, self._dtype, on_read=on_read))
         self._prepare()
 
-    def captured_in(self, graphs: DecodeGraphs | None) -> None:
+    def captured_in(self, graphs: ReplayedSteps | None) -> None:
         """Note the graphs that compute with these weights."""
         self._graphs = graphs
 

@@ -351,7 +351,7 @@ class StepLoop:
             self._pending.popleft()[1].exception()
 
     def _report_step(self, plan: StepPlan, host_s: float, model_s: float) -> None:
-        usage = self.scheduler.kv.usage
+        kv = self.scheduler.kv
         record = StepRecord(
             step_id=plan.step_id,
             num_running=self.scheduler.num_running,
@@ -360,9 +360,9 @@ class StepLoop:
             num_prefill_tokens=plan.num_prefill_tokens,
             host_s=host_s,
             model_s=model_s,
-            free_pages=usage.free,
-            evictable_pages=usage.evictable,
-            locked_pages=usage.locked,
+            free_pages=kv.pool.num_free,
+            evictable_pages=kv.cache.evictable_pages,
+            locked_pages=kv.cache.locked_pages,
         )
         notify(self._observers.step_finished, record)
 

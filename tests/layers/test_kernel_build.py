@@ -35,14 +35,16 @@ def test_a_library_is_compiled_once_per_source(tmp_path):
     assert build_library(source(tmp_path, 43), "g++", tmp_path / "cache") != first
 
 
-def test_other_headers_beside_a_source_make_another_library(tmp_path):
-    path, header = tmp_path / "tiny.cpp", tmp_path / "tiny.h"
-    path.write_text('#include "tiny.h"\nextern "C" int answer() { return ANSWER; }\n')
+def test_what_a_source_includes_is_a_part_of_it(tmp_path):
+    path, header, inner = tmp_path / "tiny.cpp", tmp_path / "header.h", tmp_path / "inner.h"
+    path.write_text('#include "header.h"\nextern "C" int answer() { return ANSWER; }\n')
+    header.write_text('#pragma once\n# include "header.h"\n#include "inner.h"\n')
     answers = []
-    for number in (42, 43):
-        header.write_text(f"#define ANSWER {number}\n")
+    for number in (42, 43, 42):
+        inner.write_text(f"#define ANSWER {number}\n")
         answers.append(load_library(path, "g++", tmp_path / "cache").answer())
-    assert answers == [42, 43]
+    assert answers == [42, 43, 42]
+    assert len(list((tmp_path / "cache").iterdir())) == 2
 
 
 def test_other_flags_make_another_library(tmp_path):

@@ -276,7 +276,8 @@ class ExecutionSettings(Section):
     graphs: Literal["auto", True, False] = Field(
         default="auto",
         description="Replay steps in which every request brings one token as CUDA graphs; `auto` does where the device "
-        "and the attention backend can. On a CPU, `true` pads such steps as a GPU needs it and replays nothing.",
+        "and the attention backend can. On a CPU, `auto` records such steps of up to 64 requests, and repeats what "
+        "kernels were called for; `true` pads them as a GPU needs it and replays nothing.",
     )
     graph_batch_sizes: Annotated[tuple[PositiveInt, ...], AfterValidator(_check_not_empty)] | None = Field(
         default=None,

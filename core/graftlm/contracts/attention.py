@@ -154,6 +154,15 @@ class AttentionBackend(ABC):
     def prepare(self, batch: ForwardBatch) -> None:
         """Compute, once a step, what every layer's `forward` needs. The batch stays valid until the next `prepare`."""
 
+    @property
+    def repeats_calls(self) -> bool:
+        """Whether `forward` does the same for all batches of as many one-token requests, on a CPU.
+
+        It then calls compiled kernels through `graftlm.layers.call_native`, and `prepare` puts what is different about
+        a batch where those calls find it. See `Model.repeats_calls`.
+        """
+        return False
+
     @abstractmethod
     def forward(self, q: Tensor, k: Tensor, v: Tensor, layer: AttentionLayer) -> Tensor:
         """Write the batch's keys and values, attend, and return the mixed values.

@@ -134,6 +134,16 @@ class Model(ABC):
         return None
 
     @property
+    def repeats_calls(self) -> bool:
+        """Whether `forward` does the same for all batches of as many one-token requests, whatever these tensors hold.
+
+        It then reads nothing of the batch but `input_ids` and `positions`, takes no value out of a tensor, and calls
+        compiled kernels of its own through `graftlm.layers.call_native`. On a CPU, what it does is then recorded once,
+        and repeated without its Python.
+        """
+        return False
+
+    @property
     def generates(self) -> bool:
         """Whether `logits` are of use: the checkpoint has an output projection, or tied weights."""
         return True

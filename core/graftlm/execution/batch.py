@@ -27,8 +27,14 @@ def build_batch(plan: StepPlan, last_tokens: Tensor, device: torch.device) -> Fo
     Args:
         last_tokens: int64 [R], each row's latest sampled token, on the device.
     """
-    cu_seqlens_q = np.zeros(len(plan.query_lens) + 1, dtype=np.int32)
-    token_ends = plan.query_lens.cumsum(out=cu_seqlens_q[1:])
+    num_requests = len(plan.query_lens)
+    if num_requests == plan.num_tokens == len(plan.sample_idx):  # decoding, mostly: token i is request i's
+        cu_seqlens_q = np.arange(num_requests + 1, dtype=np.int32)
+        logits_idx = plan.sample_idx
+    else:
+        cu_seqlens_q = np.zeros(num_requests + 1, dtype=np.int32)
+        token_ends = plan.query_lens.cumsum(out=cu_seqlens_q[1:])
+        logits_idx = token_ends[plan.sample_idx].astype(np.int64) - 1
     batch = ForwardBatch(
         input_ids=_input_ids(plan, last_tokens, device),
         positions=to_device(plan.positions, device),
@@ -36,7 +42,7 @@ def build_batch(plan: StepPlan, last_tokens: Tensor, device: torch.device) -> Fo
         cu_seqlens_q=to_device(cu_seqlens_q, device),
         seq_lens=to_device(plan.seq_lens, device),
         page_table=to_device(plan.page_table, device),
-        logits_idx=to_device(token_ends[plan.sample_idx].astype(np.int64) - 1, device),
+        logits_idx=to_device(logits_idx, device),
         num_decodes=plan.num_decodes,
         query_lens_cpu=plan.query_lens,
         seq_lens_cpu=plan.seq_lens,

@@ -12,7 +12,7 @@ from graftlm.errors import GraphCaptureError
 from graftlm.execution.decode_inputs import DecodeInputs
 from graftlm.plan import StepPlan
 
-__all__ = ["CudaCapture", "DecodeGraphs", "EagerCapture", "GraphCapture", "graph_sizes"]
+__all__ = ["CudaCapture", "DecodeGraphs", "EagerCapture", "GraphCapture", "ReplayedSteps", "graph_sizes"]
 
 #: Sizes up to 8, then steps of 8 or an eighth, so that a batch is padded by an eighth at most.
 _FIRST_SIZES = (1, 2, 4, 8)
@@ -29,6 +29,23 @@ def graph_sizes(max_requests: int) -> tuple[int, ...]:
         sizes.append(size)
         size += max(8, size // 64 * 8)
     return (*sizes, largest)
+
+
+class ReplayedSteps(Protocol):
+    """Runs a model's forward pass without its Python: graphs on a GPU, recordings on a CPU."""
+
+    #: int64 [R], each row's latest sampled token; whoever samples writes it.
+    last_tokens: Tensor
+    #: Steps that have been replayed.
+    num_replays: int
+
+    def replay(self, plan: StepPlan) -> Tensor | None:
+        """Return a step's hidden states [T, hidden], valid until the next replay; None if it cannot run this step."""
+        ...
+
+    def recapture(self) -> None:
+        """Start anew, since the model computes with other tensors than before. Between two steps."""
+        ...
 
 
 class GraphCapture(Protocol):

@@ -11,7 +11,7 @@ from graftlm.contracts import AttentionBackend, Model
 from graftlm.execution.adapter_layers import AdapterLayers
 from graftlm.execution.batch import build_batch, to_device
 from graftlm.execution.block_mover import BlockMover
-from graftlm.execution.graphs import DecodeGraphs
+from graftlm.execution.graphs import ReplayedSteps
 from graftlm.execution.logprobs import TokenLogprobs, token_logprobs
 from graftlm.execution.readback import Readback, readback_from
 from graftlm.execution.readouts import read_out
@@ -76,7 +76,7 @@ class ModelRunner:
     processors, which work on the host, and a step that takes copies along.
 
     Args:
-        graphs: replays the steps it can; None: every step runs eagerly.
+        graphs: replays the steps it can; None: the model runs every step.
         adapters: the layers to tell of the requests' adapters; None: requests have none.
     """
 
@@ -88,7 +88,7 @@ class ModelRunner:
         num_rows: int,
         device: torch.device,
         mover: BlockMover | None = None,
-        graphs: DecodeGraphs | None = None,
+        graphs: ReplayedSteps | None = None,
         adapters: AdapterLayers | None = None,
     ) -> None:
         self._model = model

@@ -35,6 +35,11 @@ class SplitAttention(AttentionBackend):
             self._full.prepare(batch)
         self._window.prepare(batch.window)
 
+    @property
+    def repeats_calls(self) -> bool:
+        """Whether both backends do."""
+        return self._window.repeats_calls and (self._full is None or self._full.repeats_calls)
+
     def forward(self, q: Tensor, k: Tensor, v: Tensor, layer: AttentionLayer) -> Tensor:
         """Write and attend in the layer's memory; see `AttentionBackend.forward`."""
         backend = self._full if layer.sliding_window is None else self._window

@@ -8,7 +8,8 @@ from graftlm.layers.grouped_linear import GroupedLinear, RowGroups
 from graftlm.layers.kv_codes import KV_DTYPES, CacheRows, cache_rows, encode_int8
 from graftlm.layers.linear import GatedLinear, Linear, pack_linears
 from graftlm.layers.mlp import GatedMLP
-from graftlm.layers.moe import Experts, GateFunction, MoE
+from graftlm.layers.moe import Experts, GateFunction, MoE, routes_tokens
+from graftlm.layers.native_calls import call_native
 from graftlm.layers.norm import GemmaQKNorm, GemmaRMSNorm, QKNorm, RMSNorm
 from graftlm.layers.ops import LayerOps, UsesOps, bind_ops
 from graftlm.layers.rope_frequencies import Frequencies, rope_frequencies
@@ -47,6 +48,7 @@ __all__ = [
     "activation",
     "bind_ops",
     "cache_rows",
+    "call_native",
     "copy_weights",
     "empty_parameter",
     "encode_int8",
@@ -60,5 +62,6 @@ __all__ = [
     "read_weight",
     "rope_frequencies",
     "rotate",
+    "routes_tokens",
     "softmax_top_k",
 ]

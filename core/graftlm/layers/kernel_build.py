@@ -4,23 +4,25 @@ import ctypes
 import hashlib
 import os
 import platform
+import re
 import shutil
 import stat
 import subprocess
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from graftlm.errors import ProviderUnavailableError
 
 __all__ = ["FLAGS", "KernelBuildError", "build_library", "load_library", "user_cache_dir"]
 
-#: Headers that kernels share, plugins' too: `#include "graftlm/matrix_units.h"`. A source may have others beside it.
+#: Headers that kernels share, plugins' too: `#include "graftlm/matrix_units.h"`.
 _INCLUDE_DIR = Path(__file__).with_name("include")
 FLAGS = ("-O3", "-march=native", "-std=c++17", "-fopenmp", "-shared", "-fPIC", f"-I{_INCLUDE_DIR}")
 
 _COMPILE_LIMIT_S = 120.0
 _SHOWN_ERROR_CHARS = 2000
+_INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"', re.MULTILINE)
 
 
 class KernelBuildError(ProviderUnavailableError):
@@ -54,7 +56,7 @@ def build_library(source: Path, compiler: str, cache_dir: Path, flags: Sequence[
     whoever looks finds either nothing or a whole library.
 
     Args:
-        source: a C++ file.
+        source: a C++ file. Headers of its own lie in its directory or below.
         compiler: a name on PATH or a path.
         cache_dir: created with mode 0700 if missing.
         flags: for the compiler, besides `FLAGS`.
@@ -81,9 +83,20 @@ def build_library(source: Path, compiler: str, cache_dir: Path, flags: Sequence[
 def _fingerprint(source: Path, executable: str, options: Sequence[str]) -> str:
     """Hash everything that the machine code depends on."""
     version = _run([executable, "--version"]).stdout
-    headers = [*sorted(_INCLUDE_DIR.rglob("*.h")), *sorted(source.parent.glob("*.h"))]
-    parts = (*(path.read_text(encoding="utf-8") for path in (source, *headers)), *options, executable, version, _cpu())
+    headers = (path.read_text(encoding="utf-8") for path in sorted(_INCLUDE_DIR.rglob("*.h")))
+    parts = (*_texts(source, set()), *headers, *options, executable, version, _cpu())
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:20]
+
+
+def _texts(source: Path, seen: set[Path]) -> Iterator[str]:
+    """Yield the text of a source, then those of its own headers, each once."""
+    seen.add(source)
+    text = source.read_text(encoding="utf-8")
+    yield text
+    for name in _INCLUDE.findall(text):
+        included = source.parent / name
+        if included not in seen and included.exists():
+            yield from _texts(included, seen)
 
 
 def _cpu() -> str:

@@ -18,7 +18,7 @@ from graftlm.layers.ops import LayerOps, TorchOps
 from graftlm.layers.router import Router, Routing
 from graftlm.layers.weights import WeightSlot
 
-__all__ = ["Experts", "GateFunction", "MoE"]
+__all__ = ["Experts", "GateFunction", "MoE", "routes_tokens"]
 
 #: Maps the output of gate and up, [N, 2 I], to the input of down, [N, I].
 GateFunction: TypeAlias = Callable[[Tensor], Tensor]
@@ -139,3 +139,8 @@ class MoE(nn.Module):
         """Map [T, D] to [T, D]."""
         out: Tensor = self.experts(x, self.router(x))
         return out
+
+
+def routes_tokens(model: nn.Module) -> bool:
+    """Return whether a model has experts: then each step needs others."""
+    return any(isinstance(module, Experts) for module in model.modules())

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from graftlm.errors import InvariantError, ProviderUnavailableError
 from graftlm.layers.kernel_build import load_library
+from graftlm.layers.native_calls import call_native
 
 __all__ = ["PanelGates", "PanelKernels", "PanelMatrix"]
 
@@ -125,7 +126,8 @@ class PanelMatrix:
         rows, added = x.contiguous(), None if bias is None else bias.contiguous()  # which live as long as the call
         num_rows = rows.numel() // num_inputs
         out = x.new_empty((*batch, width))
-        self._kernels.multiply(
+        call_native(
+            self._kernels.multiply,
             rows.data_ptr(), num_rows, self._address, self.out_features, num_inputs, self._has_gates, activation,
             None if added is None else added.data_ptr(), out.data_ptr(),
             1 if num_rows < self._parallel_rows else torch.get_num_threads(),

@@ -12,6 +12,7 @@ from torch import Tensor
 from graftlm.contracts import AttentionBackend, AttentionContext, AttentionLayer, ForwardBatch
 from graftlm.errors import InvariantError
 from graftlm.layers.kernel_build import load_library
+from graftlm.layers.native_calls import call_native
 
 __all__ = ["NativePagedAttention", "load_kernel", "native_obstacle"]
 
@@ -40,6 +41,7 @@ class _Step(ctypes.Structure):
         ("query_lens", ctypes.c_void_p),
         ("seq_lens", ctypes.c_void_p),
         ("page_table", ctypes.c_void_p),
+        ("use_matrix_units", ctypes.c_int32),
     )
 
 
@@ -93,10 +95,9 @@ def load_kernel(compiler: str, cache_dir: Path) -> ctypes.CDLL:
 
 @dataclass(frozen=True, slots=True)
 class _PreparedStep:
-    """What `forward` hands to the kernel. `keep` owns the memory that `step` points to."""
+    """What `forward` checks its tensors against. `keep` owns the memory that the kernel's step points to."""
 
     num_tokens: int
-    step: Any  # the result of ctypes.byref, which has no public type
     keep: tuple[object, ...]
 
 
@@ -111,11 +112,13 @@ class NativePagedAttention(AttentionBackend):
     Args:
         context: layers and cache; `native_obstacle(context)` is None.
         kernel: from `load_kernel`.
+        matrix_units: whether chunks of bfloat16 are multiplied on the CPU's matrix units (AMX) where it has any.
     """
 
     kernel = "native"
 
-    def __init__(self, context: AttentionContext, kernel: ctypes.CDLL) -> None:
+    def __init__(self, context: AttentionContext, kernel: ctypes.CDLL, *, matrix_units: bool = True) -> None:
+        self._matrix_units = matrix_units
         self._page_size = context.page_size
         self._dtype = context.dtype
         self._attend = getattr(kernel, _FUNCTIONS[context.dtype, _kv_dtype(context)])
@@ -123,27 +126,31 @@ class NativePagedAttention(AttentionBackend):
         self._attend.restype = None
         self._layers = [_describe(layer, context) for layer in context.layers]
         self._kv = context.kv  # its tensors must live as long as the pointers in _layers
+        self._step = _Step()
+        self._step_at = ctypes.byref(self._step)
         self._prepared: _PreparedStep | None = None
 
     def prepare(self, batch: ForwardBatch) -> None:
         """Collect the batch's pointers."""
-        query_lens = np.ascontiguousarray(batch.query_lens_cpu, dtype=np.int32)
-        seq_lens = np.ascontiguousarray(batch.seq_lens_cpu, dtype=np.int32)
-        page_table = np.ascontiguousarray(batch.page_table_cpu, dtype=np.int32)
+        arrays = (batch.query_lens_cpu, batch.seq_lens_cpu, batch.page_table_cpu)
+        # As tensors, since numpy takes ten times as long to tell an address.
+        tensors = [torch.from_numpy(np.ascontiguousarray(array, dtype=np.int32)) for array in arrays]
         out_slots = batch.out_slots.contiguous()
-        step = _Step(
-            num_requests=batch.num_requests,
-            num_tokens=batch.num_tokens,
-            page_size=self._page_size,
-            table_columns=page_table.shape[1],
-            num_threads=torch.get_num_threads(),
-            out_slots=out_slots.data_ptr(),
-            query_lens=query_lens.ctypes.data,
-            seq_lens=seq_lens.ctypes.data,
-            page_table=page_table.ctypes.data,
-        )
-        keep = (step, query_lens, seq_lens, page_table, out_slots)
-        self._prepared = _PreparedStep(batch.num_tokens, ctypes.byref(step), keep)
+        step = self._step  # which stays where it is: calls that are repeated read it again
+        step.num_requests = batch.num_requests
+        step.num_tokens = batch.num_tokens
+        step.page_size = self._page_size
+        step.table_columns = batch.page_table_cpu.shape[1]
+        step.num_threads = torch.get_num_threads()
+        step.out_slots = out_slots.data_ptr()
+        step.query_lens, step.seq_lens, step.page_table = [tensor.data_ptr() for tensor in tensors]
+        step.use_matrix_units = self._matrix_units
+        self._prepared = _PreparedStep(batch.num_tokens, (*tensors, out_slots))
+
+    @property
+    def repeats_calls(self) -> bool:
+        """Always: the kernel finds the batch in `_Step`."""
+        return True
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, layer: AttentionLayer) -> Tensor:
         """Write keys and values, then attend; shapes as in the contract.
@@ -167,8 +174,9 @@ class NativePagedAttention(AttentionBackend):
             raise InvariantError(f"expected {self._dtype} tensors, got {q.dtype}, {k.dtype}, {v.dtype}")
         sinks = None if layer.sinks is None else layer.sinks.float().contiguous()
         out = torch.empty((prepared.num_tokens, layer.num_heads * layer.value_dim), dtype=self._dtype)
-        self._attend(
-            prepared.step,
+        call_native(
+            self._attend,
+            self._step_at,
             self._layers[layer.layer_id],
             _point(q),
             _point(k),

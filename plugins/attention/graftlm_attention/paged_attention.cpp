@@ -4,8 +4,9 @@
 //   - `attend_query` reads the context once for a single token's H heads. It is bound by memory, so a task walks whole
 //     token rows (all KV heads), and long contexts are cut into pieces that `merge_pieces` joins (flash-decoding).
 //   - `attend_block` serves a block of a chunk's tokens for one KV head. It is bound by arithmetic, so it packs keys and
-//     values into tiles and multiplies them with one register-blocked kernel, `gemm_rows`.
-// Scores, softmax and sums are float32. On machines with AVX512-BF16 both loops multiply pairs of bfloat16, which rounds the
+//     values into tiles and multiplies them with one register-blocked kernel, `gemm_rows`; or on machines with AMX, with
+//     its tiles: `UnitBlock`.
+// Scores, softmax and sums are float32. On machines with AVX512-BF16 all loops multiply pairs of bfloat16, which rounds the
 // softmax weights to bfloat16; everywhere else bfloat16 is widened first.
 //
 // A cache of int8 is multiplied as the codes that it holds, which every type used here holds exactly. A token's scale is
@@ -24,15 +25,8 @@
 #include <utility>
 #include <vector>
 
-#if defined(__AVX2__)
-#include <immintrin.h>
-#endif
-#if defined(__AVX512BF16__) && defined(__AVX512BW__)
-#define HAS_BF16_PAIRS 1
-#endif
-#if defined(__AVX512VNNI__) && defined(__AVX512BW__)
-#define HAS_INT16_PAIRS 1
-#endif
+#include "graftlm/matrix_units.h"
+#include "vectors.h"
 
 extern "C" {
 
@@ -47,6 +41,7 @@ struct GraftlmStep {
     const int32_t* query_lens;  // [B]
     const int32_t* seq_lens;    // [B]
     const int32_t* page_table;  // [B, P]
+    int32_t use_matrix_units;   // whether chunks of bfloat16 may; false is for tests of what other machines do
 };
 
 // One layer's shape and pages. `window` is at least 1; `soft_cap` counts only where `has_soft_cap`. Where `values` is
@@ -72,231 +67,33 @@ struct GraftlmTensor {
     int64_t token_stride;
     int64_t head_stride;
 };
+
+// Whether chunks of bfloat16 are attended on matrix units, where a step lets them be.
+int32_t graftlm_has_matrix_units() {
+    static const bool has = may_use_matrix_units();
+    return has;
+}
 }
 
 namespace {
 
-// Floats in a vector register; and the columns of `gemm_rows`, in vectors, that the number of registers allows.
 #if defined(__AVX512F__)
-constexpr int kLanes = 16;
-constexpr int kVectors = 4;
-#elif defined(__AVX__)
-constexpr int kLanes = 8;
-constexpr int kVectors = 2;
+constexpr int kVectors = 4;  // columns of `gemm_rows`, in vectors, that the number of registers allows
 #else
-constexpr int kLanes = 4;
 constexpr int kVectors = 2;
 #endif
 constexpr int kRows = 6;   // rows of `gemm_rows`
 constexpr int kPadding = 3 * kLanes;  // a multiple of kRows, too
 constexpr int kTile = 64;  // context tokens handled between two updates of the running maximum
 constexpr int64_t kBlockRows = 144;       // query rows (tokens x heads of a group) of one chunk task
+constexpr int64_t kUnitBlockRows = 384;   // likewise on matrix units, where packing is a greater part of the work
+constexpr int64_t kMinUnitBlockRows = 96; // and where there are many threads to share it
 constexpr int64_t kPieceTokens = 256;     // a context is not cut into pieces shorter than this
 constexpr int64_t kPiecesPerThread = 4;   // how finely the work is cut for balance
 constexpr int64_t kSerialTokens = 128;    // below this much context in total, waking threads costs more than it gains
 constexpr float kFarBelow = -1e30f;       // a running maximum before its first score: finite, so differences are too
-constexpr float kLog2E = 1.44269504f;
-constexpr float kInfinity = std::numeric_limits<float>::infinity();
-
-typedef float Vec __attribute__((vector_size(4 * kLanes)));
-typedef float LooseVec __attribute__((vector_size(4 * kLanes), aligned(4), may_alias));
-typedef int32_t IntVec __attribute__((vector_size(4 * kLanes)));
-typedef uint32_t WordVec __attribute__((vector_size(4 * kLanes)));
-typedef uint16_t HalfVec __attribute__((vector_size(2 * kLanes)));
-typedef uint16_t LooseHalfVec __attribute__((vector_size(2 * kLanes), aligned(2), may_alias));
-typedef int8_t ByteVec __attribute__((vector_size(kLanes)));
-typedef int8_t LooseByteVec __attribute__((vector_size(kLanes), aligned(1), may_alias));
 
 inline int64_t round_up(int64_t number, int64_t unit) { return (number + unit - 1) / unit * unit; }
-
-inline Vec splat(float x) { return Vec{} + x; }
-inline Vec load(const float* p) { return *reinterpret_cast<const LooseVec*>(p); }
-inline void store(float* p, Vec x) { *reinterpret_cast<LooseVec*>(p) = x; }
-
-struct Float32 {
-    using Element = float;
-    static Vec load(const float* p) { return ::load(p); }
-    static void store(float* p, Vec x) { ::store(p, x); }
-};
-
-struct BFloat16 {
-    using Element = uint16_t;
-    static Vec load(const uint16_t* p) {
-        HalfVec half = *reinterpret_cast<const LooseHalfVec*>(p);
-        return reinterpret_cast<Vec>(__builtin_convertvector(half, WordVec) << 16);
-    }
-    // Rounds to nearest, ties to even; a NaN stays a NaN.
-    static HalfVec round(Vec x) {
-#ifdef HAS_BF16_PAIRS
-        return reinterpret_cast<HalfVec>(_mm512_cvtneps_pbh(reinterpret_cast<__m512>(x)));
-#endif
-        WordVec bits = reinterpret_cast<WordVec>(x);
-        WordVec rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
-        WordVec quiet = (bits >> 16) | 0x40u;
-        return __builtin_convertvector(x == x ? rounded : quiet, HalfVec);
-    }
-    static void store(uint16_t* p, Vec x) { *reinterpret_cast<LooseHalfVec*>(p) = round(x); }
-    static float widen(uint16_t x) {
-        const uint32_t bits = static_cast<uint32_t>(x) << 16;
-        float number;
-        std::memcpy(&number, &bits, 4);
-        return number;
-    }
-    static const uint16_t* halves(const uint16_t* row, int64_t, uint16_t*) { return row; }
-};
-
-// Adding 1.5 * 2^23 rounds to an integer, half to even, and leaves it in the low bits.
-constexpr float kRounder = 12582912.0f;
-constexpr int32_t kRounderBits = 0x4b400000;
-
-inline IntVec round_to_int(Vec x) { return reinterpret_cast<IntVec>(x + kRounder) - kRounderBits; }
-
-inline Vec clamp(Vec x, float bound) {
-    x = x > bound ? splat(bound) : x;
-    return x < -bound ? splat(-bound) : x;
-}
-
-// Returns the largest magnitude of a row; NaN if there is one, for as integers magnitudes compare alike, and NaN above all.
-template <class E>
-inline float largest_magnitude(const typename E::Element* row, int64_t dim) {
-    IntVec largest = {};
-    for (int64_t d = 0; d < dim; d += kLanes) {
-        IntVec magnitude = reinterpret_cast<IntVec>(E::load(row + d)) & 0x7fffffff;
-        largest = magnitude > largest ? magnitude : largest;
-    }
-    int32_t bits = 0;
-    for (int i = 0; i < kLanes; ++i) bits = std::max(bits, static_cast<int32_t>(largest[i]));
-    float magnitude;
-    std::memcpy(&magnitude, &bits, 4);
-    return magnitude;
-}
-
-// A row of codes. With its scale, which stands apart, it is scale * codes.
-struct Int8 {
-    using Element = int8_t;
-    static Vec load(const int8_t* p) {
-#if defined(__AVX512F__)  // GCC 12 makes several instructions of one
-        IntVec codes = reinterpret_cast<IntVec>(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
-#elif defined(__AVX2__)
-        IntVec codes =
-            reinterpret_cast<IntVec>(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
-#else
-        IntVec codes = __builtin_convertvector(*reinterpret_cast<const LooseByteVec*>(p), IntVec);
-#endif
-        return __builtin_convertvector(codes, Vec);
-    }
-    // Writes a row's codes and returns its scale, by which the largest magnitude is 127 or nearly so.
-    template <class E>
-    static uint16_t encode(const typename E::Element* row, int64_t dim, int8_t* codes) {
-        const uint16_t scale = BFloat16::round(splat(largest_magnitude<E>(row, dim) / 127.0f))[0];
-        const Vec divisor = splat(BFloat16::widen(scale));
-        for (int64_t d = 0; d < dim; d += kLanes) {
-            Vec x = E::load(row + d) / divisor;
-            x = x == x ? clamp(x, 127.0f) : Vec{};
-            *reinterpret_cast<LooseByteVec*>(codes + d) = __builtin_convertvector(round_to_int(x), ByteVec);
-        }
-        return scale;
-    }
-    // Returns the codes as bfloat16, in `buffer`; cutting their low bits off loses nothing.
-    static const uint16_t* halves(const int8_t* row, int64_t dim, uint16_t* buffer) {
-        for (int64_t d = 0; d < dim; d += kLanes)
-            *reinterpret_cast<LooseHalfVec*>(buffer + d) =
-                __builtin_convertvector(reinterpret_cast<WordVec>(load(row + d)) >> 16, HalfVec);
-        return buffer;
-    }
-};
-
-template <class C>
-constexpr bool kHasScales = std::is_same_v<C, Int8>;
-
-// ---- small vector mathematics ------------------------------------------------------------------------------------
-
-// 2^x for x <= 0 or barely above, to about 2 units in the last place; 0 below -126; NaN stays NaN.
-inline Vec exp2_negative(Vec x) {
-    Vec y = x < -127.0f ? splat(-127.0f) : x;
-#if defined(__AVX512F__)  // GCC 12 makes several instructions of one
-    Vec n = reinterpret_cast<Vec>(_mm512_roundscale_ps(reinterpret_cast<__m512>(y), _MM_FROUND_TO_NEAREST_INT));
-#else
-    Vec n = (y + kRounder) - kRounder;
-#endif
-    Vec r = y - n;
-    Vec p = splat(1.540353039e-4f);  // the Taylor series of 2^r, |r| <= 1/2
-    p = p * r + 1.333355815e-3f;
-    p = p * r + 9.618129108e-3f;
-    p = p * r + 5.550410866e-2f;
-    p = p * r + 2.402265070e-1f;
-    p = p * r + 6.931471806e-1f;
-    p = p * r + 1.0f;
-#if defined(__AVX512F__)
-    Vec result = reinterpret_cast<Vec>(_mm512_scalef_ps(reinterpret_cast<__m512>(p), reinterpret_cast<__m512>(n)));
-#else
-    Vec result = p * reinterpret_cast<Vec>((round_to_int(n) + 127) << 23);
-#endif
-    return x < -126.0f ? Vec{} : result;
-}
-
-inline Vec tanh_vec(Vec x) {
-    Vec magnitude = x < 0.0f ? -x : x;
-    Vec e = exp2_negative(magnitude * (-2.0f * kLog2E));
-    Vec large = (1.0f - e) / (1.0f + e);
-    large = x < 0.0f ? -large : large;
-    Vec s = x * x;  // near 0 the quotient cancels; the Taylor series does not
-    Vec series = splat(-1382.0f / 155925.0f);
-    series = series * s + 62.0f / 2835.0f;
-    series = series * s - 17.0f / 315.0f;
-    series = series * s + 2.0f / 15.0f;
-    series = series * s - 1.0f / 3.0f;
-    series = series * s * x + x;
-    return magnitude < 0.4f ? series : large;
-}
-
-inline IntVec lane_numbers() {
-    IntVec lanes = {};
-    for (int i = 0; i < kLanes; ++i) lanes[i] = i;
-    return lanes;
-}
-
-// The lanes of two vectors combined with their neighbours: a's in the lower half, b's in the upper.
-template <class V, class Combine>
-inline V combine_neighbours(V a, V b, Combine combine) {
-    const IntVec even = lane_numbers() * 2;
-    return combine(__builtin_shuffle(a, b, even), __builtin_shuffle(a, b, even + 1));
-}
-
-// Combines each lane with the one `kStep` lanes away, then half as far, and so on: in groups of 2 * kStep lanes, all become
-// the group's total. Templates, not loops, so that lane numbers are constants.
-template <int kStep, class V, class Combine>
-inline V fold_groups(V x, Combine combine) {
-    if constexpr (kStep == 0) {
-        return x;
-    } else {
-        return fold_groups<kStep / 2>(combine(x, __builtin_shuffle(x, lane_numbers() ^ kStep)), combine);
-    }
-}
-
-// Combines the lanes of each of R vectors; the lanes from i * kLanes / R on hold the total of x[i].
-template <class V, int R, class Combine>
-inline V fold_each(const V (&x)[R], Combine combine) {
-    if constexpr (R == 1) {
-        return x[0];
-    } else {
-        V halves[R / 2];
-        for (int i = 0; i < R / 2; ++i) halves[i] = combine_neighbours(x[2 * i], x[2 * i + 1], combine);
-        return fold_each(halves, combine);
-    }
-}
-
-template <class V, int R>
-inline V sum_each(const V (&x)[R]) {
-    const auto add = [](V a, V b) { return a + b; };
-    return fold_groups<kLanes / R / 2>(fold_each(x, add), add);
-}
-
-template <int R>
-inline Vec max_each(const Vec (&x)[R]) {
-    const auto larger = [](Vec a, Vec b) { return a > b ? a : b; };
-    return fold_groups<kLanes / R / 2>(fold_each(x, larger), larger);
-}
 
 // ---- online softmax ----------------------------------------------------------------------------------------------
 
@@ -392,15 +189,16 @@ private:
 
 // ---- one token over its context ----------------------------------------------------------------------------------
 
-// Where kTile context tokens of a request stand in the cache; entries past the last token repeat it.
-struct TileRows {
-    int64_t offsets[kTile];  // elements from the start of the layer's keys or values to the token's row
-    int64_t scales[kTile];   // likewise from the start of their scales
+// Where N context tokens of a request stand in the cache; entries past the last token repeat it.
+template <int N>
+struct RowsOf {
+    int64_t offsets[N];  // elements from the start of the layer's keys or values to the token's row
+    int64_t scales[N];   // likewise from the start of their scales
     int count;
 
     void find(const GraftlmStep& step, const GraftlmLayer& layer, int64_t request, int64_t start, int64_t end) {
         const int32_t* pages = step.page_table + request * step.table_columns;
-        count = static_cast<int>(std::min<int64_t>(kTile, end - start));
+        count = static_cast<int>(std::min<int64_t>(N, end - start));
         int64_t page = start / step.page_size, within = start % step.page_size;
         for (int i = 0; i < count; ++i) {
             scales[i] = (pages[page] * step.page_size + within) * layer.num_kv_heads;
@@ -410,26 +208,30 @@ struct TileRows {
                 ++page;
             }
         }
-        for (int i = count; i < kTile; ++i) {
+        for (int i = count; i < N; ++i) {
             offsets[i] = offsets[count - 1];
             scales[i] = scales[count - 1];
         }
     }
 };
 
-// The scales of a tile's keys or values for one KV head; zeros past the last token.
-struct TileScales {
-    alignas(64) float numbers[kTile];
+// The scales of N tokens' keys or values for one KV head; zeros past the last token.
+template <int N>
+struct ScalesOf {
+    alignas(64) float numbers[N];
 
-    void read(const uint16_t* scales, const TileRows& rows, int64_t kv_head) {
+    void read(const uint16_t* scales, const RowsOf<N>& rows, int64_t kv_head) {
         for (int t = 0; t < rows.count; ++t) numbers[t] = BFloat16::widen(scales[rows.scales[t] + kv_head]);
-        for (int t = rows.count; t < kTile; ++t) numbers[t] = 0.0f;
+        for (int t = rows.count; t < N; ++t) numbers[t] = 0.0f;
     }
     Vec at(int t) const { return load(numbers + t); }
     void multiply(float* row, int count) const {
         for (int t = 0; t < count; t += kLanes) store(row + t, load(row + t) * load(numbers + t));
     }
 };
+
+using TileRows = RowsOf<kTile>;
+using TileScales = ScalesOf<kTile>;
 
 template <class C>
 void prefetch(const typename C::Element* start, int64_t elements) {
@@ -653,18 +455,31 @@ void mix_all_pairs(const float* weights, const float* corrections, const int8_t*
 #endif
 
 #ifdef HAS_BF16_PAIRS
+// Makes neighbours of two rows' halves that have the same index.
+struct Weaver {
+    __m512i low, high;
+
+    Weaver() {
+        alignas(64) uint16_t low_halves[2 * kLanes], high_halves[2 * kLanes];
+        for (int i = 0; i < kLanes; ++i) {
+            low_halves[2 * i] = i;
+            low_halves[2 * i + 1] = 2 * kLanes + i;
+            high_halves[2 * i] = kLanes + i;
+            high_halves[2 * i + 1] = 3 * kLanes + i;
+        }
+        low = _mm512_load_si512(low_halves);
+        high = _mm512_load_si512(high_halves);
+    }
+    // The first or the last 16 of each row.
+    __m512i weave_low(__m512i even, __m512i odd) const { return _mm512_permutex2var_epi16(even, low, odd); }
+    __m512i weave_high(__m512i even, __m512i odd) const { return _mm512_permutex2var_epi16(even, high, odd); }
+};
+
 // As `mix_rows`, for 2 * V vectors of D_v in bfloat16: weights likewise, and two tokens in one multiplication.
 template <int R, int V>
 void mix_halves(const uint16_t* weights, const float* corrections, const uint16_t* values, const TileRows& rows,
                 const Ahead<BFloat16>* ahead, int64_t dim, float* mixed) {
-    alignas(64) uint16_t low_words[2 * kLanes], high_words[2 * kLanes];  // which halves of two tokens become neighbours
-    for (int i = 0; i < kLanes; ++i) {
-        low_words[2 * i] = i;
-        low_words[2 * i + 1] = 2 * kLanes + i;
-        high_words[2 * i] = kLanes + i;
-        high_words[2 * i + 1] = 3 * kLanes + i;
-    }
-    const __m512i low = _mm512_load_si512(low_words), high = _mm512_load_si512(high_words);
+    const Weaver weaver;
     __m512 sums[R][2 * V];
     for (int r = 0; r < R; ++r)
         for (int v = 0; v < 2 * V; ++v)
@@ -679,8 +494,8 @@ void mix_halves(const uint16_t* weights, const float* corrections, const uint16_
         __m512bh value[2 * V];
         for (int v = 0; v < V; ++v) {
             const __m512i a = _mm512_loadu_si512(even + v * 2 * kLanes), b = _mm512_loadu_si512(odd + v * 2 * kLanes);
-            value[2 * v] = reinterpret_cast<__m512bh>(_mm512_permutex2var_epi16(a, low, b));
-            value[2 * v + 1] = reinterpret_cast<__m512bh>(_mm512_permutex2var_epi16(a, high, b));
+            value[2 * v] = reinterpret_cast<__m512bh>(weaver.weave_low(a, b));
+            value[2 * v + 1] = reinterpret_cast<__m512bh>(weaver.weave_high(a, b));
         }
         for (int r = 0; r < R; ++r) {
             int32_t pair;
@@ -1114,6 +929,335 @@ void attend_block(const GraftlmStep& step, const GraftlmLayer& layer, const Bloc
                        softmax[r / kLanes].sum[r % kLanes], out);
 }
 
+#ifdef HAS_MATRIX_UNITS
+
+// ---- the same on matrix units ------------------------------------------------------------------------------------
+
+// A block packs kSpan context tokens at a time. Its rows go through them in panels of 32, whose scores and weights stay in
+// the innermost cache. Numbers are pairs of bfloat16, along the depth of each product; a tile of keys or values is contiguous:
+//
+//     scores [32][kSpan]   =  queries [32][D / 2]     . keys   [kSpan / 16][D / 2][16]
+//     mixed  [32][D_v]    +=  weights [32][kSpan / 2] . values [D_v / 16][kSpan / 2][16]
+//
+// D / 2 is rounded up to whole tiles. What is past a row's or the context's end is zero on both sides.
+
+constexpr int kSpan = 256;
+constexpr int kUnit = TILE;        // rows of a tile, and also its words and the lanes of a vector
+constexpr int kPanel = 2 * kUnit;  // rows of a panel, and also context tokens of the product with weights
+
+static_assert(kUnit == kLanes && kUnit * PAIR == TILE_INPUTS && kSpan % kPanel == 0);
+
+using SpanRows = RowsOf<kSpan>;
+using SpanScales = ScalesOf<kSpan>;
+
+// The next 32 numbers of a row as bfloat16; where no more than 16 are left, zeros follow.
+template <class C>
+inline __m512i load_halves(const typename C::Element* p, int64_t left) {
+    if constexpr (kHasScales<C>) {
+        const __m512 low = reinterpret_cast<__m512>(C::load(p));
+        const __m512 high = left >= kPanel ? reinterpret_cast<__m512>(C::load(p + kUnit)) : _mm512_setzero_ps();
+        return reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(high, low));
+    } else {
+        return _mm512_maskz_loadu_epi16(left >= kPanel ? 0xffffffff : 0xffff, p);
+    }
+}
+
+// Copies a query's row, times the sign of `scale`: weights can then count on a scale that is not negative, and on the
+// largest score being the largest weight.
+inline void pack_query(const uint16_t* row, int64_t dim, float scale, uint16_t* out) {
+    for (int64_t d = 0; d < dim; d += kLanes) {
+        const Vec numbers = BFloat16::load(row + d);
+        BFloat16::store(out + d, scale == 0.0f ? numbers * 0.0f : scale < 0.0f ? -numbers : numbers);
+    }
+}
+
+// `ahead` are the rows that will be packed next: asked for one by one, they arrive while these are being worked on.
+template <class C>
+void pack_keys(const typename C::Element* base, const SpanRows& rows, const SpanRows* ahead, int64_t dim, int64_t depth,
+               uint32_t* out) {
+    for (int t = 0; t < round_up(rows.count, kPanel); t += kUnit) {
+        for (int j = 0; ahead != nullptr && j < kUnit; ++j) prefetch<C>(base + ahead->offsets[t + j], dim);
+        for (int64_t i = 0; i < depth; i += kUnit, out += kUnit * kUnit) {
+            __m512i words[kUnit];
+            for (int j = 0; j < kUnit; ++j) {
+                words[j] = _mm512_setzero_si512();
+                if (t + j < rows.count) words[j] = load_halves<C>(base + rows.offsets[t + j] + 2 * i, dim - 2 * i);
+            }
+            transpose(words);
+            for (int j = 0; j < kUnit; ++j) _mm512_store_si512(out + j * kUnit, words[j]);
+        }
+    }
+}
+
+template <class C>
+void pack_values(const typename C::Element* base, const SpanRows& rows, const SpanRows* ahead, int64_t dim,
+                 uint32_t* out) {
+    const Weaver weaver;
+    for (int t = 0; t < round_up(rows.count, kPanel); t += 2) {
+        for (int j = 0; ahead != nullptr && j < 2; ++j) prefetch<C>(base + ahead->offsets[t + j], dim);
+        for (int64_t d = 0; d < dim; d += kPanel) {
+            __m512i even = _mm512_setzero_si512(), odd = _mm512_setzero_si512();
+            if (t < rows.count) even = load_halves<C>(base + rows.offsets[t] + d, dim - d);
+            if (t + 1 < rows.count) odd = load_halves<C>(base + rows.offsets[t + 1] + d, dim - d);
+            uint32_t* there = out + (d * (kSpan / 2) + t / 2 * kUnit);
+            _mm512_store_si512(there, weaver.weave_low(even, odd));
+            if (dim - d >= kPanel) _mm512_store_si512(there + kSpan / 2 * kUnit, weaver.weave_high(even, odd));
+        }
+    }
+}
+
+// c = a . b, or c += a . b, for R tiles of rows and V of columns, whose `depth` is in words: a [R * 16][depth], rows
+// `a_stride` words apart; b [V][depth][16], tiles of columns `b_stride` words apart; c [R * 16][V * 16], rows `c_stride` apart.
+template <int R, int V>
+inline void multiply_few(const uint32_t* a, int64_t a_stride, const uint32_t* b, int64_t b_stride, int64_t depth,
+                         bool add, float* c, int64_t c_stride) {
+    const uint32_t *a_below = a + kUnit * a_stride, *b_beside = b + b_stride;
+    float *c_beside = c + kUnit, *c_below = c + kUnit * c_stride, *c_last = c_below + kUnit;
+    if (add) {
+        load_tile<0>(c, c_stride);
+        if constexpr (V > 1) load_tile<1>(c_beside, c_stride);
+        if constexpr (R > 1) load_tile<2>(c_below, c_stride);
+        if constexpr (R > 1 && V > 1) load_tile<3>(c_last, c_stride);
+    } else {
+        zero_tile<0>();
+        if constexpr (V > 1) zero_tile<1>();
+        if constexpr (R > 1) zero_tile<2>();
+        if constexpr (R > 1 && V > 1) zero_tile<3>();
+    }
+    for (int64_t i = 0; i < depth; i += kUnit) {
+        load_tile<4>(a + i, a_stride);
+        load_tile<6>(b + i * kUnit);
+        multiply_tiles<0, 4, 6>();
+        if constexpr (V > 1) {
+            load_tile<7>(b_beside + i * kUnit);
+            multiply_tiles<1, 4, 7>();
+        }
+        if constexpr (R > 1) {
+            load_tile<5>(a_below + i, a_stride);
+            multiply_tiles<2, 5, 6>();
+        }
+        if constexpr (R > 1 && V > 1) multiply_tiles<3, 5, 7>();
+    }
+    store_tile<0>(c, c_stride);
+    if constexpr (V > 1) store_tile<1>(c_beside, c_stride);
+    if constexpr (R > 1) store_tile<2>(c_below, c_stride);
+    if constexpr (R > 1 && V > 1) store_tile<3>(c_last, c_stride);
+}
+
+// As `multiply_few`, for 16 or 32 rows and any number of columns that is a multiple of 16.
+inline void multiply_panel(int64_t rows, const uint32_t* a, int64_t a_stride, const uint32_t* b, int64_t b_stride,
+                           int64_t depth, bool add, float* c, int64_t c_stride, int64_t columns) {
+    const auto multiply = [&](auto row_tiles) {
+        int64_t j = 0;
+        for (; j + 2 * kUnit <= columns; j += 2 * kUnit, b += 2 * b_stride)
+            multiply_few<row_tiles, 2>(a, a_stride, b, b_stride, depth, add, c + j, c_stride);
+        if (j < columns) multiply_few<row_tiles, 1>(a, a_stride, b, b_stride, depth, add, c + j, c_stride);
+    };
+    if (rows > kUnit)
+        multiply(std::integral_constant<int, 2>());
+    else
+        multiply(std::integral_constant<int, 1>());
+}
+
+// 2^x for x <= 0 to 3e-6 of it, far less than rounding to bfloat16 takes, by a polynomial of least error that is 1 at 0;
+// NaN stays NaN.
+inline __m512 weight_of(__m512 x) {
+    const __m512 r = _mm512_reduce_ps(x, _MM_FROUND_TO_NEG_INF);  // x less the integer below; 0 for -infinity
+    __m512 p = _mm512_set1_ps(1.342668672e-2f);
+    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(5.224246961e-2f));
+    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(2.412802075e-1f));
+    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(6.930448444e-1f));
+    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(1.0f));
+    return _mm512_scalef_ps(p, x);
+}
+
+// The running softmax of 16 rows, whose maximum is in units of scores.
+struct UnitSoftmax {
+    Vec maximum = splat(kFarBelow);
+    Vec sum = {};
+};
+
+// Turns scores [low, high) of 16 rows into weights, 2^(unit * (score - maximum)) for the row's new maximum. Returns whether
+// any maximum has changed: if so, earlier sums must be multiplied by `corrections`.
+template <class C>
+bool weigh_scores(UnitSoftmax& state, const float* scores, int low, int high, float unit, const SpanScales& value_scales,
+                  uint16_t* weights, float* corrections) {
+    Vec best[kUnit], sums[kUnit];
+    for (int r = 0; r < kUnit; ++r) {
+        const float* row = scores + r * kSpan;
+        __m512 even = _mm512_set1_ps(kFarBelow), odd = even;
+        for (int t = low; t < high; t += kPanel) {
+            even = _mm512_max_ps(_mm512_load_ps(row + t), even);  // of a NaN and a number, the second
+            odd = _mm512_max_ps(_mm512_load_ps(row + t + kUnit), odd);
+        }
+        best[r] = reinterpret_cast<Vec>(_mm512_max_ps(even, odd));
+    }
+    Vec maximum = max_each(best);
+    maximum = maximum > state.maximum ? maximum : state.maximum;
+    const __m512 units = _mm512_set1_ps(unit);
+    for (int r = 0; r < kUnit; ++r) {
+        const float* row = scores + r * kSpan;
+        const __m512 from = _mm512_set1_ps(maximum[r]);
+        // The difference comes first: the largest score's is 0, however large scores are.
+        const auto weigh = [&](const float* p) {
+            return weight_of(_mm512_mul_ps(_mm512_sub_ps(_mm512_load_ps(p), from), units));
+        };
+        __m512 even_sum = _mm512_setzero_ps(), odd_sum = _mm512_setzero_ps();
+        for (int t = low; t < high; t += kPanel) {
+            __m512 even = weigh(row + t), odd = weigh(row + t + kUnit);
+            even_sum = _mm512_add_ps(even_sum, even);
+            odd_sum = _mm512_add_ps(odd_sum, odd);
+            if (kHasScales<C>) {
+                even = _mm512_mul_ps(even, reinterpret_cast<__m512>(value_scales.at(t)));
+                odd = _mm512_mul_ps(odd, reinterpret_cast<__m512>(value_scales.at(t + kUnit)));
+            }
+            _mm512_store_si512(weights + r * kSpan + t, reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(odd, even)));
+        }
+        sums[r] = reinterpret_cast<Vec>(_mm512_add_ps(even_sum, odd_sum));
+    }
+    const Vec correction = exp2_negative((state.maximum - maximum) * unit);
+    const IntVec changed = maximum != state.maximum;
+    state.sum = state.sum * correction + sum_each(sums);
+    state.maximum = maximum;
+    store(corrections, correction);
+    return _mm512_movepi32_mask(reinterpret_cast<__m512i>(changed)) != 0;
+}
+
+// A block of queries in bfloat16 on matrix units.
+template <class C>
+class UnitBlock {
+public:
+    using Row = typename C::Element;
+
+    UnitBlock(const GraftlmStep& step, const GraftlmLayer& layer, const BlockTask& task, Scratch& scratch)
+        : step_(step), layer_(layer), task_(task), group_(layer.num_heads / layer.num_kv_heads),
+          count_(task.count * group_), rows_(round_up(count_, kUnit)), depth_(round_up(layer.head_dim / 2, kUnit)) {
+        scratch.rewind();
+        query_ = scratch.take<uint32_t>(rows_ * depth_);
+        keys_ = scratch.take<uint32_t>(depth_ * kSpan);
+        values_ = scratch.take<uint32_t>(kSpan / 2 * layer.value_dim);
+        weights_ = scratch.take<uint16_t>(kPanel * kSpan);
+        scores_ = scratch.take<float>(kPanel * kSpan);
+        mixed_ = scratch.take<float>(rows_ * layer.value_dim);
+        softmax_ = scratch.take<UnitSoftmax>(rows_ / kUnit);
+        spans_ = scratch.take<SpanRows>(2);
+        const float scale = layer.scale == 0.0f ? 1.0f : std::fabs(layer.scale);  // its sign is in the query
+        cap_scale_ = scale / layer.soft_cap;
+        unit_ = (layer.has_soft_cap ? layer.soft_cap : scale) * kLog2E;
+    }
+
+    static size_t scratch_bytes(const GraftlmLayer& layer) {
+        const size_t group = layer.num_heads / layer.num_kv_heads, dim = layer.value_dim;
+        const size_t rows = round_up(std::max<size_t>(kUnitBlockRows, group), kUnit);  // a block is at least one token
+        const size_t depth = round_up(layer.head_dim / 2, kUnit);
+        return 4 * (rows * depth + kSpan * depth + kSpan / 2 * dim + rows * dim) + 6 * kPanel * kSpan +
+               rows / kUnit * sizeof(UnitSoftmax) + 2 * sizeof(SpanRows);
+    }
+
+    void attend(const GraftlmTensor& q, const float* sinks, void* out) {
+        begin(q);
+        const int64_t dim = layer_.head_dim, value_dim = layer_.value_dim;
+        const auto* keys = static_cast<const Row*>(layer_.keys) + task_.kv_head * dim;
+        const auto* values = static_cast<const Row*>(layer_.values) + task_.kv_head * dim;
+        const int64_t first = oldest(task_.position), last = task_.position + task_.count;
+        SpanRows *span = &spans_[0], *next = &spans_[1];
+        span->find(step_, layer_, task_.request, first, last);
+        for (int64_t start = first; start < last; start += kSpan) {
+            const bool more = start + kSpan < last;
+            if (more) next->find(step_, layer_, task_.request, start + kSpan, last);
+            pack_keys<C>(keys, *span, more ? next : nullptr, dim, depth_, keys_);
+            pack_values<C>(values, *span, more ? next : nullptr, value_dim, values_);
+            if (kHasScales<C>) key_scales_.read(layer_.key_scales, *span, task_.kv_head);
+            if (kHasScales<C>) value_scales_.read(layer_.value_scales, *span, task_.kv_head);
+            for (int64_t top = 0; top < rows_; top += kPanel) attend_panel(top, start, span->count);
+            std::swap(span, next);
+        }
+        end(sinks, out);
+    }
+
+private:
+    // The oldest position that a token sees, and the token's position. Row i * group + g is head g of the block's token i.
+    int64_t oldest(int64_t position) const { return position < layer_.window ? 0 : position - layer_.window + 1; }
+    int64_t position_of(int64_t row) const { return task_.position + std::min(row, count_ - 1) / group_; }
+
+    void begin(const GraftlmTensor& q) {
+        std::memset(query_, 0, rows_ * depth_ * sizeof(*query_));
+        std::memset(mixed_, 0, rows_ * layer_.value_dim * sizeof(*mixed_));
+        std::fill(softmax_, softmax_ + rows_ / kUnit, UnitSoftmax());
+        for (int64_t r = 0; r < count_; ++r) {
+            const int64_t token = task_.token + r / group_, head = task_.kv_head * group_ + r % group_;
+            pack_query(static_cast<const uint16_t*>(q.data) + token * q.token_stride + head * q.head_stride,
+                       layer_.head_dim, layer_.scale, reinterpret_cast<uint16_t*>(query_ + r * depth_));
+        }
+    }
+
+    // Rows [top, top + 32), or as many as there are, and the span's `count` tokens from position `start` on.
+    void attend_panel(int64_t top, int64_t start, int count) {
+        const int64_t height = std::min<int64_t>(kPanel, rows_ - top), dim = layer_.value_dim;
+        const int64_t newest = position_of(top + height - 1);
+        const int low = std::clamp<int64_t>(oldest(position_of(top)) - start, 0, kSpan) / kPanel * kPanel;
+        const int high = round_up(std::clamp<int64_t>(newest + 1 - start, 0, count), kPanel);
+        if (low >= high) return;
+        multiply_panel(height, query_ + top * depth_, depth_, keys_ + low * depth_, depth_ * kUnit, depth_, false,
+                       scores_ + low, kSpan, high - low);
+        const bool all_seen = oldest(newest) <= start + low && position_of(top) >= start + high - 1;
+        for (int64_t r = 0; r < height && !(all_seen && are_final()); ++r)
+            finish_scores(scores_ + r * kSpan, position_of(top + r) - start, low, high);
+        for (int64_t r = 0; r < height; r += kUnit) {
+            alignas(64) float corrections[kUnit];
+            if (weigh_scores<C>(softmax_[(top + r) / kUnit], scores_ + r * kSpan, low, high, unit_, value_scales_,
+                                weights_ + r * kSpan, corrections))
+                correct(mixed_ + (top + r) * dim, corrections);
+        }
+        multiply_panel(height, reinterpret_cast<const uint32_t*>(weights_ + low), kSpan / 2, values_ + low / 2 * kUnit,
+                       kSpan / 2 * kUnit, (high - low) / 2, true, mixed_ + top * dim, dim, dim);
+    }
+
+    // Whether products are scores already, but for what nobody sees.
+    bool are_final() const { return !kHasScales<C> && !layer_.has_soft_cap; }
+
+    // What is left to do to a row's products, and -infinity for what the token at position `own` of the span does not see.
+    void finish_scores(float* row, int64_t own, int low, int high) const {
+        if (kHasScales<C>)
+            for (int t = low; t < high; t += kLanes) store(row + t, load(row + t) * key_scales_.at(t));
+        if (layer_.has_soft_cap)  // which `unit_` multiplies by
+            for (int t = low; t < high; t += kLanes) store(row + t, tanh_vec(load(row + t) * cap_scale_));
+        const int64_t seen = std::clamp<int64_t>(own + 1 - layer_.window, low, high);
+        const int64_t unseen = std::clamp<int64_t>(own + 1, seen, high);
+        std::fill(row + low, row + seen, -kInfinity);
+        std::fill(row + unseen, row + high, -kInfinity);
+    }
+
+    void correct(float* mixed, const float* corrections) const {
+        for (int r = 0; r < kUnit; ++r, mixed += layer_.value_dim)
+            for (int64_t d = 0; d < layer_.value_dim; d += kLanes) store(mixed + d, load(mixed + d) * corrections[r]);
+    }
+
+    void end(const float* sinks, void* out) const {
+        for (int64_t r = 0; r < count_; ++r) {
+            const int64_t head = task_.kv_head * group_ + r % group_;
+            const UnitSoftmax& state = softmax_[r / kUnit];
+            float sum = state.sum[r % kUnit];
+            // A sink is the score of a token whose value is zero.
+            if (sinks != nullptr) sum += std::exp2(sinks[head] * kLog2E - state.maximum[r % kUnit] * unit_);
+            write_mixed<BFloat16>(layer_, task_.token + r / group_, head, mixed_ + r * layer_.value_dim, sum, out);
+        }
+    }
+
+    const GraftlmStep& step_;
+    const GraftlmLayer& layer_;
+    const BlockTask& task_;
+    const int64_t group_, count_, rows_, depth_;
+    float unit_, cap_scale_;
+    uint32_t *query_, *keys_, *values_;
+    uint16_t* weights_;
+    float *scores_, *mixed_;
+    UnitSoftmax* softmax_;
+    SpanRows* spans_;
+    SpanScales key_scales_, value_scales_;
+};
+#endif
+
 // ---- a batch -----------------------------------------------------------------------------------------------------
 
 struct Schedule {
@@ -1128,9 +1272,18 @@ struct Span {
     int64_t request, token, start, end;
 };
 
-void plan(const GraftlmStep& step, const GraftlmLayer& layer, bool has_sinks, Schedule& schedule) {
+// The rows of a block: as many as packing is best shared by, but blocks enough for all threads.
+int64_t block_rows(const GraftlmStep& step, const GraftlmLayer& layer, bool on_units) {
+    if (!on_units) return kBlockRows;
+    int64_t rows = 0;
+    for (int64_t b = 0; b < step.num_requests; ++b)
+        if (step.query_lens[b] > 1) rows += step.query_lens[b] * layer.num_heads;
+    return std::clamp(rows / (step.num_threads * kPiecesPerThread), kMinUnitBlockRows, kUnitBlockRows);
+}
+
+void plan(const GraftlmStep& step, const GraftlmLayer& layer, bool has_sinks, bool on_units, Schedule& schedule) {
     const int64_t group = layer.num_heads / layer.num_kv_heads;
-    const int64_t block_tokens = std::max<int64_t>(1, kBlockRows / group);
+    const int64_t most_tokens = std::max<int64_t>(1, block_rows(step, layer, on_units) / group);
     std::vector<Span> spans;
     int64_t token = 0;
     for (int64_t b = 0; b < step.num_requests; ++b) {
@@ -1139,6 +1292,8 @@ void plan(const GraftlmStep& step, const GraftlmLayer& layer, bool has_sinks, Sc
             spans.push_back({b, token, std::max<int64_t>(0, base + 1 - layer.window), base + 1});
             schedule.context_tokens += base + 1 - spans.back().start;
         }
+        const int64_t num_blocks = (num + most_tokens - 1) / most_tokens;
+        const int64_t block_tokens = (num + num_blocks - 1) / num_blocks;  // alike, so that none packs for a few rows
         for (int64_t i = 0; num > 1 && i < num; i += block_tokens) {
             const int64_t count = std::min(block_tokens, num - i);
             for (int64_t h = 0; h < layer.num_kv_heads; ++h)
@@ -1180,7 +1335,11 @@ size_t scratch_bytes(const GraftlmLayer& layer) {
     const size_t query = heads * (dim * 8 + 4) + heads * sizeof(Softmax) + 2 * sizeof(TileRows);
     const size_t block = 4 * (2 * rows * dim + 2 * dim * kTile + 2 * rows * kTile + rows) + rows * sizeof(Softmax) +
                          2 * sizeof(TileRows) + 4 * dim;
-    return std::max(query, block) + 16 * 64;
+    size_t most = std::max(query, block);
+#ifdef HAS_MATRIX_UNITS
+    most = std::max(most, UnitBlock<BFloat16>::scratch_bytes(layer));
+#endif
+    return most + 16 * 64;
 }
 
 template <class E, class C>
@@ -1200,10 +1359,21 @@ void write_token(const GraftlmLayer& layer, const GraftlmTensor& from, void* to,
 }
 
 template <class E, class C>
+void attend_chunk(const GraftlmStep& step, const GraftlmLayer& layer, const BlockTask& task, bool on_units,
+                  const GraftlmTensor& q, const float* sinks, void* out, Scratch& scratch) {
+#ifdef HAS_MATRIX_UNITS
+    if constexpr (std::is_same_v<E, BFloat16>)
+        if (on_units) return UnitBlock<C>(step, layer, task, scratch).attend(q, sinks, out);
+#endif
+    attend_block<E, C>(step, layer, task, q, sinks, out, scratch);
+}
+
+template <class E, class C>
 void attend(const GraftlmStep& step, const GraftlmLayer& layer, const GraftlmTensor& q, const GraftlmTensor& k,
             const GraftlmTensor& v, const float* sinks, void* out) {
+    const bool on_units = std::is_same_v<E, BFloat16> && step.use_matrix_units && graftlm_has_matrix_units();
     Schedule schedule;
-    plan(step, layer, sinks != nullptr, schedule);
+    plan(step, layer, sinks != nullptr, on_units, schedule);
     const bool serial = schedule.blocks.empty() && schedule.context_tokens < kSerialTokens;
     const int threads = serial ? 1 : static_cast<int>(step.num_threads);
     const int64_t num_blocks = schedule.blocks.size(), num_tasks = num_blocks + schedule.queries.size();
@@ -1212,6 +1382,9 @@ void attend(const GraftlmStep& step, const GraftlmLayer& layer, const GraftlmTen
     {
         static thread_local Scratch scratch;
         scratch.reserve(scratch_bytes(layer));
+#ifdef HAS_MATRIX_UNITS
+        if (on_units && num_blocks > 0) shape_tiles();
+#endif
 #pragma omp for schedule(static)
         for (int64_t t = 0; t < step.num_tokens; ++t) {
             write_token<E, C>(layer, k, layer.keys, layer.key_scales, t, step.out_slots[t]);
@@ -1221,10 +1394,13 @@ void attend(const GraftlmStep& step, const GraftlmLayer& layer, const GraftlmTen
 #pragma omp for schedule(dynamic, 1)
         for (int64_t i = 0; i < num_tasks; ++i) {
             if (i < num_blocks)
-                attend_block<E, C>(step, layer, schedule.blocks[i], q, sinks, out, scratch);
+                attend_chunk<E, C>(step, layer, schedule.blocks[i], on_units, q, sinks, out, scratch);
             else
                 attend_query<E, C>(step, layer, schedule.queries[i - num_blocks], q, sinks, out, scratch);
         }
+#ifdef HAS_MATRIX_UNITS
+        if (on_units && num_blocks > 0) release_tiles();
+#endif
 #pragma omp for schedule(static)
         for (int64_t i = 0; i < num_merges; ++i) merge_pieces<E>(layer, schedule.merges[i], out);
     }

@@ -68,6 +68,11 @@ class HeadlessModel(nn.Module, Model):
         """Never: the checkpoint was not trained to."""
         return False
 
+    @property
+    def repeats_calls(self) -> bool:
+        """Whether the decoder does."""
+        return self.decoder.repeats_calls
+
     def bind_attention(self, backend: AttentionBackend) -> None:
         """Give every layer's call site the backend."""
         self.decoder.bind_attention(backend)

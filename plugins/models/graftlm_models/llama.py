@@ -47,6 +47,11 @@ class LlamaForCausalLM(nn.Module, Model):
         """One per decoder layer."""
         return [layer.attention.attend.spec for layer in self._decoder_layers()]
 
+    @property
+    def repeats_calls(self) -> bool:
+        """Always."""
+        return True
+
     def bind_attention(self, backend: AttentionBackend) -> None:
         """Give every layer's call site the backend."""
         for layer in self._decoder_layers():

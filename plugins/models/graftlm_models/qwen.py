@@ -29,6 +29,7 @@ from graftlm.layers import (
     read_size,
     read_weight,
     rope_frequencies,
+    routes_tokens,
 )
 from graftlm_models.qwen_moe import QwenMoE
 
@@ -133,6 +134,11 @@ class QwenForCausalLM(nn.Module, Model):
     def attention_layers(self) -> Sequence[AttentionLayer]:
         """One per decoder layer."""
         return [layer.attention.attend.spec for layer in self._decoder_layers()]
+
+    @property
+    def repeats_calls(self) -> bool:
+        """Unless it has experts."""
+        return not routes_tokens(self)
 
     def bind_attention(self, backend: AttentionBackend) -> None:
         """Give every layer's call site the backend."""

@@ -26,6 +26,15 @@ class TestNativePagedAttention(AttentionBackendConformance):
         return NativePagedAttention(context, self.kernel)
 
 
+class TestNativePagedAttentionWithoutMatrixUnits(TestNativePagedAttention):
+    """What machines without them do; the same as above on such a machine."""
+
+    parameters: ClassVar = {**TestNativePagedAttention.parameters, "dtype": ("bfloat16",)}
+
+    def create(self, context):
+        return NativePagedAttention(context, self.kernel, matrix_units=False)
+
+
 def draw(requests, layer=None, dtype=torch.float32, page_size=4, kv_dtype=None):
     layer = layer or AttentionLayer(0, num_heads=4, num_kv_heads=2, head_dim=16, scale=0.25)
     return AttentionScene.draw(
@@ -91,6 +100,123 @@ def test_what_nobody_sees_has_no_weight_whatever_scores_are_multiplied_by(kernel
     scene = scene.with_input("q", slice(0, 1), 0.0)  # relative to its largest number, which is 0
     out = scene.run(lambda context: NativePagedAttention(context, kernel)).outputs[0]
     torch.testing.assert_close(out, scene.run(ReferenceAttention).outputs[0], rtol=2e-2, atol=2e-2)
+
+
+@pytest.fixture(params=[True, False], ids=["matrix units", "none"])
+def attend(request, kernel):
+    """Both ways in which a machine with matrix units can attend: outputs of a scene's first layer."""
+    return lambda scene: scene.run(
+        lambda context: NativePagedAttention(context, kernel, matrix_units=request.param)
+    ).outputs[0]
+
+
+def check(attend, requests, layer, **options):
+    """Compare with the oracle, which computes in float64 what the kernel rounds to bfloat16 here and there."""
+    scene = draw(requests, layer, dtype=torch.bfloat16, **options)
+    torch.testing.assert_close(attend(scene), scene.run(ReferenceAttention).outputs[0], rtol=2e-2, atol=2e-2)
+
+
+SPECIALS = {
+    "plain": {},
+    "window": {"sliding_window": 45},
+    "narrow window": {"sliding_window": 3},
+    "soft cap": {"soft_cap": 2.0},
+    "sinks": {"sinks": torch.linspace(-3, 9, 6)},
+    "value prefix": {"value_prefix_dim": 16},
+    "scale 0": {"scale": 0.0},
+    "negative scale": {"scale": -0.3},
+    "negative scale and soft cap": {"scale": -0.3, "soft_cap": 2.0},
+    "window and sinks": {"sliding_window": 45, "sinks": torch.linspace(-3, 9, 6)},
+}
+
+
+@pytest.mark.parametrize("kv_dtype", [None, torch.int8], ids=["bfloat16", "int8"])
+@pytest.mark.parametrize("special", SPECIALS)
+def test_every_kind_of_layer_on_whole_tiles_and_on_parts(attend, special, kv_dtype):
+    layer = AttentionLayer(0, **{"num_heads": 6, "num_kv_heads": 2, "head_dim": 48, "scale": 0.2} | SPECIALS[special])
+    check(attend, [(700, 1), (0, 2), (31, 33), (200, 150), (300, 5)], layer, page_size=16, kv_dtype=kv_dtype)
+
+
+@pytest.mark.parametrize("kv_dtype", [None, torch.int8], ids=["bfloat16", "int8"])
+@pytest.mark.parametrize("head_dim", [16, 32, 48, 64, 80, 96, 112, 128, 192, 256, 576])
+def test_every_depth_and_width(attend, head_dim, kv_dtype):
+    layer = AttentionLayer(0, num_heads=4, num_kv_heads=2, head_dim=head_dim, scale=head_dim**-0.5)
+    check(attend, [(0, 21), (250, 40)], layer, page_size=8, kv_dtype=kv_dtype)
+
+
+@pytest.mark.parametrize("num_tokens", [*range(2, 35), 47, 48, 49, 63, 64, 65])
+def test_every_number_of_rows(attend, num_tokens):
+    layer = AttentionLayer(0, num_heads=1, num_kv_heads=1, head_dim=16, scale=0.25)
+    check(attend, [(9, num_tokens)], layer)
+
+
+@pytest.mark.parametrize("window", [None, 40, 300])
+@pytest.mark.parametrize("context", [1, 30, 31, 32, 33, 63, 64, 65, 254, 255, 256, 257, 288, 511, 512, 513])
+def test_every_end_of_a_context(attend, context, window):
+    layer = AttentionLayer(0, num_heads=3, num_kv_heads=1, head_dim=32, scale=0.2, sliding_window=window)
+    check(attend, [(context, 13)], layer)
+
+
+@pytest.mark.parametrize("group", [1, 3, 5, 16, 33, 400])
+def test_every_number_of_heads_that_share_keys(attend, group):
+    layer = AttentionLayer(0, num_heads=group, num_kv_heads=1, head_dim=16, scale=0.25)
+    check(attend, [(40, 3), (0, 20)], layer)
+
+
+@pytest.mark.parametrize("num_threads", [1, 2, 64])
+def test_blocks_of_any_size_give_the_same(attend, num_threads):
+    layer = AttentionLayer(0, num_heads=6, num_kv_heads=2, head_dim=64, scale=0.125)
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(num_threads)
+        check(attend, [(100, 400), (0, 131)], layer, page_size=16)
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("scale", [1e10, -1e10, 1e25])
+def test_the_largest_of_scores_without_bounds_in_a_chunk_has_all_the_weight(attend, scale):
+    """Fused with the product, the difference from the largest score would be what rounding took from that."""
+    layer = AttentionLayer(0, num_heads=6, num_kv_heads=2, head_dim=16, scale=scale)
+    scene = draw([(40, 20)], layer, dtype=torch.bfloat16)
+    torch.testing.assert_close(attend(scene), scene.run(ReferenceAttention).outputs[0], rtol=1e-2, atol=1e-2)
+
+
+def test_a_later_and_larger_score_takes_the_weight_from_earlier_ones(attend):
+    """In other spans than theirs, so that their sums are corrected; in some rows only, so that others' are not."""
+    layer = AttentionLayer(0, num_heads=2, num_kv_heads=1, head_dim=16, scale=1.0)
+    scene = draw([(700, 40)], layer, dtype=torch.bfloat16).with_input("k", slice(20, 21), 30.0)
+    scene = scene.with_input("q", slice(25, 26), 4.0)
+    torch.testing.assert_close(attend(scene), scene.run(ReferenceAttention).outputs[0], rtol=2e-2, atol=2e-2)
+
+
+def test_scores_of_minus_infinity_have_no_weight(attend):
+    layer = AttentionLayer(0, num_heads=2, num_kv_heads=1, head_dim=16, scale=0.5)
+    scene = draw([(40, 40)], layer, dtype=torch.bfloat16)
+    scene = scene.with_input("q", slice(0, 40), 1.0).with_input("k", slice(3, 4), float("-inf"))
+    out = attend(scene)
+    # Its own key: before it nobody sees the token, and from the next on others have all the weight.
+    assert out.isfinite().all()
+    torch.testing.assert_close(out, scene.run(ReferenceAttention).outputs[0], rtol=2e-2, atol=2e-2)
+
+
+def test_matrix_units_are_used_where_there_are_any(kernel):
+    layer = AttentionLayer(0, num_heads=4, num_kv_heads=2, head_dim=64, scale=0.125)
+    scene = draw([(0, 300)], layer, dtype=torch.bfloat16)
+    on_units, without = (
+        scene.run(lambda context, use=use: NativePagedAttention(context, kernel, matrix_units=use)).outputs[0]
+        for use in (True, False)
+    )
+    assert torch.equal(on_units, without) != bool(kernel.graftlm_has_matrix_units())  # they round at other places
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf")])
+def test_rows_of_a_chunk_that_cannot_be_weighed_stay_apart_from_others(attend, number):
+    scene = draw([(20, 60), (0, 50)], dtype=torch.bfloat16)
+    out, odd = attend(scene), attend(scene.with_input("q", slice(30, 32), number))
+    assert odd[30:32].isnan().all()
+    kept = [i for i in range(110) if i not in (30, 31)]
+    torch.testing.assert_close(odd[kept], out[kept], rtol=0, atol=0)
 
 
 def test_many_threads_share_a_long_context_without_a_piece_past_its_end(kernel):

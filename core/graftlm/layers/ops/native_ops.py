@@ -10,6 +10,7 @@ from torch import Tensor
 
 from graftlm.errors import InvariantError, ProviderUnavailableError
 from graftlm.layers.kernel_build import load_library
+from graftlm.layers.native_calls import call_native
 from graftlm.layers.ops.torch_ops import TorchOps
 from graftlm.layers.packing import PackedGates, PackedMatrix
 from graftlm.layers.panels import PanelGates, PanelKernels, PanelMatrix
@@ -110,8 +111,8 @@ class NativeOps:
             total = torch.empty_like(x)
             residual_at, total_at = residual.data_ptr(), total.data_ptr()
         out = torch.empty_like(x)
-        kernel(
-            x.data_ptr(), residual_at, weight.data_ptr(), out.data_ptr(), total_at,
+        call_native(
+            kernel, x.data_ptr(), residual_at, weight.data_ptr(), out.data_ptr(), total_at,
             num_elements // size, size, eps, _num_threads(num_elements),
         )  # fmt: skip
         return out, total
@@ -130,8 +131,8 @@ class NativeOps:
         if weight.shape != (num_heads, head_dim):
             raise _misfit("weights", weight, heads)
         out = torch.empty_like(heads, memory_format=torch.contiguous_format)
-        kernel(
-            heads.data_ptr(), token_stride, head_stride, weight.data_ptr(), out.data_ptr(),
+        call_native(
+            kernel, heads.data_ptr(), token_stride, head_stride, weight.data_ptr(), out.data_ptr(),
             num_tokens, num_heads, head_dim, eps, _num_threads(heads.numel()),
         )  # fmt: skip
         return out
@@ -152,8 +153,8 @@ class NativeOps:
         if head_dim % 2 or not cos.numel() == sin.numel() == num_tokens * head_dim:
             raise _misfit("cosines", cos, heads)
         out = torch.empty_like(heads, memory_format=torch.contiguous_format)
-        kernel(
-            heads.data_ptr(), token_stride, head_stride, cos.data_ptr(), sin.data_ptr(), out.data_ptr(),
+        call_native(
+            kernel, heads.data_ptr(), token_stride, head_stride, cos.data_ptr(), sin.data_ptr(), out.data_ptr(),
             num_tokens, num_heads, head_dim, _num_threads(heads.numel()),
         )  # fmt: skip
         return out
@@ -171,7 +172,7 @@ class NativeOps:
         if width % 2:
             raise InvariantError(f"expected as many gates as values that they gate, got {list(gate_up.shape)}")
         out = gate_up.new_empty(num_rows, width // 2)
-        kernel(gate_up.data_ptr(), out.data_ptr(), num_rows, width // 2, _num_threads(gate_up.numel()))
+        call_native(kernel, gate_up.data_ptr(), out.data_ptr(), num_rows, width // 2, _num_threads(gate_up.numel()))
         return out
 
 

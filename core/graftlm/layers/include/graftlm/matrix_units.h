@@ -58,6 +58,12 @@ inline void load_tile(const void* tile) {
     asm volatile("tileloadd (%0,%1,1), %%tmm%c2" ::"r"(tile), "r"(int64_t(64)), "i"(N) : "memory");
 }
 
+// Reads 16 rows of 64 bytes, which begin `stride` words of 4 bytes apart.
+template <int N>
+inline void load_tile(const void* tile, int64_t stride) {
+    asm volatile("tileloadd (%0,%1,1), %%tmm%c2" ::"r"(tile), "r"(stride * 4), "i"(N) : "memory");
+}
+
 // Writes 16 rows of 16 floats, which begin `stride` floats apart.
 template <int N>
 inline void store_tile(float* sums, int64_t stride) {

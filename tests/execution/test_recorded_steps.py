@@ -1,0 +1,178 @@
+"""What a recording repeats, and what it refuses to."""
+
+import ctypes
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from graftlm.contracts import StepCopies
+from graftlm.errors import GraphCaptureError
+from graftlm.execution.recorded_steps import RecordedSteps, record
+from graftlm.layers import call_native
+from graftlm.plan import StepPlan
+
+
+def copied(x, call=call_native):
+    """A compiled kernel: what it writes, PyTorch does not see."""
+    out = torch.empty_like(x)
+    call(ctypes.memmove, out.data_ptr(), x.data_ptr(), x.nbytes)
+    return out
+
+
+def plan_of(tokens, lens=None):
+    lens = np.ones(len(tokens), dtype=np.int32) if lens is None else np.array(lens, dtype=np.int32)
+    num_tokens, count = int(lens.sum()), len(tokens)
+    return StepPlan(
+        step_id=0,
+        rows=np.arange(count, dtype=np.int32),
+        query_lens=lens,
+        seq_lens=lens,
+        page_table=np.zeros((count, 2), dtype=np.int32),
+        input_ids=np.resize(np.array(tokens), num_tokens),
+        device_idx=np.empty(0, dtype=np.int64),
+        positions=np.arange(num_tokens),
+        out_slots=np.arange(num_tokens),
+        num_decodes=int((lens == 1).sum()),
+        sample_idx=np.arange(count),
+        sample_positions=np.ones(count, dtype=np.int64),
+    )
+
+
+class Backend:
+    def __init__(self):
+        self.num_prepared = 0
+
+    def prepare(self, batch):
+        self.num_prepared += 1
+
+
+class Forward:
+    """A model of two hidden numbers, which counts how often its Python runs."""
+
+    def __init__(self, body):
+        self.num_calls = 0
+        self._body = body
+
+    def __call__(self, batch):
+        self.num_calls += 1
+        return self._body(torch.stack([batch.input_ids.float(), batch.positions.float()], dim=1))
+
+
+def steps_of(body):
+    forward = Forward(body)
+    return RecordedSteps(Backend(), forward, num_rows=8), forward
+
+
+def hidden_of(steps, tokens):
+    hidden = steps.replay(plan_of(tokens))
+    return None if hidden is None else hidden.tolist()
+
+
+BODIES = {
+    "operations": lambda x: (x + 1).mul_(2).sin() + x.sum(dim=1, keepdim=True),
+    "kernels": lambda x: copied(copied(x) * 2)[:, :2],
+    "results of several tensors": lambda x: torch.cat(torch.max(copied(x), dim=1, keepdim=True)[:1] * 2, dim=1),
+    "in place": lambda x: copied(x).index_add_(0, torch.zeros(len(x), dtype=torch.int64), copied(x)),
+    "narrower and back": lambda x: x.bfloat16().float() + torch.ones(2) + x.new_zeros(2),
+}
+
+
+@pytest.mark.parametrize("body", BODIES.values(), ids=BODIES.keys())
+def test_steps_are_repeated_without_the_models_python(body):
+    steps, forward = steps_of(body)
+    for tokens in ([3, 5, 7], [4, 1, 9], [2, 2, 8], [6, 0, 1], [5, 5, 5]):
+        x = torch.stack([torch.tensor(tokens).float(), torch.arange(3).float()], dim=1)
+        assert hidden_of(steps, tokens) == body(x).tolist()
+    assert (forward.num_calls, steps.num_replays) == (2, 3)  # recorded, checked
+
+
+def test_each_number_of_requests_and_of_threads_is_recorded():
+    steps, forward = steps_of(BODIES["kernels"])
+    num_threads = torch.get_num_threads()
+    try:
+        for _ in range(3):
+            for count, threads in ((1, num_threads), (2, num_threads), (2, num_threads + 1)):
+                torch.set_num_threads(threads)
+                assert hidden_of(steps, [9] * count) == [[18, 2 * i] for i in range(count)]
+    finally:
+        torch.set_num_threads(num_threads)
+    assert (forward.num_calls, steps.num_replays) == (6, 3)
+
+
+def test_what_computes_with_other_weights_is_recorded_anew():
+    weight = torch.tensor(2.0)
+    steps, forward = steps_of(lambda x: copied(x * weight))
+    for _ in range(3):
+        assert hidden_of(steps, [9]) == [[18, 0]]
+    weight = torch.tensor(3.0)
+    steps.recapture()
+    assert hidden_of(steps, [9]) == [[27, 0]]
+    assert forward.num_calls == 3
+
+
+@pytest.mark.parametrize(
+    ("change", "count"),
+    [
+        ({"adapter_slots": np.zeros(2, dtype=np.int32)}, 2),
+        ({"copies": StepCopies((), (), (), ())}, 2),
+        ({}, 65),
+    ],
+    ids=["adapters", "pages on their way", "many requests"],
+)
+def test_other_steps_are_left_to_the_model(change, count):
+    steps, forward = steps_of(BODIES["kernels"])
+    assert steps.replay(replace(plan_of([3] * count), **change)) is None
+    assert forward.num_calls == 0
+
+
+def test_prompts_are_left_to_the_model():
+    steps, forward = steps_of(BODIES["kernels"])
+    assert steps.replay(plan_of([3, 4], lens=[1, 5])) is None
+    assert forward.num_calls == 0
+
+
+UNREPEATABLE = {
+    "a kernel that nobody heard": lambda x: copied(x, call=lambda function, *arguments: function(*arguments)),
+    "a value taken out": lambda x: copied(x) * x.sum().item(),
+    "as many rows as tensors say": lambda x: copied(x)[x[:, 0] > 0],
+    "chance": lambda x: copied(x) + torch.rand(2),
+    "a value that goes by PyTorch": lambda x: copied(x) + x[:, 0].tolist()[0],
+}
+
+
+@pytest.mark.parametrize("body", UNREPEATABLE.values(), ids=UNREPEATABLE.keys())
+def test_what_cannot_be_repeated_is_left_to_the_model_for_good(body):
+    steps, _ = steps_of(body)
+    for tokens in ([3, 5], [7, 2], [1, 8], [6, 4]):
+        hidden = hidden_of(steps, tokens)
+        if hidden is not None:  # the first step is the model's own
+            x = torch.stack([torch.tensor(tokens).float(), torch.arange(2).float()], dim=1)
+            assert hidden == body(x).tolist()
+    assert steps.num_replays == 0
+    assert hidden_of(steps, [3, 5]) is None
+
+
+def test_a_failure_while_recording_is_a_reason_not_to_record():
+    def fail():
+        raise ValueError("no step for you")
+
+    with pytest.raises(GraphCaptureError, match="no step for you"):
+        record(fail)
+
+
+def test_memory_is_taken_again_when_a_tensor_is_gone():
+    kept = []
+
+    def chain():
+        x = torch.ones(100)
+        kept.append(copied(x))  # stays alive
+        for _ in range(50):
+            x = copied(x)
+
+    recording = record(chain)
+    assert 2 <= len(recording.memory.blocks) <= 4
+    recording.memory.spoil()
+    recording.repeat()
+    assert kept[0].tolist() == [1] * 100

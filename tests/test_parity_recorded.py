@@ -1,0 +1,102 @@
+"""Steps that are recorded and repeated give Hugging Face's greedy tokens, in float32, whoever arrives when."""
+
+import numpy as np
+import pytest
+
+from graftlm import Engine, EngineConfig, SamplingParams
+from graftlm.assembly import assemble
+from graftlm.contracts import Platform
+from graftlm.registry import Registry
+from graftlm.testing.hugging_face import HuggingFaceModel
+from graftlm.testing.tiny_models import write_tiny_checkpoint
+
+MAX_TOKENS = 12
+LENS = [1, 40, 3, 17, 60, 9, 1, 33, 5, 21, 2, 48]
+
+#: model, cache, page size, overlap, prefill tokens per step
+CASES = [
+    ("llama", "radix", 1, True, 64),
+    ("llama", "radix", 16, False, 7),
+    ("gemma2", "swa_radix", 4, True, 64),
+    ("phi3", "radix", 16, True, 2048),
+]
+
+
+def assembled(path, **config):
+    settings = EngineConfig.load({"model": {"path": str(path), "dtype": "float32", "device": "cpu"}}, **config)
+    return assemble(settings, Registry.load(settings.plugins), Platform("cpu"))
+
+
+def generate(parts, prompts, rng):
+    """Add prompts between steps, as chance has it, and return each one's tokens."""
+    tokens = {str(i): [] for i in range(len(prompts))}
+    waiting = list(tokens)
+    while waiting or parts.loop.scheduler.has_work:
+        for _ in range(rng.choice([0, 0, 1, 3])):
+            if waiting:
+                name = waiting.pop(0)
+                prompt = parts.intake.check_prompt(prompts[int(name)])
+                params = SamplingParams(temperature=0, max_tokens=MAX_TOKENS)
+                parts.loop.scheduler.add(parts.intake.request(name, prompt, params))
+        for update in parts.loop.step():
+            tokens[update.request_id] += update.token_ids
+    return list(tokens.values())
+
+
+@pytest.mark.parametrize(("model", "cache", "page_size", "overlap", "chunk"), CASES)
+def test_greedy_tokens_equal_transformers(checkpoint, model, cache, page_size, overlap, chunk):
+    rng = np.random.default_rng(11)
+    shared = rng.integers(1, 300, 24).tolist()
+    prompts = [shared[: int(rng.integers(25))] + [int(t) for t in rng.integers(1, 300, n)] for n in LENS]
+    oracle = HuggingFaceModel(checkpoint(model))
+    parts = assembled(
+        checkpoint(model),
+        cache={"name": cache, "page_size": page_size},
+        scheduling={"prefill_tokens_per_step": chunk, "overlap": overlap, "max_running_requests": 12},
+        memory={"kv_tokens": 1024},
+        debug=True,
+    )
+    found = generate(parts, prompts, np.random.default_rng(page_size))
+    parts.loop.close()
+    assert found == [oracle.generate(prompt, MAX_TOKENS) for prompt in prompts]
+    assert parts.device_parts.graphs.num_replays > 0
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"execution": {"graphs": False}},
+        {"attention": {"name": "torch_native", "options": {"kernel": "torch"}}},
+    ],
+    ids=["told not to", "attention in PyTorch"],
+)
+def test_what_does_not_repeat_is_not_recorded(checkpoint, config):
+    parts = assembled(checkpoint("llama"), memory={"kv_tokens": 64}, **config)
+    parts.loop.close()
+    assert parts.device_parts.graphs is None
+
+
+@pytest.mark.parametrize("config", [{"model": {"quantization": {"name": "int8"}}}, {"memory": {"kv_dtype": "int8"}}])
+def test_recorded_steps_of_few_bits_give_the_same_tokens(checkpoint, config):
+    prompts, params = [[5, 6, 7], [9] * 20, [3]], SamplingParams(temperature=0, max_tokens=MAX_TOKENS)
+    answers = []
+    for graphs in ("auto", False):
+        settings = {"memory": {"kv_tokens": 256} | config.get("memory", {}), "execution": {"graphs": graphs}}
+        model = {"path": str(checkpoint("llama")), "dtype": "bfloat16", "device": "cpu"} | config.get("model", {})
+        with Engine(EngineConfig.load({"model": model}, **settings)) as engine:
+            answers.append([output.token_ids for output in engine.generate(prompts, params)])
+    assert answers[0] == answers[1]
+
+
+def test_new_weights_are_those_that_steps_compute_with(tmp_path):
+    params = SamplingParams(temperature=0, max_tokens=MAX_TOKENS)
+    first, second = (write_tiny_checkpoint(tmp_path / str(seed), tokenizer=True, seed=seed) for seed in (1, 2))
+    answers = []
+    for path in (first, second):
+        with Engine(model=str(path), memory={"kv_tokens": 256}, execution={"graphs": False}) as engine:
+            answers.append(engine.generate([[5, 6, 7]], params)[0].token_ids)
+    assert answers[0] != answers[1]
+    with Engine(model=str(first), memory={"kv_tokens": 256}) as engine:
+        assert engine.generate([[5, 6, 7]], params)[0].token_ids == answers[0]
+        engine.update_weights(second)
+        assert engine.generate([[5, 6, 7]], params)[0].token_ids == answers[1]
