@@ -14,19 +14,14 @@
 #include <cstring>
 #include <vector>
 
-#include "graftlm/matrix_units.h"
 #include "graftlm/panel_output.h"
+#include "graftlm/tile_blocks.h"
 
 namespace {
 
-constexpr int64_t PANEL = 2 * TILE;            // rows of W
-constexpr int64_t BLOCK = 2 * TILE;            // rows of x that are multiplied at once
 constexpr int64_t FEW = 4;                     // rows of x that are better multiplied in vectors
 constexpr int64_t CACHED_BYTES = 256 * 1024;   // of x that meet all of W before the next ones
 constexpr int64_t BYTES_AHEAD = 16 * 1024;     // what a single pass asks of memory before its turn
-constexpr int64_t LINE = 64;                   // bytes of the cache's lines
-
-inline int64_t round_up(int64_t number, int64_t unit) { return (number + unit - 1) / unit * unit; }
 
 inline int64_t panel_size(int64_t num_inputs) { return round_up(num_inputs, TILE_INPUTS) * PANEL; }
 
@@ -39,48 +34,6 @@ inline int64_t offset_of(int64_t place, int64_t input) {
 #ifdef HAS_MATRIX_UNITS
 
 inline int64_t num_panels(const Product& p) { return round_up(p.num_rows, PANEL) / PANEL; }
-
-// Asks memory for what comes next, some lines at a time.
-struct Ahead {
-    const char *next, *end;
-    int64_t lines;
-
-    inline void ask() {
-        const char* until = std::min(next + lines * LINE, end);
-        for (; next < until; next += LINE) _mm_prefetch(next, _MM_HINT_T1);
-    }
-};
-
-// Multiplies 16 or 32 rows of x, tiles of which begin `depth` tiles apart, with a panel; sums [32, 32].
-template <bool IS_TALL>
-void multiply_block(const uint16_t* x, const uint16_t* weights, int64_t depth, Ahead& ahead, float* sums) {
-    zero_tile<0>();
-    zero_tile<1>();
-    if (IS_TALL) {
-        zero_tile<2>();
-        zero_tile<3>();
-    }
-    const uint16_t* lower = x + depth * TILE_SIZE;
-    for (int64_t i = 0; i < depth; ++i, x += TILE_SIZE, lower += TILE_SIZE, weights += 2 * TILE_SIZE) {
-        load_tile<4>(x);
-        load_tile<6>(weights);
-        multiply_tiles<0, 4, 6>();
-        load_tile<7>(weights + TILE_SIZE);
-        multiply_tiles<1, 4, 7>();
-        if (IS_TALL) {
-            load_tile<5>(lower);
-            multiply_tiles<2, 5, 6>();
-            multiply_tiles<3, 5, 7>();
-        }
-        ahead.ask();
-    }
-    store_tile<0>(sums, PANEL);
-    store_tile<1>(sums + TILE, PANEL);
-    if (IS_TALL) {
-        store_tile<2>(sums + TILE * PANEL, PANEL);
-        store_tile<3>(sums + TILE * PANEL + TILE, PANEL);
-    }
-}
 
 // Multiplies a few rows of x with a panel in vectors: for so few, reading the weights into tiles first takes longer.
 template <int ROWS>
@@ -121,18 +74,6 @@ void multiply_few(const Product& p, int64_t panel) {
     write_panel(p, panel * PANEL, PANEL, 0, ROWS, made, PANEL);
 }
 
-// Cuts up to 16 rows of x into tiles; zeros stand for rows and inputs that there are not.
-void cut_rows(const Product& p, int64_t token, uint16_t* tiles) {
-    const int64_t count = std::min(TILE, p.num_tokens - token);
-    for (int64_t r = 0; r < TILE; ++r)
-        for (int64_t input = 0; input < p.num_inputs; input += TILE_INPUTS) {
-            const int64_t left = r < count ? p.num_inputs - input : 0;
-            const __mmask32 exists = left >= TILE_INPUTS ? ~0u : (1u << left) - 1;
-            const __m512i row = _mm512_maskz_loadu_epi16(exists, p.x + (token + r) * p.num_inputs + input);
-            _mm512_store_si512(tiles + input * TILE + r * TILE_INPUTS, row);
-        }
-}
-
 // Multiplies a block of rows of x, cut into tiles, with a panel.
 void multiply_panel(const Product& p, int64_t panel, int64_t token, int64_t end, const uint16_t* tiles) {
     alignas(64) float sums[BLOCK * PANEL];
@@ -145,9 +86,9 @@ void multiply_panel(const Product& p, int64_t panel, int64_t token, int64_t end,
     for (; token < end; token += BLOCK, tiles += BLOCK * depth * TILE_INPUTS) {
         const int64_t count = std::min(BLOCK, end - token);
         if (count > TILE)
-            multiply_block<true>(tiles, weights, depth, ahead, sums);
+            multiply_block<true>(tiles, depth, weights, depth, ahead, sums);
         else
-            multiply_block<false>(tiles, weights, depth, ahead, sums);
+            multiply_block<false>(tiles, depth, weights, depth, ahead, sums);
         write_panel(p, panel * PANEL, PANEL, token, count, sums, PANEL);
     }
 }
@@ -179,7 +120,8 @@ void multiply(const Product& p, int64_t num_threads) {
         for (int64_t token = 0; token < p.num_tokens; token += rows_at_a_time) {
             const int64_t end = std::min(p.num_tokens, token + rows_at_a_time);
 #pragma omp for schedule(static)
-            for (int64_t t = token; t < end; t += TILE) cut_rows(p, t, tiles + (t - token) * inputs);
+            for (int64_t t = token; t < end; t += TILE)
+                cut_rows(p.x, p.num_tokens, p.num_inputs, t, tiles + (t - token) * inputs);
 #pragma omp for schedule(static)
             for (int64_t panel = 0; panel < num_panels(p); ++panel) multiply_panel(p, panel, token, end, tiles);
         }

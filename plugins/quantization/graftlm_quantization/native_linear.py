@@ -1,7 +1,6 @@
 """A quantized layer through the C++ kernel in weight_only.cpp."""
 
 import ctypes
-from collections.abc import Callable
 from math import gcd
 from pathlib import Path
 from typing import Any, Self
@@ -19,12 +18,9 @@ __all__ = ["NativeLibrary", "NativeLinear"]
 
 _SOURCE = Path(__file__).with_name("weight_only.cpp")
 _FUNCTIONS = {torch.float32: "graftlm_multiply_float32", torch.bfloat16: "graftlm_multiply_bfloat16"}
+_TILE_FUNCTIONS = _FUNCTIONS | {torch.bfloat16: "graftlm_multiply_tiles"}
 _FLAGS = ("-ffp-contract=fast",)  # ISO C++ would have products and sums rounded apart
 _MAX_CHUNK = 128  # inputs whose widened codes fit into the first-level cache beside the activations
-#: From so many rows on, a CPU with matrix units (AMX) gains more by its own product than the kernel saves. An estimate:
-#: decoding a panel takes about as long as the kernel's arithmetic for this many rows.
-_PANEL_ROWS = 24
-_PANEL_BYTES = 1 << 20
 
 
 class _Matrix(ctypes.Structure):
@@ -47,32 +43,26 @@ class NativeLibrary:
 
     Args:
         library: compiled from weight_only.cpp.
-        panel_rows: rows of activations from which bfloat16 products are left to PyTorch, over decoded panels of
-            weights; None: never.
+        use_matrix_units: whether bfloat16 products are left to matrix units (AMX) where there are any.
     """
 
-    def __init__(self, library: ctypes.CDLL, panel_rows: int | None) -> None:
-        self.panel_rows = panel_rows
-        self._multiply = {dtype: getattr(library, name) for dtype, name in _FUNCTIONS.items()}
+    def __init__(self, library: ctypes.CDLL, *, use_matrix_units: bool) -> None:
+        library.graftlm_tiles_supported.restype = ctypes.c_int64
+        self.uses_matrix_units = use_matrix_units and bool(library.graftlm_tiles_supported())
+        names = _TILE_FUNCTIONS if self.uses_matrix_units else _FUNCTIONS
+        self._multiply = {dtype: getattr(library, name) for dtype, name in names.items()}
         for function in self._multiply.values():
             function.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p, ctypes.c_int64]
             function.restype = ctypes.c_int32
-        self.decode: Callable[..., None] = library.graftlm_decode_bfloat16
-        library.graftlm_decode_bfloat16.argtypes = [
-            ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p, ctypes.c_int64
-        ]  # fmt: skip
-        library.graftlm_decode_bfloat16.restype = None
 
     @classmethod
-    def load(cls, compiler: str, cache_dir: Path) -> Self:
+    def load(cls, compiler: str, cache_dir: Path, *, use_matrix_units: bool = True) -> Self:
         """Compile the kernel if need be, and load it.
 
         Raises:
             KernelBuildError: it cannot be compiled or loaded.
         """
-        has_matrix_units = torch.cpu._is_amx_tile_supported()
-        library = load_library(_SOURCE, compiler, cache_dir, _FLAGS)
-        return cls(library, _PANEL_ROWS if has_matrix_units else None)
+        return cls(load_library(_SOURCE, compiler, cache_dir, _FLAGS), use_matrix_units=use_matrix_units)
 
     def multiply(self, matrix: Any, x: Tensor, out: Tensor) -> None:
         """Compute out = x W^T + bias; contiguous [M, K] and [M, N] of one dtype.
@@ -99,7 +89,6 @@ class NativeLinear(LinearKernel):
 
     def __init__(self, matrix: CodedMatrix, bias: Tensor | None, library: NativeLibrary) -> None:
         self._matrix = matrix
-        self._bias = bias
         padding = matrix.num_blocks * BLOCK_ROWS - matrix.out_features
         self._padded_bias = None if bias is None else F.pad(bias, (0, padding))
         self._library = library
@@ -133,29 +122,9 @@ class NativeLinear(LinearKernel):
             raise InvariantError(f"expected activations of {matrix.in_features} features, got {list(x.shape)}")
         rows = x.reshape(-1, matrix.in_features).contiguous()
         out = torch.empty((rows.shape[0], matrix.out_features), dtype=x.dtype)
-        panel_rows = self._library.panel_rows
-        if panel_rows is not None and rows.shape[0] >= panel_rows and x.dtype is torch.bfloat16:
-            self._multiply_panels(rows, out)
-        else:
-            self._library.multiply(self._described, rows, out)
+        self._library.multiply(self._described, rows, out)
         return out.view(*x.shape[:-1], matrix.out_features)
 
     def decoded(self) -> Tensor:
         """Return the weights, float32 [N, K]."""
         return self._matrix.decoded(0, self._matrix.num_blocks)
-
-    def _multiply_panels(self, x: Tensor, out: Tensor) -> None:
-        """Compute `out` panel by panel; a panel's weights are decoded into memory that stays in the cache."""
-        matrix = self._matrix
-        blocks = max(1, min(_PANEL_BYTES // (2 * BLOCK_ROWS * matrix.in_features), matrix.num_blocks))
-        memory = torch.empty(matrix.in_features * blocks * BLOCK_ROWS, dtype=torch.bfloat16)
-        for first in range(0, matrix.num_blocks, blocks):
-            num_blocks = min(blocks, matrix.num_blocks - first)
-            self._library.decode(self._described, first, num_blocks, memory.data_ptr(), torch.get_num_threads())
-            columns = num_blocks * BLOCK_ROWS
-            panel = memory[: matrix.in_features * columns].view(matrix.in_features, columns)  # [K, columns]
-            start = first * BLOCK_ROWS
-            end = min(start + columns, matrix.out_features)
-            out[:, start:end] = (x @ panel)[:, : end - start]
-        if self._bias is not None:
-            out += self._bias

@@ -7,51 +7,25 @@
 //   - more rows share the widened chunk through a buffer that stays in the first-level cache: bound by arithmetic;
 //   - from `MANY_ROWS` on it pays to scale the weights as they are widened, and to spare the products that.
 // With AVX512-BF16, bfloat16 activations are multiplied as pairs. Everything else is float32 in vectors of the compiler's.
-// CPUs whose matrix units are out of this kernel's reach ask `graftlm_decode_bfloat16` for panels of plain weights.
+// CPUs with matrix units multiply bfloat16 activations as coded_tiles.h says.
 //
 // Plain C interface, no dependencies: it compiles in seconds and is loaded with ctypes.
 
 #include <algorithm>
 #include <cstdint>
-#include <cstdlib>
 #include <cstring>
 #include <type_traits>
 
 #include <omp.h>
 
-#if defined(__AVX512BF16__) && defined(__AVX512BW__) && defined(__AVX512VBMI__)
-#include <immintrin.h>
-#define HAS_BF16_PAIRS 1
-#endif
-
-extern "C" {
-
-// A matrix [N, K] of codes. N is padded to blocks of 32 rows, K is a multiple of `chunk`.
-struct GraftlmMatrix {
-    int64_t num_rows;          // N
-    int64_t num_inputs;        // K
-    int64_t chunk;             // inputs that share a scale: a multiple of 8, at most SPAN
-    int64_t chunks_per_group;  // consecutive chunks with the same scales
-    int64_t bits;              // 4 or 8
-    const uint8_t* codes;    // [N / 32, K / 8, 2, 16, 8 codes]; see `FourBits` and `EightBits`
-    const uint32_t* scales;  // [N / 32, groups, 32]: bfloat16 scale in the low half, bfloat16 offset in the high one
-    const float* bias;       // [N, padded to blocks], or null
-};
-
-}  // extern "C"
+#include "coded_matrix.h"
+#include "coded_tiles.h"
 
 namespace {
 
-constexpr int BLOCK = 32;     // rows of W in a task
-constexpr int LANES = 16;     // of a vector; two make a block
-constexpr int STEP = 8;       // inputs whose codes lie together
 constexpr int MANY_ROWS = 64;   // of x: from here on, weights are scaled rather than products
 constexpr int SPAN = 512;       // inputs whose scaled weights are in the buffer at a time
 constexpr int MAX_ROWS = 1024;  // of x at a time, so that their totals stay in the second-level cache
-
-typedef float Floats __attribute__((vector_size(64)));
-typedef uint32_t Words __attribute__((vector_size(64)));
-typedef int32_t Ints __attribute__((vector_size(64)));
 
 inline float widen(uint16_t value) {
     const uint32_t bits = uint32_t(value) << 16;
@@ -74,54 +48,6 @@ inline void narrow(Floats values, uint16_t* out) {
 }
 
 inline void narrow(Floats values, float* out) { std::memcpy(out, &values, sizeof values); }
-
-template <class T>
-inline T load(const void* address) {
-    T value;
-    std::memcpy(&value, address, sizeof value);
-    return value;
-}
-
-// A scratch array aligned to cache lines. The caller sees an allocation failure as `is_missing`.
-template <class T>
-class Scratch {
-   public:
-    explicit Scratch(int64_t size)
-        : data_(static_cast<T*>(std::aligned_alloc(64, (std::max<int64_t>(size, 1) * sizeof(T) + 63) / 64 * 64))) {}
-    ~Scratch() { std::free(data_); }
-    Scratch(const Scratch&) = delete;
-    Scratch& operator=(const Scratch&) = delete;
-    T* get() const { return data_; }
-    bool is_missing() const { return data_ == nullptr; }
-
-   private:
-    T* data_;
-};
-
-// Where the codes of 16 rows and 8 inputs lie. `values(codes, input)` is the portable way to read those of one input.
-
-// A 32-bit word for each row: the code of input i at bit 4 (i / 2) + 16 (i % 2). Codes count from -8.
-struct FourBits {
-    static constexpr int BYTES = 64;
-    static Floats values(const uint8_t* codes, int input) {
-        const Words words = load<Words>(codes) >> (4 * (input / 2) + 16 * (input % 2));
-        return __builtin_convertvector(Ints(words & 15u) - 8, Floats);
-    }
-};
-
-// Sign and magnitude, [2, 4, 2, 4, 2]: pairs 2 a and 2 a + 1 of inputs for rows 4 b to 4 b + 3, at [a, b].
-struct EightBits {
-    static constexpr int BYTES = 128;
-    static Floats values(const uint8_t* codes, int input) {
-        const uint8_t* pair = codes + 64 * (input / 4) + 8 * (input / 2 % 2) + input % 2;
-        Floats result;
-        for (int row = 0; row < LANES; ++row) {
-            const int code = pair[16 * (row / 4) + 2 * (row % 4)];
-            result[row] = float(code < 128 ? code : 128 - code);
-        }
-        return result;
-    }
-};
 
 // Arithmetic: what x is held in (`Input`), how many inputs a vector of weights covers (`WIDTH`), and its product.
 
@@ -151,7 +77,9 @@ struct InPairs {
     static constexpr bool WIDENS_IN_REGISTERS = true;
     static constexpr int MAX_TILE = 12;
     template <class Codes>
-    static void widen_step(const uint8_t* codes, Vector* out);
+    static void widen_step(const uint8_t* codes, Vector* out) {
+        widen_pairs<Codes>(codes, out);
+    }
     static Floats multiply(Floats total, const Input* x, Vector w) {
         const __m512i pair = _mm512_set1_epi32(load<int32_t>(x));
         return Floats(_mm512_dpbf16_ps(__m512(total), (__m512bh)(pair), (__m512bh)(w)));
@@ -166,49 +94,6 @@ struct InPairs {
         return _mm512_permutexvar_epi16(pairs, (__m512i)(_mm512_cvtne2ps_pbh(second, first)));
     }
 };
-
-// A small integer as bfloat16.
-constexpr uint16_t exact(int value) {
-    int magnitude = value < 0 ? -value : value, exponent = 0;
-    if (magnitude == 0) return 0;
-    while (magnitude >> (exponent + 1)) ++exponent;
-    return uint16_t((value < 0 ? 0x8000 : 0) | (127 + exponent) << 7 | ((magnitude << 7 >> exponent) & 0x7f));
-}
-
-struct alignas(64) Tables {
-    uint16_t codes[32] = {};  // of 4 bits, twice: a look-up uses five bits, and the fifth belongs to another code
-    uint8_t low[128] = {};    // the bytes of a magnitude's bfloat16
-    uint8_t high[128] = {};
-    constexpr Tables() {
-        for (int i = 0; i < 32; ++i) codes[i] = exact(i % 16 - 8);
-        for (int i = 0; i < 128; ++i) low[i] = uint8_t(exact(i) & 0xff), high[i] = uint8_t(exact(i) >> 8);
-    }
-};
-
-constexpr Tables TABLES;
-
-template <>
-inline void InPairs::widen_step<FourBits>(const uint8_t* codes, Vector* out) {
-    const __m512i words = _mm512_loadu_si512(codes), table = _mm512_load_si512(TABLES.codes);
-    for (int part = 0; part < STEP / WIDTH; ++part) {
-        out[part] = _mm512_permutexvar_epi16(_mm512_srli_epi16(words, 4 * part), table);
-    }
-}
-
-template <>
-inline void InPairs::widen_step<EightBits>(const uint8_t* codes, Vector* out) {
-    const __m512i low_bytes[2] = {_mm512_load_si512(TABLES.low), _mm512_load_si512(TABLES.low + 64)};
-    const __m512i high_bytes[2] = {_mm512_load_si512(TABLES.high), _mm512_load_si512(TABLES.high + 64)};
-    for (int part = 0; part < 2; ++part) {
-        const __m512i bytes = _mm512_loadu_si512(codes + 64 * part);  // a look-up uses the magnitude's seven bits
-        const __m512i low = _mm512_permutex2var_epi8(low_bytes[0], bytes, low_bytes[1]);
-        const __m512i high = _mm512_permutex2var_epi8(high_bytes[0], bytes, high_bytes[1]);
-        // high | (bytes & 0x80): the sign
-        const __m512i signed_high = _mm512_ternarylogic_epi32(high, bytes, _mm512_set1_epi8(-128), 0xf8);
-        out[2 * part] = _mm512_unpacklo_epi8(low, signed_high);
-        out[2 * part + 1] = _mm512_unpackhi_epi8(low, signed_high);
-    }
-}
 #endif
 
 // The activations, chunk by chunk: [chunks, M, chunk], and the sums of each chunk, [chunks, M]. Many rows are
@@ -329,25 +214,6 @@ inline void widen_chunk(const uint8_t* codes, int64_t chunk, typename Math::Vect
     }
 }
 
-template <class Codes>
-inline const uint8_t* codes_of(const GraftlmMatrix& matrix, int64_t block, int64_t chunk_idx) {
-    return matrix.codes + (block * matrix.num_inputs + chunk_idx * matrix.chunk) / STEP * 2 * Codes::BYTES;
-}
-
-// The scales and offsets of a block's rows for a chunk of inputs, a vector for each half.
-struct Scales {
-    Scales(const GraftlmMatrix& matrix, int64_t block, int64_t chunk_idx) {
-        const int64_t num_groups = matrix.num_inputs / matrix.chunk / matrix.chunks_per_group;
-        const uint32_t* words = matrix.scales + (block * num_groups + chunk_idx / matrix.chunks_per_group) * BLOCK;
-        for (int half = 0; half < 2; ++half) {
-            const Words word = load<Words>(words + half * LANES);
-            scales[half] = Floats(word << 16);
-            offsets[half] = Floats(word & 0xffff0000u);
-        }
-    }
-    Floats scales[2], offsets[2];
-};
-
 // Widens and scales a chunk of a block's codes: [chunk / WIDTH, 2] vectors.
 template <class Math, class Codes>
 inline void scale_chunk(const uint8_t* codes, int64_t chunk, const Scales& by, typename Math::Vector* out) {
@@ -371,8 +237,9 @@ void multiply_scaled_block(const GraftlmMatrix& matrix, int64_t block, const Act
     for (int64_t first = 0; first < all_chunks; first += span) {
         const int64_t num_chunks = std::min(span, all_chunks - first);
         for (int64_t i = 0; i < num_chunks; ++i) {
-            scale_chunk<Math, Codes>(codes_of<Codes>(matrix, block, first + i), chunk, Scales(matrix, block, first + i),
-                                     scaled + i * chunk / Math::WIDTH * 2);
+            const uint8_t* codes = codes_of<Codes>(matrix, block, (first + i) * chunk);
+            const Scales by(matrix, block, first + i);
+            scale_chunk<Math, Codes>(codes, chunk, by, scaled + i * chunk / Math::WIDTH * 2);
         }
         for (int64_t tile = 0; tile < num_tiles; ++tile) {
             const int64_t begin = x.num_rows * tile / num_tiles, end = x.num_rows * (tile + 1) / num_tiles;
@@ -385,14 +252,14 @@ void multiply_scaled_block(const GraftlmMatrix& matrix, int64_t block, const Act
 // Writes a block's totals, [M, 32], as columns of the output, [M, N].
 template <class T>
 inline void write_block(const GraftlmMatrix& matrix, int64_t block, const Floats* totals, int64_t num_rows, T* out) {
-    const int64_t begin = block * BLOCK, size = std::min<int64_t>(BLOCK, matrix.num_rows - begin);
+    const int64_t begin = block * BLOCK_ROWS, size = std::min<int64_t>(BLOCK_ROWS, matrix.num_rows - begin);
     Floats bias[2] = {};
     if (matrix.bias != nullptr) std::memcpy(bias, matrix.bias + begin, sizeof bias);
     for (int64_t row = 0; row < num_rows; ++row) {
-        T values[BLOCK];
+        T values[BLOCK_ROWS];
         for (int half = 0; half < 2; ++half) narrow(totals[2 * row + half] + bias[half], values + half * LANES);
         T* to = out + row * matrix.num_rows + begin;
-        if (size == BLOCK) {
+        if (size == BLOCK_ROWS) {
             std::memcpy(to, values, sizeof values);
         } else {
             std::copy(values, values + size, to);
@@ -405,13 +272,13 @@ template <class Math, class Codes, class T>
 void multiply_block(const GraftlmMatrix& matrix, int64_t block, const Activations<Math>& x, Floats* totals,
                     typename Math::Vector* widened, T* out) {
     const int64_t chunk = matrix.chunk, num_chunks = matrix.num_inputs / chunk;
-    std::memset(static_cast<void*>(totals), 0, x.num_rows * BLOCK * sizeof(float));
+    std::memset(static_cast<void*>(totals), 0, x.num_rows * BLOCK_ROWS * sizeof(float));
     if (x.num_rows >= MANY_ROWS) {
         multiply_scaled_block<Math, Codes>(matrix, block, x, totals, widened);
         return write_block(matrix, block, totals, x.num_rows, out);
     }
     for (int64_t chunk_idx = 0; chunk_idx < num_chunks; ++chunk_idx) {
-        const uint8_t* codes = codes_of<Codes>(matrix, block, chunk_idx);
+        const uint8_t* codes = codes_of<Codes>(matrix, block, chunk_idx * chunk);
         const Scales by(matrix, block, chunk_idx);
         if constexpr (Math::WIDENS_IN_REGISTERS) {
             if (x.num_rows <= Math::MAX_TILE) {
@@ -481,7 +348,7 @@ bool multiply(const GraftlmMatrix& matrix, const T* x, int64_t num_rows, T* out,
     } else {
         for (int64_t i = 0; i < num_rows * matrix.num_inputs; ++i) values.get()[i] = widen(x[i]);
     }
-    const int64_t num_blocks = (matrix.num_rows + BLOCK - 1) / BLOCK;
+    const int64_t num_blocks = (matrix.num_rows + BLOCK_ROWS - 1) / BLOCK_ROWS;
 #pragma omp parallel for num_threads(num_threads) schedule(dynamic, 1)
     for (int64_t block = 0; block < num_blocks; ++block) {
         const int64_t thread = omp_get_thread_num();
@@ -489,26 +356,6 @@ bool multiply(const GraftlmMatrix& matrix, const T* x, int64_t num_rows, T* out,
                                     widened.get() + thread * SPAN / Math::WIDTH * 2, out);
     }
     return true;
-}
-
-// Writes the weights of some blocks, transposed: [K, 32 * num_blocks].
-template <class Codes>
-void decode(const GraftlmMatrix& matrix, int64_t first_block, int64_t num_blocks, uint16_t* out, int num_threads) {
-    const int64_t num_chunks = matrix.num_inputs / matrix.chunk;
-#pragma omp parallel for num_threads(num_threads) schedule(static)
-    for (int64_t chunk_idx = 0; chunk_idx < num_chunks; ++chunk_idx) {
-        for (int64_t block = 0; block < num_blocks; ++block) {
-            const uint8_t* codes = codes_of<Codes>(matrix, first_block + block, chunk_idx);
-            const Scales by(matrix, first_block + block, chunk_idx);
-            for (int64_t i = 0; i < 2 * matrix.chunk; ++i) {
-                const int64_t input = i / 2, half = i % 2;
-                const uint8_t* at = codes + (input / STEP * 2 + half) * Codes::BYTES;
-                const Floats weights = Codes::values(at, int(input % STEP)) * by.scales[half] + by.offsets[half];
-                uint16_t* to = out + ((chunk_idx * matrix.chunk + input) * num_blocks + block) * BLOCK + half * LANES;
-                narrow(weights, to);
-            }
-        }
-    }
 }
 
 template <class Math, class T>
@@ -543,14 +390,16 @@ int32_t graftlm_multiply_bfloat16(const GraftlmMatrix* matrix, const uint16_t* x
 #endif
 }
 
-// out [K, 32 * num_blocks]: the transposed weights of consecutive blocks, padding included.
-void graftlm_decode_bfloat16(const GraftlmMatrix* matrix, int64_t first_block, int64_t num_blocks, uint16_t* out,
-                             int64_t num_threads) {
-    if (matrix->bits == 4) {
-        decode<FourBits>(*matrix, first_block, num_blocks, out, int(num_threads));
-    } else {
-        decode<EightBits>(*matrix, first_block, num_blocks, out, int(num_threads));
-    }
+// Whether this CPU has matrix units, and the operating system lets this process use them.
+int64_t graftlm_tiles_supported() { return may_use_coded_tiles(); }
+
+// The same on matrix units, where they are supported and groups fill tiles.
+int32_t graftlm_multiply_tiles(const GraftlmMatrix* matrix, const uint16_t* x, int64_t num_rows, uint16_t* out,
+                               int64_t num_threads) {
+#ifdef HAS_CODED_TILES
+    if (fits_tiles(*matrix)) return multiply_all_in_tiles(*matrix, x, num_rows, out, int(num_threads));
+#endif
+    return graftlm_multiply_bfloat16(matrix, x, num_rows, out, num_threads);
 }
 
 }  // extern "C"

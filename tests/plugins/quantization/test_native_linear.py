@@ -1,12 +1,18 @@
-import copy
-
 import pytest
 import torch
 
 from graftlm.errors import InvariantError
 from graftlm_quantization.coded_matrix import encode
-from graftlm_quantization.native_linear import NativeLinear
+from graftlm_quantization.native_linear import NativeLibrary, NativeLinear
 from graftlm_quantization.torch_linear import TorchLinear
+
+HAS_MATRIX_UNITS = torch.cpu._is_amx_tile_supported()
+
+
+@pytest.fixture(scope="module", params=["vectors", "matrix units"] if HAS_MATRIX_UNITS else ["vectors"])
+def library(library, kernel_cache, request) -> NativeLibrary:
+    """The compiled kernel, for each way that this CPU can multiply bfloat16."""
+    return NativeLibrary.load("g++", kernel_cache, use_matrix_units=request.param == "matrix units")
 
 
 def draw(*size, seed=0):
@@ -14,7 +20,7 @@ def draw(*size, seed=0):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize(("bits", "group_size"), [(4, 32), (4, 128), (8, 384), (8, 64)])
+@pytest.mark.parametrize(("bits", "group_size"), [(4, 32), (4, 128), (4, 384), (8, 384), (8, 64)])
 def test_any_number_of_rows_gives_what_the_decoded_weights_give(library, dtype, bits, group_size):
     """Tiles are cut differently for each number, 64 rows and more are multiplied another way, 1,025 take two passes."""
     matrix = encode(draw(45, 384, seed=1), bits, group_size)
@@ -29,17 +35,72 @@ def test_any_number_of_rows_gives_what_the_decoded_weights_give(library, dtype, 
         assert torch.allclose(out.float(), expected[:num_rows], rtol=0, atol=tolerance), num_rows
 
 
+@pytest.mark.parametrize(
+    ("size", "bits", "group_size"),
+    [
+        ((1, 8), 8, 8),
+        ((33, 40), 8, 40),
+        ((16, 136), 8, 136),
+        ((50, 296), 4, 296),  # a row's one group ends within a tile
+        ((70, 48), 4, 16),
+        ((31, 120), 8, 24),  # groups end within tiles
+        ((32, 192), 4, 96),
+        ((65, 768), 8, 256),
+    ],
+)
+def test_groups_and_sizes_need_not_fill_tiles(library, size, bits, group_size):
+    kernel, bias = NativeLinear(encode(draw(*size, seed=1), bits, group_size), draw(size[0]), library), draw(size[0])
+    x = draw(2049, size[1], seed=2).bfloat16()
+    expected = x.float() @ kernel.decoded().T + bias
+    for num_rows in (1, 15, 16, 17, 31, 32, 33, 48, 63, 64, 65, 80, 81, 2049):
+        out = kernel(x[:num_rows]).float()
+        assert torch.allclose(out, expected[:num_rows], rtol=0, atol=5e-3 * float(expected.abs().max())), num_rows
+
+
 @pytest.mark.parametrize(("bits", "group_size"), [(4, 64), (8, 1024)])
-@pytest.mark.parametrize("size", [(700, 1024), (20, 1024)])  # several panels, and less than one
-def test_decoded_panels_give_the_same(library, size, bits, group_size):
-    """As on CPUs with matrix units, where PyTorch multiplies."""
-    matrix, bias = encode(draw(*size, seed=1), bits, group_size), draw(size[0], seed=2)
-    by_panels = copy.copy(library)
-    by_panels.panel_rows = 24
-    x = draw(30, size[1]).bfloat16()
+@pytest.mark.parametrize("num_threads", [1, 3])
+def test_many_panels_are_shared_among_threads(library, bits, group_size, num_threads):
+    """More than fit into the cache at a time, for a thread or two."""
+    matrix, bias = encode(draw(1100, 1024, seed=1), bits, group_size), draw(1100, seed=2)
+    x, before = draw(70, 1024).bfloat16(), torch.get_num_threads()
     expected = x.float() @ matrix.decoded(0, matrix.num_blocks).T + bias
-    out = NativeLinear(matrix, bias, by_panels)(x).float()
-    assert torch.allclose(out, expected, rtol=0, atol=1e-2 * float(expected.abs().max()))
+    torch.set_num_threads(num_threads)
+    try:
+        for num_rows in (3, 70):
+            out = NativeLinear(matrix, bias, library)(x[:num_rows]).float()
+            assert torch.allclose(out, expected[:num_rows], rtol=0, atol=5e-3 * float(expected.abs().max())), num_rows
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize(("bits", "group_size"), [(4, 64), (4, 384), (8, 64), (8, 384)])
+def test_products_are_rounded_once(library, bits, group_size):
+    """The bias is added to float32: where it takes most of a product away, what is left is as exact as any number."""
+    matrix, x = encode(draw(45, 384, seed=1), bits, group_size), draw(200, 384, seed=3).bfloat16()
+    products = x.double() @ matrix.decoded(0, matrix.num_blocks).double().T
+    # From 64 rows on, weights are rounded; but matrix units scale products where a row has one scale.
+    are_exact = library.uses_matrix_units and group_size == 384
+    for num_rows in (1, 16, 17, 63, 64, 200) if are_exact else (1, 16, 17, 63):
+        bias = (0.01 - products[num_rows - 1]).float()
+        out = NativeLinear(matrix, bias, library)(x[:num_rows]).double()
+        torch.testing.assert_close(out, products[:num_rows] + bias.double(), rtol=2**-8, atol=1e-4)
+
+
+@pytest.mark.parametrize(("bits", "group_size", "num_inputs"), [(4, 32, 96), (4, 64, 128), (8, 64, 128), (8, 40, 40)])
+@pytest.mark.parametrize("num_rows", [2, 17, 40, 70])
+def test_numbers_that_are_none_stay_in_their_row(library, bits, group_size, num_inputs, num_rows):
+    kernel = NativeLinear(encode(draw(33, num_inputs), bits, group_size), None, library)
+    x = draw(num_rows, num_inputs, seed=1).bfloat16()
+    clean = kernel(x)
+    x[1, 1] = torch.nan
+    out, others = kernel(x), torch.arange(num_rows) != 1
+    assert out[1].isnan().all()
+    assert torch.equal(out[others], clean[others])
+
+
+def test_matrix_units_are_used_where_the_operating_system_lets_them(kernel_cache, library):
+    assert NativeLibrary.load("g++", kernel_cache).uses_matrix_units == HAS_MATRIX_UNITS
+    assert not NativeLibrary.load("g++", kernel_cache, use_matrix_units=False).uses_matrix_units
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
