@@ -872,7 +872,7 @@ struct BlockTask {
 
     int64_t token_of(int64_t i) const { return shared ? shared->members[first_member + i] : token + i; }
     // A token sees what stands at its position and before.
-    int64_t position_of(int64_t i) const { return shared ? shared->end : position + i; }
+    int64_t position_of(int64_t i) const { return shared ? shared->end - 1 : position + i; }
     int64_t oldest_of(int64_t i, int64_t window) const {
         return shared || position + i < window ? 0 : position + i - window + 1;
     }

@@ -12,6 +12,7 @@ from torch import Tensor
 from graftlm.contracts import LinearKernel
 from graftlm.errors import InvariantError
 from graftlm.layers.kernel_build import load_library
+from graftlm.layers.native_calls import call_native
 from graftlm_quantization.coded_matrix import BLOCK_ROWS, CodedMatrix
 
 __all__ = ["NativeLibrary", "NativeLinear"]
@@ -74,7 +75,7 @@ class NativeLibrary:
         function = self._multiply.get(x.dtype)
         if function is None:
             raise InvariantError(f"the kernel computes in {' and '.join(map(str, _FUNCTIONS))}, got {x.dtype}")
-        if not function(matrix, x.data_ptr(), x.shape[0], out.data_ptr(), torch.get_num_threads()):
+        if not call_native(function, matrix, x.data_ptr(), x.shape[0], out.data_ptr(), torch.get_num_threads()):
             raise MemoryError(f"no memory to multiply {list(x.shape)} activations with quantized weights")
 
 
