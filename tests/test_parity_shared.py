@@ -32,5 +32,5 @@ def test_greedy_tokens_equal_transformers(checkpoint, monkeypatch, page_size, ov
     with Engine(config) as engine:
         engine.generate([first, second], SamplingParams(temperature=0, max_tokens=1))
         outputs = engine.generate(prompts, SamplingParams(temperature=0, max_tokens=MAX_TOKENS))
-    assert [output.token_ids for output in outputs] == [oracle.generate(prompt, MAX_TOKENS) for prompt in prompts]
+    assert [list(output.token_ids) for output in outputs] == [oracle.generate(prompt, MAX_TOKENS) for prompt in prompts]
     assert max(0 if shared is None else len(shared.lens) for shared in found) == 2
