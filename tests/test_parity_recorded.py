@@ -1,5 +1,8 @@
 """Steps that are recorded and repeated give Hugging Face's greedy tokens, in float32, whoever arrives when."""
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 
@@ -66,9 +69,10 @@ def test_greedy_tokens_equal_transformers(checkpoint, model, cache, page_size, o
     "config",
     [
         {"execution": {"graphs": False}},
+        {"model": {"architecture": "transformers"}},
         {"attention": {"name": "torch_native", "options": {"kernel": "torch"}}},
     ],
-    ids=["told not to", "attention in PyTorch"],
+    ids=["told not to", "a model that may do anything", "attention in PyTorch"],
 )
 def test_what_does_not_repeat_is_not_recorded(checkpoint, config):
     parts = assembled(checkpoint("llama"), memory={"kv_tokens": 64}, **config)
@@ -86,6 +90,17 @@ def test_recorded_steps_of_few_bits_give_the_same_tokens(checkpoint, config):
         with Engine(EngineConfig.load({"model": model}, **settings)) as engine:
             answers.append([output.token_ids for output in engine.generate(prompts, params)])
     assert answers[0] == answers[1]
+
+
+def test_recording_does_not_import_pytorchs_compiler(checkpoint):
+    """That takes seconds, in the middle of the first answer."""
+    program = (
+        "import sys\nfrom graftlm import Engine, SamplingParams\n"
+        f"with Engine(model={str(checkpoint('llama'))!r}, memory={{'kv_tokens': 256}}) as engine:\n"
+        "    engine.generate([[5, 6, 7]], SamplingParams(temperature=0, max_tokens=8))\n"
+        "assert 'torch._dynamo' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)
 
 
 def test_new_weights_are_those_that_steps_compute_with(tmp_path):

@@ -11,7 +11,7 @@ from graftlm.errors import ConfigError, GraphCaptureError
 from graftlm.execution.decode_inputs import DecodeInputs, DecodeShape
 from graftlm.execution.graphs import CudaCapture, DecodeGraphs, EagerCapture, graph_sizes
 from graftlm.execution.kv_store import KVStore
-from graftlm.execution.recorded_steps import RecordedSteps
+from graftlm.execution.recorded_steps import MAX_RECORDED_SIZE, RecordedSteps
 
 __all__ = ["capture_graphs", "captured_sizes", "graphs_obstacle", "recorded_steps", "wants_graphs"]
 
@@ -104,11 +104,19 @@ def recorded_steps(
     Args:
         has_adapters: whether requests may bring their own changes to the weights.
     """
-    if device.type != "cpu" or config.execution.graphs is False or has_adapters:
+    if device.type != "cpu" or config.execution.graphs != "auto":
         return None
-    if not (model.repeats_calls and attention.repeats_calls):
-        return None
-    return RecordedSteps(attention, model.forward, config.scheduling.max_running_requests)
+    if not model.repeats_calls:
+        obstacle = "each step of the model makes other calls, as far as it says"
+    elif not attention.repeats_calls:
+        obstacle = "each step of the attention backend makes other calls, as far as it says"
+    elif has_adapters:
+        obstacle = "adapters change what a step computes"
+    else:
+        _logger.info("one-token steps of up to %d requests are recorded and repeated", MAX_RECORDED_SIZE)
+        return RecordedSteps(attention, model.forward, config.scheduling.max_running_requests)
+    _logger.info("one-token steps are not recorded: %s", obstacle)
+    return None
 
 
 def _free_bytes(device: torch.device) -> int | None:

@@ -91,6 +91,11 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.memory = _Memory()
         self._kept: list[Tensor] = []
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """No: PyTorch would import its compiler for that, seconds into the first step."""
+        return False
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if any(tag in func.tags for tag in _UNREPEATABLE):

@@ -33,12 +33,14 @@ def test_each_part_is_off_by_itself_in_every_round(saved):
         ("unshared", "full"),
         ("unshared", "prefix_cache"),
         ("unshared", "chunk_mixing"),
+        ("unshared", "graphs"),
         ("structured", "full"),
         ("structured", "prefix_cache"),
         ("structured", "chunk_mixing"),
         ("structured", "jump_forward"),
+        ("structured", "graphs"),
     ]
-    assert len(report["runs"]) == 2 * 7
+    assert len(report["runs"]) == 2 * 9
     for one in report["effects"]:
         assert one["ratio_q1"] <= one["ratio"] <= one["ratio_q3"]
         assert one["wall_s"] > 0
@@ -49,9 +51,13 @@ def test_each_part_is_off_by_itself_in_every_round(saved):
 def test_what_means_nothing_is_said_to_be_not_applicable(saved):
     report = json.loads((saved / "found.json").read_text())
     assert report["not_applicable"] == [
-        {"switch": "graphs", "workload": None, "reason": "there are no graphs on a cpu"},
         {"switch": "jump_forward", "workload": "unshared", "reason": "no request is under a grammar"},
     ]
+
+
+def test_a_cpu_that_only_pads_has_nothing_to_switch_off():
+    config = EngineConfig.load(None, ["model.device=cpu", "execution.graphs=true"])
+    assert SWITCHES["graphs"].not_applicable(config) == "a CPU replays steps only where execution.graphs is auto"
 
 
 def test_forced_text_takes_fewer_steps_than_sampling_it(saved):

@@ -73,9 +73,9 @@ def _cannot_fuse(config: EngineConfig) -> str | None:
     return None
 
 
-def _has_no_graphs(config: EngineConfig) -> str | None:
-    device = detect_platform(config).device
-    return None if device == "cuda" else f"there are no graphs on a {device}"
+def _replays_nothing(config: EngineConfig) -> str | None:
+    replays = detect_platform(config).device == "cuda" or config.execution.graphs == "auto"
+    return None if replays else "a CPU replays steps only where execution.graphs is auto"
 
 
 def _without_grammar(workload: Workload) -> str | None:
@@ -89,5 +89,5 @@ SWITCHES: Final = {
     "fused_ops": Switch({"model": {"native_ops": False}}, _cannot_fuse),
     "chunk_mixing": Switch({"scheduling": {"mix_chunks": False}}),
     "jump_forward": Switch({"grammar": {"jump_forward": False}}, unused_by=_without_grammar),
-    "graphs": Switch({"execution": {"graphs": False}}, _has_no_graphs),
+    "graphs": Switch({"execution": {"graphs": False}}, _replays_nothing),
 }
