@@ -117,7 +117,7 @@ class NativePagedAttention(AttentionBackend):
     Args:
         context: layers and cache; `native_obstacle(context)` is None.
         kernel: from `load_kernel`.
-        matrix_units: whether chunks of bfloat16 are multiplied on the CPU's matrix units (AMX) where it has any.
+        matrix_units: whether queries of bfloat16 are multiplied on the CPU's matrix units (AMX) where it has any.
     """
 
     kernel = "native"

@@ -163,6 +163,81 @@ def test_every_number_of_heads_that_share_keys(attend, group):
     check(attend, [(40, 3), (0, 20)], layer)
 
 
+@pytest.mark.parametrize("kv_dtype", [None, torch.int8], ids=["bfloat16", "int8"])
+@pytest.mark.parametrize("group", [1, 2, 3, 8, 9, 16, 17, 40])
+@pytest.mark.parametrize("page_size", [1, 16, 40])
+def test_one_token_for_every_number_of_heads_that_share_keys(attend, page_size, group, kv_dtype):
+    layer = AttentionLayer(0, num_heads=2 * group, num_kv_heads=2, head_dim=32, scale=0.2)
+    check(attend, [(63, 1), (200, 1), (20, 1), (143, 1)], layer, page_size=page_size, kv_dtype=kv_dtype)
+
+
+@pytest.mark.parametrize("special", SPECIALS)
+@pytest.mark.parametrize("group", [3, 16])
+@pytest.mark.parametrize("kv_dtype", [None, torch.int8], ids=["bfloat16", "int8"])
+def test_one_token_of_every_kind_of_layer(attend, special, group, kv_dtype):
+    options = {"num_heads": 2 * group, "num_kv_heads": 2, "head_dim": 64, "scale": 0.2} | SPECIALS[special]
+    if "value_prefix_dim" in options:
+        options["value_prefix_dim"] = 32
+    if "sinks" in options:
+        options["sinks"] = torch.linspace(-3, 9, 2 * group)
+    if options.get("sliding_window") == 45:
+        options["sliding_window"] = 145  # long enough for matrix units, and not where a tile begins
+    check(attend, [(700, 1), (1300, 1), (99, 1)], AttentionLayer(0, **options), page_size=16, kv_dtype=kv_dtype)
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "prefix"), [(32, None), (96, None), (128, None), (160, 32), (256, None), (576, 512)]
+)
+def test_one_token_of_every_depth_and_width(attend, head_dim, prefix):
+    layer = AttentionLayer(
+        0, num_heads=6, num_kv_heads=2, head_dim=head_dim, scale=head_dim**-0.5, value_prefix_dim=prefix
+    )
+    check(attend, [(250, 1), (63, 1)], layer, page_size=16)
+
+
+@pytest.mark.parametrize("page_size", [7, 16])
+@pytest.mark.parametrize("context", [62, 63, 64, 79, 80, 81, 127, 128, 254, 255, 256, 512, 513, 600])
+def test_one_token_at_every_end_of_a_context(attend, context, page_size):
+    layer = AttentionLayer(0, num_heads=6, num_kv_heads=2, head_dim=32, scale=0.2)
+    check(attend, [(context, 1)], layer, page_size=page_size)
+
+
+def test_a_token_among_later_and_larger_scores_corrects_its_sums(attend):
+    """In a later tile than others, and for some heads only, so that other heads' sums stay."""
+    layer = AttentionLayer(0, num_heads=6, num_kv_heads=2, head_dim=32, scale=1.0)
+    scene = draw([(70, 1), (150, 1), (0, 100)], layer, dtype=torch.bfloat16, page_size=16)
+    scene.inputs[0].q[:2, ::3] *= 4.0
+    scene = scene.with_input("k", slice(0, 2), 3.0)
+    torch.testing.assert_close(attend(scene), scene.run(ReferenceAttention).outputs[0], rtol=2e-2, atol=2e-2)
+
+
+@pytest.mark.parametrize("sink", [-1e4, 1e4])
+@pytest.mark.parametrize("context", [100, 2000])
+def test_a_token_whose_sink_is_far_from_its_scores(attend, context, sink):
+    """In one piece or in several, of which only the first has the sink."""
+    layer = AttentionLayer(0, num_heads=6, num_kv_heads=2, head_dim=32, scale=0.2, sinks=torch.full((6,), sink))
+    check(attend, [(context, 1)], layer, page_size=16)
+
+
+def test_matrix_units_are_used_for_one_token_where_there_are_any(kernel):
+    layer = AttentionLayer(0, num_heads=6, num_kv_heads=2, head_dim=64, scale=0.125)
+    scene = draw([(300 + i, 1) for i in range(40)], layer, dtype=torch.bfloat16)
+    on_units, without = (
+        scene.run(lambda context, use=use: NativePagedAttention(context, kernel, matrix_units=use)).outputs[0]
+        for use in (True, False)
+    )
+    assert torch.equal(on_units, without) != bool(kernel.graftlm_has_matrix_units())  # they round at other places
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf")])
+def test_a_token_that_cannot_be_weighed_stays_apart_from_others(attend, number):
+    layer = AttentionLayer(0, num_heads=6, num_kv_heads=2, head_dim=32, scale=0.2)
+    scene = draw([(90, 1), (120, 1)], layer, dtype=torch.bfloat16, page_size=16)
+    out, odd = attend(scene), attend(scene.with_input("q", slice(0, 1), number))
+    assert odd[0].isnan().all()
+    torch.testing.assert_close(odd[1], out[1], rtol=0, atol=0)
+
+
 @pytest.mark.parametrize("num_threads", [1, 2, 64])
 def test_blocks_of_any_size_give_the_same(attend, num_threads):
     layer = AttentionLayer(0, num_heads=6, num_kv_heads=2, head_dim=64, scale=0.125)
