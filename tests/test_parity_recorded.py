@@ -5,6 +5,7 @@ import sys
 
 import numpy as np
 import pytest
+import torch
 
 from graftlm import Engine, EngineConfig, SamplingParams
 from graftlm.assembly import assemble
@@ -103,15 +104,31 @@ def test_recording_does_not_import_pytorchs_compiler(checkpoint):
     subprocess.run([sys.executable, "-c", program], check=True)
 
 
-def test_new_weights_are_those_that_steps_compute_with(tmp_path):
+def overwritten():
+    """Write over memory that has been given back."""
+    return [torch.full((size,), 7.0, dtype=torch.bfloat16) for size in range(16, 70_000, 64)]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_steps_compute_with_the_weights_as_they_are_now(tmp_path, dtype):
+    """Packed ones are elsewhere after they were read or replaced."""
     params = SamplingParams(temperature=0, max_tokens=MAX_TOKENS)
     first, second = (write_tiny_checkpoint(tmp_path / str(seed), tokenizer=True, seed=seed) for seed in (1, 2))
+    settings = {"memory": {"kv_tokens": 256}, "cache": {"name": "chunk"}}  # no prefix: all steps round alike
+
+    def start(path, **more):
+        return Engine(model={"path": str(path), "dtype": dtype, "device": "cpu"}, **settings, **more)
+
     answers = []
     for path in (first, second):
-        with Engine(model=str(path), memory={"kv_tokens": 256}, execution={"graphs": False}) as engine:
+        with start(path, execution={"graphs": False}) as engine:
             answers.append(engine.generate([[5, 6, 7]], params)[0].token_ids)
     assert answers[0] != answers[1]
-    with Engine(model=str(first), memory={"kv_tokens": 256}) as engine:
+    with start(first) as engine:
+        assert engine.generate([[5, 6, 7]], params)[0].token_ids == answers[0]
+        engine.get_weight("model.layers.0.self_attn.q_proj.weight")
+        kept = overwritten()
         assert engine.generate([[5, 6, 7]], params)[0].token_ids == answers[0]
         engine.update_weights(second)
+        kept += overwritten()
         assert engine.generate([[5, 6, 7]], params)[0].token_ids == answers[1]

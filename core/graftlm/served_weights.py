@@ -166,7 +166,7 @@ class ServedWeights:
     def replace(self, new: NewWeights) -> None:
         """Copy checked weights into the model's own tensors.
 
-        Effects: graphs stay valid, or are captured anew where quantization makes other tensors.
+        Effects: graphs stay valid, or are captured anew where quantization or packing makes other tensors.
 
         Raises:
             EngineError: it failed halfway; the message says what the weights are now.
@@ -198,6 +198,7 @@ class ServedWeights:
             return self._model.read_weight(name).cpu()
         finally:
             self._prepare()  # what was unpacked to be read
+            self._forget_packed()
 
     def _check(self, new: NewWeights) -> None:
         twin = self._make_twin()
@@ -214,12 +215,20 @@ class ServedWeights:
                 ) from error
 
     def _copy(self, new: NewWeights) -> None:
-        if new.tensors is None or self._quantized is not None:
-            self._model.load_weights(new.items())
-        else:
-            self._model.update_weights(new.items())
-        self._prepare()
+        try:
+            if new.tensors is None or self._quantized is not None:
+                self._model.load_weights(new.items())
+            else:
+                self._model.update_weights(new.items())
+            self._prepare()
+        finally:
+            self._forget_packed()
         if self._graphs is not None and self._quantized is not None:
+            self._graphs.recapture()
+
+    def _forget_packed(self) -> None:
+        """Have nothing repeat calls with addresses of packed weights, which are elsewhere once they were unpacked."""
+        if self._graphs is not None and self._graphs.holds_packed:
             self._graphs.recapture()
 
     def _put_back(self, error: Exception) -> None:

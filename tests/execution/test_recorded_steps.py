@@ -11,6 +11,7 @@ from graftlm.contracts import StepCopies
 from graftlm.errors import GraphCaptureError
 from graftlm.execution.recorded_steps import RecordedSteps, record
 from graftlm.layers import call_native
+from graftlm.layers.packing import OneDnnMatrix, can_pack
 from graftlm.plan import StepPlan
 
 
@@ -76,6 +77,12 @@ BODIES = {
     "results of several tensors": lambda x: torch.cat(torch.max(copied(x), dim=1, keepdim=True)[:1] * 2, dim=1),
     "in place": lambda x: copied(x).index_add_(0, torch.zeros(len(x), dtype=torch.int64), copied(x)),
     "narrower and back": lambda x: x.bfloat16().float() + torch.ones(2) + x.new_zeros(2),
+    "some in place, some anew": lambda x: copied(
+        torch.ops.aten._native_batch_norm_legit(
+            copied(x), torch.ones(2), torch.zeros(2), torch.zeros(2), torch.ones(2), True, 0.1, 1e-5
+        )[0]
+    ),
+    "part of a larger tensor": lambda x: copied(x.repeat(1, 3)[:, 1:3].t().contiguous()[1:]).t(),
 }
 
 
@@ -131,6 +138,104 @@ def test_prompts_are_left_to_the_model():
     steps, forward = steps_of(BODIES["kernels"])
     assert steps.replay(plan_of([3, 4], lens=[1, 5])) is None
     assert forward.num_calls == 0
+
+
+def test_sizes_in_turns_do_not_disturb_each_other():
+    steps, _ = steps_of(lambda x: copied(copied(x) + 1).mul(2))
+    for _ in range(3):
+        for count in (5, 1, 3, 8, 2):
+            assert hidden_of(steps, range(count)) == [[2 * i + 2, 2 * i + 2] for i in range(count)]
+    assert steps.num_replays == 5
+
+
+def test_sizes_share_their_memory():
+    """Steps of 33 to 64 requests take what one of 64 takes."""
+
+    def forward(batch):
+        x = batch.input_ids.float()[:, None].expand(-1, 64).contiguous()
+        for _ in range(9):
+            x = copied(x * 2)
+        return x
+
+    steps = RecordedSteps(Backend(), forward, num_rows=8)
+    taken = set()
+    for count in (64, *range(33, 65)):
+        steps.replay(plan_of([1] * count))
+        taken.add(sum(block.nbytes for block in steps._memory.blocks.values()))
+    assert len(taken) == 1
+    assert taken.pop() < 6 * 64 * 64 * 4
+
+
+@pytest.mark.skipif(not can_pack(torch.float32), reason="oneDNN has no kernels here that gain from packing")
+def test_products_with_packed_weights_are_repeated():
+    packed = OneDnnMatrix(torch.tensor([[1.0, 2.0], [3.0, 4.0]]))
+    steps, _ = steps_of(lambda x: copied(packed(copied(x))))
+    for _ in range(3):
+        assert hidden_of(steps, [1, 2]) == [[1, 3], [4, 10]]
+    assert steps.num_replays == 1
+
+
+def test_what_is_not_a_number_does_not_end_recording():
+    """Such as where one request's sums overflow: that is its own error."""
+    steps, forward = steps_of(lambda x: copied(copied(x).sqrt()))
+    for tokens in ([4], [-4], [9]):
+        steps.replay(plan_of(tokens))
+    assert forward.num_calls == 3
+    assert [hidden_of(steps, [16]), hidden_of(steps, [25])] == [[[4, 0]], [[5, 0]]]
+    assert (forward.num_calls, steps.num_replays) == (3, 2)
+
+
+def test_a_step_in_which_a_kernel_fails_is_left_to_the_model():
+    """Results of kernels say whether they found memory, and the model knows what to make of it."""
+    memory = [True] * 10
+
+    def forward(x):
+        out = torch.empty_like(x)
+
+        def kernel(to, at, size):
+            ctypes.memmove(to, at, size)
+            return memory.pop()
+
+        if not call_native(kernel, out.data_ptr(), x.data_ptr(), x.nbytes):
+            raise MemoryError
+        return out
+
+    steps, _ = steps_of(forward)
+    for _ in range(3):
+        assert hidden_of(steps, [7]) == [[7, 0]]
+    memory.append(False)
+    assert hidden_of(steps, [7]) is None
+    assert hidden_of(steps, [8]) == [[8, 0]]
+    assert steps.num_replays == 2
+
+
+@pytest.mark.parametrize("field", ["seq_lens", "page_table_cpu", "window"])
+def test_a_model_that_reads_more_of_the_batch_than_tokens_is_not_recorded(field):
+    steps = RecordedSteps(Backend(), lambda batch: getattr(batch, field) is None or batch.positions, num_rows=8)
+    assert steps.replay(plan_of([3, 5])) is None
+    assert steps.replay(plan_of([3, 5])) is None
+
+
+def test_a_model_may_read_what_all_batches_of_a_size_share():
+    def forward(batch):
+        assert (batch.num_requests, batch.num_tokens, batch.num_decodes, batch.in_graph) == (2, 2, 2, False)
+        return copied(batch.input_ids.float())
+
+    steps = RecordedSteps(Backend(), forward, num_rows=8)
+    assert [hidden_of(steps, tokens) for tokens in ([3, 5], [1, 2], [7, 7])] == [[3, 5], [1, 2], [7, 7]]
+    assert steps.num_replays == 1
+
+
+def test_a_model_that_keeps_what_it_computes_is_not_recorded():
+    kept = []
+
+    def forward(x):
+        kept[:] = [copied(x)]
+        return copied(x)
+
+    steps, _ = steps_of(forward)
+    assert hidden_of(steps, [3]) is None
+    assert hidden_of(steps, [4]) is None
 
 
 UNREPEATABLE = {

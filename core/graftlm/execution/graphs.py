@@ -39,6 +39,11 @@ class ReplayedSteps(Protocol):
     #: Steps that have been replayed.
     num_replays: int
 
+    @property
+    def holds_packed(self) -> bool:
+        """Whether it computes with packed weights, which are elsewhere each time that they have been packed."""
+        ...
+
     def replay(self, plan: StepPlan) -> Tensor | None:
         """Return a step's hidden states [T, hidden], valid until the next replay; None if it cannot run this step."""
         ...
@@ -138,6 +143,11 @@ class DecodeGraphs:
         for size in reversed(self._sizes):
             on_size(size)
             self._replays[size] = self._captured(size)
+
+    @property
+    def holds_packed(self) -> bool:
+        """Never: weights are packed on a CPU only, where nothing is captured."""
+        return False
 
     @torch.inference_mode()
     def recapture(self) -> None:

@@ -1,9 +1,11 @@
 """Steps on a CPU without the Python between kernels: recorded once for a number of requests, then repeated."""
 
+import gc
 import logging
+from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Final
+from dataclasses import dataclass, fields, replace
+from typing import Any, Final, Self
 
 import numpy as np
 import torch
@@ -11,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from graftlm.contracts import AttentionBackend, ForwardBatch
 from graftlm.errors import GraphCaptureError
@@ -37,58 +40,81 @@ _UNREPEATABLE: Final = (
 
 
 class _Memory:
-    """Memory of the tensors of a recording: it stays, and takes another tensor once one is gone."""
+    """Memory of the tensors of recordings: it stays, and takes another tensor once one is gone.
+
+    Recordings that never run at the same time share it, as graphs share a pool: a step leaves nothing there but its
+    hidden states.
+    """
 
     def __init__(self) -> None:
-        self.blocks: list[NDArray[np.uint8]] = []
-        self._addresses: set[int] = set()
-        self._free: list[NDArray[np.uint8]] = []
-        self._taken: list[tuple[StorageWeakRef, NDArray[np.uint8]]] = []
+        self.blocks: dict[int, NDArray[np.uint8]] = {}  # by address
+        self._free: defaultdict[int, list[int]] = defaultdict(list)  # addresses by capacity
+        self._taken: list[tuple[StorageWeakRef, int]] = []
+
+    @property
+    def is_free(self) -> bool:
+        """Whether all tensors that it has given are gone."""
+        self._collect()
+        return not self._taken
 
     def like(self, tensor: Tensor) -> Tensor:
         """Return an uninitialised tensor of the same size, strides and dtype."""
-        num_bytes = tensor.untyped_storage().nbytes()
-        block = self._block(num_bytes)
-        storage = torch.frombuffer(block, dtype=torch.uint8).untyped_storage()
-        made = torch.empty(0, dtype=tensor.dtype).set_(storage, 0, tensor.size(), tensor.stride())
-        self._taken.append((StorageWeakRef(made.untyped_storage()), block))  # type: ignore[no-untyped-call]
+        at = self._take(tensor.untyped_storage().nbytes())
+        made = self._over(self.blocks[at], tensor)
+        self._taken.append((StorageWeakRef(made.untyped_storage()), at))  # type: ignore[no-untyped-call]
         return made
 
-    def _block(self, num_bytes: int) -> NDArray[np.uint8]:
-        alive = []
-        for reference, block in self._taken:
-            if reference.expired():  # type: ignore[no-untyped-call]
-                self._free.append(block)
-            else:
-                alive.append((reference, block))
-        self._taken = alive
-        for i, block in enumerate(self._free):
-            if len(block) == max(num_bytes, 1):
-                return self._free.pop(i)
-        whole = np.empty(max(num_bytes, 1) + _LINE, dtype=np.uint8)
-        start = -whole.ctypes.data % _LINE
-        block = whole[start : start + max(num_bytes, 1)]
-        self.blocks.append(block)
-        self._addresses.add(block.ctypes.data)
-        return block
-
-    def holds(self, tensor: Tensor) -> bool:
-        """Return whether a tensor lies in this memory."""
-        return _address(tensor) in self._addresses
+    def borrowed(self, tensor: Tensor) -> Tensor:
+        """Return a tensor over the same memory that does not keep it from being taken; others as they are."""
+        block = self.blocks.get(_address(tensor) or 0)
+        return tensor if block is None else self._over(block, tensor)
 
     def spoil(self) -> None:
         """Overwrite everything with bytes that are NaN in any floating dtype."""
-        for block in self.blocks:
+        for block in self.blocks.values():
             block.fill(0xFF)
+
+    @staticmethod
+    def _over(block: NDArray[np.uint8], tensor: Tensor) -> Tensor:
+        storage = torch.frombuffer(block, dtype=torch.uint8).untyped_storage()
+        return torch.empty(0, dtype=tensor.dtype).set_(storage, tensor.storage_offset(), tensor.size(), tensor.stride())
+
+    def _take(self, num_bytes: int) -> int:
+        self._collect()
+        capacity = 1 << (max(num_bytes, _LINE) - 1).bit_length()  # so that steps of other sizes can use it, too
+        if self._free[capacity]:
+            return self._free[capacity].pop()
+        whole = np.empty(capacity + _LINE, dtype=np.uint8)
+        start = -whole.ctypes.data % _LINE
+        block = whole[start : start + capacity]
+        self.blocks[block.ctypes.data] = block
+        return int(block.ctypes.data)
+
+    def _collect(self) -> None:
+        alive = []
+        for reference, at in self._taken:
+            if reference.expired():  # type: ignore[no-untyped-call]
+                self._free[len(self.blocks[at])].append(at)
+            else:
+                alive.append((reference, at))
+        self._taken = alive
+
+
+class _OtherResultError(Exception):
+    """A kernel returned something else than when it was recorded, such as that it found no memory."""
 
 
 class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Hears what a function has computed: kernels' calls and PyTorch's operations, in their order."""
+    """Hears what a function has computed: kernels' calls and PyTorch's operations, in their order.
 
-    def __init__(self) -> None:
+    Args:
+        memory: of the tensors that the function makes.
+    """
+
+    def __init__(self, memory: _Memory) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.calls: list[tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]] = []
-        self.memory = _Memory()
+        self.memory = memory
         self._kept: list[Tensor] = []
 
     @classmethod
@@ -103,34 +129,55 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
         out = func(*args, **kwargs)
         if func._schema.name in _ALLOCATIONS:
             return self.memory.like(out)
-        made = [out] if isinstance(out, Tensor) else out
-        if not (isinstance(made, list | tuple) and all(isinstance(tensor, Tensor) for tensor in made)):
+        made = _tensors_of(out)
+        if made is None:
             raise GraphCaptureError(f"{func} takes a value out of a tensor")
-        if func._schema.is_mutable:
+        if any(tensor.layout is not torch.strided for tensor in made):
+            raise GraphCaptureError(f"{func} gives tensors whose memory is not plain")
+        # What an operation returns of the memory that it was given, it has not computed: a view, or what it changed.
+        given = {_address(arg) for arg in tree_leaves((args, kwargs)) if isinstance(arg, Tensor)}
+        kept = [tensor if _address(tensor) in given else self.memory.like(tensor).copy_(tensor) for tensor in made]
+        # Recorded calls only borrow, so that others take the memory of what the function lets go.
+        args, kwargs = tree_map_only(Tensor, self.memory.borrowed, (args, kwargs))
+        if any(ours is not theirs for ours, theirs in zip(kept, made, strict=True)):
+            self.calls.append(
+                (_repeat_into, ([self.memory.borrowed(tensor) for tensor in kept], func, args, kwargs), {})
+            )
+        elif func._schema.is_mutable:
             self.calls.append((func, args, kwargs))
-        elif not _are_views(made, args):
-            self.calls.append((_repeat_into, (made, func, args, kwargs), {}))
         # Addresses of these may be among a kernel's arguments, which keep nothing.
-        self._kept += [tensor for tensor in made if not self.memory.holds(tensor)]
-        return out
+        self._kept += [tensor for tensor in kept if self.memory.borrowed(tensor) is tensor]
+        if out is None:
+            return None
+        return kept[0] if isinstance(out, Tensor) else type(out)(kept)
 
-    def heard(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+    def heard(self, function: Callable[..., Any], arguments: tuple[Any, ...], result: object) -> None:
         """Note a kernel's call."""
-        self.calls.append((function, arguments, {}))
+        if result is None:
+            self.calls.append((function, arguments, {}))
+        else:
+            self.calls.append((_repeat_with_result, (result, function, arguments), {}))
 
     def repeat(self) -> None:
-        """Compute again, on the same tensors."""
+        """Compute again, on the same tensors.
+
+        Raises:
+            _OtherResultError: a kernel returned something else.
+        """
         for function, arguments, options in self.calls:
             function(*arguments, **options)
 
 
-def record(function: Callable[[], None]) -> Recording:
+def record(function: Callable[[], None], memory: _Memory | None = None) -> Recording:
     """Run a function, and return what repeats its work.
+
+    Args:
+        memory: of the tensors that it makes, shared by recordings of which one runs at a time; None: its own.
 
     Raises:
         GraphCaptureError: it does what cannot be repeated, as far as can be seen, or fails.
     """
-    recording = Recording()
+    recording = Recording(_Memory() if memory is None else memory)
     try:
         with recording, heard_by(recording.heard):
             function()
@@ -141,20 +188,59 @@ def record(function: Callable[[], None]) -> Recording:
     return recording
 
 
-def _are_views(made: Sequence[Tensor], args: Any) -> bool:
-    """Whether what an operation returned is memory that it was given: then it computed nothing."""
-    given = {_address(arg) for arg in args if isinstance(arg, Tensor)}
-    return all(_address(tensor) in given for tensor in made)
+def _tensors_of(out: object) -> Sequence[Tensor] | None:
+    """Return the tensors that an operation has returned; None if it has returned something else."""
+    made = [] if out is None else [out] if isinstance(out, Tensor) else out
+    if isinstance(made, list | tuple) and all(isinstance(tensor, Tensor) for tensor in made):
+        return made
+    return None
 
 
-def _address(tensor: Tensor) -> int:
-    return tensor.untyped_storage().data_ptr()
+def _address(tensor: Tensor) -> int | None:
+    """Return where a tensor's storage begins; None where it has none, as in oneDNN's layouts."""
+    return tensor.untyped_storage().data_ptr() if tensor.layout is torch.strided else None
 
 
-def _repeat_into(made: Sequence[Tensor], func: Any, args: Any, kwargs: Any) -> None:
+def _repeat_into(kept: Sequence[Tensor], func: Any, args: Any, kwargs: Any) -> None:
     out = func(*args, **kwargs)
-    for tensor, again in zip(made, [out] if isinstance(out, Tensor) else out, strict=True):
+    for tensor, again in zip(kept, [out] if isinstance(out, Tensor) else out, strict=True):
         tensor.copy_(again)
+
+
+def _repeat_with_result(result: object, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+    if function(*arguments) != result:
+        raise _OtherResultError
+
+
+class _TokensOnly(ForwardBatch):
+    """A batch as a model may see it whose calls are repeated: what all batches of as many one-token requests share."""
+
+    __slots__ = ()
+
+    @classmethod
+    def of(cls, batch: ForwardBatch) -> Self:
+        """Return a batch with the same fields, of which some cannot be read."""
+        return cls(**{field.name: getattr(batch, field.name) for field in fields(batch)})
+
+    def __getattribute__(self, name: str) -> Any:
+        if name in _OTHER_EACH_STEP:
+            raise GraphCaptureError(
+                f"the model reads the batch's {name}, which the recorded calls would not read again"
+            )
+        return super().__getattribute__(name)
+
+    @property
+    def num_requests(self) -> int:
+        """B, of one token each."""
+        return self.num_tokens
+
+
+_OTHER_EACH_STEP: Final = frozenset(field.name for field in fields(ForwardBatch)) - {
+    "input_ids",
+    "positions",
+    "num_decodes",
+    "in_graph",
+}
 
 
 class RecordedSteps:
@@ -187,11 +273,18 @@ class RecordedSteps:
         self._input_ids, self._positions = torch.zeros(2, max_size, dtype=torch.int64)
         #: By the number of requests, and of threads.
         self._steps: dict[tuple[int, int], _RecordedStep] | None = {}
+        self._memory = _Memory()
+
+    @property
+    def holds_packed(self) -> bool:
+        """Always: kernels' arguments are addresses."""
+        return True
 
     def recapture(self) -> None:
         """Forget what has been recorded, since the model computes with other tensors than before. Between two steps."""
         if self._steps is not None:
             self._steps.clear()
+            self._memory = _Memory()
 
     @torch.inference_mode()
     def replay(self, plan: StepPlan) -> Tensor | None:
@@ -213,12 +306,15 @@ class RecordedSteps:
             if step is None:
                 step = self._steps[key] = self._recorded(batch)
             elif not step.is_checked:
-                self._check(step, batch)
+                return self._checked(step, batch)
             else:
                 step.recording.repeat()
                 self.num_replays += 1
+        except _OtherResultError:
+            return None  # the model runs into it, and says what it is
         except GraphCaptureError as error:
             self._steps = None
+            self._memory = _Memory()
             _logger.info("steps are not recorded: %s", error)
             return None
         return step.hidden
@@ -233,17 +329,26 @@ class RecordedSteps:
         return replace(batch, input_ids=input_ids, positions=positions)
 
     def _recorded(self, batch: ForwardBatch) -> "_RecordedStep":
-        hidden: list[Tensor] = []
-        recording = record(lambda: hidden.append(self._forward(batch)))
-        return _RecordedStep(recording, hidden[0])
+        found: list[Tensor] = []
+        recording = record(lambda: found.append(self._forward(_TokensOnly.of(batch))), self._memory)
+        hidden = self._memory.borrowed(found.pop())
+        if not self._memory.is_free:
+            gc.collect()
+            if not self._memory.is_free:  # by the time it is read again, another step has written there
+                raise GraphCaptureError("the model keeps tensors that it computed")
+        return _RecordedStep(recording, hidden)
 
-    def _check(self, step: "_RecordedStep", batch: ForwardBatch) -> None:
+    def _checked(self, step: "_RecordedStep", batch: ForwardBatch) -> Tensor:
+        """Run a step twice, and return what the model made of it."""
         expected = self._forward(batch)
-        step.recording.memory.spoil()
+        if expected.isnan().any():
+            return expected  # spoilt memory looks the same: a later step is checked
+        self._memory.spoil()
         step.recording.repeat()
         if not torch.equal(expected, step.hidden):
             raise GraphCaptureError("repeated calls gave other hidden states than the model: not all were heard")
         step.is_checked = True
+        return expected
 
 
 @dataclass(slots=True)

@@ -7,7 +7,7 @@ from typing import Any
 
 __all__ = ["call_native", "heard_by"]
 
-Listener = Callable[[Callable[..., Any], tuple[Any, ...]], None]
+Listener = Callable[[Callable[..., Any], tuple[Any, ...], object], None]
 
 
 class _Listening(threading.local):
@@ -25,15 +25,15 @@ def call_native(function: Callable[..., Any], *arguments: Any) -> Any:
     """
     result = function(*arguments)
     if _listening.listener is not None:
-        _listening.listener(function, arguments)
+        _listening.listener(function, arguments, result)
     return result
 
 
 @contextmanager
 def heard_by(listener: Listener) -> Iterator[None]:
-    """Tell a listener of this thread's calls meanwhile: of the function, and of its arguments."""
-    _listening.listener = listener
+    """Tell a listener of this thread's calls meanwhile: of the function, of its arguments, and of what it returned."""
+    before, _listening.listener = _listening.listener, listener
     try:
         yield
     finally:
-        _listening.listener = None
+        _listening.listener = before

@@ -10,6 +10,10 @@ __all__ = ["SharedPrefixes", "find_shared_prefixes"]
 #: Where fewer share less, reading it once saves less than joining two parts costs.
 _MIN_REQUESTS: Final = 4
 _MIN_TOKENS: Final = 256
+#: Pages of a request, and of a group, that are compared at once: so few that it ends soon after pages differ, and stays
+#: in the CPU's caches.
+_COMPARED_PAGES: Final = 512
+_COMPARED_IN_ALL: Final = 1 << 18
 
 
 class SharedPrefixes(NamedTuple):
@@ -32,7 +36,8 @@ def find_shared_prefixes(
     """Group a step's one-token requests by the pages that their contexts begin with; None where there is no group.
 
     Requests are grouped by the page of their 256th token, and one look at it is all that requests cost that share
-    nothing: a prefix cache gives no two of them the same page after different ones.
+    nothing: a prefix cache gives no two of them the same page after different ones. Of a group, pages are compared up
+    to the first that differ.
 
     Args:
         page_table: [B, P].
@@ -43,7 +48,10 @@ def find_shared_prefixes(
     column = -(-_MIN_TOKENS // page_size) - 1
     if num_decodes < _MIN_REQUESTS or page_table.shape[1] <= column:
         return None
-    (long,) = (seq_lens[:num_decodes] > (column + 1) * page_size).nonzero()
+    is_long = seq_lens[:num_decodes] > (column + 1) * page_size
+    if column:  # where a window has gone by, page 0 stands for all pages, and no layer reads it
+        is_long &= page_table[:num_decodes, column] != page_table[:num_decodes, 0]
+    (long,) = is_long.nonzero()
     order = long[page_table[long, column].argsort(kind="stable")]
     pages = page_table[order, column]
     ends = [*(np.flatnonzero(pages[1:] != pages[:-1]) + 1).tolist(), len(order)]
@@ -56,8 +64,7 @@ def find_shared_prefixes(
         if len(members) < _MIN_REQUESTS:
             continue
         num_pages = (int(seq_lens[members].min()) - 1) // page_size
-        differs = (page_table[members, :num_pages] != page_table[members[0], :num_pages]).any(axis=0)
-        num_shared = int(differs.argmax()) if differs.any() else num_pages
+        num_shared = _num_shared(page_table, members, num_pages)
         if num_shared * page_size >= _MIN_TOKENS:
             groups.append(members)
             lens.append(num_shared * page_size)
@@ -65,3 +72,16 @@ def find_shared_prefixes(
         return None
     starts = np.cumsum([0, *map(len, groups)], dtype=np.int32)
     return SharedPrefixes(starts, np.concatenate(groups).astype(np.int32), np.array(lens, dtype=np.int32))
+
+
+def _num_shared(page_table: NDArray[np.int32], members: NDArray[np.intp], num_pages: int) -> int:
+    """Return how many of the first `num_pages` pages all members have in common."""
+    start, width = 0, _COMPARED_PAGES
+    widest = max(width, _COMPARED_IN_ALL // len(members))
+    while start < num_pages:
+        end = min(start + width, num_pages)
+        differs = (page_table[members, start:end] != page_table[members[0], start:end]).any(axis=0)
+        if differs.any():
+            return start + int(differs.argmax())
+        start, width = end, min(2 * width, widest)
+    return num_pages

@@ -48,6 +48,45 @@ def test_a_groups_own_last_token_is_never_shared():
     assert found([(0, 40)] * 4, [320, 330, 340, 350], page_size=16, num_columns=50) == [([0, 1, 2, 3], 304)]
 
 
+@pytest.mark.parametrize("common", [511, 512, 513, 1024, 1500, 1599])
+def test_prefixes_of_any_length_are_found(common):
+    assert found([(0, common)] * 4, [1600] * 4, num_columns=1700) == [([0, 1, 2, 3], common)]
+
+
+def test_what_follows_the_first_difference_is_not_read():
+    """Steps do not get slower with contexts of which little is shared."""
+    compared = []
+
+    class Table(np.ndarray):
+        def __getitem__(self, key):
+            taken = super().__getitem__(key)
+            if isinstance(key, tuple) and isinstance(key[1], slice):
+                compared.append(taken.size)
+            return taken
+
+    table = table_of([(0, 300)] * 8, 50_000).view(Table)
+    shared = find_shared_prefixes(table, np.full(8, 50_000, dtype=np.int32), 8, 1)
+    assert shared.lens.tolist() == [300]
+    assert sum(compared) < 8 * 2048
+
+
+@pytest.mark.parametrize("page_size", [1, 16, 128])
+def test_page_0_in_front_of_a_window_is_nothing_in_common(page_size):
+    table = table_of([(0, 0)] * 6, 400)
+    table[:, :390] = 0
+    assert find_shared_prefixes(table, np.full(6, 400 * page_size, dtype=np.int32), 6, page_size) is None
+
+
+def test_pages_that_are_the_same_again_after_others_are_not_shared():
+    """No prefix cache gives such, and the answer does not depend on it."""
+    table = table_of([(0, 390)] * 4, 400)
+    table[:, 20] = [7001, 7002, 7003, 7004]
+    assert find_shared_prefixes(table, np.full(4, 395, dtype=np.int32), 4, 1) is None
+    table = table_of([(0, 390)] * 4, 400)
+    table[2, 300] = 7001
+    assert find_shared_prefixes(table, np.full(4, 395, dtype=np.int32), 4, 1).lens.tolist() == [300]
+
+
 @pytest.mark.parametrize(
     ("rows", "lens", "options"),
     [
