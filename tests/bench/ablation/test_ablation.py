@@ -1,6 +1,8 @@
 """`graftlm bench ablation`: an engine with one part off at a time."""
 
+import io
 import json
+from contextlib import redirect_stdout
 from dataclasses import replace
 
 import pytest
@@ -21,9 +23,11 @@ def saved(tmp_path_factory):
     arguments = ["--workload", "unshared,structured", "--off", "prefix_cache,chunk_mixing,jump_forward,graphs"]
     arguments += ["--scale", "0.05", "--rounds", "2", "--set", "memory.kv_tokens=4096", "--set", "model.device=cpu"]
     arguments += ["--json", str(folder / "found.json"), "--plot", str(folder / "found.png")]
-    with pytest.raises(SystemExit) as caught:
+    said = io.StringIO()
+    with redirect_stdout(said), pytest.raises(SystemExit) as caught:
         main(["bench", "ablation", *arguments])
     assert not caught.value.code
+    (folder / "said.txt").write_text(said.getvalue())
     return folder
 
 
@@ -46,6 +50,10 @@ def test_each_part_is_off_by_itself_in_every_round(saved):
         assert one["wall_s"] > 0
     assert {one["ratio"] for one in report["effects"] if one["switch"] == "full"} == {1.0}
     assert (saved / "found.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_few_rounds_are_said_to_tell_little(saved):
+    assert "too few rounds" in (saved / "said.txt").read_text()
 
 
 def test_what_means_nothing_is_said_to_be_not_applicable(saved):

@@ -7,6 +7,9 @@ from graftlm.bench.ablation.report import FULL, AblationReport
 
 __all__ = ["print_ablation"]
 
+# Below this, quartiles are the runs themselves.
+_FEW_ROUNDS = 5
+
 
 def print_ablation(report: AblationReport, console: Console) -> None:
     """Print a line for each workload and part, and what was not applicable."""
@@ -25,6 +28,8 @@ def print_ablation(report: AblationReport, console: Console) -> None:
         )
     console.print(table)
     console.print(f"medians of {report.rounds} rounds; a ratio is of the two runs of one round")
+    if report.rounds < _FEW_ROUNDS:
+        console.print(f"too few rounds to tell a part's effect from noise: take at least {_FEW_ROUNDS} (--rounds)")
     for skipped in report.not_applicable:
         where = "" if skipped.workload is None else f" to {skipped.workload}"
         console.print(f"{skipped.switch}: not applicable{where}: {skipped.reason}")
