@@ -1,11 +1,13 @@
 """What several folders' tests share: checkpoints, and a real server of the bundled model."""
 
 import logging
+import os
 
 import pytest
 import torch
 
 from graftlm.demo import demo_checkpoint
+from graftlm.layers.kernel_build import user_cache_dir
 from graftlm.testing.hugging_face import HuggingFaceModel
 from graftlm.testing.server_process import ServerProcess
 from graftlm.testing.tiny_adapters import write_tiny_adapter
@@ -81,6 +83,12 @@ def logging_as_it_was():
         if logger.handlers != handlers or logger.level != level:
             logger.handlers[:] = handlers
             logger.setLevel(level)
+
+
+@pytest.fixture(scope="session")
+def kernel_cache():
+    """Where compiled kernels are, those of engines too: each is compiled once, whoever needs it first."""
+    return user_cache_dir(os.environ)
 
 
 @pytest.fixture(scope="session")

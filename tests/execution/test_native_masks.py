@@ -10,8 +10,8 @@ from graftlm.execution.token_masks import forbid
 
 
 @pytest.fixture(scope="module")
-def native(tmp_path_factory):
-    return NativeMasks.load("g++", tmp_path_factory.mktemp("kernels") / "cache")
+def native(kernel_cache):
+    return NativeMasks.load("g++", kernel_cache)
 
 
 @pytest.mark.parametrize("rows", [[0, 1, 2, 3, 4], [4, 0], [2], []])

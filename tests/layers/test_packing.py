@@ -49,8 +49,8 @@ def test_other_dtypes_stay_as_they_are():
 
 
 @pytest.fixture(scope="module")
-def native_ops(tmp_path_factory):
-    return NativeOps.load("g++", tmp_path_factory.mktemp("kernels") / "cache")
+def native_ops(kernel_cache):
+    return NativeOps.load("g++", kernel_cache)
 
 
 @pytest.fixture(params=["torch", "native"])

@@ -15,9 +15,8 @@ needs_kernels = pytest.mark.skipif(
 
 
 @pytest.fixture(scope="module", params=["vectors", "matrix units"] if HAS_MATRIX_UNITS else ["vectors"])
-def kernels(tmp_path_factory, request):
-    cache = tmp_path_factory.mktemp("kernels") / "cache"
-    return PanelKernels.load("g++", cache, use_matrix_units=request.param == "matrix units")
+def kernels(kernel_cache, request):
+    return PanelKernels.load("g++", kernel_cache, use_matrix_units=request.param == "matrix units")
 
 
 #: Gates are divided by 1 + e^-exponent.
@@ -97,12 +96,12 @@ def test_gates_that_there_are_no_kernels_for_are_refused(kernels, weight, hidden
 
 
 @needs_kernels
-def test_an_adapter_changes_gates_before_they_are_activated(tmp_path):
+def test_an_adapter_changes_gates_before_they_are_activated(kernel_cache):
     layer = GatedLinear(8, {"gate_up_proj": 32}, "silu", device=torch.device("cpu"), dtype=torch.bfloat16)
     layer.weight.copy_(random(32, 8))
     x = random(3, 8, seed=1)
     plain = layer(x)
-    layer.use_ops(NativeOps.load("g++", tmp_path / "cache"))
+    layer.use_ops(NativeOps.load("g++", kernel_cache))
     layer.pack()
     torch.testing.assert_close(layer(x), plain, rtol=2**-6, atol=1e-6)
     layer.adapt(lambda x, out: out.mul_(0.5))
@@ -189,10 +188,10 @@ def test_cpus_that_there_are_no_kernels_for_are_told(monkeypatch, tmp_path):
 
 
 @needs_kernels
-def test_matrix_units_are_used_where_the_operating_system_lets_them(monkeypatch, tmp_path):
+def test_matrix_units_are_used_where_the_operating_system_lets_them(monkeypatch, kernel_cache):
     """The vector kernels hold panels of 64 rows, those for matrix units panels of 32 rows and 32 inputs."""
     if not HAS_MATRIX_UNITS:  # believed to be there, but the kernels know better
         monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: True)
-    kernels = PanelKernels.load("g++", tmp_path / "cache")
+    kernels = PanelKernels.load("g++", kernel_cache)
     assert kernels.size(1, 2) == (1024 if HAS_MATRIX_UNITS else 32)
-    assert PanelKernels.load("g++", tmp_path / "cache", use_matrix_units=False).size(1, 2) == 32
+    assert PanelKernels.load("g++", kernel_cache, use_matrix_units=False).size(1, 2) == 32

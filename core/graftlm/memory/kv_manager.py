@@ -322,20 +322,19 @@ class KVManager:
         Raises:
             InvariantError: naming the owners whose pages do not add up.
         """
-        owners = np.zeros(self.pool.num_pages, dtype=np.int32)
-        np.add.at(owners, np.flatnonzero(self.pool.free_mask()), 1)
-        num_cached = 0
-        for node in self.cache.walk():
-            np.add.at(owners, node.pages, 1)
-            num_cached += len(node.pages)
-        for row in np.flatnonzero(self.table.num_pages).tolist():
-            np.add.at(owners, self.table.own_pages(row), 1)
+        cached = [node.pages for node in self.cache.walk()]
+        own = [self.table.own_pages(row) for row in np.flatnonzero(self.table.num_pages).tolist()]
+        held = np.concatenate([np.flatnonzero(self.pool.free_mask()), *cached, *own])
+        unknown = held[(held < 0) | (held >= self.pool.num_pages)]
+        if len(unknown):
+            raise InvariantError(f"pages {unknown[:4].tolist()} are held, and there are no such pages")
+        num_cached = sum(map(len, cached))
         usage = self.usage
         if num_cached != usage.evictable + usage.locked:
             raise InvariantError(
                 f"prefix cache: holds {num_cached} pages, counts {usage.evictable} evictable + {usage.locked} locked"
             )
-        wrong = np.flatnonzero(owners != 1)
+        wrong = np.flatnonzero(np.bincount(held, minlength=self.pool.num_pages) != 1)
         if len(wrong):
             raise InvariantError(f"pages {self._describe(wrong[:4])} of {usage}")
         if self.row_windows is not None:

@@ -154,8 +154,8 @@ class WindowPages:
             InvariantError: naming some that are not.
         """
         holders = np.flatnonzero(self._window_page != _NONE)
-        owners = self._pool.free_mask().astype(np.int32)
-        np.add.at(owners, self._window_page[holders], 1)
+        free = np.flatnonzero(self._pool.free_mask())
+        owners = np.bincount(np.concatenate([free, self._window_page[holders]]), minlength=self.num_window_pages)
         if (owners != 1).any():
             wrong = np.flatnonzero(owners != 1)[:8].tolist()
             raise InvariantError(f"window pages {wrong} of {self.num_window_pages} are lost, or owned twice")

@@ -1,6 +1,7 @@
 """The oracle of models: the same checkpoint run by Hugging Face transformers."""
 
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -36,8 +37,29 @@ class HuggingFaceModel:
             held: what becomes of keys and values, [..., D], when they are cached, before anything attends to them. It
                 then goes on past an end-of-sequence token.
         """
+        if held is not None:
+            return self._generate_from_held(token_ids, max_tokens, held)
+        # As transformers' `generate` does, without what it does besides for every token, which costs as much.
+        inputs, cache = torch.tensor([list(token_ids)]), None
+        generated: list[int] = []
+        with torch.no_grad():
+            while len(generated) < max_tokens and self._ends.isdisjoint(generated[-1:]):
+                output = self._model(inputs, past_key_values=cache, use_cache=True, logits_to_keep=1)
+                cache = output.past_key_values
+                generated.append(int(output.logits[0, -1].argmax()))
+                inputs = torch.tensor([generated[-1:]])
+        return generated
+
+    @cached_property
+    def _ends(self) -> frozenset[int]:
+        ends = self._model.generation_config.eos_token_id
+        return frozenset(() if ends is None else [ends] if isinstance(ends, int) else ends)
+
+    def _generate_from_held(
+        self, token_ids: Sequence[int], max_tokens: int, held: Callable[[Tensor], Tensor]
+    ) -> list[int]:
         prompt = torch.tensor([list(token_ids)])
-        options = {} if held is None else {"past_key_values": _cache_that_holds(held), "eos_token_id": None}
+        options = {"past_key_values": _cache_that_holds(held), "eos_token_id": None}
         with torch.no_grad():
             output = self._model.generate(
                 prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=max_tokens, do_sample=False, **options

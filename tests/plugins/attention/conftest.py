@@ -1,16 +1,9 @@
 import ctypes
 import shutil
-from pathlib import Path
 
 import pytest
 
 from graftlm_attention.native_paged import load_kernel
-
-
-@pytest.fixture(scope="session")
-def kernel_cache(tmp_path_factory) -> Path:
-    """Where this session's compiled kernels go: each is compiled once."""
-    return tmp_path_factory.mktemp("kernels") / "cache"
 
 
 @pytest.fixture(scope="session")

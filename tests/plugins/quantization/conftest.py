@@ -1,15 +1,8 @@
 import shutil
-from pathlib import Path
 
 import pytest
 
 from graftlm_quantization.native_linear import NativeLibrary
-
-
-@pytest.fixture(scope="session")
-def kernel_cache(tmp_path_factory) -> Path:
-    """Where this session's compiled kernel goes: it is compiled once."""
-    return tmp_path_factory.mktemp("quantization-kernels") / "cache"
 
 
 @pytest.fixture(scope="session")
