@@ -27,6 +27,8 @@ demo: $(VENV)/.installed  ## serve the bundled model and ask it questions with t
 serve: $(VENV)/.installed  ## serve a model: make serve CONFIG=engine.yaml; without, the bundled one
 	$(BIN)/graftlm serve $(CONFIG)
 
+# Tests start hundreds of processes: what Python compiles for one serves all.
+test: export PYTHONDONTWRITEBYTECODE :=
 test: $(VENV)/.installed-dev  ## run the tests: CPU only, no network
 	$(BIN)/python -m pytest -m 'not gpu' -n auto --maxprocesses 8 --dist worksteal $(ARGS)
 
