@@ -34,7 +34,9 @@ class Enforcement:
             NotEnforcedError: nothing may be left out.
         """
         if self._strict:
-            raise NotEnforcedError(f"{path}: {message}")
+            is_plain = "enforced" in message and "strict" not in message
+            hint = f"{'' if message.endswith('.') else '.'} With strict false it is left out." if is_plain else ""
+            raise NotEnforcedError(f"{path}: {message}{hint}")
         self._paths.append(path)
 
 
