@@ -1,6 +1,8 @@
 """What assembling an engine does to its model."""
 
 import shutil
+import subprocess
+import sys
 from unittest.mock import Mock
 
 import pytest
@@ -9,12 +11,14 @@ from graftlm import Provider, hookimpl
 from graftlm.assembly import assemble, detect_platform
 from graftlm.config import EngineConfig
 from graftlm.contracts import AttentionCapabilities
+from graftlm.demo import demo_checkpoint
 from graftlm.errors import ConfigError
 from graftlm.layers import Linear
 from graftlm.layers.ops import NativeOps, TorchOps, UsesOps
 from graftlm.layers.packing import can_pack
 from graftlm.registry import Registry
 from graftlm.testing.tiny_models import write_tiny_checkpoint
+from graftlm.tokenization import Tokenizer
 
 
 @pytest.mark.parametrize("prepack", [True, False])
@@ -28,6 +32,32 @@ def test_large_matrices_are_packed_where_the_configuration_and_the_cpu_let_them(
     weights = [module.weight for module in parts.device_parts.model.modules() if isinstance(module, Linear)]
     # Of a packed layer, the plain weight is gone.
     assert any(weight.numel() == 0 for weight in weights) == (prepack and can_pack(weights[0].dtype))
+
+
+WITH_ANOTHERS_TOKENIZER = """
+import sys
+from pathlib import Path
+from graftlm.assembly import assemble, detect_platform
+from graftlm.config import EngineConfig
+from graftlm.registry import Registry
+from graftlm.tokenization import Tokenizer
+
+config = EngineConfig.load(None, ["model.path=demo", "model.device=cpu", "memory.kv_tokens=64"])
+platform = detect_platform(config)
+text = Path(sys.argv[1]).read_text()
+parts = assemble(config, Registry.load(config.plugins, (), platform), platform,
+                 await_tokenizer=lambda: Tokenizer.from_json(text))
+parts.loop.close()
+print(parts.tokenizer.encode("2 + 3").tolist(), "transformers" in sys.modules)
+"""
+
+
+def test_with_anothers_tokenizer_the_checkpoints_is_not_read_nor_what_reads_it_imported(tmp_path):
+    tokenizer = Tokenizer.load(demo_checkpoint())
+    (tmp_path / "tokenizer.json").write_text(tokenizer.to_json())
+    command = [sys.executable, "-c", WITH_ANOTHERS_TOKENIZER, str(tmp_path / "tokenizer.json")]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout.split("\n")[-2] == f"{tokenizer.encode('2 + 3').tolist()} False"
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")

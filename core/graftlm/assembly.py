@@ -179,12 +179,14 @@ def assemble(
     *,
     on_stage: Callable[[str], None] | None = None,
     on_step: Observer | None = None,
+    await_tokenizer: Callable[[], Tokenizer] | None = None,
 ) -> EngineParts:
     """Create every part. The only place where parts learn of each other.
 
     Args:
         on_stage: hears what is being done, such as "loading weights"; None: a terminal shows how far that is.
         on_step: hears of every committed step, besides the plugins that observe steps.
+        await_tokenizer: returns the tokenizer, when all else that takes long is done; None: it is the checkpoint's.
 
     Raises:
         GraftlmError: the leaf says which part, and what to do.
@@ -194,7 +196,8 @@ def assemble(
     _check_choices(config, registry)
     path = resolve_checkpoint(config.model.path)
     model_config = load_model_config(path)
-    tokenizer = Tokenizer.load(path, trust_remote_code=config.model.trust_remote_code)
+    if await_tokenizer is None:
+        tokenizer = Tokenizer.load(path, trust_remote_code=config.model.trust_remote_code)
     target = _Target(
         device=torch.device(platform.device),
         dtype=torch_dtype(config.model.dtype, model_config),
@@ -262,6 +265,8 @@ def assemble(
     weights.captured_in(graphs)
     runner = ModelRunner(model, attention, sampler, num_rows, target.device, mover, graphs, adapter_layers)
 
+    if await_tokenizer is not None:
+        tokenizer = await_tokenizer()
     spare_core = SpareCore(time.monotonic, config.grammar.timeout_s)
     grammars = make_grammars(config, registry, tokenizer, model_config, spare_core)
     make_cache = _cache_factory(config, registry, memory, tiers)

@@ -119,7 +119,7 @@ class Grammars:
                     return found[-1]
         if not found:
             (_, first), *others = refusals.items()
-            raise GrammarError("; fallback ".join([first, *[f"{name}: {said}" for name, said in others]]))
+            raise GrammarError("; fallback ".join([first.rstrip("."), *[f"{name}: {said}" for name, said in others]]))
         return min(found, key=lambda enforcement: len(enforcement.unenforced))
 
     def compiler(self, backend: str | None = None) -> GrammarCompiler:

@@ -35,6 +35,24 @@ def test_text_encodes_as_with_hugging_face(byte_level, byte_level_folder, text):
         assert byte_level.decode(ids, skip_special_tokens=skip) == reference.decode(ids, skip_special_tokens=skip)
 
 
+def test_a_serialised_tokenizer_reads_and_writes_the_same_and_knows_no_chats(byte_level):
+    copy = Tokenizer.from_json(byte_level.to_json())
+    for text in TEXTS:
+        ids = byte_level.encode(text)
+        assert copy.encode(text).tolist() == ids.tolist()
+        assert copy.decode(ids, skip_special_tokens=False) == byte_level.decode(ids, skip_special_tokens=False)
+    assert copy.vocab_size == byte_level.vocab_size
+    assert (copy.eos_token_ids, copy.special_tokens, copy.has_chat_template) == ((), {}, False)
+    with pytest.raises(InvalidPromptError, match="no chat template"):
+        copy.apply_chat_template([{"role": "user", "content": "x"}])
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[1]"])
+def test_what_is_no_serialised_tokenizer_is_refused(text):
+    with pytest.raises(CheckpointError, match="cannot read a serialised tokenizer"):
+        Tokenizer.from_json(text)
+
+
 def test_a_batch_encodes_as_its_texts_do(byte_level):
     batch = byte_level.encode_batch(TEXTS)
     assert [ids.tolist() for ids in batch] == [byte_level.encode(text).tolist() for text in TEXTS]

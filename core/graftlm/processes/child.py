@@ -17,7 +17,7 @@ import msgspec
 from graftlm.errors import GraftlmError
 from graftlm.logs import configure_logging
 from graftlm.processes.channels import Inbox, Outbox, deliver_all
-from graftlm.processes.messages import Failed, Progress, Ready
+from graftlm.processes.messages import AnyMessage, Failed, LoadTokenizer, Progress, Ready
 from graftlm.processes.names import DETOKENIZER, scheduler_index
 
 __all__ = ["ChildSetup", "main"]
@@ -118,6 +118,18 @@ def _run_scheduler(setup: ChildSetup, to_main: Outbox) -> None:
     from graftlm.processes.scheduler_process import SchedulerProcess
     from graftlm.processes.step_metrics import StepMetrics
     from graftlm.registry import Registry
+    from graftlm.tokenization import Tokenizer
+
+    early: list[AnyMessage] = []
+
+    def await_tokenizer() -> Tokenizer:
+        """Wait for main's, as it came out of the checkpoint, rather than read the checkpoint twice."""
+        on_stage("waiting for the tokenizer")
+        while True:
+            for message in inbox.receive(None):
+                if isinstance(message, LoadTokenizer):
+                    return Tokenizer.from_json(message.json)
+                early.append(message)
 
     if setup.num_threads is not None:
         torch.set_num_threads(setup.num_threads)
@@ -129,7 +141,9 @@ def _run_scheduler(setup: ChildSetup, to_main: Outbox) -> None:
         events = KVEventPublisher(replica_endpoint(setup.kv_events, scheduler_index(setup.name)), setup.name)
     registry = Registry.load(config.plugins, () if events is None else (events,), platform)
     metrics = StepMetrics()
-    parts = assemble(config, registry, platform, on_stage=on_stage, on_step=metrics.observe)
+    parts = assemble(
+        config, registry, platform, on_stage=on_stage, on_step=metrics.observe, await_tokenizer=await_tokenizer
+    )
     process = SchedulerProcess(
         setup.name, parts, metrics, inbox, to_main, Outbox, setup.detokenizer, time.monotonic, events
     )
@@ -137,4 +151,4 @@ def _run_scheduler(setup: ChildSetup, to_main: Outbox) -> None:
     gc.collect()
     gc.freeze()
     to_main.send(Ready(process=setup.name, pid=os.getpid(), info=parts.summary()))
-    process.run()
+    process.run(early)

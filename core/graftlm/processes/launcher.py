@@ -154,7 +154,7 @@ class Launcher:
         """Wait until every process is ready.
 
         Args:
-            tokenizer_json: what the detokenizer decodes with.
+            tokenizer_json: what the detokenizer decodes with, and schedulers tell grammars' tokens by.
 
         Returns: what each scheduler said of itself.
 
@@ -162,7 +162,8 @@ class Launcher:
             GraftlmError: a process could not start; the error is its own.
         """
         self._tokenizer_json = tokenizer_json
-        self._send_tokenizer(self._children[DETOKENIZER])
+        for child in self._children.values():
+            self._send_tokenizer(child)
         futures = [child.ready for child in self._children.values() if child.ready is not None]
         infos = await asyncio.gather(*futures)
         return infos[1:]
@@ -233,8 +234,8 @@ class Launcher:
         assert child.process.stdin is not None  # it is a pipe
         child.process.stdin.write(msgspec.json.encode(self._setup(child)) + b"\n")
         child.outbox = Outbox(child.endpoint)
+        self._send_tokenizer(child)
         if child.name == DETOKENIZER:
-            self._send_tokenizer(child)
             for name in self.scheduler_names:  # those that start later are told when they start
                 self.send(name, UseDetokenizer(endpoint=child.endpoint))
         self._spawn_task(self._wait_for_end(child, child.process))

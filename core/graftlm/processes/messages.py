@@ -109,17 +109,14 @@ class UseDetokenizer(Message, frozen=True, kw_only=True):
     endpoint: str
 
 
-class Shutdown(Message, frozen=True, kw_only=True):
-    """End the process."""
-
-
-# -- main to detokenizer -----------------------------------------------------------------------------------------------
-
-
 class LoadTokenizer(Message, frozen=True, kw_only=True):
-    """The tokenizer to decode with, in the `tokenizers` library's JSON; answered by Ready."""
+    """The tokenizer, in the `tokenizers` library's JSON: what a child still needs to answer with Ready."""
 
     json: str
+
+
+class Shutdown(Message, frozen=True, kw_only=True):
+    """End the process."""
 
 
 # -- scheduler to detokenizer ------------------------------------------------------------------------------------------
@@ -220,7 +217,7 @@ class Load(Message, frozen=True, kw_only=True):
     histograms: dict[str, tuple[list[int], float]]
 
 
-ToScheduler: TypeAlias = Generate | Abort | Call | UseDetokenizer | Shutdown
+ToScheduler: TypeAlias = LoadTokenizer | Generate | Abort | Call | UseDetokenizer | Shutdown
 ToDetokenizer: TypeAlias = LoadTokenizer | Opened | TokenBatch | Abort | Call | Shutdown
 FromChild: TypeAlias = Accepted | Rejected | TextBatch | Progress | Ready | Failed | Reply | Load
 

@@ -1,7 +1,7 @@
 """A replica of the model in a process of its own: messages in, steps, tokens out."""
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -102,8 +102,14 @@ class SchedulerProcess:
             "set_adapters": self._adapters.set_all,
         }
 
-    def run(self) -> None:
-        """Serve until told to shut down."""
+    def run(self, early: Sequence[AnyMessage] = ()) -> None:
+        """Serve until told to shut down.
+
+        Args:
+            early: messages that came before there was anything to take them.
+        """
+        for message in early:
+            self._take(message)
         while not self._closing:
             for message in self._inbox.receive(self._wait_s()):
                 self._take(message)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -58,6 +59,22 @@ class Tokenizer:
         self._core.no_truncation()
         self._decoder = RustTokenDecoder(self._core)
         self._vocab_size = 1 + max(self._core.get_vocab(with_added_tokens=True).values(), default=-1)
+
+    @classmethod
+    def from_json(cls, text: str) -> Tokenizer:
+        """Make a tokenizer of what `to_json` of another returned; it knows texts and tokens, and no chats.
+
+        Neither the checkpoint nor the library that reads it is needed, which takes seconds to import.
+
+        Raises:
+            CheckpointError: the text is not the serialisation of a tokenizer.
+        """
+        import tokenizers
+
+        try:
+            return cls(_WithoutChats(tokenizers.Tokenizer.from_str(text)))
+        except Exception as error:  # the library raises `Exception` itself
+            raise CheckpointError(f"cannot read a serialised tokenizer: {_one_line(error)[:200]}") from error
 
     @classmethod
     def load(cls, path: Path, *, trust_remote_code: bool = False) -> Tokenizer:
@@ -221,6 +238,17 @@ class Tokenizer:
         """Return a chat as a prompt's token ids, int32 [n]; see `apply_chat_template`."""
         text = self.apply_chat_template(messages, add_generation_prompt=add_generation_prompt, **template_args)
         return self.encode(text, add_special_tokens=False)
+
+
+@dataclass(frozen=True, slots=True)
+class _WithoutChats:
+    """Stands for a Hugging Face tokenizer of which only the part in Rust is known."""
+
+    backend_tokenizer: tokenizers.Tokenizer
+    is_fast: bool = True
+    eos_token_id: int | None = None
+    chat_template: str | None = None
+    special_tokens_map: dict[str, str] = field(default_factory=dict)
 
 
 def _load_pretrained(path: Path, trust_remote_code: bool) -> Any:

@@ -11,6 +11,8 @@ __all__ = ["ThinkFormat"]
 
 _OPEN: Final = "<think>"
 _CLOSE: Final = "</think>"
+#: Stands between the reasoning and the answer.
+_SEPARATOR: Final = "\n\n"
 
 _Delta: TypeAlias = ReasoningDelta | ContentDelta
 
@@ -18,7 +20,7 @@ _Delta: TypeAlias = ReasoningDelta | ContentDelta
 class _Place(Enum):
     START = auto()
     REASONING = auto()
-    #: After the reasoning, where white space is no content yet.
+    #: After the reasoning, where a separator is no content yet.
     AFTER = auto()
     CONTENT = auto()
 
@@ -53,8 +55,11 @@ class _ThinkParser(ReasoningParser):
             case _Place.REASONING:
                 return self._reason(deltas)
             case _Place.AFTER:
-                self._held = self._held.lstrip()
-                return bool(self._held) and self._go(_Place.CONTENT, self._held)
+                # Whatever else the answer begins with is its own: a grammar may ask for white space.
+                start = self._held.removeprefix(_SEPARATOR)
+                if _SEPARATOR.startswith(start) and len(start) == len(self._held):
+                    return False
+                return bool(start) and self._go(_Place.CONTENT, start)
         if self._held:
             deltas.append(ContentDelta(self._held))
             self._held = ""

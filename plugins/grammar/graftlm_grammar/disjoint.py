@@ -10,6 +10,7 @@ from graftlm_grammar.enforcement import Enforcement, NotEnforcedError
 __all__ = ["check_disjoint", "json_type", "resolve", "types_of"]
 
 _MAX_PAIRS: Final = 4096
+_MAX_STEPS: Final = 400_000  # schemas looked at, and names of properties; about a second
 
 
 def json_type(value: Any) -> str:
@@ -36,9 +37,12 @@ def resolve(root: Any, ref: Any, path: str) -> Any:
         raise NotEnforcedError(f"{path}: {message}")
     schema = root
     for name in ref.split("/")[1:]:
-        if not isinstance(schema, dict) or name not in schema:
-            raise GrammarError(f"{path}: {ref} leads nowhere")
-        schema = schema[name]
+        if isinstance(schema, dict) and name in schema:
+            schema = schema[name]
+        elif isinstance(schema, list) and name in map(str, range(len(schema))):
+            schema = schema[int(name)]
+        else:
+            raise GrammarError(f"{path}: {ref[:80]} leads nowhere")
     return schema
 
 
@@ -76,36 +80,51 @@ def _overlap(root: Any, branches: list[Any]) -> tuple[int, int] | None:
                 return owner[value], i
             owner[value] = i
     rest = set(others)
+    comparison = _Comparison(root)
     pairs = ((i, j) for i in others for j in range(len(branches)) if j not in rest or j < i)
     for num, (i, j) in enumerate(pairs):
         if num == _MAX_PAIRS:
             raise NotEnforcedError(f"more than {_MAX_PAIRS} pairs of branches are not compared")
-        if not _are_disjoint(root, branches[i], branches[j]):
+        if not comparison.are_disjoint(branches[i], branches[j]):
             return min(i, j), max(i, j)
     return None
 
 
-def _are_disjoint(root: Any, one: Any, other: Any, depth: int = 0) -> bool:
-    """Tell whether surely no value is valid under both schemas: by type, by value, or by a property that differs.
+class _Comparison:
+    """Tells of pairs of schemas whether surely no value is valid under both.
 
     Args:
         root: what references refer to.
     """
-    one, other = _without_refs(root, one), _without_refs(root, other)
-    if not isinstance(one, dict) or not isinstance(other, dict) or depth > 4:
-        return False
-    values, other_values = _values(one), _values(other)
-    if values is not None and other_values is not None:
-        return values.isdisjoint(other_values)
-    types, other_types = _types(one), _types(other)
-    if types is None or other_types is None:
-        return False
-    if types.isdisjoint(other_types):
-        return True
-    return types == other_types == {"object"} and any(
-        _are_disjoint(root, one["properties"][name], other["properties"][name], depth + 1)
-        for name in _always_there(one) & _always_there(other)
-    )
+
+    def __init__(self, root: Any) -> None:
+        self._root = root
+        self._steps = 0
+
+    def are_disjoint(self, one: Any, other: Any, depth: int = 0) -> bool:
+        """Tell it by type, by value, or by a property that differs.
+
+        Raises:
+            NotEnforcedError: this takes too long.
+        """
+        one, other = _without_refs(self._root, one), _without_refs(self._root, other)
+        if not isinstance(one, dict) or not isinstance(other, dict) or one is other or depth > 4:
+            return False
+        values, other_values = _values(one), _values(other)
+        if values is not None and other_values is not None:
+            return values.isdisjoint(other_values)
+        types, other_types = _types(one), _types(other)
+        if types is None or other_types is None:
+            return False
+        if types.isdisjoint(other_types):
+            return True
+        if not types == other_types == {"object"}:
+            return False
+        names = _always_there(one) & _always_there(other)
+        self._steps += 1 + len(one.get("required", ())) + len(other.get("required", ()))
+        if self._steps > _MAX_STEPS:
+            raise NotEnforcedError("to compare the branches takes too long")
+        return any(self.are_disjoint(one["properties"][name], other["properties"][name], depth + 1) for name in names)
 
 
 def types_of(root: Any, schema: Any) -> set[str] | None:

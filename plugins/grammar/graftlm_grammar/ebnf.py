@@ -8,6 +8,7 @@ from typing import Final, TypeAlias
 
 from graftlm.errors import GrammarError
 from graftlm_grammar.char_set import CharSet, complement, union
+from graftlm_grammar.spec_text import count_of
 
 __all__ = [
     "EMPTY",
@@ -27,7 +28,7 @@ _SPACE: Final = re.compile(r"(?:[ \t\r\n]|#[^\n]*)*")
 _SPACES: Final = frozenset(" \t\r\n#")
 _NAME: Final = re.compile(r"[a-zA-Z_][a-zA-Z0-9_.-]*")
 _HEAD: Final = re.compile(rf"({_NAME.pattern})[ \t]*::=")
-_QUANTIFIER: Final = re.compile(r"[*+?]|\{\s*(\d+)\s*(?:(,)\s*(\d*)\s*)?\}")
+_QUANTIFIER: Final = re.compile(r"[*+?]|\{\s*([0-9]+)\s*(?:(,)\s*([0-9]*)\s*)?\}")
 _QUANTIFIERS: Final = frozenset("*+?{")
 _CODE: Final = re.compile(r"\\(?:x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8}))")
 _CONTROLS: Final = {"n": "\n", "r": "\r", "t": "\t", "f": "\f", "v": "\v", "0": "\0", "a": "\a", "b": "\b"}
@@ -190,8 +191,8 @@ class _Reader:
         if found is None:
             raise self._error("expected {m}, {m,} or {m,n}")
         text, least, comma, most = found.group(), *found.groups()
-        if any(int(count) > _MAX_REPEATS for count in (least, most) if count):
-            raise self._error(f"{text}: more than {_MAX_REPEATS} repetitions are not supported; use * or +")
+        if any(count_of(count) > _MAX_REPEATS for count in (least, most) if count):
+            raise self._error(f"{text[:80]}: more than {_MAX_REPEATS} repetitions are not supported; use * or +")
         if most and int(most) < int(least):
             raise self._error(f"{text} counts downwards")
         self._at = found.end()

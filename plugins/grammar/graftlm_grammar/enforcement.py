@@ -1,11 +1,15 @@
 """What becomes of the parts of a specification that cannot be enforced: refused, or left out and named."""
 
 import json
-from typing import NoReturn
+from typing import Final, NoReturn
 
 from graftlm.errors import GrammarError
 
 __all__ = ["Enforcement", "NotEnforcedError", "refuse", "show"]
+
+
+#: Characters of paths, of one specification: they are kept as long as its answer may be asked for again.
+_MAX_TOLD: Final = 2**17
 
 
 class NotEnforcedError(GrammarError):
@@ -18,6 +22,7 @@ class Enforcement:
     def __init__(self, strict: bool) -> None:
         self._strict = strict
         self._paths: list[str] = []
+        self._num_chars = 0
 
     @property
     def unenforced(self) -> tuple[str, ...]:
@@ -32,11 +37,15 @@ class Enforcement:
 
         Raises:
             NotEnforcedError: nothing may be left out.
+            GrammarError: too much is.
         """
         if self._strict:
             is_plain = "enforced" in message and "strict" not in message
             hint = f"{'' if message.endswith('.') else '.'} With strict false it is left out." if is_plain else ""
             raise NotEnforcedError(f"{path}: {message}{hint}")
+        self._num_chars += len(path)
+        if self._num_chars > _MAX_TOLD:
+            raise GrammarError(f"{path[:80]}: the paths of what is not enforced have over {_MAX_TOLD:,} characters")
         self._paths.append(path)
 
 

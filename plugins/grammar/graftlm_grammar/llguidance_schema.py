@@ -215,7 +215,8 @@ class _Preparation:
         for keys in _COUNTS:
             limits = counts(schema, keys, path, self.enforcement)
             kept |= {key: limit for key, limit in zip(keys, limits, strict=True) if key in schema and limit is not None}
-        bounds = {key: schema[key] for key in _BOUNDS if key in schema and self._is_bound(schema[key], f"{path}.{key}")}
+        named = [key for key in _BOUNDS if key in schema and self._is_bound(schema[key], f"{path}.{key}")]
+        bounds = {key: _whole(schema[key]) for key in named}
         if self._are_apart(bounds, path, closed):
             kept |= bounds
         if "multipleOf" in schema and self._is_multiple(schema["multipleOf"], f"{path}.multipleOf", closed):
@@ -233,6 +234,8 @@ class _Preparation:
                 refuse(f"{path}.{key}", "expected a non-empty list of values")
             if not all(_is_spelt(value) for value in values):
                 self.enforcement.leave_out(f"{path}.{key}", "control characters are not enforced")
+            elif not all(_is_exact(value) for value in values):
+                self.enforcement.leave_out(f"{path}.{key}", "whole numbers beyond -2**53 to 2**53 are not enforced")
             elif key in schema:
                 # As a branch of its own: llguidance then meets it with all that stands beside it.
                 kept.setdefault("allOf", []).append({"enum": values})
@@ -368,6 +371,20 @@ def _is_spelt(value: Any) -> bool:
     return not isinstance(value, str) or all(
         any(first <= ord(char) <= last for first, last in _SPELT) for char in value
     )
+
+
+def _is_exact(value: Any) -> bool:
+    """Tell whether double precision, in which llguidance reads numbers, holds all whole numbers of a value."""
+    if isinstance(value, dict):
+        return all(map(_is_exact, value.values()))
+    if isinstance(value, list):
+        return all(map(_is_exact, value))
+    return not isinstance(value, int) or abs(value) <= _MAX_BOUND
+
+
+def _whole(bound: int | float) -> int | float:
+    """Return a bound as an integer where it is one: as a fraction llguidance rounds large ones."""
+    return int(bound) if isinstance(bound, float) and bound.is_integer() else bound
 
 
 def _library_error(schema: dict[str, Any]) -> str:

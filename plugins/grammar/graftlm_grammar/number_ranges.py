@@ -39,6 +39,10 @@ def integers_between(low: int | None, high: int | None) -> str | None:
 
 def numbers_between(low: Bound | None, high: Bound | None) -> str | None:
     """Return an expression for the numbers between two bounds, without exponents; None where there are none."""
+    if low is not None and high is not None:
+        both_inclusive = low.inclusive and high.inclusive
+        if low.value > high.value or (low.value == high.value and not both_inclusive):
+            return None
     parts = []
     zero = Bound(Decimal(0))
     if low is None or low.value < 0:

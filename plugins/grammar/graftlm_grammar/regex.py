@@ -21,6 +21,7 @@ from graftlm_grammar.char_set import (
     union,
 )
 from graftlm_grammar.enforcement import NotEnforcedError
+from graftlm_grammar.spec_text import count_of
 
 __all__ = ["MAX_REPEATS", "regex_to_ebnf"]
 
@@ -29,7 +30,7 @@ MAX_REPEATS: Final = 1000
 
 _MAX_DEPTH: Final = 100
 _ANY: Final = complement(())
-_QUANTIFIER: Final = re.compile(r"([*+?]|\{(\d+)(?:(,)(\d*))?\})\??")  # the last ? is lazy: all the same to a grammar
+_QUANTIFIER: Final = re.compile(r"([*+?]|\{([0-9]+)(?:(,)([0-9]*))?\})\??")  # a last ? (lazy) changes nothing
 _POSIX: Final = re.compile(r"\[([:.=])\^?\w+\1\]")  # ECMAScript would read [[:alpha:]] as one of "[:alph" and a ]
 _CODE: Final = re.compile(r"\\(?:x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4}))")
 _CONTROLS: Final = {"n": "\n", "r": "\r", "t": "\t", "f": "\f", "v": "\v"}
@@ -138,12 +139,12 @@ class _Parser:
         if found is None:
             return "", 1
         text, lower, comma, upper = found.groups()
-        if upper and int(upper) < int(lower):
-            raise self._error(f"{text} counts downwards")
+        if upper and count_of(upper) < count_of(lower):
+            raise self._error(f"{text[:80]} counts downwards")
         self._at = found.end()
         if lower is None:
             return text, 1
-        return f"{{{lower}{comma or ''}{upper or ''}}}", max(1, int(lower), int(upper or 1))
+        return f"{{{lower}{comma or ''}{upper or ''}}}", max(1, count_of(lower), count_of(upper or "1"))
 
     def _class(self) -> str:
         self._at += 1

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from graftlm.contracts import GrammarKind, GrammarSpec
 from graftlm.errors import GrammarError
 
-__all__ = ["check_text", "reading_regex"]
+__all__ = ["check_text", "count_of", "reading_regex"]
 
 
 def check_text(spec: GrammarSpec, max_len: int) -> None:
@@ -38,3 +38,8 @@ def reading_regex() -> Iterator[None]:
         yield
     except GrammarError as error:
         raise GrammarError(f"{GrammarKind.REGEX.value}: {error}") from error
+
+
+def count_of(digits: str) -> int:
+    """Return how many repetitions digits ask for; of more than ten digits, that it is a thousand millions at least."""
+    return int(digits.lstrip("0")[:10] or "0")

@@ -254,6 +254,10 @@ def test_pythonic_literals_follow_types_items_and_enumerations(schema, literals)
         ("assistant\n<think>\n", "So.\n</think>\n\nYes. ", "So.", "Yes. "),
         ("<think>\n", "So </thi", "So </thi", ""),
         ("<think>\n\n</think>\n\n", "Yes.", "", "Yes."),
+        ("<think>\n", "So</think>\n\n 12", "So", " 12"),
+        ("<think>\n", "So</think>\n\n\nYes", "So", "\nYes"),
+        ("<think>\n", "So</think>\n\n", "So", ""),
+        ("<think>\n", "So</think> Yes", "So", " Yes"),
     ],
 )
 def test_reasoning_is_told_from_the_answer(prompt_end, text, reasoning, content):

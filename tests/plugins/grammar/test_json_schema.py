@@ -3,6 +3,7 @@
 import json
 import random
 import re
+import time
 from pathlib import Path
 
 import jsonschema
@@ -13,7 +14,8 @@ from graftlm.contracts import GrammarKind, GrammarSpec
 from graftlm.errors import GrammarError
 from graftlm_grammar.formats import FORMATS
 from graftlm_grammar.json_schema import translate_schema
-from graftlm_grammar.options import XGrammarOptions
+from graftlm_grammar.llguidance_backend import LLGuidanceBackend
+from graftlm_grammar.options import LLGuidanceOptions, XGrammarOptions
 from graftlm_grammar.schema_keywords import ANNOTATIONS, COMBINED, ENFORCED
 
 NUMBER = {"type": "number"}
@@ -174,7 +176,7 @@ def test_whitespace_between_the_parts_is_bounded(texts, length):
         ({"type": "date"}, r'\$\.type: expected one or some of string, .*, got "date"'),
         ({"type": []}, r"\$\.type: expected"),
         ({"type": "integer", "minLength": 2}, r"\$\.minLength: not enforced for type integer"),
-        ({**NUMBER, "multipleOf": 0.5}, r"\$\.multipleOf: not enforced for type number\. With strict false it is left out\."),
+        ({**NUMBER, "multipleOf": 0.5}, r"\$\.multipleOf: not enforced for type number\. With strict false it is left"),
         ({**INTEGER, "multipleOf": 2, "minimum": 3}, r"\$\.multipleOf: enforced for type integer only"),
         ({"type": ["integer", "number"], "multipleOf": 2}, r"\$\.multipleOf: enforced for type integer only"),
         ({**INTEGER, "multipleOf": 257}, r"\$\.multipleOf: expected a whole number from 1 to 256, got 257"),
@@ -470,3 +472,62 @@ def test_the_docs_list_the_keywords_of_each_type(name, keywords):
     if keywords:
         (row,) = [line for line in PAGE.splitlines() if line.startswith(f"| `{name}` |")]
         assert set(re.findall(r"`(\w+)`", row.split("|")[2])) == keywords
+
+
+@pytest.mark.parametrize(
+    "bounds",
+    [
+        {"minimum": 10, "maximum": 7},
+        {"minimum": -1, "maximum": -2},
+        {"minimum": 5, "maximum": 4.9},
+        {"exclusiveMinimum": 2.5, "exclusiveMaximum": 0.5},
+        {"exclusiveMinimum": 2.5, "maximum": 2.5},
+    ],
+)
+def test_no_number_lies_between_bounds_that_cross(bounds):
+    with pytest.raises(GrammarError, match="no number lies between these bounds"):
+        translate_schema(json.dumps({**NUMBER, **bounds}), XGrammarOptions())
+
+
+def test_branches_that_take_too_long_to_compare_are_refused_soon():
+    names = [f"p{i}" for i in range(100)]
+    left, right = (
+        {"type": "object", "required": names, "properties": {n: {"$ref": f"#/$defs/{d}"} for n in names}} for d in "BA"
+    )
+    schema = {"$defs": {"A": left, "B": right}, "oneOf": [{"$ref": "#/$defs/A"}, {"$ref": "#/$defs/B"}]}
+    before_s = time.process_time()
+    with pytest.raises(GrammarError, match=r"\$\.oneOf: not enforced: to compare the branches takes too long"):
+        translate_schema(json.dumps(schema), XGrammarOptions())
+    assert time.process_time() - before_s < 20
+
+
+def test_a_reference_may_lead_through_a_list(texts):
+    schema = {"type": "array", "prefixItems": [{"const": "a"}], "items": {"$ref": "#/prefixItems/0"}}
+    rules = translate_schema(json.dumps(schema), XGrammarOptions())
+    assert rules
+    with pytest.raises(GrammarError, match="leads nowhere"):
+        translate_schema(json.dumps({**schema, "items": {"$ref": "#/prefixItems/1"}}), XGrammarOptions())
+
+
+def test_what_is_left_out_is_told_up_to_a_limit():
+    names = {f"a{i}": {"type": "null", "uniqueItems": True} for i in range(1500)}
+    schema = {"type": "object", "properties": {"n" * 10_000: {"type": "object", "properties": names}}}
+    with pytest.raises(GrammarError, match="the paths of what is not enforced have over 131,072 characters"):
+        translate_schema(json.dumps(schema), XGrammarOptions(), strict=False)
+
+
+@pytest.mark.parametrize("schema", [{"enum": [9007199254740993]}, {"const": {"a": [-(2**64)]}}, {"enum": ["a", 2**80]}])
+def test_whole_numbers_that_llguidance_would_round_are_refused(schema, byte_context):
+    backend = LLGuidanceBackend(LLGuidanceOptions(), byte_context)
+    with pytest.raises(
+        GrammarError, match=r"\$\.(enum|const): whole numbers beyond -2\*\*53 to 2\*\*53 are not enforced"
+    ):
+        backend.check(GrammarSpec(GrammarKind.JSON_SCHEMA, json.dumps(schema)))
+
+
+def test_a_bound_with_a_point_is_not_rounded_by_llguidance(texts_of, byte_context):
+    llg = texts_of(LLGuidanceBackend(LLGuidanceOptions(), byte_context))
+    schema = {"type": "integer", "minimum": 9007199254740991.0, "maximum": 9007199254740992}
+    right = ["9007199254740991", "9007199254740992"]
+    spec = GrammarSpec(GrammarKind.JSON_SCHEMA, json.dumps(schema))
+    assert llg.accepted_by_spec(spec, ["9007199254740990", *right, "9007199254740993"]) == right

@@ -159,3 +159,14 @@ def test_random_expressions_match_what_pythons_do(texts, seed):
 def test_a_search_finds_it_anywhere(texts, regex, accepted, rejected):
     ebnf = f"root ::= {regex_to_ebnf(regex, search=True)}"
     assert texts.accepted("ebnf", ebnf, [*accepted, *rejected]) == accepted
+
+
+def test_only_digits_of_ascii_count():
+    with pytest.raises(GrammarError, match="{ needs something to repeat"):
+        regex_to_ebnf("a{\u0663}")
+
+
+@pytest.mark.parametrize("regex", ["a{" + "9" * 5000 + "}", "a{1," + "9" * 5000 + "}"])
+def test_counts_of_any_length_are_read(regex):
+    with pytest.raises(GrammarError, match="repetitions"):
+        regex_to_ebnf(regex)
