@@ -162,7 +162,7 @@ def test_a_search_finds_it_anywhere(texts, regex, accepted, rejected):
 
 
 def test_only_digits_of_ascii_count():
-    with pytest.raises(GrammarError, match="{ needs something to repeat"):
+    with pytest.raises(GrammarError, match=r"\{ needs something to repeat"):
         regex_to_ebnf("a{\u0663}")
 
 
