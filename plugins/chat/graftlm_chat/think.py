@@ -11,8 +11,8 @@ __all__ = ["ThinkFormat"]
 
 _OPEN: Final = "<think>"
 _CLOSE: Final = "</think>"
-#: Stands between the reasoning and the answer.
-_SEPARATOR: Final = "\n\n"
+#: Line ends between the reasoning and the answer, at most.
+_NUM_LINE_ENDS: Final = 2
 
 _Delta: TypeAlias = ReasoningDelta | ContentDelta
 
@@ -20,7 +20,7 @@ _Delta: TypeAlias = ReasoningDelta | ContentDelta
 class _Place(Enum):
     START = auto()
     REASONING = auto()
-    #: After the reasoning, where a separator is no content yet.
+    #: After the reasoning, where line ends are no content yet.
     AFTER = auto()
     CONTENT = auto()
 
@@ -56,10 +56,8 @@ class _ThinkParser(ReasoningParser):
                 return self._reason(deltas)
             case _Place.AFTER:
                 # Whatever else the answer begins with is its own: a grammar may ask for white space.
-                start = self._held.removeprefix(_SEPARATOR)
-                if _SEPARATOR.startswith(start) and len(start) == len(self._held):
-                    return False
-                return bool(start) and self._go(_Place.CONTENT, start)
+                rest = self._held[:_NUM_LINE_ENDS].lstrip("\n") + self._held[_NUM_LINE_ENDS:]
+                return bool(rest) and self._go(_Place.CONTENT, rest)
         if self._held:
             deltas.append(ContentDelta(self._held))
             self._held = ""

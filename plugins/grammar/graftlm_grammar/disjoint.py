@@ -1,6 +1,7 @@
 """Whether two JSON schemas can have a value in common."""
 
 import json
+import re
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -9,8 +10,9 @@ from graftlm_grammar.enforcement import Enforcement, NotEnforcedError
 
 __all__ = ["check_disjoint", "json_type", "resolve", "types_of"]
 
+_INDEX: Final = re.compile("0|[1-9][0-9]{0,8}")
 _MAX_PAIRS: Final = 4096
-_MAX_STEPS: Final = 400_000  # schemas looked at, and names of properties; about a second
+_MAX_STEPS: Final = 400_000  # schemas looked at, their values and names of properties; about a second
 
 
 def json_type(value: Any) -> str:
@@ -39,7 +41,7 @@ def resolve(root: Any, ref: Any, path: str) -> Any:
     for name in ref.split("/")[1:]:
         if isinstance(schema, dict) and name in schema:
             schema = schema[name]
-        elif isinstance(schema, list) and name in map(str, range(len(schema))):
+        elif isinstance(schema, list) and _INDEX.fullmatch(name) and int(name) < len(schema):
             schema = schema[int(name)]
         else:
             raise GrammarError(f"{path}: {ref[:80]} leads nowhere")
@@ -110,6 +112,9 @@ class _Comparison:
         one, other = _without_refs(self._root, one), _without_refs(self._root, other)
         if not isinstance(one, dict) or not isinstance(other, dict) or one is other or depth > 4:
             return False
+        self._steps += 1 + _size(one) + _size(other)
+        if self._steps > _MAX_STEPS:
+            raise NotEnforcedError("to compare the branches takes too long")
         values, other_values = _values(one), _values(other)
         if values is not None and other_values is not None:
             return values.isdisjoint(other_values)
@@ -121,9 +126,6 @@ class _Comparison:
         if not types == other_types == {"object"}:
             return False
         names = _always_there(one) & _always_there(other)
-        self._steps += 1 + len(one.get("required", ())) + len(other.get("required", ()))
-        if self._steps > _MAX_STEPS:
-            raise NotEnforcedError("to compare the branches takes too long")
         return any(self.are_disjoint(one["properties"][name], other["properties"][name], depth + 1) for name in names)
 
 
@@ -142,6 +144,11 @@ def _without_refs(root: Any, schema: Any) -> Any:
         else:
             return schema
     return None
+
+
+def _size(schema: Mapping[str, Any]) -> int:
+    """Return how many values and names a comparison goes through."""
+    return sum(len(schema[key]) for key in ("enum", "required") if isinstance(schema.get(key), list))
 
 
 def _values(schema: Mapping[str, Any]) -> set[str] | None:

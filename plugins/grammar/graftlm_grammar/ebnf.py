@@ -193,12 +193,13 @@ class _Reader:
         text, least, comma, most = found.group(), *found.groups()
         if any(count_of(count) > _MAX_REPEATS for count in (least, most) if count):
             raise self._error(f"{text[:80]}: more than {_MAX_REPEATS} repetitions are not supported; use * or +")
-        if most and int(most) < int(least):
-            raise self._error(f"{text} counts downwards")
+        if most and count_of(most) < count_of(least):
+            raise self._error(f"{text[:80]} counts downwards")
         self._at = found.end()
         if least is None:
             return Repeated(item, int(text == "+"), 1 if text == "?" else None)
-        return Repeated(item, int(least), int(most) if most else None if comma else int(least))
+        at_least = count_of(least)
+        return Repeated(item, at_least, count_of(most) if most else None if comma else at_least)
 
     def _literal(self) -> Expression:
         self._at += 1

@@ -258,6 +258,8 @@ def test_pythonic_literals_follow_types_items_and_enumerations(schema, literals)
         ("<think>\n", "So</think>\n\n\nYes", "So", "\nYes"),
         ("<think>\n", "So</think>\n\n", "So", ""),
         ("<think>\n", "So</think> Yes", "So", " Yes"),
+        ("<think>\n", "So</think>\nYes", "So", "Yes"),
+        ("<think>\n", "So</think>\n", "So", ""),
     ],
 )
 def test_reasoning_is_told_from_the_answer(prompt_end, text, reasoning, content):

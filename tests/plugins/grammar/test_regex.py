@@ -161,6 +161,11 @@ def test_a_search_finds_it_anywhere(texts, regex, accepted, rejected):
     assert texts.accepted("ebnf", ebnf, [*accepted, *rejected]) == accepted
 
 
+def test_zeros_before_a_count_change_nothing(texts):
+    ebnf = f"root ::= {regex_to_ebnf('a{' + '0' * 5000 + '2}')}"
+    assert texts.accepted("ebnf", ebnf, ["a", "aa", "aaa"]) == ["aa"]
+
+
 def test_only_digits_of_ascii_count():
     with pytest.raises(GrammarError, match=r"\{ needs something to repeat"):
         regex_to_ebnf("a{\u0663}")

@@ -1,5 +1,7 @@
 """An ablation for a terminal."""
 
+from typing import Final
+
 from rich.console import Console
 from rich.table import Table
 
@@ -7,8 +9,8 @@ from graftlm.bench.ablation.report import FULL, AblationReport
 
 __all__ = ["print_ablation"]
 
-# Below this, quartiles are the runs themselves.
-_FEW_ROUNDS = 5
+#: With fewer, quartiles say nothing of noise.
+_FEW_ROUNDS: Final = 5
 
 
 def print_ablation(report: AblationReport, console: Console) -> None:
