@@ -36,10 +36,14 @@ def backends():
     return {"first": Picky("not", "if"), "second": Picky("not", "then"), "third": Picky("if")}
 
 
+def refuse(compiled, reasoning):
+    raise AssertionError(f"nothing here waits for {reasoning}")
+
+
 @pytest.fixture
 def grammars(backends):
     def make_compiler(name):
-        return GrammarCompiler(lambda: backends[name], lambda: 0.0, cache_size=4, timeout_s=1.0)
+        return GrammarCompiler(lambda: backends[name], lambda: 0.0, delay=refuse, cache_size=4, timeout_s=1.0)
 
     return Grammars(make_compiler, "first", ["second"], list(backends))
 

@@ -23,6 +23,9 @@ class Named(CompiledGrammar):
     def __init__(self, text):
         self.text = text
 
+    def behind(self, reasoning):
+        return Named(f"{reasoning.end} {self.text}")
+
     def matcher(self):
         raise NotImplementedError
 
@@ -68,7 +71,7 @@ class Rig:
         self.backend = Backend()
         self.num_created = 0
         self.now = 0.0
-        fields = {"cache_size": 4, "timeout_s": 10.0, "num_threads": 1} | kwargs
+        fields = {"delay": Named.behind, "cache_size": 4, "timeout_s": 10.0, "num_threads": 1} | kwargs
         self.compiler = GrammarCompiler(self._create, lambda: self.now, **fields)
 
     def _create(self):
@@ -192,7 +195,7 @@ def test_a_backend_that_cannot_be_created_says_so_each_time():
     def create():
         raise PluginError("no such library")
 
-    compiler = GrammarCompiler(create, lambda: 0.0, cache_size=4, timeout_s=1.0)
+    compiler = GrammarCompiler(create, lambda: 0.0, delay=Named.behind, cache_size=4, timeout_s=1.0)
     for _ in range(2):
         with pytest.raises(PluginError, match="no such library"):
             compiler.check(spec("a"))
@@ -204,7 +207,7 @@ def test_a_backend_whose_creation_panics_fails_who_waits_for_it():
     def create():
         raise Panic("no luck")
 
-    compiler = GrammarCompiler(create, lambda: 0.0, cache_size=4, timeout_s=1.0)
+    compiler = GrammarCompiler(create, lambda: 0.0, delay=Named.behind, cache_size=4, timeout_s=1.0)
     with pytest.raises(GrammarError, match="Panic: no luck"):
         compiler.compile(spec("a")).result(LIMIT_S)
 

@@ -6,10 +6,19 @@ Imports no torch: the main process of the server checks grammars and computes no
 import time
 from collections.abc import Mapping
 from contextlib import nullcontext
-from typing import Any
+from functools import lru_cache
+from typing import Any, Final
 
 from graftlm.config import EngineConfig
-from graftlm.contracts import GrammarBackend, GrammarContext, GrammarOptions, ModelConfig, Provider
+from graftlm.contracts import (
+    CompiledGrammar,
+    GrammarBackend,
+    GrammarContext,
+    GrammarOptions,
+    ModelConfig,
+    Provider,
+)
+from graftlm.delayed_grammar import DelayedGrammar, Reasoning, ReasoningTokens
 from graftlm.errors import ConfigError
 from graftlm.grammar_choice import Grammars
 from graftlm.grammars import GrammarCompiler
@@ -19,6 +28,9 @@ from graftlm.spare_core import SpareCore
 from graftlm.tokenization import Tokenizer
 
 __all__ = ["make_grammars"]
+
+#: Kinds of reasoning whose tokens are remembered; a model has one or two.
+_MAX_REASONINGS: Final = 8
 
 
 def make_grammars(
@@ -48,6 +60,13 @@ def make_grammars(
         if registry.provider("grammar", name, "grammar.options.fallback") is default:
             raise ConfigError(f"grammar.options.fallback: {name} cannot fall back to itself; leave it out")
 
+    @lru_cache(maxsize=_MAX_REASONINGS)
+    def tokens(reasoning: Reasoning) -> ReasoningTokens:
+        return ReasoningTokens(reasoning, tokenizer, model_config.vocab_size, model_config.eos_token_ids)
+
+    def delay(compiled: CompiledGrammar, reasoning: Reasoning) -> CompiledGrammar:
+        return DelayedGrammar(compiled, tokens(reasoning), is_open=reasoning.begin is None)
+
     def make_compiler(name: str) -> GrammarCompiler:
         is_default = name == default.name
         provider = default if is_default else registry.provider("grammar", name)
@@ -61,7 +80,9 @@ def make_grammars(
 
         size, timeout_s = settings.cache_size, settings.timeout_s
         beside = nullcontext if spare_core is None else spare_core.taken
-        return GrammarCompiler(make_backend, time.monotonic, cache_size=size, timeout_s=timeout_s, beside=beside)
+        return GrammarCompiler(
+            make_backend, time.monotonic, delay=delay, cache_size=size, timeout_s=timeout_s, beside=beside
+        )
 
     available = [provider.name for provider in registry.available("grammar")]
     return Grammars(make_compiler, default.name, fallback, available)

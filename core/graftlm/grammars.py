@@ -9,18 +9,22 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, nullcontext
-from typing import Final, TypeVar
+from typing import Final, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from graftlm.contracts import CompiledGrammar, GrammarBackend, GrammarKind, GrammarMatcher, GrammarSpec
+from graftlm.delayed_grammar import Reasoning, fill_bitmasks
 from graftlm.errors import EngineClosedError, GraftlmError, GrammarError, SamplingParamsError
 from graftlm.types import SamplingParams
 
-__all__ = ["Compilation", "GrammarCompiler", "grammar_spec"]
+__all__ = ["Compilation", "GrammarCompiler", "grammar_spec", "reasoning_before"]
 
 T = TypeVar("T")
+
+#: What is compiled once: a specification, and the reasoning that it waits for.
+_Key: TypeAlias = tuple[GrammarSpec, Reasoning | None]
 
 _EXIT_TIMEOUT_S: Final = 5.0
 #: Longer than all but a few specifications take.
@@ -45,6 +49,11 @@ def _json_text(name: str, value: object) -> str:
         return json.dumps(dict(value) if isinstance(value, Mapping) else value, ensure_ascii=False, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
         raise SamplingParamsError(f"{name} is not JSON: {error}") from None
+
+
+def reasoning_before(params: SamplingParams) -> Reasoning | None:
+    """Return the reasoning whose end the grammar of sampling parameters waits for, None if it holds from the start."""
+    return None if params.reasoning_end is None else Reasoning(params.reasoning_end, params.reasoning_begin)
 
 
 class Compilation(Future[CompiledGrammar]):
@@ -73,6 +82,7 @@ class GrammarCompiler:
     The backend is created when it is first needed. All methods may be called from several threads.
 
     Args:
+        delay: has a compiled grammar wait for the end of the reasoning.
         beside: makes a context within which each compilation runs.
 
     Attributes:
@@ -87,6 +97,7 @@ class GrammarCompiler:
         make_backend: Callable[[], GrammarBackend],
         clock: Callable[[], float],
         *,
+        delay: Callable[[CompiledGrammar, Reasoning], CompiledGrammar],
         cache_size: int,
         timeout_s: float,
         num_threads: int = 1,
@@ -101,10 +112,11 @@ class GrammarCompiler:
         self._cache_size = cache_size
         self._num_threads = num_threads
         self._patience_s = min(timeout_s, _LONG_S)
+        self._delay = delay
         self._beside = beside
         self._lock = threading.Lock()
-        self._cache: OrderedDict[GrammarSpec, Compilation] = OrderedDict()
-        self._waiting: OrderedDict[GrammarSpec, Compilation] = OrderedDict()
+        self._cache: OrderedDict[_Key, Compilation] = OrderedDict()
+        self._waiting: OrderedDict[_Key, Compilation] = OrderedDict()
         self._busy_since: dict[threading.Thread, float] = {}
         self._last_began_s = -math.inf
         self._looks_again = False
@@ -120,24 +132,28 @@ class GrammarCompiler:
             GraftlmError: the backend could not be created.
         """
         with self._lock:
-            if spec in self._cache and spec.strict:
+            if (spec, None) in self._cache and spec.strict:
                 return ()
         return _guarded(lambda spec: tuple(map(str, self._get_backend().check(spec) or ())), spec)
 
-    def compile(self, spec: GrammarSpec) -> Compilation:
+    def compile(self, spec: GrammarSpec, reasoning: Reasoning | None = None) -> Compilation:
         """Compile a specification, unless that is done or under way.
+
+        Args:
+            reasoning: what it waits for; None: it holds from the start.
 
         Returns: a future of the compiled grammar, or of the GraftlmError that refuses it. It cannot be cancelled.
         """
+        key = spec, reasoning
         with self._lock:
-            future = self._cache.get(spec)
+            future = self._cache.get(key)
             if future is not None:
                 self.hits += 1
                 future.num_users += 1
-                self._cache.move_to_end(spec)
+                self._cache.move_to_end(key)
                 return future
             self.misses += 1
-            future = self._cache[spec] = self._waiting[spec] = Compilation()
+            future = self._cache[key] = self._waiting[key] = Compilation()
             future.num_users = 1
             self._forget_oldest()
             self._start_thread()
@@ -151,36 +167,37 @@ class GrammarCompiler:
         began_s = self._last_began_s if compilation.began_s is None else compilation.began_s
         return max(since_s, began_s) + self.timeout_s
 
-    def leave(self, spec: GrammarSpec) -> None:
+    def leave(self, spec: GrammarSpec, reasoning: Reasoning | None = None) -> None:
         """Want a specification no longer that `compile` was called for. What nobody wants is not begun."""
+        key = spec, reasoning
         with self._lock:
-            future = self._waiting.get(spec)
+            future = self._waiting.get(key)
             if future is not None:
                 future.num_users -= 1
                 if future.num_users == 0:
-                    del self._waiting[spec], self._cache[spec]
+                    del self._waiting[key], self._cache[key]
 
     def close(self) -> None:
         """Begin nothing more of what waits; who waits for it gets an EngineClosedError."""
         with self._lock:
             waiting = dict(self._waiting)
             self._waiting.clear()
-            for spec in waiting:
-                del self._cache[spec]
+            for key in waiting:
+                del self._cache[key]
         for future in waiting.values():
             future.set_exception(EngineClosedError("this engine is closed"))
 
     def fill_bitmasks(self, matchers: Sequence[GrammarMatcher], mask: NDArray[np.int32]) -> None:
         """Write the tokens that matchers of this compiler's grammars allow, those of matchers[i] into mask[i]."""
-        self._get_backend().fill_bitmasks(matchers, mask)
+        fill_bitmasks(self._get_backend().fill_bitmasks, matchers, mask)
 
     def _forget_oldest(self) -> None:
         """Bound what is kept. What is under way is not forgotten: others may ask for it."""
         surplus = len(self._cache) - self._cache_size
         if surplus > 0:
-            done = [spec for spec, future in self._cache.items() if future.done()]
-            for spec in done[:surplus]:
-                del self._cache[spec]
+            done = [key for key, future in self._cache.items() if future.done()]
+            for key in done[:surplus]:
+                del self._cache[key]
 
     def _start_thread(self) -> None:
         num_started = 0
@@ -215,19 +232,23 @@ class GrammarCompiler:
                 del self._busy_since[thread]
                 if not self._waiting or self._num_counted() >= self._num_threads:
                     return
-                spec, future = self._waiting.popitem(last=False)
+                key, future = self._waiting.popitem(last=False)
                 self._busy_since[thread] = future.began_s = self._last_began_s = self._clock()
             try:
                 with self._beside():
-                    compiled = _guarded(lambda spec: self._get_backend().compile(spec), spec)
+                    compiled = self._compile(*key)
             except BaseException as error:  # whoever waits must hear of it
                 with self._lock:
-                    self._cache.pop(spec, None)
+                    self._cache.pop(key, None)
                 future.set_exception(error)
             else:
                 future.set_result(compiled)
                 with self._lock:
                     self._forget_oldest()
+
+    def _compile(self, spec: GrammarSpec, reasoning: Reasoning | None) -> CompiledGrammar:
+        compiled = _guarded(lambda spec: self._get_backend().compile(spec), spec)
+        return compiled if reasoning is None else self._delay(compiled, reasoning)
 
     def _get_backend(self) -> GrammarBackend:
         with self._backend_lock:
@@ -237,7 +258,7 @@ class GrammarCompiler:
 
 
 def _end(
-    lock: threading.Lock, waiting: "OrderedDict[GrammarSpec, Compilation]", threads: Mapping[threading.Thread, float]
+    lock: threading.Lock, waiting: "OrderedDict[_Key, Compilation]", threads: Mapping[threading.Thread, float]
 ) -> None:
     """Let compilations end, if they do soon: one that comes back to an interpreter that is gone aborts the process."""
     with lock:

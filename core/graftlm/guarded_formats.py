@@ -116,6 +116,7 @@ class GuardedReasoningFormat(ReasoningFormat):
 
     def __init__(self, inner: ReasoningFormat, who: str) -> None:
         self.end = inner.end
+        self.begin = inner.begin
         self.inner = inner
         self._guard = _Guard(who)
 

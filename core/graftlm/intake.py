@@ -22,7 +22,7 @@ from graftlm.errors import (
     UnsupportedFeatureError,
 )
 from graftlm.grammar_choice import Grammars
-from graftlm.grammars import grammar_spec
+from graftlm.grammars import grammar_spec, reasoning_before
 from graftlm.pooling import Pooling
 from graftlm.scheduling import Request, RequestGrammar
 from graftlm.scheduling.request import StopWatch
@@ -206,7 +206,7 @@ class Intake:
             priority=priority,
             deadline_s=None if timeout_s is None else now + timeout_s,
             stop_watch=self._make_stop_watch(params) if params.stop_strings else None,
-            grammar=None if spec is None else self._grammar(spec, params.grammar_backend, now),
+            grammar=None if spec is None else self._grammar(spec, params, now),
             pooling=pooling,
             adapter=self.find_adapter(adapter),
         )
@@ -232,16 +232,17 @@ class Intake:
         loaded = self.find_adapter(adapter)
         return prefix_namespace(cache_salt, None if loaded is None else loaded.digest)
 
-    def _grammar(self, spec: GrammarSpec, backend: str | None, now: float) -> RequestGrammar:
+    def _grammar(self, spec: GrammarSpec, params: SamplingParams, now: float) -> RequestGrammar:
         """Have a grammar compiled, or find it compiled. Looks at no specification: steps may be waiting."""
-        compiler = self._backends(spec).compiler(backend)
-        compiling = compiler.compile(spec)
+        compiler = self._backends(spec).compiler(params.grammar_backend)
+        reasoning = reasoning_before(params)
+        compiling = compiler.compile(spec, reasoning)
         return RequestGrammar(
             compiling,
             lambda: compiler.deadline_s(compiling, now),
             self.limits.vocab_size,
             compiler.fill_bitmasks,
-            lambda: compiler.leave(spec),
+            lambda: compiler.leave(spec, reasoning),
         )
 
     def _check_able(self, pooling: Pooling | None) -> None:

@@ -12,6 +12,8 @@ __all__ = ["GRAMMAR_FIELDS", "MAX_LOGPROBS", "SamplingParams"]
 MAX_LOGPROBS: Final = 20
 _MAX_SEED: Final = 2**63 - 1
 _MAX_COUNT: Final = 2**31 - 1
+#: Of the tags around reasoning.
+_MAX_TAG_CHARS: Final = 64
 
 #: The fields that constrain the output, of which a request may give one; `GrammarKind` has the same names.
 GRAMMAR_FIELDS: Final = ("json_schema", "regex", "ebnf", "choice", "structural_tag")
@@ -58,6 +60,10 @@ class SamplingParams:
         choice: constrain the output to one of some strings. Needs a grammar backend.
         structural_tag: constrain parts of the output, each from where a trigger begins it: a dict or its text, as
             `graftlm.contracts.GrammarKind` describes it. Needs a grammar backend.
+        reasoning_end: text that ends a model's reasoning, such as `</think>`; what constrains the output holds what
+            follows it, and up to two line ends between. Until then only `stop` and `max_tokens` end it.
+        reasoning_begin: text, a single token of the model, such as `<think>`; the output reasons only if it begins with
+            it. None: the prompt ends with it, and the output begins within the reasoning.
         strict: refuse a JSON schema with keywords that cannot be enforced; False leaves them out and names them in
             `RequestOutput.unenforced`.
         grammar_backend: the grammar backend to use, by name; None: the engine's own.
@@ -92,6 +98,8 @@ class SamplingParams:
     ebnf: str | None = None
     choice: tuple[str, ...] | Sequence[str] | None = None
     structural_tag: Mapping[str, Any] | str | None = None
+    reasoning_end: str | None = None
+    reasoning_begin: str | None = None
     strict: bool = True
     grammar_backend: str | None = None
 
@@ -210,9 +218,20 @@ def _check_grammar(p: SamplingParams) -> None:
     _check(tag is None or isinstance(tag, Mapping | str), "structural_tag", tag, "a dict or a string")
     are_strings = choice is None or (choice and not isinstance(choice, str) and all(isinstance(c, str) for c in choice))
     _check(bool(are_strings), "choice", choice, "a non-empty list of strings")
-    for name in ("regex", "ebnf", "grammar_backend"):
+    for name in ("regex", "ebnf", "grammar_backend", "reasoning_end", "reasoning_begin"):
         value = getattr(p, name)
         _check(value is None or isinstance(value, str), name, value, "a string")
     _check(isinstance(p.strict, bool), "strict", p.strict, "true or false")
     given = [name for name in GRAMMAR_FIELDS if getattr(p, name) is not None]
     _check(len(given) <= 1, f"at most one of {', '.join(GRAMMAR_FIELDS)}", given, "given")
+    _check_reasoning(p)
+
+
+def _check_reasoning(p: SamplingParams) -> None:
+    end, begin = p.reasoning_end, p.reasoning_begin
+    for name, text in (("reasoning_end", end), ("reasoning_begin", begin)):
+        is_text = text is None or (0 < len(text) <= _MAX_TAG_CHARS and not any("\ud800" <= c <= "\udfff" for c in text))
+        _check(is_text, name, text, f"text of 1 to {_MAX_TAG_CHARS} characters")
+    has_grammar = p.grammar_field is not None
+    _check(end is None or has_grammar, "reasoning_end", end, f"given beside one of {', '.join(GRAMMAR_FIELDS)}")
+    _check(begin is None or end is not None, "reasoning_begin", begin, "given beside reasoning_end")

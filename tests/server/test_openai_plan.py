@@ -2,13 +2,11 @@
 
 import asyncio
 import json
-import re
 
 import pytest
 
 from graftlm.chat_formats import ChatFormats
 from graftlm.contracts import ToolChoice
-from graftlm.errors import RequestError
 from graftlm.server.errors import ApiError
 from graftlm.server.openai.plan import plan_answer
 from graftlm.server.openai.requests import ChatRequest
@@ -21,10 +19,14 @@ from graftlm_chat.think import ThinkFormat
 class Manager:
     """What a plan asks of the tokenizer manager; the prompt ends as one says."""
 
-    def __init__(self, prompt_end, formats=None):
+    def __init__(self, prompt_end, formats=None, tokens=()):
         self.prompt_end = prompt_end
+        self.tokens = tokens
         self.chat_formats = formats or ChatFormats(reasoning=ThinkFormat())
         self.checked = []
+
+    def is_token(self, text):
+        return text in self.tokens
 
     async def enforces(self, params):
         return True
@@ -54,35 +56,89 @@ def plan_calls(format_, tools, **fields):
     return plan("", manager, tools=tools, **{"tool_choice": "required"} | fields), manager
 
 
-CHOICES = ["a|b", "yes", "[x]", "C:\\\n", "é (1)", ""]
+GRAMMARS = {
+    "choice": ["yes", "no"],
+    "regex": "yes|no",
+    "ebnf": 'root ::= "yes"',
+    "json_schema": "{}",
+    "structural_tag": {
+        "triggers": ["<n>"],
+        "structures": [{"begin": "<n>", "schema": {"type": "integer"}, "end": "</n>"}],
+        "at_least_one": True,
+    },
+}
 
 
-def test_a_choice_follows_the_reasoning_that_the_prompt_opens():
-    params = plan("<think>\n", choice=CHOICES).params
-    (structure,) = params.structural_tag["structures"]
-    assert params.choice is None
-    assert (structure["begin"], structure["end"]) == ("</think>\n\n", "")
-    assert all(re.fullmatch(structure["regex"], choice) for choice in CHOICES)
-    assert not any(re.fullmatch(structure["regex"], other) for other in ("a", "b", "x", "yes ", "C:"))
+@pytest.mark.parametrize("name", GRAMMARS)
+def test_a_grammar_waits_for_the_end_of_the_reasoning_that_the_prompt_opens(name):
+    planned = plan("<think>\n", **{name: GRAMMARS[name]})
+    assert (planned.params.reasoning_end, planned.params.reasoning_begin) == ("</think>", None)
+    assert planned.params.grammar_field == name
+    assert planned.reasoning is not None
+    assert planned.is_open
 
 
-def test_a_choice_is_the_whole_output_where_no_reasoning_is_open():
-    planned = plan("assistant\n", choice=CHOICES)
-    assert (planned.params.choice, planned.params.structural_tag) == (tuple(CHOICES), None)
+@pytest.mark.parametrize("name", GRAMMARS)
+def test_a_model_may_begin_to_reason_where_one_token_does(name):
+    manager = Manager("assistant\n", tokens=("<think>",))
+    planned = plan("", manager, **{name: GRAMMARS[name]})
+    assert (planned.params.reasoning_end, planned.params.reasoning_begin) == ("</think>", "<think>")
+    assert planned.reasoning is not None
+    assert not planned.is_open
+
+
+@pytest.mark.parametrize("fields", [{}, {"prompt_end": "<think>\n\n</think>\n\n", "tokens": ("<think>",)}])
+@pytest.mark.parametrize("name", GRAMMARS)
+def test_a_grammar_holds_the_whole_output_where_nothing_can_be_told_from_it(name, fields):
+    planned = plan("", Manager(**{"prompt_end": "assistant\n"} | fields), **{name: GRAMMARS[name]})
+    assert (planned.params.reasoning_end, planned.params.reasoning_begin) == (None, None)
+    assert planned.params.grammar_field == name
     assert planned.reasoning is None
 
 
-@pytest.mark.parametrize(("at_least_one", "has_reasoning"), [(False, True), (None, True), (True, False)])
 @pytest.mark.parametrize("spell", [json.dumps, dict])
-def test_a_structure_that_has_to_come_first_leaves_no_room_for_reasoning(spell, at_least_one, has_reasoning):
-    structure = {"begin": "<n>", "schema": {"type": "integer"}, "end": "</n>"}
-    tag = {"triggers": ["<n>"], "structures": [structure], "at_least_one": at_least_one}
-    assert (plan("<think>", structural_tag=spell(tag)).reasoning is not None) == has_reasoning
+@pytest.mark.parametrize(("at_least_one", "has_reasoning"), [(False, True), (None, True), (True, False)])
+def test_a_structure_that_need_not_come_first_leaves_room_for_reasoning(spell, at_least_one, has_reasoning):
+    tag = GRAMMARS["structural_tag"] | {"at_least_one": at_least_one}
+    assert (plan("assistant\n", structural_tag=spell(tag)).reasoning is not None) == has_reasoning
 
 
-def test_a_schema_that_is_no_json_is_refused():
-    with pytest.raises(RequestError, match=r"^json_schema: not JSON: "):
-        plan("<think>", json_schema="{")
+def test_without_a_grammar_nothing_waits():
+    planned = plan("<think>")
+    assert planned.params.reasoning_end is None
+    assert planned.is_open
+
+
+@pytest.mark.parametrize(
+    ("begun", "is_within", "answer"),
+    [
+        ("<think>Let me", True, [("reasoning", " see"), ("content", "4")]),
+        ("<think>Let me see</think>\n\n", False, [("content", " see</think>4")]),
+        ("<think>So</think>4", False, [("content", " see</think>4")]),
+        ("It is", False, [("content", " see</think>4")]),
+        ("", False, [("content", " see</think>4")]),
+    ],
+)
+def test_an_answer_is_read_on_from_where_the_client_began_it(begun, is_within, answer):
+    body = ChatRequest(
+        messages=[{"role": "user", "content": "<think>"}, {"role": "assistant", "content": begun}],
+        continue_final_message=True,
+        choice=["4"],
+    )
+    planned = asyncio.run(plan_answer(body, Manager(begun[-9:], tokens=("<think>",))))
+    assert (planned.params.reasoning_end is not None) == is_within or not begun
+    free = asyncio.run(plan_answer(replace_choice(body), Manager(begun[-9:])))
+    reader = free.reader()
+    deltas = [*reader.push(" see</thi"), *reader.push("nk>4"), *reader.finish(None)]
+    texts = {"reasoning": "", "content": ""}
+    for delta in deltas:
+        for name, text in (("reasoning", delta.reasoning_content), ("content", delta.content)):
+            texts[name] += text or ""
+    assert [(name, text) for name, text in texts.items() if text] == answer
+
+
+def replace_choice(body):
+    return body.model_copy(update={"choice": None})
 
 
 NAMED = {"type": "function", "function": {"name": "b"}}

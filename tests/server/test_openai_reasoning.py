@@ -3,6 +3,7 @@
 import json
 import shutil
 
+import httpx2
 import openai
 import pytest
 
@@ -10,17 +11,36 @@ from graftlm.demo import demo_checkpoint
 from graftlm.testing.server_process import ServerProcess
 
 CHAT = [{"role": "user", "content": "What is 2 plus 2?"}]
+#: The template opens the reasoning where it is told to.
+OPENS = {"chat_template_kwargs": {"opens": True}}
+THINK_ID, END_ID = 2046, 2047
+
+
+def thinking_checkpoint(folder):
+    """Make a checkpoint of the demo model whose last tokens are the tags around reasoning, in `folder`."""
+    shutil.copytree(demo_checkpoint(), folder)
+    file = folder / "tokenizer.json"
+    parts = json.loads(file.read_text())
+    vocab, merges = parts["model"]["vocab"], parts["model"]["merges"]
+    for token_id, text in ((THINK_ID, "<think>"), (END_ID, "</think>")):
+        old = next(token for token, number in vocab.items() if number == token_id)
+        del vocab[old]
+        merges[:] = [merge for merge in merges if "".join(merge) != old and old not in merge]
+        vocab[text] = token_id
+        flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized", "special"), False)
+        parts["added_tokens"].append({"id": token_id, "content": text, **flags})
+    file.write_text(json.dumps(parts))
+    file = folder / "tokenizer_config.json"
+    settings = json.loads(file.read_text())
+    settings["chat_template"] += "{% if opens %}{{ '<think>\n' }}{% endif %}"
+    file.write_text(json.dumps(settings))
 
 
 @pytest.fixture(scope="module")
 def client(tmp_path_factory):
-    """Talk to the demo model, whose template here opens the reasoning."""
+    """Talk to the demo model, which knows the tags around reasoning."""
     folder = tmp_path_factory.mktemp("thinking") / "demo"
-    shutil.copytree(demo_checkpoint(), folder)
-    file = folder / "tokenizer_config.json"
-    settings = json.loads(file.read_text())
-    settings["chat_template"] += "{% if add_generation_prompt %}{{ '<think>\n' }}{% endif %}"
-    file.write_text(json.dumps(settings))
+    thinking_checkpoint(folder)
     config = {"model": str(folder), "memory": {"kv_tokens": 8192}, "server": {"served_model_name": "demo"}}
     with (
         ServerProcess(config, environment={"OMP_NUM_THREADS": "1"}) as server,
@@ -29,8 +49,9 @@ def client(tmp_path_factory):
         yield it
 
 
-def ask(client, **fields):
-    return client.chat.completions.create(model="demo", messages=CHAT, temperature=0, max_tokens=40, **fields)
+def ask(client, messages=CHAT, extra_body=OPENS, **fields):
+    fields = {"temperature": 0, "max_tokens": 40} | fields
+    return client.chat.completions.create(model="demo", messages=messages, extra_body=extra_body, **fields)
 
 
 def test_reasoning_is_told_apart_whole_and_streamed(client):
@@ -43,23 +64,107 @@ def test_reasoning_is_told_apart_whole_and_streamed(client):
 
 
 def test_reasoning_stays_in_the_content_when_asked_for(client):
-    message = ask(client, extra_body={"separate_reasoning": False}).choices[0].message
+    message = ask(client, extra_body=OPENS | {"separate_reasoning": False}).choices[0].message
     assert message.content
     assert not hasattr(message, "reasoning_content")
 
 
-@pytest.mark.parametrize(
-    "fields", [{"choice": ["yes", "no"]}, {"regex": "yes|no"}, {"json_schema": {"enum": ["yes", "no"]}}]
-)
-def test_a_grammar_waits_for_the_end_of_the_reasoning(client, fields):
-    message = ask(client, extra_body={"min_tokens": 20} | fields).choices[0].message
-    assert message.reasoning_content
+PARAMETERS = {"type": "object", "properties": {"n": {"enum": [2, 4]}}, "required": ["n"], "additionalProperties": False}
+TOOLS = [{"type": "function", "function": {"name": "tell", "strict": True, "parameters": PARAMETERS}}]
+TAG = {"triggers": ["<n>"], "structures": [{"begin": "<n>", "schema": {"enum": [2, 4]}, "end": "</n>"}]}
+GRAMMARS = {
+    "choice": {"choice": ["yes", "no"]},
+    "regex": {"regex": "yes|no"},
+    "ebnf": {"ebnf": 'root ::= "yes" | "no"'},
+    "json_schema": {"json_schema": {"enum": ["yes", "no"]}},
+    "outlines": {"regex": "yes|no", "grammar_backend": "outlines"},
+    "tag": {"structural_tag": TAG | {"at_least_one": True, "stop_after_first": True}},
+    "required": {"tools": TOOLS, "tool_choice": "required", "parallel_tool_calls": False},
+    "named": {"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "tell"}}},
+}
+#: Who begins the reasoning: the prompt, or the model.
+BEGINNINGS = {"prompt": (OPENS, {}), "model": ({}, {str(THINK_ID): 10})}
+
+
+def answer_of(message):
+    """Return what a message says: its content, or the arguments of its calls."""
+    calls = message.tool_calls or []
+    assert bool(calls) != bool(message.content)
+    return message.content or [(call.function.name, call.function.arguments) for call in calls]
+
+
+@pytest.mark.parametrize("beginning", BEGINNINGS)
+@pytest.mark.parametrize("name", GRAMMARS)
+def test_a_grammar_waits_for_the_end_of_the_reasoning(client, name, beginning):
+    template, bias = BEGINNINGS[beginning]
+    body = template | GRAMMARS[name]
+    bias = bias | {str(END_ID): 12}
+    given = {"temperature": 1.0, "seed": 3, "n": 8, "max_tokens": 90, "logit_bias": bias}
+    choices = ask(client, extra_body=body, **given).choices
+    answered = [choice for choice in choices if choice.finish_reason != "length"]
+    assert len(answered) >= 3
+    assert any(getattr(choice.message, "reasoning_content", None) for choice in answered)
+    for choice in answered:
+        answer = answer_of(choice.message)
+        if "tools" in body:
+            assert [(called, json.loads(given)["n"] in (2, 4)) for called, given in answer] == [("tell", True)]
+            assert choice.finish_reason == "tool_calls"
+        else:
+            assert answer.strip('"') in ("yes", "no", "<n>2</n>", "<n>4</n>")
+    for choice in choices:
+        assert "</think>" not in (getattr(choice.message, "reasoning_content", None) or "")
+
+
+@pytest.mark.parametrize("stops", [False, True])
+def test_triggers_count_for_nothing_within_the_reasoning(client, stops):
+    trigger = {"triggers": [" "], "structures": [{"begin": " ", "schema": {"enum": [2, 4]}, "end": "!"}]}
+    body = OPENS | {"structural_tag": trigger | {"stop_after_first": stops}}
+    message = ask(client, extra_body=body).choices[0].message
+    assert message.reasoning_content.count(" ") > 3
     assert message.content is None
+    no_special = {str(token_id): -100 for token_id in range(7)}
+    plain = ask(client, logit_bias=no_special).choices[0].message
+    assert message.reasoning_content == plain.reasoning_content
 
 
-def test_a_grammar_that_cannot_wait_is_refused_unless_it_may_hold_the_whole_output(client):
-    with pytest.raises(openai.BadRequestError, match="separate_reasoning") as caught:
-        ask(client, extra_body={"ebnf": 'root ::= "yes"'})
-    assert caught.value.param == "ebnf"
-    answer = ask(client, extra_body={"ebnf": 'root ::= "yes"', "separate_reasoning": False})
-    assert answer.choices[0].message.content == "yes"
+def test_an_answer_does_not_end_within_the_reasoning(client):
+    body = OPENS | {"choice": ["yes", "no"]}
+    choice = ask(client, extra_body=body, logit_bias={"1": 100, "6": 100}, max_tokens=20).choices[0]
+    assert choice.finish_reason == "length"
+    assert choice.message.content is None
+
+
+def test_reasoning_that_the_client_begins_is_gone_on_with(client):
+    chat = [*CHAT, {"role": "assistant", "content": "<think>Well, two and"}]
+    body = {"continue_final_message": True, "choice": ["yes", "no"]}
+    given = {"extra_body": body, "max_tokens": 60, "seed": 1, "temperature": 1.0, "logit_bias": {str(END_ID): 12}}
+    choice = ask(client, chat, **given).choices[0]
+    assert choice.message.content in ("yes", "no")
+    assert choice.message.reasoning_content
+    deltas = [chunk.choices[0].delta for chunk in ask(client, chat, stream=True, **given)]
+    assert "".join(delta.content or "" for delta in deltas) == choice.message.content
+    reasoning = "".join(getattr(delta, "reasoning_content", None) or "" for delta in deltas)
+    assert reasoning == choice.message.reasoning_content
+
+
+def test_a_grammar_holds_the_whole_output_where_it_is_told_to(client):
+    body = OPENS | {"ebnf": 'root ::= "yes"', "separate_reasoning": False}
+    assert ask(client, extra_body=body).choices[0].message.content == "yes"
+    body = OPENS | {"json_schema": {"type": "array", "uniqueItems": True}}
+    with pytest.raises(openai.BadRequestError, match=r"json_schema: \$\.uniqueItems"):
+        ask(client, extra_body=body)
+
+
+@pytest.mark.parametrize("end", ["</think>", "no such end"])
+def test_generate_waits_too(client, end):
+    params = {
+        "regex": "yes|no",
+        "reasoning_end": end,
+        "max_new_tokens": 40,
+        "temperature": 0,
+        "logit_bias": {"2047": 100},
+    }
+    url = str(client.base_url).replace("/v1/", "/generate")
+    answer = httpx2.post(url, json={"text": "Well,", "sampling_params": params}, timeout=60).json()
+    assert answer["text"].endswith(("</think>\nyes", "</think>\nno")) == (end == "</think>")
+    assert answer["meta_info"]["finish_reason"]["type"] == ("stop" if end == "</think>" else "length")

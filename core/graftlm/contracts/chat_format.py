@@ -244,7 +244,9 @@ class ToolCallFormat(ABC):
 class ReasoningParser(ABC):
     """Parts one completion's text into reasoning and the rest. Used by one thread at a time.
 
-    Invariants: those of `ToolCallParser`; what is no reasoning is content.
+    Invariants:
+        - Those of `ToolCallParser`; what is no reasoning is content.
+        - Up to two line ends after the reasoning's end are neither: an answer that a grammar holds begins behind them.
     """
 
     @abstractmethod
@@ -265,9 +267,12 @@ class ReasoningFormat(ABC):
 
     Attributes:
         end: what ends the reasoning, as text; "" where nothing is reasoning.
+        begin: what begins it, as text, where the model does; "" where only prompts do. A grammar leaves the model the
+            choice, if this is a single token.
     """
 
     end: str
+    begin: str = ""
 
     @abstractmethod
     def is_open(self, prompt_end: str) -> bool:

@@ -67,6 +67,11 @@ class PromptEncoder:
             raise InvalidPromptError(f"token id {outside[0]} is outside the vocabulary of {size} tokens")
         return self._tokenizer.decode(list(token_ids), skip_special_tokens)
 
+    def is_token(self, text: str) -> bool:
+        """Whether a token of the model is all of a text."""
+        token_id = self._tokenizer.token_of(text)
+        return token_id is not None and token_id < self._vocab_size
+
     def _check_length(self, text: str) -> None:
         """Refuse a text that is too long in any case; turning megabytes into tokens takes a minute."""
         most = self._tokenizer.most_characters(self._context_len)

@@ -343,6 +343,10 @@ class TokenizerManager:
         threads = self._grammar_threads if has_grammar else self._threads
         return await asyncio.get_running_loop().run_in_executor(threads, function)
 
+    def is_token(self, text: str) -> bool:
+        """Whether the vocabulary has a token that is all of a text, and not a special one, which is none."""
+        return self._encoder.is_token(text)
+
     async def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Return a text's token ids."""
         ids = await self.in_thread(lambda: self._encoder.encode_text(text, add_special_tokens))

@@ -188,6 +188,17 @@ class ReasoningFormatConformance(Conformance, ABC):
         reasoning = self.create(ChatFormatContext())
         if reasoning.end:
             assert self._read(["So", reasoning.end, "yes"], True) == ("So", "yes")
+        if reasoning.end and reasoning.begin:
+            assert self._read([reasoning.begin, "So", reasoning.end, "yes"], False) == ("So", "yes")
+
+    def test_two_line_ends_after_the_reasoning_are_neither(self) -> None:
+        """Up to two line ends stand between reasoning and answer."""
+        reasoning = self.create(ChatFormatContext())
+        for num in range(4 if reasoning.end else 0):
+            answer = "\n" * max(0, num - 2) + " yes"
+            text = f"So{reasoning.end}" + "\n" * num + " yes"
+            for pieces in ([text], list(text)):
+                assert self._read(pieces, True) == ("So", answer), f"{num} line ends before the answer"
 
     def test_a_prompt_without_reasoning_leaves_nothing_open(self) -> None:
         """A prompt that ends otherwise, or after the reasoning's end, leaves nothing open."""

@@ -180,6 +180,12 @@ class Tokenizer:
         """Whether the vocabulary holds this id; a model's logits may have columns that it does not."""
         return self._decoder.is_known(token_id)
 
+    def token_of(self, text: str) -> int | None:
+        """Return the token that is all of a text; None if there is none but special ones, which are no text."""
+        token_id = self._core.token_to_id(text)
+        is_text = token_id is not None and not self.is_special(token_id) and self.token_bytes(token_id) == text.encode()
+        return token_id if is_text else None
+
     def most_characters(self, num_tokens: int) -> int | None:
         """Return how many characters of text so many tokens can stand for at most; None when there is no such bound."""
         longest = self._longest_token

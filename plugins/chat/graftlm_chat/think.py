@@ -95,6 +95,7 @@ class ThinkFormat(ReasoningFormat):
     """Reasoning between tags; a chat template may write the first one into the prompt."""
 
     end = _CLOSE
+    begin = _OPEN
 
     def is_open(self, prompt_end: str) -> bool:
         """Whether the prompt ends with <think>."""

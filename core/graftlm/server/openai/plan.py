@@ -1,15 +1,13 @@
 """How a chat request is answered: the prompt, what holds the answer, and how its text is read."""
 
 import json
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from graftlm.contracts import CallGrammar, ReasoningFormat, ToolChoice
+from graftlm.contracts import CallGrammar, ReasoningDelta, ReasoningFormat
 from graftlm.processes.tokenizer_manager import TokenizerManager
 from graftlm.prompts import Prompt
-from graftlm.server.errors import ApiError
 from graftlm.server.openai.message_reader import MessageReader
 from graftlm.server.openai.params import chat_messages, chat_params, grammar_field, template_args
 from graftlm.server.openai.requests import ChatRequest
@@ -20,8 +18,6 @@ __all__ = ["AnswerPlan", "plan_answer"]
 
 #: At the prompt's end, among which a template opens the reasoning.
 _NUM_LAST_TOKENS = 16
-#: What free text follows; a structural tag is another matter.
-_WHOLE_OUTPUT = ("json_schema", "regex", "ebnf", "choice")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +31,8 @@ class AnswerPlan:
         calls: the grammar that holds calls to their format; None: none does.
         reasoning: None leaves reasoning in the content.
         field: that the grammar comes from, None if there is none.
-        is_open: whether the answer begins within the reasoning.
+        begun: the text of the message that the answer continues, "" for an answer of its own.
+        is_open: whether the prompt opens the reasoning.
     """
 
     prompt: Prompt
@@ -45,11 +42,14 @@ class AnswerPlan:
     calls: CallGrammar | None
     reasoning: ReasoningFormat | None
     field: str | None
-    is_open: bool
+    begun: str = ""
+    is_open: bool = False
 
     def reader(self) -> MessageReader:
         """Return a reader of one completion."""
         reasoning = None if self.reasoning is None else self.reasoning.parser(is_open=self.is_open)
+        if reasoning is not None and self.begun:
+            reasoning.push(self.begun)  # the client has that already
         return MessageReader(self.use, enforced=self.calls is not None, reasoning=reasoning)
 
     def unenforced(self, paths: Sequence[str]) -> tuple[str, ...]:
@@ -78,7 +78,7 @@ async def plan_answer(body: ChatRequest, manager: TokenizerManager) -> AnswerPla
     params = chat_params(body, None if use is None else _held_to(calls))
     reasoning = manager.chat_formats.reasoning if body.separate_reasoning is not False else None
     field = grammar_field(body) if calls is None else "tools"
-    plan = AnswerPlan(messages, params, arguments, use, calls, reasoning, field, is_open=False)
+    plan = AnswerPlan(messages, params, arguments, use, calls, reasoning, field)
     return plan if reasoning is None else await _with_reasoning(plan, reasoning, messages, manager)
 
 
@@ -90,57 +90,44 @@ def _held_to(calls: CallGrammar | None) -> dict[str, Any]:
 async def _with_reasoning(
     plan: AnswerPlan, reasoning: ReasoningFormat, messages: Sequence[Any], manager: TokenizerManager
 ) -> AnswerPlan:
-    """Look whether the prompt opens the reasoning, and have the grammar wait for its end.
-
-    Raises:
-        ApiError: the grammar cannot wait.
-    """
+    """Look whether the answer begins within the reasoning, and have the grammar wait for its end."""
     token_ids = await manager.encode_chat(messages, **plan.template_args)
     prompt_end = await manager.decode(token_ids[-_NUM_LAST_TOKENS:], skip_special_tokens=False)
-    plan = replace(plan, prompt=token_ids, is_open=reasoning.is_open(prompt_end))
-    required = plan.use is not None and plan.use.choice is ToolChoice.REQUIRED
-    at_once = required or _begins_with_structure(plan.params.structural_tag)
-    if not at_once and all(getattr(plan.params, name) is None for name in _WHOLE_OUTPUT):
+    begun = _begun(messages) if plan.template_args.get("continue_final_message") else ""
+    is_open = not begun and reasoning.is_open(prompt_end)
+    plan = replace(plan, prompt=token_ids, begun=begun, is_open=is_open)
+    if plan.params.grammar_field is None:
         return plan
-    if not plan.is_open or at_once:
-        return replace(plan, reasoning=None)  # the grammar leaves no room for it
-    return replace(plan, params=_after_reasoning(plan.params, reasoning.end))
+    if is_open or _is_within(reasoning, begun):
+        return replace(plan, params=replace(plan.params, reasoning_end=reasoning.end))
+    if not begun and not prompt_end.rstrip().endswith(reasoning.end or "\0") and manager.is_token(reasoning.begin):
+        params = replace(plan.params, reasoning_begin=reasoning.begin, reasoning_end=reasoning.end)
+        return replace(plan, params=params)
+    return plan if _has_free_text(plan.params) else replace(plan, reasoning=None)
 
 
-def _begins_with_structure(tag: Any) -> bool:
-    """Whether a structural tag leaves no free text before its first structure; a malformed one is refused later."""
+def _begun(messages: Sequence[Any]) -> str:
+    """Return the text of an answer that the model is to continue."""
+    content = messages[-1].get("content") if messages else None
+    return content if isinstance(content, str) else ""
+
+
+def _is_within(reasoning: ReasoningFormat, begun: str) -> bool:
+    """Whether what follows the beginning of an answer belongs to its reasoning."""
+
+    def thoughts(text: str) -> str:
+        parser = reasoning.parser(is_open=False)
+        deltas = [*parser.push(text), *parser.finish()]
+        return "".join(delta.text for delta in deltas if isinstance(delta, ReasoningDelta))
+
+    return bool(begun) and len(thoughts(f"{begun}x")) > len(thoughts(begun))
+
+
+def _has_free_text(params: SamplingParams) -> bool:
+    """Whether a grammar leaves room for text before what it holds; a malformed one is refused later."""
+    tag = params.structural_tag
     try:
         value = json.loads(tag) if isinstance(tag, str) else tag
     except (ValueError, RecursionError):
-        return False
-    return isinstance(value, Mapping) and bool(value.get("at_least_one"))
-
-
-def _after_reasoning(params: SamplingParams, end: str) -> SamplingParams:
-    """Have a schema, regular expression or choice hold what follows the reasoning.
-
-    Raises:
-        ApiError: an EBNF cannot be a part of an output.
-    """
-    structure = {"begin": f"{end}\n\n", **_held(params), "end": ""}
-    tag = {"triggers": [end], "structures": [structure], "at_least_one": False, "stop_after_first": True}
-    return replace(params, json_schema=None, regex=None, choice=None, structural_tag=tag)
-
-
-def _held(params: SamplingParams) -> dict[str, Any]:
-    """Return a grammar as a structure's `schema` or `regex`."""
-    if params.ebnf is not None:
-        message = (
-            "ebnf: the prompt opens the model's reasoning, and only json_schema, regex and choice can wait for its "
-            "end. Say it in one of these, or set separate_reasoning: false to have the grammar hold the whole output."
-        )
-        raise ApiError(400, message, param="ebnf", code="unsupported")
-    if params.regex is not None:
-        return {"regex": params.regex}
-    if params.choice is not None:
-        return {"regex": "|".join(map(re.escape, params.choice))}
-    schema = params.json_schema
-    try:
-        return {"schema": json.loads(schema) if isinstance(schema, str) else schema}
-    except (ValueError, RecursionError) as error:
-        raise ApiError(400, f"json_schema: not JSON: {error}", param="json_schema") from None
+        return True
+    return isinstance(value, Mapping) and not value.get("at_least_one")

@@ -10,11 +10,14 @@ __all__ = ["BEGIN", "TaggedReasoning"]
 
 BEGIN: Final = "<reasoning>"
 END: Final = "</reasoning>"
+#: Line ends that may stand between the reasoning and the answer, and are part of neither.
+_NUM_LINE_ENDS: Final = 2
 
 
 class _Place(Enum):
     START = auto()
     REASONING = auto()
+    GAP = auto()
     CONTENT = auto()
 
 
@@ -31,12 +34,16 @@ class _TagParser(ReasoningParser):
         if self._place is _Place.START and not self._passed_start():
             return []
         reasoning = self._take_reasoning() if self._place is _Place.REASONING else ""
+        if self._place is _Place.GAP:
+            self._pass_gap()
         content = self._take_all() if self._place is _Place.CONTENT else ""
         return _deltas(reasoning, content)
 
     def finish(self) -> Sequence[ReasoningDelta | ContentDelta]:
         """Take in the end of the text; returns what was held back."""
         held = self._take_all()
+        if self._place is _Place.GAP:
+            return []
         return _deltas(held, "") if self._place is _Place.REASONING else _deltas("", held)
 
     def _passed_start(self) -> bool:
@@ -50,11 +57,16 @@ class _TagParser(ReasoningParser):
     def _take_reasoning(self) -> str:
         reasoning, end, rest = self._held.partition(END)
         if end:
-            self._place, self._held = _Place.CONTENT, rest
+            self._place, self._held = _Place.GAP, rest
             return reasoning
         certain = len(self._held) - _overlap(self._held, END)
         reasoning, self._held = self._held[:certain], self._held[certain:]
         return reasoning
+
+    def _pass_gap(self) -> None:
+        rest = self._held[:_NUM_LINE_ENDS].lstrip("\n") + self._held[_NUM_LINE_ENDS:]
+        if rest:
+            self._place, self._held = _Place.CONTENT, rest
 
     def _take_all(self) -> str:
         held, self._held = self._held, ""
@@ -65,6 +77,7 @@ class TaggedReasoning(ReasoningFormat):
     """Reasoning between tags; a chat template may write the first one into the prompt."""
 
     end = END
+    begin = BEGIN
 
     def is_open(self, prompt_end: str) -> bool:
         """Whether the prompt ends with the first tag."""
