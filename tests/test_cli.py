@@ -128,6 +128,16 @@ def test_check_looks_at_a_grammar_backends_fallbacks(graftlm):
     assert "error: engine.yaml:1: grammar.options.fallback: Unknown grammar backend 'llguidanec'." in err
 
 
+@pytest.mark.parametrize(
+    ("name", "fallback"), [("xgrammar", "xgrammar"), ("auto", "xgrammar"), ("outlines", "outlines")]
+)
+def test_a_grammar_backend_that_falls_back_to_itself_is_found(graftlm, name, fallback):
+    Path("engine.yaml").write_text(f"grammar: {{name: {name}, options: {{fallback: [{fallback}]}}}}\n")
+    status, _, err = graftlm("config", "check", "engine.yaml")
+    assert status == 2
+    assert f"error: engine.yaml:1: grammar.options.fallback: {fallback} cannot fall back to itself" in err
+
+
 def test_check_looks_into_a_caches_storage(graftlm):
     text = "cache: {name: hicache, options: {storage: {name: fil, options: {pth: /x}}}}\n"
     Path("engine.yaml").write_text(text)

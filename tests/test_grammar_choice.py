@@ -4,7 +4,7 @@ import pytest
 
 from graftlm import Engine, Options, Provider, SamplingParams, hookimpl
 from graftlm.contracts import GrammarBackend, GrammarKind, GrammarSpec
-from graftlm.errors import ConfigError, GrammarError, UnsupportedFeatureError
+from graftlm.errors import ConfigError, GrammarError, PluginError, UnsupportedFeatureError
 from graftlm.grammar_choice import Grammars
 from graftlm.grammars import GrammarCompiler
 
@@ -130,6 +130,22 @@ def test_a_request_may_name_its_backend():
             engine.generate("x", SamplingParams(grammar_backend="xgramar"))
         stats = engine.stats()
         assert (stats.grammar_hits, stats.grammar_misses) == (0, 1)
+
+
+class Broken:
+    @hookimpl
+    def provide_grammar_backends(self):
+        def create(options, context):
+            raise PluginError("no licence")
+
+        return [Provider(name="broken", summary="Cannot be created.", create=create, api_version=1)]
+
+
+def test_a_backend_is_created_at_the_start_where_that_is_asked_for():
+    with pytest.raises(PluginError, match="no licence"):
+        Engine(model="demo", grammar={"name": "broken", "preload": True}, plugins=[Broken()])
+    with Engine(model="demo", grammar="broken", plugins=[Broken()]) as engine:
+        assert engine.generate("x", SamplingParams(max_tokens=1))
 
 
 def test_a_fallback_writes_json_as_the_default_does():

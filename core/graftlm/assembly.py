@@ -269,6 +269,8 @@ def assemble(
         tokenizer = await_tokenizer()
     spare_core = SpareCore(time.monotonic, config.grammar.timeout_s)
     grammars = make_grammars(config, registry, tokenizer, model_config, spare_core)
+    if grammars is not None and config.grammar.preload:
+        grammars.preload()
     make_cache = _cache_factory(config, registry, memory, tiers)
     jump_forward = JumpForward(tokenizer) if config.grammar.jump_forward else None
     loop = StepLoop(

@@ -100,6 +100,14 @@ class Grammars:
             names = ", ".join(self._available) or "none"
             raise UnsupportedFeatureError(f"Unknown grammar backend {backend[:60]!r}.{hint} Available: {names}.")
 
+    def preload(self) -> None:
+        """Create the default backend now.
+
+        Raises:
+            GraftlmError: it cannot be created.
+        """
+        self.compiler().preload()
+
     def close(self) -> None:
         """Begin to compile nothing more."""
         for compiler in list(self._compilers.values()):

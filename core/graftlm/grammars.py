@@ -122,6 +122,14 @@ class GrammarCompiler:
         self._looks_again = False
         weakref.finalize(self, _end, self._lock, self._waiting, self._busy_since)  # at the end of the process
 
+    def preload(self) -> None:
+        """Create the backend now.
+
+        Raises:
+            GraftlmError: it cannot be created.
+        """
+        self._get_backend()
+
     def check(self, spec: GrammarSpec) -> tuple[str, ...]:
         """Refuse a specification that is malformed or cannot be enforced.
 

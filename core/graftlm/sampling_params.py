@@ -93,7 +93,7 @@ class SamplingParams:
     prompt_logprobs: int | None = None
     prompt_logprobs_start: int = 0
     logits_processors: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    json_schema: Mapping[str, Any] | str | type[Any] | None = None
+    json_schema: Mapping[str, Any] | bool | str | type[Any] | None = None
     regex: str | None = None
     ebnf: str | None = None
     choice: tuple[str, ...] | Sequence[str] | None = None
@@ -213,8 +213,8 @@ def _check_stops(p: SamplingParams) -> None:
 
 def _check_grammar(p: SamplingParams) -> None:
     schema, tag, choice = p.json_schema, p.structural_tag, p.choice
-    is_schema = schema is None or isinstance(schema, Mapping | str)
-    _check(is_schema, "json_schema", schema, "a dict, a string or a pydantic model class")
+    is_schema = schema is None or isinstance(schema, Mapping | str | bool)
+    _check(is_schema, "json_schema", schema, "a dict, true or false, a string or a pydantic model class")
     _check(tag is None or isinstance(tag, Mapping | str), "structural_tag", tag, "a dict or a string")
     are_strings = choice is None or (choice and not isinstance(choice, str) and all(isinstance(c, str) for c in choice))
     _check(bool(are_strings), "choice", choice, "a non-empty list of strings")

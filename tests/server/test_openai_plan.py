@@ -210,3 +210,17 @@ def test_a_response_format_has_the_fields_of_its_type(wanted, param, says):
     with pytest.raises(ApiError, match=says) as caught:
         plan("", response_format=wanted)
     assert caught.value.param == f"response_format.{param}"
+
+
+@pytest.mark.parametrize("parallel", [False, None])
+@pytest.mark.parametrize("step", [1, 1000])
+def test_only_one_call_is_told_where_only_one_may_be_made(parallel, step):
+    text = "[a(), b(n=2)]"
+    planned, _ = plan_calls(PythonicFormat(), TOOLS, tool_choice="auto", parallel_tool_calls=parallel)
+    assert planned.calls is None  # nothing enforces it
+    reader = planned.reader()
+    for i in range(0, len(text), step):
+        reader.push(text[i : i + step])
+    reader.finish(None)
+    calls = [call.function.name for call in reader.message().tool_calls]
+    assert calls == (["a"] if parallel is False else ["a", "b"])

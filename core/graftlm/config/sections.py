@@ -202,6 +202,11 @@ class GrammarSettings(Section):
         default=True, description="Append output that a grammar leaves no choice about, without sampling it."
     )
     cache_size: PositiveInt = Field(default=256, description="Compiled grammars that are kept for further requests.")
+    preload: bool = Field(
+        default=False,
+        description="Load the backend at the start; otherwise the first request with a grammar waits for it, some "
+        "seconds.",
+    )
 
 
 class LoraSettings(Section):

@@ -44,9 +44,10 @@ async def assemble_manager(
     model_config = load_model_config(path)
     trust = config.model.trust_remote_code
     tokenizer = await asyncio.to_thread(Tokenizer.load, path, trust_remote_code=trust)
-    infos = await launcher.ready(tokenizer.to_json())
-    limits = _limits(infos)
     grammars = make_grammars(config, registry, tokenizer, model_config)
+    preloads = [asyncio.to_thread(grammars.preload)] if grammars is not None and config.grammar.preload else []
+    infos, *_ = await asyncio.gather(launcher.ready(tokenizer.to_json()), *preloads)
+    limits = _limits(infos)
     intake = Intake(limits, lambda params: TextStream(tokenizer, params), time.monotonic, grammars)
     replicas = ReplicaSet(launcher.scheduler_names, can_recover=config.server.restart)
     model = _served_model(config, model_config, path, infos[0], limits, tokenizer)

@@ -22,6 +22,7 @@ from graftlm.errors import (
 from graftlm.intake import Intake, check_call, draw_seed
 from graftlm.pooling import Pooling
 from graftlm.processes.calls import ProcessCalls, Send
+from graftlm.processes.check_threads import CheckThreads
 from graftlm.processes.generation import Generation, PreparedRequest
 from graftlm.processes.in_flight import InFlight, InFlightRequests
 from graftlm.processes.messages import (
@@ -55,6 +56,7 @@ T = TypeVar("T")
 
 #: How long the replacing of weights may take, which may come from slow storage.
 UPDATE_TIMEOUT_S = 3600.0
+_GRAMMAR_CHECK_TIMEOUT_S = 60.0
 
 
 class TokenizerManager:
@@ -105,7 +107,7 @@ class TokenizerManager:
         self._clock = clock
         self._recorder = recorder
         self._threads = ThreadPoolExecutor(max_workers=2, thread_name_prefix="graftlm-tokenizer")
-        self._grammar_threads = ThreadPoolExecutor(max_workers=2, thread_name_prefix="graftlm-grammar-check")
+        self._grammar_threads = CheckThreads(num_threads=2, timeout_s=_GRAMMAR_CHECK_TIMEOUT_S)
         self._counter = itertools.count()
         self._in_flight = InFlightRequests()
         self._updating = asyncio.Lock()
@@ -340,8 +342,9 @@ class TokenizerManager:
 
     async def in_thread(self, function: Callable[[], T], *, has_grammar: bool = False) -> T:
         """Run what takes a while beside the event loop; grammars, which may take seconds, in threads of their own."""
-        threads = self._grammar_threads if has_grammar else self._threads
-        return await asyncio.get_running_loop().run_in_executor(threads, function)
+        if has_grammar:
+            return await self._grammar_threads.run(function)
+        return await asyncio.get_running_loop().run_in_executor(self._threads, function)
 
     def is_token(self, text: str) -> bool:
         """Whether the vocabulary has a token that is all of a text, and not a special one, which is none."""
@@ -381,8 +384,7 @@ class TokenizerManager:
         """Fail what is under way and end the threads."""
         self.replicas.drain()
         self._fail([*self._in_flight], "the server is stopping")
-        for threads in (self._threads, self._grammar_threads):
-            threads.shutdown(wait=False, cancel_futures=True)
+        self._threads.shutdown(wait=False, cancel_futures=True)
 
     # -- for the launcher ----------------------------------------------------------------------------------------------
 

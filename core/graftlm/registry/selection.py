@@ -80,7 +80,19 @@ def check(config: EngineConfig, registry: Registry) -> Findings:
                 registry.options(provider, selection.options, selection.family.options_path, config.origins)
         except (ConfigError, PluginError) as error:
             errors += _located(error, selection, config)
-    return Findings(errors, warnings)
+    return Findings(errors + _circular_fallbacks(config, registry), warnings)
+
+
+def _circular_fallbacks(config: EngineConfig, registry: Registry) -> list[str]:
+    """Name the grammar backend that is to get what it refuses itself."""
+    default, path = config.grammar.name, ("grammar", "options", "fallback")
+    if default == AUTO:
+        available = registry.available("grammar")
+        default = available[0].name if available else AUTO
+    if not any(fallback.name == default for fallback in _grammar_fallbacks(config)):
+        return []
+    message = f"{default} cannot fall back to itself; leave it out"
+    return [str(Problem(path, message, origin_of(path, config.origins)))]
 
 
 def _resolve(selection: Selection, registry: Registry) -> tuple[Provider[Any] | None, str | None]:

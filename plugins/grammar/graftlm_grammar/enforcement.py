@@ -25,6 +25,11 @@ class Enforcement:
         self._num_chars = 0
 
     @property
+    def is_strict(self) -> bool:
+        """Whether nothing may be left out."""
+        return self._strict
+
+    @property
     def unenforced(self) -> tuple[str, ...]:
         """Keywords left out so far, each with its path and once."""
         return tuple(dict.fromkeys(self._paths))

@@ -11,6 +11,8 @@ __all__ = ["JsonRules", "RegularJsonRules", "literal", "repeated"]
 
 
 _QUOTE: Final = r'"\""'
+#: Characters by which other names are told from those that a schema lists: each is a group within the one before.
+_MAX_NAME_LEN: Final = 64
 
 
 def literal(text: str) -> str:
@@ -29,6 +31,8 @@ class JsonRules:
 
     #: A character of a string that stands for itself.
     PLAIN_CHAR: ClassVar = ebnf_class(IN_JSON_STRING)
+    #: Whether rules may refer to themselves, beside those of any value.
+    MAY_REPEAT: ClassVar = True
 
     # A star over one class costs a matcher a thousandth of what a star over alternatives does.
     _STRING: ClassVar = {
@@ -160,6 +164,8 @@ class JsonRules:
 class RegularJsonRules(JsonRules):
     """Rules for automata: they do not refer to themselves, and stay small when they are put into each other."""
 
+    MAY_REPEAT: ClassVar = False
+
     def record(self, named: Mapping[str, str], required: frozenset[str], additional: str | None) -> str:
         """Return the expression of an object with some properties, as JsonRules does."""
         prefix = f"o{len(self._bodies)}"
@@ -186,15 +192,22 @@ def _either(*branches: str) -> str:
     return " | ".join(filter(None, branches))
 
 
-def _other_than(names: frozenset[str]) -> str:
-    """Return an expression for the plain strings that are none of some names."""
+def _other_than(names: frozenset[str], num_before: int = 0) -> str:
+    """Return an expression for plain strings that are none of some names.
+
+    It leaves out all that begin as a name does for `_MAX_NAME_LEN` characters.
+
+    Args:
+        num_before: characters that the names had in common.
+    """
     next_chars = sorted({name[0] for name in names if name})
     taken: CharSet = tuple((ord(char), ord(char)) for char in next_chars)
     others = f"{ebnf_class(minus(IN_JSON_STRING, taken))} {JsonRules.PLAIN_CHAR}*"
     branches = [] if "" in names else ['""']
     branches.append(others)
-    for char in next_chars:
+    for char in next_chars if num_before < _MAX_NAME_LEN else ():
         if minus(((ord(char), ord(char)),), IN_JSON_STRING):
             continue  # it is spelt with an escape, which these strings do not have
-        branches.append(f"{literal(char)} ({_other_than(frozenset(name[1:] for name in names if name[:1] == char))})")
+        longer = frozenset(name[1:] for name in names if name[:1] == char)
+        branches.append(f"{literal(char)} ({_other_than(longer, num_before + 1)})")
     return " | ".join(branches)

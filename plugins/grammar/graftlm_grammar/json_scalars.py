@@ -12,7 +12,7 @@ from graftlm_grammar.formats import FORMATS
 from graftlm_grammar.json_ebnf import JsonRules, repeated
 from graftlm_grammar.number_ranges import Bound, integers_between, multiples_of, numbers_between
 from graftlm_grammar.regex import regex_to_ebnf
-from graftlm_grammar.schema_keywords import bound_hint
+from graftlm_grammar.schema_keywords import bound_hint, check_decimals
 
 __all__ = ["counts", "pattern_expression", "scalar_expression"]
 
@@ -128,7 +128,9 @@ def _string_format(schema: Mapping[str, Any], path: str, enforcement: Enforcemen
 def _integer(schema: Mapping[str, Any], path: str, rules: JsonRules, enforcement: Enforcement) -> str:
     low, high = _bounds(schema, path, enforcement)
     step = _step(schema, low is not None or high is not None, path, enforcement)
-    if step is not None:
+    if step is not None and not rules.MAY_REPEAT:
+        enforcement.leave_out(f"{path}.multipleOf", "not enforced by outlines; use xgrammar or llguidance.")
+    elif step is not None:
         for rule, body in multiples_of(step, f"m{step}").items():
             rules.add(rule, body)
         return f"m{step}"
@@ -174,6 +176,8 @@ def _bounds(schema: Mapping[str, Any], path: str, enforcement: Enforcement) -> t
             refuse(f"{path}.{key}", said + bound_hint(value))
         if abs(value) > _MAX_BOUND:
             enforcement.leave_out(f"{path}.{key}", said)
+            continue
+        if not check_decimals(enforcement, value, f"{path}.{key}"):
             continue
         found[key] = Bound.of(value, inclusive=not key.startswith("exclusive"))
     lows = [found[key] for key in ("minimum", "exclusiveMinimum") if key in found]

@@ -20,7 +20,15 @@ from graftlm_grammar.enforcement import Enforcement, NotEnforcedError, refuse, s
 from graftlm_grammar.formats import FORMATS
 from graftlm_grammar.json_scalars import counts
 from graftlm_grammar.options import JsonOptions
-from graftlm_grammar.schema_keywords import ENFORCED, asserted, bound_hint, check_items, leave_out_unknown, type_names
+from graftlm_grammar.schema_keywords import (
+    ENFORCED,
+    asserted,
+    bound_hint,
+    check_decimals,
+    check_items,
+    leave_out_unknown,
+    type_names,
+)
 from graftlm_grammar.schema_reader import MAX_DEPTH, reading_schema
 from graftlm_grammar.schema_references import applied_in_place, is_finite, reachable, without_endless
 
@@ -244,7 +252,7 @@ class _Preparation:
         if json_type(bound) not in ("integer", "number"):
             refuse(path, f"expected a number, got {show(bound)}{bound_hint(bound)}")
         if abs(bound) <= _MAX_BOUND:
-            return True
+            return check_decimals(self.enforcement, bound, path)
         self.enforcement.leave_out(path, f"enforced from -2**53 to 2**53, got {show(bound)}")
         return False
 

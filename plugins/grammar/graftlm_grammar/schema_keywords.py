@@ -2,6 +2,7 @@
 
 import difflib
 from collections.abc import Mapping
+from decimal import Decimal
 from typing import Any, Final
 
 from graftlm_grammar.disjoint import json_type
@@ -13,6 +14,7 @@ __all__ = [
     "ENFORCED",
     "asserted",
     "bound_hint",
+    "check_decimals",
     "check_items",
     "leave_out",
     "leave_out_unknown",
@@ -58,6 +60,9 @@ _TYPES_OF_VALUES: Final[dict[str, tuple[str, ...]]] = {
 #: What a misspelt keyword may have meant.
 _ALL: Final = sorted(ANNOTATIONS.union({"type"}, COMBINED, _TYPES_OF_VALUES, *ENFORCED.values()))
 _LIKENESS: Final = 0.75
+_MAX_MISSPELT_LEN: Final = 40
+#: Of a bound: each digit is a group within that of the one before.
+_MAX_DECIMALS: Final = 40
 
 
 def asserted(schema: Mapping[str, Any]) -> list[str]:
@@ -84,6 +89,19 @@ def bound_hint(value: Any) -> str:
     return "; write the bound itself, as in exclusiveMinimum: 5" if isinstance(value, bool) else ""
 
 
+def check_decimals(enforcement: Enforcement, value: float, path: str) -> bool:
+    """Leave out a bound that has too many digits behind the point; returns whether it is kept.
+
+    Raises:
+        NotEnforcedError: nothing may be left out.
+    """
+    exponent = Decimal(repr(value)).as_tuple().exponent
+    if isinstance(exponent, int) and exponent >= -_MAX_DECIMALS:
+        return True
+    enforcement.leave_out(path, f"bounds are enforced up to {_MAX_DECIMALS} decimals, got {show(value)}")
+    return False
+
+
 def leave_out(enforcement: Enforcement, schema: Mapping[str, Any], key: str, path: str, message: str) -> None:
     """Leave out a keyword of the schema at `path`.
 
@@ -105,7 +123,8 @@ def leave_out_unknown(enforcement: Enforcement, schema: Mapping[str, Any], key: 
         NotEnforcedError: nothing may be left out; the message names the keyword that was meant, if it is misspelt.
         GrammarError: its value is malformed.
     """
-    close = [] if key in _ALL else difflib.get_close_matches(key, _ALL, n=1, cutoff=_LIKENESS)
+    looks = enforcement.is_strict and key not in _ALL and len(key) <= _MAX_MISSPELT_LEN
+    close = difflib.get_close_matches(key, _ALL, n=1, cutoff=_LIKENESS) if looks else []
     message = (
         f"unknown keyword; did you mean '{close[0]}'?"
         if close

@@ -1,6 +1,7 @@
 """JSON schemas from text, and the errors of whoever reads on in them."""
 
 import json
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from math import isinf
@@ -12,6 +13,8 @@ __all__ = ["MAX_DEPTH", "reading_schema"]
 
 #: Of schemas in schemas.
 MAX_DEPTH: Final = 48
+
+_HALF_OF_PAIR: Final = re.compile(r"\\u[dD][89a-fA-F]|[\ud800-\udfff]")
 
 
 @contextmanager
@@ -31,9 +34,29 @@ def reading_schema(text: str) -> Iterator[Any]:
 
 def _value(text: str) -> Any:
     try:
-        return json.loads(text, parse_constant=_refuse_constant, parse_float=_finite_float)
+        value = json.loads(text, parse_constant=_refuse_constant, parse_float=_finite_float)
     except ValueError as error:
         raise GrammarError(f"not JSON: {error}") from None
+    if _HALF_OF_PAIR.search(text):
+        _check_characters(value, "$")
+    return value
+
+
+def _check_characters(value: Any, path: str) -> None:
+    """Refuse text that no encoding has.
+
+    Raises:
+        GrammarError: a string holds half of a surrogate pair.
+    """
+    if isinstance(value, str) and any("\ud800" <= char <= "\udfff" for char in value):
+        raise GrammarError(f"{path}: half of a surrogate pair is no character, got {json.dumps(value)[:80]}")
+    if isinstance(value, list):
+        for i, item in enumerate(value):
+            _check_characters(item, f"{path}[{i}]")
+    if isinstance(value, dict):
+        for key, item in value.items():
+            _check_characters(key, path)
+            _check_characters(item, f"{path}.{key}")
 
 
 def _finite_float(text: str) -> float:

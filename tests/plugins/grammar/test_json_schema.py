@@ -15,9 +15,11 @@ from graftlm.errors import GrammarError
 from graftlm_grammar.formats import FORMATS
 from graftlm_grammar.json_schema import translate_schema
 from graftlm_grammar.llguidance_backend import LLGuidanceBackend
-from graftlm_grammar.options import LLGuidanceOptions, XGrammarOptions
+from graftlm_grammar.llguidance_schema import prepare_schema
+from graftlm_grammar.options import JsonOptions, LLGuidanceOptions, XGrammarOptions
 from graftlm_grammar.schema_keywords import ANNOTATIONS, COMBINED, ENFORCED
 
+TRANSLATIONS = [pytest.param(translate_schema, id="xgrammar"), pytest.param(prepare_schema, id="llguidance")]
 NUMBER = {"type": "number"}
 INTEGER = {"type": "integer"}
 STRING = {"type": "string"}
@@ -547,3 +549,58 @@ def test_a_bound_with_a_point_is_not_rounded_by_llguidance(texts_of, byte_contex
     right = ["9007199254740991", "9007199254740992"]
     spec = GrammarSpec(GrammarKind.JSON_SCHEMA, json.dumps(schema))
     assert llg.accepted_by_spec(spec, ["9007199254740990", *right, "9007199254740993"]) == right
+
+
+@pytest.mark.parametrize("required", [[], ["a" * 101]])
+def test_names_beside_long_ones_are_told_from_them(texts, required):
+    name = "a" * 101
+    schema = {
+        "type": "object",
+        "properties": {name: {"type": "integer"}},
+        "required": required,
+        "additionalProperties": {"type": "boolean"},
+    }
+    own = f'"{name}": 1'
+    right = [f"{{{own}}}", f'{{{own}, "a": true}}', f'{{{own}, "{"a" * 60}b": true}}', f'{{{own}, "b{name}": true}}']
+    wrong = [f'{{{own}, "{name}": true}}', f'{{"{name}": true}}', f'{{{own}, "a": 1}}']
+    assert texts.accepted_by_schema(schema, right + wrong) == right
+
+
+@pytest.mark.parametrize("key", ["minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"])
+@pytest.mark.parametrize("translate", TRANSLATIONS)
+def test_bounds_with_very_many_decimals_are_refused_with_their_path(translate, key):
+    schema = {"properties": {"n": {"type": "number", key: 1e-120}}, "type": "object"}
+    with pytest.raises(GrammarError, match=rf"^json_schema: \$\.properties\.n\.{key}: .*40 decimals, got 1e-120"):
+        translate(json.dumps(schema), JsonOptions(), strict=True)
+    assert translate(json.dumps(schema), JsonOptions(), strict=False).unenforced == (f"$.properties.n.{key}",)
+    translate(json.dumps({"type": "number", key: 1e-40}), JsonOptions(), strict=True)
+
+
+@pytest.mark.parametrize(
+    ("schema", "path"),
+    [
+        ({"enum": ["a", "\ud800"]}, "$.enum[1]"),
+        ({"type": "object", "properties": {"\udfff": {}}}, "$.properties"),
+        ({"const": {"a": ["\ud83d"]}}, "$.const.a[0]"),
+    ],
+)
+@pytest.mark.parametrize("translate", TRANSLATIONS)
+@pytest.mark.parametrize("is_ascii", [False, True])
+def test_halves_of_characters_are_refused_with_their_path(translate, schema, path, is_ascii):
+    with pytest.raises(GrammarError, match=re.escape(f"json_schema: {path}: half of a surrogate pair")):
+        translate(json.dumps(schema, ensure_ascii=is_ascii), JsonOptions(), strict=False)
+    translate('{"enum": ["\\ud83d\\ude00", "\\\\ud800"]}', JsonOptions(), strict=True)
+
+
+def test_likeness_is_looked_for_only_where_it_is_told():
+    schema = json.dumps({f"minLenth{i}": 1 for i in range(4000)})
+    start_s = time.thread_time()
+    assert len(translate_schema(schema, JsonOptions(), strict=False).unenforced) == 4000
+    lenient_s = time.thread_time() - start_s
+    with pytest.raises(GrammarError, match="did you mean 'minLength'"):
+        translate_schema(schema, JsonOptions(), strict=True)
+    start_s = time.thread_time()
+    for i in range(40):
+        with pytest.raises(GrammarError, match="did you mean 'minLength'"):
+            translate_schema(json.dumps({f"minLenth{i}": 1}), JsonOptions(), strict=True)
+    assert lenient_s < 50 * (time.thread_time() - start_s)

@@ -191,3 +191,13 @@ def test_rollbacks_longer_than_the_library_undoes(outlines):
     assert matcher.accept(END)
     matcher.rollback(3001)
     assert matcher.forced_tokens() == [ord("a")]
+
+
+def test_multiples_are_refused_by_their_path_and_may_be_left_out(outlines_with):
+    backend = outlines_with().backend
+    text = json.dumps({"type": "array", "items": {"type": "integer", "multipleOf": 3}})
+    with pytest.raises(GrammarError, match=r"^json_schema: \$\.items\.multipleOf: not enforced by outlines"):
+        backend.check(GrammarSpec(GrammarKind.JSON_SCHEMA, text))
+    spec = GrammarSpec(GrammarKind.JSON_SCHEMA, text, strict=False)
+    assert backend.check(spec) == ("$.items.multipleOf",)
+    assert outlines_with().accepted_by_spec(spec, ["[3]", "[4]", "[a]"]) == ["[3]", "[4]"]

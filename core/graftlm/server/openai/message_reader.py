@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from graftlm.contracts import ContentDelta, ReasoningDelta, ReasoningParser, ToolCallDelta
+from graftlm.contracts import ContentDelta, MessageDelta, ReasoningDelta, ReasoningParser, ToolCallDelta
 from graftlm.server.openai.answers import (
     AnswerMessage,
     CalledFunction,
@@ -56,8 +56,7 @@ class MessageReader:
         deltas = [] if self._reasoning_parser is None else self._to_calls(self._reasoning_parser.finish())
         if self._calls_parser is not None:
             is_whole = reason is FinishReason.STOP and not isinstance(matched_stop, str)
-            rest = self._calls_parser.finish() if is_whole else self._calls_parser.cut_off()
-            deltas += [self._note(delta) for delta in rest]
+            deltas += self._noted(self._calls_parser.finish() if is_whole else self._calls_parser.cut_off())
         return deltas
 
     def finish_name(self, reason: FinishReason | None, matched_stop: str | int | None = None) -> str | None:
@@ -86,10 +85,15 @@ class MessageReader:
         found: list[Delta] = []
         for delta in deltas:
             if isinstance(delta, ContentDelta) and self._calls_parser is not None:
-                found += [self._note(part) for part in self._calls_parser.push(delta.text)]
+                found += self._noted(self._calls_parser.push(delta.text))
             else:
                 found.append(self._note(delta))
         return found
+
+    def _noted(self, deltas: Sequence[MessageDelta]) -> list[Delta]:
+        """Add deltas to the message, but for calls after the first where only one may be made."""
+        one_call = self._use is not None and not self._use.parallel
+        return [self._note(one) for one in deltas if not (one_call and isinstance(one, ToolCallDelta) and one.index)]
 
     def _note(self, delta: ReasoningDelta | ContentDelta | ToolCallDelta) -> Delta:
         """Add a delta to the message; returns it as it is written."""

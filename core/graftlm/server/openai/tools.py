@@ -127,7 +127,8 @@ async def check_tools(use: ToolUse, body: ChatRequest, manager: TokenizerManager
         try:
             await manager.check_params(params)
         except GrammarError as error:
-            raise ApiError(400, f"{where}: {error}", param=where, code="invalid_schema") from error
+            message = f"tools[{place}].function.parameters: {error}"
+            raise ApiError(400, message, param=where, code="invalid_schema") from error
     return True
 
 
