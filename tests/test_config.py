@@ -52,7 +52,14 @@ def test_defaults_are_those_of_the_design():
         },
         "attention": {"name": "auto", "options": {}},
         "cache": {"name": "radix", "page_size": 1, "options": {}, "eviction": {"name": "lru", "options": {}}},
-        "grammar": {"name": "auto", "options": {}, "timeout_s": 30.0, "jump_forward": True, "cache_size": 256},
+        "grammar": {
+            "name": "auto",
+            "options": {},
+            "timeout_s": 30.0,
+            "jump_forward": True,
+            "cache_size": 256,
+            "preload": False,
+        },
         "chat": {"tool_call_format": "auto", "reasoning_format": "auto"},
         "scheduling": {
             "policy": {"name": "lpm", "options": {}},
