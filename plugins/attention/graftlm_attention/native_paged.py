@@ -30,7 +30,7 @@ _NO_WINDOW = 2**62
 
 
 class _Step(ctypes.Structure):
-    """`GraftlmStep` in paged_attention.cpp."""
+    """`GraftlmStep` in paged_step.h."""
 
     _fields_ = (
         ("num_requests", ctypes.c_int64),
@@ -51,7 +51,7 @@ class _Step(ctypes.Structure):
 
 
 class _Layer(ctypes.Structure):
-    """`GraftlmLayer` in paged_attention.cpp."""
+    """`GraftlmLayer` in paged_step.h."""
 
     _fields_ = (
         ("num_heads", ctypes.c_int64),
@@ -70,7 +70,7 @@ class _Layer(ctypes.Structure):
 
 
 class _Tensor(ctypes.Structure):
-    """`GraftlmTensor` in paged_attention.cpp."""
+    """`GraftlmTensor` in paged_step.h."""
 
     _fields_ = (("data", ctypes.c_void_p), ("token_stride", ctypes.c_int64), ("head_stride", ctypes.c_int64))
 

@@ -1,0 +1,121 @@
+// Running maximum and sum of scores that come a tile at a time, and the memory that a thread works in.
+//
+// Included by one source: everything is local to it.
+
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdlib>
+#include <limits>
+#include <new>
+
+#include "paged_step.h"
+#include "vectors.h"
+
+namespace {
+
+#if defined(__AVX512F__)
+constexpr int kVectors = 4;  // columns of `gemm_rows`, in vectors, that the number of registers allows
+#else
+constexpr int kVectors = 2;
+#endif
+constexpr int kRows = 6;   // rows of `gemm_rows`
+constexpr int kPadding = 3 * kLanes;  // a multiple of kRows, too
+constexpr int kTile = 64;  // context tokens handled between two updates of the running maximum
+constexpr int64_t kUnitBlockRows = 384;   // likewise on matrix units, where packing is a greater part of the work
+constexpr float kFarBelow = -1e30f;       // a running maximum before its first score: finite, so differences are too
+
+inline int64_t round_up(int64_t number, int64_t unit) { return (number + unit - 1) / unit * unit; }
+
+// The running softmax of R rows; the lanes from r * kLanes / R on are row r's. Scores are in units of ln 2, so that weights
+// are powers of two.
+struct Softmax {
+    Vec maximum = splat(kFarBelow);
+    Vec sum = {};
+
+    // A sink is a score that has been seen already, of a token whose value is zero.
+    template <int R>
+    void begin_with_sink(int row, float sink) {
+        for (int i = row * kLanes / R; i < (row + 1) * kLanes / R; ++i) {
+            maximum[i] = std::max(sink * kLog2E, kFarBelow);
+            sum[i] = 1.0f;
+        }
+    }
+};
+
+// Scores times what they are to be multiplied by, which may be 0 or negative; those of -infinity, which nobody sees, stay.
+// That choice also keeps compilers from fusing the product with a difference: the largest score's must be 0, not what
+// rounding took from it, of which a power of two may be infinite.
+inline Vec scaled(Vec scores, float scale) { return scores == -kInfinity ? scores : scores * scale; }
+
+// Turns R rows of kTile scores, which are still to be multiplied by `scales`, into weights relative to the new maxima, which
+// `weigh(row, i, weights)` takes, kLanes at a time; only the first `count` of a row are looked at, a multiple of kLanes.
+// Sets what earlier sums must be multiplied by. Scores of -infinity become weights of exactly 0.
+template <int R, class Weigh>
+inline void update_softmax(Softmax& state, float* scores, int count, const GraftlmLayer& layer, const float* scales,
+                           float* corrections, Weigh weigh) {
+    float units[R];
+    Vec best[R], sums[R];
+    for (int r = 0; r < R; ++r) {
+        float* row = scores + r * kTile;
+        units[r] = scales[r] * kLog2E;
+        if (layer.has_soft_cap) {
+            for (int i = 0; i < count; i += kLanes) {
+                Vec s = load(row + i);
+                Vec capped = tanh_vec(s * scales[r] / layer.soft_cap) * layer.soft_cap;
+                store(row + i, s == -kInfinity ? s : capped);
+            }
+            units[r] = kLog2E;
+        }
+        best[r] = splat(kFarBelow);
+        for (int i = 0; i < count; i += kLanes) {
+            Vec s = scaled(load(row + i), units[r]);
+            best[r] = s > best[r] ? s : best[r];
+        }
+    }
+    Vec maximum = max_each(best);
+    maximum = maximum > state.maximum ? maximum : state.maximum;
+    for (int r = 0; r < R; ++r) {
+        const float from = maximum[r * kLanes / R];
+        sums[r] = Vec{};
+        for (int i = 0; i < count; i += kLanes) {
+            Vec p = exp2_negative(scaled(load(scores + r * kTile + i), units[r]) - from);
+            sums[r] += p;
+            weigh(r, i, p);
+        }
+    }
+    const Vec correction = exp2_negative(state.maximum - maximum);
+    state.sum = state.sum * correction + sum_each(sums);
+    state.maximum = maximum;
+    for (int r = 0; r < R; ++r) corrections[r] = correction[r * kLanes / R];
+}
+
+// ---- scratch memory ----------------------------------------------------------------------------------------------
+
+// Grows and is kept by its thread: a step allocates nothing once it is warm.
+class Scratch {
+public:
+    ~Scratch() { std::free(memory_); }
+    void reserve(size_t bytes) {
+        if (bytes <= size_) return;
+        std::free(memory_);
+        size_ = (bytes + 63) / 64 * 64;
+        memory_ = static_cast<char*>(std::aligned_alloc(64, size_));
+        if (memory_ == nullptr) throw std::bad_alloc();
+    }
+    void rewind() { used_ = 0; }
+    template <class T>
+    T* take(size_t count) {
+        T* start = reinterpret_cast<T*>(memory_ + used_);
+        used_ += (count * sizeof(T) + 63) / 64 * 64;
+        return start;
+    }
+
+private:
+    char* memory_ = nullptr;
+    size_t size_ = 0;
+    size_t used_ = 0;
+};
+
+}  // namespace
