@@ -224,3 +224,24 @@ def test_only_one_call_is_told_where_only_one_may_be_made(parallel, step):
     reader.finish(None)
     calls = [call.function.name for call in reader.message().tool_calls]
     assert calls == (["a"] if parallel is False else ["a", "b"])
+
+
+def allowed(mode, *names):
+    tools = [{"type": "function", "function": {"name": name}} for name in names]
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}
+
+
+@pytest.mark.parametrize("mode", ["auto", "required"])
+def test_only_allowed_tools_are_called(mode):
+    tools = [tool("a"), tool("b"), tool("c")]
+    planned, manager = plan_calls(HermesFormat(), tools, tool_choice=allowed(mode, "c", "a", "c"))
+    assert [one.name for one in planned.use.tools] == ["a", "c"]
+    assert (planned.use.places, planned.use.choice.value, planned.use.parallel) == ((0, 2), mode, True)
+    assert [name for name, _ in manager.checked] == ["a", "c"]
+    assert planned.unenforced(["$.structures[1].schema.not"]) == ("tools[2].function.parameters.not",)
+
+
+def test_an_allowed_tool_that_is_not_there_is_refused():
+    with pytest.raises(ApiError, match="there is no tool 'x'; tools: a, b") as caught:
+        plan_calls(HermesFormat(), TOOLS, tool_choice=allowed("auto", "a", "x"))
+    assert caught.value.param == "tool_choice.allowed_tools.tools.1.function.name"

@@ -6,7 +6,7 @@ from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
 
 from graftlm.server.wire import Text
 
-__all__ = ["ToolChoiceField", "ToolRequest", "ToolsField"]
+__all__ = ["ChosenTools", "ToolChoiceField", "ToolRequest", "ToolsField"]
 
 _Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$")]
 
@@ -50,12 +50,30 @@ class ChosenTool(_Body):
     function: ChosenFunction
 
 
-def _word_or_object(value: Any) -> str:
-    return "as_object" if isinstance(value, dict) else "as_text"
+class AllowedTools(_Body):
+    """Some of the tools, and whether one has to be called."""
+
+    mode: Literal["auto", "required"]
+    tools: list[ChosenTool] = Field(min_length=1, max_length=128)
+
+
+class ChosenTools(_Body):
+    """The tools that may be called; the model is told of all."""
+
+    type: Literal["allowed_tools"]
+    allowed_tools: AllowedTools
+
+
+def _kind(value: Any) -> str:
+    if not isinstance(value, dict):
+        return "as_text"
+    return "as_some" if value.get("type") == "allowed_tools" else "as_object"
 
 
 ToolsField: TypeAlias = Annotated[list[ToolRequest], Field(max_length=128)]
 ToolChoiceField: TypeAlias = Annotated[
-    Annotated[Literal["none", "auto", "required"], Tag("as_text")] | Annotated[ChosenTool, Tag("as_object")],
-    Discriminator(_word_or_object),
+    Annotated[Literal["none", "auto", "required"], Tag("as_text")]
+    | Annotated[ChosenTool, Tag("as_object")]
+    | Annotated[ChosenTools, Tag("as_some")],
+    Discriminator(_kind),
 ]

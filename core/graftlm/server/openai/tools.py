@@ -11,7 +11,7 @@ from graftlm.errors import GrammarError
 from graftlm.processes.tokenizer_manager import TokenizerManager
 from graftlm.server.errors import ApiError
 from graftlm.server.openai.requests import ChatRequest
-from graftlm.server.openai.tool_requests import ToolRequest
+from graftlm.server.openai.tool_requests import ChosenTools, ToolRequest
 from graftlm.types import Message, SamplingParams
 
 __all__ = ["ToolUse", "check_tools", "for_template", "tool_use"]
@@ -100,12 +100,24 @@ def tool_use(body: ChatRequest, formats: ChatFormats) -> ToolUse | None:
     if choice is None or isinstance(choice, str):
         wanted = ToolChoice.REQUIRED if choice == "required" else ToolChoice.AUTO
         return ToolUse(formats.tool_calls, tools, tuple(range(len(tools))), wanted, parallel)
-    place = next((i for i, tool in enumerate(tools) if tool.name == choice.function.name), None)
+    if isinstance(choice, ChosenTools):
+        some = choice.allowed_tools
+        places = [
+            _place(tools, named.function.name, f"tool_choice.allowed_tools.tools.{i}.function.name")
+            for i, named in enumerate(some.tools)
+        ]
+        kept = tuple(sorted(set(places)))
+        return ToolUse(formats.tool_calls, tuple(tools[i] for i in kept), kept, ToolChoice(some.mode), parallel)
+    place = _place(tools, choice.function.name, "tool_choice.function.name")
+    return ToolUse(formats.tool_calls, (tools[place],), (place,), ToolChoice.REQUIRED, parallel=False)
+
+
+def _place(tools: Sequence[Tool], name: str, where: str) -> int:
+    place = next((i for i, tool in enumerate(tools) if tool.name == name), None)
     if place is None:
         names = ", ".join(tool.name for tool in tools)
-        message = f"tool_choice: there is no tool {choice.function.name!r}; tools: {names}"
-        raise ApiError(400, message, param="tool_choice.function.name")
-    return ToolUse(formats.tool_calls, (tools[place],), (place,), ToolChoice.REQUIRED, parallel=False)
+        raise ApiError(400, f"tool_choice: there is no tool {name!r}; tools: {names}", param=where)
+    return place
 
 
 async def check_tools(use: ToolUse, body: ChatRequest, manager: TokenizerManager) -> bool:
@@ -127,8 +139,7 @@ async def check_tools(use: ToolUse, body: ChatRequest, manager: TokenizerManager
         try:
             await manager.check_params(params)
         except GrammarError as error:
-            message = f"tools[{place}].function.parameters: {error}"
-            raise ApiError(400, message, param=where, code="invalid_schema") from error
+            raise ApiError(400, f"{where}: {error}", param=where, code="invalid_schema") from error
     return True
 
 
