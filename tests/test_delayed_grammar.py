@@ -9,8 +9,16 @@ from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from graftlm.contracts import GrammarContext, GrammarKind, GrammarSpec
-from graftlm.delayed_grammar import DelayedGrammar, Reasoning, ReasoningTokens, fill_bitmasks
-from graftlm.errors import GrammarError
+from graftlm.delayed_grammar import (
+    DelayedGrammar,
+    Reasoning,
+    ReasoningTokens,
+    TextTokens,
+    check_reasoning,
+    fill_bitmasks,
+    matcher_behind,
+)
+from graftlm.errors import SamplingParamsError
 from graftlm.tokenization import Tokenizer
 from graftlm_grammar.options import XGrammarOptions
 from graftlm_grammar.xgrammar_backend import XGrammarBackend
@@ -45,8 +53,9 @@ class Rig:
         self.backend = XGrammarBackend(XGrammarOptions(), context)
         self.inner = self.backend.compile(GrammarSpec(GrammarKind.REGEX, regex))
         self.end, self.begin = end.encode(), begin
-        tokens = ReasoningTokens(Reasoning(end, begin), self.tokenizer, self.vocab_size, (self.stop,))
-        self.grammar = DelayedGrammar(self.inner, tokens, is_open=begin is None)
+        text_tokens = TextTokens(self.tokenizer, self.vocab_size, (self.stop,))
+        check_reasoning(Reasoning(end, begin), self.tokenizer)
+        self.grammar = DelayedGrammar(self.inner, ReasoningTokens(Reasoning(end, begin), text_tokens, self.tokenizer))
 
     def bits(self, matcher):
         mask = np.full((3, -(-self.vocab_size // 32)), 0x5A5A5A5A, dtype=np.int32)
@@ -183,5 +192,21 @@ def test_many_are_filled_as_each_is_alone(seed):
 
 @pytest.mark.parametrize("fields", [{"begin": "<thought>"}, {"begin": STOP}, {"added": (("</think>", True),)}])
 def test_tags_that_are_no_text_of_the_vocabulary_are_refused(fields):
-    with pytest.raises(GrammarError, match=r"^reasoning_(begin|end): .*(single|special) token"):
+    with pytest.raises(SamplingParamsError, match=r"^reasoning_(begin|end): .*(single|special) token") as caught:
         Rig("a", **fields)
+    assert caught.value.param == ("reasoning_begin" if "begin" in fields else "reasoning_end")
+
+
+@pytest.mark.parametrize(
+    ("prompt", "rest"),
+    [("So", "</think>"), ("So</th", "ink>"), ("</think>a<", "/think>"), ("</thi<stop>", "</think>"), ("<", "/think>")],
+)
+def test_a_prompt_may_have_begun_to_end_the_reasoning(prompt, rest):
+    rig = Rig("[ab]{2}")
+    matcher = matcher_behind(rig.grammar, rig.tokenizer.encode(prompt).tolist())
+    spell(rig, matcher, rest[:-1])
+    assert not matcher.accept(rig.stop)
+    spell(rig, matcher, rest[-1:] + "ab")
+    assert matcher.accept(rig.stop)
+    plain = matcher_behind(rig.inner, rig.tokenizer.encode(prompt).tolist())
+    spell(rig, plain, "ab")

@@ -7,6 +7,7 @@ import time
 import pytest
 
 from graftlm.contracts import CompiledGrammar, GrammarBackend, GrammarKind, GrammarSpec
+from graftlm.delayed_grammar import Reasoning
 from graftlm.errors import EngineClosedError, GrammarError, PluginError, SamplingParamsError
 from graftlm.grammars import GrammarCompiler, grammar_spec
 from graftlm.sampling_params import GRAMMAR_FIELDS
@@ -341,10 +342,10 @@ def test_what_nobody_waits_for_any_more_is_not_begun():
     assert rig.compiler.compile(spec("wanted")) is wanted
     for text in ("wanted", "left", "a", "unknown"):
         rig.compiler.leave(spec(text))
-    again = rig.compiler.compile(spec("again"))
+    again = rig.compiler.compile(spec("another"))
     gate.set()
-    assert again.result(LIMIT_S).text == "again"
-    assert rig.backend.compiled == ["a", "wanted", "again"]
+    assert again.result(LIMIT_S).text == "another"
+    assert rig.backend.compiled == ["a", "wanted", "another"]
     assert not left.done()
     assert rig.get("left").text == "left"
 
@@ -376,3 +377,29 @@ def test_one_that_took_long_leaves_what_waits_to_the_thread_that_took_over():
     assert not waiting.done()
     other.set()
     assert waiting.result(LIMIT_S).text == "c"
+
+
+def test_short_ones_go_first_and_none_waits_for_ever():
+    rig = Rig(cache_size=64)
+    (gate,) = started_behind(rig, "a")
+    texts = ["long" * 9, *(f"s{i}" for i in range(8))]
+    futures = [rig.compiler.compile(spec(text)) for text in texts]
+    gate.set()
+    for future in futures:
+        future.result(LIMIT_S)
+    order = rig.backend.compiled[1:]
+    assert sorted(order) == sorted(texts)
+    assert order[0] == "s0"
+    assert 1 <= order.index(texts[0]) <= 3
+
+
+def test_what_waits_for_reasoning_shares_its_grammar_with_what_does_not():
+    rig = Rig(cache_size=8)
+    rig.get("a")
+    for i in range(3):
+        reasoning = Reasoning(f"</{i}>")
+        assert rig.compiler.compile(spec("a"), reasoning).result(LIMIT_S).text == f"</{i}> a"
+        assert rig.compiler.compile(spec("b"), reasoning).result(LIMIT_S).text == f"</{i}> b"
+    rig.get("b")
+    assert rig.backend.compiled == ["a", "b"]
+    assert (rig.compiler.hits, rig.compiler.misses) == (1, 7)

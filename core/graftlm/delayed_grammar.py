@@ -6,18 +6,32 @@ r"""Grammars that wait: what a model thinks before it answers is free, and the g
 Backends know nothing of it: their matchers begin where the gap ends.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from graftlm.contracts import CompiledGrammar, GrammarMatcher
-from graftlm.errors import GrammarError
+from graftlm.errors import SamplingParamsError
+from graftlm.sampling_params import MAX_TAG_CHARS
 from graftlm.tokenization import Tokenizer
 
-__all__ = ["DelayedGrammar", "Reasoning", "ReasoningTokens", "fill_bitmasks"]
+__all__ = [
+    "MAX_END_BYTES",
+    "DelayedGrammar",
+    "Reasoning",
+    "ReasoningTokens",
+    "TextTokens",
+    "check_reasoning",
+    "fill_bitmasks",
+    "matcher_behind",
+]
+
+#: Of the text that ends the reasoning.
+MAX_END_BYTES: Final = 4 * MAX_TAG_CHARS
 
 #: Where a matcher is; from 0 on it is within the reasoning, and the number is how many bytes of its end are there.
 _HELD, _GAP, _START = -1, -3, -4
@@ -37,55 +51,86 @@ class Reasoning:
     begin: str | None = None
 
 
+class TextTokens:
+    """The tokens of a vocabulary that are text: neither special nor stop tokens, of which outputs hold none.
+
+    Attributes:
+        texts: each token's bytes, b"" for those that are none.
+        num_words: ceil(V / 32).
+    """
+
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int, stop_token_ids: Sequence[int]) -> None:
+        stops = frozenset(stop_token_ids)
+        self.num_words = -(-vocab_size // 32)
+        self.texts = [
+            b"" if i in stops or tokenizer.is_special(i) else tokenizer.token_bytes(i)
+            for i in range(min(vocab_size, tokenizer.vocab_size))
+        ]
+
+    def text_of(self, token_id: int) -> bytes:
+        """Return what a token adds to the text; b"" for special, stop and unknown ones."""
+        return self.texts[token_id] if 0 <= token_id < len(self.texts) else b""
+
+    def mask(self, token_ids: Iterable[int]) -> NDArray[np.int32]:
+        """Return the bitmask of some tokens, int32 [ceil(V / 32)]."""
+        bits = np.zeros(32 * self.num_words, dtype=np.uint8)
+        bits[list(token_ids)] = 1
+        return np.packbits(bits, bitorder="little").view(np.int32)
+
+    @cached_property
+    def all(self) -> NDArray[np.int32]:
+        """The bitmask of those that are text."""
+        return self.mask(i for i, text in enumerate(self.texts) if text)
+
+
+def check_reasoning(reasoning: Reasoning, tokenizer: Tokenizer) -> None:
+    """Refuse tags that are no text of a vocabulary.
+
+    Raises:
+        SamplingParamsError: the reasoning's end is a special token, or its beginning no single token that is text.
+    """
+    begin, end = reasoning.begin, reasoning.end
+    if begin is not None and tokenizer.token_of(begin) is None:
+        message = f"reasoning_begin: {begin!r} is no single token of this model's text"
+        raise SamplingParamsError(message, param="reasoning_begin")
+    if tokenizer.is_special_text(end):
+        message = f"reasoning_end: {end!r} is a special token of this model, so never text"
+        raise SamplingParamsError(message, param="reasoning_end")
+
+
 class ReasoningTokens:
     """How the tokens of a vocabulary spell the end of a model's reasoning.
 
-    Special tokens are never text, and stop tokens do not end the output within the reasoning: it has no answer yet.
-    A token that goes on after the end is not allowed, unless it does so with line ends.
+    The output does not end within the reasoning: it has no answer yet. A token that goes on after the end is not
+    allowed, unless it does so with line ends.
 
-    Raises:
-        GrammarError: the reasoning's end is a special token, or its beginning none that is text.
+    Args:
+        reasoning: as `check_reasoning` takes it.
 
     Attributes:
-        num_words: ceil(V / 32).
         begin_id: the token that `Reasoning.begin` is, None if that is None.
-        within: bitmasks, int32 [len(end), ceil(V / 32)], of what may come once so many bytes of the end are there.
+        within: bitmasks, int32 [ceil(V / 32)], of what may come once so many bytes of the end are there; many are one
+            array.
         gaps: bitmasks, int32 [3, ceil(V / 32)], of tokens that are up to so many line ends.
         begins_with_line_end: a bitmask, int32 [ceil(V / 32)].
     """
 
-    def __init__(
-        self, reasoning: Reasoning, tokenizer: Tokenizer, vocab_size: int, stop_token_ids: Sequence[int]
-    ) -> None:
+    def __init__(self, reasoning: Reasoning, tokens: TextTokens, tokenizer: Tokenizer) -> None:
         self._end = reasoning.end.encode()
         self._back = _borders(self._end)
-        self._tokenizer = tokenizer
-        self._stops = frozenset(stop_token_ids)
-        self.num_words = -(-vocab_size // 32)
+        self.text_of = tokens.text_of
         self.begin_id = None if reasoning.begin is None else tokenizer.token_of(reasoning.begin)
-        texts = [self.text_of(token_id) for token_id in range(min(vocab_size, tokenizer.vocab_size))]
-        if reasoning.begin is not None and (self.begin_id is None or self.begin_id >= len(texts)):
-            raise GrammarError(f"reasoning_begin: {reasoning.begin!r} is no single token of this model's text")
-        if self._end not in texts and self._is_special(self._end):
-            raise GrammarError(f"reasoning_end: {reasoning.end!r} is a special token of this model, so never text")
-        free = [i for i, text in enumerate(texts) if text]
-        self.within = self._within(free, texts)
-        line_ends = [[i for i in free if texts[i] in (b"\n", b"\n\n")[:most]] for most in range(_MAX_LINE_ENDS + 1)]
-        self.gaps = np.stack([self._mask(ids) for ids in line_ends])
-        self.begins_with_line_end = self._mask([i for i in free if texts[i].startswith(b"\n")])
-
-    def text_of(self, token_id: int) -> bytes:
-        """Return what a token adds to the text; b"" for special, stop and unknown ones."""
-        if token_id in self._stops or self._tokenizer.is_special(token_id):
-            return b""
-        return self._tokenizer.token_bytes(token_id)
+        self.within = self._within(tokens)
+        begins = [i for i, text in enumerate(tokens.texts) if text.startswith(b"\n")]
+        line_ends = [[i for i in begins if tokens.texts[i] in (b"\n", b"\n\n")[:most]] for most in (0, 1, 2)]
+        self.gaps = np.stack([tokens.mask(ids) for ids in line_ends])
+        self.begins_with_line_end = tokens.mask(begins)
 
     def after(self, num_matched: int, text: bytes) -> int | None:
-        """Return the place that a token leads to from within the reasoning; None if it is not allowed.
+        """Return the place that text leads to from within the reasoning; None if it is not allowed.
 
         Args:
             num_matched: bytes of the end that are there.
-            text: the token's, at least a byte.
         """
         for i, byte in enumerate(text):
             while num_matched and self._end[num_matched] != byte:
@@ -95,29 +140,32 @@ class ReasoningTokens:
                 return after_line_ends(_MAX_LINE_ENDS, text[i + 1 :])
         return num_matched
 
-    def _within(self, free: list[int], texts: list[bytes]) -> NDArray[np.int32]:
+    def behind(self, token_ids: Sequence[int]) -> int:
+        """Return how many bytes of the end a prompt that ends within the reasoning ends with."""
+        place = 0
+        for token_id in token_ids[-len(self._end) :]:
+            text = self.text_of(int(token_id))
+            place = max(0, self.after(place, text) or 0) if text else 0
+        return place
+
+    def _within(self, tokens: TextTokens) -> list[NDArray[np.int32]]:
         """Return the bitmasks of `within`: all text but tokens that lead past the end."""
-        past = [i for i in free if self._end[-1:] in texts[i]]
-        completing = [[i for i in past if texts[i].startswith(self._end[k:])] for k in range(len(self._end))]
+        texts, size = tokens.texts, len(self._end)
+        past = [i for i, text in enumerate(texts) if self._end[-1:] in text]
+        completing = [[i for i in past if texts[i].startswith(self._end[k:])] for k in range(size)]
         completing[0] = [i for i in past if self._end in texts[i]]
-        masks = []
-        for num_matched in range(len(self._end)):
+        masks: dict[frozenset[int], NDArray[np.int32]] = {}
+        rows = []
+        for num_matched in range(size):
             suspects, k = set(completing[0]), num_matched
             while k:
                 suspects.update(completing[k])
                 k = self._back[k]
-            refused = {i for i in suspects if self.after(num_matched, texts[i]) is None}
-            masks.append(self._mask([i for i in free if i not in refused] if refused else free))
-        return np.stack(masks)
-
-    def _mask(self, token_ids: Sequence[int]) -> NDArray[np.int32]:
-        bits = np.zeros(32 * self.num_words, dtype=np.uint8)
-        bits[list(token_ids)] = 1
-        return np.packbits(bits, bitorder="little").view(np.int32)
-
-    def _is_special(self, text: bytes) -> bool:
-        ids = range(self._tokenizer.vocab_size)
-        return any(self._tokenizer.is_special(i) and self._tokenizer.token_bytes(i) == text for i in ids)
+            refused = frozenset(i for i in suspects if self.after(num_matched, texts[i]) is None)
+            if refused not in masks:
+                masks[refused] = tokens.all & ~tokens.mask(refused)
+            rows.append(masks[refused])
+        return rows
 
 
 def after_line_ends(num_left: int, text: bytes) -> int | None:
@@ -141,20 +189,30 @@ def _borders(pattern: bytes) -> list[int]:
 class DelayedGrammar(CompiledGrammar):
     """A compiled grammar that waits for the end of the reasoning."""
 
-    def __init__(self, inner: CompiledGrammar, tokens: ReasoningTokens, *, is_open: bool) -> None:
-        """Put reasoning before a grammar.
-
-        Args:
-            inner: the grammar.
-            is_open: the output begins within the reasoning; otherwise with its beginning, or without any.
-        """
+    def __init__(self, inner: CompiledGrammar, tokens: ReasoningTokens) -> None:
         self._inner = inner
         self._tokens = tokens
-        self._is_open = is_open
 
     def matcher(self) -> GrammarMatcher:
         """Return a fresh matcher at the start."""
-        return DelayedMatcher(self._inner.matcher(), self._tokens, 0 if self._is_open else _START)
+        return self.matcher_behind(())
+
+    def matcher_behind(self, prompt_token_ids: Sequence[int]) -> GrammarMatcher:
+        """Return a fresh matcher at the start of an output; the prompt may have begun to end the reasoning.
+
+        Args:
+            prompt_token_ids: of its end at least as many tokens as the reasoning's end has bytes, or all.
+        """
+        is_open = self._tokens.begin_id is None
+        place = self._tokens.behind(prompt_token_ids) if is_open else _START
+        return DelayedMatcher(self._inner.matcher(), self._tokens, place)
+
+
+def matcher_behind(compiled: CompiledGrammar, prompt_token_ids: Sequence[int]) -> GrammarMatcher:
+    """Return a fresh matcher of a grammar, delayed or not, behind a prompt, as `DelayedGrammar.matcher_behind` does."""
+    if isinstance(compiled, DelayedGrammar):
+        return compiled.matcher_behind(prompt_token_ids)
+    return compiled.matcher()
 
 
 class DelayedMatcher(GrammarMatcher):

@@ -6,7 +6,7 @@ Imports no torch: the main process of the server checks grammars and computes no
 import time
 from collections.abc import Mapping
 from contextlib import nullcontext
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any, Final
 
 from graftlm.config import EngineConfig
@@ -18,7 +18,7 @@ from graftlm.contracts import (
     ModelConfig,
     Provider,
 )
-from graftlm.delayed_grammar import DelayedGrammar, Reasoning, ReasoningTokens
+from graftlm.delayed_grammar import DelayedGrammar, Reasoning, ReasoningTokens, TextTokens, check_reasoning
 from graftlm.errors import ConfigError
 from graftlm.grammar_choice import Grammars
 from graftlm.grammars import GrammarCompiler
@@ -60,12 +60,16 @@ def make_grammars(
         if registry.provider("grammar", name, "grammar.options.fallback") is default:
             raise ConfigError(f"grammar.options.fallback: {name} cannot fall back to itself; leave it out")
 
+    @cache
+    def text_tokens() -> TextTokens:
+        return TextTokens(tokenizer, model_config.vocab_size, model_config.eos_token_ids)
+
     @lru_cache(maxsize=_MAX_REASONINGS)
-    def tokens(reasoning: Reasoning) -> ReasoningTokens:
-        return ReasoningTokens(reasoning, tokenizer, model_config.vocab_size, model_config.eos_token_ids)
+    def reasoning_tokens(reasoning: Reasoning) -> ReasoningTokens:
+        return ReasoningTokens(reasoning, text_tokens(), tokenizer)
 
     def delay(compiled: CompiledGrammar, reasoning: Reasoning) -> CompiledGrammar:
-        return DelayedGrammar(compiled, tokens(reasoning), is_open=reasoning.begin is None)
+        return DelayedGrammar(compiled, reasoning_tokens(reasoning))
 
     def make_compiler(name: str) -> GrammarCompiler:
         is_default = name == default.name
@@ -85,7 +89,13 @@ def make_grammars(
         )
 
     available = [provider.name for provider in registry.available("grammar")]
-    return Grammars(make_compiler, default.name, fallback, available)
+    return Grammars(
+        make_compiler,
+        default.name,
+        fallback,
+        available,
+        check_reasoning=lambda reasoning: check_reasoning(reasoning, tokenizer),
+    )
 
 
 def _shared(options: Mapping[str, Any], provider: Provider[GrammarBackend]) -> dict[str, Any]:

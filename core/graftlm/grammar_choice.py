@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from graftlm.config.problems import nearest
 from graftlm.contracts import GrammarSpec
+from graftlm.delayed_grammar import Reasoning
 from graftlm.errors import GrammarError, UnsupportedFeatureError
 from graftlm.grammars import GrammarCompiler
 
@@ -36,6 +37,7 @@ class Grammars:
         default: the backend of requests that name none.
         fallback: backends that get what the default refuses, in this order.
         available: backends that a request may name.
+        check_reasoning: refuses reasoning whose end the model's tokens cannot spell, with a RequestError.
     """
 
     def __init__(
@@ -44,7 +46,9 @@ class Grammars:
         default: str,
         fallback: Sequence[str] = (),
         available: Sequence[str] = (),
+        check_reasoning: Callable[[Reasoning], None] = lambda _: None,
     ) -> None:
+        self.check_reasoning = check_reasoning
         self._make_compiler = make_compiler
         self._available = available
         self._order = (default, *fallback)

@@ -45,10 +45,22 @@ def grammar_spec(params: SamplingParams) -> GrammarSpec | None:
 
 
 def _json_text(name: str, value: object) -> str:
+    value = dict(value) if isinstance(value, Mapping) else value
     try:
-        return json.dumps(dict(value) if isinstance(value, Mapping) else value, ensure_ascii=False, allow_nan=False)
+        text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+        # Halves of surrogate pairs are escaped, for a backend to say where they stand.
+        return text if _is_text(text) else json.dumps(value, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
-        raise SamplingParamsError(f"{name} is not JSON: {error}") from None
+        hint = "; write a pydantic class as its model_json_schema()" if "ModelMetaclass" in str(error) else ""
+        raise SamplingParamsError(f"{name} is not JSON: {error}{hint}") from None
+
+
+def _is_text(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def reasoning_before(params: SamplingParams) -> Reasoning | None:
@@ -74,10 +86,11 @@ class Compilation(Future[CompiledGrammar]):
 class GrammarCompiler:
     """Compiles specifications, the same one only once at a time, and keeps the latest used.
 
-    A compilation under way cannot be stopped. A request stops waiting for it `timeout_s` after it began; the thread
-    goes on, and what it makes is kept. What waits its turn is forgotten when nobody wants it any more. So that a few
-    specifications that take for ever do not keep all others waiting, a thread that is busy for longer than a second no
-    longer counts among the `num_threads`, up to `MAX_THREADS` altogether. One is what steps leave a core to.
+    Of what waits its turn, short texts go first. A compilation under way cannot be stopped. A request stops waiting for
+    it `timeout_s` after it began; the thread goes on, and what it makes is kept. What waits its turn is forgotten when
+    nobody wants it any more. So that a few specifications that take for ever do not keep all others waiting, a thread
+    that is busy for longer than a second no longer counts among the `num_threads`, up to `MAX_THREADS` altogether. One
+    is what steps leave a core to.
 
     The backend is created when it is first needed. All methods may be called from several threads.
 
@@ -119,6 +132,7 @@ class GrammarCompiler:
         self._waiting: OrderedDict[_Key, Compilation] = OrderedDict()
         self._busy_since: dict[threading.Thread, float] = {}
         self._last_began_s = -math.inf
+        self._num_begun = 0
         self._looks_again = False
         weakref.finalize(self, _end, self._lock, self._waiting, self._busy_since)  # at the end of the process
 
@@ -240,7 +254,8 @@ class GrammarCompiler:
                 del self._busy_since[thread]
                 if not self._waiting or self._num_counted() >= self._num_threads:
                     return
-                key, future = self._waiting.popitem(last=False)
+                key = self._next_key()
+                future = self._waiting.pop(key)
                 self._busy_since[thread] = future.began_s = self._last_began_s = self._clock()
             try:
                 with self._beside():
@@ -254,9 +269,31 @@ class GrammarCompiler:
                 with self._lock:
                     self._forget_oldest()
 
+    def _next_key(self) -> _Key:
+        """Choose what is compiled next: the shortest text, so that small ones do not wait for many large ones.
+
+        Each fourth is the one that has waited longest, so that none waits for ever.
+        """
+        self._num_begun += 1
+        if self._num_begun % 4 == 0:
+            return next(iter(self._waiting))
+        return min(self._waiting, key=lambda key: len(key[0].text))
+
     def _compile(self, spec: GrammarSpec, reasoning: Reasoning | None) -> CompiledGrammar:
-        compiled = _guarded(lambda spec: self._get_backend().compile(spec), spec)
-        return compiled if reasoning is None else self._delay(compiled, reasoning)
+        with self._lock:
+            known = self._cache.get((spec, None))
+        if reasoning is not None and known is not None and known.done() and known.exception() is None:
+            compiled = known.result()
+        else:
+            compiled = _guarded(lambda spec: self._get_backend().compile(spec), spec)
+        if reasoning is None:
+            return compiled
+        if known is None:  # others may ask for it without reasoning, or after another
+            done = Compilation()
+            done.set_result(compiled)
+            with self._lock:
+                self._cache.setdefault((spec, None), done)
+        return self._delay(compiled, reasoning)
 
     def _get_backend(self) -> GrammarBackend:
         with self._backend_lock:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from graftlm.adapters import AdapterCatalog, LoadedAdapter, prefix_namespace
 from graftlm.contracts import GrammarSpec
+from graftlm.delayed_grammar import MAX_END_BYTES, matcher_behind
 from graftlm.errors import (
     AdapterNotFoundError,
     InvalidPromptError,
@@ -134,7 +135,10 @@ class Intake:
         if spec is None:
             self._check_backend(params.grammar_backend)
             return params, ()
-        enforcement = self._backends(spec).choose(spec, params.grammar_backend)
+        grammars, reasoning = self._backends(spec), reasoning_before(params)
+        if reasoning is not None:
+            grammars.check_reasoning(reasoning)
+        enforcement = grammars.choose(spec, params.grammar_backend)
         return replace(params, grammar_backend=enforcement.backend), enforcement.unenforced
 
     def check_room(self, prompt_len: int, params: SamplingParams, *, pooling: Pooling | None = None) -> int:
@@ -206,7 +210,7 @@ class Intake:
             priority=priority,
             deadline_s=None if timeout_s is None else now + timeout_s,
             stop_watch=self._make_stop_watch(params) if params.stop_strings else None,
-            grammar=None if spec is None else self._grammar(spec, params, now),
+            grammar=None if spec is None else self._grammar(spec, params, prompt_token_ids, now),
             pooling=pooling,
             adapter=self.find_adapter(adapter),
         )
@@ -232,10 +236,12 @@ class Intake:
         loaded = self.find_adapter(adapter)
         return prefix_namespace(cache_salt, None if loaded is None else loaded.digest)
 
-    def _grammar(self, spec: GrammarSpec, params: SamplingParams, now: float) -> RequestGrammar:
+    def _grammar(
+        self, spec: GrammarSpec, params: SamplingParams, prompt_token_ids: TokenIds, now: float
+    ) -> RequestGrammar:
         """Have a grammar compiled, or find it compiled. Looks at no specification: steps may be waiting."""
         compiler = self._backends(spec).compiler(params.grammar_backend)
-        reasoning = reasoning_before(params)
+        reasoning, prompt_end = reasoning_before(params), prompt_token_ids[-MAX_END_BYTES:].tolist()
         compiling = compiler.compile(spec, reasoning)
         return RequestGrammar(
             compiling,
@@ -243,6 +249,7 @@ class Intake:
             self.limits.vocab_size,
             compiler.fill_bitmasks,
             lambda: compiler.leave(spec, reasoning),
+            lambda compiled: matcher_behind(compiled, prompt_end),
         )
 
     def _check_able(self, pooling: Pooling | None) -> None:

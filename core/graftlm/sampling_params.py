@@ -6,14 +6,15 @@ from typing import Any, Final
 
 from graftlm.errors import SamplingParamsError
 
-__all__ = ["GRAMMAR_FIELDS", "MAX_LOGPROBS", "SamplingParams"]
+__all__ = ["GRAMMAR_FIELDS", "MAX_LOGPROBS", "MAX_TAG_CHARS", "SamplingParams"]
 
 #: How many rivals of a token are reported at most.
 MAX_LOGPROBS: Final = 20
 _MAX_SEED: Final = 2**63 - 1
 _MAX_COUNT: Final = 2**31 - 1
 #: Of the tags around reasoning.
-_MAX_TAG_CHARS: Final = 64
+MAX_TAG_CHARS: Final = 32
+
 
 #: The fields that constrain the output, of which a request may give one; `GrammarKind` has the same names.
 GRAMMAR_FIELDS: Final = ("json_schema", "regex", "ebnf", "choice", "structural_tag")
@@ -61,7 +62,7 @@ class SamplingParams:
         structural_tag: constrain parts of the output, each from where a trigger begins it: a dict or its text, as
             `graftlm.contracts.GrammarKind` describes it. Needs a grammar backend.
         reasoning_end: text that ends a model's reasoning, such as `</think>`; what constrains the output holds what
-            follows it, and up to two line ends between. Until then only `stop` and `max_tokens` end it.
+            follows it, and up to two line ends between. Until then only your own stops and `max_tokens` end it.
         reasoning_begin: text, a single token of the model, such as `<think>`; the output reasons only if it begins with
             it. None: the prompt ends with it, and the output begins within the reasoning.
         strict: refuse a JSON schema with keywords that cannot be enforced; False leaves them out and names them in
@@ -214,7 +215,7 @@ def _check_stops(p: SamplingParams) -> None:
 def _check_grammar(p: SamplingParams) -> None:
     schema, tag, choice = p.json_schema, p.structural_tag, p.choice
     is_schema = schema is None or isinstance(schema, Mapping | str | bool)
-    _check(is_schema, "json_schema", schema, "a dict, true or false, a string or a pydantic model class")
+    _check(is_schema, "json_schema", schema, "a dict, a string or a pydantic model class")
     _check(tag is None or isinstance(tag, Mapping | str), "structural_tag", tag, "a dict or a string")
     are_strings = choice is None or (choice and not isinstance(choice, str) and all(isinstance(c, str) for c in choice))
     _check(bool(are_strings), "choice", choice, "a non-empty list of strings")
@@ -230,8 +231,8 @@ def _check_grammar(p: SamplingParams) -> None:
 def _check_reasoning(p: SamplingParams) -> None:
     end, begin = p.reasoning_end, p.reasoning_begin
     for name, text in (("reasoning_end", end), ("reasoning_begin", begin)):
-        is_text = text is None or (0 < len(text) <= _MAX_TAG_CHARS and not any("\ud800" <= c <= "\udfff" for c in text))
-        _check(is_text, name, text, f"text of 1 to {_MAX_TAG_CHARS} characters")
+        is_text = text is None or (0 < len(text) <= MAX_TAG_CHARS and not any("\ud800" <= c <= "\udfff" for c in text))
+        _check(is_text, name, text, f"text of 1 to {MAX_TAG_CHARS} characters")
     has_grammar = p.grammar_field is not None
     _check(end is None or has_grammar, "reasoning_end", end, f"given beside one of {', '.join(GRAMMAR_FIELDS)}")
     _check(begin is None or end is not None, "reasoning_begin", begin, "given beside reasoning_end")

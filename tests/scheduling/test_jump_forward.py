@@ -335,3 +335,16 @@ def test_a_record_of_twenty_keys_needs_fewer_steps(make_rig):
         steps[jump] = rig.rig.scheduler.counters.steps
         assert list(json.loads(rig.text("r"))) == keys
     assert steps[False] > 1.6 * steps[True], steps
+
+
+@pytest.mark.parametrize("name", TOKENIZERS)
+@pytest.mark.parametrize("limit", [1, 2, 3, 9, 57])
+def test_forced_text_is_taken_as_far_as_the_output_may_go(make_rig, name, limit):
+    rig = JumpRig(make_rig, name)
+    text = "Paris is the capital of France and " * 12
+    rig.add("a", [1, 2, 3], text, max_new_tokens=limit)
+    rig.rig.run()
+    assert text.startswith(rig.text("a").rstrip("\ufffd"))
+    assert len(rig.rig.tokens["a"]) == limit
+    assert rig.rig.finish("a").reason is FinishReason.LENGTH
+    assert len(rig.sampled("a")) <= max(2, limit // 3)

@@ -245,3 +245,10 @@ def test_an_allowed_tool_that_is_not_there_is_refused():
     with pytest.raises(ApiError, match="there is no tool 'x'; tools: a, b") as caught:
         plan_calls(HermesFormat(), TOOLS, tool_choice=allowed("auto", "a", "x"))
     assert caught.value.param == "tool_choice.allowed_tools.tools.1.function.name"
+
+
+def test_a_tag_of_a_response_format_may_hold_an_expression():
+    structures = [{"begin": "<a>", "regex": "[0-9]", "end": ""}, {"begin": "<b>", "end": ""}]
+    wanted = {"type": "structural_tag", "triggers": ["<"], "structures": structures}
+    found = plan("", response_format=wanted).params.structural_tag["structures"]
+    assert found == [{"begin": "<a>", "regex": "[0-9]", "end": ""}, {"begin": "<b>", "schema": {}, "end": ""}]

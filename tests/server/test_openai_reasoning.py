@@ -9,6 +9,7 @@ import pytest
 
 from graftlm.demo import demo_checkpoint
 from graftlm.testing.server_process import ServerProcess
+from graftlm.tokenization import Tokenizer
 
 CHAT = [{"role": "user", "content": "What is 2 plus 2?"}]
 #: The template opens the reasoning where it is told to.
@@ -145,6 +146,25 @@ def test_reasoning_that_the_client_begins_is_gone_on_with(client):
     assert "".join(delta.content or "" for delta in deltas) == choice.message.content
     reasoning = "".join(getattr(delta, "reasoning_content", None) or "" for delta in deltas)
     assert reasoning == choice.message.reasoning_content
+
+
+@pytest.mark.parametrize(
+    ("begun", "rest"), [("<think>abc</think", ">"), ("<think>abc</", "think>"), ("<think>a <", "/think>")]
+)
+def test_a_message_may_be_cut_within_the_end_of_its_reasoning(client, begun, rest):
+    """The next tokens spell the end; the bias makes them likely, and nothing else does."""
+    chat = [*CHAT, {"role": "assistant", "content": begun}]
+    ids = Tokenizer.load(demo_checkpoint()).encode_inside(rest)
+    bias = {str(token_id): 100 - 10 * i for i, token_id in enumerate(ids)}
+    body = {"continue_final_message": True, "json_schema": {"type": "boolean"}}
+    given = {"extra_body": body, "temperature": 1.0, "logit_bias": bias, "n": 4, "frequency_penalty": 2, "seed": 5}
+    choices = ask(client, chat, max_tokens=60, **given).choices
+    assert any(choice.finish_reason == "stop" for choice in choices)
+    for choice in choices:
+        if choice.finish_reason == "stop":
+            assert choice.message.content in ("true", "false")
+        else:
+            assert choice.message.content in (None, "true", "false", "t", "f", "tr", "fa")
 
 
 def test_a_grammar_holds_the_whole_output_where_it_is_told_to(client):

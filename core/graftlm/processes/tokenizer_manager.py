@@ -108,6 +108,7 @@ class TokenizerManager:
         self._recorder = recorder
         self._threads = ThreadPoolExecutor(max_workers=2, thread_name_prefix="graftlm-tokenizer")
         self._grammar_threads = CheckThreads(num_threads=2, timeout_s=_GRAMMAR_CHECK_TIMEOUT_S)
+        self._is_closed = False
         self._counter = itertools.count()
         self._in_flight = InFlightRequests()
         self._updating = asyncio.Lock()
@@ -344,6 +345,8 @@ class TokenizerManager:
         """Run what takes a while beside the event loop; grammars, which may take seconds, in threads of their own."""
         if has_grammar:
             return await self._grammar_threads.run(function)
+        if self._is_closed:
+            raise UnavailableError("the server is stopping")
         return await asyncio.get_running_loop().run_in_executor(self._threads, function)
 
     def is_token(self, text: str) -> bool:
@@ -384,6 +387,7 @@ class TokenizerManager:
         """Fail what is under way and end the threads."""
         self.replicas.drain()
         self._fail([*self._in_flight], "the server is stopping")
+        self._is_closed = True
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     # -- for the launcher ----------------------------------------------------------------------------------------------

@@ -26,6 +26,7 @@ class RequestGrammar:
     Args:
         deadline_s: see the property; asked anew each time.
         leave: called when its request ends before the grammar is compiled.
+        start_matcher: makes the matcher of the request's output.
 
     Attributes:
         num_words: ceil(V / 32), the length of its bitmasks.
@@ -39,8 +40,10 @@ class RequestGrammar:
         vocab_size: int,
         fill_bitmasks: FillBitmasks,
         leave: Callable[[], None] = lambda: None,
+        start_matcher: Callable[[CompiledGrammar], GrammarMatcher] = lambda compiled: compiled.matcher(),
     ) -> None:
         self.leave = leave
+        self._start_matcher = start_matcher
         self._deadline_s = deadline_s
         self.num_words = -(-vocab_size // 32)
         self.fill_bitmasks = fill_bitmasks
@@ -80,7 +83,7 @@ class RequestGrammar:
                     "its grammar was not compiled in time. Simplify it, or raise grammar.timeout_s."
                 )
             return False
-        self._matcher = _guarded(lambda: self._compiling.result().matcher())
+        self._matcher = _guarded(lambda: self._start_matcher(self._compiling.result()))
         return True
 
     def accept(self, token_id: int) -> bool:

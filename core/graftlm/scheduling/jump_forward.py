@@ -92,20 +92,24 @@ class JumpForward:
         if grammar is None or request.params.logprobs is not None:
             return None
         text = grammar.forced_text()[:_MAX_CHARS]
-        if not text or self._may_stop(request, text):
-            return None
-        found = next((f for size in _WINDOWS if (f := self._spell(request, size, text)) is not None), None)
-        if found is None or not request.stop_token_ids.isdisjoint(found[1]):
-            return None
-        window, token_ids = found
-        kept = _common(window.token_ids, token_ids)
-        dropped, added = window.token_ids[kept:], token_ids[kept:]
-        fits = request.num_output_tokens + len(added) - len(dropped) < request.max_new_tokens
-        if not added or not fits or not grammar.replace(dropped, added):
-            return None
-        if self._is_open(request, added[-1]):
-            return self._without_last(request, window, dropped, added, kept)
-        return Jump(tuple(dropped), tuple(added), text)
+        room = request.max_new_tokens - request.num_output_tokens - 1  # the last token is sampled
+        while text and room > 0 and not self._may_stop(request, text):
+            found = next((f for size in _WINDOWS if (f := self._spell(request, size, text)) is not None), None)
+            if found is None or not request.stop_token_ids.isdisjoint(found[1]):
+                return None
+            window, token_ids = found
+            kept = _common(window.token_ids, token_ids)
+            dropped, added = window.token_ids[kept:], token_ids[kept:]
+            num_gained = len(added) - len(dropped)
+            if num_gained > room:
+                text = text[: len(text) * room // num_gained]
+                continue
+            if not added or not grammar.replace(dropped, added):
+                return None
+            if self._is_open(request, added[-1]):
+                return self._without_last(request, window, dropped, added, kept)
+            return Jump(tuple(dropped), tuple(added), text)
+        return None
 
     def _spell(self, request: Request, size: int, text: str) -> tuple[_Window, list[int]] | None:
         """Return the tokens of the latest `size` tokens' text and of the forced text after it.

@@ -186,6 +186,11 @@ class Tokenizer:
         is_text = token_id is not None and not self.is_special(token_id) and self.token_bytes(token_id) == text.encode()
         return token_id if is_text else None
 
+    def is_special_text(self, text: str) -> bool:
+        """Whether a text is the name of a special token."""
+        token_id = self._core.token_to_id(text)
+        return token_id is not None and self.is_special(token_id)
+
     def most_characters(self, num_tokens: int) -> int | None:
         """Return how many characters of text so many tokens can stand for at most; None when there is no such bound."""
         longest = self._longest_token

@@ -12,6 +12,7 @@ from graftlm_grammar.spec_text import count_of
 
 __all__ = [
     "EMPTY",
+    "MAX_COUNT",
     "Alternatives",
     "Chars",
     "Expression",
@@ -24,6 +25,8 @@ __all__ = [
 
 _MAX_DEPTH: Final = 100
 _MAX_REPEATS: Final = 1000
+#: The largest count of a schema, and so of what one is translated into.
+MAX_COUNT: Final = 10_000
 _SPACE: Final = re.compile(r"(?:[ \t\r\n]|#[^\n]*)*")
 _SPACES: Final = frozenset(" \t\r\n#")
 _NAME: Final = re.compile(r"[a-zA-Z_][a-zA-Z0-9_.-]*")
@@ -75,13 +78,16 @@ Expression: TypeAlias = Chars | Reference | Sequence | Alternatives | Repeated
 EMPTY: Final = Sequence(())
 
 
-def read_ebnf(text: str) -> dict[str, Expression]:
+def read_ebnf(text: str, max_repeats: int = _MAX_REPEATS) -> dict[str, Expression]:
     """Return the rules of a grammar by name, `root` among them; each rule that one refers to is there.
+
+    Args:
+        max_repeats: the largest count that it may hold.
 
     Raises:
         GrammarError: it is malformed; the message names the line.
     """
-    rules = dict(_Reader(text).rules())
+    rules = dict(_Reader(text, max_repeats).rules())
     if "root" not in rules:
         raise GrammarError(f"ebnf: expected a rule named root, got {', '.join(rules)[:80] or 'none'}")
     for name, expression in rules.items():
@@ -114,8 +120,9 @@ def _one_char(code: int) -> Chars:
 class _Reader:
     """Reads a grammar once, from left to right."""
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, max_repeats: int) -> None:
         self._text = text
+        self._max_repeats = max_repeats
         self._at = 0
         self._seen: set[str] = set()
 
@@ -191,8 +198,8 @@ class _Reader:
         if found is None:
             raise self._error("expected {m}, {m,} or {m,n}")
         text, least, comma, most = found.group(), *found.groups()
-        if any(count_of(count) > _MAX_REPEATS for count in (least, most) if count):
-            raise self._error(f"{text[:80]}: more than {_MAX_REPEATS} repetitions are not supported; use * or +")
+        if any(count_of(count) > self._max_repeats for count in (least, most) if count):
+            raise self._error(f"{text[:80]}: more than {self._max_repeats} repetitions are not supported; use * or +")
         if most and count_of(most) < count_of(least):
             raise self._error(f"{text[:80]} counts downwards")
         self._at = found.end()

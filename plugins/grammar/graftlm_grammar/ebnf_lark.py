@@ -17,6 +17,7 @@ from graftlm_grammar.ebnf import (
 )
 from graftlm_grammar.ebnf_lexemes import Lexemes
 from graftlm_grammar.ebnf_regex import quantifier, regex_of
+from graftlm_grammar.shortest import check_shortest
 
 __all__ = ["ebnf_to_lark"]
 
@@ -33,6 +34,7 @@ def ebnf_to_lark(text: str) -> str:
     """
     rules = _reachable(_productive(read_ebnf(text)))
     regexes = _regular(rules)
+    check_shortest(rules, "ebnf")
     if "root" in regexes:
         return f"start: /{regexes['root']}/"
     if sum(1 for rule in rules.values() for _ in _parts(rule)) > _MAX_PARTS:

@@ -7,6 +7,7 @@ from typing import Any, Final
 from graftlm.errors import GrammarError
 from graftlm_grammar.char_set import IN_JSON_STRING
 from graftlm_grammar.disjoint import json_type
+from graftlm_grammar.ebnf import MAX_COUNT
 from graftlm_grammar.enforcement import Enforcement, NotEnforcedError, refuse, show
 from graftlm_grammar.formats import FORMATS
 from graftlm_grammar.json_ebnf import JsonRules, repeated
@@ -19,7 +20,6 @@ __all__ = ["counts", "pattern_expression", "scalar_expression"]
 _MAX_BOUND: Final = 2**63
 _MAX_MULTIPLE: Final = 256  # a rule for each remainder
 _MAX_LEAST: Final = 1000  # what a matcher keeps of a least count grows with its square
-_MAX_MOST: Final = 10_000
 _BOUNDS: Final = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
 
 
@@ -45,7 +45,7 @@ def counts(
 ) -> tuple[int, int | None]:
     """Return the least and the most of something, None for any number."""
     found: list[int | None] = []
-    for key, limit in zip(keys, (_MAX_LEAST, _MAX_MOST), strict=True):
+    for key, limit in zip(keys, (_MAX_LEAST, MAX_COUNT), strict=True):
         if key not in schema:
             found.append(None)
             continue

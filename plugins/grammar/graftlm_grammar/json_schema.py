@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from graftlm_grammar.disjoint import check_disjoint, json_type, resolve, types_of
-from graftlm_grammar.ebnf import read_ebnf
+from graftlm_grammar.ebnf import MAX_COUNT, read_ebnf
 from graftlm_grammar.endless import endless_rules
 from graftlm_grammar.enforcement import Enforcement, NotEnforcedError, refuse, show
 from graftlm_grammar.json_ebnf import JsonRules
@@ -34,6 +34,12 @@ from graftlm_grammar.schema_reader import MAX_DEPTH, reading_schema
 __all__ = ["SchemaGrammar", "translate_schema"]
 
 _KNOWN: Final = frozenset[str]().union(*ENFORCED.values())
+
+
+#: Properties of all objects together.
+_MAX_NAMED: Final = 3000
+#: Properties of one object that it need not have.
+_MAX_OPTIONAL: Final = 800
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +93,7 @@ class _Translation:
         self._paths: dict[str, str] = {}  # of the rules
         self._is_written: set[str] = set()
         self.is_recursive = False
+        self._num_named = self._num_followed = 0
 
     def check_finite(self, ebnf: str) -> None:
         """Refuse schemas that only endless values meet.
@@ -94,7 +101,7 @@ class _Translation:
         Raises:
             GrammarError: naming the first.
         """
-        endless = [name for name in endless_rules(read_ebnf(ebnf)) if name in self._paths]
+        endless = [name for name in endless_rules(read_ebnf(ebnf, MAX_COUNT)) if name in self._paths]
         if endless:
             refuse(self._paths[endless[0]], "no finite value meets this: it requires itself")
 
@@ -222,6 +229,7 @@ class _Translation:
         }
         additional = schema.get("additionalProperties")
         self._require(schema, named, additional, path, depth)
+        self._limit(len(named), len(named.keys() - set(schema.get("required", ()))), path)
         if named:
             for key in ("patternProperties", "propertyNames", "minProperties", "maxProperties"):
                 if key in schema:
@@ -235,13 +243,26 @@ class _Translation:
         pair = self._pair(schema, additional, path, depth)
         return self.rules.items("{", pair, least, most, "}") or refuse(path, "no property is allowed, or no count fits")
 
+    def _limit(self, num_named: int, num_optional: int, path: str) -> None:
+        """Refuse more properties than compile in a few seconds: any of the optional ones may follow any other."""
+        self._num_named += num_named
+        self._num_followed += num_optional**2
+        if self._num_named > _MAX_NAMED:
+            refuse(f"{path}.properties", f"more than {_MAX_NAMED:,} properties altogether")
+        if self._num_followed > _MAX_OPTIONAL**2:
+            refuse(
+                f"{path}.properties",
+                f"{num_optional} may be left out, expected {_MAX_OPTIONAL} at most, and fewer where several objects "
+                "have many; name them in required",
+            )
+
     def _pair(self, schema: dict[str, Any], additional: Any, path: str, depth: int) -> str | None:
         """Return the expression of a property whose name is free, None where there is none."""
         if "patternProperties" in schema:
             pair = self._by_pattern(schema, path, depth)
             if pair is not None:
                 return pair
-        if additional is False:
+        if additional is False or (additional is None and "properties" in schema):
             return None
         value = self.rules.any() if additional is None else self._additional(additional, path, depth)
         return self.rules.pair(self._property_name(schema, path, depth), value)

@@ -387,7 +387,7 @@ def _is_exact(value: Any) -> bool:
         return all(map(_is_exact, value.values()))
     if isinstance(value, list):
         return all(map(_is_exact, value))
-    return not isinstance(value, int) or abs(value) <= _MAX_BOUND
+    return not isinstance(value, int | float) or abs(value) <= _MAX_BOUND
 
 
 def _whole(bound: int | float) -> int | float:

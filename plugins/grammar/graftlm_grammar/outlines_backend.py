@@ -16,7 +16,7 @@ from graftlm.contracts import (
 )
 from graftlm.errors import GrammarError
 from graftlm_grammar.choice import choices_to_ebnf, parse_choices
-from graftlm_grammar.ebnf import read_ebnf
+from graftlm_grammar.ebnf import MAX_COUNT, read_ebnf
 from graftlm_grammar.forced_tokens import MAX_FORCED_TOKENS, find_forced_tokens
 from graftlm_grammar.json_ebnf import RegularJsonRules
 from graftlm_grammar.json_schema import translate_schema
@@ -24,7 +24,7 @@ from graftlm_grammar.options import OutlinesOptions
 from graftlm_grammar.outlines_index import IndexBuilder
 from graftlm_grammar.regex import regex_to_ebnf
 from graftlm_grammar.regular import inlined, rust_regex
-from graftlm_grammar.spec_text import check_text
+from graftlm_grammar.spec_text import check_text, reading_regex
 from graftlm_grammar.token_bytes import token_bytes
 
 __all__ = ["OutlinesBackend"]
@@ -63,7 +63,7 @@ class OutlinesBackend(GrammarBackend):
         check_text(spec, _MAX_TEXT_LEN)
         ebnf, unenforced = self._ebnf(spec)
         try:
-            return rust_regex(inlined(read_ebnf(ebnf))), unenforced
+            return rust_regex(inlined(read_ebnf(ebnf, MAX_COUNT))), unenforced
         except RecursionError:
             raise GrammarError(f"{kind}: nested too deep for outlines; use xgrammar or llguidance") from None
         except GrammarError as error:
@@ -74,7 +74,8 @@ class OutlinesBackend(GrammarBackend):
             translated = translate_schema(spec.text, self._options, spec.strict, rules=RegularJsonRules)
             return translated.ebnf, translated.unenforced
         if spec.kind is GrammarKind.REGEX:
-            return f"root ::= {regex_to_ebnf(spec.text)}", ()
+            with reading_regex():
+                return f"root ::= {regex_to_ebnf(spec.text)}", ()
         if spec.kind is GrammarKind.CHOICE:
             return choices_to_ebnf(parse_choices(spec.text)), ()
         raise GrammarError(f"outlines enforces no {spec.kind.value}; use xgrammar or llguidance")

@@ -22,7 +22,7 @@ from graftlm.contracts import (
 )
 from graftlm.errors import GrammarError
 from graftlm_grammar.choice import choices_to_ebnf, parse_choices
-from graftlm_grammar.ebnf import read_ebnf
+from graftlm_grammar.ebnf import MAX_COUNT, read_ebnf
 from graftlm_grammar.ebnf_text import ebnf_text
 from graftlm_grammar.endless import endless_rules, reachable_rules
 from graftlm_grammar.forced_tokens import find_forced_tokens
@@ -108,7 +108,7 @@ class XGrammarBackend(GrammarBackend):
         else:
             ebnf = _finite_ebnf(text)
         if kind is GrammarKind.EBNF or _LARGE_COUNT.search(ebnf):  # else no text is much longer than its grammar
-            check_shortest(read_ebnf(ebnf), kind.value)
+            check_shortest(read_ebnf(ebnf, MAX_COUNT), kind.value)
         return _checked(kind, lambda: xgrammar.Grammar.from_ebnf(rewrite(ebnf))), unenforced
 
     def _structural_tag(self, text: str, strict: bool, rewrite: Callable[[str], str]) -> tuple[Any, tuple[str, ...]]:
@@ -262,7 +262,7 @@ def _timed_step(matcher: GrammarMatcher, mask: NDArray[np.int32], pick: int) -> 
 
 def _fast_form(ebnf: str) -> str:
     """Rewrite a grammar, unless that would keep the interpreter from the step loop for longer than a step or two."""
-    return ebnf if len(ebnf) > _MAX_REWRITTEN_LEN else ebnf_text(right_linear(read_ebnf(ebnf)))
+    return ebnf if len(ebnf) > _MAX_REWRITTEN_LEN else ebnf_text(right_linear(read_ebnf(ebnf, MAX_COUNT)))
 
 
 def _finite_ebnf(text: str) -> str:

@@ -604,3 +604,63 @@ def test_likeness_is_looked_for_only_where_it_is_told():
         with pytest.raises(GrammarError, match="did you mean 'minLength'"):
             translate_schema(json.dumps({f"minLenth{i}": 1}), JsonOptions(), strict=True)
     assert lenient_s < 50 * (time.thread_time() - start_s)
+
+
+@pytest.mark.parametrize("length", [1000, 1001, 10_000])
+def test_lengths_are_enforced_as_far_as_the_docs_say(texts, texts_of, byte_context, length):
+    schema = {"type": "string", "maxLength": length}
+    llg = texts_of(LLGuidanceBackend(LLGuidanceOptions(), byte_context))
+    right, wrong = json.dumps("a" * length), json.dumps("a" * (length + 1))
+    for one in (texts, llg):
+        assert one.accepted_by_schema(schema, [right, wrong, '""']) == [right, '""']
+    items = {"type": "array", "items": {"const": 1}, "maxItems": length}
+    right, wrong = json.dumps([1] * length), json.dumps([1] * (length + 1))
+    for one in (texts, llg):
+        assert one.accepted_by_schema(items, [right, wrong]) == [right]
+
+
+@pytest.mark.parametrize("translate", TRANSLATIONS)
+def test_lengths_beyond_are_refused_with_their_path(translate):
+    schema = json.dumps({"properties": {"a": {"type": "string", "maxLength": 10_001}}})
+    with pytest.raises(GrammarError, match=r"\$\.properties\.a\.maxLength: expected .* 10000, got 10001"):
+        translate(schema, JsonOptions(), strict=True)
+    assert translate(schema, JsonOptions(), strict=False).unenforced == ("$.properties.a.maxLength",)
+
+
+@pytest.mark.parametrize(
+    "schema", [{"type": "object", "properties": {}}, {"properties": {}, "additionalProperties": False}]
+)
+def test_an_object_of_no_properties_has_none(texts, texts_of, byte_context, schema):
+    llg = texts_of(LLGuidanceBackend(LLGuidanceOptions(), byte_context))
+    schema = {"type": "object", **schema}
+    for one in (texts, llg):
+        assert one.accepted_by_schema(schema, ["{}", '{"a": 1}']) == ["{}"]
+        assert one.accepted_by_schema({**schema, "additionalProperties": {}}, ["{}", '{"a": 1}']) == ["{}", '{"a": 1}']
+
+
+@pytest.mark.parametrize("value", [1e300, 1e23, -1e300, 123456789012345678901234567890.0])
+@pytest.mark.parametrize("place", ["const", "enum", "within"])
+def test_floats_that_llguidance_would_write_as_other_numbers_are_refused(value, place):
+    schema = {"const": {"const": value}, "enum": {"enum": ["a", value]}, "within": {"const": {"a": [value]}}}[place]
+    with pytest.raises(GrammarError, match=r"\$\.(enum|const): whole numbers beyond"):
+        prepare_schema(json.dumps(schema), LLGuidanceOptions())
+
+
+def test_more_properties_than_compile_soon_are_refused():
+    def schema(num_optional, num_required=0):
+        names = [f"k{i}" for i in range(num_optional + num_required)]
+        properties = {name: {"type": "integer"} for name in names}
+        return {"type": "object", "properties": properties, "required": names[num_optional:]}
+
+    for right in (schema(800), schema(0, 3000), {"type": "object", "properties": {"a": schema(560), "b": schema(560)}}):
+        translate_schema(json.dumps(right), JsonOptions())
+    for wrong, says in (
+        (schema(801), r"\$\.properties: 801 may be left out, expected 800 at most"),
+        (schema(0, 3001), r"\$\.properties: more than 3,000 properties altogether"),
+        (
+            {"type": "object", "properties": {"a": schema(600), "b": schema(600)}},
+            r"\$\.properties\.b\.properties: 600 may",
+        ),
+    ):
+        with pytest.raises(GrammarError, match=says):
+            translate_schema(json.dumps(wrong), JsonOptions(), strict=False)

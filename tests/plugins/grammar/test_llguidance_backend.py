@@ -481,3 +481,11 @@ def test_a_text_that_can_be_read_in_too_many_ways_fails_with_an_error_of_grammar
     matcher = llg.matcher("ebnf", 'root ::= (("(" root ")" | "x"){1,1000}){1,1000}')
     with pytest.raises(GrammarError, match="llguidance: "):
         go_along(matcher, "x" * 200)
+
+
+def test_a_grammar_whose_every_text_is_long_is_refused(byte_context):
+    backend = LLGuidanceBackend(LLGuidanceOptions(), byte_context)
+    text = f'root ::= {"a " * 17}\na ::= "b"{{1000}}'
+    with pytest.raises(GrammarError, match="its shortest text has more than 16384 characters"):
+        backend.check(GrammarSpec(GrammarKind.EBNF, text))
+    backend.check(GrammarSpec(GrammarKind.EBNF, text.replace("a " * 17, "a " * 16)))

@@ -201,3 +201,13 @@ def test_multiples_are_refused_by_their_path_and_may_be_left_out(outlines_with):
     spec = GrammarSpec(GrammarKind.JSON_SCHEMA, text, strict=False)
     assert backend.check(spec) == ("$.items.multipleOf",)
     assert outlines_with().accepted_by_spec(spec, ["[3]", "[4]", "[a]"]) == ["[3]", "[4]"]
+
+
+def test_what_is_wrong_with_an_expression_is_told_as_others_tell_it(outlines_with, byte_backend):
+    said = []
+    for backend in (outlines_with().backend, byte_backend):
+        with pytest.raises(GrammarError) as caught:
+            backend.check(GrammarSpec(GrammarKind.REGEX, "(a"))
+        said.append(str(caught.value))
+    assert said[0] == said[1]
+    assert said[0].startswith("regex: ")

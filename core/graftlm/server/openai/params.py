@@ -12,6 +12,7 @@ from graftlm.server.openai.requests import (
     CompletionRequest,
     ResponseFormat,
     SamplingFields,
+    TagStructure,
     TextPart,
 )
 from graftlm.types import Message, SamplingParams
@@ -113,7 +114,12 @@ def completion_params(body: CompletionRequest) -> SamplingParams:
     max_tokens = 16 if body.max_tokens is None else body.max_tokens
     prompt_logprobs = body.logprobs if body.echo else None
     return SamplingParams(
-        **_common(body), max_tokens=max_tokens, logprobs=body.logprobs, prompt_logprobs=prompt_logprobs
+        **_common(body),
+        max_tokens=max_tokens,
+        logprobs=body.logprobs,
+        prompt_logprobs=prompt_logprobs,
+        reasoning_end=body.reasoning_end,
+        reasoning_begin=body.reasoning_begin,
     )
 
 
@@ -225,15 +231,20 @@ def _structural_tag(wanted: ResponseFormat) -> dict[str, Any]:
     for name in ("structures", "triggers"):
         if getattr(wanted, name) is None:
             raise ApiError(400, f"response_format.{name} is missing", param=f"response_format.{name}")
-    structures = [
-        {"begin": part.begin, "schema": part.schema_ or {}, "end": part.end} for part in wanted.structures or ()
-    ]
+    structures = [_structure(part) for part in wanted.structures or ()]
     return {
         "triggers": wanted.triggers,
         "structures": structures,
         "at_least_one": bool(wanted.at_least_one),
         "stop_after_first": bool(wanted.stop_after_first),
     }
+
+
+def _structure(part: TagStructure) -> dict[str, Any]:
+    held: dict[str, Any] = {} if part.regex is None else {"regex": part.regex}
+    if part.schema_ is not None or not held:
+        held["schema"] = part.schema_ or {}
+    return {"begin": part.begin, **held, "end": part.end}
 
 
 def _message(index: int, message: ChatMessage) -> Message:

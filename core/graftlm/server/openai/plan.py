@@ -5,9 +5,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from graftlm.contracts import CallGrammar, ReasoningDelta, ReasoningFormat
+from graftlm.contracts import CallGrammar, ReasoningFormat
 from graftlm.processes.tokenizer_manager import TokenizerManager
 from graftlm.prompts import Prompt
+from graftlm.server.openai.begun_message import ContinuingParser, begun_text, is_within_reasoning
 from graftlm.server.openai.message_reader import MessageReader
 from graftlm.server.openai.params import chat_messages, chat_params, grammar_field, template_args
 from graftlm.server.openai.requests import ChatRequest
@@ -47,10 +48,11 @@ class AnswerPlan:
 
     def reader(self) -> MessageReader:
         """Return a reader of one completion."""
-        reasoning = None if self.reasoning is None else self.reasoning.parser(is_open=self.is_open)
-        if reasoning is not None and self.begun:
-            reasoning.push(self.begun)  # the client has that already
-        return MessageReader(self.use, enforced=self.calls is not None, reasoning=reasoning)
+        parser = None
+        if self.reasoning is not None:
+            new = self.reasoning.parser
+            parser = ContinuingParser(self.reasoning, self.begun) if self.begun else new(is_open=self.is_open)
+        return MessageReader(self.use, enforced=self.calls is not None, reasoning=parser)
 
     def unenforced(self, paths: Sequence[str]) -> tuple[str, ...]:
         """Return what of the request's schemas is not enforced, by its place in the request.
@@ -93,34 +95,17 @@ async def _with_reasoning(
     """Look whether the answer begins within the reasoning, and have the grammar wait for its end."""
     token_ids = await manager.encode_chat(messages, **plan.template_args)
     prompt_end = await manager.decode(token_ids[-_NUM_LAST_TOKENS:], skip_special_tokens=False)
-    begun = _begun(messages) if plan.template_args.get("continue_final_message") else ""
+    begun = begun_text(messages) if plan.template_args.get("continue_final_message") else ""
     is_open = not begun and reasoning.is_open(prompt_end)
     plan = replace(plan, prompt=token_ids, begun=begun, is_open=is_open)
     if plan.params.grammar_field is None:
         return plan
-    if is_open or _is_within(reasoning, begun):
+    if is_open or is_within_reasoning(reasoning, begun):
         return replace(plan, params=replace(plan.params, reasoning_end=reasoning.end))
     if not begun and not prompt_end.rstrip().endswith(reasoning.end or "\0") and manager.is_token(reasoning.begin):
         params = replace(plan.params, reasoning_begin=reasoning.begin, reasoning_end=reasoning.end)
         return replace(plan, params=params)
     return plan if _has_free_text(plan.params) else replace(plan, reasoning=None)
-
-
-def _begun(messages: Sequence[Any]) -> str:
-    """Return the text of an answer that the model is to continue."""
-    content = messages[-1].get("content") if messages else None
-    return content if isinstance(content, str) else ""
-
-
-def _is_within(reasoning: ReasoningFormat, begun: str) -> bool:
-    """Whether what follows the beginning of an answer belongs to its reasoning."""
-
-    def thoughts(text: str) -> str:
-        parser = reasoning.parser(is_open=False)
-        deltas = [*parser.push(text), *parser.finish()]
-        return "".join(delta.text for delta in deltas if isinstance(delta, ReasoningDelta))
-
-    return bool(begun) and len(thoughts(f"{begun}x")) > len(thoughts(begun))
 
 
 def _has_free_text(params: SamplingParams) -> bool:

@@ -244,10 +244,11 @@ class JsonSchemaFormat(OpenAIModel):
 
 
 class TagStructure(OpenAIModel):
-    """A part of an answer that follows a schema, and the texts around it."""
+    """A part of an answer that follows a schema or a regular expression, and the texts around it."""
 
     begin: Text
-    schema_: dict[str, Any] | None = Field(default=None, alias="schema")
+    schema_: dict[str, Any] | None = Field(default=None, alias="schema", description="Null: any JSON.")
+    regex: Text | None = Field(default=None, description="In place of `schema`.")
     end: Text
 
 
@@ -324,6 +325,16 @@ class CompletionRequest(SamplingFields):
     )
     logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS), WHOLE] | None = Field(
         default=None, description="Report log-probabilities, of this many most likely tokens too."
+    )
+    reasoning_end: Text | None = Field(
+        default=None,
+        description="Text that ends the model's reasoning, such as </think>: what the output has to follow begins "
+        "after it.",
+    )
+    reasoning_begin: Text | None = Field(
+        default=None,
+        description="A token such as <think>: the output reasons only if it begins with it. Without it, the prompt "
+        "ends with it.",
     )
     echo: bool | None = Field(default=False, description="Begin the text with the prompt.")
     best_of: Annotated[int, Field(ge=1, le=128), WHOLE] | None = Field(
