@@ -31,6 +31,8 @@ class ForwardBatch:
         seq_lens: int32 [B], context length with this step's tokens.
         page_table: int32 [B, P], page ids; entries past a request's pages are in range and mean nothing.
         logits_idx: int64 [S], the tokens whose logits are wanted, in order of the requests.
+        wanted_idx: int64 [W], W >= 1, the tokens whose hidden states are wanted; None: all are. Of a model that does
+            not say `selects_tokens` it is None.
         num_decodes: how many requests at the front bring exactly one token.
         query_lens_cpu, seq_lens_cpu: int32 [B], host copies.
         page_table_cpu: int32 [B, P], host copy.
@@ -52,6 +54,7 @@ class ForwardBatch:
     page_table_cpu: NDArray[np.int32]
     in_graph: bool = False
     window: ForwardBatch | None = None
+    wanted_idx: Tensor | None = None
 
     @property
     def num_requests(self) -> int:

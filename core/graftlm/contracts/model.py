@@ -110,7 +110,10 @@ class Model(ABC):
 
     @abstractmethod
     def forward(self, batch: ForwardBatch) -> Tensor:
-        """Return the final hidden states, [T, hidden]. The backend has been prepared for this batch."""
+        """Return the final hidden states, [T, hidden], or [W, hidden] of `batch.wanted_idx`.
+
+        The backend has been prepared for this batch.
+        """
 
     @abstractmethod
     def logits(self, hidden: Tensor) -> Tensor:
@@ -140,6 +143,14 @@ class Model(ABC):
         It then reads nothing of the batch but `input_ids` and `positions`, takes no value out of a tensor, keeps no
         tensor that it computed, and calls compiled kernels of its own through `graftlm.layers.call_native`. On a CPU,
         what it does is then recorded once, and repeated without its Python.
+        """
+        return False
+
+    @property
+    def selects_tokens(self) -> bool:
+        """Whether `forward` looks at `batch.wanted_idx`.
+
+        What the last layer does after its attention is then done for those tokens alone. Of a prompt that is one.
         """
         return False
 

@@ -21,11 +21,15 @@ def to_device(array: NDArray[np.generic], device: torch.device) -> Tensor:
     return torch.from_numpy(np.ascontiguousarray(array)).pin_memory().to(device, non_blocking=True)
 
 
-def build_batch(plan: StepPlan, last_tokens: Tensor, device: torch.device) -> ForwardBatch:
+def build_batch(
+    plan: StepPlan, last_tokens: Tensor, device: torch.device, *, selects_tokens: bool = False
+) -> ForwardBatch:
     """Build a step's batch.
 
     Args:
         last_tokens: int64 [R], each row's latest sampled token, on the device.
+        selects_tokens: only the hidden states of tokens that are sampled from are wanted; that of the first where none
+            are.
     """
     num_requests = len(plan.query_lens)
     if num_requests == plan.num_tokens == len(plan.sample_idx):  # decoding, mostly: token i is request i's
@@ -35,6 +39,8 @@ def build_batch(plan: StepPlan, last_tokens: Tensor, device: torch.device) -> Fo
         cu_seqlens_q = np.zeros(num_requests + 1, dtype=np.int32)
         token_ends = plan.query_lens.cumsum(out=cu_seqlens_q[1:])
         logits_idx = token_ends[plan.sample_idx].astype(np.int64) - 1
+    logits_on_device = to_device(logits_idx, device)
+    wanted_idx = (logits_on_device if len(logits_idx) else logits_on_device.new_zeros(1)) if selects_tokens else None
     batch = ForwardBatch(
         input_ids=_input_ids(plan, last_tokens, device),
         positions=to_device(plan.positions, device),
@@ -42,11 +48,12 @@ def build_batch(plan: StepPlan, last_tokens: Tensor, device: torch.device) -> Fo
         cu_seqlens_q=to_device(cu_seqlens_q, device),
         seq_lens=to_device(plan.seq_lens, device),
         page_table=to_device(plan.page_table, device),
-        logits_idx=to_device(logits_idx, device),
+        logits_idx=logits_on_device,
         num_decodes=plan.num_decodes,
         query_lens_cpu=plan.query_lens,
         seq_lens_cpu=plan.seq_lens,
         page_table_cpu=plan.page_table,
+        wanted_idx=wanted_idx,
     )
     return batch if plan.window is None else replace(batch, window=_window_batch(batch, plan.window, device))
 

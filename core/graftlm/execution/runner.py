@@ -128,8 +128,10 @@ class ModelRunner:
         readback = readback_from(self._device)
         for setup in plan.setups:
             self._sampler.set_row(setup)
-        hidden = self._forward(plan)
-        sampled = self._sample(plan, hidden) if len(plan.sample_idx) else None
+        hidden, is_selected = self._forward(plan)
+        sampled = None
+        if len(plan.sample_idx):
+            sampled = self._sample(plan, hidden if is_selected else _last_of_each(plan, hidden, self._device))
         launched = LaunchedStep(
             readback,
             sampled=None if sampled is None else _fetch_sampled(sampled, readback),
@@ -140,18 +142,23 @@ class ModelRunner:
         readback.close()
         return launched
 
-    def _forward(self, plan: StepPlan) -> Tensor:
+    def _forward(self, plan: StepPlan) -> tuple[Tensor, bool]:
+        """Return hidden states, and whether they are those of the tokens alone that are sampled from."""
         if self._adapters is not None:
             self._adapters.route(plan)
         hidden = None if self._graphs is None else self._graphs.replay(plan)
         if hidden is not None:
-            return hidden
-        batch = build_batch(plan, self._last_tokens, self._device)
+            return hidden, False
+        # Adapters are told which request each row of a layer's input belongs to.
+        may_select = self._model.selects_tokens and self._adapters is None
+        reads_all = len(plan.sample_idx) == plan.num_tokens or plan.prompt_spans or plan.pool_spans
+        is_selected = may_select and not reads_all
+        batch = build_batch(plan, self._last_tokens, self._device, selects_tokens=is_selected)
         self._attention.prepare(batch)
-        return self._model.forward(batch)
+        return self._model.forward(batch), is_selected
 
     def _sample(self, plan: StepPlan, hidden: Tensor) -> Sampled:
-        logits = self._model.logits(_last_of_each(plan, hidden, self._device))
+        logits = self._model.logits(hidden)
         rows = plan.rows if len(plan.sample_idx) == len(plan.rows) else plan.rows[plan.sample_idx]
         token_mask = None if plan.token_mask is None else plan.token_mask.wait()
         sampled = self._sampler.sample(logits, rows, plan.sample_positions, token_mask)

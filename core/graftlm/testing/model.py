@@ -84,6 +84,15 @@ class ModelConformance(Conformance, ABC):
         assert logits.shape == (2, load_model_config(self.checkpoint()).vocab_size), f"got {list(logits.shape)}"
         assert logits.is_floating_point(), f"logits are {logits.dtype}"
 
+    def test_of_wanted_tokens_hidden_states_are_those_of_all(self, page_size: int) -> None:
+        """A model that says `selects_tokens` returns [W, hidden], the rows of `wanted_idx`."""
+        requests = [Tokens(0, _PROMPT[:1]), Tokens(1, _PROMPT[:5])]
+        every = torch.cat(PagedModel(self.model(), page_size=page_size).step(requests))
+        for wanted in ([0], [4], [0, 2, 4], [0, 1, 2, 3, 4, 5]):
+            paged = PagedModel(self.model(), page_size=page_size)
+            if paged.model.selects_tokens:
+                self._assert_close(paged.step_wanted(requests, wanted), every[wanted])
+
     def test_a_head_gives_as_many_numbers_as_it_has_labels(self) -> None:
         """A model with a head says how many labels it has, and `score` gives as many numbers."""
         model = self.model()

@@ -1,7 +1,7 @@
 """A model joined to a paged cache and the reference attention, to run ragged batches without an engine."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -69,15 +69,26 @@ class PagedModel:
     def step(self, requests: Sequence[Tokens]) -> list[Tensor]:
         """Run one batch; returns each request's hidden states, [its tokens, hidden], in the order given."""
         order = sorted(range(len(requests)), key=lambda i: len(requests[i].token_ids) > 1)
-        batch = make_batch(
-            [(requests[i].token_ids, requests[i].start) for i in order],
-            [self._page_tables[requests[i].row] for i in order],
-            self._page_size,
-        )
-        self.backend.prepare(batch)
-        pieces = self.model.forward(batch).split_with_sizes(batch.query_lens_cpu.tolist())
+        batch = self._batch([requests[i] for i in order])
+        pieces = self._forward(batch).split_with_sizes(batch.query_lens_cpu.tolist())
         by_request = dict(zip(order, pieces, strict=True))
         return [by_request[i] for i in range(len(requests))]
+
+    def step_wanted(self, requests: Sequence[Tokens], wanted_idx: Sequence[int]) -> Tensor:
+        """Run one batch; returns the hidden states of some of its tokens, [W, hidden].
+
+        Args:
+            requests: those of one token come first.
+        """
+        return self._forward(replace(self._batch(requests), wanted_idx=torch.tensor(wanted_idx)))
+
+    def _batch(self, requests: Sequence[Tokens]) -> ForwardBatch:
+        tokens = [(request.token_ids, request.start) for request in requests]
+        return make_batch(tokens, [self._page_tables[request.row] for request in requests], self._page_size)
+
+    def _forward(self, batch: ForwardBatch) -> Tensor:
+        self.backend.prepare(batch)
+        return self.model.forward(batch)
 
     def run_in_chunks(self, token_ids: Sequence[int], chunk_len: int, row: int = 0) -> Tensor:
         """Run one request's tokens, `chunk_len` a step; returns all its hidden states, [tokens, hidden]."""

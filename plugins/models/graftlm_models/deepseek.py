@@ -130,17 +130,23 @@ class DeepseekForCausalLM(nn.Module, Model):
         """One per decoder layer."""
         return [layer.attention.attend.spec for layer in self._decoder_layers()]
 
+    @property
+    def selects_tokens(self) -> bool:
+        """The last layer's output is computed for wanted tokens alone; see the contract."""
+        return True
+
     def bind_attention(self, backend: AttentionBackend) -> None:
         """Give every layer's call site the backend."""
         for layer in self._decoder_layers():
             layer.attention.attend.bind(backend)
 
     def forward(self, batch: ForwardBatch) -> Tensor:
-        """Return final hidden states, [T, hidden]."""
+        """Return final hidden states, [T, hidden] or [W, hidden]; see the contract."""
         rotation = self.rotary(batch.positions)
         x, residual = self.embed(batch.input_ids), None
-        for layer in self.layers:
+        for layer in self.layers[:-1]:
             x, residual = layer(x, residual, rotation)
+        x, residual = self.layers[-1](x, residual, rotation, batch.wanted_idx)
         hidden: Tensor = self.norm(x, residual)[0]
         return hidden
 
@@ -205,10 +211,18 @@ class DeepseekLayer(nn.Module):
         else:
             self.mlp = DeepseekMoE(shape, context)
 
-    def forward(self, x: Tensor, residual: Tensor | None, rotation: Rotation) -> tuple[Tensor, Tensor]:
-        """Return what this layer adds to the residual stream, and the stream without it; both [T, hidden]."""
+    def forward(
+        self, x: Tensor, residual: Tensor | None, rotation: Rotation, wanted_idx: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Return what this layer adds to the residual stream, and the stream without it; both [T, hidden].
+
+        Args:
+            wanted_idx: the tokens for which both are wanted, int64 [W]; None: all are.
+        """
         x, residual = self.input_norm(x, residual)
-        x = self.attention(x, rotation)
+        x = self.attention(x, rotation, wanted_idx)
+        if wanted_idx is not None:
+            residual = residual.index_select(0, wanted_idx)
         x, residual = self.post_norm(x, residual)
         return self.mlp(x), residual
 
@@ -247,8 +261,8 @@ class LatentAttention(nn.Module):
         )
         self.attend = Attention(latent.attention_layer(layer_id, heads))
 
-    def forward(self, x: Tensor, rotation: Rotation) -> Tensor:
-        """Map [T, hidden] to [T, hidden]."""
+    def forward(self, x: Tensor, rotation: Rotation, wanted_idx: Tensor | None = None) -> Tensor:
+        """Map [T, hidden] to [T, hidden], or to the rows of `wanted_idx`, int64 [W]."""
         latent, num_tokens = self._latent, x.shape[0]
         c, k_rope, q = self.down(x).split_with_sizes(
             (latent.rank, latent.rope_dim, self.down.out_features - latent.rank - latent.rope_dim), dim=-1
@@ -262,7 +276,9 @@ class LatentAttention(nn.Module):
         q = torch.cat([self._into_latent(q_nope), rope[:, :-1]], dim=-1)  # [T, H, R + P]
         k = torch.cat([c.unsqueeze(1), rope[:, -1:]], dim=-1)  # [T, 1, R + P]
         mixed = self.attend(q, k, k[..., : latent.rank])  # [T, H * R]
-        out: Tensor = self.out(self._out_of_latent(mixed.view(num_tokens, self._num_heads, -1)))
+        if wanted_idx is not None:
+            mixed = mixed.index_select(0, wanted_idx)
+        out: Tensor = self.out(self._out_of_latent(mixed.unflatten(1, (self._num_heads, -1))))
         return out
 
     def weight_slots(self, prefix: str) -> Iterator[WeightSlot]:

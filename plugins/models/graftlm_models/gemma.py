@@ -162,17 +162,24 @@ class GemmaForCausalLM(nn.Module, Model):
         """Always."""
         return True
 
+    @property
+    def selects_tokens(self) -> bool:
+        """The last layer's output is computed for wanted tokens alone; see the contract."""
+        return True
+
     def bind_attention(self, backend: AttentionBackend) -> None:
         """Give every layer's call site the backend."""
         for layer in self._decoder_layers():
             layer.attention.attend.bind(backend)
 
     def forward(self, batch: ForwardBatch) -> Tensor:
-        """Return final hidden states, [T, hidden]."""
+        """Return final hidden states, [T, hidden] or [W, hidden]; see the contract."""
         rotations = {name: rotary(batch.positions) for name, rotary in self.rotaries.items()}
         x, residual = self.embed(batch.input_ids).mul_(self._embed_scale), None
-        for layer in self._decoder_layers():
+        *layers, last = self._decoder_layers()
+        for layer in layers:
             x, residual = layer(x, residual, rotations[layer.rope])
+        x, residual = last(x, residual, rotations[last.rope], batch.wanted_idx)
         hidden: Tensor = self.norm(x, residual)[0]
         return hidden
 
@@ -234,10 +241,18 @@ class GemmaLayer(nn.Module):
         self.mlp = GatedMLP(shape.hidden_size, shape.intermediate_size, variant.hidden_act, device=device, dtype=dtype)
         self.post_mlp_norm = GemmaRMSNorm(shape.hidden_size, shape.eps, device=device)
 
-    def forward(self, x: Tensor, residual: Tensor | None, rotation: Rotation) -> tuple[Tensor, Tensor]:
-        """Return what this layer adds to the residual stream, and the stream without it; both [T, hidden]."""
+    def forward(
+        self, x: Tensor, residual: Tensor | None, rotation: Rotation, wanted_idx: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Return what this layer adds to the residual stream, and the stream without it; both [T, hidden].
+
+        Args:
+            wanted_idx: the tokens for which both are wanted, int64 [W]; None: all are.
+        """
         x, residual = self.input_norm(x, residual)
-        x, _ = self.post_attention_norm(self.attention(x, rotation))
+        x, _ = self.post_attention_norm(self.attention(x, rotation, wanted_idx))
+        if wanted_idx is not None:
+            residual = residual.index_select(0, wanted_idx)
         x, residual = self.pre_mlp_norm(x, residual)
         x, _ = self.post_mlp_norm(self.mlp(x))
         return x, residual
@@ -270,15 +285,16 @@ class GemmaAttention(nn.Module):
         self.out = Linear(shape.q_size, hidden, bias=variant.bias, device=device, dtype=dtype)
         self.attend = Attention(variant.attention_layer(shape, layer_id))
 
-    def forward(self, x: Tensor, rotation: Rotation) -> Tensor:
-        """Map [T, hidden] to [T, hidden]."""
+    def forward(self, x: Tensor, rotation: Rotation, wanted_idx: Tensor | None = None) -> Tensor:
+        """Map [T, hidden] to [T, hidden], or to the rows of `wanted_idx`, int64 [W]."""
         shape = self._shape
         qkv = self.qkv(x).view(x.shape[0], -1, shape.head_dim)  # [T, H + 2 H_kv, D]
         qk, v = qkv.split_with_sizes((shape.num_heads + shape.num_kv_heads, shape.num_kv_heads), dim=1)
         if self.qk_norm is not None:
             qk = self.qk_norm(qk)
         q, k = rotation(qk).split_with_sizes((shape.num_heads, shape.num_kv_heads), dim=1)
-        out: Tensor = self.out(self.attend(q, k, v))
+        mixed = self.attend(q, k, v)
+        out: Tensor = self.out(mixed if wanted_idx is None else mixed.index_select(0, wanted_idx))
         return out
 
     def weight_slots(self, prefix: str) -> Iterator[WeightSlot]:

@@ -73,17 +73,23 @@ class MistralForCausalLM(nn.Module, Model):
         """Unless it has experts."""
         return not routes_tokens(self)
 
+    @property
+    def selects_tokens(self) -> bool:
+        """The last layer's output is computed for wanted tokens alone; see the contract."""
+        return True
+
     def bind_attention(self, backend: AttentionBackend) -> None:
         """Give every layer's call site the backend."""
         for layer in self._decoder_layers():
             layer.attention.attend.bind(backend)
 
     def forward(self, batch: ForwardBatch) -> Tensor:
-        """Return final hidden states, [T, hidden]."""
+        """Return final hidden states, [T, hidden] or [W, hidden]; see the contract."""
         rotation = self.rotary(batch.positions)
         x, residual = self.embed(batch.input_ids), None
-        for layer in self.layers:
+        for layer in self.layers[:-1]:
             x, residual = layer(x, residual, rotation)
+        x, residual = self.layers[-1](x, residual, rotation, batch.wanted_idx)
         hidden: Tensor = self.norm(x, residual)[0]
         return hidden
 
@@ -140,10 +146,18 @@ class MistralLayer(nn.Module):
             else GatedMLP(shape.hidden_size, shape.intermediate_size, shape.hidden_act, device=device, dtype=dtype)
         )
 
-    def forward(self, x: Tensor, residual: Tensor | None, rotation: Rotation) -> tuple[Tensor, Tensor]:
-        """Return what this layer adds to the residual stream, and the stream without it; both [T, hidden]."""
+    def forward(
+        self, x: Tensor, residual: Tensor | None, rotation: Rotation, wanted_idx: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Return what this layer adds to the residual stream, and the stream without it; both [T, hidden].
+
+        Args:
+            wanted_idx: the tokens for which both are wanted, int64 [W]; None: all are.
+        """
         x, residual = self.input_norm(x, residual)
-        x = self.attention(x, rotation)
+        x = self.attention(x, rotation, wanted_idx)
+        if wanted_idx is not None:
+            residual = residual.index_select(0, wanted_idx)
         x, residual = self.post_norm(x, residual)
         return self.mlp(x), residual
 
@@ -199,13 +213,14 @@ class MistralAttention(nn.Module):
         self.out = Linear(shape.q_size, {"o_proj": shape.hidden_size}, device=device, dtype=dtype)
         self.attend = Attention(spec)
 
-    def forward(self, x: Tensor, rotation: Rotation) -> Tensor:
-        """Map [T, hidden] to [T, hidden]."""
+    def forward(self, x: Tensor, rotation: Rotation, wanted_idx: Tensor | None = None) -> Tensor:
+        """Map [T, hidden] to [T, hidden], or to the rows of `wanted_idx`, int64 [W]."""
         shape = self._shape
         qkv = self.qkv(x).view(x.shape[0], -1, shape.head_dim)  # [T, H + 2 H_kv, D]
         qk, v = qkv.split_with_sizes((shape.num_heads + shape.num_kv_heads, shape.num_kv_heads), dim=1)
         q, k = rotation(qk).split_with_sizes((shape.num_heads, shape.num_kv_heads), dim=1)
-        out: Tensor = self.out(self.attend(q, k, v))
+        mixed = self.attend(q, k, v)
+        out: Tensor = self.out(mixed if wanted_idx is None else mixed.index_select(0, wanted_idx))
         return out
 
     def weight_slots(self, prefix: str) -> Iterator[WeightSlot]:
