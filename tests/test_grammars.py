@@ -381,7 +381,9 @@ def test_one_that_took_long_leaves_what_waits_to_the_thread_that_took_over():
 
 def test_short_ones_go_first_and_none_waits_for_ever():
     rig = Rig(cache_size=64)
-    (gate,) = started_behind(rig, "a")
+    gate = rig.backend.hold("a")
+    rig.compiler.compile(spec("a"))
+    assert rig.backend.started.acquire(timeout=LIMIT_S)
     texts = ["long" * 9, *(f"s{i}" for i in range(8))]
     futures = [rig.compiler.compile(spec(text)) for text in texts]
     gate.set()
