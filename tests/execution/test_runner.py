@@ -1,11 +1,15 @@
+import itertools
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 
 from graftlm.execution.runner import ModelRunner
 from graftlm.execution.sampler import Sampler
-from graftlm.plan import PoolSpan, PromptLogprobSpan, StepPlan
+from graftlm.plan import PoolSpan, PromptLogprobSpan, RowSetup, StepPlan
 from graftlm.pooling import LAST, MEAN
+from graftlm.types import SamplingParams
 
 CPU = torch.device("cpu")
 
@@ -19,6 +23,8 @@ class NoAttention:
 
 class TokenItself:
     """A model whose hidden state of a token is (1, its id); asking it for logits is an error."""
+
+    selects_tokens = False
 
     def __init__(self, dtype):
         self._dtype = dtype
@@ -92,3 +98,47 @@ def test_logits_are_computed_once_for_the_wanted_positions_of_all_prompts():
     np.testing.assert_allclose(second.token_logprobs, [1 - log_sum], rtol=1e-5)
     assert second.top_ids.shape == (1, 2)
     assert second.top_ids[0, 0] == 8
+
+
+class Selecting(NextToken):
+    """Returns the hidden states of the wanted tokens alone, and counts them."""
+
+    selects_tokens = True
+
+    def forward(self, batch):
+        hidden = super().forward(batch)
+        self.num_wanted = None if batch.wanted_idx is None else len(batch.wanted_idx)
+        return hidden if batch.wanted_idx is None else hidden[batch.wanted_idx]
+
+
+@pytest.mark.parametrize(
+    ("prompts", "sampled", "num_wanted"),
+    [
+        ([[7], [5, 6, 7]], [0, 1], 2),
+        ([[5, 6], [3] * 9], [1], 1),
+        ([[5, 6], [3] * 9], [], 1),
+        ([[7], [8]], [0, 1], None),
+    ],
+)
+def test_only_hidden_states_that_are_sampled_from_are_wanted(prompts, sampled, num_wanted):
+    model = Selecting(300)
+    plan = replace(
+        plan_of(prompts, ()),
+        sample_idx=np.array(sampled, dtype=np.int64),
+        sample_positions=np.array([len(prompts[i]) for i in sampled], dtype=np.int64),
+    )
+    sampler = Sampler(4, 300, CPU, None)
+    none = np.empty(0, dtype=np.int32)
+    for row in range(len(prompts)):
+        sampler.set_row(RowSetup(row, f"r{row}", SamplingParams(temperature=0), 0, none, none, ()))
+    result = ModelRunner(model, NoAttention(), sampler, 4, CPU).run(plan)
+    assert model.num_wanted == num_wanted
+    assert result.token_ids.tolist() == [prompts[i][-1] + 1 for i in sampled]
+    assert list(itertools.chain(*model.asked)) == [prompts[i][-1] for i in sampled]
+
+
+def test_with_prompt_logprobs_all_hidden_states_are_wanted():
+    model = Selecting(300)
+    spans = (PromptLogprobSpan(0, 0, np.array([6]), num_top=0),)
+    ModelRunner(model, NoAttention(), Sampler(4, 300, CPU, None), 4, CPU).run(plan_of([[5, 6, 7]], (), spans))
+    assert model.num_wanted is None

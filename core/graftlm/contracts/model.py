@@ -140,9 +140,9 @@ class Model(ABC):
     def repeats_calls(self) -> bool:
         """Whether `forward` does the same for all batches of as many one-token requests, whatever these tensors hold.
 
-        It then reads nothing of the batch but `input_ids` and `positions`, takes no value out of a tensor, keeps no
-        tensor that it computed, and calls compiled kernels of its own through `graftlm.layers.call_native`. On a CPU,
-        what it does is then recorded once, and repeated without its Python.
+        It then reads nothing of the batch but `input_ids`, `positions` and `wanted_idx`, which is None, takes no value
+        out of a tensor, keeps no tensor that it computed, and calls compiled kernels of its own through
+        `graftlm.layers.call_native`. On a CPU, what it does is then recorded once, and repeated without its Python.
         """
         return False
 

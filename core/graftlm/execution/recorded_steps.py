@@ -240,6 +240,7 @@ _OTHER_EACH_STEP: Final = frozenset(field.name for field in fields(ForwardBatch)
     "positions",
     "num_decodes",
     "in_graph",
+    "wanted_idx",  # None: all tokens are
 }
 
 
