@@ -266,7 +266,7 @@ class ReasoningFormat(ABC):
         - A prompt that ends otherwise, or after the reasoning's end, leaves nothing open.
 
     Attributes:
-        end: what ends the reasoning, as text; "" where nothing is reasoning.
+        end: what ends the reasoning, as text of at most 32 characters; "" where nothing is reasoning.
         begin: what begins it, as text, where the model does; "" where only prompts do. A grammar leaves the model the
             choice, if this is a single token.
     """
