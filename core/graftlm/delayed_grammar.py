@@ -325,6 +325,9 @@ def fill_bitmasks(
         mask: int32 [len(matchers), ceil(V / 32)].
     """
     delayed = {i: matcher for i, matcher in enumerate(matchers) if isinstance(matcher, DelayedMatcher)}
+    if not delayed:
+        fill(matchers, mask)
+        return
     inner = {i: delayed[i].inner if i in delayed else matcher for i, matcher in enumerate(matchers)}
     held = [i for i in inner if i not in delayed or not delayed[i].is_within]
     if len(held) == len(matchers):
