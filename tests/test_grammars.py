@@ -405,3 +405,8 @@ def test_what_waits_for_reasoning_shares_its_grammar_with_what_does_not():
     rig.get("b")
     assert rig.backend.compiled == ["a", "b"]
     assert (rig.compiler.hits, rig.compiler.misses) == (1, 7)
+
+
+@pytest.mark.parametrize("schema", [True, False])
+def test_true_and_false_are_schemas(schema):
+    assert grammar_spec(SamplingParams(json_schema=schema)).text == str(schema).lower()

@@ -23,7 +23,7 @@ from graftlm.errors import ConfigError
 from graftlm.grammar_choice import Grammars
 from graftlm.grammars import GrammarCompiler
 from graftlm.idle_threads import run_idle
-from graftlm.registry import AUTO, Registry
+from graftlm.registry import AUTO, Registry, circular_fallbacks
 from graftlm.spare_core import SpareCore
 from graftlm.tokenization import Tokenizer
 
@@ -57,8 +57,9 @@ def make_grammars(
     options = registry.options(default, settings.options, "grammar.options", config.origins)
     fallback = options.fallback if isinstance(options, GrammarOptions) else ()
     for name in fallback:
-        if registry.provider("grammar", name, "grammar.options.fallback") is default:
-            raise ConfigError(f"grammar.options.fallback: {name} cannot fall back to itself; leave it out")
+        registry.provider("grammar", name, "grammar.options.fallback")  # there is one
+    for problem in circular_fallbacks(config, registry):
+        raise ConfigError(problem)
 
     @cache
     def text_tokens() -> TextTokens:

@@ -54,8 +54,8 @@ class SamplingParams:
             token's are the logits of the one before it; what precedes that one may come from the prefix cache. 0
             computes the prompt in full.
         logits_processors: processor name -> options, of processors that plugins provide.
-        json_schema: constrain the output to a JSON schema: a dict, its text, or a pydantic model class, which becomes
-            a dict. Needs a grammar backend.
+        json_schema: constrain the output to a JSON schema: a dict, true or false, its text, or a pydantic model class,
+            which becomes a dict. Needs a grammar backend.
         regex: constrain the output to a regular expression. Needs a grammar backend.
         ebnf: constrain the output to a grammar. Needs a grammar backend.
         choice: constrain the output to one of some strings. Needs a grammar backend.

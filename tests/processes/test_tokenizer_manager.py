@@ -64,6 +64,8 @@ async def running():
         manager = await assemble_manager(config, Registry.load(), launcher, recorder)
         yield manager, launcher, recorder
         manager.close()
+        with pytest.raises(UnavailableError, match="stopping"):
+            await manager.encode("too late")
     finally:
         await launcher.close()
 

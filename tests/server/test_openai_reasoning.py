@@ -165,7 +165,7 @@ def test_a_message_may_be_cut_within_the_end_of_its_reasoning(client, begun, res
         if choice.finish_reason == "stop":
             assert choice.message.content in ("true", "false")
         else:
-            assert choice.message.content in (None, "true", "false", "t", "f", "tr", "fa")
+            assert any(answer.startswith(choice.message.content or "") for answer in ("true", "false"))
 
 
 def test_a_grammar_holds_the_whole_output_where_it_is_told_to(client):

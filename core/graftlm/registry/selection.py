@@ -10,7 +10,7 @@ from graftlm.errors import ConfigError, PluginError, ProviderUnavailableError
 from graftlm.registry.families import FAMILIES, Family
 from graftlm.registry.registry import AUTO, Registry
 
-__all__ = ["Findings", "Selection", "check", "selections"]
+__all__ = ["Findings", "Selection", "check", "circular_fallbacks", "selections"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,11 +80,11 @@ def check(config: EngineConfig, registry: Registry) -> Findings:
                 registry.options(provider, selection.options, selection.family.options_path, config.origins)
         except (ConfigError, PluginError) as error:
             errors += _located(error, selection, config)
-    return Findings(errors + _circular_fallbacks(config, registry), warnings)
+    return Findings(errors + circular_fallbacks(config, registry), warnings)
 
 
-def _circular_fallbacks(config: EngineConfig, registry: Registry) -> list[str]:
-    """Name the grammar backend that is to get what it refuses itself."""
+def circular_fallbacks(config: EngineConfig, registry: Registry) -> list[str]:
+    """Return why the grammar backend's fallbacks cannot be: one is the backend itself. One line, or none."""
     default, path = config.grammar.name, ("grammar", "options", "fallback")
     if default == AUTO:
         available = registry.available("grammar")

@@ -80,8 +80,9 @@ class JumpForward:
     def find(self, request: Request) -> Jump | None:
         """Return how a request's output goes on without sampling, None if it does not.
 
-        Requests that report log-probabilities are left alone, since nobody computes those of forced tokens; so is what
-        completes a stop string, or ends a request: that is sampled.
+        It goes no further than one token before `max_new_tokens`. Requests that report log-probabilities are left
+        alone, since nobody computes those of forced tokens; so is what completes a stop string, or ends a request: that
+        is sampled.
 
         Effects: with a jump, the request's grammar has accepted it; its tokens are unchanged.
 

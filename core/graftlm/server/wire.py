@@ -19,6 +19,8 @@ __all__ = [
     "LogitsProcessors",
     "OneOrMany",
     "OneOrManyPrompts",
+    "ReasoningBegin",
+    "ReasoningEnd",
     "SchemaField",
     "Text",
     "TextOrObject",
@@ -165,6 +167,20 @@ TextOrObject: TypeAlias = Annotated[
     BeforeValidator(_check_text_or_object),
 ]
 #: A JSON schema, which `true` and `false` are, too; those come as their text.
+ReasoningEnd: TypeAlias = Annotated[
+    Text | None,
+    Field(
+        description="Text that ends the model's reasoning, such as </think>: what the output has to follow begins "
+        "after it."
+    ),
+]
+ReasoningBegin: TypeAlias = Annotated[
+    Text | None,
+    Field(
+        description="A token such as <think>: the output reasons only if it begins with it. Without it, the prompt "
+        "ends with it."
+    ),
+]
 SchemaField: TypeAlias = Annotated[
     Annotated[Text, Tag("as_text")]
     | Annotated[dict[str, Any], Tag("as_object")]

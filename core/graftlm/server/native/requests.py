@@ -15,6 +15,8 @@ from graftlm.server.wire import (
     LogitsProcessors,
     OneOrMany,
     OneOrManyPrompts,
+    ReasoningBegin,
+    ReasoningEnd,
     SchemaField,
     Text,
     TextOrObject,
@@ -105,16 +107,8 @@ class SamplingRequest(WireModel):
         description="Parts of the output, each to follow a schema from where a trigger begins it, as text or as an "
         "object.",
     )
-    reasoning_end: Text | None = Field(
-        default=None,
-        description="Text that ends the model's reasoning, such as </think>: what the output has to follow begins "
-        "after it.",
-    )
-    reasoning_begin: Text | None = Field(
-        default=None,
-        description="A token such as <think>: the output reasons only if it begins with it. Without it, the prompt "
-        "ends with it.",
-    )
+    reasoning_end: ReasoningEnd = None
+    reasoning_begin: ReasoningBegin = None
     strict: bool | None = Field(
         default=True,
         description="Refuse a JSON schema that cannot be enforced in full; false leaves out what cannot be, and names "

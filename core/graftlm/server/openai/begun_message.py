@@ -28,8 +28,8 @@ def is_within_reasoning(reasoning: ReasoningFormat, begun: str) -> bool:
 class ContinuingParser(ReasoningParser):
     """Reads on in a message of which the client has the beginning, and tells what is new.
 
-    What another parser holds back of the beginning, because it may be part of a tag or white space at an end, it tells
-    with the text that follows; here it is left out.
+    What the format's parser holds back of the beginning, because it may be part of a tag or white space at an end, it
+    tells with the text that follows; here it is left out.
     """
 
     def __init__(self, reasoning: ReasoningFormat, begun: str) -> None:

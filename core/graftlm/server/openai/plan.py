@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from graftlm.contracts import CallGrammar, ReasoningFormat
+from graftlm.contracts import CallGrammar, ReasoningFormat, ReasoningParser
 from graftlm.processes.tokenizer_manager import TokenizerManager
 from graftlm.prompts import Prompt
 from graftlm.server.openai.begun_message import ContinuingParser, begun_text, is_within_reasoning
@@ -48,10 +48,11 @@ class AnswerPlan:
 
     def reader(self) -> MessageReader:
         """Return a reader of one completion."""
-        parser = None
-        if self.reasoning is not None:
-            new = self.reasoning.parser
-            parser = ContinuingParser(self.reasoning, self.begun) if self.begun else new(is_open=self.is_open)
+        parser: ReasoningParser | None = None
+        if self.reasoning is not None and self.begun:
+            parser = ContinuingParser(self.reasoning, self.begun)
+        elif self.reasoning is not None:
+            parser = self.reasoning.parser(is_open=self.is_open)
         return MessageReader(self.use, enforced=self.calls is not None, reasoning=parser)
 
     def unenforced(self, paths: Sequence[str]) -> tuple[str, ...]:

@@ -20,6 +20,8 @@ from graftlm.server.wire import (
     Falsy,
     LogitsProcessors,
     OneOrMany,
+    ReasoningBegin,
+    ReasoningEnd,
     SchemaField,
     Text,
     TextOrObject,
@@ -326,16 +328,8 @@ class CompletionRequest(SamplingFields):
     logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS), WHOLE] | None = Field(
         default=None, description="Report log-probabilities, of this many most likely tokens too."
     )
-    reasoning_end: Text | None = Field(
-        default=None,
-        description="Text that ends the model's reasoning, such as </think>: what the output has to follow begins "
-        "after it.",
-    )
-    reasoning_begin: Text | None = Field(
-        default=None,
-        description="A token such as <think>: the output reasons only if it begins with it. Without it, the prompt "
-        "ends with it.",
-    )
+    reasoning_end: ReasoningEnd = None
+    reasoning_begin: ReasoningBegin = None
     echo: bool | None = Field(default=False, description="Begin the text with the prompt.")
     best_of: Annotated[int, Field(ge=1, le=128), WHOLE] | None = Field(
         default=None, description="Accepted when it equals `n`."
