@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 import psutil
 import pytest
 import pytest_asyncio
+import uvloop
 
 from graftlm import EngineConfig
 from graftlm.checkpoint import resolve_checkpoint
@@ -213,3 +214,39 @@ async def test_a_start_that_fails_says_why_even_where_a_file_has_a_modules_name(
                 await launcher.ready(tokenizer_json())
     finally:
         os.chdir(before)
+
+
+async def hear_of_a_death(monkeypatch, create):
+    """Let a process die whose successors are created in another way; returns what the listener heard, and why."""
+    monkeypatch.setattr("graftlm.processes.launcher.command_line", lambda: ["sh", "-c", "sleep 60"])
+    async with launched() as launcher:
+        listener = Listener()
+        launcher.watch(listener)
+        await listener.next(2)
+        monkeypatch.setattr(asyncio, "create_subprocess_exec", create)
+        os.kill(launcher.pids[DETOKENIZER], signal.SIGKILL)
+        await until(lambda: ("gave up",) in listener.heard)
+        return listener.heard, await launcher.fatal
+
+
+def test_a_process_that_has_ended_before_it_is_told_anything_is_started_again_and_then_no_more(monkeypatch):
+    create = asyncio.create_subprocess_exec
+
+    async def create_and_wait(*command, **options):
+        process = await create("false", **options)
+        await process.wait()  # uvloop has closed the pipe to it
+        return process
+
+    heard, reason = uvloop.run(hear_of_a_death(monkeypatch, create_and_wait))
+    ends = ["killed by SIGKILL", "exit status 1", "exit status 1"]
+    assert heard == [*(("died", DETOKENIZER, end) for end in ends), ("gave up",)]
+    assert reason == "detokenizer ended: exit status 1"
+
+
+async def test_a_fault_of_the_launcher_itself_is_told(monkeypatch):
+    async def create(*command, **options):
+        raise ZeroDivisionError("of the test")
+
+    heard, reason = await hear_of_a_death(monkeypatch, create)
+    assert heard == [("died", DETOKENIZER, "killed by SIGKILL"), ("gave up",)]
+    assert reason == "ZeroDivisionError: of the test"

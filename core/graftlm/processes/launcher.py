@@ -231,8 +231,7 @@ class Launcher:
             raise EngineError(f"{child.name} cannot be started: {error}") from error
         child.end = None
         logger.info("%s runs as pid %d", child.name, child.process.pid)
-        assert child.process.stdin is not None  # it is a pipe
-        child.process.stdin.write(msgspec.json.encode(self._setup(child)) + b"\n")
+        _tell(child.process, self._setup(child))
         child.outbox = Outbox(child.endpoint)
         self._send_tokenizer(child)
         if child.name == DETOKENIZER:
@@ -309,8 +308,9 @@ class Launcher:
                 logger.info("%s is back after %.1f s", child.name, self._clock() - start_s)
                 listener.process_ready(child.name)
 
-    def _give_up(self, reason: str, listener: ProcessListener) -> None:
-        listener.give_up()
+    def _give_up(self, reason: str, listener: ProcessListener | None) -> None:
+        if listener is not None:
+            listener.give_up()
         if not self.fatal.done():
             self.fatal.set_result(reason)
 
@@ -393,7 +393,15 @@ class Launcher:
     def _spawn_task(self, work: Any) -> None:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._task_ended)
+
+    def _task_ended(self, task: asyncio.Task[None]) -> None:
+        """Forget a task. One that failed watches over nothing any more: nothing is started again."""
+        self._tasks.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            logger.error("the processes are no longer watched", exc_info=error)
+            self._give_up(f"{type(error).__name__}: {error}", self._listener)
 
 
 def _config_of(child: _Child, config: EngineConfig) -> dict[str, Any]:
@@ -402,6 +410,13 @@ def _config_of(child: _Child, config: EngineConfig) -> dict[str, Any]:
     if child.generation > 1 and config.lora.takes_adapters:
         sections["lora"] |= {"adapters": {}, "enabled": True}
     return sections
+
+
+def _tell(process: Process, setup: ChildSetup) -> None:
+    """Write to a process what it is to be; nothing when it has ended already, which `wait` tells."""
+    assert process.stdin is not None  # it is a pipe
+    with contextlib.suppress(RuntimeError):  # uvloop's, when it has seen the end and closed the pipe
+        process.stdin.write(msgspec.json.encode(setup) + b"\n")
 
 
 def _private_folder() -> Path:
