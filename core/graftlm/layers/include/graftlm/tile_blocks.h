@@ -32,10 +32,11 @@ struct Ahead {
 };
 
 // Multiplies 16 or 32 rows of x, whose tiles begin `depth` tiles apart, with `num_tiles` tiles of inputs of a panel;
-// sums [32, 32].
+// sums [32, 32]. A step reads all its tiles first, so that no product waits for a tile behind another one's sums.
 template <bool IS_TALL>
 void multiply_block(const uint16_t* x, int64_t depth, const uint16_t* weights, int64_t num_tiles, Ahead& ahead,
                     float* sums) {
+    constexpr int64_t STEPS_AHEAD = 2 * TILE_SIZE;
     zero_tile<0>();
     zero_tile<1>();
     if (IS_TALL) {
@@ -46,12 +47,18 @@ void multiply_block(const uint16_t* x, int64_t depth, const uint16_t* weights, i
     for (int64_t i = 0; i < num_tiles; ++i, x += TILE_SIZE, lower += TILE_SIZE, weights += 2 * TILE_SIZE) {
         load_tile<4>(x);
         load_tile<6>(weights);
-        multiply_tiles<0, 4, 6>();
+        if (IS_TALL) load_tile<5>(lower);
         load_tile<7>(weights + TILE_SIZE);
+        if (IS_TALL) ask_for_tile(weights + 2 * STEPS_AHEAD);
+        multiply_tiles<0, 4, 6>();
+        if (IS_TALL) {
+            ask_for_tile(weights + 2 * STEPS_AHEAD + TILE_SIZE);
+            multiply_tiles<2, 5, 6>();
+            ask_for_tile(x + STEPS_AHEAD);
+        }
         multiply_tiles<1, 4, 7>();
         if (IS_TALL) {
-            load_tile<5>(lower);
-            multiply_tiles<2, 5, 6>();
+            ask_for_tile(lower + STEPS_AHEAD);
             multiply_tiles<3, 5, 7>();
         }
         ahead.ask();
