@@ -23,7 +23,7 @@ constexpr int kVectors = 2;
 constexpr int kRows = 6;   // rows of `gemm_rows`
 constexpr int kPadding = 3 * kLanes;  // a multiple of kRows, too
 constexpr int kTile = 64;  // context tokens handled between two updates of the running maximum
-constexpr int64_t kUnitBlockRows = 384;   // likewise on matrix units, where packing is a greater part of the work
+constexpr int64_t kUnitBlockRows = 768;   // likewise on matrix units, where packing is a greater part of the work
 constexpr float kFarBelow = -1e30f;       // a running maximum before its first score: finite, so differences are too
 
 inline int64_t round_up(int64_t number, int64_t unit) { return (number + unit - 1) / unit * unit; }

@@ -93,6 +93,7 @@ void pack_values(const typename C::Element* base, const SpanRows& rows, const Sp
 template <int R, int V>
 inline void multiply_few(const uint32_t* a, int64_t a_stride, const uint32_t* b, int64_t b_stride, int64_t depth,
                          bool add, float* c, int64_t c_stride) {
+    constexpr int64_t kAhead = 2 * kUnit;
     const uint32_t *a_below = a + kUnit * a_stride, *b_beside = b + b_stride;
     float *c_beside = c + kUnit, *c_below = c + kUnit * c_stride, *c_last = c_below + kUnit;
     if (add) {
@@ -109,14 +110,14 @@ inline void multiply_few(const uint32_t* a, int64_t a_stride, const uint32_t* b,
     for (int64_t i = 0; i < depth; i += kUnit) {
         load_tile<4>(a + i, a_stride);
         load_tile<6>(b + i * kUnit);
+        if constexpr (R > 1) load_tile<5>(a_below + i, a_stride);
+        if constexpr (V > 1) load_tile<7>(b_beside + i * kUnit);
+        ask_for_tile(b + (i + kAhead) * kUnit);
         multiply_tiles<0, 4, 6>();
+        if constexpr (R > 1) multiply_tiles<2, 5, 6>();
         if constexpr (V > 1) {
-            load_tile<7>(b_beside + i * kUnit);
+            ask_for_tile(b_beside + (i + kAhead) * kUnit);
             multiply_tiles<1, 4, 7>();
-        }
-        if constexpr (R > 1) {
-            load_tile<5>(a_below + i, a_stride);
-            multiply_tiles<2, 5, 6>();
         }
         if constexpr (R > 1 && V > 1) multiply_tiles<3, 5, 7>();
     }
@@ -141,16 +142,19 @@ inline void multiply_panel(int64_t rows, const uint32_t* a, int64_t a_stride, co
         multiply(std::integral_constant<int, 1>());
 }
 
-// 2^x for x <= 0 to 3e-6 of it, far less than rounding to bfloat16 takes, by a polynomial of least error that is 1 at 0;
-// NaN stays NaN.
-inline __m512 weight_of(__m512 x) {
-    const __m512 r = _mm512_reduce_ps(x, _MM_FROUND_TO_NEG_INF);  // x less the integer below; 0 for -infinity
-    __m512 p = _mm512_set1_ps(1.342668672e-2f);
-    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(5.224246961e-2f));
-    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(2.412802075e-1f));
-    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(6.930448444e-1f));
-    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(1.0f));
-    return _mm512_scalef_ps(p, x);
+// 2^(unit * (score - maximum)) of V vectors of scores, to 3e-6 of it, far less than rounding to bfloat16 takes, by a polynomial
+// of least error that is 1 at 0; NaN stays NaN. The vectors take each step side by side: the next one waits for it.
+template <int V>
+inline void weights_of(const float* scores, __m512 maximum, __m512 unit, __m512 (&weights)[V]) {
+    __m512 x[V], r[V];
+    // The difference comes first: the largest score's is 0, however large scores are.
+    for (int v = 0; v < V; ++v) x[v] = _mm512_mul_ps(_mm512_sub_ps(_mm512_load_ps(scores + v * kUnit), maximum), unit);
+    // x less the integer below; 0 for -infinity
+    for (int v = 0; v < V; ++v) r[v] = _mm512_reduce_ps(x[v], _MM_FROUND_TO_NEG_INF);
+    for (int v = 0; v < V; ++v) weights[v] = _mm512_set1_ps(1.342668672e-2f);
+    for (float term : {5.224246961e-2f, 2.412802075e-1f, 6.930448444e-1f, 1.0f})
+        for (int v = 0; v < V; ++v) weights[v] = _mm512_fmadd_ps(weights[v], r[v], _mm512_set1_ps(term));
+    for (int v = 0; v < V; ++v) weights[v] = _mm512_scalef_ps(weights[v], x[v]);
 }
 
 // The running softmax of 16 rows, whose maximum is in units of scores.
@@ -182,17 +186,19 @@ bool weigh_scores(UnitSoftmax& state, const float* scores, int rows, int low, in
     for (int r = 0; r < rows; ++r) {
         const float* row = scores + r * kStride;
         const __m512 from = _mm512_set1_ps(maximum[r]);
-        // The difference comes first: the largest score's is 0, however large scores are.
-        const auto weigh = [&](const float* p) {
-            return weight_of(_mm512_mul_ps(_mm512_sub_ps(_mm512_load_ps(p), from), units));
-        };
         __m512 even_sum = _mm512_setzero_ps(), odd_sum = _mm512_setzero_ps();
-        for (int t = low; t < high; t += kPanel) {
-            const __m512 even = weigh(row + t), odd = weigh(row + t + kUnit);
-            even_sum = _mm512_add_ps(even_sum, even);
-            odd_sum = _mm512_add_ps(odd_sum, odd);
-            write(r, t, even, odd);
-        }
+        const auto weigh = [&](int t, auto pairs) {
+            __m512 weights[2 * pairs];
+            weights_of<2 * pairs>(row + t, from, units, weights);
+            for (int i = 0; i < 2 * pairs; i += 2) {
+                even_sum = _mm512_add_ps(even_sum, weights[i]);
+                odd_sum = _mm512_add_ps(odd_sum, weights[i + 1]);
+                write(r, t + i * kUnit, weights[i], weights[i + 1]);
+            }
+        };
+        int t = low;
+        for (; t + 2 * kPanel <= high; t += 2 * kPanel) weigh(t, std::integral_constant<int, 2>());
+        if (t < high) weigh(t, std::integral_constant<int, 1>());
         sums[r] = reinterpret_cast<Vec>(_mm512_add_ps(even_sum, odd_sum));
     }
     const Vec correction = exp2_negative((state.maximum - maximum) * unit);
