@@ -22,6 +22,7 @@ namespace {
 constexpr int64_t FEW = 4;                     // rows of x that are better multiplied in vectors
 constexpr int64_t CACHED_BYTES = 256 * 1024;   // of x that meet all of W before the next ones
 constexpr int64_t BYTES_AHEAD = 16 * 1024;     // what a single pass asks of memory before its turn
+constexpr int64_t PANELS_AT_A_TIME = 4;        // that a thread takes at least; a slower one takes fewer
 
 inline int64_t panel_size(int64_t num_inputs) { return round_up(num_inputs, TILE_INPUTS) * PANEL; }
 
@@ -122,7 +123,7 @@ void multiply(const Product& p, int64_t num_threads) {
 #pragma omp for schedule(static)
             for (int64_t t = token; t < end; t += TILE)
                 cut_rows(p.x, p.num_tokens, p.num_inputs, t, tiles + (t - token) * inputs);
-#pragma omp for schedule(static)
+#pragma omp for schedule(guided, PANELS_AT_A_TIME)
             for (int64_t panel = 0; panel < num_panels(p); ++panel) multiply_panel(p, panel, token, end, tiles);
         }
         release_tiles();
