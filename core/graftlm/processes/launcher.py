@@ -237,7 +237,7 @@ class Launcher:
         if child.name == DETOKENIZER:
             for name in self.scheduler_names:  # those that start later are told when they start
                 self.send(name, UseDetokenizer(endpoint=child.endpoint))
-        self._spawn_task(self._wait_for_end(child, child.process))
+        self._spawn_task(self._wait_for_end(child, child.process)).add_done_callback(self._watch_ended)
 
     def _setup(self, child: _Child) -> ChildSetup:
         config, server = self._config, self._config.server
@@ -390,17 +390,17 @@ class Launcher:
     def _endpoint(self, name: str) -> str:
         return f"ipc://{self.folder}/{name}"
 
-    def _spawn_task(self, work: Any) -> None:
+    def _spawn_task(self, work: Any) -> "asyncio.Task[None]":
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._task_ended)
+        task.add_done_callback(self._tasks.discard)
+        return task
 
-    def _task_ended(self, task: asyncio.Task[None]) -> None:
-        """Forget a task. One that failed watches over nothing any more: nothing is started again."""
-        self._tasks.discard(task)
+    def _watch_ended(self, task: "asyncio.Task[None]") -> None:
+        """Give up where waiting for a process's end has failed: nobody would start another."""
         error = None if task.cancelled() else task.exception()
         if error is not None:
-            logger.error("the processes are no longer watched", exc_info=error)
+            logger.error("a process is no longer watched", exc_info=error)
             self._give_up(f"{type(error).__name__}: {error}", self._listener)
 
 
@@ -415,7 +415,7 @@ def _config_of(child: _Child, config: EngineConfig) -> dict[str, Any]:
 def _tell(process: Process, setup: ChildSetup) -> None:
     """Write to a process what it is to be; nothing when it has ended already, which `wait` tells."""
     assert process.stdin is not None  # it is a pipe
-    with contextlib.suppress(RuntimeError):  # uvloop's, when it has seen the end and closed the pipe
+    if not process.stdin.is_closing():  # uvloop closes it at the end, and writing would raise
         process.stdin.write(msgspec.json.encode(setup) + b"\n")
 
 

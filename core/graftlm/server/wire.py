@@ -166,7 +166,6 @@ TextOrObject: TypeAlias = Annotated[
     Discriminator(_text_or_object),
     BeforeValidator(_check_text_or_object),
 ]
-#: A JSON schema, which `true` and `false` are, too; those come as their text.
 ReasoningEnd: TypeAlias = Annotated[
     Text | None,
     Field(
@@ -181,6 +180,7 @@ ReasoningBegin: TypeAlias = Annotated[
         "ends with it."
     ),
 ]
+#: A JSON schema, which `true` and `false` are, too; those come as their text.
 SchemaField: TypeAlias = Annotated[
     Annotated[Text, Tag("as_text")]
     | Annotated[dict[str, Any], Tag("as_object")]

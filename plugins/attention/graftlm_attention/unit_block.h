@@ -93,7 +93,7 @@ void pack_values(const typename C::Element* base, const SpanRows& rows, const Sp
 template <int R, int V>
 inline void multiply_few(const uint32_t* a, int64_t a_stride, const uint32_t* b, int64_t b_stride, int64_t depth,
                          bool add, float* c, int64_t c_stride) {
-    constexpr int64_t kAhead = 2 * kUnit;
+    constexpr int64_t kAhead = 2 * kUnit;  // two steps
     const uint32_t *a_below = a + kUnit * a_stride, *b_beside = b + b_stride;
     float *c_beside = c + kUnit, *c_below = c + kUnit * c_stride, *c_last = c_below + kUnit;
     if (add) {

@@ -36,7 +36,7 @@ struct Ahead {
 template <bool IS_TALL>
 void multiply_block(const uint16_t* x, int64_t depth, const uint16_t* weights, int64_t num_tiles, Ahead& ahead,
                     float* sums) {
-    constexpr int64_t STEPS_AHEAD = 2 * TILE_SIZE;
+    constexpr int64_t AHEAD = 2 * TILE_SIZE;  // of x; of weights a step reads twice as many
     zero_tile<0>();
     zero_tile<1>();
     if (IS_TALL) {
@@ -49,16 +49,16 @@ void multiply_block(const uint16_t* x, int64_t depth, const uint16_t* weights, i
         load_tile<6>(weights);
         if (IS_TALL) load_tile<5>(lower);
         load_tile<7>(weights + TILE_SIZE);
-        if (IS_TALL) ask_for_tile(weights + 2 * STEPS_AHEAD);
+        if (IS_TALL) ask_for_tile(weights + 2 * AHEAD);
         multiply_tiles<0, 4, 6>();
         if (IS_TALL) {
-            ask_for_tile(weights + 2 * STEPS_AHEAD + TILE_SIZE);
+            ask_for_tile(weights + 2 * AHEAD + TILE_SIZE);
             multiply_tiles<2, 5, 6>();
-            ask_for_tile(x + STEPS_AHEAD);
+            ask_for_tile(x + AHEAD);
         }
         multiply_tiles<1, 4, 7>();
         if (IS_TALL) {
-            ask_for_tile(lower + STEPS_AHEAD);
+            ask_for_tile(lower + AHEAD);
             multiply_tiles<3, 5, 7>();
         }
         ahead.ask();
