@@ -7,12 +7,17 @@
 // second-level cache while all of W passes by. Blocks of 32 rows of x and panels make 2 x 2 tiles of sums, so that each tile
 // that is read is multiplied twice.
 //
+// Up to 32 rows, memory is the limit: it is asked for weights in an order of its own. With more rows each thread asks for a
+// panel while it multiplies the one before.
+//
 // Plain C interface, no dependencies: it compiles in seconds and is loaded with ctypes.
 
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
 #include <vector>
+
+#include <omp.h>
 
 #include "graftlm/panel_output.h"
 #include "graftlm/tile_blocks.h"
@@ -21,7 +26,6 @@ namespace {
 
 constexpr int64_t FEW = 4;                     // rows of x that are better multiplied in vectors
 constexpr int64_t CACHED_BYTES = 256 * 1024;   // of x that meet all of W before the next ones
-constexpr int64_t BYTES_AHEAD = 16 * 1024;     // what a single pass asks of memory before its turn
 constexpr int64_t PANELS_AT_A_TIME = 4;        // that a thread takes at least; a slower one takes fewer
 
 inline int64_t panel_size(int64_t num_inputs) { return round_up(num_inputs, TILE_INPUTS) * PANEL; }
@@ -38,7 +42,7 @@ inline int64_t num_panels(const Product& p) { return round_up(p.num_rows, PANEL)
 
 // Multiplies a few rows of x with a panel in vectors: for so few, reading the weights into tiles first takes longer.
 template <int ROWS>
-void multiply_few(const Product& p, int64_t panel) {
+void multiply_few(const Product& p, int64_t panel, AheadOfOnePass& ahead) {
     constexpr int UNROLLED = ROWS > 2 ? 2 : 4;  // sets of sums, which hide an instruction's latency
     __m512 sums[UNROLLED][ROWS][2];
     for (auto& set : sums)
@@ -46,12 +50,13 @@ void multiply_few(const Product& p, int64_t panel) {
             for (auto& sum : of_row) sum = _mm512_setzero_ps();
     const uint16_t* weights = p.weights + panel * panel_size(p.num_inputs);
     for (int64_t input = 0; input < p.num_inputs; input += TILE_INPUTS, weights += 2 * TILE_SIZE) {
+        const char* lines = ahead.next_step();
         const auto step = [&](int set, int64_t pair) __attribute__((always_inline)) {
             const uint16_t* of_pair = weights + pair * TILE * PAIR;
             __m512bh w[2];
             for (int v = 0; v < 2; ++v) {
                 w[v] = (__m512bh)_mm512_load_si512(of_pair + v * TILE_SIZE);
-                _mm_prefetch((const char*)(of_pair + v * TILE_SIZE) + BYTES_AHEAD, _MM_HINT_T0);
+                AheadOfOnePass::ask(lines, 2 * pair + v);
             }
             for (int r = 0; r < ROWS; ++r) {
                 const __m512bh x = broadcast_pair(p.x + r * p.num_inputs + input + pair * PAIR);
@@ -75,15 +80,12 @@ void multiply_few(const Product& p, int64_t panel) {
     write_panel(p, panel * PANEL, PANEL, 0, ROWS, made, PANEL);
 }
 
-// Multiplies a block of rows of x, cut into tiles, with a panel.
-void multiply_panel(const Product& p, int64_t panel, int64_t token, int64_t end, const uint16_t* tiles) {
+// Multiplies rows of x, cut into tiles, with a panel.
+template <class Ahead>
+void multiply_panel(const Product& p, int64_t panel, int64_t token, int64_t end, const uint16_t* tiles, Ahead& ahead) {
     alignas(64) float sums[BLOCK * PANEL];
     const int64_t size = panel_size(p.num_inputs), depth = size / (2 * TILE_SIZE);
     const uint16_t* weights = p.weights + panel * size;
-    const int64_t passes = (end - token + BLOCK - 1) / BLOCK, bytes = size * sizeof *weights;
-    // What memory is asked for, the next panel, is shared out among the passes.
-    const char* wanted = (const char*)weights + (passes == 1 ? BYTES_AHEAD : bytes);
-    Ahead ahead{wanted, wanted + bytes, (2 * TILE + passes - 1) / passes};
     for (; token < end; token += BLOCK, tiles += BLOCK * depth * TILE_INPUTS) {
         const int64_t count = std::min(BLOCK, end - token);
         if (count > TILE)
@@ -94,20 +96,38 @@ void multiply_panel(const Product& p, int64_t panel, int64_t token, int64_t end,
     }
 }
 
-void multiply_few_rows(const Product& p, int64_t num_threads) {
-#pragma omp parallel for num_threads(num_threads) schedule(static)
-    for (int64_t panel = 0; panel < num_panels(p); ++panel)
-        switch (p.num_tokens) {
-            case 1: multiply_few<1>(p, panel); break;
-            case 2: multiply_few<2>(p, panel); break;
-            case 3: multiply_few<3>(p, panel); break;
-            default: multiply_few<FEW>(p, panel);
+// Multiplies all rows of x, at most a block, with this thread's part of the panels. `tiles`: x, cut; few rows need none.
+void multiply_once(const Product& p, const uint16_t* tiles) {
+    const int64_t thread = omp_get_thread_num(), team = omp_get_num_threads(), size = panel_size(p.num_inputs);
+    const int64_t end = num_panels(p) * (thread + 1) / team;
+    int64_t panel = num_panels(p) * thread / team;
+    AheadOfOnePass ahead(p.weights + panel * size, p.weights + end * size);
+    for (; panel < end; ++panel) switch (p.num_tokens) {
+            case 1: multiply_few<1>(p, panel, ahead); break;
+            case 2: multiply_few<2>(p, panel, ahead); break;
+            case 3: multiply_few<3>(p, panel, ahead); break;
+            case FEW: multiply_few<FEW>(p, panel, ahead); break;
+            default: multiply_panel(p, panel, 0, p.num_tokens, tiles, ahead);
         }
+}
+
+// Multiplies the rows of x from `token` to `end`, cut into tiles, with this thread's part of the panels.
+void multiply_many(const Product& p, int64_t token, int64_t end, const uint16_t* tiles) {
+    const int64_t size = panel_size(p.num_inputs), passes = (end - token + BLOCK - 1) / BLOCK;
+#pragma omp for schedule(guided, PANELS_AT_A_TIME)
+    for (int64_t panel = 0; panel < num_panels(p); ++panel) {
+        AheadOfPasses ahead(p.weights + (panel + 1) * size, size / (2 * TILE_SIZE), passes);
+        multiply_panel(p, panel, token, end, tiles, ahead);
+    }
 }
 
 void multiply(const Product& p, int64_t num_threads) {
     if (p.num_tokens == 0) return;
-    if (p.num_tokens <= FEW) return multiply_few_rows(p, num_threads);
+    if (p.num_tokens <= FEW) {
+#pragma omp parallel num_threads(num_threads)
+        multiply_once(p, nullptr);
+        return;
+    }
     const int64_t inputs = round_up(p.num_inputs, TILE_INPUTS);
     const int64_t cached = CACHED_BYTES / (inputs * int64_t(sizeof *p.x)) / BLOCK * BLOCK;
     const int64_t rows_at_a_time = std::min(std::max(2 * BLOCK, cached), round_up(p.num_tokens, TILE));
@@ -123,8 +143,10 @@ void multiply(const Product& p, int64_t num_threads) {
 #pragma omp for schedule(static)
             for (int64_t t = token; t < end; t += TILE)
                 cut_rows(p.x, p.num_tokens, p.num_inputs, t, tiles + (t - token) * inputs);
-#pragma omp for schedule(guided, PANELS_AT_A_TIME)
-            for (int64_t panel = 0; panel < num_panels(p); ++panel) multiply_panel(p, panel, token, end, tiles);
+            if (p.num_tokens <= BLOCK)
+                multiply_once(p, tiles);
+            else
+                multiply_many(p, token, end, tiles);
         }
         release_tiles();
     }

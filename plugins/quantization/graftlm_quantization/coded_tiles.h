@@ -110,6 +110,17 @@ inline void widen_panel(const GraftlmMatrix& matrix, int64_t panel, int64_t firs
             std::memset(step_of(tiles, step, half), 0, STEP_PAIRS * TILE_INPUTS * sizeof *tiles);
 }
 
+// Asks memory for the codes that come next, some lines at a time.
+struct Ahead {
+    const char *next, *end;
+    int64_t lines;
+
+    inline void ask() {
+        const char* until = std::min(next + lines * LINE, end);
+        for (; next < until; next += LINE) _mm_prefetch(next, _MM_HINT_T1);
+    }
+};
+
 // Rows of x, and what all panels need of them.
 struct CutRows {
     const uint16_t* x;  // [M, K]
