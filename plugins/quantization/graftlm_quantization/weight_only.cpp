@@ -7,7 +7,8 @@
 //   - more rows share the widened chunk through a buffer that stays in the first-level cache: bound by arithmetic;
 //   - from `MANY_ROWS` on it pays to scale the weights as they are widened, and to spare the products that.
 // With AVX512-BF16, bfloat16 activations are multiplied as pairs. Everything else is float32 in vectors of the compiler's.
-// CPUs with matrix units multiply bfloat16 activations as coded_tiles.h says.
+// Up to four rows of bfloat16 become integers where there is AVX512-VNNI, as coded_dots.h says; with more of them, CPUs with
+// matrix units multiply as coded_tiles.h says.
 //
 // Plain C interface, no dependencies: it compiles in seconds and is loaded with ctypes.
 
@@ -18,6 +19,7 @@
 
 #include <omp.h>
 
+#include "coded_dots.h"
 #include "coded_matrix.h"
 #include "coded_tiles.h"
 
@@ -371,6 +373,16 @@ int32_t multiply_all(const GraftlmMatrix& matrix, const T* x, int64_t num_rows, 
     return 1;
 }
 
+#ifdef HAS_CODED_DOTS
+
+int32_t multiply_few(const GraftlmMatrix& matrix, const uint16_t* x, int64_t num_rows, uint16_t* out, int num_threads) {
+    const auto write = [&](int64_t block, const Floats* totals) { write_block(matrix, block, totals, num_rows, out); };
+    return matrix.bits == 4 ? multiply_in_dots<FourBits>(matrix, x, num_rows, num_threads, write)
+                            : multiply_in_dots<EightBits>(matrix, x, num_rows, num_threads, write);
+}
+
+#endif
+
 }  // namespace
 
 extern "C" {
@@ -383,6 +395,9 @@ int32_t graftlm_multiply_float32(const GraftlmMatrix* matrix, const float* x, in
 
 int32_t graftlm_multiply_bfloat16(const GraftlmMatrix* matrix, const uint16_t* x, int64_t num_rows, uint16_t* out,
                                   int64_t num_threads) {
+#ifdef HAS_CODED_DOTS
+    if (num_rows <= FEW_FOR_DOTS) return multiply_few(*matrix, x, num_rows, out, int(num_threads));
+#endif
 #ifdef HAS_BF16_PAIRS
     return multiply_all<InPairs>(*matrix, x, num_rows, out, int(num_threads));
 #else
@@ -397,7 +412,8 @@ int64_t graftlm_tiles_supported() { return may_use_coded_tiles(); }
 int32_t graftlm_multiply_tiles(const GraftlmMatrix* matrix, const uint16_t* x, int64_t num_rows, uint16_t* out,
                                int64_t num_threads) {
 #ifdef HAS_CODED_TILES
-    if (fits_tiles(*matrix)) return multiply_all_in_tiles(*matrix, x, num_rows, out, int(num_threads));
+    const bool are_few = num_rows <= FEW_FOR_DOTS;
+    if (!are_few && fits_tiles(*matrix)) return multiply_all_in_tiles(*matrix, x, num_rows, out, int(num_threads));
 #endif
     return graftlm_multiply_bfloat16(matrix, x, num_rows, out, num_threads);
 }

@@ -1,3 +1,5 @@
+import math
+
 import pytest
 import torch
 
@@ -55,6 +57,27 @@ def test_groups_and_sizes_need_not_fill_tiles(library, size, bits, group_size):
     for num_rows in (1, 15, 16, 17, 31, 32, 33, 48, 63, 64, 65, 80, 81, 2049):
         out = kernel(x[:num_rows]).float()
         assert torch.allclose(out, expected[:num_rows], rtol=0, atol=5e-3 * float(expected.abs().max())), num_rows
+
+
+@pytest.mark.parametrize(("bits", "group_size"), [(4, 64), (4, 24), (4, 384), (8, 128), (8, 384)])
+@pytest.mark.parametrize("magnitude", [2.0**-120, 1.0, 2.0**100])
+def test_few_rows_are_exact_though_inputs_differ_by_orders_of_magnitude(library, bits, group_size, magnitude):
+    """As integers they are multiples of 2**-21 of a power of two near the largest one of their group."""
+    matrix, bias = encode(draw(70, 384, seed=1), bits, group_size), torch.zeros(70)
+    weight = matrix.decoded(0, matrix.num_blocks).double()
+    spread = 2.0 ** torch.randint(-30, 3, (8, 384), generator=torch.Generator().manual_seed(4))
+    x = (draw(8, 384, seed=5) * spread * magnitude).bfloat16()
+    x[3] = 0
+    exact = x.double() @ weight.T
+    chunk = math.gcd(group_size, 128)
+    largest = x.double().abs().view(8, -1, chunk).amax(-1)
+    weights = weight.abs().view(70, -1, chunk).sum(-1)
+    bound = exact.abs() * 2**-8 + largest @ weights.T * 2**-21
+    kernel = NativeLinear(matrix, bias, library)
+    for num_rows in (1, 2, 3, 4):
+        for first in range(0, 8, num_rows):
+            rows = slice(first, min(8, first + num_rows))
+            assert ((kernel(x[rows]).double() - exact[rows]).abs() <= bound[rows]).all()
 
 
 @pytest.mark.parametrize(("bits", "group_size"), [(4, 64), (8, 1024)])
