@@ -102,7 +102,8 @@ void multiply_once(const Product& p, const uint16_t* tiles) {
     const int64_t end = num_panels(p) * (thread + 1) / team;
     int64_t panel = num_panels(p) * thread / team;
     AheadOfOnePass ahead(p.weights + panel * size, p.weights + end * size);
-    for (; panel < end; ++panel) switch (p.num_tokens) {
+    for (; panel < end; ++panel)
+        switch (p.num_tokens) {
             case 1: multiply_few<1>(p, panel, ahead); break;
             case 2: multiply_few<2>(p, panel, ahead); break;
             case 3: multiply_few<3>(p, panel, ahead); break;

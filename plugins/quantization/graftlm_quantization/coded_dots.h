@@ -192,6 +192,7 @@ void multiply_dots(const GraftlmMatrix& matrix, int64_t block, const IntegerRows
 template <class Codes, class Write>
 bool multiply_in_dots(const GraftlmMatrix& matrix, const uint16_t* rows, int64_t num_rows, int num_threads,
                       const Write& write) {
+    if (num_rows == 0) return true;
     const int64_t chunk = matrix.chunk, num_chunks = matrix.num_inputs / chunk;
     const Scratch<uint8_t> bytes(NUM_BYTES * num_rows * matrix.num_inputs);
     const Scratch<IntegerChunk> chunks(num_rows * num_chunks);

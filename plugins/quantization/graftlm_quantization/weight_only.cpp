@@ -38,8 +38,6 @@ inline float widen(uint16_t value) {
 
 inline float widen(float value) { return value; }
 
-typedef uint16_t Halves __attribute__((vector_size(32)));
-
 // Rounds to nearest, ties to even.
 inline void narrow(Floats values, uint16_t* out) {
     const Words bits = Words(values);

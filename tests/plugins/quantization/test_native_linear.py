@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from graftlm.errors import InvariantError
-from graftlm_quantization.coded_matrix import encode
+from graftlm_quantization.coded_matrix import CodedMatrix, encode
 from graftlm_quantization.native_linear import NativeLibrary, NativeLinear
 from graftlm_quantization.torch_linear import TorchLinear
 
@@ -57,6 +57,15 @@ def test_groups_and_sizes_need_not_fill_tiles(library, size, bits, group_size):
     for num_rows in (1, 15, 16, 17, 31, 32, 33, 48, 63, 64, 65, 80, 81, 2049):
         out = kernel(x[:num_rows]).float()
         assert torch.allclose(out, expected[:num_rows], rtol=0, atol=5e-3 * float(expected.abs().max())), num_rows
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("bits", [4, 8])
+def test_no_rows_give_none_and_read_nothing(library, dtype, bits):
+    """So many inputs that reading them would be noticed: they are more than what lies behind."""
+    codes = torch.zeros(1, 1 << 20, 2, 16 * bits, dtype=torch.uint8)
+    matrix = CodedMatrix(32, 1 << 23, bits, 1 << 23, codes, torch.zeros(1, 1, 32, 2, dtype=torch.bfloat16))
+    assert NativeLinear(matrix, None, library)(torch.empty(0, 1 << 23, dtype=dtype)).shape == (0, 32)
 
 
 @pytest.mark.parametrize(("bits", "group_size"), [(4, 64), (4, 24), (4, 384), (8, 128), (8, 384)])

@@ -10,9 +10,9 @@
 
 namespace {
 
-constexpr int64_t LINE = 64;                         // bytes of the cache's lines
-constexpr int64_t STEP_BYTES = 2048;                 // what a step of a product reads: two tiles of weights
-constexpr int64_t PLACES = STEP_BYTES / (2 * LINE);  // in a block, a step's weights apart
+constexpr int64_t LINE = 64;                          // bytes of the cache's lines
+constexpr int64_t STEP_BYTES = 2048;                  // what a step of a product reads: two tiles of weights
+constexpr int64_t PLACES = STEP_BYTES / (2 * LINE);   // in a block, a step's weights apart
 constexpr int64_t AHEAD_BYTES = PLACES * STEP_BYTES;  // of a block
 
 // For weights that are read once, from `first` to `end`: asks for the block after the one that is read.
