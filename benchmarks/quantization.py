@@ -246,7 +246,9 @@ def main() -> None:
     args = parser.parse_args()
     wanted = args.only or ("products", "model", "accuracy")
     console, results = Console(width=120), json.loads(args.out.read_text()) if args.out.exists() else {}
-    results |= {"cpu": torch.cpu.get_capabilities().get("cpu_name"), "threads": torch.get_num_threads()}
+    here = {"cpu": torch.cpu.get_capabilities().get("cpu_name"), "threads": torch.get_num_threads()}
+    if any(results.get(name) != value for name, value in here.items()):
+        results = here  # figures of another machine
     if "products" in wanted:
         results["products"] = measure_products(args.rounds)
         show(console, "Products, microseconds a layer", results["products"])

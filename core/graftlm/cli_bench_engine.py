@@ -113,14 +113,23 @@ def roofline(
     )
 
     _check_results(as_json, plot)
-    settings = load_config(config, _settings(model, overrides))
+    overridden = list(overrides or ())
+    settings = load_config(config, _settings(model, overridden))
     batches, prefill_lens = _counts(batch, "--batch"), _counts(prefill, "--prefill")
     cases, left_out = fitting_cases(batches, context, prefill_lens, longest_context(settings))
     if not cases:
         fail(left_out)
     with open_rig(settings, cases) as rig, _bar(progress)(rounds * len(cases)) as advance:
         effort = Effort.for_device(rig.device, rounds)
-        found = run_roofline(rig, cases, effort, model=settings.model.path, left_out=left_out, on_turn=advance)
+        found = run_roofline(
+            rig,
+            cases,
+            effort,
+            model=settings.model.path,
+            settings=overridden,
+            left_out=left_out,
+            on_turn=advance,
+        )
     print_roofline(found, _console())
     _save(found, as_json)
     if plot is not None:

@@ -34,7 +34,7 @@ OPERATORS = [
 def report_of(path, *overrides):
     config = EngineConfig.load(None, [f"model.path={path}", "cache.page_size=4", *overrides])
     with open_rig(config, CASES) as rig:
-        return run_roofline(rig, CASES, SMALL, model=str(path), left_out=["a line"])
+        return run_roofline(rig, CASES, SMALL, model=str(path), settings=["a.b=1"], left_out=["a line"])
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen3", "gemma2", "gemma3", "mixtral", "phi3"])
@@ -52,6 +52,7 @@ def test_every_family_is_taken_apart_into_the_same_operators(checkpoint, name):
     assert report.ceilings.read_bytes_per_s > 0
     assert report.ceilings.matrix_shape in SMALL.matrix_shapes
     assert report.left_out == ("a line",)
+    assert report.settings == ("a.b=1",)
 
 
 def test_weights_are_counted_once_and_caches_by_request(checkpoint):

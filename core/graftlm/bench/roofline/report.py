@@ -65,12 +65,14 @@ class RooflineReport:
     """A whole run.
 
     Attributes:
+        settings: the configuration's overrides.
         attention: name of the backend.
         left_out: a line about each case that the model cannot run.
     """
 
     machine: Machine
     model: str
+    settings: tuple[str, ...]
     dtype: str
     attention: str
     ceilings: Ceilings

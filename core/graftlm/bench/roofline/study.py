@@ -20,6 +20,7 @@ def run_roofline(
     effort: Effort,
     *,
     model: str,
+    settings: Sequence[str] = (),
     left_out: Sequence[str] = (),
     on_turn: Callable[[], None] = lambda: None,
 ) -> RooflineReport:
@@ -28,6 +29,7 @@ def run_roofline(
     Args:
         cases: that the rig was opened for.
         model: what to call it.
+        settings: overrides that made the configuration, for the report.
         left_out: lines about cases that cannot be run.
         on_turn: called after each turn of a case, of which there are `effort.rounds` each.
     """
@@ -42,6 +44,7 @@ def run_roofline(
     return RooflineReport(
         machine=Machine.here(),
         model=model,
+        settings=tuple(settings),
         dtype=ceilings.dtype,
         attention=rig.attention_name,
         ceilings=ceilings,

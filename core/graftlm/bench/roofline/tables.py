@@ -16,6 +16,8 @@ def print_roofline(report: RooflineReport, console: Console) -> None:
     """Print the ceilings, and a table for each step."""
     ceilings = report.ceilings
     console.print(f"{report.model} in {report.dtype}, attention {report.attention}; {report.machine}")
+    if report.settings:
+        console.print(f"with {', '.join(report.settings)}", markup=False)
     console.print(
         f"memory: {ceilings.read_bytes_per_s / 1e9:,.1f} GB/s read ({ceilings.read_by}, "
         f"{ceilings.read_bytes / 2**20:,.0f} MiB)"
