@@ -7,8 +7,8 @@
 // second-level cache while all of W passes by. Blocks of 32 rows of x and panels make 2 x 2 tiles of sums, so that each tile
 // that is read is multiplied twice.
 //
-// Up to 32 rows, memory is the limit: it is asked for weights in an order of its own. With more rows each thread asks for a
-// panel while it multiplies the one before.
+// Memory is asked for weights before their turn, in an order of its own (graftlm/ahead.h): up to 32 rows, which read W once, for
+// some tiles more; with more rows, for the next panel while this one is multiplied.
 //
 // Plain C interface, no dependencies: it compiles in seconds and is loaded with ctypes.
 

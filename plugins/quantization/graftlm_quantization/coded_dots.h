@@ -26,8 +26,13 @@
 namespace {
 
 #ifdef HAS_CODED_DOTS
-
 constexpr int64_t FEW_FOR_DOTS = 4;  // rows of x
+#else
+constexpr int64_t FEW_FOR_DOTS = 0;
+#endif
+
+#ifdef HAS_CODED_DOTS
+
 constexpr int NUM_BYTES = 3;         // of an integer, from -128 to 127 each
 constexpr int LARGEST_POWER = 21;    // of two, in the largest integer, of less than 2^22
 
