@@ -3,12 +3,11 @@
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
 from typing import Any, Protocol
 
 from graftlm.cache_snapshot import cache_snapshot
 from graftlm.contracts import PrefixCache, PrefixKey, StepCopies
-from graftlm.execution.executor import StepExecutor
+from graftlm.execution.executor import Outcome, StepExecutor
 from graftlm.grammar_choice import Grammars
 from graftlm.observers import Observers, notify
 from graftlm.plan import StepPlan, StepResult
@@ -72,7 +71,7 @@ class StepLoop:
         self._clock = clock
         self._debug = debug
         self._has_launched = True  # a step, since the last failure
-        self._pending: deque[tuple[StepPlan, Future[StepResult], float]] = deque()
+        self._pending: deque[tuple[StepPlan, Outcome[StepResult], float]] = deque()
         self._is_stuck = False
         self._lacks_cache = False  # none could be made after the last failure
 
@@ -310,9 +309,9 @@ class StepLoop:
         else:
             tiers.landed(copies)
 
-    def _commit(self, plan: StepPlan, future: Future[StepResult], plan_s: float) -> list[RequestUpdate]:
+    def _commit(self, plan: StepPlan, outcome: Outcome[StepResult], plan_s: float) -> list[RequestUpdate]:
         try:
-            result = future.result()
+            result = outcome.result()
         except BaseException as error:  # a plugin may even try to end the process
             logger.exception("step %d failed on the device; its requests fail, others start again", plan.step_id)
             self._drain()

@@ -1,9 +1,9 @@
-from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
 import pytest
 import torch
+from msgspec.structs import replace
 
 from graftlm.contracts import StepCopies
 from graftlm.errors import GraphCaptureError

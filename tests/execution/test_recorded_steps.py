@@ -1,11 +1,11 @@
 """What a recording repeats, and what it refuses to."""
 
 import ctypes
-from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
+from msgspec.structs import replace
 
 from graftlm.contracts import StepCopies
 from graftlm.errors import GraphCaptureError

@@ -1,9 +1,9 @@
 import itertools
-from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
+from msgspec.structs import replace
 
 from graftlm.execution.runner import ModelRunner
 from graftlm.execution.sampler import Sampler

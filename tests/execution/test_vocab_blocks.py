@@ -1,39 +1,44 @@
 import pytest
 import torch
 
-from graftlm.execution.vocab_blocks import argmax, draw, num_noise
+from graftlm.execution.vocab_blocks import draw, most_likely, num_noise
 
 SIZES = [1, 5, 127, 128, 129, 1000, 1280]
 
 
 @pytest.mark.parametrize("vocab_size", SIZES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_argmax_finds_the_largest_value_and_its_column(vocab_size, dtype):
+def test_the_most_likely_is_the_column_of_the_largest_number(vocab_size, dtype):
     x = torch.randn(17, vocab_size, generator=torch.Generator().manual_seed(0)).to(dtype)
-    values, columns = argmax(x)
-    assert values.dtype == torch.float32
-    assert torch.equal(values, x.max(dim=1).values.float())
-    assert torch.equal(x.gather(1, columns[:, None]).squeeze(1).float(), values)
+    columns, is_bad = most_likely(x)
+    assert columns.dtype == torch.int64
+    assert torch.equal(x.gather(1, columns[:, None]).squeeze(1), x.max(dim=1).values)
+    assert not is_bad.any()
 
 
-def test_argmax_takes_the_first_of_equals():
+def test_the_first_of_equals_is_the_most_likely():
     x = torch.zeros(1, 1000)
     x[0, [130, 140, 700]] = 1.0
-    assert argmax(x)[1].item() == 130
+    assert most_likely(x)[0].item() == 130
 
 
 @pytest.mark.parametrize("bad_column", [0, 129, 999])
-def test_argmax_reports_nan_with_a_column_inside_the_vocabulary(bad_column):
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+def test_what_is_not_finite_is_reported_with_a_column_inside_the_vocabulary(bad_column, bad):
     x = torch.zeros(2, 1000)
-    x[1, bad_column] = torch.nan
-    values, columns = argmax(x)
-    assert values.isnan().tolist() == [False, True]
+    x[1, bad_column] = bad
+    columns, is_bad = most_likely(x)
+    assert is_bad.tolist() == [False, True]
     assert 0 <= int(columns[1]) < 1000
 
 
-def test_argmax_reads_a_slice_of_a_wider_tensor():
+def test_a_row_without_a_finite_number_is_reported():
+    assert most_likely(torch.full((1, 40), -torch.inf))[1].tolist() == [True]
+
+
+def test_the_most_likely_is_read_from_a_slice_of_a_wider_tensor():
     wide = torch.randn(4, 600, generator=torch.Generator().manual_seed(0))
-    assert torch.equal(argmax(wide[:, :500])[1], wide[:, :500].argmax(dim=1))
+    assert torch.equal(most_likely(wide[:, :500])[0], wide[:, :500].argmax(dim=1))
 
 
 def noise_for(num_rows, vocab_size, seed=0):

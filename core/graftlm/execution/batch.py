@@ -10,7 +10,7 @@ from torch import Tensor
 from graftlm.contracts import ForwardBatch
 from graftlm.plan import StepPlan, WindowTables
 
-__all__ = ["build_batch", "to_device"]
+__all__ = ["BatchBuilder", "to_device"]
 
 
 def to_device(array: NDArray[np.generic], device: torch.device) -> Tensor:
@@ -21,52 +21,74 @@ def to_device(array: NDArray[np.generic], device: torch.device) -> Tensor:
     return torch.from_numpy(np.ascontiguousarray(array)).pin_memory().to(device, non_blocking=True)
 
 
-def build_batch(
-    plan: StepPlan, last_tokens: Tensor, device: torch.device, *, selects_tokens: bool = False
-) -> ForwardBatch:
-    """Build a step's batch.
+class BatchBuilder:
+    """Builds the batches of steps. What one step after the other has in common goes to the device once.
 
     Args:
         last_tokens: int64 [R], each row's latest sampled token, on the device.
-        selects_tokens: only the hidden states of tokens that are sampled from are wanted; that of the first where none
-            are.
     """
-    num_requests = len(plan.query_lens)
-    if num_requests == plan.num_tokens == len(plan.sample_idx):  # decoding, mostly: token i is request i's
-        cu_seqlens_q = np.arange(num_requests + 1, dtype=np.int32)
-        logits_idx = plan.sample_idx
-    else:
+
+    def __init__(self, last_tokens: Tensor) -> None:
+        self._last_tokens = last_tokens
+        self._device = last_tokens.device
+        self._rows = np.empty(0, dtype=np.int32)
+        self._rows_on_device = torch.empty(0, dtype=torch.int64)  # of `_rows`
+        self._bounds = self._idx = torch.empty(0)  # of as many one-token requests as were decoded last
+
+    def rows_on_device(self, rows: NDArray[np.int32]) -> Tensor:
+        """Return rows as int64 on the device; the same tensor as before for the very same array."""
+        if rows is not self._rows:
+            self._rows, self._rows_on_device = rows, to_device(rows.astype(np.int64), self._device)
+        return self._rows_on_device
+
+    def build(self, plan: StepPlan, *, selects_tokens: bool = False) -> ForwardBatch:
+        """Build a step's batch.
+
+        Args:
+            selects_tokens: only the hidden states of tokens that are sampled from are wanted; that of the first where
+                none are.
+        """
+        device = self._device
+        cu_seqlens_q, logits_idx = self._bounds_and_samples(plan)
+        wanted_idx = (logits_idx if len(plan.sample_idx) else logits_idx.new_zeros(1)) if selects_tokens else None
+        batch = ForwardBatch(
+            input_ids=self._input_ids(plan),
+            positions=to_device(plan.positions, device),
+            out_slots=to_device(plan.out_slots, device),
+            cu_seqlens_q=cu_seqlens_q,
+            seq_lens=to_device(plan.seq_lens, device),
+            page_table=to_device(plan.page_table, device),
+            logits_idx=logits_idx,
+            num_decodes=plan.num_decodes,
+            query_lens_cpu=plan.query_lens,
+            seq_lens_cpu=plan.seq_lens,
+            page_table_cpu=plan.page_table,
+            wanted_idx=wanted_idx,
+        )
+        return batch if plan.window is None else replace(batch, window=_window_batch(batch, plan.window, device))
+
+    def _bounds_and_samples(self, plan: StepPlan) -> tuple[Tensor, Tensor]:
+        """Return `cu_seqlens_q` and `logits_idx`."""
+        num_requests = len(plan.query_lens)
+        if num_requests == plan.num_tokens == len(plan.sample_idx):  # decoding, mostly: token i is request i's
+            if len(self._idx) != num_requests:
+                self._bounds = to_device(np.arange(num_requests + 1, dtype=np.int32), self._device)
+                self._idx = to_device(np.arange(num_requests), self._device)
+            return self._bounds, self._idx
         cu_seqlens_q = np.zeros(num_requests + 1, dtype=np.int32)
         token_ends = plan.query_lens.cumsum(out=cu_seqlens_q[1:])
         logits_idx = token_ends[plan.sample_idx].astype(np.int64) - 1
-    logits_on_device = to_device(logits_idx, device)
-    wanted_idx = (logits_on_device if len(logits_idx) else logits_on_device.new_zeros(1)) if selects_tokens else None
-    batch = ForwardBatch(
-        input_ids=_input_ids(plan, last_tokens, device),
-        positions=to_device(plan.positions, device),
-        out_slots=to_device(plan.out_slots, device),
-        cu_seqlens_q=to_device(cu_seqlens_q, device),
-        seq_lens=to_device(plan.seq_lens, device),
-        page_table=to_device(plan.page_table, device),
-        logits_idx=logits_on_device,
-        num_decodes=plan.num_decodes,
-        query_lens_cpu=plan.query_lens,
-        seq_lens_cpu=plan.seq_lens,
-        page_table_cpu=plan.page_table,
-        wanted_idx=wanted_idx,
-    )
-    return batch if plan.window is None else replace(batch, window=_window_batch(batch, plan.window, device))
+        return to_device(cu_seqlens_q, self._device), to_device(logits_idx, self._device)
 
-
-def _input_ids(plan: StepPlan, last_tokens: Tensor, device: torch.device) -> Tensor:
-    """Return the step's tokens, those that only the device knows among them."""
-    if len(plan.device_idx) == plan.num_tokens:
-        return last_tokens.index_select(0, to_device(plan.rows, device))
-    input_ids = to_device(plan.input_ids, device)
-    if len(plan.device_idx):
-        rows = plan.rows.repeat(plan.query_lens)[plan.device_idx]
-        input_ids[to_device(plan.device_idx, device)] = last_tokens.index_select(0, to_device(rows, device))
-    return input_ids
+    def _input_ids(self, plan: StepPlan) -> Tensor:
+        """Return the step's tokens, those that only the device knows among them."""
+        if len(plan.device_idx) == plan.num_tokens:
+            return self._last_tokens.index_select(0, self.rows_on_device(plan.rows))
+        input_ids = to_device(plan.input_ids, self._device)
+        if len(plan.device_idx):
+            rows = to_device(plan.rows.repeat(plan.query_lens)[plan.device_idx], self._device)
+            input_ids[to_device(plan.device_idx, self._device)] = self._last_tokens.index_select(0, rows)
+        return input_ids
 
 
 def _window_batch(batch: ForwardBatch, tables: WindowTables, device: torch.device) -> ForwardBatch:

@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from graftlm.contracts import AttentionBackend, ForwardBatch
 from graftlm.errors import GraphCaptureError
-from graftlm.execution.batch import build_batch
+from graftlm.execution.batch import BatchBuilder
 from graftlm.layers.native_calls import heard_by
 from graftlm.plan import StepPlan
 
@@ -269,6 +269,7 @@ class RecordedSteps:
     ) -> None:
         self.last_tokens = torch.zeros(num_rows, dtype=torch.int64)
         self.num_replays = 0
+        self._batches = BatchBuilder(self.last_tokens)
         self._attention = attention
         self._forward = forward
         self._input_ids, self._positions = torch.zeros(2, max_size, dtype=torch.int64)
@@ -322,7 +323,7 @@ class RecordedSteps:
 
     def _prepared(self, plan: StepPlan) -> ForwardBatch:
         """Build the step's batch, put what the model reads of it where recorded calls find it, and tell the backend."""
-        batch = build_batch(plan, self.last_tokens, self._positions.device)
+        batch = self._batches.build(plan)
         input_ids, positions = self._input_ids[: plan.num_tokens], self._positions[: plan.num_tokens]
         input_ids.copy_(batch.input_ids)
         positions.copy_(batch.positions)

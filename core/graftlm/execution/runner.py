@@ -1,15 +1,15 @@
 """One step on the device: plan in, sampled tokens out."""
 
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 import torch
 from torch import Tensor
 
 from graftlm.contracts import AttentionBackend, Model
 from graftlm.execution.adapter_layers import AdapterLayers
-from graftlm.execution.batch import build_batch, to_device
+from graftlm.execution.batch import BatchBuilder, to_device
 from graftlm.execution.block_mover import BlockMover
 from graftlm.execution.graphs import ReplayedSteps
 from graftlm.execution.logprobs import TokenLogprobs, token_logprobs
@@ -23,8 +23,7 @@ __all__ = ["LaunchedStep", "ModelRunner"]
 _NO_TOKENS = np.empty(0, dtype=np.int32)
 
 
-@dataclass(frozen=True, slots=True)
-class _SampledOnHost:
+class _SampledOnHost(msgspec.Struct, frozen=True, eq=False):
     """What the sampler chose, in tensors on the host that are filled once the readback has been waited for."""
 
     token_ids: Tensor
@@ -34,11 +33,12 @@ class _SampledOnHost:
 
     def errors(self) -> dict[int, str]:
         (failed,) = self.failed.numpy().nonzero()
+        if not len(failed):
+            return self.processor_errors
         return dict.fromkeys(failed.tolist(), NOT_FINITE) | self.processor_errors
 
 
-@dataclass(frozen=True, slots=True)
-class LaunchedStep:
+class LaunchedStep(msgspec.Struct, frozen=True, eq=False):
     """A step that the device has been given. Tensors are on the host, filled once `readback` has been waited for.
 
     Attributes:
@@ -103,6 +103,8 @@ class ModelRunner:
             self._last_tokens = torch.zeros(num_rows, dtype=torch.int64, device=device)
         else:
             self._last_tokens = graphs.last_tokens
+        self._batches = BatchBuilder(self._last_tokens)
+        self._inference_mode = torch.inference_mode()  # entered by every step, one at a time
 
     def run(self, plan: StepPlan) -> StepResult:
         """Run one step, with the copies that go with it, and wait for its tokens."""
@@ -110,7 +112,7 @@ class ModelRunner:
 
     def launch(self, plan: StepPlan) -> LaunchedStep:
         """Give a step to the device, with the copies that go with it; its `result` waits for the tokens."""
-        with self._on_stream(), torch.inference_mode():
+        with self._on_stream(), self._inference_mode:
             if self._mover is None or plan.copies is None:
                 return self._launch(plan)
             with self._mover.beside(plan.copies):
@@ -153,7 +155,7 @@ class ModelRunner:
         may_select = self._model.selects_tokens and self._adapters is None
         reads_all = len(plan.sample_idx) == plan.num_tokens or plan.prompt_spans or plan.pool_spans
         is_selected = may_select and not reads_all
-        batch = build_batch(plan, self._last_tokens, self._device, selects_tokens=is_selected)
+        batch = self._batches.build(plan, selects_tokens=is_selected)
         self._attention.prepare(batch)
         return self._model.forward(batch), is_selected
 
@@ -162,7 +164,7 @@ class ModelRunner:
         rows = plan.rows if len(plan.sample_idx) == len(plan.rows) else plan.rows[plan.sample_idx]
         token_mask = None if plan.token_mask is None else plan.token_mask.wait()
         sampled = self._sampler.sample(logits, rows, plan.sample_positions, token_mask)
-        self._last_tokens.index_copy_(0, to_device(rows.astype(np.int64), self._device), sampled.token_ids)
+        self._last_tokens.index_copy_(0, self._batches.rows_on_device(rows), sampled.token_ids)
         return sampled
 
     def _prompt_logprobs(
@@ -193,7 +195,7 @@ def _last_of_each(plan: StepPlan, hidden: Tensor, device: torch.device) -> Tenso
 
 def _fetch_sampled(sampled: Sampled, readback: Readback) -> _SampledOnHost:
     return _SampledOnHost(
-        readback.fetch(sampled.token_ids.to(torch.int32)),
+        readback.fetch(sampled.token_ids),
         readback.fetch(sampled.failed),
         sampled.processor_errors,
         None if sampled.logprobs is None else _fetch(sampled.logprobs, readback),

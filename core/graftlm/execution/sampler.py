@@ -1,8 +1,8 @@
 """The sampler: from logits to the next token of each row."""
 
-from dataclasses import dataclass
 from typing import Final
 
+import msgspec
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -19,7 +19,7 @@ from graftlm.execution.row_processors import MakeProcessor, RowProcessors
 from graftlm.execution.sampling_filters import keep_min_p, keep_top_k, keep_top_p
 from graftlm.execution.token_edits import TokenEdits
 from graftlm.execution.token_masks import forbid
-from graftlm.execution.vocab_blocks import argmax, draw, num_noise
+from graftlm.execution.vocab_blocks import draw, most_likely, num_noise
 from graftlm.plan import RowSetup, TokenMask
 from graftlm.sampling_params import SamplingParams
 
@@ -32,8 +32,7 @@ NOT_FINITE: Final = "logits are not finite"
 _MIN_TEMPERATURE: Final = 1e-6
 
 
-@dataclass(frozen=True, slots=True)
-class Sampled:
+class Sampled(msgspec.Struct, frozen=True, eq=False):
     """What the sampler chose for S rows. The tensors are on the device; nothing has waited for them.
 
     Attributes:
@@ -89,6 +88,7 @@ class Sampler:
         self._wants_logprobs = np.zeros(num_rows, dtype=np.bool_)
         self._num_top = np.zeros(num_rows, dtype=np.int64)
         self._has_wishes = np.zeros(num_rows, dtype=np.bool_)  # other than the most likely token of the model's own
+        self._plain_rows: NDArray[np.int32] | None = None  # found to have none, since a row was last set
 
     def set_row(self, setup: RowSetup) -> None:
         """Install a request, in place of what the row held.
@@ -96,6 +96,7 @@ class Sampler:
         A request that cannot be installed, because creating a logits processor fails, fails when it is next sampled.
         """
         row, params = setup.row, setup.params
+        self._plain_rows = None
         self._greedy[row] = params.is_greedy
         self._temperature[row] = max(params.temperature, _MIN_TEMPERATURE)
         self._top_k[row] = np.iinfo(np.int64).max if params.top_k is None else params.top_k
@@ -130,11 +131,10 @@ class Sampler:
 
         Effects: the tokens count towards the penalties, and are the history of the logits processors, of their rows.
         """
-        at = rows.astype(np.int64)
-        best, token_ids = argmax(logits)
-        failed = best - best != 0  # as `~isfinite`, in a third of the calls
-        if token_mask is None and not self._failures and not self._has_wishes[at].any():
+        token_ids, failed = most_likely(logits)
+        if token_mask is None and self._are_plain(rows):
             return Sampled(token_ids, failed, {}, None)
+        at = rows.astype(np.int64)
         edited = self._edited(at, positions)
         by_others = edited.copy()
         if token_mask is not None:
@@ -148,9 +148,9 @@ class Sampler:
                 masked = np.searchsorted(worked, token_mask.idx)
                 forbid(scores, masked, token_mask.bits, instead=overruled, native=self._native_masks)
             self._penalties.apply(scores, at[worked])
-            best, ids = argmax(scores)
+            ids, spoilt = most_likely(scores)
             token_ids = put_rows(token_ids, worked, self._draw(scores, ids, at[worked], positions[worked]))
-            failed = put_rows(failed, worked, take_rows(failed, worked) | ~best.isfinite())
+            failed = put_rows(failed, worked, take_rows(failed, worked) | spoilt)
         elif len(worked):
             ids = take_rows(token_ids, worked)
             scores = take_rows(logits, worked).float()
@@ -159,6 +159,15 @@ class Sampler:
         self._processors.record(at, token_ids)
         errors = {i: self._failures[row] for i, row in enumerate(at.tolist()) if row in self._failures}
         return Sampled(token_ids, failed, errors, self._logprobs(logits, at, token_ids))
+
+    def _are_plain(self, rows: NDArray[np.int32]) -> bool:
+        """Whether rows ask for the most likely tokens and nothing else. The array last asked for is remembered."""
+        if rows is self._plain_rows:
+            return True
+        if self._failures or self._has_wishes[rows].any():
+            return False
+        self._plain_rows = rows
+        return True
 
     def _edited(self, rows: NDArray[np.int64], positions: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Tell which rows are not sampled from the model's own logits, bool [S]."""

@@ -12,25 +12,26 @@ import numpy as np
 import torch
 from torch import Tensor
 
-__all__ = ["argmax", "draw", "num_noise"]
+__all__ = ["draw", "most_likely", "num_noise"]
 
 _BLOCK_LEN: Final = 128
 
 
-def argmax(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Return each row's largest value and its column. A NaN counts as the largest.
+def most_likely(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """Return each row's column of the largest number, the first of equals, and whether that number is not finite.
 
     Args:
-        x: [n, V], any floating dtype.
+        logits: [n, V], any floating dtype. A NaN counts as the largest.
 
-    Returns: values [n], on the host in float32, else in x's dtype; columns int64 [n], always below V.
+    Returns: int64 [n], always below V; bool [n].
     """
-    if x.device.type != "cpu":
-        values, columns = x.max(dim=1)  # one kernel
-        return values, columns
-    rows = x.float().numpy()
-    best = rows.argmax(axis=1)  # vectorised, where torch's is not, and without waking threads
-    return torch.from_numpy(rows[np.arange(len(rows)), best]), torch.from_numpy(best)
+    if logits.device.type != "cpu":
+        best, columns = logits.max(dim=1)  # one kernel
+        return columns, best - best != 0  # as `~isfinite`, in a third of the calls
+    rows = logits.float().numpy()
+    columns = rows.argmax(axis=1)  # vectorised, where torch's is not, and without waking threads
+    best = rows[np.arange(len(rows)), columns]
+    return torch.from_numpy(columns), torch.from_numpy(~np.isfinite(best))
 
 
 def num_noise(vocab_size: int) -> int:

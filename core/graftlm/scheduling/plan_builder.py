@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Final, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,7 +12,10 @@ from graftlm.memory import RequestTable, RowWindows
 from graftlm.plan import LateMask, PoolSpan, PromptLogprobSpan, RowSetup, StepPlan, WindowTables
 from graftlm.scheduling.request import Request
 
-__all__ = ["Chunk", "build_plan"]
+__all__ = ["FEW_ROWS", "Chunk", "DecodeRows", "build_plan"]
+
+#: Up to so many rows are looked at one by one, where a call of numpy for each quantity would cost more.
+FEW_ROWS: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +33,39 @@ class Chunk:
     reads: range = range(0)
 
 
+@dataclass(frozen=True, slots=True)
+class DecodeRows:
+    """Rows that bring their latest samples, and what plans share until one comes or goes. Nobody changes the arrays.
+
+    Attributes:
+        rows, query_lens: int32 [B].
+        input_ids: int64 [B], which the runner does not read.
+        idx: int64 [B], 0 to B - 1.
+        masked_idx: int64 [M], indices of those under a grammar.
+        adapter_slots: as in `StepPlan`.
+    """
+
+    rows: NDArray[np.int32]
+    query_lens: NDArray[np.int32]
+    input_ids: NDArray[np.int64]
+    idx: NDArray[np.int64]
+    masked_idx: NDArray[np.int64]
+    adapter_slots: NDArray[np.int32] | None
+
+    @classmethod
+    def of(cls, rows: NDArray[np.int32], table: RequestTable) -> Self:
+        """Gather what is known of rows."""
+        num_rows = len(rows)
+        return cls(
+            rows,
+            np.ones(num_rows, dtype=np.int32),
+            np.zeros(num_rows, dtype=np.int64),
+            np.arange(num_rows),
+            np.flatnonzero(table.constrained[rows]),
+            _adapter_slots(table, rows),
+        )
+
+
 def _no_copies(out_slots: NDArray[np.int64]) -> StepCopies | None:
     return None
 
@@ -37,7 +74,7 @@ def build_plan(
     step_id: int,
     table: RequestTable,
     page_size: int,
-    decode_rows: NDArray[np.int32],
+    decoding: DecodeRows,
     chunks: list[Chunk],
     setups: tuple[RowSetup, ...],
     windows: RowWindows | None = None,
@@ -49,10 +86,12 @@ def build_plan(
         windows: the rows' window pages, when sliding-window layers have a memory of their own.
         take_copies: from the slots that the step writes, int64 [T], to the copies that go with it.
 
-    Effects: counts the decoding rows' tokens as computed. (Chunks were counted when their pages were reserved.)
+    Effects: counts the decoding rows' tokens as computed, and samples as known. (Chunks were counted as computed when
+    their pages were reserved.)
     """
     if not chunks:
-        return _decode_plan(step_id, table, page_size, decode_rows, setups, windows, take_copies)
+        return _decode_plan(step_id, table, page_size, decoding, setups, windows, take_copies)
+    decode_rows = decoding.rows
     chunks = sorted(chunks, key=lambda c: c.end - c.start > 1)
     num_decodes = len(decode_rows)
     rows = np.concatenate((decode_rows, np.array([c.row for c in chunks], dtype=np.int32)))
@@ -72,6 +111,9 @@ def build_plan(
     if pool_spans:  # a request for an embedding has caught up too, but may not generate
         sampling = rows[sample_idx]
         sample_idx = sample_idx[table.known[sampling] < table.limit[sampling]]
+    sampling = rows[sample_idx]
+    table.known[sampling] += 1
+    table.on_device[sampling] = True
     return StepPlan(
         step_id=step_id,
         rows=rows,
@@ -88,7 +130,7 @@ def build_plan(
         setups=setups,
         prompt_spans=prompt_spans,
         pool_spans=pool_spans,
-        token_mask=_token_mask(table, rows[sample_idx]),
+        token_mask=_late_mask(np.flatnonzero(table.constrained[sampling])),
         window=_window_tables(windows, rows, page_table.shape[1], out_pages, offsets, page_size),
         copies=take_copies(out_slots),
         adapter_slots=_adapter_slots(table, rows),
@@ -99,40 +141,74 @@ def _decode_plan(
     step_id: int,
     table: RequestTable,
     page_size: int,
-    rows: NDArray[np.int32],
+    decoding: DecodeRows,
     setups: tuple[RowSetup, ...],
     windows: RowWindows | None,
     take_copies: Callable[[NDArray[np.int64]], StepCopies | None],
 ) -> StepPlan:
     """Lay out a step in which every row brings its latest sample, the most frequent kind, with a third of the calls."""
-    num_rows = len(rows)
-    positions = table.computed[rows]
+    rows = decoding.rows
+    advance = _advance_few if len(rows) <= FEW_ROWS else _advance
+    positions, out_pages, num_columns = advance(table, page_size, rows)
+    offsets = None if page_size == 1 else positions % page_size
     ends = positions + 1
-    table.computed[rows] = ends
-    at, offsets = (positions, None) if page_size == 1 else (positions // page_size, positions % page_size)
-    out_pages = table.page_table[rows, at]
     out_slots = _slots(out_pages, offsets, page_size)
-    num_columns = int(np.maximum.reduce(table.num_pages[rows]))
-    idx = np.arange(num_rows)
     return StepPlan(
         step_id=step_id,
         rows=rows,
-        query_lens=np.ones(num_rows, dtype=np.int32),
+        query_lens=decoding.query_lens,
         seq_lens=ends.astype(np.int32),
-        page_table=table.page_table[rows, :num_columns],
-        input_ids=np.zeros(num_rows, dtype=np.int64),
-        device_idx=idx,
+        page_table=_copied_rows(table.page_table, rows, num_columns),
+        input_ids=decoding.input_ids,
+        device_idx=decoding.idx,
         positions=positions,
         out_slots=out_slots,
-        num_decodes=num_rows,
-        sample_idx=idx,
+        num_decodes=len(rows),
+        sample_idx=decoding.idx,
         sample_positions=ends,
         setups=setups,
-        token_mask=_token_mask(table, rows),
+        token_mask=_late_mask(decoding.masked_idx),
         window=_window_tables(windows, rows, num_columns, out_pages, offsets, page_size),
         copies=take_copies(out_slots),
-        adapter_slots=_adapter_slots(table, rows),
+        adapter_slots=decoding.adapter_slots,
     )
+
+
+def _advance(
+    table: RequestTable, page_size: int, rows: NDArray[np.int32]
+) -> tuple[NDArray[np.int64], NDArray[np.int32], int]:
+    """Count one more token of each row as computed, and one more as known.
+
+    Returns: positions of the tokens computed, int64 [B]; their pages, int32 [B]; the most pages of a row.
+    """
+    positions = table.computed[rows]
+    table.computed[rows] = positions + 1
+    table.known[rows] = positions + 2  # the latest sample was the only one to compute
+    out_pages = table.page_table[rows, positions if page_size == 1 else positions // page_size]
+    return positions, out_pages, int(np.maximum.reduce(table.num_pages[rows]))
+
+
+def _advance_few(
+    table: RequestTable, page_size: int, rows: NDArray[np.int32]
+) -> tuple[NDArray[np.int64], NDArray[np.int32], int]:
+    """Do `_advance` row by row."""
+    positions, out_pages, num_columns = [], [], 0
+    for row in rows.tolist():
+        position = int(table.computed[row])
+        table.computed[row] = position + 1
+        table.known[row] = position + 2
+        positions.append(position)
+        out_pages.append(table.page_table[row, position // page_size])
+        num_columns = max(num_columns, int(table.num_pages[row]))
+    return np.array(positions), np.array(out_pages), num_columns
+
+
+def _copied_rows(page_table: NDArray[np.int32], rows: NDArray[np.int32], num_columns: int) -> NDArray[np.int32]:
+    """Return a copy of some rows: steps read it while later ones are planned."""
+    if len(rows) == 1:  # at a fifth of the cost
+        row = int(rows[0])
+        return page_table[row : row + 1, :num_columns].copy()
+    return page_table[rows, :num_columns]
 
 
 def _window_tables(
@@ -167,8 +243,7 @@ def _input_ids(num_decodes: int, chunks: list[Chunk], num_tokens: int) -> NDArra
     return input_ids
 
 
-def _token_mask(table: RequestTable, sampling_rows: NDArray[np.int32]) -> LateMask | None:
-    (idx,) = table.constrained[sampling_rows].nonzero()
+def _late_mask(idx: NDArray[np.int64]) -> LateMask | None:
     return LateMask(idx) if len(idx) else None
 
 

@@ -1,7 +1,5 @@
 """Which requests take part in the next step, with how many tokens."""
 
-from typing import Final
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -10,15 +8,12 @@ from graftlm.errors import InvariantError
 from graftlm.memory import KVManager, Reuse
 from graftlm.plan import RowSetup, StepPlan
 from graftlm.scheduling.admission import AdmissionControl
-from graftlm.scheduling.plan_builder import Chunk, build_plan
+from graftlm.scheduling.plan_builder import FEW_ROWS, Chunk, DecodeRows, build_plan
 from graftlm.scheduling.queue import WaitingQueue
 from graftlm.scheduling.request import Request, RequestStatus
 from graftlm.scheduling.running import RunningRequests
 
 __all__ = ["Planner"]
-
-#: Up to so many running requests are looked at one by one.
-_FEW_ROWS: Final = 4
 
 
 class Planner:
@@ -65,6 +60,7 @@ class Planner:
         self._preemption = preemption
         self._mix_chunks = mix_chunks
         self._setups: dict[int, RowSetup] = {}  # by row; of requests that came in since the last plan
+        self._decoding = DecodeRows.of(np.empty(0, dtype=np.int32), kv.table)  # those of the last plan
         self._admission = AdmissionControl(kv.table, kv.page_size)
 
     def plan(self, step_id: int, now: float) -> StepPlan | None:
@@ -90,23 +86,21 @@ class Planner:
             decode_rows = decode_rows[:0]
         if not len(decode_rows) and not chunks:
             return None
-        table = self._kv.table
+        if decode_rows is not self._decoding.rows:
+            self._decoding = DecodeRows.of(decode_rows, self._kv.table)
         setups = tuple(self._setups.values())
         self._setups.clear()
         plan = build_plan(
             step_id,
-            table,
+            self._kv.table,
             self._kv.page_size,
-            decode_rows,
+            self._decoding,
             chunks,
             setups,
             self._kv.row_windows,
             self._kv.take_copies,
         )
         self._kv.settle_step()
-        sampling = plan.rows if len(plan.sample_idx) == len(plan.rows) else plan.rows[plan.sample_idx]
-        table.known[sampling] += 1
-        table.on_device[sampling] = True
         self._admission.step_planned()
         return plan
 
@@ -155,7 +149,7 @@ class Planner:
     def _reserve_decodes(self) -> NDArray[np.int32]:
         """Return the rows whose one token to compute is their latest sample, with room for it."""
         table = self._kv.table
-        while len(self._running) > _FEW_ROWS:
+        while len(self._running) > FEW_ROWS:
             rows = self._running.rows
             can_decode = table.on_device[rows] & (table.known[rows] < table.limit[rows])
             decodes = rows if can_decode.all() else rows[can_decode]
@@ -165,7 +159,7 @@ class Planner:
         return self._reserve_few()
 
     def _reserve_few(self) -> NDArray[np.int32]:
-        """Do `_reserve_decodes` row by row, where a call of numpy for each quantity would cost more."""
+        """Do `_reserve_decodes` row by row."""
         kv, table = self._kv, self._kv.table
         while True:
             rows = self._running.rows

@@ -21,6 +21,7 @@ class RunningRequests:
     def __init__(self, kv: KVManager) -> None:
         self.requests: list[Request] = []
         self._rows: NDArray[np.int32] | None = None  # until it is next asked for
+        self._all: tuple[Request, ...] = ()  # as `requests`, while `_rows` is there
         self._kv = kv
         self._by_row: dict[int, Request] = {}
 
@@ -29,13 +30,16 @@ class RunningRequests:
 
     @property
     def rows(self) -> NDArray[np.int32]:
-        """int32, the requests' rows in the same order; not to be changed."""
+        """int32, the requests' rows in the same order; not to be changed, the same array until one comes or goes."""
         if self._rows is None:
+            self._all = tuple(self.requests)
             self._rows = np.array([request.held_row for request in self.requests], dtype=np.int32)
         return self._rows
 
     def at(self, rows: NDArray[np.int32]) -> tuple[Request, ...]:
         """Return the requests that hold some rows."""
+        if rows is self._rows:
+            return self._all
         by_row = self._by_row
         return tuple([by_row[row] for row in rows.tolist()])
 

@@ -133,30 +133,40 @@ class NativePagedAttention(AttentionBackend):
         self._kv = context.kv  # its tensors must live as long as the pointers in _layers
         self._step = _Step()
         self._step_at = ctypes.byref(self._step)
+        self._query_lens = np.empty(0, dtype=np.int32)
+        self._query_lens_there = torch.from_numpy(self._query_lens)
         self._prepared: _PreparedStep | None = None
 
     def prepare(self, batch: ForwardBatch) -> None:
         """Collect the batch's pointers."""
-        arrays = (batch.query_lens_cpu, batch.seq_lens_cpu, batch.page_table_cpu)
-        # As tensors, since numpy takes ten times as long to tell an address.
-        tensors = [torch.from_numpy(np.ascontiguousarray(array, dtype=np.int32)) for array in arrays]
-        out_slots = batch.out_slots.contiguous()
+        out_slots, seq_lens, page_table = (
+            batch.out_slots.contiguous(), batch.seq_lens.contiguous(), batch.page_table.contiguous()
+        )  # fmt: skip
         step = self._step  # which stays where it is: calls that are repeated read it again
         step.num_requests = batch.num_requests
         step.num_tokens = batch.num_tokens
         step.page_size = self._page_size
-        step.table_columns = batch.page_table_cpu.shape[1]
+        step.table_columns = page_table.shape[1]
         step.num_threads = torch.get_num_threads()
         step.out_slots = out_slots.data_ptr()
-        step.query_lens, step.seq_lens, step.page_table = [tensor.data_ptr() for tensor in tensors]
+        step.query_lens = self._query_lens_of(batch).data_ptr()
+        step.seq_lens = seq_lens.data_ptr()
+        step.page_table = page_table.data_ptr()
         step.use_matrix_units = self._matrix_units
         shared = find_shared_prefixes(batch.page_table_cpu, batch.seq_lens_cpu, batch.num_decodes, self._page_size)
         step.num_groups = 0 if shared is None else len(shared.lens)
+        groups: list[Tensor] = []
         if shared is not None:
             groups = [torch.from_numpy(array) for array in shared]
             step.group_starts, step.members, step.shared_lens = [tensor.data_ptr() for tensor in groups]
-            tensors += groups
-        self._prepared = _PreparedStep(batch.num_tokens, (*tensors, out_slots))
+        self._prepared = _PreparedStep(batch.num_tokens, (out_slots, seq_lens, page_table, *groups))
+
+    def _query_lens_of(self, batch: ForwardBatch) -> Tensor:
+        """Return a batch's query lengths as a tensor, since numpy takes ten times as long to tell an address."""
+        if batch.query_lens_cpu is not self._query_lens:  # while the same requests decode, they are the same array
+            self._query_lens = batch.query_lens_cpu
+            self._query_lens_there = torch.from_numpy(np.ascontiguousarray(self._query_lens, dtype=np.int32))
+        return self._query_lens_there
 
     @property
     def repeats_calls(self) -> bool:

@@ -3,9 +3,9 @@
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 
 import torch
+from msgspec.structs import replace
 from torch import Tensor
 
 from graftlm.assembly import DeviceParts, assemble, detect_platform
@@ -17,7 +17,7 @@ from graftlm.bench.roofline.operators import ATTENTION_PLAN, LM_HEAD, REST, SAMP
 from graftlm.bench.roofline.timer import OperatorTimer
 from graftlm.checkpoint import load_model_config, resolve_checkpoint
 from graftlm.config import EngineConfig
-from graftlm.execution.batch import build_batch
+from graftlm.execution.batch import BatchBuilder
 from graftlm.execution.kv_store import KVStore
 from graftlm.plan import StepPlan
 from graftlm.registry import Registry
@@ -42,7 +42,7 @@ class Rig:
         self._page_size = page_size
         self._vocab_size = vocab_size
         self._operators = operators(parts.model)
-        self._last_tokens = torch.zeros(1, dtype=torch.int64, device=self.device)  # no step reads it
+        self._batches = BatchBuilder(torch.zeros(1, dtype=torch.int64, device=self.device))  # no step reads these
         _fill(parts)
 
     @property
@@ -68,7 +68,7 @@ class Rig:
         timer = OperatorTimer(self.clock)
         parts = self._parts
         with timer.attached(self._operators), timer.span(REST):
-            batch = build_batch(plan, self._last_tokens, self.device)
+            batch = self._batches.build(plan)
             with timer.span(ATTENTION_PLAN):
                 parts.attention.prepare(batch)
             hidden = parts.model.forward(batch)[batch.logits_idx]
@@ -82,7 +82,7 @@ class Rig:
     def costs(self, plan: StepPlan) -> dict[str, Cost]:
         """Run a step and return what each operator has to move and to compute."""
         counter = OperatorCounter(plan, self._parts.kv.dtype)
-        batch = build_batch(plan, self._last_tokens, self.device)
+        batch = self._batches.build(plan)
         self._parts.attention.prepare(batch)
         with counter.attached(self._operators):
             hidden = self._parts.model.forward(batch)[batch.logits_idx]
