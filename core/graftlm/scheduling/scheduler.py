@@ -5,6 +5,7 @@ import logging
 from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,6 +33,8 @@ from graftlm.types import FinishReason, TokenLogprob
 __all__ = ["Scheduler", "SchedulerCounters", "SchedulerLimits"]
 
 logger = logging.getLogger(__name__)
+
+_FINISHED: Final = RequestStatus.FINISHED  # every token asks for it, and an enum takes as long as a call to answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,17 +259,19 @@ class Scheduler:
         if plan.pool_spans:
             self._commit_pooled(plan, requests, result.pooled)
         now = self._clock()
-        token_ids = result.token_ids.tolist()
-        for i, b in enumerate(plan.sample_idx.tolist()):
-            request = requests[b]
+        token_ids, errors, table = result.token_ids.tolist(), result.errors, result.logprobs
+        sampling = requests
+        if len(token_ids) != len(requests):
+            sampling = tuple([requests[b] for b in plan.sample_idx.tolist()])
+        for i, request in enumerate(sampling):
             if _is_stale(request, plan):
                 continue
-            if i in result.errors:
-                self._distrust(request, result.errors[i])
+            if i in errors:
+                self._distrust(request, errors[i])
                 continue
             logprobs: tuple[TokenLogprob, ...] = ()
-            if result.logprobs is not None and request.params.logprobs is not None:
-                logprobs = (_read_logprob(result.logprobs, i, token_ids[i], request.params.logprobs),)
+            if table is not None and request.params.logprobs is not None:
+                logprobs = (_read_logprob(table, i, token_ids[i], request.params.logprobs),)
             self._commit_token(request, token_ids[i], logprobs, now)
         return self.take_updates()
 
@@ -509,7 +514,7 @@ class Scheduler:
 
 def _is_stale(request: Request, plan: StepPlan) -> bool:
     """Whether what a step samples for a request is not used: it has ended, or gone on another way, meanwhile."""
-    return request.status is RequestStatus.FINISHED or plan.step_id < request.valid_from_step
+    return request.status is _FINISHED or plan.step_id < request.valid_from_step
 
 
 def _failed(error: str, failure: Failure = Failure.ENGINE) -> Finish:
