@@ -273,6 +273,7 @@ class RecordedSteps:
         self._attention = attention
         self._forward = forward
         self._input_ids, self._positions = torch.zeros(2, max_size, dtype=torch.int64)
+        self._inputs_by_size: dict[int, tuple[Tensor, Tensor]] = {}  # their beginnings
         #: By the number of requests, and of threads.
         self._steps: dict[tuple[int, int], _RecordedStep] | None = {}
         self._memory = _Memory()
@@ -288,9 +289,8 @@ class RecordedSteps:
             self._steps.clear()
             self._memory = _Memory()
 
-    @torch.inference_mode()
     def replay(self, plan: StepPlan) -> Tensor | None:
-        """Run a step's forward pass.
+        """Run a step's forward pass, in inference mode.
 
         Returns: hidden states [T, hidden], valid until the next replay; None if steps like this one are not recorded: a
             request brings more than one token or has an adapter, there are too many, or pages arrive from host memory
@@ -301,12 +301,16 @@ class RecordedSteps:
             return None
         if plan.copies is not None or plan.adapter_slots is not None:
             return None
-        batch = self._prepared(plan)
+        batch = self._batches.build(plan)
+        self._attention.prepare(batch)
+        input_ids, positions = self._inputs(size)
+        input_ids.copy_(batch.input_ids)
+        positions.copy_(batch.positions)
         key = (size, torch.get_num_threads())
         step = self._steps.get(key)
         try:
             if step is None:
-                step = self._steps[key] = self._recorded(batch)
+                step = self._steps[key] = self._recorded(replace(batch, input_ids=input_ids, positions=positions))
             elif not step.is_checked:
                 return self._checked(step, batch)
             else:
@@ -321,14 +325,12 @@ class RecordedSteps:
             return None
         return step.hidden
 
-    def _prepared(self, plan: StepPlan) -> ForwardBatch:
-        """Build the step's batch, put what the model reads of it where recorded calls find it, and tell the backend."""
-        batch = self._batches.build(plan)
-        input_ids, positions = self._input_ids[: plan.num_tokens], self._positions[: plan.num_tokens]
-        input_ids.copy_(batch.input_ids)
-        positions.copy_(batch.positions)
-        self._attention.prepare(batch)
-        return replace(batch, input_ids=input_ids, positions=positions)
+    def _inputs(self, size: int) -> tuple[Tensor, Tensor]:
+        """Return where recorded calls of so many requests find what a model reads of a batch: tokens and positions."""
+        found = self._inputs_by_size.get(size)
+        if found is None:
+            found = self._inputs_by_size[size] = self._input_ids[:size], self._positions[:size]
+        return found
 
     def _recorded(self, batch: ForwardBatch) -> "_RecordedStep":
         found: list[Tensor] = []
