@@ -50,6 +50,7 @@ class NullModel(Model):
         self._hidden = torch.zeros(1, 8, dtype=context.dtype)
         self._logits = torch.zeros(1, VOCAB_SIZE, dtype=context.dtype)
         self._logits[0, TOKEN_ID] = 1.0
+        self._outputs: dict[int, tuple[Tensor, Tensor]] = {}  # by their rows: even a view of a tensor takes a while
 
     @property
     def attention_layers(self) -> Sequence[AttentionLayer]:
@@ -61,11 +62,16 @@ class NullModel(Model):
 
     def forward(self, batch: ForwardBatch) -> Tensor:
         """Return zeros."""
-        return self._hidden.expand(batch.num_tokens, -1)
+        return self._of(batch.num_tokens)[0]
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Return rows that favour one token."""
-        return self._logits.expand(len(hidden), -1)
+        return self._of(len(hidden))[1]
+
+    def _of(self, num_rows: int) -> tuple[Tensor, Tensor]:
+        if num_rows not in self._outputs:
+            self._outputs[num_rows] = self._hidden.expand(num_rows, -1), self._logits.expand(num_rows, -1)
+        return self._outputs[num_rows]
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         """There are none."""

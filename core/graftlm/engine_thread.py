@@ -181,7 +181,7 @@ class EngineThread:
         try:
             if wait_s != 0.0:
                 self._calls.get(timeout=wait_s)()
-            while True:
+            while not self._calls.empty():  # nobody else takes any
                 self._calls.get_nowait()()
         except Empty:
             return

@@ -69,8 +69,8 @@ class BatchBuilder:
 
     def _bounds_and_samples(self, plan: StepPlan) -> tuple[Tensor, Tensor]:
         """Return `cu_seqlens_q` and `logits_idx`."""
-        num_requests = len(plan.query_lens)
-        if num_requests == plan.num_tokens == len(plan.sample_idx):  # decoding, mostly: token i is request i's
+        num_requests = len(plan.rows)
+        if num_requests == len(plan.sample_idx) == plan.num_tokens:  # decoding, mostly: token i is request i's
             if len(self._idx) != num_requests:
                 self._bounds = to_device(np.arange(num_requests + 1, dtype=np.int32), self._device)
                 self._idx = to_device(np.arange(num_requests), self._device)
@@ -82,7 +82,7 @@ class BatchBuilder:
 
     def _input_ids(self, plan: StepPlan) -> Tensor:
         """Return the step's tokens, those that only the device knows among them."""
-        if len(plan.device_idx) == plan.num_tokens:
+        if len(plan.device_idx) == len(plan.input_ids):
             return self._last_tokens.index_select(0, self.rows_on_device(plan.rows))
         input_ids = to_device(plan.input_ids, self._device)
         if len(plan.device_idx):

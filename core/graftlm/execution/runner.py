@@ -1,7 +1,5 @@
 """One step on the device: plan in, sampled tokens out."""
 
-from contextlib import AbstractContextManager, nullcontext
-
 import msgspec
 import numpy as np
 import torch
@@ -112,19 +110,19 @@ class ModelRunner:
 
     def launch(self, plan: StepPlan) -> LaunchedStep:
         """Give a step to the device, with the copies that go with it; its `result` waits for the tokens."""
-        with self._on_stream(), self._inference_mode:
-            if self._mover is None or plan.copies is None:
-                return self._launch(plan)
-            with self._mover.beside(plan.copies):
-                return self._launch(plan)
+        with self._inference_mode:
+            if self._stream is None:
+                return self._launch_with_copies(plan)
+            # What the caller has launched so far, such as loading weights, comes before the step.
+            self._stream.wait_stream(torch.cuda.current_stream(self._device))
+            with torch.cuda.stream(self._stream):
+                return self._launch_with_copies(plan)
 
-    def _on_stream(self) -> AbstractContextManager[object]:
-        if self._stream is None:
-            return nullcontext()
-        # What the caller has launched so far, such as loading weights, comes before the step.
-        self._stream.wait_stream(torch.cuda.current_stream(self._device))
-        stream: AbstractContextManager[object] = torch.cuda.stream(self._stream)
-        return stream
+    def _launch_with_copies(self, plan: StepPlan) -> LaunchedStep:
+        if self._mover is None or plan.copies is None:
+            return self._launch(plan)
+        with self._mover.beside(plan.copies):
+            return self._launch(plan)
 
     def _launch(self, plan: StepPlan) -> LaunchedStep:
         readback = readback_from(self._device)

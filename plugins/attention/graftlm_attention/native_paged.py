@@ -123,7 +123,6 @@ class NativePagedAttention(AttentionBackend):
     kernel = "native"
 
     def __init__(self, context: AttentionContext, kernel: ctypes.CDLL, *, matrix_units: bool = True) -> None:
-        self._matrix_units = matrix_units
         self._page_size = context.page_size
         self._dtype = context.dtype
         self._attend = getattr(kernel, _FUNCTIONS[context.dtype, _kv_dtype(context)])
@@ -131,7 +130,7 @@ class NativePagedAttention(AttentionBackend):
         self._attend.restype = None
         self._layers = [_describe(layer, context) for layer in context.layers]
         self._kv = context.kv  # its tensors must live as long as the pointers in _layers
-        self._step = _Step()
+        self._step = _Step(page_size=self._page_size, use_matrix_units=matrix_units)
         self._step_at = ctypes.byref(self._step)
         self._query_lens = np.empty(0, dtype=np.int32)
         self._query_lens_there = torch.from_numpy(self._query_lens)
@@ -143,23 +142,22 @@ class NativePagedAttention(AttentionBackend):
             batch.out_slots.contiguous(), batch.seq_lens.contiguous(), batch.page_table.contiguous()
         )  # fmt: skip
         step = self._step  # which stays where it is: calls that are repeated read it again
+        num_tokens = batch.num_tokens
         step.num_requests = batch.num_requests
-        step.num_tokens = batch.num_tokens
-        step.page_size = self._page_size
+        step.num_tokens = num_tokens
         step.table_columns = page_table.shape[1]
         step.num_threads = torch.get_num_threads()
         step.out_slots = out_slots.data_ptr()
         step.query_lens = self._query_lens_of(batch).data_ptr()
         step.seq_lens = seq_lens.data_ptr()
         step.page_table = page_table.data_ptr()
-        step.use_matrix_units = self._matrix_units
         shared = find_shared_prefixes(batch.page_table_cpu, batch.seq_lens_cpu, batch.num_decodes, self._page_size)
         step.num_groups = 0 if shared is None else len(shared.lens)
         groups: list[Tensor] = []
         if shared is not None:
             groups = [torch.from_numpy(array) for array in shared]
             step.group_starts, step.members, step.shared_lens = [tensor.data_ptr() for tensor in groups]
-        self._prepared = _PreparedStep(batch.num_tokens, (out_slots, seq_lens, page_table, *groups))
+        self._prepared = _PreparedStep(num_tokens, (out_slots, seq_lens, page_table, *groups))
 
     def _query_lens_of(self, batch: ForwardBatch) -> Tensor:
         """Return a batch's query lengths as a tensor, since numpy takes ten times as long to tell an address."""
