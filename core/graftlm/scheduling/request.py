@@ -70,6 +70,10 @@ class Request:
         adapter: what its tokens are computed with besides the model; `namespace` keeps its prefixes apart.
         num_reads_planned, num_reads_reported: prompt positions, from `first_read` on, whose logits or hidden state a
             step reads, or has delivered.
+        prompt_len: tokens of the prompt.
+        num_tokens: tokens whose values are known on the host: the prompt and the committed output.
+        max_len: tokens it may have at most.
+        is_watched: a token may end it, or bring further ones, by more than what it is: it has stop strings or a grammar.
     """
 
     request_id: str
@@ -106,42 +110,32 @@ class Request:
     num_reads_reported: int = 0
     prefetch: PrefetchTicket | None = None
     _pooled: NDArray[np.float64] | None = None
+    prompt_len: int = field(init=False)
+    num_tokens: int = field(init=False)
+    max_len: int = field(init=False)
+    is_watched: bool = field(init=False)
     _tokens: TokenIds = field(init=False)
-    _num_tokens: int = field(init=False)
 
     def __post_init__(self) -> None:
+        self.prompt_len = self.num_tokens = len(self.prompt_token_ids)
+        self.max_len = self.prompt_len + self.max_new_tokens
+        self.is_watched = self.stop_watch is not None or self.grammar is not None
         self._tokens = self.prompt_token_ids
-        self._num_tokens = len(self.prompt_token_ids)
-
-    @property
-    def prompt_len(self) -> int:
-        """Tokens of the prompt."""
-        return len(self.prompt_token_ids)
-
-    @property
-    def num_tokens(self) -> int:
-        """Tokens whose values are known on the host: the prompt and the committed output."""
-        return self._num_tokens
 
     @property
     def num_output_tokens(self) -> int:
         """Committed output tokens."""
-        return self._num_tokens - len(self.prompt_token_ids)
-
-    @property
-    def max_len(self) -> int:
-        """Tokens it may have at most."""
-        return len(self.prompt_token_ids) + self.max_new_tokens
+        return self.num_tokens - self.prompt_len
 
     @property
     def token_ids(self) -> TokenIds:
         """int32 [num_tokens], a view of prompt and committed output."""
-        return self._tokens[: self._num_tokens]
+        return self._tokens[: self.num_tokens]
 
     @property
     def output_token_ids(self) -> TokenIds:
         """int32 [num_output_tokens], a view of the committed output."""
-        return self._tokens[len(self.prompt_token_ids) : self._num_tokens]
+        return self._tokens[len(self.prompt_token_ids) : self.num_tokens]
 
     @property
     def reusable_len(self) -> int:
@@ -151,7 +145,7 @@ class Request:
         """
         if self.num_reads_planned < self.num_reads:
             return self.first_read + self.num_reads_planned
-        return self._num_tokens - 1
+        return self.num_tokens - 1
 
     @property
     def first_read(self) -> int:
@@ -206,18 +200,18 @@ class Request:
 
     def append(self, token_id: int) -> None:
         """Commit one sampled token."""
-        if self._num_tokens == len(self._tokens):
-            grown = np.empty(min(2 * self._num_tokens + 16, self.max_len + 1), dtype=np.int32)
-            grown[: self._num_tokens] = self._tokens
+        if self.num_tokens == len(self._tokens):
+            grown = np.empty(min(2 * self.num_tokens + 16, self.max_len + 1), dtype=np.int32)
+            grown[: self.num_tokens] = self._tokens
             self._tokens = grown
-        self._tokens[self._num_tokens] = token_id
-        self._num_tokens += 1
+        self._tokens[self.num_tokens] = token_id
+        self.num_tokens += 1
 
     def replace_latest(self, num_dropped: int, token_ids: Sequence[int]) -> None:
         """Commit tokens in the place of the latest ones. Keys made before keep what they hold."""
         if num_dropped:
-            self._num_tokens -= num_dropped
-            self._tokens = self._tokens[: self._num_tokens].copy()
+            self.num_tokens -= num_dropped
+            self._tokens = self._tokens[: self.num_tokens].copy()
         for token_id in token_ids:
             self.append(token_id)
 

@@ -264,7 +264,7 @@ class Scheduler:
         if len(token_ids) != len(requests):
             sampling = tuple([requests[b] for b in plan.sample_idx.tolist()])
         for i, request in enumerate(sampling):
-            if _is_stale(request, plan):
+            if request.status is _FINISHED or plan.step_id < request.valid_from_step:  # `_is_stale`, of every token
                 continue
             if i in errors:
                 self._distrust(request, errors[i])
@@ -379,6 +379,9 @@ class Scheduler:
         self._generated_tokens += 1
         if request.first_token_s is None:
             request.first_token_s = now
+        if not (request.is_watched or token_id in request.stop_token_ids or request.num_tokens >= request.max_len):
+            self._updates.append(RequestUpdate.of(request, (token_id,), logprobs))
+            return
         try:
             finish = _finish_after(request, token_id)
         except RequestError as error:  # its grammar goes no further
