@@ -1,11 +1,12 @@
 """Times a whole step of an engine around a model that computes nothing: everything that is not the model.
 
-    python benchmarks/step_host.py [--steps N] [--json FILE]
+    python benchmarks/step_host.py [--steps N] [--rounds N] [--json FILE]
 
 A plugin brings a model of one layer whose hidden states and logits are constants, so that what is left is the host's
 work: planning, the batch's tensors, preparing attention, the sampler's calls, committing, text, and the streams.
 "Wall" is the time from step to step; "CPU" that of all threads. Then one thing grows at a time over three decades,
-beside one running request: cached tokens, waiting requests, pages; a step's time should not.
+beside one running request: cached tokens, waiting requests, pages; a step's time should not. Sizes are timed in turns,
+several rounds of each. The table, as JSON, and a plot are saved.
 """
 
 import argparse
@@ -15,6 +16,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -41,6 +43,7 @@ VOCAB_SIZE = 320
 TOKEN_ID = 100
 DECADES = (1_000, 10_000, 100_000)
 WAITING = (100, 1_000, 10_000)
+BATCHES = (1, 16, 64, 256)
 
 
 class NullModel(Model):
@@ -112,10 +115,32 @@ class NullPlugin:
 
 
 @dataclass(frozen=True, slots=True)
-class Cell:
-    """What one setting came to, in microseconds a step."""
+class Setting:
+    """What an engine does while its steps are timed.
 
-    setting: str
+    Attributes:
+        group: settings of one group are timed in turns; all but one thing is the same in them.
+        size: of that thing.
+        running, waiting: requests.
+        pages: of the KV memory, one token each; 0: as many as the requests need.
+        cached_tokens: of other prompts.
+    """
+
+    group: str
+    size: int
+    overlap: bool = False
+    running: int = 1
+    waiting: int = 0
+    pages: int = 0
+    cached_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """What one setting came to, in microseconds a step: medians of the rounds."""
+
+    group: str
+    size: int
     overlap: bool
     wall_us: float
     cpu_us: float
@@ -136,61 +161,94 @@ def params(steps: int) -> SamplingParams:
     return SamplingParams(temperature=0, max_tokens=steps, ignore_eos=True)
 
 
-def by_batch(model: Path, steps: int) -> Iterator[Cell]:
-    """Time steps of several batches, with overlap and without."""
-    for overlap in (False, True):
-        plugin = NullPlugin()
-        with engine(model, plugin, overlap=overlap, kv_tokens=1 << 19) as it:
-            for batch in (1, 16, 64, 256):
-                it.generate([[1 + i % 300, 2, 3] for i in range(batch)], params(steps))
-                wall_us, cpu_us = plugin.microseconds(batch)
-                yield Cell(f"{batch} running", overlap, wall_us, cpu_us)
+def settings(steps: int) -> list[Setting]:
+    """List what is timed."""
+    batches = [
+        Setting("running requests", batch, overlap, running=batch) for overlap in (False, True) for batch in BATCHES
+    ]
+    pages = [Setting("pages", size, pages=size + 4 * steps) for size in DECADES]
+    cached = [Setting("cached tokens", size, pages=2 * max(DECADES), cached_tokens=size) for size in DECADES]
+    waiting = [Setting("waiting requests", size, waiting=size) for size in WAITING]
+    return [*batches, *pages, *cached, *waiting]
 
 
-def growing(model: Path, steps: int) -> Iterator[Cell]:
-    """Time steps of one request while something else grows."""
-    for size in DECADES:
-        plugin = NullPlugin()
-        with engine(model, plugin, overlap=False, kv_tokens=size + 4 * steps) as it:
-            it.generate([5, 6, 7], params(steps))
-            wall_us, cpu_us = plugin.microseconds(1)
-            yield Cell(f"{size:,} pages", False, wall_us, cpu_us)
-    plugin = NullPlugin()
-    with engine(model, plugin, overlap=False, kv_tokens=2 * max(DECADES)) as it:
-        cached = 0
-        for size in DECADES:
-            while cached < size:
-                num = min(200, size - cached)
-                it.generate([[1 + (cached + 7 * i) % 319 for i in range(num)]], params(1))
-                cached += num
-            plugin.ends.clear()
-            it.generate([5, 6, 7], params(steps))
-            wall_us, cpu_us = plugin.microseconds(1)
-            yield Cell(f"{size:,} cached tokens", False, wall_us, cpu_us)
-    for size in WAITING:
-        plugin = NullPlugin()
-        with engine(model, plugin, overlap=False, kv_tokens=8192, rows=1) as it:
-            prompts = [[5, 6, 7]] + [[8, 9, 10]] * size
-            it.generate(prompts, [params(4000)] + [params(1)] * size)
-            wall_us, cpu_us = plugin.microseconds(1, waiting=size)
-            yield Cell(f"{size:,} waiting", False, wall_us, cpu_us)
+class Timed:
+    """An engine in one setting.
+
+    Args:
+        model: the checkpoint.
+        steps: to time in each round.
+    """
+
+    def __init__(self, setting: Setting, model: Path, steps: int) -> None:
+        self.setting = setting
+        self._steps = steps
+        self._plugin = NullPlugin()
+        tokens = setting.pages or setting.running * (steps + 16)
+        rows = 1 if setting.waiting else 256
+        self._engine = engine(model, self._plugin, overlap=setting.overlap, kv_tokens=tokens, rows=rows)
+        for first in range(0, setting.cached_tokens, 200):
+            num = min(200, setting.cached_tokens - first)
+            self._engine.generate([[1 + (first + 7 * i) % 319 for i in range(num)]], params(1))
+
+    def round(self) -> tuple[float, float]:
+        """Return the wall and the CPU time of a step, in microseconds."""
+        setting = self.setting
+        self._plugin.ends.clear()
+        prompts = [[1 + i % 300, 2, 3] for i in range(setting.running)] + [[8, 9, 10]] * setting.waiting
+        lengths = [params(self._steps)] * setting.running + [params(1)] * setting.waiting
+        self._engine.generate(prompts, lengths)
+        return self._plugin.microseconds(setting.running, setting.waiting)
+
+    def close(self) -> None:
+        """Close the engine."""
+        self._engine.close()
+
+
+def timed(found: Sequence[Setting], model: Path, steps: int, rounds: int) -> Iterator[Cell]:
+    """Time settings in turns, so that a machine that is slower for a while is slower for all of them."""
+    with ExitStack() as stack:
+        rigs = [stack.enter_context(closing(Timed(setting, model, steps))) for setting in found]
+        taken = [[rig.round() for rig in rigs] for _ in range(rounds)]
+    for setting, times in zip(found, zip(*taken, strict=True), strict=True):
+        wall, cpu = (statistics.median(column) for column in zip(*times, strict=True))
+        yield Cell(setting.group, setting.size, setting.overlap, wall, cpu)
+
+
+def plot(cells: Sequence[Cell], path: Path) -> None:
+    """Draw the time of a step over what grows."""
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(7, 5))
+    for group in dict.fromkeys(cell.group for cell in cells):
+        row = [cell for cell in cells if cell.group == group and not cell.overlap]
+        axes.plot([cell.size for cell in row], [cell.wall_us for cell in row], marker="o", label=group)
+    axes.set(xscale="log", ylim=(0, None), xlabel="how many", ylabel="µs a step, without the model")
+    axes.legend()
+    axes.grid(alpha=0.3)
+    figure.tight_layout()
+    figure.savefig(path, metadata={"Date": None})
 
 
 def main() -> None:
-    """Print a table and save it."""
+    """Print a table; save it and a plot."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=400)
     parser.add_argument("--json", type=Path, default=RESULTS)
+    parser.add_argument("--rounds", type=int, default=5)
     args = parser.parse_args()
     table = Table("a step with", "overlap", "wall, µs", "CPU, µs")
     cells: list[Cell] = []
     with tempfile.TemporaryDirectory() as folder:
         model = write_tiny_checkpoint(Path(folder), tokenizer=True, max_position_embeddings=4096)
-        for cell in [*by_batch(model, args.steps), *growing(model, args.steps)]:
-            cells.append(cell)
-            table.add_row(cell.setting, str(cell.overlap), f"{cell.wall_us:.0f}", f"{cell.cpu_us:.0f}")
+        for _, group in itertools.groupby(settings(args.steps), lambda setting: setting.group):
+            cells += timed(list(group), model, args.steps, args.rounds)
+    for cell in cells:
+        what = f"{cell.size:,} {cell.group}"
+        table.add_row(what, str(cell.overlap), f"{cell.wall_us:.0f}", f"{cell.cpu_us:.0f}")
     Console().print(table)
     args.json.write_text(json.dumps([asdict(cell) for cell in cells], indent=1) + "\n", encoding="utf-8")
+    plot(cells, args.json.with_suffix(".svg"))
 
 
 if __name__ == "__main__":

@@ -36,7 +36,9 @@ class Finish:
     failure: Failure | None = None
 
 
-class RequestUpdate(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
+# One is made for every token, and an engine keeps those of a list of prompts until they are asked for: the garbage
+# collector need not look through them, since nothing in them refers back.
+class RequestUpdate(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True, gc=False):
     """New tokens of one request. Travels between processes as it is.
 
     Attributes:
