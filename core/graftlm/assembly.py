@@ -37,6 +37,7 @@ from graftlm.execution.executor import executor_for
 from graftlm.execution.graphs import ReplayedSteps
 from graftlm.execution.kv_store import KVStore
 from graftlm.execution.native_masks import NativeMasks
+from graftlm.execution.native_sampling import NativeSampling
 from graftlm.execution.runner import ModelRunner
 from graftlm.execution.sampler import Sampler
 from graftlm.execution.sparing_runner import SparingRunner
@@ -250,10 +251,11 @@ def assemble(
     tiers = assemble_tiers(config, registry, kv, weights.fingerprint)
     model.bind_attention(attention if tiers is None else AwaitingAttention(attention, tiers.mover.await_layer))
     num_rows = config.scheduling.max_running_requests
-    masks = None
+    masks, sampling = None, None
     if config.model.native_ops and target.device.type == "cpu":
-        masks = NativeMasks.load("g++", user_cache_dir(os.environ))
-    sampler = Sampler(num_rows, model_config.vocab_size, target.device, _processor_factory(registry), masks)
+        kernels = user_cache_dir(os.environ)
+        masks, sampling = NativeMasks.load("g++", kernels), NativeSampling.load("g++", kernels)
+    sampler = Sampler(num_rows, model_config.vocab_size, target.device, _processor_factory(registry), masks, sampling)
     mover = None if tiers is None else tiers.mover
     max_pages = min(memory.num_pages, -(-target.context_len // config.cache.page_size))
     adapter_layers = None if adapters is None else adapters.layers

@@ -10,12 +10,21 @@ from transformers import (
 )
 
 from graftlm.contracts import LogitsProcessor
+from graftlm.execution.native_sampling import NativeSampling
 from graftlm.execution.sampler import Sampler
 from graftlm.plan import RowSetup, TokenMask
 from graftlm.types import SamplingParams
 
 VOCAB = 300
 CPU = torch.device("cpu")
+NATIVE = None  # what samplers are made with
+
+
+@pytest.fixture(autouse=True, params=["torch", "native"])
+def kernels(request, kernel_cache, monkeypatch):
+    if request.param == "native":
+        monkeypatch.setitem(globals(), "NATIVE", NativeSampling.load("g++", kernel_cache))
+        assert NATIVE is not None
 
 
 class Force(LogitsProcessor):
@@ -51,7 +60,7 @@ def make_processor(name, options, context):
 
 
 def make_sampler(*setups, num_rows=8):
-    sampler = Sampler(num_rows, VOCAB, CPU, make_processor)
+    sampler = Sampler(num_rows, VOCAB, CPU, make_processor, native_sampling=NATIVE)
     for setup in setups:
         sampler.set_row(setup)
     return sampler

@@ -13,6 +13,7 @@ from graftlm.execution.batch import to_device
 from graftlm.execution.device_rows import put_rows, take_rows
 from graftlm.execution.logprobs import TokenLogprobs, token_logprobs
 from graftlm.execution.native_masks import NativeMasks
+from graftlm.execution.native_sampling import DrawSettings, NativeSampling
 from graftlm.execution.noise import exponential, noise_keys
 from graftlm.execution.penalties import Penalties
 from graftlm.execution.row_processors import MakeProcessor, RowProcessors
@@ -63,6 +64,7 @@ class Sampler:
         device: of the logits.
         make_processor: makes logits processors.
         native_masks: writes masks on a CPU; None: numpy's operations.
+        native_sampling: chooses tokens on a CPU; None: torch's operations.
     """
 
     def __init__(
@@ -72,9 +74,11 @@ class Sampler:
         device: torch.device,
         make_processor: MakeProcessor,
         native_masks: NativeMasks | None = None,
+        native_sampling: NativeSampling | None = None,
     ) -> None:
         self._device = device
         self._native_masks = native_masks
+        self._native_sampling = native_sampling
         self._penalties = Penalties(num_rows, vocab_size, device)
         self._token_edits = TokenEdits(num_rows, vocab_size, device)
         self._processors = RowProcessors(num_rows, vocab_size, make_processor)
@@ -131,7 +135,7 @@ class Sampler:
 
         Effects: the tokens count towards the penalties, and are the history of the logits processors, of their rows.
         """
-        token_ids, failed = most_likely(logits)
+        token_ids, failed = self._most_likely(logits)
         if token_mask is None and self._are_plain(rows):
             return Sampled(token_ids, failed, {}, None)
         at = rows.astype(np.int64)
@@ -148,13 +152,13 @@ class Sampler:
                 masked = np.searchsorted(worked, token_mask.idx)
                 forbid(scores, masked, token_mask.bits, instead=overruled, native=self._native_masks)
             self._penalties.apply(scores, at[worked])
-            ids, spoilt = most_likely(scores)
-            token_ids = put_rows(token_ids, worked, self._draw(scores, ids, at[worked], positions[worked]))
+            ids, spoilt = self._most_likely(scores)
+            drawn = np.flatnonzero(~self._greedy[at[worked]])
+            ids = put_rows(ids, drawn, self._draw(scores, drawn, at[worked[drawn]], positions[worked[drawn]]))
+            token_ids = put_rows(token_ids, worked, ids)
             failed = put_rows(failed, worked, take_rows(failed, worked) | spoilt)
         elif len(worked):
-            ids = take_rows(token_ids, worked)
-            scores = take_rows(logits, worked).float()
-            token_ids = put_rows(token_ids, worked, self._draw(scores, ids, at[worked], positions[worked]))
+            token_ids = put_rows(token_ids, worked, self._draw(logits, worked, at[worked], positions[worked]))
         self._penalties.count(at, token_ids)
         self._processors.record(at, token_ids)
         errors = {i: self._failures[row] for i, row in enumerate(at.tolist()) if row in self._failures}
@@ -179,22 +183,27 @@ class Sampler:
         self._failures |= self._processors.apply(scores, rows)
         self._token_edits.apply(scores, rows, positions)
 
-    def _draw(self, scores: Tensor, best: Tensor, rows: NDArray[np.int64], positions: NDArray[np.int64]) -> Tensor:
-        """Draw a token for each row that is not greedy, and take the best for those that are.
+    def _most_likely(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        native = self._native_sampling
+        return most_likely(logits) if native is None or not native.takes(logits) else native.most_likely(logits)
 
-        `scores` are float32 [n, V] and not changed; `best` are the most likely tokens, int64 [n], and may be.
-        """
-        local = np.flatnonzero(~self._greedy[rows])
-        if len(local) == 0:
-            return best
-        rows = rows[local]
+    def _draw(
+        self, logits: Tensor, idx: NDArray[np.int64], rows: NDArray[np.int64], positions: NDArray[np.int64]
+    ) -> Tensor:
+        """Draw tokens, int64 [m], from rows `idx` [m] of logits [n, V], which are not changed."""
+        if not len(idx):
+            return torch.empty(0, dtype=torch.int64, device=self._device)
+        keys = noise_keys(self._seed[rows], positions)
+        top_k, top_p, min_p = self._top_k[rows], self._top_p[rows], self._min_p[rows]
+        native = self._native_sampling
+        if native is not None and native.takes(logits):
+            return native.draw(logits, idx, DrawSettings(self._temperature[rows], top_k, top_p, min_p, keys))
         temperature = to_device(self._temperature[rows], self._device)
-        keys = to_device(noise_keys(self._seed[rows], positions[local]), self._device)
-        kept = keep_top_k(take_rows(scores, local), self._top_k[rows])
+        kept = keep_top_k(take_rows(logits, idx).float(), top_k)
         probs = torch.softmax(kept / temperature.float()[:, None], dim=1)
-        probs = keep_top_p(probs, self._top_p[rows])
-        probs = keep_min_p(probs, self._min_p[rows])
-        return put_rows(best, local, draw(probs, exponential(keys, num_noise(probs.shape[1]))))
+        probs = keep_min_p(keep_top_p(probs, top_p), min_p)
+        noise = exponential(to_device(keys, self._device), num_noise(probs.shape[1]))
+        return draw(probs, noise)
 
     def _logprobs(self, logits: Tensor, rows: NDArray[np.int64], token_ids: Tensor) -> TokenLogprobs | None:
         local = np.flatnonzero(self._wants_logprobs[rows])

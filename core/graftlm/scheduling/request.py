@@ -73,7 +73,7 @@ class Request:
         prompt_len: tokens of the prompt.
         num_tokens: tokens whose values are known on the host: the prompt and the committed output.
         max_len: tokens it may have at most.
-        is_watched: a token may end it, or bring further ones, by more than what it is: it has stop strings or a grammar.
+        is_watched: it has stop strings or a grammar: what a token spells may end it, or bring further tokens.
     """
 
     request_id: str

@@ -1,0 +1,364 @@
+// Chooses tokens: the most likely ones, and ones drawn among those that temperature, top-k, top-p and min-p leave.
+//
+// What vocab_blocks.py, sampling_filters.py and noise.py say with torch's operations, one row at a time: a row is read once
+// where it lies, and its weights stay in a core's cache. Whatever is searched for, the largest number of each block of 128
+// columns tells which blocks need not be looked at.
+//
+// GCC's vectors, so that it runs on any CPU, and a plain C interface: it compiles in seconds and is loaded with ctypes.
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <functional>
+#include <limits>
+#include <vector>
+
+namespace {
+
+constexpr int64_t LANES = 16;
+constexpr int64_t BLOCK = 128;  // as in vocab_blocks.py
+constexpr float NOTHING = -std::numeric_limits<float>::infinity();
+constexpr float LOG2_E = 1.44269504f;
+
+typedef float Vec __attribute__((vector_size(4 * LANES)));
+typedef int32_t IntVec __attribute__((vector_size(4 * LANES)));
+typedef uint32_t WordVec __attribute__((vector_size(4 * LANES)));
+typedef uint16_t HalfVec __attribute__((vector_size(2 * LANES)));
+
+inline float number(float x) { return x; }
+
+inline float number(uint16_t bits) {
+    const uint32_t word = static_cast<uint32_t>(bits) << 16;
+    float x;
+    std::memcpy(&x, &word, sizeof x);
+    return x;
+}
+
+inline Vec load(const float* p) {
+    Vec x;
+    std::memcpy(&x, p, sizeof x);
+    return x;
+}
+
+inline Vec load(const uint16_t* p) {
+    HalfVec halves;
+    std::memcpy(&halves, p, sizeof halves);
+    return reinterpret_cast<Vec>(__builtin_convertvector(halves, WordVec) << 16);
+}
+
+// The numbers from p on, NOTHING in place of those from the `count`-th on.
+template <typename T>
+inline Vec load(const T* p, int64_t count) {
+    if (count >= LANES) return load(p);
+    Vec x = Vec{} + NOTHING;
+    for (int64_t i = 0; i < count; ++i) x[i] = number(p[i]);
+    return x;
+}
+
+inline Vec larger(Vec a, Vec b) { return a > b ? a : b; }
+
+// Joins the lanes of a vector, half with half.
+template <typename Join>
+inline float joined(Vec x, const Join& join) {
+    float lanes[LANES];
+    std::memcpy(lanes, &x, sizeof x);
+    for (int64_t half = LANES / 2; half > 0; half /= 2)
+        for (int64_t i = 0; i < half; ++i) lanes[i] = join(lanes[i], lanes[i + half]);
+    return lanes[0];
+}
+
+inline float largest_of(Vec x) {
+    return joined(x, [](float a, float b) { return a > b ? a : b; });
+}
+
+inline float sum_of(Vec x) {
+    return joined(x, [](float a, float b) { return a + b; });
+}
+
+// 2^x for x <= 0 by its Taylor series within half a power of two, to about 2 units in the last place; 0 below -126.
+inline Vec power_of_two(Vec x) {
+    const Vec rounder = Vec{} + 12582912.0f;  // 1.5 * 2^23: a sum with it is a whole number
+    const Vec y = x < -127.0f ? Vec{} - 127.0f : x;
+    const Vec shifted = y + rounder;
+    const Vec r = y - (shifted - rounder);
+    Vec p = Vec{} + 1.540353039e-4f;
+    p = p * r + 1.333355815e-3f;
+    p = p * r + 9.618129108e-3f;
+    p = p * r + 5.550410866e-2f;
+    p = p * r + 2.402265070e-1f;
+    p = p * r + 6.931471806e-1f;
+    p = p * r + 1.0f;
+    const IntVec exponent = reinterpret_cast<IntVec>(shifted) - reinterpret_cast<IntVec>(rounder);
+    const Vec result = p * reinterpret_cast<Vec>((exponent + 127) << 23);
+    return x < -126.0f ? Vec{} : result;
+}
+
+struct Best {
+    float value;  // the largest of all numbers; NaN where there is one
+    int64_t column;
+};
+
+// Finds the first of a row's largest numbers, or its first NaN. Writes each block's largest number; NaNs are passed over.
+template <typename T>
+Best find_best(const T* row, int64_t num_columns, float* block_largest) {
+    Best best{NOTHING, 0};
+    int64_t best_block = 0;
+    IntVec nans{};
+    for (int64_t block = 0; block * BLOCK < num_columns; ++block) {
+        const int64_t start = block * BLOCK, end = std::min(start + BLOCK, num_columns);
+        Vec largest = Vec{} + NOTHING;
+        for (int64_t c = start; c < end; c += LANES) {
+            const Vec x = load(row + c, end - c);
+            largest = larger(x, largest);
+            nans |= x != x;
+        }
+        block_largest[block] = largest_of(largest);
+        if (block_largest[block] > best.value) {
+            best.value = block_largest[block];
+            best_block = block;
+        }
+    }
+    int32_t has_nan = 0;
+    for (int64_t i = 0; i < LANES; ++i) has_nan |= nans[i];
+    if (has_nan) {
+        int64_t c = 0;
+        while (!std::isnan(number(row[c]))) ++c;
+        return {std::numeric_limits<float>::quiet_NaN(), c};
+    }
+    best.column = best_block * BLOCK;
+    while (best.column < num_columns - 1 && number(row[best.column]) != best.value) ++best.column;
+    return best;
+}
+
+// A thread's memory, for rows of some length.
+struct Scratch {
+    std::vector<float> weights, candidates, block_largest, block_sums, order;
+
+    void fit(int64_t num_columns) {
+        const int64_t num_blocks = (num_columns + BLOCK - 1) / BLOCK;
+        for (std::vector<float>* part : {&weights, &candidates}) part->resize(num_blocks * BLOCK);
+        for (std::vector<float>* part : {&block_largest, &block_sums, &order}) part->resize(num_blocks);
+    }
+
+    // What the calling thread keeps from row to row and from step to step: fresh memory takes longer than what is done in it.
+    static Scratch& of_thread(int64_t num_columns) {
+        static thread_local Scratch scratch;
+        scratch.fit(num_columns);
+        return scratch;
+    }
+};
+
+// The k-th largest of a row's numbers, of which there are k or more; `block_largest` are known.
+template <typename T>
+float find_kth_largest(const T* row, int64_t num_columns, int64_t k, Scratch& scratch) {
+    float* const candidates = scratch.candidates.data();
+    const int64_t num_blocks = static_cast<int64_t>(scratch.block_largest.size());
+    float least = NOTHING;  // as many blocks have a number as large: the k-th largest is no smaller
+    if (k <= num_blocks) {
+        scratch.order = scratch.block_largest;
+        std::nth_element(scratch.order.begin(), scratch.order.begin() + (k - 1), scratch.order.end(), std::greater<>());
+        least = scratch.order[k - 1];
+    }
+    int64_t count = 0;
+    for (int64_t block = 0; block < num_blocks; ++block) {
+        if (scratch.block_largest[block] < least) continue;
+        const int64_t end = std::min((block + 1) * BLOCK, num_columns);
+        for (int64_t c = block * BLOCK; c < end; ++c) {
+            candidates[count] = number(row[c]);
+            count += candidates[count] >= least;
+        }
+    }
+    std::nth_element(candidates, candidates + (k - 1), candidates + count, std::greater<>());
+    return candidates[k - 1];
+}
+
+// Weights of about the same size, within 3 %, lie in one bin; none is larger than 1.
+constexpr int BIN_SHIFT = 18;
+constexpr uint32_t NUM_BINS = (127u << (23 - BIN_SHIFT)) + 1;
+
+inline uint32_t bin_of(float weight) {
+    uint32_t bits;
+    std::memcpy(&bits, &weight, sizeof bits);
+    return bits >> BIN_SHIFT;
+}
+
+// Of positive weights, the last one of the largest that add up to `wanted`; the smallest where all do not. Only weights of the
+// bin in which the sum ends are sorted.
+float find_last(float* weights, int64_t count, double wanted) {
+    std::vector<double> sums(NUM_BINS, 0.0);
+    for (int64_t i = 0; i < count; ++i) sums[bin_of(weights[i])] += weights[i];
+    double above = 0.0;
+    uint32_t last = NUM_BINS;  // the last bin seen that holds any
+    for (uint32_t bin = NUM_BINS; bin-- > 0;) {
+        if (sums[bin] == 0.0) continue;
+        if (last < NUM_BINS) above += sums[last];
+        last = bin;
+        if (above + sums[bin] >= wanted) break;
+    }
+    float* const end = std::partition(weights, weights + count, [&](float weight) { return bin_of(weight) == last; });
+    std::sort(weights, end, std::greater<>());
+    for (float* weight = weights; weight != end; ++weight) {
+        above += *weight;
+        if (above >= wanted) return *weight;
+    }
+    return *(end - 1);
+}
+
+inline uint64_t mixed(uint64_t z) {
+    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u;
+    z = (z ^ (z >> 27)) * 0x94D049BB133111EBu;
+    return z ^ (z >> 31);
+}
+
+// The number at a place, counted from 0, of a key's sequence of exponentially distributed numbers; see noise.py.
+inline double noise_at(uint64_t key, int64_t place) {
+    const uint64_t bits = mixed(key + static_cast<uint64_t>(place + 1) * 0x9E3779B97F4A7C15u);
+    return -std::log((static_cast<double>(bits >> 11) + 0.5) * 0x1p-53);
+}
+
+struct Settings {
+    double temperature, top_p, min_p;
+    int64_t top_k;
+    uint64_t key;
+};
+
+// Draws a column. Its row's numbers are no NaN, the largest is finite, `block_largest` are known.
+template <typename T>
+int64_t draw(const T* row, int64_t num_columns, float largest, const Settings& wanted, Scratch& scratch) {
+    float* const weights = scratch.weights.data();
+    const int64_t num_blocks = static_cast<int64_t>(scratch.block_sums.size());
+    const float least = wanted.top_k < num_columns ? find_kth_largest(row, num_columns, wanted.top_k, scratch) : NOTHING;
+    const float scale = LOG2_E / static_cast<float>(wanted.temperature);
+    double total = 0.0;
+    for (int64_t block = 0; block < num_blocks; ++block) {
+        const int64_t start = block * BLOCK;
+        Vec sum{};
+        if (scratch.block_largest[block] < least || scratch.block_largest[block] == NOTHING) {
+            std::fill(weights + start, weights + start + BLOCK, 0.0f);
+        } else {
+            for (int64_t c = start; c < start + BLOCK; c += LANES) {
+                const Vec x = load(row + c, num_columns - c);
+                Vec weight = power_of_two((x - largest) * scale);
+                weight = x >= least && x != NOTHING ? weight : Vec{};
+                std::memcpy(weights + c, &weight, sizeof weight);
+                sum += weight;
+            }
+        }
+        scratch.block_sums[block] = sum_of(sum);
+        total += scratch.block_sums[block];
+    }
+    float bound = static_cast<float>(wanted.min_p);  // the largest weight is 1
+    if (wanted.top_p < 1.0) {
+        // Mostly a few tokens hold enough, and others are not looked at one by one.
+        int64_t count = 0;
+        for (float look : {0x1p-6f, 0x1p-12f, 0x1p-18f, 0.0f}) {
+            count = 0;
+            double sum = 0.0;
+            for (int64_t block = 0; block < num_blocks; ++block) {
+                if (scratch.block_sums[block] < look) continue;  // so is each weight in it
+                for (int64_t c = block * BLOCK; c < (block + 1) * BLOCK; ++c) {
+                    const bool is_candidate = weights[c] >= look && weights[c] > 0.0f;
+                    scratch.candidates[count] = weights[c];
+                    count += is_candidate;
+                    sum += is_candidate ? weights[c] : 0.0f;
+                }
+            }
+            if (sum >= wanted.top_p * total) break;
+        }
+        bound = std::max(bound, find_last(scratch.candidates.data(), count, wanted.top_p * total));
+    }
+    int64_t best_block = 0;
+    double best = 0.0;
+    for (int64_t block = 0; block < num_blocks; ++block) {
+        float sum = scratch.block_sums[block];
+        if (sum < bound || sum <= 0.0f) continue;
+        if (bound > 0.0f) {
+            Vec kept{};
+            for (int64_t c = block * BLOCK; c < (block + 1) * BLOCK; c += LANES) {
+                const Vec weight = load(weights + c);
+                kept += weight >= bound ? weight : Vec{};
+            }
+            sum = sum_of(kept);
+            if (sum == 0.0f) continue;
+        }
+        const double time = sum / noise_at(wanted.key, block);
+        if (time > best) {
+            best = time;
+            best_block = block;
+        }
+    }
+    int64_t chosen = best_block * BLOCK;
+    best = 0.0;
+    for (int64_t i = 0; i < BLOCK; ++i) {
+        const float weight = weights[best_block * BLOCK + i];
+        if (weight < bound || weight == 0.0f) continue;
+        const double time = weight / noise_at(wanted.key, num_blocks + i);
+        if (time > best) {
+            best = time;
+            chosen = best_block * BLOCK + i;
+        }
+    }
+    return chosen;
+}
+
+template <typename T>
+void find_most_likely(const T* logits, int64_t row_stride, int64_t num_rows, int64_t num_columns, int64_t* columns,
+                      bool* is_bad, int64_t num_threads) {
+#pragma omp parallel num_threads(num_threads)
+    {
+        Scratch& scratch = Scratch::of_thread(num_columns);
+#pragma omp for schedule(static)
+        for (int64_t r = 0; r < num_rows; ++r) {
+            const Best best = find_best(logits + r * row_stride, num_columns, scratch.block_largest.data());
+            columns[r] = best.column;
+            is_bad[r] = !std::isfinite(best.value);
+        }
+    }
+}
+
+template <typename T>
+void draw_rows(const T* logits, int64_t row_stride, int64_t num_rows, int64_t num_columns, const int64_t* whole,
+               const double* real, int64_t* columns, int64_t num_threads) {
+#pragma omp parallel num_threads(num_threads)
+    {
+        Scratch& scratch = Scratch::of_thread(num_columns);
+#pragma omp for schedule(dynamic)
+        for (int64_t i = 0; i < num_rows; ++i) {
+            const Settings wanted{real[i], real[num_rows + i], real[2 * num_rows + i], whole[num_rows + i],
+                                  static_cast<uint64_t>(whole[2 * num_rows + i])};
+            const T* row = logits + whole[i] * row_stride;
+            const Best best = find_best(row, num_columns, scratch.block_largest.data());
+            columns[i] = std::isfinite(best.value) ? draw(row, num_columns, best.value, wanted, scratch) : best.column;
+        }
+    }
+}
+
+}  // namespace
+
+extern "C" {
+
+// logits [n, V], rows `row_stride` apart; columns [n]; is_bad [n].
+void graftlm_most_likely_float32(const float* logits, int64_t row_stride, int64_t num_rows, int64_t num_columns,
+                                 int64_t* columns, bool* is_bad, int64_t num_threads) {
+    find_most_likely(logits, row_stride, num_rows, num_columns, columns, is_bad, num_threads);
+}
+
+void graftlm_most_likely_bfloat16(const uint16_t* logits, int64_t row_stride, int64_t num_rows, int64_t num_columns,
+                                  int64_t* columns, bool* is_bad, int64_t num_threads) {
+    find_most_likely(logits, row_stride, num_rows, num_columns, columns, is_bad, num_threads);
+}
+
+// logits [n, V], rows `row_stride` apart; whole [3, m]: rows of them, top_k, which is at least 1, and keys; real [3, m]:
+// temperature, top_p and min_p; columns [m].
+void graftlm_draw_float32(const float* logits, int64_t row_stride, int64_t num_rows, int64_t num_columns, const int64_t* whole,
+                          const double* real, int64_t* columns, int64_t num_threads) {
+    draw_rows(logits, row_stride, num_rows, num_columns, whole, real, columns, num_threads);
+}
+
+void graftlm_draw_bfloat16(const uint16_t* logits, int64_t row_stride, int64_t num_rows, int64_t num_columns,
+                           const int64_t* whole, const double* real, int64_t* columns, int64_t num_threads) {
+    draw_rows(logits, row_stride, num_rows, num_columns, whole, real, columns, num_threads);
+}
+
+}  // extern "C"
