@@ -26,11 +26,11 @@ T_co = TypeVar("T_co", covariant=True)
 class Outcome(Protocol[T_co]):
     """What comes of a step, or of a call: the part of a `Future` that is used."""
 
-    def result(self) -> T_co:
-        """Wait for it, and return it or raise what it raised."""
+    def result(self, timeout: float | None = None) -> T_co:
+        """Wait for it, for so many seconds at most, and return it or raise what it raised."""
         ...
 
-    def exception(self) -> BaseException | None:
+    def exception(self, timeout: float | None = None) -> BaseException | None:
         """Wait for it, and return what it raised."""
         ...
 
@@ -109,10 +109,10 @@ class _Settled(Generic[T]):
     def __init__(self, value: T) -> None:
         self._value = value
 
-    def result(self) -> T:
+    def result(self, timeout: float | None = None) -> T:
         return self._value
 
-    def exception(self) -> None:
+    def exception(self, timeout: float | None = None) -> None:
         return None
 
 
@@ -122,10 +122,10 @@ class _Failed:
     def __init__(self, error: BaseException) -> None:
         self._error = error
 
-    def result(self) -> NoReturn:
+    def result(self, timeout: float | None = None) -> NoReturn:
         raise self._error
 
-    def exception(self) -> BaseException:
+    def exception(self, timeout: float | None = None) -> BaseException:
         return self._error
 
 
