@@ -127,7 +127,8 @@ class ModelSettings(Section):
     )
     native_ops: bool = Field(
         default=True,
-        description="Compute norms, rotation and activation each in one pass, and choose tokens, by kernels compiled for this device.",
+        description="Compute norms, rotation and activation each in one pass, and choose tokens, by kernels compiled "
+        "for this device.",
     )
     prepack: bool = Field(
         default=True,

@@ -42,7 +42,7 @@ class StepExecutor(Protocol):
         """Start a step; its error, if any, is in the outcome."""
         ...
 
-    def call(self, function: Callable[[], None]) -> Outcome[None]:
+    def call(self, function: Callable[[], T]) -> Outcome[T]:
         """Run a function in the thread that runs the steps, after those under way."""
         ...
 
@@ -91,13 +91,12 @@ class InlineExecutor:
         except BaseException as error:  # whoever asks must hear of it
             return _Failed(error)
 
-    def call(self, function: Callable[[], None]) -> Outcome[None]:
+    def call(self, function: Callable[[], T]) -> Outcome[T]:
         """Run a function."""
         try:
-            function()
+            return _Settled(function())
         except BaseException as error:
             return _Failed(error)
-        return _Settled(None)
 
     def close(self) -> None:
         """Do nothing: no step is ever under way."""
@@ -142,9 +141,9 @@ class WorkerExecutor:
         self._worker.put(lambda: _run_into(future, lambda: self._run(plan)))
         return future
 
-    def call(self, function: Callable[[], None]) -> Future[None]:
+    def call(self, function: Callable[[], T]) -> Future[T]:
         """Queue a function for the worker."""
-        future: Future[None] = Future()
+        future: Future[T] = Future()
         self._worker.put(lambda: _run_into(future, function))
         return future
 
@@ -167,9 +166,9 @@ class LaunchExecutor:
         self._launcher.put(lambda: self._launch_into(future, plan))
         return future
 
-    def call(self, function: Callable[[], None]) -> Future[None]:
+    def call(self, function: Callable[[], T]) -> Future[T]:
         """Queue a function for the launching thread, which first waits for the steps launched before."""
-        future: Future[None] = Future()
+        future: Future[T] = Future()
         self._launcher.put(lambda: self._call_into(future, function))
         return future
 
@@ -186,7 +185,7 @@ class LaunchExecutor:
         else:
             self._waiter.put(lambda: _run_into(future, launched.result))
 
-    def _call_into(self, future: Future[None], function: Callable[[], None]) -> None:
+    def _call_into(self, future: Future[T], function: Callable[[], T]) -> None:
         settled = threading.Event()
         self._waiter.put(settled.set)
         settled.wait()

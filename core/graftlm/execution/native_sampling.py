@@ -21,7 +21,7 @@ _logger = logging.getLogger(__name__)
 _SOURCE = Path(__file__).with_name("sampling.cpp")
 _ADDRESS, _SIZE = ctypes.c_void_p, ctypes.c_int64
 _DTYPES: Final = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
-#: From so many logits on, a second thread gains more than waking it costs.
+#: From so many logits on, in several rows, a second thread gains more than waking it costs.
 _PARALLEL_LOGITS: Final = 1 << 16
 
 
@@ -45,8 +45,9 @@ class DrawSettings:
 class NativeSampling:
     """Does `most_likely` and `draw` of `vocab_blocks` and the filters between, reading each row once.
 
-    What it draws is what they draw, with the same noise, but for sums of weights that are added in another order: about
-    one draw in a million comes out differently.
+    With the same noise it draws what they draw, unless a number decides that the two have rounded differently: sums of
+    weights, which they add in another order, and weights beside the bounds of top-p and min-p, which they compare as
+    probabilities. That is about one draw in a million; more where many tokens are as likely as a bound to seven digits.
 
     Args:
         library: compiled from sampling.cpp.
@@ -88,7 +89,7 @@ class NativeSampling:
         columns, is_bad = torch.empty(num_rows, dtype=torch.int64), torch.empty(num_rows, dtype=torch.bool)
         self._most_likely[logits.dtype](
             logits.data_ptr(), logits.stride(0), num_rows, num_columns, columns.data_ptr(), is_bad.data_ptr(),
-            _num_threads(num_rows * num_columns),
+            _num_threads(num_rows, num_columns),
         )  # fmt: skip
         return columns, is_bad
 
@@ -116,7 +117,7 @@ class NativeSampling:
         columns = torch.zeros(num_rows, dtype=torch.int64)
         self._draw[logits.dtype](
             logits.data_ptr(), logits.stride(0), num_rows, logits.shape[1], whole.data_ptr(), real.data_ptr(),
-            columns.data_ptr(), _num_threads(num_rows * logits.shape[1]),
+            columns.data_ptr(), _num_threads(num_rows, logits.shape[1]),
         )  # fmt: skip
         return columns
 
@@ -128,5 +129,6 @@ class NativeSampling:
             )
 
 
-def _num_threads(num_logits: int) -> int:
-    return 1 if num_logits < _PARALLEL_LOGITS else torch.get_num_threads()
+def _num_threads(num_rows: int, num_columns: int) -> int:
+    """Return how many threads share the rows; one row is one thread's."""
+    return 1 if num_rows == 1 or num_rows * num_columns < _PARALLEL_LOGITS else torch.get_num_threads()
