@@ -154,7 +154,8 @@ class Sampler:
             self._penalties.apply(scores, at[worked])
             ids, spoilt = self._most_likely(scores)
             drawn = np.flatnonzero(~self._greedy[at[worked]])
-            ids = put_rows(ids, drawn, self._draw(scores, drawn, at[worked[drawn]], positions[worked[drawn]]))
+            if len(drawn):
+                ids = put_rows(ids, drawn, self._draw(scores, drawn, at[worked[drawn]], positions[worked[drawn]]))
             token_ids = put_rows(token_ids, worked, ids)
             failed = put_rows(failed, worked, take_rows(failed, worked) | spoilt)
         elif len(worked):
@@ -191,8 +192,6 @@ class Sampler:
         self, logits: Tensor, idx: NDArray[np.int64], rows: NDArray[np.int64], positions: NDArray[np.int64]
     ) -> Tensor:
         """Draw tokens, int64 [m], from rows `idx` [m] of logits [n, V], which are not changed."""
-        if not len(idx):
-            return torch.empty(0, dtype=torch.int64, device=self._device)
         keys = noise_keys(self._seed[rows], positions)
         top_k, top_p, min_p = self._top_k[rows], self._top_p[rows], self._min_p[rows]
         native = self._native_sampling
