@@ -102,7 +102,7 @@ import graftlm_cache
 def create(options, context):
     cache = inner.create(options, context)
     evict = cache.evict
-    cache.evict = lambda num_pages: evict(num_pages - (num_pages > 1))
+    cache.evict = lambda num_pages: evict(max(num_pages - 1, 0))  # so often wrong that few histories are all right
     return cache
 
 @hookimpl
