@@ -103,7 +103,7 @@ class InlineExecutor:
 
 
 class _Settled(Generic[T]):
-    """Something that has been computed, without the locks of a future, which cost a tenth of a small step."""
+    """Something that has been computed; without a future's locks, which take microseconds to make."""
 
     def __init__(self, value: T) -> None:
         self._value = value

@@ -43,7 +43,7 @@ class DrawSettings:
 
 
 class NativeSampling:
-    """Does `most_likely` and `draw` of `vocab_blocks` and the filters between, reading each row once.
+    """Does `most_likely` and `draw` of `vocab_blocks` and the filters between, one row at a time.
 
     With the same noise it draws what they draw, unless a number decides that the two have rounded differently: sums of
     weights, which they add in another order, and weights beside the bounds of top-p and min-p, which they compare as

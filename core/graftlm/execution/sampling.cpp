@@ -1,8 +1,8 @@
 // Chooses tokens: the most likely ones, and ones drawn among those that temperature, top-k, top-p and min-p leave.
 //
-// What vocab_blocks.py, sampling_filters.py and noise.py say with torch's operations, one row at a time: a row is read once
-// where it lies, and its weights stay in a core's cache. Whatever is searched for, the largest number of each block of 128
-// columns tells which blocks need not be looked at.
+// What vocab_blocks.py, sampling_filters.py and noise.py say with torch's operations, one row at a time: a row is read where it
+// lies, and stays in a core's cache, as its weights do, until its token is chosen. Whatever is searched for, the largest number
+// of each block of 128 columns tells which blocks need not be looked at.
 //
 // GCC's vectors, so that it runs on any CPU, and a plain C interface: it compiles in seconds and is loaded with ctypes.
 

@@ -205,7 +205,7 @@ def _advance_few(
 
 def _copied_rows(page_table: NDArray[np.int32], rows: NDArray[np.int32], num_columns: int) -> NDArray[np.int32]:
     """Return a copy of some rows: steps read it while later ones are planned."""
-    if len(rows) == 1:  # at a fifth of the cost
+    if len(rows) == 1:  # at less than half of the cost
         row = int(rows[0])
         return page_table[row : row + 1, :num_columns].copy()
     return page_table[rows, :num_columns]

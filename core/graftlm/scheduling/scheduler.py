@@ -34,7 +34,7 @@ __all__ = ["Scheduler", "SchedulerCounters", "SchedulerLimits"]
 
 logger = logging.getLogger(__name__)
 
-_FINISHED: Final = RequestStatus.FINISHED  # every token asks for it, and an enum takes as long as a call to answer
+_FINISHED: Final = RequestStatus.FINISHED  # every token asks for it, and an enum's member takes longer to find
 
 
 @dataclass(frozen=True, slots=True)
