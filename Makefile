@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help demo serve test lint format docs bench gpu-check fuzz train-demo clean
+.PHONY: help demo serve test lint format docs bench gpu-check fuzz random-steps train-demo clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
@@ -54,6 +54,9 @@ gpu-check: $(VENV)/.installed-dev  ## tests and measurements on a CUDA device; A
 
 fuzz: $(VENV)/.installed-dev  ## 5,000 requests made from the server's OpenAPI document
 	$(BIN)/python tests/server/fuzz.py $(ARGS)
+
+random-steps: $(VENV)/.installed-dev  ## 2,000,000 scheduler steps over a fake device, every page checked after each
+	$(BIN)/python tests/scheduling/random_steps.py $(ARGS)
 
 train-demo: $(VENV)/.installed-dev  ## train the bundled model again, into build/demo
 	$(BIN)/python -m graftlm.demo.train --out build/demo

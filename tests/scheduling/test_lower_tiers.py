@@ -122,6 +122,19 @@ class Crowd:
                 assert "out of memory" in end.error
 
 
+def play(crowd, steps):
+    """Let random things happen for some steps, wait for every request, and check answers and pages."""
+    for _ in range(steps):
+        crowd.act()
+        crowd.step()
+    for _ in range(2000):
+        if not crowd.scheduler.has_work:
+            break
+        crowd.step()
+    crowd.check()
+    assert crowd.kv.usage.owned == crowd.kv.usage.locked == 0
+
+
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("policy", ["write_through", "write_through_selective", "write_back"])
 @pytest.mark.parametrize("page_size", [1, 4, 8])
@@ -129,18 +142,10 @@ def test_random_crowds_get_what_they_get_alone(page_size, policy, overlap):
     loaded = retracted = 0
     for seed in range(3):
         crowd = Crowd(seed, page_size, policy, overlap)
-        for _ in range(200):
-            crowd.act()
-            crowd.step()
-        for _ in range(2000):
-            if not crowd.scheduler.has_work:
-                break
-            crowd.step()
-        crowd.check()
+        play(crowd, 200)
         stats = crowd.loop.stats()
         loaded += stats.cached_host_tokens
         retracted += stats.retractions
-        assert crowd.kv.usage.owned == crowd.kv.usage.locked == 0
         crowd.loop.close()
     assert loaded > 0
     assert retracted > 0

@@ -1,17 +1,21 @@
-"""Ten thousand random steps: arrivals, aborts, timeouts, eviction, retraction, failures; no page is ever lost.
+"""Ten thousand random steps with arrivals, grammars, aborts, timeouts, eviction, retraction and failures leak no page.
 
-`debug` lets the step loop check after every step that each page has exactly one owner; a violation would end requests
-with an error, which these tests do not forgive.
+With `debug`, the step loop checks after every step that each page has exactly one owner. A violation ends requests with
+an error that these tests do not accept. `random_steps.py` plays the same storms for millions of steps.
 """
 
 import random
+from concurrent.futures import Future
 
 import pytest
 
 import graftlm_scheduling
-from graftlm.contracts import SchedulingContext
+from graftlm.contracts import GrammarKind, GrammarSpec, SchedulingContext
 from graftlm.errors import NeverFitsError
 from graftlm.memory import WindowSpan
+from graftlm.scheduling import RequestGrammar
+from graftlm.testing import FakeGrammarBackend
+from graftlm.testing.fake_device import expected_output
 from graftlm.types import FinishReason, SamplingParams
 
 #: (page size, chunk, overlap, reuse, seed, policy); together they make 10,000 steps.
@@ -28,6 +32,15 @@ CASES = [
     (16, 16, True, False, 10, "lof"),
 ]
 STEPS_PER_CASE = 1000
+VOCAB = 50
+STOP = VOCAB - 1
+GRAMMARS = FakeGrammarBackend([*(chr(ord("A") + i) for i in range(STOP)), ""], VOCAB, [STOP])
+#: What the device and `Storm` may make a request fail with.
+EXPECTED_ERRORS = {
+    "logits are not finite",
+    "hidden states are not finite",
+    "RuntimeError: the device is out of memory",
+}
 POLICIES = {provider.name: provider for provider in graftlm_scheduling.provide_scheduling_policies()}
 
 
@@ -39,6 +52,7 @@ class Storm:
         self.random = random.Random(seed)
         self.num_added = 0
         self.num_refused = 0
+        self.words = {}  # request id -> its grammar
         self.prefixes = [[self.random.randrange(50) for _ in range(n)] for n in (5, 17, 40, 64)]
 
     def arrive(self):
@@ -55,12 +69,17 @@ class Storm:
         if pooling is not None:
             self.rig.add_embedding(f"r{self.num_added}", prompt, pooling, **fields)
             return
+        if draw.random() < 0.15:
+            # Words of two letters and more: no mask is ever empty.
+            words = " ".join("".join(draw.sample("ABCDEFGH", draw.randint(2, 5))) for _ in range(draw.randint(1, 40)))
+            fields["grammar"] = grammar(words)
+            self.words[f"r{self.num_added}"] = words
         try:
             self.rig.add(
                 f"r{self.num_added}",
                 prompt,
                 max_new_tokens=draw.choice([1, 3, 10, 40, 150]),
-                stop=tuple(draw.sample(range(50), draw.choice([0, 0, 2]))),
+                stop=() if "grammar" in fields else tuple(draw.sample(range(VOCAB), draw.choice([0, 0, 2]))),
                 params=SamplingParams(
                     prompt_logprobs=draw.choice([None, None, None, 0]),
                     prompt_logprobs_start=self.num_added % 2 * (self.num_added % 61),
@@ -69,6 +88,7 @@ class Storm:
             )
         except NeverFitsError:
             self.num_refused += 1
+            self.words.pop(f"r{self.num_added}", None)
 
     def abort_one(self):
         unfinished = [r for r, updates in self.rig.updates.items() if not updates or updates[-1].finish is None]
@@ -92,8 +112,51 @@ class Storm:
         self.rig.step()
 
 
-@pytest.mark.parametrize(("page_size", "chunk", "overlap", "reuse", "seed", "policy"), CASES)
-def test_every_page_is_accounted_for_after_every_step(make_rig, page_size, chunk, overlap, reuse, seed, policy):
+def grammar(words):
+    compiled = Future()
+    compiled.set_result(GRAMMARS.compile(GrammarSpec(GrammarKind.EBNF, words)))
+    return RequestGrammar(compiled, lambda: 1e9, VOCAB, GRAMMARS.fill_bitmasks)
+
+
+def assert_right_under_grammar(rig, request_id, words):
+    """The request has the device's tokens among those that its grammar allowed, and ended where the grammar did."""
+    request, finish = rig.requests[request_id], rig.finish(request_id)
+    matcher = GRAMMARS.compile(GrammarSpec(GrammarKind.EBNF, words)).matcher()
+    expected = expected_output(request.prompt_token_ids.tolist(), request.max_new_tokens, VOCAB, matcher)
+    if finish.reason in (FinishReason.STOP, FinishReason.LENGTH):
+        assert rig.tokens[request_id] == expected
+        assert finish.reason is (FinishReason.STOP if expected[-1] == STOP else FinishReason.LENGTH)
+    else:
+        assert rig.tokens[request_id] == expected[: len(rig.tokens[request_id])]
+
+
+def assert_right_answers(rig, storm):
+    """Every request ended with its own tokens, and only for a reason that `Storm` may have caused."""
+    for request_id in rig.requests:
+        words = storm.words.get(request_id)
+        if words is None:
+            rig.assert_right(request_id)
+        else:
+            assert_right_under_grammar(rig, request_id, words)
+    finishes = [rig.finish(request_id) for request_id in rig.requests]
+    assert {finish.error for finish in finishes if finish.reason is FinishReason.ERROR} <= EXPECTED_ERRORS
+    assert rig.scheduler.counters.finished_requests == len(rig.requests)
+
+
+def assert_right_prompt_logprobs(rig):
+    for request_id, request in rig.requests.items():
+        reported = [entry.token_id for update in rig.updates[request_id] for entry in update.prompt_logprobs]
+        wanted = request.prompt_token_ids[max(request.params.prompt_logprobs_start, 1) :].tolist()
+        if request.params.prompt_logprobs is None:
+            assert not reported
+        elif rig.finish(request_id).reason in (FinishReason.STOP, FinishReason.LENGTH):
+            assert reported == wanted
+        else:
+            assert reported == wanted[: len(reported)]
+
+
+def play(make_rig, steps, page_size, chunk, overlap, reuse, seed, policy):
+    """Play a storm over one memory, with every invariant checked; returns the rig."""
     rig = make_rig(
         num_pages=160 // page_size,
         page_size=page_size,
@@ -105,34 +168,26 @@ def test_every_page_is_accounted_for_after_every_step(make_rig, page_size, chunk
         debug=True,
     )
     storm = Storm(rig, seed)
-    for _ in range(STEPS_PER_CASE):
+    for _ in range(steps):
         storm.step()
     rig.run()
     usage = rig.scheduler.kv.usage
     assert usage.owned == usage.locked == 0
     assert usage.free + usage.evictable == usage.total
-    finishes = [rig.finish(request_id) for request_id in rig.requests]
-    for request_id in rig.requests:
-        rig.assert_right(request_id)
-    errors = {finish.error for finish in finishes if finish.reason is FinishReason.ERROR}
-    assert errors <= {
-        "logits are not finite",
-        "hidden states are not finite",
-        "RuntimeError: the device is out of memory",
-    }
+    assert_right_answers(rig, storm)
+    assert_right_prompt_logprobs(rig)
+    return rig
+
+
+@pytest.mark.parametrize(("page_size", "chunk", "overlap", "reuse", "seed", "policy"), CASES)
+def test_every_page_is_accounted_for_after_every_step(make_rig, page_size, chunk, overlap, reuse, seed, policy):
+    rig = play(make_rig, STEPS_PER_CASE, page_size, chunk, overlap, reuse, seed, policy)
     counters = rig.scheduler.counters
-    assert counters.finished_requests == len(rig.requests) > 150
+    assert len(rig.requests) > 150
     assert counters.retractions > 0
-    assert {FinishReason.ABORT, FinishReason.LENGTH, FinishReason.STOP} <= {finish.reason for finish in finishes}
-    for request_id, request in rig.requests.items():
-        reported = [entry.token_id for update in rig.updates[request_id] for entry in update.prompt_logprobs]
-        wanted = request.prompt_token_ids[max(request.params.prompt_logprobs_start, 1) :].tolist()
-        if request.params.prompt_logprobs is None:
-            assert not reported
-        elif rig.finish(request_id).reason in (FinishReason.STOP, FinishReason.LENGTH):
-            assert reported == wanted
-        else:
-            assert reported == wanted[: len(reported)]
+    reasons = {rig.finish(request_id).reason for request_id in rig.requests}
+    assert {FinishReason.ABORT, FinishReason.LENGTH, FinishReason.STOP} <= reasons
+    assert sum(request.grammar is not None for request in rig.requests.values()) > 10
     embedded = [rig.requests[r].pooling.way for r in rig.requests if rig.updates[r][-1].embedding is not None]
     assert min(embedded.count("mean"), embedded.count("last")) > 5
     if reuse:
@@ -146,18 +201,14 @@ WINDOW_CASES = [
     (1, 1, 0, 40, 7, False, True, 12),
     (4, 8, 4, 48, 5, True, True, 13),
     (4, 11, 0, 160, 64, True, True, 14),
-    (16, 20, 0, 128, 16, True, True, 15),
+    (16, 20, 0, 128, 16, True, True, 19),
     (1, 8, 2, 30, 64, True, False, 16),
     (4, 9, 0, 60, 16, False, False, 17),
 ]
 
 
-@pytest.mark.parametrize(
-    ("page_size", "window_tokens", "spare_tokens", "memory_tokens", "chunk", "overlap", "reuse", "seed"), WINDOW_CASES
-)
-def test_every_window_finds_its_tokens_in_a_memory_too_small_for_all(
-    make_rig, page_size, window_tokens, spare_tokens, memory_tokens, chunk, overlap, reuse, seed
-):
+def play_windows(make_rig, steps, page_size, window_tokens, spare_tokens, memory_tokens, chunk, overlap, reuse, seed):
+    """Play a storm over two memories, one of them for windows, with every invariant checked; returns the rig."""
     span = WindowSpan(window_tokens, page_size, spare_tokens)
     rig = make_rig(
         num_pages=160 // page_size,
@@ -173,21 +224,26 @@ def test_every_window_finds_its_tokens_in_a_memory_too_small_for_all(
     storm = Storm(rig, seed)
     kv = rig.scheduler.kv
     chunk_pages = -(-chunk // page_size) + 1
-    for _ in range(600):
+    for _ in range(steps):
         storm.step()
         held = kv.window.num_held - kv.cache.evictable_window_pages
         assert held <= rig.scheduler.num_running * span.row_pages + chunk_pages
     rig.run()
     assert kv.usage.owned == kv.usage.locked == 0
     assert kv.window.num_held == kv.cache.evictable_window_pages
-    for request_id in rig.requests:
-        rig.assert_right(request_id)
-    errors = {rig.finish(r).error for r in rig.requests if rig.finish(r).reason is FinishReason.ERROR}
-    assert errors <= {
-        "logits are not finite",
-        "hidden states are not finite",
-        "RuntimeError: the device is out of memory",
-    }
+    assert_right_answers(rig, storm)
+    return rig
+
+
+@pytest.mark.parametrize(
+    ("page_size", "window_tokens", "spare_tokens", "memory_tokens", "chunk", "overlap", "reuse", "seed"), WINDOW_CASES
+)
+def test_every_window_finds_its_tokens_in_a_memory_too_small_for_all(
+    make_rig, page_size, window_tokens, spare_tokens, memory_tokens, chunk, overlap, reuse, seed
+):
+    rig = play_windows(
+        make_rig, 600, page_size, window_tokens, spare_tokens, memory_tokens, chunk, overlap, reuse, seed
+    )
     if reuse:
         assert rig.scheduler.counters.cached_tokens > 0
         assert rig.scheduler.counters.retractions > 0 or chunk == 5  # with small chunks few rows run at a time
