@@ -139,7 +139,8 @@ def assert_right_answers(rig, storm):
         else:
             assert_right_under_grammar(rig, request_id, words)
     finishes = [rig.finish(request_id) for request_id in rig.requests]
-    assert {finish.error for finish in finishes if finish.reason is FinishReason.ERROR} <= EXPECTED_ERRORS
+    unexpected = {finish.error for finish in finishes if finish.reason is FinishReason.ERROR} - EXPECTED_ERRORS
+    assert not unexpected, unexpected
     assert rig.scheduler.counters.finished_requests == len(rig.requests)
 
 

@@ -416,3 +416,23 @@ def test_a_step_holds_chunks_beside_decodes_only_where_they_may_mix(make_rig, mi
         rig.assert_right(request_id)
     mixed = [plan for plan in rig.plans if len(plan.device_idx) and plan.num_tokens > len(plan.device_idx)]
     assert bool(mixed) == mix_chunks
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_bad_logits_fail_only_their_request_even_if_it_was_retracted_meanwhile(make_rig, overlap):
+    """Every step of a run with retractions reports bad logits once, for each of its rows."""
+    prompts = {f"r{i}": list(range(10 * i, 10 * i + 8)) for i in range(3)}
+    retracted = 0
+    for step_id in range(40):
+        for row in range(3):
+            rig = make_rig(num_pages=48, num_rows=3, overlap=overlap)
+            rig.device.fail_rows = {step_id: row}
+            for request_id, prompt in prompts.items():
+                rig.add(request_id, prompt, max_new_tokens=20)
+            rig.run()
+            errors = [rig.finish(r).error for r in prompts if rig.finish(r).error is not None]
+            assert errors in ([], ["logits are not finite"])
+            for request_id in prompts:
+                rig.assert_right(request_id)
+            retracted += rig.scheduler.counters.retractions
+    assert retracted > 0

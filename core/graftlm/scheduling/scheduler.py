@@ -427,8 +427,12 @@ class Scheduler:
         self._updates.append(changes)
 
     def _distrust(self, request: Request, error: str) -> None:
-        """End a request whose numbers are bad. Its prompt was published, so the cache is emptied."""
-        self._running.discard(request)
+        """End a request whose numbers are bad, and empty the cache, because its prompt was published.
+
+        With overlap, a later plan may have retracted the request before this step's result arrived. It holds no row then.
+        """
+        if request.row is not None:
+            self._running.discard(request)
         self.kv.reset()
         self._finish(request, _failed(error))
 
