@@ -164,7 +164,10 @@ class Rig:
 
     def step(self) -> None:
         self.now += 0.001
-        for update in self.loop.step():
+        self.take(self.loop.step())
+
+    def take(self, updates) -> None:
+        for update in updates:
             tokens = self.tokens[update.request_id]
             del tokens[len(tokens) - update.num_dropped :]
             tokens += update.token_ids

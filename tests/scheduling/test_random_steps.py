@@ -109,6 +109,9 @@ class Storm:
             self.rig.device.fail_steps = {self.rig.scheduler.counters.steps + 1}
         elif draw < 0.355:
             self.rig.device.fail_pools = {self.rig.scheduler.counters.steps + 1}
+        elif draw < 0.358:  # as new weights do
+            self.rig.take(self.rig.loop.settle())
+            self.rig.loop.change_model(lambda: None, keep_memory=self.random.random() < 0.3)
         self.rig.step()
 
 
