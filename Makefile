@@ -32,11 +32,12 @@ test: export PYTHONDONTWRITEBYTECODE :=
 test: $(VENV)/.installed-dev  ## run the tests: CPU only, no network
 	$(BIN)/python -m pytest -m 'not gpu' -n auto --maxprocesses 8 --dist worksteal $(ARGS)
 
-lint: $(VENV)/.installed-dev  ## ruff, mypy --strict, import direction
+lint: $(VENV)/.installed-dev  ## ruff, mypy --strict, import direction, conflict markers, test files without tests
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python tools/check_sources.py
 
 format: $(VENV)/.installed-dev  ## rewrite the code in the house style
 	$(BIN)/ruff check --fix .
