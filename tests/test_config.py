@@ -10,6 +10,7 @@ import yaml
 from pydantic import SecretStr
 
 from graftlm.config import CacheSettings, EngineConfig, EvictionSettings, explain
+from graftlm.config.layers import Origin, given, merge
 from graftlm.errors import ConfigError, GraftlmError
 
 DOCS = Path(__file__).parent.parent / "docs" / "configuration.md"
@@ -351,6 +352,20 @@ def test_file_fields_and_overrides_lie_over_each_other_key_by_key(write):
 def test_a_value_that_replaces_a_mapping_takes_its_place_in_the_sources():
     config = EngineConfig.load({"cache": {"options": {"x": {"y": 1}}}}, ["cache.options.x=2"])
     assert sources_of(config) == {"cache.options.x": "--set"}
+
+
+def test_origins_are_those_of_the_values_that_remain():
+    layers = [{"a": {"b": {"c": 1}, "d": 2}}, {"a": {"b": 3}}, {"a": 4}, {"a": {"b": {"e": 5}}}, {"a": {"b": {"c": 6}}}]
+    expected = [
+        {("a",): 0, ("a", "b"): 0, ("a", "b", "c"): 0, ("a", "d"): 0},
+        {("a",): 1, ("a", "b"): 1, ("a", "d"): 0},
+        {("a",): 2},
+        {("a",): 3, ("a", "b"): 3, ("a", "b", "e"): 3},
+        {("a",): 4, ("a", "b"): 4, ("a", "b", "c"): 4, ("a", "b", "e"): 3},
+    ]
+    for num_layers, origins in enumerate(expected, 1):
+        merged = merge([given(values, Origin(str(i))) for i, values in enumerate(layers[:num_layers])])
+        assert {path: int(origin.source) for path, origin in merged.origins.items()} == origins
 
 
 def test_sources_name_variables(write):

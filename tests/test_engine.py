@@ -133,13 +133,16 @@ def test_streamed_text_never_shows_a_part_of_a_stop_string(engine):
     assert all("France".startswith(o.text[15:]) for o in engine.stream(CHAT, params) if len(o.text) > 15)
 
 
-def test_a_stop_token_ends_the_output_and_is_not_part_of_the_text(engine):
+@pytest.mark.parametrize(("include", "num_shown"), [(False, 3), (True, 4)])
+def test_a_stop_token_ends_the_output_and_is_in_the_text_only_with_include_stop(engine, include, num_shown):
     (plain,) = engine.generate([CHAT], GREEDY)
     stop_id = plain.token_ids[3]
-    (output,) = engine.generate([CHAT], SamplingParams(temperature=0, stop_token_ids=[stop_id]))
+    params = SamplingParams(temperature=0, stop_token_ids=[stop_id], include_stop=include)
+    (output,) = engine.generate([CHAT], params)
     assert output.token_ids == plain.token_ids[:4]
     assert output.matched_stop == stop_id
-    assert output.text == engine.tokenizer.decode(plain.token_ids[:3])
+    assert output.text == engine.tokenizer.decode(plain.token_ids[:num_shown])
+    assert list(engine.stream(CHAT, params))[-1].text == output.text
 
 
 def test_min_tokens_keeps_the_end_away(engine):

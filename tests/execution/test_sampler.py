@@ -230,13 +230,16 @@ def test_bias_is_added_before_anything_else():
     assert sample(sampler, logits, [0, 1, 2]).token_ids.tolist() == [7, 8, logits[2].argmax()]
 
 
+@pytest.mark.parametrize("beside", [{}, {"logit_bias": {9: 1.0}}, {"presence_penalty": 1.0}, {"logprobs": 1}])
 @pytest.mark.parametrize(("num_outputs", "may_stop"), [(0, False), (1, False), (2, True), (3, True)])
-def test_stop_tokens_are_not_sampled_before_min_tokens(num_outputs, may_stop):
-    sampler = make_sampler(setup(0, temperature=0.0, min_tokens=2, stop=[4, VOCAB + 5]))
+def test_stop_tokens_are_not_sampled_before_min_tokens(num_outputs, may_stop, beside):
+    sampler = make_sampler(setup(0, temperature=0.0, min_tokens=2, stop=[4, VOCAB + 5], **beside))
     logits = make_logits(1)
     logits[0, 4] = 50.0
-    token = sample(sampler, logits, [0], [3 + num_outputs]).token_ids.item()
-    assert (token == 4) is may_stop
+    position = 3 + num_outputs
+    assert (sample(sampler, logits, [0], [position]).token_ids.item() == 4) is may_stop
+    everything = mask([0], range(VOCAB))
+    assert (sample_masked(sampler, logits, [0], everything, position).token_ids.item() == 4) is may_stop
 
 
 def test_penalties_see_the_tokens_as_they_are_sampled():
@@ -414,6 +417,29 @@ def test_min_tokens_still_counts_where_the_mask_leaves_a_choice():
     logits = torch.zeros(1, VOCAB)
     logits[0, 7] = 100.0
     assert sample_masked(sampler, logits, [0], mask([0], [7, 8])).token_ids.tolist() == [8]
+
+
+@pytest.mark.parametrize(
+    ("penalty", "tokens"),
+    [
+        ({}, [7, 7, 7, 7, 7]),
+        ({"presence_penalty": 0.7}, [7, 8, 7, 7, 7]),
+        ({"frequency_penalty": 0.7}, [7, 8, 7, 8, 7]),
+        ({"repetition_penalty": 3.0}, [7, 8, 7, 7, 7]),
+    ],
+)
+# A processor that rules out all that the mask allows is overruled; penalties are not.
+@pytest.mark.parametrize("processors", [{}, {"force": {"start": 20}}])
+def test_penalties_count_among_the_tokens_that_a_mask_allows(penalty, tokens, processors):
+    sampler = make_sampler(
+        setup(0, temperature=0.0),
+        setup(1, temperature=0.0, logits_processors=processors, **penalty),
+        setup(2, temperature=0.0),
+    )
+    logits = torch.zeros(3, VOCAB)
+    logits[:, 9], logits[:, 7], logits[:, 8] = 5.0, 1.0, 0.8
+    sampled = [sample_masked(sampler, logits, [0, 1, 2], mask([1], [7, 8]), 3 + i).token_ids for i in range(5)]
+    assert [ids.tolist() for ids in sampled] == [[9, token, 9] for token in tokens]
 
 
 def test_a_masked_row_is_drawn_from_the_probabilities_of_what_is_allowed():

@@ -47,6 +47,24 @@ def test_retracted_requests_resume_where_they_were(make_rig, page_size, prefill_
         rig.assert_right(request_id)
 
 
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_step_that_retracts_for_lack_of_pages_admits_nobody(make_rig, overlap):
+    rig = make_rig(num_pages=80, overlap=overlap)
+    for i in range(8):
+        rig.add(f"r{i}", [i, i + 1, i + 2], max_new_tokens=60)
+    num_retracting = 0
+    while rig.scheduler.has_work:
+        before = rig.scheduler.counters.retractions
+        held = {name for name, request in rig.requests.items() if request.row is not None}
+        rig.step()
+        if rig.scheduler.counters.retractions > before:
+            num_retracting += 1
+            assert {name for name, request in rig.requests.items() if request.row is not None} <= held
+    assert num_retracting > 0
+    for name in rig.requests:
+        rig.assert_right(name)
+
+
 def test_a_prompt_is_computed_once_for_all_who_share_it_even_in_one_step(make_rig):
     rig = make_rig(num_pages=4096, num_rows=16, prefill_tokens=10_000)
     shared = list(range(40)) * 5
@@ -197,6 +215,26 @@ def test_bad_logits_end_that_request_alone(make_rig, overlap):
     assert rig.finish("r1").error == "logits are not finite"
     for request_id in rig.requests:
         rig.assert_right(request_id)
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("pooled", [False, True])
+def test_what_a_request_with_bad_numbers_has_computed_is_not_reused(make_rig, overlap, pooled):
+    rig = make_rig(overlap=overlap)
+    prompt = list(range(20))
+    if pooled:
+        rig.device.fail_pools = {0}
+        rig.add_embedding("bad", prompt, "last")
+    else:
+        rig.device.fail_rows = {0: 0}
+        rig.add("bad", prompt)
+    rig.run()
+    assert rig.finish("bad").reason is FinishReason.ERROR
+    for name, num_cached in (("next", 0), ("last", 19)):
+        rig.add(name, prompt)
+        rig.run()
+        assert rig.requests[name].cached_tokens == num_cached
+        rig.assert_right(name)
 
 
 @pytest.mark.parametrize("overlap", [False, True])

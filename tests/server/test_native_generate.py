@@ -153,6 +153,7 @@ class TestAnswer:
         ("native", "ours"),
         [
             ({"top_k": -1, "sampling_seed": 7}, {"seed": 7}),
+            ({"top_k": 1, "temperature": 2}, {"temperature": 0.0}),
             ({"top_k": 5, "sampling_seed": 7, "temperature": 2}, {"top_k": 5, "seed": 7, "temperature": 2.0}),
             ({"top_p": 0.5, "sampling_seed": 1}, {"top_p": 0.5, "seed": 1}),
             ({"min_p": 0.2, "sampling_seed": 1}, {"min_p": 0.2, "seed": 1}),

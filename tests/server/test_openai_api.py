@@ -138,6 +138,17 @@ def test_negative_seeds_are_seeds_too(client):
     assert len(texts) == 1
 
 
+@pytest.mark.parametrize(
+    ("path", "prompt"), [("/v1/chat/completions", {"messages": CHAT}), ("/v1/completions", {"prompt": "a"})]
+)
+def test_the_most_likely_token_alone_is_kept_with_top_k_1(server, path, prompt):
+    sampled, greedy = (
+        post(server, path, max_tokens=16, **prompt, **fields).json()["choices"]
+        for fields in ({"temperature": 2, "top_k": 1}, {"temperature": 0})
+    )
+    assert sampled == greedy
+
+
 def test_stop_strings_end_an_answer_before_them(client):
     whole = client.chat.completions.create(model="demo", messages=CHAT, temperature=0).choices[0].message.content
     stop = whole[5:8]

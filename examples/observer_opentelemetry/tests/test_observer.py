@@ -15,6 +15,7 @@ from graftlm.records import RequestRecord
 from graftlm.types import FinishReason, Timings, Usage
 
 SECOND_NS = 1_000_000_000
+DONE = RequestRecord("a", FinishReason.STOP, Usage(1, 1), Timings(0.0, 0.0, 0.0), 0)
 
 
 class Exported:
@@ -83,7 +84,21 @@ def test_an_unknown_exporter_is_named(make):
         make({"OTEL_TRACES_EXPORTER": "pigeon", "OTEL_METRICS_EXPORTER": "pigeon"})
 
 
-def test_by_default_nothing_is_exported():
-    OpenTelemetryObserver(tracer_provider({}), meter_provider({})).request_finished(
-        RequestRecord("a", FinishReason.STOP, Usage(1, 1), Timings(0.0, 0.0, 0.0), 0)
-    )
+@pytest.mark.parametrize("environment", [{}, {"OTEL_TRACES_EXPORTER": "none", "OTEL_METRICS_EXPORTER": "none"}])
+def test_by_default_nothing_is_recorded_or_exported(environment):
+    tracers, meters = tracer_provider(environment), meter_provider(environment)
+    # The SDK's providers alone hand spans and metrics to exporters.
+    assert not isinstance(tracers, TracerProvider)
+    assert not isinstance(meters, MeterProvider)
+    assert not tracers.get_tracer("test").start_span("test").is_recording()
+    OpenTelemetryObserver(tracers, meters).request_finished(DONE)
+
+
+def test_the_environment_names_the_exporter():
+    tracers = tracer_provider({"OTEL_TRACES_EXPORTER": "console"})
+    meters = meter_provider({"OTEL_METRICS_EXPORTER": "console"})
+    assert isinstance(tracers, TracerProvider)
+    assert isinstance(meters, MeterProvider)
+    assert tracers.get_tracer("test").start_span("test").is_recording()
+    tracers.shutdown()
+    meters.shutdown()
