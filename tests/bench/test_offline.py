@@ -5,9 +5,12 @@ from dataclasses import fields
 
 import pytest
 
+from graftlm.bench import BenchError
 from graftlm.bench.offline import DEFAULT_WORKLOADS, Run
+from graftlm.bench.offline.runs import measure
 from graftlm.bench.offline.workloads import Prompts, Size
 from graftlm.cli import main
+from graftlm.engine import Engine
 
 
 @pytest.fixture(scope="module")
@@ -57,6 +60,25 @@ def test_only_what_is_shared_comes_from_the_cache(saved, workload, requests, sha
     assert base["requests"] == chunk["requests"] == requests
     assert (base["cache_hit_rate"] > 0.5) == shares
     assert chunk["cache_hit_rate"] == 0
+
+
+class LateEngine(Engine):
+    """Gives up each request before its first token."""
+
+    def generate(self, *args, **kwargs):
+        return super().generate(*args, timeout_s=1e-9, **kwargs)
+
+
+def test_a_request_without_a_token_is_an_error_with_its_reason(checkpoint):
+    with (
+        LateEngine(
+            model=str(checkpoint("llama")),
+            memory={"kv_tokens": 8192},
+            scheduling={"prefill_tokens_per_step": 4},  # the prompt takes several steps
+        ) as engine,
+        pytest.raises(BenchError, match="ended without a token: timed out after"),
+    ):
+        measure(engine, "unshared", "base", 0.05, 1)
 
 
 def test_prompts_follow_from_the_seed():
