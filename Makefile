@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help demo serve test lint format docs bench gpu-check fuzz random-steps train-demo clean
+.PHONY: help demo serve test lint format docs bench gpu-check mutations fuzz random-steps train-demo clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
@@ -52,6 +52,9 @@ bench: $(VENV)/.installed-dev  ## the offline benchmark on the bundled model, an
 
 gpu-check: $(VENV)/.installed-dev  ## tests and measurements on a CUDA device; ARGS="--shape 1b --budget-s 300"
 	$(BIN)/python benchmarks/gpu_check.py $(ARGS)
+
+mutations: $(VENV)/.installed-dev  ## change the code as tests/mutations lists; a test must fail each time; ARGS="-k kv_codes"
+	$(BIN)/python tools/mutate.py $(ARGS)
 
 fuzz: $(VENV)/.installed-dev  ## 5,000 requests made from the server's OpenAPI document
 	$(BIN)/python tests/server/fuzz.py $(ARGS)
