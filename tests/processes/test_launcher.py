@@ -18,6 +18,7 @@ from graftlm.processes.channels import Outbox
 from graftlm.processes.launcher import Launcher
 from graftlm.processes.messages import Call, Failed, Load, Ready, Reply
 from graftlm.processes.names import DETOKENIZER
+from graftlm.processes.os_process import ChildProcess
 from graftlm.tokenization import Tokenizer
 
 SCHEDULER = "scheduler-0"
@@ -69,8 +70,10 @@ def tokenizer_json():
 
 
 @asynccontextmanager
-async def launched(**config):
-    launcher = Launcher(EngineConfig.load(CONFIG | config))
+async def launched(start_process=ChildProcess.start, start_timeout_s=60.0, **config):
+    launcher = Launcher(
+        EngineConfig.load(CONFIG | config), start_process=start_process, start_timeout_s=start_timeout_s
+    )
     try:
         await launcher.start()
         yield launcher
@@ -216,37 +219,66 @@ async def test_a_start_that_fails_says_why_even_where_a_file_has_a_modules_name(
         os.chdir(before)
 
 
-async def hear_of_a_death(monkeypatch, create):
-    """Let a process die whose successors are created in another way; returns what the listener heard, and why."""
-    monkeypatch.setattr("graftlm.processes.launcher.command_line", lambda: ["sh", "-c", "sleep 60"])
-    async with launched() as launcher:
+async def hear_of_a_death(start_process, start_timeout_s=60.0):
+    """Let a process die whose successors are started in another way; returns what the listener heard, and why."""
+    num_started = 0
+
+    async def start(command, environment, first_line):
+        nonlocal num_started
+        num_started += 1
+        if num_started > 2:
+            return await start_process(command, environment, first_line)
+        return await ChildProcess.start(["sleep", "60"], environment, first_line)
+
+    async with launched(start, start_timeout_s) as launcher:
         listener = Listener()
         launcher.watch(listener)
         await listener.next(2)
-        monkeypatch.setattr(asyncio, "create_subprocess_exec", create)
         os.kill(launcher.pids[DETOKENIZER], signal.SIGKILL)
         await until(lambda: ("gave up",) in listener.heard)
         return listener.heard, await launcher.fatal
 
 
-def test_a_process_that_has_ended_before_it_is_told_anything_is_started_again_and_then_no_more(monkeypatch):
-    create = asyncio.create_subprocess_exec
-
-    async def create_and_wait(*command, **options):
-        process = await create("false", **options)
-        await process.wait()  # uvloop has closed the pipe to it
+def test_a_process_that_has_ended_before_it_is_told_anything_is_started_again_and_then_no_more():
+    async def start_and_wait(command, environment, first_line):
+        process = await ChildProcess.start(["false"], environment, first_line)
+        await process.wait()
         return process
 
-    heard, reason = uvloop.run(hear_of_a_death(monkeypatch, create_and_wait))
+    heard, reason = uvloop.run(hear_of_a_death(start_and_wait))
     ends = ["killed by SIGKILL", "exit status 1", "exit status 1"]
     assert heard == [*(("died", DETOKENIZER, end) for end in ends), ("gave up",)]
     assert reason == "detokenizer ended: exit status 1"
 
 
-async def test_a_fault_of_the_launcher_itself_is_told(monkeypatch):
-    async def create(*command, **options):
+async def test_a_process_that_is_not_started_in_time_is_an_error():
+    async def hang(command, environment, first_line):
+        await asyncio.Event().wait()
+
+    heard, reason = await hear_of_a_death(hang, start_timeout_s=0.5)
+    assert ("died", DETOKENIZER, "killed by SIGKILL") in heard
+    assert reason == "detokenizer was not started within 0.5 s"
+
+
+async def test_a_process_that_does_not_read_its_setup_is_killed_and_counts_as_a_failed_start():
+    starts = []
+
+    async def start(command, environment, first_line):
+        starts.append(command[-1])
+        return await ChildProcess.start(["sleep", "60"], environment, first_line)
+
+    async with launched(start, start_timeout_s=0.2) as launcher:
+        listener = Listener()
+        launcher.watch(listener)
+        await until(lambda: launcher.fatal.done())
+        assert "ended: killed by SIGKILL" in await launcher.fatal
+        assert max(starts.count(DETOKENIZER), starts.count(SCHEDULER)) == 3
+
+
+async def test_a_fault_of_the_launcher_itself_is_told():
+    async def start(command, environment, first_line):
         raise ZeroDivisionError("of the test")
 
-    heard, reason = await hear_of_a_death(monkeypatch, create)
+    heard, reason = await hear_of_a_death(start)
     assert heard == [("died", DETOKENIZER, "killed by SIGKILL"), ("gave up",)]
     assert reason == "ZeroDivisionError: of the test"

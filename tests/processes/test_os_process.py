@@ -3,11 +3,47 @@
 import asyncio
 import os
 import signal
+import subprocess
 import sys
+import threading
+from pathlib import Path
 
 import pytest
+import uvloop
 
-from graftlm.processes.os_process import command_line, describe_end, device_of, end, kill, stacks_of
+from graftlm.processes.os_process import ChildProcess, command_line, describe_end, device_of, end, stacks_of
+
+#: Counts what fork() runs before it forks: glibc's list of pthread_atfork, and Python's own.
+COUNT_FORK_HANDLERS = """
+import asyncio, ctypes, os, sys
+import uvloop
+from graftlm.processes.os_process import ChildProcess
+
+num_calls = {"libc": 0, "python": 0}
+
+@ctypes.CFUNCTYPE(None)
+def in_libc():
+    num_calls["libc"] += 1
+
+def in_python():
+    num_calls["python"] += 1
+
+ctypes.CDLL(None).__register_atfork(in_libc, None, None, None)
+os.register_at_fork(before=in_python)
+
+async def run():
+    process = await ChildProcess.start([sys.executable, "-c", "input()"], os.environ, b"line\\n")
+    print(await process.wait(), num_calls)
+
+uvloop.run(run())
+if os.fork() == 0:
+    os._exit(0)
+print(num_calls)
+"""
+
+
+async def start(*command, first_line=b""):
+    return await ChildProcess.start(command, os.environ, first_line)
 
 
 @pytest.mark.parametrize(
@@ -47,10 +83,61 @@ def test_files_of_the_current_folder_stand_in_for_modules_only_if_they_do_in_thi
         os.chdir(before)
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="vfork is what Linux has")
+def test_a_process_is_started_without_fork_handlers():
+    done = subprocess.run([sys.executable, "-c", COUNT_FORK_HANDLERS], capture_output=True, text=True, timeout=60)
+    without, after_fork = done.stdout.splitlines()
+    assert without == "0 {'libc': 0, 'python': 0}"
+    assert after_fork == "{'libc': 1, 'python': 1}"
+
+
+@pytest.mark.parametrize("run", [asyncio.run, uvloop.run])
+def test_a_process_has_a_session_of_its_own_and_ends_with_its_status(run):
+    async def live():
+        process = await start("sh", "-c", 'read -r line; test "$line" = "a line"; exit 3$?', first_line=b"a line\n")
+        assert os.getsid(process.pid) == process.pid
+        assert process.returncode is None
+        return await asyncio.gather(process.wait(), process.wait()), process.returncode
+
+    assert run(live()) == ([30, 30], 30)
+
+
+async def test_standard_input_stays_open_while_the_process_runs():
+    count_readable = "import select, sys; sys.exit(len(select.select([0], [], [], 0.3)[0]))"  # an end can be read, too
+    process = await start(sys.executable, "-c", count_readable)
+    assert await process.wait() == 0
+
+
+async def test_a_first_line_that_nobody_reads_does_not_block_the_event_loop():
+    process = await start("sleep", "60", first_line=b"x" * (1 << 20))  # a pipe takes 64 KiB
+    process.kill()
+    async with asyncio.timeout(10):
+        assert await process.wait() == -signal.SIGKILL
+
+
+async def test_a_command_that_does_not_exist_is_an_error():
+    with pytest.raises(FileNotFoundError):
+        await start("graftlm-has-no-such-command")
+
+
+async def test_a_process_whose_start_is_cancelled_is_killed(tmp_path):
+    path = tmp_path / "pid"
+    for _ in range(3):
+        starting = asyncio.ensure_future(start("sh", "-c", f"echo $$ >> {path}; exec sleep 60"))
+        await asyncio.sleep(0)  # the thread is started
+        starting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await starting
+    async with asyncio.timeout(10):
+        while any(thread.name == "graftlm-child" for thread in threading.enumerate()):
+            await asyncio.sleep(0.01)
+    assert not any(Path(f"/proc/{pid}").exists() for pid in (path.read_text() if path.exists() else "").split())
+
+
 async def test_what_has_ended_can_be_ended_again(tmp_path):
-    process = await asyncio.create_subprocess_exec("true")
+    process = await start("true")
     await process.wait()
-    kill(process)
+    process.kill()
     await end(process)
     (tmp_path / "stacks").touch()
     assert (await stacks_of(process, tmp_path / "stacks")).startswith("(none")
@@ -58,12 +145,13 @@ async def test_what_has_ended_can_be_ended_again(tmp_path):
 
 
 async def test_a_process_may_write_its_stacks_late(tmp_path):
-    path = tmp_path / "stacks"
+    path, up = tmp_path / "stacks", tmp_path / "up"
     path.touch()
-    script = f"trap 'echo here > {path}; exit' USR1; echo up; while :; do sleep 0.01; done"
-    process = await asyncio.create_subprocess_exec("sh", "-c", script, stdout=asyncio.subprocess.PIPE)
-    assert process.stdout is not None
-    await process.stdout.readline()
+    script = f"trap 'echo here > {path}; exit' USR1; touch {up}; while :; do sleep 0.01; done"
+    process = await start("sh", "-c", script)
+    async with asyncio.timeout(20):
+        while not up.exists():
+            await asyncio.sleep(0.01)
     assert await stacks_of(process, path) == "here\n"
     await end(process)
     assert process.returncode != -signal.SIGKILL

@@ -8,8 +8,7 @@ import shutil
 import sys
 import tempfile
 import time
-from asyncio.subprocess import Process
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -36,7 +35,7 @@ from graftlm.processes.messages import (
     UseDetokenizer,
 )
 from graftlm.processes.names import DETOKENIZER, scheduler_index, scheduler_name
-from graftlm.processes.os_process import command_line, describe_end, device_of, end, kill, stacks_of
+from graftlm.processes.os_process import ChildProcess, command_line, describe_end, device_of, end, stacks_of
 
 __all__ = ["Launcher", "ProcessListener"]
 
@@ -44,12 +43,17 @@ logger = logging.getLogger(__name__)
 
 #: A process that dies this often before it is ready is not started again.
 MAX_FAILED_STARTS = 3
+#: How long a process may take to be started, and again to read its setup: after that it is killed.
+START_TIMEOUT_S = 60.0
 #: How often a process is asked whether it still moves.
 PING_INTERVAL_S = 2.0
 #: How long it may take to read what a process said before it ended.
 _LAST_WORDS_S = 0.2
 #: A path of `ipc://` must be shorter than this.
 _MAX_SOCKET_PATH = 100
+
+#: Starts a process: command, environment, first line of its standard input.
+StartProcess = Callable[[Sequence[str], Mapping[str, str], bytes], Awaitable[ChildProcess]]
 
 
 class ProcessListener(Protocol):
@@ -93,7 +97,7 @@ class _Child:
 
     name: str
     generation: int = 0
-    process: Process | None = None
+    process: ChildProcess | None = None
     outbox: Outbox | None = None
     endpoint: str = ""
     stacks_path: Path = Path()
@@ -121,9 +125,17 @@ class Launcher:
         fatal: done, with the reason, when a process has died that is not started again.
     """
 
-    def __init__(self, config: EngineConfig, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        clock: Callable[[], float] = time.monotonic,
+        start_process: StartProcess = ChildProcess.start,
+        start_timeout_s: float = START_TIMEOUT_S,
+    ) -> None:
         self._config = config
         self._clock = clock
+        self._start_process = start_process
+        self._start_timeout_s = start_timeout_s
         self.folder = _private_folder()
         self._children = {name: _Child(name) for name in [DETOKENIZER, *self.scheduler_names]}
         self._listener: ProcessListener | None = None
@@ -199,7 +211,7 @@ class Launcher:
             if child.is_ready and child.outbox is not None:
                 child.outbox.send(Shutdown())
             elif child.process is not None:  # it would not read messages before it is ready
-                kill(child.process)
+                child.process.kill()
         await asyncio.gather(*[end(child.process) for child in self._children.values() if child.process is not None])
         for child in self._children.values():
             if child.outbox is not None:
@@ -219,25 +231,33 @@ class Launcher:
         child.ready = asyncio.get_running_loop().create_future()
         child.ready.add_done_callback(_look_at)
         child.asked_s, child.is_stuck = None, False
+        command = [*command_line(), child.name]  # the name is for people who look at the list of processes
+        setup = msgspec.json.encode(self._setup(child)) + b"\n"
         try:
-            child.process = await asyncio.create_subprocess_exec(
-                *command_line(),
-                child.name,  # for people who look at the list of processes
-                stdin=asyncio.subprocess.PIPE,
-                start_new_session=True,
-                env=self._environment(child.name),
-            )
+            async with asyncio.timeout(self._start_timeout_s):
+                child.process = await self._start_process(command, self._environment(child.name), setup)
+        except TimeoutError:
+            raise EngineError(f"{child.name} was not started within {self._start_timeout_s:g} s") from None
         except OSError as error:  # such as no memory, or too many files
             raise EngineError(f"{child.name} cannot be started: {error}") from error
         child.end = None
         logger.info("%s runs as pid %d", child.name, child.process.pid)
-        _tell(child.process, self._setup(child))
+        asyncio.get_running_loop().call_later(self._start_timeout_s, self._check_start, child, child.process)
         child.outbox = Outbox(child.endpoint)
         self._send_tokenizer(child)
         if child.name == DETOKENIZER:
             for name in self.scheduler_names:  # those that start later are told when they start
                 self.send(name, UseDetokenizer(endpoint=child.endpoint))
         self._spawn_task(self._wait_for_end(child, child.process)).add_done_callback(self._watch_ended)
+
+    def _check_start(self, child: _Child, process: ChildProcess) -> None:
+        """Kill a process that has not read its setup by now; it then counts as a failed start."""
+        is_running = child.process is process and process.returncode is None
+        if is_running and not child.stacks_path.exists():  # the process makes this file
+            logger.error(
+                "%s (pid %d) did nothing for %g s and is killed", child.name, process.pid, self._start_timeout_s
+            )
+            process.kill()
 
     def _setup(self, child: _Child) -> ChildSetup:
         config, server = self._config, self._config.server
@@ -269,7 +289,7 @@ class Launcher:
         if self._tokenizer_json is not None and child.outbox is not None:
             child.outbox.send(LoadTokenizer(json=self._tokenizer_json))
 
-    async def _wait_for_end(self, child: _Child, process: Process) -> None:
+    async def _wait_for_end(self, child: _Child, process: ChildProcess) -> None:
         status = await process.wait()
         if self._closing or child.process is not process:
             return
@@ -410,13 +430,6 @@ def _config_of(child: _Child, config: EngineConfig) -> dict[str, Any]:
     if child.generation > 1 and config.lora.takes_adapters:
         sections["lora"] |= {"adapters": {}, "enabled": True}
     return sections
-
-
-def _tell(process: Process, setup: ChildSetup) -> None:
-    """Write to a process what it is to be; nothing when it has ended already, which `wait` tells."""
-    assert process.stdin is not None  # it is a pipe
-    if not process.stdin.is_closing():  # uvloop closes it at the end, and writing would raise
-        process.stdin.write(msgspec.json.encode(setup) + b"\n")
 
 
 def _private_folder() -> Path:

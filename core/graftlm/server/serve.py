@@ -126,7 +126,6 @@ class _Service:
             asyncio.get_running_loop().add_signal_handler(number, self._signalled, number)
         launcher = Launcher(self._config)
         try:
-            await launcher.start()
             metrics = ServerMetrics()
             manager = await self._unless_stopped(self._assemble(launcher, metrics))
             return 0 if manager is None else await self._serve(launcher, manager, metrics)
@@ -159,6 +158,7 @@ class _Service:
         return None
 
     async def _assemble(self, launcher: Launcher, metrics: ServerMetrics) -> TokenizerManager:
+        await launcher.start()
         assembly = await asyncio.to_thread(
             import_module, "graftlm.processes.assembly"
         )  # takes a second: it reads torch
