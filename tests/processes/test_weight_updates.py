@@ -70,7 +70,8 @@ async def test_weights_that_every_replica_refuses_leave_all_serving(servers):
 async def test_a_replica_that_alone_fails_serves_nothing_until_an_update_succeeds(servers):
     servers.refusals = {"scheduler-1": "no memory"}
     with pytest.raises(UnavailableError, match=r"1 of 2 replicas have the new weights; .*scheduler-1: no memory"):
-        await servers.update()
+        await servers.update(version="two")
+    assert servers.manager.weight_version == "two"  # of what scheduler-0 answers from now on
     assert [replica.name for replica in servers.manager.replicas.ready] == ["scheduler-0"]
     servers.refusals = {}
     await servers.update()
@@ -87,6 +88,19 @@ async def test_a_replica_that_starts_again_after_an_update_is_outdated(servers):
     assert "scheduler-0 has other weights" in servers.manager.health.problems[0]
     await servers.update()
     assert servers.manager.health.problems == ()
+
+
+async def test_a_replica_that_comes_back_while_the_others_are_updated_is_outdated(servers):
+    servers.manager.process_died("scheduler-1", "exit status 1")
+    updating = asyncio.ensure_future(servers.update())
+    async with asyncio.timeout(10):
+        while not servers.calls:
+            await asyncio.sleep(0)
+    assert [process for process, *_ in servers.calls] == ["scheduler-0"]
+    servers.manager.process_ready("scheduler-1")  # with the weights of the configuration
+    await updating
+    assert [replica.name for replica in servers.manager.replicas.ready] == ["scheduler-0"]
+    assert "scheduler-1 has other weights" in servers.manager.health.problems[0]
 
 
 async def test_without_a_replica_an_update_says_why(servers):

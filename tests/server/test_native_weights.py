@@ -71,6 +71,17 @@ def test_a_paused_request_goes_on_with_the_new_weights(client, norm, mode):
         assert running.result().json()["meta_info"]["completion_tokens"] == 300
 
 
+def test_a_request_that_waits_for_an_update_names_the_weights_that_it_is_computed_with(client, norm):
+    assert client.post("/pause_generation", json={"mode": "in_place"}).status_code == 200
+    with ThreadPoolExecutor(1) as thread:
+        waiting = thread.submit(generate, client)
+        wait_until(lambda: client.get("/get_load").json()[0]["num_held_reqs"] == 1)
+        send(client, {NORM: norm}, weight_version="next")
+        client.post("/continue_generation", json={})
+        assert waiting.result()[1]["weight_version"] == "next"
+    assert send(client, {NORM: norm}, weight_version="default").status_code == 200
+
+
 def test_an_update_waits_for_what_is_under_way(client, norm):
     sampling = {"temperature": 0, "max_new_tokens": 300, "ignore_eos": True}
     body = {"text": "The capital of France is", "sampling_params": sampling}

@@ -77,10 +77,18 @@ class Generation(AsyncIterator[list[CompletionDelta]]):
         num_output_tokens: of all completions, so far.
         num_unfinished: completions that have not ended.
         outcome: how it ended, for metrics: a finish reason, or a failure's name.
+        weight_version: the name of the weights that it began with.
     """
 
-    def __init__(self, request: PreparedRequest, wire_id: str, abort: Callable[["Generation"], None]) -> None:
+    def __init__(
+        self,
+        request: PreparedRequest,
+        wire_id: str,
+        abort: Callable[["Generation"], None],
+        weight_version: str = "default",
+    ) -> None:
         self.request = request
+        self.weight_version = weight_version
         self.accepted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.num_output_tokens = 0
         self._builder = OutputBuilder(

@@ -209,7 +209,7 @@ class TokenizerManager:
         replica = await self.replicas.take(request.timeout_s)
         self._check_id(request.request_id)
         wire_id = f"{request.request_id}:{next(self._counter)}"
-        generation = Generation(request, wire_id, self._abort)
+        generation = Generation(request, wire_id, self._abort, self.weight_version)
         message = Generate(
             request_id=wire_id,
             prompt=request.prompt_token_ids.tobytes(),
@@ -315,25 +315,25 @@ class TokenizerManager:
                 num_paused = len(self._in_flight)
                 processes = [replica.name for replica in self.replicas.up]
                 outcomes = await self.calls.call_each(processes, "update_weights", arguments, UPDATE_TIMEOUT_S)
-                self._check_updates(outcomes)
+                self._check_updates(outcomes, version)
             finally:
                 self.replicas.release()
-        self.weight_version = version or self.weight_version
         return num_paused
 
-    def _check_updates(self, outcomes: Mapping[str, object]) -> None:
-        """Note which replicas have new weights; raises as `update_weights`."""
+    def _check_updates(self, outcomes: Mapping[str, object], version: str | None) -> None:
+        """Note which replicas have new weights, and their version; raises as `update_weights`."""
         if not outcomes:
             raise UnavailableError(self.replicas.why_unavailable)
         failed = {name: outcome for name, outcome in outcomes.items() if isinstance(outcome, BaseException)}
         if len(failed) == len(outcomes):
             raise next(iter(failed.values()))
         self._weights_changed = True
-        for name in outcomes:
-            if name in failed:
-                self.replicas.outdate(name)
-            else:
-                self.replicas.renew(name)
+        self.weight_version = version or self.weight_version
+        for replica in self.replicas.up:
+            if replica.name in outcomes and replica.name not in failed:
+                self.replicas.renew(replica.name)
+            else:  # it failed, or started again after the update had begun
+                self.replicas.outdate(replica.name)
         if failed:
             reasons = "; ".join(f"{name}: {error}" for name, error in failed.items())
             raise UnavailableError(

@@ -22,14 +22,12 @@ class AnswerWriter:
         prompt_len: int,
         seconds: Callable[[], float],
         token_text: Callable[[int], str] | None,
-        weight_version: str = "default",
     ) -> None:
         """Begin.
 
         Args:
             seconds: since the request arrived.
             token_text: the text of a token in log-probabilities; None leaves it out.
-            weight_version: what the model's weights are called.
 
         Raises:
             RequestError: log-probabilities are wanted from a place behind the prompt's end.
@@ -40,7 +38,6 @@ class AnswerWriter:
                 f"logprob_start_len is {start}, but the prompt has {prompt_len} tokens; give at most that"
             )
         self._prompt = prompt
-        self._weight_version = weight_version
         self._seconds = seconds
         self._token_text = token_text
         self._input: dict[str, Any] | None = None
@@ -51,12 +48,16 @@ class AnswerWriter:
         """Whether the texts of single tokens are looked up."""
         return self._token_text is not None
 
-    def answers(self, output: RequestOutput) -> list[dict[str, Any]]:
+    def answers(self, output: RequestOutput, weight_version: str = "default") -> list[dict[str, Any]]:
         """Return the answers of all completions."""
-        return [self.answer(output, index) for index in range(len(output.completions))]
+        return [self.answer(output, index, weight_version) for index in range(len(output.completions))]
 
-    def answer(self, output: RequestOutput, index: int) -> dict[str, Any]:
-        """Return one completion's answer."""
+    def answer(self, output: RequestOutput, index: int, weight_version: str = "default") -> dict[str, Any]:
+        """Return one completion's answer.
+
+        Args:
+            weight_version: the name of the weights that the request began with.
+        """
         completion = output.completions[index]
         hides_output = self._prompt.prompt_only
         token_ids = () if hides_output else completion.token_ids
@@ -68,7 +69,7 @@ class AnswerWriter:
             "cached_tokens": output.usage.cached_tokens,
             "cached_tokens_details": output.usage.cached_tokens_by_tier,
             "jump_forward_tokens": completion.jump_forward_tokens,
-            "weight_version": self._weight_version,
+            "weight_version": weight_version,
         }
         if output.unenforced:
             meta["unenforced"] = output.unenforced

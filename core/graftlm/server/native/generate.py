@@ -106,7 +106,6 @@ class _Call:
                 len(request.prompt_token_ids),
                 lambda: time.perf_counter() - started_s,
                 text,
-                manager.weight_version,
             )
             for prompt, request in zip(prompts, requests, strict=True)
         ]
@@ -119,8 +118,8 @@ class _Call:
         try:
             outputs = [await _result(*pair) for pair in zip(self._generations, self._fields, strict=True)]
             answers = []
-            for writer, output in zip(self._writers, outputs, strict=True):
-                answers += await self._write(writer, partial(writer.answers, output))
+            for writer, output, generation in zip(self._writers, outputs, self._generations, strict=True):
+                answers += await self._write(writer, partial(writer.answers, output, generation.weight_version))
             return answers if self._many else answers[0]
         finally:
             self._abort()
@@ -131,9 +130,10 @@ class _Call:
             yield b""  # closing a generator that was never entered would end nothing
             streams = [_deltas(*pair) for pair in zip(self._generations, self._fields, strict=True)]
             async for i, deltas in interleave(streams):
-                writer, output = self._writers[i], self._generations[i].snapshot()
+                writer, generation = self._writers[i], self._generations[i]
+                output = generation.snapshot()
                 for index in dict.fromkeys(delta.index for delta in deltas):
-                    answer = await self._write(writer, partial(writer.answer, output, index))
+                    answer = await self._write(writer, partial(writer.answer, output, index, generation.weight_version))
                     if self._many:
                         answer["index"] = self._first[i] + index
                     yield msgspec.json.encode(answer)
