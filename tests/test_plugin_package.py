@@ -1,11 +1,15 @@
 """What `graftlm plugins new` writes: packages that install, are listed, keep their contracts and pass their tests."""
 
 import ast
+import contextlib
+import io
 import json
 import os
-import runpy
+import shlex
+import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -28,18 +32,29 @@ def name_of(family):
 
 
 @pytest.fixture(scope="module")
-def packages(tmp_path_factory):
-    """A package of every family: family -> its folder."""
+def next_steps(tmp_path_factory):
+    """Run `graftlm plugins new` for every family: family -> the commands that it prints."""
     folder = tmp_path_factory.mktemp("packages")
-    return {
-        family: write_plugin_package(PluginPackage.of(family, name_of(family)), folder / family) for family in FAMILIES
-    }
+    steps = {}
+    for family in FAMILIES:
+        printed = io.StringIO()
+        with contextlib.redirect_stdout(printed), pytest.raises(SystemExit) as done:
+            main(("plugins", "new", family, name_of(family), "--path", str(folder / family)))
+        assert not done.value.code
+        steps[family] = [line.strip() for line in printed.getvalue().splitlines() if line.startswith("  ")]
+    return steps
+
+
+@pytest.fixture(scope="module")
+def packages(next_steps):
+    """A package of every family: family -> the folder that its printed `cd` leads to."""
+    return {family: Path(shlex.split(steps[1])[1]) for family, steps in next_steps.items()}
 
 
 def run(command, site, cwd=None):
     """Run a command that finds what is installed in `site`, and return what it printed."""
     paths = os.pathsep.join([str(site), *filter(None, [os.environ.get("PYTHONPATH")])])
-    environment = {**os.environ, "PYTHONPATH": paths, "PYTHONDONTWRITEBYTECODE": "1"}
+    environment = {**os.environ, "PYTHONPATH": paths, "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, cwd=cwd or site, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
@@ -71,6 +86,48 @@ def test_every_package_is_listed_by_its_entry_point(site):
         family: (name_of(family), f"graftlm-{name_of(family)}", "0.1.0") for family in FAMILIES
     }
     assert listing["failures"] == []
+
+
+RUN_EACH = """
+import json, os, runpy, shlex, sys
+from graftlm.cli import main
+for folder, commands in json.loads(sys.argv[1]):
+    os.chdir(folder)
+    for command in commands:
+        print("$", command, flush=True)
+        program, *arguments = shlex.split(command)
+        try:
+            if program == "python":
+                sys.argv = arguments[1:]
+                runpy.run_module(arguments[1], run_name="__main__")
+            else:
+                main(arguments)
+        except SystemExit as end:
+            if end.code:
+                sys.exit(f"exit status {end.code} of: {command}")
+"""
+
+
+def test_every_command_that_new_prints_does_what_it_says(next_steps, packages, site, tmp_path):
+    commands = []
+    for family, steps in next_steps.items():
+        install, change_folder, *checks, test, serve = steps
+        extra = tomllib.loads((packages[family] / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+        assert shlex.split(install) == ["pip", "install", "-e", f"{packages[family]}[test]"]
+        assert "test" in extra
+        assert shlex.split(change_folder) == ["cd", str(packages[family])]
+        assert (test, serve) == ("pytest", "graftlm serve engine.yaml")  # the other tests here run these two
+        assert any(f"graftlm plugins check {family}/{name_of(family)}" in check for check in checks)
+        readme = (packages[family] / "README.md").read_text()
+        assert all(f"    {step}\n" in readme for step in [*checks, test, serve])
+        commands.append((shutil.copytree(packages[family], tmp_path / family), checks))
+    # The server of the other test has no storage, and a second check finds the file of the first.
+    again = [*next_steps["storage"][2:-2], "graftlm generate --config engine.yaml --max-tokens 1 Hello"]
+    commands.append((tmp_path / "storage", again))
+    printed = run([sys.executable, "-c", RUN_EACH, json.dumps(commands, default=str)], site)
+    summaries = [line for line in printed.splitlines() if " passed, " in line]
+    assert len(summaries) == len(FAMILIES) + 1
+    assert all(" passed, 0 failed, " in line for line in summaries), summaries
 
 
 def test_the_packages_own_tests_pass(packages, site):
@@ -181,6 +238,13 @@ def command(capsys, *arguments):
     return int(caught.value.code or 0), out, err
 
 
+def test_printed_folders_are_quoted_for_a_shell(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    _, out, _ = command(capsys, "new", "cache", "mine", "--path", "o'hare $HOME")
+    install, change_folder = (shlex.split(line) for line in out.splitlines()[1:3])
+    assert (install[-1], change_folder) == ("o'hare $HOME[test]", ["cd", "o'hare $HOME"])
+
+
 def test_the_command_says_what_to_do_next(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     status, out, _ = command(capsys, "new", "logits-processor", "calm")
@@ -209,12 +273,6 @@ def test_a_models_next_steps_write_the_checkpoint_that_checking_needs(capsys, tm
     ]
     readme = (tmp_path / "graftlm-small" / "README.md").read_text()
     assert all(f"    {step}\n" in readme for step in steps[3:])
-    monkeypatch.chdir(tmp_path / "graftlm-small")
-    monkeypatch.syspath_prepend(str(tmp_path / "graftlm-small"))
-    monkeypatch.setattr(sys, "argv", steps[3].split()[2:])
-    runpy.run_module(sys.argv[0], run_name="__main__")
-    status, out, _ = command(capsys, *steps[4].split()[2:], "--module", "graftlm_small")
-    assert (status, out.splitlines()[-1].split(",")[1]) == (0, " 0 failed")
 
 
 def test_an_unknown_family_is_refused_with_the_nearest(capsys):

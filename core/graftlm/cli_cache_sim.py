@@ -42,7 +42,7 @@ def cache_sim(
         typer.Option(
             "--eviction",
             metavar="NAME,...",
-            help="Eviction strategies, with options as in slru:protected=0.5; all: each there is. Repeatable.",
+            help="Eviction strategies, with options as in slru:protected_share=0.5; all: each there is. Repeatable.",
         ),
     ] = None,
     caches: Annotated[

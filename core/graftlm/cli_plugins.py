@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
@@ -138,8 +139,8 @@ def new(
     folder = write_plugin_package(package, path or Path(package.distribution))
     for line in (
         f"{folder}: {package.family.title} '{name}', a package that works. Next:",
-        f"  pip install -e '{folder}[test]'",
-        f"  cd {folder}",
+        f"  pip install -e {quote(f'{folder}[test]')}",
+        f"  cd {quote(str(folder))}",
         *(f"  {command}" for command in package.check_commands),
         "  pytest",
         "  graftlm serve engine.yaml",

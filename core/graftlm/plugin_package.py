@@ -5,10 +5,11 @@ name, in its two spellings, and a few words about the family.
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final
 
 from graftlm.errors import ConfigError
@@ -19,6 +20,10 @@ __all__ = ["PluginPackage", "write_plugin_package"]
 _TEMPLATES: Final = Path(__file__).parent / "plugin_templates"
 _NAME: Final = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
 _MAX_NAME_LEN: Final = 30
+#: Family -> what `graftlm plugins check` needs besides the name: a checkpoint, or the template's required options.
+_CHECK_ARGUMENTS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
+    {"model": ("--checkpoint tiny",), "storage": ("--options path=check.sqlite",)}
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,11 +64,13 @@ class PluginPackage:
 
     @property
     def check_commands(self) -> tuple[str, ...]:
-        """What checks it, in its folder, when it is installed: a model needs something to run with."""
-        check = f"graftlm plugins check {self.family.key}/{self.name}"
+        """The commands that check it, in its folder, once it is installed."""
+        check = " ".join(
+            ["graftlm plugins check", f"{self.family.key}/{self.name}", *_CHECK_ARGUMENTS.get(self.family.key, ())]
+        )
         if self.family.key != "model":
             return (check,)
-        return f"python -m {self.module}.tiny_checkpoint tiny", f"{check} --checkpoint tiny"
+        return f"python -m {self.module}.tiny_checkpoint tiny", check
 
     def files(self) -> Iterator[tuple[Path, str]]:
         """Yield each file's path in the package, and its text."""

@@ -43,7 +43,7 @@ def parse_choices(text: str) -> list[Choice]:
         if colon:
             key, equals, value = assignment.partition("=")
             if not (key and equals):
-                raise ConfigError(f"{text!r}: {assignment!r} must be KEY=VALUE, as in slru:protected=0.5")
+                raise ConfigError(f"{text!r}: {assignment!r} must be KEY=VALUE, as in slru:protected_share=0.5")
             found[-1][1][key.strip()] = _value(value, text)
     return [Choice(name, options) for name, options in found]
 
