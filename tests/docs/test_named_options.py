@@ -1,0 +1,156 @@
+"""Options, commands and settings that help texts, error messages and pages name are ones that there are."""
+
+import ast
+import re
+from functools import cache
+
+import pytest
+
+from docs_reference.cli import parameters, walk_commands
+from docs_reference.families import builtin_providers
+from graftlm.config import EngineConfig, explain
+
+from .pages import OTHERS, PAGES, ROOT, command_lines
+from .test_blocks import parse
+
+#: An option of a command line, not a part of a longer word or a rule in a drawing.
+OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]*[a-z](?![\w-])")
+#: An option of a plugin, as `graftlm cache-sim` takes it, and a setting, as `--set` takes it.
+PLUGIN_OPTION = re.compile(r"\b([a-z_]+):([a-z_]+)=[\w.]+")
+SETTING = re.compile(r"(?<![\w./:])([a-z_]+(?:\.[a-z_]+)+)=")
+#: Options of other programs that pages and messages name.
+OF_OTHERS = {
+    "--data-binary",  # curl
+    "--strict",  # mypy, mkdocs
+    "--incremental-streaming-output",  # SGLang's server
+    "--out",  # python -m graftlm.demo.train
+    "--version",  # a compiler
+}
+
+COMMANDS = dict(walk_commands())
+
+
+def options_of(command):
+    return {name for parameter in command.params for name in (*parameter.opts, *parameter.secondary_opts)} | {"--help"}
+
+
+ALL = set().union(*map(options_of, COMMANDS.values()))
+
+
+def plugin_options():
+    """Yield (provider, option) of all caches and eviction strategies that come with graftlm."""
+    for family in ("cache", "eviction"):
+        for provider in builtin_providers(family):
+            yield from ((provider.name, option) for option in provider.options.model_fields)
+
+
+PLUGIN_OPTIONS = set(plugin_options())
+PROVIDERS = {provider.name for family in ("cache", "eviction") for provider in builtin_providers(family)}
+SETTINGS = {setting.path for setting in explain(EngineConfig())}
+
+
+def unknown(text, options):
+    """Return what a text names and nothing has."""
+    named = set(OPTION.findall(text)) - options - OF_OTHERS
+    named |= {f"{name}:{key}" for name, key in PLUGIN_OPTION.findall(text) if (name, key) not in PLUGIN_OPTIONS}
+    return named | {path for path in SETTING.findall(text) if not is_setting(path)}
+
+
+def is_setting(path):
+    """Return whether a path is a setting, a section with a short form, or is of no section of configurations."""
+    known = any(setting == path or setting.startswith(f"{path}.") for setting in SETTINGS)
+    return known or ".options." in path or path.partition(".")[0] not in EngineConfig.model_fields
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_names_options_that_the_command_has(name):
+    command = COMMANDS[name]
+    described = parameters(command, command.context_class(command, info_name=name))
+    text = "\n".join([command.help or "", *(f"{words} {meaning}" for words, meaning in described)])
+    assert unknown(text, options_of(command)) == set()
+    for words in command_lines(text, "graftlm"):
+        parse(words)
+
+
+@cache
+def messages(path):
+    """Return (line, text) of a module's strings but docstrings; a formatted value becomes a line's end."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    skipped = {
+        id(node.body[0].value) for node in ast.walk(tree) if isinstance(node, documented) and is_documented(node)
+    }
+    found = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.JoinedStr):
+            skipped.update(map(id, node.values))
+            parts = [part.value if isinstance(part, ast.Constant) else "\n" for part in node.values]
+            found.append((node.lineno, "".join(parts)))
+    texts = [node for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)]
+    return found + [(node.lineno, node.value) for node in texts if id(node) not in skipped]
+
+
+def is_documented(node):
+    return bool(node.body) and isinstance(node.body[0], ast.Expr) and isinstance(node.body[0].value, ast.Constant)
+
+
+def commands_of(module):
+    """Return the options that a module's messages may name: its command's, or of any for code that all share."""
+    within = {"core/graftlm/cache_sim": "graftlm cache-sim", "core/graftlm/bench": "graftlm bench"}
+    for folder, name in within.items():
+        if module.is_relative_to(ROOT / folder):
+            return set().union(*(options_of(one) for key, one in COMMANDS.items() if key.startswith(name)))
+    defined = [
+        options_of(command)
+        for command in COMMANDS.values()
+        if getattr(command.callback, "__module__", None) == f"graftlm.{module.stem}"
+    ]
+    return set().union(*defined) if module.stem.startswith("cli_") and defined else ALL
+
+
+MODULES = [
+    path
+    for folder in ("core", "plugins")
+    for path in sorted((ROOT / folder).rglob("*.py"))
+    if "plugin_templates" not in path.parts and path.name != "train.py"  # a program with options of its own
+]
+
+
+def test_messages_name_options_that_their_command_has():
+    wrong = [
+        (path.relative_to(ROOT).as_posix(), line, names)
+        for path in MODULES
+        for line, text in messages(path)
+        if (names := unknown(text, commands_of(path)))
+    ]
+    assert wrong == []
+
+
+def test_messages_name_commands_that_there_are():
+    lines = [words for path in MODULES for _, text in messages(path) for words in inline_commands(text)]
+    assert len(lines) > 3
+    for words in lines:
+        parse(words)
+
+
+def inline_commands(text):
+    """Yield the command lines in backticks that are written out."""
+    for line in re.findall(r"`graftlm( [^`\n]*)`", text):
+        yield line.split()
+
+
+def test_pages_name_options_that_something_has():
+    scripts = [*ROOT.glob("benchmarks/*.py"), *ROOT.glob("tools/**/*.py"), *ROOT.glob("core/graftlm/demo/*.py")]
+    others = set(re.findall(r'"(--[a-z-]+)"', "".join(path.read_text("utf-8") for path in scripts)))
+    wrong = {
+        (path.name, name)
+        for path in [*PAGES.values(), *OTHERS]
+        for name in unknown(path.read_text(encoding="utf-8"), ALL | others)
+        if ":" not in name or name.partition(":")[0] in PROVIDERS  # others are a page's own examples
+    }
+    assert wrong == set()
+
+
+@pytest.mark.parametrize("text", ["give --nope", "as in slru:protected=0.5", "set cache.page_sise=16"])
+def test_what_nothing_has_is_found(text):
+    assert unknown(text, ALL)
