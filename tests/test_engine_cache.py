@@ -2,8 +2,10 @@ import json
 
 import pytest
 
-from graftlm import Engine
+from graftlm import Engine, Provider, hookimpl
+from graftlm.contracts import CacheCapabilities
 from graftlm.errors import InvalidPromptError, RequestError
+from graftlm.testing import NaiveCache, provider_kit
 
 SYSTEM = list(range(2, 66))
 ONE_TOKEN = {"max_tokens": 1, "temperature": 0.0}
@@ -90,3 +92,34 @@ def test_a_salt_that_is_no_unicode_is_refused(engine):
     ):
         with pytest.raises(RequestError, match="cache_salt must be valid Unicode"):
             call()
+
+
+class CoarseCachePlugin:
+    """A cache that shares multiples of 32 tokens, whatever the page size."""
+
+    @hookimpl
+    def provide_prefix_caches(self):
+        return [
+            Provider(
+                name="coarse",
+                summary="Shares multiples of 32 tokens",
+                api_version=1,
+                create=lambda options, context: NaiveCache(context, block_pages=32 // context.page_size),
+                capabilities=CacheCapabilities(granularity_tokens=32),
+            )
+        ]
+
+
+def test_an_engine_works_with_a_cache_of_coarser_blocks(engine):
+    params = {"max_tokens": 40, "temperature": 0.0, "ignore_eos": True}
+    fields = {"memory.kv_tokens": 512, "cache.page_size": 1, "cache.name": "coarse", "debug": "true"}
+    overrides = [f"{name}={value}" for name, value in fields.items()]
+    with Engine(model="demo", overrides=overrides, plugins=[CoarseCachePlugin()]) as coarse:
+        first, second = (coarse.generate([*SYSTEM, 70], params)[0] for _ in range(2))
+    assert (first.usage.cached_tokens, second.usage.cached_tokens) == (0, 64)
+    assert first.token_ids == second.token_ids == engine.generate([*SYSTEM, 70], params)[0].token_ids
+
+
+def test_plugins_check_uses_the_granularity_that_a_provider_declares():
+    (provider,) = CoarseCachePlugin().provide_prefix_caches()
+    assert provider_kit("cache", provider, lambda context: None).granularity_tokens == 32

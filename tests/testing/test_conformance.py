@@ -1,6 +1,7 @@
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, ClassVar
 from unittest import SkipTest
 
@@ -139,9 +140,50 @@ def failed(kit: type[Conformance]) -> set[str]:
     return {result.name.partition("[")[0] for result in run_conformance(kit) if result.error}
 
 
+class ShowsTheCallersKey(NaiveCache):
+    """Finds by a copy of the tokens, and shows the array that `insert` was given."""
+
+    def insert(self, key, pages, handle):
+        result = super().insert(key, pages, handle)
+        for entry in self._entries.values():
+            if len(key.token_ids) >= entry.stats.depth + entry.stats.tokens and entry.prefix == self._prefix(
+                key, entry.num_pages
+            ):
+                entry.token_ids = key.token_ids[entry.stats.depth :][: entry.stats.tokens]
+        return result
+
+
+class KeepsTheCallersPages(NaiveCache):
+    def _add(self, key, pages, parent):
+        entry = super()._add(key, pages, parent)
+        entry.pages = self._offered[parent.num_pages - self._offered_from :][:1]
+        return entry
+
+    def insert(self, key, pages, handle):
+        self._offered, self._offered_from = pages, handle.num_pages
+        return super().insert(key, pages, handle)
+
+
+class TellsTheCallersKey(NaiveCache):
+    """Sends events with the array that `insert` was given."""
+
+    def insert(self, key, pages, handle):
+        self._key = key
+        return super().insert(key, pages, handle)
+
+    def _tell(self, event):
+        if event.kind == "stored":
+            depth = next(reversed(self._entries.values())).stats.depth
+            event = replace(event, token_ids=self._key.token_ids[depth:][: event.num_tokens])
+        super()._tell(event)
+
+
 @pytest.mark.parametrize(
     ("broken", "sentence"),
     [
+        (ShowsTheCallersKey, "test_the_cache_keeps_copies"),
+        (KeepsTheCallersPages, "test_the_cache_keeps_copies"),
+        (TellsTheCallersKey, "test_the_cache_keeps_copies"),
         (MatchesOnePageLess, "test_match_finds_the_longest_prefix_in_whole_pages"),
         (SharesNamespaces, "test_namespaces_never_share"),
         (EvictsLocked, "test_a_locked_path_is_never_evicted"),
@@ -165,6 +207,36 @@ def test_a_broken_cache_is_found(broken: Callable[[CacheContext], PrefixCache], 
             return broken(context)
 
     assert sentence in failed(Kit)
+
+
+def kit_of(make: Callable[[CacheContext], PrefixCache], granularity: int) -> type[PrefixCacheConformance]:
+    class Kit(PrefixCacheConformance):
+        parameters: ClassVar[dict[str, Any]] = {"page_size": (1, 4)}
+        granularity_tokens = granularity
+        max_examples = 1
+
+        def create(self, context):
+            return make(context)
+
+    return Kit
+
+
+@pytest.mark.parametrize(
+    ("block_tokens", "granularity_tokens", "is_found"), [(64, 64, False), (64, 1, True), (64, 32, True), (16, 64, True)]
+)
+def test_the_granularity_that_a_kit_declares_must_be_the_caches(block_tokens, granularity_tokens, is_found):
+    kit = kit_of(lambda context: NaiveCache(context, block_tokens // context.page_size), granularity_tokens)
+    assert bool(failed(kit)) is is_found
+
+
+def test_blocks_and_pages_need_not_divide_each_other():
+    kit = kit_of(lambda context: NaiveCache(context, 6 if context.page_size == 1 else 3), granularity=6)
+    assert failed(kit) == set()
+
+
+@pytest.mark.parametrize("broken", [MatchesOnePageLess, EvictsNewest, ShowsTheCallersKey, KeepsVersion])
+def test_a_broken_cache_of_coarser_blocks_is_found(broken: Callable[..., PrefixCache]):
+    assert failed(kit_of(lambda context: broken(context, 8 // context.page_size), granularity=8))
 
 
 class Impure(OldestAccessFirst):

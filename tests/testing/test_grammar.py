@@ -67,6 +67,32 @@ class AddsToTheMask(fake_grammar._FakeMatcher):
         np.bitwise_or(mask[row], before, out=mask[row])
 
 
+class KeepsTheMask(fake_grammar._FakeMatcher):
+    """Goes on from the mask that it filled in last, where that has anything in it."""
+
+    last = None
+
+    def fill_bitmask(self, mask, row):
+        super().fill_bitmask(mask, row)
+        if self.last is not None and mask.shape[0] == 1:
+            np.bitwise_or(mask[row], self.last, out=mask[row])
+        if mask.shape[0] == 1:
+            self.last = mask[row]
+
+
+class WritesLater(fake_grammar._FakeMatcher):
+    last = None
+
+    def fill_bitmask(self, mask, row):
+        super().fill_bitmask(mask, row)
+        self.last = mask[row]
+
+    def accept(self, token_id):
+        if self.last is not None:
+            self.last[:] = 0
+        return super().accept(token_id)
+
+
 class WalksAhead(fake_grammar._FakeMatcher):
     def forced_tokens(self):
         forced = super().forced_tokens()
@@ -89,6 +115,8 @@ class ForcesTooMuch(fake_grammar._FakeMatcher):
         (RollsBackOneLess, "test_rollback_undoes"),
         (ClearsAllRows, "test_fill_bitmask_writes_one_row"),
         (AddsToTheMask, "test_fill_bitmask_writes_one_row"),
+        (KeepsTheMask, "test_masks_belong_to_the_caller"),
+        (WritesLater, "test_masks_belong_to_the_caller"),
         (RollsBackOneLess, "test_rollback_undoes_forced_tokens"),
         (WalksAhead, "test_asking_changes_nothing"),
         (ForcesTooMuch, "test_what_is_forced_must_come"),

@@ -10,6 +10,7 @@ FORM = "`process` returns float32 [V], on the device that it was given."
 TOKEN = "There is a token to sample: not all logits are -inf, and none is NaN."
 ALIKE = "The result depends on the arguments and the creation context alone: a new processor goes on alike."
 APART = "Processors of two requests, asked in turns, answer as each does alone."
+KEPT = "What becomes of the output and the logits after `process` changes no later result."
 OUTPUT = "`process` changes the logits, and neither the output nor the prompt."
 
 
@@ -56,6 +57,28 @@ class SharesWhatItSaw(LogitsProcessor):
         return logits
 
 
+class KeepsTheOutput(LogitsProcessor):
+    """Forgets nothing that it was shown, and copies nothing of it."""
+
+    def __init__(self):
+        self.seen = []
+
+    def process(self, output_token_ids, logits):
+        self.seen.append(output_token_ids)
+        for tokens in self.seen:
+            logits[tokens[-1:].tolist()] -= 1
+        return logits
+
+
+class KeepsTheLogits(LogitsProcessor):
+    last = None
+
+    def process(self, output_token_ids, logits):
+        smoothed = logits if self.last is None else logits + self.last
+        self.last = logits
+        return smoothed
+
+
 class SortsTheOutput(LogitsProcessor):
     def process(self, output_token_ids, logits):
         output_token_ids.sort()
@@ -72,6 +95,8 @@ class SortsTheOutput(LogitsProcessor):
         (DividesByTheLength, TOKEN),
         (CountsItsCalls, ALIKE),
         (SharesWhatItSaw, APART),
+        (KeepsTheOutput, KEPT),
+        (KeepsTheLogits, KEPT),
         (SortsTheOutput, OUTPUT),
     ],
 )

@@ -10,6 +10,24 @@ class TestNaiveCache(PrefixCacheConformance):
         return NaiveCache(context)
 
 
+class TestCoarseCache(PrefixCacheConformance):
+    """A cache of blocks of 48 tokens, whatever the page size: it shares multiples of them only."""
+
+    granularity_tokens = 48
+    max_examples = 10
+
+    def create(self, context: CacheContext) -> PrefixCache:
+        return NaiveCache(context, block_pages=48 // context.page_size)
+
+
+def test_a_cache_of_coarser_blocks_leaves_the_rest_of_a_prompt_to_its_caller():
+    rig = CacheRig(lambda context: NaiveCache(context, block_pages=64), page_size=1)
+    stored = rig.insert(rig.key(*range(100)))
+    assert (stored.cached_pages, rig.cache.evictable_pages, len(stored.pages)) == (64, 64, 64)
+    assert rig.cache.probe(rig.key(*range(63))) == 0
+    assert rig.cache.probe(rig.key(*range(65))) == 64
+
+
 def test_one_unlock_too_many_is_an_error():
     rig = CacheRig(NaiveCache, page_size=1)
     handle = rig.hold(rig.key(1))

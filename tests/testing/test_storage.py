@@ -88,6 +88,17 @@ class Truncating(FakeKVStorage):
         return super().put(key, np.concatenate([data[:-1], np.zeros(1, np.uint8)]))
 
 
+class KeepsTheArray(FakeKVStorage):
+    def put(self, key, data):
+        is_held = super().put(key, data)
+        self.medium.blocks[self._place(key)] = (data, 0)
+        return is_held
+
+    def _take(self, key):
+        found = self.medium.blocks.get(self._place(key))
+        return found[0] if found else None
+
+
 class OneAtATime(FakeKVStorage):
     is_busy = False
 
@@ -115,6 +126,7 @@ class OneAtATime(FakeKVStorage):
         (Rewriting, "test_a_block_that_is_held_is_not_written_again[1]"),
         (ClearingAll, "test_clear_forgets_this_fingerprint_alone"),
         (Truncating, "test_get_fills_in_exactly_what_was_put[1000]"),
+        (KeepsTheArray, "test_the_storage_keeps_copies[1000]"),
         (OneAtATime, "test_methods_may_be_called_from_several_threads[1000]"),
     ],
 )

@@ -107,6 +107,7 @@ class GrammarMatcher(ABC):
         - Special tokens are never text: no grammar allows them, but for stop tokens.
         - After `rollback(n)` the matcher answers as it did n accepted tokens ago, a stop token among them included.
         - `fill_bitmask`, `forced_text` and `forced_tokens` accept nothing: what is asked afterwards is answered alike.
+        - A mask belongs to the caller: a matcher keeps no view of it, and writes into it during `fill_bitmask` only.
     """
 
     @abstractmethod

@@ -34,6 +34,7 @@ class LogitsProcessor(ABC):
         - The result depends on the arguments and the creation context alone: after a retraction the same
           tokens give the same logits.
         - Processors of two requests know nothing of each other.
+        - What becomes of the output and the logits after `process` changes no later result: it keeps copies, if any.
         - There is a token to sample: not all logits are -inf, and none is NaN.
     """
 

@@ -47,7 +47,8 @@ class PrefixKey:
     """What a prefix is looked up by.
 
     Attributes:
-        token_ids: int32 [n], C-contiguous. The cache may keep views of it only after copying.
+        token_ids: int32 [n], C-contiguous. The caller may overwrite the array when the call returns: a cache that keeps
+            tokens keeps a copy, also of those that it shows in `NodeView`, `CacheEvent` and pins.
         namespace: keys of different namespaces (LoRA adapter, cache salt, tenant) never share a page.
         priority: the request's priority, for strategies that weigh it.
     """
@@ -120,8 +121,8 @@ class NodeView:
     Attributes:
         node_id: unique in this cache's life.
         parent_id: None for a node at the start of a prompt.
-        token_ids: int32 [pages * page_size], this node's own run.
-        pages: int32, this node's own pages.
+        token_ids: int32 [pages * page_size], this node's own run; read-only, and never an array of a caller.
+        pages: int32, this node's own pages; likewise.
         num_locks: handles that hold it.
         num_pins: pins that end at it.
         has_window: whether its pages have window pages; True where layers share one memory.
@@ -147,11 +148,14 @@ class CacheCapabilities:
         window: whether it can keep a page without its window page. Only then do sliding-window layers get a memory of
             their own.
         tiers: whether it is a `TieredPrefixCache`, to be given a `transfer`.
+        granularity_tokens: prefixes are shared in multiples of this many tokens only (and of whole pages): what
+            `PrefixCacheConformance.granularity_tokens` is in `graftlm plugins check`.
     """
 
     reuses: bool = True
     window: bool = False
     tiers: bool = False
+    granularity_tokens: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,8 +187,10 @@ class PrefixCache(ABC):
 
     Invariants, each checked by `graftlm.testing.PrefixCacheConformance`:
         - A match's pages are those that inserts gave for exactly the matched tokens in that namespace, and the match is
-          page-aligned and the longest possible.
+          page-aligned and the longest possible, in whole blocks where a cache declares a coarser granularity.
         - After `insert(key, pages, handle)` with a cache that took everything, `match(key)` returns `result.pages`.
+        - Arrays that a call was given belong to the caller: what becomes of them afterwards changes nothing that the
+          cache holds or shows.
         - A page is owned once: it is in the cache, or was handed back by `evict`/`reset`, never both.
         - `evictable_pages + locked_pages` is the number of pages `walk` shows.
         - `evict(n)` returns at least min(n, evictable_pages) pages (whole nodes may go, so it can be more), never
@@ -229,7 +235,7 @@ class PrefixCache(ABC):
             handle: a locked handle (or one just matched) that is a prefix of the key.
 
         Effects: takes ownership of the pages between `existing_pages` and `cached_pages`; frees nothing. Changes no
-            lock: the caller locks the returned handle and unlocks its old one.
+            lock: the caller locks the returned handle and unlocks its old one. The ids in `pages` are copied.
         """
 
     @abstractmethod

@@ -222,6 +222,20 @@ class GrammarBackendConformance(Conformance, ABC):
             assert (mask[[0, 2]] == 0x55555555).all(), "another row was changed"
             assert _tokens_in(mask[1]) == _allowed(matcher)
 
+    def test_masks_belong_to_the_caller(self) -> None:
+        """What becomes of a mask that was filled in changes no later mask, and no matcher writes into it again."""
+        for case, _, token_ids in self._tokenised("accepted"):
+            alone, matcher, filled = self.matcher(case), self.matcher(case), []
+            for token_id in token_ids:
+                mask = np.zeros((1, -(-_VOCAB_SIZE // 32)), dtype=np.int32)
+                matcher.fill_bitmask(mask, 0)
+                assert _tokens_in(mask[0]) == _allowed(alone), f"{case}: a mask depends on one that was filled before"
+                np.invert(mask, out=mask)
+                filled.append((mask, mask.copy()))
+                assert matcher.accept(token_id) == alone.accept(token_id)
+            for mask, copy in filled:
+                assert np.array_equal(mask, copy), f"{case}: a mask was written into after fill_bitmask() returned"
+
     def test_fill_bitmasks_writes_what_each_matcher_allows(self) -> None:
         """`fill_bitmasks` writes into mask[i] what `fill_bitmask` of matchers[i] does, of finished ones too."""
         matchers = []

@@ -72,6 +72,18 @@ class LogitsProcessorConformance(Conformance, ABC):
                 got = processor.process(run.output[:length], run.logits(length))
                 assert torch.equal(got, expected[length]), f"logits differ beside another request, at {length} tokens"
 
+    def test_arrays_belong_to_the_caller(self, seed: int) -> None:
+        """What becomes of the output and the logits after `process` changes no later result."""
+        run = _Run(seed)
+        expected, processor = run.all_logits(self.create(run.context)), self.create(run.context)
+        for length in range(len(run.output) + 1):
+            output, logits = run.output[:length].copy(), run.logits(length)
+            got = processor.process(output, logits)
+            assert torch.equal(got, expected[length]), f"logits depend on arrays of earlier steps, at {length} tokens"
+            output.fill(0)
+            logits.zero_()
+            got.zero_()
+
     def test_the_output_is_not_changed(self, seed: int) -> None:
         """`process` changes the logits, and neither the output nor the prompt."""
         run = _Run(seed)

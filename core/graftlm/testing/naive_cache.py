@@ -1,4 +1,4 @@
-"""A prefix cache as a plain dictionary from prefixes to pages: slow, and easy to believe."""
+"""A prefix cache as a plain dictionary from prefixes to blocks of pages: slow, and easy to believe."""
 
 from collections.abc import Iterator
 
@@ -23,7 +23,7 @@ __all__ = ["NaiveCache"]
 
 
 class _Entry:
-    """One cached page, and the handle of its end. The start of all prompts is an entry that holds no page."""
+    """One cached block, and the handle of its end. The start of all prompts is an entry that holds no page."""
 
     def __init__(
         self,
@@ -40,7 +40,7 @@ class _Entry:
         self.token_ids = token_ids
         self.pages = pages
         self.stats = stats
-        self.num_pages: int = 0 if parent is None else parent.num_pages + 1
+        self.num_pages: int = 0 if parent is None else parent.num_pages + len(pages)
         self.num_children = 0
         self.num_holds = 0
         self.num_locks = 0
@@ -54,10 +54,16 @@ class _Entry:
 
 
 class NaiveCache(PrefixCache):
-    """Keeps one entry per page under (namespace, bytes of all tokens up to its end); evicts by a scan."""
+    """Keeps one entry per block under (namespace, bytes of all tokens up to its end); evicts by a scan.
 
-    def __init__(self, context: CacheContext) -> None:
+    Args:
+        block_pages: pages in a block; a prefix is shared in whole blocks only. With more than one, this is the cache
+            to try `PrefixCacheConformance.granularity_tokens` on.
+    """
+
+    def __init__(self, context: CacheContext, block_pages: int = 1) -> None:
         self._context = context
+        self._block_pages = block_pages
         self._start = _Entry(0, None, ("", b""), NO_PAGES, NO_PAGES, NodeStats(created=0.0, last_access=0.0))
         self._entries: dict[tuple[str, bytes], _Entry] = {}
         self._num_created = 0
@@ -75,10 +81,11 @@ class NaiveCache(PrefixCache):
 
     def probe(self, key: PrefixKey) -> int:
         """Return the number of pages a match would find."""
-        return len(self._find(key, self._start))
+        found = self._find(key, self._start)
+        return found[-1].num_pages if found else 0
 
     def insert(self, key: PrefixKey, pages: PageIds, handle: PrefixHandle) -> InsertResult:
-        """Take the pages that no entry holds yet; see `PrefixCache.insert`."""
+        """Take the blocks that no entry holds yet; see `PrefixCache.insert`."""
         start = self._own(handle)
         num_pages = len(key.token_ids) // self._context.page_size
         if len(pages) != num_pages - start.num_pages:
@@ -87,11 +94,13 @@ class NaiveCache(PrefixCache):
             )
         entries = self._find(key, start)
         self._touch(entries, key.priority)
-        existing_pages = start.num_pages + len(entries)
-        for page_idx in range(existing_pages, num_pages):
+        existing_pages = (entries[-1] if entries else start).num_pages
+        for end in self._block_ends(existing_pages, num_pages):
             parent = entries[-1] if entries else start
-            entries.append(self._add(key, page_idx, pages[page_idx - start.num_pages], parent))
-        return InsertResult(existing_pages, num_pages, entries[-1] if entries else start, _pages(entries))
+            first = parent.num_pages - start.num_pages
+            entries.append(self._add(key, pages[first : end - start.num_pages].copy(), parent))
+        last = entries[-1] if entries else start
+        return InsertResult(existing_pages, last.num_pages, last, _pages(entries))
 
     def lock(self, handle: PrefixHandle) -> None:
         """Keep the path to a handle from eviction until `unlock`."""
@@ -114,9 +123,9 @@ class NaiveCache(PrefixCache):
             step.num_locks -= 1
 
     def evict(self, num_pages: int) -> PageIds:
-        """Give up exactly `num_pages` pages, or all that are evictable."""
+        """Give up `num_pages` pages, rounded up to whole blocks, or all that are evictable."""
         given_up: list[_Entry] = []
-        while len(given_up) < num_pages and (leaves := self._evictable_leaves()):
+        while len(given_up) * self._block_pages < num_pages and (leaves := self._evictable_leaves()):
             leaf = min(leaves, key=lambda entry: self._context.eviction.priority(entry.stats))
             self._drop(leaf)
             given_up.append(leaf)
@@ -131,13 +140,13 @@ class NaiveCache(PrefixCache):
 
     @property
     def evictable_pages(self) -> int:
-        """Entries that no lock keeps."""
-        return len(self._entries) - self.locked_pages
+        """Pages that no lock keeps."""
+        return len(self._entries) * self._block_pages - self.locked_pages
 
     @property
     def locked_pages(self) -> int:
-        """Entries that a lock keeps."""
-        return sum(entry.num_locks > 0 for entry in self._entries.values())
+        """Pages that a lock keeps."""
+        return sum(entry.num_locks > 0 for entry in self._entries.values()) * self._block_pages
 
     @property
     def version(self) -> int:
@@ -161,14 +170,18 @@ class NaiveCache(PrefixCache):
         return key.namespace, key.token_ids[: num_pages * self._context.page_size].tobytes()
 
     def _find(self, key: PrefixKey, start: _Entry) -> list[_Entry]:
-        """Return the entries of the key's pages from `start` on, up to the first that is missing."""
+        """Return the entries of the key's blocks from `start` on, up to the first that is missing."""
         found = []
-        for num_pages in range(start.num_pages + 1, len(key.token_ids) // self._context.page_size + 1):
-            entry = self._entries.get(self._prefix(key, num_pages))
+        for end in self._block_ends(start.num_pages, len(key.token_ids) // self._context.page_size):
+            entry = self._entries.get(self._prefix(key, end))
             if entry is None:
                 break
             found.append(entry)
         return found
+
+    def _block_ends(self, start: int, end: int) -> range:
+        """Return where the whole blocks between two places end, in pages."""
+        return range(start + self._block_pages, end + 1, self._block_pages)
 
     def _touch(self, entries: list[_Entry], priority: int) -> None:
         now = self._context.clock()
@@ -176,19 +189,19 @@ class NaiveCache(PrefixCache):
             entry.stats.last_access = now
             entry.stats.priority = max(entry.stats.priority, priority)
 
-    def _add(self, key: PrefixKey, page_idx: int, page: np.int32, parent: _Entry) -> _Entry:
-        page_size = self._context.page_size
+    def _add(self, key: PrefixKey, pages: PageIds, parent: _Entry) -> _Entry:
+        """Add a block below an entry; the pages are the cache's own array."""
         self._num_created += 1
-        token_ids = key.token_ids[page_idx * page_size : (page_idx + 1) * page_size].copy()
-        pages = np.array([page], dtype=np.int32)
+        depth, end_pages = parent.num_pages * self._context.page_size, parent.num_pages + len(pages)
+        token_ids = key.token_ids[depth : end_pages * self._context.page_size].copy()
         now = self._context.clock()
-        stats = NodeStats(now, now, tokens=page_size, depth=page_idx * page_size, priority=key.priority)
-        entry = _Entry(self._num_created, parent, self._prefix(key, page_idx + 1), token_ids, pages, stats)
+        stats = NodeStats(now, now, tokens=len(token_ids), depth=depth, priority=key.priority)
+        entry = _Entry(self._num_created, parent, self._prefix(key, end_pages), token_ids, pages, stats)
         self._entries[entry.prefix] = entry
         parent.num_children += 1
         self._context.eviction.on_insert(stats)
         parent_id = parent.entry_id if parent.num_pages else None
-        self._tell(CacheEvent("stored", page_size, entry.entry_id, parent_id, key.namespace, token_ids))
+        self._tell(CacheEvent("stored", len(token_ids), entry.entry_id, parent_id, key.namespace, token_ids))
         return entry
 
     def _drop(self, entry: _Entry) -> None:
@@ -196,7 +209,7 @@ class NaiveCache(PrefixCache):
         if entry.parent is not None:
             entry.parent.num_children -= 1
         self._context.eviction.on_evict(entry.stats)
-        self._tell(CacheEvent("removed", self._context.page_size, entry.entry_id, None, entry.prefix[0]))
+        self._tell(CacheEvent("removed", len(entry.token_ids), entry.entry_id, None, entry.prefix[0]))
 
     def _evictable_leaves(self) -> list[_Entry]:
         return [entry for entry in self._entries.values() if entry.num_children == 0 and entry.num_locks == 0]

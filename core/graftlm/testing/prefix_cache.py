@@ -2,12 +2,18 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from math import lcm
 from typing import Any, ClassVar
 from unittest import SkipTest
 
-from graftlm.contracts import CacheContext, PrefixCache
+import numpy as np
+
+from graftlm.contracts import CacheContext, EvictionStrategy, PrefixCache
 from graftlm.testing.cache_rig import CacheRig, as_list
+from graftlm.testing.cache_views import BlockView, LentArrays
 from graftlm.testing.conformance import Conformance
+from graftlm.testing.event_mirror import EventMirror
 from graftlm.testing.recording import OldestAccessFirst, RestlessOrder, TickingClock
 
 __all__ = ["PrefixCacheConformance"]
@@ -25,20 +31,36 @@ class PrefixCacheConformance(Conformance, ABC):
     Attributes:
         parameters: narrow `page_size` if the cache does not support all of these.
         reuses: the provider's `CacheCapabilities.reuses`; without it, tests of what a match finds are skipped.
+        granularity_tokens: the provider's `CacheCapabilities.granularity_tokens`. A cache that shares prefixes only in
+            multiples of, say, 64 tokens is lawful: every sentence then holds of its blocks, which are as long as the
+            smallest common multiple of this and a page.
         max_examples: how many random histories the last test tries for each page size.
     """
 
     parameters: ClassVar[Mapping[str, Sequence[Any]]] = {"page_size": (1, 4, 16)}
     reuses: ClassVar[bool] = True
+    granularity_tokens: ClassVar[int] = 1
     max_examples: ClassVar[int] = 25
 
     @abstractmethod
     def create(self, context: CacheContext) -> PrefixCache:
         """Return a new, empty cache."""
 
-    def rig(self, page_size: int) -> CacheRig:
-        """Return a new cache on the test bench."""
-        return CacheRig(self.create, page_size)
+    def rig(self, page_size: int, strategy: EvictionStrategy | None = None) -> CacheRig:
+        """Return a new cache on the test bench; a page of the bench is a block of the cache.
+
+        Whatever the cache is given is overwritten when the call returns, as its caller may do.
+        """
+        return CacheRig(
+            lambda context: self._viewed(context, page_size), lcm(page_size, self.granularity_tokens), strategy
+        )
+
+    def _viewed(self, context: CacheContext, page_size: int) -> PrefixCache:
+        """Return the cache for a page size, seen in the bench's pages."""
+        cache = LentArrays(self.create(replace(context, page_size=page_size)))
+        if context.page_size == page_size:
+            return cache
+        return BlockView(cache, context.page_size // page_size, page_size)
 
     def reusing_rig(self, page_size: int) -> CacheRig:
         """Return the same, or skip the test if the cache never finds anything."""
@@ -68,7 +90,7 @@ class PrefixCacheConformance(Conformance, ABC):
             (rig.key(1, 2, 3, 9), 3),
             (rig.key(1, 9, 3, 4), 1),
             (rig.key(9, 2, 3, 4), 0),
-            (rig.key(1, 2, tail=page_size - 1), 2),
+            (rig.key(1, 2, tail=rig.page_size - 1), 2),
             (rig.key(), 0),
         ]:
             match = rig.cache.match(key)
@@ -116,18 +138,32 @@ class PrefixCacheConformance(Conformance, ABC):
     def test_a_trailing_partial_page_is_ignored(self, page_size: int) -> None:
         """Only whole pages are ever cached."""
         rig = self.reusing_rig(page_size)
-        result = rig.insert(rig.key(1, 2, tail=page_size - 1))
+        result = rig.insert(rig.key(1, 2, tail=rig.page_size - 1))
         assert result.cached_pages == 2
-        assert sum(len(view.token_ids) for view in rig.cache.walk()) == 2 * page_size
+        assert sum(len(view.token_ids) for view in rig.cache.walk()) == 2 * rig.page_size
 
     def test_the_cache_keeps_copies(self, page_size: int) -> None:
-        """The cache may keep views of a key only after copying."""
+        """What becomes of a key and of pages after a call changes nothing that the cache holds or shows."""
         rig = self.reusing_rig(page_size)
-        key, pages = rig.key(1, 2), rig.new_pages(2)
-        rig.cache.insert(key, pages, rig.cache.match(key).handle)
-        key.token_ids[:] = 99
-        pages[:] = 99
-        assert rig.matched(rig.key(1, 2)) == [0, 1]
+        cases: list[tuple[tuple[int, ...], list[int]]] = [((1, 2), [0, 1]), ((1, 3), [0, 2]), ((1, 2, 4), [0, 1, 3])]
+        for letters, _ in cases:
+            rig.insert(rig.key(*letters))  # splits what is there, and extends it
+        for letters, expected in cases:
+            assert rig.matched(rig.key(*letters)) == expected, f"the cache keeps an array that it was given: {letters}"
+        runs: dict[int, list[int]] = {}
+        for view in rig.cache.walk():
+            front = [] if view.parent_id is None else runs[view.parent_id]
+            runs[view.node_id] = front + view.token_ids.tolist()
+        prompts = [rig.key(*letters).token_ids.tolist() for letters, _ in cases]
+        for tokens in runs.values():
+            assert any(whole[: len(tokens)] == tokens for whole in prompts), "walk() shows tokens of an overwritten key"
+        replayed = EventMirror()
+        for event in rig.events:
+            replayed(event)
+        for node_id, node in replayed.nodes.items():
+            assert np.array_equal(node.token_ids, rig.mirror.nodes[node_id].token_ids), (
+                "an event shows tokens of an overwritten key"
+            )
 
     def test_namespaces_never_share(self, page_size: int) -> None:
         """Namespaces never share."""
@@ -399,7 +435,7 @@ class PrefixCacheConformance(Conformance, ABC):
         ends: dict[int, int] = {}
         for view in rig.cache.walk():
             depth = 0 if view.parent_id is None else ends[view.parent_id]
-            assert len(view.token_ids) == len(view.pages) * page_size == view.stats.tokens
+            assert len(view.token_ids) == len(view.pages) * rig.page_size == view.stats.tokens
             assert view.stats.depth == depth
             assert view.node_id not in ends
             ends[view.node_id] = depth + len(view.token_ids)
@@ -432,7 +468,7 @@ class PrefixCacheConformance(Conformance, ABC):
         rig = self.reusing_rig(page_size)
         rig.insert(rig.key(1, 2, 3))
         rig.insert(rig.key(1, 2, 3))
-        assert sum(event.num_tokens for event in rig.events) == 3 * page_size
+        assert sum(event.num_tokens for event in rig.events) == 3 * rig.page_size
         rig.insert(rig.key(1, 4, namespace="tenant"))
         rig.check_mirror()
         handle = rig.hold(rig.key(1))
@@ -447,8 +483,8 @@ class PrefixCacheConformance(Conformance, ABC):
 
     def test_nobody_needs_to_listen(self, page_size: int) -> None:
         """`on_event` is None when nobody listens."""
-        cache = self.create(CacheContext(page_size, OldestAccessFirst(), TickingClock()))
         rig = self.rig(page_size)
+        cache = self._viewed(CacheContext(rig.page_size, OldestAccessFirst(), TickingClock()), page_size)
         key = rig.key(1, 2)
         cache.insert(key, rig.new_pages(2), cache.match(key).handle)
         cache.evict(1)
@@ -461,4 +497,4 @@ class PrefixCacheConformance(Conformance, ABC):
         """All of the above, after every step of random histories."""
         from graftlm.testing.prefix_cache_machine import check_random_histories
 
-        check_random_histories(lambda: CacheRig(self.create, page_size, RestlessOrder()), self.max_examples)
+        check_random_histories(lambda: self.rig(page_size, RestlessOrder()), self.max_examples)

@@ -59,6 +59,7 @@ def provider_kit(
     members: dict[str, Any] = {"create": lambda self, context: create(context)}
     if family == "cache":
         members["reuses"] = provider.capabilities.reuses
+        members["granularity_tokens"] = provider.capabilities.granularity_tokens
     if family == "attention":
         members |= {"capabilities": provider.capabilities, "device": device}
     if family == "quantization":

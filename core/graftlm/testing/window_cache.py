@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 from graftlm.contracts import CacheContext, PrefixCache
 from graftlm.testing.cache_rig import CacheRig, as_list
+from graftlm.testing.cache_views import LentArrays
 from graftlm.testing.conformance import Conformance
 from graftlm.testing.window_cache_machine import FakeWindows, check_random_windows
 
@@ -47,7 +48,7 @@ class WindowCacheConformance(Conformance, ABC):
 
     def window_rig(self, windows: FakeWindows, page_size: int = 1) -> CacheRig:
         """Return a new cache on the test bench."""
-        return CacheRig(lambda context: self.create(replace(context, window=windows)), page_size)
+        return CacheRig(lambda context: LentArrays(self.create(replace(context, window=windows))), page_size)
 
     def test_a_match_ends_where_its_window_is_whole(self, page_size: int) -> None:
         """A request can go on only where the `reach_pages` pages in front (or all) have window pages."""
