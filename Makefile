@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help demo serve test lint format docs bench gpu-check mutations fuzz random-steps train-demo clean
+.PHONY: help demo serve test lint format docs bench gpu-check mutations fuzz random-steps train-demo reference clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
@@ -42,6 +42,9 @@ lint: $(VENV)/.installed-dev  ## ruff, mypy --strict, import direction, conflict
 format: $(VENV)/.installed-dev  ## rewrite the code in the house style
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+reference: $(VENV)/.installed-dev  ## write what docs/ has from the code: the reference, the families' contracts
+	PYTHONPATH=tools $(BIN)/python -m docs_reference
 
 docs: $(VENV)/.installed-dev  ## build the docs site into site/; it needs no network, to build or to view
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict

@@ -1,4 +1,4 @@
-"""What MkDocs asks while it builds the docs site: adds the reference, and fills in passages made from the code."""
+"""What MkDocs asks while it builds the docs site: what reads well in the repository shall on the site, too."""
 
 import re
 from pathlib import Path
@@ -7,8 +7,6 @@ from typing import Final
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
-
-from docs_reference import PAGES, expand_passages
 
 __all__ = ["on_files", "on_page_markdown"]
 
@@ -19,22 +17,18 @@ _PIPE_ROW: Final = re.compile(r"(?<=[| ])`[^`\n]*\\\|[^`\n]*`(?=.*\|$)", re.MULT
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add the pages of the reference, and the repository's images that pages show."""
+    """Add the repository's images that pages show."""
     root = Path(config.docs_dir).parent
     shown = {match[3] for file in files.documentation_pages() for match in _outside(file) if match[1]}
     for path in sorted(shown):
         files.append(File.generated(config, path, abs_src_path=str(root / path)))
-    for path, write in PAGES.items():
-        files.append(File.generated(config, path, content=write()))
     return files
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Fill in passages; let links out of the site name the file that they lead to, and images come from the site."""
-    if page.file.generated_by is not None:
-        return markdown
-    expanded = _PIPE_ROW.sub(lambda row: row[0].replace("\\|", "|"), expand_passages(markdown))
-    return _OUTSIDE.sub(_inside, expanded) if "/" not in page.file.src_uri else expanded
+    """Let links out of the site name the file that they lead to, and images come from the site."""
+    unescaped = _PIPE_ROW.sub(lambda row: row[0].replace("\\|", "|"), markdown)
+    return _OUTSIDE.sub(_inside, unescaped) if "/" not in page.file.src_uri else unescaped
 
 
 def _outside(file: File) -> list[re.Match[str]]:

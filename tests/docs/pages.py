@@ -8,7 +8,10 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
-PAGES = {path.relative_to(DOCS).as_posix(): path for path in sorted(DOCS.rglob("*.md"))}
+#: The pages that people write; those in reference/ are made from the code.
+PAGES = {
+    path.relative_to(DOCS).as_posix(): path for path in sorted(DOCS.rglob("*.md")) if path.parent.name != "reference"
+}
 #: Pages outside the site whose command lines are checked too.
 OTHERS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(ROOT.glob("examples/*/README.md"))]
 

@@ -56,7 +56,7 @@ MAY_SKIP = {
 def test_every_fence_has_a_language_that_is_checked_here(page):
     fences = re.findall(r"^ *```+(.*)$", PAGES[page].read_text(encoding="utf-8"), re.MULTILINE)
     assert len(fences) == 2 * len(blocks_of(page))
-    assert {block.language for block in blocks_of(page)} <= {"python", "yaml", "json", "toml", "bash", "text"}
+    assert {block.language for block in blocks_of(page)} <= {"python", "py", "yaml", "json", "toml", "bash", "text"}
 
 
 @pytest.fixture

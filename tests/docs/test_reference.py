@@ -6,7 +6,7 @@ from unittest.mock import Mock
 import pytest
 import typer
 
-from docs_reference import PAGES, expand_passages
+from docs_reference import PAGES, expand_passages, generated_pages
 from docs_reference.cli import parameters, walk_commands
 from docs_reference.endpoints import api_description, fields_of, operations
 from docs_reference.families import builtin_providers
@@ -126,9 +126,8 @@ def test_the_commands_are_those_of_the_program():
 @pytest.mark.parametrize("key", FAMILIES)
 def test_every_family_has_a_page_with_its_providers_and_its_contract(key):
     source = (DOCS / "families" / f"{key}.md").read_text(encoding="utf-8")
-    written = expand_passages(source)
-    assert [provider.name for provider in builtin_providers(key) if f"| `{provider.name}` |" not in written] == []
-    assert f"class {FAMILIES[key].contract.__name__}(" in written
+    assert [provider.name for provider in builtin_providers(key) if f"| `{provider.name}` |" not in source] == []
+    assert f"class {FAMILIES[key].contract.__name__}(" in source
     for heading in ("What it decides", "What comes along", "Writing one", "Contract"):
         assert f"## {heading}\n" in source
     assert f"({key}.md)" in (DOCS / "families" / "index.md").read_text(encoding="utf-8")
@@ -136,4 +135,23 @@ def test_every_family_has_a_page_with_its_providers_and_its_contract(key):
 
 def test_a_marker_of_no_family_is_an_error():
     with pytest.raises(ValueError, match="names family 'cahce', expected one of attention, cache"):
-        expand_passages("<!-- contract cahce -->")
+        expand_passages("<!-- contract cahce -->\n<!-- end of contract cahce -->")
+
+
+@pytest.mark.parametrize("page", ["<!-- contract cache -->\n", "<!-- contract cache --><!-- end of contract model -->"])
+def test_a_marker_without_an_end_is_an_error(page):
+    with pytest.raises(ValueError, match="has no end"):
+        expand_passages(page)
+
+
+def test_what_is_committed_is_what_the_code_makes():
+    stale = [
+        path
+        for path, text in generated_pages(DOCS)
+        if not (DOCS / path).exists() or (DOCS / path).read_text(encoding="utf-8") != text
+    ]
+    assert stale == [], "out of date; `make reference` writes them anew"
+
+
+def test_there_are_no_other_pages_in_the_reference():
+    assert {f"reference/{path.name}" for path in (DOCS / "reference").iterdir()} == set(PAGES)

@@ -107,11 +107,11 @@ def test_what_pages_load_and_link_to_is_there(site, html):
 def test_images_of_the_repository_come_along_and_pipes_in_tables_are_pipes(site, html):
     assert "benchmarks/results/lang_ablation.svg" in html["lang.html"].loaded
     assert "<code>&lt;|python_tag|&gt;</code>" in (site / "tool-calls.html").read_text("utf-8")
+    assert "--device &lt;auto|cpu|cuda&gt;</code>" in (site / "reference" / "cli.html").read_text("utf-8")
 
 
-def test_markers_are_filled_in(site):
+def test_what_the_code_makes_is_on_the_site(site):
     text = (site / "families" / "cache.html").read_text("utf-8")
-    assert "<!-- contract" not in text
     assert "evictable_window_pages" in text
     assert "<code>swa_radix</code>" in text
 

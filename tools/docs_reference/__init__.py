@@ -1,6 +1,11 @@
-"""The docs site's reference: pages and passages made from the code when the site is built, and so never stale."""
+"""The reference in docs/: pages and passages that are made from the code.
 
-from collections.abc import Callable, Mapping
+They are committed, so that they can be read in the repository as well as on the site. `make reference` writes them
+anew; a test compares them with the code.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from types import MappingProxyType
 
 from docs_reference.cli import cli_page
@@ -10,9 +15,9 @@ from docs_reference.hooks import hooks_page
 from docs_reference.metrics import metrics_page
 from docs_reference.passages import expand_passages
 
-__all__ = ["PAGES", "expand_passages"]
+__all__ = ["PAGES", "expand_passages", "generated_pages"]
 
-#: Where each page stands on the site -> what writes it.
+#: Where each page stands in docs/ -> what writes it.
 PAGES: Mapping[str, Callable[[], str]] = MappingProxyType(
     {
         "reference/hooks.md": hooks_page,
@@ -22,3 +27,17 @@ PAGES: Mapping[str, Callable[[], str]] = MappingProxyType(
         "reference/cli.md": cli_page,
     }
 )
+
+#: The first line of a page that is all made from the code.
+_NOTICE = "<!-- Made from the code by `make reference`: do not edit. -->\n\n"
+
+
+def generated_pages(docs: Path) -> Iterator[tuple[str, str]]:
+    """Yield (path in docs/, text as the code makes it) of the reference and of each family's page.
+
+    Args:
+        docs: the folder with the pages.
+    """
+    yield from ((path, _NOTICE + write()) for path, write in PAGES.items())
+    for page in sorted((docs / "families").glob("*.md")):
+        yield f"families/{page.name}", expand_passages(page.read_text(encoding="utf-8"))

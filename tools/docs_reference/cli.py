@@ -34,7 +34,7 @@ def cli_page() -> str:
 def _section(name: str, command: Any) -> str:
     context = command.context_class(command, info_name=name)
     usage = " ".join([name, *command.collect_usage_pieces(context)])
-    rows = [[code(words), plain(text)] for words, text in parameters(command, context)]
+    rows = [[code(words).replace("|", "\\|"), plain(text)] for words, text in parameters(command, context)]
     described = table(["Argument or option", "Meaning"], rows) if rows else ""
     return f"## {code(name)}\n\n```text\n{usage}\n```\n\n{plain(command.help or '')}\n\n{described}"
 

@@ -1,4 +1,9 @@
-"""Passages of hand-written pages that the code writes: `<!-- providers KEY -->` and `<!-- contract KEY -->`."""
+"""Passages of hand-written pages that the code writes, between two markers.
+
+<!-- providers cache -->        or `contract` for `providers`
+what the code makes of it
+<!-- end of providers cache -->
+"""
 
 import inspect
 import re
@@ -14,12 +19,21 @@ __all__ = ["expand_passages"]
 
 
 def expand_passages(markdown: str) -> str:
-    """Write what each marker of a page stands for in its place.
+    """Write what each pair of markers of a page stands for between them, in place of what is there.
 
     Raises:
-        ValueError: a marker names no family.
+        ValueError: a marker names no family, or has no end.
     """
-    return _MARKER.sub(lambda match: _PASSAGES[match[1]](_checked(match[2])), markdown)
+    expanded, num_passages = _PASSAGE.subn(_expanded, markdown)
+    if num_passages != len(_MARKER.findall(markdown)):
+        raise ValueError("a page's marker has no end: expected <!-- end of NAME KEY --> after <!-- NAME KEY -->")
+    return expanded
+
+
+def _expanded(match: re.Match[str]) -> str:
+    name, key = match.groups()
+    text = _PASSAGES[name](_checked(key)).strip("\n")
+    return f"<!-- {name} {key} -->\n\n{text}\n\n<!-- end of {name} {key} -->"
 
 
 def _checked(key: str) -> str:
@@ -49,3 +63,4 @@ def _contract(key: str) -> str:
 
 _PASSAGES: Mapping[str, Callable[[str], str]] = MappingProxyType({"providers": _providers, "contract": _contract})
 _MARKER = re.compile(rf"<!-- ({'|'.join(_PASSAGES)}) (\w+) -->")
+_PASSAGE = re.compile(rf"{_MARKER.pattern}.*?<!-- end of \1 \2 -->", re.DOTALL)
