@@ -65,10 +65,10 @@ def answer(engine: Engine, prompts: list[list[int]]) -> tuple[float, dict[str, i
     return time.perf_counter() - start, outputs[0].usage.cached_tokens_by_tier
 
 
-def measure_reuse(model: Path, folder: Path, num_tokens: int, repeats: int) -> dict[str, float]:
-    """Return the median seconds to the first token of a prompt, by where its blocks are."""
+def measure_reuse(model: Path, folder: Path, num_tokens: int, repeats: int) -> dict[str, list[float]]:
+    """Return the seconds to the first token of a prompt of each repeat, by where its blocks are."""
     storage = {"name": "file", "options": {"path": str(folder)}, "prefetch": "wait_complete"}
-    seconds: dict[str, list[float]] = {"nothing": [], "host": [], "device": [], "storage": []}
+    seconds: dict[str, list[float]] = {"nothing": [], "host": [], "storage": [], "device": []}
     for repeat in range(repeats):
         prompt, others = make_prompt(2 * repeat, num_tokens), make_prompt(2 * repeat + 1, num_tokens)
         with make_engine(model, num_tokens + 64, host_tokens=4 * num_tokens, storage=storage) as engine:
@@ -84,11 +84,11 @@ def measure_reuse(model: Path, folder: Path, num_tokens: int, repeats: int) -> d
             taken, tiers = answer(engine, [prompt])
             assert tiers["storage"] > 0.9 * num_tokens, tiers
             seconds["storage"].append(taken)
-    return {place: statistics.median(taken) for place, taken in seconds.items()}
+    return seconds
 
 
-def measure_cost(model: Path, folder: Path, num_prompts: int, repeats: int) -> dict[str, float]:
-    """Return the seconds that prompts of 512 tokens which share nothing take, by what is written."""
+def measure_cost(model: Path, folder: Path, num_prompts: int, repeats: int) -> dict[str, list[float]]:
+    """Return the seconds of each repeat that prompts of 512 tokens which share nothing take, by what is written."""
     settings: dict[str, dict[str, Any]] = {
         "radix": {"cache": "radix"},
         "host": {"host_tokens": 65536},
@@ -101,7 +101,20 @@ def measure_cost(model: Path, folder: Path, num_prompts: int, repeats: int) -> d
             with make_engine(model, 4096, **options) as engine:
                 answer(engine, [[1, 2, 3]])
                 seconds[name].append(answer(engine, prompts)[0])
-    return {name: statistics.median(taken) for name, taken in seconds.items()}
+    return seconds
+
+
+def show(seconds: dict[str, list[float]], title: str) -> None:
+    """Print each place's median and spread, and the first one's time by its own: of the medians, and of the pairs."""
+    print(title)
+    first = next(iter(seconds.values()))
+    for name, taken in seconds.items():
+        pairs = [theirs / ours for theirs, ours in zip(first, taken, strict=True)]
+        print(
+            f"  {name:16} {statistics.median(taken):8.3f} s ({min(taken):.3f} to {max(taken):.3f}), "
+            f"{statistics.median(first) / statistics.median(taken):6.2f}x ({min(pairs):.2f} to {max(pairs):.2f})",
+            flush=True,
+        )
 
 
 def main() -> None:
@@ -109,19 +122,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--prompt-tokens", type=int, default=2048)
     parser.add_argument("--prompts", type=int, default=16)
-    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         model = write_model(Path(folder) / "model")
         reuse = measure_reuse(model, Path(folder) / "reuse", arguments.prompt_tokens, arguments.repeats)
         cost = measure_cost(model, Path(folder) / "cost", arguments.prompts, arguments.repeats)
-    print(f"first token of {arguments.prompt_tokens} prompt tokens, by where their keys and values are")
-    for place, taken in reuse.items():
-        print(f"  {place:16} {taken:8.3f} s")
-    print(f"{arguments.prompts} prompts of 512 tokens that share nothing, by what is written")
-    for name, taken in cost.items():
-        print(f"  {name:16} {taken:8.3f} s")
+    show(reuse, f"first token of {arguments.prompt_tokens} prompt tokens, by where their keys and values are")
+    show(cost, f"{arguments.prompts} prompts of 512 tokens that share nothing, by what is written")
     if arguments.json:
         arguments.json.write_text(json.dumps({"first_token_s": reuse, "cost_s": cost}, indent=2) + "\n")
 

@@ -52,7 +52,12 @@ class RecomputingBackend(EngineBackend):
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One case: medians over the runs, and what `recompute` takes of what `shared` does."""
+    """One case: medians over the runs, and what `recompute` takes of what `shared` does.
+
+    Attributes:
+        time_ratio: of the medians; `time_ratio_min` and `time_ratio_max` are of the runs' own pairs.
+        cpu_ratio: the same of the processor's time in this process, which other work on the machine changes less.
+    """
 
     method: str
     cache: str
@@ -63,6 +68,11 @@ class Row:
     ms_recompute: float
     ms_shared: float
     time_ratio: float
+    time_ratio_min: float
+    time_ratio_max: float
+    cpu_ratio: float
+    cpu_ratio_min: float
+    cpu_ratio_max: float
 
 
 @function
@@ -87,6 +97,7 @@ def measure(engine: Engine, method: ChoicesMethod, warm: bool, num_runs: int) ->
     """Run a case on both backends in turns."""
     backends = {"recompute": RecomputingBackend(engine), "shared": EngineBackend(engine)}
     seconds: dict[str, list[float]] = {name: [] for name in backends}
+    cpu_seconds: dict[str, list[float]] = {name: [] for name in backends}
     prefilled: dict[str, list[int]] = {name: [] for name in backends}
     for run in range(num_runs + 1):  # the first one warms up
         prompt, chosen = prompt_of(engine, run), []
@@ -94,12 +105,13 @@ def measure(engine: Engine, method: ChoicesMethod, warm: bool, num_runs: int) ->
             engine.flush_cache()
             if warm:
                 choose.run(prompt, True, method, backend=backend, temperature=0)
-            before, start = engine.stats(), time.perf_counter()
+            before, start, cpu_start = engine.stats(), time.perf_counter(), time.process_time()
             state = choose.run(prompt, warm, method, backend=backend, temperature=0)
-            taken, after = time.perf_counter() - start, engine.stats()
+            taken, cpu_taken, after = time.perf_counter() - start, time.process_time() - cpu_start, engine.stats()
             chosen.append(state["choice"])
             if run:
                 seconds[name].append(taken)
+                cpu_seconds[name].append(cpu_taken)
                 prompt_tokens, cached = after.prompt_tokens - before.prompt_tokens, after.cached_tokens
                 prefilled[name].append(prompt_tokens - (cached - before.cached_tokens))
         if len(set(chosen)) > 1:
@@ -115,8 +127,17 @@ def measure(engine: Engine, method: ChoicesMethod, warm: bool, num_runs: int) ->
         prefilled_ratio=round(tokens["recompute"] / tokens["shared"], 1),
         ms_recompute=round(ms["recompute"], 1),
         ms_shared=round(ms["shared"], 1),
-        time_ratio=round(ms["recompute"] / ms["shared"], 1),
+        **ratios("time_ratio", seconds),
+        **ratios("cpu_ratio", cpu_seconds),
     )
+
+
+def ratios(name: str, seconds: dict[str, list[float]]) -> dict[str, float]:
+    """Return the ratio of two sides' medians, and the smallest and largest of their pairs."""
+    recompute, shared = seconds["recompute"], seconds["shared"]
+    pairs = [theirs / ours for theirs, ours in zip(recompute, shared, strict=True)]
+    values = (statistics.median(recompute) / statistics.median(shared), min(pairs), max(pairs))
+    return {f"{name}{end}": round(value, 1) for end, value in zip(("", "_min", "_max"), values, strict=True)}
 
 
 def main() -> None:
@@ -135,7 +156,9 @@ def main() -> None:
                 rows.append(row)
                 print(
                     f"{row.method:36} {row.cache:5} {row.prefilled_recompute:8.0f} {row.prefilled_shared:7.0f} "
-                    f"{row.prefilled_ratio:5.1f}x {row.ms_recompute:8.1f} {row.ms_shared:7.1f} {row.time_ratio:6.1f}x",
+                    f"{row.prefilled_ratio:5.1f}x {row.ms_recompute:8.1f} {row.ms_shared:7.1f} {row.time_ratio:6.1f}x "
+                    f"{row.time_ratio_min}-{row.time_ratio_max}, "
+                    f"CPU {row.cpu_ratio}x {row.cpu_ratio_min}-{row.cpu_ratio_max}",
                     flush=True,
                 )
     result: dict[str, Any] = {"model": args.model, "choices": len(CHOICES), "rows": [asdict(row) for row in rows]}

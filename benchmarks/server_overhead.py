@@ -204,7 +204,7 @@ class Row:
     """One figure; lists have a value for each round.
 
     Attributes:
-        ratio: the server's by the engine's.
+        ratio: the server's by the engine's; `ratio_min` and `ratio_max` are the rounds' smallest and largest.
         difference: the server's less the engine's.
     """
 
@@ -213,6 +213,8 @@ class Row:
     in_process: float
     served: float
     ratio: float
+    ratio_min: float
+    ratio_max: float
     difference: float
     in_process_rounds: list[float]
     served_rounds: list[float]
@@ -227,6 +229,8 @@ class Row:
             in_process=statistics.median(in_process),
             served=statistics.median(served),
             ratio=statistics.median(b / a for a, b in pairs),
+            ratio_min=min(b / a for a, b in pairs),
+            ratio_max=max(b / a for a, b in pairs),
             difference=statistics.median(b - a for a, b in pairs),
             in_process_rounds=in_process,
             served_rounds=served,
@@ -305,10 +309,11 @@ def show(result: Result, title: str) -> None:
     table = Table(title=title, caption=f"{result.same_tokens} of {result.compared} whole answers have the same tokens")
     table.add_column("workload")
     table.add_column("")
-    for column in ("in process", "served", "difference", "ratio"):
+    for column in ("in process", "served", "difference", "ratio", "of rounds"):
         table.add_column(column, justify="right")
     for row in result.rows:
         numbers = (f"{row.in_process:,.2f}", f"{row.served:,.2f}", f"{row.difference:+,.2f}", f"{row.ratio:.2f}x")
+        numbers += (f"{row.ratio_min:.2f} to {row.ratio_max:.2f}",)
         table.add_row(row.workload, row.figure, *numbers)
     Console(width=120).print(table)
 
