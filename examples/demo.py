@@ -69,8 +69,14 @@ def report(answers: list[Answer]) -> Table:
 def main() -> None:
     """Start the server, ask every question, stop the server."""
     console = Console()
+
+    def show_kernels(line: str) -> None:
+        """Show what of the server's log explains a first start that takes long."""
+        if "kernel" in line:
+            console.print(line, markup=False, highlight=False, soft_wrap=True)
+
     console.print("$ graftlm serve --model demo --port 0")
-    with ServerProcess({"model": "demo"}) as server:
+    with ServerProcess({"model": "demo"}, on_log=show_kernels) as server:
         console.print(f"serving on {server.url} after {server.start_s:.1f} s\n")
         with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none") as client:
             answers = [ask(client, console, question) for question in DEMO_QUESTIONS]

@@ -45,6 +45,7 @@ from graftlm.execution.split_attention import SplitAttention
 from graftlm.grammar_assembly import make_grammars
 from graftlm.graph_assembly import capture_graphs, captured_sizes, recorded_steps, wants_graphs
 from graftlm.intake import Intake, IntakeLimits
+from graftlm.kernel_events import kernels_reported
 from graftlm.kv_memory import KVMemory, size_memory
 from graftlm.layers.kernel_build import user_cache_dir
 from graftlm.layers.ops import bind_ops, choose_ops
@@ -192,7 +193,19 @@ def assemble(
     Raises:
         GraftlmError: the leaf says which part, and what to do.
     """
-    watcher, on_stage = on_stage, on_stage or _tell_nobody
+    with kernels_reported(on_terminal=on_stage is None):
+        return _assemble(config, registry, platform, on_stage, on_step, await_tokenizer)
+
+
+def _assemble(
+    config: EngineConfig,
+    registry: Registry,
+    platform: Platform,
+    watcher: Callable[[str], None] | None,
+    on_step: Observer | None,
+    await_tokenizer: Callable[[], Tokenizer] | None,
+) -> EngineParts:
+    on_stage = watcher or _tell_nobody
     on_stage("reading the checkpoint's configuration")
     _check_choices(config, registry)
     path = resolve_checkpoint(config.model.path)

@@ -9,9 +9,19 @@ from typing import Annotated
 
 import typer
 
-from graftlm import __version__, cli_bench, cli_cache_sim, cli_config, cli_generate, cli_plugins, cli_serve
+from graftlm import (
+    __version__,
+    cli_bench,
+    cli_cache_sim,
+    cli_config,
+    cli_generate,
+    cli_plugins,
+    cli_serve,
+    cli_warmup,
+)
 from graftlm.cli_options import fail
 from graftlm.errors import GraftlmError
+from graftlm.kernel_events import KernelWatch, print_line, watching
 
 __all__ = ["app", "main"]
 
@@ -24,6 +34,7 @@ app = typer.Typer(
     add_completion=False,
 )
 app.command("serve")(cli_serve.serve)
+app.command("warmup")(cli_warmup.warmup)
 app.command("generate")(cli_generate.generate)
 app.command("chat")(cli_generate.chat)
 app.add_typer(cli_config.app, name="config")
@@ -54,7 +65,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         SystemExit: always; 0 when all went well, 2 when the arguments, the configuration or a plugin is wrong.
     """
     try:
-        app(args=None if arguments is None else list(arguments))
+        with watching(KernelWatch(print_line)):
+            app(args=None if arguments is None else list(arguments))
     except GraftlmError as error:
         fail(str(error).splitlines())
     sys.exit(0)

@@ -1,28 +1,34 @@
 """Compiles a C++ source into a shared library, once per source, compiler and CPU, in a private cache directory."""
 
+import contextlib
 import ctypes
-import hashlib
+import logging
 import os
-import platform
-import re
 import shutil
 import stat
 import subprocess
 import tempfile
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from graftlm.errors import ProviderUnavailableError
+from graftlm.kernel_events import KernelUse, kernel_refused, kernel_used, say
+from graftlm.layers.kernel_key import kernel_key
 
 __all__ = ["FLAGS", "KernelBuildError", "build_library", "load_library", "user_cache_dir"]
 
+_logger = logging.getLogger(__name__)
+
 #: Headers that kernels share, plugins' too: `#include "graftlm/matrix_units.h"`.
 _INCLUDE_DIR = Path(__file__).with_name("include")
-FLAGS = ("-O3", "-march=native", "-std=c++17", "-fopenmp", "-shared", "-fPIC", f"-I{_INCLUDE_DIR}")
+FLAGS = ("-O3", "-march=native", "-std=c++17", "-fopenmp", "-shared", "-fPIC")
 
 _COMPILE_LIMIT_S = 120.0
+#: A process waits this long for another one that compiles the same kernel, then compiles it itself.
+_WAIT_LIMIT_S = 2 * _COMPILE_LIMIT_S
+_LOOK_AGAIN_S = 0.05
 _SHOWN_ERROR_CHARS = 2000
-_INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"', re.MULTILINE)
 
 
 class KernelBuildError(ProviderUnavailableError):
@@ -36,77 +42,115 @@ def user_cache_dir(environ: Mapping[str, str]) -> Path:
     return (Path(base) if os.path.isabs(base) else Path.home() / ".cache") / "graftlm"
 
 
-def load_library(source: Path, compiler: str, cache_dir: Path, flags: Sequence[str] = ()) -> ctypes.CDLL:
+def load_library(
+    source: Path, compiler: str, cache_dir: Path, flags: Sequence[str] = (), include_dir: Path = _INCLUDE_DIR
+) -> ctypes.CDLL:
     """Compile a source if need be, and load it. Its OpenMP runtime is the one that torch has loaded already.
 
-    Raises:
-        KernelBuildError: it cannot be compiled or loaded.
+    Args, Effects and Raises: as of `build_library`. A library that cannot be loaded is a KernelBuildError, too.
     """
-    library = build_library(source, compiler, cache_dir, flags)
+    library = build_library(source, compiler, cache_dir, flags, include_dir)
     try:
         return ctypes.CDLL(str(library))
     except OSError as error:
-        raise KernelBuildError(f"cannot load the compiled kernel {library}: {error}") from error
+        reason = f"cannot load the compiled kernel {library}: {error}"
+        kernel_refused(source.stem, reason)
+        raise KernelBuildError(reason) from error
 
 
-def build_library(source: Path, compiler: str, cache_dir: Path, flags: Sequence[str] = ()) -> Path:
+def build_library(
+    source: Path, compiler: str, cache_dir: Path, flags: Sequence[str] = (), include_dir: Path = _INCLUDE_DIR
+) -> Path:
     """Return the shared library of a source, compiling it if the cache does not hold it.
 
-    Processes may do this at the same time: each compiles into a file of its own and renames it into place, so that
-    whoever looks finds either nothing or a whole library.
+    Processes that need the same library at the same time compile it once: one compiles, the others wait. The file is
+    renamed into place when it is whole.
 
     Args:
         source: a C++ file. Headers of its own lie in its directory or below.
         compiler: a name on PATH or a path.
         cache_dir: created with mode 0700 if missing.
         flags: for the compiler, besides `FLAGS`.
+        include_dir: of the headers that kernels share.
+
+    Effects: tells the watches of `kernel_events`, and logs what is compiled and how long that takes.
 
     Raises:
         KernelBuildError: no compiler, the compiler fails, or the directory is not this user's alone to write.
     """
+    start_s = time.monotonic()
+    try:
+        library, compiled = _find_or_compile(source, compiler, cache_dir, flags, include_dir)
+    except KernelBuildError as error:
+        kernel_refused(source.stem, str(error))
+        raise
+    kernel_used(KernelUse(source.stem, library, time.monotonic() - start_s, compiled))
+    return library
+
+
+def _find_or_compile(
+    source: Path, compiler: str, cache_dir: Path, flags: Sequence[str], include_dir: Path
+) -> tuple[Path, bool]:
+    """Return the library, and whether this call compiled it."""
     if os.name != "posix":
         raise KernelBuildError(f"kernels are compiled on POSIX systems only, this is {os.name!r}. Set kernel: torch.")
     executable = shutil.which(compiler)
     if executable is None:
         raise KernelBuildError(f"no C++ compiler {compiler!r} found. Install g++, or set `compiler` to one's path.")
     options = [*FLAGS, *flags]
-    library = cache_dir / f"{source.stem}-{_fingerprint(source, executable, options)}.so"
+    version = _run([executable, "--version"]).stdout
     try:
+        library = cache_dir / f"{source.stem}-{kernel_key(source, [include_dir], options, version)}.so"
         _make_private(cache_dir)
-        if not library.exists():
-            _compile(source, executable, options, library)
+        if library.exists():
+            return library, False
+        with _lock(library):
+            if library.exists():  # another process has compiled it meanwhile
+                return library, False
+            _compile(source, executable, [*options, f"-I{include_dir}"], library)
     except OSError as error:
         raise KernelBuildError(f"cannot use the kernel cache {cache_dir}: {error}. Set `kernel_cache_dir`.") from error
-    return library
+    return library, True
 
 
-def _fingerprint(source: Path, executable: str, options: Sequence[str]) -> str:
-    """Hash everything that the machine code depends on."""
-    version = _run([executable, "--version"]).stdout
-    headers = (path.read_text(encoding="utf-8") for path in sorted(_INCLUDE_DIR.rglob("*.h")))
-    parts = (*_texts(source, set()), *headers, *options, executable, version, _cpu())
-    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:20]
+@contextlib.contextmanager
+def _lock(library: Path) -> Iterator[None]:
+    """Hold the right to compile a library; wait while another process, or thread, holds it.
+
+    The kernel releases a lock whose holder dies. Where the file system has no locks, each compiles.
+    """
+    path = library.with_suffix(".lock")
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        if not _try_lock(descriptor):
+            line = f"waiting for another process, which compiles {_name(library)}"
+            _logger.info("%s", line)
+            say(line)
+            end_s = time.monotonic() + _WAIT_LIMIT_S
+            while not library.exists() and not _try_lock(descriptor) and time.monotonic() < end_s:
+                time.sleep(_LOOK_AGAIN_S)
+        yield
+    finally:
+        path.unlink(missing_ok=True)  # at worst, two processes compile the same
+        os.close(descriptor)
 
 
-def _texts(source: Path, seen: set[Path]) -> Iterator[str]:
-    """Yield the text of a source, then those of its own headers, each once."""
-    seen.add(source)
-    text = source.read_text(encoding="utf-8")
-    yield text
-    for name in _INCLUDE.findall(text):
-        included = source.parent / name
-        if included not in seen and included.exists():
-            yield from _texts(included, seen)
+def _try_lock(descriptor: int) -> bool:
+    """Take a file's lock if it is free, or if there are no locks."""
+    import fcntl  # POSIX only
+
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+    return True
 
 
-def _cpu() -> str:
-    """Name the CPU and its instruction sets: `-march=native` builds for exactly these."""
-    cpuinfo = Path("/proc/cpuinfo")
-    if not cpuinfo.exists():
-        return f"{platform.machine()} {platform.processor()}"
-    wanted = ("vendor_id", "cpu family", "model", "model name", "flags", "Features", "CPU part")
-    first_cpu = cpuinfo.read_text(encoding="utf-8").split("\n\n")[0]
-    return "\n".join(line for line in first_cpu.splitlines() if line.split("\t")[0].strip() in wanted)
+def _name(library: Path) -> str:
+    """Return the name of the source of a library."""
+    return library.stem.rpartition("-")[0]
 
 
 def _make_private(directory: Path) -> None:
@@ -122,6 +166,10 @@ def _make_private(directory: Path) -> None:
 
 
 def _compile(source: Path, executable: str, options: Sequence[str], library: Path) -> None:
+    start_s = time.monotonic()
+    line = f"compiling the kernel {source.stem} for this CPU, once (some seconds)"
+    _logger.info("%s", line)
+    say(line)
     with tempfile.TemporaryDirectory(dir=library.parent, prefix="build-") as directory:
         unfinished = Path(directory) / library.name
         result = _run([executable, *options, str(source), "-o", str(unfinished)])
@@ -130,6 +178,9 @@ def _compile(source: Path, executable: str, options: Sequence[str], library: Pat
                 f"{executable} could not compile {source.name}:\n{result.stderr[-_SHOWN_ERROR_CHARS:]}"
             )
         os.replace(unfinished, library)
+    line = f"compiled the kernel {source.stem} in {time.monotonic() - start_s:.1f} s"
+    _logger.info("%s", line)
+    say(line)
 
 
 def _run(command: list[str]) -> subprocess.CompletedProcess[str]:

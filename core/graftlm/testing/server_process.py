@@ -52,6 +52,7 @@ class ServerProcess:
         *,
         environment: Mapping[str, str] | None = None,
         timeout_s: float = 120.0,
+        on_log: Callable[[str], None] | None = None,
     ) -> None:
         """Start it and wait until it takes requests.
 
@@ -59,6 +60,7 @@ class ServerProcess:
             config: as a YAML file would hold it; the port is added.
             arguments: further ones of the command line.
             environment: variables beside this process's own.
+            on_log: takes each line that it writes to standard error before it takes requests.
 
         Raises:
             RuntimeError: it ended, or took too long; the message holds what it wrote.
@@ -79,7 +81,7 @@ class ServerProcess:
                 stderr=log,
                 env=os.environ | dict(environment or {}),
             )
-        self.url = self._wait_for_url(timeout_s)
+        self.url = self._wait_for_url(timeout_s, on_log)
         self.start_s = time.monotonic() - start_s
 
     @property
@@ -121,7 +123,7 @@ class ServerProcess:
     ) -> None:
         self.close()
 
-    def _wait_for_url(self, timeout_s: float) -> str:
+    def _wait_for_url(self, timeout_s: float, on_log: Callable[[str], None] | None) -> str:
         stdout = self.process.stdout
         assert stdout is not None  # it is a pipe
         found: list[str] = []
@@ -132,9 +134,21 @@ class ServerProcess:
                 if match is not None:
                     found.append(match[1])
 
+        num_shown = 0
+
+        def is_over() -> bool:
+            nonlocal num_shown
+            ended = bool(found) or self.process.poll() is not None
+            if on_log is not None:
+                lines = self.log.split("\n")[:-1]  # the last one may still be written
+                for line in lines[num_shown:]:
+                    on_log(line)
+                num_shown = len(lines)
+            return ended
+
         threading.Thread(target=read, daemon=True).start()
         try:
-            wait_until(lambda: bool(found) or self.process.poll() is not None, timeout_s)
+            wait_until(is_over, timeout_s)
         except TimeoutError:
             self.process.kill()
         if not found:

@@ -1,0 +1,73 @@
+"""`graftlm warmup`: compiles and loads what a configuration will need, so that the next start does not wait."""
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from graftlm.cli_options import SetOption, load_config
+from graftlm.kernel_events import KernelUse, KernelWatch, watching
+
+if TYPE_CHECKING:
+    from graftlm.engine import Engine
+
+__all__ = ["warmup"]
+
+_WARMUP_TOKENS = 4
+
+
+def warmup(
+    file: Annotated[
+        Path | None, typer.Argument(metavar="[FILE]", help="A configuration in YAML; without one, the defaults.")
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option("--model", metavar="PATH", help="A checkpoint folder, or `demo`, the bundled model.")
+    ] = None,
+    overrides: SetOption = None,
+) -> None:
+    """Compile and load what a configuration needs, and print a table of the kernels.
+
+    It starts the engine as `graftlm serve` does, in this process, runs one request and ends. The next start finds every
+    kernel compiled. Exits with 2 when the configuration, a plugin or the checkpoint is wrong.
+    """
+    from graftlm.engine import Engine
+
+    config = load_config(file, overrides, **({} if model is None else {"model": {"path": model}}))
+    start_s = time.monotonic()
+    with watching(KernelWatch()) as watch, Engine(config) as engine:
+        _run_once(engine)
+        seconds = time.monotonic() - start_s
+    for line in kernel_table(watch.uses):
+        print(line)
+    print(watch.report() or "compiled nothing: every kernel was there")
+    print(f"{config.model.path}: started and ran a request in {seconds:.1f} s")
+
+
+def kernel_table(uses: Sequence[KernelUse]) -> list[str]:
+    """Return the lines of a table with one row for each kernel; one that was asked for twice has one row."""
+    first: dict[Path, KernelUse] = {}
+    for use in uses:
+        first.setdefault(use.library, use)
+    rows = [("kernel", "seconds", "compiled", "file")]
+    rows += [
+        (use.name, f"{use.seconds:.1f}", "now" if use.compiled else "before", str(use.library))
+        for use in first.values()
+    ]
+    widths = [max(len(row[column]) for row in rows) for column in range(3)]
+    return [
+        f"{name:<{widths[0]}}  {seconds:>{widths[1]}}  {compiled:<{widths[2]}}  {path}"
+        for name, seconds, compiled, path in rows
+    ]
+
+
+def _run_once(engine: "Engine") -> None:
+    """Run one request, so that what is loaded with the first one is loaded."""
+    from graftlm.errors import UnsupportedFeatureError
+
+    prompt = [0]
+    try:
+        engine.generate(prompt, {"max_tokens": _WARMUP_TOKENS, "temperature": 0.0, "ignore_eos": True})
+    except UnsupportedFeatureError:  # the model only embeds or classifies
+        engine.embed(prompt)

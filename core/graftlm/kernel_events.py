@@ -1,0 +1,140 @@
+"""Who is told which compiled kernels are used, and which of them are being compiled.
+
+Kernels are compiled deep below what a user started, in plugins too. A watch reaches there by a context variable, so
+that no function in between passes it on.
+"""
+
+import logging
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from pathlib import Path
+
+__all__ = [
+    "KernelUse",
+    "KernelWatch",
+    "kernel_refused",
+    "kernel_used",
+    "kernels_reported",
+    "print_line",
+    "say",
+    "watching",
+]
+
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class KernelUse:
+    """A compiled kernel that was asked for.
+
+    Attributes:
+        name: of its source, without the suffix.
+        library: the compiled file.
+        seconds: until the library was there.
+        compiled: whether this call compiled it; otherwise the cache held it, or another process compiled it.
+    """
+
+    name: str
+    library: Path
+    seconds: float
+    compiled: bool
+
+
+class KernelWatch:
+    """Collects which kernels are used while it is active.
+
+    Args:
+        say: takes one line for a user when a kernel is compiled; None drops it.
+
+    Attributes:
+        uses: one for each time that a kernel was asked for.
+        refused: name -> why it cannot be compiled or loaded.
+    """
+
+    def __init__(self, say: Callable[[str], None] | None = None) -> None:
+        self.say = say
+        self.uses: list[KernelUse] = []
+        self.refused: dict[str, str] = {}
+
+    @property
+    def compiled(self) -> list[KernelUse]:
+        """The kernels that were compiled meanwhile."""
+        return [use for use in self.uses if use.compiled]
+
+    def report(self) -> str | None:
+        """Return one line about what was compiled; None when nothing was."""
+        compiled = self.compiled
+        if not compiled:
+            return None
+        seconds = sum(use.seconds for use in compiled)
+        kernels = "1 kernel" if len(compiled) == 1 else f"{len(compiled)} kernels"
+        folders = ", ".join(sorted({str(use.library.parent) for use in compiled}))
+        return f"compiled {kernels} in {seconds:.1f} s, kept in {folders}"
+
+    def complaint(self) -> str | None:
+        """Return one line about the kernels that cannot be had, and what that costs; None when all could."""
+        if not self.refused:
+            return None
+        reason = next(iter(self.refused.values())).partition("\n")[0].strip()
+        return (
+            f"no compiled kernels for {', '.join(sorted(self.refused))}: PyTorch's operations run instead, and a "
+            f"decode step takes 2 to 10 times as long. {reason}"
+        )
+
+
+_watches: ContextVar[tuple[KernelWatch, ...]] = ContextVar("graftlm_kernel_watches", default=())
+
+
+@contextmanager
+def watching(watch: KernelWatch) -> Iterator[KernelWatch]:
+    """Have a watch told of the kernels that this thread or task uses until the context ends."""
+    token = _watches.set((*_watches.get(), watch))
+    try:
+        yield watch
+    finally:
+        _watches.reset(token)
+
+
+@contextmanager
+def kernels_reported(*, on_terminal: bool) -> Iterator[None]:
+    """Report at the end of the context which kernels were compiled, or cannot be; nothing when all were there.
+
+    Args:
+        on_terminal: show a terminal what is compiled where no other watch does.
+    """
+    is_shown = any(watch.say is not None for watch in _watches.get())
+    with watching(KernelWatch(print_line if on_terminal and not is_shown and sys.stderr.isatty() else None)) as watch:
+        yield
+        if report := watch.report():
+            _logger.info("%s", report)
+            say(report)
+        if complaint := watch.complaint():
+            _logger.warning("%s", complaint)
+            say(f"warning: {complaint}")
+
+
+def print_line(line: str) -> None:
+    """Write a line to standard error."""
+    print(line, file=sys.stderr, flush=True)
+
+
+def say(line: str) -> None:
+    """Give a line to every watch that shows lines."""
+    for watch in _watches.get():
+        if watch.say is not None:
+            watch.say(line)
+
+
+def kernel_used(use: KernelUse) -> None:
+    """Tell every watch of a kernel that is there."""
+    for watch in _watches.get():
+        watch.uses.append(use)
+
+
+def kernel_refused(name: str, reason: str) -> None:
+    """Tell every watch of a kernel that cannot be had."""
+    for watch in _watches.get():
+        watch.refused[name] = reason

@@ -1,0 +1,50 @@
+"""The key of a compiled kernel in the cache: a hash of what its machine code depends on, and of no path."""
+
+import hashlib
+import platform
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+__all__ = ["kernel_key"]
+
+_INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"', re.MULTILINE)
+_CPU_ENTRIES = ("vendor_id", "cpu family", "model", "model name", "flags", "Features", "CPU part")
+
+
+def kernel_key(source: Path, include_dirs: Sequence[Path], flags: Sequence[str], compiler_version: str) -> str:
+    """Return the key of a source as it would be compiled here.
+
+    Equal files in other folders, such as another virtual environment or another clone, have the same key. Kernels
+    include no header of torch and link nothing of it, so torch's version is not a part of it.
+
+    Args:
+        source: a C++ file.
+        include_dirs: where `#include "..."` is looked up after the folder of the including file.
+        flags: of the compiler, without those that name folders.
+        compiler_version: what `--version` prints.
+    """
+    compiler = [line for line in compiler_version.splitlines() if not line.startswith("InstalledDir:")]
+    parts = (*_texts(source, include_dirs, set()), *flags, *compiler, *platform.libc_ver(), _cpu())
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:20]
+
+
+def _texts(source: Path, include_dirs: Sequence[Path], seen: set[Path]) -> Iterator[str]:
+    """Yield the text of a source, then those of the headers it includes, each once."""
+    seen.add(source)
+    text = source.read_text(encoding="utf-8")
+    yield text
+    for name in _INCLUDE.findall(text):
+        candidates = [folder / name for folder in (source.parent, *include_dirs)]
+        included = next((path for path in candidates if path.exists()), None)
+        if included is not None and included not in seen:
+            yield from _texts(included, include_dirs, seen)
+
+
+def _cpu() -> str:
+    """Name the CPU and its instruction sets: `-march=native` builds for exactly these."""
+    cpuinfo = Path("/proc/cpuinfo")
+    if not cpuinfo.exists():
+        return f"{platform.machine()} {platform.processor()}"
+    first_cpu = cpuinfo.read_text(encoding="utf-8").split("\n\n")[0]
+    return "\n".join(line for line in first_cpu.splitlines() if line.split("\t")[0].strip() in _CPU_ENTRIES)
