@@ -8,11 +8,13 @@ from pathlib import Path
 from torch import nn
 
 from graftlm.adapters import AdapterCatalog, LoadedAdapter
-from graftlm.config import EngineConfig
+from graftlm.config import EngineConfig, Problem, origin_of
 from graftlm.contracts import Model
+from graftlm.device_memory import DeviceMemory, check_room
 from graftlm.errors import ConfigError
 from graftlm.execution.adapter_layers import AdapterLayers, adaptable_layers
 from graftlm.layers import Linear
+from graftlm.layers.low_rank import low_rank_bytes
 from graftlm.peft_adapter import AdapterWeights, read_peft_adapter
 
 __all__ = ["AdapterParts", "make_adapters"]
@@ -35,14 +37,18 @@ class AdapterParts:
     read: Callable[[Path], AdapterWeights]
 
 
-def make_adapters(config: EngineConfig, model: Model) -> AdapterParts | None:
+def make_adapters(config: EngineConfig, model: Model, num_replicas: int = 1) -> AdapterParts | None:
     """Make room for adapters in a model whose weights are loaded, and load those that the configuration names.
+
+    Args:
+        num_replicas: engines that share the device's memory.
 
     Returns: None if the configuration wants none.
 
     Raises:
         AdapterError: one of them cannot be loaded.
-        ConfigError: the model has no layers that take adapters, or none of those that the configuration names.
+        ConfigError: the model has no layers that take adapters, or none of those that the configuration names; or the
+            device has too little memory.
     """
     settings = config.lora
     if not settings.takes_adapters:
@@ -61,6 +67,7 @@ def make_adapters(config: EngineConfig, model: Model) -> AdapterParts | None:
             f"Available: {', '.join(sorted(names))}"
         )
     linears = [layer for layer in every if not layer.parts.keys().isdisjoint(wanted)]
+    _check_room(config, linears, num_replicas)
     layers = AdapterLayers(linears, settings.max_loaded, settings.max_rank)
     _logger.info(
         "%d linear layers take up to %d adapters of rank %d at most: %.1f MB",
@@ -80,6 +87,20 @@ def make_adapters(config: EngineConfig, model: Model) -> AdapterParts | None:
         catalog.add(LoadedAdapter(name, path, slot, weights.digest))
         _logger.info("adapter %s of %s is loaded", name, path)
     return parts
+
+
+def _check_room(config: EngineConfig, layers: list[Linear], num_replicas: int) -> None:
+    """Refuse room for more, or larger, adapters than the device has memory for."""
+    settings, path = config.lora, ("lora", "max_loaded")
+    have = DeviceMemory.read(layers[0].weight.device).shared_by(num_replicas)
+    slot_bytes = sum(low_rank_bytes(layer, settings.max_rank) for layer in layers)
+    check_room(
+        settings.max_loaded * slot_bytes,
+        have,
+        str(Problem(path, "", origin_of(path, config.origins))),
+        f"{settings.max_loaded} adapters of rank {settings.max_rank}",
+        f"{have.free_bytes // slot_bytes:,} at this rank",
+    )
 
 
 def _targets(layers: list[Linear], names: set[str]) -> dict[str, tuple[int, int]]:

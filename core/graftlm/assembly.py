@@ -182,6 +182,7 @@ def assemble(
     on_stage: Callable[[str], None] | None = None,
     on_step: Observer | None = None,
     await_tokenizer: Callable[[], Tokenizer] | None = None,
+    num_replicas: int = 1,
 ) -> EngineParts:
     """Create every part. The only place where parts learn of each other.
 
@@ -189,12 +190,13 @@ def assemble(
         on_stage: hears what is being done, such as "loading weights"; None: a terminal shows how far that is.
         on_step: hears of every committed step, besides the plugins that observe steps.
         await_tokenizer: returns the tokenizer, when all else that takes long is done; None: it is the checkpoint's.
+        num_replicas: engines that share this machine's memory, this one among them.
 
     Raises:
         GraftlmError: the leaf says which part, and what to do.
     """
     with kernels_reported(on_terminal=on_stage is None):
-        return _assemble(config, registry, platform, on_stage, on_step, await_tokenizer)
+        return _assemble(config, registry, platform, on_stage, on_step, await_tokenizer, num_replicas)
 
 
 def _assemble(
@@ -204,6 +206,7 @@ def _assemble(
     watcher: Callable[[str], None] | None,
     on_step: Observer | None,
     await_tokenizer: Callable[[], Tokenizer] | None,
+    num_replicas: int,
 ) -> EngineParts:
     on_stage = watcher or _tell_nobody
     on_stage("reading the checkpoint's configuration")
@@ -238,7 +241,7 @@ def _assemble(
     if config.model.native_ops:  # before the weights come: it is also how they are packed
         bind_ops(model, choose_ops(target.device, target.dtype, user_cache_dir(os.environ)))
     weights.load(watcher)
-    adapters = make_adapters(config, model)
+    adapters = make_adapters(config, model, num_replicas if target.device.type == "cpu" else 1)
 
     has_graphs = wants_graphs(config, attention_provider.capabilities, target.device)
     on_stage("measuring steps")
@@ -250,18 +253,11 @@ def _assemble(
         lambda kv: _attention(config, registry, attention_provider, model, target, kv),
     )
     on_stage("allocating KV memory")
-    memory = size_memory(config, registry, model, target.device, target.dtype, target.context_len, steps)
-    kv = KVStore(
-        model.attention_layers,
-        memory.num_pages,
-        config.cache.page_size,
-        memory.dtype,
-        target.device,
-        None if memory.window is None else memory.window.num_window_pages,
-        spare_pages=int(has_graphs),
-    )
+    sharing = num_replicas if target.device.type == "cpu" else 1  # on GPUs each has a device of its own
+    memory = size_memory(config, registry, model, target.device, target.dtype, target.context_len, steps, sharing)
+    kv = _kv_store(config, model, memory, target.device, spare_pages=int(has_graphs))
     attention = _attention(config, registry, attention_provider, model, target, kv, memory.window)
-    tiers = assemble_tiers(config, registry, kv, weights.fingerprint)
+    tiers = assemble_tiers(config, registry, kv, weights.fingerprint, num_replicas)
     model.bind_attention(attention if tiers is None else AwaitingAttention(attention, tiers.mover.await_layer))
     num_rows = config.scheduling.max_running_requests
     masks, sampling = None, None
@@ -380,6 +376,28 @@ def _measure_steps(
         graph_sizes=captured_sizes(config) if has_graphs else (),
     )
     return measure_steps(steps, model, make_attention, target.dtype, target.device, meter)
+
+
+def _kv_store(
+    config: EngineConfig, model: Model, memory: KVMemory, device: torch.device, *, spare_pages: int
+) -> KVStore:
+    """Take the memory of keys and values.
+
+    Raises:
+        ConfigError: the device does not give it: others hold too much of it.
+    """
+    num_window_pages = None if memory.window is None else memory.window.num_window_pages
+    page_size = config.cache.page_size
+    try:
+        return KVStore(
+            model.attention_layers, memory.num_pages, page_size, memory.dtype, device, num_window_pages, spare_pages
+        )
+    except (RuntimeError, MemoryError) as error:  # torch has its own errors for a host and for a device without room
+        reason = str(error).partition("\n")[0]
+        raise ConfigError(
+            f"{memory.num_pages * page_size:,} tokens of KV memory cannot be allocated: {reason}. Lower "
+            "memory.kv_tokens or memory.kv_fraction, or free memory."
+        ) from error
 
 
 def _attention(

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -34,7 +34,8 @@ def warmup(
     """
     from graftlm.engine import Engine
 
-    config = load_config(file, overrides, **({} if model is None else {"model": {"path": model}}))
+    fields: dict[str, Any] = {} if model is None else {"model": {"path": model}}
+    config = load_config(file, overrides, **fields)
     start_s = time.monotonic()
     with watching(KernelWatch()) as watch, Engine(config) as engine:
         _run_once(engine)

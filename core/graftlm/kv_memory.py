@@ -2,13 +2,13 @@
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-import psutil
 import torch
 
-from graftlm.config import EngineConfig
+from graftlm.config import EngineConfig, Problem, origin_of
 from graftlm.contracts import AttentionLayer, Model
+from graftlm.device_memory import DeviceMemory, check_room, gib
 from graftlm.errors import ConfigError
 from graftlm.execution.kv_sizes import KVDemand, KVSizes, size_kv
 from graftlm.execution.kv_store import KVStore
@@ -17,36 +17,14 @@ from graftlm.memory import WindowPages, WindowSpan
 from graftlm.registry import Registry
 from graftlm.step_memory import StepMemory
 
-__all__ = ["DeviceMemory", "KVMemory", "explain", "size_memory"]
+__all__ = ["DeviceMemory", "KVMemory", "check_kv_fits", "explain", "kv_bytes", "size_memory"]
 
 _logger = logging.getLogger(__name__)
 
+#: Pages are numbered in 32 bits.
+_MAX_PAGES = (1 << 31) - 1
 #: Tokens that rows keep in front of their window, for prompts that go on from a little before a row's end.
 _SPARE_TOKENS = 32
-
-
-@dataclass(frozen=True, slots=True)
-class DeviceMemory:
-    """A device's memory once the weights are loaded.
-
-    Attributes:
-        total_bytes, free_bytes: of the device, whoever has the rest.
-        weight_bytes: what the model has of it; None where nobody counts.
-    """
-
-    total_bytes: int
-    free_bytes: int
-    weight_bytes: int | None
-
-    @classmethod
-    def read(cls, device: torch.device) -> "DeviceMemory":
-        """Ask the device, or the operating system for the host."""
-        if device.type == "cpu":
-            host = psutil.virtual_memory()
-            return cls(host.total, host.available, None)
-        torch.cuda.empty_cache()  # what PyTorch keeps of memory that nobody uses is free, too
-        free_bytes, total_bytes = torch.cuda.mem_get_info(device)
-        return cls(total_bytes, free_bytes, torch.cuda.memory_allocated(device))
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,17 +50,20 @@ def size_memory(
     dtype: torch.dtype,
     context_len: int,
     steps: StepMemory,
+    num_replicas: int = 1,
 ) -> KVMemory:
     """Decide how much KV memory there is, and whether sliding-window layers get one of their own; log why.
 
     Args:
         dtype: of the model.
         steps: what must be left for steps to run.
+        num_replicas: how many share the device, each with a memory of its own.
 
     Raises:
-        ConfigError: there is too little memory for one request, or windows are configured that the model has not.
+        ConfigError: there is too little memory for one request, more is configured than there is, or windows are
+            configured that the model has not.
     """
-    settings, have = config.scheduling, DeviceMemory.read(device)
+    settings, have = config.scheduling, DeviceMemory.read(device).shared_by(num_replicas)
     held = KV_DTYPES.get(config.memory.kv_dtype, dtype)
     span = _window_span(config, registry, model)
     demand = KVDemand(
@@ -98,10 +79,80 @@ def size_memory(
         reserved_bytes=steps.num_bytes,
     )
     sizes = size_kv(model.attention_layers, held, demand)
+    check_kv_fits(config, sizes, demand, have, model.attention_layers, held)
     _logger.info("%s", explain(sizes, demand, have, steps, model.attention_layers, dtype, held))
     if span is None or sizes.num_window_pages is None:
         return KVMemory(held, sizes.num_pages, None)
     return KVMemory(held, sizes.num_pages, WindowPages(sizes.num_pages, sizes.num_window_pages, span))
+
+
+def check_kv_fits(
+    config: EngineConfig,
+    sizes: KVSizes,
+    demand: KVDemand,
+    have: DeviceMemory,
+    layers: Sequence[AttentionLayer],
+    held: torch.dtype,
+) -> None:
+    """Refuse numbers of tokens that the device cannot hold; warn of those that its free memory cannot hold.
+
+    Args:
+        held: of keys and values as they are held.
+
+    Raises:
+        ConfigError: a configured number takes more than the device has; the message names the largest that fits.
+    """
+    page_size, span = demand.page_size, demand.span
+    windowed = [layer for layer in layers if layer.sliding_window is not None and span is not None]
+    window_bytes = KVStore.bytes_per_token(windowed, held) * page_size
+    if demand.window_tokens is not None:
+        check_room(
+            demand.window_tokens // page_size * window_bytes,
+            have,
+            _place(config, "window_tokens"),
+            f"{_count(demand.window_tokens)} tokens of sliding-window layers",
+            _count(have.free_bytes // max(1, window_bytes) * page_size),
+        )
+    if demand.kv_tokens is None:
+        return
+
+    def bytes_of(num_tokens: int) -> int:
+        sizes = size_kv(layers, held, replace(demand, kv_tokens=num_tokens))
+        return kv_bytes(sizes, layers, held, page_size)
+
+    needed = kv_bytes(sizes, layers, held, page_size)
+    limit = _MAX_PAGES * page_size
+    if needed <= have.free_bytes and demand.kv_tokens <= limit:
+        return
+    low, high = 0, min(demand.kv_tokens, limit) // page_size + 1
+    while high - low > 1:  # `low` pages fit, `high` do not
+        middle = (low + high) // 2
+        fits = middle <= _MAX_PAGES and bytes_of(middle * page_size) <= have.free_bytes
+        low, high = (middle, high) if fits else (low, middle)
+    place, asked, largest = _place(config, "kv_tokens"), f"{_count(demand.kv_tokens)} tokens", low * page_size
+    check_room(needed, have, place, asked, _count(largest))
+    if demand.kv_tokens > limit:
+        raise ConfigError(f"{place}: {asked} are more than {_MAX_PAGES:,} pages, expected {largest:,} at most")
+
+
+def kv_bytes(sizes: KVSizes, layers: Sequence[AttentionLayer], held: torch.dtype, page_size: int) -> int:
+    """Return the bytes of a KV memory."""
+    windowed = [layer for layer in layers if layer.sliding_window is not None and sizes.num_window_pages is not None]
+    others = [layer for layer in layers if layer not in windowed]
+    return page_size * (
+        sizes.num_pages * KVStore.bytes_per_token(others, held)
+        + (sizes.num_window_pages or 0) * KVStore.bytes_per_token(windowed, held)
+    )
+
+
+def _place(config: EngineConfig, name: str) -> str:
+    """Return where a setting of memory was written, and its path."""
+    path = ("memory", name)
+    return str(Problem(path, "", origin_of(path, config.origins)))
+
+
+def _count(num_tokens: int) -> str:
+    return f"{num_tokens:,}" if num_tokens < 10**24 else "over 10**24"
 
 
 def explain(
@@ -126,11 +177,11 @@ def explain(
         line += f" in {_name(held)}, {plain_bytes / token_bytes:.2f} times as many as in {_name(dtype)}"
     if sizes.num_window_pages is not None:
         line += f", sliding-window layers keep {sizes.num_window_pages * demand.page_size:,} of them"
-    taken = [] if have.weight_bytes is None else [f"{_gib(have.weight_bytes)} weights"]
-    taken.append(f"{_gib(have.free_bytes)} free")
+    taken = [] if have.weight_bytes is None else [f"{gib(have.weight_bytes)} weights"]
+    taken.append(f"{gib(have.free_bytes)} free")
     if steps.num_bytes:
-        taken.append(f"{_gib(steps.activation_bytes)} of it kept for activations, {_gib(steps.graph_bytes)} for graphs")
-    return f"{line}, {_reason(sizes, demand)} ({_gib(have.total_bytes)} of memory: {', '.join(taken)})"
+        taken.append(f"{gib(steps.activation_bytes)} of it kept for activations, {gib(steps.graph_bytes)} for graphs")
+    return f"{line}, {_reason(sizes, demand)} ({gib(have.total_bytes)} of memory: {', '.join(taken)})"
 
 
 def _reason(sizes: KVSizes, demand: KVDemand) -> str:
@@ -145,10 +196,6 @@ def _reason(sizes: KVSizes, demand: KVDemand) -> str:
 
 def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
-
-
-def _gib(num_bytes: int) -> str:
-    return f"{num_bytes / (1 << 30):.2f} GiB"
 
 
 def _window_span(config: EngineConfig, registry: Registry, model: Model) -> WindowSpan | None:

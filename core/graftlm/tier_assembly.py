@@ -4,8 +4,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from graftlm.config import EngineConfig
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from graftlm.config import EngineConfig, Problem, origin_of
 from graftlm.contracts import KVStorage, StorageContext
+from graftlm.device_memory import DeviceMemory, check_room, gib
+from graftlm.errors import ConfigError
 from graftlm.execution.block_mover import BlockMover
 from graftlm.execution.kv_store import KVStore
 from graftlm.memory import TransferQueue
@@ -30,20 +36,34 @@ class TierParts:
 
 
 def assemble_tiers(
-    config: EngineConfig, registry: Registry, kv: KVStore, fingerprint: Callable[[], bytes]
+    config: EngineConfig, registry: Registry, kv: KVStore, fingerprint: Callable[[], bytes], num_replicas: int = 1
 ) -> TierParts | None:
     """Return what the configured cache's lower tiers need, or None when it has none.
 
     Args:
         fingerprint: of the weights that the model holds, by which stored blocks are known; asked for each time that a
             cache is made.
+        num_replicas: engines that share this machine's memory.
     """
     provider = registry.provider("cache", config.cache.name)
     if not provider.capabilities.tiers:
         return None
     kv_dtype = str(kv.dtype).removeprefix("torch.")
     mover = BlockMover(kv, kv.device)
-    queue = TransferQueue(kv.page_bytes, kv_dtype, config.cache.page_size, mover.allocate)
+    have = DeviceMemory.read(torch.device("cpu")).shared_by(num_replicas)
+
+    def allocate(num_blocks: int, pages_per_block: int) -> NDArray[np.uint8]:
+        _check_host_room(config, kv, num_blocks, pages_per_block, have)
+        try:
+            return mover.allocate(num_blocks, pages_per_block)
+        except (RuntimeError, MemoryError) as error:
+            num_bytes = num_blocks * pages_per_block * kv.page_bytes
+            reason = str(error).partition("\n")[0]
+            raise ConfigError(
+                f"cache.options: {gib(num_bytes)} of host memory cannot be allocated: {reason}"
+            ) from error
+
+    queue = TransferQueue(kv.page_bytes, kv_dtype, config.cache.page_size, allocate)
 
     def create_storage(name: str, options: Mapping[str, Any], block_bytes: int) -> KVStorage:
         context = StorageContext(fingerprint(), block_bytes)
@@ -53,3 +73,28 @@ def assemble_tiers(
         return storage
 
     return TierParts(mover, queue, create_storage)
+
+
+def _check_host_room(
+    config: EngineConfig, kv: KVStore, num_blocks: int, pages_per_block: int, have: DeviceMemory
+) -> None:
+    """Refuse more blocks in host memory than there is, beside the KV memory of an engine that runs on the host.
+
+    Raises:
+        ConfigError: the machine does not have it.
+    """
+    block_bytes = pages_per_block * kv.page_bytes
+    beside_bytes = kv.num_bytes if kv.device.type == "cpu" else 0
+    options = config.cache.options
+    name = "host_tokens" if options.get("host_tokens") is not None else "host_gib"
+    largest_bytes = max(0, have.free_bytes - beside_bytes) // block_bytes * block_bytes
+    tokens = largest_bytes // kv.page_bytes * config.cache.page_size
+    path = ("cache", "options", name)
+    beside = f" beside {gib(beside_bytes)} of KV memory" if beside_bytes else ""
+    check_room(
+        num_blocks * block_bytes + beside_bytes,
+        have,
+        str(Problem(path, "", origin_of(path, config.origins))),
+        f"{num_blocks:,} blocks in host memory{beside}",
+        f"{tokens:,}" if name == "host_tokens" else f"{int(largest_bytes / (1 << 30) * 100) / 100:g}",
+    )

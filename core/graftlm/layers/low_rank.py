@@ -10,7 +10,7 @@ from torch import Tensor
 from graftlm.errors import AdapterError, InvariantError
 from graftlm.layers.linear import Linear
 
-__all__ = ["AdapterGroups", "AdapterMask", "AdapterRoute", "LowRankFactors", "LowRankLayer"]
+__all__ = ["AdapterGroups", "AdapterMask", "AdapterRoute", "LowRankFactors", "LowRankLayer", "low_rank_bytes"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +62,11 @@ class AdapterMask:
 
 
 AdapterRoute = AdapterGroups | AdapterMask
+
+
+def low_rank_bytes(layer: Linear, max_rank: int) -> int:
+    """Return the memory that each slot of a `LowRankLayer` takes."""
+    return max_rank * (len(layer.parts) * layer.in_features + sum(layer.parts.values())) * layer.weight.dtype.itemsize
 
 
 class LowRankLayer:

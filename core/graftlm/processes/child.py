@@ -142,7 +142,13 @@ def _run_scheduler(setup: ChildSetup, to_main: Outbox) -> None:
     registry = Registry.load(config.plugins, () if events is None else (events,), platform)
     metrics = StepMetrics()
     parts = assemble(
-        config, registry, platform, on_stage=on_stage, on_step=metrics.observe, await_tokenizer=await_tokenizer
+        config,
+        registry,
+        platform,
+        on_stage=on_stage,
+        on_step=metrics.observe,
+        await_tokenizer=await_tokenizer,
+        num_replicas=config.parallel.data,
     )
     process = SchedulerProcess(
         setup.name, parts, metrics, inbox, to_main, Outbox, setup.detokenizer, time.monotonic, events

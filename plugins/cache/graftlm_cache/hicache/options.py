@@ -31,7 +31,9 @@ class HicacheOptions(Options):
     host_tokens: int | None = Field(
         default=None, gt=0, description="Tokens that fit into host memory; null: set by `host_gib`."
     )
-    host_gib: float = Field(default=4.0, gt=0, description="GiB of host memory, when `host_tokens` is null.")
+    host_gib: float = Field(
+        default=4.0, gt=0, allow_inf_nan=False, description="GiB of host memory, when `host_tokens` is null."
+    )
     block_tokens: int | None = Field(
         default=None,
         gt=0,

@@ -1,0 +1,166 @@
+"""What a configuration may ask of memory: refused above what there is, warned of above what is free."""
+
+import logging
+from dataclasses import replace
+
+import psutil
+import pytest
+import torch
+
+from graftlm import Engine
+from graftlm.adapter_assembly import make_adapters
+from graftlm.config import EngineConfig
+from graftlm.contracts import AttentionLayer
+from graftlm.device_memory import DeviceMemory
+from graftlm.errors import ConfigError
+from graftlm.execution.kv_sizes import KVDemand, size_kv
+from graftlm.kv_memory import check_kv_fits
+from graftlm.layers import Linear
+from graftlm.memory import WindowSpan
+
+CPU = torch.device("cpu")
+MIB = 1 << 20
+FULL = AttentionLayer(layer_id=0, num_heads=8, num_kv_heads=8, head_dim=64, scale=1.0)  # 2,048 bytes a token
+WINDOWED = replace(FULL, layer_id=1, sliding_window=64)
+DEMAND = KVDemand(
+    kv_tokens=None, window_tokens=None, kv_fraction=0.5, free_bytes=16 * MIB, page_size=16, num_rows=2,
+    context_len=64, prefill_tokens=64,
+)  # fmt: skip
+HAVE = DeviceMemory(32 * MIB, 16 * MIB, None)  # 16,384 tokens of one layer; 8,192 are free
+
+
+def check(memory, layers=(FULL,), **changes):
+    demand = replace(DEMAND, **memory, **changes)
+    sizes = size_kv(layers, torch.float16, demand)
+    check_kv_fits(EngineConfig(memory=memory), sizes, demand, HAVE, layers, torch.float16)
+
+
+@pytest.mark.parametrize("num_tokens", [16, 8192])
+def test_what_is_free_may_be_taken(num_tokens, caplog):
+    check({"kv_tokens": num_tokens})
+    assert caplog.messages == []
+
+
+@pytest.mark.parametrize("num_tokens", [8208, 16384])
+def test_more_than_is_free_is_warned_of(num_tokens, caplog):
+    check({"kv_tokens": num_tokens})
+    (message,) = caplog.messages
+    assert f"memory.kv_tokens: {num_tokens:,} tokens take 0.0" in message
+    assert message.endswith("the memory has 0.03 GiB, of which 0.02 GiB are free. The largest value that fits is 8,192")
+    assert caplog.records[0].levelno == logging.WARNING
+
+
+@pytest.mark.parametrize("num_tokens", [16400, 280_000, 900_000_000_000, 10**30, 10**400])
+def test_more_than_there_is_is_refused(num_tokens):
+    with pytest.raises(ConfigError, match=r"memory\.kv_tokens: .* The largest value that fits is 8,192$") as caught:
+        check({"kv_tokens": num_tokens})
+    assert len(str(caught.value)) < 300
+
+
+@pytest.mark.parametrize("num_tokens", [17_000, 900_000_000_000, 10**400])
+def test_more_window_tokens_than_there_is_are_refused(num_tokens):
+    memory = {"kv_tokens": 1600, "window_tokens": num_tokens}
+    with pytest.raises(ConfigError, match=r"memory\.window_tokens: .* The largest value that fits is 8,192$"):
+        check(memory, (FULL, WINDOWED), span=WindowSpan(64, 16))
+
+
+def test_window_memory_counts_for_the_largest_that_fits():
+    span = WindowSpan(64, 16)
+    with pytest.raises(ConfigError, match="The largest value that fits is") as caught:
+        check({"kv_tokens": 100_000}, (FULL, WINDOWED), span=span)
+    largest = int(str(caught.value).rpartition(" ")[2].replace(",", ""))
+    check({"kv_tokens": largest}, (FULL, WINDOWED), span=span)
+    sizes = size_kv((FULL, WINDOWED), torch.float16, replace(DEMAND, kv_tokens=largest + 16, span=span))
+    assert (sizes.num_pages + sizes.num_window_pages) * 16 * 2048 > HAVE.free_bytes
+
+
+def test_more_pages_than_can_be_numbered_are_refused():
+    have = DeviceMemory(1 << 60, 1 << 60, None)
+    memory = {"kv_tokens": 1 << 36}
+    demand = replace(DEMAND, **memory)
+    sizes = size_kv([FULL], torch.float16, demand)
+    with pytest.raises(ConfigError, match=r"more than 2,147,483,647 pages, expected 34,359,738,352 at most"):
+        check_kv_fits(EngineConfig(memory=memory), sizes, demand, have, [FULL], torch.float16)
+
+
+@pytest.mark.parametrize("num_tokens", [10**11, 9 * 10**11, 10**30])
+def test_an_engine_refuses_memory_that_the_machine_does_not_have(num_tokens, tmp_path):
+    file = tmp_path / "engine.yaml"
+    file.write_text(f"model: demo\nmemory:\n  kv_tokens: {num_tokens}\n")
+    with pytest.raises(ConfigError, match=r"engine\.yaml:3: memory\.kv_tokens: .*The largest value that fits is"):
+        Engine(file)
+
+
+@pytest.mark.parametrize(
+    ("options", "name"), [({"host_tokens": 10**12}, "host_tokens"), ({"host_gib": 1e9}, "host_gib")]
+)
+def test_an_engine_refuses_host_memory_that_the_machine_does_not_have(options, name):
+    cache = {"name": "hicache", "options": options}
+    with pytest.raises(ConfigError, match=rf"cache\.options\.{name}: .*beside .* of KV memory take"):
+        Engine(model="demo", memory={"kv_tokens": 1024}, cache=cache)
+
+
+def test_infinite_host_memory_is_refused():
+    with pytest.raises(ConfigError, match=r"host_gib.*finite"):
+        Engine(model="demo", cache={"name": "hicache", "options": {"host_gib": float("inf")}})
+
+
+def test_room_for_adapters_that_the_memory_does_not_have_is_refused():
+    class OneLayer(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = Linear(64, {"q_proj": 64}, device=CPU, dtype=torch.float32)
+            list(self.layer.weight_slots("model.layers.0."))
+
+    config = EngineConfig(lora={"enabled": True, "max_loaded": 1024, "max_rank": 4096})
+    num_replicas = psutil.virtual_memory().total >> 30  # 1 GiB each; the room takes 2 GiB
+    with pytest.raises(ConfigError, match=r"lora\.max_loaded: 1024 adapters of rank 4096 take 2\.00 GiB"):
+        make_adapters(config, OneLayer(), num_replicas)
+
+
+def test_replicas_share_a_memory():
+    assert DeviceMemory(32, 16, None).shared_by(4) == DeviceMemory(8, 4, None)
+
+
+def write(root, files):
+    for name, text in files.items():
+        file = root / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(f"{text}\n")
+
+
+CGROUPS = {
+    "v2": {
+        "proc/self/cgroup": "0::/app.slice/engine",
+        "sys/fs/cgroup/app.slice/memory.max": 64 * MIB,
+        "sys/fs/cgroup/app.slice/memory.current": 40 * MIB,
+        "sys/fs/cgroup/app.slice/memory.stat": f"anon 5\ninactive_file {8 * MIB}",
+        "sys/fs/cgroup/app.slice/engine/memory.max": "max",
+    },
+    "v1": {
+        "proc/self/cgroup": "9:name=systemd:/\n4:memory:/box",
+        "sys/fs/cgroup/memory/box/memory.limit_in_bytes": 64 * MIB,
+        "sys/fs/cgroup/memory/box/memory.usage_in_bytes": 40 * MIB,
+        "sys/fs/cgroup/memory/box/memory.stat": f"total_inactive_file {8 * MIB}",
+        "sys/fs/cgroup/memory/memory.limit_in_bytes": 9223372036854771712,
+    },
+    "a path that the container does not see": {
+        "proc/self/cgroup": "0::/docker/0123",
+        "sys/fs/cgroup/memory.max": 64 * MIB,
+        "sys/fs/cgroup/memory.current": 32 * MIB,
+    },
+}
+
+
+@pytest.mark.parametrize("name", CGROUPS)
+def test_a_containers_limit_is_the_total(tmp_path, name):
+    write(tmp_path, CGROUPS[name])
+    assert DeviceMemory.read(CPU, tmp_path) == DeviceMemory(64 * MIB, 32 * MIB, None)
+
+
+@pytest.mark.parametrize(
+    "files", [{}, {"proc/self/cgroup": "0::/", "sys/fs/cgroup/memory.max": "max"}, {"proc/self/cgroup": "0::/x"}]
+)
+def test_without_a_limit_the_total_is_the_machines(tmp_path, files):
+    write(tmp_path, files)
+    assert DeviceMemory.read(CPU, tmp_path).total_bytes == psutil.virtual_memory().total
