@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
+from graftlm.shortening import shortened
+
 if TYPE_CHECKING:
     from graftlm.config import EngineConfig
 
@@ -14,6 +16,8 @@ __all__ = ["ConfigFile", "ConfigOption", "SetOption", "fail", "load_config", "wa
 
 #: Exit status when the arguments, the configuration or a plugin is wrong.
 USAGE_ERROR = 2
+
+_MAX_LINE_CHARS = 2000
 
 ConfigFile = Annotated[Path, typer.Argument(metavar="FILE", help="A configuration in YAML.")]
 ConfigOption = Annotated[Path | None, typer.Option("--config", metavar="FILE", help="A configuration in YAML.")]
@@ -56,7 +60,7 @@ def warn(lines: Iterable[str]) -> None:
 
 
 def fail(lines: Iterable[str]) -> NoReturn:
-    """Print errors to stderr and exit."""
+    """Print errors to stderr, long lines without their middle, and exit."""
     for line in lines:
-        print(f"error: {line}", file=sys.stderr)
+        print(f"error: {shortened(line, _MAX_LINE_CHARS)}", file=sys.stderr)
     sys.exit(USAGE_ERROR)

@@ -36,7 +36,9 @@
 Raise the leaf that fits; catch the branch you can handle.
 """
 
-from typing import Self
+from typing import Final, Self
+
+from graftlm.shortening import shortened
 
 __all__ = [
     "AdapterError",
@@ -74,8 +76,19 @@ __all__ = [
 ]
 
 
+#: What is shown of a message: a client's input may stand in it, and be of any length.
+_MAX_LINE_CHARS: Final = 2000
+_MAX_LINES: Final = 100
+
+
 class GraftlmError(Exception):
-    """Base of every error graftlm raises on purpose."""
+    """Base of every error graftlm raises on purpose. Its text is bounded, in lines and in characters of a line."""
+
+    def __str__(self) -> str:
+        lines = super().__str__().split("\n")
+        shown = [shortened(line, _MAX_LINE_CHARS) for line in lines[:_MAX_LINES]]
+        more = len(lines) - _MAX_LINES
+        return "\n".join([*shown, f"and {more:,} more lines"] if more > 0 else shown)
 
 
 class ConfigError(GraftlmError, ValueError):

@@ -4,13 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from pydantic import BaseModel
 
 from graftlm.config.sections import Section
+from graftlm.shortening import shortened
 
-__all__ = ["GIVEN", "KeyPath", "Layer", "Origin", "Problem", "dotted", "expand", "given", "merge", "origin_of"]
+__all__ = [
+    "GIVEN",
+    "MAX_DEPTH",
+    "KeyPath",
+    "Layer",
+    "Origin",
+    "Problem",
+    "dotted",
+    "expand",
+    "given",
+    "merge",
+    "origin_of",
+]
 
 #: Keys from the root to a value; list elements go by their index.
 KeyPath: TypeAlias = tuple[str | int, ...]
@@ -31,6 +44,11 @@ class Origin:
     line: int = 0
 
 
+#: Lists and mappings may be nested this deep.
+MAX_DEPTH: Final = 100
+_SHOWN_PATH_CHARS: Final = 200
+_SHOWN_MESSAGE_CHARS: Final = 1000
+
 #: Of values that a program gave.
 GIVEN = Origin("given")
 
@@ -44,7 +62,9 @@ class Problem:
     origin: Origin = GIVEN
 
     def __str__(self) -> str:
-        return ": ".join(part for part in (self.origin.location, dotted(self.path), self.message) if part)
+        path = shortened(dotted(self.path), _SHOWN_PATH_CHARS)
+        message = shortened(self.message, _SHOWN_MESSAGE_CHARS)
+        return ": ".join(part for part in (self.origin.location, path, message) if part)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +108,9 @@ def given(values: Mapping[Any, Any] | BaseModel, origin: Origin = GIVEN) -> Laye
             value = value.model_dump(exclude_unset=True)
         if not isinstance(value, Mapping):
             return value
+        if len(path) > MAX_DEPTH:
+            problems.append(Problem(path, f"mappings are nested more than {MAX_DEPTH} deep", origin))
+            return {}
         result = {}
         for key, item in value.items():
             if not isinstance(key, str):

@@ -2,10 +2,15 @@
 
 import re
 from collections.abc import Mapping
+from typing import Final
 
 __all__ = ["VariableError", "expand_variables", "names_only_a_variable", "references"]
 
 _REFERENCE = re.compile(r"\$\$|\$\{(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?::-(?P<default>[^{}]*))?\}|(?P<malformed>\$\{)")
+
+
+#: No value of a configuration is longer.
+_MAX_CHARS: Final = 1 << 20
 
 
 class VariableError(Exception):
@@ -27,9 +32,20 @@ def expand_variables(text: str, environment: Mapping[str, str]) -> str:
     """Replace every reference. As in a shell, a default also stands in for an empty variable.
 
     Raises:
-        VariableError: a variable is unset or empty and has no default, or a reference is malformed.
+        VariableError: a variable is unset or empty and has no default, a reference is malformed, or the result is too
+            long.
     """
-    return _REFERENCE.sub(lambda match: _replacement(match, environment), text)
+    num_chars = len(text)
+
+    def replacement(match: re.Match[str]) -> str:
+        nonlocal num_chars
+        value = _replacement(match, environment)
+        num_chars += len(value)
+        if num_chars > _MAX_CHARS:
+            raise VariableError(f"with its environment variables, the value is longer than {_MAX_CHARS:,} characters")
+        return value
+
+    return _REFERENCE.sub(replacement, text)
 
 
 def _replacement(match: re.Match[str], environment: Mapping[str, str]) -> str:

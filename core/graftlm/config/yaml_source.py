@@ -3,15 +3,26 @@
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import yaml
 
-from graftlm.config.layers import KeyPath, Layer, Origin, Problem, dotted
+from graftlm.config.layers import MAX_DEPTH, KeyPath, Layer, Origin, Problem, dotted
 from graftlm.config.variables import VariableError, expand_variables, names_only_a_variable, references
 from graftlm.errors import ConfigError
+from graftlm.shortening import shortened
 
 __all__ = ["read_override", "read_yaml_file"]
+
+#: Bounds of a file, and of the value of an override.
+_MAX_BYTES: Final = 1 << 20
+#: Keys and values, once every alias is written out: a few lines of aliases of aliases may stand for billions.
+_MAX_NODES: Final = 40_000
+#: Characters of all scalars, once every alias and variable is written out.
+_MAX_CHARS: Final = 4 << 20
+#: Characters of a number or a date.
+_MAX_NUMBER_CHARS: Final = 1000
+_SHOWN_CHARS: Final = 200
 
 _MERGE_TAG = "tag:yaml.org,2002:merge"
 _STRING_TAG = "tag:yaml.org,2002:str"
@@ -30,12 +41,17 @@ def read_yaml_file(path: Path, environment: Mapping[str, str]) -> Layer:
             layer's problems.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        with path.open("rb") as file:
+            content = file.read(_MAX_BYTES + 1)
+        text = content[:_MAX_BYTES].decode("utf-8")
     except FileNotFoundError:
         hint = "" if path.suffix in (".yaml", ".yml") else f"; to name a model, write model={str(path)!r}"
         raise ConfigError(f"{path}: no such file{hint}") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: cannot be read: {error}") from error
+    except (OSError, ValueError) as error:  # a path may hold a NUL, a file something else than UTF-8
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise ConfigError(f"{shortened(str(path), _SHOWN_CHARS)}: cannot be read: {reason}") from error
+    if len(content) > _MAX_BYTES:
+        raise ConfigError(f"{path}: is larger than {_MAX_BYTES:,} bytes, expected a configuration")
 
     def origin(line: int) -> Origin:
         return Origin(f"{path}:{line}", f"{path}:{line}", line)
@@ -61,13 +77,19 @@ def read_override(text: str) -> Layer:
     path, equals, value = text.partition("=")
     keys = tuple(path.strip().split("."))
     if not equals or not all(keys):
-        raise ConfigError(f"--set {text!r}: must be path=value, such as cache.page_size=16")
+        shown = shortened(repr(text), _SHOWN_CHARS)
+        raise ConfigError(f"--set {shown}: must be path=value, such as cache.page_size=16")
+    shown = shortened(dotted(keys), _SHOWN_CHARS)
+    if len(keys) > MAX_DEPTH:
+        raise ConfigError(f"--set: {shown}: has {len(keys):,} parts, expected {MAX_DEPTH} at most")
+    if len(value) > _MAX_BYTES:
+        raise ConfigError(f"--set: {shown}: has {len(value):,} characters, expected {_MAX_BYTES:,} at most")
     origin = Origin("--set", "--set")
     reader = _Reader(value, lambda line: origin, None)
     try:
         nested = reader.read(keys)
     except yaml.YAMLError as error:
-        raise ConfigError(f"--set: {dotted(keys)}{_syntax_error(error)}") from error
+        raise ConfigError(f"--set: {shown}{_syntax_error(error)}") from error
     for end in range(len(keys), 0, -1):
         reader.origins[keys[:end]] = origin
         nested = {keys[end - 1]: nested}
@@ -77,8 +99,39 @@ def read_override(text: str) -> Layer:
 def _syntax_error(error: yaml.YAMLError) -> str:
     if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
         context = f"{error.context}: " if error.context else ""
-        return f":{error.problem_mark.line + 1}: not valid YAML: {context}{error.problem}"
-    return f": not valid YAML: {' '.join(str(error).split())}"
+        kind = "" if isinstance(error, _LimitError) else "not valid YAML: "
+        return f":{error.problem_mark.line + 1}: {kind}{shortened(f'{context}{error.problem}', _SHOWN_CHARS)}"
+    return f": not valid YAML: {shortened(' '.join(str(error).split()), _SHOWN_CHARS)}"
+
+
+class _LimitError(yaml.MarkedYAMLError):
+    """A document is larger than any configuration."""
+
+    def __init__(self, problem: str, mark: yaml.Mark) -> None:
+        super().__init__(problem=problem, problem_mark=mark)
+
+
+class _Loader(yaml.SafeLoader):
+    """Reads nodes, no deeper and no more of them than a configuration has. Aliases are not written out here."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self._depth = 0
+        self._num_nodes = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        """Read one node and those in it."""
+        self._depth += 1
+        self._num_nodes += 1
+        mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
+        if self._depth > MAX_DEPTH:
+            raise _LimitError(f"lists and mappings are nested more than {MAX_DEPTH} deep", mark)
+        if self._num_nodes > _MAX_NODES:
+            raise _LimitError(f"there are more than {_MAX_NODES:,} keys and values", mark)
+        try:
+            return super().compose_node(parent, index)
+        finally:
+            self._depth -= 1
 
 
 class _UnreadableError(Exception):
@@ -95,10 +148,12 @@ class _Reader:
         self._origin = origin
         self._environment = environment
         self._open: set[int] = set()  # collections being read, to notice one that holds itself
+        self._num_nodes = 0
+        self._num_chars = 0
 
     def read(self, path: KeyPath) -> Any:
         """Return the document's value, None for an empty document; `path` is where it stands in the configuration."""
-        self._loader = yaml.SafeLoader(self._text)
+        self._loader = _Loader(self._text)
         try:
             root = self._loader.get_single_node()
             return None if root is None else self._value(root, path)
@@ -107,7 +162,22 @@ class _Reader:
         finally:
             self._loader.dispose()
 
+    def _count(self, node: yaml.Node) -> None:
+        """Count a key or a value, however often an alias repeats it."""
+        self._num_nodes += 1
+        if self._num_nodes > _MAX_NODES:
+            message = f"with aliases written out, there are more than {_MAX_NODES:,} keys and values"
+            raise _LimitError(message, node.start_mark)
+
+    def _count_chars(self, node: yaml.Node, text: str) -> None:
+        """Count the characters of a scalar, however often an alias repeats it."""
+        self._num_chars += len(text)
+        if self._num_chars > _MAX_CHARS:
+            message = f"with aliases and variables written out, there are more than {_MAX_CHARS:,} characters"
+            raise _LimitError(message, node.start_mark)
+
     def _value(self, node: yaml.Node, path: KeyPath) -> Any:
+        self._count(node)
         if isinstance(node, yaml.MappingNode):
             with self._opened(node, path):
                 return self._mapping(node, path)
@@ -121,6 +191,9 @@ class _Reader:
     def _opened(self, node: yaml.Node, path: KeyPath) -> Iterator[None]:
         if id(node) in self._open:
             raise self._unreadable(node, path, "an alias may not refer to a value that holds it")
+        if len(self._open) == MAX_DEPTH:
+            message = f"with aliases written out, lists and mappings are nested more than {MAX_DEPTH} deep"
+            raise _LimitError(message, node.start_mark)
         self._open.add(id(node))
         try:
             yield
@@ -146,6 +219,7 @@ class _Reader:
         for key_node, value_node in node.value:
             if key_node.tag == _MERGE_TAG:
                 continue
+            self._count(key_node)
             key, line = key_node.value, key_node.start_mark.line + 1
             if key_node.tag != _STRING_TAG:
                 self._note(key_node, path, f"keys must be strings, got {_source(key_node)}; put it in quotes")
@@ -176,11 +250,15 @@ class _Reader:
         return values
 
     def _scalar(self, node: yaml.ScalarNode, path: KeyPath) -> Any:
+        self._count_chars(node, node.value)
         if node.tag == _STRING_TAG and self._environment is not None and "$" in node.value:
             return self._expanded(node, path, self._environment)
         return self._construct(node, path)
 
     def _construct(self, node: yaml.ScalarNode, path: KeyPath) -> Any:
+        if node.tag != _STRING_TAG and len(node.value) > _MAX_NUMBER_CHARS:
+            num_chars = len(node.value)
+            raise self._unreadable(node, path, f"not a value: {num_chars:,} characters are too many for one")
         try:
             return self._loader.construct_object(node)
         except (yaml.YAMLError, ValueError) as error:
@@ -193,6 +271,7 @@ class _Reader:
             text = expand_variables(node.value, environment)
         except VariableError as error:
             raise self._unreadable(node, path, str(error)) from error
+        self._count_chars(node, text)
         if names := references(node.value):
             via = ", ".join(f"${{{name}}}" for name in names)
             origin = self._origin(line)
@@ -215,4 +294,4 @@ class _Reader:
 
 
 def _source(node: yaml.Node) -> str:
-    return str(node.value) if isinstance(node, yaml.ScalarNode) else "a collection"
+    return shortened(str(node.value), _SHOWN_CHARS) if isinstance(node, yaml.ScalarNode) else "a collection"
