@@ -1,7 +1,8 @@
 """What happens to requests when a process is killed, hangs, or is told to end.
 
-A server's start takes seconds: those that survive what a test does to them are shared, and the last test of each ends
-it.
+Before that, each server enforces grammars, loads an adapter, replaces weights and writes a profile, which all leave
+something behind in its processes. Each kind of fault is tried with `server.restart` on and off. A server's start takes
+seconds: servers that survive what a test does to them are shared, and the last test of each ends it.
 """
 
 import json
@@ -10,6 +11,7 @@ import signal
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 import openai
@@ -17,9 +19,11 @@ import psutil
 import pytest
 import requests
 
+from graftlm.testing.aged_server import age, ageable, bring_back
 from graftlm.testing.server_process import ServerProcess, wait_until
 
-QUICK = {"environment": {"OMP_NUM_THREADS": "1"}}
+#: Long enough for what `age` asks for, on a machine that may be busy.
+REQUEST_LIMIT_S = 3.0
 LONG = {"text": "Tell me a story", "sampling_params": {"max_new_tokens": 900, "ignore_eos": True}}
 
 
@@ -62,6 +66,14 @@ if Path(__file__).with_name("flag").exists():
 
 def config(**server):
     return {"model": "demo", "memory": {"kv_tokens": 32768}, "server": server}
+
+
+@contextmanager
+def aged_server(folder, config, **environment):
+    """Run a server that has done what leaves something behind in its processes."""
+    with ServerProcess(ageable(config, folder), environment={"OMP_NUM_THREADS": "1"} | environment) as server:
+        age(server.url, folder)
+        yield server
 
 
 def complete(url, timeout=60.0):
@@ -120,27 +132,51 @@ def hang_flag(tmp_path_factory):
     return folder / "flag"
 
 
-@pytest.fixture(scope="module")
-def restarting(hang_flag):
-    """A server that starts its processes again, and soon reports one that does not move."""
+@contextmanager
+def hanging_server(folder, hang_flag, restart):
+    """Run a server that soon reports a process that does not move, and has the plugin that hangs."""
     plugin = {"plugins": {"modules": ["hanging_plugin"]}, "cache": {"eviction": "hanging"}}
-    environment = {"OMP_NUM_THREADS": "1", "PYTHONPATH": path_with(hang_flag.parent)}
-    with ServerProcess(config(restart=True, watchdog_s=1.0) | plugin, environment=environment) as server:
+    values = config(restart=restart, watchdog_s=1.0) | plugin
+    with aged_server(folder, values, PYTHONPATH=path_with(hang_flag.parent)) as server:
         yield server
 
 
 @pytest.fixture(scope="module")
-def impatient():
+def restarting(hang_flag, tmp_path_factory):
+    """A server that starts its processes again, and soon reports one that does not move."""
+    with hanging_server(tmp_path_factory.mktemp("restarting"), hang_flag, restart=True) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def watchful(hang_flag, tmp_path_factory):
+    """The same, but it starts nothing again."""
+    with hanging_server(tmp_path_factory.mktemp("watchful"), hang_flag, restart=False) as server:
+        yield server
+
+
+@pytest.fixture
+def either(request):
+    """A server that starts its processes again, or one that does not."""
+    return request.getfixturevalue(request.param)
+
+
+with_restart_on_and_off = pytest.mark.parametrize("either", ["restarting", "watchful"], indirect=True)
+
+
+@pytest.fixture(scope="module")
+def impatient(tmp_path_factory):
     """A server whose requests may take next to no time, and which starts nothing again."""
-    with ServerProcess(config(request_timeout_s=0.2), **QUICK) as server:
+    values = config(request_timeout_s=REQUEST_LIMIT_S)
+    with aged_server(tmp_path_factory.mktemp("impatient"), values) as server:
         yield server
 
 
-@pytest.fixture(scope="module")
-def crowded():
+@pytest.fixture(scope="module", params=[True, False], ids=["restart", "no-restart"])
+def crowded(request, tmp_path_factory):
     """A server that runs two requests, and lets three wait."""
     limits = {"scheduling": {"max_running_requests": 2, "max_queued_requests": 3}}
-    with ServerProcess(config() | limits, **QUICK) as server:
+    with aged_server(tmp_path_factory.mktemp("crowded"), config(restart=request.param) | limits) as server:
         yield server
 
 
@@ -158,50 +194,56 @@ def test_after_kill_9_under_load_every_request_ends_within_5_s_and_the_next_succ
         assert max(stream.ended_s for stream in streams) - killed_s < 5
         assert {future.result().status_code for future in plain} <= {503}
         assert time.monotonic() - killed_s < 6
-    answer = complete(restarting.url)
+        waiting = pool.submit(complete, restarting.url)
+        bring_back(restarting)
+        answer = waiting.result()
     assert answer.status_code == 200, answer.text
-    wait_until(lambda: health(restarting).status_code == 200)
+    assert health(restarting).status_code == 200
 
 
-def test_a_stuck_process_is_reported_with_its_stacks_and_when_it_moves_again(restarting):
-    told_before = restarting.log.count("scheduler-0 moves again")
-    os.kill(restarting.children()["scheduler-0"], signal.SIGSTOP)
-    wait_until(lambda: health(restarting).status_code == 503)
-    assert "scheduler-0 has not moved" in health(restarting).text
-    os.kill(restarting.children()["scheduler-0"], signal.SIGCONT)
-    wait_until(lambda: health(restarting).status_code == 200)
-    wait_until(lambda: restarting.log.count("scheduler-0 moves again") > told_before)
-    assert complete(restarting.url).status_code == 200
+@with_restart_on_and_off
+def test_a_stuck_process_is_reported_with_its_stacks_and_when_it_moves_again(either):
+    told_before = either.log.count("scheduler-0 moves again")
+    os.kill(either.children()["scheduler-0"], signal.SIGSTOP)
+    wait_until(lambda: health(either).status_code == 503)
+    assert "scheduler-0 has not moved" in health(either).text
+    os.kill(either.children()["scheduler-0"], signal.SIGCONT)
+    wait_until(lambda: health(either).status_code == 200)
+    wait_until(lambda: either.log.count("scheduler-0 moves again") > told_before)
+    assert complete(either.url).status_code == 200
 
 
-def test_a_hanging_step_is_reported_with_the_line_that_hangs(restarting, hang_flag):
-    assert complete(restarting.url).status_code == 200
+@with_restart_on_and_off
+def test_a_hanging_step_is_reported_with_the_line_that_hangs(either, hang_flag):
+    assert complete(either.url).status_code == 200
     hang_flag.touch()
-    stream = Stream(restarting.url)
-    wait_until(lambda: "hang_while_the_flag_is_there" in restarting.log)
-    assert "the stacks of its threads" in restarting.log
-    assert health(restarting).status_code == 503
+    stream = Stream(either.url)
+    wait_until(lambda: "hang_while_the_flag_is_there" in either.log)
+    assert "the stacks of its threads" in either.log
+    assert health(either).status_code == 503
     hang_flag.unlink()
-    wait_until(lambda: health(restarting).status_code == 200)
+    wait_until(lambda: health(either).status_code == 200)
     stream.join(60)
     assert not stream.is_error
 
 
-def test_sigterm_lets_requests_end_and_refuses_new_ones(restarting):
-    stream = Stream(restarting.url)
+@with_restart_on_and_off
+def test_sigterm_lets_requests_end_and_refuses_new_ones(either):
+    stream = Stream(either.url)
     wait_until(lambda: stream.num_chunks > 2)
-    restarting.process.send_signal(signal.SIGTERM)
-    wait_until(lambda: "no new requests" in restarting.log)
-    assert complete(restarting.url, 10).status_code == 503
-    assert health(restarting).status_code == 503
+    either.process.send_signal(signal.SIGTERM)
+    wait_until(lambda: "no new requests" in either.log)
+    assert complete(either.url, 10).status_code == 503
+    assert health(either).status_code == 503
     stream.join(60)
     assert not stream.is_error
     assert json.loads(stream.events[-2].removeprefix("data: "))["meta_info"]["finish_reason"]["type"] == "length"
-    assert restarting.process.wait(20) == 0
+    assert either.process.wait(20) == 0
 
 
-def test_a_second_sigterm_stops_at_once():
-    with ServerProcess(config(), **QUICK) as server:
+@pytest.mark.parametrize("restart", [True, False])
+def test_a_second_sigterm_stops_at_once(restart, tmp_path):
+    with aged_server(tmp_path, config(restart=restart)) as server:
         streams = [Stream(server.url) for _ in range(8)]
         wait_until(lambda: all(stream.num_chunks > 2 for stream in streams))
         server.process.send_signal(signal.SIGTERM)
@@ -217,26 +259,28 @@ def test_a_second_sigterm_stops_at_once():
 
 
 def test_a_request_that_takes_too_long_is_a_408(impatient):
-    answer = requests.post(impatient.url + "/generate", json=LONG, timeout=60)
+    sampling = {"max_new_tokens": 1900, "ignore_eos": True, "n": 16}
+    body = {"text": "Tell me a story", "sampling_params": sampling}
+    answer = requests.post(impatient.url + "/generate", json=body, timeout=60)
     assert answer.status_code == 408
     assert "timed out" in answer.json()["error"]["message"]
 
 
 def test_without_restart_health_says_so_and_the_server_exits_with_1(impatient):
-    os.kill(impatient.children()["scheduler-0"], signal.SIGKILL)
-    wait_until(lambda: health(impatient).status_code == 503, 5)
-    assert "killed by SIGKILL" in health(impatient).text
-    refused = complete(impatient.url)
-    assert refused.status_code == 503
-    assert "scheduler-0 died" in refused.json()["error"]["message"]
-    assert int(refused.headers["Retry-After"]) > 0
+    for victim in ("detokenizer", "scheduler-0"):
+        os.kill(impatient.children()[victim], signal.SIGKILL)
+        wait_until(lambda victim=victim: f"{victim} died: killed by SIGKILL" in health(impatient).text, 5)
+        assert health(impatient).status_code == 503
+        refused = complete(impatient.url)
+        assert refused.status_code == 503
+        assert f"{victim} died" in refused.json()["error"]["message"]
+        assert int(refused.headers["Retry-After"]) > 0
     assert impatient.process.wait(20) == 1
 
 
 def test_a_process_that_cannot_start_again_is_not_tried_for_ever(tmp_path):
     (tmp_path / "sitecustomize.py").write_text(CRASH_AT_START)  # every interpreter imports it first
-    environment = {"OMP_NUM_THREADS": "1", "PYTHONPATH": path_with(tmp_path)}
-    with ServerProcess(config(restart=True), environment=environment) as server:
+    with aged_server(tmp_path, config(restart=True), PYTHONPATH=path_with(tmp_path)) as server:
         (tmp_path / "flag").touch()
         os.kill(server.children()["scheduler-0"], signal.SIGKILL)
         with ThreadPoolExecutor(1) as pool:
