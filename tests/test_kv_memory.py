@@ -1,15 +1,20 @@
 """The log line about the size of KV memory, and the device memory that it reads."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import psutil
 import pytest
 import torch
 
+from graftlm.config import EngineConfig
 from graftlm.contracts import AttentionLayer
+from graftlm.errors import ConfigError
 from graftlm.execution.kv_sizes import KVDemand, size_kv
-from graftlm.kv_memory import DeviceMemory, explain
+from graftlm.kv_memory import DeviceMemory, explain, size_memory
+from graftlm.layers import KV_DTYPES
 from graftlm.memory import WindowSpan
+from graftlm.registry import Registry
 from graftlm.step_memory import StepMemory
 
 GIB = 1 << 30
@@ -22,6 +27,7 @@ DEMAND = KVDemand(
 DEVICE = DeviceMemory(80 * GIB, 16 * GIB, 60 * GIB)
 HOST = DeviceMemory(32 * GIB, 16 * GIB, None)
 STEPS = StepMemory(activation_bytes=3 * GIB, graph_bytes=GIB)
+SPLIT = {"name": "swa_radix", "page_size": 16}
 
 
 @pytest.mark.parametrize(
@@ -74,5 +80,45 @@ def test_one_line_has_the_tokens_that_fit_and_the_reason(layers, changes, have, 
 def test_host_memory_is_read_from_the_operating_system():
     have = DeviceMemory.read(torch.device("cpu"))
     assert have.total_bytes == psutil.virtual_memory().total
-    assert 0 < have.free_bytes <= have.total_bytes
+    assert have.free_bytes == pytest.approx(psutil.virtual_memory().available, abs=have.total_bytes / 10)
+    assert 0 < have.free_bytes < have.total_bytes
     assert have.weight_bytes is None
+
+
+def sized(config, layers, steps):
+    """Size the memory of a float16 model with these layers and a context of 40 tokens."""
+    defaults = {
+        "model": "demo",
+        "cache": {"page_size": 16},
+        "scheduling": {"max_running_requests": 2, "prefill_tokens_per_step": 32},
+    }
+    loaded = EngineConfig.load(defaults | config)
+    model = SimpleNamespace(attention_layers=layers)
+    registry = Registry.load(loaded.plugins)
+    return size_memory(loaded, registry, model, torch.device("cpu"), torch.float16, 40, steps)
+
+
+@pytest.mark.parametrize(
+    ("config", "layers", "num_pages", "num_window_pages"),
+    [
+        ({}, [FULL], 6, None),  # 2 rows of 40 tokens
+        ({"memory": {"kv_tokens": 70}}, [FULL], 4, None),
+        ({"memory": {"kv_tokens": 70, "kv_dtype": "int8"}}, [FULL], 4, None),
+        ({}, [FULL, WINDOWED], 6, None),
+        # A row: 5 pages of 64 tokens and 16 spare ones, and 3 more; a step's prompts: 2; cached: a quarter of all.
+        ({"memory": {"kv_tokens": 1600}, "cache": SPLIT}, [FULL, WINDOWED], 100, 2 * 8 + 2 + 25),
+        ({"memory": {"kv_tokens": 1600, "window_tokens": 800}, "cache": SPLIT}, [FULL, WINDOWED], 100, 50),
+        ({"memory": {"kv_tokens": 1600}, "cache": SPLIT}, [FULL], 100, None),
+        ({"memory": {"kv_tokens": 1600}, "cache": SPLIT}, [WINDOWED, replace(WINDOWED, sliding_window=32)], 100, None),
+    ],
+)
+def test_memory_is_sized_as_the_configuration_says(config, layers, num_pages, num_window_pages):
+    memory = sized(config, layers, StepMemory())
+    assert memory.dtype is KV_DTYPES.get(config.get("memory", {}).get("kv_dtype"), torch.float16)
+    assert memory.num_pages == num_pages
+    assert (None if memory.window is None else memory.window.num_window_pages) == num_window_pages
+
+
+def test_memory_that_steps_need_is_left_free():
+    with pytest.raises(ConfigError, match=r"too little for a single KV page .* beside \d+ MiB for steps"):
+        sized({}, [FULL], StepMemory(activation_bytes=psutil.virtual_memory().total))
