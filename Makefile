@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help demo serve test lint format docs bench gpu-check mutations fuzz random-steps train-demo reference clean
+.PHONY: help demo serve test lint format docs bench gpu-check mutations fuzz random-steps train-demo reference kill-storm clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
@@ -64,6 +64,8 @@ fuzz: $(VENV)/.installed-dev  ## 5,000 requests made from the server's OpenAPI d
 
 random-steps: $(VENV)/.installed-dev  ## 2,000,000 scheduler steps over a fake device, every page checked after each
 	$(BIN)/python tests/scheduling/random_steps.py $(ARGS)
+kill-storm: $(VENV)/.installed-dev  ## kill a server's processes 200 times under mixed traffic; ARGS="--minutes 60 --kill-every-s 60"
+	$(BIN)/python tests/server/kill_storm.py $(ARGS)
 
 train-demo: $(VENV)/.installed-dev  ## train the bundled model again, into build/demo
 	$(BIN)/python -m graftlm.demo.train --out build/demo

@@ -16,9 +16,9 @@ from safetensors.torch import load_file, save, save_file
 from graftlm.checkpoint import resolve_checkpoint
 from graftlm.testing.server_process import ServerProcess, wait_until
 
-__all__ = ["NORM", "age", "ageable", "bring_back", "call", "renew_weights", "scaled_norm", "write_random_adapter"]
+__all__ = ["NORM", "age", "ageable", "bring_back", "call", "renew_weights", "rolled_norm", "write_random_adapter"]
 
-#: The weight that `scaled_norm` changes.
+#: The weight that `rolled_norm` changes.
 NORM: Final = "model.norm.weight"
 _TIMEOUT_S = 120.0
 _SCHEMA = {"type": "object", "properties": {"sum": {"type": "integer"}}, "required": ["sum"]}
@@ -53,7 +53,7 @@ def age(url: str, folder: Path, model: str = "demo", adapter: str = "aged") -> N
     path = write_random_adapter(folder / adapter, resolve_checkpoint(model))
     call(url, "/load_lora_adapter", {"lora_name": adapter, "lora_path": str(path)})
     call(url, "/generate", _body("2 plus 3") | {"lora_path": adapter})
-    call(url, "/update_weights_from_tensor", scaled_norm(model, 0.5))
+    call(url, "/update_weights_from_tensor", rolled_norm(model, 1))
     renew_weights(url, model)
     call(url, "/start_profile", {"activities": ["CPU"]})
     generate(url, "2 plus 3")
@@ -115,11 +115,14 @@ def call(url: str, path: str, body: Mapping[str, Any] | bytes) -> Any:
         raise RuntimeError(f"{path}: {error.code} {error.read().decode(errors='replace')}") from error
 
 
-def scaled_norm(model: str, factor: float) -> bytes:
-    """Return the content of a safetensors file that holds the model's last norm, scaled."""
+def rolled_norm(model: str, shift: int) -> bytes:
+    """Return the content of a safetensors file that holds the model's last norm, rolled by `shift` dimensions.
+
+    Other than scaling, rolling changes which token is the most probable.
+    """
     files = sorted(resolve_checkpoint(model).glob("*.safetensors"))
     (norm,) = [tensors[NORM] for tensors in map(load_file, files) if NORM in tensors]
-    return save({NORM: norm * factor})
+    return save({NORM: norm.roll(shift)})
 
 
 def write_random_adapter(folder: Path, checkpoint: Path, seed: int = 0, rank: int = 4) -> Path:

@@ -1,0 +1,51 @@
+"""A short run of the kill storm, and what it takes for a failure; `make kill-storm` is a long one."""
+
+import importlib.util
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+spec = importlib.util.spec_from_file_location("kill_storm", Path(__file__).with_name("kill_storm.py"))
+kill_storm = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(kill_storm)
+
+
+def test_processes_killed_under_mixed_traffic_lose_no_request_and_change_no_answer():
+    report = kill_storm.storm(num_kills=2, seed=8, num_clients=3, prompts=kill_storm.PROMPTS[:1])
+    assert report.failures == []
+    assert report.exit_status == 0
+    assert {fault.split(":")[0] for fault in report.faults} == {"scheduler", "detokenizer"}
+    answered = {kind for kind, outcome in report.outcomes if outcome == "200"}
+    assert {"plain+adapter, at the end", "json_schema, at the end", "regex, at the end", "ebnf, at the end"} <= answered
+    assert report.num_sent == report.num_ended > 0
+
+
+@pytest.fixture
+def storm(tmp_path):
+    it = kill_storm.Storm(SimpleNamespace(url="http://127.0.0.1:1"), tmp_path, seed=0, num_clients=0)
+    it._expected = {("default", ask.key): [1, 2] for ask in it._asks}
+    return it
+
+
+@pytest.mark.parametrize(
+    ("output_ids", "version", "is_failure"),
+    [([1, 2], "default", False), ([1, 3], "default", True), ([1], "default", True)],
+)
+def test_another_answer_than_before_is_a_failure(storm, output_ids, version, is_failure):
+    meta = {"finish_reason": {"type": "stop"}, "weight_version": version}
+    storm._check(storm._asks[0], "plain", 200, {"output_ids": output_ids, "meta_info": meta})
+    assert bool(storm.report.failures) == is_failure
+
+
+@pytest.mark.parametrize(("outcome", "is_failure"), [(503, False), (500, True), (404, True), ("cut off", True)])
+def test_what_is_no_clear_error_is_a_failure(storm, outcome, is_failure):
+    storm.note("plain", outcome)
+    assert bool(storm.report.failures) == is_failure
+
+
+def test_a_server_that_gives_no_answer_is_a_failure(storm):
+    status, _ = storm._post("/generate", {})
+    storm.note("plain", status)
+    assert status == "ConnectionError"
+    assert len(storm.report.failures) == 1
