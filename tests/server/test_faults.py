@@ -8,6 +8,8 @@ seconds: servers that survive what a test does to them are shared, and the last 
 import json
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -55,11 +57,14 @@ def provide_eviction_strategies():
     flag = Path(__file__).with_name("flag")
     return [Provider(name="hanging", summary="s", api_version=1, create=lambda options, context: Hanging(flag))]
 """
-CRASH_AT_START = """
+FAIL_AT_START = """
 import os
+import time
 from pathlib import Path
 
-if Path(__file__).with_name("flag").exists():
+while Path(__file__).with_name("hang").exists():
+    time.sleep(0.02)
+if Path(__file__).with_name("crash").exists():
     os._exit(9)
 """
 
@@ -278,10 +283,20 @@ def test_without_restart_health_says_so_and_the_server_exits_with_1(impatient):
     assert impatient.process.wait(20) == 1
 
 
-def test_a_process_that_cannot_start_again_is_not_tried_for_ever(tmp_path):
-    (tmp_path / "sitecustomize.py").write_text(CRASH_AT_START)  # every interpreter imports it first
+def test_a_process_that_hangs_at_its_start_is_reported_and_one_that_cannot_start_is_not_tried_for_ever(tmp_path):
+    (tmp_path / "sitecustomize.py").write_text(FAIL_AT_START)  # every interpreter imports it first
     with aged_server(tmp_path, config(restart=True), PYTHONPATH=path_with(tmp_path)) as server:
-        (tmp_path / "flag").touch()
+        (tmp_path / "hang").touch()
+        victims = ("scheduler-0", "detokenizer")
+        for pid in [server.children()[name] for name in victims]:
+            os.kill(pid, signal.SIGKILL)
+        wait_until(lambda: all(server.log.count(f"{name} runs as pid") == 2 for name in victims))
+        assert health(server).status_code == 503
+        (tmp_path / "hang").unlink()
+        bring_back(server)
+        assert complete(server.url).status_code == 200
+
+        (tmp_path / "crash").touch()
         os.kill(server.children()["scheduler-0"], signal.SIGKILL)
         with ThreadPoolExecutor(1) as pool:
             waiting = pool.submit(complete, server.url)
@@ -289,8 +304,27 @@ def test_a_process_that_cannot_start_again_is_not_tried_for_ever(tmp_path):
             wait_until(lambda: "server.restart is off or did not help" in server.log, 120)
             assert server.stop() == 1  # the signal only shortens the time in which /health tells of it
             assert waiting.result().status_code == 503
-        assert server.log.count("scheduler-0 runs as pid") == 4
+        assert server.log.count("scheduler-0 runs as pid") == 5
         assert "exit status 9" in server.log
+
+
+def test_sigterm_ends_a_server_whose_processes_hang_at_their_start(tmp_path):
+    (tmp_path / "sitecustomize.py").write_text(
+        "import sys, time\nwhile 'graftlm.processes' in sys.orig_argv: time.sleep(1)"
+    )
+    log = tmp_path / "log"
+    command = [sys.executable, "-c", "from graftlm.cli import main; main()", "serve", "--model", "demo"]
+    environment = os.environ | {"PYTHONPATH": path_with(tmp_path)}
+    with log.open("wb") as file, subprocess.Popen([*command, "--port", "0"], stderr=file, env=environment) as process:
+        try:
+            wait_until(lambda: log.read_text().count("runs as pid") == 2)
+            pids = [child.pid for child in psutil.Process(process.pid).children()]
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(30) == 0
+        finally:
+            process.kill()
+    assert len(pids) == 2
+    assert not any(psutil.pid_exists(pid) for pid in pids)
 
 
 def test_an_overloaded_server_answers_429_and_serves_what_it_has_taken(crowded):

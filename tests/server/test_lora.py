@@ -10,6 +10,7 @@ import httpx2
 import openai
 import pytest
 
+from graftlm.testing.aged_server import age, ageable, bring_back, call
 from graftlm.testing.server_process import ServerProcess, wait_until
 
 PAGE = (Path(__file__).parents[2] / "docs" / "lora.md").read_text(encoding="utf-8")
@@ -24,14 +25,18 @@ def attention_folder(adapters, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def lora_server(adapters, attention_folder):
+def lora_server(adapters, attention_folder, tmp_path_factory):
+    """A server that has done what leaves something behind in its processes."""
+    folder = tmp_path_factory.mktemp("aged")
     config = {
         "model": str(adapters.base),
         "lora": {"adapters": {"attention": str(attention_folder)}, "max_loaded": 3, "max_rank": 8},
         "memory": {"kv_tokens": 2048},
         "server": {"served_model_name": "tiny", "restart": True},
     }
-    with ServerProcess(config, environment={"OMP_NUM_THREADS": "1"}) as it:
+    with ServerProcess(ageable(config, folder), environment={"OMP_NUM_THREADS": "1"}) as it:
+        age(it.url, folder, str(adapters.base))
+        call(it.url, "/unload_lora_adapter", {"lora_name": "aged"})
         yield it
 
 
@@ -189,6 +194,7 @@ def test_a_replica_that_starts_again_has_what_was_served_and_nothing_else(
     shutil.copytree(adapters.folders["second-layer"], changed, dirs_exist_ok=True)
     os.kill(lora_server.children()["scheduler-0"], signal.SIGKILL)
     wait_until(lambda: "scheduler-0 is back" in lora_server.log, what="a new replica")
+    bring_back(lora_server, str(adapters.base))
     for name, folder in ((None, None), ("kept", "all")):
         expected = adapters.expected(folder, PROMPT, NUM_TOKENS)
         assert generate(http, lora_path=name).json()["output_ids"] == expected
