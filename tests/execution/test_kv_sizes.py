@@ -31,7 +31,9 @@ DEMAND = KVDemand(
         ([FULL, WINDOWED], {}, 512, None),
         ([LATENT], {}, 2048, None),
         ([FULL], {"context_len": 40}, 100, None),
+        ([FULL], {"context_len": 41}, 110, None),
         ([FULL], {"kv_tokens": 400}, 100, None),
+        ([FULL], {"kv_tokens": 403}, 100, None),
         # 10 rows x 5 + 64 / 4 = 66 window pages, and a quarter of the pages
         ([FULL, WINDOWED], {"span": SPAN}, 766, 257),
         ([FULL, WINDOWED], {"span": SPAN, "kv_tokens": 4000}, 1000, 316),

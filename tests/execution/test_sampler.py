@@ -423,6 +423,7 @@ def test_min_tokens_still_counts_where_the_mask_leaves_a_choice():
     ("penalty", "tokens"),
     [
         ({}, [7, 7, 7, 7, 7]),
+        ({"presence_penalty": 0.15}, [7, 7, 7, 7, 7]),
         ({"presence_penalty": 0.7}, [7, 8, 7, 7, 7]),
         ({"frequency_penalty": 0.7}, [7, 8, 7, 8, 7]),
         ({"repetition_penalty": 3.0}, [7, 8, 7, 7, 7]),
