@@ -1,11 +1,11 @@
 """How a checkpoint's embeddings are made, as the files of sentence-transformers beside it say."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from graftlm.checkpoint.json_files import named_file, read_json_value
 from graftlm.errors import CheckpointError
 
 __all__ = ["EmbeddingDefaults", "read_embedding_defaults"]
@@ -40,7 +40,7 @@ def read_embedding_defaults(path: Path) -> EmbeddingDefaults:
     file = path / _MODULES
     if not file.is_file():
         return EmbeddingDefaults()
-    modules = _read(file)
+    modules = read_json_value(file)
     if not isinstance(modules, list) or not all(
         isinstance(m, dict) and isinstance(m.get("type"), str) for m in modules
     ):
@@ -63,20 +63,13 @@ def _obstacle(strange: list[str], way: str) -> str | None:
 
 def _pooling_mode(path: Path, module: Mapping[str, Any]) -> str:
     """Return the one way to pool that is switched on; several of them joined by commas."""
-    file = path / str(module.get("path", "")) / "config.json"
-    config = _read(file)
+    name = module.get("path") or ""
+    folder = path if name == "" else named_file(path, name, f"{path / _MODULES}: path")
+    file = folder / "config.json"
+    config = read_json_value(file)
     if not isinstance(config, dict):
         raise CheckpointError(f"{file} must hold a JSON object, got {type(config).__name__}")
     if isinstance(config.get("pooling_mode"), str):
         return str(config["pooling_mode"])
     prefix = "pooling_mode_"
     return ", ".join(sorted(key.removeprefix(prefix) for key, on in config.items() if key.startswith(prefix) and on))
-
-
-def _read(file: Path) -> Any:
-    try:
-        return json.loads(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise CheckpointError(f"{file} cannot be read: {error.strerror}") from error
-    except ValueError as error:
-        raise CheckpointError(f"{file} is not JSON: {error}") from error

@@ -1,37 +1,86 @@
 """A checkpoint's JSON files, read or refused by name."""
 
 import json
+import stat
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from graftlm.errors import CheckpointError
+from graftlm.shortening import shortened
 
-__all__ = ["listing", "read_json"]
+__all__ = ["listed", "listing", "named_file", "read_json", "read_json_value"]
 
 _NAMES_SHOWN = 12
+_MAX_BYTES: Final = 256 << 20  # an index of a million tensors has a third of that
+#: What file systems take as the name of one file, in bytes.
+_MAX_NAME_BYTES: Final = 255
+_SHOWN_CHARS: Final = 200
 
 
 def read_json(file: Path) -> dict[str, Any]:
     """Return the object that a JSON file holds.
 
     Raises:
-        CheckpointError: it cannot be read, is not JSON, is nested too deeply, or holds something else.
+        CheckpointError: as `read_json_value`; or it holds something else.
     """
-    try:
-        value = json.loads(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise CheckpointError(f"{file} cannot be read: {error.strerror}") from error
-    except ValueError as error:
-        raise CheckpointError(f"{file} is not JSON: {error}") from error
-    except RecursionError as error:
-        raise CheckpointError(f"{file} cannot be read: its lists and objects are nested too deeply") from error
+    value = read_json_value(file)
     if not isinstance(value, dict):
         raise CheckpointError(f"{file} must hold a JSON object, got {type(value).__name__}")
     return value
 
 
+def read_json_value(file: Path) -> Any:
+    """Return what a JSON file holds.
+
+    Raises:
+        CheckpointError: it cannot be read, is no regular file, is too large, is not JSON or is nested too deeply.
+    """
+    try:
+        status = file.stat()
+        if not stat.S_ISREG(status.st_mode):  # a pipe could be read for ever
+            raise CheckpointError(f"{file} is not a regular file")
+        if status.st_size > _MAX_BYTES:
+            raise CheckpointError(f"{file} has {status.st_size:,} bytes, expected {_MAX_BYTES:,} at most")
+        return json.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise CheckpointError(f"{file} cannot be read: {error.strerror}") from error
+    except ValueError as error:  # a number of more than 4,300 digits, too
+        raise CheckpointError(f"{file} is not JSON: {error}") from error
+    except RecursionError as error:
+        raise CheckpointError(f"{file} cannot be read: its lists and objects are nested too deeply") from error
+
+
+def named_file(folder: Path, name: object, said: str) -> Path:
+    """Return the file, or folder, in a folder that a checkpoint's own file names.
+
+    Args:
+        name: as it was read.
+        said: where, as a message starts.
+
+    Raises:
+        CheckpointError: it is no name of a file in that folder, whether or not it exists.
+    """
+    if (
+        not isinstance(name, str)
+        or name in ("", ".", "..")
+        or Path(name).name != name
+        or "\0" in name
+        or "\\" in name
+        or len(name.encode("utf-8", "surrogatepass")) > _MAX_NAME_BYTES
+        or any("\ud800" <= character <= "\udfff" for character in name)
+    ):
+        shown = shortened(repr(name), _SHOWN_CHARS)
+        raise CheckpointError(f"{said}: expected the name of a file in the same folder, got {shown}")
+    return folder / name
+
+
 def listing(folder: Path) -> str:
     """Return the names of a folder's entries, for a message."""
-    names = sorted(entry.name for entry in folder.iterdir())
-    more = f" and {len(names) - _NAMES_SHOWN} more" if len(names) > _NAMES_SHOWN else ""
-    return ", ".join(names[:_NAMES_SHOWN]) + more if names else "nothing"
+    return listed(sorted(entry.name for entry in folder.iterdir())) or "nothing"
+
+
+def listed(names: Sequence[str]) -> str:
+    """Return the first of some names, and how many more there are, for a message."""
+    more = f" and {len(names) - _NAMES_SHOWN:,} more" if len(names) > _NAMES_SHOWN else ""
+    return ", ".join(names[:_NAMES_SHOWN]) + more

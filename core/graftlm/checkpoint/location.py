@@ -3,11 +3,13 @@
 import re
 from pathlib import Path
 
-from graftlm.checkpoint.json_files import listing
+from graftlm.checkpoint.json_files import listed, listing
 from graftlm.errors import CheckpointError
+from graftlm.shortening import shortened
 
 __all__ = ["checkpoint_files", "is_gguf", "resolve_checkpoint"]
 
+_SHOWN_CHARS = 200
 _DEMO = "demo"
 _GGUF = ".gguf"
 #: Name of one file of several, as llama.cpp splits them: model-00001-of-00003.gguf.
@@ -25,7 +27,7 @@ def resolve_checkpoint(path: str) -> Path:
 
         place = demo_checkpoint()
     else:
-        place = Path(path).expanduser()
+        place = _expanded(path)
     if place.is_file():
         return _checked_file(place)
     if not place.is_dir():
@@ -37,6 +39,25 @@ def resolve_checkpoint(path: str) -> Path:
         gguf_files = sorted(place.glob(f"*{_GGUF}"))
         hint = f". For GGUF set model.path to the file: {gguf_files[0]}" if gguf_files else ""
         raise CheckpointError(f"No checkpoint in {place}: looked for config.json, found {listing(place)}{hint}")
+    return place
+
+
+def _expanded(path: str) -> Path:
+    """Return a path of this machine, `~` written out.
+
+    Raises:
+        CheckpointError: no file system could have it.
+    """
+    try:
+        place = Path(path).expanduser()
+        place.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        pass  # what is missing is said by the one who looks
+    except (OSError, ValueError, RuntimeError) as error:  # too long, a NUL in it, a home that is not known
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise CheckpointError(
+            f"model.path {shortened(repr(path), _SHOWN_CHARS)} cannot be a checkpoint: {reason}"
+        ) from error
     return place
 
 
@@ -73,5 +94,5 @@ def _gguf_parts(file: Path) -> list[Path]:
     parts = [file.with_name(name) for name in names]
     missing = [part.name for part in parts if not part.is_file()]
     if missing:
-        raise CheckpointError(f"{file.parent} lacks {', '.join(missing)}, which belong to {file.name}")
+        raise CheckpointError(f"{file.parent} lacks {listed(missing)}, which belong to {file.name}")
     return parts

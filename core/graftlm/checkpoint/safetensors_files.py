@@ -6,14 +6,16 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from graftlm.checkpoint.json_files import listing, read_json
+from graftlm.checkpoint.json_files import listed, listing, named_file, read_json
 from graftlm.errors import CheckpointError
+from graftlm.shortening import shortened
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 __all__ = ["SafetensorsFiles", "read_tensors"]
 
+_SHOWN_CHARS = 200
 _WEIGHTS = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
 
@@ -79,7 +81,7 @@ class SafetensorsFiles:
             file = self._folder / shard
             try:
                 self._opened[shard] = safe_open(file, framework="pt")
-            except SafetensorError as error:
+            except (SafetensorError, OSError) as error:
                 raise CheckpointError(f"{file} is truncated or not a safetensors file: {error}") from error
         return self._opened[shard]
 
@@ -102,15 +104,15 @@ def _read_index(folder: Path) -> dict[str, list[str]]:
     index = folder / _INDEX
     weight_map = read_json(index).get("weight_map")
     if not isinstance(weight_map, Mapping) or not weight_map:
-        raise CheckpointError(f"{index}: weight_map must map tensor names to files, got {weight_map!r}")
+        shown = shortened(repr(weight_map), _SHOWN_CHARS)
+        raise CheckpointError(f"{index}: weight_map must map tensor names to files, got {shown}")
     shards: dict[str, list[str]] = {}
     for name, shard in weight_map.items():
-        if not isinstance(shard, str) or Path(shard).name != shard:
-            raise CheckpointError(f"{index}: {name!r} must lie in a file of the same folder, got {shard!r}")
+        named_file(folder, shard, f"{index}: {shortened(repr(name), _SHOWN_CHARS)}")
         shards.setdefault(shard, []).append(name)
     missing = sorted(shard for shard in shards if not (folder / shard).is_file())
     if missing:
-        raise CheckpointError(f"{folder} lacks {', '.join(missing)}, which {_INDEX} names; found {listing(folder)}")
+        raise CheckpointError(f"{folder} lacks {listed(missing)}, which {_INDEX} names; found {listing(folder)}")
     return shards
 
 

@@ -329,7 +329,7 @@ def _what_is_wrong(path: Path, error: Exception) -> str:
             continue
         try:
             json.loads(file.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as broken:
+        except (OSError, ValueError, RecursionError) as broken:
             return f"{name} is not readable JSON: {broken}"
     if not (path / "tokenizer.json").is_file():
         return f"tokenizer.json is missing ({_one_line(error)[:200]})"
