@@ -4,7 +4,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import torch
@@ -59,6 +59,7 @@ from graftlm.memory import (
 from graftlm.observers import Observer, Observers
 from graftlm.quantization_assembly import quantize_layers
 from graftlm.registry import AUTO, Registry, selections
+from graftlm.resolved_plugins import ResolvedPlugins, resolve_plugins, resolved_line
 from graftlm.scheduling import JumpForward, Scheduler, SchedulerLimits
 from graftlm.sentence_embedding import EmbeddingDefaults, read_embedding_defaults
 from graftlm.served_weights import NewWeights, ServedWeights
@@ -103,6 +104,7 @@ class EngineParts:
         weights: of the model, and how they change.
         device_parts: what its steps run on, for tools that run steps of their own while the loop runs none.
         adapters: loads and unloads adapters; None where requests can have none.
+        resolved: which provider each family has, and why.
     """
 
     config: EngineConfig
@@ -116,6 +118,7 @@ class EngineParts:
     weights: ServedWeights
     device_parts: DeviceParts
     adapters: AdapterLoader | None = None
+    resolved: ResolvedPlugins = field(default_factory=dict)
 
     def summary(self) -> dict[str, Any]:
         """Return what another process must know of this engine, as plain data; `limits` makes an IntakeLimits."""
@@ -131,6 +134,7 @@ class EngineParts:
             "page_size": kv.page_size,
             "num_pages": kv.pool.num_pages,
             "adapters": {name: it.digest for name, it in loaded.items()},
+            "resolved": self.resolved,
         }
 
     def replace_weights(self, new: NewWeights, *, flush_cache: bool) -> None:
@@ -226,6 +230,11 @@ def _assemble(
     model_context = ModelContext(model_config, target.device, target.dtype, target.context_len, code_folder)
     model = create_model(config, registry, model_provider, model_context)
     attention_provider = _choose_attention(config, registry, platform, model, target.dtype)
+    dtype = str(target.dtype).removeprefix("torch.")
+    chosen = {"model": model_provider, "attention": attention_provider}
+    resolved = resolve_plugins(config, registry, chosen, f"{platform.device}/{dtype}")
+    if watcher is None:  # the server's main process logs it, with the lines of the configuration file
+        _logger.info("%s", resolved_line(resolved))
     quantized = quantize_layers(config, registry, model, target.device, target.dtype)
     on_stage("loading weights")
     twin_context = replace(model_context, device=torch.device("meta"))
@@ -313,12 +322,22 @@ def _assemble(
     )
     catalog = None if adapters is None else adapters.catalog
     intake = Intake(limits, lambda params: TextStream(tokenizer, params), time.monotonic, grammars, catalog)
-    dtype = str(target.dtype).removeprefix("torch.")
     device_parts = DeviceParts(model, target.dtype, attention, attention_provider.name, kv, sampler, runner, graphs)
     loader = None if adapters is None else AdapterLoader(loop, adapters.catalog, adapters.layers, adapters.read)
     embedding = read_embedding_defaults(path)
     return EngineParts(
-        config, model_config, tokenizer, intake, loop, platform.device, dtype, embedding, weights, device_parts, loader
+        config,
+        model_config,
+        tokenizer,
+        intake,
+        loop,
+        platform.device,
+        dtype,
+        embedding,
+        weights,
+        device_parts,
+        loader,
+        resolved,
     )
 
 

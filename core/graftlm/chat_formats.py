@@ -10,7 +10,7 @@ from graftlm.errors import ProviderUnavailableError
 from graftlm.guarded_formats import GuardedReasoningFormat, GuardedToolCallFormat
 from graftlm.registry import AUTO, FAMILIES, Registry
 
-__all__ = ["ChatFormats", "make_chat_formats", "template_misfit"]
+__all__ = ["ChatFormats", "choose_chat_formats", "make_chat_formats", "template_misfit"]
 
 
 #: A plugin that raises while it reads an answer fails that request, with its name.
@@ -47,21 +47,37 @@ def make_chat_formats(config: EngineConfig, registry: Registry, chat_template: s
         PluginError: a format cannot be had.
     """
     context = ChatFormatContext(chat_template)
+    providers = choose_chat_formats(config, registry, chat_template)
 
-    def create(family: str, name: str, *, falls_back: bool) -> Any:
-        provider = registry.provider(family, name) if name != AUTO else _marked(registry, family, chat_template)
-        if provider is None and falls_back and registry.available(family):
-            provider = registry.choose(family)
+    def create(family: str) -> Any:
+        provider = providers[family]
         if provider is None:
             return None
         who = f"the {FAMILIES[family].title} '{provider.name}'"
         return _GUARDS[family](registry.create(family, provider, {}, context), who)
 
     return ChatFormats(
-        tool_calls=create("tool_calls", config.chat.tool_call_format, falls_back=True),
-        reasoning=create("reasoning", config.chat.reasoning_format, falls_back=False),
+        tool_calls=create("tool_calls"),
+        reasoning=create("reasoning"),
         template_knows_tools="tools" in chat_template,
     )
+
+
+def choose_chat_formats(
+    config: EngineConfig, registry: Registry, chat_template: str
+) -> dict[str, Provider[Any] | None]:
+    """Return the provider of each family of formats; arguments and errors as of `make_chat_formats`."""
+
+    def choose(family: str, name: str, *, falls_back: bool) -> Provider[Any] | None:
+        provider = registry.provider(family, name) if name != AUTO else _marked(registry, family, chat_template)
+        if provider is None and falls_back and registry.available(family):
+            return registry.choose(family)
+        return provider
+
+    return {
+        "tool_calls": choose("tool_calls", config.chat.tool_call_format, falls_back=True),
+        "reasoning": choose("reasoning", config.chat.reasoning_format, falls_back=False),
+    }
 
 
 def _marked(registry: Registry, family: str, chat_template: str) -> Provider[Any] | None:

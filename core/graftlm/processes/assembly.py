@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from graftlm.chat_formats import make_chat_formats
+from graftlm.chat_formats import choose_chat_formats, make_chat_formats
 from graftlm.checkpoint import load_model_config, resolve_checkpoint
 from graftlm.config import EngineConfig
 from graftlm.contracts import ModelConfig
@@ -20,6 +20,7 @@ from graftlm.processes.served_model import ServedModel
 from graftlm.processes.tokenizer_manager import TokenizerManager
 from graftlm.processes.trace_recorder import TraceRecorder
 from graftlm.registry import Registry
+from graftlm.resolved_plugins import resolve_plugins, resolved_line
 from graftlm.sentence_embedding import read_embedding_defaults
 from graftlm.tokenization import TextStream, Tokenizer
 
@@ -50,7 +51,11 @@ async def assemble_manager(
     limits = _limits(infos)
     intake = Intake(limits, lambda params: TextStream(tokenizer, params), time.monotonic, grammars)
     replicas = ReplicaSet(launcher.scheduler_names, can_recover=config.server.restart)
-    model = _served_model(config, model_config, path, infos[0], limits, tokenizer)
+    formats = choose_chat_formats(config, registry, tokenizer.chat_template)
+    # Only main knows the files that names come from; only the schedulers chose what has to fit the model.
+    resolved = infos[0]["resolved"] | resolve_plugins(config, registry, formats, "the chat template")
+    logger.info("%s", resolved_line(resolved))
+    model = _served_model(config, model_config, path, infos[0] | {"resolved": resolved}, limits, tokenizer)
     manager = TokenizerManager(
         config,
         model,
@@ -109,4 +114,5 @@ def _served_model(
         generates=limits.generates,
         labels=() if limits.num_labels is None else model_config.labels,
         embedding=read_embedding_defaults(path),
+        resolved=info["resolved"],
     )

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 
+from graftlm.resolved_plugins import ResolvedPlugins
 from graftlm.sentence_embedding import EmbeddingDefaults
 
 __all__ = ["ServedModel"]
@@ -22,6 +23,7 @@ class ServedModel:
         generates: whether it generates text.
         labels: what the numbers of its score head stand for; empty: it has none.
         embedding: how the checkpoint's embeddings are made.
+        resolved: which provider each family of plugins has, and why.
     """
 
     name: str
@@ -38,6 +40,7 @@ class ServedModel:
     generates: bool = True
     labels: tuple[str, ...] = ()
     embedding: EmbeddingDefaults = field(default_factory=EmbeddingDefaults)
+    resolved: ResolvedPlugins = field(default_factory=dict)
 
     def id_with(self, adapter: str | None) -> str:
         """Return the id in the API of the model with an adapter, or of the model alone."""

@@ -391,6 +391,10 @@ class Registry:
         """Say which plugins failed: what is missed may be theirs."""
         return "".join(f" Note: {failure}." for failure in self.failures)
 
+    def distribution(self, provider: Provider[Any]) -> str:
+        """Return the distribution, with its version, that a provider of this registry comes from."""
+        return self._label(provider)
+
     def _label(self, provider: Provider[Any]) -> str:
         return next((o.plugin.label for o in self._offers if o.provider is provider), "unregistered")
 

@@ -150,6 +150,7 @@ def _server_info(manager: TokenizerManager, uptime_s: float) -> ServerInfo:
         max_running_requests=config.scheduling.max_running_requests,
         page_size=page_size,
         dp_size=len(replicas),
+        resolved=model.resolved,
         config=config.model_dump(mode="json", exclude={"server": {"api_key", "admin_api_key"}}),
         internal_states=[_state(manager, rank, replica) for rank, replica in enumerate(replicas)],
     )

@@ -144,6 +144,9 @@ class ServerInfo(_Body):
     page_size: int
     tp_size: int = 1
     dp_size: int
+    resolved: dict[str, dict[str, str]] = Field(
+        description="The plugins in use: family -> name, distribution, and why this one."
+    )
     config: dict[str, Any] = Field(description="The effective configuration.")
     internal_states: list[dict[str, Any]] = Field(description="What each replica last reported.")
 

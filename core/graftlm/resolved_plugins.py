@@ -1,0 +1,52 @@
+"""Which provider an engine uses of each family, and why: for the log, for /server_info and for `serve --dry-run`."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from graftlm.config import EngineConfig, origin_of
+from graftlm.contracts import Provider
+from graftlm.registry import AUTO, Registry, selections
+
+__all__ = ["ResolvedPlugins", "resolve_plugins", "resolved_line"]
+
+#: family -> {"name", "distribution", "why"}
+ResolvedPlugins = dict[str, dict[str, str]]
+
+
+def resolve_plugins(
+    config: EngineConfig, registry: Registry, chosen: Mapping[str, Provider[Any] | None], fitting: str
+) -> ResolvedPlugins:
+    """Return what a configuration selects.
+
+    Args:
+        chosen: family -> the provider that "auto" meant, where more than rank decides; None: there is none.
+        fitting: what an automatic choice had to fit, such as "cpu/bfloat16".
+
+    Returns: nothing for a family without a provider, and for one that is "auto" and missing in `chosen` where requests
+    or other processes decide.
+    """
+    found: ResolvedPlugins = {}
+    for selection in selections(config):
+        family = selection.family
+        path = tuple((family.name_path or family.key).split("."))
+        if path == ("grammar", "options", "fallback"):
+            continue
+        if selection.name != AUTO:
+            provider: Provider[Any] | None = registry.find(family.key, selection.name, family.name_path)
+            source = origin_of(path, config.origins).source if path in config.origins else ""
+            why = f"{family.name_path}: {source}" if source else f"{family.name_path}: the default"
+        elif family.key in chosen:
+            provider, why = chosen[family.key], f"auto: the highest rank that fits {fitting}"
+        elif family.key in ("model", "attention", "tool_calls", "reasoning"):
+            continue
+        else:
+            provider = next(iter(registry.available(family.key)), None)
+            why = "auto: the highest rank that runs here"
+        if provider is not None:
+            found[family.key] = {"name": provider.name, "distribution": registry.distribution(provider), "why": why}
+    return found
+
+
+def resolved_line(resolved: ResolvedPlugins) -> str:
+    """Write it in one line."""
+    return "resolved: " + ", ".join(f"{family}={one['name']} ({one['why']})" for family, one in resolved.items())
