@@ -70,7 +70,16 @@ from graftlm.tier_assembly import TierParts, assemble_tiers
 from graftlm.tokenization import TextStream, Tokenizer
 from graftlm.types import SamplingParams
 
-__all__ = ["DeviceParts", "EngineParts", "assemble", "attention_misfit", "create_model", "detect_platform"]
+__all__ = [
+    "DeviceParts",
+    "EngineParts",
+    "assemble",
+    "attention_misfit",
+    "choose_attention",
+    "context_len_of",
+    "create_model",
+    "detect_platform",
+]
 
 _logger = logging.getLogger(__name__)
 
@@ -222,14 +231,14 @@ def _assemble(
     target = _Target(
         device=torch.device(platform.device),
         dtype=torch_dtype(config.model.dtype, model_config),
-        context_len=_context_len(config, model_config),
+        context_len=context_len_of(config, model_config),
     )
     model_provider = registry.model_for(model_config.architectures, config.model.architecture)
     code_folder = path if config.model.trust_remote_code else None
     check_sizes(model_config, path)
     model_context = ModelContext(model_config, target.device, target.dtype, target.context_len, code_folder)
     model = create_model(config, registry, model_provider, model_context)
-    attention_provider = _choose_attention(config, registry, platform, model, target.dtype)
+    attention_provider = choose_attention(config, registry, platform, model, target.dtype)
     dtype = str(target.dtype).removeprefix("torch.")
     chosen = {"model": model_provider, "attention": attention_provider}
     resolved = resolve_plugins(config, registry, chosen, f"{platform.device}/{dtype}")
@@ -358,7 +367,12 @@ class _Target:
     context_len: int
 
 
-def _context_len(config: EngineConfig, model_config: ModelConfig) -> int:
+def context_len_of(config: EngineConfig, model_config: ModelConfig) -> int:
+    """Return the tokens of a request at most.
+
+    Raises:
+        ConfigError: the configuration wants more than the checkpoint has.
+    """
     wanted, longest = config.model.context_len, model_config.max_position_embeddings
     if wanted is not None and wanted > longest:
         raise ConfigError(f"model.context_len is {wanted}, but this checkpoint's context ends at {longest} tokens")
@@ -490,9 +504,16 @@ def create_model(config: EngineConfig, registry: Registry, provider: Provider[Mo
     return model
 
 
-def _choose_attention(
+def choose_attention(
     config: EngineConfig, registry: Registry, platform: Platform, model: Model, dtype: torch.dtype
 ) -> Provider[AttentionBackend]:
+    """Return the provider of the attention backend for a model.
+
+    Raises:
+        ConfigError: the configured one does not fit.
+        PluginError: there is none.
+    """
+
     def misfit(provider: Provider[AttentionBackend]) -> str | None:
         return attention_misfit(provider.capabilities, config, platform, model.attention_layers, dtype)
 

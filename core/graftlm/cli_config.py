@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -13,6 +13,13 @@ if TYPE_CHECKING:
     from graftlm.config import Setting
 
 __all__ = ["app"]
+
+ElsewhereOption = Annotated[
+    bool,
+    typer.Option(
+        "--elsewhere", help="Leave out the files, devices and disks of this machine: the file is meant for another one."
+    ),
+]
 
 app = typer.Typer(help="Look at configurations.", no_args_is_help=True, rich_markup_mode=None)
 
@@ -35,16 +42,21 @@ def show(file: ConfigFile, overrides: SetOption = None) -> None:
 
 
 @app.command()
-def check(file: ConfigFile, overrides: SetOption = None) -> None:
-    """Check a configuration: its keys and values, the names of plugins, their options. Loads no model."""
+def check(file: ConfigFile, overrides: SetOption = None, elsewhere: ElsewhereOption = False) -> None:
+    """Check a configuration: its keys and values, the names of plugins, their options, and what this machine lacks.
+
+    Reads the checkpoint's configuration, no weights. Exits with 2 when something is wrong.
+    """
+    from graftlm.machine_check import check_machine
     from graftlm.registry import Registry, check, probe_platform
 
     config = load_config(file, overrides)
     registry = Registry.load(config.plugins, platform=probe_platform(config.model.device))
     findings = check(config, registry)
     warn(findings.warnings)
-    if findings.errors:
-        fail(findings.errors)
+    errors = findings.errors + ([] if elsewhere else check_machine(config, registry))
+    if errors:
+        fail(errors)
     typer.echo("OK")
 
 

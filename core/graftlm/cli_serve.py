@@ -25,6 +25,9 @@ def serve(
         str | None, typer.Option("--log-level", help="Least severe messages: debug, info, warning or error.")
     ] = None,
     overrides: SetOption = None,
+    is_dry: Annotated[
+        bool, typer.Option("--dry-run", help="Check everything but the weights, print the plan, and do not serve.")
+    ] = False,
 ) -> None:
     """Serve a model over HTTP: OpenAI's API, a native one, metrics and a dashboard.
 
@@ -32,6 +35,7 @@ def serve(
     died and was not started again.
     """
     from graftlm.errors import EngineError
+    from graftlm.server.serve import dry_run
     from graftlm.server.serve import serve as run
 
     given: dict[str, Any] = {"host": host, "port": port, "log_format": log_format, "log_level": log_level}
@@ -39,6 +43,9 @@ def serve(
     if model is not None:
         fields["model"] = {"path": model}
     config = load_config(file, overrides, **fields)
+    if is_dry:
+        print("\n".join(dry_run(config)))
+        return
     try:
         status = run(config, on_ready=lambda url: print(f"serving on {url}", flush=True))
     except EngineError as error:  # nothing that another configuration would mend

@@ -51,6 +51,7 @@ def size_memory(
     context_len: int,
     steps: StepMemory,
     num_replicas: int = 1,
+    have: DeviceMemory | None = None,
 ) -> KVMemory:
     """Decide how much KV memory there is, and whether sliding-window layers get one of their own; log why.
 
@@ -58,12 +59,14 @@ def size_memory(
         dtype: of the model.
         steps: what must be left for steps to run.
         num_replicas: how many share the device, each with a memory of its own.
+        have: the memory of the device; None reads it.
 
     Raises:
         ConfigError: there is too little memory for one request, more is configured than there is, or windows are
             configured that the model has not.
     """
-    settings, have = config.scheduling, DeviceMemory.read(device).shared_by(num_replicas)
+    settings = config.scheduling
+    have = (have or DeviceMemory.read(device)).shared_by(num_replicas)
     held = KV_DTYPES.get(config.memory.kv_dtype, dtype)
     span = _window_span(config, registry, model)
     demand = KVDemand(

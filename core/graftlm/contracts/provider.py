@@ -4,7 +4,7 @@ Creating a `Provider` imports nothing heavy; calling its `create` does. The regi
 once, when plugins are loaded; the engine calls `create` once, when it is assembled.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -25,6 +25,13 @@ class Options(BaseModel):
     """Base of a provider's options: unknown keys are errors, values do not change."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+    def machine_obstacles(self) -> Iterable[tuple[str, str]]:
+        """Yield (option, reason) for each option that this machine cannot meet; called by `config check`.
+
+        Such as a folder that cannot be written. It must not change anything, and return within a second.
+        """
+        return ()
 
 
 class NoOptions(Options):

@@ -28,7 +28,7 @@ from graftlm.server.dashboard import make_router as make_dashboard_router
 from graftlm.server.metrics import ServerMetrics
 from graftlm.server.metrics import make_router as make_metrics_router
 
-__all__ = ["serve"]
+__all__ = ["dry_run", "serve"]
 
 logger = logging.getLogger(__name__)
 
@@ -69,6 +69,29 @@ def serve(
     _bind(config).close()  # a port that is taken is found now, not after the weights are loaded
     with _trace_recorder(config) as recorder, asyncio.Runner(loop_factory=_new_event_loop) as runner:
         return runner.run(_Service(config, registry, on_ready, recorder).run())
+
+
+def dry_run(config: EngineConfig) -> list[str]:
+    """Do what comes before weights are loaded: return the plan of a start, line by line.
+
+    Raises:
+        GraftlmError: the server would not start; a ConfigError has one line for each problem.
+    """
+    from graftlm.assembly import detect_platform
+    from graftlm.machine_check import check_machine
+    from graftlm.start_plan import plan_start
+
+    registry = Registry.load(config.plugins, platform=probe_platform(config.model.device))
+    findings = check(config, registry)
+    errors = findings.errors + check_machine(config, registry)
+    if errors:
+        raise ConfigError("\n".join(errors))
+    listener = _bind(config)
+    url = _url(listener)
+    listener.close()
+    platform = detect_platform(config)
+    lines = plan_start(config, Registry.load(config.plugins, (), platform), platform)
+    return [*lines, f"address: {url} is free", *(f"warning: {warning}" for warning in findings.warnings)]
 
 
 def _trace_recorder(config: EngineConfig) -> contextlib.AbstractContextManager[TraceRecorder | None]:

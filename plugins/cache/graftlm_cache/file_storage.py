@@ -11,11 +11,12 @@ import errno
 import logging
 import os
 import secrets
+import shutil
 import stat
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -64,6 +65,23 @@ class FileStorageOptions(Options):
         bool,
         Field(description="Wait for the disk at every write. Without it a power cut loses or damages recent blocks."),
     ] = False
+
+    def machine_obstacles(self) -> Iterator[tuple[str, str]]:
+        """Say why the folder cannot be used, and whether it may grow larger than the disk."""
+        folder = self.path.absolute()
+        try:
+            while not folder.exists() and folder != folder.parent:
+                folder = folder.parent
+            if not folder.is_dir():
+                yield "path", f"{folder} is not a folder"
+            elif not os.access(folder, os.W_OK | os.X_OK):
+                yield "path", f"{folder} cannot be written"
+            elif "max_bytes" in self.model_fields_set and self.max_bytes > (
+                disk_bytes := shutil.disk_usage(folder).total
+            ):
+                yield "max_bytes", f"is {self.max_bytes:,} bytes, but the disk of {folder} has {disk_bytes:,}"
+        except (OSError, ValueError) as error:
+            yield "path", f"cannot be used: {error}"
 
 
 class FileStorage(KVStorage):

@@ -1,7 +1,9 @@
 """The options of the hierarchical cache."""
 
+from collections.abc import Iterator
 from typing import Any, Literal, Self
 
+import psutil
 from pydantic import Field, model_validator
 
 from graftlm.contracts import Options
@@ -49,6 +51,12 @@ class HicacheOptions(Options):
     )
     min_uses: int = Field(default=2, ge=1, description="Requests, for `write_through_selective`.")
     storage: StorageOptions | None = Field(default=None, description="A third tier; null: none.")
+
+    def machine_obstacles(self) -> Iterator[tuple[str, str]]:
+        """Say whether this machine has less memory than `host_gib`."""
+        total_bytes = psutil.virtual_memory().total
+        if self.host_tokens is None and self.host_gib * 2**30 > total_bytes:
+            yield "host_gib", f"is {self.host_gib:g}, but this machine has {total_bytes / 2**30:.2f} GiB of memory"
 
     @model_validator(mode="after")
     def _check_min_uses(self) -> Self:

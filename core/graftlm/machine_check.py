@@ -1,0 +1,91 @@
+"""Whether this machine has what a configuration names: checkpoint, device, adapters, room for storage."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from graftlm.checkpoint import load_model_config, resolve_checkpoint
+from graftlm.checkpoint.location import is_gguf
+from graftlm.checkpoint.safetensors_files import SafetensorsFiles
+from graftlm.config import EngineConfig, KeyPath, Problem, origin_of
+from graftlm.contracts import Options
+from graftlm.errors import AdapterError, ConfigError, ModelError, PluginError
+from graftlm.peft_config import read_peft_config
+from graftlm.registry import AUTO, Registry, probe_platform, selections
+
+__all__ = ["check_machine"]
+
+_ADAPTER_WEIGHTS = "adapter_model.safetensors"
+
+
+def check_machine(config: EngineConfig, registry: Registry) -> list[str]:
+    """Return what this machine lacks for a configuration, one line each; loads no weights and no tensor library.
+
+    Files and devices are those of this machine: a configuration that is meant for another one is checked without this.
+    """
+    problems = [*_device(config), *_checkpoint(config), *_adapters(config), *_options(config, registry)]
+    ordered = sorted(problems, key=lambda problem: problem.origin.line)
+    return list(dict.fromkeys(str(problem) for problem in ordered))
+
+
+def _device(config: EngineConfig) -> Iterator[Problem]:
+    if config.model.device == "cuda" and probe_platform("auto").device != "cuda":
+        reason = "is 'cuda', but this machine has no CUDA device that the installed torch can use; set auto or cpu"
+        yield _problem(config, ("model", "device"), reason)
+
+
+def _checkpoint(config: EngineConfig) -> Iterator[Problem]:
+    where = ("model", "path")
+    try:
+        path = resolve_checkpoint(config.model.path)
+        model_config = load_model_config(path)
+        if not is_gguf(path):
+            SafetensorsFiles(path)
+    except ModelError as error:
+        yield _problem(config, where, str(error))
+        return
+    wanted, longest = config.model.context_len, model_config.max_position_embeddings
+    if wanted is not None and wanted > longest:
+        reason = f"is {wanted:,}, but the context of {config.model.path} ends at {longest:,} tokens"
+        yield _problem(config, ("model", "context_len"), reason)
+
+
+def _adapters(config: EngineConfig) -> Iterator[Problem]:
+    for name, folder in config.lora.adapters.items():
+        where = ("lora", "adapters", name)
+        try:
+            place = Path(folder).expanduser()
+            rank = read_peft_config(place).r
+            has_weights = (place / _ADAPTER_WEIGHTS).is_file()
+        except (AdapterError, OSError, ValueError, RuntimeError) as error:
+            yield _problem(config, where, str(error))
+            continue
+        if not has_weights:
+            yield _problem(config, where, f"{place} lacks {_ADAPTER_WEIGHTS}")
+        if rank > config.lora.max_rank:
+            yield _problem(config, where, f"has rank {rank}, above lora.max_rank {config.lora.max_rank}")
+
+
+def _options(config: EngineConfig, registry: Registry) -> Iterator[Problem]:
+    """Ask the options of every selected provider; names and options that are wrong are reported elsewhere."""
+    for selection in selections(config):
+        options_path = selection.family.options_path
+        if options_path is None:
+            continue
+        try:
+            family = selection.family.key
+            provider = registry.choose(family) if selection.name == AUTO else registry.find(family, selection.name)
+            options = registry.options(provider, selection.options, options_path, config.origins)
+        except (ConfigError, PluginError):
+            continue
+        where = tuple(options_path.split("."))
+        try:
+            obstacles = list(options.machine_obstacles()) if isinstance(options, Options) else []
+        except Exception as error:  # a plugin's own code
+            yield _problem(config, where, f"their check of the machine failed: {type(error).__name__}: {error}")
+            continue
+        for name, reason in obstacles:
+            yield _problem(config, (*where, name), reason)
+
+
+def _problem(config: EngineConfig, path: KeyPath, message: str) -> Problem:
+    return Problem(path, message, origin_of(path, config.origins))

@@ -1,0 +1,81 @@
+"""What an engine would be, found out without loading weights: for `graftlm serve --dry-run`."""
+
+from dataclasses import replace
+
+import torch
+
+from graftlm.assembly import choose_attention, context_len_of, create_model
+from graftlm.chat_formats import choose_chat_formats
+from graftlm.checkpoint import check_sizes, checkpoint_files, load_model_config, resolve_checkpoint, torch_dtype
+from graftlm.config import EngineConfig
+from graftlm.contracts import Model, ModelContext, Platform
+from graftlm.device_memory import DeviceMemory, gib
+from graftlm.errors import ModelError
+from graftlm.execution.kv_store import KVStore
+from graftlm.kv_memory import size_memory
+from graftlm.registry import Registry
+from graftlm.resolved_plugins import resolve_plugins
+from graftlm.step_memory import StepMemory
+from graftlm.tokenization import Tokenizer
+
+__all__ = ["plan_start"]
+
+
+def plan_start(config: EngineConfig, registry: Registry, platform: Platform) -> list[str]:
+    """Return what would start, line by line. Reads the checkpoint's configuration and tokenizer, no weights.
+
+    Raises:
+        GraftlmError: the engine would not start.
+    """
+    path = resolve_checkpoint(config.model.path)
+    model_config = load_model_config(path)
+    check_sizes(model_config, path)
+    tokenizer = Tokenizer.load(path, trust_remote_code=config.model.trust_remote_code)
+    dtype = torch_dtype(config.model.dtype, model_config)
+    context_len = context_len_of(config, model_config)
+    provider = registry.model_for(model_config.architectures, config.model.architecture)
+    code_folder = path if config.model.trust_remote_code else None
+    context = ModelContext(model_config, torch.device("meta"), dtype, context_len, code_folder)
+    model = create_model(config, registry, provider, context)
+    weight_bytes = sum(file.stat().st_size for file in checkpoint_files(path))
+    dtype_name = str(dtype).removeprefix("torch.")
+    chosen = {"model": provider, **choose_chat_formats(config, registry, tokenizer.chat_template)}
+    lines = [
+        f"model: {path} ({', '.join(model_config.architectures)}), {gib(weight_bytes)} of weights, {dtype_name} on "
+        f"{platform.device}, {config.parallel.data} replica(s), {context_len:,} tokens of context",
+        f"tokenizer: {tokenizer.vocab_size:,} tokens, {'a' if tokenizer.has_chat_template else 'no'} chat template",
+    ]
+    try:
+        chosen["attention"] = choose_attention(config, registry, platform, model, dtype)
+        lines.append(_memory_line(config, registry, platform, model, dtype, context_len, weight_bytes))
+    except ModelError:  # the model can only be tried with numbers
+        lines.append("KV memory: known when the model runs: it does not say what its layers keep")
+    resolved = resolve_plugins(config, registry, chosen, f"{platform.device}/{dtype_name} and the checkpoint")
+    lines += [
+        f"plugin: {family} = {one['name']} of {one['distribution']} ({one['why']})" for family, one in resolved.items()
+    ]
+    return lines
+
+
+def _memory_line(
+    config: EngineConfig,
+    registry: Registry,
+    platform: Platform,
+    model: Model,
+    dtype: torch.dtype,
+    context_len: int,
+    weight_bytes: int,
+) -> str:
+    """Say how much KV memory there would be once the weights are loaded."""
+    device = torch.device(platform.device)
+    have = DeviceMemory.read(device)
+    sharing = config.parallel.data if platform.device == "cpu" else 1
+    have = replace(have, free_bytes=max(0, have.free_bytes - sharing * weight_bytes))
+    memory = size_memory(config, registry, model, device, dtype, context_len, StepMemory(), sharing, have)
+    token_bytes = KVStore.bytes_per_token(model.attention_layers, memory.dtype)
+    mine = have.shared_by(sharing)
+    return (
+        f"KV memory: {memory.num_pages * config.cache.page_size:,} tokens of {token_bytes:,} bytes; beside the weights "
+        f"{mine.free_bytes // token_bytes:,} would fit into the {gib(mine.free_bytes)} that are free"
+        f"{' for each replica' if sharing > 1 else ''}, less what steps take on a GPU"
+    )
