@@ -20,7 +20,7 @@ def test_figures_beside_transformers(row):
         row["workload"],
         f"{row['transformers_tokens_per_s']:.1f}",
         f"{row['graftlm_tokens_per_s']:.1f}",
-        f"{row['ratio']:.2f} ({row['ratio_q1']:.2f} to {row['ratio_q3']:.2f})",
+        f"{row['ratio']:.2f} ({row['ratio_min']:.2f} to {row['ratio_max']:.2f})",
     ]
     assert f"| {' | '.join(cells)} |" in PAGE
 
@@ -42,5 +42,25 @@ def test_figures_of_what_each_part_is_worth(variant):
 
 
 def test_figures_of_the_server():
-    (row,) = [row for row in saved("server-overhead-demo.json") if row["workload"] == "32 streams"]
-    assert f"{row['ratio']:.2f} of the tokens" in PAGE
+    rows = saved("server-overhead-demo.json")
+    (row,) = [row for row in rows if row["workload"] == "32 streams"]
+    assert f"{row['ratio']:.2f} ({row['ratio_min']:.2f} to {row['ratio_max']:.2f}) of the tokens" in PAGE
+    (row,) = [row for row in rows if (row["workload"], row["figure"]) == ("single stream", "first token, ms")]
+    assert f"{row['difference']:.1f} ms later" in PAGE
+
+
+@pytest.mark.parametrize(("cache", "name"), [("cold", "nothing cached"), ("warm", "behind a `gen`")])
+def test_figures_of_selects(cache, name):
+    rows = saved("lang_select.json")
+    (row,) = [row for row in rows if (row["cache"], row["method"]) == (cache, "token_length_normalized")]
+    spread = f"{row['time_ratio_min']:.1f} to {row['time_ratio_max']:.1f}"
+    cpu = f"{row['cpu_ratio']:.1f} ({row['cpu_ratio_min']:.1f} to {row['cpu_ratio_max']:.1f})"
+    cells = [
+        name,
+        f"{row['prefilled_recompute']:,.0f}",
+        f"{row['prefilled_shared']:,.0f} ({row['prefilled_ratio']:.1f} times fewer)",
+        f"{row['ms_recompute']:,.0f}",
+        f"{row['ms_shared']:,.0f} ({row['time_ratio']:.1f} times faster; {spread})",
+        cpu,
+    ]
+    assert f"| {' | '.join(cells)} |" in (DOCS / "lang.md").read_text(encoding="utf-8")
