@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help demo serve test lint format docs bench gpu-check mutations fuzz random-steps train-demo reference kill-storm clean
+.PHONY: help demo serve test lint format docs bench gpu-check mutations fuzz random-steps train-demo reference kill-storm hostile clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
@@ -66,6 +66,8 @@ random-steps: $(VENV)/.installed-dev  ## 2,000,000 scheduler steps over a fake d
 	$(BIN)/python tests/scheduling/random_steps.py $(ARGS)
 kill-storm: $(VENV)/.installed-dev  ## kill a server's processes 200 times under mixed traffic; ARGS="--minutes 60 --kill-every-s 60"
 	$(BIN)/python tests/server/kill_storm.py $(ARGS)
+hostile: $(VENV)/.installed-dev  ## attacks on a server without a key, and what they cost a normal client; some minutes
+	$(BIN)/python tests/server/hostile_clients.py $(ARGS)
 
 train-demo: $(VENV)/.installed-dev  ## train the bundled model again, into build/demo
 	$(BIN)/python -m graftlm.demo.train --out build/demo
