@@ -1,5 +1,6 @@
 import json
 import logging
+import os
 import threading
 from pathlib import Path
 
@@ -34,6 +35,21 @@ def test_a_file_is_continued_with_a_key_of_its_own(tmp_path):
             recorder.record(request())
     first, second = [json.loads(line) for line in path.read_text().splitlines()]
     assert not set(first["hash_ids"]) & set(second["hash_ids"])
+
+
+@pytest.mark.parametrize(("before", "after"), [(None, 0o600), (0o600, 0o600), (0o644, 0o644)])
+def test_a_new_file_is_its_owners_and_a_readable_one_is_warned_of(tmp_path, caplog, before, after):
+    path = tmp_path / "trace.jsonl"
+    if before is not None:
+        path.touch()
+        path.chmod(before)
+    mask = os.umask(0)
+    try:
+        TraceRecorder(path, 16).close()
+    finally:
+        os.umask(mask)
+    assert path.stat().st_mode & 0o777 == after
+    assert ("other users may read" in caplog.text) == (after == 0o644)
 
 
 def test_a_closed_recorder_takes_nothing(tmp_path):

@@ -9,6 +9,7 @@ from fastapi.testclient import TestClient
 from pydantic import BaseModel
 
 from graftlm import errors
+from graftlm.errors import RequestError
 from graftlm.server.errors import ApiError, error_json, error_response, install_error_handlers, status_of
 
 STATUSES = {
@@ -133,6 +134,16 @@ def test_a_wrong_body_names_the_first_wrong_field(client, body, query, message, 
     assert (answer.status_code, error["type"]) == (400, "invalid_request_error")
     assert error["message"].startswith(message)
     assert (error["param"], error["code"]) == (param, code)
+
+
+@pytest.mark.parametrize(("length", "is_cut"), [(2000, False), (2001, True), (100_000, True)])
+def test_a_long_message_keeps_its_ends(length, is_cut):
+    message = ("a" * length)[:-6] + " wrong"
+    found = body_of(RequestError(message))["message"]
+    assert (found != message) is is_cut
+    assert len(found) < 2100
+    assert found.startswith("aaa")
+    assert found.endswith(" wrong")
 
 
 def test_the_name_of_a_field_is_cut(client):

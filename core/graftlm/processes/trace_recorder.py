@@ -4,6 +4,7 @@ import contextlib
 import logging
 import os
 import secrets
+import stat
 import threading
 import time
 from collections.abc import Callable
@@ -39,7 +40,7 @@ class TraceRecorder:
         wall_clock: Callable[[], float] = time.time,
         max_waiting: int = 4096,
     ) -> None:
-        """Open the file.
+        """Open the file; one that is made here is its owner's to read only.
 
         Args:
             clock: that `FinishedRequest.arrived_s` is of.
@@ -50,12 +51,15 @@ class TraceRecorder:
             ConfigError: it cannot be opened.
         """
         try:
-            self._file = FileIO(os.fspath(path), "a")
+            self._file = FileIO(os.fspath(path), "a", opener=_open_private)
         except OSError as error:
             raise ConfigError(
                 f"server.record_trace: cannot append to {path}: {error.strerror or error}. Name a file that can be "
                 "written, or null."
             ) from error
+        mode = os.fstat(self._file.fileno()).st_mode
+        if stat.S_ISREG(mode) and mode & 0o077:
+            logger.warning("server.record_trace: other users may read or write %s (mode %03o)", path, mode & 0o777)
         self._path = path
         self._lines = TraceLines(secrets.token_bytes(32), block_tokens)
         self._epoch_s = wall_clock() - clock()
@@ -134,3 +138,7 @@ class TraceRecorder:
         with self._lock:
             self._is_open = False
         self._file.close()
+
+
+def _open_private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)

@@ -37,6 +37,7 @@ __all__ = [
     "error_response",
     "grammar_of",
     "install_error_handlers",
+    "shortened",
     "status_of",
 ]
 
@@ -121,6 +122,9 @@ _CODES_OF_FIELDS: Final[Mapping[str, str]] = {"unsupported_field": "unsupported"
 #: Clients choose the names of fields; longer ones are cut in the answer.
 _MAX_PARAM_LEN: Final = 256
 
+#: Messages quote what clients sent; longer ones are cut in the middle.
+_MAX_MESSAGE_LEN: Final = 2000
+
 _DESCRIPTIONS: Final = {
     400: "The request is wrong.",
     401: "An API key is needed.",
@@ -191,7 +195,7 @@ def install_error_handlers(app: FastAPI) -> None:
 async def _answer_error(request: Request, error: Exception) -> Response:
     status = status_of(error)
     if status == 500:
-        logger.error("%s %s failed", request.method, request.url.path, exc_info=error)
+        logger.error("%s %s failed", request.method, shortened(request.url.path), exc_info=error)
     request.state.problem = str(error)
     return _response(status, error_json(error))
 
@@ -238,8 +242,16 @@ def _name_of_field(place: Sequence[int | str], is_unknown: bool) -> str | None:
 
 def _body(status: int, message: str, param: str | None = None, code: str | None = None) -> bytes:
     kind = _TYPES.get(status, "invalid_request_error")
-    detail = {"message": _unicode(message), "type": kind, "param": param and _unicode(param), "code": code}
+    detail = {"message": _unicode(shortened(message)), "type": kind, "param": param and _unicode(param), "code": code}
     return msgspec.json.encode({"error": detail})
+
+
+def shortened(message: str, max_len: int = _MAX_MESSAGE_LEN) -> str:
+    """Return a message with its middle left out if it is too long: what is wrong stands at either end."""
+    if len(message) <= max_len:
+        return message
+    half = max_len // 2
+    return f"{message[:half]} [... {len(message) - 2 * half:,} characters ...] {message[-half:]}"
 
 
 def _unicode(text: str) -> str:

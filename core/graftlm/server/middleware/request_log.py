@@ -12,7 +12,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from graftlm.logs import request_id_var
-from graftlm.server.errors import error_response
+from graftlm.server.errors import error_response, shortened
 
 __all__ = ["RequestLog"]
 
@@ -21,6 +21,7 @@ logger = logging.getLogger("graftlm.server.access")
 _MAX_ID_LEN: Final = 128
 #: Of the reason of a refusal, in the log.
 _MAX_PROBLEM_LEN: Final = 300
+_MAX_PATH_LEN: Final = 300
 _PRINTABLE: Final = frozenset(string.ascii_letters + string.digits + string.punctuation)
 
 #: Asked for every few seconds by machines; their good answers are only logged at debug.
@@ -100,4 +101,4 @@ def _sane(request_id: str | None) -> str | None:
 def _path(scope: Scope) -> str:
     """Return the path as it came, percent-encoded: a decoded one may hold line breaks."""
     raw = scope.get("raw_path")
-    return raw.decode("latin-1") if raw else repr(scope["path"])[1:-1]
+    return shortened(raw.decode("latin-1") if raw else repr(scope["path"])[1:-1], _MAX_PATH_LEN)
