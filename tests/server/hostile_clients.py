@@ -1,6 +1,6 @@
 """Attacks a server without a key, one attack after the other, while a normal client measures its latency.
 
-python tests/server/hostile_clients.py [--seconds 20] [--connections 1200] [--json FILE]
+python tests/server/hostile_clients.py [--seconds 45] [--connections 1200] [--json FILE]
 
 Everything goes over the loopback interface; bytes, connections and seconds of each attack are bounded.
 """
@@ -52,6 +52,7 @@ class Outcome:
         rss_growth_mib: peak of the main process over what it had before.
         num_lost: normal requests without an answer in time.
         num_wrong: attacking requests that were served and should have been refused.
+        num_left_open: connections that sent no complete request and were still open at the end.
         note: what the attack saw.
     """
 
@@ -62,6 +63,7 @@ class Outcome:
     num_normal: int = 0
     num_lost: int = 0
     num_wrong: int = 0
+    num_left_open: int = 0
     note: str = ""
 
 
@@ -77,7 +79,7 @@ class Limits:
         paths: routes to try foreign Hosts on; 0 is all.
     """
 
-    seconds: float = 20.0
+    seconds: float = 45.0
     connections: int = 1200
     probes: int = 700
     max_bytes: int = MAX_SENT_BYTES
@@ -107,6 +109,12 @@ class Site:
 Attack = Callable[[Site, Limits, Outcome], Awaitable[None]]
 
 
+async def _close(writer):
+    writer.close()
+    with contextlib.suppress(OSError):
+        await writer.wait_closed()
+
+
 # -- attacks -----------------------------------------------------------------------------------------------------------
 
 
@@ -130,7 +138,7 @@ async def endless(site, limits, outcome, beginning, piece, num_connections=1):
         with contextlib.suppress(TimeoutError, OSError):
             await asyncio.wait_for(reader.read(), 0.5)
         closed += reader.at_eof() or reader.exception() is not None
-        writer.close()
+        await _close(writer)
 
     with contextlib.suppress(TimeoutError):
         await asyncio.wait_for(asyncio.gather(*(one() for _ in range(num_connections))), limits.seconds)
@@ -170,7 +178,7 @@ async def chunk_extension(site, limits, outcome):
 
 async def pipelining(site, limits, outcome):
     request = b"GET /model_info HTTP/1.1\r\nHost: " + site.name + b"\r\n\r\n"
-    few = Limits(limits.seconds, limits.connections, limits.probes, min(limits.max_bytes, 32 * 2**20))
+    few = Limits(limits.seconds, limits.connections, limits.probes, limits.max_bytes // 8)
     await endless(site, few, outcome, request, request * 1000, num_connections=4)
 
 
@@ -187,17 +195,17 @@ async def _hold(site, limits, outcome, num_connections, beginning, piece):
         writer.write(beginning)
         opened.append((reader, writer))
     drains = [asyncio.ensure_future(reader.read()) for reader, _ in opened]
-    while time.monotonic() < end_s:
-        await asyncio.sleep(min(1.0, max(0.0, end_s - time.monotonic())))
+    while time.monotonic() < end_s and not all(drain.done() for drain in drains):
+        await asyncio.wait(drains, timeout=min(1.0, max(0.0, end_s - time.monotonic())))
         for (_, writer), drain in zip(opened, drains, strict=True):
             if piece and not drain.done():
                 writer.write(piece)
-    num_left = sum(not drain.done() for drain in drains)
-    for (_, writer), drain in zip(opened, drains, strict=True):
+    outcome.num_left_open = num_left = sum(not drain.done() for drain in drains)
+    held_s = limits.seconds - (end_s - time.monotonic())
+    for drain in drains:
         drain.cancel()
-        writer.close()
-    await asyncio.gather(*drains, return_exceptions=True)
-    outcome.note = f"{len(opened)} opened, {refused} not accepted, {num_left} still open after {limits.seconds:.0f} s"
+    await asyncio.gather(*drains, *(_close(writer) for _, writer in opened), return_exceptions=True)
+    outcome.note = f"{len(opened)} opened, {refused} not accepted, {num_left} still open after {held_s:.0f} s"
 
 
 async def half_open(site, limits, outcome):
@@ -225,7 +233,7 @@ async def health_generate(site, limits, outcome):
         reader, writer = await site.connect()
         writer.write(request)
         answer = await reader.read()
-        writer.close()
+        await _close(writer)
         return answer.startswith(b"HTTP/1.1 200")
 
     start_s = time.monotonic()
@@ -272,7 +280,7 @@ async def rebinding(site, limits, outcome):
             end = "Connection: close\r\nContent-Length: 2\r\nContent-Type: application/json\r\n\r\n{}"
             writer.write((request + end).encode())
             answer = await asyncio.wait_for(reader.read(), NORMAL_TIMEOUT_S)
-            writer.close()
+            await _close(writer)
             num_sent += 1
             if not _is_host_refusal(method, answer):
                 outcome.num_wrong += 1
@@ -389,6 +397,20 @@ def run(server, attacks=ATTACKS, limits=None):
     return outcomes
 
 
+def num_files(server):
+    """Return how many files a server's main process has open."""
+    return psutil.Process(server.process.pid).num_fds()
+
+
+def starve(server, num_connections, seconds):
+    """Hold connections that a server cannot accept; returns the share of a core that its main process took."""
+    process, site = psutil.Process(server.process.pid), Site(server.url)
+    outcome = Outcome("starve")
+    before_s, start_s = sum(process.cpu_times()[:2]), time.monotonic()
+    asyncio.run(_hold(site, Limits(seconds), outcome, num_connections, b"GET /", b""))
+    return (sum(process.cpu_times()[:2]) - before_s) / (time.monotonic() - start_s)
+
+
 @contextlib.contextmanager
 def file_limit(soft):
     """Have processes that start in the block inherit a soft limit of open files."""
@@ -402,7 +424,7 @@ def file_limit(soft):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seconds", type=float, default=20.0, help="of each attack at most")
+    parser.add_argument("--seconds", type=float, default=45.0, help="of each attack at most")
     parser.add_argument("--connections", type=int, default=1200)
     parser.add_argument("--attack", action="append", choices=[attack.__name__ for attack in ATTACKS])
     parser.add_argument("--json", help="file for the figures")
@@ -428,7 +450,7 @@ def main():
     if arguments.json:
         with open(arguments.json, "w") as file:
             json.dump([asdict(it) for it in outcomes], file, indent=1)
-    failed = [it.attack for it in outcomes if it.num_wrong or it.num_lost or it.rss_growth_mib > 64]
+    failed = [it.attack for it in outcomes if it.num_wrong or it.num_lost or it.num_left_open or it.rss_growth_mib > 64]
     if failed:
         console.print(f"failed: {', '.join(failed)}")
     sys.exit(bool(failed))

@@ -348,6 +348,22 @@ class ServerSettings(Section):
         default=None, description="A request that takes longer is given up; null: never."
     )
     max_body_bytes: PositiveInt = Field(default=32 * 2**20, description="Larger request bodies are refused.")
+    max_header_bytes: Int = Field(
+        default=2**16, ge=1024, description="Larger request lines with their header fields are refused; trailers too."
+    )
+    max_connections: Annotated[Int, Field(ge=8)] | None = Field(
+        default=None,
+        description="Connections at once; for one more, the oldest that has no complete request is closed. Null: as "
+        "many as the limit of open files leaves room for, 4,096 or twice the requests that may run and wait at most.",
+    )
+    header_timeout_s: PositiveFloat = Field(
+        default=15.0, description="The header fields of a request must end so long after its first byte."
+    )
+    stall_timeout_s: PositiveFloat = Field(
+        default=30.0,
+        description="A request's body may take as long, and a second more for each KiB that came; a client that reads "
+        "nothing of its answer is disconnected after this time.",
+    )
     cors_origins: tuple[Name, ...] = Field(
         default=(), description="Origins whose pages may call the API from a browser; `*` for all."
     )

@@ -7,6 +7,7 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from types import FrameType, ModuleType
@@ -24,7 +25,10 @@ from graftlm.processes.trace_lines import trace_block_tokens
 from graftlm.processes.trace_recorder import TraceRecorder
 from graftlm.registry import Registry, check, probe_platform
 from graftlm.server.app import create_app
+from graftlm.server.connections import ConnectionLimits, ConnectionTable
 from graftlm.server.dashboard import make_router as make_dashboard_router
+from graftlm.server.file_limit import connections_under, num_open_files, raise_file_limit
+from graftlm.server.http_protocol import HttpProtocol
 from graftlm.server.metrics import ServerMetrics
 from graftlm.server.metrics import make_router as make_metrics_router
 
@@ -66,6 +70,7 @@ def serve(
         logger.warning("%s", warning)
     if findings.errors:
         raise ConfigError("\n".join(findings.errors))
+    raise_file_limit()
     _bind(config).close()  # a port that is taken is found now, not after the weights are loaded
     with _trace_recorder(config) as recorder, asyncio.Runner(loop_factory=_new_event_loop) as runner:
         return runner.run(_Service(config, registry, on_ready, recorder).run())
@@ -194,7 +199,9 @@ class _Service:
         metrics.watch(manager.replicas)
         listener = _bind(self._config)
         routers = [make_metrics_router(metrics), make_dashboard_router(manager)]
-        server = _Server(_uvicorn_config(create_app(manager, extra_routers=routers)))
+        table = ConnectionTable(_connection_limits(self._config))
+        server = _Server(_uvicorn_config(create_app(manager, extra_routers=routers), table))
+        sweeping = asyncio.create_task(table.run())
         serving = asyncio.ensure_future(server.serve(sockets=[listener]))
         url = _url(listener)
         while not server.started and not serving.done():
@@ -212,6 +219,7 @@ class _Service:
         await serving
         if not server.lifespan.shutdown_event.is_set():  # a forced end leaves it out
             await server.lifespan.shutdown()
+        sweeping.cancel()
         return status
 
     async def _wait_for_end(self, launcher: Launcher) -> int:
@@ -257,11 +265,32 @@ class _Server(uvicorn.Server):
         """Do nothing; never called."""
 
 
-def _uvicorn_config(app: FastAPI) -> uvicorn.Config:
+def _connection_limits(config: EngineConfig) -> ConnectionLimits:
+    """Return what clients may take, by the configuration and the limit of open files."""
+    server, scheduling = config.server, config.scheduling
+    num_requests = config.parallel.data * (scheduling.max_running_requests + scheduling.max_queued_requests)
+    file_limit, num_open = raise_file_limit(), num_open_files()
+    room = connections_under(file_limit, num_open, num_requests)
+    if server.max_connections is not None and server.max_connections + num_open > file_limit:
+        logger.warning(
+            "server.max_connections is %d, but only %d files may be open, and %d are. Raise the limit (ulimit -n)",
+            server.max_connections,
+            file_limit,
+            num_open,
+        )
+    limits = ConnectionLimits(
+        server.max_connections or room, server.max_header_bytes, server.header_timeout_s, server.stall_timeout_s
+    )
+    logger.info("%d connections at most; %d files may be open", limits.max_connections, file_limit)
+    return limits
+
+
+def _uvicorn_config(app: FastAPI, table: ConnectionTable) -> uvicorn.Config:
+    protocol: Any = partial(HttpProtocol, table=table)
     return uvicorn.Config(
         app,
         loop="none",  # the event loop runs already
-        http="httptools",
+        http=protocol,
         ws="none",
         log_config=None,  # its messages go where ours go
         access_log=False,  # ours has request ids

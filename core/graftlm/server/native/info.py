@@ -1,25 +1,18 @@
 """The native routes that tell: health, the model, the configuration, the load."""
 
-import asyncio
 import time
-import uuid
 from dataclasses import asdict
 from typing import Any, Literal
 
 from fastapi import APIRouter, Response
 
 import graftlm
-from graftlm.errors import QueueFullError, RequestTimeoutError, UnavailableError
-from graftlm.pooling import LAST
 from graftlm.processes.replicas import Replica
 from graftlm.processes.tokenizer_manager import TokenizerManager
+from graftlm.server.native.generation_probe import GenerationProbe
 from graftlm.server.native.responses import HealthBody, LoadBody, ModelInfo, ServerInfo
-from graftlm.types import SamplingParams
 
 __all__ = ["make_router"]
-
-#: How long the one token of /health_generate may take.
-_PROBE_TIMEOUT_S = 10.0
 
 _MAYBE_UNWELL: dict[int | str, dict[str, Any]] = {
     503: {"model": HealthBody, "description": "Something is wrong; the body says what."}
@@ -29,7 +22,7 @@ _MAYBE_UNWELL: dict[int | str, dict[str, Any]] = {
 def make_router(manager: TokenizerManager) -> APIRouter:
     """Return the routes that change nothing."""
     router = APIRouter(tags=["information"])
-    probe = _Probe(manager)
+    probe = GenerationProbe(manager)
     start_s = time.monotonic()
 
     @router.get("/health", summary="Whether requests are served", responses=_MAYBE_UNWELL)
@@ -65,50 +58,6 @@ def make_router(manager: TokenizerManager) -> APIRouter:
         return [_load(manager, rank, replica) for rank, replica in enumerate(manager.replicas.replicas)]
 
     return router
-
-
-class _Probe:
-    """Runs one real token now and then.
-
-    Its prompt has a namespace of its own, the same each time: it finds nobody's prefixes, and leaves one token behind.
-    """
-
-    def __init__(self, manager: TokenizerManager) -> None:
-        self._manager = manager
-        self._namespace = f"health-{uuid.uuid4().hex}"
-        self._params = SamplingParams(max_tokens=1, temperature=0.0)
-
-    async def problem(self) -> str | None:
-        """Return why no token came; None when all is well."""
-        if self._manager.health.paused:
-            return "generation is paused"
-        generated = self._num_generated()
-        try:
-            async with asyncio.timeout(_PROBE_TIMEOUT_S):
-                await self._generate()
-        except QueueFullError:
-            return None  # it works, and has plenty to do
-        except (TimeoutError, RequestTimeoutError):
-            # Behind a long queue a token takes its time; that others come is as good.
-            return None if self._num_generated() > generated else f"no token came within {_PROBE_TIMEOUT_S:.0f} s"
-        except UnavailableError as error:
-            return str(error)
-        return None
-
-    async def _generate(self) -> None:
-        pooling = None if self._manager.model.generates else LAST
-        request = await self._manager.prepare(
-            [0], self._params, cache_salt=self._namespace, timeout_s=_PROBE_TIMEOUT_S, pooling=pooling
-        )
-        generation = await self._manager.start(request)
-        try:
-            await generation.result()
-        finally:
-            generation.abort()
-
-    def _num_generated(self) -> int:
-        loads = [replica.load for replica in self._manager.replicas.replicas]
-        return sum(load.stats.generated_tokens for load in loads if load is not None)
 
 
 def _model_info(manager: TokenizerManager) -> ModelInfo:

@@ -1,0 +1,153 @@
+"""The open HTTP connections: how many there may be, and how long each may wait for its client."""
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final, Protocol
+
+__all__ = ["Connection", "ConnectionLimits", "ConnectionTable", "Phase"]
+
+#: A body has this many more bytes for each second beyond `stall_timeout_s`.
+_MIN_BODY_BYTES_PER_S: Final = 1024
+#: The last bytes of an answer may take this long before the connection is aborted.
+_CLOSE_TIMEOUT_S: Final = 5.0
+
+
+class Phase(Enum):
+    """What a connection waits for."""
+
+    IDLE = "the first byte of another request"
+    HEAD = "the end of a request's header fields"
+    BODY = "the end of a request's body"
+    STALLED = "a client that does not read its answer"
+    ANSWER = "the server"
+    CLOSING = "the last bytes of an answer"
+
+
+#: These connections are closed for a new one, the oldest of the first kind first.
+_EVICTABLE: Final = (Phase.CLOSING, Phase.BODY, Phase.STALLED)
+
+
+class Connection(Protocol):
+    """A connection as the table uses it."""
+
+    @property
+    def body_bytes(self) -> int:
+        """Bytes of the current request's body that have come."""
+
+    @property
+    def is_held(self) -> bool:
+        """Whether the server does not read from the client at the moment."""
+
+    def expire(self, phase: Phase) -> None:
+        """End a connection that was too long in a phase."""
+
+    def abort(self) -> None:
+        """Close at once, without another byte."""
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionLimits:
+    """What clients may take.
+
+    Attributes:
+        max_connections: open at once.
+        max_header_bytes: of the request line with all header fields; of the trailer fields; of a chunk's extensions.
+        header_timeout_s: from a connection's opening, or a request's first byte, to the end of its header fields.
+        stall_timeout_s: a body may take as long, and a second more for each KiB that came; a client that reads nothing
+            of its answer may take as long.
+    """
+
+    max_connections: int = 1024
+    max_header_bytes: int = 65536
+    header_timeout_s: float = 15.0
+    stall_timeout_s: float = 30.0
+
+
+class ConnectionTable:
+    """Knows the phase of every connection, evicts one when a new one needs its place, and ends those that are late.
+
+    Belongs to the event loop's thread.
+
+    Args:
+        clock: seconds; never goes back.
+    """
+
+    def __init__(self, limits: ConnectionLimits, clock: Callable[[], float] = time.monotonic) -> None:
+        self.limits = limits
+        self._clock = clock
+        self._phases: dict[Connection, Phase] = {}
+        # By phase: connection -> when it entered, the oldest first.
+        self._since: dict[Phase, dict[Connection, float]] = {phase: {} for phase in Phase}
+
+    def __len__(self) -> int:
+        return len(self._phases)
+
+    def admit(self, connection: Connection) -> bool:
+        """Take in a new connection, which waits for a request's header fields.
+
+        Effects: when there are too many, one that has no complete request is aborted for it.
+
+        Returns: False when all others have requests under way; then it is not taken in.
+        """
+        if len(self._phases) >= self.limits.max_connections:
+            evicted = self._to_evict()
+            if evicted is None:
+                return False
+            self.forget(evicted)
+            evicted.abort()
+        self._enter(connection, Phase.HEAD)
+        return True
+
+    def move(self, connection: Connection, phase: Phase) -> None:
+        """Note what a connection waits for from now on; the time in a phase goes on when it is the same."""
+        before = self._phases.get(connection)
+        if before is None or before is phase:
+            return
+        del self._since[before][connection]
+        self._enter(connection, phase)
+
+    def forget(self, connection: Connection) -> None:
+        """Note that a connection is closed."""
+        phase = self._phases.pop(connection, None)
+        if phase is not None:
+            del self._since[phase][connection]
+
+    def sweep(self) -> None:
+        """End the connections that are late."""
+        now_s, limits = self._clock(), self.limits
+        timeouts = {
+            Phase.HEAD: limits.header_timeout_s,
+            Phase.STALLED: limits.stall_timeout_s,
+            Phase.CLOSING: _CLOSE_TIMEOUT_S,
+        }
+        for phase, timeout_s in timeouts.items():
+            for connection, since_s in list(self._since[phase].items()):
+                if now_s - since_s < timeout_s:
+                    break  # the others are younger
+                connection.expire(phase)
+        for connection, since_s in list(self._since[Phase.BODY].items()):
+            if connection.is_held:
+                self._since[Phase.BODY][connection] = now_s
+            elif now_s - since_s >= limits.stall_timeout_s + connection.body_bytes / _MIN_BODY_BYTES_PER_S:
+                connection.expire(Phase.BODY)
+
+    async def run(self) -> None:
+        """Sweep until cancelled."""
+        interval_s = min(1.0, self.limits.header_timeout_s / 4, self.limits.stall_timeout_s / 4)
+        while True:
+            await asyncio.sleep(interval_s)
+            self.sweep()
+
+    def _enter(self, connection: Connection, phase: Phase) -> None:
+        self._phases[connection] = phase
+        self._since[phase][connection] = self._clock()
+
+    def _to_evict(self) -> Connection | None:
+        waiting = [next(iter(self._since[phase].items()), None) for phase in (Phase.IDLE, Phase.HEAD)]
+        oldest = min((it for it in waiting if it is not None), key=lambda it: it[1], default=None)
+        if oldest is not None:
+            return oldest[0]
+        return next((connection for phase in _EVICTABLE for connection in self._since[phase]), None)

@@ -1,0 +1,216 @@
+"""HTTP/1.1 on one connection: uvicorn's protocol with bounds on what a client may send before it is answered."""
+
+import asyncio
+import re
+from typing import Any, Final
+
+from uvicorn.config import Config
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.server import ServerState
+
+from graftlm.server.connections import ConnectionTable, Phase
+from graftlm.server.errors import error_response
+
+__all__ = ["TARGET_AUTHORITY", "HttpProtocol"]
+
+#: In a request's `scope["state"]`: host and port of a target in absolute form, `GET http://host:port/path`.
+TARGET_AUTHORITY: Final = "target_authority"
+
+#: The parser gets this many bytes at a time, and pipelined requests are looked for after each.
+_PIECE_BYTES: Final = 8192
+_MAX_HEADER_FIELDS: Final = 256
+#: Raw bytes behind a pipelined request; what one read brings is below it.
+_MAX_HELD_BYTES: Final = 2**20
+
+_ABSOLUTE_FORM: Final = re.compile(rb"[A-Za-z][A-Za-z0-9+.-]*://([^/?#]*)")
+
+
+class HttpProtocol(HttpToolsProtocol):
+    """Bounds header fields, trailer fields, chunk extensions and pipelined requests; keeps the table up to date.
+
+    The parser and uvicorn keep header fields, trailer fields and the target until they end. `_num_loose` counts bytes
+    since a head, a body's byte or a request's end was last completed; more than `max_header_bytes` of them are refused:
+
+        GET / HTTP/1.1 CRLF Host: ... CRLF CRLF | 5;extension CRLF hello CRLF | 0 CRLF trailer: ... CRLF CRLF
+        |--------------- loose ---------------|   |--- loose ---|               |--------- loose ----------|
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+        *,
+        table: ConnectionTable,
+    ) -> None:
+        super().__init__(config, server_state, app_state, _loop)
+        self._table = table
+        self._max_loose = table.limits.max_header_bytes
+        self._num_loose = 0
+        self._in_head = False
+        self._in_body = False
+        self._held = bytearray()  # raw bytes behind a pipelined request
+        self._refusal: tuple[int, str] | None = None
+        self.body_bytes = 0
+
+    # -- the table's view ----------------------------------------------------------------------------------------------
+
+    @property
+    def is_held(self) -> bool:
+        """Whether reading is paused until the application reads, or answers an earlier request."""
+        return self.flow.read_paused
+
+    def expire(self, phase: Phase) -> None:
+        """End a connection that was too long in a phase: 408 for half a request, else without a word."""
+        if phase is Phase.BODY:
+            self._refuse(408, "the body of the request came too slowly")
+        elif phase is Phase.HEAD and (self._in_head or self._num_loose):
+            self._refuse(408, "the header fields of the request came too slowly")
+        else:
+            self.abort()
+
+    def abort(self) -> None:
+        """Close at once, without another byte."""
+        self.transport.abort()
+
+    # -- what asyncio calls --------------------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Take in a connection, or close it when there are too many."""
+        super().connection_made(transport)
+        if not self._table.admit(self):
+            self._refuse(503, "too many connections (server.max_connections); try again")
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Forget the connection."""
+        self._table.forget(self)
+        self._held.clear()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Parse bytes, or keep them while a pipelined request waits."""
+        if self.transport.is_closing():
+            return
+        if self.pipeline or self._held:
+            self._hold(data)
+        else:
+            self._parse(data)
+        self._note_phase()
+
+    def pause_writing(self) -> None:
+        """Note that the client does not read."""
+        super().pause_writing()
+        self._note_phase()
+
+    def resume_writing(self) -> None:
+        """Note that the client reads."""
+        super().resume_writing()
+        self._note_phase()
+
+    # -- what the parser calls -----------------------------------------------------------------------------------------
+
+    def on_message_begin(self) -> None:
+        """Begin a request."""
+        self._in_head = True
+        super().on_message_begin()
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Take a header field; trailer fields are dropped, since the application has the request's fields already."""
+        if not self._in_head:
+            return
+        if len(self.headers) >= _MAX_HEADER_FIELDS:
+            self._refusal = (431, f"a request may have {_MAX_HEADER_FIELDS} header fields")
+            raise ValueError
+        super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        """Hand the request to the application."""
+        self._num_loose, self.body_bytes = 0, 0
+        self._in_head, self._in_body = False, True
+        if not self.url.startswith(b"/"):
+            match = _ABSOLUTE_FORM.match(self.url)
+            state: dict[str, Any] = self.scope["state"]
+            state[TARGET_AUTHORITY] = match[1].decode("latin-1") if match else ""
+        super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        """Take a part of the body."""
+        self._num_loose = 0
+        self.body_bytes += len(body)
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        """End the request."""
+        self._num_loose, self._in_body = 0, False
+        super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        """Begin the next request of the pipeline; parse more of what is held once the pipeline is empty."""
+        super().on_response_complete()
+        if not self.transport.is_closing():
+            held, self._held = self._held, bytearray()
+            if self.pipeline:
+                self._hold(held)
+            elif held:
+                self._parse(held)
+        self._note_phase()
+
+    # -- refusals ------------------------------------------------------------------------------------------------------
+
+    def send_400_response(self, msg: str) -> None:
+        """Refuse what the parser or a bound refused; uvicorn calls it."""
+        status, message = self._refusal or (400, msg)
+        self._refuse(status, message)
+
+    def _refuse(self, status: int, message: str) -> None:
+        """Answer and close. While an answer is due, only close: the client would take this one for it."""
+        self._unset_keepalive_if_required()
+        if self._answer_is_due:
+            self.abort()
+            return
+        response = error_response(status, message, headers={"Connection": "close"})
+        fields = b"".join(b"%b: %b\r\n" % field for field in response.raw_headers)
+        self.transport.write(STATUS_LINE[status] + fields + b"\r\n" + bytes(response.body))
+        self.transport.close()
+        self._table.move(self, Phase.CLOSING)
+
+    # ------------------------------------------------------------------------------------------------------------------
+
+    @property
+    def _answer_is_due(self) -> bool:
+        return self.cycle is not None and not self.cycle.response_complete
+
+    def _parse(self, data: bytes | bytearray) -> None:
+        """Feed the parser until a request has to wait for the answer of one before it."""
+        rest = memoryview(bytes(data))
+        while rest and not self.transport.is_closing():
+            if self.pipeline:
+                self._hold(rest)
+                return
+            piece = rest[: min(_PIECE_BYTES, self._max_loose - self._num_loose)]
+            rest = rest[len(piece) :]
+            self._num_loose += len(piece)
+            super().data_received(piece)  # type: ignore[arg-type]
+            if self._num_loose >= self._max_loose and not self.transport.is_closing():
+                self._refuse(431, f"header fields are larger than server.max_header_bytes, {self._max_loose} bytes")
+
+    def _hold(self, data: bytes | bytearray | memoryview) -> None:
+        """Keep bytes for later, and read no more until then."""
+        self._held += data
+        self.flow.pause_reading()
+        if len(self._held) > _MAX_HELD_BYTES:
+            self.abort()
+
+    def _note_phase(self) -> None:
+        if self.transport.is_closing():
+            phase = Phase.CLOSING
+        elif self.flow.write_paused:
+            phase = Phase.STALLED
+        elif self._in_body:
+            phase = Phase.BODY
+        elif self._answer_is_due:
+            phase = Phase.ANSWER
+        else:
+            phase = Phase.HEAD if self._in_head or self._num_loose else Phase.IDLE
+        self._table.move(self, phase)

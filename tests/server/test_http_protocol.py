@@ -1,0 +1,286 @@
+"""HTTP on one connection, over real sockets: what a client may send, and how long it may take."""
+
+import asyncio
+import contextlib
+import json
+from functools import partial
+
+import pytest
+import uvicorn
+
+from graftlm.server.connections import ConnectionLimits, ConnectionTable
+from graftlm.server.http_protocol import TARGET_AUTHORITY, HttpProtocol
+
+MAX_HEADER = 4096
+LIMITS = ConnectionLimits(max_connections=8, max_header_bytes=MAX_HEADER, header_timeout_s=0.3, stall_timeout_s=0.3)
+PATIENT = ConnectionLimits(max_connections=8, max_header_bytes=MAX_HEADER)
+
+
+class Echo:
+    """Answers with what it got; /wait waits for `go`, /much sends 16 MiB."""
+
+    def __init__(self):
+        self.go = asyncio.Event()
+        self.paths = []
+
+    async def __call__(self, scope, receive, send):
+        self.paths.append(scope["path"])
+        if scope["path"] == "/wait":
+            await self.go.wait()
+        body, more = b"", True
+        while more:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                return
+            body, more = body + message["body"], message["more_body"]
+        seen = {
+            "path": scope["path"],
+            "headers": [[name.decode(), value.decode()] for name, value in scope["headers"]],
+            "body": len(body),
+            "target": scope["state"].get(TARGET_AUTHORITY),
+        }
+        answer = b"x" * 2**24 if scope["path"] == "/much" else json.dumps(seen).encode()
+        fields = [(b"content-length", str(len(answer)).encode())]
+        await send({"type": "http.response.start", "status": 200, "headers": fields})
+        for start in range(0, len(answer), 2**16):
+            more = start + 2**16 < len(answer)
+            await send({"type": "http.response.body", "body": answer[start : start + 2**16], "more_body": more})
+
+
+class Site:
+    def __init__(self, app, table, port):
+        self.app, self.table, self.port = app, table, port
+
+    async def connect(self, *parts):
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+        for part in parts:
+            writer.write(part)
+        return reader, writer
+
+    async def all_of(self, *parts):
+        """Send bytes and return all that is answered until the server closes."""
+        reader, writer = await self.connect(*parts)
+        try:
+            return await read_all(reader)
+        finally:
+            writer.close()
+
+
+async def read_all(reader):
+    """Return what comes until the end of a connection, however it ends."""
+    found = bytearray()
+    with contextlib.suppress(ConnectionError):
+        while part := await asyncio.wait_for(reader.read(2**16), 20):
+            found += part
+    return bytes(found)
+
+
+async def until(condition):
+    async with asyncio.timeout(20):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+@contextlib.asynccontextmanager
+async def serving(limits):
+    app, table = Echo(), ConnectionTable(limits)
+    config = uvicorn.Config(
+        app, port=0, http=partial(HttpProtocol, table=table), lifespan="off", log_config=None, ws="none"
+    )
+    server = uvicorn.Server(config)
+    server.capture_signals = contextlib.nullcontext
+    tasks = [asyncio.create_task(server.serve()), asyncio.create_task(table.run())]
+    await until(lambda: server.started)
+    yield Site(app, table, server.servers[0].sockets[0].getsockname()[1])
+    app.go.set()
+    server.should_exit = server.force_exit = True
+    await tasks[0]
+    for listener in server.servers:  # a forced end leaves them open
+        listener.close()
+    tasks[1].cancel()
+
+
+def head(size, line=b"GET / HTTP/1.1\r\n"):
+    """Return a request without a body, of a size."""
+    rest = b"Host: a\r\nConnection: close\r\nA: "
+    return line + rest + b"a" * (size - len(line) - len(rest) - 4) + b"\r\n\r\n"
+
+
+def chunked(*chunks):
+    return b"POST / HTTP/1.1\r\nHost: a\r\nConnection: close\r\nTransfer-Encoding: chunked\r\n\r\n" + b"".join(chunks)
+
+
+LONG = b"a" * MAX_HEADER
+
+
+@pytest.mark.parametrize(
+    "request_bytes",
+    [
+        head(MAX_HEADER),
+        chunked(b"1;" + b"e" * 2000 + b"\r\na\r\n", b"1;" + b"e" * 2000 + b"\r\na\r\n", b"0\r\n\r\n"),
+        chunked(b"1\r\na\r\n" * 5000, b"0\r\n\r\n"),
+        chunked(b"%x\r\n" % 10**6, b"a" * 10**6, b"\r\n0\r\nT: " + b"t" * 2000 + b"\r\n\r\n"),
+    ],
+    ids=["head", "chunk extensions", "many small chunks", "large body and trailer"],
+)
+async def test_what_is_within_the_bounds_is_served(request_bytes):
+    async with serving(PATIENT) as site:
+        assert (await site.all_of(request_bytes)).startswith(b"HTTP/1.1 200")
+
+
+@pytest.mark.parametrize(
+    ("parts", "status"),
+    [
+        ([head(MAX_HEADER + 1)], 431),
+        ([b"GET / HTTP/1.1\r\nHost: a\r\nA: ", LONG], 431),
+        ([b"GET / HTTP/1.1\r\nHost: a\r\n", b"A: a\r\n" * 1000], 431),
+        ([b"GET /", LONG], 431),
+        ([b"GET / HTTP/1.1\r\nHost: a\r\n", b"A:\r\n" * 300, b"\r\n"], 431),
+        ([b"\r\n" * MAX_HEADER], 431),
+        ([b"nonsense\r\n\r\n"], 400),
+    ],
+    ids=["one byte more", "endless line", "endless lines", "endless target", "many fields", "empty lines", "no HTTP"],
+)
+async def test_larger_heads_are_refused_with_an_error_body_and_the_connection_closed(parts, status):
+    async with serving(PATIENT) as site:
+        answer = await site.all_of(*parts)
+        fields, _, body = answer.partition(b"\r\n\r\n")
+        assert fields.startswith(b"HTTP/1.1 %d" % status), answer
+        assert b"connection: close" in fields.lower()
+        assert json.loads(body)["error"]["message"]
+        assert site.app.paths == []
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        [chunked(b"1;e="), LONG * 3],
+        [chunked(b"1\r\na\r\n0\r\nT: "), LONG * 3],
+        [chunked(b"1\r\na\r\n0\r\n"), b"T: t\r\n" * 3000],
+    ],
+    ids=["chunk extension", "trailer line", "trailer lines"],
+)
+async def test_endless_chunk_extensions_and_trailers_end_the_connection(parts):
+    async with serving(PATIENT) as site:
+        assert b"200 OK" not in await site.all_of(*parts)
+        await until(lambda: len(site.table) == 0)
+
+
+async def test_trailer_fields_are_not_the_requests_header_fields():
+    async with serving(PATIENT) as site:
+        answer = await site.all_of(chunked(b"1\r\na\r\n0\r\nHost: evil\r\nAuthorization: Bearer x\r\n\r\n"))
+        names = [name for name, _ in json.loads(answer.partition(b"\r\n\r\n")[2])["headers"]]
+        assert names == ["host", "connection", "transfer-encoding"]
+
+
+@pytest.mark.parametrize(
+    ("target", "seen"),
+    [
+        (b"/a", None),
+        (b"http://b:1/a", "b:1"),
+        (b"http://u@b/a", "u@b"),
+        (b"HTTPS://B/a?http://c/", "B"),
+    ],
+)
+async def test_a_target_in_absolute_form_is_noted(target, seen):
+    async with serving(PATIENT) as site:
+        answer = await site.all_of(head(200, b"GET " + target + b" HTTP/1.1\r\n"))
+        found = json.loads(answer.partition(b"\r\n\r\n")[2])
+        assert (found["path"], found["target"]) == ("/a", seen)
+
+
+async def test_pipelined_requests_are_answered_in_order_and_few_are_parsed_ahead():
+    async with serving(PATIENT) as site:
+        requests = b"".join(b"GET /%d HTTP/1.1\r\nHost: a\r\n\r\n" % number for number in range(3000))
+        last = b"GET /last HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n"
+        reader, writer = await site.connect(b"GET /wait HTTP/1.1\r\nHost: a\r\n\r\n", requests, last)
+        await until(lambda: site.app.paths == ["/wait"])
+        (connection,) = site.table._phases
+        await until(lambda: connection.pipeline and connection._held)
+        assert len(connection.pipeline) < 500
+        site.app.go.set()
+        await read_all(reader)
+        writer.close()
+        assert site.app.paths == ["/wait", *(f"/{number}" for number in range(3000)), "/last"]
+
+
+async def test_an_error_behind_a_pending_request_is_not_answered_in_its_place():
+    async with serving(PATIENT) as site:
+        reader, writer = await site.connect(b"GET /wait HTTP/1.1\r\nHost: a\r\n\r\n", b"nonsense\r\n\r\n")
+        assert await read_all(reader) == b""
+        writer.close()
+
+
+@pytest.mark.parametrize(
+    ("beginning", "drop", "answer"),
+    [
+        (b"", b"", b""),
+        (b"GET / HTTP/1.1\r\nHost:", b"", b"HTTP/1.1 408"),
+        (b"GET / HTTP/1.1\r\nHost: a\r\nA: ", b"a", b"HTTP/1.1 408"),
+        (b"", b"\r\n", b"HTTP/1.1 408"),
+        (b"GET / HTTP/1.1\r\nHost: a\r\n\r\n", b"\r\n", b"HTTP/1.1 200"),
+        (b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 100000\r\n\r\n", b"a", b""),
+        (chunked(), b"1;a\r\na\r\n", b""),
+    ],
+    ids=[
+        "nothing",
+        "half a head",
+        "slow head",
+        "empty lines",
+        "empty lines after a request",
+        "slow body",
+        "slow chunks",
+    ],
+)
+async def test_a_client_that_does_not_get_on_is_disconnected(beginning, drop, answer):
+    async with serving(LIMITS) as site:
+        reader, writer = await site.connect(beginning)
+        end = asyncio.create_task(read_all(reader))
+
+        def drip():
+            if not writer.is_closing():
+                writer.write(drop)
+            return end.done()
+
+        await until(drip)
+        writer.close()
+        assert end.result().startswith(answer)
+        assert answer or not end.result()
+
+
+async def test_a_client_that_does_not_read_its_answer_is_disconnected():
+    async with serving(LIMITS) as site:
+        _, writer = await site.connect(b"GET /much HTTP/1.1\r\nHost: a\r\n\r\n")
+        writer.transport.pause_reading()
+        await until(lambda: site.app.paths)
+        await until(lambda: len(site.table) == 0)
+        writer.close()
+
+
+async def test_a_request_may_take_long_to_answer():
+    async with serving(LIMITS) as site:
+        reader, writer = await site.connect(b"GET /wait HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")
+        half_open = await site.connect(b"GET /")  # ends after the time that both have had
+        await read_all(half_open[0])
+        site.app.go.set()
+        assert (await read_all(reader)).startswith(b"HTTP/1.1 200")
+        writer.close()
+        half_open[1].close()
+
+
+async def test_half_open_connections_make_way_and_requests_do_not():
+    async with serving(PATIENT) as site:
+        waiting = [await site.connect(b"GET /wait HTTP/1.1\r\nHost: a\r\n\r\n") for _ in range(7)]
+        await until(lambda: len(site.app.paths) == 7)
+        half_open = [await site.connect(b"GET /half") for _ in range(20)]
+        assert (await site.all_of(head(200))).startswith(b"HTTP/1.1 200")
+        await asyncio.gather(*(read_all(reader) for reader, _ in half_open))
+        eighth = await site.connect(b"GET /wait HTTP/1.1\r\nHost: a\r\n\r\n")
+        await until(lambda: site.app.paths.count("/wait") == 8)
+        assert (await site.all_of()).startswith(b"HTTP/1.1 503")
+        site.app.go.set()
+        for reader, writer in (*waiting, eighth):
+            assert (await asyncio.wait_for(reader.read(12), 20)) == b"HTTP/1.1 200"
+            writer.close()
+        for _, writer in half_open:
+            writer.close()
