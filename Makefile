@@ -64,6 +64,7 @@ fuzz: $(VENV)/.installed-dev  ## 5,000 requests made from the server's OpenAPI d
 
 random-steps: $(VENV)/.installed-dev  ## 2,000,000 scheduler steps over a fake device, every page checked after each
 	$(BIN)/python tests/scheduling/random_steps.py $(ARGS)
+
 kill-storm: $(VENV)/.installed-dev  ## kill a server's processes 200 times under mixed traffic; ARGS="--minutes 60 --kill-every-s 60"
 	$(BIN)/python tests/server/kill_storm.py $(ARGS)
 hostile: $(VENV)/.installed-dev  ## attacks on a server without a key, and what they cost a normal client; some minutes

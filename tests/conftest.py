@@ -156,5 +156,6 @@ def adapters(checkpoint, tmp_path_factory):
 @pytest.fixture(scope="session")
 def server():
     """Run `graftlm serve` on a free port; `server.url` is its address. Tests leave it as they find it."""
-    with ServerProcess({"model": "demo", "memory": {"kv_tokens": 32768}}, environment={"OMP_NUM_THREADS": "1"}) as it:
+    config = {"model": "demo", "memory": {"kv_tokens": 32768}, "server": {"open_admin": True}}
+    with ServerProcess(config, environment={"OMP_NUM_THREADS": "1"}) as it:
         yield it

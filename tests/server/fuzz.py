@@ -25,7 +25,13 @@ from graftlm.testing.server_process import ServerProcess
 CONFIG = {
     "model": {"path": "demo", "context_len": 96},
     "memory": {"kv_tokens": 8192},
-    "server": {"request_timeout_s": 5.0, "log_level": "warning", "profile_dir": "build/fuzz-profiles"},
+    "server": {
+        "request_timeout_s": 5.0,
+        "log_level": "warning",
+        "profile_dir": "build/fuzz-profiles",
+        "open_admin": True,
+        "checkpoint_roots": ["build"],
+    },
 }
 #: Nothing answers while paused, so this one is tried alone elsewhere.
 LEFT_OUT = {"/pause_generation"}

@@ -236,3 +236,42 @@ def test_what_is_not_there_is_refused_in_the_same_form(server, method, path, sta
     assert response.status_code == status
     assert response.json()["error"]["message"]
     assert response.headers["x-request-id"]
+
+
+def test_no_error_repeats_100_kb_of_input(server):
+    """Each field of each route gets a long text, and each route a long unknown field and a long query."""
+    long, num_errors = "x" * 100_000, 0
+    with httpx2.Client(base_url=server.url, timeout=60) as client:
+        document = client.get("/openapi.json").json()
+        for path, methods in document["paths"].items():
+            for method, about in methods.items() if path != "/pause_generation" else ():
+                for body in long_bodies(about, document, long):
+                    place = path.replace("{model}", long[:8000])
+                    answer = client.request(method, place, params={long[:1000]: long[:20_000]}, json=body)
+                    if answer.status_code >= 400:
+                        num_errors += 1
+                        assert len(answer.content) < 4096, (method, path, body)
+    assert num_errors > 50
+    assert max(map(len, server.log.splitlines())) < 4096
+
+
+def long_bodies(operation, document, long):
+    """Return bodies of an operation that are right but for one field, which is long; None for one without a body."""
+    schema = operation.get("requestBody", {}).get("content", {}).get("application/json", {}).get("schema", {})
+    if not schema:
+        return [None]
+    names = fields(schema, document)
+    right = {"prompt": "a", "text": "a", "input": "a", "messages": [{"role": "user", "content": "a"}], "max_tokens": 1}
+    right = {name: value for name, value in right.items() if name in names}
+    bodies = [right | {name: long} for name in [*names, long]]
+    if "sampling_params" in names:
+        bodies += [right | {"sampling_params": {name: long}} for name in ("regex", "stop", "json_schema", long)]
+    return bodies
+
+
+def fields(schema, document):
+    """Return the names of the fields of a body's schema."""
+    if "$ref" in schema:
+        schema = document["components"]["schemas"][schema["$ref"].rpartition("/")[2]]
+    found = set(schema.get("properties", ()))
+    return sorted(found.union(*(fields(part, document) for part in schema.get("anyOf", ()))))

@@ -1,5 +1,6 @@
 """Adapters of a real server: as models of OpenAI's client, by /generate, loaded and unloaded."""
 
+import json
 import os
 import re
 import shutil
@@ -32,7 +33,11 @@ def lora_server(adapters, attention_folder, tmp_path_factory):
         "model": str(adapters.base),
         "lora": {"adapters": {"attention": str(attention_folder)}, "max_loaded": 3, "max_rank": 8},
         "memory": {"kv_tokens": 2048},
-        "server": {"served_model_name": "tiny", "restart": True},
+        "server": {
+            "served_model_name": "tiny",
+            "restart": True,
+            "checkpoint_roots": [str(tmp_path_factory.getbasetemp())],
+        },
     }
     with ServerProcess(ageable(config, folder), environment={"OMP_NUM_THREADS": "1"}) as it:
         age(it.url, folder, str(adapters.base))
@@ -147,16 +152,24 @@ def test_an_adapter_is_loaded_used_and_unloaded(http, client, adapters, attentio
 @pytest.mark.parametrize(
     ("path", "body", "status", "said"),
     [
-        ("/load_lora_adapter", {"lora_name": "a", "lora_path": "/nothing"}, 400, "No adapter at '/nothing'"),
-        ("/load_lora_adapter", {"lora_name": "a:b", "lora_path": "/nothing"}, 400, "an adapter's name"),
-        ("/load_lora_adapter", {"lora_name": "attention", "lora_path": "/a"}, 400, "is loaded already"),
+        ("/load_lora_adapter", {"lora_name": "a", "lora_path": "/nothing"}, 403, "server.checkpoint_roots"),
+        (
+            "/load_lora_adapter",
+            {"lora_name": "a", "lora_path": "{base}/nothing"},
+            400,
+            "No adapter at '{base}/nothing'",
+        ),
+        ("/load_lora_adapter", {"lora_name": "a:b", "lora_path": "{base}/nothing"}, 400, "an adapter's name"),
+        ("/load_lora_adapter", {"lora_name": "attention", "lora_path": "{base}/a"}, 400, "is loaded already"),
         ("/load_lora_adapter", {"lora_name": "a"}, 400, "lora_path"),
         ("/unload_lora_adapter", {"lora_name": "a"}, 404, "Loaded: attention"),
         ("/generate", {"input_ids": [[1], [2]], "lora_path": ["attention"]}, 400, "lora_path: got 1 entries"),
         ("/generate", {"input_ids": [1], "lora_path": 3}, 400, "lora_path"),
     ],
 )
-def test_a_wrong_wish_is_refused(http, path, body, status, said):
+def test_a_wrong_wish_is_refused(http, adapters, path, body, status, said):
+    base = os.path.realpath(adapters.base)
+    body, said = json.loads(json.dumps(body).replace("{base}", base)), said.replace("{base}", base)
     answer = http.post(path, json=body)
     assert (answer.status_code, said in answer.json()["error"]["message"]) == (status, True), answer.text
 

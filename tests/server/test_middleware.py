@@ -1,8 +1,6 @@
 """The middleware over tiny applications, spoken to in raw ASGI: chunked bodies and odd headers need no client."""
 
-import json
 import logging
-from dataclasses import dataclass, field
 
 import pytest
 from pydantic import SecretStr
@@ -13,50 +11,17 @@ from starlette.routing import Route
 
 from graftlm.logs import request_id_var
 from graftlm.server.errors import install_error_handlers
-from graftlm.server.middleware import ApiKeyAuth, BodyLimit, OriginGuard, RequestLog, require_admin
-
-
-@dataclass
-class Answer:
-    status: int | None = None
-    headers: dict[str, str] = field(default_factory=dict)
-    body: bytes = b""
-
-    @property
-    def json(self):
-        return json.loads(self.body)
-
-
-async def call(app, method="GET", path="/", headers=(), chunks=(b"",)):
-    """Send a request, its body in chunks, and return the answer."""
-    scope = {
-        "type": "http",
-        "method": method,
-        "path": path,
-        "raw_path": path.encode(),
-        "query_string": b"",
-        "root_path": "",
-        "scheme": "http",
-        "headers": [(name.lower().encode(), value.encode("latin-1")) for name, value in headers],
-    }
-    left = list(chunks)
-
-    async def receive():
-        if not left:
-            return {"type": "http.disconnect"}
-        return {"type": "http.request", "body": left.pop(0), "more_body": bool(left)}
-
-    answer = Answer()
-
-    async def send(message):
-        if message["type"] == "http.response.start":
-            answer.status = message["status"]
-            answer.headers = {name.decode(): value.decode("latin-1") for name, value in message["headers"]}
-        else:
-            answer.body += message.get("body", b"")
-
-    await app(scope, receive, send)
-    return answer
+from graftlm.server.http_protocol import TARGET_AUTHORITY
+from graftlm.server.middleware import (
+    ApiKeyAuth,
+    BodyLimit,
+    HostGuard,
+    OriginGuard,
+    RequestLog,
+    require_admin,
+    require_operator,
+)
+from graftlm.testing.asgi import call
 
 
 async def ok(scope, receive, send):
@@ -73,11 +38,17 @@ async def only_admin(request: Request):
     return PlainTextResponse("done")
 
 
+async def only_operator(request: Request):
+    require_operator(request)
+    return PlainTextResponse("done")
+
+
 def application():
     return Starlette(
         routes=[
             Route("/echo", echo, methods=["POST"]),
             Route("/admin", only_admin, methods=["GET", "POST"]),
+            Route("/operator", only_operator, methods=["POST"]),
         ]
     )
 
@@ -197,12 +168,12 @@ class TestApiKeyAuth:
     @pytest.mark.parametrize(
         ("api_key", "admin_key", "token", "client_status", "admin_status"),
         [
-            (None, None, None, 200, 200),
-            (None, None, "anything", 200, 200),
+            (None, None, None, 200, 403),
+            (None, None, "anything", 200, 403),
             ("key", None, None, 401, 401),
             ("key", None, "wrong", 401, 401),
-            ("key", None, "key ", 200, 200),
-            ("key", None, "key", 200, 200),
+            ("key", None, "key ", 200, 403),
+            ("key", None, "key", 200, 403),
             (None, "admin", None, 200, 403),
             (None, "admin", "EMPTY", 200, 403),
             (None, "admin", "admin", 200, 200),
@@ -220,6 +191,42 @@ class TestApiKeyAuth:
         app = RequestLog(ApiKeyAuth(inner, **keys))
         assert (await call(app, "POST", "/echo", bearer(token))).status == client_status
         assert (await call(app, "POST", "/admin", bearer(token))).status == admin_status
+        assert (await call(app, "POST", "/operator", bearer(token))).status == admin_status
+
+    @pytest.mark.parametrize(
+        ("settings", "client", "headers", "operator_status", "admin_status"),
+        [
+            ({}, "127.0.0.1", {}, 200, 403),
+            ({}, "::1", {}, 200, 403),
+            ({}, "::ffff:127.0.0.1", {}, 200, 403),
+            ({}, "127.0.0.1", {"Host": "localhost:30000"}, 200, 403),
+            ({}, "192.0.2.1", {}, 403, 403),
+            ({}, None, {}, 403, 403),
+            # What a proxy on this machine passes on.
+            ({}, "127.0.0.1", {"Host": "llm.example"}, 403, 403),
+            ({}, "127.0.0.1", {"X-Forwarded-For": "127.0.0.1"}, 403, 403),
+            ({}, "127.0.0.1", {"Forwarded": "for=127.0.0.1"}, 403, 403),
+            ({}, "127.0.0.1", {"Via": "1.1 proxy"}, 403, 403),
+            ({"host": "0.0.0.0"}, "127.0.0.1", {}, 403, 403),
+            ({"api_key": SecretStr("key")}, "127.0.0.1", {"Authorization": "Bearer key"}, 403, 403),
+            ({"admin_api_key": SecretStr("admin")}, "127.0.0.1", {}, 403, 403),
+            ({"open_admin": True}, "127.0.0.1", {}, 200, 200),
+            ({"open_admin": True, "host": "0.0.0.0"}, "192.0.2.1", {}, 200, 200),
+            ({"open_admin": True, "api_key": SecretStr("key")}, "192.0.2.1", {"Authorization": "Bearer key"}, 200, 200),
+            ({"open_admin": True, "api_key": SecretStr("key")}, "127.0.0.1", {}, 401, 401),
+        ],
+    )
+    async def test_without_an_admin_key_local_programs_operate_and_nobody_administers_unless_enabled(
+        self, settings, client, headers, operator_status, admin_status
+    ):
+        inner = application()
+        install_error_handlers(inner)
+        app = ApiKeyAuth(inner, **{"host": "127.0.0.1"} | settings)
+        fields = {"headers": ({"Host": "127.0.0.1:30000"} | headers).items(), "client": client and (client, 5000)}
+        answers = [await call(app, "POST", path, **fields) for path in ("/operator", "/admin")]
+        assert [answer.status for answer in answers] == [operator_status, admin_status]
+        if admin_status == 403:
+            assert "server.admin_api_key" in answers[1].json["error"]["message"]
 
     @pytest.mark.parametrize("header", ["Basic key", "key", "Bearer", "bearer  ", "Bearer k\xe9y"])
     async def test_other_credentials_are_refused_with_the_way_to_send_them(self, header):
@@ -250,34 +257,32 @@ class TestApiKeyAuth:
 
 class TestOriginGuard:
     @pytest.mark.parametrize(
-        ("listens_on", "host", "origin", "status"),
+        ("host", "origin", "status"),
         [
-            ("127.0.0.1", "127.0.0.1:30000", None, 200),
-            ("127.0.0.1", "127.0.0.1:30000", "http://127.0.0.1:30000", 200),
-            ("127.0.0.1", "localhost:30000", "http://localhost:30000", 200),
-            ("127.0.0.1", "[::1]:30000", "http://[::1]:30000", 200),
-            ("127.0.0.1", "127.0.0.1:30000", "http://127.0.0.1:8080", 403),
-            ("127.0.0.1", "127.0.0.1:30000", "https://evil.example", 403),
-            ("127.0.0.1", "127.0.0.1:30000", "null", 403),
-            ("127.0.0.1", "127.0.0.1:30000", "", 403),
-            ("127.0.0.1", "127.0.0.1:30000", "http://[", 403),
-            # A name of the attacker's that points to this machine.
-            ("127.0.0.1", "evil.example:30000", "http://evil.example:30000", 403),
-            ("0.0.0.0", "llm.example:30000", "http://llm.example:30000", 200),
-            ("0.0.0.0", "llm.example", "https://llm.example", 200),
-            ("0.0.0.0", "llm.example:30000", "https://llm.example", 403),
-            ("0.0.0.0", "llm.example", "https://chat.example", 200),
-            ("0.0.0.0", "llm.example", "https://chat.example:444", 403),
+            ("127.0.0.1:30000", None, 200),
+            ("127.0.0.1:30000", "http://127.0.0.1:30000", 200),
+            ("localhost:30000", "http://localhost:30000", 200),
+            ("[::1]:30000", "http://[::1]:30000", 200),
+            ("127.0.0.1:30000", "http://127.0.0.1:8080", 403),
+            ("127.0.0.1:30000", "https://evil.example", 403),
+            ("127.0.0.1:30000", "null", 403),
+            ("127.0.0.1:30000", "", 403),
+            ("127.0.0.1:30000", "http://[", 403),
+            ("llm.example:30000", "http://llm.example:30000", 200),
+            ("llm.example", "https://llm.example", 200),
+            ("llm.example:30000", "https://llm.example", 403),
+            ("llm.example", "https://chat.example", 200),
+            ("llm.example", "https://chat.example:444", 403),
         ],
     )
-    async def test_a_page_may_post_to_its_own_site_only(self, listens_on, host, origin, status):
-        app = OriginGuard(ok, listens_on, allowed=["https://chat.example/"])
+    async def test_a_page_may_post_to_its_own_site_only(self, host, origin, status):
+        app = OriginGuard(ok, allowed=["https://chat.example/"])
         headers = [("Host", host)] + ([] if origin is None else [("Origin", origin)])
         assert (await call(app, "POST", "/generate", headers)).status == status
 
     @pytest.mark.parametrize("method", ["GET", "HEAD", "OPTIONS"])
     async def test_reading_is_free(self, method):
-        app = OriginGuard(ok, "127.0.0.1")
+        app = OriginGuard(ok)
         assert (await call(app, method, headers=[("Origin", "https://evil.example")])).status == 200
 
     @pytest.mark.parametrize(
@@ -292,14 +297,120 @@ class TestOriginGuard:
         ],
     )
     async def test_a_get_that_changes_something_is_guarded_too(self, header, status):
-        app = OriginGuard(ok, "127.0.0.1", guarded_paths={"/flush_cache"})
+        app = OriginGuard(ok, guarded_paths={"/flush_cache"})
         assert (await call(app, "GET", "/flush_cache", [("Host", "localhost"), header])).status == status
 
     async def test_a_star_allows_every_origin(self):
-        app = OriginGuard(ok, "127.0.0.1", allowed=["*"])
+        app = OriginGuard(ok, allowed=["*"])
         assert (await call(app, "POST", headers=[("Origin", "https://any.example")])).status == 200
 
     async def test_the_refusal_names_the_origin_and_the_setting(self):
-        answer = await call(OriginGuard(ok, "127.0.0.1"), "POST", headers=[("Origin", "https://evil.example")])
+        answer = await call(OriginGuard(ok), "POST", headers=[("Origin", "https://evil.example")])
         assert "https://evil.example" in answer.json["error"]["message"]
         assert "server.cors_origins" in answer.json["error"]["message"]
+
+
+class TestHostGuard:
+    @pytest.mark.parametrize(
+        "host",
+        [
+            "127.0.0.1",
+            "127.0.0.1:30000",
+            "127.8.9.10",
+            "localhost",
+            "LocalHost:1",
+            "localhost.",
+            "demo.localhost:30000",
+            "[::1]",
+            "[::1]:30000",
+            "[0:0:0:0:0:0:0:1]",
+            "[::ffff:127.0.0.1]",
+        ],
+    )
+    async def test_loopback_names_are_always_this_server(self, host):
+        for allowed in (None, [], ["llm.example"]):
+            app = HostGuard(ok, "127.0.0.1", allowed)
+            assert (await call(app, headers=[("Host", host)])).status == 200
+        assert (await call(HostGuard(ok, "0.0.0.0", ["llm.example"]), headers=[("Host", host)])).status == 200
+
+    @pytest.mark.parametrize("method", ["GET", "HEAD", "OPTIONS", "POST", "PUT", "DELETE", "TRACE"])
+    @pytest.mark.parametrize(
+        "host",
+        [
+            "evil.example",
+            "evil.example:30000",
+            "localhost.evil.example",
+            "127.0.0.1.evil.example",
+            "evillocalhost",
+            "localhost..",
+            "10.0.0.1",
+            "0.0.0.0",
+            "[::]",
+            "[::2]",
+            "127.1",
+            "2130706433",
+        ],
+    )
+    async def test_foreign_names_are_refused_on_a_loopback_address(self, method, host):
+        answer = await call(HostGuard(ok, "127.0.0.1"), method, headers=[("Host", host)])
+        assert (answer.status, answer.json["error"]["code"]) == (403, "host_not_allowed")
+        assert "server.allowed_hosts" in answer.json["error"]["message"]
+
+    @pytest.mark.parametrize(
+        ("listens_on", "allowed", "host", "status"),
+        [
+            ("0.0.0.0", None, "evil.example", 200),
+            ("0.0.0.0", ["llm.example"], "evil.example", 403),
+            ("192.0.2.7", ["llm.example"], "192.0.2.7:30000", 200),
+            ("192.0.2.7", [], "192.0.2.8", 403),
+            ("127.0.0.1", ["llm.example"], "llm.example", 200),
+            ("127.0.0.1", ["LLM.example."], "llm.EXAMPLE.:443", 200),
+            ("127.0.0.1", ["llm.example"], "a.llm.example", 403),
+            ("127.0.0.1", ["*.llm.example"], "a.b.llm.example", 200),
+            ("127.0.0.1", ["*.llm.example"], "llm.example", 403),
+            ("127.0.0.1", ["*.llm.example"], "evilllm.example", 403),
+            ("127.0.0.1", ["2001:db8::1"], "[2001:DB8::1]:30000", 200),
+            ("127.0.0.1", ["*"], "evil.example", 200),
+        ],
+    )
+    async def test_the_setting_names_further_hosts(self, listens_on, allowed, host, status):
+        assert (await call(HostGuard(ok, listens_on, allowed), headers=[("Host", host)])).status == status
+
+    @pytest.mark.parametrize("listens_on", ["127.0.0.1", "0.0.0.0"])
+    @pytest.mark.parametrize(
+        ("hosts", "target", "version", "status"),
+        [
+            ([], None, "1.1", 400),
+            ([], None, "1.0", 200),
+            ([], "127.0.0.1", "1.0", 400),
+            (["127.0.0.1", "127.0.0.1"], None, "1.1", 400),
+            (["127.0.0.1", "evil.example"], None, "1.1", 400),
+            ([""], None, "1.1", 400),
+            ([" "], None, "1.1", 400),
+            (["a@127.0.0.1"], None, "1.1", 400),
+            (["127.0.0.1@evil.example"], None, "1.1", 400),
+            (["127.0.0.1,evil.example"], None, "1.1", 400),
+            (["127.0.0.1/x"], None, "1.1", 400),
+            (["127.0.0.1:port"], None, "1.1", 400),
+            (["127.0.0.1:99999"], None, "1.1", 400),
+            (["127.0.0.1:"], None, "1.1", 200),
+            (["[::1"], None, "1.1", 400),
+            (["::1"], None, "1.1", 400),
+            ([":30000"], None, "1.1", 400),
+            (["."], None, "1.1", 400),
+            (["caf\xe9"], None, "1.1", 400),
+            (["127.0.0.1:1"], "127.0.0.1:1", "1.1", 200),
+            (["LOCALHOST"], "localhost", "1.1", 200),
+            (["127.0.0.1:1"], "127.0.0.1:2", "1.1", 400),
+            (["127.0.0.1"], "evil.example", "1.1", 400),
+            (["127.0.0.1"], "a@127.0.0.1", "1.1", 400),
+            (["127.0.0.1"], "", "1.1", 400),
+        ],
+    )
+    async def test_a_request_says_once_and_clearly_whom_it_is_for(self, listens_on, hosts, target, version, status):
+        state = {} if target is None else {TARGET_AUTHORITY: target}
+        headers = [("Host", host) for host in hosts]
+        answer = await call(HostGuard(ok, listens_on), headers=headers, state=state, http_version=version)
+        assert answer.status == status
+        if status == 400:
+            assert answer.json["error"]["code"] == "invalid_host"

@@ -113,7 +113,6 @@ def test_tensors_that_do_not_fit_are_refused(client, norm, tensors, message):
     ("path", "send_body", "message"),
     [
         ("/update_weights_from_tensor", {"content": b"\x80\x04pickled"}, "not in the format of a safetensors file"),
-        ("/update_weights_from_disk", {"json": {"model_path": "/nowhere"}}, "No checkpoint at '/nowhere'"),
         ("/update_weights_from_disk", {"json": {}}, "model_path"),
         ("/get_weights_by_name", {"json": {"name": "model.norm.weigh"}}, "the nearest is 'model.norm.weight'"),
     ],
@@ -122,3 +121,18 @@ def test_what_cannot_be_done_is_a_400_that_says_why(client, path, send_body, mes
     answer = client.post(path, **send_body)
     assert answer.status_code == 400
     assert message in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("path", ["/etc", "/nowhere", "~", "../", "/etc/passwd", "demo/../..", "nul\x00", ""])
+@pytest.mark.parametrize("route", ["/update_weights_from_disk", "/load_lora_adapter"])
+def test_a_path_outside_the_roots_is_refused_whether_it_exists_or_not(client, route, path):
+    param = "model_path" if "weights" in route else "lora_path"
+    answer = client.post(route, json={param: path} | ({} if "weights" in route else {"lora_name": "a"}))
+    error = answer.json()["error"]
+    if not path:
+        assert (answer.status_code, error["param"]) == (400, param)
+        return
+    assert (answer.status_code, error["code"], error["param"]) == (403, "path_not_allowed", param)
+    assert error["message"] == (
+        f"{param} is outside the folders that clients may name; list its folder in server.checkpoint_roots"
+    )

@@ -1,6 +1,8 @@
 """What an engine is configured with: `EngineConfig`, its sections, and how they are read."""
 
+from graftlm.config.addresses import is_loopback
 from graftlm.config.engine_config import EngineConfig, Setting, explain
+from graftlm.config.exposure import exposure_errors, exposure_warnings
 from graftlm.config.layers import KeyPath, Layer, Origin, Problem, origin_of
 from graftlm.config.problems import nearest, problems_in, report
 from graftlm.config.sections import (
@@ -44,6 +46,9 @@ __all__ = [
     "ServerSettings",
     "Setting",
     "explain",
+    "exposure_errors",
+    "exposure_warnings",
+    "is_loopback",
     "nearest",
     "origin_of",
     "problems_in",

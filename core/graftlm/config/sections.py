@@ -333,13 +333,35 @@ class ServerSettings(Section):
 
     host: Name = Field(default="127.0.0.1", description="Address to listen on; 0.0.0.0 for all.")
     port: Int = Field(default=30000, ge=0, le=65535, description="TCP port; 0 takes a free one.")
+    allowed_hosts: tuple[Name, ...] | None = Field(
+        default=None,
+        description="Names that requests may have in `Host`, besides those of the loopback interface and `host`: "
+        "`llm.example.org`, `*.example.org`, `*` for any. Null: none besides these on a loopback address, any on "
+        "others. A proxy in front that keeps its clients' `Host` needs its names here.",
+    )
     api_key: ApiKey | None = Field(
         default=None, description="What clients must send as a bearer token; null asks for nothing."
     )
+    allow_anonymous: bool = Field(
+        default=False,
+        description="Serve without `api_key` on an address that other machines reach; otherwise the server does not "
+        "start there without one.",
+    )
     admin_api_key: ApiKey | None = Field(
         default=None,
-        description="What flushing, aborting everything, pausing, profiling and seeing the prefix tree need instead; "
-        "null: `api_key` will do.",
+        description="What administrators must send as a bearer token. Null: without `api_key` too, programs of this "
+        "machine may flush, pause, profile, abort and read the prefix tree of a server on a loopback address; "
+        "everything else of administration is off.",
+    )
+    open_admin: bool = Field(
+        default=False,
+        description="Let every client that is served administer, too, without `admin_api_key`: it may replace weights, "
+        "load adapters and read all prompts.",
+    )
+    checkpoint_roots: tuple[Name, ...] = Field(
+        default=(),
+        description="Folders in which administrators may name checkpoints and adapters to load, besides those that the "
+        "configuration names itself.",
     )
     served_model_name: Name | None = Field(
         default=None, description="The model's name in the API; null: the last part of `model.path`."
@@ -397,6 +419,14 @@ class ServerSettings(Section):
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         default="info", description="The least severe messages that are logged."
     )
+
+    @model_validator(mode="after")
+    def _check_open_admin(self) -> "ServerSettings":
+        if self.open_admin and self.admin_api_key is not None:
+            raise ValueError(
+                "`open_admin` lets every client administer, so `admin_api_key` protects nothing; leave one out"
+            )
+        return self
 
 
 class PluginSettings(Section):

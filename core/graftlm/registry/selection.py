@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from graftlm.config import EngineConfig, Problem, origin_of
+from graftlm.config import EngineConfig, Problem, exposure_errors, exposure_warnings, origin_of
 from graftlm.contracts import Provider
 from graftlm.errors import ConfigError, PluginError, ProviderUnavailableError
 from graftlm.registry.families import FAMILIES, Family
@@ -65,12 +65,12 @@ def _grammar_fallbacks(config: EngineConfig) -> list[Selection]:
 
 
 def check(config: EngineConfig, registry: Registry) -> Findings:
-    """Resolve every name and check every option, loading no model and no tensor library.
+    """Resolve every name, check every option and what other machines reach; loads no model and no tensor library.
 
     A provider that exists but cannot run on this machine is a warning: the file may be meant for another.
     """
-    errors: list[str] = []
-    warnings = [str(failure) for failure in registry.failures]
+    errors = exposure_errors(config)
+    warnings = [str(failure) for failure in registry.failures] + exposure_warnings(config)
     for selection in selections(config):
         try:
             provider, warning = _resolve(selection, registry)

@@ -14,7 +14,7 @@ from graftlm.processes.tokenizer_manager import TokenizerManager
 from graftlm.server import native, openai
 from graftlm.server.dashboard import PAGE_PATHS
 from graftlm.server.errors import ErrorBody, install_error_handlers
-from graftlm.server.middleware import ApiKeyAuth, BodyLimit, OriginGuard, RequestLog
+from graftlm.server.middleware import ApiKeyAuth, BodyLimit, HostGuard, OriginGuard, RequestLog
 
 __all__ = ["create_app"]
 
@@ -28,10 +28,10 @@ _TAGS: Final = [
     {"name": "openai", "description": "What OpenAI's clients speak."},
     {"name": "generate", "description": "SGLang's native interface."},
     {"name": "information", "description": "Health, model, configuration, load."},
-    {"name": "cache", "description": "Pins in the prefix cache, and what it holds."},
+    {"name": "cache", "description": "Pins in the prefix cache, and what it holds; an operator's."},
     {"name": "weights", "description": "Replace and show the model's weights; the administrator's."},
     {"name": "adapters", "description": "Loading and unloading of low-rank adapters; the administrator's."},
-    {"name": "control", "description": "Abort, flush, pause, profile; the administrator's but for single aborts."},
+    {"name": "control", "description": "Abort, flush, pause, profile; an operator's but for single aborts."},
 ]
 
 
@@ -79,8 +79,16 @@ def _middleware(config: EngineConfig) -> list[Middleware]:
     )
     return [
         Middleware(RequestLog),
+        Middleware(HostGuard, host=server.host, allowed=server.allowed_hosts),
         *([cors] if server.cors_origins else []),
-        Middleware(OriginGuard, host=server.host, allowed=server.cors_origins, guarded_paths=_CHANGING_GETS),
-        Middleware(ApiKeyAuth, api_key=server.api_key, admin_api_key=server.admin_api_key, open_paths=OPEN_PATHS),
+        Middleware(OriginGuard, allowed=server.cors_origins, guarded_paths=_CHANGING_GETS),
+        Middleware(
+            ApiKeyAuth,
+            api_key=server.api_key,
+            admin_api_key=server.admin_api_key,
+            open_paths=OPEN_PATHS,
+            host=server.host,
+            open_admin=server.open_admin,
+        ),
         Middleware(BodyLimit, max_bytes=server.max_body_bytes),
     ]

@@ -62,8 +62,6 @@ def serve(
     """
     config = _with_plugins(config, plugins)
     configure_logging(config.server.log_format, config.server.log_level, "main")
-    if config.server.api_key is None and config.server.host not in ("127.0.0.1", "::1", "localhost"):
-        logger.warning("%s: whoever can reach it may use it; set server.api_key", config.server.host)
     registry = Registry.load(config.plugins, platform=probe_platform(config.model.device))
     findings = check(config, registry)
     for warning in findings.warnings:

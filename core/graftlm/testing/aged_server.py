@@ -30,8 +30,9 @@ _GRAMMARS: Final[tuple[Mapping[str, str], ...]] = (
 
 
 def ageable(config: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """Return a server's configuration with what `age` needs: room for adapters, and a folder for profiles."""
-    server = {"profile_dir": str(folder / "profiles")} | dict(config.get("server") or {})
+    """Return a server's configuration with what `age` needs: administration, room for adapters, a folder for profiles."""
+    defaults = {"open_admin": True, "checkpoint_roots": [str(folder)], "profile_dir": str(folder / "profiles")}
+    server = defaults | dict(config.get("server") or {})
     return {"lora": {"enabled": True, "max_rank": 8}} | dict(config) | {"server": server}
 
 

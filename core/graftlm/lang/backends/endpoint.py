@@ -29,7 +29,7 @@ class RuntimeEndpoint:
 
     Args:
         base_url: of the server.
-        api_key: sent with each request; `flush_cache` may need the admin's.
+        api_key: sent with each request; `flush_cache` needs the admin's, unless the server runs here without keys.
         chat_template: a name of `CHAT_TEMPLATES`, for a server that does not tell its own and whose model's name says
             nothing.
         adapter: the name of a loaded low-rank adapter that all requests have; None: the model alone.

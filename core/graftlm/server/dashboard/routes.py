@@ -16,7 +16,7 @@ from graftlm.processes.tokenizer_manager import TokenizerManager
 from graftlm.server.dashboard import pages
 from graftlm.server.dashboard.history import History, Point
 from graftlm.server.dashboard.tree_reader import TreeReader
-from graftlm.server.middleware import require_admin
+from graftlm.server.middleware import require_operator
 
 __all__ = ["make_router"]
 
@@ -50,9 +50,8 @@ def make_router(manager: TokenizerManager) -> APIRouter:
             "points": history.after(after),
         }
 
-    # Prompts of all clients are for the administrator's eyes. A POST, since browsers name the page's site with it:
-    # a page elsewhere whose name was made to point here (DNS rebinding) is refused before it reads them.
-    @router.post("/dashboard/tree", dependencies=[Depends(require_admin)])
+    # Prompts of all clients are for operators only.
+    @router.post("/dashboard/tree", dependencies=[Depends(require_operator)])
     async def read_tree() -> dict[str, Any]:
         return {"trees": await tree.read()}
 

@@ -1,8 +1,9 @@
 """What every HTTP request passes before its handler: pure ASGI, so that streams and disconnects pass untouched."""
 
-from graftlm.server.middleware.auth import ApiKeyAuth, require_admin
+from graftlm.server.middleware.auth import ApiKeyAuth, require_admin, require_operator
 from graftlm.server.middleware.body_limit import BodyLimit
+from graftlm.server.middleware.hosts import HostGuard
 from graftlm.server.middleware.origins import OriginGuard
 from graftlm.server.middleware.request_log import RequestLog
 
-__all__ = ["ApiKeyAuth", "BodyLimit", "OriginGuard", "RequestLog", "require_admin"]
+__all__ = ["ApiKeyAuth", "BodyLimit", "HostGuard", "OriginGuard", "RequestLog", "require_admin", "require_operator"]

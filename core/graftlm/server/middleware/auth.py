@@ -1,37 +1,48 @@
-"""Who a request comes from: the administrator, a client with a key, or nobody."""
+"""Who a request comes from: an administrator, an operator, a client, or nobody."""
 
 import hmac
 from collections.abc import Collection
 from enum import Enum
+from typing import Final
 
 from pydantic import SecretStr
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from graftlm.config import is_loopback
 from graftlm.server.errors import error_response
+from graftlm.server.middleware.hosts import host_of
 
-__all__ = ["ApiKeyAuth", "Role", "require_admin"]
+__all__ = ["ApiKeyAuth", "Role", "require_admin", "require_operator"]
 
-_CHALLENGE = {"WWW-Authenticate": "Bearer"}
+_CHALLENGE: Final = {"WWW-Authenticate": "Bearer"}
+
+#: Proxies add these.
+_FORWARDED: Final = ("forwarded", "via", "x-forwarded-for", "x-forwarded-host", "x-real-ip")
 
 
 class Role(Enum):
     """What a request may do."""
 
-    ADMIN = "admin"
-    CLIENT = "client"
+    ADMIN = "replace weights, load adapters, and all that the others may"
+    OPERATOR = "flush, pause, profile, abort everything, see what is cached, and all that clients may"
+    CLIENT = "generate"
 
 
 class ApiKeyAuth:
-    """Lets requests in by their bearer token, and notes their role for `require_admin`.
+    """Lets requests in by their bearer token, and notes their role for `require_operator` and `require_admin`.
 
-    | api_key | admin_api_key | no token or a wrong one | api_key | admin_api_key |
-    | ------- | ------------- | ----------------------- | ------- | ------------- |
-    | -       | -             | admin                   |         |               |
-    | set     | -             | 401                     | admin   |               |
-    | -       | set           | client                  |         | admin         |
-    | set     | set           | 401                     | client  | admin         |
+    | api_key | admin_api_key | no token or a wrong one         | api_key | admin_api_key |
+    | ------- | ------------- | ------------------------------- | ------- | ------------- |
+    | -       | -             | operator if local, else client  |         |               |
+    | set     | -             | 401                             | client  |               |
+    | -       | set           | client                          |         | admin         |
+    | set     | set           | 401                             | client  | admin         |
+
+    A request is local if the server listens on a loopback address, the client's address and the request's `Host` are
+    loopback ones, and no proxy has left a header. With `open_admin` every client is an admin.
     """
 
     def __init__(
@@ -40,13 +51,20 @@ class ApiKeyAuth:
         api_key: SecretStr | None = None,
         admin_api_key: SecretStr | None = None,
         open_paths: Collection[str] = (),
+        *,
+        host: str = "",
+        open_admin: bool = False,
     ) -> None:
         """Take the keys.
 
         Args:
             open_paths: need no key.
+            host: the address that the server listens on.
+            open_admin: whether every client is an admin.
         """
         self._app = app
+        self._has_operators = api_key is None and admin_api_key is None and is_loopback(host)
+        self._open_admin = open_admin
         self._api_key = _as_bytes(api_key)
         self._admin_api_key = _as_bytes(admin_api_key)
         self._open_paths = frozenset(open_paths)
@@ -56,7 +74,7 @@ class ApiKeyAuth:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        role = self._role(_bearer_token(scope))
+        role = self._role(scope)
         if role is None and scope["path"] not in self._open_paths:
             message = "a valid API key is needed: send it as `Authorization: Bearer KEY`"
             await error_response(401, message, code="invalid_api_key", headers=_CHALLENGE)(scope, receive, send)
@@ -64,25 +82,53 @@ class ApiKeyAuth:
         scope.setdefault("state", {})["role"] = role or Role.CLIENT
         await self._app(scope, receive, send)
 
-    def _role(self, token: bytes) -> Role | None:
-        """Return whom a token belongs to; None for nobody. Takes the same time for every wrong token."""
+    def _role(self, scope: Scope) -> Role | None:
+        """Return what a request may do; None for nothing. Takes the same time for every wrong token."""
+        token = _bearer_token(scope)
         is_admin = _matches(token, self._admin_api_key)
         is_client = _matches(token, self._api_key)
         if is_admin:
             return Role.ADMIN
-        if is_client or self._api_key is None:
-            return Role.ADMIN if self._admin_api_key is None else Role.CLIENT
-        return None
+        if not is_client and self._api_key is not None:
+            return None
+        if self._open_admin:
+            return Role.ADMIN
+        return Role.OPERATOR if self._has_operators and _is_local(scope) else Role.CLIENT
 
 
 def require_admin(request: Request) -> None:
-    """Let only the administrator through; a dependency of routes.
+    """Let only administrators through; a dependency of routes.
+
+    Raises:
+        HTTPException: 403, the request may not administer.
+    """
+    _require(request, Role.ADMIN)
+
+
+def require_operator(request: Request) -> None:
+    """Let only operators and administrators through; a dependency of routes.
 
     Raises:
         HTTPException: 403, the request has a client's rights.
     """
-    if request.scope.get("state", {}).get("role") is not Role.ADMIN:
-        raise HTTPException(403, "this needs the server's admin API key (server.admin_api_key)")
+    _require(request, Role.ADMIN, Role.OPERATOR)
+
+
+def _require(request: Request, *roles: Role) -> None:
+    if request.scope.get("state", {}).get("role") not in roles:
+        raise HTTPException(
+            403,
+            "this needs the server's admin API key: set server.admin_api_key and send it as a bearer token, or set "
+            "server.open_admin to let every client administer",
+        )
+
+
+def _is_local(scope: Scope) -> bool:
+    """Return whether a program of this machine sent a request, as far as its address and header fields show."""
+    client, headers = scope.get("client"), Headers(scope=scope)
+    host = host_of(headers.get("host", ""))
+    is_direct = not any(name in headers for name in _FORWARDED)
+    return client is not None and is_loopback(client[0]) and host is not None and is_loopback(host) and is_direct
 
 
 def _as_bytes(key: SecretStr | None) -> bytes | None:

@@ -1,7 +1,6 @@
 """Protection of a local server from web pages: a browser may not be made to drive it."""
 
 from collections.abc import Collection
-from ipaddress import ip_address
 from typing import Final
 from urllib.parse import urlsplit
 
@@ -19,24 +18,19 @@ _DEFAULT_PORTS: Final = {"http": 80, "https": 443}
 class OriginGuard:
     """Answers 403 to what a page of another site sends.
 
-    A browser names the page's site in `Origin`. It has to be one of the allowed ones, or the site the request goes to.
-    While the server listens on the loopback interface only, that site has to be this machine by name or address, since
-    any name may be made to point here (DNS rebinding). Requests without `Origin` come from no page; GET, HEAD and
-    OPTIONS change nothing, but for those at `guarded_paths`, which also `Sec-Fetch-Site` protects.
+    A browser names the page's site in `Origin`. It has to be one of the allowed ones, or the site the request goes to,
+    which `HostGuard` has checked. Requests without `Origin` come from no page; GET, HEAD and OPTIONS change nothing,
+    but for those at `guarded_paths`, which also `Sec-Fetch-Site` protects.
     """
 
-    def __init__(
-        self, app: ASGIApp, host: str, allowed: Collection[str] = (), guarded_paths: Collection[str] = ()
-    ) -> None:
+    def __init__(self, app: ASGIApp, allowed: Collection[str] = (), guarded_paths: Collection[str] = ()) -> None:
         """Take whom to trust.
 
         Args:
-            host: the address that the server listens on.
             allowed: origins such as "https://chat.example.org"; "*" allows all.
             guarded_paths: paths where even a GET changes something.
         """
         self._app = app
-        self._loopback_only = _is_loopback(host)
         self._allowed = frozenset(origin.rstrip("/").lower() for origin in allowed)
         self._guarded_paths = frozenset(guarded_paths)
 
@@ -68,8 +62,7 @@ class OriginGuard:
         theirs = _site(origin, origin.partition(":")[0])
         if own is None or theirs is None:
             return False
-        same = own[0] == theirs[0] and (own[1] == theirs[1] or _has_default_port(origin, host))
-        return same and (not self._loopback_only or _is_loopback(own[0]))
+        return own[0] == theirs[0] and (own[1] == theirs[1] or _has_default_port(origin, host))
 
 
 def _site(url: str, scheme: str) -> tuple[str, int | None] | None:
@@ -87,12 +80,3 @@ def _site(url: str, scheme: str) -> tuple[str, int | None] | None:
 def _has_default_port(origin: str, host: str) -> bool:
     """Whether neither names a port: the page came over https through a proxy, the request over http."""
     return urlsplit(origin).port is None and urlsplit(f"//{host}").port is None
-
-
-def _is_loopback(host: str) -> bool:
-    if host == "localhost" or host.endswith(".localhost"):
-        return True
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return False

@@ -5,6 +5,7 @@ from fastapi import APIRouter, Depends
 from graftlm.processes.tokenizer_manager import TokenizerManager
 from graftlm.server.errors import ERROR_RESPONSES
 from graftlm.server.middleware import require_admin
+from graftlm.server.native.checkpoint_paths import CheckpointPaths
 from graftlm.server.native.requests import LoadAdapterRequest, UnloadAdapterRequest
 from graftlm.server.native.responses import AdaptersChanged
 
@@ -12,7 +13,8 @@ __all__ = ["make_router"]
 
 
 def make_router(manager: TokenizerManager) -> APIRouter:
-    """Return the routes; both need the admin key, since they read the server's files and change what others see."""
+    """Return the routes; both are an administrator's: they read the server's files and change what others see."""
+    paths = CheckpointPaths(manager.config)
     router = APIRouter(
         tags=["adapters"],
         dependencies=[Depends(require_admin)],
@@ -21,7 +23,7 @@ def make_router(manager: TokenizerManager) -> APIRouter:
 
     @router.post("/load_lora_adapter", summary="Load an adapter into every replica, while requests go on")
     async def load_lora_adapter(body: LoadAdapterRequest) -> AdaptersChanged:
-        await manager.adapters.load(body.lora_name, body.lora_path)
+        await manager.adapters.load(body.lora_name, paths.admit(body.lora_path, "lora_path"))
         message = f"adapter {body.lora_name} is loaded, as model {manager.model.id_with(body.lora_name)}"
         return AdaptersChanged(message=message, loaded_adapters=manager.adapters.paths)
 

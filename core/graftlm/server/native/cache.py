@@ -8,7 +8,7 @@ from graftlm.errors import RequestError
 from graftlm.processes.generation import PreparedRequest
 from graftlm.processes.tokenizer_manager import TokenizerManager
 from graftlm.server.errors import ERROR_RESPONSES
-from graftlm.server.middleware import require_admin
+from graftlm.server.middleware import require_operator
 from graftlm.server.native.requests import PinRequest, PrefixRequest
 from graftlm.server.native.responses import CacheSnapshots, Pinned, Unpinned
 from graftlm.types import SamplingParams
@@ -17,10 +17,10 @@ __all__ = ["make_router"]
 
 
 def make_router(manager: TokenizerManager) -> APIRouter:
-    """Return the routes; all need the admin key, since they touch what others have cached."""
+    """Return the routes; all are an operator's, since they touch what others have cached."""
     router = APIRouter(
         tags=["cache"],
-        dependencies=[Depends(require_admin)],
+        dependencies=[Depends(require_operator)],
         responses={status: ERROR_RESPONSES[status] for status in (400, 403, 404, 503)},
     )
 

@@ -7,6 +7,7 @@ from fastapi import APIRouter, Depends, Query, Request
 from graftlm.processes.tokenizer_manager import TokenizerManager
 from graftlm.server.errors import ERROR_RESPONSES
 from graftlm.server.middleware import require_admin
+from graftlm.server.native.checkpoint_paths import CheckpointPaths
 from graftlm.server.native.requests import UpdateFromDiskRequest, WeightRequest
 from graftlm.server.native.responses import WeightsUpdated
 
@@ -23,7 +24,8 @@ _SAFETENSORS: Final = {
 
 
 def make_router(manager: TokenizerManager) -> APIRouter:
-    """Return the routes; all need the admin key."""
+    """Return the routes; all are an administrator's."""
+    paths = CheckpointPaths(manager.config)
     router = APIRouter(
         tags=["weights"],
         dependencies=[Depends(require_admin)],
@@ -33,7 +35,7 @@ def make_router(manager: TokenizerManager) -> APIRouter:
     @router.post("/update_weights_from_disk", summary="Serve with the weights of another checkpoint of this model")
     async def update_from_disk(body: UpdateFromDiskRequest) -> WeightsUpdated:
         num_paused = await manager.update_weights(
-            body.model_path,
+            paths.admit(body.model_path, "model_path"),
             None,
             flush_cache=body.flush_cache is not False,
             abort_all=bool(body.abort_all_requests),

@@ -1,0 +1,45 @@
+"""What a configuration exposes to other machines without a key."""
+
+import re
+
+from graftlm.config.addresses import is_loopback
+from graftlm.config.engine_config import EngineConfig
+from graftlm.config.layers import KeyPath, Problem, origin_of
+
+__all__ = ["exposure_errors", "exposure_warnings"]
+
+
+def exposure_errors(config: EngineConfig) -> list[str]:
+    """Return why a server must not start with a configuration; empty when it may."""
+    server = config.server
+    if is_loopback(server.host) or server.api_key is not None or server.allow_anonymous:
+        return []
+    message = (
+        f"{server.host!r} is reachable from other machines, and no key is set. Set server.api_key; or set "
+        "server.allow_anonymous: true to serve every client that reaches this address"
+    )
+    return [_located(config, ("server", "host"), message)]
+
+
+def exposure_warnings(config: EngineConfig) -> list[str]:
+    """Return what other machines may read or use without a key."""
+    server, found = config.server, []
+    if not is_loopback(server.host) and server.api_key is None:
+        message = f"every client that reaches {server.host!r} is served without a key"
+        found.append(_located(config, ("server", "allow_anonymous"), message))
+    if server.kv_events is not None and not _is_local_zmq(server.kv_events):
+        message = (
+            f"{server.kv_events} is reachable from other machines, asks for no key and publishes the token ids of all "
+            "prompts. Use tcp://127.0.0.1:PORT or ipc://PATH, or restrict the port by a firewall"
+        )
+        found.append(_located(config, ("server", "kv_events"), message))
+    return found
+
+
+def _is_local_zmq(address: str) -> bool:
+    match = re.fullmatch(r"tcp://\[?([^\]]+)\]?:\d+", address)
+    return match is None or is_loopback(match[1])
+
+
+def _located(config: EngineConfig, path: KeyPath, message: str) -> str:
+    return str(Problem(path, message, origin_of(path, config.origins)))

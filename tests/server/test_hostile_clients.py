@@ -1,0 +1,55 @@
+"""A short run of the attacks; `make hostile` is a long one."""
+
+import importlib.util
+import resource
+from pathlib import Path
+
+import pytest
+
+from graftlm.testing.server_process import ServerProcess
+
+
+def load_attacks():
+    spec = importlib.util.spec_from_file_location("hostile_clients", Path(__file__).with_name("hostile_clients.py"))
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+attacks = load_attacks()
+
+
+@pytest.fixture(scope="module")
+def victim():
+    """A server that starts with few files allowed, and waits for clients for a second."""
+    settings = attacks.CONFIG["server"] | {"header_timeout_s": 1.0, "stall_timeout_s": 1.0}
+    with attacks.file_limit(256):
+        server = ServerProcess(attacks.CONFIG | {"server": settings}, environment={"OMP_NUM_THREADS": "1"})
+    with server:
+        yield server
+
+
+@pytest.mark.parametrize("attack", attacks.ATTACKS, ids=lambda attack: attack.__name__)
+def test_an_attack_costs_little_memory_and_no_normal_request(victim, attack):
+    limits = attacks.Limits(seconds=15.0, connections=600, probes=100, max_bytes=16 * 2**20)
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    with attacks.file_limit(hard):
+        (outcome,) = attacks.run(victim, [attack], limits)
+    assert (outcome.num_lost, outcome.num_wrong) == (0, 0), outcome
+    assert outcome.rss_growth_mib < 48, outcome
+    assert outcome.num_left_open == 0, outcome
+
+
+def test_a_server_without_file_descriptors_for_connections_recovers(victim):
+    """Accepting fails then (EMFILE), and must neither spin nor end."""
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    before = resource.prlimit(victim.process.pid, resource.RLIMIT_NOFILE)
+    with attacks.file_limit(hard):
+        resource.prlimit(victim.process.pid, resource.RLIMIT_NOFILE, (attacks.num_files(victim) + 8, before[1]))
+        try:
+            cpu_share = attacks.starve(victim, num_connections=100, seconds=2.0)
+        finally:
+            resource.prlimit(victim.process.pid, resource.RLIMIT_NOFILE, before)
+        assert cpu_share < 0.8
+        (outcome,) = attacks.run(victim, [attacks.slow_headers], attacks.Limits(seconds=15.0, connections=20))
+    assert outcome.num_lost == 0, outcome

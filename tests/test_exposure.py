@@ -1,0 +1,71 @@
+"""What a configuration exposes to other machines is found before a server listens."""
+
+import pytest
+
+from graftlm.cli import main
+from graftlm.config import EngineConfig, exposure_errors, exposure_warnings, is_loopback
+
+
+@pytest.mark.parametrize(
+    ("host", "expected"),
+    [
+        ("127.0.0.1", True),
+        ("127.9.9.9", True),
+        ("::1", True),
+        ("::ffff:127.0.0.1", True),
+        ("localhost", True),
+        ("LOCALHOST", True),
+        ("a.localhost", True),
+        ("0.0.0.0", False),
+        ("::", False),
+        ("", False),
+        ("192.0.2.1", False),
+        ("::ffff:192.0.2.1", False),
+        ("llm.example", False),
+        ("localhost.example", False),
+    ],
+)
+def test_a_loopback_address_is_known(host, expected):
+    assert is_loopback(host) is expected
+
+
+@pytest.mark.parametrize(
+    ("server", "is_error", "num_warnings"),
+    [
+        ({}, False, 0),
+        ({"host": "localhost"}, False, 0),
+        ({"host": "0.0.0.0"}, True, 1),
+        ({"host": "::"}, True, 1),
+        ({"host": "llm.example"}, True, 1),
+        ({"host": "0.0.0.0", "admin_api_key": "a"}, True, 1),
+        ({"host": "0.0.0.0", "api_key": "a"}, False, 0),
+        ({"host": "0.0.0.0", "allow_anonymous": True}, False, 1),
+        ({"kv_events": "tcp://127.0.0.1:5557"}, False, 0),
+        ({"kv_events": "tcp://[::1]:5557"}, False, 0),
+        ({"kv_events": "ipc:///tmp/events"}, False, 0),
+        ({"kv_events": "tcp://0.0.0.0:5557"}, False, 1),
+        ({"kv_events": "tcp://*:5557"}, False, 1),
+        ({"kv_events": "tcp://[::]:5557"}, False, 1),
+        ({"kv_events": "tcp://eth0:5557"}, False, 1),
+    ],
+)
+def test_an_address_that_others_reach_needs_a_key_or_to_be_said_twice(server, is_error, num_warnings):
+    config = EngineConfig(server=server)
+    assert bool(exposure_errors(config)) is is_error
+    assert len(exposure_warnings(config)) == num_warnings
+
+
+@pytest.mark.parametrize(
+    ("yaml", "status", "says"),
+    [
+        ("server: {host: 0.0.0.0}", 2, "engine.yaml:1: server.host: '0.0.0.0' is reachable from other machines"),
+        ("server: {host: 0.0.0.0, allow_anonymous: true}", 0, "served without a key"),
+        ("server: {kv_events: 'tcp://0.0.0.0:1'}", 0, "engine.yaml:1: server.kv_events: tcp://0.0.0.0:1 is reachable"),
+    ],
+)
+def test_config_check_tells_of_it(tmp_path, capsys, yaml, status, says):
+    file = tmp_path / "engine.yaml"
+    file.write_text(yaml)
+    with pytest.raises(SystemExit) as ended:
+        main(["config", "check", str(file)])
+    assert (ended.value.code, says in capsys.readouterr().err) == (status, True)
