@@ -80,6 +80,17 @@ def test_a_policy_that_asks_for_nothing_costs_no_look_at_the_cache_nor_a_tree():
     assert len(rig.queue._tree) == 0
 
 
+def test_requests_that_were_ordered_several_times_leave_nothing_in_the_tree():
+    rig = Rig()
+    for name in ("a", "b", "c", "d"):
+        rig.add(name, f"same{name}")
+        rig.order()
+    assert len(rig.queue._tree) > 0
+    for request in list(rig.queue):
+        rig.queue.remove(request)
+    assert len(rig.queue._tree) == 0
+
+
 def test_nothing_is_believed_of_a_cache_that_was_replaced():
     rig = Rig()
     rig.add("a", "aaaa1")
