@@ -143,6 +143,18 @@ class TestInformation:
         assert info["vocab_size"] > 0
         assert info["context_len"] > 0
 
+    def test_the_plugins_in_use_and_why(self, client, server):
+        resolved = client.get("/server_info").json()["resolved"]
+        families = {"attention", "cache", "eviction", "model", "scheduling", "tool_calls"}
+        assert families <= resolved.keys()
+        assert all(set(one) == {"name", "distribution", "why"} for one in resolved.values())
+        assert resolved["cache"] | {"distribution": ""} == {
+            "name": "radix", "distribution": "", "why": "cache.name: the default"
+        }  # fmt: skip
+        assert resolved["attention"]["why"].startswith("auto: the highest rank that fits ")
+        (line,) = [line for line in server.log.splitlines() if "resolved: " in line]
+        assert "cache=radix (cache.name: the default)" in line
+
     @pytest.mark.parametrize("path", ["/server_info", "/get_server_info"])
     def test_the_configuration_and_the_replicas_are_described(self, client, path):
         info = client.get(path).json()
