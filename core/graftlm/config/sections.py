@@ -373,7 +373,7 @@ class ServerSettings(Section):
     max_header_bytes: Int = Field(
         default=2**16, ge=1024, description="Larger request lines with their header fields are refused; trailers too."
     )
-    max_connections: Annotated[Int, Field(ge=8)] | None = Field(
+    max_connections: Annotated[int, Field(ge=8), BeforeValidator(_refuse_bool)] | None = Field(
         default=None,
         description="Connections at once; for one more, the oldest that has no complete request is closed. Null: as "
         "many as the limit of open files leaves room for, 4,096 or twice the requests that may run and wait at most.",
