@@ -464,9 +464,11 @@ def print_report(console, report, seconds):
         line(f"{count:7} {outcome:12} {kind}")
     for fault, count in sorted(report.faults.items()):
         line(f"{count:7} {fault}")
-    samples = report.memory[:: max(1, len(report.memory) // 40)]
-    for at_s, name, pid, rss in samples:
-        line(f"{at_s:8.0f} s {name:12} pid {pid:7} {rss / 2**20:8.1f} MiB")
+    times = sorted({at_s for at_s, *_ in report.memory})
+    shown = set(times[:: max(1, len(times) // 30)]) | {times[-1]}
+    for at_s, name, pid, rss in report.memory:
+        if at_s in shown:
+            line(f"{at_s:8.0f} s {name:12} pid {pid:7} {rss / 2**20:8.1f} MiB")
     early, late = main_memory(report)
     line(f"main: {early / 2**20:.1f} MiB after a quarter of the kills, {late / 2**20:.1f} MiB at the end")
     recovery_s = sorted(report.recovery_s) or [0.0]
