@@ -67,6 +67,7 @@ random-steps: $(VENV)/.installed-dev  ## 2,000,000 scheduler steps over a fake d
 
 kill-storm: $(VENV)/.installed-dev  ## kill a server's processes 200 times under mixed traffic; ARGS="--minutes 60 --kill-every-s 60"
 	$(BIN)/python tests/server/kill_storm.py $(ARGS)
+
 hostile: $(VENV)/.installed-dev  ## attacks on a server without a key, and what they cost a normal client; some minutes
 	$(BIN)/python tests/server/hostile_clients.py $(ARGS)
 

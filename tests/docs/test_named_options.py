@@ -140,7 +140,8 @@ def inline_commands(text):
 
 
 def test_pages_name_options_that_something_has():
-    scripts = [*ROOT.glob("benchmarks/*.py"), *ROOT.glob("tools/**/*.py"), *ROOT.glob("core/graftlm/demo/*.py")]
+    folders = ("benchmarks/*.py", "tools/**/*.py", "tests/**/*.py", "core/graftlm/demo/*.py")
+    scripts = [path for pattern in folders for path in ROOT.glob(pattern) if path.name[:5] != "test_"]
     others = set(re.findall(r'"(--[a-z-]+)"', "".join(path.read_text("utf-8") for path in scripts)))
     wrong = {
         (path.name, name)

@@ -9,10 +9,12 @@ hour. A failed round prints its seed and its configuration.
 
 import argparse
 import importlib.util
+import json
 import logging
-import multiprocessing
 import random
+import subprocess
 import sys
+import threading
 import time
 import traceback
 from collections import Counter
@@ -115,52 +117,60 @@ class Rounds:
         )
 
 
-def play_many(num_steps, seed, first_round, stride, report):
-    """Play rounds until there have been enough steps; every round's result goes to `report`."""
+def play_many(num_steps, seed, first_round, stride):
+    """Play rounds until there have been enough steps; yields each one's kind, counts and failure, if any."""
     logging.disable(logging.CRITICAL)  # a device that fails is part of a storm
     rounds, steps = Rounds(), 0
     number = first_round
     while steps < num_steps:
+        failure = None
         try:
             kind, counts = rounds.play(seed * 1_000_003 + number)
         except AssertionError as error:
-            kind, counts = "failed", Counter(steps=rounds.steps)
-            report.put((kind, counts, str(error)))
-        else:
-            report.put((kind, counts, None))
+            kind, counts, failure = "failed", Counter(steps=rounds.steps), str(error)
+        yield kind, counts, failure
         steps += counts["steps"]
         number += stride
-    report.put(None)
 
 
-def play(num_steps, seed, num_processes, when_failed=print):
-    """Play rounds in several processes; returns counters of steps by kind and of what happened, and the failures."""
-    context = multiprocessing.get_context("spawn")
-    report = context.Queue()
-    workers = [
-        context.Process(
-            target=play_many, args=(num_steps // num_processes, seed, i, num_processes, report), daemon=True
-        )
-        for i in range(num_processes)
-    ]
-    for worker in workers:
-        worker.start()
-    kinds, totals, failures = Counter(), Counter(), []
-    running = num_processes
-    while running:
-        message = report.get(timeout=300)
-        if message is None:
-            running -= 1
-            continue
-        kind, counts, failure = message
-        kinds[kind] += counts["steps"]
-        totals.update(counts)
-        if failure is not None:
-            failures.append(failure)
-            when_failed(failure)
-    for worker in workers:
-        worker.join()
-    return kinds, totals, failures
+class Totals:
+    """What came of all rounds: steps by kind of storm, what happened, and the failures."""
+
+    def __init__(self):
+        self.kinds, self.counts, self.failures = Counter(), Counter(), []
+        self._lock = threading.Lock()
+
+    def add(self, kind, counts, failure):
+        with self._lock:
+            self.kinds[kind] += counts["steps"]
+            self.counts.update(counts)
+            if failure is not None:
+                self.failures.append(failure)
+                print(failure, flush=True)
+
+    def read(self, worker):
+        for line in worker.stdout:
+            self.add(*json.loads(line))
+
+
+def play(num_steps, seed, num_processes):
+    """Play rounds in several processes; returns what came of them.
+
+    Raises:
+        RuntimeError: a process ended before its rounds were done.
+    """
+    totals, readers, workers = Totals(), [], []
+    for i in range(num_processes):
+        command = [sys.executable, __file__, "--steps", str(num_steps // num_processes), "--seed", str(seed)]
+        command += ["--worker", str(i), "--processes", str(num_processes)]
+        workers.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
+        readers.append(threading.Thread(target=totals.read, args=(workers[-1],)))
+        readers[-1].start()
+    for reader, worker in zip(readers, workers, strict=True):
+        reader.join()
+        if worker.wait() != 0:
+            raise RuntimeError(f"a process ended with status {worker.returncode}")
+    return totals
 
 
 def main():
@@ -168,14 +178,19 @@ def main():
     parser.add_argument("--steps", type=int, default=2_000_000)
     parser.add_argument("--seed", type=int, default=int(time.time()) // 3600, help="default: the hour")
     parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--worker", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if options.worker is not None:
+        for result in play_many(options.steps, options.seed, options.worker, options.processes):
+            print(json.dumps(result), flush=True)
+        return 0
     start_s = time.monotonic()
-    kinds, totals, failures = play(options.steps, options.seed, options.processes)
-    print(f"seed {options.seed}: {totals['steps']:,} steps in {time.monotonic() - start_s:.0f} s")
-    print("steps by storm: " + ", ".join(f"{kind} {steps:,}" for kind, steps in sorted(kinds.items())))
-    print(", ".join(f"{name} {count:,}" for name, count in sorted(totals.items()) if name != "steps"))
-    print(f"{len(failures)} round(s) failed")
-    return 1 if failures else 0
+    totals = play(options.steps, options.seed, options.processes)
+    print(f"seed {options.seed}: {totals.counts['steps']:,} steps in {time.monotonic() - start_s:.0f} s")
+    print("steps by storm: " + ", ".join(f"{kind} {steps:,}" for kind, steps in sorted(totals.kinds.items())))
+    print(", ".join(f"{name} {count:,}" for name, count in sorted(totals.counts.items()) if name != "steps"))
+    print(f"{len(totals.failures)} round(s) failed")
+    return 1 if totals.failures else 0
 
 
 if __name__ == "__main__":

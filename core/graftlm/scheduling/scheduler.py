@@ -429,7 +429,7 @@ class Scheduler:
     def _distrust(self, request: Request, error: str) -> None:
         """End a request whose numbers are bad, and empty the cache, because its prompt was published.
 
-        With overlap, a later plan may have retracted the request before this step's result arrived. It holds no row then.
+        With overlap, a later plan may have retracted it before this step's result arrived; it holds no row then.
         """
         if request.row is not None:
             self._running.discard(request)

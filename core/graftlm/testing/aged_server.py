@@ -30,7 +30,7 @@ _GRAMMARS: Final[tuple[Mapping[str, str], ...]] = (
 
 
 def ageable(config: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """Return a server's configuration with what `age` needs: administration, room for adapters, a folder for profiles."""
+    """Return a server's configuration with what `age` needs: administration, adapters, a folder for profiles."""
     defaults = {"open_admin": True, "checkpoint_roots": [str(folder)], "profile_dir": str(folder / "profiles")}
     server = defaults | dict(config.get("server") or {})
     return {"lora": {"enabled": True, "max_rank": 8}} | dict(config) | {"server": server}
