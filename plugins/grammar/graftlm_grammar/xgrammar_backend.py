@@ -27,6 +27,8 @@ from graftlm_grammar.ebnf_text import ebnf_text
 from graftlm_grammar.endless import endless_rules, reachable_rules
 from graftlm_grammar.forced_tokens import find_forced_tokens
 from graftlm_grammar.json_schema import translate_schema
+from graftlm_grammar.large_counts import sound_counts
+from graftlm_grammar.mask_check import check_masks, unsound
 from graftlm_grammar.options import XGrammarOptions
 from graftlm_grammar.regex import regex_to_ebnf
 from graftlm_grammar.right_linear import right_linear
@@ -40,7 +42,7 @@ T = TypeVar("T")
 
 _MAX_TEXT_LEN: Final = 1 << 18
 _MAX_MASK_THREADS: Final = 8
-_LARGE_COUNT: Final = re.compile(r"\{\s*[1-9]\d+")
+_LARGE_COUNT: Final = re.compile(r"\{\s*[1-9]\d+|\{\s*\d+\s*,\s*[1-9]\d\d")
 _PROBE_TOKENS: Final = 128
 #: To start threads takes 0.1 ms, and they take the cores from the step that runs beside.
 _WORTH_THREADS_S: Final = 0.002
@@ -72,7 +74,9 @@ class XGrammarBackend(GrammarBackend):
         """Work out, for each state of the grammar, which tokens it allows."""
         grammar, _ = self._grammar(spec, _fast_form)
         compiled = _checked(spec.kind, lambda: self._run_idle(lambda: self._compiler.compile_grammar(grammar)))
-        mask_s = _check_speed(spec.kind, _Compiled(compiled, self._vocab_size).matcher, self._vocab_size)
+        make_matcher = _Compiled(compiled, self._vocab_size).matcher
+        check_masks(spec.kind, make_matcher(), self._vocab_size)
+        mask_s = _check_speed(spec.kind, make_matcher, self._vocab_size)
         return _Compiled(compiled, self._vocab_size, mask_s)
 
     def fill_bitmasks(self, matchers: Sequence[GrammarMatcher], mask: NDArray[np.int32]) -> None:
@@ -229,10 +233,10 @@ def _check_speed(kind: GrammarKind, make_matcher: Callable[[], GrammarMatcher], 
     for pick in (0, -1):
         matcher, pick_start_s = make_matcher(), time.thread_time()
         for _ in range(_PROBE_TOKENS):
-            mask_s, step_s, is_end = _timed_step(matcher, mask, pick)
+            mask_s, step_s, is_end = _timed_step(kind, matcher, mask, pick)
             for _ in range(_NUM_RETRIES if step_s > _MAX_STEP_S and not is_end else 0):
                 matcher.rollback(1)
-                step_s = min(step_s, _timed_step(matcher, mask, pick)[1])
+                step_s = min(step_s, _timed_step(kind, matcher, mask, pick)[1])
             num_masks, masks_s, longest_s = num_masks + 1, masks_s + mask_s, max(longest_s, step_s)
             now_s = time.thread_time()
             if longest_s > _MAX_STEP_S or now_s - start_s > _MAX_PROBE_S:
@@ -245,24 +249,36 @@ def _check_speed(kind: GrammarKind, make_matcher: Callable[[], GrammarMatcher], 
     return masks_s / num_masks
 
 
-def _timed_step(matcher: GrammarMatcher, mask: NDArray[np.int32], pick: int) -> tuple[float, float, bool]:
+def _timed_step(
+    kind: GrammarKind, matcher: GrammarMatcher, mask: NDArray[np.int32], pick: int
+) -> tuple[float, float, bool]:
     """Find the tokens that a matcher allows, and accept the first or the last of them.
 
     Returns: seconds that the mask took, and all of it; whether no token is allowed.
+
+    Raises:
+        GrammarError: the token is rejected.
     """
     start_s = time.thread_time()
     matcher.fill_bitmask(mask, 0)
     mask_s = time.thread_time() - start_s
     matcher.forced_text()
     allowed = np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little"))
-    if len(allowed):
-        matcher.accept(int(allowed[pick]))
+    if len(allowed) and not matcher.accept(int(allowed[pick])):
+        raise unsound(kind)
     return mask_s, time.thread_time() - start_s, not len(allowed)
 
 
 def _fast_form(ebnf: str) -> str:
-    """Rewrite a grammar, unless that would keep the interpreter from the step loop for longer than a step or two."""
-    return ebnf if len(ebnf) > _MAX_REWRITTEN_LEN else ebnf_text(right_linear(read_ebnf(ebnf, MAX_COUNT)))
+    """Rewrite a grammar, unless that would keep the interpreter from the step loop for longer than a step or two.
+
+    Large counts are rewritten in any case, or masks would be wrong.
+    """
+    if len(ebnf) <= _MAX_REWRITTEN_LEN:
+        return ebnf_text(sound_counts(right_linear(read_ebnf(ebnf, MAX_COUNT))), leave_out=True)
+    if _LARGE_COUNT.search(ebnf):
+        return ebnf_text(sound_counts(read_ebnf(ebnf, MAX_COUNT)), leave_out=True)
+    return ebnf
 
 
 def _finite_ebnf(text: str) -> str:
