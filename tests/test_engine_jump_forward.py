@@ -1,6 +1,7 @@
 """Jump-forward end to end: what is left to the model is what Transformers would choose after the same tokens."""
 
 import itertools
+import json
 import re
 
 import numpy as np
@@ -11,6 +12,7 @@ import transformers
 from graftlm import Engine, FinishReason, SamplingParams
 from graftlm.checkpoint import load_model_config
 from graftlm.contracts import GrammarContext, GrammarKind, GrammarSpec
+from graftlm.errors import SamplingParamsError
 from graftlm.tokenization import Tokenizer
 from graftlm_grammar.options import XGrammarOptions
 from graftlm_grammar.xgrammar_backend import XGrammarBackend
@@ -20,6 +22,15 @@ RECORD = r"\{" + ", ".join(f'"key_{i:02}": [1-9][0-9]?' for i in range(20)) + r"
 CHOICE = "(The capital of France is Paris|The capital of Norway is Oslo|I do not know)[.]"
 PLACES = r"Places: (Oslo|Paris|Lima|Quito)(, (Oslo|Paris|Lima|Quito)){2,4}\."
 REGEXES = (SUMMARY, RECORD, CHOICE, PLACES)
+SCHEMA = json.dumps(
+    {
+        "type": "object",
+        "properties": {"city": {"enum": ["Paris", "Oslo"]}, "people": {"type": "integer", "minimum": 0}},
+        "required": ["city", "people"],
+        "additionalProperties": False,
+    }
+)
+EBNF = 'root ::= "The answer is " ("yes" | "no") ", and the reason is that " [a-z ]{5,20} "."'
 PROMPTS = ("What is the capital of France?", "Count: one, two, three,", "x")
 
 
@@ -49,6 +60,20 @@ def generate(jump_forward, overlap, prompts, params, **config):
     ) as engine:
         outputs = engine.generate(prompts, params)
         return outputs, engine.stats().steps
+
+
+def assert_masked_choices(reference, backend, kind, spec, output):
+    """Every token is the most likely of those that the grammar allows after the tokens before."""
+    prompt, tokens = list(output.prompt_token_ids), list(output.token_ids)
+    with torch.inference_mode():
+        logits = reference(torch.tensor([prompt + tokens])).logits[0, len(prompt) - 1 : -1].float().numpy()
+    matcher = backend.compile(GrammarSpec(GrammarKind(kind), spec)).matcher()
+    mask = np.zeros((1, -(-logits.shape[1] // 32)), dtype=np.int32)
+    for scores, token_id in zip(logits, tokens, strict=True):
+        matcher.fill_bitmask(mask, 0)
+        allowed = np.unpackbits(mask[0].view(np.uint8), bitorder="little")[: len(scores)].astype(bool)
+        assert token_id == int(np.where(allowed, scores, -np.inf).argmax())
+        assert matcher.accept(token_id)
 
 
 def assert_own_choices(reference, tokenizer, backend, regex, output):
@@ -91,6 +116,45 @@ def test_greedy_choices_are_those_of_transformers(reference, tokenizer, backend,
         assert re.fullmatch(regex, output.text)
         assert output.usage.jump_forward_tokens > 0
         assert_own_choices(reference, tokenizer, backend, regex, output)
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_request_without_jump_forward_gets_the_text_of_masks_alone(reference, backend, overlap):
+    cases = [("regex", regex) for regex in REGEXES] + [("json_schema", SCHEMA), ("ebnf", EBNF)]
+    prompts = [prompt for prompt in PROMPTS for _ in cases]
+    cases *= len(PROMPTS)
+
+    def params(**more):
+        return [SamplingParams(temperature=0, max_tokens=300, **{kind: spec}, **more) for kind, spec in cases]
+
+    asked = [
+        *params(jump_forward=False),
+        *params(jump_forward=False, logprobs=0),
+        *params(jump_forward=True, logprobs=2),
+        *params(jump_forward=True),
+    ]
+    outputs, _ = generate(True, overlap, prompts * 4, asked)
+    num = len(cases)
+    alone, with_logprobs, jumping_with_logprobs, jumping = (outputs[i : i + num] for i in range(0, 4 * num, num))
+    assert [one.token_ids for one in alone] == [one.token_ids for one in with_logprobs]
+    assert [one.token_ids for one in alone] == [one.token_ids for one in jumping_with_logprobs]
+    assert [one.text for one in alone] != [one.text for one in jumping]
+    assert not any(one.usage.jump_forward_tokens for one in alone + with_logprobs + jumping_with_logprobs)
+    assert all(one.usage.jump_forward_tokens for one in jumping)
+    for (kind, spec), output in zip(cases, alone, strict=True):
+        assert_masked_choices(reference, backend, kind, spec, output)
+
+
+def test_a_request_does_not_switch_jump_forward_on():
+    params = SamplingParams(temperature=0, max_tokens=60, regex=SUMMARY, jump_forward=True)
+    (output,), _ = generate(False, False, PROMPTS[:1], params)
+    assert output.usage.jump_forward_tokens == 0
+
+
+@pytest.mark.parametrize("value", [0, "false", 1.0])
+def test_jump_forward_is_true_or_false(value):
+    with pytest.raises(SamplingParamsError, match="jump_forward must be true, false or None"):
+        SamplingParams(regex="a", jump_forward=value)
 
 
 @pytest.mark.parametrize("overlap", [False, True])

@@ -68,6 +68,9 @@ class SamplingParams:
         strict: refuse a JSON schema with keywords that cannot be enforced; False leaves them out and names them in
             `RequestOutput.unenforced`.
         grammar_backend: the grammar backend to use, by name; None: the engine's own.
+        jump_forward: False samples every token under a grammar, also where the grammar leaves no choice: the text is
+            the one that masks alone give, with and without `logprobs`. None and True: as `grammar.jump_forward` of the
+            configuration says; True does not switch it on where that is false.
 
     Raises:
         SamplingParamsError: a value is out of range; the message names it.
@@ -103,6 +106,7 @@ class SamplingParams:
     reasoning_begin: str | None = None
     strict: bool = True
     grammar_backend: str | None = None
+    jump_forward: bool | None = None
 
     def __post_init__(self) -> None:
         stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
@@ -223,6 +227,8 @@ def _check_grammar(p: SamplingParams) -> None:
         value = getattr(p, name)
         _check(value is None or isinstance(value, str), name, value, "a string")
     _check(isinstance(p.strict, bool), "strict", p.strict, "true or false")
+    is_flag = p.jump_forward is None or isinstance(p.jump_forward, bool)
+    _check(is_flag, "jump_forward", p.jump_forward, "true, false or None")
     given = [name for name in GRAMMAR_FIELDS if getattr(p, name) is not None]
     _check(len(given) <= 1, f"at most one of {', '.join(GRAMMAR_FIELDS)}", given, "given")
     _check_reasoning(p)

@@ -218,6 +218,12 @@ class TestLists:
         assert counts == [last[i]["meta_info"]["jump_forward_tokens"] for i in range(3)]
         assert sum(counts) == output.usage.jump_forward_tokens > max(counts) > 0
 
+    def test_a_request_may_do_without_jump_forward(self, generate):
+        params = {"regex": "[ab]{1,9}, and so it was said", "max_new_tokens": 40, "sampling_seed": 3}
+        answers = [generate(text=PROMPT, sampling_params=params | {"jump_forward": it}) for it in (None, True, False)]
+        counts = [answer["meta_info"]["jump_forward_tokens"] for answer in answers]
+        assert counts[0] == counts[1] > counts[2] == 0
+
     def test_each_prompt_may_have_its_own_parameters(self, generate):
         params = [{"temperature": 0, "max_new_tokens": n, "ignore_eos": True} for n in (2, 5)]
         answers = generate(text=["a", "b"], sampling_params=params, return_logprob=[True, False], rid=["r-a", "r-b"])

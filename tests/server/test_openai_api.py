@@ -310,6 +310,15 @@ def test_models_lists_the_one_that_is_served(client):
         client.models.retrieve("gpt-4")
 
 
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+def test_a_request_may_do_without_jump_forward(server, path):
+    prompt = {"prompt": "x"} if path == "/v1/completions" else {"messages": CHAT}
+    fields = {"regex": "[ab]{1,9}, and so it was said", "max_tokens": 40, "temperature": 0, **prompt}
+    usages = [post(server, path, **fields, jump_forward=wanted).json()["usage"] for wanted in (None, False)]
+    counts = [(usage.get("completion_tokens_details") or {}).get("jump_forward_tokens", 0) for usage in usages]
+    assert counts[0] > counts[1] == 0
+
+
 def test_embeddings_come_as_floats_and_as_base64(client, server):
     answer = client.embeddings.create(model="demo", input=["a fox", "a dog", "a fox"])  # asks for base64 itself
     vectors = np.array([item.embedding for item in answer.data])

@@ -200,7 +200,9 @@ class GrammarSettings(Section):
         default=30.0, gt=0, description="A request waits this long while its grammar is compiled, then it fails."
     )
     jump_forward: bool = Field(
-        default=True, description="Append output that a grammar leaves no choice about, without sampling it."
+        default=True,
+        description="Append output that a grammar leaves no choice about, without sampling it. The text may differ "
+        "from that of masks alone; a request switches it off by `jump_forward: false`.",
     )
     cache_size: PositiveInt = Field(default=256, description="Compiled grammars that are kept for further requests.")
     preload: bool = Field(

@@ -80,9 +80,9 @@ class JumpForward:
     def find(self, request: Request) -> Jump | None:
         """Return how a request's output goes on without sampling, None if it does not.
 
-        It goes no further than one token before `max_new_tokens`. Requests that report log-probabilities are left
-        alone, since nobody computes those of forced tokens; so is what completes a stop string, or ends a request: that
-        is sampled.
+        It goes no further than one token before `max_new_tokens`. It returns None for requests whose parameters say
+        `jump_forward=False`, for those that report log-probabilities, which forced tokens have none of, and for text
+        that completes a stop string or ends a request: that is sampled.
 
         Effects: with a jump, the request's grammar has accepted it; its tokens are unchanged.
 
@@ -90,7 +90,8 @@ class JumpForward:
             RequestFailedError: the grammar backend failed.
         """
         grammar = request.grammar
-        if grammar is None or request.params.logprobs is not None:
+        params = request.params
+        if grammar is None or params.logprobs is not None or params.jump_forward is False:
             return None
         text = grammar.forced_text()[:_MAX_CHARS]
         room = request.max_new_tokens - request.num_output_tokens - 1  # the last token is sampled

@@ -115,6 +115,11 @@ class SamplingRequest(WireModel):
         "it in `unenforced`.",
     )
     grammar_backend: Text | None = Field(default=None, description="Which grammar backend enforces it, by name.")
+    jump_forward: bool | None = Field(
+        default=None,
+        description="False samples every token under a grammar, also where the grammar leaves no choice. Null and "
+        "true: as the server's `grammar.jump_forward` says.",
+    )
     logit_bias: (
         dict[Annotated[int, Field(strict=False, ge=0)], Annotated[float, Field(ge=-1000, le=1000), NUMBER]] | None
     ) = Field(default=None, description="Token id (as a string) -> number added to its logit.")

@@ -47,6 +47,7 @@ _SAME: Final = (
     "structural_tag",
     "strict",
     "grammar_backend",
+    "jump_forward",
     "n",
 )
 

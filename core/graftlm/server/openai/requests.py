@@ -158,6 +158,11 @@ class SamplingFields(OpenAIModel):
         "it themselves, it is the default; null: true and false.",
     )
     grammar_backend: Text | None = Field(default=None, description="Which grammar backend enforces it, by name.")
+    jump_forward: bool | None = Field(
+        default=None,
+        description="False samples every token under a grammar, also where the grammar leaves no choice. Null and "
+        "true: as the server's `grammar.jump_forward` says.",
+    )
     logits_processors: LogitsProcessors | None = Field(
         default=None, description="Logits processors that plugins provide, by name, each with its options."
     )
