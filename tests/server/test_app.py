@@ -196,7 +196,7 @@ def test_by_default_no_page_may_read(server):
 
 
 def test_the_document_lists_every_native_route_with_bounds(server):
-    document = httpx2.get(server.url + "/openapi.json").json()
+    document = httpx2.get(server.url + "/openapi.json", timeout=60).json()
     assert {
         "/generate",
         "/health",
