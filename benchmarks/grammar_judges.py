@@ -4,7 +4,7 @@ import ipaddress
 import json
 import re
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from datetime import date
 from typing import Any, Final, TypeAlias
 
@@ -116,27 +116,32 @@ def tag_judge(tag: Mapping[str, Any]) -> Judge:
         schema_judge(one["schema"]) if "schema" in one else regex_judge(one["regex"]) for one in tag["structures"]
     ]
 
-    def end_of_structure(text: str, start: int) -> int | None:
+    def ends_of_structure(text: str, start: int) -> Iterator[int]:
         for one, is_valid in zip(tag["structures"], contents, strict=True):
             if not text.startswith(one["begin"], start):
                 continue
             content_start = start + len(one["begin"])
             for i in range(content_start, len(text) + 1):
                 if text.startswith(one["end"], i) and is_valid(text[content_start:i]):
-                    return i + len(one["end"])
-        return None
+                    yield i + len(one["end"])
 
     def judge(text: str) -> bool:
-        at, num_structures = 0, 0
-        while starts := [start for trigger in tag["triggers"] if (start := text.find(trigger, at)) >= 0]:
-            if tag.get("at_least_one") and num_structures == 0 and min(starts) > 0:
-                return False
-            end = end_of_structure(text, min(starts))
-            if end is None:
-                return False
-            at, num_structures = end, num_structures + 1
-            if tag.get("stop_after_first"):
-                return at == len(text)
-        return num_structures > 0 or not tag.get("at_least_one")
+        waiting, seen = [(0, False)], set[int]()  # places up to which the text is right; whether a structure came
+        while waiting:
+            at, has_structure = waiting.pop()
+            if at in seen:
+                continue
+            seen.add(at)
+            if has_structure and tag.get("stop_after_first"):
+                if at == len(text):
+                    return True
+                continue
+            starts = [start for trigger in tag["triggers"] if (start := text.find(trigger, at)) >= 0]
+            is_late = tag.get("at_least_one") and not has_structure and (not starts or min(starts) > 0)
+            if not starts and not is_late:
+                return True
+            if starts and not is_late:
+                waiting += [(end, True) for end in ends_of_structure(text, min(starts))]
+        return False
 
     return judge

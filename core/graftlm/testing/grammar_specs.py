@@ -1,11 +1,15 @@
-"""Generated specifications: JSON schemas and regular expressions that have a value, the same ones for a seed."""
+"""Generated specifications of all kinds that have a value, the same ones for a seed."""
 
+import json
 import string
 from collections.abc import Callable
 from random import Random
 from typing import Any, Final, TypeAlias
 
-__all__ = ["generate_regexes", "generate_schemas"]
+from graftlm.contracts import GrammarKind, GrammarSpec
+from graftlm.testing.ebnf_specs import generate_ebnfs
+
+__all__ = ["generate_choices", "generate_regexes", "generate_schemas", "generate_specs", "generate_tags"]
 
 Schema: TypeAlias = dict[str, Any]
 
@@ -51,18 +55,156 @@ _RARE_ON: Final[dict[str, tuple[Schema, ...]]] = {
 }
 
 
-def generate_schemas(num: int, seed: int = 0) -> list[Schema]:
+def generate_schemas(num: int, seed: int = 0, large: bool = False) -> list[Schema]:
     """Return JSON schemas (Draft 2020-12) of mixed features; most have short values, each has one as far as it goes.
 
     About one in ten has a keyword that not every backend enforces: what it does with it is refuse or obey. A few of
     these have no value at all.
+
+    Args:
+        large: give about half of the strings and some arrays counts up to 1,000.
     """
-    return [_SchemaDraw(Random(f"schema {seed} {i}")).schema() for i in range(num)]
+    schemas = [_SchemaDraw(Random(f"schema {seed} {i}")).schema() for i in range(num)]
+    if large:
+        for i, schema in enumerate(schemas):
+            _enlarge(schema, Random(f"large schema {seed} {i}"))
+    return schemas
 
 
-def generate_regexes(num: int, seed: int = 0) -> list[str]:
-    """Return regular expressions that Python and ECMAScript read alike, unbounded repeats few."""
-    return [_regex(Random(f"regex {seed} {i}"), depth=_DEPTH) for i in range(num)]
+def generate_regexes(num: int, seed: int = 0, large: bool = False) -> list[str]:
+    """Return regular expressions that Python and ECMAScript read alike, unbounded repeats few.
+
+    Args:
+        large: end each in a class that is repeated up to 1,000 times.
+    """
+    regexes = [_regex(Random(f"regex {seed} {i}"), depth=_DEPTH) for i in range(num)]
+    if not large:
+        return regexes
+    draws = [Random(f"large regex {seed} {i}") for i in range(num)]
+    return [
+        f"(?:{regex.removeprefix('^').removesuffix('$')}){draw.choice(_LARGE_CLASSES)}{draw.choice(_LARGE_REPEATS)}"
+        for regex, draw in zip(regexes, draws, strict=True)
+    ]
+
+
+def generate_choices(num: int, seed: int = 0) -> list[list[str]]:
+    """Return lists of texts, of which some begin alike."""
+    return [_choices(Random(f"choice {seed} {i}")) for i in range(num)]
+
+
+def generate_tags(num: int, seed: int = 0) -> list[dict[str, Any]]:
+    """Return structural tags of up to three triggers and four structures."""
+    return [_tag(Random(f"tag {seed} {i}")) for i in range(num)]
+
+
+def generate_specs(num: int, seed: int = 0) -> list[GrammarSpec]:
+    """Return specifications of all kinds in turn: of 20, 8 schemas, 5 expressions, 3 EBNF, 3 tags, 1 choice.
+
+    Half of the schemas and expressions are large.
+    """
+    kinds = {kind: _texts(kind, num, seed) for kind in GrammarKind}
+    pattern = (
+        *(GrammarKind.JSON_SCHEMA, GrammarKind.REGEX, GrammarKind.EBNF, GrammarKind.JSON_SCHEMA),
+        *(GrammarKind.STRUCTURAL_TAG, GrammarKind.REGEX, GrammarKind.JSON_SCHEMA),
+    )
+    order = (*pattern, *pattern, *pattern[:5], GrammarKind.CHOICE)
+    return [GrammarSpec(order[i % len(order)], kinds[order[i % len(order)]].pop()) for i in range(num)]
+
+
+def _texts(kind: GrammarKind, num: int, seed: int) -> list[str]:
+    if kind is GrammarKind.REGEX:
+        pairs = zip(generate_regexes(num, seed), generate_regexes(num, seed + 1, large=True), strict=True)
+        return [one for pair in pairs for one in pair][:num][::-1]
+    if kind is GrammarKind.EBNF:
+        return [grammar.text for grammar in generate_ebnfs(num, seed)][::-1]
+    if kind is GrammarKind.CHOICE:
+        return [json.dumps(choices) for choices in generate_choices(num, seed)][::-1]
+    if kind is GrammarKind.STRUCTURAL_TAG:
+        return [json.dumps(tag) for tag in generate_tags(num, seed)][::-1]
+    both = zip(generate_schemas(num, seed), generate_schemas(num, seed + 1, large=True), strict=True)
+    return [json.dumps(schema) for pair in both for schema in pair][:num][::-1]
+
+
+_LARGE_LENGTHS: Final = (100, 127, 128, 129, 150, 300, 1000)
+_LARGE_PATTERNS: Final = (
+    "^[^a-z]{1,200}$",
+    "^.{150}$",
+    "^(?:ab|c){1,60}$",
+    "^[a-zé]{0,300}$",
+    "^\\w{129,140}$",
+    "^\\S{200,}$",
+)
+_LARGE_CLASSES: Final = (
+    *(
+        "[a-z]",
+        "[^ae]",
+        ".",
+        "\\S",
+        "[a-z\\u00e9]",
+        "[\\u4e00-\\u9fff]",
+        "[^\\x41-\\x5a\\n]",
+        "(?:ab|é)",
+        "(?:[a-c][^d])",
+    ),
+    *("\\W", "[ -~]", "(?:[a-z]|[à-ö])", "[^a-z\\u4e00-\\u9fff]"),
+)
+_LARGE_REPEATS: Final = ("{64}", "{128}", "{129}", "{10,200}", "{300}", "{0,150}", "{130,}", "{1,1000}", "{140,290}")
+
+
+def _enlarge(schema: Any, random: Random) -> None:
+    """Make some counts of a schema, and of those within, large."""
+    if isinstance(schema, list):
+        for item in schema:
+            _enlarge(item, random)
+    if not isinstance(schema, dict):
+        return
+    if "minLength" in schema and "pattern" not in schema and random.random() < 0.6:
+        schema["minLength"] = random.choice((0, 0, 5, *_LARGE_LENGTHS))
+        schema["maxLength"] = schema["minLength"] + random.choice((0, 5, 128, 129, 700))
+        if schema["minLength"] and random.random() < 0.5:
+            del schema["maxLength"]
+    elif "pattern" in schema and random.random() < 0.5:
+        schema["pattern"] = random.choice(_LARGE_PATTERNS)
+    elif "maxItems" in schema and random.random() < 0.3:
+        schema["maxItems"] = schema.get("minItems", 0) + random.choice((20, 129, 200))
+    for name in ("properties", "$defs"):
+        for below in schema.get(name, {}).values() if isinstance(schema.get(name), dict) else ():
+            _enlarge(below, random)
+    for name in ("items", "prefixItems", "anyOf", "oneOf", "additionalProperties"):
+        _enlarge(schema.get(name), random)
+
+
+def _choices(random: Random) -> list[str]:
+    values = [value for value in _VALUES if isinstance(value, str) and value]
+    texts = [
+        random.choice(values) + random.choice(("", "ly", " ", '"', "é", "\n")) for _ in range(random.randint(1, 40))
+    ]
+    return [*dict.fromkeys(texts), "x" * random.randint(1, 200)]
+
+
+_TRIGGERS: Final = ("<t:", "[w]", "<function=", "§", "{{call", "\n##")
+_ENDS: Final = ("</t>", "]", "</function>", "}}", "\n", " §")
+
+
+def _tag(random: Random) -> dict[str, Any]:
+    triggers = random.sample(_TRIGGERS, random.randint(1, 3))
+    structures = []
+    for i in range(random.randint(len(triggers), 4)):
+        trigger = triggers[i % len(triggers)]
+        begin = trigger + random.choice(("", f"{i}>", " n='é'>", f"name_{i}:"))
+        structure: dict[str, Any] = {"begin": begin, "end": random.choice(_ENDS)}
+        seed = random.randrange(10**6)
+        if random.random() < 0.6:
+            structure["schema"] = generate_schemas(1, seed, large=random.random() < 0.3)[0]
+        else:
+            structure["regex"] = generate_regexes(1, seed, large=random.random() < 0.3)[0]
+        structures.append(structure)
+    return {
+        "triggers": triggers,
+        "structures": structures,
+        "at_least_one": random.random() < 0.6,
+        "stop_after_first": random.random() < 0.4,
+    }
 
 
 class _SchemaDraw:

@@ -7,58 +7,93 @@ from typing import Final
 from graftlm_grammar.char_set import complement, ebnf_class, union
 from graftlm_grammar.choice import quoted_text
 from graftlm_grammar.ebnf import Alternatives, Chars, Expression, Reference, Repeated, Sequence
-from graftlm_grammar.large_counts import MAX_PLAIN_COUNT, is_nearly_all
+from graftlm_grammar.large_counts import MAX_PLAIN_COUNT, is_ascii, is_nearly_all
 
-__all__ = ["ebnf_text"]
+__all__ = ["ebnf_text", "library_text"]
 
 _SURROGATES: Final = ((0xD800, 0xDFFF),)
 _QUANTIFIERS: Final = {(0, None): "*", (1, None): "+", (0, 1): "?"}
+_ANY_CHAR: Final = ebnf_class(complement(()))
 
 
-def ebnf_text(rules: Mapping[str, Expression], leave_out: bool = False) -> str:
+def ebnf_text(rules: Mapping[str, Expression]) -> str:
     """Return the grammar of some rules, a line each.
 
     Sets of characters are written as what they hold: a library that reads `[^a]` itself may take halves of surrogate
     pairs for characters, which no text holds.
+    """
+    writer = _Writer()
+    return "\n".join(f"{name} ::= {writer.text(expression)}" for name, expression in rules.items())
+
+
+def library_text(rules: Mapping[str, Expression]) -> str:
+    """Return the grammar of some rules in the form that xgrammar, and nothing else, reads soundly.
 
     Args:
-        leave_out: write nearly all characters, repeated more often than `large_counts.MAX_PLAIN_COUNT`, as those that
-            are left out, halves of surrogate pairs included. xgrammar alone reads the result.
+        rules: as `large_counts.sound_counts` returns them.
     """
-    return "\n".join(f"{name} ::= {_text(expression, leave_out)}" for name, expression in rules.items())
+    writer = _LibraryWriter(rules)
+    lines = [f"{name} ::= {writer.text(expression)}" for name, expression in rules.items()]
+    return "\n".join([*lines, *(f"{name} ::= {body}" for body, name in writer.counted.items())])
 
 
-def _text(expression: Expression, leave_out: bool) -> str:
-    match expression:
-        case Chars(chars):
-            return ebnf_class(chars)
-        case Reference(name):
-            return name
-        case Repeated(item, least, most):
-            bounds = f"{{{least},{'' if most is None else most}}}"
-            is_large = max(least, most or 0) > MAX_PLAIN_COUNT
-            if leave_out and is_large and isinstance(item, Chars) and is_nearly_all(item.chars):
-                return f"[^{ebnf_class(union(complement(item.chars), _SURROGATES))[1:]}{bounds}"
-            return _grouped(item, leave_out) + _QUANTIFIERS.get((least, most), bounds)
-        case Alternatives(branches):
-            return " | ".join([_text(branch, leave_out) for branch in branches])
-        case Sequence(items):
-            runs = groupby(items, key=_is_one_char)
-            return (
-                " ".join(part for is_literal, run in runs for part in _parts(list(run), is_literal, leave_out)) or '""'
-            )
+class _Writer:
+    def text(self, expression: Expression) -> str:
+        match expression:
+            case Chars(chars):
+                return ebnf_class(chars)
+            case Reference(name):
+                return name
+            case Repeated(item, least, most):
+                return self.repeated(item, least, most)
+            case Alternatives(branches):
+                return " | ".join(map(self.text, branches))
+            case Sequence(items):
+                runs = groupby(items, key=_is_one_char)
+                return " ".join(part for is_literal, run in runs for part in self._parts(list(run), is_literal)) or '""'
+
+    def repeated(self, item: Expression, least: int, most: int | None) -> str:
+        bounds = f"{{{least},{'' if most is None else most}}}"
+        return self._grouped(item) + _QUANTIFIERS.get((least, most), bounds)
+
+    def _parts(self, run: list[Expression], is_literal: bool) -> list[str]:
+        if not is_literal:
+            return [self._grouped(item) for item in run]
+        return [quoted_text("".join(chr(item.chars[0][0]) for item in run if isinstance(item, Chars)))]
+
+    def _grouped(self, expression: Expression) -> str:
+        text = self.text(expression)
+        return f"({text})" if isinstance(expression, Alternatives | Sequence | Repeated) else text
 
 
-def _parts(run: list[Expression], is_literal: bool, leave_out: bool) -> list[str]:
-    if not is_literal:
-        return [_grouped(item, leave_out) for item in run]
-    return [quoted_text("".join(chr(item.chars[0][0]) for item in run if isinstance(item, Chars)))]
+class _LibraryWriter(_Writer):
+    """Writes counted classes with characters beyond ASCII as `large_counts` says.
+
+    One up to 128 is a rule of its own with a lookahead, any character. Without it the library takes what follows the
+    rule as its lookahead, and then allows tokens that it rejects: `[^a]{50} [^a]*` allows `bad` as the 50th character.
+
+    Attributes:
+        counted: body -> the rule that it is.
+    """
+
+    def __init__(self, rules: Mapping[str, Expression]) -> None:
+        self.counted: dict[str, str] = {}
+        self._prefix = "c"
+        while any(name.startswith(self._prefix) for name in rules):
+            self._prefix += "c"
+
+    def repeated(self, item: Expression, least: int, most: int | None) -> str:
+        text = super().repeated(item, least, most)
+        if not isinstance(item, Chars) or is_ascii(item.chars) or (least, most) in _QUANTIFIERS:
+            return text
+        if max(least, most or 0) <= MAX_PLAIN_COUNT:
+            body = f"{text} (={_ANY_CHAR})"
+            return self.counted.setdefault(body, f"{self._prefix}{len(self.counted)}")
+        if is_nearly_all(item.chars):
+            left_out = ebnf_class(union(complement(item.chars), _SURROGATES))
+            return f"[^{left_out[1:]}{{{least},{'' if most is None else most}}}"
+        return text
 
 
 def _is_one_char(expression: Expression) -> bool:
     return isinstance(expression, Chars) and len(expression.chars) == 1 and len(set(expression.chars[0])) == 1
-
-
-def _grouped(expression: Expression, leave_out: bool) -> str:
-    text = _text(expression, leave_out)
-    return f"({text})" if isinstance(expression, Alternatives | Sequence | Repeated) else text

@@ -7,21 +7,23 @@ with `accept`. Measured, every token of a vocabulary against `accept`:
 |---|---|---|
 | ASCII only, `[a-z]` | any | none |
 | with others, `[b-z\u0080-\ud7ff\ue000-\U0010ffff]` | any | `bad` is allowed and then rejected |
-| all but few others, `[^a\ud800-\udfff]` | {m,n}, m up to 128; {m,} | none |
-| all but few others, `[^a\ud800-\udfff]` | {m,n}, m above 128 | tokens are missing |
+| all but few others, `[^a\ud800-\udfff]`, before what it leaves out | {m,n}, m up to 128; {m,} | none |
+| the same | {m,n}, m above 128 | tokens are missing |
+| the same, before what it holds, `[^a\ud800-\udfff]{0,150} [^b]{50}` | {m,n} | some are allowed and then rejected |
 | few others, `[^\u0000-\u0060\u007b-\u00e8\u00ea-\U0010ffff]` | any | some bytes are allowed and then rejected |
 
-So a class of nearly all characters is written as what it leaves out (by `ebnf_text`), and any other is divided into
-repetitions of at most 128. These cost more where a token reaches from one part into the next.
+So a class of nearly all characters is written as what it leaves out (by `library_text`) where one of these must
+follow, as the quote after a JSON string; any other repetition is divided into some of at most 128. These cost more
+where a token reaches from one part into the next.
 """
 
 from collections.abc import Mapping
 from typing import Final
 
-from graftlm_grammar.char_set import CharSet, complement, union
-from graftlm_grammar.ebnf import EMPTY, Alternatives, Chars, Expression, Reference, Repeated, Sequence
+from graftlm_grammar.char_set import CharSet, complement, minus, union
+from graftlm_grammar.ebnf import EMPTY, Alternatives, Chars, Expression, Reference, Repeated, Sequence, references
 
-__all__ = ["MAX_PLAIN_COUNT", "is_nearly_all", "sound_counts"]
+__all__ = ["MAX_PLAIN_COUNT", "is_ascii", "is_nearly_all", "sound_counts"]
 
 #: Up to this count, the library writes a repetition out.
 MAX_PLAIN_COUNT: Final = 128
@@ -37,7 +39,16 @@ def sound_counts(rules: Mapping[str, Expression]) -> dict[str, Expression]:
         rules: name -> expression, each that one refers to among them.
     """
     one_char = _one_char_rules(rules)
-    return {name: _sound(expression, one_char) for name, expression in rules.items()}
+    is_within = any("root" in references(expression) for expression in rules.values())
+    return {
+        name: _sound(expression, one_char, () if name == "root" and not is_within else None)
+        for name, expression in rules.items()
+    }
+
+
+def is_ascii(chars: CharSet) -> bool:
+    """Whether a class that is not empty holds no character beyond ASCII."""
+    return chars[-1][1] <= _LAST_ASCII
 
 
 def is_nearly_all(chars: CharSet) -> bool:
@@ -46,27 +57,45 @@ def is_nearly_all(chars: CharSet) -> bool:
     return sum(last - first + 1 for first, last in left_out) <= _MAX_LEFT_OUT
 
 
-def _sound(expression: Expression, one_char: Mapping[str, Chars]) -> Expression:
+def _sound(expression: Expression, one_char: Mapping[str, Chars], after: CharSet | None) -> Expression:
+    """Rewrite an expression.
+
+    Args:
+        after: the characters that may follow it; none at the end of the text, None if they are not known.
+    """
     match expression:
-        case Sequence(items):
-            return Sequence(tuple(_sound(item, one_char) for item in items))
+        case Sequence():
+            sound: list[Expression] = []
+            for item in reversed(_flat(expression)):
+                sound.append(_sound(item, one_char, after))
+                chars = _as_chars(item, one_char)
+                after = None if chars is None else chars.chars
+            return sound[0] if len(sound) == 1 else Sequence(tuple(reversed(sound)))
         case Alternatives(branches):
-            return Alternatives(tuple(_sound(branch, one_char) for branch in branches))
+            return Alternatives(tuple(_sound(branch, one_char, after) for branch in branches))
         case Repeated(item, least, most):
             chars = _as_chars(item, one_char)
             if chars is None:
-                return Repeated(_sound(item, one_char), least, most)
-            return _repeated(chars, least, most)
+                return Repeated(_sound(item, one_char, None), least, most)
+            return _repeated(chars, least, most, after)
     return expression
 
 
-def _repeated(chars: Chars, least: int, most: int | None) -> Expression:
+def _flat(sequence: Sequence) -> list[Expression]:
+    """Return the items of a sequence, those of sequences within it included."""
+    found: list[Expression] = []
+    for item in sequence.items:
+        found += _flat(item) if isinstance(item, Sequence) else [item]
+    return found
+
+
+def _repeated(chars: Chars, least: int, most: int | None, after: CharSet | None) -> Expression:
     """Return an expression of so many of a character."""
     is_small = max(least, most or 0) <= MAX_PLAIN_COUNT
-    if is_small or chars.chars[-1][1] <= _LAST_ASCII:
+    if is_small or is_ascii(chars.chars):
         return Repeated(chars, least, most)
     block = Repeated(chars, MAX_PLAIN_COUNT, MAX_PLAIN_COUNT)
-    if is_nearly_all(chars.chars):
+    if is_nearly_all(chars.chars) and after is not None and minus(after, chars.chars) == after:
         if most is None:
             return Repeated(chars, least, None)
         num_blocks = max(0, -(-least // MAX_PLAIN_COUNT) - 1)

@@ -23,7 +23,7 @@ from graftlm.contracts import (
 from graftlm.errors import GrammarError
 from graftlm_grammar.choice import choices_to_ebnf, parse_choices
 from graftlm_grammar.ebnf import MAX_COUNT, read_ebnf
-from graftlm_grammar.ebnf_text import ebnf_text
+from graftlm_grammar.ebnf_text import ebnf_text, library_text
 from graftlm_grammar.endless import endless_rules, reachable_rules
 from graftlm_grammar.forced_tokens import find_forced_tokens
 from graftlm_grammar.json_schema import translate_schema
@@ -275,9 +275,9 @@ def _fast_form(ebnf: str) -> str:
     Large counts are rewritten in any case, or masks would be wrong.
     """
     if len(ebnf) <= _MAX_REWRITTEN_LEN:
-        return ebnf_text(sound_counts(right_linear(read_ebnf(ebnf, MAX_COUNT))), leave_out=True)
+        return library_text(sound_counts(right_linear(read_ebnf(ebnf, MAX_COUNT))))
     if _LARGE_COUNT.search(ebnf):
-        return ebnf_text(sound_counts(read_ebnf(ebnf, MAX_COUNT)), leave_out=True)
+        return library_text(sound_counts(read_ebnf(ebnf, MAX_COUNT)))
     return ebnf
 
 

@@ -82,6 +82,8 @@ def test_masks_are_right_for_a_repeated_class(backend, chars, count):
         ("ebnf", "root ::= ([^ae]{20}){20} [^ae]{129,}"),
         ("ebnf", 'root ::= ([^ae]{150} "-"){2}'),
         ("regex", "(?:[^ae]{2}){150}"),
+        ("regex", "[^\\n]{0,150}[^a]{50}b"),
+        ("regex", "[^\\n]{100,300}b[^a]{50}"),
     ],
 )
 def test_masks_are_right_wherever_the_count_stands(backend, kind, text):
