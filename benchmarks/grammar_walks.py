@@ -158,8 +158,8 @@ def complaints_about(judge: Judge, walk: Walk) -> list[str]:
 def line(row: Row) -> str:
     """Return a row as a line of the table."""
     return (
-        f"{row.backend:12} {row.vocab_size:7} {row.specs:6} {row.refused:8} {row.walks:6} {row.finished:8} {row.limits:6} "
-        f"{row.tokens:8} {len(row.disagreements):13} {row.compile_s:8.1f} s {row.seconds:8.1f} s"
+        f"{row.backend:12} {row.vocab_size:7} {row.specs:6} {row.refused:8} {row.walks:6} {row.finished:8} "
+        f"{row.limits:6} {row.tokens:8} {len(row.disagreements):13} {row.compile_s:8.1f} s {row.seconds:8.1f} s"
     )
 
 
@@ -182,8 +182,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     specs = generate_specs(num, args.seed)[args.first :]
     options = {"whitespace": args.whitespace, "max_compile_s": args.max_compile_s}
     print(
-        f"{'backend':12} {'tokens':>7} {'specs':>6} {'refused':>8} {'walks':>6} {'finished':>8} {'limits':>6} {'taken':>8} "
-        f"{'DISAGREEMENTS':>13} {'compiling':>10} {'time':>10}",
+        f"{'backend':12} {'tokens':>7} {'specs':>6} {'refused':>8} {'walks':>6} {'finished':>8} "
+        f"{'limits':>6} {'taken':>8} {'DISAGREEMENTS':>13} {'compiling':>10} {'time':>10}",
         flush=True,
     )
     rows = []

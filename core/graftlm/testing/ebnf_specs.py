@@ -48,7 +48,7 @@ _Expression: TypeAlias = _Text | _Class | _Rule | _Sequence | _Either | _Repeat
 class EbnfGrammar:
     """Rules by name, `root` among them; none is left-recursive."""
 
-    rules: Mapping[str, _Expression]
+    rules: dict[str, _Expression]
 
     @property
     def text(self) -> str:
@@ -57,7 +57,11 @@ class EbnfGrammar:
 
     def matches(self, text: str) -> bool:
         """Whether a text as a whole is of the grammar."""
-        return len(text) in _Recogniser(self.rules, text).ends(self.rules["root"], 0)
+        recogniser = _Recogniser(self.rules, text)
+        for start in reversed(range(len(text) + 1)):  # what stands later is found before it is asked for
+            for name in reversed(self.rules):
+                recogniser.ends(_Rule(name), start)
+        return len(text) in recogniser.ends(_Rule("root"), 0)
 
 
 def generate_ebnfs(num: int, seed: int = 0) -> list[EbnfGrammar]:

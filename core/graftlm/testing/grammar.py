@@ -17,9 +17,13 @@ from tokenizers import decoders, models, pre_tokenizers
 from graftlm.contracts import GrammarBackend, GrammarContext, GrammarKind, GrammarMatcher, GrammarSpec
 from graftlm.errors import GrammarError
 from graftlm.testing.conformance import Conformance
+from graftlm.testing.grammar_walks import Walker
+from graftlm.testing.vocabularies import END_TOKEN, generate_tokenizer
 
 __all__ = ["GrammarBackendConformance", "GrammarCase"]
 
+_WALK_VOCAB_SIZE = 8000
+_WALK_TOKENS = 150
 _VOCAB_SIZE = 300  # no multiple of 32, and more than the tokenizer has
 _MERGES = ['{"', '":', "tr", "ue", "true", "nu", "ll", "null", "ab", '"}', "12", "ÃŁ", "]}", "Ġ{"]
 
@@ -101,6 +105,32 @@ STANDARD_MALFORMED = (
     GrammarSpec(GrammarKind.STRUCTURAL_TAG, json.dumps({**_TAGS, "triggers": ["<u:"]})),
     GrammarSpec(GrammarKind.JSON_SCHEMA, '{"type": "text"}', strict=False),
 )
+_WALK_SCHEMA = {
+    "type": "object",
+    "properties": {
+        "größe": {"enum": ["é\n", "数", None, 1.5]},
+        "text": {"type": "string", "minLength": 140},
+        "all": {"type": "array", "items": {"$ref": "#/$defs/n"}, "minItems": 1, "maxItems": 3},
+    },
+    "required": ["größe", "text", "all"],
+    "additionalProperties": False,
+    "$defs": {"n": {"type": "integer", "minimum": -12, "maximum": 1200}},
+}
+_WALK_TAGS = {
+    "triggers": ["<a", "["],
+    "structures": [
+        {"begin": "<a>", "schema": {"type": "string", "maxLength": 200}, "end": "</a>"},
+        {"begin": "[é", "regex": "[^ae]{10,200}z", "end": "]"},
+    ],
+    "at_least_one": True,
+}
+STANDARD_WALKS = (
+    GrammarSpec(GrammarKind.JSON_SCHEMA, json.dumps(_WALK_SCHEMA)),
+    GrammarSpec(GrammarKind.REGEX, "x[^ae]{10,200}y|(?:é|数字)+[0-9]{2,}"),
+    GrammarSpec(GrammarKind.EBNF, 'root ::= "(" root* ")" | [^()é]{130,} "é" | a\na ::= [a-zé]{20,150} "," a | "."'),
+    GrammarSpec(GrammarKind.CHOICE, json.dumps(["red", "reddish", "grün und blau", "数字"])),
+    GrammarSpec(GrammarKind.STRUCTURAL_TAG, json.dumps(_WALK_TAGS)),
+)
 
 
 class GrammarBackendConformance(Conformance, ABC):
@@ -113,10 +143,13 @@ class GrammarBackendConformance(Conformance, ABC):
     Attributes:
         cases: specifications with texts; a backend that does not know one of the kinds names its own.
         malformed: specifications that must be refused.
+        walks: specifications whose masks are walked over at random, with a vocabulary of 8,000 tokens, beside those of
+            `cases`. A backend may refuse them.
     """
 
     cases: ClassVar[Sequence[GrammarCase]] = STANDARD_CASES
     malformed: ClassVar[Sequence[GrammarSpec]] = STANDARD_MALFORMED
+    walks: ClassVar[Sequence[GrammarSpec]] = STANDARD_WALKS
     parameters: ClassVar[Mapping[str, Sequence[Any]]] = {"seed": (0, 1)}
 
     @abstractmethod
@@ -163,6 +196,22 @@ class GrammarBackendConformance(Conformance, ABC):
                         matcher.rollback(1)
                 assert _allowed(matcher) == allowed
                 matcher.accept(token_id)
+
+    def test_random_walks_find_no_disagreement(self) -> None:
+        """Wherever random tokens lead, `fill_bitmask`, `accept`, `forced_tokens` and `forced_text` agree."""
+        tokenizer = generate_tokenizer(_WALK_VOCAB_SIZE)
+        end = tokenizer.token_to_id(END_TOKEN)
+        backend = self.create(GrammarContext(tokenizer.to_str(), _WALK_VOCAB_SIZE, (end,)))
+        walker = Walker(tokenizer, _WALK_VOCAB_SIZE, (end,))
+        for i, spec in enumerate([*(case.spec for case in self.cases), *self.walks]):
+            try:
+                compiled = backend.compile(spec)
+            except GrammarError:
+                assert i >= len(self.cases), f"{spec} is refused"
+                continue
+            for seed in range(2):
+                walk = walker.walk(compiled.matcher(), random.Random(f"{seed} {i}"), _WALK_TOKENS)
+                assert not walk.complaints, f"{spec}: after {walk.text!r}: {walk.complaints[0]}"
 
     def test_stop_tokens_come_where_a_text_is_complete(self) -> None:
         """Stop tokens are allowed where the output so far is complete, and nowhere else."""
