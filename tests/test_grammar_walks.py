@@ -28,13 +28,13 @@ def walks():
 
 def test_masks_accept_and_outputs_agree(walks, tmp_path, capsys):
     out = tmp_path / "walks.json"
-    arguments = ["--specs", "40", "--vocab", "2000", "--walks", "1", "--max-compile-s", "0.3", "--out", str(out)]
+    arguments = ["--specs", "24", "--vocab", "2000", "--walks", "1", "--max-compile-s", "0.3", "--out", str(out)]
     assert walks.main(arguments) == 0
     rows = json.loads(out.read_text())
     assert [row["backend"] for row in rows] == ["llguidance", "outlines", "xgrammar"]
     for row in rows:
-        assert (row["specs"], row["disagreements"]) == (40, [])
-        assert row["finished"] > 10
+        assert (row["specs"], row["disagreements"]) == (24, [])
+        assert row["finished"] > 5
     assert len(capsys.readouterr().out.splitlines()) == 4
 
 

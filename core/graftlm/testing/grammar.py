@@ -200,7 +200,7 @@ class GrammarBackendConformance(Conformance, ABC):
     def test_random_walks_find_no_disagreement(self) -> None:
         """Wherever random tokens lead, `fill_bitmask`, `accept`, `forced_tokens` and `forced_text` agree."""
         tokenizer = generate_tokenizer(_WALK_VOCAB_SIZE)
-        end = tokenizer.token_to_id(END_TOKEN)
+        end = tokenizer.get_vocab(with_added_tokens=True)[END_TOKEN]
         backend = self.create(GrammarContext(tokenizer.to_str(), _WALK_VOCAB_SIZE, (end,)))
         walker = Walker(tokenizer, _WALK_VOCAB_SIZE, (end,))
         for i, spec in enumerate([*(case.spec for case in self.cases), *self.walks]):
