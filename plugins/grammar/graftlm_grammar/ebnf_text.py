@@ -7,7 +7,7 @@ from typing import Final
 from graftlm_grammar.char_set import complement, ebnf_class, union
 from graftlm_grammar.choice import quoted_text
 from graftlm_grammar.ebnf import Alternatives, Chars, Expression, Reference, Repeated, Sequence
-from graftlm_grammar.large_counts import MAX_PLAIN_COUNT, is_ascii, is_nearly_all
+from graftlm_grammar.large_counts import MAX_PLAIN_COUNT, SoundRules, is_nearly_all
 
 __all__ = ["ebnf_text", "library_text"]
 
@@ -26,15 +26,14 @@ def ebnf_text(rules: Mapping[str, Expression]) -> str:
     return "\n".join(f"{name} ::= {writer.text(expression)}" for name, expression in rules.items())
 
 
-def library_text(rules: Mapping[str, Expression]) -> str:
-    """Return the grammar of some rules in the form that xgrammar, and nothing else, reads soundly.
-
-    Args:
-        rules: as `large_counts.sound_counts` returns them.
-    """
-    writer = _LibraryWriter(rules)
-    lines = [f"{name} ::= {writer.text(expression)}" for name, expression in rules.items()]
-    return "\n".join([*lines, *(f"{name} ::= {body}" for body, name in writer.counted.items())])
+def library_text(sound: SoundRules) -> str:
+    """Return the grammar of some rules in the form that xgrammar, and nothing else, reads soundly."""
+    writer = _LibraryWriter()
+    lines = []
+    for name, expression in sound.rules.items():
+        lookahead = f" (={_ANY_CHAR})" if name in sound.followed else ""
+        lines.append(f"{name} ::= {writer.text(expression)}{lookahead}")
+    return "\n".join(lines)
 
 
 class _Writer:
@@ -67,32 +66,14 @@ class _Writer:
 
 
 class _LibraryWriter(_Writer):
-    """Writes counted classes with characters beyond ASCII as `large_counts` says.
-
-    One up to 128 is a rule of its own with a lookahead, any character. Without it the library takes what follows the
-    rule as its lookahead, and then allows tokens that it rejects: `[^a]{50} [^a]*` allows `bad` as the 50th character.
-
-    Attributes:
-        counted: body -> the rule that it is.
-    """
-
-    def __init__(self, rules: Mapping[str, Expression]) -> None:
-        self.counted: dict[str, str] = {}
-        self._prefix = "c"
-        while any(name.startswith(self._prefix) for name in rules):
-            self._prefix += "c"
+    """Writes nearly all characters, repeated more than 128 times, as those left out, halves of surrogates included."""
 
     def repeated(self, item: Expression, least: int, most: int | None) -> str:
-        text = super().repeated(item, least, most)
-        if not isinstance(item, Chars) or is_ascii(item.chars) or (least, most) in _QUANTIFIERS:
-            return text
-        if max(least, most or 0) <= MAX_PLAIN_COUNT:
-            body = f"{text} (={_ANY_CHAR})"
-            return self.counted.setdefault(body, f"{self._prefix}{len(self.counted)}")
-        if is_nearly_all(item.chars):
-            left_out = ebnf_class(union(complement(item.chars), _SURROGATES))
-            return f"[^{left_out[1:]}{{{least},{'' if most is None else most}}}"
-        return text
+        is_large = max(least, most or 0) > MAX_PLAIN_COUNT
+        if not (is_large and isinstance(item, Chars) and is_nearly_all(item.chars)):
+            return super().repeated(item, least, most)
+        left_out = ebnf_class(union(complement(item.chars), _SURROGATES))
+        return f"[^{left_out[1:]}{{{least},{'' if most is None else most}}}"
 
 
 def _is_one_char(expression: Expression) -> bool:
