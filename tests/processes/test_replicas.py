@@ -143,11 +143,26 @@ async def test_an_outdated_replica_is_up_and_takes_nothing_until_it_is_renewed()
     assert replicas.health.ok
     replicas.outdate("scheduler-1")
     assert not replicas.health.ok
+    with pytest.raises(UnavailableError, match="scheduler-0 has other weights than it should: update them again; "):
+        await replicas.take(None)
+    replicas.hold()  # as an update does
     taking = asyncio.ensure_future(replicas.take(None))
     await asyncio.sleep(0)
     replicas.renew("scheduler-0")
+    replicas.release()
     assert (await taking).name == "scheduler-0"
     assert replicas.health.ok
+
+
+async def test_requests_wait_for_a_replica_that_restarts_beside_an_outdated_one():
+    replicas = make(num=2)
+    replicas.outdate("scheduler-0")
+    replicas.died("scheduler-1", "exit status 1")
+    taking = asyncio.ensure_future(replicas.take(None))
+    await asyncio.sleep(0)
+    assert not taking.done()
+    replicas.started("scheduler-1")
+    assert (await taking).name == "scheduler-1"
 
 
 def test_an_outdated_replica_that_dies_is_not_up():

@@ -81,6 +81,19 @@ class EngineConfig(Section):
         return self
 
     @model_validator(mode="after")
+    def _check_keys(self) -> EngineConfig:
+        server, path = self.server, ("server", "open_admin")
+        message = None
+        if server.open_admin and server.admin_api_key is not None:
+            message = "lets every client administer, so server.admin_api_key protects nothing; leave one out"
+        elif server.api_key is not None and server.api_key == server.admin_api_key:
+            path = ("server", "admin_api_key")
+            message = "is the same as server.api_key, so every client may administer; take another one"
+        if message is not None:
+            raise PydanticCustomError("keys", "{message}", {"path": path, "message": message})
+        return self
+
+    @model_validator(mode="after")
     def _check_graph_batch_sizes(self) -> EngineConfig:
         sizes, most = self.execution.graph_batch_sizes, self.scheduling.max_running_requests
         if sizes is not None and max(sizes) > most:

@@ -24,7 +24,7 @@ def exposure_errors(config: EngineConfig) -> list[str]:
 def exposure_warnings(config: EngineConfig) -> list[str]:
     """Return what other machines may read or use without a key."""
     server, found = config.server, []
-    if not is_loopback(server.host) and server.api_key is None:
+    if not is_loopback(server.host) and server.api_key is None and server.allow_anonymous:
         message = f"every client that reaches {server.host!r} is served without a key"
         found.append(_located(config, ("server", "allow_anonymous"), message))
     if server.kv_events is not None and not _is_local_zmq(server.kv_events):

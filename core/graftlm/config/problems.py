@@ -126,10 +126,16 @@ def _unknown_key(key: str, siblings: Mapping[str, FieldInfo], model: type[BaseMo
 
 
 def _shown(value: Any, field: FieldInfo | None) -> str:
-    if field is not None and SecretStr in _parts(field.annotation):
+    if field is not None and _holds_secret(field.annotation):
         return "a value that is not shown"
     text = repr(value)
     return text if len(text) <= _MAX_GOT else text[: _MAX_GOT - 3] + "..."
+
+
+def _holds_secret(annotation: Any) -> bool:
+    """Return whether a key may stand at a place of this type, or below it."""
+    fields = _fields_of(annotation).values()
+    return SecretStr in _parts(annotation) or any(_holds_secret(field.annotation) for field in fields)
 
 
 def _parts(annotation: Any) -> set[Any]:

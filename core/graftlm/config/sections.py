@@ -422,14 +422,6 @@ class ServerSettings(Section):
         default="info", description="The least severe messages that are logged."
     )
 
-    @model_validator(mode="after")
-    def _check_open_admin(self) -> "ServerSettings":
-        if self.open_admin and self.admin_api_key is not None:
-            raise ValueError(
-                "`open_admin` lets every client administer, so `admin_api_key` protects nothing; leave one out"
-            )
-        return self
-
 
 class PluginSettings(Section):
     """Which plugins are loaded besides the installed ones, which are not, and who wins a name."""

@@ -223,6 +223,9 @@ class ReplicaSet:
         replica = choose_replica(self.replicas) if detokenizer_is_up else None
         if replica is None and not self._can_recover:
             raise UnavailableError(self.why_unavailable)
+        # Only an update of weights brings these back, and during one requests are held.
+        if not self._held and all(replica.outdated for replica in self.replicas):
+            raise UnavailableError(self.why_unavailable)
         return None if self._paused or self._held else replica
 
     def _wake(self) -> None:

@@ -231,7 +231,7 @@ class AbortRequest(WireModel):
     """Which requests to end."""
 
     rid: OneOrMany[_Id] | Literal[""] | None = Field(default=None, description="The id or ids given as `rid`.")
-    abort_all: bool | None = Field(default=False, description="End every request; needs the admin key.")
+    abort_all: bool | None = Field(default=False, description="End every request; an operator's.")
 
 
 class PrefixRequest(WireModel):

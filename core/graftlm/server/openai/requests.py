@@ -154,8 +154,8 @@ class SamplingFields(OpenAIModel):
     strict: bool | None = Field(
         default=None,
         description="Refuse a `json_schema` or `structural_tag` that cannot be enforced in full; false leaves out what "
-        "cannot be, and names it in `unenforced`. Null: true. Of a `response_format` and of tools that say nothing of "
-        "it themselves, it is the default; null: true and false.",
+        "cannot be, and names it in `unenforced`. Null: true. It is also the default of a `response_format` and of "
+        "tools without a `strict` of their own; null: true for a `response_format`, false for tools.",
     )
     grammar_backend: Text | None = Field(default=None, description="Which grammar backend enforces it, by name.")
     jump_forward: bool | None = Field(
