@@ -9,7 +9,7 @@ from graftlm.server.file_limit import connections_under, num_open_files, raise_f
 class FakeConnection:
     def __init__(self, name, table):
         self.name, self.table = name, table
-        self.body_bytes, self.is_held = 0, False
+        self.body_bytes, self.is_held, self.unsent_bytes = 0, False, 2**20
         self.ended = None
 
     def expire(self, phase):
@@ -74,7 +74,7 @@ def test_a_new_connection_takes_the_place_of_the_oldest_without_a_request(clock,
 
 @pytest.mark.parametrize(
     ("phase", "timeout_s"),
-    [(Phase.HEAD, 10), (Phase.BODY, 30), (Phase.STALLED, 30), (Phase.CLOSING, 5), (Phase.ANSWER, None)],
+    [(Phase.HEAD, 10), (Phase.BODY, 30), (Phase.STALLED, 30), (Phase.CLOSING, 30), (Phase.ANSWER, None)],
 )
 def test_a_connection_is_ended_when_its_time_in_a_phase_is_over(clock, table, connect, phase, timeout_s):
     connection = connect("a", phase)
@@ -105,6 +105,33 @@ def test_a_body_has_a_second_more_for_each_kib_and_all_the_time_that_the_server_
     clock.now_s += 1
     table.sweep()
     assert body.ended is Phase.BODY
+
+
+@pytest.mark.parametrize("phase", [Phase.STALLED, Phase.CLOSING])
+def test_a_client_that_reads_has_time_and_one_that_stops_is_ended(clock, table, connect, phase):
+    slow, other = connect("slow", phase), connect("other", phase)
+    for _ in range(10):
+        clock.now_s += 29
+        slow.unsent_bytes -= 1
+        table.sweep()
+        assert slow.ended is None
+    assert other.ended is phase
+    slow.unsent_bytes += 100  # more of the answer is no progress of the client
+    clock.now_s += 29
+    table.sweep()
+    assert slow.ended is None
+    clock.now_s += 1
+    table.sweep()
+    assert slow.ended is phase
+
+
+def test_unread_bytes_of_one_phase_do_not_count_in_the_next(clock, table, connect):
+    connection = connect("a", Phase.STALLED)
+    connection.unsent_bytes = 5000
+    table.move(connection, Phase.CLOSING)
+    clock.now_s += 30
+    table.sweep()
+    assert connection.ended is Phase.CLOSING
 
 
 @pytest.mark.parametrize(

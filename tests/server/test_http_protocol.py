@@ -17,7 +17,7 @@ PATIENT = ConnectionLimits(max_connections=8, max_header_bytes=MAX_HEADER)
 
 
 class Echo:
-    """Answers with what it got; /wait waits for `go`, /much sends 16 MiB."""
+    """Answers with what it got; /wait waits for `go`, /much sends 16 MiB in pieces and /once at once."""
 
     def __init__(self):
         self.go = asyncio.Event()
@@ -39,12 +39,20 @@ class Echo:
             "body": len(body),
             "target": scope["state"].get(TARGET_AUTHORITY),
         }
-        answer = b"x" * 2**24 if scope["path"] == "/much" else json.dumps(seen).encode()
+        answer = b"x" * 2**24 if scope["path"] in ("/much", "/once") else json.dumps(seen).encode()
         fields = [(b"content-length", str(len(answer)).encode())]
         await send({"type": "http.response.start", "status": 200, "headers": fields})
-        for start in range(0, len(answer), 2**16):
-            more = start + 2**16 < len(answer)
-            await send({"type": "http.response.body", "body": answer[start : start + 2**16], "more_body": more})
+        size = len(answer) if scope["path"] == "/once" else 2**16
+        for start in range(0, len(answer), size):
+            more = start + size < len(answer)
+            await send({"type": "http.response.body", "body": answer[start : start + size], "more_body": more})
+
+
+class Clock:
+    now_s = 0.0
+
+    def __call__(self):
+        return self.now_s
 
 
 class Site:
@@ -64,6 +72,62 @@ class Site:
             return await read_all(reader)
         finally:
             writer.close()
+
+
+class SlowLine(asyncio.Transport):
+    """A connection whose client reads what `read` takes off, with asyncio's bounds of the write buffer."""
+
+    def __init__(self):
+        super().__init__()
+        self.unsent, self.num_read = bytearray(), 0
+        self.is_paused = self.has_ended = self.was_aborted = self._closing = False
+        self.protocol = None
+
+    def open(self, protocol):
+        self.protocol = protocol
+        protocol.connection_made(self)
+
+    def read(self, num_bytes):
+        self.num_read += len(self.unsent[:num_bytes])
+        del self.unsent[:num_bytes]
+        if self.is_paused and len(self.unsent) <= 2**14:
+            self.is_paused = False
+            self.protocol.resume_writing()
+        if self._closing and not self.unsent:
+            self._end()
+
+    def write(self, data):
+        self.unsent += data
+        if len(self.unsent) > 2**16 and not self.is_paused:
+            self.is_paused = True
+            self.protocol.pause_writing()
+
+    def get_write_buffer_size(self):
+        return len(self.unsent)
+
+    def is_closing(self):
+        return self._closing
+
+    def close(self):
+        self._closing = True
+        if not self.unsent:
+            self._end()
+
+    def abort(self):
+        self._closing = self.was_aborted = True
+        self.unsent.clear()
+        self._end()
+
+    def pause_reading(self):
+        pass
+
+    def resume_reading(self):
+        pass
+
+    def _end(self):
+        if not self.has_ended:
+            self.has_ended = True
+            self.protocol.connection_lost(None)
 
 
 async def read_all(reader):
@@ -98,6 +162,14 @@ async def serving(limits):
     for listener in server.servers:  # a forced end leaves them open
         listener.close()
     tasks[1].cancel()
+
+
+def served_in_memory(clock):
+    """Return a connection to Echo without a socket, its table and uvicorn's state."""
+    table, state, transport = ConnectionTable(PATIENT, clock), uvicorn.server.ServerState(), SlowLine()
+    config = uvicorn.Config(Echo(), lifespan="off", log_config=None, ws="none")
+    transport.open(HttpProtocol(config, state, {}, table=table))
+    return transport, table, state
 
 
 def head(size, line=b"GET / HTTP/1.1\r\n"):
@@ -248,13 +320,47 @@ async def test_a_client_that_does_not_get_on_is_disconnected(beginning, drop, an
         assert answer or not end.result()
 
 
-async def test_a_client_that_does_not_read_its_answer_is_disconnected():
+@pytest.mark.parametrize("line", [b"", b"Connection: close\r\n"], ids=["keep-alive", "close"])
+@pytest.mark.parametrize("path", [b"/much", b"/once"])
+async def test_a_client_that_does_not_read_its_answer_is_disconnected(path, line):
     async with serving(LIMITS) as site:
-        _, writer = await site.connect(b"GET /much HTTP/1.1\r\nHost: a\r\n\r\n")
+        _, writer = await site.connect(b"GET %b HTTP/1.1\r\nHost: a\r\n%b\r\n" % (path, line))
         writer.transport.pause_reading()
         await until(lambda: site.app.paths)
         await until(lambda: len(site.table) == 0)
         writer.close()
+
+
+@pytest.mark.parametrize("line", [b"", b"Connection: close\r\n"], ids=["keep-alive", "close"])
+@pytest.mark.parametrize("path", [b"/much", b"/once"])
+async def test_a_client_that_reads_slowly_gets_its_whole_answer(path, line):
+    """16 MiB at 150 kB/s take 112 s, and the limit is 30 s."""
+    clock = Clock()
+    transport, table, state = served_in_memory(clock)
+    transport.protocol.data_received(b"GET %b HTTP/1.1\r\nHost: a\r\n%b\r\n" % (path, line))
+    await until(lambda: transport.unsent)
+    while state.tasks or transport.unsent:
+        transport.read(150_000)
+        clock.now_s += 1
+        table.sweep()
+        for _ in range(3):  # the application sends more
+            await asyncio.sleep(0)
+    assert transport.num_read > 2**24
+    assert clock.now_s > 100
+    assert not transport.was_aborted
+    assert transport.has_ended == bool(line)
+
+
+async def test_the_end_of_an_idle_connection_with_an_unread_answer_has_a_limit():
+    clock = Clock()
+    transport, table, _ = served_in_memory(clock)
+    transport.protocol.data_received(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
+    await until(lambda: transport.unsent.endswith(b"}"))
+    transport.protocol.timeout_keep_alive_handler()  # uvicorn calls it after 75 s
+    clock.now_s += 30
+    table.sweep()
+    assert transport.was_aborted
+    assert len(table) == 0
 
 
 async def test_a_request_may_take_long_to_answer():

@@ -11,8 +11,6 @@ __all__ = ["Connection", "ConnectionLimits", "ConnectionTable", "Phase"]
 
 #: A body has this many more bytes for each second beyond `stall_timeout_s`.
 _MIN_BODY_BYTES_PER_S: Final = 1024
-#: The last bytes of an answer may take this long before the connection is aborted.
-_CLOSE_TIMEOUT_S: Final = 5.0
 
 
 class Phase(Enum):
@@ -21,11 +19,13 @@ class Phase(Enum):
     IDLE = "the first byte of another request"
     HEAD = "the end of a request's header fields"
     BODY = "the end of a request's body"
-    STALLED = "a client that does not read its answer"
+    STALLED = "a client that reads its answer slowly or not at all"
     ANSWER = "the server"
-    CLOSING = "the last bytes of an answer"
+    CLOSING = "a client that has yet to read the end of its last answer"
 
 
+#: In these the client has to read.
+_UNREAD: Final = (Phase.STALLED, Phase.CLOSING)
 #: These connections are closed for a new one, the oldest of the first kind first.
 _EVICTABLE: Final = (Phase.CLOSING, Phase.BODY, Phase.STALLED)
 
@@ -40,6 +40,10 @@ class Connection(Protocol):
     @property
     def is_held(self) -> bool:
         """Whether the server does not read from the client at the moment."""
+
+    @property
+    def unsent_bytes(self) -> int:
+        """Bytes of answers that the operating system has not taken yet."""
 
     def expire(self, phase: Phase) -> None:
         """End a connection that was too long in a phase."""
@@ -56,8 +60,8 @@ class ConnectionLimits:
         max_connections: open at once.
         max_header_bytes: of the request line with all header fields; of the trailer fields; of a chunk's extensions.
         header_timeout_s: from a connection's opening, or a request's first byte, to the end of its header fields.
-        stall_timeout_s: a body may take as long, and a second more for each KiB that came; a client that reads nothing
-            of its answer may take as long.
+        stall_timeout_s: a body may take as long, and a second more for each KiB that came; a client may take as long
+            without reading anything of its answer.
     """
 
     max_connections: int = 1024
@@ -81,6 +85,8 @@ class ConnectionTable:
         self._phases: dict[Connection, Phase] = {}
         # By phase: connection -> when it entered, the oldest first.
         self._since: dict[Phase, dict[Connection, float]] = {phase: {} for phase in Phase}
+        # Of each connection in STALLED or CLOSING: its `unsent_bytes` when it entered, or at the last sweep.
+        self._unsent: dict[Connection, int] = {}
 
     def __len__(self) -> int:
         return len(self._phases)
@@ -106,33 +112,36 @@ class ConnectionTable:
         before = self._phases.get(connection)
         if before is None or before is phase:
             return
-        del self._since[before][connection]
+        self._leave(connection, before)
         self._enter(connection, phase)
 
     def forget(self, connection: Connection) -> None:
         """Note that a connection is closed."""
         phase = self._phases.pop(connection, None)
         if phase is not None:
-            del self._since[phase][connection]
+            self._leave(connection, phase)
 
     def sweep(self) -> None:
         """End the connections that are late."""
         now_s, limits = self._clock(), self.limits
-        timeouts = {
-            Phase.HEAD: limits.header_timeout_s,
-            Phase.STALLED: limits.stall_timeout_s,
-            Phase.CLOSING: _CLOSE_TIMEOUT_S,
-        }
-        for phase, timeout_s in timeouts.items():
-            for connection, since_s in list(self._since[phase].items()):
-                if now_s - since_s < timeout_s:
-                    break  # the others are younger
-                connection.expire(phase)
+        for connection, since_s in list(self._since[Phase.HEAD].items()):
+            if now_s - since_s < limits.header_timeout_s:
+                break  # the others are younger
+            connection.expire(Phase.HEAD)
         for connection, since_s in list(self._since[Phase.BODY].items()):
             if connection.is_held:
                 self._since[Phase.BODY][connection] = now_s
             elif now_s - since_s >= limits.stall_timeout_s + connection.body_bytes / _MIN_BODY_BYTES_PER_S:
                 connection.expire(Phase.BODY)
+        for phase in _UNREAD:
+            for connection, since_s in list(self._since[phase].items()):
+                if connection.unsent_bytes < self._unsent[connection]:
+                    self._leave(connection, phase)
+                    self._enter(connection, phase)
+                    continue
+                self._unsent[connection] = connection.unsent_bytes
+                if now_s - since_s >= limits.stall_timeout_s:
+                    connection.expire(phase)
 
     async def run(self) -> None:
         """Sweep until cancelled."""
@@ -144,6 +153,12 @@ class ConnectionTable:
     def _enter(self, connection: Connection, phase: Phase) -> None:
         self._phases[connection] = phase
         self._since[phase][connection] = self._clock()
+        if phase in _UNREAD:
+            self._unsent[connection] = connection.unsent_bytes
+
+    def _leave(self, connection: Connection, phase: Phase) -> None:
+        del self._since[phase][connection]
+        self._unsent.pop(connection, None)
 
     def _to_evict(self) -> Connection | None:
         waiting = [next(iter(self._since[phase].items()), None) for phase in (Phase.IDLE, Phase.HEAD)]

@@ -61,6 +61,11 @@ class HttpProtocol(HttpToolsProtocol):
         """Whether reading is paused until the application reads, or answers an earlier request."""
         return self.flow.read_paused
 
+    @property
+    def unsent_bytes(self) -> int:
+        """Bytes of answers that the operating system has not taken yet."""
+        return self.transport.get_write_buffer_size()
+
     def expire(self, phase: Phase) -> None:
         """End a connection that was too long in a phase: 408 for half a request, else without a word."""
         if phase is Phase.BODY:
@@ -106,6 +111,11 @@ class HttpProtocol(HttpToolsProtocol):
     def resume_writing(self) -> None:
         """Note that the client reads."""
         super().resume_writing()
+        self._note_phase()
+
+    def timeout_keep_alive_handler(self) -> None:
+        """Close a connection without a further request."""
+        super().timeout_keep_alive_handler()
         self._note_phase()
 
     # -- what the parser calls -----------------------------------------------------------------------------------------
