@@ -351,6 +351,16 @@ async def test_a_client_that_reads_slowly_gets_its_whole_answer(path, line):
     assert transport.has_ended == bool(line)
 
 
+async def test_the_system_takes_little_of_an_answer_ahead_so_that_slow_progress_shows():
+    async with serving(PATIENT) as site:
+        _, writer = await site.connect(b"GET /once HTTP/1.1\r\nHost: a\r\n\r\n")
+        writer.transport.pause_reading()
+        await until(lambda: [it for it in site.table._phases if it.flow.write_paused])
+        (connection,) = site.table._phases
+        assert connection.unsent_bytes > 2**24 - 2**21
+        writer.close()
+
+
 async def test_the_end_of_an_idle_connection_with_an_unread_answer_has_a_limit():
     clock = Clock()
     transport, table, _ = served_in_memory(clock)

@@ -1,7 +1,9 @@
 """HTTP/1.1 on one connection: uvicorn's protocol with bounds on what a client may send before it is answered."""
 
 import asyncio
+import contextlib
 import re
+import socket
 from typing import Any, Final
 
 from uvicorn.config import Config
@@ -21,6 +23,10 @@ _PIECE_BYTES: Final = 8192
 _MAX_HEADER_FIELDS: Final = 256
 #: Raw bytes behind a pipelined request; what one read brings is below it.
 _MAX_HELD_BYTES: Final = 2**20
+
+#: The system takes this much of an answer ahead of what it sends. By default it takes up to 4 MiB and then waits until a
+#: third of them is read, so a slow client would show no progress for `stall_timeout_s`.
+_MAX_NOT_SENT_BYTES: Final = 2**17
 
 _ABSOLUTE_FORM: Final = re.compile(rb"[A-Za-z][A-Za-z0-9+.-]*://([^/?#]*)")
 
@@ -84,6 +90,7 @@ class HttpProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Take in a connection, or close it when there are too many."""
         super().connection_made(transport)
+        _limit_not_sent(transport)
         if not self._table.admit(self):
             self._refuse(503, "too many connections (server.max_connections); try again")
 
@@ -224,3 +231,12 @@ class HttpProtocol(HttpToolsProtocol):
         else:
             phase = Phase.HEAD if self._in_head or self._num_loose else Phase.IDLE
         self._table.move(self, phase)
+
+
+def _limit_not_sent(transport: asyncio.Transport) -> None:
+    """Bound what the system takes of an answer before it sends it, where the system has that option."""
+    option: int | None = getattr(socket, "TCP_NOTSENT_LOWAT", None)
+    connection = transport.get_extra_info("socket")
+    if option is not None and connection is not None:
+        with contextlib.suppress(OSError):
+            connection.setsockopt(socket.IPPROTO_TCP, option, _MAX_NOT_SENT_BYTES)
