@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import re
 from functools import partial
 
 import pytest
@@ -164,10 +165,10 @@ async def serving(limits):
     tasks[1].cancel()
 
 
-def served_in_memory(clock):
+def served_in_memory(clock, app=None):
     """Return a connection to Echo without a socket, its table and uvicorn's state."""
     table, state, transport = ConnectionTable(PATIENT, clock), uvicorn.server.ServerState(), SlowLine()
-    config = uvicorn.Config(Echo(), lifespan="off", log_config=None, ws="none")
+    config = uvicorn.Config(app or Echo(), lifespan="off", log_config=None, ws="none")
     transport.open(HttpProtocol(config, state, {}, table=table))
     return transport, table, state
 
@@ -210,8 +211,18 @@ async def test_what_is_within_the_bounds_is_served(request_bytes):
         ([b"GET / HTTP/1.1\r\nHost: a\r\n", b"A:\r\n" * 300, b"\r\n"], 431),
         ([b"\r\n" * MAX_HEADER], 431),
         ([b"nonsense\r\n\r\n"], 400),
+        ([b"CONNECT a:80 HTTP/1.1\r\nHost: a:80\r\n\r\n"], 400),
     ],
-    ids=["one byte more", "endless line", "endless lines", "endless target", "many fields", "empty lines", "no HTTP"],
+    ids=[
+        "one byte more",
+        "endless line",
+        "endless lines",
+        "endless target",
+        "many fields",
+        "empty lines",
+        "no HTTP",
+        "tunnel",
+    ],
 )
 async def test_larger_heads_are_refused_with_an_error_body_and_the_connection_closed(parts, status):
     async with serving(PATIENT) as site:
@@ -259,6 +270,41 @@ async def test_a_target_in_absolute_form_is_noted(target, seen):
         answer = await site.all_of(head(200, b"GET " + target + b" HTTP/1.1\r\n"))
         found = json.loads(answer.partition(b"\r\n\r\n")[2])
         assert (found["path"], found["target"]) == ("/a", seen)
+
+
+UPGRADE = b"Host: a\r\nConnection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABk\r\n"
+HIDDEN = b"POST /hidden HTTP/1.1\r\nHost: a\r\nContent-Length: 0\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    ("request_bytes", "seen"),
+    [
+        (b"POST /a HTTP/1.1\r\n%bContent-Length: 3\r\n\r\nabc" % UPGRADE, [["/a", 3]]),
+        (b"POST /a HTTP/1.1\r\n%bContent-Length: %d\r\n\r\n%b" % (UPGRADE, len(HIDDEN), HIDDEN), [["/a", len(HIDDEN)]]),
+        (
+            b"POST /a HTTP/1.1\r\n%bTransfer-Encoding: chunked\r\n\r\n%x\r\n%b\r\n0\r\nUpgrade: h2c\r\n\r\n"
+            % (UPGRADE, len(HIDDEN), HIDDEN),
+            [["/a", len(HIDDEN)]],
+        ),
+        (b"GET /a HTTP/1.1\r\n%b\r\nGET /b HTTP/1.1\r\nHost: a\r\n\r\n" % UPGRADE, [["/a", 0], ["/b", 0]]),
+        (b"GET /a HTTP/1.1\r\nHost: a\r\nConnection: upgrade\r\nUpgrade: websocket\r\n\r\n", [["/a", 0]]),
+        (b"POST /a HTTP/1.1\r\n%bupgrade: x\r\nContent-Length: 1\r\n\r\na" % UPGRADE * 3, [["/a", 1]] * 3),
+        (b"POST /a HTTP/1.1\r\n%bContent-Length: 10000\r\n\r\n" % UPGRADE + b"a" * 10_000, [["/a", 10_000]]),
+    ],
+    ids=["body", "request as body", "chunks", "pipelined", "websocket", "three", "large body"],
+)
+@pytest.mark.parametrize("size", [2**20, 1, 7], ids=["at once", "byte by byte", "7 bytes a time"])
+async def test_a_request_to_upgrade_is_served_as_any_other(request_bytes, seen, size):
+    app = Echo()
+    transport, _, _ = served_in_memory(Clock(), app)
+    last = b"GET /last HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n"
+    for start in range(0, len(request_bytes), size):
+        transport.protocol.data_received(request_bytes[start : start + size])
+    transport.protocol.data_received(last)
+    await until(lambda: transport.is_closing())
+    answers = [json.loads(it) for it in re.findall(rb"\r\n\r\n(\{.*?\})(?=HTTP|$)", bytes(transport.unsent))]
+    assert [[it["path"], it["body"]] for it in answers] == [*seen, ["/last", 0]]
+    assert "upgrade" not in dict(answers[0]["headers"])
 
 
 async def test_pipelined_requests_are_answered_in_order_and_few_are_parsed_ahead():

@@ -6,6 +6,7 @@ import re
 import socket
 from typing import Any, Final
 
+from httptools import HttpParserError, HttpParserUpgrade
 from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from uvicorn.server import ServerState
@@ -24,8 +25,8 @@ _MAX_HEADER_FIELDS: Final = 256
 #: Raw bytes behind a pipelined request; what one read brings is below it.
 _MAX_HELD_BYTES: Final = 2**20
 
-#: The system takes this much of an answer ahead of what it sends. By default it takes up to 4 MiB and then waits until a
-#: third of them is read, so a slow client would show no progress for `stall_timeout_s`.
+#: The system takes this much of an answer ahead of what it sends. By default it takes up to 4 MiB, and then nothing
+#: until a third of them is read: a slow client would show no progress for `stall_timeout_s`.
 _MAX_NOT_SENT_BYTES: Final = 2**17
 
 _ABSOLUTE_FORM: Final = re.compile(rb"[A-Za-z][A-Za-z0-9+.-]*://([^/?#]*)")
@@ -39,6 +40,9 @@ class HttpProtocol(HttpToolsProtocol):
 
         GET / HTTP/1.1 CRLF Host: ... CRLF CRLF | 5;extension CRLF hello CRLF | 0 CRLF trailer: ... CRLF CRLF
         |--------------- loose ---------------|   |--- loose ---|               |--------- loose ----------|
+
+    A request to upgrade to another protocol is served as if it had no `Upgrade` field (RFC 9110, section 7.8). The
+    parser would take its body for the next request: it gets the head a second time, without that field.
     """
 
     def __init__(
@@ -58,6 +62,7 @@ class HttpProtocol(HttpToolsProtocol):
         self._in_body = False
         self._held = bytearray()  # raw bytes behind a pipelined request
         self._refusal: tuple[int, str] | None = None
+        self._head_again: bytes | None = None  # without `Upgrade`, for the parser, which is about to stop
         self.body_bytes = 0
 
     # -- the table's view ----------------------------------------------------------------------------------------------
@@ -142,7 +147,13 @@ class HttpProtocol(HttpToolsProtocol):
         super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        """Hand the request to the application."""
+        """Hand the request to the application, unless its head comes a second time."""
+        if self.parser.should_upgrade():
+            if self.parser.get_method() == b"CONNECT":
+                self._refusal = (400, "CONNECT is a request to a proxy, and this server is none")
+                raise ValueError
+            self._head_again = self._head_without_upgrade()
+            return
         self._num_loose, self.body_bytes = 0, 0
         self._in_head, self._in_body = False, True
         if not self.url.startswith(b"/"):
@@ -159,6 +170,8 @@ class HttpProtocol(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         """End the request."""
+        if self._head_again is not None:
+            return
         self._num_loose, self._in_body = 0, False
         super().on_message_complete()
 
@@ -208,9 +221,31 @@ class HttpProtocol(HttpToolsProtocol):
             piece = rest[: min(_PIECE_BYTES, self._max_loose - self._num_loose)]
             rest = rest[len(piece) :]
             self._num_loose += len(piece)
-            super().data_received(piece)  # type: ignore[arg-type]
+            self._feed(bytes(piece))
             if self._num_loose >= self._max_loose and not self.transport.is_closing():
                 self._refuse(431, f"header fields are larger than server.max_header_bytes, {self._max_loose} bytes")
+
+    def _feed(self, data: bytes) -> None:
+        """Feed the parser all of some bytes, or what precedes an error."""
+        self._unset_keepalive_if_required()
+        try:
+            while data:
+                try:
+                    self.parser.feed_data(data)
+                    return
+                except HttpParserUpgrade as upgrade:
+                    data = (self._head_again or b"") + data[upgrade.args[0] :]
+                    self._head_again = None
+        except HttpParserError:
+            message = "Invalid HTTP request received."
+            self.logger.warning(message)
+            self.send_400_response(message)
+
+    def _head_without_upgrade(self) -> bytes:
+        """Return the head that was just parsed; it is shorter than it came."""
+        line = b"%b %b HTTP/%b\r\n" % (self.parser.get_method(), self.url, self.parser.get_http_version().encode())
+        fields = (b"%b:%b\r\n" % field for field in self.headers if field[0] != b"upgrade")
+        return line + b"".join(fields) + b"\r\n"
 
     def _hold(self, data: bytes | bytearray | memoryview) -> None:
         """Keep bytes for later, and read no more until then."""
