@@ -126,7 +126,7 @@ def write(root, files):
     for name, text in files.items():
         file = root / name
         file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(f"{text}\n")
+        file.write_text(f"{text}\n", errors="surrogateescape")
 
 
 CGROUPS = {
@@ -134,15 +134,22 @@ CGROUPS = {
         "proc/self/cgroup": "0::/app.slice/engine",
         "sys/fs/cgroup/app.slice/memory.max": 64 * MIB,
         "sys/fs/cgroup/app.slice/memory.current": 40 * MIB,
-        "sys/fs/cgroup/app.slice/memory.stat": f"anon 5\ninactive_file {8 * MIB}",
+        "sys/fs/cgroup/app.slice/memory.stat": f"anon 5\ninactive_file {3 * MIB}\nactive_file {5 * MIB}\n\nfile x",
         "sys/fs/cgroup/app.slice/engine/memory.max": "max",
     },
     "v1": {
         "proc/self/cgroup": "9:name=systemd:/\n4:memory:/box",
         "sys/fs/cgroup/memory/box/memory.limit_in_bytes": 64 * MIB,
         "sys/fs/cgroup/memory/box/memory.usage_in_bytes": 40 * MIB,
-        "sys/fs/cgroup/memory/box/memory.stat": f"total_inactive_file {8 * MIB}",
+        "sys/fs/cgroup/memory/box/memory.stat": (
+            f"active_file 7\ntotal_inactive_file {3 * MIB}\ntotal_active_file {5 * MIB}"
+        ),
         "sys/fs/cgroup/memory/memory.limit_in_bytes": 9223372036854771712,
+    },
+    "lines of another form": {
+        "proc/self/cgroup": "\nmemory\n4:memory\n::\n0::/\udcff\n0::/",
+        "sys/fs/cgroup/memory.max": 64 * MIB,
+        "sys/fs/cgroup/memory.current": 32 * MIB,
     },
     "a path that the container does not see": {
         "proc/self/cgroup": "0::/docker/0123",

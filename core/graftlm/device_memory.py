@@ -81,26 +81,34 @@ def gib(num_bytes: int) -> str:
 
 
 def _cgroups(root: Path) -> list[tuple[int, int]]:
-    """Return (limit, bytes in use that cannot be dropped) of the cgroups of this process that have a limit."""
+    """Return (limit, bytes in use that cannot be dropped) of the cgroups of this process that have a limit.
+
+    Page cache can be dropped, on either of the kernel's lists: weights that were read twice are on the active one.
+    """
     try:
-        lines = (root / "proc/self/cgroup").read_text(encoding="utf-8").splitlines()
+        lines = (root / "proc/self/cgroup").read_text(encoding="utf-8", errors="surrogateescape").splitlines()
     except OSError:
         return []
     found = []
     for line in lines:
-        _, controllers, path = line.split(":", 2)
+        _, _, entry = line.partition(":")
+        controllers, colon, path = entry.partition(":")
+        if not colon:  # not a line that the kernel writes
+            continue
         if controllers == "":
-            top, limit, used, inactive = root / "sys/fs/cgroup", "memory.max", "memory.current", "inactive_file"
+            top, limit, used, prefix = root / "sys/fs/cgroup", "memory.max", "memory.current", ""
         elif "memory" in controllers.split(","):
             top = root / "sys/fs/cgroup/memory"
-            limit, used, inactive = "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"
+            limit, used, prefix = "memory.limit_in_bytes", "memory.usage_in_bytes", "total_"
         else:
             continue
         folder = top / path.lstrip("/")
         # In a container the path may be the host's, which is not mounted; then its ancestors do not match, but `top`.
         for place in [folder, *folder.parents]:
             if place.is_relative_to(top) and (limit_bytes := _number(place / limit)) is not None:
-                used_bytes = (_number(place / used) or 0) - _statistic(place / "memory.stat", inactive)
+                statistics = _statistics(place / "memory.stat")
+                cached_bytes = sum(statistics.get(f"{prefix}{name}", 0) for name in ("active_file", "inactive_file"))
+                used_bytes = (_number(place / used) or 0) - cached_bytes
                 found.append((limit_bytes, max(0, used_bytes)))
     return found
 
@@ -112,9 +120,11 @@ def _number(file: Path) -> int | None:
         return None
 
 
-def _statistic(file: Path, name: str) -> int:
+def _statistics(file: Path) -> dict[str, int]:
+    """Return name -> bytes of a memory.stat; lines of another form are left out."""
     try:
-        lines = file.read_text(encoding="utf-8").splitlines()
+        lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
-        return 0
-    return next((int(line.split()[1]) for line in lines if line.startswith(f"{name} ")), 0)
+        return {}
+    pairs = [line.split() for line in lines]
+    return {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2 and pair[1].isdecimal()}
