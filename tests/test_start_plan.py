@@ -1,0 +1,63 @@
+"""What `serve --dry-run` says of memory: an estimate, which refuses nothing."""
+
+import pytest
+
+from graftlm.assembly import detect_platform
+from graftlm.config import EngineConfig
+from graftlm.device_memory import DeviceMemory, gib
+from graftlm.errors import ConfigError
+from graftlm.registry import Registry
+from graftlm.start_plan import plan_start
+from graftlm.testing.sparse_checkpoint import LlamaShape, write_sparse_checkpoint
+
+GIB = 1 << 30
+#: 1.16 GiB in bfloat16.
+SHAPE = LlamaShape(
+    hidden_size=1024, intermediate_size=65536, num_layers=3, num_heads=8, num_kv_heads=8, head_dim=128, vocab_size=4096
+)
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    """A checkpoint whose folder also holds weights that no loader reads, as Mistral's do."""
+    folder = write_sparse_checkpoint(tmp_path_factory.mktemp("checkpoint"), SHAPE)
+    for name in ("consolidated.safetensors", "model-00001-of-00002.safetensors"):
+        with (folder / name).open("wb") as file:
+            file.truncate(100 * GIB)  # sparse
+    return folder
+
+
+def plan(checkpoint, have, **fields):
+    model = {"path": str(checkpoint), "device": "cpu"} | fields.pop("model", {})
+    config = EngineConfig(model=model, **fields)
+    platform = detect_platform(config)
+    return plan_start(config, Registry.load(config.plugins, (), platform), platform, have)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "num_bytes"), [("bfloat16", SHAPE.weight_bytes), ("float32", 2 * SHAPE.weight_bytes)]
+)
+def test_the_weights_are_those_that_are_loaded_in_the_dtype_of_the_model(checkpoint, dtype, num_bytes):
+    lines = plan(checkpoint, DeviceMemory(64 * GIB, 32 * GIB, None), model={"dtype": dtype})
+    assert f", {gib(num_bytes)} of weights, {dtype} on cpu, 1 replica(s)" in lines[0]
+    assert f"would fit into the {gib(32 * GIB - num_bytes)} that are free" in lines[2]
+
+
+@pytest.mark.parametrize("free_bytes", [0, GIB, SHAPE.weight_bytes])
+def test_an_estimate_of_too_little_memory_is_a_warning(checkpoint, free_bytes):
+    lines = plan(checkpoint, DeviceMemory(64 * GIB, free_bytes, None))
+    assert lines[2].startswith("warning: KV memory: an estimate finds too little: the weights take about 1.16 GiB of ")
+    assert f"{gib(free_bytes)} that are free (64.00 GiB in all). If that is still so when they are" in lines[2]
+    assert any(line.startswith("plugin: attention = ") for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("memory", "message"),
+    [
+        ({"kv_tokens": 10**12}, "memory.kv_tokens: 1,000,000,000,000 tokens take"),
+        ({"window_tokens": 64}, "keeps no wi"),
+    ],
+)
+def test_what_no_free_memory_changes_is_refused_beside_too_little_of_it(checkpoint, memory, message):
+    with pytest.raises(ConfigError, match=message):
+        plan(checkpoint, DeviceMemory(64 * GIB, 0, None), memory=memory, cache={"name": "radix"})
