@@ -1,5 +1,6 @@
 import ctypes
 import fcntl
+import os
 import shutil
 import stat
 import sys
@@ -179,12 +180,104 @@ def test_the_compiler_speaks_when_it_fails(tmp_path):
     assert list((tmp_path / "cache").iterdir()) == []
 
 
-def test_a_directory_that_others_may_write_to_is_not_trusted(tmp_path):
+@pytest.mark.parametrize("mode", [0o777, 0o775, 0o757])
+def test_a_directory_that_others_may_write_to_is_not_trusted(tmp_path, mode):
     cache = tmp_path / "cache"
     cache.mkdir()
-    cache.chmod(0o777)
-    with pytest.raises(KernelBuildError, match="not trusted"):
+    cache.chmod(mode)
+    with pytest.raises(
+        KernelBuildError, match=f"not trusted: its mode {stat.filemode(mode | stat.S_IFDIR)} lets other"
+    ):
         build_library(source(tmp_path), "g++", cache)
+
+
+@pytest.mark.parametrize("num_bytes", [0, 64, 7000, -1])
+def test_a_damaged_library_is_compiled_again(tmp_path, caplog, num_bytes):
+    path, cache = source(tmp_path), tmp_path / "cache"
+    library = build_library(path, "g++", cache)
+    content = library.read_bytes()
+    library.write_bytes(content[:num_bytes])  # a loader that maps half a library ends the process
+    with watching(KernelWatch()) as watch:
+        assert build_library(path, "g++", cache) == library
+    assert library.read_bytes() == content
+    assert [use.compiled for use in watch.uses] == [True]
+    shown = f"{len(content[:num_bytes]):,}"
+    assert f"the compiled kernel {library} is damaged, or of an older graftlm: its {shown} bytes do not" in caplog.text
+
+
+def test_a_library_with_other_bytes_is_compiled_again(tmp_path):
+    path, cache = source(tmp_path), tmp_path / "cache"
+    library = build_library(path, "g++", cache)
+    content = library.read_bytes()
+    middle = len(content) // 2
+    library.write_bytes(content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :])
+    build_library(path, "g++", cache)
+    assert library.read_bytes() == content
+
+
+def replaced_by_a_link(library):
+    library.rename(library.with_name("elsewhere"))
+    library.symlink_to("elsewhere")
+
+
+@pytest.mark.parametrize("change", [lambda library: library.chmod(0o775), replaced_by_a_link], ids=["mode", "link"])
+def test_a_library_that_others_may_write_to_is_compiled_again(tmp_path, change):
+    path, cache = source(tmp_path), tmp_path / "cache"
+    library = build_library(path, "g++", cache)
+    change(library)
+    with watching(KernelWatch()) as watch:
+        build_library(path, "g++", cache)
+    assert len(watch.compiled) == 1
+    assert stat.S_IMODE(library.lstat().st_mode) == 0o755
+    assert stat.S_ISREG(library.lstat().st_mode)
+
+
+@pytest.mark.parametrize("umask", [0o000, 0o077])
+def test_a_umask_does_not_decide_who_may_use_a_library(tmp_path, umask):
+    umask = os.umask(umask)
+    try:
+        with watching(KernelWatch()) as watch:
+            for _ in range(2):
+                build_library(source(tmp_path), "g++", tmp_path / "cache")
+    finally:
+        os.umask(umask)
+    assert [use.compiled for use in watch.uses] == [True, False]
+    assert stat.S_IMODE(watch.uses[0].library.stat().st_mode) == 0o755
+
+
+def test_folders_of_killed_builders_are_removed(tmp_path):
+    cache = tmp_path / "cache"
+    for name in ("build-dead", "build-running"):
+        (cache / name).mkdir(parents=True)
+        (cache / name / "tiny.so").write_bytes(b"")
+    cache.chmod(0o700)
+    os.utime(cache / "build-dead", (0, 0))
+    library = build_library(source(tmp_path), "g++", cache)
+    assert sorted(cache.iterdir()) == [cache / "build-running", library]
+
+
+COMPILERS = {
+    "of another format": b"\x7fELF nothing that runs",
+    "no interpreter": b"#!/nowhere/interpreter\n",
+    "a version in no encoding": b"#!/bin/sh\nprintf '\\377\\376\\n'\nexit 1\n",
+}
+
+
+@pytest.mark.parametrize("name", COMPILERS)
+def test_a_compiler_that_does_not_work_is_an_error_of_the_build(tmp_path, name):
+    compiler = tmp_path / "compiler"
+    compiler.write_bytes(COMPILERS[name])
+    compiler.chmod(0o755)
+    with watching(KernelWatch()) as watch, pytest.raises(KernelBuildError, match=f"{compiler}"):
+        build_library(source(tmp_path), str(compiler), tmp_path / "cache")
+    assert list(watch.refused) == ["tiny"]
+
+
+def test_a_compiler_may_write_in_any_encoding(tmp_path):
+    compiler = tmp_path / "compiler"
+    compiler.write_bytes(b"#!/bin/sh\nprintf '\\377\\n'\nprintf '\\376\\n' >&2\nexec g++ \"$@\"\n")
+    compiler.chmod(0o755)
+    assert load_library(source(tmp_path), str(compiler), tmp_path / "cache").answer() == 42
 
 
 def test_a_directory_that_cannot_be_made_is_reported(tmp_path):

@@ -5,7 +5,6 @@ import ctypes
 import logging
 import os
 import shutil
-import stat
 import subprocess
 import tempfile
 import time
@@ -15,6 +14,7 @@ from pathlib import Path
 from graftlm.errors import ProviderUnavailableError
 from graftlm.kernel_events import KernelUse, kernel_refused, kernel_used, say
 from graftlm.layers.kernel_key import kernel_key
+from graftlm.layers.sealed_file import find_flaw, find_other_writers, seal
 
 __all__ = ["FLAGS", "KernelBuildError", "build_library", "load_library", "user_cache_dir"]
 
@@ -29,6 +29,10 @@ _COMPILE_LIMIT_S = 120.0
 _WAIT_LIMIT_S = 2 * _COMPILE_LIMIT_S
 _LOOK_AGAIN_S = 0.05
 _SHOWN_ERROR_CHARS = 2000
+_MISSING = "is missing"
+_BUILD_PREFIX = "build-"
+#: No compile takes this long: a folder that has not changed since is that of a process that was killed.
+_DEAD_BUILD_S = 3600.0
 
 
 class KernelBuildError(ProviderUnavailableError):
@@ -47,7 +51,8 @@ def load_library(
 ) -> ctypes.CDLL:
     """Compile a source if need be, and load it. Its OpenMP runtime is the one that torch has loaded already.
 
-    Args, Effects and Raises: as of `build_library`. A library that cannot be loaded is a KernelBuildError, too.
+    Args, Effects and Raises: as of `build_library`. A library that cannot be loaded is a KernelBuildError, too: it is
+    as the compiler left it, so compiling it again would not help.
     """
     library = build_library(source, compiler, cache_dir, flags, include_dir)
     try:
@@ -64,7 +69,8 @@ def build_library(
     """Return the shared library of a source, compiling it if the cache does not hold it.
 
     Processes that need the same library at the same time compile it once: one compiles, the others wait. The file is
-    renamed into place when it is whole.
+    renamed into place when it is whole and sealed. One in the cache that is damaged, or that other users may write to,
+    is compiled again.
 
     Args:
         source: a C++ file. Headers of its own lie in its directory or below.
@@ -76,7 +82,7 @@ def build_library(
     Effects: tells the watches of `kernel_events`, and logs what is compiled and how long that takes.
 
     Raises:
-        KernelBuildError: no compiler, the compiler fails, or the directory is not this user's alone to write.
+        KernelBuildError: no compiler, the compiler fails, or others than this user and root may write to the directory.
     """
     start_s = time.monotonic()
     try:
@@ -102,15 +108,36 @@ def _find_or_compile(
     try:
         library = cache_dir / f"{source.stem}-{kernel_key(source, [include_dir], options, version)}.so"
         _make_private(cache_dir)
-        if library.exists():
+        flaw = _flaw(library)
+        if flaw is None:
             return library, False
+        if flaw is not _MISSING:
+            _logger.warning("the compiled kernel %s %s. It is compiled again", library, flaw)
         with _lock(library):
-            if library.exists():  # another process has compiled it meanwhile
+            if _flaw(library) is None:  # another process has compiled it meanwhile
                 return library, False
+            library.unlink(missing_ok=True)
+            _remove_dead_builds(cache_dir)
             _compile(source, executable, [*options, f"-I{include_dir}"], library)
     except OSError as error:
         raise KernelBuildError(f"cannot use the kernel cache {cache_dir}: {error}. Set `kernel_cache_dir`.") from error
     return library, True
+
+
+def _flaw(library: Path) -> str | None:
+    """Say why a library cannot be loaded, as "is ..."; None: it can."""
+    try:
+        return find_flaw(library)
+    except FileNotFoundError:
+        return _MISSING
+
+
+def _remove_dead_builds(cache_dir: Path) -> None:
+    """Remove the folders in which processes compiled that were killed."""
+    for folder in cache_dir.glob(f"{_BUILD_PREFIX}*"):
+        with contextlib.suppress(OSError):  # another process removes it, too
+            if time.time() - folder.stat().st_mtime > _DEAD_BUILD_S:
+                shutil.rmtree(folder)
 
 
 @contextlib.contextmanager
@@ -127,7 +154,7 @@ def _lock(library: Path) -> Iterator[None]:
             _logger.info("%s", line)
             say(line)
             end_s = time.monotonic() + _WAIT_LIMIT_S
-            while not library.exists() and not _try_lock(descriptor) and time.monotonic() < end_s:
+            while _flaw(library) is not None and not _try_lock(descriptor) and time.monotonic() < end_s:
                 time.sleep(_LOOK_AGAIN_S)
         yield
     finally:
@@ -156,12 +183,11 @@ def _name(library: Path) -> str:
 def _make_private(directory: Path) -> None:
     """Create a directory, or check that nobody else can put libraries into it."""
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-    status = directory.stat()
-    if status.st_uid != os.getuid() or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+    writers = find_other_writers(directory.stat(), os.getuid())
+    if writers is not None:
         raise KernelBuildError(
-            f"other users may write to the kernel cache {directory} (owner {status.st_uid}, mode "
-            f"{stat.filemode(status.st_mode)}), so code in it is not trusted. Run `chmod 700` on it, or set "
-            "`kernel_cache_dir`."
+            f"the kernel cache {directory} is not trusted: {writers}. Run `chmod go-w` on it, or set "
+            "`kernel_cache_dir` to a folder of this user."
         )
 
 
@@ -170,13 +196,14 @@ def _compile(source: Path, executable: str, options: Sequence[str], library: Pat
     line = f"compiling the kernel {source.stem} for this CPU, once (some seconds)"
     _logger.info("%s", line)
     say(line)
-    with tempfile.TemporaryDirectory(dir=library.parent, prefix="build-") as directory:
+    with tempfile.TemporaryDirectory(dir=library.parent, prefix=_BUILD_PREFIX) as directory:
         unfinished = Path(directory) / library.name
         result = _run([executable, *options, str(source), "-o", str(unfinished)])
         if result.returncode != 0:
             raise KernelBuildError(
                 f"{executable} could not compile {source.name}:\n{result.stderr[-_SHOWN_ERROR_CHARS:]}"
             )
+        seal(unfinished)
         os.replace(unfinished, library)
     line = f"compiled the kernel {source.stem} in {time.monotonic() - start_s:.1f} s"
     _logger.info("%s", line)
@@ -185,6 +212,15 @@ def _compile(source: Path, executable: str, options: Sequence[str], library: Pat
 
 def _run(command: list[str]) -> subprocess.CompletedProcess[str]:
     try:
-        return subprocess.run(command, capture_output=True, text=True, timeout=_COMPILE_LIMIT_S, check=False)
+        return subprocess.run(
+            command,
+            capture_output=True,
+            encoding="utf-8",
+            errors="replace",  # file names in messages may be of any encoding
+            timeout=_COMPILE_LIMIT_S,
+            check=False,
+        )
     except subprocess.TimeoutExpired as error:
         raise KernelBuildError(f"{command[0]} did not end within {_COMPILE_LIMIT_S:.0f} s") from error
+    except OSError as error:
+        raise KernelBuildError(f"cannot run the compiler {command[0]}: {error}. Set `compiler` to another.") from error

@@ -1,0 +1,64 @@
+"""A file that is run as code: whether it is as it was written, and whether only trusted users can have written it."""
+
+import hashlib
+import os
+import stat
+from pathlib import Path
+from typing import Final
+
+__all__ = ["find_flaw", "find_other_writers", "seal"]
+
+#: A seal ends a file: magic, number of bytes before the seal (little-endian), SHA-256 of these. Loaders ignore it.
+_MAGIC: Final = b"graftlm\0"
+_SIZE_BYTES: Final = 8
+_SEAL_BYTES: Final = len(_MAGIC) + _SIZE_BYTES + hashlib.sha256().digest_size
+_ROOT_UID: Final = 0
+
+
+def seal(file: Path) -> None:
+    """Append a seal to a file, and bring it to the disk. Others may then read it, whatever the umask says."""
+    mark = _seal_of(file.read_bytes())
+    with file.open("ab") as stream:
+        stream.write(mark)
+        stream.flush()
+        os.fsync(stream.fileno())
+    file.chmod(0o755)
+
+
+def find_flaw(file: Path) -> str | None:
+    """Say why a file should not be run, as "is ...": damaged, without a seal, or others may write to it.
+
+    Returns: None for a file that is as `seal` left it.
+
+    Raises:
+        OSError: it cannot be read; a FileNotFoundError where there is none.
+    """
+    status = file.lstat()
+    if not stat.S_ISREG(status.st_mode):
+        return "is no regular file"
+    writers = find_other_writers(status, os.getuid())
+    if writers is not None:
+        return f"is not trusted: {writers}"
+    content = file.read_bytes()
+    body, mark = content[:-_SEAL_BYTES], content[-_SEAL_BYTES:]
+    if mark.startswith(_MAGIC) and mark == _seal_of(body):
+        return None
+    return f"is damaged, or of an older graftlm: its {len(content):,} bytes do not end with their SHA-256"
+
+
+def find_other_writers(status: os.stat_result, uid: int) -> str | None:
+    """Say who besides a user and root may write to a file or folder; None: nobody.
+
+    Args:
+        status: of the file or folder.
+        uid: of the user who would run it.
+    """
+    if status.st_uid not in (_ROOT_UID, uid):
+        return f"it belongs to user {status.st_uid}, neither to this user ({uid}) nor to root"
+    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        return f"its mode {stat.filemode(status.st_mode)} lets other users write to it"
+    return None
+
+
+def _seal_of(body: bytes) -> bytes:
+    return _MAGIC + len(body).to_bytes(_SIZE_BYTES, "little") + hashlib.sha256(body).digest()
