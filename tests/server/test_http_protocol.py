@@ -18,7 +18,11 @@ PATIENT = ConnectionLimits(max_connections=8, max_header_bytes=MAX_HEADER)
 
 
 class Echo:
-    """Answers with what it got; /wait waits for `go`, /much sends 16 MiB in pieces and /once at once."""
+    """Answers with what it got; /much sends 16 MiB in pieces and /once at once.
+
+    /wait waits for `go` before it reads the body, and /begin after the first half of its answer; /early answers with
+    401 and does not read the body.
+    """
 
     def __init__(self):
         self.go = asyncio.Event()
@@ -28,6 +32,16 @@ class Echo:
         self.paths.append(scope["path"])
         if scope["path"] == "/wait":
             await self.go.wait()
+        if scope["path"] == "/early":
+            await send({"type": "http.response.start", "status": 401, "headers": [(b"content-length", b"2")]})
+            await send({"type": "http.response.body", "body": b"no"})
+            return
+        if scope["path"] == "/begin":
+            await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"4")]})
+            await send({"type": "http.response.body", "body": b"ye", "more_body": True})
+            await self.go.wait()
+            await send({"type": "http.response.body", "body": b"s!"})
+            return
         body, more = b"", True
         while more:
             message = await receive()
@@ -249,6 +263,61 @@ async def test_endless_chunk_extensions_and_trailers_end_the_connection(parts):
         await until(lambda: len(site.table) == 0)
 
 
+async def begin_body(line, fault):
+    """Send a request whose body is not well; returns the transport, the application, and uvicorn's state."""
+    clock, app = Clock(), Echo()
+    transport, table, state = served_in_memory(clock, app)
+    transport.protocol.data_received(line + b"Host: a\r\nTransfer-Encoding: chunked\r\n\r\n1\r\na\r\n")
+    for _ in range(10):  # /early answers and /begin begins to
+        await asyncio.sleep(0)
+    if fault is None:
+        clock.now_s += 31
+        table.sweep()
+    else:
+        for start in range(0, len(fault), 1024):
+            transport.protocol.data_received(fault[start : start + 1024])
+    return transport, app, state
+
+
+FAULTS = pytest.mark.parametrize(
+    ("fault", "status"),
+    [(None, 408), (b"zz\r\n", 400), (b"1;a=" + LONG, 431), (b"0\r\nT: " + LONG, 431), (b"0\r\nT t\r\n\r\n", 400)],
+    ids=["slow", "no chunk", "chunk extension", "large trailer", "no trailer"],
+)
+
+
+@FAULTS
+@pytest.mark.parametrize("line", [b"POST / HTTP/1.1\r\n", b"POST /wait HTTP/1.1\r\nExpect: 100-continue\r\n"])
+async def test_the_error_of_a_body_is_the_only_answer_of_its_request(line, fault, status):
+    transport, app, state = await begin_body(line, fault)
+    app.go.set()
+    await until(lambda: not state.tasks)
+    answer = bytes(transport.unsent)
+    assert answer.startswith(b"HTTP/1.1 %d" % status)
+    assert answer.count(b"HTTP/1.1") == 1
+    assert transport.is_closing()
+
+
+@FAULTS
+async def test_the_error_of_a_body_that_was_answered_early_only_closes(fault, status):
+    transport, _, state = await begin_body(b"POST /early HTTP/1.1\r\n", fault)
+    await until(lambda: not state.tasks)
+    assert transport.unsent.startswith(b"HTTP/1.1 401")
+    assert transport.unsent.endswith(b"\r\n\r\nno")
+    assert transport.is_closing()
+    transport.read(2**20)
+    assert transport.has_ended
+
+
+@FAULTS
+async def test_the_error_of_a_body_breaks_an_answer_that_has_begun(fault, status):
+    transport, app, state = await begin_body(b"POST /begin HTTP/1.1\r\n", fault)
+    assert transport.was_aborted
+    app.go.set()
+    await until(lambda: not state.tasks)
+    assert not transport.unsent
+
+
 async def test_trailer_fields_are_not_the_requests_header_fields():
     async with serving(PATIENT) as site:
         answer = await site.all_of(chunked(b"1\r\na\r\n0\r\nHost: evil\r\nAuthorization: Bearer x\r\n\r\n"))
@@ -322,9 +391,10 @@ async def test_pipelined_requests_are_answered_in_order_and_few_are_parsed_ahead
         assert site.app.paths == ["/wait", *(f"/{number}" for number in range(3000)), "/last"]
 
 
-async def test_an_error_behind_a_pending_request_is_not_answered_in_its_place():
+@pytest.mark.parametrize("fault", [b"nonsense\r\n\r\n", chunked(b"zz\r\n"), chunked(b"0\r\nT t\r\n\r\n")])
+async def test_an_error_behind_a_pending_request_is_not_answered_in_its_place(fault):
     async with serving(PATIENT) as site:
-        reader, writer = await site.connect(b"GET /wait HTTP/1.1\r\nHost: a\r\n\r\n", b"nonsense\r\n\r\n")
+        reader, writer = await site.connect(b"GET /wait HTTP/1.1\r\nHost: a\r\n\r\n" + fault)
         assert await read_all(reader) == b""
         writer.close()
 
@@ -337,8 +407,8 @@ async def test_an_error_behind_a_pending_request_is_not_answered_in_its_place():
         (b"GET / HTTP/1.1\r\nHost: a\r\nA: ", b"a", b"HTTP/1.1 408"),
         (b"", b"\r\n", b"HTTP/1.1 408"),
         (b"GET / HTTP/1.1\r\nHost: a\r\n\r\n", b"\r\n", b"HTTP/1.1 200"),
-        (b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 100000\r\n\r\n", b"a", b""),
-        (chunked(), b"1;a\r\na\r\n", b""),
+        (b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 100000\r\n\r\n", b"a", b"HTTP/1.1 408"),
+        (chunked(), b"1;a\r\na\r\n", b"HTTP/1.1 408"),
     ],
     ids=[
         "nothing",

@@ -78,7 +78,7 @@ class HttpProtocol(HttpToolsProtocol):
         return self.transport.get_write_buffer_size()
 
     def expire(self, phase: Phase) -> None:
-        """End a connection that was too long in a phase: 408 for half a request, else without a word."""
+        """End a connection that was too long in a phase: with 408 if half of an unanswered request has come."""
         if phase is Phase.BODY:
             self._refuse(408, "the body of the request came too slowly")
         elif phase is Phase.HEAD and (self._in_head or self._num_loose):
@@ -194,14 +194,24 @@ class HttpProtocol(HttpToolsProtocol):
         self._refuse(status, message)
 
     def _refuse(self, status: int, message: str) -> None:
-        """Answer and close. While an answer is due, only close: the client would take this one for it."""
+        """Answer and close; only close where the client would take this answer for that of another request."""
         self._unset_keepalive_if_required()
-        if self._answer_is_due:
+        if self._in_body and not self.cycle.response_started and not self.pipeline:
+            self.cycle.disconnected = True  # the application writes no other answer
+            self.cycle.message_event.set()
+        elif self._answer_is_due:
             self.abort()
+            return
+        elif self._in_body:
+            self._close()
             return
         response = error_response(status, message, headers={"Connection": "close"})
         fields = b"".join(b"%b: %b\r\n" % field for field in response.raw_headers)
         self.transport.write(STATUS_LINE[status] + fields + b"\r\n" + bytes(response.body))
+        self._close()
+
+    def _close(self) -> None:
+        """Close once the client has read what is written."""
         self.transport.close()
         self._table.move(self, Phase.CLOSING)
 
