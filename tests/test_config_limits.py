@@ -7,7 +7,7 @@ import pytest
 from graftlm.config import EngineConfig
 from graftlm.errors import ConfigError
 
-LIMIT_S = 10.0  # before there were limits: 40 s for nine lines, or no end
+LIMIT_S = 5.0  # of this thread's CPU time; before there were limits: 40 s for nine lines, or no end
 
 LAUGHS = "a0: &a0 {x: 1}\n" + "".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]\n" for i in range(1, 10))
 MAPPED_LAUGHS = "a0: &a0 1\n" + "".join(
@@ -16,8 +16,8 @@ MAPPED_LAUGHS = "a0: &a0 1\n" + "".join(
 MERGED_LAUGHS = "a0: &a0 {x: 1}\n" + "".join(
     f"a{i}: &a{i} {{<<: [{', '.join([f'*a{i - 1}'] * 9)}]}}\n" for i in range(1, 10)
 )
-DEEP = "a0: &a0 1\n" + "".join(f"a{i}: &a{i} [*a{i - 1}]\n" for i in range(1, 3000))
-DEEP_MERGES = "a0: &a0 {x: 1}\n" + "".join(f"a{i}: &a{i} {{<<: *a{i - 1}}}\n" for i in range(1, 3000))
+DEEP = "a0: &a0 1\n" + "".join(f"a{i}: &a{i} [*a{i - 1}]\n" for i in range(1, 1200))
+DEEP_MERGES = "a0: &a0 {x: 1}\n" + "".join(f"a{i}: &a{i} {{<<: *a{i - 1}}}\n" for i in range(1, 1200))
 LONG_TEXT = f"a: &a {'x' * 100_000}\nb: [{', '.join(['*a'] * 100)}]\n"
 
 TOO_LARGE = {
@@ -33,17 +33,18 @@ TOO_LARGE = {
     "dashes": ("x:\n" + "- " * 3000 + "1\n", ":2: lists and mappings are nested more than 100 deep"),
     "values": (f"x: [{'1,' * 50_000}]", ":1: there are more than 40,000 keys and values"),
     "a long number": (f"x: {'1' * 5000}", ":1: x: not a value: 5,000 characters are too many for one"),
-    "a sexagesimal number": (f"x: {'1:' * 400_000}1", ":1: x: not a value: 800,001 characters are too many for one"),
+    "a sexagesimal number": (f"x: {'1:' * 100_000}1", ":1: x: not a value: 200,001 characters are too many for one"),
+    "bytes of characters": (f"#{'é' * 600_000}", ": is larger than 1,048,576 bytes, expected a configuration"),
     "bytes": ("# " + "x" * 2_000_000, ": is larger than 1,048,576 bytes, expected a configuration"),
 }
 
 
 def refused(*arguments, **keywords):
     """Return what a configuration is refused with."""
-    start_s = time.monotonic()
+    start_s = time.thread_time()
     with pytest.raises(ConfigError) as caught:
         EngineConfig.load(*arguments, **keywords)
-    assert time.monotonic() - start_s < LIMIT_S
+    assert time.thread_time() - start_s < LIMIT_S
     assert all(len(line) < 2500 for line in str(caught.value).splitlines())
     return caught
 
@@ -56,7 +57,7 @@ def test_a_file_that_is_too_large_is_refused_with_its_line(tmp_path, name):
     refused(file).match(rf"engine\.yaml{message}")
 
 
-@pytest.mark.parametrize("name", sorted(set(TOO_LARGE) - {"bytes"}))
+@pytest.mark.parametrize("name", sorted(set(TOO_LARGE) - {"bytes", "bytes of characters"}))
 def test_an_override_has_the_same_limits(name):
     text, _ = TOO_LARGE[name]
     if "\n" in text.strip():
@@ -116,10 +117,10 @@ def test_an_error_does_not_repeat_a_long_input(tmp_path, text):
 
 def test_many_problems_are_a_bounded_list(tmp_path):
     file = tmp_path / "engine.yaml"
-    file.write_text("".join(f"key{i}: 1\n" for i in range(15_000)))
+    file.write_text("".join(f"key{i}: 1\n" for i in range(2000)))
     caught = refused(file)
     assert len(str(caught.value).splitlines()) == 101
-    caught.match("and 14,900 more lines")
+    caught.match("and 1,900 more lines")
 
 
 @pytest.mark.parametrize("path", ["x" * 5000 + ".yaml", "a\0b.yaml"])

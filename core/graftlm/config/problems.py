@@ -1,6 +1,7 @@
 """Turns pydantic's errors into sentences that name the key, what it got and the nearest valid name."""
 
 import difflib
+import functools
 import re
 from collections.abc import Iterable, Mapping
 from typing import Any, get_args
@@ -162,10 +163,13 @@ def _field_at(model: type[BaseModel], path: KeyPath) -> FieldInfo | None:
     return _fields_at(model, path[:-1]).get(str(path[-1])) if path else None
 
 
-def _leaf_paths(model: type[BaseModel]) -> Iterable[KeyPath]:
-    """Yield the key path of every field of a model that is not itself a model."""
+@functools.lru_cache(maxsize=64)
+def _leaf_paths(model: type[BaseModel]) -> tuple[KeyPath, ...]:
+    """Return the key path of every field of a model that is not itself a model."""
+    paths: list[KeyPath] = []
     for name, field in model.model_fields.items():
         if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
-            yield from ((name, *rest) for rest in _leaf_paths(field.annotation))
+            paths += [(name, *rest) for rest in _leaf_paths(field.annotation)]
         else:
-            yield (name,)
+            paths.append((name,))
+    return tuple(paths)

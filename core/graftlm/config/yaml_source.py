@@ -43,7 +43,8 @@ def read_yaml_file(path: Path, environment: Mapping[str, str]) -> Layer:
     try:
         with path.open("rb") as file:
             content = file.read(_MAX_BYTES + 1)
-        text = content[:_MAX_BYTES].decode("utf-8")
+        # What is too large is not decoded: the limit may lie within a character.
+        text = "" if len(content) > _MAX_BYTES else content.decode("utf-8")
     except FileNotFoundError:
         hint = "" if path.suffix in (".yaml", ".yml") else f"; to name a model, write model={str(path)!r}"
         raise ConfigError(f"{path}: no such file{hint}") from None
@@ -123,15 +124,43 @@ class _Loader(yaml.SafeLoader):
         """Read one node and those in it."""
         self._depth += 1
         self._num_nodes += 1
-        mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
-        if self._depth > MAX_DEPTH:
-            raise _LimitError(f"lists and mappings are nested more than {MAX_DEPTH} deep", mark)
-        if self._num_nodes > _MAX_NODES:
-            raise _LimitError(f"there are more than {_MAX_NODES:,} keys and values", mark)
+        _check_limits(self._depth, self._num_nodes, self.peek_event().start_mark)  # type: ignore[no-untyped-call]
         try:
             return super().compose_node(parent, index)
         finally:
             self._depth -= 1
+
+
+def _check_limits(depth: int, num_nodes: int, mark: Any) -> None:
+    """Refuse a document at a node that is nested too deep, or is one too many."""
+    if depth > MAX_DEPTH:
+        raise _LimitError(f"lists and mappings are nested more than {MAX_DEPTH} deep", mark)
+    if num_nodes > _MAX_NODES:
+        raise _LimitError(f"there are more than {_MAX_NODES:,} keys and values", mark)
+
+
+def _refuse_large(text: str) -> None:
+    """Refuse early what `_Loader` would refuse: libyaml takes 1 µs for a node, PyYAML's own parser 25."""
+    depth = num_nodes = 0
+    for event in _quick_events(text):
+        if isinstance(event, yaml.NodeEvent):
+            num_nodes += 1
+            _check_limits(depth + 1, num_nodes, event.start_mark)
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+
+
+def _quick_events(text: str) -> Iterator[yaml.Event]:
+    """Yield the events of a document up to its first mistake; none where PyYAML comes without libyaml."""
+    try:
+        from yaml import CSafeLoader
+    except ImportError:
+        return
+    try:
+        parser = CSafeLoader(text)
+        while (event := parser.get_event()) is not None:
+            yield event
+    except (yaml.YAMLError, ValueError):  # the loader says what is wrong
+        return
 
 
 class _UnreadableError(Exception):
@@ -153,6 +182,7 @@ class _Reader:
 
     def read(self, path: KeyPath) -> Any:
         """Return the document's value, None for an empty document; `path` is where it stands in the configuration."""
+        _refuse_large(self._text)
         self._loader = _Loader(self._text)
         try:
             root = self._loader.get_single_node()
