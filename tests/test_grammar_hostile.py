@@ -127,6 +127,13 @@ def test_what_takes_too_long_at_each_token_is_refused(engine, params):
     (output,) = engine.generate("x", SamplingParams(**params))
     assert output.finish_reason is FinishReason.ERROR
     assert "finding the next token takes" in output.completions[0].error
+    assert "ms in xgrammar, too long for the requests beside; use llguidance, " in output.completions[0].error
+
+
+@pytest.mark.parametrize("params", [{"regex": "(a?b?c?d?a?){200}" * 4}, {"ebnf": 'root ::= ([é]?){0,200} "x"'}])
+def test_the_backend_that_the_refusal_names_takes_it(engine, params):
+    (output,) = engine.generate("x", SamplingParams(max_tokens=4, grammar_backend="llguidance", **params))
+    assert output.finish_reason in (FinishReason.STOP, FinishReason.LENGTH), output.completions[0].error
 
 
 @pytest.mark.parametrize("name", TAKEN)

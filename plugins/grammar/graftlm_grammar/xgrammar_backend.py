@@ -241,8 +241,8 @@ def _check_speed(kind: GrammarKind, make_matcher: Callable[[], GrammarMatcher], 
             now_s = time.thread_time()
             if longest_s > _MAX_STEP_S or now_s - start_s > _MAX_PROBE_S:
                 raise GrammarError(
-                    f"{kind.value}: finding the next token takes {longest_s * 1000:.0f} ms, too long for the "
-                    "requests beside. Repeat less, or say it with fewer ways to read the same text."
+                    f"{kind.value}: finding the next token takes {longest_s * 1000:.0f} ms in xgrammar, too long for "
+                    "the requests beside; use llguidance, repeat less, or say it with fewer ways to read the same text"
                 )
             if is_end or now_s - pick_start_s > _QUICK_PROBE_S > 20 * longest_s:
                 break
