@@ -3,7 +3,7 @@
 import pytest
 
 from graftlm.cli import main
-from graftlm.config import EngineConfig, exposure_errors, exposure_warnings, is_loopback
+from graftlm.config import EngineConfig, canonical_host, exposure_errors, exposure_warnings, is_loopback
 
 
 @pytest.mark.parametrize(
@@ -27,6 +27,21 @@ from graftlm.config import EngineConfig, exposure_errors, exposure_warnings, is_
 )
 def test_a_loopback_address_is_known(host, expected):
     assert is_loopback(host) is expected
+
+
+@pytest.mark.parametrize(
+    ("host", "expected"),
+    [
+        ("LLM.Example.Org.", "llm.example.org"),
+        ("2001:DB8:0:0::5", "2001:db8::5"),
+        ("::ffff:192.0.2.1", "192.0.2.1"),
+        ("fe80::1%eth0", "fe80::1"),
+        ("127.1", "127.1"),
+        ("localhost..", "localhost."),
+    ],
+)
+def test_a_host_has_one_spelling(host, expected):
+    assert canonical_host(host) == expected
 
 
 @pytest.mark.parametrize(

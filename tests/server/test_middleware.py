@@ -9,6 +9,8 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, PlainTextResponse
 from starlette.routing import Route
 
+from graftlm.config import EngineConfig, ServerSettings
+from graftlm.errors import ConfigError
 from graftlm.logs import request_id_var
 from graftlm.server.errors import install_error_handlers
 from graftlm.server.http_protocol import TARGET_AUTHORITY
@@ -375,6 +377,79 @@ class TestHostGuard:
     )
     async def test_the_setting_names_further_hosts(self, listens_on, allowed, host, status):
         assert (await call(HostGuard(ok, listens_on, allowed), headers=[("Host", host)])).status == status
+
+    @pytest.mark.parametrize(
+        ("entry", "host"),
+        [
+            ("llm.example.org", "llm.example.org:8443"),
+            ("LLM.example.org.", "llm.example.org"),
+            ("llm_1.example.org", "llm_1.example.org"),
+            ("xn--mnchen-3ya.example", "xn--mnchen-3ya.example"),
+            ("*.example.org", "a.example.org"),
+            ("2001:db8::5", "[2001:DB8::5]:443"),
+            ("[2001:db8::5]", "[2001:db8:0::5]"),
+            ("2001:0db8:0:0:0:0:0:5", "[2001:db8::5]"),
+            ("::ffff:192.0.2.7", "192.0.2.7"),
+            ("192.0.2.7", "[::ffff:c000:207]"),
+        ],
+    )
+    async def test_an_accepted_entry_matches_however_it_is_written(self, entry, host):
+        (allowed,) = ServerSettings(allowed_hosts=[entry]).allowed_hosts
+        for names in ([allowed], [entry.strip("[]")]):
+            assert (await call(HostGuard(ok, "127.0.0.1", names), headers=[("Host", host)])).status == 200
+
+    @pytest.mark.parametrize(
+        ("entry", "nearest"),
+        [
+            ("llm.example.org:8443", "llm.example.org"),
+            ("llm.example.org:*", "llm.example.org"),
+            ("https://llm.example.org", "llm.example.org"),
+            ("https://User@LLM.example.org:8443/v1?a=b", "llm.example.org"),
+            ("llm.example.org/", "llm.example.org"),
+            (" llm.example.org", "llm.example.org"),
+            ("[2001:db8::5]:443", "2001:db8::5"),
+            ("http://[2001:DB8:0::5]/", "2001:db8::5"),
+            ("192.0.2.7:80", "192.0.2.7"),
+            (".example.org", "*.example.org"),
+            ("*example.org", "*.example.org"),
+            ("*.*.example.org", "*.example.org"),
+            ("münchen.example", "xn--mnchen-3ya.example"),
+            ("a.*.example.org", None),
+            ("*.192.0.2.7", None),
+            ("192.0.2", None),
+            ("192.0.2.300", None),
+            ("a..b", None),
+            ("a b", None),
+            ("a,b", None),
+            ("[llm.example.org]", "llm.example.org"),
+            ("2001:db8::5::", None),
+            ("*.", None),
+            (".", None),
+            ("", None),
+        ],
+    )
+    def test_an_entry_that_cannot_match_is_refused_with_the_nearest_that_can(self, entry, nearest):
+        with pytest.raises(ConfigError) as refused:
+            EngineConfig.load({"server": {"allowed_hosts": [entry]}})
+        message = str(refused.value)
+        assert "server.allowed_hosts[0]" in message
+        assert (f"such as {nearest!r}" if nearest else "must") in message
+        assert ("such as" in message) == (nearest is not None)
+
+    @pytest.mark.parametrize(
+        ("listens_on", "path", "host", "status"),
+        [
+            ("0.0.0.0", "/health", "10.1.2.3:30000", 200),
+            ("0.0.0.0", "/health", "[fd00::1]:30000", 200),
+            ("0.0.0.0", "/health", "evil.example", 403),
+            ("0.0.0.0", "/health", "10.1.2.3.evil.example", 403),
+            ("0.0.0.0", "/generate", "10.1.2.3:30000", 403),
+            ("127.0.0.1", "/health", "10.1.2.3:30000", 403),
+        ],
+    )
+    async def test_a_probe_may_name_an_address_that_other_machines_reach(self, listens_on, path, host, status):
+        app = HostGuard(ok, listens_on, ["llm.example"], probe_paths={"/health"})
+        assert (await call(app, path=path, headers=[("Host", host)])).status == status
 
     @pytest.mark.parametrize("listens_on", ["127.0.0.1", "0.0.0.0"])
     @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
 """What an engine is configured with: `EngineConfig`, its sections, and how they are read."""
 
-from graftlm.config.addresses import is_loopback
+from graftlm.config.addresses import canonical_host, is_address, is_loopback
 from graftlm.config.engine_config import EngineConfig, Setting, explain
 from graftlm.config.exposure import exposure_errors, exposure_warnings
 from graftlm.config.layers import KeyPath, Layer, Origin, Problem, origin_of
@@ -45,9 +45,11 @@ __all__ = [
     "Section",
     "ServerSettings",
     "Setting",
+    "canonical_host",
     "explain",
     "exposure_errors",
     "exposure_warnings",
+    "is_address",
     "is_loopback",
     "nearest",
     "origin_of",

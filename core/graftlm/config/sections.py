@@ -5,6 +5,8 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, model_validator
 
+from graftlm.config.addresses import check_host_pattern
+
 __all__ = [
     "AttentionSettings",
     "CacheSettings",
@@ -327,6 +329,7 @@ class ParallelSettings(Section):
     )
 
 
+HostPattern = Annotated[Name, AfterValidator(check_host_pattern)]
 ApiKey = Annotated[SecretStr, Field(min_length=1)]
 
 
@@ -335,11 +338,12 @@ class ServerSettings(Section):
 
     host: Name = Field(default="127.0.0.1", description="Address to listen on; 0.0.0.0 for all.")
     port: Int = Field(default=30000, ge=0, le=65535, description="TCP port; 0 takes a free one.")
-    allowed_hosts: tuple[Name, ...] | None = Field(
+    allowed_hosts: tuple[HostPattern, ...] | None = Field(
         default=None,
-        description="Names that requests may have in `Host`, besides those of the loopback interface and `host`: "
-        "`llm.example.org`, `*.example.org`, `*` for any. Null: none besides these on a loopback address, any on "
-        "others. A proxy in front that keeps its clients' `Host` needs its names here.",
+        description="Names and addresses that requests may have in `Host`, besides those of the loopback interface and "
+        "`host`: `llm.example.org`, `*.example.org`, `2001:db8::5`, `*` for any; without scheme and port. Null: none "
+        "besides these on a loopback address, any on others. A proxy in front that keeps its clients' `Host` needs its "
+        "names here. `/health` and `/health_generate` are also served by any address, if `host` is not a loopback one.",
     )
     api_key: ApiKey | None = Field(
         default=None, description="What clients must send as a bearer token; null asks for nothing."

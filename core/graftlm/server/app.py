@@ -18,8 +18,9 @@ from graftlm.server.middleware import ApiKeyAuth, BodyLimit, HostGuard, OriginGu
 
 __all__ = ["create_app"]
 
+_HEALTH_PATHS: Final = frozenset({"/health", "/health_generate"})
 #: What a load balancer and a browser that has no key yet may see.
-OPEN_PATHS: Final = frozenset({"/health", "/health_generate"}) | PAGE_PATHS
+OPEN_PATHS: Final = _HEALTH_PATHS | PAGE_PATHS
 
 #: Where even a GET changes something, as SGLang's clients expect.
 _CHANGING_GETS: Final = frozenset({"/flush_cache"})
@@ -79,7 +80,7 @@ def _middleware(config: EngineConfig) -> list[Middleware]:
     )
     return [
         Middleware(RequestLog),
-        Middleware(HostGuard, host=server.host, allowed=server.allowed_hosts),
+        Middleware(HostGuard, host=server.host, allowed=server.allowed_hosts, probe_paths=_HEALTH_PATHS),
         *([cors] if server.cors_origins else []),
         Middleware(OriginGuard, allowed=server.cors_origins, guarded_paths=_CHANGING_GETS),
         Middleware(

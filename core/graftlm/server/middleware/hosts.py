@@ -6,7 +6,7 @@ from typing import Final
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from graftlm.config import is_loopback
+from graftlm.config import canonical_host, is_address, is_loopback
 from graftlm.server.errors import error_response
 from graftlm.server.http_protocol import TARGET_AUTHORITY
 
@@ -26,22 +26,31 @@ class HostGuard:
     | loopback          | loopback names and `host`  | loopback names, `host` and `allowed_hosts`        |
     | other addresses   | any                        | loopback names, `host` and `allowed_hosts`        |
 
-    Loopback names are localhost, *.localhost, 127.0.0.0/8 and ::1. The port does not count.
+    Loopback names are localhost, *.localhost, 127.0.0.0/8 and ::1. The port does not count. On other addresses, health
+    checks are also answered for any IP address: Kubernetes sends the pod's, and an address cannot be rebound.
     """
 
-    def __init__(self, app: ASGIApp, host: str, allowed: Collection[str] | None = None) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        host: str,
+        allowed: Collection[str] | None = None,
+        probe_paths: Collection[str] = (),
+    ) -> None:
         """Take the server's names.
 
         Args:
             host: the address that the server listens on.
             allowed: further names, "*.example.org" for those below one, "*" for all.
+            probe_paths: of health checks.
         """
         self._app = app
         self._listens_on = host
         self._is_any = "*" in allowed if allowed is not None else not is_loopback(host)
-        names = {_canonical(name) for name in (host, *(allowed or ()))}
+        names = {canonical_host(name) for name in (host, *(allowed or ()))}
         self._names = frozenset(name for name in names if not name.startswith("*."))
         self._suffixes = tuple(name[1:] for name in names if name.startswith("*."))
+        self._probe_paths = frozenset() if is_loopback(host) else frozenset(probe_paths)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Let a request through that is meant for this server."""
@@ -55,7 +64,7 @@ class HostGuard:
             await error_response(400, problem, code="invalid_host")(scope, receive, send)
             return
         name = host_of(hosts[0]) if hosts else None
-        if name is None or self._is_own(name):
+        if name is None or self._is_own(name) or (scope["path"] in self._probe_paths and is_address(name)):
             await self._app(scope, receive, send)
             return
         message = (
@@ -76,7 +85,7 @@ def host_of(authority: str) -> str | None:
     match = _AUTHORITY.fullmatch(authority)
     if match is None or int(match[3] or 0) > 65535:
         return None
-    name = _canonical(match[1] or match[2])
+    name = canonical_host(match[1] or match[2])
     return name or None
 
 
@@ -92,7 +101,3 @@ def _problem(hosts: list[str], target: str | None, version: str) -> str | None:
     if target is not None and (host_of(target) is None or target.lower() != hosts[0].lower()):
         return f"the request's target is of {target!r}, its Host header says {hosts[0]!r}"
     return None
-
-
-def _canonical(name: str) -> str:
-    return name.lower().removesuffix(".")
