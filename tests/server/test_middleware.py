@@ -230,6 +230,47 @@ class TestApiKeyAuth:
         if admin_status == 403:
             assert "server.admin_api_key" in answers[1].json["error"]["message"]
 
+    @pytest.mark.parametrize(
+        "field",
+        [
+            "CDN-Loop",
+            "CF-Connecting-IP",
+            "CF-Ray",
+            "Client-IP",
+            "Fastly-Client-IP",
+            "Forwarded",
+            "True-Client-IP",
+            "Via",
+            "X-Client-IP",
+            "X-Cluster-Client-IP",
+            "X-Envoy-External-Address",
+            "X-Forwarded",
+            "X-Forwarded-Client-Cert",
+            "X-Forwarded-For",
+            "X-Forwarded-Host",
+            "X-Forwarded-Port",
+            "X-Forwarded-Prefix",
+            "X-Forwarded-Proto",
+            "X-Forwarded-Server",
+            "X-Forwarded-Ssl",
+            "X-Original-Forwarded-For",
+            "X-Real-IP",
+        ],
+    )
+    async def test_a_field_that_proxies_add_takes_operator_rights_away(self, field):
+        inner = application()
+        install_error_handlers(inner)
+        fields = {"headers": [("Host", "127.0.0.1:30000"), (field, "")], "client": ("127.0.0.1", 5000)}
+        assert (await call(ApiKeyAuth(inner, host="127.0.0.1"), "POST", "/operator", **fields)).status == 403
+
+    @pytest.mark.parametrize(("version", "status"), [("0.9", 403), ("1.0", 403), ("1.1", 200), ("2.0", 403)])
+    async def test_only_http_1_1_has_operator_rights_without_a_key(self, version, status):
+        """The version with which nginx asks its upstreams by default is 1.0."""
+        inner = application()
+        install_error_handlers(inner)
+        fields = {"headers": [("Host", "127.0.0.1:30000")], "client": ("127.0.0.1", 5000), "http_version": version}
+        assert (await call(ApiKeyAuth(inner, host="127.0.0.1"), "POST", "/operator", **fields)).status == status
+
     @pytest.mark.parametrize("header", ["Basic key", "key", "Bearer", "bearer  ", "Bearer k\xe9y"])
     async def test_other_credentials_are_refused_with_the_way_to_send_them(self, header):
         answer = await call(ApiKeyAuth(ok, api_key=SecretStr("key")), headers=[("Authorization", header)])

@@ -39,6 +39,7 @@ async def call(
     """
     scope = {
         "type": "http",
+        "http_version": "1.1",
         "method": method,
         "path": path,
         "raw_path": path.encode(),

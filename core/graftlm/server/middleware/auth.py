@@ -19,8 +19,23 @@ __all__ = ["ApiKeyAuth", "Role", "require_admin", "require_operator"]
 
 _CHALLENGE: Final = {"WWW-Authenticate": "Bearer"}
 
-#: Proxies add these.
-_FORWARDED: Final = ("forwarded", "via", "x-forwarded-for", "x-forwarded-host", "x-real-ip")
+#: Header fields that proxies add, in lower case.
+_FORWARDED: Final = frozenset(
+    {
+        "cdn-loop",
+        "client-ip",
+        "fastly-client-ip",
+        "fly-client-ip",
+        "forwarded",
+        "true-client-ip",
+        "via",
+        "x-client-ip",
+        "x-cluster-client-ip",
+        "x-proxyuser-ip",
+        "x-real-ip",
+    }
+)
+_FORWARDED_PREFIXES: Final = ("cf-", "x-envoy-", "x-forwarded", "x-original-")
 
 
 class Role(Enum):
@@ -42,7 +57,8 @@ class ApiKeyAuth:
     | set     | set           | 401                             | client  | admin         |
 
     A request is local if the server listens on a loopback address, the client's address and the request's `Host` are
-    loopback ones, and no proxy has left a header. With `open_admin` every client is an admin.
+    loopback ones, it comes over HTTP/1.1 (nginx's default for its upstreams is 1.0), and no proxy has left a header
+    field. With `open_admin` every client is an admin.
     """
 
     def __init__(
@@ -127,8 +143,12 @@ def _is_local(scope: Scope) -> bool:
     """Return whether a program of this machine sent a request, as far as its address and header fields show."""
     client, headers = scope.get("client"), Headers(scope=scope)
     host = host_of(headers.get("host", ""))
-    is_direct = not any(name in headers for name in _FORWARDED)
-    return client is not None and is_loopback(client[0]) and host is not None and is_loopback(host) and is_direct
+    is_at_loopback = client is not None and is_loopback(client[0]) and host is not None and is_loopback(host)
+    return is_at_loopback and scope.get("http_version") == "1.1" and not any(map(_is_of_proxy, headers))
+
+
+def _is_of_proxy(field: str) -> bool:
+    return field in _FORWARDED or field.startswith(_FORWARDED_PREFIXES)
 
 
 def _as_bytes(key: SecretStr | None) -> bytes | None:
