@@ -1,8 +1,11 @@
 """The process's limit of open files, and how many connections fit under it."""
 
 import os
-import resource
+import sys
 from typing import Final
+
+if sys.platform != "win32":  # which has no such limit
+    import resource
 
 __all__ = ["connections_under", "num_open_files", "raise_file_limit"]
 
@@ -20,6 +23,8 @@ def raise_file_limit() -> int:
 
     Effects: processes that are started later inherit it.
     """
+    if sys.platform == "win32":
+        return _MOST_FILES
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, _MOST_FILES)
     if soft == resource.RLIM_INFINITY or soft >= wanted:
