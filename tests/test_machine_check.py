@@ -1,5 +1,6 @@
 """`graftlm config check` and `serve --dry-run`: what this machine lacks for a configuration, with file and line."""
 
+import json
 import os
 import socket
 
@@ -78,17 +79,25 @@ def test_everything_that_is_missing_is_listed_in_the_order_of_lines(run):
     assert [line.split(":")[2] for line in err] == ["2", "2", "4"]
 
 
+def write_adapter(folder, **entries):
+    folder.mkdir()
+    config = {"peft_type": "LORA", "r": 8, "lora_alpha": 8} | entries
+    (folder / "adapter_config.json").write_text(json.dumps(config))
+
+
 @pytest.mark.parametrize(
     ("entries", "message"), [({"r": 128}, "has rank 128, above lora.max_rank 64"), ({}, "lacks adapter_model.safetens")]
 )
 def test_an_adapter_is_looked_into(run, tmp_path, entries, message):
-    import json
-
-    config = {"peft_type": "LORA", "r": 8, "lora_alpha": 8} | entries
-    (tmp_path / "adapter").mkdir()
-    (tmp_path / "adapter" / "adapter_config.json").write_text(json.dumps(config))
+    write_adapter(tmp_path / "adapter", **entries)
     _, _, err = run("lora: {adapters: {a: adapter}}\n", *CHECK)
     assert any(message in line for line in err)
+
+
+def test_a_rank_that_is_none_of_the_modules_is_no_error(run, tmp_path):
+    write_adapter(tmp_path / "adapter", r=128, rank_pattern={"q_proj": 8})
+    (tmp_path / "adapter" / "adapter_model.safetensors").write_bytes(b"")
+    assert run("lora: {adapters: {a: adapter}}\n", *CHECK) == (0, "OK\n", [])
 
 
 def test_a_dry_run_prints_the_plan_and_leaves_the_port_free(run):

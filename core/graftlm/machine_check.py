@@ -1,6 +1,6 @@
 """Whether this machine has what a configuration names: checkpoint, device, adapters, room for storage."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from graftlm.checkpoint import load_model_config, resolve_checkpoint
@@ -12,7 +12,7 @@ from graftlm.errors import AdapterError, ConfigError, ModelError, PluginError
 from graftlm.peft_config import read_peft_config
 from graftlm.registry import AUTO, Registry, probe_platform, selections
 
-__all__ = ["check_machine"]
+__all__ = ["check_files", "check_machine"]
 
 _ADAPTER_WEIGHTS = "adapter_model.safetensors"
 
@@ -22,7 +22,19 @@ def check_machine(config: EngineConfig, registry: Registry) -> list[str]:
 
     Files and devices are those of this machine: a configuration that is meant for another one is checked without this.
     """
-    problems = [*_device(config), *_checkpoint(config), *_adapters(config), *_options(config, registry)]
+    return _lines([*_device(config), *_checkpoint(config), *_adapters(config), *_options(config, registry)])
+
+
+def check_files(config: EngineConfig) -> list[str]:
+    """Return what is wrong with the checkpoint and the adapters, one line each: what no start can do without.
+
+    Takes milliseconds. The device is left out, which torch may see where its driver cannot be asked, and so are options
+    that an engine may start with, such as a storage that cannot be written.
+    """
+    return _lines([*_checkpoint(config), *_adapters(config)])
+
+
+def _lines(problems: Iterable[Problem]) -> list[str]:
     ordered = sorted(problems, key=lambda problem: problem.origin.line)
     return list(dict.fromkeys(str(problem) for problem in ordered))
 
@@ -54,15 +66,15 @@ def _adapters(config: EngineConfig) -> Iterator[Problem]:
         where = ("lora", "adapters", name)
         try:
             place = Path(folder).expanduser()
-            rank = read_peft_config(place).r
+            peft = read_peft_config(place)
             has_weights = (place / _ADAPTER_WEIGHTS).is_file()
         except (AdapterError, OSError, ValueError, RuntimeError) as error:
             yield _problem(config, where, str(error))
             continue
         if not has_weights:
             yield _problem(config, where, f"{place} lacks {_ADAPTER_WEIGHTS}")
-        if rank > config.lora.max_rank:
-            yield _problem(config, where, f"has rank {rank}, above lora.max_rank {config.lora.max_rank}")
+        if peft.r > config.lora.max_rank and not peft.rank_pattern:  # which may give every module a lower one
+            yield _problem(config, where, f"has rank {peft.r}, above lora.max_rank {config.lora.max_rank}")
 
 
 def _options(config: EngineConfig, registry: Registry) -> Iterator[Problem]:

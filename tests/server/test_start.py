@@ -44,7 +44,15 @@ def serve(capsys):
     [
         ("cache: {name: radix, page_sizes: 16}", "engine.yaml:1: cache.page_sizes: unknown key"),
         ("cache: radixx", "Unknown prefix cache 'radixx'"),
-        ("model: /nowhere/at/all", "/nowhere/at/all"),
+        ("model: /nowhere/at/all", "engine.yaml:1: model.path: No checkpoint at '/nowhere/at/all'"),
+        (
+            "model: {context_len: 999999999}",
+            "engine.yaml:1: model.context_len: is 999,999,999, but the context of demo",
+        ),
+        (
+            "lora: {adapters: {a: /no/adapter}}",
+            "engine.yaml:1: lora.adapters.a: /no/adapter/adapter_config.json cannot",
+        ),
         ("model: [", "engine.yaml"),
         ("server: {port: 99999}", "server.port"),
         ("attention: nonsense", "Unknown attention backend 'nonsense'"),
@@ -71,11 +79,11 @@ def test_a_bad_configuration_ends_with_2_and_one_message_before_anything_listens
 
 def test_what_only_the_scheduler_finds_ends_with_2_and_one_message(tmp_path):
     file = tmp_path / "engine.yaml"
-    file.write_text("model: {context_len: 999999999}")
+    file.write_text("memory: {kv_tokens: 900000000000}")
     done = run_serve(str(file), "--port", "0")
     assert done.returncode == 2, done.stderr
     (error,) = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
-    assert "model.context_len" in error
+    assert "memory.kv_tokens: 900,000,000,000 tokens take" in error
     assert "Traceback" not in done.stderr
     assert "serving on" not in done.stdout
 

@@ -19,6 +19,7 @@ from fastapi import FastAPI
 from graftlm.config import EngineConfig
 from graftlm.errors import ConfigError, PluginLoadError
 from graftlm.logs import configure_logging
+from graftlm.machine_check import check_files, check_machine
 from graftlm.processes.launcher import Launcher
 from graftlm.processes.tokenizer_manager import TokenizerManager
 from graftlm.processes.trace_lines import trace_block_tokens
@@ -66,8 +67,9 @@ def serve(
     findings = check(config, registry)
     for warning in findings.warnings:
         logger.warning("%s", warning)
-    if findings.errors:
-        raise ConfigError("\n".join(findings.errors))
+    errors = findings.errors + check_files(config)  # found by a process later, without the line of the configuration
+    if errors:
+        raise ConfigError("\n".join(errors))
     raise_file_limit()
     _bind(config).close()  # a port that is taken is found now, not after the weights are loaded
     with _trace_recorder(config) as recorder, asyncio.Runner(loop_factory=_new_event_loop) as runner:
@@ -81,7 +83,6 @@ def dry_run(config: EngineConfig) -> list[str]:
         GraftlmError: the server would not start; a ConfigError has one line for each problem.
     """
     from graftlm.assembly import detect_platform
-    from graftlm.machine_check import check_machine
     from graftlm.start_plan import plan_start
 
     registry = Registry.load(config.plugins, platform=probe_platform(config.model.device))
