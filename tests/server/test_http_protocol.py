@@ -326,19 +326,30 @@ async def test_trailer_fields_are_not_the_requests_header_fields():
 
 
 @pytest.mark.parametrize(
-    ("target", "seen"),
+    ("target", "path", "seen"),
     [
-        (b"/a", None),
-        (b"http://b:1/a", "b:1"),
-        (b"http://u@b/a", "u@b"),
-        (b"HTTPS://B/a?http://c/", "B"),
+        (b"/a", "/a", None),
+        (b"http://b:1/a", "/a", "b:1"),
+        (b"http://u@b/a", "/a", "u@b"),
+        (b"HTTPS://B/a?http://c/", "/a", "B"),
+        (b"http://b:1", "/", "b:1"),
+        (b"http://b?c=/d", "/", "b"),
     ],
 )
-async def test_a_target_in_absolute_form_is_noted(target, seen):
+async def test_a_target_in_absolute_form_is_noted(target, path, seen):
     async with serving(PATIENT) as site:
         answer = await site.all_of(head(200, b"GET " + target + b" HTTP/1.1\r\n"))
         found = json.loads(answer.partition(b"\r\n\r\n")[2])
-        assert (found["path"], found["target"]) == ("/a", seen)
+        assert (found["path"], found["target"]) == (path, seen)
+
+
+@pytest.mark.parametrize(("method", "path", "target"), [(b"OPTIONS", "/*", None), (b"GET", "*", "")])
+async def test_only_options_may_ask_about_the_server_as_a_whole(method, path, target):
+    """A target without a host in absolute form is refused by `HostGuard`."""
+    async with serving(PATIENT) as site:
+        answer = await site.all_of(head(200, method + b" * HTTP/1.1\r\n"))
+        found = json.loads(answer.partition(b"\r\n\r\n")[2])
+        assert (found["path"], found["target"]) == (path, target)
 
 
 UPGRADE = b"Host: a\r\nConnection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABk\r\n"

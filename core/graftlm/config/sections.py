@@ -381,8 +381,9 @@ class ServerSettings(Section):
     )
     max_connections: Annotated[int, Field(ge=8), BeforeValidator(_refuse_bool)] | None = Field(
         default=None,
-        description="Connections at once; for one more, the oldest that has no complete request is closed. Null: as "
-        "many as the limit of open files leaves room for, 4,096 or twice the requests that may run and wait at most.",
+        description="Connections at once; for one more, one that waits for its client is closed: first the oldest "
+        "without a complete request, then those that read an answer slowly. Null: as many as the limit of open files "
+        "leaves room for, 4,096 or twice the requests that may run and wait at most.",
     )
     header_timeout_s: PositiveFloat = Field(
         default=15.0, description="The header fields of a request must end so long after its first byte."

@@ -94,9 +94,11 @@ class ConnectionTable:
     def admit(self, connection: Connection) -> bool:
         """Take in a new connection, which waits for a request's header fields.
 
-        Effects: when there are too many, one that has no complete request is aborted for it.
+        Effects: when there are too many, one is aborted for it: the oldest without a request or in its header fields;
+        if there is none, one whose client has to read the end of an answer (CLOSING), to send the rest of a body or to
+        read more of an answer (STALLED), in this order.
 
-        Returns: False when all others have requests under way; then it is not taken in.
+        Returns: False when the server works for all others (ANSWER); then it is not taken in.
         """
         if len(self._phases) >= self.limits.max_connections:
             evicted = self._to_evict()

@@ -156,10 +156,14 @@ class HttpProtocol(HttpToolsProtocol):
             return
         self._num_loose, self.body_bytes = 0, 0
         self._in_head, self._in_body = False, True
+        if self.url == b"*" and self.parser.get_method() == b"OPTIONS":
+            self.url = b"/*"  # asks about the server as a whole; no route has this path
         if not self.url.startswith(b"/"):
             match = _ABSOLUTE_FORM.match(self.url)
             state: dict[str, Any] = self.scope["state"]
             state[TARGET_AUTHORITY] = match[1].decode("latin-1") if match else ""
+            if match and not self.url.startswith(b"/", match.end()):
+                self.url = b"%b/%b" % (match[0], self.url[match.end() :])  # the path may be left out
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
