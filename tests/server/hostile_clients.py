@@ -32,7 +32,7 @@ CONFIG = {
 #: Usual soft limit of open files of a login shell; the server starts with it.
 SOFT_FILE_LIMIT = 1024
 #: A normal request that takes longer is lost.
-NORMAL_TIMEOUT_S = 10.0
+NORMAL_TIMEOUT_S = 30.0
 PIECE = b"a" * 65536
 #: What one connection sends at most.
 MAX_SENT_BYTES = 256 * 2**20
@@ -403,7 +403,7 @@ def num_files(server):
 
 
 def starve(server, num_connections, seconds):
-    """Hold connections that a server cannot accept; returns the share of a core that its main process took."""
+    """Hold connections that a server cannot accept; returns its main process's CPU time as a share of a core."""
     process, site = psutil.Process(server.process.pid), Site(server.url)
     outcome = Outcome("starve")
     before_s, start_s = sum(process.cpu_times()[:2]), time.monotonic()

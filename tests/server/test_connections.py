@@ -1,5 +1,8 @@
 """The table of connections: who is closed for whom, and when a connection is late."""
 
+import importlib.util
+import sys
+
 import pytest
 
 from graftlm.server.connections import ConnectionLimits, ConnectionTable, Phase
@@ -158,3 +161,11 @@ def test_the_soft_limit_of_files_becomes_the_hard_one():
         assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == limit == min(hard, 2**20)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_a_system_without_limits_of_files_has_a_constant(monkeypatch):
+    monkeypatch.setitem(sys.modules, "resource", None)  # importing it fails, as on Windows
+    spec = importlib.util.find_spec("graftlm.server.file_limit")
+    limits = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(limits)
+    assert connections_under(limits.raise_file_limit(), limits.num_open_files(), 1088) == 4096

@@ -18,6 +18,9 @@ def load_attacks():
 
 attacks = load_attacks()
 
+#: Attacks end when the server has closed their connections: after 2 s, or much later on a busy machine.
+MOST_SECONDS = 60.0
+
 
 @pytest.fixture(scope="module")
 def victim():
@@ -31,7 +34,8 @@ def victim():
 
 @pytest.mark.parametrize("attack", attacks.ATTACKS, ids=lambda attack: attack.__name__)
 def test_an_attack_costs_little_memory_and_no_normal_request(victim, attack):
-    limits = attacks.Limits(seconds=15.0, connections=600, probes=100, max_bytes=16 * 2**20)
+    # A server that keeps what it is sent grows by more than `max_bytes`; this one grows by 3 MiB.
+    limits = attacks.Limits(MOST_SECONDS, connections=600, probes=100, max_bytes=96 * 2**20)
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     with attacks.file_limit(hard):
         (outcome,) = attacks.run(victim, [attack], limits)
@@ -41,7 +45,10 @@ def test_an_attack_costs_little_memory_and_no_normal_request(victim, attack):
 
 
 def test_a_server_without_file_descriptors_for_connections_recovers(victim):
-    """Accepting fails then (EMFILE), and must neither spin nor end."""
+    """Accepting fails then (EMFILE), and must neither spin nor end.
+
+    It takes 1 % of a core; one that spins takes what the machine leaves it, which load makes less.
+    """
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     before = resource.prlimit(victim.process.pid, resource.RLIMIT_NOFILE)
     with attacks.file_limit(hard):
@@ -50,6 +57,6 @@ def test_a_server_without_file_descriptors_for_connections_recovers(victim):
             cpu_share = attacks.starve(victim, num_connections=100, seconds=2.0)
         finally:
             resource.prlimit(victim.process.pid, resource.RLIMIT_NOFILE, before)
-        assert cpu_share < 0.8
-        (outcome,) = attacks.run(victim, [attacks.slow_headers], attacks.Limits(seconds=15.0, connections=20))
+        assert cpu_share < 0.25
+        (outcome,) = attacks.run(victim, [attacks.slow_headers], attacks.Limits(MOST_SECONDS, connections=20))
     assert outcome.num_lost == 0, outcome
