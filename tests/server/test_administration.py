@@ -90,6 +90,13 @@ async def test_the_table_of_the_docs(server, key, client, may_operate, may_admin
             assert await is_refused(app, path, body, key, client) != may_administer, path
 
 
+@pytest.mark.parametrize(("path", "is_served"), [("/health", True), ("/", False), ("/server_info", False)])
+async def test_only_health_checks_may_come_for_an_address_that_is_not_listed(path, is_served):
+    app = application(host="0.0.0.0", allow_anonymous=True, allowed_hosts=["llm.example.org"])
+    answer = await call(app, "GET", path, [("Host", "10.1.2.3:30000")])
+    assert (answer.status != 403) == is_served
+
+
 @pytest.fixture
 def places(tmp_path):
     """Folders inside and outside of what a server may load, with links between them."""

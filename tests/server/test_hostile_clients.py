@@ -34,13 +34,13 @@ def victim():
 
 @pytest.mark.parametrize("attack", attacks.ATTACKS, ids=lambda attack: attack.__name__)
 def test_an_attack_costs_little_memory_and_no_normal_request(victim, attack):
-    # A server that keeps what it is sent grows by more than `max_bytes`; this one grows by 3 MiB.
+    # This server grows by 3 MiB. One without `max_header_bytes` grows by 32 to 73 MiB.
     limits = attacks.Limits(MOST_SECONDS, connections=600, probes=100, max_bytes=96 * 2**20)
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     with attacks.file_limit(hard):
         (outcome,) = attacks.run(victim, [attack], limits)
     assert (outcome.num_lost, outcome.num_wrong) == (0, 0), outcome
-    assert outcome.rss_growth_mib < 48, outcome
+    assert outcome.rss_growth_mib < 24, outcome
     assert outcome.num_left_open == 0, outcome
 
 
