@@ -5,6 +5,7 @@ from typing import Any
 
 from graftlm.config import EngineConfig, origin_of
 from graftlm.contracts import Provider
+from graftlm.errors import UnknownProviderError
 from graftlm.registry import AUTO, Registry, selections
 
 __all__ = ["ResolvedPlugins", "resolve_plugins", "resolved_line"]
@@ -32,7 +33,10 @@ def resolve_plugins(
         if path == ("grammar", "options", "fallback"):
             continue
         if selection.name != AUTO:
-            provider: Provider[Any] | None = registry.find(family.key, selection.name, family.name_path)
+            try:
+                provider: Provider[Any] | None = registry.find(family.key, selection.name, family.name_path)
+            except UnknownProviderError:  # the part that creates it raises the error
+                continue
             source = origin_of(path, config.origins).source if path in config.origins else ""
             why = f"{family.name_path}: {source}" if source else f"{family.name_path}: the default"
         elif family.key in chosen:
