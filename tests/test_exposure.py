@@ -57,7 +57,7 @@ def test_a_host_has_one_spelling(host, expected):
         ({"host": "0.0.0.0", "allow_anonymous": True}, False, 1),
         ({"kv_events": "tcp://127.0.0.1:5557"}, False, 0),
         ({"kv_events": "tcp://[::1]:5557"}, False, 0),
-        ({"kv_events": "ipc:///tmp/events"}, False, 0),
+        ({"kv_events": "ipc://events.sock"}, False, 0),
         ({"kv_events": "tcp://0.0.0.0:5557"}, False, 1),
         ({"kv_events": "tcp://*:5557"}, False, 1),
         ({"kv_events": "tcp://[::]:5557"}, False, 1),
