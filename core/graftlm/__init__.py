@@ -7,8 +7,8 @@ command line that needs no tensors never imports torch.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from graftlm.huge_pages import want_huge_pages
-from graftlm.openmp import load_openmp
+from graftlm.runtime.huge_pages import want_huge_pages
+from graftlm.runtime.openmp import load_openmp
 
 if TYPE_CHECKING:
     from graftlm.config import EngineConfig

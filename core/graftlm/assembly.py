@@ -45,7 +45,6 @@ from graftlm.execution.split_attention import SplitAttention
 from graftlm.grammar_assembly import make_grammars
 from graftlm.graph_assembly import capture_graphs, captured_sizes, recorded_steps, wants_graphs
 from graftlm.intake import Intake, IntakeLimits
-from graftlm.kernel_events import kernels_reported
 from graftlm.kv_memory import KVMemory, size_memory
 from graftlm.layers.kernel_build import user_cache_dir
 from graftlm.layers.ops import bind_ops, choose_ops
@@ -60,10 +59,11 @@ from graftlm.observers import Observer, Observers
 from graftlm.quantization_assembly import quantize_layers
 from graftlm.registry import AUTO, Registry, selections
 from graftlm.resolved_plugins import ResolvedPlugins, resolve_plugins, resolved_line
+from graftlm.runtime.kernel_events import kernels_reported
+from graftlm.runtime.spare_core import SpareCore
 from graftlm.scheduling import JumpForward, Scheduler, SchedulerLimits
 from graftlm.sentence_embedding import EmbeddingDefaults, read_embedding_defaults
 from graftlm.served_weights import NewWeights, ServedWeights
-from graftlm.spare_core import SpareCore
 from graftlm.step_loop import StepLoop
 from graftlm.step_memory import LargestSteps, StepMemory, measure_steps, meter_for
 from graftlm.tier_assembly import TierParts, assemble_tiers

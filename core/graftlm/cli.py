@@ -21,7 +21,7 @@ from graftlm import (
 )
 from graftlm.cli_options import fail
 from graftlm.errors import GraftlmError
-from graftlm.kernel_events import KernelWatch, print_line, watching
+from graftlm.runtime.kernel_events import KernelWatch, print_line, watching
 
 __all__ = ["app", "main"]
 

@@ -22,9 +22,9 @@ from graftlm.delayed_grammar import DelayedGrammar, Reasoning, ReasoningTokens, 
 from graftlm.errors import ConfigError
 from graftlm.grammar_choice import Grammars
 from graftlm.grammars import GrammarCompiler
-from graftlm.idle_threads import run_idle
 from graftlm.registry import AUTO, Registry, circular_fallbacks
-from graftlm.spare_core import SpareCore
+from graftlm.runtime.idle_threads import run_idle
+from graftlm.runtime.spare_core import SpareCore
 from graftlm.tokenization import Tokenizer
 
 __all__ = ["make_grammars"]

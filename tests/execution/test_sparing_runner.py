@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from graftlm.execution.sparing_runner import SparingRunner
-from graftlm.spare_core import SpareCore
+from graftlm.runtime.spare_core import SpareCore
 
 
 class _CountingRunner:

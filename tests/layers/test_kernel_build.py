@@ -10,8 +10,8 @@ from subprocess import PIPE, Popen
 
 import pytest
 
-from graftlm.kernel_events import KernelWatch, watching
 from graftlm.layers.kernel_build import KernelBuildError, build_library, load_library, user_cache_dir
+from graftlm.runtime.kernel_events import KernelWatch, watching
 from graftlm.testing.server_process import wait_until
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
@@ -148,7 +148,7 @@ def test_a_builder_that_died_leaves_the_compile_to_the_next(tmp_path):
 def test_processes_that_need_a_kernel_at_the_same_time_compile_it_once(tmp_path):
     program = (
         "import sys, ctypes, pathlib\n"
-        "from graftlm.kernel_events import KernelWatch, watching\n"
+        "from graftlm.runtime.kernel_events import KernelWatch, watching\n"
         "from graftlm.layers.kernel_build import build_library\n"
         "sys.stdin.readline()\n"
         "with watching(KernelWatch()) as watch:\n"

@@ -8,7 +8,7 @@ import torch
 
 from graftlm.execution.executor import Launched, Runner
 from graftlm.plan import StepPlan, StepResult
-from graftlm.spare_core import SpareCore
+from graftlm.runtime.spare_core import SpareCore
 
 __all__ = ["SparingRunner"]
 

@@ -12,9 +12,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from graftlm.errors import ProviderUnavailableError
-from graftlm.kernel_events import KernelUse, kernel_refused, kernel_used, say
 from graftlm.layers.kernel_key import kernel_key
 from graftlm.layers.sealed_file import find_flaw, find_other_writers, seal
+from graftlm.runtime.kernel_events import KernelUse, kernel_refused, kernel_used, say
 
 __all__ = ["FLAGS", "KernelBuildError", "build_library", "load_library", "user_cache_dir"]
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from graftlm.spare_core import SpareCore
+from graftlm.runtime.spare_core import SpareCore
 
 
 def test_it_is_taken_until_the_last_of_its_users_leaves() -> None:

@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from graftlm.idle_threads import run_idle
+from graftlm.runtime.idle_threads import run_idle
 
 
 def test_the_result_comes_back():
