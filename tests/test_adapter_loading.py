@@ -6,9 +6,9 @@ from types import SimpleNamespace
 import pytest
 
 from graftlm.adapter_loading import AdapterLoader
-from graftlm.adapters import AdapterCatalog
 from graftlm.errors import AdapterError
-from graftlm.peft_adapter import AdapterWeights
+from graftlm.lora.adapters import AdapterCatalog
+from graftlm.lora.peft_adapter import AdapterWeights
 
 
 class Layers:

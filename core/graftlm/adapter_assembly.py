@@ -7,7 +7,6 @@ from pathlib import Path
 
 from torch import nn
 
-from graftlm.adapters import AdapterCatalog, LoadedAdapter
 from graftlm.config import EngineConfig, Problem, origin_of
 from graftlm.contracts import Model
 from graftlm.device_memory import DeviceMemory, check_room
@@ -15,7 +14,8 @@ from graftlm.errors import ConfigError
 from graftlm.execution.adapter_layers import AdapterLayers, adaptable_layers
 from graftlm.layers import Linear
 from graftlm.layers.low_rank import low_rank_bytes
-from graftlm.peft_adapter import AdapterWeights, read_peft_adapter
+from graftlm.lora.adapters import AdapterCatalog, LoadedAdapter
+from graftlm.lora.peft_adapter import AdapterWeights, read_peft_adapter
 
 __all__ = ["AdapterParts", "make_adapters"]
 

@@ -5,9 +5,9 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from graftlm.adapters import AdapterCatalog, LoadedAdapter
 from graftlm.execution.adapter_layers import AdapterLayers
-from graftlm.peft_adapter import AdapterWeights
+from graftlm.lora.adapters import AdapterCatalog, LoadedAdapter
+from graftlm.lora.peft_adapter import AdapterWeights
 from graftlm.step_loop import StepLoop
 
 __all__ = ["AdapterLoader"]

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from graftlm.adapters import AdapterCatalog, LoadedAdapter, prefix_namespace
 from graftlm.contracts import GrammarSpec
 from graftlm.delayed_grammar import MAX_END_BYTES, matcher_behind
 from graftlm.errors import (
@@ -24,6 +23,7 @@ from graftlm.errors import (
 )
 from graftlm.grammar_choice import Grammars
 from graftlm.grammars import grammar_spec, reasoning_before
+from graftlm.lora.adapters import AdapterCatalog, LoadedAdapter, prefix_namespace
 from graftlm.pooling import Pooling
 from graftlm.scheduling import Request, RequestGrammar
 from graftlm.scheduling.request import StopWatch

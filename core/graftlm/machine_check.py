@@ -9,7 +9,7 @@ from graftlm.checkpoint.safetensors_files import SafetensorsFiles
 from graftlm.config import EngineConfig, KeyPath, Problem, origin_of
 from graftlm.contracts import Options
 from graftlm.errors import AdapterError, ConfigError, ModelError, PluginError
-from graftlm.peft_config import read_peft_config
+from graftlm.lora.peft_config import read_peft_config
 from graftlm.registry import AUTO, Registry, probe_platform, selections
 
 __all__ = ["check_files", "check_machine"]

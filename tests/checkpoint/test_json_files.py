@@ -12,7 +12,7 @@ from graftlm.checkpoint import load_model_config, resolve_checkpoint
 from graftlm.checkpoint.json_files import read_json
 from graftlm.checkpoint.safetensors_files import SafetensorsFiles
 from graftlm.errors import AdapterError, CheckpointError, GraftlmError
-from graftlm.peft_adapter import read_peft_adapter
+from graftlm.lora.peft_adapter import read_peft_adapter
 from graftlm.sentence_embedding import read_embedding_defaults
 
 #: What is no name of a file in the same folder.

@@ -7,10 +7,10 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from graftlm.adapters import BASE_SLOT
 from graftlm.execution.batch import to_device
 from graftlm.layers import Linear
 from graftlm.layers.low_rank import AdapterGroups, AdapterMask, AdapterRoute, LowRankFactors, LowRankLayer
+from graftlm.lora.adapters import BASE_SLOT
 from graftlm.plan import StepPlan
 
 __all__ = ["AdapterLayers", "adaptable_layers", "route_of"]

@@ -9,7 +9,7 @@ from functools import partial
 
 from graftlm.adapter_loading import AdapterLoader
 from graftlm.errors import AdapterError
-from graftlm.peft_adapter import AdapterWeights
+from graftlm.lora.peft_adapter import AdapterWeights
 from graftlm.processes.messages import Call
 
 __all__ = ["AdapterCalls"]

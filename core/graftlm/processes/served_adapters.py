@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from graftlm.adapters import adapter_not_found, check_adapter_name
 from graftlm.errors import AdapterError, RequestError, UnavailableError
+from graftlm.lora.adapters import adapter_not_found, check_adapter_name
 from graftlm.processes.calls import CALL_TIMEOUT_S, ProcessCalls, Send
 from graftlm.processes.messages import Call
 from graftlm.processes.replicas import ReplicaSet

@@ -9,7 +9,6 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from graftlm import errors
-from graftlm.adapters import prefix_namespace
 from graftlm.chat_formats import ChatFormats
 from graftlm.config import EngineConfig
 from graftlm.errors import (
@@ -20,6 +19,7 @@ from graftlm.errors import (
     UnsupportedFeatureError,
 )
 from graftlm.intake import Intake, check_call, draw_seed
+from graftlm.lora.adapters import prefix_namespace
 from graftlm.pooling import Pooling
 from graftlm.processes.calls import ProcessCalls, Send
 from graftlm.processes.check_threads import CheckThreads

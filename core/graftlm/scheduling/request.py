@@ -8,9 +8,9 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from graftlm.adapters import BASE_SLOT, LoadedAdapter
 from graftlm.contracts import PrefetchTicket, PrefixKey
 from graftlm.errors import InvariantError
+from graftlm.lora.adapters import BASE_SLOT, LoadedAdapter
 from graftlm.plan import RowSetup
 from graftlm.pooling import Pooling
 from graftlm.scheduling.grammar import RequestGrammar

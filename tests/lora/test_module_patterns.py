@@ -4,7 +4,7 @@ import pytest
 from peft.utils.other import get_pattern_key
 
 from graftlm.errors import AdapterError
-from graftlm.module_patterns import ModulePatterns
+from graftlm.lora.module_patterns import ModulePatterns
 
 MODULES = ["model.layers.1.self_attn.q_proj", "model.layers.12.mlp.up_proj", "model.layers.1.mlp.up_proj", "q_proj"]
 

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Final
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError
 
 from graftlm.errors import AdapterError
-from graftlm.module_patterns import ModulePatterns
+from graftlm.lora.module_patterns import ModulePatterns
 
 __all__ = ["CONFIG_FILE", "PeftConfig", "read_peft_config"]
 

@@ -11,7 +11,7 @@ from peft import LoraConfig
 from safetensors.torch import load_file, save_file
 
 from graftlm.errors import AdapterError
-from graftlm.peft_adapter import read_peft_adapter
+from graftlm.lora.peft_adapter import read_peft_adapter
 
 CONFIG = {"peft_type": "LORA", "r": 4, "lora_alpha": 8, "target_modules": ["q_proj", "o_proj"]}
 TARGETS = {f"model.layers.{i}.self_attn.{name}": (8, 16) for i in (0, 1) for name in ("q_proj", "k_proj", "o_proj")}

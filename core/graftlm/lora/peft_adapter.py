@@ -19,7 +19,7 @@ from torch import Tensor
 
 from graftlm.errors import AdapterError
 from graftlm.layers.low_rank import LowRankFactors
-from graftlm.peft_config import CONFIG_FILE, PeftConfig, read_peft_config
+from graftlm.lora.peft_config import CONFIG_FILE, PeftConfig, read_peft_config
 
 __all__ = ["AdapterWeights", "read_peft_adapter"]
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from graftlm.adapters import AdapterCatalog, LoadedAdapter, check_adapter_name, prefix_namespace
 from graftlm.errors import AdapterError, AdapterNotFoundError
+from graftlm.lora.adapters import AdapterCatalog, LoadedAdapter, check_adapter_name, prefix_namespace
 
 
 def loaded(catalog, name, used=()):

@@ -1,0 +1,1 @@
+"""Low-rank adapters: their files, names and slots."""
