@@ -384,7 +384,7 @@ class Engine:
         return self._thread.call(lambda: self._parts.loop.unpin(key)).result()
 
     def cache_snapshot(self) -> dict[str, Any]:
-        """Return the prefix cache's nodes as plain data, ready for JSON; see `graftlm.cache_snapshot`."""
+        """Return the prefix cache's nodes as plain data, ready for JSON; see `graftlm.memory.cache_snapshot`."""
         return self._thread.call(self._parts.loop.cache_snapshot).result()
 
     def _prefix_key(self, prompt: Prompt, cache_salt: str, adapter: str | None) -> PrefixKey:

@@ -5,10 +5,10 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from graftlm.cache_snapshot import cache_snapshot
 from graftlm.contracts import PrefixCache, PrefixKey, StepCopies
 from graftlm.execution.executor import Outcome, StepExecutor
 from graftlm.grammar_choice import Grammars
+from graftlm.memory.cache_snapshot import cache_snapshot
 from graftlm.observers import Observers, notify
 from graftlm.plan import StepPlan, StepResult
 from graftlm.records import EngineStats, RequestRecord, StepRecord
@@ -216,7 +216,7 @@ class StepLoop:
             return False
 
     def cache_snapshot(self) -> dict[str, Any]:
-        """Return the prefix cache's content as plain data; see `graftlm.cache_snapshot`."""
+        """Return the prefix cache's content as plain data; see `graftlm.memory.cache_snapshot`."""
         return cache_snapshot(self.scheduler.kv.cache, self.scheduler.kv.page_size, self._clock())
 
     def stats(self) -> EngineStats:

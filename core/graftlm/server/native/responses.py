@@ -205,7 +205,7 @@ class Unpinned(_Body):
 class CacheSnapshots(_Body):
     """The replicas' prefix caches."""
 
-    replicas: list[dict[str, Any]] = Field(description="As `graftlm.cache_snapshot` makes them, one a replica.")
+    replicas: list[dict[str, Any]] = Field(description="As `graftlm.memory.cache_snapshot` makes them, one a replica.")
 
 
 class AdaptersChanged(_Body):
