@@ -17,7 +17,7 @@ from graftlm.errors import (
     SamplingParamsError,
 )
 from graftlm.intake import Intake, IntakeLimits
-from graftlm.pooling import MEAN
+from graftlm.pooling.pooling import MEAN
 
 LENGTHS = [1, 2, 7, 8, 16, 33, 64, 100, 129, 240]
 

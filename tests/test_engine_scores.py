@@ -16,8 +16,8 @@ from graftlm.errors import (
     RequestError,
     UnsupportedFeatureError,
 )
-from graftlm.pooling import Pooling
-from graftlm.sentence_embedding import EmbeddingDefaults, read_embedding_defaults
+from graftlm.pooling.pooling import Pooling
+from graftlm.pooling.sentence_embedding import EmbeddingDefaults, read_embedding_defaults
 from graftlm.testing.tiny_models import write_tiny_checkpoint
 
 FAMILIES = ("llama", "mistral", "mixtral", "qwen2", "qwen3_moe", "gemma2", "gemma3_text", "phi3")

@@ -56,13 +56,13 @@ from graftlm.memory import (
     WindowPages,
 )
 from graftlm.observers import Observer, Observers
+from graftlm.pooling.sentence_embedding import EmbeddingDefaults, read_embedding_defaults
 from graftlm.quantization_assembly import quantize_layers
 from graftlm.registry import AUTO, Registry, selections
 from graftlm.resolved_plugins import ResolvedPlugins, resolve_plugins, resolved_line
 from graftlm.runtime.kernel_events import kernels_reported
 from graftlm.runtime.spare_core import SpareCore
 from graftlm.scheduling import JumpForward, Scheduler, SchedulerLimits
-from graftlm.sentence_embedding import EmbeddingDefaults, read_embedding_defaults
 from graftlm.served_weights import NewWeights, ServedWeights
 from graftlm.step_loop import StepLoop
 from graftlm.step_memory import LargestSteps, StepMemory, measure_steps, meter_for

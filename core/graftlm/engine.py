@@ -12,18 +12,18 @@ from graftlm.adapter_loading import AdapterLoader
 from graftlm.assembly import EngineParts, assemble, detect_platform
 from graftlm.config import EngineConfig
 from graftlm.contracts import ModelConfig, PrefixKey
-from graftlm.embeddings import POOLED, EmbeddingForm, embedding_form, pooled_vector
 from graftlm.engine_thread import EngineThread
 from graftlm.errors import AdapterError
 from graftlm.intake import check_call, check_ttl
 from graftlm.job_maker import Adapters, JobMaker, Params
 from graftlm.job_runner import JobRunner
 from graftlm.jobs import Job
-from graftlm.pooling import SCORES, Pooling
+from graftlm.pooling.embeddings import POOLED, EmbeddingForm, embedding_form, pooled_vector
+from graftlm.pooling.pooling import SCORES, Pooling
+from graftlm.pooling.scoring import Items, Piece, joined, listed, scores_of, scoring_pooling
 from graftlm.prompts import Prompt, Prompts, split_prompts
 from graftlm.records import EngineStats
 from graftlm.registry import Registry
-from graftlm.scoring import Items, Piece, joined, listed, scores_of, scoring_pooling
 from graftlm.tokenization import Tokenizer
 from graftlm.types import ClassificationOutput, EmbeddingOutput, RequestOutput, SamplingParams
 

@@ -24,7 +24,7 @@ from graftlm.errors import (
 from graftlm.grammar_choice import Grammars
 from graftlm.grammars import grammar_spec, reasoning_before
 from graftlm.lora.adapters import AdapterCatalog, LoadedAdapter, prefix_namespace
-from graftlm.pooling import Pooling
+from graftlm.pooling.pooling import Pooling
 from graftlm.scheduling import Request, RequestGrammar
 from graftlm.scheduling.request import StopWatch
 from graftlm.types import SamplingParams, TokenIds

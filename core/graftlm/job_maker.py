@@ -8,7 +8,7 @@ from graftlm.errors import InvalidPromptError, RequestError, SamplingParamsError
 from graftlm.intake import Intake, check_call, check_ids, draw_seed
 from graftlm.jobs import Job
 from graftlm.outputs import CompletionText, OutputBuilder
-from graftlm.pooling import Pooling
+from graftlm.pooling.pooling import Pooling
 from graftlm.prompts import Prompt, check_chat, is_chat
 from graftlm.tokenization import TextStream, Tokenizer
 from graftlm.types import SamplingParams, TokenIds

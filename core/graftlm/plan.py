@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from graftlm.contracts import StepCopies
-from graftlm.pooling import Pooling
+from graftlm.pooling.pooling import Pooling
 from graftlm.types import SamplingParams, TokenIds
 
 __all__ = [

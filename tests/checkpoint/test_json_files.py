@@ -13,7 +13,7 @@ from graftlm.checkpoint.json_files import read_json
 from graftlm.checkpoint.safetensors_files import SafetensorsFiles
 from graftlm.errors import AdapterError, CheckpointError, GraftlmError
 from graftlm.lora.peft_adapter import read_peft_adapter
-from graftlm.sentence_embedding import read_embedding_defaults
+from graftlm.pooling.sentence_embedding import read_embedding_defaults
 
 #: What is no name of a file in the same folder.
 STRANGE_NAMES = [

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from graftlm.execution.runner import ModelRunner
 from graftlm.execution.sampler import Sampler
 from graftlm.plan import PoolSpan, PromptLogprobSpan, RowSetup, StepPlan
-from graftlm.pooling import LAST, MEAN
+from graftlm.pooling.pooling import LAST, MEAN
 from graftlm.types import SamplingParams
 
 CPU = torch.device("cpu")

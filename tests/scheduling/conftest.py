@@ -11,7 +11,7 @@ import pytest
 from graftlm.contracts import CacheContext, PrefixCache, SchedulingPolicy
 from graftlm.memory import KVManager, PagePool, RequestTable, WindowPages, WindowSpan
 from graftlm.observers import Observers
-from graftlm.pooling import Pooling
+from graftlm.pooling.pooling import Pooling
 from graftlm.scheduling import JumpForward, Request, RequestUpdate, Scheduler, SchedulerLimits
 from graftlm.step_loop import StepLoop
 from graftlm.testing.fake_device import FakeDevice, expected_embedding, expected_output

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from graftlm.contracts import Model
 from graftlm.plan import PoolSpan
-from graftlm.pooling import Pooling
+from graftlm.pooling.pooling import Pooling
 
 __all__ = ["read_out"]
 

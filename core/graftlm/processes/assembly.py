@@ -13,6 +13,7 @@ from graftlm.config import EngineConfig
 from graftlm.contracts import ModelConfig
 from graftlm.grammar_assembly import make_grammars
 from graftlm.intake import Intake, IntakeLimits
+from graftlm.pooling.sentence_embedding import read_embedding_defaults
 from graftlm.processes.launcher import Launcher
 from graftlm.processes.replicas import ReplicaSet
 from graftlm.processes.request_metrics import RequestMetrics
@@ -21,7 +22,6 @@ from graftlm.processes.tokenizer_manager import TokenizerManager
 from graftlm.processes.trace_recorder import TraceRecorder
 from graftlm.registry import Registry
 from graftlm.resolved_plugins import resolve_plugins, resolved_line
-from graftlm.sentence_embedding import read_embedding_defaults
 from graftlm.tokenization import TextStream, Tokenizer
 
 __all__ = ["assemble_manager"]

@@ -7,7 +7,7 @@ from itertools import chain
 
 from graftlm.errors import GraftlmError, GrammarError, RequestError, RequestFailedError, RequestTimeoutError
 from graftlm.outputs import OutputBuilder
-from graftlm.pooling import Pooling
+from graftlm.pooling.pooling import Pooling
 from graftlm.scheduling import Failure, Finish, RequestUpdate
 from graftlm.types import FinishReason, RequestOutput, SamplingParams, TokenIds, TokenLogprob
 

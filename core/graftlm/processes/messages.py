@@ -10,7 +10,7 @@ from typing import Any, Final, TypeAlias
 import msgspec
 
 from graftlm.errors import EngineError
-from graftlm.pooling import Pooling
+from graftlm.pooling.pooling import Pooling
 from graftlm.records import EngineStats
 from graftlm.scheduling import RequestUpdate
 from graftlm.types import SamplingParams

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass, field
 
+from graftlm.pooling.sentence_embedding import EmbeddingDefaults
 from graftlm.resolved_plugins import ResolvedPlugins
-from graftlm.sentence_embedding import EmbeddingDefaults
 
 __all__ = ["ServedModel"]
 

@@ -20,7 +20,7 @@ from graftlm.errors import (
 )
 from graftlm.intake import Intake, check_call, draw_seed
 from graftlm.lora.adapters import prefix_namespace
-from graftlm.pooling import Pooling
+from graftlm.pooling.pooling import Pooling
 from graftlm.processes.calls import ProcessCalls, Send
 from graftlm.processes.check_threads import CheckThreads
 from graftlm.processes.generation import Generation, PreparedRequest

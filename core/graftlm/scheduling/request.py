@@ -12,7 +12,7 @@ from graftlm.contracts import PrefetchTicket, PrefixKey
 from graftlm.errors import InvariantError
 from graftlm.lora.adapters import BASE_SLOT, LoadedAdapter
 from graftlm.plan import RowSetup
-from graftlm.pooling import Pooling
+from graftlm.pooling.pooling import Pooling
 from graftlm.scheduling.grammar import RequestGrammar
 from graftlm.types import SamplingParams, TokenIds, Usage
 

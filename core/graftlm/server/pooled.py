@@ -7,9 +7,9 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from graftlm.embeddings import POOLED
 from graftlm.errors import RequestFailedError
-from graftlm.pooling import Pooling
+from graftlm.pooling.embeddings import POOLED
+from graftlm.pooling.pooling import Pooling
 from graftlm.processes.generation import Generation, PreparedRequest
 from graftlm.processes.tokenizer_manager import TokenizerManager
 from graftlm.prompts import Prompt

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from graftlm.contracts import GrammarMatcher
 from graftlm.errors import InvariantError
 from graftlm.plan import LogprobTable, PoolSpan, StepPlan, StepResult
-from graftlm.pooling import Pooling
+from graftlm.pooling.pooling import Pooling
 
 __all__ = ["FakeDevice", "expected_embedding", "expected_output", "expected_token"]
 

@@ -8,7 +8,7 @@ from fastapi import APIRouter, Request
 from numpy.typing import NDArray
 
 from graftlm.errors import InvalidPromptError
-from graftlm.pooling import SCORES
+from graftlm.pooling.pooling import SCORES
 from graftlm.processes.generation import PreparedRequest
 from graftlm.processes.tokenizer_manager import TokenizerManager
 from graftlm.prompts import Prompt

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Final
 
 from graftlm.errors import QueueFullError, RequestTimeoutError, UnavailableError
-from graftlm.pooling import LAST
+from graftlm.pooling.pooling import LAST
 from graftlm.processes.tokenizer_manager import TokenizerManager
 from graftlm.types import SamplingParams
 

@@ -7,7 +7,7 @@ import numpy as np
 from fastapi import APIRouter, Request, Response
 from numpy.typing import NDArray
 
-from graftlm.embeddings import embedding_form
+from graftlm.pooling.embeddings import embedding_form
 from graftlm.processes.generation import PreparedRequest
 from graftlm.processes.tokenizer_manager import TokenizerManager
 from graftlm.server.openai.answers import EmbeddingBody, EmbeddingList, EmbeddingUsage, encode

@@ -10,11 +10,11 @@ from fastapi import APIRouter, Request, Response
 from numpy.typing import NDArray
 
 from graftlm.errors import RequestError
-from graftlm.pooling import SCORES, Pooling
+from graftlm.pooling.pooling import SCORES, Pooling
+from graftlm.pooling.scoring import Piece, joined, listed, relevance, relevance_pooling, scores_of, scoring_pooling
 from graftlm.processes.generation import PreparedRequest
 from graftlm.processes.tokenizer_manager import TokenizerManager
 from graftlm.prompts import Prompt
-from graftlm.scoring import Piece, joined, listed, relevance, relevance_pooling, scores_of, scoring_pooling
 from graftlm.server.errors import ApiError
 from graftlm.server.openai.answers import (
     DocumentBody,

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from graftlm.errors import InvalidPromptError, RequestError
-from graftlm.pooling import SCORES, Pooling
+from graftlm.pooling.pooling import SCORES, Pooling
 
 __all__ = [
     "Items",

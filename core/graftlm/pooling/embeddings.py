@@ -4,8 +4,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from graftlm.errors import RequestError, RequestFailedError, UnsupportedFeatureError
-from graftlm.pooling import LAST, MEAN, Pooling
-from graftlm.sentence_embedding import EmbeddingDefaults
+from graftlm.pooling.pooling import LAST, MEAN, Pooling
+from graftlm.pooling.sentence_embedding import EmbeddingDefaults
 from graftlm.types import RequestOutput, SamplingParams
 
 __all__ = ["POOLED", "EmbeddingForm", "embedding_form", "normalized", "pooled_vector"]

@@ -1,0 +1,1 @@
+"""Embeddings, scores and classes out of hidden states."""
