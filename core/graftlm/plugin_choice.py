@@ -122,7 +122,7 @@ def _asked_of(key: str, config: EngineConfig, registry: Registry) -> _Asked:
         return _Asked()
     path = resolve_checkpoint(config.model.path)
     if key in ("reasoning", "tool_calls"):
-        from graftlm.chat_formats import template_misfit
+        from graftlm.chat.chat_formats import template_misfit
         from graftlm.tokenization import Tokenizer
 
         tokenizer = Tokenizer.load(path, trust_remote_code=config.model.trust_remote_code)

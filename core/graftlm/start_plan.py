@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from graftlm.assembly import choose_attention, context_len_of, create_model
-from graftlm.chat_formats import choose_chat_formats
+from graftlm.chat.chat_formats import choose_chat_formats
 from graftlm.checkpoint import check_sizes, load_model_config, resolve_checkpoint, torch_dtype
 from graftlm.config import EngineConfig
 from graftlm.contracts import Model, ModelContext, Platform

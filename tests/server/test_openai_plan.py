@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from graftlm.chat_formats import ChatFormats
+from graftlm.chat.chat_formats import ChatFormats
 from graftlm.contracts import ToolChoice
 from graftlm.server.errors import ApiError
 from graftlm.server.openai.plan import plan_answer

@@ -3,8 +3,8 @@
 from dataclasses import replace
 from typing import Final
 
+from graftlm.chat.reasoning import ReasoningSplitter, check_model_type
 from graftlm.lang.backend import Generation
-from graftlm.reasoning import ReasoningSplitter, check_model_type
 
 __all__ = ["REASONING_SUFFIX", "Thoughts", "check_model_type"]
 

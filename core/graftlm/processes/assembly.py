@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from graftlm.chat_formats import choose_chat_formats, make_chat_formats
+from graftlm.chat.chat_formats import choose_chat_formats, make_chat_formats
 from graftlm.checkpoint import load_model_config, resolve_checkpoint
 from graftlm.config import EngineConfig
 from graftlm.contracts import ModelConfig

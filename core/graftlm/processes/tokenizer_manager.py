@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from graftlm import errors
-from graftlm.chat_formats import ChatFormats
+from graftlm.chat.chat_formats import ChatFormats
 from graftlm.config import EngineConfig
 from graftlm.errors import (
     GraftlmError,

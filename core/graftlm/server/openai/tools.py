@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from graftlm.chat_formats import ChatFormats
+from graftlm.chat.chat_formats import ChatFormats
 from graftlm.contracts import CallGrammar, Tool, ToolCall, ToolCallFormat, ToolChoice
 from graftlm.errors import GrammarError
 from graftlm.processes.tokenizer_manager import TokenizerManager

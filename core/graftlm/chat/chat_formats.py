@@ -4,10 +4,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from graftlm.chat.guarded_formats import GuardedReasoningFormat, GuardedToolCallFormat
 from graftlm.config import EngineConfig
 from graftlm.contracts import ChatFormatContext, Provider, ReasoningFormat, ToolCallFormat
 from graftlm.errors import ProviderUnavailableError
-from graftlm.guarded_formats import GuardedReasoningFormat, GuardedToolCallFormat
 from graftlm.registry import AUTO, FAMILIES, Registry
 
 __all__ = ["ChatFormats", "choose_chat_formats", "make_chat_formats", "template_misfit"]

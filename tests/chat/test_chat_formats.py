@@ -2,7 +2,7 @@
 
 import pytest
 
-from graftlm.chat_formats import make_chat_formats
+from graftlm.chat.chat_formats import make_chat_formats
 from graftlm.config import EngineConfig
 from graftlm.errors import UnknownProviderError
 from graftlm.registry import Registry

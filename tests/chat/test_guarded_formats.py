@@ -2,9 +2,9 @@
 
 import pytest
 
+from graftlm.chat.guarded_formats import GuardedReasoningFormat, GuardedToolCallFormat
 from graftlm.contracts import ContentDelta, ReasoningFormat, ReasoningParser, ToolCallFormat, ToolCallParser, ToolChoice
 from graftlm.errors import GrammarError, RequestFailedError
-from graftlm.guarded_formats import GuardedReasoningFormat, GuardedToolCallFormat
 from graftlm.server.errors import error_json, status_of
 
 

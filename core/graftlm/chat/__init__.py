@@ -1,0 +1,1 @@
+"""How a model writes tool calls and reasoning in a chat."""
