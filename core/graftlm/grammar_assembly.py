@@ -18,10 +18,10 @@ from graftlm.contracts import (
     ModelConfig,
     Provider,
 )
-from graftlm.delayed_grammar import DelayedGrammar, Reasoning, ReasoningTokens, TextTokens, check_reasoning
 from graftlm.errors import ConfigError
-from graftlm.grammar_choice import Grammars
-from graftlm.grammars import GrammarCompiler
+from graftlm.grammar.delayed_grammar import DelayedGrammar, Reasoning, ReasoningTokens, TextTokens, check_reasoning
+from graftlm.grammar.grammar_choice import Grammars
+from graftlm.grammar.grammars import GrammarCompiler
 from graftlm.registry import AUTO, Registry, circular_fallbacks
 from graftlm.runtime.idle_threads import run_idle
 from graftlm.runtime.spare_core import SpareCore

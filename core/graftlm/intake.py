@@ -11,7 +11,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from graftlm.contracts import GrammarSpec
-from graftlm.delayed_grammar import MAX_END_BYTES, matcher_behind
 from graftlm.errors import (
     AdapterNotFoundError,
     InvalidPromptError,
@@ -21,8 +20,9 @@ from graftlm.errors import (
     SamplingParamsError,
     UnsupportedFeatureError,
 )
-from graftlm.grammar_choice import Grammars
-from graftlm.grammars import grammar_spec, reasoning_before
+from graftlm.grammar.delayed_grammar import MAX_END_BYTES, matcher_behind
+from graftlm.grammar.grammar_choice import Grammars
+from graftlm.grammar.grammars import grammar_spec, reasoning_before
 from graftlm.lora.adapters import AdapterCatalog, LoadedAdapter, prefix_namespace
 from graftlm.pooling.pooling import Pooling
 from graftlm.scheduling import Request, RequestGrammar

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from graftlm.contracts import PrefixCache, PrefixKey, StepCopies
 from graftlm.execution.executor import Outcome, StepExecutor
-from graftlm.grammar_choice import Grammars
+from graftlm.grammar.grammar_choice import Grammars
 from graftlm.memory.cache_snapshot import cache_snapshot
 from graftlm.observers import Observers, notify
 from graftlm.plan import StepPlan, StepResult

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from graftlm.config.problems import nearest
 from graftlm.contracts import GrammarSpec
-from graftlm.delayed_grammar import Reasoning
 from graftlm.errors import GrammarError, UnsupportedFeatureError
-from graftlm.grammars import GrammarCompiler
+from graftlm.grammar.delayed_grammar import Reasoning
+from graftlm.grammar.grammars import GrammarCompiler
 
 __all__ = ["Enforcement", "Grammars"]
 

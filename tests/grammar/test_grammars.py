@@ -7,9 +7,9 @@ import time
 import pytest
 
 from graftlm.contracts import CompiledGrammar, GrammarBackend, GrammarKind, GrammarSpec
-from graftlm.delayed_grammar import Reasoning
 from graftlm.errors import EngineClosedError, GrammarError, PluginError, SamplingParamsError
-from graftlm.grammars import GrammarCompiler, grammar_spec
+from graftlm.grammar.delayed_grammar import Reasoning
+from graftlm.grammar.grammars import GrammarCompiler, grammar_spec
 from graftlm.sampling_params import GRAMMAR_FIELDS
 from graftlm.types import SamplingParams
 

@@ -5,8 +5,8 @@ import pytest
 from graftlm import Engine, Options, Provider, SamplingParams, hookimpl
 from graftlm.contracts import GrammarBackend, GrammarKind, GrammarSpec
 from graftlm.errors import ConfigError, GrammarError, PluginError, UnsupportedFeatureError
-from graftlm.grammar_choice import Grammars
-from graftlm.grammars import GrammarCompiler
+from graftlm.grammar.grammar_choice import Grammars
+from graftlm.grammar.grammars import GrammarCompiler
 
 
 class Picky(GrammarBackend):

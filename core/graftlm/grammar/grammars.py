@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from graftlm.contracts import CompiledGrammar, GrammarBackend, GrammarKind, GrammarMatcher, GrammarSpec
-from graftlm.delayed_grammar import Reasoning, fill_bitmasks
 from graftlm.errors import EngineClosedError, GraftlmError, GrammarError, SamplingParamsError
+from graftlm.grammar.delayed_grammar import Reasoning, fill_bitmasks
 from graftlm.types import SamplingParams
 
 __all__ = ["Compilation", "GrammarCompiler", "grammar_spec", "reasoning_before"]

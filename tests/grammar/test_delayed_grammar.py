@@ -9,7 +9,8 @@ from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from graftlm.contracts import GrammarContext, GrammarKind, GrammarSpec
-from graftlm.delayed_grammar import (
+from graftlm.errors import SamplingParamsError
+from graftlm.grammar.delayed_grammar import (
     DelayedGrammar,
     Reasoning,
     ReasoningTokens,
@@ -18,7 +19,6 @@ from graftlm.delayed_grammar import (
     fill_bitmasks,
     matcher_behind,
 )
-from graftlm.errors import SamplingParamsError
 from graftlm.tokenization import Tokenizer
 from graftlm_grammar.options import XGrammarOptions
 from graftlm_grammar.xgrammar_backend import XGrammarBackend

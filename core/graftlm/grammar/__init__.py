@@ -1,0 +1,1 @@
+"""Grammars of requests: which backend compiles them, and the cache of compiled ones."""
