@@ -35,7 +35,7 @@ from rich.console import Console
 from rich.table import Table
 
 from graftlm import EngineConfig, SamplingParams
-from graftlm.assembly import DeviceParts, EngineParts, assemble, detect_platform
+from graftlm.assembly.assemble import DeviceParts, EngineParts, assemble, detect_platform
 from graftlm.bench.roofline import Case, Ceilings, Effort
 from graftlm.bench.roofline.ceilings import CeilingProbe
 from graftlm.bench.roofline.clock import clock_for

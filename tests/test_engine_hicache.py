@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
-from graftlm.assembly import assemble
+from graftlm.assembly.assemble import assemble
 from graftlm.config import EngineConfig
 from graftlm.contracts import KVStorage, Platform, StorageStats
 from graftlm.registry import Registry

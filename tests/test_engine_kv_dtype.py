@@ -90,7 +90,7 @@ def test_int8_blocks_reload_unchanged_from_host_memory(checkpoint, prompts, orac
 
 def test_the_log_line_has_the_tokens_that_fit_and_the_gain_over_the_model_dtype(checkpoint, caplog):
     with (
-        caplog.at_level(logging.INFO, "graftlm.kv_memory"),
+        caplog.at_level(logging.INFO, "graftlm.assembly.kv_memory"),
         engine_of(checkpoint("llama"), model={"path": str(checkpoint("llama")), "dtype": "bfloat16"}),
     ):
         pass

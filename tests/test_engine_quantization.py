@@ -9,11 +9,11 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from graftlm import Engine, SamplingParams
+from graftlm.assembly.fingerprint import model_fingerprint
+from graftlm.assembly.weight_digests import WeightDigests
 from graftlm.config import EngineConfig, QuantizationSettings
 from graftlm.errors import ConfigError, UnknownProviderError
-from graftlm.fingerprint import model_fingerprint
 from graftlm.testing.hugging_face import HuggingFaceModel
-from graftlm.weight_digests import WeightDigests
 from graftlm_quantization.coded_matrix import encode
 
 MAX_TOKENS = 12
@@ -63,7 +63,7 @@ def test_the_log_says_what_is_saved_and_what_stays(checkpoint, caplog):
     options = {"group_size": 32, "keep": ["lm_head", "o_proj"], "kernel": "torch"}
     model = {"path": str(checkpoint("llama")), "quantization": {"name": "int4", "options": options}}
     with (
-        caplog.at_level(logging.INFO, "graftlm.quantization_assembly"),
+        caplog.at_level(logging.INFO, "graftlm.assembly.quantization"),
         Engine(model=model, memory={"kv_tokens": 256}),
     ):
         pass

@@ -6,7 +6,7 @@ import time
 import numpy as np
 import pytest
 
-from graftlm.assembly import assemble
+from graftlm.assembly.assemble import assemble
 from graftlm.config import EngineConfig
 from graftlm.contracts import Platform
 from graftlm.registry import Registry

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from graftlm import EngineConfig, SamplingParams
-from graftlm.assembly import assemble
+from graftlm.assembly.assemble import assemble
 from graftlm.contracts import Platform
 from graftlm.errors import ConfigError
 from graftlm.execution.graphs import DecodeGraphs

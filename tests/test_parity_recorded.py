@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from graftlm import Engine, EngineConfig, SamplingParams
-from graftlm.assembly import assemble
+from graftlm.assembly.assemble import assemble
 from graftlm.contracts import Platform
 from graftlm.registry import Registry
 from graftlm.testing.hugging_face import HuggingFaceModel

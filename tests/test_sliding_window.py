@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from graftlm.assembly import assemble
+from graftlm.assembly.assemble import assemble
 from graftlm.config import EngineConfig
 from graftlm.contracts import Platform
 from graftlm.errors import ConfigError

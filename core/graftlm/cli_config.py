@@ -47,7 +47,7 @@ def check(file: ConfigFile, overrides: SetOption = None, elsewhere: ElsewhereOpt
 
     Reads the checkpoint's configuration, no weights. Exits with 2 when something is wrong.
     """
-    from graftlm.machine_check import check_machine
+    from graftlm.assembly.machine_check import check_machine
     from graftlm.registry import Registry, check, probe_platform
 
     config = load_config(file, overrides)

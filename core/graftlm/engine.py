@@ -8,8 +8,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
 
-from graftlm.adapter_loading import AdapterLoader
-from graftlm.assembly import EngineParts, assemble, detect_platform
+from graftlm.assembly.adapter_loading import AdapterLoader
+from graftlm.assembly.assemble import EngineParts, assemble, detect_platform
 from graftlm.config import EngineConfig
 from graftlm.contracts import ModelConfig, PrefixKey
 from graftlm.engine_thread import EngineThread

@@ -7,7 +7,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 
-from graftlm.adapter_loading import AdapterLoader
+from graftlm.assembly.adapter_loading import AdapterLoader
 from graftlm.errors import AdapterError
 from graftlm.lora.peft_adapter import AdapterWeights
 from graftlm.processes.messages import Call

@@ -7,11 +7,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from graftlm.assembly.grammars import make_grammars
+from graftlm.assembly.resolved_plugins import resolve_plugins, resolved_line
 from graftlm.chat.chat_formats import choose_chat_formats, make_chat_formats
 from graftlm.checkpoint import load_model_config, resolve_checkpoint
 from graftlm.config import EngineConfig
 from graftlm.contracts import ModelConfig
-from graftlm.grammar_assembly import make_grammars
 from graftlm.intake import Intake, IntakeLimits
 from graftlm.pooling.sentence_embedding import read_embedding_defaults
 from graftlm.processes.launcher import Launcher
@@ -21,7 +22,6 @@ from graftlm.processes.served_model import ServedModel
 from graftlm.processes.tokenizer_manager import TokenizerManager
 from graftlm.processes.trace_recorder import TraceRecorder
 from graftlm.registry import Registry
-from graftlm.resolved_plugins import resolve_plugins, resolved_line
 from graftlm.tokenization import TextStream, Tokenizer
 
 __all__ = ["assemble_manager"]

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass, field
 
+from graftlm.assembly.resolved_plugins import ResolvedPlugins
 from graftlm.pooling.sentence_embedding import EmbeddingDefaults
-from graftlm.resolved_plugins import ResolvedPlugins
 
 __all__ = ["ServedModel"]
 

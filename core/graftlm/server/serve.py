@@ -16,10 +16,10 @@ from typing import Any
 import uvicorn
 from fastapi import FastAPI
 
+from graftlm.assembly.machine_check import check_files, check_machine
 from graftlm.config import EngineConfig
 from graftlm.errors import ConfigError, PluginLoadError
 from graftlm.logs import configure_logging
-from graftlm.machine_check import check_files, check_machine
 from graftlm.processes.launcher import Launcher
 from graftlm.processes.tokenizer_manager import TokenizerManager
 from graftlm.processes.trace_lines import trace_block_tokens
@@ -82,8 +82,8 @@ def dry_run(config: EngineConfig) -> list[str]:
     Raises:
         GraftlmError: the server would not start; a ConfigError has one line for each problem.
     """
-    from graftlm.assembly import detect_platform
-    from graftlm.start_plan import plan_start
+    from graftlm.assembly.assemble import detect_platform
+    from graftlm.assembly.start_plan import plan_start
 
     registry = Registry.load(config.plugins, platform=probe_platform(config.model.device))
     findings = check(config, registry)

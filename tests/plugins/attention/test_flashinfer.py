@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from graftlm import EngineConfig, SamplingParams, hookimpl
-from graftlm.assembly import assemble
+from graftlm.assembly.assemble import assemble
 from graftlm.contracts import AttentionCapabilities, AttentionLayer, Platform, Provider
 from graftlm.errors import InvariantError, ProviderUnavailableError
 from graftlm.execution.decode_inputs import DecodeInputs, DecodeShape

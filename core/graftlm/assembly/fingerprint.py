@@ -4,10 +4,10 @@ import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 
+from graftlm.assembly.weight_digests import WeightDigests
 from graftlm.checkpoint import checkpoint_files, is_gguf
 from graftlm.config import QuantizationSettings
 from graftlm.contracts import AttentionLayer
-from graftlm.weight_digests import WeightDigests
 
 __all__ = ["model_fingerprint"]
 

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from graftlm.weight_digests import WeightDigests, user_cache_dir
+from graftlm.assembly.weight_digests import WeightDigests, user_cache_dir
 
 SIZE = 2**26
 

@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from graftlm import EngineConfig
-from graftlm.assembly import assemble
+from graftlm.assembly.assemble import assemble
+from graftlm.assembly.step_memory import CudaMeter, LargestSteps, StepMemory, measure_steps, meter_for
 from graftlm.contracts import AttentionContext, AttentionLayer, Platform
 from graftlm.errors import InvariantError
 from graftlm.registry import Registry
-from graftlm.step_memory import CudaMeter, LargestSteps, StepMemory, measure_steps, meter_for
 
 CPU = torch.device("cpu")
 LAYER = AttentionLayer(0, num_heads=2, num_kv_heads=1, head_dim=4, scale=0.5)

@@ -8,13 +8,13 @@ import pytest
 import torch
 
 from graftlm import Engine
-from graftlm.adapter_assembly import make_adapters
+from graftlm.assembly.adapters import make_adapters
+from graftlm.assembly.device_memory import DeviceMemory
+from graftlm.assembly.kv_memory import check_kv_fits
 from graftlm.config import EngineConfig
 from graftlm.contracts import AttentionLayer
-from graftlm.device_memory import DeviceMemory
 from graftlm.errors import ConfigError
 from graftlm.execution.kv_sizes import KVDemand, size_kv
-from graftlm.kv_memory import check_kv_fits
 from graftlm.layers import Linear
 from graftlm.memory import WindowSpan
 

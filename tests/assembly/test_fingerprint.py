@@ -5,10 +5,10 @@ import shutil
 
 import pytest
 
+from graftlm.assembly.fingerprint import model_fingerprint
+from graftlm.assembly.weight_digests import WeightDigests
 from graftlm.contracts import AttentionLayer
-from graftlm.fingerprint import model_fingerprint
 from graftlm.testing.gguf_files import write_gguf
-from graftlm.weight_digests import WeightDigests
 
 LAYERS = [AttentionLayer(0, 4, 2, 8, 1.0)]
 

@@ -9,6 +9,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from graftlm.assembly.fingerprint import model_fingerprint
+from graftlm.assembly.quantization import QuantizedLayers
+from graftlm.assembly.weight_digests import WeightDigests, user_cache_dir
 from graftlm.checkpoint import (
     check_same_model,
     iter_weights,
@@ -20,10 +23,7 @@ from graftlm.config import EngineConfig
 from graftlm.contracts import Model, ModelConfig
 from graftlm.errors import EngineError, GraftlmError, RequestError, UnsupportedFeatureError
 from graftlm.execution.graphs import ReplayedSteps
-from graftlm.fingerprint import model_fingerprint
 from graftlm.layers import frequency_bytes
-from graftlm.quantization_assembly import QuantizedLayers
-from graftlm.weight_digests import WeightDigests, user_cache_dir
 
 __all__ = ["NewWeights", "ServedWeights"]
 

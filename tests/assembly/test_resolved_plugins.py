@@ -3,9 +3,9 @@
 import logging
 
 from graftlm import Engine
+from graftlm.assembly.resolved_plugins import resolve_plugins, resolved_line
 from graftlm.config import EngineConfig
 from graftlm.registry import Registry
-from graftlm.resolved_plugins import resolve_plugins, resolved_line
 
 
 def test_each_choice_has_its_reason(tmp_path):

@@ -5,18 +5,18 @@ from dataclasses import replace
 import torch
 from torch import nn
 
-from graftlm.assembly import choose_attention, context_len_of, create_model
+from graftlm.assembly.assemble import choose_attention, context_len_of, create_model
+from graftlm.assembly.device_memory import DeviceMemory, gib
+from graftlm.assembly.kv_memory import KVMemory, size_memory
+from graftlm.assembly.resolved_plugins import resolve_plugins
+from graftlm.assembly.step_memory import StepMemory
 from graftlm.chat.chat_formats import choose_chat_formats
 from graftlm.checkpoint import check_sizes, load_model_config, resolve_checkpoint, torch_dtype
 from graftlm.config import EngineConfig
 from graftlm.contracts import Model, ModelContext, Platform
-from graftlm.device_memory import DeviceMemory, gib
 from graftlm.errors import ConfigError, ModelError
 from graftlm.execution.kv_store import KVStore
-from graftlm.kv_memory import KVMemory, size_memory
 from graftlm.registry import Registry
-from graftlm.resolved_plugins import resolve_plugins
-from graftlm.step_memory import StepMemory
 from graftlm.tokenization import Tokenizer
 
 __all__ = ["plan_start"]

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from graftlm.adapter_loading import AdapterLoader
+from graftlm.assembly.adapter_loading import AdapterLoader
 from graftlm.errors import AdapterError
 from graftlm.lora.adapters import AdapterCatalog
 from graftlm.lora.peft_adapter import AdapterWeights

@@ -7,15 +7,15 @@ import psutil
 import pytest
 import torch
 
+from graftlm.assembly.kv_memory import DeviceMemory, explain, size_memory
+from graftlm.assembly.step_memory import StepMemory
 from graftlm.config import EngineConfig
 from graftlm.contracts import AttentionLayer
 from graftlm.errors import ConfigError
 from graftlm.execution.kv_sizes import KVDemand, size_kv
-from graftlm.kv_memory import DeviceMemory, explain, size_memory
 from graftlm.layers import KV_DTYPES
 from graftlm.memory import WindowSpan
 from graftlm.registry import Registry
-from graftlm.step_memory import StepMemory
 
 GIB = 1 << 30
 FULL = AttentionLayer(layer_id=0, num_heads=8, num_kv_heads=8, head_dim=64, scale=1.0)  # 2,048 bytes a token

@@ -9,9 +9,17 @@ from typing import Any
 
 import torch
 
-from graftlm.adapter_assembly import make_adapters
-from graftlm.adapter_loading import AdapterLoader
-from graftlm.cache_events import CacheEvents
+from graftlm.assembly.adapter_loading import AdapterLoader
+from graftlm.assembly.adapters import make_adapters
+from graftlm.assembly.cache_events import CacheEvents
+from graftlm.assembly.grammars import make_grammars
+from graftlm.assembly.graphs import capture_graphs, captured_sizes, recorded_steps, wants_graphs
+from graftlm.assembly.kv_memory import KVMemory, size_memory
+from graftlm.assembly.quantization import quantize_layers
+from graftlm.assembly.resolved_plugins import ResolvedPlugins, resolve_plugins, resolved_line
+from graftlm.assembly.served_weights import NewWeights, ServedWeights
+from graftlm.assembly.step_memory import LargestSteps, StepMemory, measure_steps, meter_for
+from graftlm.assembly.tiers import TierParts, assemble_tiers
 from graftlm.checkpoint import check_sizes, load_model_config, resolve_checkpoint, torch_dtype
 from graftlm.config import EngineConfig
 from graftlm.contracts import (
@@ -42,10 +50,7 @@ from graftlm.execution.runner import ModelRunner
 from graftlm.execution.sampler import Sampler
 from graftlm.execution.sparing_runner import SparingRunner
 from graftlm.execution.split_attention import SplitAttention
-from graftlm.grammar_assembly import make_grammars
-from graftlm.graph_assembly import capture_graphs, captured_sizes, recorded_steps, wants_graphs
 from graftlm.intake import Intake, IntakeLimits
-from graftlm.kv_memory import KVMemory, size_memory
 from graftlm.layers.kernel_build import user_cache_dir
 from graftlm.layers.ops import bind_ops, choose_ops
 from graftlm.memory import (
@@ -57,16 +62,11 @@ from graftlm.memory import (
 )
 from graftlm.observers import Observer, Observers
 from graftlm.pooling.sentence_embedding import EmbeddingDefaults, read_embedding_defaults
-from graftlm.quantization_assembly import quantize_layers
 from graftlm.registry import AUTO, Registry, selections
-from graftlm.resolved_plugins import ResolvedPlugins, resolve_plugins, resolved_line
 from graftlm.runtime.kernel_events import kernels_reported
 from graftlm.runtime.spare_core import SpareCore
 from graftlm.scheduling import JumpForward, Scheduler, SchedulerLimits
-from graftlm.served_weights import NewWeights, ServedWeights
 from graftlm.step_loop import StepLoop
-from graftlm.step_memory import LargestSteps, StepMemory, measure_steps, meter_for
-from graftlm.tier_assembly import TierParts, assemble_tiers
 from graftlm.tokenization import TextStream, Tokenizer
 from graftlm.types import SamplingParams
 

@@ -2,12 +2,12 @@
 
 import pytest
 
-from graftlm.assembly import detect_platform
+from graftlm.assembly.assemble import detect_platform
+from graftlm.assembly.device_memory import DeviceMemory, gib
+from graftlm.assembly.start_plan import plan_start
 from graftlm.config import EngineConfig
-from graftlm.device_memory import DeviceMemory, gib
 from graftlm.errors import ConfigError
 from graftlm.registry import Registry
-from graftlm.start_plan import plan_start
 from graftlm.testing.sparse_checkpoint import LlamaShape, write_sparse_checkpoint
 
 GIB = 1 << 30

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from torch import nn
 
+from graftlm.assembly.device_memory import DeviceMemory, check_room
 from graftlm.config import EngineConfig, Problem, origin_of
 from graftlm.contracts import Model
-from graftlm.device_memory import DeviceMemory, check_room
 from graftlm.errors import ConfigError
 from graftlm.execution.adapter_layers import AdapterLayers, adaptable_layers
 from graftlm.layers import Linear

@@ -8,9 +8,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from graftlm.assembly.device_memory import DeviceMemory, check_room, gib
 from graftlm.config import EngineConfig, Problem, origin_of
 from graftlm.contracts import KVStorage, StorageContext
-from graftlm.device_memory import DeviceMemory, check_room, gib
 from graftlm.errors import ConfigError
 from graftlm.execution.block_mover import BlockMover
 from graftlm.execution.kv_store import KVStore

@@ -6,16 +6,16 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from graftlm.assembly.device_memory import DeviceMemory, check_room, gib
+from graftlm.assembly.step_memory import StepMemory
 from graftlm.config import EngineConfig, Problem, origin_of
 from graftlm.contracts import AttentionLayer, Model
-from graftlm.device_memory import DeviceMemory, check_room, gib
 from graftlm.errors import ConfigError
 from graftlm.execution.kv_sizes import KVDemand, KVSizes, size_kv
 from graftlm.execution.kv_store import KVStore
 from graftlm.layers import KV_DTYPES
 from graftlm.memory import WindowPages, WindowSpan
 from graftlm.registry import Registry
-from graftlm.step_memory import StepMemory
 
 __all__ = ["DeviceMemory", "KVMemory", "check_kv_fits", "explain", "kv_bytes", "size_memory"]
 

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from graftlm import EngineConfig
+from graftlm.assembly.graphs import capture_graphs, wants_graphs
 from graftlm.contracts import AttentionCapabilities
 from graftlm.errors import ConfigError, GraphCaptureError
 from graftlm.execution.kv_store import KVStore
-from graftlm.graph_assembly import capture_graphs, wants_graphs
 
 CPU = torch.device("cpu")
 
