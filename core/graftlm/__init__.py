@@ -13,7 +13,7 @@ from graftlm.runtime.openmp import load_openmp
 if TYPE_CHECKING:
     from graftlm.config import EngineConfig
     from graftlm.contracts import Options, Provider
-    from graftlm.engine import Engine
+    from graftlm.engine.engine import Engine
     from graftlm.errors import GraftlmError
     from graftlm.hookspecs import hookimpl
     from graftlm.lang import (
@@ -119,7 +119,7 @@ _LANGUAGE = (
 _HOME = {
     "ClassificationOutput": "graftlm.types",
     "EmbeddingOutput": "graftlm.types",
-    "Engine": "graftlm.engine",
+    "Engine": "graftlm.engine.engine",
     "EngineConfig": "graftlm.config",
     "FinishReason": "graftlm.types",
     "GraftlmError": "graftlm.errors",

@@ -62,7 +62,7 @@ def offline(
 
     from graftlm.bench.machine import Machine
     from graftlm.bench.offline import DEFAULT_WORKLOADS, WORKLOADS, alternate, fastest, print_runs
-    from graftlm.engine import Engine
+    from graftlm.engine.engine import Engine
 
     names = _names(workloads, WORKLOADS, DEFAULT_WORKLOADS, "--workload")
     settings = _settings(model, overrides)

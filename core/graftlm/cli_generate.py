@@ -11,7 +11,7 @@ import typer
 from graftlm.cli_options import ConfigOption, SetOption, fail, load_config
 
 if TYPE_CHECKING:
-    from graftlm.engine import Engine
+    from graftlm.engine.engine import Engine
     from graftlm.types import Message, RequestOutput, SamplingParams
 
 __all__ = ["chat", "generate"]
@@ -105,7 +105,7 @@ def chat(
 
 @contextmanager
 def _engine(model: str | None, config: ConfigOption, overrides: list[str] | None) -> "Iterator[Engine]":
-    from graftlm.engine import Engine
+    from graftlm.engine.engine import Engine
 
     fields: dict[str, Any] = {} if model is None else {"model": {"path": model}}
     with Engine(load_config(config, overrides, **fields)) as engine:

@@ -11,7 +11,7 @@ from graftlm.cli_options import SetOption, load_config
 from graftlm.runtime.kernel_events import KernelUse, KernelWatch, watching
 
 if TYPE_CHECKING:
-    from graftlm.engine import Engine
+    from graftlm.engine.engine import Engine
 
 __all__ = ["warmup"]
 
@@ -32,7 +32,7 @@ def warmup(
     It starts the engine as `graftlm serve` does, in this process, runs one request and ends. The next start finds every
     kernel compiled. Exits with 2 when the configuration, a plugin or the checkpoint is wrong.
     """
-    from graftlm.engine import Engine
+    from graftlm.engine.engine import Engine
 
     fields: dict[str, Any] = {} if model is None else {"model": {"path": model}}
     config = load_config(file, overrides, **fields)

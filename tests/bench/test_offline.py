@@ -10,7 +10,7 @@ from graftlm.bench.offline import DEFAULT_WORKLOADS, Run
 from graftlm.bench.offline.runs import measure
 from graftlm.bench.offline.workloads import Prompts, Size
 from graftlm.cli import main
-from graftlm.engine import Engine
+from graftlm.engine.engine import Engine
 
 
 @pytest.fixture(scope="module")

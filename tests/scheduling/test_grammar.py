@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from graftlm.contracts import CompiledGrammar, GrammarKind, GrammarMatcher, GrammarSpec
-from graftlm.engine_thread import EngineThread
+from graftlm.engine.engine_thread import EngineThread
 from graftlm.errors import GrammarError
 from graftlm.scheduling import RequestGrammar, RequestStatus
 from graftlm.step_loop import StepLoop

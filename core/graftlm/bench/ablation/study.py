@@ -8,7 +8,7 @@ from graftlm.bench.ablation.switches import SWITCHES
 from graftlm.bench.machine import Machine
 from graftlm.bench.offline import WORKLOADS, Run, alternate
 from graftlm.config import EngineConfig
-from graftlm.engine import Engine
+from graftlm.engine.engine import Engine
 
 __all__ = ["run_ablation"]
 

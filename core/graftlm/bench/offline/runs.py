@@ -9,7 +9,7 @@ import numpy as np
 
 from graftlm.bench.offline.workloads import WORKLOADS, Prompts, Size
 from graftlm.bench.target import BenchError
-from graftlm.engine import Engine
+from graftlm.engine.engine import Engine
 from graftlm.records import EngineStats
 from graftlm.types import RequestOutput
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from graftlm.engine import Engine
+from graftlm.engine.engine import Engine
 from graftlm.types import RequestOutput, SamplingParams
 
 __all__ = ["DEFAULT_WORKLOADS", "WORKLOADS", "Prompts", "Size", "Workload"]

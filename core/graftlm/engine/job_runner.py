@@ -8,9 +8,9 @@ from concurrent.futures import Future
 from functools import partial
 from queue import SimpleQueue
 
-from graftlm.engine_thread import EngineThread
+from graftlm.engine.engine_thread import EngineThread
+from graftlm.engine.jobs import Job, JobStream, group_of
 from graftlm.errors import EngineClosedError, QueueFullError
-from graftlm.jobs import Job, JobStream, group_of
 from graftlm.progress import progress_bar
 from graftlm.scheduling import RequestUpdate
 from graftlm.types import RequestOutput

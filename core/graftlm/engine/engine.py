@@ -12,12 +12,12 @@ from graftlm.assembly.adapter_loading import AdapterLoader
 from graftlm.assembly.assemble import EngineParts, assemble, detect_platform
 from graftlm.config import EngineConfig
 from graftlm.contracts import ModelConfig, PrefixKey
-from graftlm.engine_thread import EngineThread
+from graftlm.engine.engine_thread import EngineThread
+from graftlm.engine.job_maker import Adapters, JobMaker, Params
+from graftlm.engine.job_runner import JobRunner
+from graftlm.engine.jobs import Job
 from graftlm.errors import AdapterError
 from graftlm.intake import check_call, check_ttl
-from graftlm.job_maker import Adapters, JobMaker, Params
-from graftlm.job_runner import JobRunner
-from graftlm.jobs import Job
 from graftlm.pooling.embeddings import POOLED, EmbeddingForm, embedding_form, pooled_vector
 from graftlm.pooling.pooling import SCORES, Pooling
 from graftlm.pooling.scoring import Items, Piece, joined, listed, scores_of, scoring_pooling

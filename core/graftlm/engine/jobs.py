@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from queue import SimpleQueue
 
-from graftlm.engine_thread import UpdateSink
+from graftlm.engine.engine_thread import UpdateSink
 from graftlm.outputs import CompletionText, OutputBuilder
 from graftlm.scheduling import Request, RequestUpdate
 from graftlm.types import RequestOutput

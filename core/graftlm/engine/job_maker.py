@@ -4,9 +4,9 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from graftlm.engine.jobs import Job
 from graftlm.errors import InvalidPromptError, RequestError, SamplingParamsError
 from graftlm.intake import Intake, check_call, check_ids, draw_seed
-from graftlm.jobs import Job
 from graftlm.outputs import CompletionText, OutputBuilder
 from graftlm.pooling.pooling import Pooling
 from graftlm.prompts import Prompt, check_chat, is_chat
