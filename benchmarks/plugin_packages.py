@@ -22,7 +22,7 @@ from typing import Any
 
 import yaml
 
-from graftlm.plugin_package import PluginPackage, write_plugin_package
+from graftlm.cli.plugin_package import PluginPackage, write_plugin_package
 from graftlm.registry import FAMILIES
 
 QUESTION = "What is the capital of France?"

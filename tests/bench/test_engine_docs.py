@@ -11,7 +11,7 @@ from typer.main import get_command
 from graftlm.bench.ablation import SWITCHES, AblationReport
 from graftlm.bench.offline import WORKLOADS
 from graftlm.bench.roofline import RooflineReport
-from graftlm.cli_bench import app
+from graftlm.cli.bench import app
 
 PAGE = (Path(__file__).parents[2] / "docs" / "benchmarking.md").read_text(encoding="utf-8")
 SECTION = PAGE.split("# Measuring an engine in its own process")[1]

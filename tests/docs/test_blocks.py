@@ -13,7 +13,7 @@ import typer
 import yaml
 
 from graftlm import Engine, set_default_backend
-from graftlm.cli import app
+from graftlm.cli.entry import app
 from graftlm.config import EngineConfig
 from graftlm.testing import Conformance, run_conformance
 
@@ -22,8 +22,8 @@ from .pages import BLOCKS, OTHERS, PAGES, ROOT, blocks_of, command_lines
 #: Pages whose Python another test runs, since it also looks at what comes of it.
 RUN_ELSEWHERE = {
     "lang.md": "tests/lang/test_pages.py",
-    "lora.md": "tests/test_engine_lora.py",
-    "structured-generation.md": "tests/test_structured_generation_docs.py",
+    "lora.md": "tests/engine/test_lora.py",
+    "structured-generation.md": "tests/docs/test_structured_generation.py",
 }
 PYTHON = [block for block in BLOCKS if block.language == "python"]
 RUNNABLE = sorted({block.page for block in PYTHON if block.needs is None} - set(RUN_ELSEWHERE))

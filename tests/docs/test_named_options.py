@@ -100,12 +100,14 @@ def commands_of(module):
     for folder, name in within.items():
         if module.is_relative_to(ROOT / folder):
             return set().union(*(options_of(one) for key, one in COMMANDS.items() if key.startswith(name)))
+    if not module.is_relative_to(ROOT / "core/graftlm/cli"):
+        return ALL
     defined = [
         options_of(command)
         for command in COMMANDS.values()
-        if getattr(command.callback, "__module__", None) == f"graftlm.{module.stem}"
+        if getattr(command.callback, "__module__", None) == f"graftlm.cli.{module.stem}"
     ]
-    return set().union(*defined) if module.stem.startswith("cli_") and defined else ALL
+    return set().union(*defined) if defined else ALL
 
 
 MODULES = [

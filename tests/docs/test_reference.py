@@ -14,7 +14,7 @@ from docs_reference.hooks import hook_names
 from docs_reference.metrics import exposed_name, metric_families
 from docs_reference.options import list_options
 from graftlm import hookspecs
-from graftlm.cli import app
+from graftlm.cli.entry import app
 from graftlm.config import EngineConfig, explain
 from graftlm.processes.replicas import ReplicaSet
 from graftlm.registry import FAMILIES

@@ -6,7 +6,7 @@ from typing import Any
 import typer
 
 from docs_reference.markdown import code, plain, table
-from graftlm.cli import app
+from graftlm.cli.entry import app
 
 __all__ = ["cli_page", "walk_commands"]
 

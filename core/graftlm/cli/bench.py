@@ -1,4 +1,4 @@
-"""`graftlm bench serve`: measures servers; `cli_bench_engine` has the commands that measure an engine."""
+"""`graftlm bench serve`: measures servers; `bench_engine` has the commands that measure an engine."""
 
 import asyncio
 import math
@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from graftlm import cli_bench_engine
-from graftlm.cli_options import fail
+from graftlm.cli import bench_engine
+from graftlm.cli.options import fail
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -28,9 +28,9 @@ _MAX_SOCKETS = 65536
 _PIPE_WIDTH = 160
 
 app = typer.Typer(help="Measure servers and engines.", no_args_is_help=True, rich_markup_mode=None)
-app.command("offline")(cli_bench_engine.offline)
-app.command("roofline")(cli_bench_engine.roofline)
-app.command("ablation")(cli_bench_engine.ablation)
+app.command("offline")(bench_engine.offline)
+app.command("roofline")(bench_engine.roofline)
+app.command("ablation")(bench_engine.ablation)
 
 
 @app.command()

@@ -18,13 +18,13 @@ import yaml
 
 from graftlm import EngineConfig
 from graftlm.cli import main
+from graftlm.cli.plugin_package import PluginPackage, write_plugin_package
 from graftlm.contracts import API_VERSION
 from graftlm.errors import ConfigError
-from graftlm.plugin_package import PluginPackage, write_plugin_package
 from graftlm.registry import FAMILIES
 from graftlm.testing.server_process import ServerProcess
 
-TEMPLATES = Path(__file__).parent.parent / "core" / "graftlm" / "plugin_templates"
+TEMPLATES = Path(__file__).parents[2] / "core" / "graftlm" / "plugin_templates"
 
 
 def name_of(family):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from graftlm.cli_options import SetOption, load_config
+from graftlm.cli.options import SetOption, load_config
 from graftlm.runtime.kernel_events import KernelUse, KernelWatch, watching
 
 if TYPE_CHECKING:

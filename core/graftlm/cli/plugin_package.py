@@ -17,7 +17,7 @@ from graftlm.registry import FAMILIES, Family
 
 __all__ = ["PluginPackage", "write_plugin_package"]
 
-_TEMPLATES: Final = Path(__file__).parent / "plugin_templates"
+_TEMPLATES: Final = Path(__file__).parents[1] / "plugin_templates"
 _NAME: Final = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
 _MAX_NAME_LEN: Final = 30
 #: Family -> what `graftlm plugins check` needs besides the name: a checkpoint, or the template's required options.

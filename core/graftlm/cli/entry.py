@@ -9,17 +9,9 @@ from typing import Annotated
 
 import typer
 
-from graftlm import (
-    __version__,
-    cli_bench,
-    cli_cache_sim,
-    cli_config,
-    cli_generate,
-    cli_plugins,
-    cli_serve,
-    cli_warmup,
-)
-from graftlm.cli_options import fail
+from graftlm import __version__
+from graftlm.cli import bench, cache_sim, config, generate, plugins, serve, warmup
+from graftlm.cli.options import fail
 from graftlm.errors import GraftlmError
 from graftlm.runtime.kernel_events import KernelWatch, print_line, watching
 
@@ -33,14 +25,14 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     add_completion=False,
 )
-app.command("serve")(cli_serve.serve)
-app.command("warmup")(cli_warmup.warmup)
-app.command("generate")(cli_generate.generate)
-app.command("chat")(cli_generate.chat)
-app.add_typer(cli_config.app, name="config")
-app.add_typer(cli_bench.app, name="bench")
-app.command("cache-sim")(cli_cache_sim.cache_sim)
-app.add_typer(cli_plugins.app, name="plugins")
+app.command("serve")(serve.serve)
+app.command("warmup")(warmup.warmup)
+app.command("generate")(generate.generate)
+app.command("chat")(generate.chat)
+app.add_typer(config.app, name="config")
+app.add_typer(bench.app, name="bench")
+app.command("cache-sim")(cache_sim.cache_sim)
+app.add_typer(plugins.app, name="plugins")
 
 
 def _show_version(wanted: bool) -> None:

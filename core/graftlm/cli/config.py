@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from graftlm.cli_options import ConfigFile, SetOption, fail, load_config, warn
+from graftlm.cli.options import ConfigFile, SetOption, fail, load_config, warn
 
 if TYPE_CHECKING:
     from graftlm.config import Setting

@@ -7,9 +7,9 @@ import pytest
 
 from graftlm import EngineConfig, Provider, hookimpl
 from graftlm.cli import main
+from graftlm.cli.plugin_choice import explain_choice
 from graftlm.contracts import AttentionCapabilities, EvictionStrategy, Platform
 from graftlm.errors import UnsupportedArchitectureError
-from graftlm.plugin_choice import explain_choice
 from graftlm.registry import FAMILIES, Registry
 
 

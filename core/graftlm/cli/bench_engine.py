@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from graftlm.cli_options import ConfigOption, SetOption, fail, load_config
+from graftlm.cli.options import ConfigOption, SetOption, fail, load_config
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

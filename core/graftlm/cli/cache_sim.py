@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from graftlm.cli_options import ConfigOption, SetOption, load_config
+from graftlm.cli.options import ConfigOption, SetOption, load_config
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from graftlm.cli_options import ConfigOption, SetOption, fail, load_config
+from graftlm.cli.options import ConfigOption, SetOption, fail, load_config
 
 if TYPE_CHECKING:
     from graftlm.engine.engine import Engine

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from graftlm.cli_options import SetOption, load_config
+from graftlm.cli.options import SetOption, load_config
 
 __all__ = ["serve"]
 

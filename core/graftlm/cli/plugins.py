@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from graftlm.cli_options import ConfigOption, SetOption, fail, load_config
+from graftlm.cli.options import ConfigOption, SetOption, fail, load_config
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from graftlm.cli.plugin_choice import Choice
     from graftlm.contracts import Provider
-    from graftlm.plugin_choice import Choice
     from graftlm.registry import Family, Registry
     from graftlm.testing import ConformanceResult
 
@@ -101,7 +101,7 @@ def why(
     from rich.table import Table
     from rich.text import Text
 
-    from graftlm.plugin_choice import explain_choice
+    from graftlm.cli.plugin_choice import explain_choice
 
     registry = _load(config, overrides or (), device)
     choice = explain_choice(load_config(config, overrides), registry, _family(family))
@@ -131,7 +131,7 @@ def new(
     ] = False,
 ) -> None:
     """Write a plugin package that works: entry point, options, implementation, tests, README."""
-    from graftlm.plugin_package import PluginPackage, write_plugin_package
+    from graftlm.cli.plugin_package import PluginPackage, write_plugin_package
 
     package = PluginPackage.of(_family(family), name)
     if not force:
