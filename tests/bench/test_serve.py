@@ -248,7 +248,7 @@ def test_every_option_is_documented(capsys):
 
 
 def test_a_client_needs_no_engine():
-    code = "import sys, graftlm.bench, graftlm.cli_bench; print(*sys.modules)"
+    code = "import sys, graftlm.bench, graftlm.cli.bench; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     heavy = {"torch", "transformers", "pydantic", "fastapi", "zmq", "graftlm.engine.engine", "graftlm.config"}
     assert heavy & set(loaded) == set()

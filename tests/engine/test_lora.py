@@ -17,7 +17,7 @@ from graftlm.lang.backends.engine import EngineBackend
 from graftlm.registry import Registry
 from graftlm.testing.tiny_models import write_tiny_checkpoint
 
-PAGE = (Path(__file__).parents[1] / "docs" / "lora.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[2] / "docs" / "lora.md").read_text(encoding="utf-8")
 MAX_TOKENS = 10
 GREEDY = SamplingParams(max_tokens=MAX_TOKENS, temperature=0)
 NAMES = ("attention", None, "all", "patterns", "second-layer")

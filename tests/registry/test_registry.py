@@ -37,7 +37,7 @@ from graftlm.errors import (
 from graftlm.hookspecs import hookimpl
 from graftlm.registry import FAMILIES, Registry, check, json_schema, probe_platform, selections
 
-PLUGIN_DOCS = Path(__file__).parent.parent / "docs" / "plugins.md"
+PLUGIN_DOCS = Path(__file__).parents[2] / "docs" / "plugins.md"
 
 
 class Oldest(EvictionStrategy):

@@ -9,7 +9,7 @@ import pytest
 from graftlm.config import EngineConfig
 from graftlm.types import RequestOutput, SamplingParams
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 ENGINE_PAGE = (ROOT / "docs" / "engine.md").read_text(encoding="utf-8")
 

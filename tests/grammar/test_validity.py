@@ -13,7 +13,7 @@ from graftlm.testing.grammar_specs import generate_regexes, generate_schemas
 
 BACKENDS = sorted(Registry.load().names("grammar"))
 SPECS = [*generate_schemas(40, seed=1), *generate_regexes(20, seed=1)]
-SOURCE = Path(__file__).parents[1] / "benchmarks" / "grammar_validity.py"
+SOURCE = Path(__file__).parents[2] / "benchmarks" / "grammar_validity.py"
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ import pytest
 from graftlm_grammar.formats import FORMATS
 from graftlm_grammar.schema_keywords import COMBINED, ENFORCED
 
-DOCS = Path(__file__).parent.parent / "docs"
+DOCS = Path(__file__).parents[2] / "docs"
 PAGE = (DOCS / "structured-generation.md").read_text(encoding="utf-8")
 TABLE = (DOCS / "grammar-support.md").read_text(encoding="utf-8")
 

@@ -10,7 +10,7 @@ import pytest
 from graftlm.contracts import GrammarKind
 from graftlm.testing.grammar_specs import generate_specs
 
-FOLDER = Path(__file__).parents[1] / "benchmarks"
+FOLDER = Path(__file__).parents[2] / "benchmarks"
 
 
 @pytest.fixture(scope="module")

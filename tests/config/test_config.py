@@ -13,7 +13,7 @@ from graftlm.config import CacheSettings, EngineConfig, EvictionSettings, explai
 from graftlm.config.layers import Origin, given, merge
 from graftlm.errors import ConfigError, GraftlmError
 
-DOCS = Path(__file__).parent.parent / "docs" / "configuration.md"
+DOCS = Path(__file__).parents[2] / "docs" / "configuration.md"
 
 
 @pytest.fixture
