@@ -35,7 +35,7 @@ class ListsALayerTwice(LlamaForCausalLM):
 
 class NamesNoTensor(LlamaForCausalLM):
     def load_weights(self, weights: Weights) -> None:
-        known = {slot.name: slot for slot in self._weight_slots()}
+        known = {slot.name: slot for slot in self.weight_slots()}
         for name, tensor in weights:
             if name in known and tuple(tensor.shape) == known[name].shape:
                 known[name].target.copy_(tensor)

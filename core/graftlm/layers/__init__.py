@@ -2,6 +2,7 @@
 
 from graftlm.layers.activation import Activation, activation
 from graftlm.layers.attention import Attention
+from graftlm.layers.decoder_model import DecoderLayer, DecoderModel
 from graftlm.layers.decoder_shape import DecoderShape, read_flag, read_layer_types, read_number, read_size
 from graftlm.layers.embedding import TokenEmbedding
 from graftlm.layers.grouped_linear import GroupedLinear, RowGroups
@@ -23,6 +24,8 @@ __all__ = [
     "Attention",
     "CacheRows",
     "ChooseExperts",
+    "DecoderLayer",
+    "DecoderModel",
     "DecoderShape",
     "Experts",
     "Frequencies",

@@ -13,17 +13,19 @@ attends with all heads over one key/value head, whose value is the first R numbe
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from graftlm.contracts import AttentionBackend, AttentionLayer, ForwardBatch, Model, ModelConfig, ModelContext
+from graftlm.contracts import AttentionLayer, ForwardBatch, ModelConfig, ModelContext
 from graftlm.errors import CheckpointError, UnsupportedArchitectureError
 from graftlm.layers import (
     Attention,
+    DecoderLayer,
+    DecoderModel,
     DecoderShape,
     Experts,
     GatedMLP,
@@ -33,15 +35,11 @@ from graftlm.layers import (
     RotaryEmbedding,
     Rotation,
     Router,
-    TokenEmbedding,
     WeightSlot,
-    copy_weights,
     empty_parameter,
-    pack_linears,
     read_flag,
     read_number,
     read_size,
-    read_weight,
     rope_frequencies,
 )
 from graftlm_models.deepseek_routing import read_v2_choice, read_v3_choice
@@ -108,37 +106,24 @@ class LatentShape:
         )
 
 
-class DeepseekForCausalLM(nn.Module, Model):
+class DeepseekForCausalLM(DecoderModel):
     """Tokens to logits."""
 
     def __init__(self, context: ModelContext) -> None:
-        super().__init__()
         latent = LatentShape.from_config(context.config)
         shape = DecoderShape.from_config(context.config, head_dim=latent.rope_dim)
         device, dtype = context.device, context.dtype
+        layers = (DeepseekLayer(shape, latent, context, layer_id) for layer_id in range(shape.num_layers))
+        norm = RMSNorm(shape.hidden_size, shape.eps, device=device, dtype=dtype)
+        super().__init__(shape, context, layers, norm)
         self._num_draft_layers = _read_count(context.config.raw, "num_nextn_predict_layers", default=0)
-        self.embed = TokenEmbedding(shape.vocab_size, shape.hidden_size, device=device, dtype=dtype)
         frequencies = rope_frequencies(context.config, latent.rope_dim, context_len=context.context_len)
         self.rotary = RotaryEmbedding(frequencies, device=device, dtype=dtype)
-        self.layers = nn.ModuleList(DeepseekLayer(shape, latent, context, i) for i in range(shape.num_layers))
-        self.norm = RMSNorm(shape.hidden_size, shape.eps, device=device, dtype=dtype)
-        vocab = {"lm_head": shape.vocab_size}
-        self.lm_head = None if shape.tied else Linear(shape.hidden_size, vocab, device=device, dtype=dtype)
-
-    @property
-    def attention_layers(self) -> Sequence[AttentionLayer]:
-        """One per decoder layer."""
-        return [layer.attention.attend.spec for layer in self._decoder_layers()]
 
     @property
     def selects_tokens(self) -> bool:
         """The last layer's output is computed for wanted tokens alone; see the contract."""
         return True
-
-    def bind_attention(self, backend: AttentionBackend) -> None:
-        """Give every layer's call site the backend."""
-        for layer in self._decoder_layers():
-            layer.attention.attend.bind(backend)
 
     def forward(self, batch: ForwardBatch) -> Tensor:
         """Return final hidden states, [T, hidden] or [W, hidden]; see the contract."""
@@ -150,29 +135,8 @@ class DeepseekForCausalLM(nn.Module, Model):
         hidden: Tensor = self.norm(x, residual)[0]
         return hidden
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        """Map [S, hidden] to [S, V], in the parameters' dtype."""
-        return self.embed.logits(hidden) if self.lm_head is None else self.lm_head.forward(hidden)
-
-    def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
-        """Copy a Hugging Face checkpoint in; see the contract. Layers that only draft tokens are left out."""
-        copy_weights(self._weight_slots(), self._served(weights), self._aliases)
-
-    def update_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
-        """Copy some tensors in; see the contract."""
-        copy_weights(self._weight_slots(), self._served(weights), self._aliases, partial=True)
-
-    def read_weight(self, name: str) -> Tensor:
-        """Return a copy of one weight; see the contract."""
-        return read_weight(self._weight_slots(), name, self._aliases)
-
-    def pack_weights(self) -> None:
-        """Rearrange every matrix for this CPU; see the contract."""
-        pack_linears(self)
-        if self.lm_head is None:
-            self.embed.pack_output()
-
-    def _served(self, weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+    def convert_weights(self, weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+        """Leave out the layers after the last that is served, which only draft tokens."""
         return ((name, tensor) for name, tensor in weights if not self._is_draft(name))
 
     def _is_draft(self, name: str) -> bool:
@@ -180,23 +144,8 @@ class DeepseekForCausalLM(nn.Module, Model):
         layer = _LAYER.match(name)
         return layer is not None and 0 <= int(layer[1]) - len(self.layers) < self._num_draft_layers
 
-    @property
-    def _aliases(self) -> Mapping[str, str]:
-        return {"lm_head.weight": "model.embed_tokens.weight"} if self.lm_head is None else {}
 
-    def _decoder_layers(self) -> Iterator["DeepseekLayer"]:
-        return (layer for layer in self.layers if isinstance(layer, DeepseekLayer))
-
-    def _weight_slots(self) -> Iterator[WeightSlot]:
-        yield from self.embed.weight_slots("model.", "embed_tokens")
-        for i, layer in enumerate(self._decoder_layers()):
-            yield from layer.weight_slots(f"model.layers.{i}.")
-        yield from self.norm.weight_slots("model.", "norm")
-        if self.lm_head is not None:
-            yield from self.lm_head.weight_slots("")
-
-
-class DeepseekLayer(nn.Module):
+class DeepseekLayer(DecoderLayer):
     """Attention and feed-forward, each after a norm, each added to the residual stream. The first layers are dense."""
 
     def __init__(self, shape: DecoderShape, latent: LatentShape, context: ModelContext, layer_id: int) -> None:

@@ -5,17 +5,19 @@ Gemma 2 caps attention scores and logits; Gemma 3 normalises query and key heads
 either type at frequencies of their own.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from graftlm.contracts import AttentionBackend, AttentionLayer, ForwardBatch, Model, ModelConfig, ModelContext
+from graftlm.contracts import AttentionLayer, ForwardBatch, ModelConfig, ModelContext
 from graftlm.errors import CheckpointError, UnsupportedArchitectureError
 from graftlm.layers import (
     Attention,
+    DecoderLayer,
+    DecoderModel,
     DecoderShape,
     Frequencies,
     GatedMLP,
@@ -24,15 +26,11 @@ from graftlm.layers import (
     Linear,
     RotaryEmbedding,
     Rotation,
-    TokenEmbedding,
     WeightSlot,
-    copy_weights,
-    pack_linears,
     read_flag,
     read_layer_types,
     read_number,
     read_size,
-    read_weight,
     rope_frequencies,
 )
 
@@ -133,29 +131,20 @@ class GemmaVariant:
         return _ALL_LAYERS if _ALL_LAYERS in self.ropes else self.layer_types[layer_id]
 
 
-class GemmaForCausalLM(nn.Module, Model):
+class GemmaForCausalLM(DecoderModel):
     """Tokens to logits."""
 
     def __init__(self, context: ModelContext) -> None:
-        super().__init__()
         shape = DecoderShape.from_config(context.config, head_dim=256, tied=True)
         variant = GemmaVariant.from_config(context.config, shape)
         device, dtype = context.device, context.dtype
-        self.embed = TokenEmbedding(shape.vocab_size, shape.hidden_size, device=device, dtype=dtype)
+        layers = (GemmaLayer(shape, variant, context, layer_id) for layer_id in range(shape.num_layers))
+        super().__init__(shape, context, layers, GemmaRMSNorm(shape.hidden_size, shape.eps, device=device))
         self._embed_scale = _rounded(shape.hidden_size**0.5, dtype)
+        self._logit_soft_cap = variant.logit_soft_cap
         self.rotaries = nn.ModuleDict(
             {name: RotaryEmbedding(rope, device=device, dtype=dtype) for name, rope in variant.ropes.items()}
         )
-        self.layers = nn.ModuleList(GemmaLayer(shape, variant, context, i) for i in range(shape.num_layers))
-        self.norm = GemmaRMSNorm(shape.hidden_size, shape.eps, device=device)
-        vocab = {"lm_head": shape.vocab_size}
-        self.lm_head = None if shape.tied else Linear(shape.hidden_size, vocab, device=device, dtype=dtype)
-        self._logit_soft_cap = variant.logit_soft_cap
-
-    @property
-    def attention_layers(self) -> Sequence[AttentionLayer]:
-        """One per decoder layer."""
-        return [layer.attention.attend.spec for layer in self._decoder_layers()]
 
     @property
     def repeats_calls(self) -> bool:
@@ -166,11 +155,6 @@ class GemmaForCausalLM(nn.Module, Model):
     def selects_tokens(self) -> bool:
         """The last layer's output is computed for wanted tokens alone; see the contract."""
         return True
-
-    def bind_attention(self, backend: AttentionBackend) -> None:
-        """Give every layer's call site the backend."""
-        for layer in self._decoder_layers():
-            layer.attention.attend.bind(backend)
 
     def forward(self, batch: ForwardBatch) -> Tensor:
         """Return final hidden states, [T, hidden] or [W, hidden]; see the contract."""
@@ -185,45 +169,15 @@ class GemmaForCausalLM(nn.Module, Model):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Map [S, hidden] to [S, V], in the parameters' dtype."""
-        logits = self.embed.logits(hidden) if self.lm_head is None else self.lm_head.forward(hidden)
+        logits = super().logits(hidden)
         cap = self._logit_soft_cap
         return logits if cap is None else logits.div_(cap).tanh_().mul_(cap)
-
-    def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
-        """Copy a Hugging Face checkpoint in; see the contract."""
-        copy_weights(self._weight_slots(), weights, self._aliases)
-
-    def update_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
-        """Copy some tensors in; see the contract."""
-        copy_weights(self._weight_slots(), weights, self._aliases, partial=True)
-
-    def read_weight(self, name: str) -> Tensor:
-        """Return a copy of one weight; see the contract."""
-        return read_weight(self._weight_slots(), name, self._aliases)
-
-    def pack_weights(self) -> None:
-        """Rearrange every matrix for this CPU; see the contract."""
-        pack_linears(self)
-        if self.lm_head is None:
-            self.embed.pack_output()
-
-    @property
-    def _aliases(self) -> Mapping[str, str]:
-        return {"lm_head.weight": "model.embed_tokens.weight"} if self.lm_head is None else {}
 
     def _decoder_layers(self) -> Iterator["GemmaLayer"]:
         return (layer for layer in self.layers if isinstance(layer, GemmaLayer))
 
-    def _weight_slots(self) -> Iterator[WeightSlot]:
-        yield from self.embed.weight_slots("model.", "embed_tokens")
-        for i, layer in enumerate(self._decoder_layers()):
-            yield from layer.weight_slots(f"model.layers.{i}.")
-        yield from self.norm.weight_slots("model.", "norm")
-        if self.lm_head is not None:
-            yield from self.lm_head.weight_slots("")
 
-
-class GemmaLayer(nn.Module):
+class GemmaLayer(DecoderLayer):
     """Attention and feed-forward, each between two norms, each added to the residual stream.
 
     Attributes:

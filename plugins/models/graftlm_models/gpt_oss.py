@@ -1,6 +1,6 @@
 """GPT-OSS (arXiv:2508.10925): attention sinks, windows in every other layer, experts with a clamped SwiGLU."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -8,9 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from graftlm.contracts import AttentionBackend, AttentionLayer, ForwardBatch, Model, ModelConfig, ModelContext
+from graftlm.contracts import AttentionLayer, ForwardBatch, ModelConfig, ModelContext
 from graftlm.layers import (
     Attention,
+    DecoderLayer,
+    DecoderModel,
     DecoderShape,
     Experts,
     Frequencies,
@@ -20,17 +22,13 @@ from graftlm.layers import (
     RotaryEmbedding,
     Rotation,
     Router,
-    TokenEmbedding,
     WeightSlot,
-    copy_weights,
     empty_parameter,
-    pack_linears,
     read_expert_counts,
     read_flag,
     read_layer_types,
     read_number,
     read_size,
-    read_weight,
     rope_frequencies,
     softmax_top_k,
 )
@@ -50,39 +48,24 @@ _ROPE = {
 }
 
 
-class GptOssForCausalLM(nn.Module, Model):
+class GptOssForCausalLM(DecoderModel):
     """Tokens to logits. Experts in MXFP4 become plain matrices while they are loaded."""
 
     def __init__(self, context: ModelContext) -> None:
-        super().__init__()
         config = _without_mxfp4(context.config)
         shape = DecoderShape.from_config(config)
-        device, dtype = context.device, context.dtype
-        self.embed = TokenEmbedding(shape.vocab_size, shape.hidden_size, device=device, dtype=dtype)
-        frequencies = _frequencies(config, shape.head_dim, context.context_len)
-        self.rotary = RotaryEmbedding(frequencies, device=device, dtype=dtype)
-        self.layers = nn.ModuleList(
+        layers = (
             GptOssLayer(shape, context, shape.attention_layer(layer_id, window))
             for layer_id, window in enumerate(_sliding_windows(config, shape.num_layers))
         )
-        self.norm = _norm(shape, context)
-        vocab = {"lm_head": shape.vocab_size}
-        self.lm_head = None if shape.tied else Linear(shape.hidden_size, vocab, device=device, dtype=dtype)
-
-    @property
-    def attention_layers(self) -> Sequence[AttentionLayer]:
-        """One per decoder layer."""
-        return [layer.attention.attend.spec for layer in self._decoder_layers()]
+        super().__init__(shape, context, layers, _norm(shape, context))
+        frequencies = _frequencies(config, shape.head_dim, context.context_len)
+        self.rotary = RotaryEmbedding(frequencies, device=context.device, dtype=context.dtype)
 
     @property
     def selects_tokens(self) -> bool:
         """The last layer's output is computed for wanted tokens alone; see the contract."""
         return True
-
-    def bind_attention(self, backend: AttentionBackend) -> None:
-        """Give every layer's call site the backend."""
-        for layer in self._decoder_layers():
-            layer.attention.attend.bind(backend)
 
     def forward(self, batch: ForwardBatch) -> Tensor:
         """Return final hidden states, [T, hidden] or [W, hidden]; see the contract."""
@@ -94,45 +77,12 @@ class GptOssForCausalLM(nn.Module, Model):
         hidden: Tensor = self.norm(x, residual)[0]
         return hidden
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        """Map [S, hidden] to [S, V], in the parameters' dtype."""
-        return self.embed.logits(hidden) if self.lm_head is None else self.lm_head.forward(hidden)
-
-    def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
-        """Copy a Hugging Face checkpoint in; see the contract."""
-        copy_weights(self._weight_slots(), plain_weights(weights), self._aliases)
-
-    def update_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
-        """Copy some tensors in; see the contract."""
-        copy_weights(self._weight_slots(), plain_weights(weights), self._aliases, partial=True)
-
-    def read_weight(self, name: str) -> Tensor:
-        """Return a copy of one weight; see the contract."""
-        return read_weight(self._weight_slots(), name, self._aliases)
-
-    def pack_weights(self) -> None:
-        """Rearrange every matrix for this CPU; see the contract."""
-        pack_linears(self)
-        if self.lm_head is None:
-            self.embed.pack_output()
-
-    @property
-    def _aliases(self) -> Mapping[str, str]:
-        return {"lm_head.weight": "model.embed_tokens.weight"} if self.lm_head is None else {}
-
-    def _decoder_layers(self) -> Iterator["GptOssLayer"]:
-        return (layer for layer in self.layers if isinstance(layer, GptOssLayer))
-
-    def _weight_slots(self) -> Iterator[WeightSlot]:
-        yield from self.embed.weight_slots("model.", "embed_tokens")
-        for i, layer in enumerate(self._decoder_layers()):
-            yield from layer.weight_slots(f"model.layers.{i}.")
-        yield from self.norm.weight_slots("model.", "norm")
-        if self.lm_head is not None:
-            yield from self.lm_head.weight_slots("")
+    def convert_weights(self, weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+        """Decode experts in MXFP4."""
+        return plain_weights(weights)
 
 
-class GptOssLayer(nn.Module):
+class GptOssLayer(DecoderLayer):
     """Attention and experts, each after a norm, each added to the residual stream."""
 
     def __init__(self, shape: DecoderShape, context: ModelContext, spec: AttentionLayer) -> None:

@@ -3,16 +3,18 @@
 Llama's structure, with biased projections and sliding windows in Qwen 2, and normalised query and key heads in Qwen 3.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor, nn
 
-from graftlm.contracts import AttentionBackend, AttentionLayer, ForwardBatch, Model, ModelConfig, ModelContext
+from graftlm.contracts import AttentionLayer, ForwardBatch, ModelConfig, ModelContext
 from graftlm.errors import UnsupportedArchitectureError
 from graftlm.layers import (
     Attention,
+    DecoderLayer,
+    DecoderModel,
     DecoderShape,
     GatedMLP,
     Linear,
@@ -20,14 +22,10 @@ from graftlm.layers import (
     RMSNorm,
     RotaryEmbedding,
     Rotation,
-    TokenEmbedding,
     WeightSlot,
-    copy_weights,
-    pack_linears,
     read_flag,
     read_layer_types,
     read_size,
-    read_weight,
     rope_frequencies,
     routes_tokens,
 )
@@ -110,30 +108,21 @@ _VARIANTS: dict[str, Callable[[Mapping[str, Any]], QwenVariant]] = {
 }
 
 
-class QwenForCausalLM(nn.Module, Model):
+class QwenForCausalLM(DecoderModel):
     """Tokens to logits."""
 
     def __init__(self, context: ModelContext) -> None:
-        super().__init__()
         variant = QwenVariant.from_config(context.config)
         shape = DecoderShape.from_config(context.config, head_dim=variant.head_dim)
-        windows = _sliding_windows(context.config.raw, shape.num_layers, variant)
         device, dtype = context.device, context.dtype
-        self.embed = TokenEmbedding(shape.vocab_size, shape.hidden_size, device=device, dtype=dtype)
+        layers = (
+            QwenLayer(shape, variant, context, shape.attention_layer(layer_id, window))
+            for layer_id, window in enumerate(_sliding_windows(context.config.raw, shape.num_layers, variant))
+        )
+        norm = RMSNorm(shape.hidden_size, shape.eps, device=device, dtype=dtype)
+        super().__init__(shape, context, layers, norm)
         rope = rope_frequencies(context.config, shape.head_dim, context_len=context.context_len)
         self.rotary = RotaryEmbedding(rope, device=device, dtype=dtype)
-        self.layers = nn.ModuleList(
-            QwenLayer(shape, variant, context, shape.attention_layer(layer_id, window))
-            for layer_id, window in enumerate(windows)
-        )
-        self.norm = RMSNorm(shape.hidden_size, shape.eps, device=device, dtype=dtype)
-        vocab = {"lm_head": shape.vocab_size}
-        self.lm_head = None if shape.tied else Linear(shape.hidden_size, vocab, device=device, dtype=dtype)
-
-    @property
-    def attention_layers(self) -> Sequence[AttentionLayer]:
-        """One per decoder layer."""
-        return [layer.attention.attend.spec for layer in self._decoder_layers()]
 
     @property
     def repeats_calls(self) -> bool:
@@ -145,11 +134,6 @@ class QwenForCausalLM(nn.Module, Model):
         """The last layer's output is computed for wanted tokens alone; see the contract."""
         return True
 
-    def bind_attention(self, backend: AttentionBackend) -> None:
-        """Give every layer's call site the backend."""
-        for layer in self._decoder_layers():
-            layer.attention.attend.bind(backend)
-
     def forward(self, batch: ForwardBatch) -> Tensor:
         """Return final hidden states, [T, hidden] or [W, hidden]; see the contract."""
         rotation = self.rotary(batch.positions)
@@ -160,45 +144,8 @@ class QwenForCausalLM(nn.Module, Model):
         hidden: Tensor = self.norm(x, residual)[0]
         return hidden
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        """Map [S, hidden] to [S, V], in the parameters' dtype."""
-        return self.embed.logits(hidden) if self.lm_head is None else self.lm_head.forward(hidden)
 
-    def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
-        """Copy a Hugging Face checkpoint in; see the contract."""
-        copy_weights(self._weight_slots(), weights, self._aliases)
-
-    def update_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
-        """Copy some tensors in; see the contract."""
-        copy_weights(self._weight_slots(), weights, self._aliases, partial=True)
-
-    def read_weight(self, name: str) -> Tensor:
-        """Return a copy of one weight; see the contract."""
-        return read_weight(self._weight_slots(), name, self._aliases)
-
-    def pack_weights(self) -> None:
-        """Rearrange every matrix for this CPU; see the contract."""
-        pack_linears(self)
-        if self.lm_head is None:
-            self.embed.pack_output()
-
-    @property
-    def _aliases(self) -> Mapping[str, str]:
-        return {"lm_head.weight": "model.embed_tokens.weight"} if self.lm_head is None else {}
-
-    def _decoder_layers(self) -> Iterator["QwenLayer"]:
-        return (layer for layer in self.layers if isinstance(layer, QwenLayer))
-
-    def _weight_slots(self) -> Iterator[WeightSlot]:
-        yield from self.embed.weight_slots("model.", "embed_tokens")
-        for i, layer in enumerate(self._decoder_layers()):
-            yield from layer.weight_slots(f"model.layers.{i}.")
-        yield from self.norm.weight_slots("model.", "norm")
-        if self.lm_head is not None:
-            yield from self.lm_head.weight_slots("")
-
-
-class QwenLayer(nn.Module):
+class QwenLayer(DecoderLayer):
     """Attention and feed-forward, each after a norm, each added to the residual stream."""
 
     def __init__(self, shape: DecoderShape, variant: QwenVariant, context: ModelContext, spec: AttentionLayer) -> None:

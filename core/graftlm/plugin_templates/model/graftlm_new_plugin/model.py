@@ -1,86 +1,46 @@
 """The model: a pre-norm decoder with rotary positions and grouped-query attention."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 
-from graftlm.contracts import AttentionBackend, AttentionLayer, ForwardBatch, Model, ModelContext
+from graftlm.contracts import ForwardBatch, ModelContext
 from graftlm.layers import (
     Attention,
+    DecoderLayer,
+    DecoderModel,
     DecoderShape,
     GatedMLP,
     Linear,
     RMSNorm,
     RotaryEmbedding,
     Rotation,
-    TokenEmbedding,
     WeightSlot,
-    copy_weights,
-    pack_linears,
     rope_frequencies,
 )
-from torch import Tensor, nn
+from torch import Tensor
 
 __all__ = ["Decoder"]
 
 
-class Decoder(nn.Module, Model):
-    """Tokens to logits. Every layer names its tensors in the checkpoint by `weight_slots`."""
+class Decoder(DecoderModel):
+    """Tokens to logits. `DecoderModel` loads and packs the weights, which every layer names by `weight_slots`."""
 
     def __init__(self, context: ModelContext) -> None:
-        super().__init__()
-        shape = DecoderShape.from_config(context.config)
-        device, dtype = context.device, context.dtype
-        self.embed = TokenEmbedding(shape.vocab_size, shape.hidden_size, device=device, dtype=dtype)
+        shape, device, dtype = DecoderShape.from_config(context.config), context.device, context.dtype
+        blocks = (Block(shape, context, layer_id) for layer_id in range(shape.num_layers))
+        super().__init__(shape, context, blocks, RMSNorm(shape.hidden_size, shape.eps, device=device, dtype=dtype))
         self.rotary = RotaryEmbedding(rope_frequencies(context.config, shape.head_dim), device=device, dtype=dtype)
-        self.blocks = [Block(shape, context, layer_id) for layer_id in range(shape.num_layers)]
-        self.layers = nn.ModuleList(self.blocks)
-        self.norm = RMSNorm(shape.hidden_size, shape.eps, device=device, dtype=dtype)
-        vocab = {"lm_head": shape.vocab_size}
-        self.lm_head = None if shape.tied else Linear(shape.hidden_size, vocab, device=device, dtype=dtype)
-
-    @property
-    def attention_layers(self) -> Sequence[AttentionLayer]:
-        """One for each block."""
-        return [block.attend.spec for block in self.blocks]
-
-    def bind_attention(self, backend: AttentionBackend) -> None:
-        """Give every call site the backend."""
-        for block in self.blocks:
-            block.attend.bind(backend)
 
     def forward(self, batch: ForwardBatch) -> Tensor:
         """Return final hidden states, [T, hidden]."""
         rotation = self.rotary(batch.positions)
         x, residual = self.embed(batch.input_ids), None
-        for block in self.blocks:
+        for block in self.layers:
             x, residual = block(x, residual, rotation)
         hidden: Tensor = self.norm(x, residual)[0]
         return hidden
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        """Map [S, hidden] to [S, V]."""
-        return self.embed.logits(hidden) if self.lm_head is None else self.lm_head.forward(hidden)
 
-    def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
-        """Copy a checkpoint in; a missing, surplus or wrong-shaped tensor is an error that names it."""
-        tied = {"lm_head.weight": "model.embed_tokens.weight"} if self.lm_head is None else {}
-        copy_weights(self._weight_slots(), weights, tied)
-
-    def pack_weights(self) -> None:
-        """Rearrange every matrix for this CPU."""
-        pack_linears(self)
-        if self.lm_head is None:
-            self.embed.pack_output()
-
-    def _weight_slots(self) -> Iterator[WeightSlot]:
-        yield from self.embed.weight_slots("model.", "embed_tokens")
-        for i, block in enumerate(self.blocks):
-            yield from block.weight_slots(f"model.layers.{i}.")
-        yield from self.norm.weight_slots("model.", "norm")
-        if self.lm_head is not None:
-            yield from self.lm_head.weight_slots("")
-
-
-class Block(nn.Module):
+class Block(DecoderLayer):
     """Attention and feed-forward, each after a norm, each added to the residual stream."""
 
     def __init__(self, shape: DecoderShape, context: ModelContext, layer_id: int) -> None:

@@ -1,0 +1,114 @@
+"""The base class of decoder models: all of the model contract but the forward pass."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import cast
+
+from torch import Tensor, nn
+
+from graftlm.contracts import AttentionBackend, AttentionLayer, Model, ModelContext
+from graftlm.layers.attention import Attention
+from graftlm.layers.decoder_shape import DecoderShape
+from graftlm.layers.embedding import TokenEmbedding
+from graftlm.layers.linear import Linear, pack_linears
+from graftlm.layers.norm import GemmaRMSNorm, RMSNorm
+from graftlm.layers.weights import WeightSlot, copy_weights, read_weight
+
+__all__ = ["DecoderLayer", "DecoderModel"]
+
+
+class DecoderLayer(nn.Module, ABC):
+    """One layer of a `DecoderModel`: any module that knows the checkpoint's names of its tensors."""
+
+    @abstractmethod
+    def weight_slots(self, prefix: str) -> Iterator[WeightSlot]:
+        """Yield the slots of all tensors of the layer.
+
+        Args:
+            prefix: begins the tensors' names in the checkpoint, such as "model.layers.0.".
+        """
+
+
+class DecoderModel(nn.Module, Model):
+    """A token embedding, layers, a final norm and an output projection, under the checkpoint names of a Llama.
+
+    It binds attention, and it loads, updates, reads and packs weights. A subclass adds `forward`.
+
+    Args:
+        shape: of the decoder; `shape.tied` models use the token embedding as the output projection.
+        context: the device and the dtype of the parameters.
+        layers: in the order of the forward pass. Each attends through `graftlm.layers.Attention`.
+        norm: the final norm.
+
+    Attributes:
+        embed: token embedding, "model.embed_tokens" in the checkpoint.
+        layers: "model.layers.0", "model.layers.1" and so on.
+        norm: "model.norm".
+        lm_head: output projection, "lm_head"; None: the model is tied.
+    """
+
+    def __init__(
+        self, shape: DecoderShape, context: ModelContext, layers: Iterable[DecoderLayer], norm: RMSNorm | GemmaRMSNorm
+    ) -> None:
+        super().__init__()
+        device, dtype = context.device, context.dtype
+        vocab = {"lm_head": shape.vocab_size}
+        self.embed = TokenEmbedding(shape.vocab_size, shape.hidden_size, device=device, dtype=dtype)
+        self.layers = nn.ModuleList(layers)
+        self.norm = norm
+        self.lm_head = None if shape.tied else Linear(shape.hidden_size, vocab, device=device, dtype=dtype)
+
+    @property
+    def attention_layers(self) -> Sequence[AttentionLayer]:
+        """The attention layers, in the order of `layers`."""
+        return [attention.spec for attention in self._attentions()]
+
+    def bind_attention(self, backend: AttentionBackend) -> None:
+        """Set the backend of every attention layer."""
+        for attention in self._attentions():
+            attention.bind(backend)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Map [S, hidden] to [S, V], in the parameters' dtype."""
+        return self.embed.logits(hidden) if self.lm_head is None else self.lm_head.forward(hidden)
+
+    def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
+        """Copy a Hugging Face checkpoint in; see the contract."""
+        copy_weights(self.weight_slots(), self.convert_weights(weights), self._aliases)
+
+    def update_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
+        """Copy some tensors in; see the contract."""
+        copy_weights(self.weight_slots(), self.convert_weights(weights), self._aliases, partial=True)
+
+    def read_weight(self, name: str) -> Tensor:
+        """Return a copy of one weight; see the contract."""
+        return read_weight(self.weight_slots(), name, self._aliases)
+
+    def pack_weights(self) -> None:
+        """Rearrange every matrix for this CPU; see the contract."""
+        pack_linears(self)
+        if self.lm_head is None:
+            self.embed.pack_output()
+
+    def convert_weights(self, weights: Iterable[tuple[str, Tensor]]) -> Iterable[tuple[str, Tensor]]:
+        """Convert a checkpoint's (name, tensor) to those of `weight_slots`; by default, return them unchanged.
+
+        `load_weights` and `update_weights` call it. A subclass overrides it to drop, rename or decode tensors.
+        """
+        return weights
+
+    def weight_slots(self) -> Iterator[WeightSlot]:
+        """Yield the slots of all tensors of the model."""
+        yield from self.embed.weight_slots("model.", "embed_tokens")
+        for i, layer in enumerate(self.layers):
+            yield from cast(DecoderLayer, layer).weight_slots(f"model.layers.{i}.")
+        yield from self.norm.weight_slots("model.", "norm")
+        if self.lm_head is not None:
+            yield from self.lm_head.weight_slots("")
+
+    @property
+    def _aliases(self) -> Mapping[str, str]:
+        return {"lm_head.weight": "model.embed_tokens.weight"} if self.lm_head is None else {}
+
+    def _attentions(self) -> Iterator[Attention]:
+        return (module for module in self.layers.modules() if isinstance(module, Attention))
