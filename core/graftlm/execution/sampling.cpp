@@ -1,8 +1,8 @@
 // Chooses tokens: the most likely ones, and ones drawn among those that temperature, top-k, top-p and min-p leave.
 //
-// What vocab_blocks.py, sampling_filters.py and noise.py say with torch's operations, one row at a time: a row is read where it
-// lies, and stays in a core's cache, as its weights do, until its token is chosen. Whatever is searched for, the largest number
-// of each block of 128 columns tells which blocks need not be looked at.
+// What vocab_blocks.py, sampling_filters.py and noise.py say with torch's operations, one row at a time: a row is read
+// where it lies, and stays in a core's cache, as its weights do, until its token is chosen. Whatever is searched for,
+// the largest number of each block of 128 columns tells which blocks need not be looked at.
 //
 // GCC's vectors, so that it runs on any CPU, and a plain C interface: it compiles in seconds and is loaded with ctypes.
 
@@ -99,7 +99,8 @@ struct Best {
     int64_t column;
 };
 
-// Finds the first of a row's largest numbers, or its first NaN. Writes each block's largest number; NaNs are passed over.
+// Finds the first of a row's largest numbers, or its first NaN. Writes each block's largest number; NaNs are passed
+// over.
 template <typename T>
 Best find_best(const T* row, int64_t num_columns, float* block_largest) {
     Best best{NOTHING, 0};
@@ -141,7 +142,8 @@ struct Scratch {
         for (std::vector<float>* part : {&block_largest, &block_sums, &order}) part->resize(num_blocks);
     }
 
-    // What the calling thread keeps from row to row and from step to step: fresh memory takes longer than what is done in it.
+    // What the calling thread keeps from row to row and from step to step: fresh memory takes longer than what is done
+    // in it.
     static Scratch& of_thread(int64_t num_columns) {
         static thread_local Scratch scratch;
         scratch.fit(num_columns);
@@ -183,8 +185,8 @@ inline uint32_t bin_of(float weight) {
     return bits >> BIN_SHIFT;
 }
 
-// Of positive weights, the last one of the largest that add up to `wanted`; the smallest where all do not. Only weights of the
-// bin in which the sum ends are sorted.
+// Of positive weights, the last one of the largest that add up to `wanted`; the smallest where all do not. Only weights
+// of the bin in which the sum ends are sorted.
 float find_last(float* weights, int64_t count, double wanted) {
     std::vector<double> sums(NUM_BINS, 0.0);
     for (int64_t i = 0; i < count; ++i) sums[bin_of(weights[i])] += weights[i];
@@ -228,7 +230,8 @@ template <typename T>
 int64_t draw(const T* row, int64_t num_columns, float largest, const Settings& wanted, Scratch& scratch) {
     float* const weights = scratch.weights.data();
     const int64_t num_blocks = static_cast<int64_t>(scratch.block_sums.size());
-    const float least = wanted.top_k < num_columns ? find_kth_largest(row, num_columns, wanted.top_k, scratch) : NOTHING;
+    const float least =
+        wanted.top_k < num_columns ? find_kth_largest(row, num_columns, wanted.top_k, scratch) : NOTHING;
     const float scale = LOG2_E / static_cast<float>(wanted.temperature);
     double total = 0.0;
     for (int64_t block = 0; block < num_blocks; ++block) {
@@ -349,10 +352,10 @@ void graftlm_most_likely_bfloat16(const uint16_t* logits, int64_t row_stride, in
     find_most_likely(logits, row_stride, num_rows, num_columns, columns, is_bad, num_threads);
 }
 
-// logits [n, V], rows `row_stride` apart; whole [3, m]: rows of them, top_k, which is at least 1, and keys; real [3, m]:
-// temperature, top_p and min_p; columns [m].
-void graftlm_draw_float32(const float* logits, int64_t row_stride, int64_t num_rows, int64_t num_columns, const int64_t* whole,
-                          const double* real, int64_t* columns, int64_t num_threads) {
+// logits [n, V], rows `row_stride` apart; whole [3, m]: rows of them, top_k, which is at least 1, and keys; real [3,
+// m]: temperature, top_p and min_p; columns [m].
+void graftlm_draw_float32(const float* logits, int64_t row_stride, int64_t num_rows, int64_t num_columns,
+                          const int64_t* whole, const double* real, int64_t* columns, int64_t num_threads) {
     draw_rows(logits, row_stride, num_rows, num_columns, whole, real, columns, num_threads);
 }
 

@@ -1,7 +1,7 @@
 // Gives the tokens that masks rule out a score of minus infinity.
 //
-// Plain loops that GCC vectorises for the CPU at hand, and a plain C interface: it compiles in a second and is loaded with
-// ctypes.
+// Plain loops that GCC vectorises for the CPU at hand, and a plain C interface: it compiles in a second and is loaded
+// with ctypes.
 
 #include <algorithm>
 #include <cstdint>

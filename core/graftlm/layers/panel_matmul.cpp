@@ -1,11 +1,11 @@
-// Products of bfloat16 activations with a bfloat16 matrix on CPUs with AVX512-BF16: out = x W^T + bias. Where the upper half of
-// W makes gates for what the lower half makes, they may be activated and multiplied before anything is written.
+// Products of bfloat16 activations with a bfloat16 matrix on CPUs with AVX512-BF16: out = x W^T + bias. Where the upper
+// half of W makes gates for what the lower half makes, they may be activated and multiplied before anything is written.
 //
-// Rows of W come in panels of 64, in which the weights that one step of the loop reads lie side by side: decoding, which
-// reads each weight once for a few rows of x, then runs through memory from one end to the other. A step multiplies two
-// inputs of up to 6 rows of x with all rows of the panel, 24 vectors of sums in registers. More rows of x take several
-// passes over a slab of the panel, which stays in the second-level cache; what memory is asked for meanwhile, the next slab,
-// is shared out among the passes, so that reading it costs no time of its own.
+// Rows of W come in panels of 64, in which the weights that one step of the loop reads lie side by side: decoding,
+// which reads each weight once for a few rows of x, then runs through memory from one end to the other. A step
+// multiplies two inputs of up to 6 rows of x with all rows of the panel, 24 vectors of sums in registers. More rows of
+// x take several passes over a slab of the panel, which stays in the second-level cache; what memory is asked for
+// meanwhile, the next slab, is shared out among the passes, so that reading it costs no time of its own.
 //
 // Plain C interface, no dependencies: it compiles in seconds and is loaded with ctypes.
 
@@ -17,11 +17,11 @@
 
 namespace {
 
-constexpr int64_t PANEL = 64;               // rows of W; the last panel has fewer, a multiple of LANES
-constexpr int64_t PAIR = 2;                 // inputs that one instruction multiplies
-constexpr int64_t ROWS_OF_X = 6;            // whose sums fit into the registers
-constexpr int64_t SLAB = 1024;              // inputs of a panel that all rows of x meet before the next ones
-constexpr int64_t ROWS_AT_A_TIME = 192;     // of x, whose inputs of a slab the second-level cache holds beside two slabs
+constexpr int64_t PANEL = 64;            // rows of W; the last panel has fewer, a multiple of LANES
+constexpr int64_t PAIR = 2;              // inputs that one instruction multiplies
+constexpr int64_t ROWS_OF_X = 6;         // whose sums fit into the registers
+constexpr int64_t SLAB = 1024;           // inputs of a panel that all rows of x meet before the next ones
+constexpr int64_t ROWS_AT_A_TIME = 192;  // of x, whose inputs of a slab the second-level cache holds beside two slabs
 constexpr int64_t BYTES_AHEAD = 16 * 1024;  // what a single pass asks of memory before its turn
 constexpr int64_t LINE = 64;                // bytes of the cache's lines
 
@@ -39,9 +39,9 @@ struct Slab {
     bool is_first;  // of the panel
 };
 
-// Multiplies `ROWS` rows of x, from `token` on, with a slab of a panel of `VECTORS` vectors. `UNROLLED` sets of sums hide
-// an instruction's latency where the sums of one are few. Each step asks memory for `LINES` lines from `wanted` on.
-// `kept`, [ROWS, PANEL], are the sums of the slabs before, and then of this one, too.
+// Multiplies `ROWS` rows of x, from `token` on, with a slab of a panel of `VECTORS` vectors. `UNROLLED` sets of sums
+// hide an instruction's latency where the sums of one are few. Each step asks memory for `LINES` lines from `wanted`
+// on. `kept`, [ROWS, PANEL], are the sums of the slabs before, and then of this one, too.
 template <int ROWS, int VECTORS, int UNROLLED, int LINES>
 void multiply_tile(const Product& p, const Slab& slab, int64_t token, const char* wanted, float* kept) {
     __m512 sums[UNROLLED][ROWS][VECTORS];
@@ -162,8 +162,8 @@ int64_t graftlm_panels_supported() {
 // How many weights the panels of a matrix hold, zeros included.
 int64_t graftlm_panels_size(int64_t num_rows, int64_t num_inputs) { return padded(num_rows) * num_inputs; }
 
-// Arranges W, [N, K] with K even, as panels [N / 64, K / 2, 64, 2]; rows past N are zeros. `has_gates`: the first half of W
-// are gates of the second, and N is a multiple of 32.
+// Arranges W, [N, K] with K even, as panels [N / 64, K / 2, 64, 2]; rows past N are zeros. `has_gates`: the first half
+// of W are gates of the second, and N is a multiple of 32.
 void graftlm_panels_pack(const uint16_t* matrix, int64_t num_rows, int64_t num_inputs, int64_t has_gates,
                          uint16_t* panels, int64_t num_threads) {
 #pragma omp parallel for num_threads(num_threads) schedule(static)
@@ -198,13 +198,14 @@ void graftlm_panels_unpack(const uint16_t* panels, int64_t num_rows, int64_t num
     }
 }
 
-// Sums are float32, rounded once. x is [T, K] and out [T, N], both contiguous. With an activation, of gates, out is [T, N / 2]:
-// the rounded products of gates are activated, rounded, multiplied with the others, and rounded again.
+// Sums are float32, rounded once. x is [T, K] and out [T, N], both contiguous. With an activation, of gates, out is [T,
+// N / 2]: the rounded products of gates are activated, rounded, multiplied with the others, and rounded again.
 void graftlm_panels_multiply(const uint16_t* x, int64_t num_tokens, const uint16_t* panels, int64_t num_rows,
                              int64_t num_inputs, int64_t has_gates, int64_t activation, const uint16_t* bias,
                              uint16_t* out, int64_t num_threads) {
 #ifdef HAS_BF16_PAIRS
-    multiply({x, panels, bias, out, num_tokens, num_rows, num_inputs, has_gates != 0, Activation(activation)}, num_threads);
+    multiply({x, panels, bias, out, num_tokens, num_rows, num_inputs, has_gates != 0, Activation(activation)},
+             num_threads);
 #endif
 }
 

@@ -1,14 +1,14 @@
-// Products of bfloat16 activations with a bfloat16 matrix on CPUs with matrix units (AMX): out = x W^T + bias. The interface,
-// and what becomes of gates, are those of panel_matmul.cpp.
+// Products of bfloat16 activations with a bfloat16 matrix on CPUs with matrix units (AMX): out = x W^T + bias. The
+// interface, and what becomes of gates, are those of panel_matmul.cpp.
 //
-// A tile is a register of 16 rows of 64 bytes; one instruction adds to 16 x 16 sums the products of 16 rows of x with 16 of
-// W, 32 inputs each. W comes in panels of 32 rows, in which tiles lie in the order in which they are read: decoding runs
-// through memory from one end to the other. x is cut into tiles as well, a block of rows at a time, which stays in the
-// second-level cache while all of W passes by. Blocks of 32 rows of x and panels make 2 x 2 tiles of sums, so that each tile
-// that is read is multiplied twice.
+// A tile is a register of 16 rows of 64 bytes; one instruction adds to 16 x 16 sums the products of 16 rows of x with
+// 16 of W, 32 inputs each. W comes in panels of 32 rows, in which tiles lie in the order in which they are read:
+// decoding runs through memory from one end to the other. x is cut into tiles as well, a block of rows at a time, which
+// stays in the second-level cache while all of W passes by. Blocks of 32 rows of x and panels make 2 x 2 tiles of sums,
+// so that each tile that is read is multiplied twice.
 //
-// Memory is asked for weights before their turn, in an order of its own (graftlm/ahead.h): up to 32 rows, which read W once, for
-// some tiles more; with more rows, for the next panel while this one is multiplied.
+// Memory is asked for weights before their turn, in an order of its own (graftlm/ahead.h): up to 32 rows, which read W
+// once, for some tiles more; with more rows, for the next panel while this one is multiplied.
 //
 // Plain C interface, no dependencies: it compiles in seconds and is loaded with ctypes.
 
@@ -24,9 +24,9 @@
 
 namespace {
 
-constexpr int64_t FEW = 4;                     // rows of x that are better multiplied in vectors
-constexpr int64_t CACHED_BYTES = 256 * 1024;   // of x that meet all of W before the next ones
-constexpr int64_t PANELS_AT_A_TIME = 4;        // that a thread takes at least; a slower one takes fewer
+constexpr int64_t FEW = 4;                    // rows of x that are better multiplied in vectors
+constexpr int64_t CACHED_BYTES = 256 * 1024;  // of x that meet all of W before the next ones
+constexpr int64_t PANELS_AT_A_TIME = 4;       // that a thread takes at least; a slower one takes fewer
 
 inline int64_t panel_size(int64_t num_inputs) { return round_up(num_inputs, TILE_INPUTS) * PANEL; }
 
@@ -96,14 +96,14 @@ void multiply_panel(const Product& p, int64_t panel, int64_t token, int64_t end,
     }
 }
 
-// Multiplies all rows of x, at most a block, with this thread's part of the panels. `tiles`: x, cut; few rows need none.
+// Multiplies all rows of x, at most a block, with this thread's part of the panels. `tiles`: x, cut; few rows need
+// none.
 void multiply_once(const Product& p, const uint16_t* tiles) {
     const int64_t thread = omp_get_thread_num(), team = omp_get_num_threads(), size = panel_size(p.num_inputs);
     const int64_t end = num_panels(p) * (thread + 1) / team;
     int64_t panel = num_panels(p) * thread / team;
     AheadOfOnePass ahead(p.weights + panel * size, p.weights + end * size);
-    for (; panel < end; ++panel)
-        switch (p.num_tokens) {
+    for (; panel < end; ++panel) switch (p.num_tokens) {
             case 1: multiply_few<1>(p, panel, ahead); break;
             case 2: multiply_few<2>(p, panel, ahead); break;
             case 3: multiply_few<3>(p, panel, ahead); break;
@@ -167,8 +167,8 @@ int64_t graftlm_panels_size(int64_t num_rows, int64_t num_inputs) {
     return round_up(num_rows, PANEL) / PANEL * panel_size(num_inputs);
 }
 
-// Arranges W, [N, K] with K even, as panels [N / 32, K / 32, 2, 16, 16, 2] of pairs of inputs of 16 rows; what is past N or K
-// is 0. `has_gates`: the first half of W are gates of the second, and N is a multiple of 32.
+// Arranges W, [N, K] with K even, as panels [N / 32, K / 32, 2, 16, 16, 2] of pairs of inputs of 16 rows; what is past
+// N or K is 0. `has_gates`: the first half of W are gates of the second, and N is a multiple of 32.
 void graftlm_panels_pack(const uint16_t* matrix, int64_t num_rows, int64_t num_inputs, int64_t has_gates,
                          uint16_t* panels, int64_t num_threads) {
     const int64_t size = panel_size(num_inputs);
@@ -199,13 +199,14 @@ void graftlm_panels_unpack(const uint16_t* panels, int64_t num_rows, int64_t num
     }
 }
 
-// Sums are float32, rounded once. x is [T, K] and out [T, N], both contiguous. With an activation, of gates, out is [T, N / 2]:
-// the rounded products of gates are activated, rounded, multiplied with the others, and rounded again.
+// Sums are float32, rounded once. x is [T, K] and out [T, N], both contiguous. With an activation, of gates, out is [T,
+// N / 2]: the rounded products of gates are activated, rounded, multiplied with the others, and rounded again.
 void graftlm_panels_multiply(const uint16_t* x, int64_t num_tokens, const uint16_t* panels, int64_t num_rows,
                              int64_t num_inputs, int64_t has_gates, int64_t activation, const uint16_t* bias,
                              uint16_t* out, int64_t num_threads) {
 #ifdef HAS_MATRIX_UNITS
-    multiply({x, panels, bias, out, num_tokens, num_rows, num_inputs, has_gates != 0, Activation(activation)}, num_threads);
+    multiply({x, panels, bias, out, num_tokens, num_rows, num_inputs, has_gates != 0, Activation(activation)},
+             num_threads);
 #endif
 }
 

@@ -44,8 +44,7 @@ void gemm_rows(const typename Words::Word* a, int64_t a_stride, const typename W
         Vec column[V];
         for (int v = 0; v < V; ++v) column[v] = load(reinterpret_cast<const float*>(b + i * b_stride + v * kLanes));
         for (int r = 0; r < kRows; ++r)
-            for (int v = 0; v < V; ++v)
-                sums[r][v] = Words::multiply_add(sums[r][v], a[r * a_stride + i], column[v]);
+            for (int v = 0; v < V; ++v) sums[r][v] = Words::multiply_add(sums[r][v], a[r * a_stride + i], column[v]);
     }
     for (int r = 0; r < kRows; ++r)
         for (int v = 0; v < V; ++v) store(c + r * c_stride + v * kLanes, sums[r][v]);
@@ -58,9 +57,11 @@ void gemm(const typename Words::Word* a, int64_t a_stride, const typename Words:
         const float* scale = corrections == nullptr ? nullptr : corrections + r;
         int64_t j = 0;
         for (; j + kVectors * kLanes <= columns; j += kVectors * kLanes)
-            gemm_rows<Words, kVectors>(a + r * a_stride, a_stride, b + j, b_stride, depth, scale, c + r * columns + j, columns);
+            gemm_rows<Words, kVectors>(a + r * a_stride, a_stride, b + j, b_stride, depth, scale, c + r * columns + j,
+                                       columns);
         for (; j < columns; j += kLanes)
-            gemm_rows<Words, 1>(a + r * a_stride, a_stride, b + j, b_stride, depth, scale, c + r * columns + j, columns);
+            gemm_rows<Words, 1>(a + r * a_stride, a_stride, b + j, b_stride, depth, scale, c + r * columns + j,
+                                columns);
     }
 }
 
@@ -78,7 +79,8 @@ inline void transpose(__m512i (&x)[16]) {
     }
     for (int i = 0; i < 4; ++i) {
         const __m512i a = _mm512_shuffle_i32x4(y[i], y[i + 4], 0x88), b = _mm512_shuffle_i32x4(y[i], y[i + 4], 0xdd);
-        const __m512i c = _mm512_shuffle_i32x4(y[i + 8], y[i + 12], 0x88), d = _mm512_shuffle_i32x4(y[i + 8], y[i + 12], 0xdd);
+        const __m512i c = _mm512_shuffle_i32x4(y[i + 8], y[i + 12], 0x88),
+                      d = _mm512_shuffle_i32x4(y[i + 8], y[i + 12], 0xdd);
         x[i] = _mm512_shuffle_i32x4(a, c, 0x88);
         x[i + 4] = _mm512_shuffle_i32x4(b, d, 0x88);
         x[i + 8] = _mm512_shuffle_i32x4(a, c, 0xdd);
@@ -87,8 +89,8 @@ inline void transpose(__m512i (&x)[16]) {
 }
 #endif
 
-// How queries and weights, of type E, and keys and values, of type C, become words. Tokens past the tile's last are zeros.
-// `buffer` has room for two rows.
+// How queries and weights, of type E, and keys and values, of type C, become words. Tokens past the tile's last are
+// zeros. `buffer` has room for two rows.
 template <class E, class C>
 struct Packing {
     using Words = FloatWords;
@@ -156,8 +158,8 @@ struct Packing<BFloat16, C> {
 };
 #endif
 
-// What requests that begin with the same pages have of them: the same context [start, end), and a place each for what it
-// came to.
+// What requests that begin with the same pages have of them: the same context [start, end), and a place each for what
+// it came to.
 struct SharedPiece {
     const int32_t* members;  // indices of requests, and of their tokens
     float* const* partials;

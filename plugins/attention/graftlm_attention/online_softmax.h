@@ -20,16 +20,16 @@ constexpr int kVectors = 4;  // columns of `gemm_rows`, in vectors, that the num
 #else
 constexpr int kVectors = 2;
 #endif
-constexpr int kRows = 6;   // rows of `gemm_rows`
-constexpr int kPadding = 3 * kLanes;  // a multiple of kRows, too
-constexpr int kTile = 64;  // context tokens handled between two updates of the running maximum
-constexpr int64_t kUnitBlockRows = 768;   // likewise on matrix units, where packing is a greater part of the work
-constexpr float kFarBelow = -1e30f;       // a running maximum before its first score: finite, so differences are too
+constexpr int kRows = 6;                 // rows of `gemm_rows`
+constexpr int kPadding = 3 * kLanes;     // a multiple of kRows, too
+constexpr int kTile = 64;                // context tokens handled between two updates of the running maximum
+constexpr int64_t kUnitBlockRows = 768;  // likewise on matrix units, where packing is a greater part of the work
+constexpr float kFarBelow = -1e30f;      // a running maximum before its first score: finite, so differences are too
 
 inline int64_t round_up(int64_t number, int64_t unit) { return (number + unit - 1) / unit * unit; }
 
-// The running softmax of R rows; the lanes from r * kLanes / R on are row r's. Scores are in units of ln 2, so that weights
-// are powers of two.
+// The running softmax of R rows; the lanes from r * kLanes / R on are row r's. Scores are in units of ln 2, so that
+// weights are powers of two.
 struct Softmax {
     Vec maximum = splat(kFarBelow);
     Vec sum = {};
@@ -44,14 +44,14 @@ struct Softmax {
     }
 };
 
-// Scores times what they are to be multiplied by, which may be 0 or negative; those of -infinity, which nobody sees, stay.
-// That choice also keeps compilers from fusing the product with a difference: the largest score's must be 0, not what
-// rounding took from it, of which a power of two may be infinite.
+// Scores times what they are to be multiplied by, which may be 0 or negative; those of -infinity, which nobody sees,
+// stay. That choice also keeps compilers from fusing the product with a difference: the largest score's must be 0, not
+// what rounding took from it, of which a power of two may be infinite.
 inline Vec scaled(Vec scores, float scale) { return scores == -kInfinity ? scores : scores * scale; }
 
-// Turns R rows of kTile scores, which are still to be multiplied by `scales`, into weights relative to the new maxima, which
-// `weigh(row, i, weights)` takes, kLanes at a time; only the first `count` of a row are looked at, a multiple of kLanes.
-// Sets what earlier sums must be multiplied by. Scores of -infinity become weights of exactly 0.
+// Turns R rows of kTile scores, which are still to be multiplied by `scales`, into weights relative to the new maxima,
+// which `weigh(row, i, weights)` takes, kLanes at a time; only the first `count` of a row are looked at, a multiple of
+// kLanes. Sets what earlier sums must be multiplied by. Scores of -infinity become weights of exactly 0.
 template <int R, class Weigh>
 inline void update_softmax(Softmax& state, float* scores, int count, const GraftlmLayer& layer, const float* scales,
                            float* corrections, Weigh weigh) {

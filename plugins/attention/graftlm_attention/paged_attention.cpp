@@ -1,18 +1,20 @@
 // Paged attention on a CPU: writes a batch's keys and values into their pages, then attends over the pages in place.
 //
 // Two loops share one idea, the online softmax (Milakov & Gimelshein, arXiv:1805.02867; Dao et al., arXiv:2205.14135):
-//   - `attend_query` (token_attention.h) reads the context once for a single token's H heads. It is bound by memory, so a
+//   - `attend_query` (token_attention.h) reads the context once for a single token's H heads. It is bound by memory, so
+//   a
 //     task walks whole token rows (all KV heads), and long contexts are cut into pieces that `merge_pieces` joins
-//     (flash-decoding). On machines with AMX, `UnitQuery` (unit_query.h) does the same with its tiles, which read keys and
-//     values where they lie.
-//   - `attend_block` (block_attention.h) serves a block of a chunk's tokens for one KV head. It is bound by arithmetic, so
+//     (flash-decoding). On machines with AMX, `UnitQuery` (unit_query.h) does the same with its tiles, which read keys
+//     and values where they lie.
+//   - `attend_block` (block_attention.h) serves a block of a chunk's tokens for one KV head. It is bound by arithmetic,
+//   so
 //     it packs keys and values into tiles and multiplies them with one register-blocked kernel, `gemm_rows`; or on
 //     machines with AMX, with its tiles: `UnitBlock` (unit_block.h).
-// Scores, softmax and sums are float32. On machines with AVX512-BF16 all loops multiply pairs of bfloat16, which rounds the
-// softmax weights to bfloat16; everywhere else bfloat16 is widened first.
+// Scores, softmax and sums are float32. On machines with AVX512-BF16 all loops multiply pairs of bfloat16, which rounds
+// the softmax weights to bfloat16; everywhere else bfloat16 is widened first.
 //
-// A cache of int8 is multiplied as the codes that it holds, which every type used here holds exactly. A token's scale is
-// multiplied into its score, and that of its value into its weight: one multiplication for D of them.
+// A cache of int8 is multiplied as the codes that it holds, which every type used here holds exactly. A token's scale
+// is multiplied into its score, and that of its value into its weight: one multiplication for D of them.
 //
 // Plain C interface, no dependencies: it compiles in seconds and is loaded with ctypes.
 
@@ -39,11 +41,11 @@ int32_t graftlm_has_matrix_units() {
 
 namespace {
 
-constexpr int64_t kBlockRows = 144;       // query rows (tokens x heads of a group) of one chunk task
-constexpr int64_t kMinUnitBlockRows = 96; // and where there are many threads to share it
-constexpr int64_t kPieceTokens = 256;     // a context is not cut into pieces shorter than this
-constexpr int64_t kPiecesPerThread = 4;   // how finely the work is cut for balance
-constexpr int64_t kSerialTokens = 128;    // below this much context in total, waking threads costs more than it gains
+constexpr int64_t kBlockRows = 144;        // query rows (tokens x heads of a group) of one chunk task
+constexpr int64_t kMinUnitBlockRows = 96;  // and where there are many threads to share it
+constexpr int64_t kPieceTokens = 256;      // a context is not cut into pieces shorter than this
+constexpr int64_t kPiecesPerThread = 4;    // how finely the work is cut for balance
+constexpr int64_t kSerialTokens = 128;     // below this much context in total, waking threads costs more than it gains
 
 struct Schedule {
     std::vector<BlockTask> blocks;
@@ -171,8 +173,8 @@ void plan(const GraftlmStep& step, const GraftlmLayer& layer, bool has_sinks, bo
         float* own = num ? partial + s.shared_pieces * partial_floats : nullptr;
         for (int64_t i = 0; i < pieces; ++i) {
             const int64_t start = s.start + i * length;
-            schedule.queries.push_back({s.request, s.token, start, std::min(start + length, s.end),
-                                        has_sinks && i == 0, num ? own + i * partial_floats : nullptr});
+            schedule.queries.push_back({s.request, s.token, start, std::min(start + length, s.end), has_sinks && i == 0,
+                                        num ? own + i * partial_floats : nullptr});
         }
         partial += num * partial_floats;
     }

@@ -37,8 +37,8 @@ struct GraftlmLayer {
     int32_t has_soft_cap;
     float soft_cap;
     float scale;
-    void* keys;    // [slots, H_kv, D]
-    void* values;  // [slots, H_kv, D]
+    void* keys;              // [slots, H_kv, D]
+    void* values;            // [slots, H_kv, D]
     uint16_t* key_scales;    // [slots, H_kv] bfloat16, where keys and values are int8 codes; else null
     uint16_t* value_scales;  // likewise; `key_scales` where `values` is `keys`
 };

@@ -83,8 +83,8 @@ struct Ahead {
     }
 };
 
-// How one token's queries, of type E, and keys, of type C, are multiplied: widened to float, or in pairs. `pack` returns
-// what the products have to be multiplied by.
+// How one token's queries, of type E, and keys, of type C, are multiplied: widened to float, or in pairs. `pack`
+// returns what the products have to be multiplied by.
 template <class E, class C>
 struct Dot {
     using Query = float;
@@ -124,8 +124,8 @@ struct Dot<BFloat16, BFloat16> {
 #endif
 
 #ifdef HAS_INT16_PAIRS
-// Turns a row into integers of 16 bits, relative to its largest magnitude, and returns their scale, which is NaN if there
-// is one. The sum of `count` products of them and codes stays inside 32 bits.
+// Turns a row into integers of 16 bits, relative to its largest magnitude, and returns their scale, which is NaN if
+// there is one. The sum of `count` products of them and codes stays inside 32 bits.
 template <class E>
 inline float pack_int16(const typename E::Element* row, int64_t dim, int64_t count, int16_t* out) {
     const float bound = std::min(32767.0f, 2147483000.0f / (127.0f * count) - 1.0f);
@@ -139,8 +139,8 @@ inline float pack_int16(const typename E::Element* row, int64_t dim, int64_t cou
     return scale;
 }
 
-// Queries of bfloat16 keep their 8 significant bits as integers, but in numbers far smaller than the largest. Products of
-// pairs are exact, and half as many instructions as in float.
+// Queries of bfloat16 keep their 8 significant bits as integers, but in numbers far smaller than the largest. Products
+// of pairs are exact, and half as many instructions as in float.
 template <>
 struct Dot<BFloat16, Int8> {
     using Query = int16_t;
@@ -240,9 +240,10 @@ void mix_pairs(const int16_t* weights, const float* weight_scales, const float* 
             ahead->fetch(t + 1);
         }
         const __m512i low = _mm512_unpacklo_epi8(even, odd), high = _mm512_unpackhi_epi8(even, odd);
-        const __m512i value[4] = {
-            _mm512_cvtepi8_epi16(_mm512_castsi512_si256(low)), _mm512_cvtepi8_epi16(_mm512_extracti64x4_epi64(low, 1)),
-            _mm512_cvtepi8_epi16(_mm512_castsi512_si256(high)), _mm512_cvtepi8_epi16(_mm512_extracti64x4_epi64(high, 1))};
+        const __m512i value[4] = {_mm512_cvtepi8_epi16(_mm512_castsi512_si256(low)),
+                                  _mm512_cvtepi8_epi16(_mm512_extracti64x4_epi64(low, 1)),
+                                  _mm512_cvtepi8_epi16(_mm512_castsi512_si256(high)),
+                                  _mm512_cvtepi8_epi16(_mm512_extracti64x4_epi64(high, 1))};
         for (int r = 0; r < R; ++r) {
             int32_t pair;
             std::memcpy(&pair, weights + r * kTile + t, 4);
@@ -472,8 +473,8 @@ void attend_query(const GraftlmStep& step, const GraftlmLayer& layer, const Quer
             if (kHasScales<C>) key_scales.read(layer.key_scales, *tile, kv_head);
             if (kHasScales<C>) value_scales.read(layer.value_scales, *tile, kv_head);
             for_rows(kv_head, [&](auto rows, int64_t h) {
-                attend_rows<E, C, rows()>(query + h * dim, scales + h, keys + kv_head * dim, values + kv_head * dim, *tile,
-                                          key_scales, value_scales, ahead_keys, ahead_values, layer, softmax[h],
+                attend_rows<E, C, rows()>(query + h * dim, scales + h, keys + kv_head * dim, values + kv_head * dim,
+                                          *tile, key_scales, value_scales, ahead_keys, ahead_values, layer, softmax[h],
                                           mixed + h * value_dim);
                 ahead_keys.stop();  // the first rows have asked for it
                 ahead_values.stop();

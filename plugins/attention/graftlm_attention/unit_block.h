@@ -15,8 +15,9 @@
 
 namespace {
 
-// A block packs kSpan context tokens at a time. Its rows go through them in panels of 32, whose scores and weights stay in
-// the innermost cache. Numbers are pairs of bfloat16, along the depth of each product; a tile of keys or values is contiguous:
+// A block packs kSpan context tokens at a time. Its rows go through them in panels of 32, whose scores and weights stay
+// in the innermost cache. Numbers are pairs of bfloat16, along the depth of each product; a tile of keys or values is
+// contiguous:
 //
 //     scores [32][kSpan]   =  queries [32][D / 2]     . keys   [kSpan / 16][D / 2][16]
 //     mixed  [32][D_v]    +=  weights [32][kSpan / 2] . values [D_v / 16][kSpan / 2][16]
@@ -89,7 +90,8 @@ void pack_values(const typename C::Element* base, const SpanRows& rows, const Sp
 }
 
 // c = a . b, or c += a . b, for R tiles of rows and V of columns, whose `depth` is in words: a [R * 16][depth], rows
-// `a_stride` words apart; b [V][depth][16], tiles of columns `b_stride` words apart; c [R * 16][V * 16], rows `c_stride` apart.
+// `a_stride` words apart; b [V][depth][16], tiles of columns `b_stride` words apart; c [R * 16][V * 16], rows
+// `c_stride` apart.
 template <int R, int V>
 inline void multiply_few(const uint32_t* a, int64_t a_stride, const uint32_t* b, int64_t b_stride, int64_t depth,
                          bool add, float* c, int64_t c_stride) {
@@ -142,8 +144,9 @@ inline void multiply_panel(int64_t rows, const uint32_t* a, int64_t a_stride, co
         multiply(std::integral_constant<int, 1>());
 }
 
-// 2^(unit * (score - maximum)) of V vectors of scores, to 3e-6 of it, far less than rounding to bfloat16 takes, by a polynomial
-// of least error that is 1 at 0; NaN stays NaN. The vectors take each step side by side: the next one waits for it.
+// 2^(unit * (score - maximum)) of V vectors of scores, to 3e-6 of it, far less than rounding to bfloat16 takes, by a
+// polynomial of least error that is 1 at 0; NaN stays NaN. The vectors take each step side by side: the next one waits
+// for it.
 template <int V>
 inline void weights_of(const float* scores, __m512 maximum, __m512 unit, __m512 (&weights)[V]) {
     __m512 x[V], r[V];
@@ -163,9 +166,9 @@ struct UnitSoftmax {
     Vec sum = {};
 };
 
-// Turns scores [low, high) of no more than 16 rows, which begin kStride apart, into weights, 2^(unit * (score - maximum)) for
-// the row's new maximum; `write(row, i, even, odd)` takes 32 of them, from i on. Returns whether any maximum has changed: if
-// so, earlier sums must be multiplied by `corrections`.
+// Turns scores [low, high) of no more than 16 rows, which begin kStride apart, into weights, 2^(unit * (score -
+// maximum)) for the row's new maximum; `write(row, i, even, odd)` takes 32 of them, from i on. Returns whether any
+// maximum has changed: if so, earlier sums must be multiplied by `corrections`.
 template <int kStride, class Write>
 bool weigh_scores(UnitSoftmax& state, const float* scores, int rows, int low, int high, float unit, float* corrections,
                   Write write) {
@@ -216,8 +219,13 @@ public:
     using Row = typename C::Element;
 
     UnitBlock(const GraftlmStep& step, const GraftlmLayer& layer, const BlockTask& task, Scratch& scratch)
-        : step_(step), layer_(layer), task_(task), group_(layer.num_heads / layer.num_kv_heads),
-          count_(task.count * group_), rows_(round_up(count_, kUnit)), depth_(round_up(layer.head_dim / 2, kUnit)) {
+        : step_(step),
+          layer_(layer),
+          task_(task),
+          group_(layer.num_heads / layer.num_kv_heads),
+          count_(task.count * group_),
+          rows_(round_up(count_, kUnit)),
+          depth_(round_up(layer.head_dim / 2, kUnit)) {
         scratch.rewind();
         query_ = scratch.take<uint32_t>(rows_ * depth_);
         keys_ = scratch.take<uint32_t>(depth_ * kSpan);
@@ -299,8 +307,8 @@ private:
                 _mm512_store_si512(weights_ + (r + row) * kSpan + t,
                                    reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(odd, even)));
             };
-            if (weigh_scores<kSpan>(softmax_[(top + r) / kUnit], scores_ + r * kSpan, kUnit, low, high, unit_, corrections,
-                                    write))
+            if (weigh_scores<kSpan>(softmax_[(top + r) / kUnit], scores_ + r * kSpan, kUnit, low, high, unit_,
+                                    corrections, write))
                 correct(mixed_ + (top + r) * dim, corrections);
         }
         multiply_panel(height, reinterpret_cast<const uint32_t*>(weights_ + low), kSpan / 2, values_ + low / 2 * kUnit,
@@ -310,8 +318,8 @@ private:
     // Whether products are scores already, but for what nobody sees.
     bool are_final() const { return !kHasScales<C> && !layer_.has_soft_cap; }
 
-    // What is left to do to a row's products, and -infinity for what its token does not see: it sees the span's positions
-    // from `oldest` to `own`.
+    // What is left to do to a row's products, and -infinity for what its token does not see: it sees the span's
+    // positions from `oldest` to `own`.
     void finish_scores(float* row, int64_t oldest, int64_t own, int low, int high) const {
         if (kHasScales<C>)
             for (int t = low; t < high; t += kLanes) store(row + t, load(row + t) * key_scales_.at(t));

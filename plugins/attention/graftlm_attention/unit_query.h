@@ -14,18 +14,18 @@
 
 namespace {
 
-// Context tokens are the rows of tiles, 16 at a time, and lie in their pages as tiles are loaded: nothing but queries and
-// weights is packed. The pairs of both products are neighbours in a token's row:
+// Context tokens are the rows of tiles, 16 at a time, and lie in their pages as tiles are loaded: nothing but queries
+// and weights is packed. The pairs of both products are neighbours in a token's row:
 //
 //     scores [16 tokens][16 heads]      =  keys [16 tokens][D / 2]   . queries [D / 2][16 heads]
 //     mixed  [8 heads, 2][D_v / 2]     +=  weights [8 heads, 2][16]  . values [16 tokens][D_v / 2]
 //
-// A weight w is there twice, as the pairs (w, 0) and (0, w): one adds up even dimensions, the other odd ones. Of the heads
-// that share keys, 16 or 8 at a time may be fewer; memory, not arithmetic, is what this waits for.
+// A weight w is there twice, as the pairs (w, 0) and (0, w): one adds up even dimensions, the other odd ones. Of the
+// heads that share keys, 16 or 8 at a time may be fewer; memory, not arithmetic, is what this waits for.
 
 constexpr int kUnits = kTile / kUnit;  // blocks of 16 tokens in a tile of context
 constexpr int kWeighed = kUnit / 2;    // heads of a tile of weights
-constexpr int kAheadBytes = 10240;     // how much is asked for before it is needed: what the innermost cache has room for
+constexpr int kAheadBytes = 10240;  // how much is asked for before it is needed: what the innermost cache has room for
 
 static_assert(kTile % kPanel == 0);
 
@@ -35,8 +35,8 @@ struct UnitRows {
     int64_t stride;
 };
 
-// products[t][h] = keys[t] . queries[h] for kBlocks blocks of 16 tokens; queries are `depth` words deep. Calls fetch(b, i, n)
-// for the i-th of n tiles of block b.
+// products[t][h] = keys[t] . queries[h] for kBlocks blocks of 16 tokens; queries are `depth` words deep. Calls fetch(b,
+// i, n) for the i-th of n tiles of block b.
 template <int kBlocks, class Fetch>
 inline void multiply_keys(const UnitRows* keys, const uint32_t* queries, int64_t depth, float* products, Fetch fetch) {
     zero_tile<0>();
@@ -107,8 +107,8 @@ inline void multiply_values(const uint32_t* weights, const UnitRows* values, int
     if constexpr (kTiles > 3) store_tile<3>(mixed + 3 * kUnit * kUnit, kUnit);
 }
 
-// Asks for memory, for the innermost cache. Assembly, since compilers take a function that does nothing else for one that does
-// nothing.
+// Asks for memory, for the innermost cache. Assembly, since compilers take a function that does nothing else for one
+// that does nothing.
 inline void fetch_lines(const void* start, int64_t bytes) {
     const char* line = static_cast<const char*>(start);
     for (const char* end = line + bytes; line < end; line += 64) asm volatile("prefetcht0 %0" ::"m"(*line));
@@ -144,9 +144,16 @@ public:
     using Row = typename C::Element;
 
     UnitQuery(const GraftlmStep& step, const GraftlmLayer& layer, const QueryTask& task, Scratch& scratch)
-        : step_(step), layer_(layer), task_(task), kv_heads_(layer.num_kv_heads), group_(layer.num_heads / kv_heads_),
-          depth_(layer.head_dim / 2), panels_(panels_of(group_, kUnit)), shares_(panels_of(group_, kWeighed)),
-          keys_(static_cast<const Row*>(layer.keys)), values_(static_cast<const Row*>(layer.values)) {
+        : step_(step),
+          layer_(layer),
+          task_(task),
+          kv_heads_(layer.num_kv_heads),
+          group_(layer.num_heads / kv_heads_),
+          depth_(layer.head_dim / 2),
+          panels_(panels_of(group_, kUnit)),
+          shares_(panels_of(group_, kWeighed)),
+          keys_(static_cast<const Row*>(layer.keys)),
+          values_(static_cast<const Row*>(layer.values)) {
         scratch.rewind();
         query_ = scratch.take<uint32_t>(kv_heads_ * panels_ * depth_ * kUnit);
         weights_ = scratch.take<uint32_t>(kv_heads_ * shares_ * kUnits * kUnit * kUnit);
@@ -162,8 +169,8 @@ public:
         unit_ = (layer.has_soft_cap ? layer.soft_cap : scale) * kLog2E;
     }
 
-    // Whether rows are whole tiles, and tiles do more than vectors: for heads that share keys. Codes have to be converted,
-    // which many heads must share; and so must tokens what is done once for a piece.
+    // Whether rows are whole tiles, and tiles do more than vectors: for heads that share keys. Codes have to be
+    // converted, which many heads must share; and so must tokens what is done once for a piece.
     static bool suits(const GraftlmLayer& layer, const QueryTask& task) {
         const int64_t least = kHasScales<C> ? kUnit : 2;
         return layer.head_dim % kPanel == 0 && layer.value_dim % kPanel == 0 &&
@@ -243,9 +250,9 @@ private:
         }
     }
 
-    // Asks for a part of the slice that is needed `ahead_` slices after the given one: as many parts for as many tiles, so
-    // that fetches overlap the arithmetic. Issued together they would fill the miss buffers and stall it. A slice is one
-    // block's keys or values of one KV head; they are needed in order of keys and values, heads, and blocks.
+    // Asks for a part of the slice that is needed `ahead_` slices after the given one: as many parts for as many tiles,
+    // so that fetches overlap the arithmetic. Issued together they would fill the miss buffers and stall it. A slice is
+    // one block's keys or values of one KV head; they are needed in order of keys and values, heads, and blocks.
     void fetch(int64_t slice, int64_t part, int64_t parts) const {
         slice += ahead_;
         const int64_t side = kv_heads_ * kUnits, all = values_ != keys_ ? 2 * side : side;
@@ -325,7 +332,8 @@ private:
             const int64_t kv_head = (top + row) / group_, head = (top + row) % group_;
             uint32_t* there = weights_of(kv_head, head / kWeighed) + head % kWeighed * 2 * kUnit + t * kUnit;
             for (__m512 numbers : {even, odd}) {
-                if (kHasScales<C>) numbers = _mm512_mul_ps(numbers, reinterpret_cast<__m512>(value_scales_[kv_head].at(t)));
+                if (kHasScales<C>)
+                    numbers = _mm512_mul_ps(numbers, reinterpret_cast<__m512>(value_scales_[kv_head].at(t)));
                 const __m512i halves = _mm512_cvtepu16_epi32(reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(numbers)));
                 _mm512_store_si512(there, halves);
                 _mm512_store_si512(there + kUnit, _mm512_slli_epi32(halves, 16));
@@ -333,7 +341,8 @@ private:
                 t += kUnit;
             }
         };
-        if (!weigh_scores<kTile>(softmax_[top / kUnit], scores_ + top * kTile, rows, 0, high, unit_, corrections, write))
+        if (!weigh_scores<kTile>(softmax_[top / kUnit], scores_ + top * kTile, rows, 0, high, unit_, corrections,
+                                 write))
             return;
         for (int r = 0; r < rows; ++r)
             if (corrections[r] != 1.0f) correct(top + r, corrections[r]);

@@ -89,7 +89,8 @@ inline Vec clamp(Vec x, float bound) {
     return x < -bound ? splat(-bound) : x;
 }
 
-// Returns the largest magnitude of a row; NaN if there is one, for as integers magnitudes compare alike, and NaN above all.
+// Returns the largest magnitude of a row; NaN if there is one, for as integers magnitudes compare alike, and NaN above
+// all.
 template <class E>
 inline float largest_magnitude(const typename E::Element* row, int64_t dim) {
     IntVec largest = {};
@@ -109,7 +110,8 @@ struct Int8 {
     using Element = int8_t;
     static Vec load(const int8_t* p) {
 #if defined(__AVX512F__)  // GCC 12 makes several instructions of one
-        IntVec codes = reinterpret_cast<IntVec>(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
+        IntVec codes =
+            reinterpret_cast<IntVec>(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
 #elif defined(__AVX2__)
         IntVec codes =
             reinterpret_cast<IntVec>(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
@@ -196,8 +198,8 @@ inline V combine_neighbours(V a, V b, Combine combine) {
     return combine(__builtin_shuffle(a, b, even), __builtin_shuffle(a, b, even + 1));
 }
 
-// Combines each lane with the one `kStep` lanes away, then half as far, and so on: in groups of 2 * kStep lanes, all become
-// the group's total. Templates, not loops, so that lane numbers are constants.
+// Combines each lane with the one `kStep` lanes away, then half as far, and so on: in groups of 2 * kStep lanes, all
+// become the group's total. Templates, not loops, so that lane numbers are constants.
 template <int kStep, class V, class Combine>
 inline V fold_groups(V x, Combine combine) {
     if constexpr (kStep == 0) {

@@ -1,9 +1,9 @@
 // Products of a few rows of bfloat16 activations with a matrix of codes as dot products of bytes (AVX512-VNNI).
 //
-// Codes are bytes, or nibbles that become bytes with one instruction, and are multiplied as they are. The inputs of a chunk of
-// x become integers, multiples of a power of two: those are exact that are at least 2^-14 of the largest, since bfloat16 has
-// eight bits, and others are off by 2^-22 of it at most. Three bytes make an integer, and a vector of codes is multiplied with
-// each. Sums are whole numbers and exact, until they are scaled at the end of the chunk.
+// Codes are bytes, or nibbles that become bytes with one instruction, and are multiplied as they are. The inputs of a
+// chunk of x become integers, multiples of a power of two: those are exact that are at least 2^-14 of the largest,
+// since bfloat16 has eight bits, and others are off by 2^-22 of it at most. Three bytes make an integer, and a vector
+// of codes is multiplied with each. Sums are whole numbers and exact, until they are scaled at the end of the chunk.
 //
 // So a weight costs less than its widening to bfloat16 does, and reading memory is the limit.
 #pragma once
@@ -33,8 +33,8 @@ constexpr int64_t FEW_FOR_DOTS = 0;
 
 #ifdef HAS_CODED_DOTS
 
-constexpr int NUM_BYTES = 3;         // of an integer, from -128 to 127 each
-constexpr int LARGEST_POWER = 21;    // of two, in the largest integer, of less than 2^22
+constexpr int NUM_BYTES = 3;       // of an integer, from -128 to 127 each
+constexpr int LARGEST_POWER = 21;  // of two, in the largest integer, of less than 2^22
 
 // What codes are as unsigned bytes: so much more.
 template <class Codes>
@@ -42,8 +42,8 @@ constexpr int BYTE_EXCESS = 128;
 template <>
 constexpr int BYTE_EXCESS<FourBits> = 8;
 
-// The codes of 16 rows and 8 inputs as unsigned bytes, four inputs of a row side by side: two vectors. `order_bytes` puts
-// the inputs' bytes in the same order.
+// The codes of 16 rows and 8 inputs as unsigned bytes, four inputs of a row side by side: two vectors. `order_bytes`
+// puts the inputs' bytes in the same order.
 template <class Codes>
 void unpack(const uint8_t* codes, __m512i* out);
 
@@ -192,8 +192,8 @@ void multiply_dots(const GraftlmMatrix& matrix, int64_t block, const IntegerRows
     all_ahead = ahead;
 }
 
-// Multiplies at most FEW_FOR_DOTS rows; `write` takes a block and its totals. Returns false if there is no memory for the
-// scratch.
+// Multiplies at most FEW_FOR_DOTS rows; `write` takes a block and its totals. Returns false if there is no memory for
+// the scratch.
 template <class Codes, class Write>
 bool multiply_in_dots(const GraftlmMatrix& matrix, const uint16_t* rows, int64_t num_rows, int num_threads,
                       const Write& write) {
@@ -204,8 +204,9 @@ bool multiply_in_dots(const GraftlmMatrix& matrix, const uint16_t* rows, int64_t
     if (bytes.is_missing() || chunks.is_missing()) return false;
     for (int64_t i = 0; i < num_chunks; ++i)
         for (int64_t row = 0; row < num_rows; ++row)
-            chunks.get()[i * num_rows + row] = to_integers<Codes>(rows + row * matrix.num_inputs + i * chunk, chunk,
-                                                                  bytes.get() + (i * num_rows + row) * NUM_BYTES * chunk);
+            chunks.get()[i * num_rows + row] =
+                to_integers<Codes>(rows + row * matrix.num_inputs + i * chunk, chunk,
+                                   bytes.get() + (i * num_rows + row) * NUM_BYTES * chunk);
     const IntegerRows x{bytes.get(), chunks.get()};
     const int64_t num_blocks = (matrix.num_rows + BLOCK_ROWS - 1) / BLOCK_ROWS;
 #pragma omp parallel num_threads(num_threads)

@@ -20,9 +20,9 @@ struct GraftlmMatrix {
     int64_t chunk;             // inputs that share a scale: a multiple of 8, at most SPAN
     int64_t chunks_per_group;  // consecutive chunks with the same scales
     int64_t bits;              // 4 or 8
-    const uint8_t* codes;    // [N / 32, K / 8, 2, 16, 8 codes]; see `FourBits` and `EightBits`
-    const uint32_t* scales;  // [N / 32, groups, 32]: bfloat16 scale in the low half, bfloat16 offset in the high one
-    const float* bias;       // [N, padded to blocks], or null
+    const uint8_t* codes;      // [N / 32, K / 8, 2, 16, 8 codes]; see `FourBits` and `EightBits`
+    const uint32_t* scales;    // [N / 32, groups, 32]: bfloat16 scale in the low half, bfloat16 offset in the high one
+    const float* bias;         // [N, padded to blocks], or null
 };
 
 }  // extern "C"
@@ -49,7 +49,7 @@ inline T load(const void* address) {
 // A scratch array aligned to cache lines. The caller sees an allocation failure as `is_missing`.
 template <class T>
 class Scratch {
-   public:
+public:
     explicit Scratch(int64_t size)
         : data_(static_cast<T*>(std::aligned_alloc(64, (std::max<int64_t>(size, 1) * sizeof(T) + 63) / 64 * 64))) {}
     ~Scratch() { std::free(data_); }
@@ -58,7 +58,7 @@ class Scratch {
     T* get() const { return data_; }
     bool is_missing() const { return data_ == nullptr; }
 
-   private:
+private:
     T* data_;
 };
 
@@ -77,7 +77,8 @@ struct FourBits {
 struct EightBits {
     static constexpr int BYTES = 128;
     static Floats values(const uint8_t* codes, int input) {
-        const uint8_t* pairs = codes + 64 * (input / 4) + 8 * (input / 2 % 2);  // of 4 rows; of the others 16 bytes apart
+        const uint8_t* pairs =
+            codes + 64 * (input / 4) + 8 * (input / 2 % 2);  // of 4 rows; of the others 16 bytes apart
         const Quads quads = {load<uint64_t>(pairs), load<uint64_t>(pairs + 16), load<uint64_t>(pairs + 32),
                              load<uint64_t>(pairs + 48)};
         const Words code = __builtin_convertvector(Halves(quads), Words) >> (8 * (input % 2));

@@ -1,13 +1,15 @@
-// Products of bfloat16 activations with a matrix of codes on CPUs with matrix units (AMX), as in core's tile_matmul.cpp.
+// Products of bfloat16 activations with a matrix of codes on CPUs with matrix units (AMX), as in core's
+// tile_matmul.cpp.
 //
 // The codes of 32 rows of W are widened into a panel of tiles. x is cut into tiles first, which all panels meet:
 //   - few rows of x meet a span of a panel's inputs at a time, which stays in the first-level cache. Its tiles hold the
-//     bare codes, small integers that are exact in bfloat16; its products are scaled, and added to float32 totals with the
-//     offset times the sum of x. The next span is widened before, so that tiles are not read right after they are written.
-//     Bound by memory;
-//   - many rows meet all inputs of some panels at a time, which stay in the second-level cache: a code is widened once for
-//     all rows. Weights are scaled as they are widened, and rounded to bfloat16, which spares the products that; but where a
-//     row of W has one scale, products are scaled in the end, and no weight is rounded.
+//     bare codes, small integers that are exact in bfloat16; its products are scaled, and added to float32 totals with
+//     the offset times the sum of x. The next span is widened before, so that tiles are not read right after they are
+//     written. Bound by memory;
+//   - many rows meet all inputs of some panels at a time, which stay in the second-level cache: a code is widened once
+//   for
+//     all rows. Weights are scaled as they are widened, and rounded to bfloat16, which spares the products that; but
+//     where a row of W has one scale, products are scaled in the end, and no weight is rounded.
 #pragma once
 
 #include <algorithm>
@@ -303,9 +305,7 @@ inline bool may_use_coded_tiles() {
 #ifdef HAS_CODED_TILES
 
 // Whether groups of inputs end where tiles do.
-inline bool fits_tiles(const GraftlmMatrix& matrix) {
-    return matrix.chunk % TILE_INPUTS == 0 || has_one_group(matrix);
-}
+inline bool fits_tiles(const GraftlmMatrix& matrix) { return matrix.chunk % TILE_INPUTS == 0 || has_one_group(matrix); }
 
 // x [M, K] and out [M, N], contiguous. Returns false if there is no memory for the scratch.
 inline bool multiply_all_in_tiles(const GraftlmMatrix& matrix, const uint16_t* x, int64_t num_rows, uint16_t* out,

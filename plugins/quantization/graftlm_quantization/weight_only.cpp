@@ -1,14 +1,14 @@
 // Products of activations with a matrix of 4- or 8-bit codes on a CPU: out = x W^T + bias, W = scale * code + offset.
 //
-// Rows of W come in blocks of 32, a task each. A task walks the inputs chunk by chunk: it multiplies the activations with
-// the bare codes, which are small integers and exact in bfloat16, and adds `scale * product + offset * sum(x)` to float32
-// totals at the end of the chunk. So a weight costs a table look-up and no arithmetic of its own:
+// Rows of W come in blocks of 32, a task each. A task walks the inputs chunk by chunk: it multiplies the activations
+// with the bare codes, which are small integers and exact in bfloat16, and adds `scale * product + offset * sum(x)` to
+// float32 totals at the end of the chunk. So a weight costs a table look-up and no arithmetic of its own:
 //   - up to `MAX_TILE` rows of x, codes are widened in registers, once for all of these rows: bound by memory;
 //   - more rows share the widened chunk through a buffer that stays in the first-level cache: bound by arithmetic;
 //   - from `MANY_ROWS` on it pays to scale the weights as they are widened, and to spare the products that.
-// With AVX512-BF16, bfloat16 activations are multiplied as pairs. Everything else is float32 in vectors of the compiler's.
-// Up to four rows of bfloat16 become integers where there is AVX512-VNNI, as coded_dots.h says; with more of them, CPUs with
-// matrix units multiply as coded_tiles.h says.
+// With AVX512-BF16, bfloat16 activations are multiplied as pairs. Everything else is float32 in vectors of the
+// compiler's. Up to four rows of bfloat16 become integers where there is AVX512-VNNI, as coded_dots.h says; with more
+// of them, CPUs with matrix units multiply as coded_tiles.h says.
 //
 // Plain C interface, no dependencies: it compiles in seconds and is loaded with ctypes.
 
@@ -86,11 +86,11 @@ struct InPairs {
     }
     static Vector scale(Vector w, Floats scale, Floats offset) {
         const __m512 first = _mm512_fmadd_ps((__m512)(_mm512_slli_epi32(w, 16)), __m512(scale), __m512(offset));
-        const __m512 second = _mm512_fmadd_ps(
-            (__m512)(_mm512_and_si512(w, _mm512_set1_epi32(int(0xffff0000u)))), __m512(scale), __m512(offset));
+        const __m512 second = _mm512_fmadd_ps((__m512)(_mm512_and_si512(w, _mm512_set1_epi32(int(0xffff0000u)))),
+                                              __m512(scale), __m512(offset));
         // [16 first, 16 second] to [16 pairs]
-        const __m512i pairs = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6,
-                                               21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
+        const __m512i pairs = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22,
+                                               6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
         return _mm512_permutexvar_epi16(pairs, (__m512i)(_mm512_cvtne2ps_pbh(second, first)));
     }
 };
@@ -307,7 +307,9 @@ inline Floats8 load_inputs(const float* x) { return load<Floats8>(x); }
 
 inline void store_inputs(const uint16_t* x, Floats8, uint16_t* out) { std::memcpy(out, x, 8 * sizeof *out); }
 template <class T>
-inline void store_inputs(const T*, Floats8 values, float* out) { std::memcpy(out, &values, sizeof values); }
+inline void store_inputs(const T*, Floats8 values, float* out) {
+    std::memcpy(out, &values, sizeof values);
+}
 
 // Lays x, [M, K], out by chunks and sums each chunk.
 template <class Input, class T>

@@ -195,33 +195,33 @@ void act_and_mul(const T* gate_up, T* out, int64_t num_rows, int64_t size, int64
 
 }  // namespace
 
-#define GRAFTLM_NORMS(SUFFIX, T, W)                                                                                   \
-    void graftlm_rms_norm_##SUFFIX(const void* x, const void* residual, const void* weight, void* out, void* total,  \
-                                   int64_t num_rows, int64_t size, float eps, int64_t num_threads) {                 \
-        rms_norm(static_cast<const T*>(x), static_cast<const T*>(residual), static_cast<const W*>(weight),           \
-                 static_cast<T*>(out), static_cast<T*>(total), num_rows, size, eps, num_threads);                    \
-    }                                                                                                                \
-    void graftlm_head_norm_##SUFFIX(const void* x, int64_t token_stride, int64_t head_stride, const void* weight,    \
-                                    void* out, int64_t num_tokens, int64_t num_heads, int64_t size, float eps,       \
-                                    int64_t num_threads) {                                                           \
-        head_norm(static_cast<const T*>(x), token_stride, head_stride, static_cast<const W*>(weight),                \
-                  static_cast<T*>(out), num_tokens, num_heads, size, eps, num_threads);                              \
+#define GRAFTLM_NORMS(SUFFIX, T, W)                                                                                    \
+    void graftlm_rms_norm_##SUFFIX(const void* x, const void* residual, const void* weight, void* out, void* total,    \
+                                   int64_t num_rows, int64_t size, float eps, int64_t num_threads) {                   \
+        rms_norm(static_cast<const T*>(x), static_cast<const T*>(residual), static_cast<const W*>(weight),             \
+                 static_cast<T*>(out), static_cast<T*>(total), num_rows, size, eps, num_threads);                      \
+    }                                                                                                                  \
+    void graftlm_head_norm_##SUFFIX(const void* x, int64_t token_stride, int64_t head_stride, const void* weight,      \
+                                    void* out, int64_t num_tokens, int64_t num_heads, int64_t size, float eps,         \
+                                    int64_t num_threads) {                                                             \
+        head_norm(static_cast<const T*>(x), token_stride, head_stride, static_cast<const W*>(weight),                  \
+                  static_cast<T*>(out), num_tokens, num_heads, size, eps, num_threads);                                \
     }
 
-#define GRAFTLM_ELEMENTWISE(SUFFIX, T)                                                                                \
-    void graftlm_rotate_##SUFFIX(const void* x, int64_t token_stride, int64_t head_stride, const void* cos,           \
-                                 const void* sin, void* out, int64_t num_tokens, int64_t num_heads, int64_t size,    \
-                                 int64_t num_threads) {                                                              \
-        rotate(static_cast<const T*>(x), token_stride, head_stride, static_cast<const T*>(cos),                      \
-               static_cast<const T*>(sin), static_cast<T*>(out), num_tokens, num_heads, size, num_threads);          \
-    }                                                                                                                \
-    void graftlm_silu_and_mul_##SUFFIX(const void* gate_up, void* out, int64_t num_rows, int64_t size,               \
-                                       int64_t num_threads) {                                                        \
-        act_and_mul<T, Silu>(static_cast<const T*>(gate_up), static_cast<T*>(out), num_rows, size, num_threads);     \
-    }                                                                                                                \
-    void graftlm_gelu_tanh_and_mul_##SUFFIX(const void* gate_up, void* out, int64_t num_rows, int64_t size,          \
-                                            int64_t num_threads) {                                                   \
-        act_and_mul<T, GeluTanh>(static_cast<const T*>(gate_up), static_cast<T*>(out), num_rows, size, num_threads); \
+#define GRAFTLM_ELEMENTWISE(SUFFIX, T)                                                                                 \
+    void graftlm_rotate_##SUFFIX(const void* x, int64_t token_stride, int64_t head_stride, const void* cos,            \
+                                 const void* sin, void* out, int64_t num_tokens, int64_t num_heads, int64_t size,      \
+                                 int64_t num_threads) {                                                                \
+        rotate(static_cast<const T*>(x), token_stride, head_stride, static_cast<const T*>(cos),                        \
+               static_cast<const T*>(sin), static_cast<T*>(out), num_tokens, num_heads, size, num_threads);            \
+    }                                                                                                                  \
+    void graftlm_silu_and_mul_##SUFFIX(const void* gate_up, void* out, int64_t num_rows, int64_t size,                 \
+                                       int64_t num_threads) {                                                          \
+        act_and_mul<T, Silu>(static_cast<const T*>(gate_up), static_cast<T*>(out), num_rows, size, num_threads);       \
+    }                                                                                                                  \
+    void graftlm_gelu_tanh_and_mul_##SUFFIX(const void* gate_up, void* out, int64_t num_rows, int64_t size,            \
+                                            int64_t num_threads) {                                                     \
+        act_and_mul<T, GeluTanh>(static_cast<const T*>(gate_up), static_cast<T*>(out), num_rows, size, num_threads);   \
     }
 
 extern "C" {

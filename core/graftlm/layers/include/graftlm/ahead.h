@@ -1,8 +1,9 @@
-// What asks memory for weights before they are read: not one line after the other, but in turns from places that lie apart.
-// Memory answers several streams faster than one: two cores of a rented Sapphire Rapids server read 20 instead of 14 GB/s. At
-// a place, two lines are asked for together, as the hardware brings them in pairs.
+// What asks memory for weights before they are read: not one line after the other, but in turns from places that lie
+// apart. Memory answers several streams faster than one: two cores of a rented Sapphire Rapids server read 20 instead
+// of 14 GB/s. At a place, two lines are asked for together, as the hardware brings them in pairs.
 //
-// Functions that only prefetch are always inlined: GCC takes them for functions without effect, and drops calls of them.
+// Functions that only prefetch are always inlined: GCC takes them for functions without effect, and drops calls of
+// them.
 #pragma once
 
 #include <algorithm>
@@ -17,13 +18,12 @@ constexpr int64_t AHEAD_BYTES = PLACES * STEP_BYTES;  // of a block
 
 // For weights that are read once, from `first` to `end`: asks for the block after the one that is read.
 class AheadOfOnePass {
-   public:
+public:
     // The first block is asked for at once.
     AheadOfOnePass(const void* first, const void* end) : block_((const char*)first), end_((const char*)end) {
         const int64_t places = std::min((end_ - block_) / STEP_BYTES, PLACES);
         for (int64_t line = 0; line < STEP_BYTES; line += LINE)
-            for (int64_t place = 0; place < places; ++place)
-                __builtin_prefetch(block_ + place * STEP_BYTES + line);
+            for (int64_t place = 0; place < places; ++place) __builtin_prefetch(block_ + place * STEP_BYTES + line);
         begin_block();
     }
 
@@ -53,7 +53,7 @@ class AheadOfOnePass {
         line_ = (line_ + 1) % (2 * PLACES);
     }
 
-   private:
+private:
     // Where there is no block after it, the one that is read is asked for again, which costs nothing.
     [[gnu::always_inline]] inline void begin_block() {
         step_ = 0;
@@ -68,7 +68,7 @@ class AheadOfOnePass {
 
 // For panels that rows of x pass by several times: asks for the next panel, some places of each block in each pass.
 class AheadOfPasses {
-   public:
+public:
     // `next`: the next panel, of `depth` steps.
     AheadOfPasses(const void* next, int64_t depth, int64_t passes)
         : next_((const char*)next), depth_(depth), places_((PLACES + passes - 1) / passes) {}
@@ -84,7 +84,7 @@ class AheadOfPasses {
         first_ += places_;
     }
 
-   private:
+private:
     const char* next_;
     int64_t depth_, places_, step_ = 0, first_ = 0;
 };

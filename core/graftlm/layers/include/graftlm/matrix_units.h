@@ -1,10 +1,11 @@
-// Tiles, the registers of a CPU's matrix units (AMX), and the instructions on them. Where there are none, or the compiler does
-// not know them, only `may_use_matrix_units` is there.
+// Tiles, the registers of a CPU's matrix units (AMX), and the instructions on them. Where there are none, or the
+// compiler does not know them, only `may_use_matrix_units` is there.
 #pragma once
 
 #include <cstdint>
 
-#if defined(__AMX_TILE__) && defined(__AMX_BF16__) && defined(__AVX512BF16__) && defined(__AVX512BW__) && defined(__linux__)
+#if defined(__AMX_TILE__) && defined(__AMX_BF16__) && defined(__AVX512BF16__) && defined(__AVX512BW__) &&              \
+    defined(__linux__)
 #include <immintrin.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -39,8 +40,8 @@ struct alignas(64) TileShapes {
     uint8_t rows[16] = {TILE, TILE, TILE, TILE, TILE, TILE, TILE, TILE};
 };
 
-// Makes all tiles as large as can be. The registers belong to the thread, and other libraries shape them as they like: each
-// piece of work begins with this and ends with `release_tiles`.
+// Makes all tiles as large as can be. The registers belong to the thread, and other libraries shape them as they like:
+// each piece of work begins with this and ends with `release_tiles`.
 inline void shape_tiles() {
     const TileShapes shapes;
     asm volatile("ldtilecfg %0" ::"m"(shapes));
@@ -65,9 +66,9 @@ inline void load_tile(const void* tile, int64_t stride) {
     asm volatile("tileloadd (%0,%1,1), %%tmm%c2" ::"r"(tile), "r"(stride * 4), "i"(N) : "memory");
 }
 
-// Asks the first-level cache for the 16 lines that a tile is when its rows lie one after the other. `load_tile` of a line that
-// is not there holds up the tiles after it, too, and most of all where another thread shares the core: tiles are asked for two
-// steps before they are read, between products, one tile at a time.
+// Asks the first-level cache for the 16 lines that a tile is when its rows lie one after the other. `load_tile` of a
+// line that is not there holds up the tiles after it, too, and most of all where another thread shares the core: tiles
+// are asked for two steps before they are read, between products, one tile at a time.
 inline void ask_for_tile(const void* tile) {
     for (int64_t line = 0; line < TILE; ++line) _mm_prefetch((const char*)tile + line * 64, _MM_HINT_T0);
 }

@@ -1,4 +1,5 @@
-// What panel_matmul.cpp and tile_matmul.cpp have in common: how rows of a matrix become panels, and how sums become outputs.
+// What panel_matmul.cpp and tile_matmul.cpp have in common: how rows of a matrix become panels, and how sums become
+// outputs.
 #pragma once
 
 #include <algorithm>
@@ -14,8 +15,8 @@ namespace {
 
 constexpr int64_t LANES = 16;  // of a vector of sums
 
-// Which row of W stands at `place` of the panel of `width` rows that begins at `first`. Of gates, a panel's first half is
-// gates and the second what they gate.
+// Which row of W stands at `place` of the panel of `width` rows that begins at `first`. Of gates, a panel's first half
+// is gates and the second what they gate.
 inline int64_t row_at(int64_t first, int64_t width, int64_t place, int64_t num_rows, bool has_gates) {
     if (!has_gates) return first + place;
     return first / 2 + (place < width / 2 ? place : num_rows / 2 + place - width / 2);
@@ -47,7 +48,8 @@ inline __m512 widen(__m256i values) {
 
 inline __m512 splat(float number) { return _mm512_set1_ps(number); }
 
-constexpr int GROUP = 4;  // rows whose outputs are made side by side: one's instructions fill the time that another's take
+constexpr int GROUP =
+    4;  // rows whose outputs are made side by side: one's instructions fill the time that another's take
 constexpr float LOG2_E = 1.44269504f;
 
 // A vector of each of some rows.
@@ -97,8 +99,8 @@ inline Vectors<ROWS> activate(const Vectors<ROWS>& x, Activation activation) {
     return divide_by_sigmoid<ROWS>(x, each<ROWS>([&](int r) { return _mm512_mul_ps(cubic.of[r], scale); }));
 }
 
-// The sums of 16 rows of W, from `row` on, with their bias, for each of some rows of x, which begin `stride` apart; 0 for rows
-// past the last.
+// The sums of 16 rows of W, from `row` on, with their bias, for each of some rows of x, which begin `stride` apart; 0
+// for rows past the last.
 template <int ROWS>
 inline Vectors<ROWS> with_bias(const Product& p, int64_t row, __mmask16 exists, const float* sums, int64_t stride) {
     const Vectors<ROWS> plain = each<ROWS>([&](int r) { return _mm512_load_ps(sums + r * stride); });
@@ -120,7 +122,8 @@ inline void write_products(const Product& p, int64_t first, int64_t width, int64
 
 // Activates the gates that some rows of x and a panel make, and writes their products with what they gate.
 template <int ROWS>
-inline void write_gated(const Product& p, int64_t first, int64_t width, int64_t token, const float* sums, int64_t stride) {
+inline void write_gated(const Product& p, int64_t first, int64_t width, int64_t token, const float* sums,
+                        int64_t stride) {
     const int64_t half = p.num_rows / 2;
     for (int64_t place = 0; place < width / 2; place += LANES) {
         const int64_t row = first / 2 + place;
