@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check
+NATIVE  = $(shell git ls-files '*.cpp' '*.h')
 
 .DEFAULT_GOAL := help
 .PHONY: help demo serve test lint format docs bench gpu-check mutations fuzz random-steps train-demo reference kill-storm hostile clean
@@ -32,9 +33,10 @@ test: export PYTHONDONTWRITEBYTECODE :=
 test: $(VENV)/.installed-dev  ## run the tests: CPU only, no network
 	$(BIN)/python -m pytest -m 'not gpu' -n auto --maxprocesses 8 --dist worksteal $(ARGS)
 
-lint: $(VENV)/.installed-dev  ## ruff, mypy --strict, import direction, conflict markers, test files without tests
+lint: $(VENV)/.installed-dev  ## ruff, clang-format, mypy --strict, import direction, conflict markers, test files without tests
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/clang-format --dry-run --Werror $(NATIVE)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python tools/check_sources.py
@@ -42,6 +44,7 @@ lint: $(VENV)/.installed-dev  ## ruff, mypy --strict, import direction, conflict
 format: $(VENV)/.installed-dev  ## rewrite the code in the house style
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+	$(BIN)/clang-format -i $(NATIVE)
 
 reference: $(VENV)/.installed-dev  ## write what docs/ has from the code: the reference, the families' contracts
 	PYTHONPATH=tools $(BIN)/python -m docs_reference
