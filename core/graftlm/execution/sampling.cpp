@@ -16,15 +16,15 @@
 
 namespace {
 
-constexpr int64_t LANES = 16;
-constexpr int64_t BLOCK = 128;  // as in vocab_blocks.py
-constexpr float NOTHING = -std::numeric_limits<float>::infinity();
-constexpr float LOG2_E = 1.44269504f;
+constexpr int64_t kLanes = 16;
+constexpr int64_t kBlock = 128;  // as in vocab_blocks.py
+constexpr float kNothing = -std::numeric_limits<float>::infinity();
+constexpr float kLog2E = 1.44269504f;
 
-typedef float Vec __attribute__((vector_size(4 * LANES)));
-typedef int32_t IntVec __attribute__((vector_size(4 * LANES)));
-typedef uint32_t WordVec __attribute__((vector_size(4 * LANES)));
-typedef uint16_t HalfVec __attribute__((vector_size(2 * LANES)));
+typedef float Vec __attribute__((vector_size(4 * kLanes)));
+typedef int32_t IntVec __attribute__((vector_size(4 * kLanes)));
+typedef uint32_t WordVec __attribute__((vector_size(4 * kLanes)));
+typedef uint16_t HalfVec __attribute__((vector_size(2 * kLanes)));
 
 inline float number(float x) { return x; }
 
@@ -47,11 +47,11 @@ inline Vec load(const uint16_t* p) {
     return reinterpret_cast<Vec>(__builtin_convertvector(halves, WordVec) << 16);
 }
 
-// The numbers from p on, NOTHING in place of those from the `count`-th on.
+// The numbers from p on, kNothing in place of those from the `count`-th on.
 template <typename T>
 inline Vec load(const T* p, int64_t count) {
-    if (count >= LANES) return load(p);
-    Vec x = Vec{} + NOTHING;
+    if (count >= kLanes) return load(p);
+    Vec x = Vec{} + kNothing;
     for (int64_t i = 0; i < count; ++i) x[i] = number(p[i]);
     return x;
 }
@@ -61,9 +61,9 @@ inline Vec larger(Vec a, Vec b) { return a > b ? a : b; }
 // Joins the lanes of a vector, half with half.
 template <typename Join>
 inline float joined(Vec x, const Join& join) {
-    float lanes[LANES];
+    float lanes[kLanes];
     std::memcpy(lanes, &x, sizeof x);
-    for (int64_t half = LANES / 2; half > 0; half /= 2)
+    for (int64_t half = kLanes / 2; half > 0; half /= 2)
         for (int64_t i = 0; i < half; ++i) lanes[i] = join(lanes[i], lanes[i + half]);
     return lanes[0];
 }
@@ -103,13 +103,13 @@ struct Best {
 // over.
 template <typename T>
 Best find_best(const T* row, int64_t num_columns, float* block_largest) {
-    Best best{NOTHING, 0};
+    Best best{kNothing, 0};
     int64_t best_block = 0;
     IntVec nans{};
-    for (int64_t block = 0; block * BLOCK < num_columns; ++block) {
-        const int64_t start = block * BLOCK, end = std::min(start + BLOCK, num_columns);
-        Vec largest = Vec{} + NOTHING;
-        for (int64_t c = start; c < end; c += LANES) {
+    for (int64_t block = 0; block * kBlock < num_columns; ++block) {
+        const int64_t start = block * kBlock, end = std::min(start + kBlock, num_columns);
+        Vec largest = Vec{} + kNothing;
+        for (int64_t c = start; c < end; c += kLanes) {
             const Vec x = load(row + c, end - c);
             largest = larger(x, largest);
             nans |= x != x;
@@ -121,13 +121,13 @@ Best find_best(const T* row, int64_t num_columns, float* block_largest) {
         }
     }
     int32_t has_nan = 0;
-    for (int64_t i = 0; i < LANES; ++i) has_nan |= nans[i];
+    for (int64_t i = 0; i < kLanes; ++i) has_nan |= nans[i];
     if (has_nan) {
         int64_t c = 0;
         while (!std::isnan(number(row[c]))) ++c;
         return {std::numeric_limits<float>::quiet_NaN(), c};
     }
-    best.column = best_block * BLOCK;
+    best.column = best_block * kBlock;
     while (best.column < num_columns - 1 && number(row[best.column]) != best.value) ++best.column;
     return best;
 }
@@ -137,8 +137,8 @@ struct Scratch {
     std::vector<float> weights, candidates, block_largest, block_sums, order;
 
     void fit(int64_t num_columns) {
-        const int64_t num_blocks = (num_columns + BLOCK - 1) / BLOCK;
-        for (std::vector<float>* part : {&weights, &candidates}) part->resize(num_blocks * BLOCK);
+        const int64_t num_blocks = (num_columns + kBlock - 1) / kBlock;
+        for (std::vector<float>* part : {&weights, &candidates}) part->resize(num_blocks * kBlock);
         for (std::vector<float>* part : {&block_largest, &block_sums, &order}) part->resize(num_blocks);
     }
 
@@ -156,7 +156,7 @@ template <typename T>
 float find_kth_largest(const T* row, int64_t num_columns, int64_t k, Scratch& scratch) {
     float* const candidates = scratch.candidates.data();
     const int64_t num_blocks = static_cast<int64_t>(scratch.block_largest.size());
-    float least = NOTHING;  // as many blocks have a number as large: the k-th largest is no smaller
+    float least = kNothing;  // as many blocks have a number as large: the k-th largest is no smaller
     if (k <= num_blocks) {
         scratch.order = scratch.block_largest;
         std::nth_element(scratch.order.begin(), scratch.order.begin() + (k - 1), scratch.order.end(), std::greater<>());
@@ -165,8 +165,8 @@ float find_kth_largest(const T* row, int64_t num_columns, int64_t k, Scratch& sc
     int64_t count = 0;
     for (int64_t block = 0; block < num_blocks; ++block) {
         if (scratch.block_largest[block] < least) continue;
-        const int64_t end = std::min((block + 1) * BLOCK, num_columns);
-        for (int64_t c = block * BLOCK; c < end; ++c) {
+        const int64_t end = std::min((block + 1) * kBlock, num_columns);
+        for (int64_t c = block * kBlock; c < end; ++c) {
             candidates[count] = number(row[c]);
             count += candidates[count] >= least;
         }
@@ -176,25 +176,25 @@ float find_kth_largest(const T* row, int64_t num_columns, int64_t k, Scratch& sc
 }
 
 // Weights of about the same size, within 3 %, lie in one bin; none is larger than 1.
-constexpr int BIN_SHIFT = 18;
-constexpr uint32_t NUM_BINS = (127u << (23 - BIN_SHIFT)) + 1;
+constexpr int kBinShift = 18;
+constexpr uint32_t kNumBins = (127u << (23 - kBinShift)) + 1;
 
 inline uint32_t bin_of(float weight) {
     uint32_t bits;
     std::memcpy(&bits, &weight, sizeof bits);
-    return bits >> BIN_SHIFT;
+    return bits >> kBinShift;
 }
 
 // Of positive weights, the last one of the largest that add up to `wanted`; the smallest where all do not. Only weights
 // of the bin in which the sum ends are sorted.
 float find_last(float* weights, int64_t count, double wanted) {
-    std::vector<double> sums(NUM_BINS, 0.0);
+    std::vector<double> sums(kNumBins, 0.0);
     for (int64_t i = 0; i < count; ++i) sums[bin_of(weights[i])] += weights[i];
     double above = 0.0;
-    uint32_t last = NUM_BINS;  // the last bin seen that holds any
-    for (uint32_t bin = NUM_BINS; bin-- > 0;) {
+    uint32_t last = kNumBins;  // the last bin seen that holds any
+    for (uint32_t bin = kNumBins; bin-- > 0;) {
         if (sums[bin] == 0.0) continue;
-        if (last < NUM_BINS) above += sums[last];
+        if (last < kNumBins) above += sums[last];
         last = bin;
         if (above + sums[bin] >= wanted) break;
     }
@@ -231,19 +231,19 @@ int64_t draw(const T* row, int64_t num_columns, float largest, const Settings& w
     float* const weights = scratch.weights.data();
     const int64_t num_blocks = static_cast<int64_t>(scratch.block_sums.size());
     const float least =
-        wanted.top_k < num_columns ? find_kth_largest(row, num_columns, wanted.top_k, scratch) : NOTHING;
-    const float scale = LOG2_E / static_cast<float>(wanted.temperature);
+        wanted.top_k < num_columns ? find_kth_largest(row, num_columns, wanted.top_k, scratch) : kNothing;
+    const float scale = kLog2E / static_cast<float>(wanted.temperature);
     double total = 0.0;
     for (int64_t block = 0; block < num_blocks; ++block) {
-        const int64_t start = block * BLOCK;
+        const int64_t start = block * kBlock;
         Vec sum{};
-        if (scratch.block_largest[block] < least || scratch.block_largest[block] == NOTHING) {
-            std::fill(weights + start, weights + start + BLOCK, 0.0f);
+        if (scratch.block_largest[block] < least || scratch.block_largest[block] == kNothing) {
+            std::fill(weights + start, weights + start + kBlock, 0.0f);
         } else {
-            for (int64_t c = start; c < start + BLOCK; c += LANES) {
+            for (int64_t c = start; c < start + kBlock; c += kLanes) {
                 const Vec x = load(row + c, num_columns - c);
                 Vec weight = power_of_two((x - largest) * scale);
-                weight = x >= least && x != NOTHING ? weight : Vec{};
+                weight = x >= least && x != kNothing ? weight : Vec{};
                 std::memcpy(weights + c, &weight, sizeof weight);
                 sum += weight;
             }
@@ -260,7 +260,7 @@ int64_t draw(const T* row, int64_t num_columns, float largest, const Settings& w
             double sum = 0.0;
             for (int64_t block = 0; block < num_blocks; ++block) {
                 if (scratch.block_sums[block] < look) continue;  // so is each weight in it
-                for (int64_t c = block * BLOCK; c < (block + 1) * BLOCK; ++c) {
+                for (int64_t c = block * kBlock; c < (block + 1) * kBlock; ++c) {
                     const bool is_candidate = weights[c] >= look && weights[c] > 0.0f;
                     scratch.candidates[count] = weights[c];
                     count += is_candidate;
@@ -278,7 +278,7 @@ int64_t draw(const T* row, int64_t num_columns, float largest, const Settings& w
         if (sum < bound || sum <= 0.0f) continue;
         if (bound > 0.0f) {
             Vec kept{};
-            for (int64_t c = block * BLOCK; c < (block + 1) * BLOCK; c += LANES) {
+            for (int64_t c = block * kBlock; c < (block + 1) * kBlock; c += kLanes) {
                 const Vec weight = load(weights + c);
                 kept += weight >= bound ? weight : Vec{};
             }
@@ -291,15 +291,15 @@ int64_t draw(const T* row, int64_t num_columns, float largest, const Settings& w
             best_block = block;
         }
     }
-    int64_t chosen = best_block * BLOCK;
+    int64_t chosen = best_block * kBlock;
     best = 0.0;
-    for (int64_t i = 0; i < BLOCK; ++i) {
-        const float weight = weights[best_block * BLOCK + i];
+    for (int64_t i = 0; i < kBlock; ++i) {
+        const float weight = weights[best_block * kBlock + i];
         if (weight < bound || weight == 0.0f) continue;
         const double time = weight / noise_at(wanted.key, num_blocks + i);
         if (time > best) {
             best = time;
-            chosen = best_block * BLOCK + i;
+            chosen = best_block * kBlock + i;
         }
     }
     return chosen;

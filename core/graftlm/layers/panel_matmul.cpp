@@ -17,18 +17,18 @@
 
 namespace {
 
-constexpr int64_t PANEL = 64;            // rows of W; the last panel has fewer, a multiple of LANES
-constexpr int64_t PAIR = 2;              // inputs that one instruction multiplies
-constexpr int64_t ROWS_OF_X = 6;         // whose sums fit into the registers
-constexpr int64_t SLAB = 1024;           // inputs of a panel that all rows of x meet before the next ones
-constexpr int64_t ROWS_AT_A_TIME = 192;  // of x, whose inputs of a slab the second-level cache holds beside two slabs
-constexpr int64_t BYTES_AHEAD = 16 * 1024;  // what a single pass asks of memory before its turn
-constexpr int64_t LINE = 64;                // bytes of the cache's lines
+constexpr int64_t kPanel = 64;         // rows of W; the last panel has fewer, a multiple of kLanes
+constexpr int64_t kPair = 2;           // inputs that one instruction multiplies
+constexpr int64_t kRowsOfX = 6;        // whose sums fit into the registers
+constexpr int64_t kSlab = 1024;        // inputs of a panel that all rows of x meet before the next ones
+constexpr int64_t kRowsAtATime = 192;  // of x, whose inputs of a slab the second-level cache holds beside two slabs
+constexpr int64_t kBytesAhead = 16 * 1024;  // what a single pass asks of memory before its turn
+constexpr int64_t kLineBytes = 64;          // bytes of the cache's lines
 
 // How many rows a panel holds, zeros at its end included.
-inline int64_t padded(int64_t num_rows) { return (num_rows + LANES - 1) / LANES * LANES; }
+inline int64_t padded(int64_t num_rows) { return (num_rows + kLanes - 1) / kLanes * kLanes; }
 
-inline int64_t num_panels(int64_t num_rows) { return (num_rows + PANEL - 1) / PANEL; }
+inline int64_t num_panels(int64_t num_rows) { return (num_rows + kPanel - 1) / kPanel; }
 
 #ifdef HAS_BF16_PAIRS
 
@@ -39,103 +39,103 @@ struct Slab {
     bool is_first;  // of the panel
 };
 
-// Multiplies `ROWS` rows of x, from `token` on, with a slab of a panel of `VECTORS` vectors. `UNROLLED` sets of sums
-// hide an instruction's latency where the sums of one are few. Each step asks memory for `LINES` lines from `wanted`
-// on. `kept`, [ROWS, PANEL], are the sums of the slabs before, and then of this one, too.
-template <int ROWS, int VECTORS, int UNROLLED, int LINES>
+// Multiplies `kRows` rows of x, from `token` on, with a slab of a panel of `kVectors` vectors. `kUnrolled` sets of sums
+// hide an instruction's latency where the sums of one are few. Each step asks memory for `kLines` lines from `wanted`
+// on. `kept`, [kRows, kPanel], are the sums of the slabs before, and then of this one, too.
+template <int kRows, int kVectors, int kUnrolled, int kLines>
 void multiply_tile(const Product& p, const Slab& slab, int64_t token, const char* wanted, float* kept) {
-    __m512 sums[UNROLLED][ROWS][VECTORS];
+    __m512 sums[kUnrolled][kRows][kVectors];
     for (auto& set : sums)
         for (auto& of_row : set)
             for (auto& sum : of_row) sum = _mm512_setzero_ps();
     if (!slab.is_first)
-        for (int r = 0; r < ROWS; ++r)
-            for (int v = 0; v < VECTORS; ++v) sums[0][r][v] = _mm512_load_ps(kept + r * PANEL + v * LANES);
+        for (int r = 0; r < kRows; ++r)
+            for (int v = 0; v < kVectors; ++v) sums[0][r][v] = _mm512_load_ps(kept + r * kPanel + v * kLanes);
     const uint16_t* x = p.x + token * p.num_inputs;
     const uint16_t* panel = p.weights + slab.row * p.num_inputs;
     const auto step = [&](int set, int64_t input) __attribute__((always_inline)) {
-        const uint16_t* weights = panel + input * LANES * VECTORS;
-        __m512bh w[VECTORS];
-        for (int v = 0; v < VECTORS; ++v) w[v] = (__m512bh)_mm512_loadu_si512(weights + v * LANES * PAIR);
-        for (int line = 0; line < LINES; ++line, wanted += LINE)
-            _mm_prefetch(wanted, LINES == VECTORS ? _MM_HINT_T0 : _MM_HINT_T1);
-        for (int r = 0; r < ROWS; ++r) {
+        const uint16_t* weights = panel + input * kLanes * kVectors;
+        __m512bh w[kVectors];
+        for (int v = 0; v < kVectors; ++v) w[v] = (__m512bh)_mm512_loadu_si512(weights + v * kLanes * kPair);
+        for (int line = 0; line < kLines; ++line, wanted += kLineBytes)
+            _mm_prefetch(wanted, kLines == kVectors ? _MM_HINT_T0 : _MM_HINT_T1);
+        for (int r = 0; r < kRows; ++r) {
             const __m512bh pair = broadcast_pair(x + r * p.num_inputs + input);
-            for (int v = 0; v < VECTORS; ++v) sums[set][r][v] = _mm512_dpbf16_ps(sums[set][r][v], w[v], pair);
+            for (int v = 0; v < kVectors; ++v) sums[set][r][v] = _mm512_dpbf16_ps(sums[set][r][v], w[v], pair);
         }
     };
     int64_t input = slab.begin;
-    for (; input + PAIR * UNROLLED <= slab.end; input += PAIR * UNROLLED)
-        for (int set = 0; set < UNROLLED; ++set) step(set, input + PAIR * set);
-    if (UNROLLED > 1)
-        for (; input < slab.end; input += PAIR) step(0, input);
-    for (int r = 0; r < ROWS; ++r)
-        for (int v = 0; v < VECTORS; ++v) {
+    for (; input + kPair * kUnrolled <= slab.end; input += kPair * kUnrolled)
+        for (int set = 0; set < kUnrolled; ++set) step(set, input + kPair * set);
+    if (kUnrolled > 1)
+        for (; input < slab.end; input += kPair) step(0, input);
+    for (int r = 0; r < kRows; ++r)
+        for (int v = 0; v < kVectors; ++v) {
             __m512 sum = sums[0][r][v];
-            for (int set = 1; set < UNROLLED; ++set) sum = _mm512_add_ps(sum, sums[set][r][v]);
-            _mm512_store_ps(kept + r * PANEL + v * LANES, sum);
+            for (int set = 1; set < kUnrolled; ++set) sum = _mm512_add_ps(sum, sums[set][r][v]);
+            _mm512_store_ps(kept + r * kPanel + v * kLanes, sum);
         }
 }
 
-template <int VECTORS, int LINES>
+template <int kVectors, int kLines>
 void multiply_rows(const Product& p, const Slab& slab, int64_t token, int64_t count, const char* wanted, float* sums) {
     switch (count) {
-        case 1: return multiply_tile<1, VECTORS, 4, LINES>(p, slab, token, wanted, sums);
-        case 2: return multiply_tile<2, VECTORS, 2, LINES>(p, slab, token, wanted, sums);
-        case 3: return multiply_tile<3, VECTORS, 1, LINES>(p, slab, token, wanted, sums);
-        case 4: return multiply_tile<4, VECTORS, 1, LINES>(p, slab, token, wanted, sums);
-        case 5: return multiply_tile<5, VECTORS, 1, LINES>(p, slab, token, wanted, sums);
-        default: return multiply_tile<6, VECTORS, 1, LINES>(p, slab, token, wanted, sums);
+        case 1: return multiply_tile<1, kVectors, 4, kLines>(p, slab, token, wanted, sums);
+        case 2: return multiply_tile<2, kVectors, 2, kLines>(p, slab, token, wanted, sums);
+        case 3: return multiply_tile<3, kVectors, 1, kLines>(p, slab, token, wanted, sums);
+        case 4: return multiply_tile<4, kVectors, 1, kLines>(p, slab, token, wanted, sums);
+        case 5: return multiply_tile<5, kVectors, 1, kLines>(p, slab, token, wanted, sums);
+        default: return multiply_tile<6, kVectors, 1, kLines>(p, slab, token, wanted, sums);
     }
 }
 
 // Multiplies all rows of x with a slab, in passes of as equal numbers of rows as can be.
-template <int VECTORS>
+template <int kVectors>
 void multiply_slab(const Product& p, const Slab& slab, int64_t token, int64_t end, float* sums) {
-    const int64_t passes = (end - token + ROWS_OF_X - 1) / ROWS_OF_X;
-    const int64_t inputs = slab.end - slab.begin, bytes = inputs * LANES * VECTORS * sizeof *p.weights;
-    const uint16_t* here = p.weights + slab.row * p.num_inputs + slab.begin * LANES * VECTORS;
-    const char* wanted = (const char*)here + (passes == 1 ? BYTES_AHEAD : bytes);
+    const int64_t passes = (end - token + kRowsOfX - 1) / kRowsOfX;
+    const int64_t inputs = slab.end - slab.begin, bytes = inputs * kLanes * kVectors * sizeof *p.weights;
+    const uint16_t* here = p.weights + slab.row * p.num_inputs + slab.begin * kLanes * kVectors;
+    const char* wanted = (const char*)here + (passes == 1 ? kBytesAhead : bytes);
     for (int64_t pass = 0; pass < passes; ++pass) {
         const int64_t left = passes - pass, count = (end - token + left - 1) / left;
         if (passes == 1) {
-            multiply_rows<VECTORS, VECTORS>(p, slab, token, count, wanted, sums);
-        } else if (passes < VECTORS) {  // the first two ask for half a slab each
-            constexpr int LINES = (VECTORS + 1) / 2;
+            multiply_rows<kVectors, kVectors>(p, slab, token, count, wanted, sums);
+        } else if (passes < kVectors) {  // the first two ask for half a slab each
+            constexpr int kLines = (kVectors + 1) / 2;
             if (pass < 2)
-                multiply_rows<VECTORS, LINES>(p, slab, token, count, wanted, sums);
+                multiply_rows<kVectors, kLines>(p, slab, token, count, wanted, sums);
             else
-                multiply_rows<VECTORS, 0>(p, slab, token, count, wanted, sums);
-            wanted += inputs / PAIR * LINES * LINE;
-        } else if (pass < VECTORS) {
-            multiply_rows<VECTORS, 1>(p, slab, token, count, wanted, sums);
-            wanted += inputs / PAIR * LINE;
+                multiply_rows<kVectors, 0>(p, slab, token, count, wanted, sums);
+            wanted += inputs / kPair * kLines * kLineBytes;
+        } else if (pass < kVectors) {
+            multiply_rows<kVectors, 1>(p, slab, token, count, wanted, sums);
+            wanted += inputs / kPair * kLineBytes;
         } else {
-            multiply_rows<VECTORS, 0>(p, slab, token, count, wanted, sums);
+            multiply_rows<kVectors, 0>(p, slab, token, count, wanted, sums);
         }
         token += count;
-        sums += count * PANEL;
+        sums += count * kPanel;
     }
 }
 
-template <int VECTORS>
+template <int kVectors>
 void multiply_panel(const Product& p, int64_t row, int64_t token, int64_t end) {
-    alignas(64) float sums[ROWS_AT_A_TIME * PANEL];
-    const int64_t length = end - token <= ROWS_OF_X ? p.num_inputs : SLAB;
+    alignas(64) float sums[kRowsAtATime * kPanel];
+    const int64_t length = end - token <= kRowsOfX ? p.num_inputs : kSlab;
     for (int64_t begin = 0; begin < p.num_inputs; begin += length) {
         const int64_t stop = std::min(begin + length, p.num_inputs);
-        multiply_slab<VECTORS>(p, {row, begin, stop, begin == 0}, token, end, sums);
+        multiply_slab<kVectors>(p, {row, begin, stop, begin == 0}, token, end, sums);
     }
-    write_panel(p, row, VECTORS * LANES, token, end - token, sums, PANEL);
+    write_panel(p, row, kVectors * kLanes, token, end - token, sums, kPanel);
 }
 
 void multiply(const Product& p, int64_t num_threads) {
-    const int64_t blocks = (p.num_tokens + ROWS_AT_A_TIME - 1) / ROWS_AT_A_TIME;
+    const int64_t blocks = (p.num_tokens + kRowsAtATime - 1) / kRowsAtATime;
 #pragma omp parallel for num_threads(num_threads) schedule(static)
     for (int64_t task = 0; task < num_panels(p.num_rows) * blocks; ++task) {
-        const int64_t row = task / blocks * PANEL, token = task % blocks * ROWS_AT_A_TIME;
-        const int64_t end = std::min(p.num_tokens, token + ROWS_AT_A_TIME);
-        switch (padded(std::min(PANEL, p.num_rows - row)) / LANES) {
+        const int64_t row = task / blocks * kPanel, token = task % blocks * kRowsAtATime;
+        const int64_t end = std::min(p.num_tokens, token + kRowsAtATime);
+        switch (padded(std::min(kPanel, p.num_rows - row)) / kLanes) {
             case 1: multiply_panel<1>(p, row, token, end); break;
             case 2: multiply_panel<2>(p, row, token, end); break;
             case 3: multiply_panel<3>(p, row, token, end); break;
@@ -168,16 +168,16 @@ void graftlm_panels_pack(const uint16_t* matrix, int64_t num_rows, int64_t num_i
                          uint16_t* panels, int64_t num_threads) {
 #pragma omp parallel for num_threads(num_threads) schedule(static)
     for (int64_t panel = 0; panel < num_panels(num_rows); ++panel) {
-        const int64_t first = panel * PANEL, width = padded(std::min(PANEL, num_rows - first));
+        const int64_t first = panel * kPanel, width = padded(std::min(kPanel, num_rows - first));
         uint16_t* out = panels + first * num_inputs;
         for (int64_t place = 0; place < width; ++place) {
             const int64_t row = row_at(first, width, place, num_rows, has_gates);
-            for (int64_t input = 0; input < num_inputs; input += PAIR) {
-                uint16_t* pair = out + input * width + place * PAIR;
+            for (int64_t input = 0; input < num_inputs; input += kPair) {
+                uint16_t* pair = out + input * width + place * kPair;
                 if (row < num_rows)
-                    std::memcpy(pair, matrix + row * num_inputs + input, PAIR * sizeof *pair);
+                    std::memcpy(pair, matrix + row * num_inputs + input, kPair * sizeof *pair);
                 else
-                    std::memset(pair, 0, PAIR * sizeof *pair);
+                    std::memset(pair, 0, kPair * sizeof *pair);
             }
         }
     }
@@ -188,12 +188,12 @@ void graftlm_panels_unpack(const uint16_t* panels, int64_t num_rows, int64_t num
                            uint16_t* matrix, int64_t num_threads) {
 #pragma omp parallel for num_threads(num_threads) schedule(static)
     for (int64_t panel = 0; panel < num_panels(num_rows); ++panel) {
-        const int64_t first = panel * PANEL, width = padded(std::min(PANEL, num_rows - first));
+        const int64_t first = panel * kPanel, width = padded(std::min(kPanel, num_rows - first));
         const uint16_t* in = panels + first * num_inputs;
         for (int64_t place = 0; place < width; ++place) {
             const int64_t row = row_at(first, width, place, num_rows, has_gates);
-            for (int64_t input = 0; input < num_inputs && row < num_rows; input += PAIR)
-                std::memcpy(matrix + row * num_inputs + input, in + input * width + place * PAIR, PAIR * sizeof *in);
+            for (int64_t input = 0; input < num_inputs && row < num_rows; input += kPair)
+                std::memcpy(matrix + row * num_inputs + input, in + input * width + place * kPair, kPair * sizeof *in);
         }
     }
 }

@@ -24,75 +24,76 @@
 
 namespace {
 
-constexpr int64_t FEW = 4;                    // rows of x that are better multiplied in vectors
-constexpr int64_t CACHED_BYTES = 256 * 1024;  // of x that meet all of W before the next ones
-constexpr int64_t PANELS_AT_A_TIME = 4;       // that a thread takes at least; a slower one takes fewer
+constexpr int64_t kFew = 4;                   // rows of x that are better multiplied in vectors
+constexpr int64_t kCachedBytes = 256 * 1024;  // of x that meet all of W before the next ones
+constexpr int64_t kPanelsAtATime = 4;         // that a thread takes at least; a slower one takes fewer
 
-inline int64_t panel_size(int64_t num_inputs) { return round_up(num_inputs, TILE_INPUTS) * PANEL; }
+inline int64_t panel_size(int64_t num_inputs) { return round_up(num_inputs, kTileInputs) * kPanel; }
 
 // Where the weight of a panel's row `place` and of `input` lies in the panel.
 inline int64_t offset_of(int64_t place, int64_t input) {
-    const int64_t tile = input / TILE_INPUTS * 2 + place / TILE;
-    return tile * TILE_SIZE + input % TILE_INPUTS / PAIR * TILE * PAIR + place % TILE * PAIR + input % PAIR;
+    const int64_t tile = input / kTileInputs * 2 + place / kTileRows;
+    return tile * kTileSize + input % kTileInputs / kPair * kTileRows * kPair + place % kTileRows * kPair +
+           input % kPair;
 }
 
 #ifdef HAS_MATRIX_UNITS
 
-inline int64_t num_panels(const Product& p) { return round_up(p.num_rows, PANEL) / PANEL; }
+inline int64_t num_panels(const Product& p) { return round_up(p.num_rows, kPanel) / kPanel; }
 
 // Multiplies a few rows of x with a panel in vectors: for so few, reading the weights into tiles first takes longer.
-template <int ROWS>
+template <int kRows>
 void multiply_few(const Product& p, int64_t panel, AheadOfOnePass& ahead) {
-    constexpr int UNROLLED = ROWS > 2 ? 2 : 4;  // sets of sums, which hide an instruction's latency
-    __m512 sums[UNROLLED][ROWS][2];
+    constexpr int kUnrolled = kRows > 2 ? 2 : 4;  // sets of sums, which hide an instruction's latency
+    __m512 sums[kUnrolled][kRows][2];
     for (auto& set : sums)
         for (auto& of_row : set)
             for (auto& sum : of_row) sum = _mm512_setzero_ps();
     const uint16_t* weights = p.weights + panel * panel_size(p.num_inputs);
-    for (int64_t input = 0; input < p.num_inputs; input += TILE_INPUTS, weights += 2 * TILE_SIZE) {
+    for (int64_t input = 0; input < p.num_inputs; input += kTileInputs, weights += 2 * kTileSize) {
         const char* lines = ahead.next_step();
         const auto step = [&](int set, int64_t pair) __attribute__((always_inline)) {
-            const uint16_t* of_pair = weights + pair * TILE * PAIR;
+            const uint16_t* of_pair = weights + pair * kTileRows * kPair;
             __m512bh w[2];
             for (int v = 0; v < 2; ++v) {
-                w[v] = (__m512bh)_mm512_load_si512(of_pair + v * TILE_SIZE);
+                w[v] = (__m512bh)_mm512_load_si512(of_pair + v * kTileSize);
                 AheadOfOnePass::ask(lines, 2 * pair + v);
             }
-            for (int r = 0; r < ROWS; ++r) {
-                const __m512bh x = broadcast_pair(p.x + r * p.num_inputs + input + pair * PAIR);
+            for (int r = 0; r < kRows; ++r) {
+                const __m512bh x = broadcast_pair(p.x + r * p.num_inputs + input + pair * kPair);
                 for (int v = 0; v < 2; ++v) sums[set][r][v] = _mm512_dpbf16_ps(sums[set][r][v], w[v], x);
             }
         };
-        const int64_t pairs = std::min(TILE_INPUTS, p.num_inputs - input) / PAIR;
-        if (pairs == TILE_INPUTS / PAIR) {
-            for (int64_t pair = 0; pair < TILE_INPUTS / PAIR; pair += UNROLLED)
-                for (int set = 0; set < UNROLLED; ++set) step(set, pair + set);
+        const int64_t pairs = std::min(kTileInputs, p.num_inputs - input) / kPair;
+        if (pairs == kTileInputs / kPair) {
+            for (int64_t pair = 0; pair < kTileInputs / kPair; pair += kUnrolled)
+                for (int set = 0; set < kUnrolled; ++set) step(set, pair + set);
         } else {
             for (int64_t pair = 0; pair < pairs; ++pair) step(0, pair);
         }
     }
-    alignas(64) float made[ROWS * PANEL];
-    for (int r = 0; r < ROWS; ++r)
+    alignas(64) float made[kRows * kPanel];
+    for (int r = 0; r < kRows; ++r)
         for (int v = 0; v < 2; ++v) {
-            for (int set = 1; set < UNROLLED; ++set) sums[0][r][v] = _mm512_add_ps(sums[0][r][v], sums[set][r][v]);
-            _mm512_store_ps(made + r * PANEL + v * TILE, sums[0][r][v]);
+            for (int set = 1; set < kUnrolled; ++set) sums[0][r][v] = _mm512_add_ps(sums[0][r][v], sums[set][r][v]);
+            _mm512_store_ps(made + r * kPanel + v * kTileRows, sums[0][r][v]);
         }
-    write_panel(p, panel * PANEL, PANEL, 0, ROWS, made, PANEL);
+    write_panel(p, panel * kPanel, kPanel, 0, kRows, made, kPanel);
 }
 
 // Multiplies rows of x, cut into tiles, with a panel.
 template <class Ahead>
 void multiply_panel(const Product& p, int64_t panel, int64_t token, int64_t end, const uint16_t* tiles, Ahead& ahead) {
-    alignas(64) float sums[BLOCK * PANEL];
-    const int64_t size = panel_size(p.num_inputs), depth = size / (2 * TILE_SIZE);
+    alignas(64) float sums[kBlock * kPanel];
+    const int64_t size = panel_size(p.num_inputs), depth = size / (2 * kTileSize);
     const uint16_t* weights = p.weights + panel * size;
-    for (; token < end; token += BLOCK, tiles += BLOCK * depth * TILE_INPUTS) {
-        const int64_t count = std::min(BLOCK, end - token);
-        if (count > TILE)
+    for (; token < end; token += kBlock, tiles += kBlock * depth * kTileInputs) {
+        const int64_t count = std::min(kBlock, end - token);
+        if (count > kTileRows)
             multiply_block<true>(tiles, depth, weights, depth, ahead, sums);
         else
             multiply_block<false>(tiles, depth, weights, depth, ahead, sums);
-        write_panel(p, panel * PANEL, PANEL, token, count, sums, PANEL);
+        write_panel(p, panel * kPanel, kPanel, token, count, sums, kPanel);
     }
 }
 
@@ -107,44 +108,44 @@ void multiply_once(const Product& p, const uint16_t* tiles) {
             case 1: multiply_few<1>(p, panel, ahead); break;
             case 2: multiply_few<2>(p, panel, ahead); break;
             case 3: multiply_few<3>(p, panel, ahead); break;
-            case FEW: multiply_few<FEW>(p, panel, ahead); break;
+            case kFew: multiply_few<kFew>(p, panel, ahead); break;
             default: multiply_panel(p, panel, 0, p.num_tokens, tiles, ahead);
         }
 }
 
 // Multiplies the rows of x from `token` to `end`, cut into tiles, with this thread's part of the panels.
 void multiply_many(const Product& p, int64_t token, int64_t end, const uint16_t* tiles) {
-    const int64_t size = panel_size(p.num_inputs), passes = (end - token + BLOCK - 1) / BLOCK;
-#pragma omp for schedule(guided, PANELS_AT_A_TIME)
+    const int64_t size = panel_size(p.num_inputs), passes = (end - token + kBlock - 1) / kBlock;
+#pragma omp for schedule(guided, kPanelsAtATime)
     for (int64_t panel = 0; panel < num_panels(p); ++panel) {
-        AheadOfPasses ahead(p.weights + (panel + 1) * size, size / (2 * TILE_SIZE), passes);
+        AheadOfPasses ahead(p.weights + (panel + 1) * size, size / (2 * kTileSize), passes);
         multiply_panel(p, panel, token, end, tiles, ahead);
     }
 }
 
 void multiply(const Product& p, int64_t num_threads) {
     if (p.num_tokens == 0) return;
-    if (p.num_tokens <= FEW) {
+    if (p.num_tokens <= kFew) {
 #pragma omp parallel num_threads(num_threads)
         multiply_once(p, nullptr);
         return;
     }
-    const int64_t inputs = round_up(p.num_inputs, TILE_INPUTS);
-    const int64_t cached = CACHED_BYTES / (inputs * int64_t(sizeof *p.x)) / BLOCK * BLOCK;
-    const int64_t rows_at_a_time = std::min(std::max(2 * BLOCK, cached), round_up(p.num_tokens, TILE));
+    const int64_t inputs = round_up(p.num_inputs, kTileInputs);
+    const int64_t cached = kCachedBytes / (inputs * int64_t(sizeof *p.x)) / kBlock * kBlock;
+    const int64_t rows_at_a_time = std::min(std::max(2 * kBlock, cached), round_up(p.num_tokens, kTileRows));
     static thread_local std::vector<uint16_t> buffer;
-    const size_t needed = rows_at_a_time * inputs + LINE / sizeof *p.x;
+    const size_t needed = rows_at_a_time * inputs + kLineBytes / sizeof *p.x;
     if (buffer.size() < needed) buffer.resize(needed);
-    uint16_t* tiles = (uint16_t*)round_up((int64_t)buffer.data(), LINE);
+    uint16_t* tiles = (uint16_t*)round_up((int64_t)buffer.data(), kLineBytes);
 #pragma omp parallel num_threads(num_threads)
     {
         shape_tiles();
         for (int64_t token = 0; token < p.num_tokens; token += rows_at_a_time) {
             const int64_t end = std::min(p.num_tokens, token + rows_at_a_time);
 #pragma omp for schedule(static)
-            for (int64_t t = token; t < end; t += TILE)
+            for (int64_t t = token; t < end; t += kTileRows)
                 cut_rows(p.x, p.num_tokens, p.num_inputs, t, tiles + (t - token) * inputs);
-            if (p.num_tokens <= BLOCK)
+            if (p.num_tokens <= kBlock)
                 multiply_once(p, tiles);
             else
                 multiply_many(p, token, end, tiles);
@@ -164,7 +165,7 @@ int64_t graftlm_panels_supported() { return may_use_matrix_units(); }
 
 // How many weights the panels of a matrix hold, zeros included.
 int64_t graftlm_panels_size(int64_t num_rows, int64_t num_inputs) {
-    return round_up(num_rows, PANEL) / PANEL * panel_size(num_inputs);
+    return round_up(num_rows, kPanel) / kPanel * panel_size(num_inputs);
 }
 
 // Arranges W, [N, K] with K even, as panels [N / 32, K / 32, 2, 16, 16, 2] of pairs of inputs of 16 rows; what is past
@@ -173,13 +174,13 @@ void graftlm_panels_pack(const uint16_t* matrix, int64_t num_rows, int64_t num_i
                          uint16_t* panels, int64_t num_threads) {
     const int64_t size = panel_size(num_inputs);
 #pragma omp parallel for num_threads(num_threads) schedule(static)
-    for (int64_t first = 0; first < num_rows; first += PANEL) {
-        uint16_t* panel = panels + first / PANEL * size;
+    for (int64_t first = 0; first < num_rows; first += kPanel) {
+        uint16_t* panel = panels + first / kPanel * size;
         std::memset(panel, 0, size * sizeof *panel);
-        for (int64_t place = 0; place < PANEL; ++place) {
-            const int64_t row = row_at(first, PANEL, place, num_rows, has_gates);
-            for (int64_t input = 0; input < num_inputs && row < num_rows; input += PAIR)
-                std::memcpy(panel + offset_of(place, input), matrix + row * num_inputs + input, PAIR * sizeof *panel);
+        for (int64_t place = 0; place < kPanel; ++place) {
+            const int64_t row = row_at(first, kPanel, place, num_rows, has_gates);
+            for (int64_t input = 0; input < num_inputs && row < num_rows; input += kPair)
+                std::memcpy(panel + offset_of(place, input), matrix + row * num_inputs + input, kPair * sizeof *panel);
         }
     }
 }
@@ -189,12 +190,12 @@ void graftlm_panels_unpack(const uint16_t* panels, int64_t num_rows, int64_t num
                            uint16_t* matrix, int64_t num_threads) {
     const int64_t size = panel_size(num_inputs);
 #pragma omp parallel for num_threads(num_threads) schedule(static)
-    for (int64_t first = 0; first < num_rows; first += PANEL) {
-        const uint16_t* panel = panels + first / PANEL * size;
-        for (int64_t place = 0; place < PANEL; ++place) {
-            const int64_t row = row_at(first, PANEL, place, num_rows, has_gates);
-            for (int64_t input = 0; input < num_inputs && row < num_rows; input += PAIR)
-                std::memcpy(matrix + row * num_inputs + input, panel + offset_of(place, input), PAIR * sizeof *panel);
+    for (int64_t first = 0; first < num_rows; first += kPanel) {
+        const uint16_t* panel = panels + first / kPanel * size;
+        for (int64_t place = 0; place < kPanel; ++place) {
+            const int64_t row = row_at(first, kPanel, place, num_rows, has_gates);
+            for (int64_t input = 0; input < num_inputs && row < num_rows; input += kPair)
+                std::memcpy(matrix + row * num_inputs + input, panel + offset_of(place, input), kPair * sizeof *panel);
         }
     }
 }

@@ -25,10 +25,10 @@ namespace {
 // D / 2 is rounded up to whole tiles. What is past a row's or the context's end is zero on both sides.
 
 constexpr int kSpan = 256;
-constexpr int kUnit = TILE;        // rows of a tile, and also its words and the lanes of a vector
+constexpr int kUnit = kTileRows;   // rows of a tile, and also its words and the lanes of a vector
 constexpr int kPanel = 2 * kUnit;  // rows of a panel, and also context tokens of the product with weights
 
-static_assert(kUnit == kLanes && kUnit * PAIR == TILE_INPUTS && kSpan % kPanel == 0);
+static_assert(kUnit == kLanes && kUnit * kPair == kTileInputs && kSpan % kPanel == 0);
 
 using SpanRows = RowsOf<kSpan>;
 using SpanScales = ScalesOf<kSpan>;

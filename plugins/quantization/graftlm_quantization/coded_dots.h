@@ -26,21 +26,21 @@
 namespace {
 
 #ifdef HAS_CODED_DOTS
-constexpr int64_t FEW_FOR_DOTS = 4;  // rows of x
+constexpr int64_t kFewForDots = 4;  // rows of x
 #else
-constexpr int64_t FEW_FOR_DOTS = 0;
+constexpr int64_t kFewForDots = 0;
 #endif
 
 #ifdef HAS_CODED_DOTS
 
-constexpr int NUM_BYTES = 3;       // of an integer, from -128 to 127 each
-constexpr int LARGEST_POWER = 21;  // of two, in the largest integer, of less than 2^22
+constexpr int kNumBytes = 3;       // of an integer, from -128 to 127 each
+constexpr int kLargestPower = 21;  // of two, in the largest integer, of less than 2^22
 
 // What codes are as unsigned bytes: so much more.
 template <class Codes>
-constexpr int BYTE_EXCESS = 128;
+constexpr int kByteExcess = 128;
 template <>
-constexpr int BYTE_EXCESS<FourBits> = 8;
+constexpr int kByteExcess<FourBits> = 8;
 
 // The codes of 16 rows and 8 inputs as unsigned bytes, four inputs of a row side by side: two vectors. `order_bytes`
 // puts the inputs' bytes in the same order.
@@ -91,35 +91,35 @@ struct IntegerChunk {
 template <class Codes>
 inline IntegerChunk to_integers(const uint16_t* x, int64_t chunk, uint8_t* bytes) {
     const auto inputs = [&](int64_t i) __attribute__((always_inline)) {
-        const __mmask16 exists = chunk - i >= 2 * STEP ? 0xffff : 0xff;
+        const __mmask16 exists = chunk - i >= 2 * kStep ? 0xffff : 0xff;
         return _mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(exists, x + i)), 16);
     };
     __m512i largest = _mm512_setzero_si512();
-    for (int64_t i = 0; i < chunk; i += 2 * STEP)
+    for (int64_t i = 0; i < chunk; i += 2 * kStep)
         largest = _mm512_max_epu32(largest, _mm512_slli_epi32(inputs(i), 1));  // without their signs
     const int exponent = int(_mm512_reduce_max_epu32(largest) >> 24);
     if (exponent == 255) {  // an infinity, or no number: so are all products
-        std::memset(bytes, 0, NUM_BYTES * chunk);
+        std::memset(bytes, 0, kNumBytes * chunk);
         return {0, 0, std::numeric_limits<float>::quiet_NaN()};
     }
-    const int power = LARGEST_POWER - (std::max(exponent, 1) - 127);
+    const int power = kLargestPower - (std::max(exponent, 1) - 127);
     const auto lowest_byte = [](__m512i number) { return _mm512_srai_epi32(_mm512_slli_epi32(number, 24), 24); };
     const auto without = [](__m512i number, __m512i byte) {
         return _mm512_srai_epi32(_mm512_sub_epi32(number, byte), 8);
     };
     __m512i upper_sum = _mm512_setzero_si512(), lowest_sum = _mm512_setzero_si512();
-    for (int64_t i = 0; i < chunk; i += 2 * STEP, bytes += 2 * NUM_BYTES * STEP) {
+    for (int64_t i = 0; i < chunk; i += 2 * kStep, bytes += 2 * kNumBytes * kStep) {
         const __m512 scaled = _mm512_scalef_ps((__m512)inputs(i), _mm512_set1_ps(float(power)));
         const __m512i number = _mm512_cvtps_epi32(scaled);
         const __m512i lowest = lowest_byte(number), upper = without(number, lowest), middle = lowest_byte(upper);
         upper_sum = _mm512_add_epi32(upper_sum, upper);
         lowest_sum = _mm512_add_epi32(lowest_sum, lowest);
-        const __m512i parts[NUM_BYTES] = {without(upper, middle), middle, lowest};
-        for (int which = 0; which < NUM_BYTES; ++which) {
+        const __m512i parts[kNumBytes] = {without(upper, middle), middle, lowest};
+        for (int which = 0; which < kNumBytes; ++which) {
             const __m128i ordered = order_bytes<Codes>(_mm512_cvtepi32_epi8(parts[which]));
-            _mm_storel_epi64((__m128i*)(bytes + which * STEP), ordered);
-            if (chunk - i >= 2 * STEP)
-                _mm_storel_epi64((__m128i*)(bytes + (NUM_BYTES + which) * STEP), _mm_unpackhi_epi64(ordered, ordered));
+            _mm_storel_epi64((__m128i*)(bytes + which * kStep), ordered);
+            if (chunk - i >= 2 * kStep)
+                _mm_storel_epi64((__m128i*)(bytes + (kNumBytes + which) * kStep), _mm_unpackhi_epi64(ordered, ordered));
         }
     }
     return {_mm512_reduce_add_epi32(upper_sum), _mm512_reduce_add_epi32(lowest_sum), std::ldexp(1.0f, -power)};
@@ -131,53 +131,53 @@ struct IntegerRows {
     const IntegerChunk* chunks;  // [chunks, M]
 };
 
-// Multiplies ROWS rows of x with a block of 32 rows of W; totals [ROWS, 2].
-template <int ROWS, class Codes>
+// Multiplies kRows rows of x with a block of 32 rows of W; totals [kRows, 2].
+template <int kRows, class Codes>
 void multiply_dots(const GraftlmMatrix& matrix, int64_t block, const IntegerRows& x, AheadOfOnePass& all_ahead,
                    Floats* totals) {
-    constexpr int CHAINS = ROWS == 1 ? 2 : 1;  // sets of sums, which hide an instruction's latency
+    constexpr int kChains = kRows == 1 ? 2 : 1;  // sets of sums, which hide an instruction's latency
     const int64_t chunk = matrix.chunk, num_chunks = matrix.num_inputs / chunk;
     AheadOfOnePass ahead = all_ahead;
-    __m512 made[ROWS][2];
+    __m512 made[kRows][2];
     for (auto& of_row : made) of_row[0] = of_row[1] = _mm512_setzero_ps();
     const uint8_t* codes = codes_of<Codes>(matrix, block, 0);
     const uint8_t* bytes = x.bytes;
     for (int64_t i = 0; i < num_chunks; ++i) {
-        __m512i sums[CHAINS][ROWS][2][NUM_BYTES];  // of each half
+        __m512i sums[kChains][kRows][2][kNumBytes];  // of each half
         for (auto& set : sums)
             for (auto& of_row : set)
                 for (auto& of_half : of_row)
                     for (auto& sum : of_half) sum = _mm512_setzero_si512();
-        for (int64_t step = 0; step < chunk / STEP; ++step, bytes += NUM_BYTES * STEP) {
+        for (int64_t step = 0; step < chunk / kStep; ++step, bytes += kNumBytes * kStep) {
             __m512i parts[2][2];
-            for (int half = 0; half < 2; ++half, codes += Codes::BYTES) {
-                for (int line = 0; line < Codes::BYTES; line += LINE) ahead.ask_line();
+            for (int half = 0; half < 2; ++half, codes += Codes::kBytes) {
+                for (int line = 0; line < Codes::kBytes; line += kLineBytes) ahead.ask_line();
                 unpack<Codes>(codes, parts[half]);
             }
 #pragma GCC unroll 8
-            for (int row = 0; row < ROWS; ++row)
-                for (int which = 0; which < NUM_BYTES; ++which)
+            for (int row = 0; row < kRows; ++row)
+                for (int which = 0; which < kNumBytes; ++which)
                     for (int part = 0; part < 2; ++part) {
-                        const uint8_t* four = bytes + row * NUM_BYTES * chunk + which * STEP + part * 4;
+                        const uint8_t* four = bytes + row * kNumBytes * chunk + which * kStep + part * 4;
                         const __m512i inputs = _mm512_set1_epi32(load<int32_t>(four));
                         for (int half = 0; half < 2; ++half) {
-                            __m512i& sum = sums[part % CHAINS][row][half][which];
+                            __m512i& sum = sums[part % kChains][row][half][which];
                             sum = _mm512_dpbusd_epi32(sum, parts[half][part], inputs);
                         }
                     }
         }
-        bytes += (ROWS - 1) * NUM_BYTES * chunk;
+        bytes += (kRows - 1) * kNumBytes * chunk;
         const Scales by(matrix, block, i);
-        for (int row = 0; row < ROWS; ++row) {
-            const IntegerChunk& of = x.chunks[i * ROWS + row];
-            const __m512i upper_excess = _mm512_set1_epi32(of.upper_sum * BYTE_EXCESS<Codes>);
-            const __m512i lowest_excess = _mm512_set1_epi32(of.lowest_sum * BYTE_EXCESS<Codes>);
+        for (int row = 0; row < kRows; ++row) {
+            const IntegerChunk& of = x.chunks[i * kRows + row];
+            const __m512i upper_excess = _mm512_set1_epi32(of.upper_sum * kByteExcess<Codes>);
+            const __m512i lowest_excess = _mm512_set1_epi32(of.lowest_sum * kByteExcess<Codes>);
             const __m512 upper_unit = _mm512_set1_ps(of.unit * 256), unit = _mm512_set1_ps(of.unit);
             const __m512 sum = _mm512_set1_ps(of.sum());
             for (int half = 0; half < 2; ++half) {
                 __m512i* dots = sums[0][row][half];
-                for (int which = 0; which < NUM_BYTES && CHAINS == 2; ++which)
-                    dots[which] = _mm512_add_epi32(dots[which], sums[CHAINS - 1][row][half][which]);
+                for (int which = 0; which < kNumBytes && kChains == 2; ++which)
+                    dots[which] = _mm512_add_epi32(dots[which], sums[kChains - 1][row][half][which]);
                 const __m512i both = _mm512_add_epi32(_mm512_slli_epi32(dots[0], 8), dots[1]);
                 const __m512 upper = _mm512_cvtepi32_ps(_mm512_sub_epi32(both, upper_excess));
                 const __m512 lowest = _mm512_cvtepi32_ps(_mm512_sub_epi32(dots[2], lowest_excess));
@@ -187,28 +187,28 @@ void multiply_dots(const GraftlmMatrix& matrix, int64_t block, const IntegerRows
             }
         }
     }
-    for (int row = 0; row < ROWS; ++row)
+    for (int row = 0; row < kRows; ++row)
         for (int half = 0; half < 2; ++half) totals[2 * row + half] = (Floats)made[row][half];
     all_ahead = ahead;
 }
 
-// Multiplies at most FEW_FOR_DOTS rows; `write` takes a block and its totals. Returns false if there is no memory for
+// Multiplies at most kFewForDots rows; `write` takes a block and its totals. Returns false if there is no memory for
 // the scratch.
 template <class Codes, class Write>
 bool multiply_in_dots(const GraftlmMatrix& matrix, const uint16_t* rows, int64_t num_rows, int num_threads,
                       const Write& write) {
     if (num_rows == 0) return true;
     const int64_t chunk = matrix.chunk, num_chunks = matrix.num_inputs / chunk;
-    const Scratch<uint8_t> bytes(NUM_BYTES * num_rows * matrix.num_inputs);
+    const Scratch<uint8_t> bytes(kNumBytes * num_rows * matrix.num_inputs);
     const Scratch<IntegerChunk> chunks(num_rows * num_chunks);
     if (bytes.is_missing() || chunks.is_missing()) return false;
     for (int64_t i = 0; i < num_chunks; ++i)
         for (int64_t row = 0; row < num_rows; ++row)
             chunks.get()[i * num_rows + row] =
                 to_integers<Codes>(rows + row * matrix.num_inputs + i * chunk, chunk,
-                                   bytes.get() + (i * num_rows + row) * NUM_BYTES * chunk);
+                                   bytes.get() + (i * num_rows + row) * kNumBytes * chunk);
     const IntegerRows x{bytes.get(), chunks.get()};
-    const int64_t num_blocks = (matrix.num_rows + BLOCK_ROWS - 1) / BLOCK_ROWS;
+    const int64_t num_blocks = (matrix.num_rows + kBlockRows - 1) / kBlockRows;
 #pragma omp parallel num_threads(num_threads)
     {
         const int64_t thread = omp_get_thread_num(), team = omp_get_num_threads();
@@ -216,12 +216,12 @@ bool multiply_in_dots(const GraftlmMatrix& matrix, const uint16_t* rows, int64_t
         int64_t block = num_blocks * thread / team;
         AheadOfOnePass ahead(codes_of<Codes>(matrix, block, 0), codes_of<Codes>(matrix, end, 0));
         for (; block < end; ++block) {
-            Floats totals[2 * FEW_FOR_DOTS];
+            Floats totals[2 * kFewForDots];
             switch (num_rows) {
                 case 1: multiply_dots<1, Codes>(matrix, block, x, ahead, totals); break;
                 case 2: multiply_dots<2, Codes>(matrix, block, x, ahead, totals); break;
                 case 3: multiply_dots<3, Codes>(matrix, block, x, ahead, totals); break;
-                default: multiply_dots<FEW_FOR_DOTS, Codes>(matrix, block, x, ahead, totals);
+                default: multiply_dots<kFewForDots, Codes>(matrix, block, x, ahead, totals);
             }
             write(block, totals);
         }

@@ -17,7 +17,7 @@ extern "C" {
 struct GraftlmMatrix {
     int64_t num_rows;          // N
     int64_t num_inputs;        // K
-    int64_t chunk;             // inputs that share a scale: a multiple of 8, at most SPAN
+    int64_t chunk;             // inputs that share a scale: a multiple of 8, at most kSpan
     int64_t chunks_per_group;  // consecutive chunks with the same scales
     int64_t bits;              // 4 or 8
     const uint8_t* codes;      // [N / 32, K / 8, 2, 16, 8 codes]; see `FourBits` and `EightBits`
@@ -29,9 +29,9 @@ struct GraftlmMatrix {
 
 namespace {
 
-constexpr int BLOCK_ROWS = 32;  // rows of W in a task
-constexpr int LANES = 16;       // of a vector; two make a block
-constexpr int STEP = 8;         // inputs whose codes lie together
+constexpr int kBlockRows = 32;  // rows of W in a task
+constexpr int kLanes = 16;      // of a vector; two make a block
+constexpr int kStep = 8;        // inputs whose codes lie together
 
 typedef float Floats __attribute__((vector_size(64)));
 typedef uint32_t Words __attribute__((vector_size(64)));
@@ -66,7 +66,7 @@ private:
 
 // A 32-bit word for each row: the code of input i at bit 4 (i / 2) + 16 (i % 2). Codes count from -8.
 struct FourBits {
-    static constexpr int BYTES = 64;
+    static constexpr int kBytes = 64;
     static Floats values(const uint8_t* codes, int input) {
         const Words words = load<Words>(codes) >> (4 * (input / 2) + 16 * (input % 2));
         return __builtin_convertvector(Ints(words & 15u) - 8, Floats);
@@ -75,7 +75,7 @@ struct FourBits {
 
 // Sign and magnitude, [2, 4, 2, 4, 2]: pairs 2 a and 2 a + 1 of inputs for rows 4 b to 4 b + 3, at [a, b].
 struct EightBits {
-    static constexpr int BYTES = 128;
+    static constexpr int kBytes = 128;
     static Floats values(const uint8_t* codes, int input) {
         const uint8_t* pairs =
             codes + 64 * (input / 4) + 8 * (input / 2 % 2);  // of 4 rows; of the others 16 bytes apart
@@ -89,16 +89,16 @@ struct EightBits {
 
 template <class Codes>
 inline const uint8_t* codes_of(const GraftlmMatrix& matrix, int64_t block, int64_t input) {
-    return matrix.codes + (block * matrix.num_inputs + input) / STEP * 2 * Codes::BYTES;
+    return matrix.codes + (block * matrix.num_inputs + input) / kStep * 2 * Codes::kBytes;
 }
 
 // The scales and offsets of a block's rows for a chunk of inputs, a vector for each half.
 struct Scales {
     Scales(const GraftlmMatrix& matrix, int64_t block, int64_t chunk_idx) {
         const int64_t num_groups = matrix.num_inputs / matrix.chunk / matrix.chunks_per_group;
-        const uint32_t* words = matrix.scales + (block * num_groups + chunk_idx / matrix.chunks_per_group) * BLOCK_ROWS;
+        const uint32_t* words = matrix.scales + (block * num_groups + chunk_idx / matrix.chunks_per_group) * kBlockRows;
         for (int half = 0; half < 2; ++half) {
-            const Words word = load<Words>(words + half * LANES);
+            const Words word = load<Words>(words + half * kLanes);
             scales[half] = Floats(word << 16);
             offsets[half] = Floats(word & 0xffff0000u);
         }
@@ -126,7 +126,7 @@ struct alignas(64) Tables {
     }
 };
 
-constexpr Tables TABLES;
+constexpr Tables kTables;
 
 // Widens the codes of 16 rows and 8 inputs: 4 vectors of pairs of inputs.
 template <class Codes>
@@ -134,16 +134,16 @@ void widen_pairs(const uint8_t* codes, __m512i* out);
 
 template <>
 inline void widen_pairs<FourBits>(const uint8_t* codes, __m512i* out) {
-    const __m512i words = _mm512_loadu_si512(codes), table = _mm512_load_si512(TABLES.codes);
-    for (int part = 0; part < STEP / 2; ++part) {
+    const __m512i words = _mm512_loadu_si512(codes), table = _mm512_load_si512(kTables.codes);
+    for (int part = 0; part < kStep / 2; ++part) {
         out[part] = _mm512_permutexvar_epi16(_mm512_srli_epi16(words, 4 * part), table);
     }
 }
 
 template <>
 inline void widen_pairs<EightBits>(const uint8_t* codes, __m512i* out) {
-    const __m512i low_bytes[2] = {_mm512_load_si512(TABLES.low), _mm512_load_si512(TABLES.low + 64)};
-    const __m512i high_bytes[2] = {_mm512_load_si512(TABLES.high), _mm512_load_si512(TABLES.high + 64)};
+    const __m512i low_bytes[2] = {_mm512_load_si512(kTables.low), _mm512_load_si512(kTables.low + 64)};
+    const __m512i high_bytes[2] = {_mm512_load_si512(kTables.high), _mm512_load_si512(kTables.high + 64)};
     for (int part = 0; part < 2; ++part) {
         const __m512i bytes = _mm512_loadu_si512(codes + 64 * part);  // a look-up uses the magnitude's seven bits
         const __m512i low = _mm512_permutex2var_epi8(low_bytes[0], bytes, low_bytes[1]);

@@ -29,19 +29,19 @@ namespace {
 
 #ifdef HAS_CODED_TILES
 
-constexpr int64_t MANY_FOR_TILES = 64;         // rows of x
-constexpr int64_t MOST_FOR_TILES = 2048;       // at a time, which bounds the memory for their tiles
-constexpr int64_t LARGEST_SPAN = 128;          // inputs
-constexpr int64_t CACHED_PANELS = 512 * 1024;  // bytes of them that many rows meet
-constexpr int64_t CODES_AHEAD = 4096;          // bytes that are asked of memory before their turn
-constexpr int64_t TILE_STEPS = TILE_INPUTS / STEP;
-constexpr int64_t STEP_PAIRS = STEP / PAIR;
+constexpr int64_t kManyForTiles = 64;          // rows of x
+constexpr int64_t kMostForTiles = 2048;        // at a time, which bounds the memory for their tiles
+constexpr int64_t kLargestSpan = 128;          // inputs
+constexpr int64_t kCachedPanels = 512 * 1024;  // bytes of them that many rows meet
+constexpr int64_t kCodesAhead = 4096;          // bytes that are asked of memory before their turn
+constexpr int64_t kTileSteps = kTileInputs / kStep;
+constexpr int64_t kStepPairs = kStep / kPair;
 
 // What `widen_exceeding` adds to a code.
 template <class Codes>
-constexpr float EXCESS = 0;
+constexpr float kExcess = 0;
 template <>
-constexpr float EXCESS<FourBits> = 24;
+constexpr float kExcess<FourBits> = 24;
 
 // As `widen_pairs`, but without look-ups where that is possible.
 template <class Codes>
@@ -56,7 +56,7 @@ inline void widen_exceeding<FourBits>(const uint8_t* codes, __m512i* out) {
     const __m512i mantissa = _mm512_set1_epi16(0x78), exponent = _mm512_set1_epi16(0x4180);
     const auto numbers = [&](__m512i bits) { return _mm512_ternarylogic_epi32(bits, mantissa, exponent, 0xea); };
     out[0] = numbers(_mm512_slli_epi32(words, 3));
-    for (int part = 1; part < STEP_PAIRS; ++part) out[part] = numbers(_mm512_srli_epi32(words, 4 * part - 3));
+    for (int part = 1; part < kStepPairs; ++part) out[part] = numbers(_mm512_srli_epi32(words, 4 * part - 3));
 }
 
 // The scales and offsets of a panel's rows for what `widen_exceeding` makes of codes from `input` on.
@@ -66,7 +66,7 @@ struct PanelScales {
         const Scales by(matrix, panel, input / matrix.chunk);
         for (int half = 0; half < 2; ++half) {
             scales[half] = (__m512)by.scales[half];
-            offsets[half] = _mm512_fnmadd_ps(scales[half], _mm512_set1_ps(EXCESS<Codes>), (__m512)by.offsets[half]);
+            offsets[half] = _mm512_fnmadd_ps(scales[half], _mm512_set1_ps(kExcess<Codes>), (__m512)by.offsets[half]);
         }
     }
     __m512 scales[2], offsets[2];
@@ -83,33 +83,33 @@ inline __m512i scaled(__m512i pairs, __m512 scale, __m512 offset) {
 
 // Where the weights of 8 inputs and half of a panel's rows lie in its tiles, [inputs / 32, 2, 16, 16, 2].
 inline uint16_t* step_of(uint16_t* tiles, int64_t step, int half) {
-    return tiles + (step / TILE_STEPS * 2 + half) * TILE_SIZE + step % TILE_STEPS * STEP_PAIRS * TILE_INPUTS;
+    return tiles + (step / kTileSteps * 2 + half) * kTileSize + step % kTileSteps * kStepPairs * kTileInputs;
 }
 
 // Widens the codes of a panel's inputs from `first` to `end` into tiles; zeros fill the last ones.
-template <class Codes, bool IS_SCALED>
+template <class Codes, bool kIsScaled>
 inline void widen_panel(const GraftlmMatrix& matrix, int64_t panel, int64_t first, int64_t end, uint16_t* tiles) {
     const uint8_t* codes = codes_of<Codes>(matrix, panel, first);
     const int64_t group = matrix.chunk * matrix.chunks_per_group;
     int64_t step = 0;
     for (int64_t from = first; from < end;) {
-        const int64_t until = IS_SCALED ? std::min(end, from + group) : end;
+        const int64_t until = kIsScaled ? std::min(end, from + group) : end;
         const PanelScales<Codes> by(matrix, panel, from);
-        for (; from < until; from += STEP, ++step)
-            for (int half = 0; half < 2; ++half, codes += Codes::BYTES) {
-                for (int64_t line = 0; line < Codes::BYTES; line += LINE)
-                    _mm_prefetch((const char*)codes + CODES_AHEAD + line, _MM_HINT_T0);
-                __m512i pairs[STEP_PAIRS];
+        for (; from < until; from += kStep, ++step)
+            for (int half = 0; half < 2; ++half, codes += Codes::kBytes) {
+                for (int64_t line = 0; line < Codes::kBytes; line += kLineBytes)
+                    _mm_prefetch((const char*)codes + kCodesAhead + line, _MM_HINT_T0);
+                __m512i pairs[kStepPairs];
                 widen_exceeding<Codes>(codes, pairs);
                 uint16_t* to = step_of(tiles, step, half);
-                for (int pair = 0; pair < STEP_PAIRS; ++pair, to += TILE_INPUTS)
+                for (int pair = 0; pair < kStepPairs; ++pair, to += kTileInputs)
                     _mm512_store_si512(
-                        to, IS_SCALED ? scaled(pairs[pair], by.scales[half], by.offsets[half]) : pairs[pair]);
+                        to, kIsScaled ? scaled(pairs[pair], by.scales[half], by.offsets[half]) : pairs[pair]);
             }
     }
-    for (; step % TILE_STEPS != 0; ++step)
+    for (; step % kTileSteps != 0; ++step)
         for (int half = 0; half < 2; ++half)
-            std::memset(step_of(tiles, step, half), 0, STEP_PAIRS * TILE_INPUTS * sizeof *tiles);
+            std::memset(step_of(tiles, step, half), 0, kStepPairs * kTileInputs * sizeof *tiles);
 }
 
 // Asks memory for the codes that come next, some lines at a time.
@@ -118,8 +118,8 @@ struct Ahead {
     int64_t lines;
 
     inline void ask() {
-        const char* until = std::min(next + lines * LINE, end);
-        for (; next < until; next += LINE) _mm_prefetch(next, _MM_HINT_T1);
+        const char* until = std::min(next + lines * kLineBytes, end);
+        for (; next < until; next += kLineBytes) _mm_prefetch(next, _MM_HINT_T1);
     }
 };
 
@@ -131,7 +131,7 @@ struct CutRows {
     uint16_t* tiles;  // [M / 16, K / 32, 16, 32]
     float* sums;      // [spans, M], or null where weights are scaled
 
-    int64_t depth() const { return round_up(num_inputs, TILE_INPUTS) / TILE_INPUTS; }
+    int64_t depth() const { return round_up(num_inputs, kTileInputs) / kTileInputs; }
     int64_t num_spans() const { return (num_inputs + span - 1) / span; }
     const float* sums_from(int64_t input, int64_t row) const { return sums + input / span * num_rows + row; }
 
@@ -141,9 +141,9 @@ struct CutRows {
         for (int64_t first = 0; first < num_inputs; first += span) {
             const int64_t end = std::min(num_inputs, first + span);
             __m512 total = _mm512_setzero_ps();
-            for (int64_t input = first; input < end; input += TILE_INPUTS) {
+            for (int64_t input = first; input < end; input += kTileInputs) {
                 const int64_t left = end - input;
-                const __mmask32 exists = left >= TILE_INPUTS ? ~0u : (1u << left) - 1;
+                const __mmask32 exists = left >= kTileInputs ? ~0u : (1u << left) - 1;
                 const __m512i pairs = _mm512_maskz_loadu_epi16(exists, x + row * num_inputs + input);
                 total = _mm512_dpbf16_ps(total, (__m512bh)pairs, ones);
             }
@@ -154,8 +154,8 @@ struct CutRows {
     // Multiplies up to 32 rows, from `row` on, with the tiles of inputs from `first` on; products [32, 32].
     void multiply(int64_t row, int64_t first, int64_t num_tiles, const uint16_t* weights, Ahead& ahead,
                   float* products) const {
-        const uint16_t* from = tiles + (row / TILE * depth() + first / TILE_INPUTS) * TILE_SIZE;
-        if (num_rows - row > TILE)
+        const uint16_t* from = tiles + (row / kTileRows * depth() + first / kTileInputs) * kTileSize;
+        if (num_rows - row > kTileRows)
             multiply_block<true>(from, depth(), weights, num_tiles, ahead, products);
         else
             multiply_block<false>(from, depth(), weights, num_tiles, ahead, products);
@@ -166,7 +166,7 @@ struct CutRows {
 template <class Codes>
 inline void scale_products(const PanelScales<Codes>& by, const float* sums, int64_t count, float* products) {
     for (int64_t r = 0; r < count; ++r)
-        for (int half = 0; half < 2; ++half, products += TILE) {
+        for (int half = 0; half < 2; ++half, products += kTileRows) {
             const __m512 offset = _mm512_mul_ps(by.offsets[half], _mm512_set1_ps(sums[r]));
             _mm512_store_ps(products, _mm512_fmadd_ps(_mm512_load_ps(products), by.scales[half], offset));
         }
@@ -177,7 +177,7 @@ template <class Codes>
 inline void add_scaled(const PanelScales<Codes>& by, const float* sums, int64_t count, const float* products,
                        float* totals) {
     for (int64_t r = 0; r < count; ++r)
-        for (int half = 0; half < 2; ++half, products += TILE, totals += TILE) {
+        for (int half = 0; half < 2; ++half, products += kTileRows, totals += kTileRows) {
             const __m512 total = _mm512_fmadd_ps(by.offsets[half], _mm512_set1_ps(sums[r]), _mm512_load_ps(totals));
             _mm512_store_ps(totals, _mm512_fmadd_ps(_mm512_load_ps(products), by.scales[half], total));
         }
@@ -186,24 +186,24 @@ inline void add_scaled(const PanelScales<Codes>& by, const float* sums, int64_t 
 // Writes a panel's totals, [count, 32], as columns of the output, from `row` on.
 inline void write_totals(const GraftlmMatrix& matrix, int64_t panel, int64_t row, int64_t count, const float* totals,
                          uint16_t* out) {
-    for (int64_t place = 0; place < PANEL; place += TILE) {
-        const int64_t column = panel * PANEL + place, left = std::max<int64_t>(0, matrix.num_rows - column);
-        const __mmask16 exists = left >= TILE ? 0xffff : (1u << left) - 1;
+    for (int64_t place = 0; place < kPanel; place += kTileRows) {
+        const int64_t column = panel * kPanel + place, left = std::max<int64_t>(0, matrix.num_rows - column);
+        const __mmask16 exists = left >= kTileRows ? 0xffff : (1u << left) - 1;
         const __m512 bias = matrix.bias ? _mm512_loadu_ps(matrix.bias + column) : _mm512_setzero_ps();
         for (int64_t r = 0; r < count; ++r) {
-            const __m512 total = _mm512_add_ps(_mm512_load_ps(totals + r * PANEL + place), bias);
+            const __m512 total = _mm512_add_ps(_mm512_load_ps(totals + r * kPanel + place), bias);
             const __m256i made = (__m256i)_mm512_cvtneps_pbh(total);
             _mm256_mask_storeu_epi16(out + (row + r) * matrix.num_rows + column, exists, made);
         }
     }
 }
 
-// Multiplies fewer than MANY_FOR_TILES rows of x with a panel.
+// Multiplies fewer than kManyForTiles rows of x with a panel.
 template <class Codes>
 void multiply_few(const GraftlmMatrix& matrix, int64_t panel, const CutRows& x, uint16_t* out) {
-    alignas(64) uint16_t widened[2][LARGEST_SPAN * PANEL];
-    alignas(64) float totals[MANY_FOR_TILES * PANEL], products[BLOCK * PANEL];
-    std::memset(totals, 0, x.num_rows * PANEL * sizeof *totals);
+    alignas(64) uint16_t widened[2][kLargestSpan * kPanel];
+    alignas(64) float totals[kManyForTiles * kPanel], products[kBlock * kPanel];
+    std::memset(totals, 0, x.num_rows * kPanel * sizeof *totals);
     Ahead nothing{};
     widen_panel<Codes, false>(matrix, panel, 0, std::min(x.num_inputs, x.span), widened[0]);
     int current = 0;
@@ -211,34 +211,34 @@ void multiply_few(const GraftlmMatrix& matrix, int64_t panel, const CutRows& x, 
         const int64_t end = std::min(x.num_inputs, first + x.span), next_end = std::min(x.num_inputs, end + x.span);
         if (end < x.num_inputs) widen_panel<Codes, false>(matrix, panel, end, next_end, widened[current ^ 1]);
         const PanelScales<Codes> by(matrix, panel, first);
-        const int64_t num_tiles = round_up(end - first, TILE_INPUTS) / TILE_INPUTS;
-        for (int64_t row = 0; row < x.num_rows; row += BLOCK) {
+        const int64_t num_tiles = round_up(end - first, kTileInputs) / kTileInputs;
+        for (int64_t row = 0; row < x.num_rows; row += kBlock) {
             x.multiply(row, first, num_tiles, widened[current], nothing, products);
-            const int64_t count = std::min(BLOCK, x.num_rows - row);
-            add_scaled(by, x.sums_from(first, row), count, products, totals + row * PANEL);
+            const int64_t count = std::min(kBlock, x.num_rows - row);
+            add_scaled(by, x.sums_from(first, row), count, products, totals + row * kPanel);
         }
     }
     write_totals(matrix, panel, 0, x.num_rows, totals, out);
 }
 
 // Multiplies many rows of x with the panels from `first` to `end`; `panels` is scratch for their tiles.
-template <class Codes, bool IS_SCALED>
+template <class Codes, bool kIsScaled>
 void multiply_many(const GraftlmMatrix& matrix, int64_t first, int64_t end, const CutRows& x, uint16_t* panels,
                    uint16_t* out) {
-    alignas(64) float products[BLOCK * PANEL];
-    const int64_t size = x.depth() * 2 * TILE_SIZE, count = end - first;
+    alignas(64) float products[kBlock * kPanel];
+    const int64_t size = x.depth() * 2 * kTileSize, count = end - first;
     for (int64_t panel = first; panel < end; ++panel)
-        widen_panel<Codes, IS_SCALED>(matrix, panel, 0, x.num_inputs, panels + (panel - first) * size);
+        widen_panel<Codes, kIsScaled>(matrix, panel, 0, x.num_inputs, panels + (panel - first) * size);
     // What memory is asked for, the next codes, is shared out among the products.
     const char* next = (const char*)codes_of<Codes>(matrix, end, 0);
     const int64_t bytes = next - (const char*)codes_of<Codes>(matrix, first, 0);
-    const int64_t steps = count * x.depth() * (round_up(x.num_rows, BLOCK) / BLOCK);
-    Ahead ahead{next, next + bytes, (bytes / LINE + steps - 1) / steps};
-    for (int64_t row = 0; row < x.num_rows; row += BLOCK) {
-        const int64_t num_rows = std::min(BLOCK, x.num_rows - row);
+    const int64_t steps = count * x.depth() * (round_up(x.num_rows, kBlock) / kBlock);
+    Ahead ahead{next, next + bytes, (bytes / kLineBytes + steps - 1) / steps};
+    for (int64_t row = 0; row < x.num_rows; row += kBlock) {
+        const int64_t num_rows = std::min(kBlock, x.num_rows - row);
         for (int64_t panel = first; panel < end; ++panel) {
             x.multiply(row, 0, x.depth(), panels + (panel - first) * size, ahead, products);
-            if (!IS_SCALED)
+            if (!kIsScaled)
                 scale_products(PanelScales<Codes>(matrix, panel, 0), x.sums_from(0, row), num_rows, products);
             write_totals(matrix, panel, row, num_rows, products, out);
         }
@@ -250,17 +250,17 @@ inline bool has_one_group(const GraftlmMatrix& matrix) {
     return matrix.chunk * matrix.chunks_per_group == matrix.num_inputs;
 }
 
-// Multiplies at most MOST_FOR_TILES rows. Returns false if there is no memory for the scratch.
+// Multiplies at most kMostForTiles rows. Returns false if there is no memory for the scratch.
 template <class Codes>
 bool multiply_in_tiles(const GraftlmMatrix& matrix, const uint16_t* rows, int64_t num_rows, uint16_t* out,
                        int num_threads) {
-    const bool are_many = num_rows >= MANY_FOR_TILES, is_scaled = are_many && !has_one_group(matrix);
-    const int64_t whole = are_many ? matrix.num_inputs : LARGEST_SPAN;
+    const bool are_many = num_rows >= kManyForTiles, is_scaled = are_many && !has_one_group(matrix);
+    const int64_t whole = are_many ? matrix.num_inputs : kLargestSpan;
     CutRows x{rows, num_rows, matrix.num_inputs, has_one_group(matrix) ? whole : matrix.chunk, nullptr, nullptr};
-    const int64_t num_panels = round_up(matrix.num_rows, PANEL) / PANEL, size = x.depth() * 2 * TILE_SIZE;
-    const int64_t fitting = std::max<int64_t>(1, CACHED_PANELS / (size * int64_t(sizeof *rows)));
+    const int64_t num_panels = round_up(matrix.num_rows, kPanel) / kPanel, size = x.depth() * 2 * kTileSize;
+    const int64_t fitting = std::max<int64_t>(1, kCachedPanels / (size * int64_t(sizeof *rows)));
     const int64_t at_once = are_many ? std::min(fitting, num_panels) : 0;
-    const Scratch<uint16_t> tiles(round_up(num_rows, TILE) * x.depth() * TILE_INPUTS);
+    const Scratch<uint16_t> tiles(round_up(num_rows, kTileRows) * x.depth() * kTileInputs);
     const Scratch<uint16_t> panels(num_threads * at_once * size);
     const Scratch<float> sums(is_scaled ? 0 : x.num_spans() * num_rows);
     if (tiles.is_missing() || panels.is_missing() || sums.is_missing()) return false;
@@ -269,9 +269,9 @@ bool multiply_in_tiles(const GraftlmMatrix& matrix, const uint16_t* rows, int64_
     {
         shape_tiles();
 #pragma omp for schedule(static)
-        for (int64_t row = 0; row < num_rows; row += TILE) {
-            cut_rows(x.x, num_rows, x.num_inputs, row, x.tiles + row * x.depth() * TILE_INPUTS);
-            for (int64_t r = row; r < std::min(num_rows, row + TILE) && !is_scaled; ++r) x.sum(r);
+        for (int64_t row = 0; row < num_rows; row += kTileRows) {
+            cut_rows(x.x, num_rows, x.num_inputs, row, x.tiles + row * x.depth() * kTileInputs);
+            for (int64_t r = row; r < std::min(num_rows, row + kTileRows) && !is_scaled; ++r) x.sum(r);
         }
         const int64_t thread = omp_get_thread_num(), team = omp_get_num_threads();
         const int64_t end = num_panels * (thread + 1) / team;
@@ -305,13 +305,13 @@ inline bool may_use_coded_tiles() {
 #ifdef HAS_CODED_TILES
 
 // Whether groups of inputs end where tiles do.
-inline bool fits_tiles(const GraftlmMatrix& matrix) { return matrix.chunk % TILE_INPUTS == 0 || has_one_group(matrix); }
+inline bool fits_tiles(const GraftlmMatrix& matrix) { return matrix.chunk % kTileInputs == 0 || has_one_group(matrix); }
 
 // x [M, K] and out [M, N], contiguous. Returns false if there is no memory for the scratch.
 inline bool multiply_all_in_tiles(const GraftlmMatrix& matrix, const uint16_t* x, int64_t num_rows, uint16_t* out,
                                   int num_threads) {
-    for (int64_t row = 0; row < num_rows; row += MOST_FOR_TILES) {
-        const int64_t size = std::min(MOST_FOR_TILES, num_rows - row);
+    for (int64_t row = 0; row < num_rows; row += kMostForTiles) {
+        const int64_t size = std::min(kMostForTiles, num_rows - row);
         const uint16_t* from = x + row * matrix.num_inputs;
         uint16_t* to = out + row * matrix.num_rows;
         const bool done = matrix.bits == 4 ? multiply_in_tiles<FourBits>(matrix, from, size, to, num_threads)

@@ -3,9 +3,9 @@
 // Rows of W come in blocks of 32, a task each. A task walks the inputs chunk by chunk: it multiplies the activations
 // with the bare codes, which are small integers and exact in bfloat16, and adds `scale * product + offset * sum(x)` to
 // float32 totals at the end of the chunk. So a weight costs a table look-up and no arithmetic of its own:
-//   - up to `MAX_TILE` rows of x, codes are widened in registers, once for all of these rows: bound by memory;
+//   - up to `kMaxTile` rows of x, codes are widened in registers, once for all of these rows: bound by memory;
 //   - more rows share the widened chunk through a buffer that stays in the first-level cache: bound by arithmetic;
-//   - from `MANY_ROWS` on it pays to scale the weights as they are widened, and to spare the products that.
+//   - from `kManyRows` on it pays to scale the weights as they are widened, and to spare the products that.
 // With AVX512-BF16, bfloat16 activations are multiplied as pairs. Everything else is float32 in vectors of the
 // compiler's. Up to four rows of bfloat16 become integers where there is AVX512-VNNI, as coded_dots.h says; with more
 // of them, CPUs with matrix units multiply as coded_tiles.h says.
@@ -25,9 +25,9 @@
 
 namespace {
 
-constexpr int MANY_ROWS = 64;   // of x: from here on, weights are scaled rather than products
-constexpr int SPAN = 512;       // inputs whose scaled weights are in the buffer at a time
-constexpr int MAX_ROWS = 1024;  // of x at a time, so that their totals stay in the second-level cache
+constexpr int kManyRows = 64;   // of x: from here on, weights are scaled rather than products
+constexpr int kSpan = 512;      // inputs whose scaled weights are in the buffer at a time
+constexpr int kMaxRows = 1024;  // of x at a time, so that their totals stay in the second-level cache
 
 inline float widen(uint16_t value) {
     const uint32_t bits = uint32_t(value) << 16;
@@ -49,21 +49,21 @@ inline void narrow(Floats values, uint16_t* out) {
 
 inline void narrow(Floats values, float* out) { std::memcpy(out, &values, sizeof values); }
 
-// Arithmetic: what x is held in (`Input`), how many inputs a vector of weights covers (`WIDTH`), and its product.
+// Arithmetic: what x is held in (`Input`), how many inputs a vector of weights covers (`kWidth`), and its product.
 
 struct InFloats {
     using Input = float;
     using Vector = Floats;
-    static constexpr int WIDTH = 1;
-    static constexpr bool WIDENS_IN_REGISTERS = false;  // 16 vectors of weights would leave none for sums
+    static constexpr int kWidth = 1;
+    static constexpr bool kWidensInRegisters = false;  // 16 vectors of weights would leave none for sums
 #if defined(__AVX512F__)
-    static constexpr int MAX_TILE = 12;
+    static constexpr int kMaxTile = 12;
 #else
-    static constexpr int MAX_TILE = 4;
+    static constexpr int kMaxTile = 4;
 #endif
     template <class Codes>
     static void widen_step(const uint8_t* codes, Vector* out) {
-        for (int input = 0; input < STEP; ++input) out[input] = Codes::values(codes, input);
+        for (int input = 0; input < kStep; ++input) out[input] = Codes::values(codes, input);
     }
     static Floats multiply(Floats total, const Input* x, Vector w) { return total + *x * w; }
     static Vector scale(Vector w, Floats scale, Floats offset) { return w * scale + offset; }
@@ -73,9 +73,9 @@ struct InFloats {
 struct InPairs {
     using Input = uint16_t;
     using Vector = __m512i;
-    static constexpr int WIDTH = 2;
-    static constexpr bool WIDENS_IN_REGISTERS = true;
-    static constexpr int MAX_TILE = 12;
+    static constexpr int kWidth = 2;
+    static constexpr bool kWidensInRegisters = true;
+    static constexpr int kMaxTile = 12;
     template <class Codes>
     static void widen_step(const uint8_t* codes, Vector* out) {
         widen_pairs<Codes>(codes, out);
@@ -110,7 +110,7 @@ struct Activations {
 template <class Math, class Codes>
 struct FromCodes {
     void operator()(int64_t half_step, typename Math::Vector* out) const {
-        Math::template widen_step<Codes>(codes + half_step * Codes::BYTES, out);
+        Math::template widen_step<Codes>(codes + half_step * Codes::kBytes, out);
     }
     const uint8_t* codes;
 };
@@ -118,72 +118,73 @@ struct FromCodes {
 template <class Math>
 struct FromBuffer {
     void operator()(int64_t half_step, typename Math::Vector* out) const {
-        for (int part = 0; part < STEP / Math::WIDTH; ++part) out[part] = buffer[half_step * STEP / Math::WIDTH + part];
+        for (int part = 0; part < kStep / Math::kWidth; ++part)
+            out[part] = buffer[half_step * kStep / Math::kWidth + part];
     }
     const typename Math::Vector* buffer;
 };
 
-// Multiplies TILE rows of x with a chunk of a block's codes, and adds the scaled products to their totals.
-template <class Math, int TILE, class Source>
+// Multiplies kTile rows of x with a chunk of a block's codes, and adds the scaled products to their totals.
+template <class Math, int kTile, class Source>
 inline void multiply_tile(const typename Math::Input* x, int64_t chunk, const Source& source, const Floats* scales,
                           const Floats* offsets, const float* sums, Floats* totals) {
     // Few rows leave the units waiting for each other's results: a second set of sums halves the wait.
-    constexpr int CHAINS = TILE <= 3 ? 2 : 1;
-    constexpr int PARTS = STEP / Math::WIDTH;
-    Floats products[CHAINS][TILE][2] = {};
-    for (int64_t step = 0; step < chunk / STEP; ++step) {
-        typename Math::Vector weights[2][PARTS];
+    constexpr int kChains = kTile <= 3 ? 2 : 1;
+    constexpr int kParts = kStep / Math::kWidth;
+    Floats products[kChains][kTile][2] = {};
+    for (int64_t step = 0; step < chunk / kStep; ++step) {
+        typename Math::Vector weights[2][kParts];
         source(2 * step, weights[0]);
         source(2 * step + 1, weights[1]);
 #pragma GCC unroll 8
-        for (int part = 0; part < PARTS; ++part) {
+        for (int part = 0; part < kParts; ++part) {
 #pragma GCC unroll 16
-            for (int row = 0; row < TILE; ++row) {
-                const typename Math::Input* input = x + row * chunk + step * STEP + part * Math::WIDTH;
-                Floats* sum = products[part % CHAINS][row];
+            for (int row = 0; row < kTile; ++row) {
+                const typename Math::Input* input = x + row * chunk + step * kStep + part * Math::kWidth;
+                Floats* sum = products[part % kChains][row];
                 sum[0] = Math::multiply(sum[0], input, weights[0][part]);
                 sum[1] = Math::multiply(sum[1], input, weights[1][part]);
             }
         }
     }
 #pragma GCC unroll 16
-    for (int row = 0; row < TILE; ++row) {
+    for (int row = 0; row < kTile; ++row) {
         for (int half = 0; half < 2; ++half) {
             Floats sum = products[0][row][half];
-            if (CHAINS == 2) sum += products[CHAINS - 1][row][half];
+            if (kChains == 2) sum += products[kChains - 1][row][half];
             totals[2 * row + half] += sum * scales[half] + offsets[half] * sums[row];
         }
     }
 }
 
-// Multiplies TILE rows of x with some inputs' scaled weights, [inputs / WIDTH, 2] vectors, and adds to their totals.
-template <class Math, int TILE>
+// Multiplies kTile rows of x with some inputs' scaled weights, [inputs / kWidth, 2] vectors, and adds to their totals.
+template <class Math, int kTile>
 inline void multiply_tile(const typename Math::Input* x, int64_t row_stride, int64_t num_inputs,
                           const typename Math::Vector* weights, Floats* totals) {
-    Floats sums[TILE][2];
+    Floats sums[kTile][2];
 #pragma GCC unroll 16
-    for (int row = 0; row < TILE; ++row) sums[row][0] = totals[2 * row], sums[row][1] = totals[2 * row + 1];
-    for (int64_t input = 0; input < num_inputs; input += Math::WIDTH, weights += 2) {
+    for (int row = 0; row < kTile; ++row) sums[row][0] = totals[2 * row], sums[row][1] = totals[2 * row + 1];
+    for (int64_t input = 0; input < num_inputs; input += Math::kWidth, weights += 2) {
         const auto w0 = weights[0], w1 = weights[1];
 #pragma GCC unroll 16
-        for (int row = 0; row < TILE; ++row) {
+        for (int row = 0; row < kTile; ++row) {
             sums[row][0] = Math::multiply(sums[row][0], x + row * row_stride + input, w0);
             sums[row][1] = Math::multiply(sums[row][1], x + row * row_stride + input, w1);
         }
     }
 #pragma GCC unroll 16
-    for (int row = 0; row < TILE; ++row) totals[2 * row] = sums[row][0], totals[2 * row + 1] = sums[row][1];
+    for (int row = 0; row < kTile; ++row) totals[2 * row] = sums[row][0], totals[2 * row + 1] = sums[row][1];
 }
 
 // Calls `multiply_tile` with `tile` as a constant.
-template <class Math, int TILE, class... Args>
+template <class Math, int kTile, class... Args>
 inline void multiply_some(int tile, const Args&... args) {
-    if constexpr (TILE == 1) {
+    if constexpr (kTile == 1) {
         multiply_tile<Math, 1>(args...);
-    } else if (tile == TILE) {
-        multiply_tile<Math, TILE>(args...);
+    } else if (tile == kTile) {
+        multiply_tile<Math, kTile>(args...);
     } else {
-        multiply_some<Math, TILE - 1>(tile, args...);
+        multiply_some<Math, kTile - 1>(tile, args...);
     }
 }
 
@@ -191,39 +192,39 @@ inline void multiply_some(int tile, const Args&... args) {
 template <class Math, class Source>
 inline void multiply_rows(const Activations<Math>& x, int64_t chunk_idx, int64_t chunk, const Source& source,
                           const Floats* scales, const Floats* offsets, Floats* totals) {
-    const int64_t num_tiles = (x.num_rows + Math::MAX_TILE - 1) / Math::MAX_TILE;
+    const int64_t num_tiles = (x.num_rows + Math::kMaxTile - 1) / Math::kMaxTile;
     for (int64_t tile = 0; tile < num_tiles; ++tile) {
         const int64_t begin = x.num_rows * tile / num_tiles, end = x.num_rows * (tile + 1) / num_tiles;
         const int64_t row = chunk_idx * x.num_rows + begin;
-        multiply_some<Math, Math::MAX_TILE>(int(end - begin), x.values + row * chunk, chunk, source, scales, offsets,
+        multiply_some<Math, Math::kMaxTile>(int(end - begin), x.values + row * chunk, chunk, source, scales, offsets,
                                             x.sums + row, totals + 2 * begin);
     }
 }
 
-// Widens a chunk of a block's codes: [chunk / 8, 2, 8 / WIDTH] vectors. Asks for the next chunk's codes, which would
+// Widens a chunk of a block's codes: [chunk / 8, 2, 8 / kWidth] vectors. Asks for the next chunk's codes, which would
 // otherwise be waited for: the arithmetic between two chunks is long enough for the hardware to lose sight of them.
 template <class Math, class Codes>
 inline void widen_chunk(const uint8_t* codes, int64_t chunk, typename Math::Vector* out) {
-    const int64_t num_half_steps = 2 * chunk / STEP;
+    const int64_t num_half_steps = 2 * chunk / kStep;
     for (int64_t half_step = 0; half_step < num_half_steps; ++half_step) {
-        const uint8_t* here = codes + half_step * Codes::BYTES;
-        for (int line = 0; line < Codes::BYTES; line += 64) {
-            __builtin_prefetch(here + num_half_steps * Codes::BYTES + line);
+        const uint8_t* here = codes + half_step * Codes::kBytes;
+        for (int line = 0; line < Codes::kBytes; line += 64) {
+            __builtin_prefetch(here + num_half_steps * Codes::kBytes + line);
         }
-        Math::template widen_step<Codes>(here, out + half_step * STEP / Math::WIDTH);
+        Math::template widen_step<Codes>(here, out + half_step * kStep / Math::kWidth);
     }
 }
 
-// Widens and scales a chunk of a block's codes: [chunk / WIDTH, 2] vectors.
+// Widens and scales a chunk of a block's codes: [chunk / kWidth, 2] vectors.
 template <class Math, class Codes>
 inline void scale_chunk(const uint8_t* codes, int64_t chunk, const Scales& by, typename Math::Vector* out) {
-    constexpr int PARTS = STEP / Math::WIDTH;
-    for (int64_t half_step = 0; half_step < 2 * chunk / STEP; ++half_step) {
+    constexpr int kParts = kStep / Math::kWidth;
+    for (int64_t half_step = 0; half_step < 2 * chunk / kStep; ++half_step) {
         const int64_t step = half_step / 2, half = half_step % 2;
-        typename Math::Vector weights[PARTS];
-        Math::template widen_step<Codes>(codes + half_step * Codes::BYTES, weights);
-        for (int part = 0; part < PARTS; ++part) {
-            out[2 * (step * PARTS + part) + half] = Math::scale(weights[part], by.scales[half], by.offsets[half]);
+        typename Math::Vector weights[kParts];
+        Math::template widen_step<Codes>(codes + half_step * Codes::kBytes, weights);
+        for (int part = 0; part < kParts; ++part) {
+            out[2 * (step * kParts + part) + half] = Math::scale(weights[part], by.scales[half], by.offsets[half]);
         }
     }
 }
@@ -232,18 +233,18 @@ inline void scale_chunk(const uint8_t* codes, int64_t chunk, const Scales& by, t
 template <class Math, class Codes>
 void multiply_scaled_block(const GraftlmMatrix& matrix, int64_t block, const Activations<Math>& x, Floats* totals,
                            typename Math::Vector* scaled) {
-    const int64_t chunk = matrix.chunk, all_chunks = matrix.num_inputs / chunk, span = SPAN / chunk;
-    const int64_t num_tiles = (x.num_rows + Math::MAX_TILE - 1) / Math::MAX_TILE;
+    const int64_t chunk = matrix.chunk, all_chunks = matrix.num_inputs / chunk, span = kSpan / chunk;
+    const int64_t num_tiles = (x.num_rows + Math::kMaxTile - 1) / Math::kMaxTile;
     for (int64_t first = 0; first < all_chunks; first += span) {
         const int64_t num_chunks = std::min(span, all_chunks - first);
         for (int64_t i = 0; i < num_chunks; ++i) {
             const uint8_t* codes = codes_of<Codes>(matrix, block, (first + i) * chunk);
             const Scales by(matrix, block, first + i);
-            scale_chunk<Math, Codes>(codes, chunk, by, scaled + i * chunk / Math::WIDTH * 2);
+            scale_chunk<Math, Codes>(codes, chunk, by, scaled + i * chunk / Math::kWidth * 2);
         }
         for (int64_t tile = 0; tile < num_tiles; ++tile) {
             const int64_t begin = x.num_rows * tile / num_tiles, end = x.num_rows * (tile + 1) / num_tiles;
-            multiply_some<Math, Math::MAX_TILE>(int(end - begin), x.values + begin * matrix.num_inputs + first * chunk,
+            multiply_some<Math, Math::kMaxTile>(int(end - begin), x.values + begin * matrix.num_inputs + first * chunk,
                                                 matrix.num_inputs, num_chunks * chunk, scaled, totals + 2 * begin);
         }
     }
@@ -252,14 +253,14 @@ void multiply_scaled_block(const GraftlmMatrix& matrix, int64_t block, const Act
 // Writes a block's totals, [M, 32], as columns of the output, [M, N].
 template <class T>
 inline void write_block(const GraftlmMatrix& matrix, int64_t block, const Floats* totals, int64_t num_rows, T* out) {
-    const int64_t begin = block * BLOCK_ROWS, size = std::min<int64_t>(BLOCK_ROWS, matrix.num_rows - begin);
+    const int64_t begin = block * kBlockRows, size = std::min<int64_t>(kBlockRows, matrix.num_rows - begin);
     Floats bias[2] = {};
     if (matrix.bias != nullptr) std::memcpy(bias, matrix.bias + begin, sizeof bias);
     for (int64_t row = 0; row < num_rows; ++row) {
-        T values[BLOCK_ROWS];
-        for (int half = 0; half < 2; ++half) narrow(totals[2 * row + half] + bias[half], values + half * LANES);
+        T values[kBlockRows];
+        for (int half = 0; half < 2; ++half) narrow(totals[2 * row + half] + bias[half], values + half * kLanes);
         T* to = out + row * matrix.num_rows + begin;
-        if (size == BLOCK_ROWS) {
+        if (size == kBlockRows) {
             std::memcpy(to, values, sizeof values);
         } else {
             std::copy(values, values + size, to);
@@ -267,21 +268,21 @@ inline void write_block(const GraftlmMatrix& matrix, int64_t block, const Floats
     }
 }
 
-// One task: a block of 32 rows of W times all of x. `totals` is [M, 32] and `widened` [SPAN, 32], both scratch.
+// One task: a block of 32 rows of W times all of x. `totals` is [M, 32] and `widened` [kSpan, 32], both scratch.
 template <class Math, class Codes, class T>
 void multiply_block(const GraftlmMatrix& matrix, int64_t block, const Activations<Math>& x, Floats* totals,
                     typename Math::Vector* widened, T* out) {
     const int64_t chunk = matrix.chunk, num_chunks = matrix.num_inputs / chunk;
-    std::memset(static_cast<void*>(totals), 0, x.num_rows * BLOCK_ROWS * sizeof(float));
-    if (x.num_rows >= MANY_ROWS) {
+    std::memset(static_cast<void*>(totals), 0, x.num_rows * kBlockRows * sizeof(float));
+    if (x.num_rows >= kManyRows) {
         multiply_scaled_block<Math, Codes>(matrix, block, x, totals, widened);
         return write_block(matrix, block, totals, x.num_rows, out);
     }
     for (int64_t chunk_idx = 0; chunk_idx < num_chunks; ++chunk_idx) {
         const uint8_t* codes = codes_of<Codes>(matrix, block, chunk_idx * chunk);
         const Scales by(matrix, block, chunk_idx);
-        if constexpr (Math::WIDENS_IN_REGISTERS) {
-            if (x.num_rows <= Math::MAX_TILE) {
+        if constexpr (Math::kWidensInRegisters) {
+            if (x.num_rows <= Math::kMaxTile) {
                 const FromCodes<Math, Codes> source{codes};
                 multiply_rows<Math>(x, chunk_idx, chunk, source, by.scales, by.offsets, totals);
                 continue;
@@ -321,49 +322,49 @@ void arrange(const GraftlmMatrix& matrix, const T* x, int64_t num_rows, Input* v
             const T* from = x + row * matrix.num_inputs + chunk_idx * chunk;
             Input* to = values + (chunk_idx * num_rows + row) * chunk;
             Floats8 partial = {};
-            for (int64_t i = 0; i < chunk; i += STEP) {
+            for (int64_t i = 0; i < chunk; i += kStep) {
                 const Floats8 inputs = load_inputs(from + i);
                 store_inputs(from + i, inputs, to + i);
                 partial += inputs;
             }
             float sum = 0;
-            for (int i = 0; i < STEP; ++i) sum += partial[i];
+            for (int i = 0; i < kStep; ++i) sum += partial[i];
             sums[chunk_idx * num_rows + row] = sum;
         }
     }
 }
 
-// Multiplies at most MAX_ROWS rows. Returns false if there is no memory for the scratch.
+// Multiplies at most kMaxRows rows. Returns false if there is no memory for the scratch.
 template <class Math, class Codes, class T>
 bool multiply(const GraftlmMatrix& matrix, const T* x, int64_t num_rows, T* out, int num_threads) {
-    const bool as_they_come = num_rows >= MANY_ROWS && std::is_same<T, typename Math::Input>::value;
+    const bool as_they_come = num_rows >= kManyRows && std::is_same<T, typename Math::Input>::value;
     const Scratch<typename Math::Input> values(as_they_come ? 0 : num_rows * matrix.num_inputs);
     const Scratch<float> sums(num_rows * matrix.num_inputs / matrix.chunk);
     const Scratch<Floats> totals(num_threads * num_rows * 2);
-    const Scratch<typename Math::Vector> widened(num_threads * SPAN / Math::WIDTH * 2);
+    const Scratch<typename Math::Vector> widened(num_threads * kSpan / Math::kWidth * 2);
     if (values.is_missing() || sums.is_missing() || totals.is_missing() || widened.is_missing()) return false;
     Activations<Math> activations{values.get(), sums.get(), num_rows};
-    if (num_rows < MANY_ROWS) {
+    if (num_rows < kManyRows) {
         arrange(matrix, x, num_rows, values.get(), sums.get(), num_threads);
     } else if constexpr (std::is_same<T, typename Math::Input>::value) {
         activations.values = x;
     } else {
         for (int64_t i = 0; i < num_rows * matrix.num_inputs; ++i) values.get()[i] = widen(x[i]);
     }
-    const int64_t num_blocks = (matrix.num_rows + BLOCK_ROWS - 1) / BLOCK_ROWS;
+    const int64_t num_blocks = (matrix.num_rows + kBlockRows - 1) / kBlockRows;
 #pragma omp parallel for num_threads(num_threads) schedule(dynamic, 1)
     for (int64_t block = 0; block < num_blocks; ++block) {
         const int64_t thread = omp_get_thread_num();
         multiply_block<Math, Codes>(matrix, block, activations, totals.get() + thread * num_rows * 2,
-                                    widened.get() + thread * SPAN / Math::WIDTH * 2, out);
+                                    widened.get() + thread * kSpan / Math::kWidth * 2, out);
     }
     return true;
 }
 
 template <class Math, class T>
 int32_t multiply_all(const GraftlmMatrix& matrix, const T* x, int64_t num_rows, T* out, int num_threads) {
-    for (int64_t row = 0; row < num_rows; row += MAX_ROWS) {
-        const int64_t size = std::min<int64_t>(MAX_ROWS, num_rows - row);
+    for (int64_t row = 0; row < num_rows; row += kMaxRows) {
+        const int64_t size = std::min<int64_t>(kMaxRows, num_rows - row);
         const T* from = x + row * matrix.num_inputs;
         T* to = out + row * matrix.num_rows;
         const bool done = matrix.bits == 4 ? multiply<Math, FourBits>(matrix, from, size, to, num_threads)
@@ -396,7 +397,7 @@ int32_t graftlm_multiply_float32(const GraftlmMatrix* matrix, const float* x, in
 int32_t graftlm_multiply_bfloat16(const GraftlmMatrix* matrix, const uint16_t* x, int64_t num_rows, uint16_t* out,
                                   int64_t num_threads) {
 #ifdef HAS_CODED_DOTS
-    if (num_rows <= FEW_FOR_DOTS) return multiply_few(*matrix, x, num_rows, out, int(num_threads));
+    if (num_rows <= kFewForDots) return multiply_few(*matrix, x, num_rows, out, int(num_threads));
 #endif
 #ifdef HAS_BF16_PAIRS
     return multiply_all<InPairs>(*matrix, x, num_rows, out, int(num_threads));
@@ -412,7 +413,7 @@ int64_t graftlm_tiles_supported() { return may_use_coded_tiles(); }
 int32_t graftlm_multiply_tiles(const GraftlmMatrix* matrix, const uint16_t* x, int64_t num_rows, uint16_t* out,
                                int64_t num_threads) {
 #ifdef HAS_CODED_TILES
-    const bool are_few = num_rows <= FEW_FOR_DOTS;
+    const bool are_few = num_rows <= kFewForDots;
     if (!are_few && fits_tiles(*matrix)) return multiply_all_in_tiles(*matrix, x, num_rows, out, int(num_threads));
 #endif
     return graftlm_multiply_bfloat16(matrix, x, num_rows, out, num_threads);

@@ -14,16 +14,16 @@
 
 namespace {
 
-constexpr int64_t TILE = 16;                       // rows of a tile, and columns of one of sums
-constexpr int64_t TILE_INPUTS = 32;                // bfloat16 numbers of a row
-constexpr int64_t TILE_SIZE = TILE * TILE_INPUTS;  // of a tile
-constexpr int64_t PAIR = 2;                        // numbers that one instruction multiplies and adds at once
+constexpr int64_t kTileRows = 16;                       // rows of a tile, and columns of one of sums
+constexpr int64_t kTileInputs = 32;                     // bfloat16 numbers of a row
+constexpr int64_t kTileSize = kTileRows * kTileInputs;  // of a tile
+constexpr int64_t kPair = 2;                            // numbers that one instruction multiplies and adds at once
 
 // Asks the operating system for the registers, which a process has to do once.
 inline bool may_use_matrix_units() {
 #ifdef HAS_MATRIX_UNITS
-    constexpr long REQUEST_PERMISSION = 0x1023, TILE_DATA = 18;  // of arch_prctl
-    return syscall(SYS_arch_prctl, REQUEST_PERMISSION, TILE_DATA) == 0;
+    constexpr long kRequestPermission = 0x1023, kTileData = 18;  // of arch_prctl
+    return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
 #else
     return false;
 #endif
@@ -37,7 +37,7 @@ inline bool may_use_matrix_units() {
 struct alignas(64) TileShapes {
     uint8_t palette = 1, start_row = 0, reserved[14] = {};
     uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
-    uint8_t rows[16] = {TILE, TILE, TILE, TILE, TILE, TILE, TILE, TILE};
+    uint8_t rows[16] = {kTileRows, kTileRows, kTileRows, kTileRows, kTileRows, kTileRows, kTileRows, kTileRows};
 };
 
 // Makes all tiles as large as can be. The registers belong to the thread, and other libraries shape them as they like:
@@ -70,7 +70,7 @@ inline void load_tile(const void* tile, int64_t stride) {
 // line that is not there holds up the tiles after it, too, and most of all where another thread shares the core: tiles
 // are asked for two steps before they are read, between products, one tile at a time.
 inline void ask_for_tile(const void* tile) {
-    for (int64_t line = 0; line < TILE; ++line) _mm_prefetch((const char*)tile + line * 64, _MM_HINT_T0);
+    for (int64_t line = 0; line < kTileRows; ++line) _mm_prefetch((const char*)tile + line * 64, _MM_HINT_T0);
 }
 
 // Writes 16 rows of 16 floats, which begin `stride` floats apart.
@@ -80,9 +80,9 @@ inline void store_tile(float* sums, int64_t stride) {
 }
 
 // Adds to 16 x 16 sums the products of tile X's rows with what tile W holds of 16 columns: pairs of bfloat16.
-template <int SUMS, int X, int W>
+template <int kSums, int X, int W>
 inline void multiply_tiles() {
-    asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(SUMS), "i"(X), "i"(W));
+    asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(kSums), "i"(X), "i"(W));
 }
 
 #endif

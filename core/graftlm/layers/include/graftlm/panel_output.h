@@ -13,7 +13,7 @@
 
 namespace {
 
-constexpr int64_t LANES = 16;  // of a vector of sums
+constexpr int64_t kLanes = 16;  // of a vector of sums
 
 // Which row of W stands at `place` of the panel of `width` rows that begins at `first`. Of gates, a panel's first half
 // is gates and the second what they gate.
@@ -22,7 +22,7 @@ inline int64_t row_at(int64_t first, int64_t width, int64_t place, int64_t num_r
     return first / 2 + (place < width / 2 ? place : num_rows / 2 + place - width / 2);
 }
 
-enum Activation : int64_t { NONE = 0, SILU = 1, GELU_TANH = 2 };
+enum Activation : int64_t { kNone = 0, kSilu = 1, kGeluTanh = 2 };
 
 #ifdef HAS_BF16_PAIRS
 
@@ -32,8 +32,8 @@ struct Product {
     const uint16_t* bias;     // [N], or null
     uint16_t* out;            // [T, N]; [T, N / 2] of activated gates
     int64_t num_tokens, num_rows, num_inputs;
-    bool has_gates;         // N / 2 of them, a multiple of LANES
-    Activation activation;  // of the gates; NONE: products are written as they are
+    bool has_gates;         // N / 2 of them, a multiple of kLanes
+    Activation activation;  // of the gates; kNone: products are written as they are
 };
 
 inline __m512bh broadcast_pair(const uint16_t* x) {
@@ -48,90 +48,92 @@ inline __m512 widen(__m256i values) {
 
 inline __m512 splat(float number) { return _mm512_set1_ps(number); }
 
-constexpr int GROUP =
+constexpr int kGroup =
     4;  // rows whose outputs are made side by side: one's instructions fill the time that another's take
-constexpr float LOG2_E = 1.44269504f;
+constexpr float kLog2E = 1.44269504f;
 
 // A vector of each of some rows.
-template <int ROWS>
+template <int kRows>
 struct Vectors {
-    __m512 of[ROWS];
+    __m512 of[kRows];
 };
 
 // Makes a vector for each row, one kind of instruction after the other.
-template <int ROWS, typename Make>
-inline Vectors<ROWS> each(const Make& make) {
-    Vectors<ROWS> made;
+template <int kRows, typename Make>
+inline Vectors<kRows> each(const Make& make) {
+    Vectors<kRows> made;
 #pragma GCC unroll 4
-    for (int r = 0; r < ROWS; ++r) made.of[r] = make(r);
+    for (int r = 0; r < kRows; ++r) made.of[r] = make(r);
     return made;
 }
 
 // What bfloat16 would hold.
-template <int ROWS>
-inline Vectors<ROWS> rounded(const Vectors<ROWS>& x) {
-    return each<ROWS>([&](int r) { return widen((__m256i)_mm512_cvtneps_pbh(x.of[r])); });
+template <int kRows>
+inline Vectors<kRows> rounded(const Vectors<kRows>& x) {
+    return each<kRows>([&](int r) { return widen((__m256i)_mm512_cvtneps_pbh(x.of[r])); });
 }
 
 // x / (1 + 2^y); 2^y by its Taylor series within half a power of two.
-template <int ROWS>
-inline Vectors<ROWS> divide_by_sigmoid(const Vectors<ROWS>& x, Vectors<ROWS> y) {
-    y = each<ROWS>([&](int r) { return _mm512_min_ps(splat(150.0f), y.of[r]); });  // in this order they let NaN through
-    y = each<ROWS>([&](int r) { return _mm512_max_ps(splat(-150.0f), y.of[r]); });
-    const Vectors<ROWS> n = each<ROWS>([&](int r) { return _mm512_roundscale_ps(y.of[r], _MM_FROUND_TO_NEAREST_INT); });
-    y = each<ROWS>([&](int r) { return _mm512_sub_ps(y.of[r], n.of[r]); });
-    Vectors<ROWS> power = each<ROWS>([&](int) { return splat(1.540353039e-4f); });
+template <int kRows>
+inline Vectors<kRows> divide_by_sigmoid(const Vectors<kRows>& x, Vectors<kRows> y) {
+    y = each<kRows>(
+        [&](int r) { return _mm512_min_ps(splat(150.0f), y.of[r]); });  // in this order they let NaN through
+    y = each<kRows>([&](int r) { return _mm512_max_ps(splat(-150.0f), y.of[r]); });
+    const Vectors<kRows> n =
+        each<kRows>([&](int r) { return _mm512_roundscale_ps(y.of[r], _MM_FROUND_TO_NEAREST_INT); });
+    y = each<kRows>([&](int r) { return _mm512_sub_ps(y.of[r], n.of[r]); });
+    Vectors<kRows> power = each<kRows>([&](int) { return splat(1.540353039e-4f); });
     for (float term : {1.333355815e-3f, 9.618129108e-3f, 5.550410866e-2f, 2.402265070e-1f, 6.931471806e-1f, 1.0f})
-        power = each<ROWS>([&](int r) { return _mm512_fmadd_ps(power.of[r], y.of[r], splat(term)); });
-    power = each<ROWS>([&](int r) { return _mm512_scalef_ps(power.of[r], n.of[r]); });
-    return each<ROWS>([&](int r) { return _mm512_div_ps(x.of[r], _mm512_add_ps(splat(1.0f), power.of[r])); });
+        power = each<kRows>([&](int r) { return _mm512_fmadd_ps(power.of[r], y.of[r], splat(term)); });
+    power = each<kRows>([&](int r) { return _mm512_scalef_ps(power.of[r], n.of[r]); });
+    return each<kRows>([&](int r) { return _mm512_div_ps(x.of[r], _mm512_add_ps(splat(1.0f), power.of[r])); });
 }
 
-template <int ROWS>
-inline Vectors<ROWS> activate(const Vectors<ROWS>& x, Activation activation) {
-    if (activation == SILU)
-        return divide_by_sigmoid<ROWS>(x, each<ROWS>([&](int r) { return _mm512_mul_ps(x.of[r], splat(-LOG2_E)); }));
+template <int kRows>
+inline Vectors<kRows> activate(const Vectors<kRows>& x, Activation activation) {
+    if (activation == kSilu)
+        return divide_by_sigmoid<kRows>(x, each<kRows>([&](int r) { return _mm512_mul_ps(x.of[r], splat(-kLog2E)); }));
     // 0.5 x (1 + tanh u) with u = sqrt(2 / pi) (x + 0.044715 x^3) is x / (1 + e^-2u) (arXiv:1606.08415).
-    const Vectors<ROWS> cubic = each<ROWS>([&](int r) {
+    const Vectors<kRows> cubic = each<kRows>([&](int r) {
         return _mm512_fmadd_ps(_mm512_mul_ps(x.of[r], x.of[r]), _mm512_mul_ps(x.of[r], splat(0.044715f)), x.of[r]);
     });
-    const __m512 scale = splat(-2.0f * 0.79788456080286536f * LOG2_E);
-    return divide_by_sigmoid<ROWS>(x, each<ROWS>([&](int r) { return _mm512_mul_ps(cubic.of[r], scale); }));
+    const __m512 scale = splat(-2.0f * 0.79788456080286536f * kLog2E);
+    return divide_by_sigmoid<kRows>(x, each<kRows>([&](int r) { return _mm512_mul_ps(cubic.of[r], scale); }));
 }
 
 // The sums of 16 rows of W, from `row` on, with their bias, for each of some rows of x, which begin `stride` apart; 0
 // for rows past the last.
-template <int ROWS>
-inline Vectors<ROWS> with_bias(const Product& p, int64_t row, __mmask16 exists, const float* sums, int64_t stride) {
-    const Vectors<ROWS> plain = each<ROWS>([&](int r) { return _mm512_load_ps(sums + r * stride); });
+template <int kRows>
+inline Vectors<kRows> with_bias(const Product& p, int64_t row, __mmask16 exists, const float* sums, int64_t stride) {
+    const Vectors<kRows> plain = each<kRows>([&](int r) { return _mm512_load_ps(sums + r * stride); });
     if (!p.bias) return plain;
     const __m512 bias = widen(_mm256_maskz_loadu_epi16(exists, p.bias + row));
-    return each<ROWS>([&](int r) { return _mm512_add_ps(plain.of[r], bias); });
+    return each<kRows>([&](int r) { return _mm512_add_ps(plain.of[r], bias); });
 }
 
 // Writes what a row of x and a panel make, as it is.
 inline void write_products(const Product& p, int64_t first, int64_t width, int64_t token, const float* sums) {
-    for (int64_t place = 0; place < width; place += LANES) {
+    for (int64_t place = 0; place < width; place += kLanes) {
         const int64_t row = row_at(first, width, place, p.num_rows, p.has_gates);
         const int64_t left = std::max<int64_t>(0, p.num_rows - row);
-        const __mmask16 exists = left >= LANES ? 0xffff : (1u << left) - 1;
+        const __mmask16 exists = left >= kLanes ? 0xffff : (1u << left) - 1;
         const __m512 made = with_bias<1>(p, row, exists, sums + place, 0).of[0];
         _mm256_mask_storeu_epi16(p.out + token * p.num_rows + row, exists, (__m256i)_mm512_cvtneps_pbh(made));
     }
 }
 
 // Activates the gates that some rows of x and a panel make, and writes their products with what they gate.
-template <int ROWS>
+template <int kRows>
 inline void write_gated(const Product& p, int64_t first, int64_t width, int64_t token, const float* sums,
                         int64_t stride) {
     const int64_t half = p.num_rows / 2;
-    for (int64_t place = 0; place < width / 2; place += LANES) {
+    for (int64_t place = 0; place < width / 2; place += kLanes) {
         const int64_t row = first / 2 + place;
-        const Vectors<ROWS> gates = rounded(with_bias<ROWS>(p, row, 0xffff, sums + place, stride));
-        const Vectors<ROWS> active = rounded(activate(gates, p.activation));
-        const Vectors<ROWS> gated = rounded(with_bias<ROWS>(p, half + row, 0xffff, sums + width / 2 + place, stride));
+        const Vectors<kRows> gates = rounded(with_bias<kRows>(p, row, 0xffff, sums + place, stride));
+        const Vectors<kRows> active = rounded(activate(gates, p.activation));
+        const Vectors<kRows> gated = rounded(with_bias<kRows>(p, half + row, 0xffff, sums + width / 2 + place, stride));
         uint16_t* out = p.out + token * half + row;
-        for (int r = 0; r < ROWS; ++r) {
+        for (int r = 0; r < kRows; ++r) {
             const __m512 made = _mm512_mul_ps(active.of[r], gated.of[r]);
             _mm256_storeu_epi16(out + r * half, (__m256i)_mm512_cvtneps_pbh(made));
         }
@@ -143,10 +145,10 @@ inline void write_gated(const Product& p, int64_t first, int64_t width, int64_t 
 inline void write_panel(const Product& p, int64_t first, int64_t width, int64_t token, int64_t count, const float* sums,
                         int64_t stride) {
     const int64_t end = token + count;
-    if (p.activation == NONE)
+    if (p.activation == kNone)
         for (; token < end; ++token, sums += stride) write_products(p, first, width, token, sums);
-    for (; token + GROUP <= end; token += GROUP, sums += GROUP * stride)
-        write_gated<GROUP>(p, first, width, token, sums, stride);
+    for (; token + kGroup <= end; token += kGroup, sums += kGroup * stride)
+        write_gated<kGroup>(p, first, width, token, sums, stride);
     for (; token < end; ++token, sums += stride) write_gated<1>(p, first, width, token, sums, stride);
 }
 
