@@ -14,12 +14,14 @@
 #include <limits>
 #include <vector>
 
+#include "graftlm/bfloat16.h"
+#include "graftlm/exp2.h"
+
 namespace {
 
 constexpr int64_t kLanes = 16;
 constexpr int64_t kBlock = 128;  // as in vocab_blocks.py
 constexpr float kNothing = -std::numeric_limits<float>::infinity();
-constexpr float kLog2E = 1.44269504f;
 
 typedef float Vec __attribute__((vector_size(4 * kLanes)));
 typedef int32_t IntVec __attribute__((vector_size(4 * kLanes)));
@@ -28,12 +30,7 @@ typedef uint16_t HalfVec __attribute__((vector_size(2 * kLanes)));
 
 inline float number(float x) { return x; }
 
-inline float number(uint16_t bits) {
-    const uint32_t word = static_cast<uint32_t>(bits) << 16;
-    float x;
-    std::memcpy(&x, &word, sizeof x);
-    return x;
-}
+inline float number(uint16_t bits) { return widen_bf16(bits); }
 
 inline Vec load(const float* p) {
     Vec x;
@@ -44,7 +41,7 @@ inline Vec load(const float* p) {
 inline Vec load(const uint16_t* p) {
     HalfVec halves;
     std::memcpy(&halves, p, sizeof halves);
-    return reinterpret_cast<Vec>(__builtin_convertvector(halves, WordVec) << 16);
+    return widen_bf16<Vec, WordVec>(halves);
 }
 
 // The numbers from p on, kNothing in place of those from the `count`-th on.
@@ -74,24 +71,6 @@ inline float largest_of(Vec x) {
 
 inline float sum_of(Vec x) {
     return joined(x, [](float a, float b) { return a + b; });
-}
-
-// 2^x for x <= 0 by its Taylor series within half a power of two, to about 2 units in the last place; 0 below -126.
-inline Vec power_of_two(Vec x) {
-    const Vec rounder = Vec{} + 12582912.0f;  // 1.5 * 2^23: a sum with it is a whole number
-    const Vec y = x < -127.0f ? Vec{} - 127.0f : x;
-    const Vec shifted = y + rounder;
-    const Vec r = y - (shifted - rounder);
-    Vec p = Vec{} + 1.540353039e-4f;
-    p = p * r + 1.333355815e-3f;
-    p = p * r + 9.618129108e-3f;
-    p = p * r + 5.550410866e-2f;
-    p = p * r + 2.402265070e-1f;
-    p = p * r + 6.931471806e-1f;
-    p = p * r + 1.0f;
-    const IntVec exponent = reinterpret_cast<IntVec>(shifted) - reinterpret_cast<IntVec>(rounder);
-    const Vec result = p * reinterpret_cast<Vec>((exponent + 127) << 23);
-    return x < -126.0f ? Vec{} : result;
 }
 
 struct Best {
@@ -179,11 +158,7 @@ float find_kth_largest(const T* row, int64_t num_columns, int64_t k, Scratch& sc
 constexpr int kBinShift = 18;
 constexpr uint32_t kNumBins = (127u << (23 - kBinShift)) + 1;
 
-inline uint32_t bin_of(float weight) {
-    uint32_t bits;
-    std::memcpy(&bits, &weight, sizeof bits);
-    return bits >> kBinShift;
-}
+inline uint32_t bin_of(float weight) { return bits_as<uint32_t>(weight) >> kBinShift; }
 
 // Of positive weights, the last one of the largest that add up to `wanted`; the smallest where all do not. Only weights
 // of the bin in which the sum ends are sorted.
@@ -242,7 +217,7 @@ int64_t draw(const T* row, int64_t num_columns, float largest, const Settings& w
         } else {
             for (int64_t c = start; c < start + kBlock; c += kLanes) {
                 const Vec x = load(row + c, num_columns - c);
-                Vec weight = power_of_two((x - largest) * scale);
+                Vec weight = exp2_negative<IntVec>((x - largest) * scale);
                 weight = x >= least && x != kNothing ? weight : Vec{};
                 std::memcpy(weights + c, &weight, sizeof weight);
                 sum += weight;

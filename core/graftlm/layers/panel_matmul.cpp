@@ -13,7 +13,9 @@
 #include <cstdint>
 #include <cstring>
 
+#include "graftlm/avx512.h"
 #include "graftlm/panel_output.h"
+#include "graftlm/sizes.h"
 
 namespace {
 
@@ -23,10 +25,9 @@ constexpr int64_t kRowsOfX = 6;        // whose sums fit into the registers
 constexpr int64_t kSlab = 1024;        // inputs of a panel that all rows of x meet before the next ones
 constexpr int64_t kRowsAtATime = 192;  // of x, whose inputs of a slab the second-level cache holds beside two slabs
 constexpr int64_t kBytesAhead = 16 * 1024;  // what a single pass asks of memory before its turn
-constexpr int64_t kLineBytes = 64;          // bytes of the cache's lines
 
 // How many rows a panel holds, zeros at its end included.
-inline int64_t padded(int64_t num_rows) { return (num_rows + kLanes - 1) / kLanes * kLanes; }
+inline int64_t padded(int64_t num_rows) { return round_up(num_rows, kLanes); }
 
 inline int64_t num_panels(int64_t num_rows) { return (num_rows + kPanel - 1) / kPanel; }
 
@@ -60,7 +61,7 @@ void multiply_tile(const Product& p, const Slab& slab, int64_t token, const char
         for (int line = 0; line < kLines; ++line, wanted += kLineBytes)
             _mm_prefetch(wanted, kLines == kVectors ? _MM_HINT_T0 : _MM_HINT_T1);
         for (int r = 0; r < kRows; ++r) {
-            const __m512bh pair = broadcast_pair(x + r * p.num_inputs + input);
+            const __m512bh pair = (__m512bh)broadcast_pair(x + r * p.num_inputs + input);
             for (int v = 0; v < kVectors; ++v) sums[set][r][v] = _mm512_dpbf16_ps(sums[set][r][v], w[v], pair);
         }
     };

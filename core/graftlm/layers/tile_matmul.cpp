@@ -19,7 +19,11 @@
 
 #include <omp.h>
 
+#include "graftlm/ahead.h"
+#include "graftlm/avx512.h"
+#include "graftlm/matrix_units.h"
 #include "graftlm/panel_output.h"
+#include "graftlm/sizes.h"
 #include "graftlm/tile_blocks.h"
 
 namespace {
@@ -60,7 +64,7 @@ void multiply_few(const Product& p, int64_t panel, AheadOfOnePass& ahead) {
                 AheadOfOnePass::ask(lines, 2 * pair + v);
             }
             for (int r = 0; r < kRows; ++r) {
-                const __m512bh x = broadcast_pair(p.x + r * p.num_inputs + input + pair * kPair);
+                const __m512bh x = (__m512bh)broadcast_pair(p.x + r * p.num_inputs + input + pair * kPair);
                 for (int v = 0; v < 2; ++v) sums[set][r][v] = _mm512_dpbf16_ps(sums[set][r][v], w[v], x);
             }
         };
@@ -104,13 +108,15 @@ void multiply_once(const Product& p, const uint16_t* tiles) {
     const int64_t end = num_panels(p) * (thread + 1) / team;
     int64_t panel = num_panels(p) * thread / team;
     AheadOfOnePass ahead(p.weights + panel * size, p.weights + end * size);
-    for (; panel < end; ++panel) switch (p.num_tokens) {
+    for (; panel < end; ++panel) {
+        switch (p.num_tokens) {
             case 1: multiply_few<1>(p, panel, ahead); break;
             case 2: multiply_few<2>(p, panel, ahead); break;
             case 3: multiply_few<3>(p, panel, ahead); break;
             case kFew: multiply_few<kFew>(p, panel, ahead); break;
             default: multiply_panel(p, panel, 0, p.num_tokens, tiles, ahead);
         }
+    }
 }
 
 // Multiplies the rows of x from `token` to `end`, cut into tiles, with this thread's part of the panels.

@@ -10,6 +10,7 @@
 #include <limits>
 #include <new>
 
+#include "graftlm/sizes.h"
 #include "paged_step.h"
 #include "vectors.h"
 
@@ -25,8 +26,6 @@ constexpr int kPadding = 3 * kLanes;     // a multiple of kRows, too
 constexpr int kTile = 64;                // context tokens handled between two updates of the running maximum
 constexpr int64_t kUnitBlockRows = 768;  // likewise on matrix units, where packing is a greater part of the work
 constexpr float kFarBelow = -1e30f;      // a running maximum before its first score: finite, so differences are too
-
-inline int64_t round_up(int64_t number, int64_t unit) { return (number + unit - 1) / unit * unit; }
 
 // The running softmax of R rows; the lanes from r * kLanes / R on are row r's. Scores are in units of ln 2, so that
 // weights are powers of two.
@@ -80,12 +79,12 @@ inline void update_softmax(Softmax& state, float* scores, int count, const Graft
         const float from = maximum[r * kLanes / R];
         sums[r] = Vec{};
         for (int i = 0; i < count; i += kLanes) {
-            Vec p = exp2_negative(scaled(load(scores + r * kTile + i), units[r]) - from);
+            Vec p = exp2_negative<IntVec>(scaled(load(scores + r * kTile + i), units[r]) - from);
             sums[r] += p;
             weigh(r, i, p);
         }
     }
-    const Vec correction = exp2_negative(state.maximum - maximum);
+    const Vec correction = exp2_negative<IntVec>(state.maximum - maximum);
     state.sum = state.sum * correction + sum_each(sums);
     state.maximum = maximum;
     for (int r = 0; r < R; ++r) corrections[r] = correction[r * kLanes / R];
@@ -100,15 +99,15 @@ public:
     void reserve(size_t bytes) {
         if (bytes <= size_) return;
         std::free(memory_);
-        size_ = (bytes + 63) / 64 * 64;
-        memory_ = static_cast<char*>(std::aligned_alloc(64, size_));
+        size_ = round_up(bytes, kLineBytes);
+        memory_ = static_cast<char*>(std::aligned_alloc(kLineBytes, size_));
         if (memory_ == nullptr) throw std::bad_alloc();
     }
     void rewind() { used_ = 0; }
     template <class T>
     T* take(size_t count) {
         T* start = reinterpret_cast<T*>(memory_ + used_);
-        used_ += (count * sizeof(T) + 63) / 64 * 64;
+        used_ += round_up(count * sizeof(T), kLineBytes);
         return start;
     }
 

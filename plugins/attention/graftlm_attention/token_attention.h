@@ -45,7 +45,7 @@ struct ScalesOf {
     alignas(64) float numbers[N];
 
     void read(const uint16_t* scales, const RowsOf<N>& rows, int64_t kv_head) {
-        for (int t = 0; t < rows.count; ++t) numbers[t] = BFloat16::widen(scales[rows.scales[t] + kv_head]);
+        for (int t = 0; t < rows.count; ++t) numbers[t] = widen_bf16(scales[rows.scales[t] + kv_head]);
         for (int t = rows.count; t < N; ++t) numbers[t] = 0.0f;
     }
     Vec at(int t) const { return load(numbers + t); }
@@ -61,7 +61,7 @@ template <class C>
 void prefetch(const typename C::Element* start, int64_t elements) {
     const char* line = reinterpret_cast<const char*>(start);
     const char* end = reinterpret_cast<const char*>(start + elements);
-    for (; line < end; line += 64) __builtin_prefetch(line, 0, 2);
+    for (; line < end; line += kLineBytes) __builtin_prefetch(line, 0, 2);
 }
 
 // What the memory should fetch while a tile is being worked on: a slice of the next tile for each of its tokens. Spread
@@ -134,7 +134,7 @@ inline float pack_int16(const typename E::Element* row, int64_t dim, int64_t cou
         Vec x = E::load(row + d) / scale;
         x = x == x ? clamp(x, bound) : Vec{};
         _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + d),
-                            _mm512_cvtepi32_epi16(reinterpret_cast<__m512i>(round_to_int(x))));
+                            _mm512_cvtepi32_epi16(reinterpret_cast<__m512i>(round_to_int<IntVec>(x))));
     }
     return scale;
 }
@@ -245,9 +245,8 @@ void mix_pairs(const int16_t* weights, const float* weight_scales, const float* 
                                   _mm512_cvtepi8_epi16(_mm512_castsi512_si256(high)),
                                   _mm512_cvtepi8_epi16(_mm512_extracti64x4_epi64(high, 1))};
         for (int r = 0; r < R; ++r) {
-            int32_t pair;
-            std::memcpy(&pair, weights + r * kTile + t, 4);
-            for (int v = 0; v < 4; ++v) sums[r][v] = _mm512_dpwssd_epi32(sums[r][v], _mm512_set1_epi32(pair), value[v]);
+            const __m512i weight = broadcast_pair(weights + r * kTile + t);
+            for (int v = 0; v < 4; ++v) sums[r][v] = _mm512_dpwssd_epi32(sums[r][v], weight, value[v]);
         }
     }
     for (int r = 0; r < R; ++r) {
@@ -323,9 +322,7 @@ void mix_halves(const uint16_t* weights, const float* corrections, const uint16_
             value[2 * v + 1] = reinterpret_cast<__m512bh>(weaver.weave_high(a, b));
         }
         for (int r = 0; r < R; ++r) {
-            int32_t pair;
-            std::memcpy(&pair, weights + r * kTile + t, 4);
-            const __m512bh weight = reinterpret_cast<__m512bh>(_mm512_set1_epi32(pair));
+            const __m512bh weight = reinterpret_cast<__m512bh>(broadcast_pair(weights + r * kTile + t));
             for (int v = 0; v < 2 * V; ++v) sums[r][v] = _mm512_dpbf16_ps(sums[r][v], weight, value[v]);
         }
     }
@@ -515,7 +512,7 @@ void merge_pieces(const GraftlmLayer& layer, const MergeTask& task, void* out) {
         float sum = 0.0f;
         for (int64_t i = 0; i < task.pieces; ++i) {
             float* piece = first + i * stride;
-            const float weight = exp2_negative(splat(piece[0] - maximum))[0];
+            const float weight = exp2_negative<IntVec>(splat(piece[0] - maximum))[0];
             sum += piece[1] * weight;
             for (int64_t d = 0; d < dim; d += kLanes) {
                 Vec scaled = load(piece + 2 + d) * weight;

@@ -204,7 +204,7 @@ bool weigh_scores(UnitSoftmax& state, const float* scores, int rows, int low, in
         if (t < high) weigh(t, std::integral_constant<int, 1>());
         sums[r] = reinterpret_cast<Vec>(_mm512_add_ps(even_sum, odd_sum));
     }
-    const Vec correction = exp2_negative((state.maximum - maximum) * unit);
+    const Vec correction = exp2_negative<IntVec>((state.maximum - maximum) * unit);
     const IntVec changed = maximum != state.maximum;
     state.sum = state.sum * correction + sum_each(sums);
     state.maximum = maximum;

@@ -111,7 +111,7 @@ inline void multiply_values(const uint32_t* weights, const UnitRows* values, int
 // that does nothing.
 inline void fetch_lines(const void* start, int64_t bytes) {
     const char* line = static_cast<const char*>(start);
-    for (const char* end = line + bytes; line < end; line += 64) asm volatile("prefetcht0 %0" ::"m"(*line));
+    for (const char* end = line + bytes; line < end; line += kLineBytes) asm volatile("prefetcht0 %0" ::"m"(*line));
 }
 
 // Writes products [16 tokens][16] of `heads` heads as rows of scores, which begin kTile apart.

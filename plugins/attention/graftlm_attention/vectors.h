@@ -6,15 +6,15 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <cstring>
 #include <limits>
 #include <type_traits>
 
+#include "graftlm/avx512.h"
+#include "graftlm/bfloat16.h"
+#include "graftlm/exp2.h"
+
 #if defined(__AVX2__)
 #include <immintrin.h>
-#endif
-#if defined(__AVX512BF16__) && defined(__AVX512BW__)
-#define HAS_BF16_PAIRS 1
 #endif
 #if defined(__AVX512VNNI__) && defined(__AVX512BW__)
 #define HAS_INT16_PAIRS 1
@@ -30,7 +30,6 @@ constexpr int kLanes = 8;
 #else
 constexpr int kLanes = 4;
 #endif
-constexpr float kLog2E = 1.44269504f;
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
 typedef float Vec __attribute__((vector_size(4 * kLanes)));
@@ -55,34 +54,19 @@ struct Float32 {
 struct BFloat16 {
     using Element = uint16_t;
     static Vec load(const uint16_t* p) {
-        HalfVec half = *reinterpret_cast<const LooseHalfVec*>(p);
-        return reinterpret_cast<Vec>(__builtin_convertvector(half, WordVec) << 16);
+        const HalfVec halves = *reinterpret_cast<const LooseHalfVec*>(p);
+        return widen_bf16<Vec, WordVec>(halves);
     }
     // Rounds to nearest, ties to even; a NaN stays a NaN.
     static HalfVec round(Vec x) {
 #ifdef HAS_BF16_PAIRS
         return reinterpret_cast<HalfVec>(_mm512_cvtneps_pbh(reinterpret_cast<__m512>(x)));
 #endif
-        WordVec bits = reinterpret_cast<WordVec>(x);
-        WordVec rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
-        WordVec quiet = (bits >> 16) | 0x40u;
-        return __builtin_convertvector(x == x ? rounded : quiet, HalfVec);
+        return __builtin_convertvector(round_to_bf16<WordVec>(x), HalfVec);
     }
     static void store(uint16_t* p, Vec x) { *reinterpret_cast<LooseHalfVec*>(p) = round(x); }
-    static float widen(uint16_t x) {
-        const uint32_t bits = static_cast<uint32_t>(x) << 16;
-        float number;
-        std::memcpy(&number, &bits, 4);
-        return number;
-    }
     static const uint16_t* halves(const uint16_t* row, int64_t, uint16_t*) { return row; }
 };
-
-// Adding 1.5 * 2^23 rounds to an integer, half to even, and leaves it in the low bits.
-constexpr float kRounder = 12582912.0f;
-constexpr int32_t kRounderBits = 0x4b400000;
-
-inline IntVec round_to_int(Vec x) { return reinterpret_cast<IntVec>(x + kRounder) - kRounderBits; }
 
 inline Vec clamp(Vec x, float bound) {
     x = x > bound ? splat(bound) : x;
@@ -100,9 +84,7 @@ inline float largest_magnitude(const typename E::Element* row, int64_t dim) {
     }
     int32_t bits = 0;
     for (int i = 0; i < kLanes; ++i) bits = std::max(bits, static_cast<int32_t>(largest[i]));
-    float magnitude;
-    std::memcpy(&magnitude, &bits, 4);
-    return magnitude;
+    return bits_as<float>(bits);
 }
 
 // A row of codes. With its scale, which stands apart, it is scale * codes.
@@ -124,11 +106,11 @@ struct Int8 {
     template <class E>
     static uint16_t encode(const typename E::Element* row, int64_t dim, int8_t* codes) {
         const uint16_t scale = BFloat16::round(splat(largest_magnitude<E>(row, dim) / 127.0f))[0];
-        const Vec divisor = splat(BFloat16::widen(scale));
+        const Vec divisor = splat(widen_bf16(scale));
         for (int64_t d = 0; d < dim; d += kLanes) {
             Vec x = E::load(row + d) / divisor;
             x = x == x ? clamp(x, 127.0f) : Vec{};
-            *reinterpret_cast<LooseByteVec*>(codes + d) = __builtin_convertvector(round_to_int(x), ByteVec);
+            *reinterpret_cast<LooseByteVec*>(codes + d) = __builtin_convertvector(round_to_int<IntVec>(x), ByteVec);
         }
         return scale;
     }
@@ -146,33 +128,9 @@ constexpr bool kHasScales = std::is_same_v<C, Int8>;
 
 // ---- small vector mathematics ------------------------------------------------------------------------------------
 
-// 2^x for x <= 0 or barely above, to about 2 units in the last place; 0 below -126; NaN stays NaN.
-inline Vec exp2_negative(Vec x) {
-    Vec y = x < -127.0f ? splat(-127.0f) : x;
-#if defined(__AVX512F__)  // GCC 12 makes several instructions of one
-    Vec n = reinterpret_cast<Vec>(_mm512_roundscale_ps(reinterpret_cast<__m512>(y), _MM_FROUND_TO_NEAREST_INT));
-#else
-    Vec n = (y + kRounder) - kRounder;
-#endif
-    Vec r = y - n;
-    Vec p = splat(1.540353039e-4f);  // the Taylor series of 2^r, |r| <= 1/2
-    p = p * r + 1.333355815e-3f;
-    p = p * r + 9.618129108e-3f;
-    p = p * r + 5.550410866e-2f;
-    p = p * r + 2.402265070e-1f;
-    p = p * r + 6.931471806e-1f;
-    p = p * r + 1.0f;
-#if defined(__AVX512F__)
-    Vec result = reinterpret_cast<Vec>(_mm512_scalef_ps(reinterpret_cast<__m512>(p), reinterpret_cast<__m512>(n)));
-#else
-    Vec result = p * reinterpret_cast<Vec>((round_to_int(n) + 127) << 23);
-#endif
-    return x < -126.0f ? Vec{} : result;
-}
-
 inline Vec tanh_vec(Vec x) {
     Vec magnitude = x < 0.0f ? -x : x;
-    Vec e = exp2_negative(magnitude * (-2.0f * kLog2E));
+    Vec e = exp2_negative<IntVec>(magnitude * (-2.0f * kLog2E));
     Vec large = (1.0f - e) / (1.0f + e);
     large = x < 0.0f ? -large : large;
     Vec s = x * x;  // near 0 the quotient cancels; the Taylor series does not

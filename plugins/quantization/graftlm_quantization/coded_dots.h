@@ -19,7 +19,7 @@
 #include "coded_matrix.h"
 #include "graftlm/ahead.h"
 
-#if defined(HAS_BF16_PAIRS) && defined(__AVX512VNNI__)
+#if defined(HAS_CODED_PAIRS) && defined(__AVX512VNNI__)
 #define HAS_CODED_DOTS 1
 #endif
 

@@ -6,9 +6,11 @@
 #include <cstdlib>
 #include <cstring>
 
-#if defined(__AVX512BF16__) && defined(__AVX512BW__) && defined(__AVX512VBMI__)
-#include <immintrin.h>
-#define HAS_BF16_PAIRS 1
+#include "graftlm/avx512.h"
+#include "graftlm/sizes.h"
+
+#if defined(HAS_BF16_PAIRS) && defined(__AVX512VBMI__)
+#define HAS_CODED_PAIRS 1
 #endif
 
 extern "C" {
@@ -51,7 +53,8 @@ template <class T>
 class Scratch {
 public:
     explicit Scratch(int64_t size)
-        : data_(static_cast<T*>(std::aligned_alloc(64, (std::max<int64_t>(size, 1) * sizeof(T) + 63) / 64 * 64))) {}
+        : data_(static_cast<T*>(
+              std::aligned_alloc(kLineBytes, round_up(std::max<int64_t>(size, 1) * sizeof(T), kLineBytes)))) {}
     ~Scratch() { std::free(data_); }
     Scratch(const Scratch&) = delete;
     Scratch& operator=(const Scratch&) = delete;
@@ -106,7 +109,7 @@ struct Scales {
     Floats scales[2], offsets[2];
 };
 
-#ifdef HAS_BF16_PAIRS
+#ifdef HAS_CODED_PAIRS
 
 // A small integer as bfloat16.
 constexpr uint16_t exact(int value) {

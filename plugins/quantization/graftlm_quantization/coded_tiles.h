@@ -21,7 +21,7 @@
 #include "coded_matrix.h"
 #include "graftlm/tile_blocks.h"
 
-#if defined(HAS_MATRIX_UNITS) && defined(HAS_BF16_PAIRS)
+#if defined(HAS_MATRIX_UNITS) && defined(HAS_CODED_PAIRS)
 #define HAS_CODED_TILES 1
 #endif
 
@@ -143,8 +143,7 @@ struct CutRows {
             __m512 total = _mm512_setzero_ps();
             for (int64_t input = first; input < end; input += kTileInputs) {
                 const int64_t left = end - input;
-                const __mmask32 exists = left >= kTileInputs ? ~0u : (1u << left) - 1;
-                const __m512i pairs = _mm512_maskz_loadu_epi16(exists, x + row * num_inputs + input);
+                const __m512i pairs = _mm512_maskz_loadu_epi16(first_of_32(left), x + row * num_inputs + input);
                 total = _mm512_dpbf16_ps(total, (__m512bh)pairs, ones);
             }
             sums[first / span * num_rows + row] = _mm512_reduce_add_ps(total);
@@ -188,7 +187,7 @@ inline void write_totals(const GraftlmMatrix& matrix, int64_t panel, int64_t row
                          uint16_t* out) {
     for (int64_t place = 0; place < kPanel; place += kTileRows) {
         const int64_t column = panel * kPanel + place, left = std::max<int64_t>(0, matrix.num_rows - column);
-        const __mmask16 exists = left >= kTileRows ? 0xffff : (1u << left) - 1;
+        const __mmask16 exists = first_of_16(left);
         const __m512 bias = matrix.bias ? _mm512_loadu_ps(matrix.bias + column) : _mm512_setzero_ps();
         for (int64_t r = 0; r < count; ++r) {
             const __m512 total = _mm512_add_ps(_mm512_load_ps(totals + r * kPanel + place), bias);

@@ -22,6 +22,9 @@
 #include "coded_dots.h"
 #include "coded_matrix.h"
 #include "coded_tiles.h"
+#include "graftlm/avx512.h"
+#include "graftlm/bfloat16.h"
+#include "graftlm/sizes.h"
 
 namespace {
 
@@ -29,21 +32,13 @@ constexpr int kManyRows = 64;   // of x: from here on, weights are scaled rather
 constexpr int kSpan = 512;      // inputs whose scaled weights are in the buffer at a time
 constexpr int kMaxRows = 1024;  // of x at a time, so that their totals stay in the second-level cache
 
-inline float widen(uint16_t value) {
-    const uint32_t bits = uint32_t(value) << 16;
-    float result;
-    std::memcpy(&result, &bits, sizeof result);
-    return result;
-}
+inline float widen(uint16_t value) { return widen_bf16(value); }
 
 inline float widen(float value) { return value; }
 
 // Rounds to nearest, ties to even.
 inline void narrow(Floats values, uint16_t* out) {
-    const Words bits = Words(values);
-    const Words rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
-    const Words safe = (bits & 0x7fffffffu) > 0x7f800000u ? Words{} + 0x7fc0u : rounded;  // NaN stays NaN
-    const Halves halves = __builtin_convertvector(safe, Halves);
+    const Halves halves = __builtin_convertvector(round_to_bf16<Words>(values), Halves);
     std::memcpy(out, &halves, sizeof halves);
 }
 
@@ -69,7 +64,7 @@ struct InFloats {
     static Vector scale(Vector w, Floats scale, Floats offset) { return w * scale + offset; }
 };
 
-#ifdef HAS_BF16_PAIRS
+#ifdef HAS_CODED_PAIRS
 struct InPairs {
     using Input = uint16_t;
     using Vector = __m512i;
@@ -81,8 +76,7 @@ struct InPairs {
         widen_pairs<Codes>(codes, out);
     }
     static Floats multiply(Floats total, const Input* x, Vector w) {
-        const __m512i pair = _mm512_set1_epi32(load<int32_t>(x));
-        return Floats(_mm512_dpbf16_ps(__m512(total), (__m512bh)(pair), (__m512bh)(w)));
+        return Floats(_mm512_dpbf16_ps(__m512(total), (__m512bh)broadcast_pair(x), (__m512bh)(w)));
     }
     static Vector scale(Vector w, Floats scale, Floats offset) {
         const __m512 first = _mm512_fmadd_ps((__m512)(_mm512_slli_epi32(w, 16)), __m512(scale), __m512(offset));
@@ -208,7 +202,7 @@ inline void widen_chunk(const uint8_t* codes, int64_t chunk, typename Math::Vect
     const int64_t num_half_steps = 2 * chunk / kStep;
     for (int64_t half_step = 0; half_step < num_half_steps; ++half_step) {
         const uint8_t* here = codes + half_step * Codes::kBytes;
-        for (int line = 0; line < Codes::kBytes; line += 64) {
+        for (int line = 0; line < Codes::kBytes; line += kLineBytes) {
             __builtin_prefetch(here + num_half_steps * Codes::kBytes + line);
         }
         Math::template widen_step<Codes>(here, out + half_step * kStep / Math::kWidth);
@@ -300,9 +294,7 @@ typedef uint16_t Narrow8 __attribute__((vector_size(16)));
 typedef uint32_t Words8 __attribute__((vector_size(32)));
 typedef float Floats8 __attribute__((vector_size(32)));
 
-inline Floats8 load_inputs(const uint16_t* x) {
-    return Floats8(__builtin_convertvector(load<Narrow8>(x), Words8) << 16);
-}
+inline Floats8 load_inputs(const uint16_t* x) { return widen_bf16<Floats8, Words8>(load<Narrow8>(x)); }
 
 inline Floats8 load_inputs(const float* x) { return load<Floats8>(x); }
 
@@ -399,7 +391,7 @@ int32_t graftlm_multiply_bfloat16(const GraftlmMatrix* matrix, const uint16_t* x
 #ifdef HAS_CODED_DOTS
     if (num_rows <= kFewForDots) return multiply_few(*matrix, x, num_rows, out, int(num_threads));
 #endif
-#ifdef HAS_BF16_PAIRS
+#ifdef HAS_CODED_PAIRS
     return multiply_all<InPairs>(*matrix, x, num_rows, out, int(num_threads));
 #else
     return multiply_all<InFloats>(*matrix, x, num_rows, out, int(num_threads));

@@ -11,27 +11,17 @@
 
 #include <cmath>
 #include <cstdint>
-#include <cstring>
 #include <limits>
+
+#include "graftlm/bfloat16.h"
+#include "graftlm/exp2.h"
 
 namespace {
 
 enum class Bf16 : uint16_t {};  // the upper half of a float32; no struct, which GCC would not vectorise
 
-inline float bits_to_float(uint32_t bits) {
-    float value;
-    std::memcpy(&value, &bits, sizeof value);
-    return value;
-}
-
-inline uint32_t float_to_bits(float value) {
-    uint32_t bits;
-    std::memcpy(&bits, &value, sizeof bits);
-    return bits;
-}
-
 inline float widen(float value) { return value; }
-inline float widen(Bf16 value) { return bits_to_float(static_cast<uint32_t>(value) << 16); }
+inline float widen(Bf16 value) { return widen_bf16(static_cast<uint16_t>(value)); }
 
 template <class T>
 inline T narrow(float value);
@@ -44,9 +34,7 @@ inline float narrow<float>(float value) {
 // To the nearest, ties to even. Adding to the bits would turn some NaNs into infinities or zeros.
 template <>
 inline Bf16 narrow<Bf16>(float value) {
-    const uint32_t bits = float_to_bits(value);
-    const uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
-    return static_cast<Bf16>(value == value ? rounded : 0x7fc0u);
+    return static_cast<Bf16>(round_to_bf16<uint32_t>(value));
 }
 
 // The value that a tensor of T would hold.
@@ -58,11 +46,10 @@ inline float rounded(float value) {
 // e^x to about 1e-7 relative, for x in [-87, 88]; below, e^-87; above, infinity. NaN stays NaN.
 // Cody & Waite's reduction to |r| <= ln(2) / 2, then the Taylor polynomial of degree 7.
 inline float exponential(float x) {
-    constexpr float kRound = 12582912.0f;  // 1.5 * 2^23: adding it leaves the nearest integer in the low bits
     float inside = x < -87.0f ? -87.0f : x;
     inside = inside > 88.0f ? 88.0f : inside;
-    const float shifted = inside * 1.44269504088896341f + kRound;
-    const float n = shifted - kRound;
+    const float shifted = inside * 1.44269504088896341f + kRounder;
+    const float n = shifted - kRounder;
     const float r = (inside - n * 0.693145751953125f) - n * 1.42860682030941723e-6f;
     float p = 1.0f / 5040.0f;
     p = p * r + 1.0f / 720.0f;
@@ -72,8 +59,8 @@ inline float exponential(float x) {
     p = p * r + 0.5f;
     p = p * r + 1.0f;
     p = p * r + 1.0f;
-    const uint32_t power = (float_to_bits(shifted) + 127u) << 23;  // what kRound adds to the bits is shifted out
-    return x > 88.0f ? std::numeric_limits<float>::infinity() : p * bits_to_float(power);
+    const uint32_t power = (bits_as<uint32_t>(shifted) + 127u) << 23;  // what kRounder adds to the bits is shifted out
+    return x > 88.0f ? std::numeric_limits<float>::infinity() : p * bits_as<float>(power);
 }
 
 struct Silu {

@@ -9,9 +9,10 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "graftlm/sizes.h"
+
 namespace {
 
-constexpr int64_t kLineBytes = 64;                          // bytes of the cache's lines
 constexpr int64_t kStepBytes = 2048;                        // what a step of a product reads: two tiles of weights
 constexpr int64_t kPlaces = kStepBytes / (2 * kLineBytes);  // in a block, a step's weights apart
 constexpr int64_t kAheadBytes = kPlaces * kStepBytes;       // of a block

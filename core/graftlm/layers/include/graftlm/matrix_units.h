@@ -4,6 +4,8 @@
 
 #include <cstdint>
 
+#include "graftlm/sizes.h"
+
 #if defined(__AMX_TILE__) && defined(__AMX_BF16__) && defined(__AVX512BF16__) && defined(__AVX512BW__) &&              \
     defined(__linux__)
 #include <immintrin.h>
@@ -70,7 +72,7 @@ inline void load_tile(const void* tile, int64_t stride) {
 // line that is not there holds up the tiles after it, too, and most of all where another thread shares the core: tiles
 // are asked for two steps before they are read, between products, one tile at a time.
 inline void ask_for_tile(const void* tile) {
-    for (int64_t line = 0; line < kTileRows; ++line) _mm_prefetch((const char*)tile + line * 64, _MM_HINT_T0);
+    for (int64_t line = 0; line < kTileRows; ++line) _mm_prefetch((const char*)tile + line * kLineBytes, _MM_HINT_T0);
 }
 
 // Writes 16 rows of 16 floats, which begin `stride` floats apart.

@@ -4,12 +4,9 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <cstring>
 
-#if defined(__AVX512BF16__) && defined(__AVX512BW__) && defined(__AVX512VL__)
-#include <immintrin.h>
-#define HAS_BF16_PAIRS 1
-#endif
+#include "graftlm/avx512.h"
+#include "graftlm/exp2.h"
 
 namespace {
 
@@ -36,21 +33,10 @@ struct Product {
     Activation activation;  // of the gates; kNone: products are written as they are
 };
 
-inline __m512bh broadcast_pair(const uint16_t* x) {
-    int32_t pair;
-    std::memcpy(&pair, x, sizeof pair);
-    return (__m512bh)_mm512_set1_epi32(pair);
-}
-
-inline __m512 widen(__m256i values) {
-    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(values), 16));
-}
-
 inline __m512 splat(float number) { return _mm512_set1_ps(number); }
 
-constexpr int kGroup =
-    4;  // rows whose outputs are made side by side: one's instructions fill the time that another's take
-constexpr float kLog2E = 1.44269504f;
+// Rows whose outputs are made side by side, which hides the latency of instructions.
+constexpr int kGroup = 4;
 
 // A vector of each of some rows.
 template <int kRows>
@@ -70,7 +56,7 @@ inline Vectors<kRows> each(const Make& make) {
 // What bfloat16 would hold.
 template <int kRows>
 inline Vectors<kRows> rounded(const Vectors<kRows>& x) {
-    return each<kRows>([&](int r) { return widen((__m256i)_mm512_cvtneps_pbh(x.of[r])); });
+    return each<kRows>([&](int r) { return widen_bf16((__m256i)_mm512_cvtneps_pbh(x.of[r])); });
 }
 
 // x / (1 + 2^y); 2^y by its Taylor series within half a power of two.
@@ -82,9 +68,9 @@ inline Vectors<kRows> divide_by_sigmoid(const Vectors<kRows>& x, Vectors<kRows> 
     const Vectors<kRows> n =
         each<kRows>([&](int r) { return _mm512_roundscale_ps(y.of[r], _MM_FROUND_TO_NEAREST_INT); });
     y = each<kRows>([&](int r) { return _mm512_sub_ps(y.of[r], n.of[r]); });
-    Vectors<kRows> power = each<kRows>([&](int) { return splat(1.540353039e-4f); });
-    for (float term : {1.333355815e-3f, 9.618129108e-3f, 5.550410866e-2f, 2.402265070e-1f, 6.931471806e-1f, 1.0f})
-        power = each<kRows>([&](int r) { return _mm512_fmadd_ps(power.of[r], y.of[r], splat(term)); });
+    Vectors<kRows> power = each<kRows>([&](int) { return splat(kExp2Terms[0]); });
+    for (int i = 1; i < kNumExp2Terms; ++i)
+        power = each<kRows>([&](int r) { return _mm512_fmadd_ps(power.of[r], y.of[r], splat(kExp2Terms[i])); });
     power = each<kRows>([&](int r) { return _mm512_scalef_ps(power.of[r], n.of[r]); });
     return each<kRows>([&](int r) { return _mm512_div_ps(x.of[r], _mm512_add_ps(splat(1.0f), power.of[r])); });
 }
@@ -107,7 +93,7 @@ template <int kRows>
 inline Vectors<kRows> with_bias(const Product& p, int64_t row, __mmask16 exists, const float* sums, int64_t stride) {
     const Vectors<kRows> plain = each<kRows>([&](int r) { return _mm512_load_ps(sums + r * stride); });
     if (!p.bias) return plain;
-    const __m512 bias = widen(_mm256_maskz_loadu_epi16(exists, p.bias + row));
+    const __m512 bias = widen_bf16(_mm256_maskz_loadu_epi16(exists, p.bias + row));
     return each<kRows>([&](int r) { return _mm512_add_ps(plain.of[r], bias); });
 }
 
@@ -116,7 +102,7 @@ inline void write_products(const Product& p, int64_t first, int64_t width, int64
     for (int64_t place = 0; place < width; place += kLanes) {
         const int64_t row = row_at(first, width, place, p.num_rows, p.has_gates);
         const int64_t left = std::max<int64_t>(0, p.num_rows - row);
-        const __mmask16 exists = left >= kLanes ? 0xffff : (1u << left) - 1;
+        const __mmask16 exists = first_of_16(left);
         const __m512 made = with_bias<1>(p, row, exists, sums + place, 0).of[0];
         _mm256_mask_storeu_epi16(p.out + token * p.num_rows + row, exists, (__m256i)_mm512_cvtneps_pbh(made));
     }

@@ -5,18 +5,14 @@
 #include <cstdint>
 
 #include "graftlm/ahead.h"
+#include "graftlm/avx512.h"
 #include "graftlm/matrix_units.h"
-
-#ifdef HAS_MATRIX_UNITS
-#include <immintrin.h>
-#endif
+#include "graftlm/sizes.h"
 
 namespace {
 
 constexpr int64_t kPanel = 2 * kTileRows;  // rows of W
 constexpr int64_t kBlock = 2 * kTileRows;  // rows of x that are multiplied at once
-
-inline int64_t round_up(int64_t number, int64_t unit) { return (number + unit - 1) / unit * unit; }
 
 #ifdef HAS_MATRIX_UNITS
 
@@ -66,8 +62,7 @@ inline void cut_rows(const uint16_t* x, int64_t num_rows, int64_t num_inputs, in
     for (int64_t r = 0; r < kTileRows; ++r)
         for (int64_t input = 0; input < num_inputs; input += kTileInputs) {
             const int64_t left = r < count ? num_inputs - input : 0;
-            const __mmask32 exists = left >= kTileInputs ? ~0u : (1u << left) - 1;
-            const __m512i row = _mm512_maskz_loadu_epi16(exists, x + (first + r) * num_inputs + input);
+            const __m512i row = _mm512_maskz_loadu_epi16(first_of_32(left), x + (first + r) * num_inputs + input);
             _mm512_store_si512(tiles + input * kTileRows + r * kTileInputs, row);
         }
 }
