@@ -1,10 +1,13 @@
-// Chooses tokens: the most likely ones, and ones drawn among those that temperature, top-k, top-p and min-p leave.
+// Chooses tokens: the most likely one of a row, or one drawn after temperature, top-k, top-p and min-p.
 //
-// What vocab_blocks.py, sampling_filters.py and noise.py say with torch's operations, one row at a time: a row is read
-// where it lies, and stays in a core's cache, as its weights do, until its token is chosen. Whatever is searched for,
-// the largest number of each block of 128 columns tells which blocks need not be looked at.
+// It computes the same as vocab_blocks.py, sampling_filters.py and noise.py, one row at a time. A row is read in place,
+// and its weights stay in a core's cache until its token is chosen. Every search uses the largest number of each block
+// of 128 columns to skip blocks.
 //
-// GCC's vectors, so that it runs on any CPU, and a plain C interface: it compiles in seconds and is loaded with ctypes.
+// Instruction sets: none; vectors are GCC's, which it splits into the registers that the CPU has. Without a compiled
+// library the caller uses torch's operations.
+//
+// The interface is plain C, for ctypes.
 
 #include <algorithm>
 #include <cmath>
@@ -44,7 +47,7 @@ inline Vec load(const uint16_t* p) {
     return widen_bf16<Vec, WordVec>(halves);
 }
 
-// The numbers from p on, kNothing in place of those from the `count`-th on.
+// Loads the numbers from p on; kNothing replaces those from the `count`-th on.
 template <typename T>
 inline Vec load(const T* p, int64_t count) {
     if (count >= kLanes) return load(p);
@@ -55,7 +58,7 @@ inline Vec load(const T* p, int64_t count) {
 
 inline Vec larger(Vec a, Vec b) { return a > b ? a : b; }
 
-// Joins the lanes of a vector, half with half.
+// Reduces the lanes of a vector, half with half.
 template <typename Join>
 inline float joined(Vec x, const Join& join) {
     float lanes[kLanes];
@@ -74,12 +77,11 @@ inline float sum_of(Vec x) {
 }
 
 struct Best {
-    float value;  // the largest of all numbers; NaN where there is one
+    float value;  // the largest of all numbers; NaN if there is one
     int64_t column;
 };
 
-// Finds the first of a row's largest numbers, or its first NaN. Writes each block's largest number; NaNs are passed
-// over.
+// Finds the first of a row's largest numbers, or its first NaN. Writes each block's largest number, NaNs excluded.
 template <typename T>
 Best find_best(const T* row, int64_t num_columns, float* block_largest) {
     Best best{kNothing, 0};
@@ -111,7 +113,7 @@ Best find_best(const T* row, int64_t num_columns, float* block_largest) {
     return best;
 }
 
-// A thread's memory, for rows of some length.
+// The memory of a thread, for rows of one length.
 struct Scratch {
     std::vector<float> weights, candidates, block_largest, block_sums, order;
 
@@ -121,8 +123,8 @@ struct Scratch {
         for (std::vector<float>* part : {&block_largest, &block_sums, &order}) part->resize(num_blocks);
     }
 
-    // What the calling thread keeps from row to row and from step to step: fresh memory takes longer than what is done
-    // in it.
+    // Returns the calling thread's memory, which is kept between rows and steps: allocating it takes longer than the
+    // work in it.
     static Scratch& of_thread(int64_t num_columns) {
         static thread_local Scratch scratch;
         scratch.fit(num_columns);
@@ -130,12 +132,12 @@ struct Scratch {
     }
 };
 
-// The k-th largest of a row's numbers, of which there are k or more; `block_largest` are known.
+// Returns the k-th largest number of a row of k or more. Needs `block_largest`.
 template <typename T>
 float find_kth_largest(const T* row, int64_t num_columns, int64_t k, Scratch& scratch) {
     float* const candidates = scratch.candidates.data();
     const int64_t num_blocks = static_cast<int64_t>(scratch.block_largest.size());
-    float least = kNothing;  // as many blocks have a number as large: the k-th largest is no smaller
+    float least = kNothing;  // k blocks have a number this large, so the k-th largest is no smaller
     if (k <= num_blocks) {
         scratch.order = scratch.block_largest;
         std::nth_element(scratch.order.begin(), scratch.order.begin() + (k - 1), scratch.order.end(), std::greater<>());
@@ -154,19 +156,19 @@ float find_kth_largest(const T* row, int64_t num_columns, int64_t k, Scratch& sc
     return candidates[k - 1];
 }
 
-// Weights of about the same size, within 3 %, lie in one bin; none is larger than 1.
+// A bin holds weights of about the same size, within 3 %. No weight is larger than 1.
 constexpr int kBinShift = 18;
 constexpr uint32_t kNumBins = (127u << (23 - kBinShift)) + 1;
 
 inline uint32_t bin_of(float weight) { return bits_as<uint32_t>(weight) >> kBinShift; }
 
-// Of positive weights, the last one of the largest that add up to `wanted`; the smallest where all do not. Only weights
-// of the bin in which the sum ends are sorted.
+// Returns the smallest of the largest positive weights whose sum reaches `wanted`; the smallest of all if the sum never
+// does. Sorts only the weights of the bin in which the sum is reached.
 float find_last(float* weights, int64_t count, double wanted) {
     std::vector<double> sums(kNumBins, 0.0);
     for (int64_t i = 0; i < count; ++i) sums[bin_of(weights[i])] += weights[i];
     double above = 0.0;
-    uint32_t last = kNumBins;  // the last bin seen that holds any
+    uint32_t last = kNumBins;  // the last bin with weights so far
     for (uint32_t bin = kNumBins; bin-- > 0;) {
         if (sums[bin] == 0.0) continue;
         if (last < kNumBins) above += sums[last];
@@ -188,7 +190,7 @@ inline uint64_t mixed(uint64_t z) {
     return z ^ (z >> 31);
 }
 
-// The number at a place, counted from 0, of a key's sequence of exponentially distributed numbers; see noise.py.
+// Returns number `place`, counted from 0, of a key's sequence of exponentially distributed numbers; see noise.py.
 inline double noise_at(uint64_t key, int64_t place) {
     const uint64_t bits = mixed(key + static_cast<uint64_t>(place + 1) * 0x9E3779B97F4A7C15u);
     return -std::log((static_cast<double>(bits >> 11) + 0.5) * 0x1p-53);
@@ -200,7 +202,7 @@ struct Settings {
     uint64_t key;
 };
 
-// Draws a column. Its row's numbers are no NaN, the largest is finite, `block_largest` are known.
+// Draws a column. The row has no NaN, its largest number is finite, and `block_largest` is known.
 template <typename T>
 int64_t draw(const T* row, int64_t num_columns, float largest, const Settings& wanted, Scratch& scratch) {
     float* const weights = scratch.weights.data();
@@ -228,13 +230,13 @@ int64_t draw(const T* row, int64_t num_columns, float largest, const Settings& w
     }
     float bound = static_cast<float>(wanted.min_p);  // the largest weight is 1
     if (wanted.top_p < 1.0) {
-        // Mostly a few tokens hold enough, and others are not looked at one by one.
+        // A few tokens usually hold enough weight, and the others are skipped by blocks.
         int64_t count = 0;
         for (float look : {0x1p-6f, 0x1p-12f, 0x1p-18f, 0.0f}) {
             count = 0;
             double sum = 0.0;
             for (int64_t block = 0; block < num_blocks; ++block) {
-                if (scratch.block_sums[block] < look) continue;  // so is each weight in it
+                if (scratch.block_sums[block] < look) continue;  // then each weight in it is smaller, too
                 for (int64_t c = block * kBlock; c < (block + 1) * kBlock; ++c) {
                     const bool is_candidate = weights[c] >= look && weights[c] > 0.0f;
                     scratch.candidates[count] = weights[c];
@@ -327,8 +329,8 @@ void graftlm_most_likely_bfloat16(const uint16_t* logits, int64_t row_stride, in
     find_most_likely(logits, row_stride, num_rows, num_columns, columns, is_bad, num_threads);
 }
 
-// logits [n, V], rows `row_stride` apart; whole [3, m]: rows of them, top_k, which is at least 1, and keys; real [3,
-// m]: temperature, top_p and min_p; columns [m].
+// logits [n, V], rows `row_stride` apart; whole [3, m]: rows of logits, top_k (at least 1) and keys; real [3, m]:
+// temperature, top_p and min_p; columns [m].
 void graftlm_draw_float32(const float* logits, int64_t row_stride, int64_t num_rows, int64_t num_columns,
                           const int64_t* whole, const double* real, int64_t* columns, int64_t num_threads) {
     draw_rows(logits, row_stride, num_rows, num_columns, whole, real, columns, num_threads);

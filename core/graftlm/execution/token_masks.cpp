@@ -1,7 +1,9 @@
-// Gives the tokens that masks rule out a score of minus infinity.
+// Sets the scores of masked tokens to minus infinity.
 //
-// Plain loops that GCC vectorises for the CPU at hand, and a plain C interface: it compiles in a second and is loaded
-// with ctypes.
+// Instruction sets: none; plain loops, which GCC vectorises for the CPU that it compiles for. Without a compiled
+// library the caller uses torch's operations.
+//
+// The interface is plain C, for ctypes.
 
 #include <algorithm>
 #include <cstdint>
@@ -9,7 +11,7 @@
 
 extern "C" {
 
-// scores [n, V], V apart; rows [m], each once; bits [m, words], bit i of word w is token 32 w + i.
+// scores [n, V], rows V apart; rows [m], each once; bits [m, words], where bit i of word w is token 32 w + i.
 void graftlm_forbid_float32(float* scores, int64_t num_columns, const int64_t* rows, const uint32_t* bits,
                             int64_t num_rows, int64_t num_words, int64_t num_threads) {
 #pragma omp parallel for num_threads(num_threads) schedule(static)

@@ -1,13 +1,16 @@
-// Products of bfloat16 activations with a bfloat16 matrix on CPUs with AVX512-BF16: out = x W^T + bias. Where the upper
-// half of W makes gates for what the lower half makes, they may be activated and multiplied before anything is written.
+// bfloat16 matrix product in vectors: out = x W^T + bias. If the first half of W's rows are gates of the second half,
+// the output can be activated and multiplied before it is written.
 //
-// Rows of W come in panels of 64, in which the weights that one step of the loop reads lie side by side: decoding,
-// which reads each weight once for a few rows of x, then runs through memory from one end to the other. A step
-// multiplies two inputs of up to 6 rows of x with all rows of the panel, 24 vectors of sums in registers. More rows of
-// x take several passes over a slab of the panel, which stays in the second-level cache; what memory is asked for
-// meanwhile, the next slab, is shared out among the passes, so that reading it costs no time of its own.
+// W is stored in panels of 64 rows, in the order in which the loop reads them. Decode reads each weight once for a few
+// rows of x, so it reads memory from one end to the other. One step multiplies two inputs of up to 6 rows of x with all
+// rows of the panel: 24 vectors of sums, all in registers. More rows of x take several passes over a slab of the panel,
+// which stays in the second-level cache. Each pass prefetches a share of the next slab, so that reading memory overlaps
+// the arithmetic.
 //
-// Plain C interface, no dependencies: it compiles in seconds and is loaded with ctypes.
+// Instruction sets: AVX512-F, -BW, -VL and -BF16. Without them `graftlm_panels_supported` returns 0, and the caller
+// uses oneDNN's kernels through torch.
+//
+// The interface is plain C, for ctypes.
 
 #include <algorithm>
 #include <cstdint>
@@ -19,14 +22,15 @@
 
 namespace {
 
-constexpr int64_t kPanel = 64;         // rows of W; the last panel has fewer, a multiple of kLanes
-constexpr int64_t kPair = 2;           // inputs that one instruction multiplies
-constexpr int64_t kRowsOfX = 6;        // whose sums fit into the registers
-constexpr int64_t kSlab = 1024;        // inputs of a panel that all rows of x meet before the next ones
-constexpr int64_t kRowsAtATime = 192;  // of x, whose inputs of a slab the second-level cache holds beside two slabs
-constexpr int64_t kBytesAhead = 16 * 1024;  // what a single pass asks of memory before its turn
+constexpr int64_t kPanel = 64;   // rows of W; the last panel may have fewer, a multiple of kLanes
+constexpr int64_t kPair = 2;     // inputs that one instruction multiplies
+constexpr int64_t kRowsOfX = 6;  // rows of x whose sums fit into the registers
+constexpr int64_t kSlab = 1024;  // inputs of a panel that all rows of x read before the next ones
+constexpr int64_t kRowsAtATime =
+    192;  // rows of x whose inputs of a slab fit into the second-level cache beside two slabs
+constexpr int64_t kBytesAhead = 16 * 1024;  // prefetch distance of a single pass
 
-// How many rows a panel holds, zeros at its end included.
+// Returns the rows of a panel, zero rows at its end included.
 inline int64_t padded(int64_t num_rows) { return round_up(num_rows, kLanes); }
 
 inline int64_t num_panels(int64_t num_rows) { return (num_rows + kPanel - 1) / kPanel; }
@@ -35,14 +39,14 @@ inline int64_t num_panels(int64_t num_rows) { return (num_rows + kPanel - 1) / k
 
 // The inputs [begin, end) of a panel.
 struct Slab {
-    int64_t row;  // the panel's first
+    int64_t row;  // first row of the panel
     int64_t begin, end;
-    bool is_first;  // of the panel
+    bool is_first;  // the panel's first slab
 };
 
-// Multiplies `kRows` rows of x, from `token` on, with a slab of a panel of `kVectors` vectors. `kUnrolled` sets of sums
-// hide an instruction's latency where the sums of one are few. Each step asks memory for `kLines` lines from `wanted`
-// on. `kept`, [kRows, kPanel], are the sums of the slabs before, and then of this one, too.
+// Multiplies rows [token, token + kRows) of x with a slab of a panel of `kVectors` vectors. `kUnrolled` sets of sums
+// hide the latency of instructions if one set has few sums. Each step prefetches `kLines` lines from `wanted` on.
+// `kept`, [kRows, kPanel], holds the sums of earlier slabs, and afterwards also those of this one.
 template <int kRows, int kVectors, int kUnrolled, int kLines>
 void multiply_tile(const Product& p, const Slab& slab, int64_t token, const char* wanted, float* kept) {
     __m512 sums[kUnrolled][kRows][kVectors];
@@ -90,7 +94,7 @@ void multiply_rows(const Product& p, const Slab& slab, int64_t token, int64_t co
     }
 }
 
-// Multiplies all rows of x with a slab, in passes of as equal numbers of rows as can be.
+// Multiplies all rows of x with a slab, in passes of nearly equal numbers of rows.
 template <int kVectors>
 void multiply_slab(const Product& p, const Slab& slab, int64_t token, int64_t end, float* sums) {
     const int64_t passes = (end - token + kRowsOfX - 1) / kRowsOfX;
@@ -101,7 +105,7 @@ void multiply_slab(const Product& p, const Slab& slab, int64_t token, int64_t en
         const int64_t left = passes - pass, count = (end - token + left - 1) / left;
         if (passes == 1) {
             multiply_rows<kVectors, kVectors>(p, slab, token, count, wanted, sums);
-        } else if (passes < kVectors) {  // the first two ask for half a slab each
+        } else if (passes < kVectors) {  // the first two passes prefetch half a slab each
             constexpr int kLines = (kVectors + 1) / 2;
             if (pass < 2)
                 multiply_rows<kVectors, kLines>(p, slab, token, count, wanted, sums);
@@ -151,7 +155,7 @@ void multiply(const Product& p, int64_t num_threads) {
 
 extern "C" {
 
-// Whether this CPU has the instructions.
+// Returns whether this library was compiled for a CPU with the instructions.
 int64_t graftlm_panels_supported() {
 #ifdef HAS_BF16_PAIRS
     return 1;
@@ -160,11 +164,11 @@ int64_t graftlm_panels_supported() {
 #endif
 }
 
-// How many weights the panels of a matrix hold, zeros included.
+// Returns the number of weights in the panels of a matrix, zeros included.
 int64_t graftlm_panels_size(int64_t num_rows, int64_t num_inputs) { return padded(num_rows) * num_inputs; }
 
-// Arranges W, [N, K] with K even, as panels [N / 64, K / 2, 64, 2]; rows past N are zeros. `has_gates`: the first half
-// of W are gates of the second, and N is a multiple of 32.
+// Packs W, [N, K] with K even, into panels [N / 64, K / 2, 64, 2]; rows past N are zeros. `has_gates`: the first half
+// of W's rows are gates of the second half, and N is a multiple of 32.
 void graftlm_panels_pack(const uint16_t* matrix, int64_t num_rows, int64_t num_inputs, int64_t has_gates,
                          uint16_t* panels, int64_t num_threads) {
 #pragma omp parallel for num_threads(num_threads) schedule(static)
@@ -184,7 +188,7 @@ void graftlm_panels_pack(const uint16_t* matrix, int64_t num_rows, int64_t num_i
     }
 }
 
-// Undoes `graftlm_panels_pack`.
+// Reverses `graftlm_panels_pack`.
 void graftlm_panels_unpack(const uint16_t* panels, int64_t num_rows, int64_t num_inputs, int64_t has_gates,
                            uint16_t* matrix, int64_t num_threads) {
 #pragma omp parallel for num_threads(num_threads) schedule(static)
@@ -199,8 +203,10 @@ void graftlm_panels_unpack(const uint16_t* panels, int64_t num_rows, int64_t num
     }
 }
 
-// Sums are float32, rounded once. x is [T, K] and out [T, N], both contiguous. With an activation, of gates, out is [T,
-// N / 2]: the rounded products of gates are activated, rounded, multiplied with the others, and rounded again.
+// Multiplies x, [T, K], into out, [T, N], both contiguous. Sums are float32 and are rounded once.
+//
+// With an activation, which needs gates, out is [T, N / 2]: products are rounded, gates are activated and rounded, then
+// multiplied with the other products and rounded again.
 void graftlm_panels_multiply(const uint16_t* x, int64_t num_tokens, const uint16_t* panels, int64_t num_rows,
                              int64_t num_inputs, int64_t has_gates, int64_t activation, const uint16_t* bias,
                              uint16_t* out, int64_t num_threads) {

@@ -1,16 +1,18 @@
-// Products of bfloat16 activations with a bfloat16 matrix on CPUs with matrix units (AMX): out = x W^T + bias. The
-// interface, and what becomes of gates, are those of panel_matmul.cpp.
+// bfloat16 matrix product on AMX: out = x W^T + bias. Interface and gates are those of panel_matmul.cpp.
 //
-// A tile is a register of 16 rows of 64 bytes; one instruction adds to 16 x 16 sums the products of 16 rows of x with
-// 16 of W, 32 inputs each. W comes in panels of 32 rows, in which tiles lie in the order in which they are read:
-// decoding runs through memory from one end to the other. x is cut into tiles as well, a block of rows at a time, which
-// stays in the second-level cache while all of W passes by. Blocks of 32 rows of x and panels make 2 x 2 tiles of sums,
-// so that each tile that is read is multiplied twice.
+// A tile is a register of 16 rows of 64 bytes. One instruction adds the products of 16 rows of x and 16 rows of W, over
+// 32 inputs each, to 16 x 16 sums. W is stored in panels of 32 rows whose tiles have the order in which they are read:
+// decode reads memory from one end to the other. x is copied into tiles as well, a block of rows at a time, and stays
+// in the second-level cache while all of W is read. A block of 32 rows of x and a panel make 2 x 2 tiles of sums, so
+// that each loaded tile is multiplied twice.
 //
-// Memory is asked for weights before their turn, in an order of its own (graftlm/ahead.h): up to 32 rows, which read W
-// once, for some tiles more; with more rows, for the next panel while this one is multiplied.
+// Weights are prefetched as graftlm/ahead.h describes. Up to 32 rows of x read W once and prefetch the next tiles; more
+// rows prefetch the next panel while they multiply the current one.
 //
-// Plain C interface, no dependencies: it compiles in seconds and is loaded with ctypes.
+// Instruction sets: AMX-TILE, AMX-BF16, AVX512-BF16, -BW and -VL, on Linux. Without them, or if the operating system
+// refuses the tile registers, `graftlm_panels_supported` returns 0, and the caller uses panel_matmul.cpp.
+//
+// The interface is plain C, for ctypes.
 
 #include <algorithm>
 #include <cstdint>
@@ -28,13 +30,14 @@
 
 namespace {
 
-constexpr int64_t kFew = 4;                   // rows of x that are better multiplied in vectors
-constexpr int64_t kCachedBytes = 256 * 1024;  // of x that meet all of W before the next ones
-constexpr int64_t kPanelsAtATime = 4;         // that a thread takes at least; a slower one takes fewer
+constexpr int64_t kFew = 4;  // rows of x that are faster in vectors
+constexpr int64_t kCachedBytes =
+    256 * 1024;                        // of x, copied into tiles and multiplied with all of W before the next rows
+constexpr int64_t kPanelsAtATime = 4;  // least panels that a thread takes; a slower thread takes fewer in total
 
 inline int64_t panel_size(int64_t num_inputs) { return round_up(num_inputs, kTileInputs) * kPanel; }
 
-// Where the weight of a panel's row `place` and of `input` lies in the panel.
+// Returns the index in a panel of the weight of row `place` and of `input`.
 inline int64_t offset_of(int64_t place, int64_t input) {
     const int64_t tile = input / kTileInputs * 2 + place / kTileRows;
     return tile * kTileSize + input % kTileInputs / kPair * kTileRows * kPair + place % kTileRows * kPair +
@@ -45,10 +48,10 @@ inline int64_t offset_of(int64_t place, int64_t input) {
 
 inline int64_t num_panels(const Product& p) { return round_up(p.num_rows, kPanel) / kPanel; }
 
-// Multiplies a few rows of x with a panel in vectors: for so few, reading the weights into tiles first takes longer.
+// Multiplies a few rows of x with a panel in vectors. For so few rows, loading tiles takes longer.
 template <int kRows>
 void multiply_few(const Product& p, int64_t panel, AheadOfOnePass& ahead) {
-    constexpr int kUnrolled = kRows > 2 ? 2 : 4;  // sets of sums, which hide an instruction's latency
+    constexpr int kUnrolled = kRows > 2 ? 2 : 4;  // sets of sums, which hide the latency of instructions
     __m512 sums[kUnrolled][kRows][2];
     for (auto& set : sums)
         for (auto& of_row : set)
@@ -85,7 +88,7 @@ void multiply_few(const Product& p, int64_t panel, AheadOfOnePass& ahead) {
     write_panel(p, panel * kPanel, kPanel, 0, kRows, made, kPanel);
 }
 
-// Multiplies rows of x, cut into tiles, with a panel.
+// Multiplies rows of x, copied into tiles, with a panel.
 template <class Ahead>
 void multiply_panel(const Product& p, int64_t panel, int64_t token, int64_t end, const uint16_t* tiles, Ahead& ahead) {
     alignas(64) float sums[kBlock * kPanel];
@@ -101,8 +104,8 @@ void multiply_panel(const Product& p, int64_t panel, int64_t token, int64_t end,
     }
 }
 
-// Multiplies all rows of x, at most a block, with this thread's part of the panels. `tiles`: x, cut; few rows need
-// none.
+// Multiplies all rows of x, at most one block, with this thread's panels. `tiles`: the copy of x; null for kFew rows or
+// less.
 void multiply_once(const Product& p, const uint16_t* tiles) {
     const int64_t thread = omp_get_thread_num(), team = omp_get_num_threads(), size = panel_size(p.num_inputs);
     const int64_t end = num_panels(p) * (thread + 1) / team;
@@ -119,7 +122,7 @@ void multiply_once(const Product& p, const uint16_t* tiles) {
     }
 }
 
-// Multiplies the rows of x from `token` to `end`, cut into tiles, with this thread's part of the panels.
+// Multiplies the rows of x from `token` to `end`, copied into tiles, with this thread's panels.
 void multiply_many(const Product& p, int64_t token, int64_t end, const uint16_t* tiles) {
     const int64_t size = panel_size(p.num_inputs), passes = (end - token + kBlock - 1) / kBlock;
 #pragma omp for schedule(guided, kPanelsAtATime)
@@ -166,16 +169,16 @@ void multiply(const Product& p, int64_t num_threads) {
 
 extern "C" {
 
-// Whether this CPU has the instructions, and the operating system lets this process use them.
+// Returns whether this library was compiled for a CPU with AMX, and the operating system permits its use.
 int64_t graftlm_panels_supported() { return may_use_matrix_units(); }
 
-// How many weights the panels of a matrix hold, zeros included.
+// Returns the number of weights in the panels of a matrix, zeros included.
 int64_t graftlm_panels_size(int64_t num_rows, int64_t num_inputs) {
     return round_up(num_rows, kPanel) / kPanel * panel_size(num_inputs);
 }
 
-// Arranges W, [N, K] with K even, as panels [N / 32, K / 32, 2, 16, 16, 2] of pairs of inputs of 16 rows; what is past
-// N or K is 0. `has_gates`: the first half of W are gates of the second, and N is a multiple of 32.
+// Packs W, [N, K] with K even, into panels [N / 32, K / 32, 2, 16, 16, 2], pairs of inputs of 16 rows; numbers past N
+// or K are zeros. `has_gates`: the first half of W's rows are gates of the second half, and N is a multiple of 32.
 void graftlm_panels_pack(const uint16_t* matrix, int64_t num_rows, int64_t num_inputs, int64_t has_gates,
                          uint16_t* panels, int64_t num_threads) {
     const int64_t size = panel_size(num_inputs);
@@ -191,7 +194,7 @@ void graftlm_panels_pack(const uint16_t* matrix, int64_t num_rows, int64_t num_i
     }
 }
 
-// Undoes `graftlm_panels_pack`.
+// Reverses `graftlm_panels_pack`.
 void graftlm_panels_unpack(const uint16_t* panels, int64_t num_rows, int64_t num_inputs, int64_t has_gates,
                            uint16_t* matrix, int64_t num_threads) {
     const int64_t size = panel_size(num_inputs);
@@ -206,8 +209,10 @@ void graftlm_panels_unpack(const uint16_t* panels, int64_t num_rows, int64_t num
     }
 }
 
-// Sums are float32, rounded once. x is [T, K] and out [T, N], both contiguous. With an activation, of gates, out is [T,
-// N / 2]: the rounded products of gates are activated, rounded, multiplied with the others, and rounded again.
+// Multiplies x, [T, K], into out, [T, N], both contiguous. Sums are float32 and are rounded once.
+//
+// With an activation, which needs gates, out is [T, N / 2]: products are rounded, gates are activated and rounded, then
+// multiplied with the other products and rounded again.
 void graftlm_panels_multiply(const uint16_t* x, int64_t num_tokens, const uint16_t* panels, int64_t num_rows,
                              int64_t num_inputs, int64_t has_gates, int64_t activation, const uint16_t* bias,
                              uint16_t* out, int64_t num_threads) {

@@ -1,6 +1,7 @@
-// A block of a chunk's tokens over their context, for one head of keys and values.
+// Attention of a block of a chunk's tokens over their context, for one KV head.
 //
-// Included by one source: everything is local to it.
+// Instruction sets: as vectors.h. With AVX512-BF16, -BW and -VL, bfloat16 is multiplied in pairs (HAS_BF16_PAIRS).
+// Everything is local to the source that includes it.
 
 #pragma once
 
@@ -13,7 +14,7 @@
 
 namespace {
 
-// How a chunk's numbers are packed into 32-bit words for `gemm_rows`: one float each, or a pair of bfloat16.
+// The 32-bit words that `gemm_rows` multiplies: one float, or a pair of bfloat16.
 struct FloatWords {
     using Word = float;
     static constexpr int kPerWord = 1;
@@ -66,7 +67,7 @@ void gemm(const typename Words::Word* a, int64_t a_stride, const typename Words:
 }
 
 #ifdef HAS_BF16_PAIRS
-// Transposes 16 rows of 16 words: first within 128 bits, then the 128 bits themselves.
+// Transposes 16 rows of 16 words: first within 128 bits, then whole 128-bit parts.
 inline void transpose(__m512i (&x)[16]) {
     __m512i y[16];
     for (int i = 0; i < 16; i += 4) {
@@ -89,8 +90,8 @@ inline void transpose(__m512i (&x)[16]) {
 }
 #endif
 
-// How queries and weights, of type E, and keys and values, of type C, become words. Tokens past the tile's last are
-// zeros. `buffer` has room for two rows.
+// Packs queries and weights, of type E, and keys and values, of type C, into words. Tokens past the tile's last are
+// zeros. `buffer` holds two rows.
 template <class E, class C>
 struct Packing {
     using Words = FloatWords;
@@ -158,26 +159,26 @@ struct Packing<BFloat16, C> {
 };
 #endif
 
-// What requests that begin with the same pages have of them: the same context [start, end), and a place each for what
-// it came to.
+// The shared context [start, end) of requests that start with the same pages, and where each request's partial result
+// goes.
 struct SharedPiece {
-    const int32_t* members;  // indices of requests, and of their tokens
+    const int32_t* members;  // indices of requests, which are also those of their tokens
     float* const* partials;
     int64_t start, end;
 };
 
 // `count` tokens and one KV head: tokens of a request's chunk, or of requests that share a piece of context.
 struct BlockTask {
-    int64_t request;  // whose page table counts
+    int64_t request;  // whose page table is read
     int64_t kv_head;
     int64_t token;     // of a chunk: index in the batch of the block's first token
-    int64_t position;  // and its position in the context
+    int64_t position;  // of that token in the context
     int64_t count;
     const SharedPiece* shared;  // null for a chunk
     int64_t first_member;
 
     int64_t token_of(int64_t i) const { return shared ? shared->members[first_member + i] : token + i; }
-    // A token sees what stands at its position and before.
+    // A token attends to its own position and earlier ones.
     int64_t position_of(int64_t i) const { return shared ? shared->end - 1 : position + i; }
     int64_t oldest_of(int64_t i, int64_t window) const {
         return shared || position + i < window ? 0 : position + i - window + 1;

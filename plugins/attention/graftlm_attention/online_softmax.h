@@ -1,6 +1,6 @@
-// Running maximum and sum of scores that come a tile at a time, and the memory that a thread works in.
+// Online softmax: running maximum and sum of scores that arrive tile by tile. Also the scratch memory of a thread.
 //
-// Included by one source: everything is local to it.
+// Instruction sets: as vectors.h. Everything is local to the source that includes it.
 
 #pragma once
 
@@ -17,23 +17,25 @@
 namespace {
 
 #if defined(__AVX512F__)
-constexpr int kVectors = 4;  // columns of `gemm_rows`, in vectors, that the number of registers allows
+constexpr int kVectors = 4;  // columns of `gemm_rows` in vectors, limited by the number of registers
 #else
 constexpr int kVectors = 2;
 #endif
-constexpr int kRows = 6;                 // rows of `gemm_rows`
-constexpr int kPadding = 3 * kLanes;     // a multiple of kRows, too
-constexpr int kTile = 64;                // context tokens handled between two updates of the running maximum
-constexpr int64_t kUnitBlockRows = 768;  // likewise on matrix units, where packing is a greater part of the work
-constexpr float kFarBelow = -1e30f;      // a running maximum before its first score: finite, so differences are too
+constexpr int kRows = 6;              // rows of `gemm_rows`
+constexpr int kPadding = 3 * kLanes;  // also a multiple of kRows
+constexpr int kTile = 64;             // context tokens between two updates of the running maximum
+constexpr int64_t kUnitBlockRows =
+    768;  // query rows of one chunk task on AMX, where packing is a larger part of the work
+constexpr float kFarBelow =
+    -1e30f;  // the running maximum before the first score: finite, so that differences are finite, too
 
-// The running softmax of R rows; the lanes from r * kLanes / R on are row r's. Scores are in units of ln 2, so that
+// The running softmax of R rows; lanes from r * kLanes / R on belong to row r. Scores are in units of ln 2, so that
 // weights are powers of two.
 struct Softmax {
     Vec maximum = splat(kFarBelow);
     Vec sum = {};
 
-    // A sink is a score that has been seen already, of a token whose value is zero.
+    // Starts a row with a sink: the score of a token whose value is zero.
     template <int R>
     void begin_with_sink(int row, float sink) {
         for (int i = row * kLanes / R; i < (row + 1) * kLanes / R; ++i) {
@@ -43,14 +45,15 @@ struct Softmax {
     }
 };
 
-// Scores times what they are to be multiplied by, which may be 0 or negative; those of -infinity, which nobody sees,
-// stay. That choice also keeps compilers from fusing the product with a difference: the largest score's must be 0, not
-// what rounding took from it, of which a power of two may be infinite.
+// Multiplies scores by `scale`, which may be 0 or negative. Masked scores (-inf) are left unchanged. The choice also
+// keeps compilers from fusing the product with a later difference: the largest score's difference must be exactly 0,
+// since a power of two of its rounding error could be infinite.
 inline Vec scaled(Vec scores, float scale) { return scores == -kInfinity ? scores : scores * scale; }
 
-// Turns R rows of kTile scores, which are still to be multiplied by `scales`, into weights relative to the new maxima,
-// which `weigh(row, i, weights)` takes, kLanes at a time; only the first `count` of a row are looked at, a multiple of
-// kLanes. Sets what earlier sums must be multiplied by. Scores of -infinity become weights of exactly 0.
+// Turns R rows of kTile scores into weights relative to the new maxima. Scores are first multiplied by `scales`. Only
+// the first `count` scores of a row are read, a multiple of kLanes. `weigh(row, i, weights)` receives kLanes weights at
+// a time. Sets `corrections`, by which earlier sums must be multiplied. Masked scores (-inf) become weights of exactly
+// 0.
 template <int R, class Weigh>
 inline void update_softmax(Softmax& state, float* scores, int count, const GraftlmLayer& layer, const float* scales,
                            float* corrections, Weigh weigh) {
@@ -92,7 +95,7 @@ inline void update_softmax(Softmax& state, float* scores, int count, const Graft
 
 // ---- scratch memory ----------------------------------------------------------------------------------------------
 
-// Grows and is kept by its thread: a step allocates nothing once it is warm.
+// Memory that grows and is kept by its thread: after warm-up, a step allocates nothing.
 class Scratch {
 public:
     ~Scratch() { std::free(memory_); }

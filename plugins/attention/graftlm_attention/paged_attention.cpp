@@ -1,22 +1,27 @@
 // Paged attention on a CPU: writes a batch's keys and values into their pages, then attends over the pages in place.
 //
-// Two loops share one idea, the online softmax (Milakov & Gimelshein, arXiv:1805.02867; Dao et al., arXiv:2205.14135):
-//   - `attend_query` (token_attention.h) reads the context once for a single token's H heads. It is bound by memory, so
-//   a
-//     task walks whole token rows (all KV heads), and long contexts are cut into pieces that `merge_pieces` joins
-//     (flash-decoding). On machines with AMX, `UnitQuery` (unit_query.h) does the same with its tiles, which read keys
-//     and values where they lie.
-//   - `attend_block` (block_attention.h) serves a block of a chunk's tokens for one KV head. It is bound by arithmetic,
-//   so
-//     it packs keys and values into tiles and multiplies them with one register-blocked kernel, `gemm_rows`; or on
-//     machines with AMX, with its tiles: `UnitBlock` (unit_block.h).
-// Scores, softmax and sums are float32. On machines with AVX512-BF16 all loops multiply pairs of bfloat16, which rounds
-// the softmax weights to bfloat16; everywhere else bfloat16 is widened first.
+// Two loops share the online softmax (Milakov & Gimelshein, arXiv:1805.02867; Dao et al., arXiv:2205.14135):
 //
-// A cache of int8 is multiplied as the codes that it holds, which every type used here holds exactly. A token's scale
-// is multiplied into its score, and that of its value into its weight: one multiplication for D of them.
+//   - `attend_query` (token_attention.h) reads the context once for all H heads of a single token. Memory limits it,
+//     so a task
+// reads whole token rows (all KV heads), and long contexts are cut into pieces that `merge_pieces` joins
+// (flash-decoding). On AMX, `UnitQuery` (unit_query.h) does the same, and loads tiles directly from the pages.
+//   - `attend_block` (block_attention.h) serves a block of a chunk's tokens for one KV head. Arithmetic limits it, so
+//     it packs
+// keys and values into tiles and multiplies them with one register-blocked kernel, `gemm_rows`. On AMX, `UnitBlock`
+// (unit_block.h) does the same.
 //
-// Plain C interface, no dependencies: it compiles in seconds and is loaded with ctypes.
+// Scores, softmax and sums are float32. With AVX512-BF16, all loops multiply pairs of bfloat16, which rounds the
+// softmax weights to bfloat16; otherwise bfloat16 is widened first.
+//
+// An int8 cache is multiplied as codes, which all types used here represent exactly. A token's key scale multiplies its
+// score, and its value scale multiplies its weight: one multiplication instead of D.
+//
+// Instruction sets: none is required. AVX2 and AVX-512 make vectors wider; AVX512-BF16, AVX512-VNNI and AMX each
+// replace the loops named above at compile time, and AMX also needs the operating system's permission. Without a
+// compiled library the caller uses attention in torch's operations.
+//
+// The interface is plain C, for ctypes.
 
 #include <algorithm>
 #include <cstring>
@@ -32,7 +37,7 @@
 
 extern "C" {
 
-// Whether queries of bfloat16 are attended on matrix units, where a step lets them be.
+// Returns whether bfloat16 queries are computed on AMX, if a step permits it.
 int32_t graftlm_has_matrix_units() {
     static const bool has = may_use_matrix_units();
     return has;
@@ -42,10 +47,10 @@ int32_t graftlm_has_matrix_units() {
 namespace {
 
 constexpr int64_t kBlockRows = 144;        // query rows (tokens x heads of a group) of one chunk task
-constexpr int64_t kMinUnitBlockRows = 96;  // and where there are many threads to share it
-constexpr int64_t kPieceTokens = 256;      // a context is not cut into pieces shorter than this
-constexpr int64_t kPiecesPerThread = 4;    // how finely the work is cut for balance
-constexpr int64_t kSerialTokens = 128;     // below this much context in total, waking threads costs more than it gains
+constexpr int64_t kMinUnitBlockRows = 96;  // on AMX, if many threads share the work
+constexpr int64_t kPieceTokens = 256;      // least length of a piece of context
+constexpr int64_t kPiecesPerThread = 4;    // tasks per thread, for balance
+constexpr int64_t kSerialTokens = 128;     // with less context in total, waking threads costs more than it gains
 
 struct Schedule {
     std::vector<BlockTask> blocks;
@@ -54,22 +59,23 @@ struct Schedule {
     std::vector<SharedPiece> shared;
     std::vector<float*> shared_partials;  // [pieces, members] of each group
     std::vector<float> partials;
-    int64_t context_tokens = 0;  // read by all one-token queries together
+    int64_t context_tokens = 0;  // that all one-token queries read together
 };
 
 struct Span {
     int64_t request, token, start, end;
-    int64_t shared_pieces;  // of the context before
+    int64_t shared_pieces;  // pieces of the shared context before `start`
     float* partials;
 };
 
-// A group of requests, and how its common context is cut.
+// A group of requests, and the number of pieces of its shared context.
 struct Group {
     const int32_t* members;
     int64_t num_members, shared_len, num_pieces;
 };
 
-// The groups that a layer reads together: a window would have each request see another part.
+// Returns the groups whose shared context is read once in this layer. Within a window, each request would see another
+// part.
 std::vector<Group> groups_of(const GraftlmStep& step, const GraftlmLayer& layer, int64_t most_tokens) {
     std::vector<Group> groups;
     for (int64_t g = 0; g < step.num_groups; ++g) {
@@ -86,7 +92,7 @@ std::vector<Group> groups_of(const GraftlmStep& step, const GraftlmLayer& layer,
     return groups;
 }
 
-// The rows of a block: as many as packing is best shared by, but blocks enough for all threads.
+// Returns the rows of a block: many, so that they share the packing, but few enough that all threads get blocks.
 int64_t block_rows(const GraftlmStep& step, const GraftlmLayer& layer, bool on_units) {
     if (!on_units) return kBlockRows;
     int64_t rows = 0;
@@ -95,12 +101,13 @@ int64_t block_rows(const GraftlmStep& step, const GraftlmLayer& layer, bool on_u
     return std::clamp(rows / (step.num_threads * kPiecesPerThread), kMinUnitBlockRows, kUnitBlockRows);
 }
 
-// Adds what reads the groups' common contexts, once for all of a group: blocks like those of chunks.
+// Adds the tasks that read each group's shared context once for all its requests. They are blocks, like those of
+// chunks.
 void plan_shared(const GraftlmLayer& layer, const std::vector<Group>& groups, const std::vector<Span>& spans,
                  int64_t most_members, int64_t partial_floats, Schedule& schedule) {
     size_t num_pieces = 0, num_partials = 0;
     for (const Group& g : groups) num_pieces += g.num_pieces, num_partials += g.num_pieces * g.num_members;
-    schedule.shared.reserve(num_pieces);  // tasks point into both
+    schedule.shared.reserve(num_pieces);  // tasks point into both vectors
     schedule.shared_partials.reserve(num_partials);
     for (const Group& g : groups) {
         const int64_t length = round_up((g.shared_len + g.num_pieces - 1) / g.num_pieces, kTile);
@@ -138,7 +145,8 @@ void plan(const GraftlmStep& step, const GraftlmLayer& layer, bool has_sinks, bo
             schedule.context_tokens += base + 1 - spans.back().start;
         }
         const int64_t num_blocks = (num + most_tokens - 1) / most_tokens;
-        const int64_t block_tokens = (num + num_blocks - 1) / num_blocks;  // alike, so that none packs for a few rows
+        const int64_t block_tokens =
+            (num + num_blocks - 1) / num_blocks;  // equal sizes, so that no block packs for a few rows
         for (int64_t i = 0; num > 1 && i < num; i += block_tokens) {
             const int64_t count = std::min(block_tokens, num - i);
             for (int64_t h = 0; h < layer.num_kv_heads; ++h)
@@ -146,13 +154,14 @@ void plan(const GraftlmStep& step, const GraftlmLayer& layer, bool has_sinks, bo
         }
         token += num;
     }
-    // Later blocks see more context: start with them, so that the last task to start is a small one.
+    // Later blocks see more context: start with them, so that the last task is a small one.
     std::reverse(schedule.blocks.begin(), schedule.blocks.end());
 
     const int64_t wanted = schedule.context_tokens / (step.num_threads * kPiecesPerThread) + 1;
     const int64_t longest = std::max((wanted + kTile - 1) / kTile * kTile, kPieceTokens);
     const int64_t partial_floats = layer.num_heads * (layer.value_dim + 2);
-    // Rounded up, so that fewer pieces may do: none is empty. Whole tiles, so that tiles begin where pages do.
+    // Pieces are rounded up to whole tiles, so that tiles start at page boundaries. There may be fewer pieces; none is
+    // empty.
     auto length_of = [&](const Span& s) {
         const int64_t pieces = step.num_threads == 1 ? 1 : std::max<int64_t>(1, (s.end - s.start) / longest);
         return round_up((s.end - s.start + pieces - 1) / pieces, kTile);
@@ -274,8 +283,8 @@ void attend(const GraftlmStep& step, const GraftlmLayer& layer, const GraftlmTen
 
 extern "C" {
 
-// Write k and v at the step's slots, attend, and store the mixed values in out, [T, H, D_v] contiguous. `sinks` is [H],
-// or null. The first type is that of q, k, v and out; the second, where there is one, that of the cache.
+// Write k and v at the step's slots, attend, and write the result to out, [T, H, D_v] contiguous. `sinks` is [H] or
+// null. The first type in the name is that of q, k, v and out; the second, if there is one, is that of the cache.
 void graftlm_attend_float32(const GraftlmStep* step, const GraftlmLayer* layer, const GraftlmTensor* q,
                             const GraftlmTensor* k, const GraftlmTensor* v, const float* sinks, void* out) {
     attend<Float32, Float32>(*step, *layer, *q, *k, *v, sinks, out);

@@ -1,4 +1,4 @@
-// What a call of the paged attention is given, in plain C.
+// The arguments of paged attention, in plain C.
 
 #pragma once
 
@@ -17,30 +17,30 @@ struct GraftlmStep {
     const int32_t* query_lens;  // [B]
     const int32_t* seq_lens;    // [B]
     const int32_t* page_table;  // [B, P]
-    int32_t use_matrix_units;   // whether queries of bfloat16 may; false is for tests of what other machines do
-    // G groups of requests of one token each, which stand at the front of the batch: all of a group begin with the same
-    // pages, and none is in two.
+    int32_t use_matrix_units;   // whether bfloat16 queries may use AMX; tests set it to 0
+    // G groups of requests of one token each, which are the first requests of the batch. All requests of a group start
+    // with the same pages; no request is in two groups.
     int64_t num_groups;
-    const int32_t* group_starts;  // [G + 1], where a group's requests begin among all groups' members
+    const int32_t* group_starts;  // [G + 1], index in `members` of each group's first request
     const int32_t* members;       // indices of requests
-    const int32_t* shared_lens;   // [G], tokens that a group has in common, fewer than any of its contexts
+    const int32_t* shared_lens;   // [G], tokens that a group shares; fewer than the context of any of its requests
 };
 
-// One layer's shape and pages. `window` is at least 1; `soft_cap` counts only where `has_soft_cap`. Where `values` is
-// `keys`, a value is the first D_v numbers of its key; otherwise D_v is D.
+// One layer's shape and pages. `window` is at least 1; `soft_cap` is read only if `has_soft_cap` is set. If `values`
+// equals `keys`, a value is the first D_v numbers of its key; otherwise D_v is D.
 struct GraftlmLayer {
     int64_t num_heads;
     int64_t num_kv_heads;
     int64_t head_dim;   // a multiple of 16
-    int64_t value_dim;  // likewise, and no larger
+    int64_t value_dim;  // a multiple of 16, at most `head_dim`
     int64_t window;
     int32_t has_soft_cap;
     float soft_cap;
     float scale;
     void* keys;              // [slots, H_kv, D]
     void* values;            // [slots, H_kv, D]
-    uint16_t* key_scales;    // [slots, H_kv] bfloat16, where keys and values are int8 codes; else null
-    uint16_t* value_scales;  // likewise; `key_scales` where `values` is `keys`
+    uint16_t* key_scales;    // [slots, H_kv] bfloat16 if keys and values are int8 codes; else null
+    uint16_t* value_scales;  // likewise; equals `key_scales` if `values` equals `keys`
 };
 
 // A [T, heads, D] tensor whose last dimension is contiguous; strides in elements.

@@ -1,6 +1,8 @@
-// One token over its context, for the keys and values of all its heads.
+// Attention of one token over its context, for all heads.
 //
-// Included by one source: everything is local to it.
+// Instruction sets: as vectors.h. With AVX512-BF16, -BW and -VL, bfloat16 is multiplied in pairs (HAS_BF16_PAIRS); with
+// AVX512-VNNI and -BW, int8 codes are multiplied as 16-bit integers (HAS_INT16_PAIRS). Everything is local to the
+// source that includes it.
 
 #pragma once
 
@@ -13,10 +15,10 @@
 
 namespace {
 
-// Where N context tokens of a request stand in the cache; entries past the last token repeat it.
+// The cache rows of N context tokens of a request. Entries past the last token repeat it.
 template <int N>
 struct RowsOf {
-    int64_t offsets[N];  // elements from the start of the layer's keys or values to the token's row
+    int64_t offsets[N];  // of each token's row, in elements from the start of the layer's keys or values
     int64_t scales[N];   // likewise from the start of their scales
     int count;
 
@@ -39,7 +41,7 @@ struct RowsOf {
     }
 };
 
-// The scales of N tokens' keys or values for one KV head; zeros past the last token.
+// The scales of N tokens' keys or values for one KV head. Scales past the last token are zeros.
 template <int N>
 struct ScalesOf {
     alignas(64) float numbers[N];
@@ -64,14 +66,14 @@ void prefetch(const typename C::Element* start, int64_t elements) {
     for (; line < end; line += kLineBytes) __builtin_prefetch(line, 0, 2);
 }
 
-// What the memory should fetch while a tile is being worked on: a slice of the next tile for each of its tokens. Spread
-// over the arithmetic like this the fetches overlap it; issued together they would fill the miss buffers and stall it.
+// Prefetch of the next tile: one slice for each token of the current tile. Spreading the prefetches over the arithmetic
+// overlaps them; issued all at once, they would fill the miss buffers and stall it.
 template <class C>
 struct Ahead {
     const typename C::Element* slices[kTile];
     const uint16_t* scales[kTile];
-    int64_t elements = 0;     // per slice; 0 when there is nothing to fetch
-    bool has_scales = false;  // whether `scales` are to be fetched, too
+    int64_t elements = 0;     // per slice; 0: nothing to prefetch
+    bool has_scales = false;  // whether to prefetch `scales`, too
 
     void fetch(int t) const {
         prefetch<C>(slices[t], elements);
@@ -83,8 +85,8 @@ struct Ahead {
     }
 };
 
-// How one token's queries, of type E, and keys, of type C, are multiplied: widened to float, or in pairs. `pack`
-// returns what the products have to be multiplied by.
+// The product of one token's queries, of type E, and keys, of type C: in float, or in pairs. `pack` returns the factor
+// by which products must be multiplied.
 template <class E, class C>
 struct Dot {
     using Query = float;
@@ -124,8 +126,8 @@ struct Dot<BFloat16, BFloat16> {
 #endif
 
 #ifdef HAS_INT16_PAIRS
-// Turns a row into integers of 16 bits, relative to its largest magnitude, and returns their scale, which is NaN if
-// there is one. The sum of `count` products of them and codes stays inside 32 bits.
+// Writes a row as 16-bit integers relative to its largest magnitude, and returns their scale; NaN if the row has one.
+// The sum of `count` products with codes fits into 32 bits.
 template <class E>
 inline float pack_int16(const typename E::Element* row, int64_t dim, int64_t count, int16_t* out) {
     const float bound = std::min(32767.0f, 2147483000.0f / (127.0f * count) - 1.0f);
@@ -139,8 +141,8 @@ inline float pack_int16(const typename E::Element* row, int64_t dim, int64_t cou
     return scale;
 }
 
-// Queries of bfloat16 keep their 8 significant bits as integers, but in numbers far smaller than the largest. Products
-// of pairs are exact, and half as many instructions as in float.
+// bfloat16 queries become integers. They keep their 8 significant bits, except for numbers far smaller than the
+// largest. Products of pairs are exact, with half the instructions of float.
 template <>
 struct Dot<BFloat16, Int8> {
     using Query = int16_t;
@@ -167,7 +169,7 @@ struct Dot<BFloat16, Int8> {
 };
 #endif
 
-// scores[r][t] = q[r] . k[t] for R rows of one KV head; R * (tokens at once) fills a vector.
+// scores[r][t] = q[r] . k[t] for R rows of one KV head. R * (tokens at once) fills a vector.
 template <class E, class C, int R>
 void dot_rows(const typename Dot<E, C>::Query* q, const typename C::Element* keys, const TileRows& rows,
               const Ahead<C>& ahead, int64_t dim, float* scores) {
@@ -222,7 +224,7 @@ void mix_all(const float* weights, const float* corrections, const typename C::E
 }
 
 #ifdef HAS_INT16_PAIRS
-// As `mix_rows`, for 64 dimensions of codes: weights as integers too, and two tokens in one multiplication.
+// As `mix_rows`, for 64 dimensions of codes: weights are integers, too, and one instruction multiplies two tokens.
 //
 //     bytes of tokens t and t + 1, woven:   low    t0 u0 t1 u1 ... t7 u7 | t16 u16 ...    dimensions 0-7, 16-23, ...
 //                                           high   t8 u8 ...             | t24 u24 ...    dimensions 8-15, 24-31, ...
@@ -234,7 +236,7 @@ void mix_pairs(const int16_t* weights, const float* weight_scales, const float* 
         for (int v = 0; v < 4; ++v) sums[r][v] = _mm512_setzero_si512();
     for (int t = 0; t < rows.count; t += 2) {
         const __m512i even = _mm512_loadu_si512(values + rows.offsets[t]);
-        const __m512i odd = _mm512_loadu_si512(values + rows.offsets[t + 1]);  // of weight 0 past the last
+        const __m512i odd = _mm512_loadu_si512(values + rows.offsets[t + 1]);  // its weight past the last token is 0
         if (ahead != nullptr) {
             ahead->fetch(t);
             ahead->fetch(t + 1);
@@ -279,7 +281,7 @@ void mix_all_pairs(const float* weights, const float* corrections, const int8_t*
 #endif
 
 #ifdef HAS_BF16_PAIRS
-// Makes neighbours of two rows' halves that have the same index.
+// Interleaves the 16-bit numbers of two rows.
 struct Weaver {
     __m512i low, high;
 
@@ -294,12 +296,13 @@ struct Weaver {
         low = _mm512_load_si512(low_halves);
         high = _mm512_load_si512(high_halves);
     }
-    // The first or the last 16 of each row.
+    // Interleave the first or the last 16 numbers of each row.
     __m512i weave_low(__m512i even, __m512i odd) const { return _mm512_permutex2var_epi16(even, low, odd); }
     __m512i weave_high(__m512i even, __m512i odd) const { return _mm512_permutex2var_epi16(even, high, odd); }
 };
 
-// As `mix_rows`, for 2 * V vectors of D_v in bfloat16: weights likewise, and two tokens in one multiplication.
+// As `mix_rows`, for 2 * V vectors of D_v in bfloat16: weights are bfloat16, too, and one instruction multiplies two
+// tokens.
 template <int R, int V>
 void mix_halves(const uint16_t* weights, const float* corrections, const uint16_t* values, const TileRows& rows,
                 const Ahead<BFloat16>* ahead, int64_t dim, float* mixed) {
@@ -310,7 +313,7 @@ void mix_halves(const uint16_t* weights, const float* corrections, const uint16_
             sums[r][v] = reinterpret_cast<__m512>(load(mixed + r * dim + v * kLanes) * corrections[r]);
     for (int t = 0; t < rows.count; t += 2) {
         const uint16_t* even = values + rows.offsets[t];
-        const uint16_t* odd = values + rows.offsets[t + 1];  // of weight 0 past the last
+        const uint16_t* odd = values + rows.offsets[t + 1];  // its weight past the last token is 0
         if (ahead != nullptr) {
             ahead->fetch(t);
             ahead->fetch(t + 1);
@@ -379,11 +382,11 @@ struct QueryTask {
     int64_t token;
     int64_t start;
     int64_t end;
-    bool has_sinks;  // the first piece has, where the layer has
-    float* partial;  // [H, 2 + D_v] when the context is cut into pieces, else null
+    bool has_sinks;  // set for the first piece if the layer has sinks
+    float* partial;  // [H, 2 + D_v] if the context is cut into pieces, else null
 };
 
-// Keeps what a piece of a context came to, for `merge_pieces`; the maximum in units of ln 2.
+// Stores the result of a piece of context for `merge_pieces`; the maximum is in units of ln 2.
 inline void write_partial(const GraftlmLayer& layer, float* partial, int64_t head, float maximum, float sum,
                           const float* mixed) {
     partial += head * (layer.value_dim + 2);
@@ -398,12 +401,12 @@ void write_mixed(const GraftlmLayer& layer, int64_t token, int64_t head, const f
     for (int64_t d = 0; d < layer.value_dim; d += kLanes) E::store(row + d, load(mixed + d) / sum);
 }
 
-// Shares the next tile's rows out among the KV heads: in order of address, each slice once.
+// Distributes the next tile's rows over the KV heads, in order of address, each slice once.
 template <class C>
 void look_ahead(const typename C::Element* base, const uint16_t* scales, const TileRows& next,
                 const GraftlmLayer& layer, int64_t kv_head, Ahead<C>& ahead) {
     ahead.elements = layer.head_dim;
-    ahead.has_scales = kHasScales<C> && kv_head == 0;  // of all heads, which lie side by side
+    ahead.has_scales = kHasScales<C> && kv_head == 0;  // one prefetch covers all heads, whose scales are neighbours
     for (int t = 0; ahead.has_scales && t < kTile; ++t) ahead.scales[t] = scales + next.scales[t];
     int64_t row = kv_head * kTile / layer.num_kv_heads, slice = kv_head * kTile % layer.num_kv_heads;
     for (int t = 0; t < kTile; ++t) {
@@ -429,9 +432,9 @@ void attend_query(const GraftlmStep& step, const GraftlmLayer& layer, const Quer
     auto* query = scratch.take<typename Dot<E, C>::Query>(heads * dim);
     float* scales = scratch.take<float>(heads);
     float* mixed = scratch.take<float>(heads * value_dim);
-    Softmax* softmax = scratch.take<Softmax>(heads);  // of the rows that are handled together, in the first one's place
+    Softmax* softmax = scratch.take<Softmax>(heads);  // rows that are handled together use the first row's
     TileRows* tiles = scratch.take<TileRows>(2);
-    // Calls visit(R, h) for the heads of a KV head, R from h on at a time.
+    // Calls visit(R, h) for the heads of a KV head, R at a time, starting at h.
     const auto for_rows = [&](int64_t kv_head, auto visit) {
         const int64_t end = (kv_head + 1) * group;
         int64_t h = kv_head * group;
@@ -457,7 +460,7 @@ void attend_query(const GraftlmStep& step, const GraftlmLayer& layer, const Quer
     TileScales key_scales, value_scales;
     TileRows *tile = &tiles[0], *next = &tiles[1];
     tile->find(step, layer, task.request, task.start, task.end);
-    for (int t = 0; t < tile->count; ++t) {  // nothing has asked for the first tile
+    for (int t = 0; t < tile->count; ++t) {  // the first tile has not been prefetched
         prefetch<C>(keys + tile->offsets[t], layer.num_kv_heads * dim);
         if (values_apart) prefetch<C>(values + tile->offsets[t], layer.num_kv_heads * dim);
     }
@@ -473,7 +476,7 @@ void attend_query(const GraftlmStep& step, const GraftlmLayer& layer, const Quer
                 attend_rows<E, C, rows()>(query + h * dim, scales + h, keys + kv_head * dim, values + kv_head * dim,
                                           *tile, key_scales, value_scales, ahead_keys, ahead_values, layer, softmax[h],
                                           mixed + h * value_dim);
-                ahead_keys.stop();  // the first rows have asked for it
+                ahead_keys.stop();  // the first rows have prefetched it
                 ahead_values.stop();
             });
         }

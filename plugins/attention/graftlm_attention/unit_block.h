@@ -1,6 +1,7 @@
-// A block of a chunk's tokens on matrix units.
+// Attention of a block of a chunk's tokens on AMX.
 //
-// Included by one source: everything is local to it.
+// Instruction sets: as graftlm/matrix_units.h, and AVX512-VL. Without AMX this header is empty, and block_attention.h
+// serves chunks. Everything is local to the source that includes it.
 
 #pragma once
 
@@ -15,25 +16,25 @@
 
 namespace {
 
-// A block packs kSpan context tokens at a time. Its rows go through them in panels of 32, whose scores and weights stay
-// in the innermost cache. Numbers are pairs of bfloat16, along the depth of each product; a tile of keys or values is
+// A block packs kSpan context tokens at a time. Its rows are processed in panels of 32, whose scores and weights stay
+// in the first-level cache. Numbers are pairs of bfloat16 along the depth of each product; a tile of keys or values is
 // contiguous:
 //
 //     scores [32][kSpan]   =  queries [32][D / 2]     . keys   [kSpan / 16][D / 2][16]
 //     mixed  [32][D_v]    +=  weights [32][kSpan / 2] . values [D_v / 16][kSpan / 2][16]
 //
-// D / 2 is rounded up to whole tiles. What is past a row's or the context's end is zero on both sides.
+// D / 2 is rounded up to whole tiles. Numbers past the end of a row or of the context are zeros on both sides.
 
 constexpr int kSpan = 256;
-constexpr int kUnit = kTileRows;   // rows of a tile, and also its words and the lanes of a vector
-constexpr int kPanel = 2 * kUnit;  // rows of a panel, and also context tokens of the product with weights
+constexpr int kUnit = kTileRows;   // rows of a tile; also its words and the lanes of a vector
+constexpr int kPanel = 2 * kUnit;  // rows of a panel; also context tokens of the product with weights
 
 static_assert(kUnit == kLanes && kUnit * kPair == kTileInputs && kSpan % kPanel == 0);
 
 using SpanRows = RowsOf<kSpan>;
 using SpanScales = ScalesOf<kSpan>;
 
-// The next 32 numbers of a row as bfloat16; where no more than 16 are left, zeros follow.
+// Loads the next 32 numbers of a row as bfloat16; if at most 16 are left, zeros follow.
 template <class C>
 inline __m512i load_halves(const typename C::Element* p, int64_t left) {
     if constexpr (kHasScales<C>) {
@@ -45,8 +46,8 @@ inline __m512i load_halves(const typename C::Element* p, int64_t left) {
     }
 }
 
-// Copies a query's row, times the sign of `scale`: weights can then count on a scale that is not negative, and on the
-// largest score being the largest weight.
+// Copies a query's row, times the sign of `scale`. Later code can then assume a scale that is not negative, and that
+// the largest score has the largest weight.
 inline void pack_query(const uint16_t* row, int64_t dim, float scale, uint16_t* out) {
     for (int64_t d = 0; d < dim; d += kLanes) {
         const Vec numbers = BFloat16::load(row + d);
@@ -54,7 +55,7 @@ inline void pack_query(const uint16_t* row, int64_t dim, float scale, uint16_t* 
     }
 }
 
-// `ahead` are the rows that will be packed next: asked for one by one, they arrive while these are being worked on.
+// `ahead`: the rows that are packed next; they are prefetched one by one while these are packed.
 template <class C>
 void pack_keys(const typename C::Element* base, const SpanRows& rows, const SpanRows* ahead, int64_t dim, int64_t depth,
                uint32_t* out) {
@@ -89,9 +90,9 @@ void pack_values(const typename C::Element* base, const SpanRows& rows, const Sp
     }
 }
 
-// c = a . b, or c += a . b, for R tiles of rows and V of columns, whose `depth` is in words: a [R * 16][depth], rows
-// `a_stride` words apart; b [V][depth][16], tiles of columns `b_stride` words apart; c [R * 16][V * 16], rows
-// `c_stride` apart.
+// c = a . b, or c += a . b, for R tiles of rows and V tiles of columns; `depth` is in words. a is [R * 16][depth] with
+// rows `a_stride` words apart; b [V][depth][16] with tiles of columns `b_stride` words apart; c [R * 16][V * 16] with
+// rows `c_stride` floats apart.
 template <int R, int V>
 inline void multiply_few(const uint32_t* a, int64_t a_stride, const uint32_t* b, int64_t b_stride, int64_t depth,
                          bool add, float* c, int64_t c_stride) {
@@ -144,15 +145,15 @@ inline void multiply_panel(int64_t rows, const uint32_t* a, int64_t a_stride, co
         multiply(std::integral_constant<int, 1>());
 }
 
-// 2^(unit * (score - maximum)) of V vectors of scores, to 3e-6 of it, far less than rounding to bfloat16 takes, by a
-// polynomial of least error that is 1 at 0; NaN stays NaN. The vectors take each step side by side: the next one waits
-// for it.
+// 2^(unit * (score - maximum)) of V vectors of scores, by a minimax polynomial that is 1 at 0. Its relative error of
+// 3e-6 is far below that of bfloat16. NaN stays NaN. The vectors take each step side by side, which hides the latency
+// of instructions.
 template <int V>
 inline void weights_of(const float* scores, __m512 maximum, __m512 unit, __m512 (&weights)[V]) {
     __m512 x[V], r[V];
-    // The difference comes first: the largest score's is 0, however large scores are.
+    // The difference is taken first: for the largest score it is exactly 0.
     for (int v = 0; v < V; ++v) x[v] = _mm512_mul_ps(_mm512_sub_ps(_mm512_load_ps(scores + v * kUnit), maximum), unit);
-    // x less the integer below; 0 for -infinity
+    // x minus the integer below it; 0 for -inf
     for (int v = 0; v < V; ++v) r[v] = _mm512_reduce_ps(x[v], _MM_FROUND_TO_NEG_INF);
     for (int v = 0; v < V; ++v) weights[v] = _mm512_set1_ps(1.342668672e-2f);
     for (float term : {5.224246961e-2f, 2.412802075e-1f, 6.930448444e-1f, 1.0f})
@@ -160,15 +161,15 @@ inline void weights_of(const float* scores, __m512 maximum, __m512 unit, __m512 
     for (int v = 0; v < V; ++v) weights[v] = _mm512_scalef_ps(weights[v], x[v]);
 }
 
-// The running softmax of 16 rows, whose maximum is in units of scores.
+// The running softmax of 16 rows; maxima are in units of scores.
 struct UnitSoftmax {
     Vec maximum = splat(kFarBelow);
     Vec sum = {};
 };
 
-// Turns scores [low, high) of no more than 16 rows, which begin kStride apart, into weights, 2^(unit * (score -
-// maximum)) for the row's new maximum; `write(row, i, even, odd)` takes 32 of them, from i on. Returns whether any
-// maximum has changed: if so, earlier sums must be multiplied by `corrections`.
+// Turns scores [low, high) of at most 16 rows, kStride apart, into weights, 2^(unit * (score - maximum)), with the
+// row's new maximum. `write(row, i, even, odd)` receives 32 weights from i on. Returns whether any maximum changed; if
+// so, earlier sums must be multiplied by `corrections`.
 template <int kStride, class Write>
 bool weigh_scores(UnitSoftmax& state, const float* scores, int rows, int low, int high, float unit, float* corrections,
                   Write write) {
@@ -178,7 +179,7 @@ bool weigh_scores(UnitSoftmax& state, const float* scores, int rows, int low, in
         const float* row = scores + r * kStride;
         __m512 even = _mm512_set1_ps(kFarBelow), odd = even;
         for (int t = low; t < high; t += kPanel) {
-            even = _mm512_max_ps(_mm512_load_ps(row + t), even);  // of a NaN and a number, the second
+            even = _mm512_max_ps(_mm512_load_ps(row + t), even);  // of a NaN and a number, it returns the second
             odd = _mm512_max_ps(_mm512_load_ps(row + t + kUnit), odd);
         }
         best[r] = reinterpret_cast<Vec>(_mm512_max_ps(even, odd));
@@ -212,7 +213,7 @@ bool weigh_scores(UnitSoftmax& state, const float* scores, int rows, int low, in
     return _mm512_movepi32_mask(reinterpret_cast<__m512i>(changed)) != 0;
 }
 
-// A block of queries in bfloat16 on matrix units.
+// A block of bfloat16 queries on AMX.
 template <class C>
 class UnitBlock {
 public:
@@ -235,7 +236,7 @@ public:
         mixed_ = scratch.take<float>(rows_ * layer.value_dim);
         softmax_ = scratch.take<UnitSoftmax>(rows_ / kUnit);
         spans_ = scratch.take<SpanRows>(2);
-        const float scale = layer.scale == 0.0f ? 1.0f : std::fabs(layer.scale);  // its sign is in the query
+        const float scale = layer.scale == 0.0f ? 1.0f : std::fabs(layer.scale);  // the query has its sign
         cap_scale_ = scale / layer.soft_cap;
         unit_ = (layer.has_soft_cap ? layer.soft_cap : scale) * kLog2E;
     }
@@ -270,7 +271,8 @@ public:
     }
 
 private:
-    // The oldest and the newest position that a row's token sees. Row i * group + g is head g of the block's token i.
+    // The oldest and the newest position that a row's token attends to. Row i * group + g is head g of the block's
+    // token i.
     int64_t oldest_of(int64_t row) const { return task_.oldest_of(std::min(row, count_ - 1) / group_, layer_.window); }
     int64_t position_of(int64_t row) const { return task_.position_of(std::min(row, count_ - 1) / group_); }
 
@@ -285,7 +287,7 @@ private:
         }
     }
 
-    // Rows [top, top + 32), or as many as there are, and the span's `count` tokens from position `start` on.
+    // Processes rows [top, top + 32), or as many as there are, and the span's `count` tokens from position `start` on.
     void attend_panel(int64_t top, int64_t start, int count) {
         const int64_t height = std::min<int64_t>(kPanel, rows_ - top), dim = layer_.value_dim;
         const int64_t newest = position_of(top + height - 1);
@@ -315,15 +317,15 @@ private:
                        kSpan / 2 * kUnit, (high - low) / 2, true, mixed_ + top * dim, dim, dim);
     }
 
-    // Whether products are scores already, but for what nobody sees.
+    // Whether products are scores already, except for masked ones.
     bool are_final() const { return !kHasScales<C> && !layer_.has_soft_cap; }
 
-    // What is left to do to a row's products, and -infinity for what its token does not see: it sees the span's
-    // positions from `oldest` to `own`.
+    // Completes a row's scores, and sets masked ones to -inf: the row's token attends to the span's positions from
+    // `oldest` to `own`.
     void finish_scores(float* row, int64_t oldest, int64_t own, int low, int high) const {
         if (kHasScales<C>)
             for (int t = low; t < high; t += kLanes) store(row + t, load(row + t) * key_scales_.at(t));
-        if (layer_.has_soft_cap)  // which `unit_` multiplies by
+        if (layer_.has_soft_cap)  // `unit_` contains the multiplication by the cap
             for (int t = low; t < high; t += kLanes) store(row + t, tanh_vec(load(row + t) * cap_scale_));
         const int64_t seen = std::clamp<int64_t>(oldest, low, high);
         const int64_t unseen = std::clamp<int64_t>(own + 1, seen, high);

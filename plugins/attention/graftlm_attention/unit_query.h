@@ -1,6 +1,7 @@
-// One token on matrix units.
+// Attention of one token on AMX.
 //
-// Included by one source: everything is local to it.
+// Instruction sets: as graftlm/matrix_units.h, and AVX512-VL. Without AMX this header is empty, and token_attention.h
+// serves tokens. Everything is local to the source that includes it.
 
 #pragma once
 
@@ -14,22 +15,22 @@
 
 namespace {
 
-// Context tokens are the rows of tiles, 16 at a time, and lie in their pages as tiles are loaded: nothing but queries
-// and weights is packed. The pairs of both products are neighbours in a token's row:
+// Context tokens are the rows of tiles, 16 at a time, and are loaded directly from their pages; only queries and
+// weights are packed. Neighbours in a token's row are the pairs of both products:
 //
 //     scores [16 tokens][16 heads]      =  keys [16 tokens][D / 2]   . queries [D / 2][16 heads]
 //     mixed  [8 heads, 2][D_v / 2]     +=  weights [8 heads, 2][16]  . values [16 tokens][D_v / 2]
 //
-// A weight w is there twice, as the pairs (w, 0) and (0, w): one adds up even dimensions, the other odd ones. Of the
-// heads that share keys, 16 or 8 at a time may be fewer; memory, not arithmetic, is what this waits for.
+// A weight w occurs twice, as the pairs (w, 0) and (0, w): the first sums even dimensions, the second odd ones. Tiles
+// may have fewer heads than 16 or 8; memory, not arithmetic, is the limit.
 
 constexpr int kUnits = kTile / kUnit;  // blocks of 16 tokens in a tile of context
 constexpr int kWeighed = kUnit / 2;    // heads of a tile of weights
-constexpr int kAheadBytes = 10240;  // how much is asked for before it is needed: what the innermost cache has room for
+constexpr int kAheadBytes = 10240;     // prefetch distance, limited by the first-level cache
 
 static_assert(kTile % kPanel == 0);
 
-// Where 16 rows begin, and how many words apart they are.
+// 16 rows; `stride` is in words.
 struct UnitRows {
     const uint16_t* first;
     int64_t stride;
@@ -107,14 +108,13 @@ inline void multiply_values(const uint32_t* weights, const UnitRows* values, int
     if constexpr (kTiles > 3) store_tile<3>(mixed + 3 * kUnit * kUnit, kUnit);
 }
 
-// Asks for memory, for the innermost cache. Assembly, since compilers take a function that does nothing else for one
-// that does nothing.
+// Prefetches to the first-level cache. In assembly, since compilers drop calls of a function that only prefetches.
 inline void fetch_lines(const void* start, int64_t bytes) {
     const char* line = static_cast<const char*>(start);
     for (const char* end = line + bytes; line < end; line += kLineBytes) asm volatile("prefetcht0 %0" ::"m"(*line));
 }
 
-// Writes products [16 tokens][16] of `heads` heads as rows of scores, which begin kTile apart.
+// Writes products [16 tokens][16] of `heads` heads as rows of scores, kTile apart.
 inline void spread_products(const float* products, int64_t heads, float* scores) {
     for (int64_t h = 0; h < heads; h += 4) {
         __m512 x[4];  // of tokens i, 4 + i, 8 + i and 12 + i
@@ -137,7 +137,7 @@ inline void spread_products(const float* products, int64_t heads, float* scores)
     }
 }
 
-// One token's queries in bfloat16 over a piece of its context.
+// One token's bfloat16 queries over a piece of its context.
 template <class C>
 class UnitQuery {
 public:
@@ -164,13 +164,13 @@ public:
         value_scales_ = scratch.take<TileScales>(kHasScales<C> ? kv_heads_ : 0);
         gathered_ = scratch.take<uint16_t>(kTile * layer.head_dim);
         tiles_ = scratch.take<TileRows>(2);
-        const float scale = layer.scale == 0.0f ? 1.0f : std::fabs(layer.scale);  // its sign is in the query
+        const float scale = layer.scale == 0.0f ? 1.0f : std::fabs(layer.scale);  // the query has its sign
         cap_scale_ = scale / layer.soft_cap;
         unit_ = (layer.has_soft_cap ? layer.soft_cap : scale) * kLog2E;
     }
 
-    // Whether rows are whole tiles, and tiles do more than vectors: for heads that share keys. Codes have to be
-    // converted, which many heads must share; and so must tokens what is done once for a piece.
+    // Whether rows are whole tiles, and AMX is faster than vectors. It is for heads that share keys: int8 codes must be
+    // converted, which pays only for many heads, and the fixed work of a piece pays only for many tokens.
     static bool suits(const GraftlmLayer& layer, const QueryTask& task) {
         const int64_t least = kHasScales<C> ? kUnit : 2;
         return layer.head_dim % kPanel == 0 && layer.value_dim % kPanel == 0 &&
@@ -207,12 +207,12 @@ public:
 private:
     static int64_t panels_of(int64_t rows, int64_t height) { return (rows + height - 1) / height; }
 
-    int64_t mixed_size() const { return kUnit / 2 * layer_.value_dim; }  // of as many heads as a tile of weights has
-    // Tiles begin at multiples of kTile, so that blocks of 16 lie in one page each where pages are large enough.
+    int64_t mixed_size() const { return kUnit / 2 * layer_.value_dim; }  // of the heads of one tile of weights
+    // Tiles start at multiples of kTile, so that blocks of 16 tokens are within one page if pages are large enough.
     int64_t end_of(int64_t start) const { return std::min(start / kTile * kTile + kTile, task_.end); }
     int blocks() const { return (tile_->count + kUnit - 1) / kUnit; }
 
-    // The tile of weights that begins with a KV head's `share`-th head, in the first block.
+    // The tile of weights of a KV head's heads from `share` * kWeighed on, in the first block.
     uint32_t* weights_of(int64_t kv_head, int64_t share) const {
         return weights_ + (kv_head * shares_ + share) * kUnits * kUnit * kUnit;
     }
@@ -240,7 +240,7 @@ private:
         ahead_ = std::clamp<int64_t>(kAheadBytes / slice_bytes, 1, kv_heads_ * kUnits);
     }
 
-    // Notes which blocks can be read where they lie.
+    // Sets `whole_`: the blocks whose rows are equally spaced in the cache, and need no copy.
     void find_whole_blocks() {
         for (int b = 0; b < blocks(); ++b) {
             const int64_t* offsets = tile_->offsets + b * kUnit;
@@ -250,9 +250,9 @@ private:
         }
     }
 
-    // Asks for a part of the slice that is needed `ahead_` slices after the given one: as many parts for as many tiles,
-    // so that fetches overlap the arithmetic. Issued together they would fill the miss buffers and stall it. A slice is
-    // one block's keys or values of one KV head; they are needed in order of keys and values, heads, and blocks.
+    // Prefetches one of `parts` parts of the slice that is read `ahead_` slices after `slice`. Spreading the prefetches
+    // over the arithmetic overlaps them; issued all at once, they would fill the miss buffers and stall it. A slice is
+    // one block's keys or values of one KV head. Slices are read by keys and values, then heads, then blocks.
     void fetch(int64_t slice, int64_t part, int64_t parts) const {
         slice += ahead_;
         const int64_t side = kv_heads_ * kUnits, all = values_ != keys_ ? 2 * side : side;
@@ -268,7 +268,7 @@ private:
             fetch_lines(base + offsets[t], dim * sizeof(Row));
     }
 
-    // Blocks' rows of one KV head; those that do not lie one after the other are copied, with zeros past the last.
+    // Finds the rows of the blocks of one KV head. Rows that are not equally spaced are copied; zeros follow the last.
     void find_rows(const Row* base, int64_t dim, UnitRows (&rows)[kUnits]) const {
         for (int b = 0; b < blocks(); ++b) {
             const int64_t* offsets = tile_->offsets + b * kUnit;
@@ -309,7 +309,7 @@ private:
         finish_scores(kv_head);
     }
 
-    // What is left to do to a KV head's products, and -infinity for what is past the last token.
+    // Completes a KV head's scores, and sets those past the last token to -inf.
     void finish_scores(int64_t kv_head) {
         const int high = round_up(tile_->count, kPanel);
         TileScales key_scales;
@@ -318,13 +318,14 @@ private:
         float* row = scores_ + kv_head * group_ * kTile;
         for (int64_t r = 0; r < group_; ++r, row += kTile) {
             if (kHasScales<C>) key_scales.multiply(row, high);
-            for (int t = 0; layer_.has_soft_cap && t < high; t += kLanes)  // which `unit_` multiplies by
+            for (int t = 0; layer_.has_soft_cap && t < high;
+                 t += kLanes)  // `unit_` contains the multiplication by the cap
                 store(row + t, tanh_vec(load(row + t) * cap_scale_));
             std::fill(row + tile_->count, row + high, -kInfinity);
         }
     }
 
-    // Turns 16 heads' scores into weights, or as many as there are from `top` on.
+    // Turns the scores of 16 heads from `top` on, or as many as there are, into weights.
     void weigh(int64_t top) {
         const int rows = std::min<int64_t>(kUnit, layer_.num_heads - top), high = round_up(tile_->count, kPanel);
         alignas(64) float corrections[kUnit];
@@ -348,7 +349,7 @@ private:
             if (corrections[r] != 1.0f) correct(top + r, corrections[r]);
     }
 
-    // The rows of a head's sums in the first of their tiles; the other tiles follow.
+    // The rows of a head's sums in the first of its tiles; the other tiles follow.
     float* mixed_of(int64_t head) const {
         const int64_t share = head / group_ * shares_ + head % group_ / kWeighed;
         return mixed_ + share * mixed_size() + head % group_ % kWeighed * 2 * kUnit;
@@ -402,7 +403,7 @@ private:
         }
     }
 
-    // Writes sums of even and odd dimensions in the dimensions' order.
+    // Writes sums of even and odd dimensions in the order of the dimensions.
     void unweave(const float* sums, float* row) const {
         const __m512i low = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
         const __m512i high = _mm512_add_epi32(low, _mm512_set1_epi32(8));

@@ -1,6 +1,7 @@
-// Vectors as wide as the CPU's: the formats that they are loaded from and stored in, and a little mathematics.
+// Vectors as wide as the CPU's registers: cache formats, and small vector mathematics.
 //
-// Included by one source: everything is local to it.
+// Instruction sets: none; vectors are GCC's, of 16, 8 or 4 floats by AVX-512, AVX or neither. Some functions have a
+// form in AVX2 or AVX-512 instructions. Everything is local to the source that includes it.
 
 #pragma once
 
@@ -73,8 +74,8 @@ inline Vec clamp(Vec x, float bound) {
     return x < -bound ? splat(-bound) : x;
 }
 
-// Returns the largest magnitude of a row; NaN if there is one, for as integers magnitudes compare alike, and NaN above
-// all.
+// Returns the largest magnitude of a row, or NaN if the row has one. Magnitudes are compared as integers, which have
+// the same order, with NaN as the largest.
 template <class E>
 inline float largest_magnitude(const typename E::Element* row, int64_t dim) {
     IntVec largest = {};
@@ -87,11 +88,11 @@ inline float largest_magnitude(const typename E::Element* row, int64_t dim) {
     return bits_as<float>(bits);
 }
 
-// A row of codes. With its scale, which stands apart, it is scale * codes.
+// A row of int8 codes. Its numbers are scale * codes; the scales are stored separately.
 struct Int8 {
     using Element = int8_t;
     static Vec load(const int8_t* p) {
-#if defined(__AVX512F__)  // GCC 12 makes several instructions of one
+#if defined(__AVX512F__)  // GCC 12 makes several instructions of the portable form
         IntVec codes =
             reinterpret_cast<IntVec>(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
 #elif defined(__AVX2__)
@@ -102,7 +103,7 @@ struct Int8 {
 #endif
         return __builtin_convertvector(codes, Vec);
     }
-    // Writes a row's codes and returns its scale, by which the largest magnitude is 127 or nearly so.
+    // Writes a row's codes and returns its scale, with which the largest magnitude has the code 127, or nearly so.
     template <class E>
     static uint16_t encode(const typename E::Element* row, int64_t dim, int8_t* codes) {
         const uint16_t scale = BFloat16::round(splat(largest_magnitude<E>(row, dim) / 127.0f))[0];
@@ -114,7 +115,7 @@ struct Int8 {
         }
         return scale;
     }
-    // Returns the codes as bfloat16, in `buffer`; cutting their low bits off loses nothing.
+    // Writes the codes as bfloat16 to `buffer` and returns it. Dropping the low bits is exact.
     static const uint16_t* halves(const int8_t* row, int64_t dim, uint16_t* buffer) {
         for (int64_t d = 0; d < dim; d += kLanes)
             *reinterpret_cast<LooseHalfVec*>(buffer + d) =
@@ -133,7 +134,7 @@ inline Vec tanh_vec(Vec x) {
     Vec e = exp2_negative<IntVec>(magnitude * (-2.0f * kLog2E));
     Vec large = (1.0f - e) / (1.0f + e);
     large = x < 0.0f ? -large : large;
-    Vec s = x * x;  // near 0 the quotient cancels; the Taylor series does not
+    Vec s = x * x;  // the quotient loses precision near 0, the Taylor series does not
     Vec series = splat(-1382.0f / 155925.0f);
     series = series * s + 62.0f / 2835.0f;
     series = series * s - 17.0f / 315.0f;
@@ -149,15 +150,15 @@ inline IntVec lane_numbers() {
     return lanes;
 }
 
-// The lanes of two vectors combined with their neighbours: a's in the lower half, b's in the upper.
+// Combines neighbouring lanes of two vectors; the results of a are in the lower half, those of b in the upper.
 template <class V, class Combine>
 inline V combine_neighbours(V a, V b, Combine combine) {
     const IntVec even = lane_numbers() * 2;
     return combine(__builtin_shuffle(a, b, even), __builtin_shuffle(a, b, even + 1));
 }
 
-// Combines each lane with the one `kStep` lanes away, then half as far, and so on: in groups of 2 * kStep lanes, all
-// become the group's total. Templates, not loops, so that lane numbers are constants.
+// Combines each lane with the one `kStep` lanes away, then half as far, and so on. All lanes of a group of 2 * kStep
+// become the group's total. A recursive template instead of a loop makes lane numbers constants.
 template <int kStep, class V, class Combine>
 inline V fold_groups(V x, Combine combine) {
     if constexpr (kStep == 0) {
@@ -167,7 +168,7 @@ inline V fold_groups(V x, Combine combine) {
     }
 }
 
-// Combines the lanes of each of R vectors; the lanes from i * kLanes / R on hold the total of x[i].
+// Combines the lanes of each of R vectors. Lanes from i * kLanes / R on hold the total of x[i].
 template <class V, int R, class Combine>
 inline V fold_each(const V (&x)[R], Combine combine) {
     if constexpr (R == 1) {

@@ -1,11 +1,14 @@
-// Products of a few rows of bfloat16 activations with a matrix of codes as dot products of bytes (AVX512-VNNI).
+// Products of a few rows of bfloat16 activations with a matrix of codes, as dot products of bytes.
 //
-// Codes are bytes, or nibbles that become bytes with one instruction, and are multiplied as they are. The inputs of a
-// chunk of x become integers, multiples of a power of two: those are exact that are at least 2^-14 of the largest,
-// since bfloat16 has eight bits, and others are off by 2^-22 of it at most. Three bytes make an integer, and a vector
-// of codes is multiplied with each. Sums are whole numbers and exact, until they are scaled at the end of the chunk.
+// Codes are bytes, or nibbles that one instruction turns into bytes, and are multiplied unscaled. The inputs of a chunk
+// of x become integers, multiples of a power of two. bfloat16 has eight significant bits: inputs of at least 2^-14 of
+// the largest are exact, and the error of the others is at most 2^-22 of it. An integer has three bytes, and a vector
+// of codes is multiplied with each. Sums are exact integers until they are scaled at the end of the chunk.
 //
-// So a weight costs less than its widening to bfloat16 does, and reading memory is the limit.
+// A weight therefore costs less than widening it to bfloat16, and memory is the limit.
+//
+// Instruction sets: AVX512-BF16, -BW, -VL, -VBMI and -VNNI. Without them HAS_CODED_DOTS is not defined, and
+// weight_only.cpp multiplies few rows as it does more rows.
 #pragma once
 
 #include <algorithm>
@@ -34,16 +37,16 @@ constexpr int64_t kFewForDots = 0;
 #ifdef HAS_CODED_DOTS
 
 constexpr int kNumBytes = 3;       // of an integer, from -128 to 127 each
-constexpr int kLargestPower = 21;  // of two, in the largest integer, of less than 2^22
+constexpr int kLargestPower = 21;  // the largest integer is less than 2^22
 
-// What codes are as unsigned bytes: so much more.
+// What is added to codes to make them unsigned bytes.
 template <class Codes>
 constexpr int kByteExcess = 128;
 template <>
 constexpr int kByteExcess<FourBits> = 8;
 
-// The codes of 16 rows and 8 inputs as unsigned bytes, four inputs of a row side by side: two vectors. `order_bytes`
-// puts the inputs' bytes in the same order.
+// Unpacks the codes of 16 rows and 8 inputs to unsigned bytes, four inputs of a row together: two vectors.
+// `order_bytes` puts the bytes of the inputs in the same order.
 template <class Codes>
 void unpack(const uint8_t* codes, __m512i* out);
 
@@ -70,7 +73,7 @@ template <class Codes>
 __m128i order_bytes(__m128i bytes);
 
 template <>
-inline __m128i order_bytes<FourBits>(__m128i bytes) {  // as the nibbles of a word: see `FourBits`
+inline __m128i order_bytes<FourBits>(__m128i bytes) {  // in the order of a word's nibbles: see `FourBits`
     return _mm_shuffle_epi8(bytes, _mm_setr_epi8(0, 4, 1, 5, 2, 6, 3, 7, 8, 12, 9, 13, 10, 14, 11, 15));
 }
 
@@ -79,7 +82,7 @@ inline __m128i order_bytes<EightBits>(__m128i bytes) {
     return bytes;
 }
 
-// A row's inputs of a chunk: integers times `unit`, and the sums of their two upper bytes and of their lowest one.
+// A row's inputs of a chunk, as integers times `unit`: the sums of their two upper bytes and of their lowest byte.
 struct IntegerChunk {
     int32_t upper_sum, lowest_sum;
     float unit;
@@ -96,9 +99,9 @@ inline IntegerChunk to_integers(const uint16_t* x, int64_t chunk, uint8_t* bytes
     };
     __m512i largest = _mm512_setzero_si512();
     for (int64_t i = 0; i < chunk; i += 2 * kStep)
-        largest = _mm512_max_epu32(largest, _mm512_slli_epi32(inputs(i), 1));  // without their signs
+        largest = _mm512_max_epu32(largest, _mm512_slli_epi32(inputs(i), 1));  // the shift drops their signs
     const int exponent = int(_mm512_reduce_max_epu32(largest) >> 24);
-    if (exponent == 255) {  // an infinity, or no number: so are all products
+    if (exponent == 255) {  // an infinity or NaN makes all products NaN
         std::memset(bytes, 0, kNumBytes * chunk);
         return {0, 0, std::numeric_limits<float>::quiet_NaN()};
     }
@@ -135,7 +138,7 @@ struct IntegerRows {
 template <int kRows, class Codes>
 void multiply_dots(const GraftlmMatrix& matrix, int64_t block, const IntegerRows& x, AheadOfOnePass& all_ahead,
                    Floats* totals) {
-    constexpr int kChains = kRows == 1 ? 2 : 1;  // sets of sums, which hide an instruction's latency
+    constexpr int kChains = kRows == 1 ? 2 : 1;  // sets of sums, which hide the latency of instructions
     const int64_t chunk = matrix.chunk, num_chunks = matrix.num_inputs / chunk;
     AheadOfOnePass ahead = all_ahead;
     __m512 made[kRows][2];
@@ -192,8 +195,8 @@ void multiply_dots(const GraftlmMatrix& matrix, int64_t block, const IntegerRows
     all_ahead = ahead;
 }
 
-// Multiplies at most kFewForDots rows; `write` takes a block and its totals. Returns false if there is no memory for
-// the scratch.
+// Multiplies at most kFewForDots rows; `write` receives a block and its totals. Returns false if scratch memory cannot
+// be allocated.
 template <class Codes, class Write>
 bool multiply_in_dots(const GraftlmMatrix& matrix, const uint16_t* rows, int64_t num_rows, int num_threads,
                       const Write& write) {

@@ -1,4 +1,7 @@
-// Matrices of 4- or 8-bit codes: where codes and scales lie, and how codes are widened.
+// Matrices of 4- or 8-bit codes: the layout of codes and scales, and the widening of codes.
+//
+// Instruction sets: none; vectors are GCC's. With AVX512-BF16, -BW, -VL and -VBMI, codes are widened to pairs of
+// bfloat16 (HAS_CODED_PAIRS).
 #pragma once
 
 #include <algorithm>
@@ -19,8 +22,8 @@ extern "C" {
 struct GraftlmMatrix {
     int64_t num_rows;          // N
     int64_t num_inputs;        // K
-    int64_t chunk;             // inputs that share a scale: a multiple of 8, at most kSpan
-    int64_t chunks_per_group;  // consecutive chunks with the same scales
+    int64_t chunk;             // inputs that share a scale: a multiple of 8, at most kSpan of weight_only.cpp
+    int64_t chunks_per_group;  // consecutive chunks that share scales
     int64_t bits;              // 4 or 8
     const uint8_t* codes;      // [N / 32, K / 8, 2, 16, 8 codes]; see `FourBits` and `EightBits`
     const uint32_t* scales;    // [N / 32, groups, 32]: bfloat16 scale in the low half, bfloat16 offset in the high one
@@ -32,8 +35,8 @@ struct GraftlmMatrix {
 namespace {
 
 constexpr int kBlockRows = 32;  // rows of W in a task
-constexpr int kLanes = 16;      // of a vector; two make a block
-constexpr int kStep = 8;        // inputs whose codes lie together
+constexpr int kLanes = 16;      // floats in a vector; two vectors make a block
+constexpr int kStep = 8;        // inputs whose codes are stored together
 
 typedef float Floats __attribute__((vector_size(64)));
 typedef uint32_t Words __attribute__((vector_size(64)));
@@ -48,7 +51,7 @@ inline T load(const void* address) {
     return value;
 }
 
-// A scratch array aligned to cache lines. The caller sees an allocation failure as `is_missing`.
+// A scratch array aligned to cache lines. `is_missing` reports an allocation failure.
 template <class T>
 class Scratch {
 public:
@@ -65,9 +68,10 @@ private:
     T* data_;
 };
 
-// Where the codes of 16 rows and 8 inputs lie. `values(codes, input)` is the portable way to read those of one input.
+// The layouts of the codes of 16 rows and 8 inputs. `values(codes, input)` widens the codes of one input, without
+// special instructions.
 
-// A 32-bit word for each row: the code of input i at bit 4 (i / 2) + 16 (i % 2). Codes count from -8.
+// A 32-bit word per row: the code of input i is at bit 4 (i / 2) + 16 (i % 2). Codes count from -8.
 struct FourBits {
     static constexpr int kBytes = 64;
     static Floats values(const uint8_t* codes, int input) {
@@ -76,12 +80,12 @@ struct FourBits {
     }
 };
 
-// Sign and magnitude, [2, 4, 2, 4, 2]: pairs 2 a and 2 a + 1 of inputs for rows 4 b to 4 b + 3, at [a, b].
+// Sign and magnitude, [2, 4, 2, 4, 2]: pairs 2 a and 2 a + 1 of inputs for rows 4 b to 4 b + 3 are at [a, b].
 struct EightBits {
     static constexpr int kBytes = 128;
     static Floats values(const uint8_t* codes, int input) {
         const uint8_t* pairs =
-            codes + 64 * (input / 4) + 8 * (input / 2 % 2);  // of 4 rows; of the others 16 bytes apart
+            codes + 64 * (input / 4) + 8 * (input / 2 % 2);  // of 4 rows; other rows are 16 bytes further
         const Quads quads = {load<uint64_t>(pairs), load<uint64_t>(pairs + 16), load<uint64_t>(pairs + 32),
                              load<uint64_t>(pairs + 48)};
         const Words code = __builtin_convertvector(Halves(quads), Words) >> (8 * (input % 2));
@@ -95,7 +99,7 @@ inline const uint8_t* codes_of(const GraftlmMatrix& matrix, int64_t block, int64
     return matrix.codes + (block * matrix.num_inputs + input) / kStep * 2 * Codes::kBytes;
 }
 
-// The scales and offsets of a block's rows for a chunk of inputs, a vector for each half.
+// The scales and offsets of a block's rows for a chunk of inputs, one vector per half.
 struct Scales {
     Scales(const GraftlmMatrix& matrix, int64_t block, int64_t chunk_idx) {
         const int64_t num_groups = matrix.num_inputs / matrix.chunk / matrix.chunks_per_group;
@@ -111,7 +115,7 @@ struct Scales {
 
 #ifdef HAS_CODED_PAIRS
 
-// A small integer as bfloat16.
+// Returns a small integer as bfloat16.
 constexpr uint16_t exact(int value) {
     int magnitude = value < 0 ? -value : value, exponent = 0;
     if (magnitude == 0) return 0;
@@ -148,7 +152,7 @@ inline void widen_pairs<EightBits>(const uint8_t* codes, __m512i* out) {
     const __m512i low_bytes[2] = {_mm512_load_si512(kTables.low), _mm512_load_si512(kTables.low + 64)};
     const __m512i high_bytes[2] = {_mm512_load_si512(kTables.high), _mm512_load_si512(kTables.high + 64)};
     for (int part = 0; part < 2; ++part) {
-        const __m512i bytes = _mm512_loadu_si512(codes + 64 * part);  // a look-up uses the magnitude's seven bits
+        const __m512i bytes = _mm512_loadu_si512(codes + 64 * part);  // a look-up uses the seven bits of the magnitude
         const __m512i low = _mm512_permutex2var_epi8(low_bytes[0], bytes, low_bytes[1]);
         const __m512i high = _mm512_permutex2var_epi8(high_bytes[0], bytes, high_bytes[1]);
         // high | (bytes & 0x80): the sign

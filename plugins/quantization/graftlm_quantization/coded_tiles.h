@@ -1,15 +1,19 @@
-// Products of bfloat16 activations with a matrix of codes on CPUs with matrix units (AMX), as in core's
-// tile_matmul.cpp.
+// Products of bfloat16 activations with a matrix of codes on AMX, as in core's tile_matmul.cpp.
 //
-// The codes of 32 rows of W are widened into a panel of tiles. x is cut into tiles first, which all panels meet:
-//   - few rows of x meet a span of a panel's inputs at a time, which stays in the first-level cache. Its tiles hold the
-//     bare codes, small integers that are exact in bfloat16; its products are scaled, and added to float32 totals with
-//     the offset times the sum of x. The next span is widened before, so that tiles are not read right after they are
-//     written. Bound by memory;
-//   - many rows meet all inputs of some panels at a time, which stay in the second-level cache: a code is widened once
-//   for
-//     all rows. Weights are scaled as they are widened, and rounded to bfloat16, which spares the products that; but
-//     where a row of W has one scale, products are scaled in the end, and no weight is rounded.
+// The codes of 32 rows of W are widened into a panel of tiles. x is copied into tiles first, which all panels read:
+//
+//   - Few rows of x read a span of a panel's inputs at a time, which stays in the first-level cache. Its tiles hold
+//     unscaled
+// codes, small integers that bfloat16 represents exactly. Products are scaled and added to float32 totals, with the
+// offset times the sum of x. The next span is widened one span ahead, so that tiles are not read right after they are
+// written. Memory is the limit.
+//   - Many rows read all inputs of some panels at a time, which stay in the second-level cache: a code is widened
+//     once for all
+// rows. Weights are scaled when they are widened and rounded to bfloat16, so that products need no scaling. But if a
+// row of W has a single scale, products are scaled at the end, and no weight is rounded.
+//
+// Instruction sets: as graftlm/matrix_units.h, AVX512-VL and -VBMI. Without them HAS_CODED_TILES is not defined, and
+// weight_only.cpp multiplies in vectors.
 #pragma once
 
 #include <algorithm>
@@ -30,10 +34,10 @@ namespace {
 #ifdef HAS_CODED_TILES
 
 constexpr int64_t kManyForTiles = 64;          // rows of x
-constexpr int64_t kMostForTiles = 2048;        // at a time, which bounds the memory for their tiles
+constexpr int64_t kMostForTiles = 2048;        // at a time, which limits the memory of their tiles
 constexpr int64_t kLargestSpan = 128;          // inputs
-constexpr int64_t kCachedPanels = 512 * 1024;  // bytes of them that many rows meet
-constexpr int64_t kCodesAhead = 4096;          // bytes that are asked of memory before their turn
+constexpr int64_t kCachedPanels = 512 * 1024;  // bytes of panels that many rows read together
+constexpr int64_t kCodesAhead = 4096;          // prefetch distance in bytes
 constexpr int64_t kTileSteps = kTileInputs / kStep;
 constexpr int64_t kStepPairs = kStep / kPair;
 
@@ -43,13 +47,13 @@ constexpr float kExcess = 0;
 template <>
 constexpr float kExcess<FourBits> = 24;
 
-// As `widen_pairs`, but without look-ups where that is possible.
+// As `widen_pairs`, but without table look-ups where possible.
 template <class Codes>
 inline void widen_exceeding(const uint8_t* codes, __m512i* out) {
     widen_pairs<Codes>(codes, out);
 }
 
-// Four bits at the top of a mantissa, of numbers from 16 to 31.
+// The four bits become the top of the mantissa of a number from 16 to 31.
 template <>
 inline void widen_exceeding<FourBits>(const uint8_t* codes, __m512i* out) {
     const __m512i words = _mm512_loadu_si512(codes);
@@ -59,7 +63,8 @@ inline void widen_exceeding<FourBits>(const uint8_t* codes, __m512i* out) {
     for (int part = 1; part < kStepPairs; ++part) out[part] = numbers(_mm512_srli_epi32(words, 4 * part - 3));
 }
 
-// The scales and offsets of a panel's rows for what `widen_exceeding` makes of codes from `input` on.
+// The scales and offsets that turn the output of `widen_exceeding` into weights, for a panel's rows and inputs from
+// `input` on.
 template <class Codes>
 struct PanelScales {
     PanelScales(const GraftlmMatrix& matrix, int64_t panel, int64_t input) {
@@ -72,7 +77,7 @@ struct PanelScales {
     __m512 scales[2], offsets[2];
 };
 
-// Scales pairs and rounds them to nearest; ties go away from zero, which takes half the instructions.
+// Scales pairs and rounds to nearest; ties go away from zero, which takes half the instructions.
 inline __m512i scaled(__m512i pairs, __m512 scale, __m512 offset) {
     const __m512i upper = _mm512_set1_epi32(int(0xffff0000u)), half_unit = _mm512_set1_epi32(0x8000);
     const __m512 first = _mm512_fmadd_ps((__m512)_mm512_slli_epi32(pairs, 16), scale, offset);
@@ -81,12 +86,13 @@ inline __m512i scaled(__m512i pairs, __m512 scale, __m512 offset) {
     return _mm512_mask_mov_epi16(low, 0xaaaaaaaa, _mm512_add_epi32((__m512i)second, half_unit));
 }
 
-// Where the weights of 8 inputs and half of a panel's rows lie in its tiles, [inputs / 32, 2, 16, 16, 2].
+// Returns where the weights of 8 inputs and half of a panel's rows are stored in its tiles, [inputs / 32, 2, 16, 16,
+// 2].
 inline uint16_t* step_of(uint16_t* tiles, int64_t step, int half) {
     return tiles + (step / kTileSteps * 2 + half) * kTileSize + step % kTileSteps * kStepPairs * kTileInputs;
 }
 
-// Widens the codes of a panel's inputs from `first` to `end` into tiles; zeros fill the last ones.
+// Widens the codes of a panel's inputs from `first` to `end` into tiles; the last tiles are filled with zeros.
 template <class Codes, bool kIsScaled>
 inline void widen_panel(const GraftlmMatrix& matrix, int64_t panel, int64_t first, int64_t end, uint16_t* tiles) {
     const uint8_t* codes = codes_of<Codes>(matrix, panel, first);
@@ -112,7 +118,7 @@ inline void widen_panel(const GraftlmMatrix& matrix, int64_t panel, int64_t firs
             std::memset(step_of(tiles, step, half), 0, kStepPairs * kTileInputs * sizeof *tiles);
 }
 
-// Asks memory for the codes that come next, some lines at a time.
+// Prefetches the codes that are read next, some lines at a time.
 struct Ahead {
     const char *next, *end;
     int64_t lines;
@@ -123,19 +129,19 @@ struct Ahead {
     }
 };
 
-// Rows of x, and what all panels need of them.
+// Rows of x in the forms that all panels read.
 struct CutRows {
     const uint16_t* x;  // [M, K]
     int64_t num_rows, num_inputs;
-    int64_t span;     // inputs whose products are scaled at once
+    int64_t span;     // inputs whose products are scaled together
     uint16_t* tiles;  // [M / 16, K / 32, 16, 32]
-    float* sums;      // [spans, M], or null where weights are scaled
+    float* sums;      // [spans, M], or null if weights are scaled
 
     int64_t depth() const { return round_up(num_inputs, kTileInputs) / kTileInputs; }
     int64_t num_spans() const { return (num_inputs + span - 1) / span; }
     const float* sums_from(int64_t input, int64_t row) const { return sums + input / span * num_rows + row; }
 
-    // Sums a row span by span.
+    // Sums a row, span by span.
     void sum(int64_t row) const {
         const __m512bh ones = (__m512bh)_mm512_set1_epi16(0x3f80);
         for (int64_t first = 0; first < num_inputs; first += span) {
@@ -161,7 +167,7 @@ struct CutRows {
     }
 };
 
-// Scales the products of `count` rows of x, [count, 32]; `sums` are of these rows.
+// Scales the products of `count` rows of x, [count, 32]; `sums` are the sums of these rows.
 template <class Codes>
 inline void scale_products(const PanelScales<Codes>& by, const float* sums, int64_t count, float* products) {
     for (int64_t r = 0; r < count; ++r)
@@ -171,7 +177,7 @@ inline void scale_products(const PanelScales<Codes>& by, const float* sums, int6
         }
 }
 
-// The same, but adds them to totals, [count, 32].
+// As `scale_products`, but adds to totals, [count, 32].
 template <class Codes>
 inline void add_scaled(const PanelScales<Codes>& by, const float* sums, int64_t count, const float* products,
                        float* totals) {
@@ -228,7 +234,7 @@ void multiply_many(const GraftlmMatrix& matrix, int64_t first, int64_t end, cons
     const int64_t size = x.depth() * 2 * kTileSize, count = end - first;
     for (int64_t panel = first; panel < end; ++panel)
         widen_panel<Codes, kIsScaled>(matrix, panel, 0, x.num_inputs, panels + (panel - first) * size);
-    // What memory is asked for, the next codes, is shared out among the products.
+    // The prefetches of the next codes are distributed over the products.
     const char* next = (const char*)codes_of<Codes>(matrix, end, 0);
     const int64_t bytes = next - (const char*)codes_of<Codes>(matrix, first, 0);
     const int64_t steps = count * x.depth() * (round_up(x.num_rows, kBlock) / kBlock);
@@ -249,7 +255,7 @@ inline bool has_one_group(const GraftlmMatrix& matrix) {
     return matrix.chunk * matrix.chunks_per_group == matrix.num_inputs;
 }
 
-// Multiplies at most kMostForTiles rows. Returns false if there is no memory for the scratch.
+// Multiplies at most kMostForTiles rows. Returns false if scratch memory cannot be allocated.
 template <class Codes>
 bool multiply_in_tiles(const GraftlmMatrix& matrix, const uint16_t* rows, int64_t num_rows, uint16_t* out,
                        int num_threads) {
@@ -292,7 +298,7 @@ bool multiply_in_tiles(const GraftlmMatrix& matrix, const uint16_t* rows, int64_
 
 #endif
 
-// Whether this CPU has the instructions, and the operating system lets this process use them.
+// Returns whether this library was compiled for a CPU with AMX, and the operating system permits its use.
 inline bool may_use_coded_tiles() {
 #ifdef HAS_CODED_TILES
     return may_use_matrix_units();
@@ -303,10 +309,10 @@ inline bool may_use_coded_tiles() {
 
 #ifdef HAS_CODED_TILES
 
-// Whether groups of inputs end where tiles do.
+// Whether groups of inputs end at tile boundaries.
 inline bool fits_tiles(const GraftlmMatrix& matrix) { return matrix.chunk % kTileInputs == 0 || has_one_group(matrix); }
 
-// x [M, K] and out [M, N], contiguous. Returns false if there is no memory for the scratch.
+// x [M, K] and out [M, N], contiguous. Returns false if scratch memory cannot be allocated.
 inline bool multiply_all_in_tiles(const GraftlmMatrix& matrix, const uint16_t* x, int64_t num_rows, uint16_t* out,
                                   int num_threads) {
     for (int64_t row = 0; row < num_rows; row += kMostForTiles) {

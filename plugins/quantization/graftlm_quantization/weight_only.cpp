@@ -1,16 +1,19 @@
 // Products of activations with a matrix of 4- or 8-bit codes on a CPU: out = x W^T + bias, W = scale * code + offset.
 //
-// Rows of W come in blocks of 32, a task each. A task walks the inputs chunk by chunk: it multiplies the activations
-// with the bare codes, which are small integers and exact in bfloat16, and adds `scale * product + offset * sum(x)` to
-// float32 totals at the end of the chunk. So a weight costs a table look-up and no arithmetic of its own:
-//   - up to `kMaxTile` rows of x, codes are widened in registers, once for all of these rows: bound by memory;
-//   - more rows share the widened chunk through a buffer that stays in the first-level cache: bound by arithmetic;
-//   - from `kManyRows` on it pays to scale the weights as they are widened, and to spare the products that.
-// With AVX512-BF16, bfloat16 activations are multiplied as pairs. Everything else is float32 in vectors of the
-// compiler's. Up to four rows of bfloat16 become integers where there is AVX512-VNNI, as coded_dots.h says; with more
-// of them, CPUs with matrix units multiply as coded_tiles.h says.
+// A task computes a block of 32 rows of W. It reads the inputs chunk by chunk: it multiplies the activations with the
+// unscaled codes, which are small integers that bfloat16 represents exactly, and adds `scale * product + offset *
+// sum(x)` to float32 totals at the end of each chunk. So a weight costs one table look-up and no arithmetic:
 //
-// Plain C interface, no dependencies: it compiles in seconds and is loaded with ctypes.
+//   - Up to `kMaxTile` rows of x, codes are widened in registers, once for all of these rows; memory is the limit.
+//   - More rows share the widened chunk in a buffer that stays in the first-level cache; arithmetic is the limit.
+//   - From `kManyRows` rows on, scaling the weights when they are widened is cheaper than scaling the products.
+//
+// Instruction sets: none is required; vectors are GCC's, and arithmetic is float32. With AVX512-BF16, -BW, -VL and
+// -VBMI, bfloat16 activations are multiplied in pairs. With AVX512-VNNI as well, up to four rows of bfloat16 are
+// multiplied as integers (coded_dots.h); with AMX, more rows are multiplied in tiles (coded_tiles.h). Without a
+// compiled library the caller widens the weights with torch's operations.
+//
+// The interface is plain C, for ctypes.
 
 #include <algorithm>
 #include <cstdint>
@@ -28,9 +31,9 @@
 
 namespace {
 
-constexpr int kManyRows = 64;   // of x: from here on, weights are scaled rather than products
+constexpr int kManyRows = 64;   // rows of x from which weights are scaled instead of products
 constexpr int kSpan = 512;      // inputs whose scaled weights are in the buffer at a time
-constexpr int kMaxRows = 1024;  // of x at a time, so that their totals stay in the second-level cache
+constexpr int kMaxRows = 1024;  // rows of x at a time, so that their totals stay in the second-level cache
 
 inline float widen(uint16_t value) { return widen_bf16(value); }
 
@@ -44,13 +47,13 @@ inline void narrow(Floats values, uint16_t* out) {
 
 inline void narrow(Floats values, float* out) { std::memcpy(out, &values, sizeof values); }
 
-// Arithmetic: what x is held in (`Input`), how many inputs a vector of weights covers (`kWidth`), and its product.
+// Arithmetic: the type of x (`Input`), the number of inputs in a vector of weights (`kWidth`), and the product.
 
 struct InFloats {
     using Input = float;
     using Vector = Floats;
     static constexpr int kWidth = 1;
-    static constexpr bool kWidensInRegisters = false;  // 16 vectors of weights would leave none for sums
+    static constexpr bool kWidensInRegisters = false;  // 16 vectors of weights would leave no registers for sums
 #if defined(__AVX512F__)
     static constexpr int kMaxTile = 12;
 #else
@@ -91,7 +94,7 @@ struct InPairs {
 #endif
 
 // The activations, chunk by chunk: [chunks, M, chunk], and the sums of each chunk, [chunks, M]. Many rows are
-// multiplied as they come: [M, K], and no sums.
+// multiplied in place: [M, K], without sums.
 template <class Math>
 struct Activations {
     const typename Math::Input* values;
@@ -99,7 +102,7 @@ struct Activations {
     int64_t num_rows;  // M
 };
 
-// Where the weights of 8 inputs and 16 rows come from: the codes themselves, or a buffer that `widen_chunk` has filled.
+// The source of the weights of 8 inputs and 16 rows: the codes, or a buffer that `widen_chunk` has filled.
 
 template <class Math, class Codes>
 struct FromCodes {
@@ -122,7 +125,7 @@ struct FromBuffer {
 template <class Math, int kTile, class Source>
 inline void multiply_tile(const typename Math::Input* x, int64_t chunk, const Source& source, const Floats* scales,
                           const Floats* offsets, const float* sums, Floats* totals) {
-    // Few rows leave the units waiting for each other's results: a second set of sums halves the wait.
+    // With few rows, units wait for each other's results: a second set of sums halves the wait.
     constexpr int kChains = kTile <= 3 ? 2 : 1;
     constexpr int kParts = kStep / Math::kWidth;
     Floats products[kChains][kTile][2] = {};
@@ -151,7 +154,8 @@ inline void multiply_tile(const typename Math::Input* x, int64_t chunk, const So
     }
 }
 
-// Multiplies kTile rows of x with some inputs' scaled weights, [inputs / kWidth, 2] vectors, and adds to their totals.
+// Multiplies kTile rows of x with the scaled weights of some inputs, [inputs / kWidth, 2] vectors, and adds to their
+// totals.
 template <class Math, int kTile>
 inline void multiply_tile(const typename Math::Input* x, int64_t row_stride, int64_t num_inputs,
                           const typename Math::Vector* weights, Floats* totals) {
@@ -170,7 +174,7 @@ inline void multiply_tile(const typename Math::Input* x, int64_t row_stride, int
     for (int row = 0; row < kTile; ++row) totals[2 * row] = sums[row][0], totals[2 * row + 1] = sums[row][1];
 }
 
-// Calls `multiply_tile` with `tile` as a constant.
+// Calls `multiply_tile` with `tile` as a compile-time constant.
 template <class Math, int kTile, class... Args>
 inline void multiply_some(int tile, const Args&... args) {
     if constexpr (kTile == 1) {
@@ -195,8 +199,8 @@ inline void multiply_rows(const Activations<Math>& x, int64_t chunk_idx, int64_t
     }
 }
 
-// Widens a chunk of a block's codes: [chunk / 8, 2, 8 / kWidth] vectors. Asks for the next chunk's codes, which would
-// otherwise be waited for: the arithmetic between two chunks is long enough for the hardware to lose sight of them.
+// Widens a chunk of a block's codes: [chunk / 8, 2, 8 / kWidth] vectors. Prefetches the next chunk's codes: the
+// arithmetic between two chunks is long enough to stop the hardware's own prefetch.
 template <class Math, class Codes>
 inline void widen_chunk(const uint8_t* codes, int64_t chunk, typename Math::Vector* out) {
     const int64_t num_half_steps = 2 * chunk / kStep;
@@ -223,7 +227,7 @@ inline void scale_chunk(const uint8_t* codes, int64_t chunk, const Scales& by, t
     }
 }
 
-// One task with many rows of x; as `multiply_block`, but `scaled` is [span, 32].
+// One task with many rows of x. As `multiply_block`, but `scaled` is [span, 32].
 template <class Math, class Codes>
 void multiply_scaled_block(const GraftlmMatrix& matrix, int64_t block, const Activations<Math>& x, Floats* totals,
                            typename Math::Vector* scaled) {
@@ -289,7 +293,7 @@ void multiply_block(const GraftlmMatrix& matrix, int64_t block, const Activation
     write_block(matrix, block, totals, x.num_rows, out);
 }
 
-// Eight inputs of x as they come and as float32.
+// Eight inputs of x, in their own type and as float32.
 typedef uint16_t Narrow8 __attribute__((vector_size(16)));
 typedef uint32_t Words8 __attribute__((vector_size(32)));
 typedef float Floats8 __attribute__((vector_size(32)));
@@ -304,7 +308,7 @@ inline void store_inputs(const T*, Floats8 values, float* out) {
     std::memcpy(out, &values, sizeof values);
 }
 
-// Lays x, [M, K], out by chunks and sums each chunk.
+// Rearranges x, [M, K], by chunks and sums each chunk.
 template <class Input, class T>
 void arrange(const GraftlmMatrix& matrix, const T* x, int64_t num_rows, Input* values, float* sums, int num_threads) {
     const int64_t chunk = matrix.chunk, num_chunks = matrix.num_inputs / chunk;
@@ -326,7 +330,7 @@ void arrange(const GraftlmMatrix& matrix, const T* x, int64_t num_rows, Input* v
     }
 }
 
-// Multiplies at most kMaxRows rows. Returns false if there is no memory for the scratch.
+// Multiplies at most kMaxRows rows. Returns false if scratch memory cannot be allocated.
 template <class Math, class Codes, class T>
 bool multiply(const GraftlmMatrix& matrix, const T* x, int64_t num_rows, T* out, int num_threads) {
     const bool as_they_come = num_rows >= kManyRows && std::is_same<T, typename Math::Input>::value;
@@ -380,7 +384,7 @@ int32_t multiply_few(const GraftlmMatrix& matrix, const uint16_t* x, int64_t num
 
 extern "C" {
 
-// x [M, K] and out [M, N], contiguous. Return 0 if memory ran out, else 1.
+// x [M, K] and out [M, N], contiguous. Return 0 if memory cannot be allocated, else 1.
 int32_t graftlm_multiply_float32(const GraftlmMatrix* matrix, const float* x, int64_t num_rows, float* out,
                                  int64_t num_threads) {
     return multiply_all<InFloats>(*matrix, x, num_rows, out, int(num_threads));
@@ -398,10 +402,10 @@ int32_t graftlm_multiply_bfloat16(const GraftlmMatrix* matrix, const uint16_t* x
 #endif
 }
 
-// Whether this CPU has matrix units, and the operating system lets this process use them.
+// Returns whether this library was compiled for a CPU with AMX, and the operating system permits its use.
 int64_t graftlm_tiles_supported() { return may_use_coded_tiles(); }
 
-// The same on matrix units, where they are supported and groups fill tiles.
+// The same on AMX, if it is supported and groups of inputs end at tile boundaries.
 int32_t graftlm_multiply_tiles(const GraftlmMatrix* matrix, const uint16_t* x, int64_t num_rows, uint16_t* out,
                                int64_t num_threads) {
 #ifdef HAS_CODED_TILES

@@ -1,13 +1,15 @@
-// What a decoder layer does between its matrix products: norms, rotation and gated activation, each in one pass.
+// The operations of a decoder layer between its matrix products: norms, rotation and gated activation, one pass each.
 //
-// PyTorch runs each of them as three to seven operations, and a row of a thousand numbers takes less time than the
-// dispatch of one. Here a row is read once and written once; the intermediate values stay in the first-level cache.
+// PyTorch runs each of them as three to seven operations, whose dispatch takes longer than a row of a thousand numbers.
+// Here a row is read once and written once; intermediate values stay in the first-level cache.
 //
-// Results are rounded where PyTorch's separate operations round, so that bfloat16 gives the same tokens either way.
-// Sums are float32 in any order, the exponential is a polynomial: their last bits may differ.
+// Results are rounded where PyTorch's separate operations round, so that bfloat16 gives the same tokens. The last bits
+// may differ: sums are float32 in any order, and the exponential is a polynomial.
 //
-// Plain loops that GCC vectorises for the CPU at hand, and a plain C interface: it compiles in a second or two and is
-// loaded with ctypes. Strides are in elements; the last dimension of every tensor is contiguous.
+// Instruction sets: none; plain loops, which GCC vectorises for the CPU that it compiles for. Without a compiled
+// library the caller uses torch's operations.
+//
+// The interface is plain C, for ctypes. Strides are in elements; the last dimension of every tensor is contiguous.
 
 #include <cmath>
 #include <cstdint>
@@ -18,7 +20,7 @@
 
 namespace {
 
-enum class Bf16 : uint16_t {};  // the upper half of a float32; no struct, which GCC would not vectorise
+enum class Bf16 : uint16_t {};  // the upper half of a float32; an enum, since GCC does not vectorise a struct
 
 inline float widen(float value) { return value; }
 inline float widen(Bf16 value) { return widen_bf16(static_cast<uint16_t>(value)); }
@@ -31,20 +33,20 @@ inline float narrow<float>(float value) {
     return value;
 }
 
-// To the nearest, ties to even. Adding to the bits would turn some NaNs into infinities or zeros.
+// Rounds to nearest, ties to even; NaN stays NaN.
 template <>
 inline Bf16 narrow<Bf16>(float value) {
     return static_cast<Bf16>(round_to_bf16<uint32_t>(value));
 }
 
-// The value that a tensor of T would hold.
+// Rounds to T.
 template <class T>
 inline float rounded(float value) {
     return widen(narrow<T>(value));
 }
 
-// e^x to about 1e-7 relative, for x in [-87, 88]; below, e^-87; above, infinity. NaN stays NaN.
-// Cody & Waite's reduction to |r| <= ln(2) / 2, then the Taylor polynomial of degree 7.
+// e^x to about 1e-7 relative for x in [-87, 88]; e^-87 below, infinity above. NaN stays NaN. Cody and Waite's reduction
+// to |r| <= ln(2) / 2, then the Taylor polynomial of degree 7.
 inline float exponential(float x) {
     float inside = x < -87.0f ? -87.0f : x;
     inside = inside > 88.0f ? 88.0f : inside;
@@ -59,7 +61,7 @@ inline float exponential(float x) {
     p = p * r + 0.5f;
     p = p * r + 1.0f;
     p = p * r + 1.0f;
-    const uint32_t power = (bits_as<uint32_t>(shifted) + 127u) << 23;  // what kRounder adds to the bits is shifted out
+    const uint32_t power = (bits_as<uint32_t>(shifted) + 127u) << 23;  // the shift drops the upper bits of kRounder
     return x > 88.0f ? std::numeric_limits<float>::infinity() : p * bits_as<float>(power);
 }
 
@@ -75,7 +77,7 @@ struct GeluTanh {
     }
 };
 
-// Runs body(row) for every row; a single thread wakes no others.
+// Runs body(row) for every row. With one thread, no other thread is woken.
 template <class Body>
 void for_rows(int64_t num_rows, int64_t num_threads, Body body) {
     if (num_threads <= 1) {
@@ -86,8 +88,8 @@ void for_rows(int64_t num_rows, int64_t num_threads, Body body) {
     for (int64_t row = 0; row < num_rows; ++row) body(row);
 }
 
-// Writes scale * x * weight. A weight of x's type multiplies what has been rounded to it (Llama); a float32 weight
-// multiplies before the only rounding (Gemma).
+// Writes scale * x * weight. A weight of x's type multiplies the rounded scale * x (Llama); a float32 weight multiplies
+// before the only rounding (Gemma).
 template <class T, class W>
 inline void scale_row(const T* x, const W* weight, T* out, int64_t size, float scale) {
 #pragma omp simd
@@ -103,7 +105,7 @@ inline float inverse_rms(float sum_of_squares, int64_t size, float eps) {
 template <class T>
 inline float sum_of_squares(const T* x, int64_t size) {
     float sum = 0.0f;
-#pragma omp simd reduction(+ : sum) simdlen(16)  // as many partial sums for bfloat16 as for float32
+#pragma omp simd reduction(+ : sum) simdlen(16)  // the same partial sums for bfloat16 and float32
     for (int64_t i = 0; i < size; ++i) sum += widen(x[i]) * widen(x[i]);
     return sum;
 }
@@ -111,7 +113,7 @@ inline float sum_of_squares(const T* x, int64_t size) {
 template <class T>
 inline float add_row(const T* x, const T* residual, T* total, int64_t size) {
     float sum = 0.0f;
-#pragma omp simd reduction(+ : sum) simdlen(16)  // as many partial sums for bfloat16 as for float32
+#pragma omp simd reduction(+ : sum) simdlen(16)  // the same partial sums for bfloat16 and float32
     for (int64_t i = 0; i < size; ++i) {
         const T value = narrow<T>(widen(x[i]) + widen(residual[i]));
         total[i] = value;
@@ -120,7 +122,7 @@ inline float add_row(const T* x, const T* residual, T* total, int64_t size) {
     return sum;
 }
 
-// x, out [rows, size]; residual and total too, or both null; weight [size].
+// x, out [rows, size]; residual and total [rows, size], or both null; weight [size].
 template <class T, class W>
 void rms_norm(const T* x, const T* residual, const W* weight, T* out, T* total, int64_t num_rows, int64_t size,
               float eps, int64_t num_threads) {
@@ -146,7 +148,7 @@ void head_norm(const T* x, int64_t token_stride, int64_t head_stride, const W* w
     });
 }
 
-// x [tokens, heads, size] of any strides; cos, sin [tokens, size], the sines signed; out [tokens, heads, size].
+// x [tokens, heads, size] of any strides; cos, sin [tokens, size], with signed sines; out [tokens, heads, size].
 template <class T>
 void rotate(const T* x, int64_t token_stride, int64_t head_stride, const T* cos, const T* sin, T* out,
             int64_t num_tokens, int64_t num_heads, int64_t size, int64_t num_threads) {

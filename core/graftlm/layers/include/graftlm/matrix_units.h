@@ -1,5 +1,7 @@
-// Tiles, the registers of a CPU's matrix units (AMX), and the instructions on them. Where there are none, or the
-// compiler does not know them, only `may_use_matrix_units` is there.
+// AMX: tile registers and the instructions on them.
+//
+// Instruction sets: AMX-TILE, AMX-BF16, AVX512-BF16 and AVX512-BW, on Linux. Where the compiler may use all of them,
+// HAS_MATRIX_UNITS is defined; elsewhere `may_use_matrix_units` returns false, and callers use vectors.
 #pragma once
 
 #include <cstdint>
@@ -16,15 +18,15 @@
 
 namespace {
 
-constexpr int64_t kTileRows = 16;                       // rows of a tile, and columns of one of sums
-constexpr int64_t kTileInputs = 32;                     // bfloat16 numbers of a row
-constexpr int64_t kTileSize = kTileRows * kTileInputs;  // of a tile
-constexpr int64_t kPair = 2;                            // numbers that one instruction multiplies and adds at once
+constexpr int64_t kTileRows = 16;                       // rows of a tile; also columns of a tile of sums
+constexpr int64_t kTileInputs = 32;                     // bfloat16 numbers in a row
+constexpr int64_t kTileSize = kTileRows * kTileInputs;  // numbers in a tile
+constexpr int64_t kPair = 2;                            // numbers that one instruction multiplies and adds
 
-// Asks the operating system for the registers, which a process has to do once.
+// Requests the tile registers from the operating system, once per process. Returns whether this process may use them.
 inline bool may_use_matrix_units() {
 #ifdef HAS_MATRIX_UNITS
-    constexpr long kRequestPermission = 0x1023, kTileData = 18;  // of arch_prctl
+    constexpr long kRequestPermission = 0x1023, kTileData = 18;  // arguments of arch_prctl
     return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
 #else
     return false;
@@ -33,17 +35,17 @@ inline bool may_use_matrix_units() {
 
 #ifdef HAS_MATRIX_UNITS
 
-// The compiler's own intrinsics do not tell it what memory they read, so these are written as assembly.
+// Assembly, since the compiler's own intrinsics do not declare which memory they read.
 
-// What the instruction that shapes tiles reads.
+// The operand of ldtilecfg.
 struct alignas(64) TileShapes {
     uint8_t palette = 1, start_row = 0, reserved[14] = {};
     uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
     uint8_t rows[16] = {kTileRows, kTileRows, kTileRows, kTileRows, kTileRows, kTileRows, kTileRows, kTileRows};
 };
 
-// Makes all tiles as large as can be. The registers belong to the thread, and other libraries shape them as they like:
-// each piece of work begins with this and ends with `release_tiles`.
+// Sets all tiles to their full size. The configuration belongs to the thread, and other libraries change it: each piece
+// of work starts with this function and ends with `release_tiles`.
 inline void shape_tiles() {
     const TileShapes shapes;
     asm volatile("ldtilecfg %0" ::"m"(shapes));
@@ -56,32 +58,32 @@ inline void zero_tile() {
     asm volatile("tilezero %%tmm%c0" ::"i"(N));
 }
 
-// Reads 16 rows of 64 bytes that lie one after the other.
+// Reads 16 consecutive rows of 64 bytes.
 template <int N>
 inline void load_tile(const void* tile) {
     asm volatile("tileloadd (%0,%1,1), %%tmm%c2" ::"r"(tile), "r"(int64_t(64)), "i"(N) : "memory");
 }
 
-// Reads 16 rows of 64 bytes, which begin `stride` words of 4 bytes apart.
+// Reads 16 rows of 64 bytes whose starts are `stride` 4-byte words apart.
 template <int N>
 inline void load_tile(const void* tile, int64_t stride) {
     asm volatile("tileloadd (%0,%1,1), %%tmm%c2" ::"r"(tile), "r"(stride * 4), "i"(N) : "memory");
 }
 
-// Asks the first-level cache for the 16 lines that a tile is when its rows lie one after the other. `load_tile` of a
-// line that is not there holds up the tiles after it, too, and most of all where another thread shares the core: tiles
-// are asked for two steps before they are read, between products, one tile at a time.
+// Prefetches a tile of 16 consecutive lines to the first-level cache. A `load_tile` that misses the cache also delays
+// the tiles after it, most of all if another thread shares the core. So a tile is prefetched two steps before it is
+// read, between products, one tile at a time.
 inline void ask_for_tile(const void* tile) {
     for (int64_t line = 0; line < kTileRows; ++line) _mm_prefetch((const char*)tile + line * kLineBytes, _MM_HINT_T0);
 }
 
-// Writes 16 rows of 16 floats, which begin `stride` floats apart.
+// Writes 16 rows of 16 floats whose starts are `stride` floats apart.
 template <int N>
 inline void store_tile(float* sums, int64_t stride) {
     asm volatile("tilestored %%tmm%c2, (%0,%1,1)" ::"r"(sums), "r"(stride * int64_t(sizeof *sums)), "i"(N) : "memory");
 }
 
-// Adds to 16 x 16 sums the products of tile X's rows with what tile W holds of 16 columns: pairs of bfloat16.
+// sums += x w for tiles of 16 x 16 sums, 16 rows of x and 16 columns of W, as pairs of bfloat16.
 template <int kSums, int X, int W>
 inline void multiply_tiles() {
     asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(kSums), "i"(X), "i"(W));

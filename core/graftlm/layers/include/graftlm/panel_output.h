@@ -1,5 +1,7 @@
-// What panel_matmul.cpp and tile_matmul.cpp have in common: how rows of a matrix become panels, and how sums become
-// outputs.
+// The output side of panel_matmul.cpp and tile_matmul.cpp: the order of W's rows in panels, bias, activation and
+// rounding.
+//
+// Instruction sets: as avx512.h. Without them only `row_at` and `Activation` are defined.
 #pragma once
 
 #include <algorithm>
@@ -10,10 +12,10 @@
 
 namespace {
 
-constexpr int64_t kLanes = 16;  // of a vector of sums
+constexpr int64_t kLanes = 16;  // floats in a vector of sums
 
-// Which row of W stands at `place` of the panel of `width` rows that begins at `first`. Of gates, a panel's first half
-// is gates and the second what they gate.
+// Returns the row of W at `place` of the panel of `width` rows that starts at `first`. With gates, the first half of a
+// panel holds gates and the second half the rows that they multiply.
 inline int64_t row_at(int64_t first, int64_t width, int64_t place, int64_t num_rows, bool has_gates) {
     if (!has_gates) return first + place;
     return first / 2 + (place < width / 2 ? place : num_rows / 2 + place - width / 2);
@@ -25,12 +27,12 @@ enum Activation : int64_t { kNone = 0, kSilu = 1, kGeluTanh = 2 };
 
 struct Product {
     const uint16_t* x;        // [T, K]
-    const uint16_t* weights;  // panels
-    const uint16_t* bias;     // [N], or null
-    uint16_t* out;            // [T, N]; [T, N / 2] of activated gates
+    const uint16_t* weights;  // in panels
+    const uint16_t* bias;     // [N] or null
+    uint16_t* out;            // [T, N]; with an activation [T, N / 2]
     int64_t num_tokens, num_rows, num_inputs;
-    bool has_gates;         // N / 2 of them, a multiple of kLanes
-    Activation activation;  // of the gates; kNone: products are written as they are
+    bool has_gates;         // W's first N / 2 rows are gates; N / 2 is a multiple of kLanes
+    Activation activation;  // of the gates; kNone: the products themselves are written
 };
 
 inline __m512 splat(float number) { return _mm512_set1_ps(number); }
@@ -38,13 +40,13 @@ inline __m512 splat(float number) { return _mm512_set1_ps(number); }
 // Rows whose outputs are made side by side, which hides the latency of instructions.
 constexpr int kGroup = 4;
 
-// A vector of each of some rows.
+// One vector of each of several rows.
 template <int kRows>
 struct Vectors {
     __m512 of[kRows];
 };
 
-// Makes a vector for each row, one kind of instruction after the other.
+// Computes one vector per row. Rows take each step side by side, which hides the latency of the instructions.
 template <int kRows, typename Make>
 inline Vectors<kRows> each(const Make& make) {
     Vectors<kRows> made;
@@ -53,17 +55,17 @@ inline Vectors<kRows> each(const Make& make) {
     return made;
 }
 
-// What bfloat16 would hold.
+// Rounds to bfloat16.
 template <int kRows>
 inline Vectors<kRows> rounded(const Vectors<kRows>& x) {
     return each<kRows>([&](int r) { return widen_bf16((__m256i)_mm512_cvtneps_pbh(x.of[r])); });
 }
 
-// x / (1 + 2^y); 2^y by its Taylor series within half a power of two.
+// x / (1 + 2^y), with 2^y as in exp2.h.
 template <int kRows>
 inline Vectors<kRows> divide_by_sigmoid(const Vectors<kRows>& x, Vectors<kRows> y) {
     y = each<kRows>(
-        [&](int r) { return _mm512_min_ps(splat(150.0f), y.of[r]); });  // in this order they let NaN through
+        [&](int r) { return _mm512_min_ps(splat(150.0f), y.of[r]); });  // with this order of arguments, NaN stays NaN
     y = each<kRows>([&](int r) { return _mm512_max_ps(splat(-150.0f), y.of[r]); });
     const Vectors<kRows> n =
         each<kRows>([&](int r) { return _mm512_roundscale_ps(y.of[r], _MM_FROUND_TO_NEAREST_INT); });
@@ -87,8 +89,8 @@ inline Vectors<kRows> activate(const Vectors<kRows>& x, Activation activation) {
     return divide_by_sigmoid<kRows>(x, each<kRows>([&](int r) { return _mm512_mul_ps(cubic.of[r], scale); }));
 }
 
-// The sums of 16 rows of W, from `row` on, with their bias, for each of some rows of x, which begin `stride` apart; 0
-// for rows past the last.
+// Returns 16 sums, of W's rows from `row` on, plus their bias, for each of kRows rows of x. `sums` holds the rows
+// `stride` floats apart. Lanes outside `exists` have no bias.
 template <int kRows>
 inline Vectors<kRows> with_bias(const Product& p, int64_t row, __mmask16 exists, const float* sums, int64_t stride) {
     const Vectors<kRows> plain = each<kRows>([&](int r) { return _mm512_load_ps(sums + r * stride); });
@@ -97,7 +99,7 @@ inline Vectors<kRows> with_bias(const Product& p, int64_t row, __mmask16 exists,
     return each<kRows>([&](int r) { return _mm512_add_ps(plain.of[r], bias); });
 }
 
-// Writes what a row of x and a panel make, as it is.
+// Writes the products of one row of x and a panel.
 inline void write_products(const Product& p, int64_t first, int64_t width, int64_t token, const float* sums) {
     for (int64_t place = 0; place < width; place += kLanes) {
         const int64_t row = row_at(first, width, place, p.num_rows, p.has_gates);
@@ -108,7 +110,7 @@ inline void write_products(const Product& p, int64_t first, int64_t width, int64
     }
 }
 
-// Activates the gates that some rows of x and a panel make, and writes their products with what they gate.
+// Activates the gates of kRows rows of x and a panel, multiplies them with the panel's other half, and writes them.
 template <int kRows>
 inline void write_gated(const Product& p, int64_t first, int64_t width, int64_t token, const float* sums,
                         int64_t stride) {
@@ -126,8 +128,8 @@ inline void write_gated(const Product& p, int64_t first, int64_t width, int64_t 
     }
 }
 
-// Writes what `count` rows of x, from `token` on, and the panel of `width` rows that begins at `first` make; sums
-// [count, width], of which rows begin `stride` apart.
+// Writes the output of rows [token, token + count) of x and the panel of `width` rows that starts at `first`. `sums` is
+// [count, width] with rows `stride` floats apart.
 inline void write_panel(const Product& p, int64_t first, int64_t width, int64_t token, int64_t count, const float* sums,
                         int64_t stride) {
     const int64_t end = token + count;

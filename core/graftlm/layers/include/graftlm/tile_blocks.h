@@ -1,4 +1,6 @@
-// Blocks of products in tiles: how rows of x are cut, and how a block of them is multiplied with a panel of W.
+// Products in AMX tiles: x is copied into tiles, and blocks of it are multiplied with panels of W.
+//
+// Instruction sets: as matrix_units.h. Without AMX only the sizes are defined.
 #pragma once
 
 #include <algorithm>
@@ -12,16 +14,17 @@
 namespace {
 
 constexpr int64_t kPanel = 2 * kTileRows;  // rows of W
-constexpr int64_t kBlock = 2 * kTileRows;  // rows of x that are multiplied at once
+constexpr int64_t kBlock = 2 * kTileRows;  // rows of x that are multiplied together
 
 #ifdef HAS_MATRIX_UNITS
 
-// Multiplies 16 or 32 rows of x, whose tiles begin `depth` tiles apart, with `num_tiles` tiles of inputs of a panel;
-// sums [32, 32]. A step reads all its tiles first, so that no product waits for a tile behind another one's sums.
+// Multiplies 16 or 32 rows of x with `num_tiles` tiles of inputs of a panel; sums [32, 32]. The tiles of the lower 16
+// rows start `depth` tiles after those of the upper 16. A step loads all its tiles first, so that no product waits for
+// a load behind another product.
 template <bool kIsTall, class Ahead>
 void multiply_block(const uint16_t* x, int64_t depth, const uint16_t* weights, int64_t num_tiles, Ahead& ahead,
                     float* sums) {
-    constexpr int64_t kAhead = 2 * kTileSize;  // of x; of weights a step reads twice as many
+    constexpr int64_t kAhead = 2 * kTileSize;  // prefetch distance in x; a step reads twice as much of the weights
     zero_tile<0>();
     zero_tile<1>();
     if (kIsTall) {
@@ -56,7 +59,7 @@ void multiply_block(const uint16_t* x, int64_t depth, const uint16_t* weights, i
     }
 }
 
-// Cuts up to 16 rows of x into tiles; zeros stand for rows and inputs that there are not.
+// Copies up to 16 rows of x into tiles. Missing rows and inputs are zeros.
 inline void cut_rows(const uint16_t* x, int64_t num_rows, int64_t num_inputs, int64_t first, uint16_t* tiles) {
     const int64_t count = std::min(kTileRows, num_rows - first);
     for (int64_t r = 0; r < kTileRows; ++r)
