@@ -134,7 +134,7 @@ class StepLoop:
         updates: list[RequestUpdate] = []
         try:
             while self._pending:
-                self.scheduler.tell_mask()
+                self.scheduler.fill_mask()
                 updates += self._commit(*self._pending.popleft())
         except Exception as error:
             self._recover(error)
@@ -281,7 +281,7 @@ class StepLoop:
         plan = self.scheduler.plan()
         plan_s = self._clock() - start
         self.host_s += plan_s
-        self.scheduler.tell_mask()
+        self.scheduler.fill_mask()
         if plan is not None:
             self._has_launched = True
             self._pending.append((plan, self._executor.submit(plan), plan_s))
@@ -289,7 +289,7 @@ class StepLoop:
         self._is_stuck = not self._pending and not self.scheduler.num_running
         if self._pending and (plan is None or len(self._pending) > self._depth):
             updates = self._commit(*self._pending.popleft())
-            self.scheduler.tell_mask()
+            self.scheduler.fill_mask()
         if not self._pending and not self.scheduler.num_running:
             self._copy_idle()
         return updates + self.scheduler.take_updates()

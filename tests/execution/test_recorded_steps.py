@@ -278,6 +278,6 @@ def test_memory_is_taken_again_when_a_tensor_is_gone():
 
     recording = record(chain)
     assert 2 <= len(recording.memory.blocks) <= 4
-    recording.memory.spoil()
+    recording.memory.fill_nan()
     recording.repeat()
     assert kept[0].tolist() == [1] * 100

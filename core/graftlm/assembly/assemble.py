@@ -48,7 +48,7 @@ from graftlm.execution.native_masks import NativeMasks
 from graftlm.execution.native_sampling import NativeSampling
 from graftlm.execution.runner import ModelRunner
 from graftlm.execution.sampler import Sampler
-from graftlm.execution.sparing_runner import SparingRunner
+from graftlm.execution.spare_core_runner import SpareCoreRunner
 from graftlm.execution.split_attention import SplitAttention
 from graftlm.intake import Intake, IntakeLimits
 from graftlm.layers.kernel_build import user_cache_dir
@@ -305,7 +305,7 @@ def _assemble(
     loop = StepLoop(
         _scheduler(config, registry, make_cache(), memory, max_pages, tiers, jump_forward),
         executor_for(
-            SparingRunner(runner, spare_core) if target.device.type == "cpu" else runner,
+            SpareCoreRunner(runner, spare_core) if target.device.type == "cpu" else runner,
             target.device.type,
             overlap=config.scheduling.overlap,
         ),

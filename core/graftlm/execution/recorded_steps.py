@@ -69,7 +69,7 @@ class _Memory:
         block = self.blocks.get(_address(tensor) or 0)
         return tensor if block is None else self._over(block, tensor)
 
-    def spoil(self) -> None:
+    def fill_nan(self) -> None:
         """Overwrite everything with bytes that are NaN in any floating dtype."""
         for block in self.blocks.values():
             block.fill(0xFF)
@@ -346,8 +346,8 @@ class RecordedSteps:
         """Run a step twice, and return what the model made of it."""
         expected = self._forward(batch)
         if expected.isnan().any():
-            return expected  # spoilt memory looks the same: a later step is checked
-        self._memory.spoil()
+            return expected  # overwritten memory is NaN too: check a later step
+        self._memory.fill_nan()
         step.recording.repeat()
         if not torch.equal(expected, step.hidden):
             raise GraphCaptureError("repeated calls gave other hidden states than the model: not all were heard")

@@ -91,8 +91,8 @@ class Sampler:
         self._seed = np.zeros(num_rows, dtype=np.uint64)
         self._wants_logprobs = np.zeros(num_rows, dtype=np.bool_)
         self._num_top = np.zeros(num_rows, dtype=np.int64)
-        self._has_wishes = np.zeros(num_rows, dtype=np.bool_)  # other than the most likely token of the model's own
-        self._plain_rows: NDArray[np.int32] | None = None  # found to have none, since a row was last set
+        self._beyond_argmax = np.zeros(num_rows, dtype=np.bool_)  # needs more than the argmax of the logits
+        self._plain_rows: NDArray[np.int32] | None = None  # checked since a row was last set: argmax is enough
 
     def set_row(self, setup: RowSetup) -> None:
         """Install a request, in place of what the row held.
@@ -109,7 +109,7 @@ class Sampler:
         self._seed[row] = setup.seed
         self._wants_logprobs[row] = params.logprobs is not None
         self._num_top[row] = params.logprobs or 0
-        self._has_wishes[row] = _has_wishes(params)
+        self._beyond_argmax[row] = _is_beyond_argmax(params)
         self._penalties.set_row(setup)
         self._failures.pop(row, None)
         try:
@@ -152,12 +152,12 @@ class Sampler:
                 masked = np.searchsorted(worked, token_mask.idx)
                 forbid(scores, masked, token_mask.bits, instead=overruled, native=self._native_masks)
             self._penalties.apply(scores, at[worked])
-            ids, spoilt = self._most_likely(scores)
+            ids, is_bad = self._most_likely(scores)
             drawn = np.flatnonzero(~self._greedy[at[worked]])
             if len(drawn):
                 ids = put_rows(ids, drawn, self._draw(scores, drawn, at[worked[drawn]], positions[worked[drawn]]))
             token_ids = put_rows(token_ids, worked, ids)
-            failed = put_rows(failed, worked, take_rows(failed, worked) | spoilt)
+            failed = put_rows(failed, worked, take_rows(failed, worked) | is_bad)
         elif len(worked):
             token_ids = put_rows(token_ids, worked, self._draw(logits, worked, at[worked], positions[worked]))
         self._penalties.count(at, token_ids)
@@ -166,10 +166,10 @@ class Sampler:
         return Sampled(token_ids, failed, errors, self._logprobs(logits, at, token_ids))
 
     def _are_plain(self, rows: NDArray[np.int32]) -> bool:
-        """Whether rows ask for the most likely tokens and nothing else. The array last asked for is remembered."""
+        """Return whether the argmax of the logits is enough for these rows; the last such array is remembered."""
         if rows is self._plain_rows:
             return True
-        if self._failures or self._has_wishes[rows].any():
+        if self._failures or self._beyond_argmax[rows].any():
             return False
         self._plain_rows = rows
         return True
@@ -213,8 +213,8 @@ class Sampler:
         return TokenLogprobs(*[put_rows(part.new_zeros(len(rows), *part.shape[1:]), local, part) for part in found])
 
 
-def _has_wishes(params: SamplingParams) -> bool:
-    """Whether a request asks for anything but the most likely token, at some time."""
+def _is_beyond_argmax(params: SamplingParams) -> bool:
+    """Return whether any of a request's tokens needs more than the argmax of the model's logits."""
     has_edits = params.has_penalties or bool(params.logit_bias) or bool(params.logits_processors)
     return not params.is_greedy or has_edits or params.min_tokens > 0 or params.logprobs is not None
 

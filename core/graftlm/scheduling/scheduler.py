@@ -224,7 +224,7 @@ class Scheduler:
         self._num_steps += 1
         return plan
 
-    def tell_mask(self) -> None:
+    def fill_mask(self) -> None:
         """Tell the first step in flight what its requests under a grammar may sample, if it does not know.
 
         Call it after each commit: what they may sample depends on all tokens before.

@@ -1,4 +1,4 @@
-"""Steps on one thread less while something computes beside them."""
+"""Steps with one thread fewer while another computation uses the spare core."""
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -7,12 +7,12 @@ from typing import Any, cast
 import pytest
 import torch
 
-from graftlm.execution.sparing_runner import SparingRunner
+from graftlm.execution.spare_core_runner import SpareCoreRunner
 from graftlm.runtime.spare_core import SpareCore
 
 
 class _CountingRunner:
-    """Notes how many threads torch has for each step."""
+    """Records torch's thread count at each step."""
 
     def __init__(self) -> None:
         self.num_threads: list[int] = []
@@ -26,9 +26,9 @@ class _CountingRunner:
 
 
 def _steps_of(num_threads: int, method: str) -> list[int]:
-    """Run four steps, the middle two beside something, in a thread of their own; return the threads of each."""
+    """Run four steps in a new thread, the middle two with the spare core in use; return the thread count of each."""
     runner, spare_core = _CountingRunner(), SpareCore(lambda: 0.0, limit_s=1.0)
-    step = getattr(SparingRunner(runner, spare_core), method)
+    step = getattr(SpareCoreRunner(runner, spare_core), method)
 
     def steps() -> None:
         torch.set_num_threads(num_threads)
@@ -48,7 +48,7 @@ def _steps_of(num_threads: int, method: str) -> list[int]:
 
 @pytest.mark.parametrize("method", ["run", "launch"])
 @pytest.mark.parametrize(("num_threads", "expected"), [(3, [3, 2, 2, 3]), (2, [2, 1, 1, 2]), (1, [1, 1, 1, 1])])
-def test_steps_have_one_thread_less_while_the_spare_core_is_taken(
+def test_steps_use_one_thread_fewer_while_the_spare_core_is_in_use(
     method: str, num_threads: int, expected: list[int]
 ) -> None:
     assert _steps_of(num_threads, method) == expected
@@ -60,10 +60,10 @@ def _num_threads_of_new_threads() -> int:
 
 
 @pytest.mark.parametrize("set_meanwhile", [None, 5])
-def test_other_threads_have_as_many_threads_as_ever(set_meanwhile: int | None) -> None:
-    """Threads that come beside such a step, or after the last one, when no step sets anything back."""
+def test_the_thread_count_of_other_threads_is_unchanged(set_meanwhile: int | None) -> None:
+    """Threads that start during such a step, or after the last step, which no later step restores."""
     spare_core = SpareCore(lambda: 0.0, limit_s=1.0)
-    runner = SparingRunner(_CountingRunner(), spare_core)
+    runner = SpareCoreRunner(_CountingRunner(), spare_core)
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(3)

@@ -1,4 +1,4 @@
-"""Steps on a CPU that leave a core to what computes beside them."""
+"""Runs CPU steps with one thread fewer while the spare core is in use."""
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -10,35 +10,35 @@ from graftlm.execution.executor import Launched, Runner
 from graftlm.plan import StepPlan, StepResult
 from graftlm.runtime.spare_core import SpareCore
 
-__all__ = ["SparingRunner"]
+__all__ = ["SpareCoreRunner"]
 
 T = TypeVar("T")
 
 
-class SparingRunner:
-    """Runs steps on one thread less while the spare core is taken.
+class SpareCoreRunner:
+    """Runs steps on one thread fewer while the spare core is in use.
 
-    A step's threads meet hundreds of times, and wait for the slowest each time. Where one of them shares its core, a
-    step takes several times as long, whatever the priority of what it shares with: threads that wait give their core
-    away, and Linux may put two of a step's threads on one core while an idle thread has the other. On one thread less,
-    two cores take twice as long at most.
+    The threads of a step synchronise hundreds of times, and each time wait for the slowest. If one of them shares its
+    core with another computation, the step takes several times as long, whatever the priorities: waiting threads yield
+    their core, and Linux may then put two threads of the step on one core. With one thread fewer, a step on two cores
+    takes at most twice as long.
 
     Args:
-        runner: runs the steps. All must be run by the same thread, since torch counts threads by thread.
+        runner: runs the steps. The same thread must run all of them, since torch's thread count is per thread.
     """
 
     def __init__(self, runner: Runner, spare_core: SpareCore) -> None:
         self._runner = runner
         self._spare_core = spare_core
-        self._num_all: int | None = None  # threads to go back to
+        self._num_all: int | None = None  # thread count to restore
 
     def run(self, plan: StepPlan) -> StepResult:
-        """Run a step and wait for it."""
+        """Run a step and wait for its result."""
         self._choose_threads()
         return self._runner.run(plan)
 
     def launch(self, plan: StepPlan) -> Launched:
-        """Give a step to the device."""
+        """Launch a step on the device."""
         self._choose_threads()
         return self._runner.launch(plan)
 
@@ -53,10 +53,10 @@ class SparingRunner:
 
 
 def _set_own_threads(num_threads: int) -> None:
-    """Set how many threads torch has for this thread only.
+    """Set torch's thread count for the calling thread only.
 
-    What torch sets holds for all threads that are yet to come, too. Those get what they would have got: another engine
-    may be born beside this step, and no step may come that would set it back.
+    torch applies the count to all later threads of the process too. This function restores their count: another engine
+    may start during this step, and there may be no later step that would restore it.
     """
     for_others = _in_new_thread(torch.get_num_threads)
     torch.set_num_threads(num_threads)
