@@ -332,7 +332,7 @@ def test_a_request_waits_for_its_prefetch_while_others_go_on(checkpoint, convers
         run.step()
         assert run.loop.idle_s is None, "it waits for nothing but storage"
         medium.gate.set()
-        run.loop.scheduler._requests[waiting].prefetch.ended.result(10)
+        run.loop.scheduler._live.get(waiting).prefetch.ended.result(10)
         medium.gate.clear()
         going = run.add(other)  # in turn stays until its prefetch ends
         while waiting not in run.finishes:

@@ -228,6 +228,10 @@ class Request:
         num_tokens = self.prompt_len if self.pooling is not None and self.pooling.reads_all else 1
         return (self._pooled / num_tokens).astype(np.float32)
 
+    def uses_sample_of(self, step_id: int) -> bool:
+        """Return whether a step's sample counts: the request has not ended, nor changed its output, since its plan."""
+        return self.status is not RequestStatus.FINISHED and step_id >= self.valid_from_step
+
     def reads(self, start: int, end: int) -> range:
         """Return the positions of start : end that have to be read and are not planned yet."""
         if self.pooling is not None and not self.pooling.reads_all:

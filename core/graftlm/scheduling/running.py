@@ -81,7 +81,9 @@ class RunningRequests:
         self._kv.discard(self._leave(request))
 
     def clear(self) -> None:
-        """Forget every request, when the memory behind the rows starts anew."""
+        """Take every request out of its row without touching the KV memory, which is replaced."""
+        for request in self._by_row.values():
+            request.row = None
         self.requests.clear()
         self._by_row.clear()
         self._rows = None

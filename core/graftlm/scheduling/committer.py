@@ -1,0 +1,152 @@
+"""The effects of a step's result on its requests."""
+
+from collections.abc import Callable
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from graftlm.errors import RequestError
+from graftlm.memory import KVManager
+from graftlm.plan import LogprobTable, StepPlan, StepResult
+from graftlm.scheduling.forced_output import ForcedOutput
+from graftlm.scheduling.live_requests import LiveRequests
+from graftlm.scheduling.request import Request, RequestStatus
+from graftlm.scheduling.running import RunningRequests
+from graftlm.scheduling.updates import Failure, Finish, RequestUpdate
+from graftlm.types import FinishReason, TokenLogprob
+
+__all__ = ["Committer"]
+
+_FINISHED: Final = RequestStatus.FINISHED  # read for every token; a global name is faster than an enum's member
+
+
+class Committer:
+    """Appends sampled tokens, reports log-probabilities and embeddings, and ends requests that are done.
+
+    Attributes:
+        num_sampled_tokens: appended since the start.
+    """
+
+    def __init__(
+        self,
+        kv: KVManager,
+        live: LiveRequests,
+        running: RunningRequests,
+        forced_output: ForcedOutput,
+        clock: Callable[[], float],
+    ) -> None:
+        self.num_sampled_tokens = 0
+        self._kv = kv
+        self._live = live
+        self._running = running
+        self._forced_output = forced_output
+        self._clock = clock
+
+    def commit(self, plan: StepPlan, requests: tuple[Request, ...], result: StepResult) -> None:
+        """Apply a step's result.
+
+        Args:
+            requests: those of the plan's rows, in this order.
+        """
+        if plan.prompt_spans:
+            self._report_prompt_logprobs(plan, requests, result.prompt_logprobs)
+        if plan.pool_spans:
+            self._commit_pooled(plan, requests, result.pooled)
+        now = self._clock()
+        token_ids, errors, table = result.token_ids.tolist(), result.errors, result.logprobs
+        sampling = requests
+        if len(token_ids) != len(requests):
+            sampling = tuple([requests[b] for b in plan.sample_idx.tolist()])
+        for i, request in enumerate(sampling):
+            if request.status is _FINISHED or plan.step_id < request.valid_from_step:  # inlined `uses_sample_of`
+                continue
+            if i in errors:
+                self._fail_untrusted(request, errors[i])
+                continue
+            logprobs: tuple[TokenLogprob, ...] = ()
+            if table is not None and request.params.logprobs is not None:
+                logprobs = (_read_logprob(table, i, token_ids[i], request.params.logprobs),)
+            self._commit_token(request, token_ids[i], logprobs, now)
+
+    def _commit_token(self, request: Request, token_id: int, logprobs: tuple[TokenLogprob, ...], now: float) -> None:
+        request.append(token_id)
+        self.num_sampled_tokens += 1
+        if request.first_token_s is None:
+            request.first_token_s = now
+        if not (request.is_watched or token_id in request.stop_token_ids or request.num_tokens >= request.max_len):
+            self._live.updates.append(RequestUpdate.of(request, (token_id,), logprobs))
+            return
+        try:
+            finish = _finish_after(request, token_id)
+        except RequestError as error:  # of its grammar
+            finish = Finish(FinishReason.ERROR, error=str(error), failure=Failure.REQUEST)
+        if finish is not None:
+            self._live.finish(request, finish, (token_id,), logprobs)
+            return
+        self._live.updates.append(RequestUpdate.of(request, (token_id,), logprobs))
+        if request.grammar is not None:
+            self._forced_output.extend(request, now)
+
+    def _report_prompt_logprobs(
+        self, plan: StepPlan, requests: tuple[Request, ...], tables: tuple[LogprobTable, ...]
+    ) -> None:
+        by_row = dict(zip(plan.rows.tolist(), requests, strict=True))
+        for span, table in zip(plan.prompt_spans, tables, strict=True):
+            request = by_row[span.row]
+            if request.status is _FINISHED:
+                continue
+            targets = span.targets.tolist()
+            logprobs = tuple([_read_logprob(table, i, targets[i], span.num_top) for i in range(len(targets))])
+            request.num_reads_reported += len(logprobs)
+            self._live.updates.append(RequestUpdate.of(request, prompt_logprobs=logprobs))
+
+    def _commit_pooled(
+        self, plan: StepPlan, requests: tuple[Request, ...], pooled: tuple[NDArray[np.float32], ...]
+    ) -> None:
+        by_row = dict(zip(plan.rows.tolist(), requests, strict=True))
+        for span, hidden in zip(plan.pool_spans, pooled, strict=True):
+            request = by_row[span.row]
+            if request.status is _FINISHED:
+                continue
+            if not np.isfinite(hidden).all():
+                self._fail_untrusted(request, "hidden states are not finite")
+                continue
+            request.add_pooled(hidden, span.num_tokens)
+            if span.is_last:
+                self._live.finish(request, Finish(FinishReason.STOP), embedding=request.pooled.tobytes())
+
+    def _fail_untrusted(self, request: Request, error: str) -> None:
+        """End a request whose numbers are not finite, and empty the cache, because its prompt was published.
+
+        With overlap, a later plan may have retracted it before this step's result arrived; it then has no row.
+        """
+        if request.row is not None:
+            self._running.discard(request)
+        self._kv.reset()
+        self._live.fail(request, error)
+
+
+def _finish_after(request: Request, token_id: int) -> Finish | None:
+    """Decide whether a request's latest token ends it.
+
+    Raises:
+        RequestError: its grammar allows no further token, or failed.
+    """
+    watch, grammar = request.stop_watch, request.grammar
+    if watch is not None:
+        watch.push((token_id,))
+    if grammar is not None and grammar.accept(token_id):
+        return Finish(FinishReason.STOP, matched_stop=token_id)
+    if token_id in request.stop_token_ids and request.num_output_tokens > request.params.min_tokens:
+        return Finish(FinishReason.STOP, matched_stop=token_id)
+    if watch is not None and watch.matched is not None:
+        return Finish(FinishReason.STOP, matched_stop=watch.matched)
+    if request.num_output_tokens >= request.max_new_tokens:
+        return Finish(FinishReason.LENGTH)
+    return None
+
+
+def _read_logprob(table: LogprobTable, i: int, token_id: int, num_top: int) -> TokenLogprob:
+    top = zip(table.top_ids[i, :num_top].tolist(), table.top_logprobs[i, :num_top].tolist(), strict=True)
+    return TokenLogprob(token_id, float(table.token_logprobs[i]), tuple(top))
