@@ -5,11 +5,12 @@ from dataclasses import replace
 import torch
 from torch import nn
 
-from graftlm.assembly.assemble import choose_attention, context_len_of, create_model
 from graftlm.assembly.device_memory import DeviceMemory, gib
 from graftlm.assembly.kv_memory import KVMemory, size_memory
+from graftlm.assembly.plugin_choices import choose_attention, create_model
 from graftlm.assembly.resolved_plugins import resolve_plugins
 from graftlm.assembly.step_memory import StepMemory
+from graftlm.assembly.target import context_len_of
 from graftlm.chat.chat_formats import choose_chat_formats
 from graftlm.checkpoint import check_sizes, load_model_config, resolve_checkpoint, torch_dtype
 from graftlm.config import EngineConfig

@@ -155,7 +155,7 @@ def _of_others(name: str, misfit: _Misfit) -> _Misfit:
 
 
 def _asked_of_attention(config: EngineConfig, registry: Registry, model_config: ModelConfig, path: Path) -> _Asked:
-    from graftlm.assembly.assemble import attention_misfit
+    from graftlm.assembly.plugin_choices import attention_misfit
     from graftlm.checkpoint import torch_dtype
 
     dtype = torch_dtype(config.model.dtype, model_config)
@@ -179,7 +179,7 @@ def _twin(
     """Create the model as the engine does, but without memory."""
     import torch
 
-    from graftlm.assembly.assemble import create_model
+    from graftlm.assembly.plugin_choices import create_model
     from graftlm.checkpoint import torch_dtype
 
     dtype = torch_dtype(config.model.dtype, model_config)

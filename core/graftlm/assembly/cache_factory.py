@@ -1,0 +1,70 @@
+"""The prefix caches of an engine: the first one, and one each time that the KV memory restarts."""
+
+import logging
+import time
+
+from graftlm.assembly.cache_events import CacheEvents
+from graftlm.assembly.kv_memory import KVMemory
+from graftlm.assembly.tiers import TierParts
+from graftlm.config import EngineConfig
+from graftlm.contracts import CacheContext, EvictionContext, PrefixCache
+from graftlm.registry import Registry
+
+__all__ = ["CacheFactory"]
+
+_logger = logging.getLogger(__name__)
+
+
+class CacheFactory:
+    """Makes a fresh prefix cache with a fresh eviction strategy, in the place of the one before."""
+
+    def __init__(self, config: EngineConfig, registry: Registry, memory: KVMemory, tiers: TierParts | None) -> None:
+        self._config = config
+        self._registry = registry
+        self._memory = memory
+        self._tiers = tiers
+        self._events = CacheEvents(registry.observers("cache_event"))
+        self._has_made_one = False
+
+    def __call__(self) -> PrefixCache:
+        """Make a cache.
+
+        Effects: observers get a "cleared" event for the cache before. If lower tiers cannot be created again, the cache
+            works without them.
+
+        Raises:
+            GraftlmError: the cache or its eviction strategy cannot be created.
+        """
+        is_first, self._has_made_one = not self._has_made_one, True
+        if not is_first:
+            self._events.clear()
+        if is_first or self._tiers is None:
+            return self._create(self._tiers)
+        try:
+            return self._create(self._tiers)
+        except Exception:
+            _logger.exception("host memory or storage cannot be created again: the prefix cache continues without")
+            return self._create(None)
+
+    def _create(self, tiers: TierParts | None) -> PrefixCache:
+        config, registry, settings = self._config, self._registry, self._config.cache
+        eviction = registry.create(
+            "eviction",
+            registry.provider("eviction", settings.eviction.name),
+            settings.eviction.options,
+            EvictionContext(self._memory.num_pages, settings.page_size),
+            config.origins,
+        )
+        context = CacheContext(
+            settings.page_size,
+            eviction,
+            time.monotonic,
+            self._events.listener,
+            window=self._memory.window,
+            transfer=None if tiers is None else tiers.queue,
+            create_storage=None if tiers is None else tiers.create_storage,
+        )
+        cache: PrefixCache = registry.create(
+            "cache", registry.provider("cache", settings.name), settings.options, context
+        )
+        return cache

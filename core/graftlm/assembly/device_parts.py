@@ -1,0 +1,112 @@
+"""The parts that a step runs through on the device."""
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from graftlm.assembly.adapters import AdapterParts
+from graftlm.assembly.graphs import capture_graphs, recorded_steps
+from graftlm.assembly.kv_allocation import AllocatedKV
+from graftlm.assembly.plugin_choices import ChosenPlugins
+from graftlm.assembly.target import Target
+from graftlm.assembly.tiers import TierParts
+from graftlm.config import EngineConfig
+from graftlm.contracts import AttentionBackend, LogitsContext, LogitsProcessor, Model
+from graftlm.execution.awaiting_attention import AwaitingAttention
+from graftlm.execution.graphs import ReplayedSteps
+from graftlm.execution.kv_store import KVStore
+from graftlm.execution.native_masks import NativeMasks
+from graftlm.execution.native_sampling import NativeSampling
+from graftlm.execution.runner import ModelRunner
+from graftlm.execution.sampler import Sampler
+from graftlm.layers.kernel_build import user_cache_dir
+from graftlm.registry import Registry
+
+__all__ = ["DeviceParts", "make_device_parts"]
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceParts:
+    """What one step runs through.
+
+    Attributes:
+        dtype: of the model; `kv` may have a smaller one.
+        attention_name: of the provider of `attention`.
+        graphs: replays one-token steps; None if the model runs every step.
+    """
+
+    model: Model
+    dtype: torch.dtype
+    attention: AttentionBackend
+    attention_name: str
+    kv: KVStore
+    sampler: Sampler
+    runner: ModelRunner
+    graphs: ReplayedSteps | None
+
+
+def make_device_parts(
+    config: EngineConfig,
+    registry: Registry,
+    target: Target,
+    chosen: ChosenPlugins,
+    kv: AllocatedKV,
+    attention: AttentionBackend,
+    tiers: TierParts | None,
+    adapters: AdapterParts | None,
+    *,
+    has_graphs: bool,
+    on_stage: Callable[[str], None],
+) -> DeviceParts:
+    """Bind the attention backend to the model, and create the sampler, the graphs and the runner.
+
+    Args:
+        has_graphs: whether one-token steps are captured as CUDA graphs.
+        on_stage: called with the progress of capturing.
+    """
+    model, device = chosen.model, target.device
+    model.bind_attention(attention if tiers is None else AwaitingAttention(attention, tiers.mover.await_layer))
+    sampler = _sampler(config, registry, target)
+    graphs: ReplayedSteps | None
+    if has_graphs:
+        graphs = capture_graphs(config, model, attention, kv.store, kv.max_row_pages, on_stage)
+    else:
+        graphs = recorded_steps(config, model, attention, device, has_adapters=adapters is not None)
+    runner = ModelRunner(
+        model,
+        attention,
+        sampler,
+        config.scheduling.max_running_requests,
+        device,
+        None if tiers is None else tiers.mover,
+        graphs,
+        None if adapters is None else adapters.layers,
+    )
+    return DeviceParts(
+        model=model,
+        dtype=target.dtype,
+        attention=attention,
+        attention_name=chosen.attention_provider.name,
+        kv=kv.store,
+        sampler=sampler,
+        runner=runner,
+        graphs=graphs,
+    )
+
+
+def _sampler(config: EngineConfig, registry: Registry, target: Target) -> Sampler:
+    masks, sampling = None, None
+    if config.model.native_ops and target.device.type == "cpu":
+        kernels = user_cache_dir(os.environ)
+        masks, sampling = NativeMasks.load("g++", kernels), NativeSampling.load("g++", kernels)
+
+    def make_processor(name: str, options: Mapping[str, Any], context: LogitsContext) -> LogitsProcessor:
+        provider = registry.provider("logits_processor", name)
+        processor: LogitsProcessor = registry.create("logits_processor", provider, options, context)
+        return processor
+
+    num_rows, vocab_size = config.scheduling.max_running_requests, target.model_config.vocab_size
+    return Sampler(num_rows, vocab_size, target.device, make_processor, masks, sampling)

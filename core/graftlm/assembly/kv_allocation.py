@@ -1,0 +1,104 @@
+"""The stage that sizes and allocates the memory of keys and values."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from graftlm.assembly.attention import make_attention
+from graftlm.assembly.graphs import captured_sizes
+from graftlm.assembly.kv_memory import KVMemory, size_memory
+from graftlm.assembly.plugin_choices import ChosenPlugins
+from graftlm.assembly.step_memory import LargestSteps, StepMemory, measure_steps, meter_for
+from graftlm.assembly.target import Target
+from graftlm.config import EngineConfig
+from graftlm.errors import ConfigError
+from graftlm.execution.kv_store import KVStore
+from graftlm.registry import Registry
+
+__all__ = ["AllocatedKV", "allocate_kv"]
+
+
+@dataclass(frozen=True, slots=True)
+class AllocatedKV:
+    """The memory of keys and values.
+
+    Attributes:
+        memory: its size and, for sliding-window layers, their window pages.
+        store: its tensors.
+        max_row_pages: pages of a request at most.
+    """
+
+    memory: KVMemory
+    store: KVStore
+    max_row_pages: int
+
+
+def allocate_kv(
+    config: EngineConfig,
+    registry: Registry,
+    target: Target,
+    chosen: ChosenPlugins,
+    *,
+    has_graphs: bool,
+    on_stage: Callable[[str], None],
+) -> AllocatedKV:
+    """Measure the largest steps, size the KV memory by what they leave, and allocate it.
+
+    Args:
+        has_graphs: whether one-token steps are captured as CUDA graphs, which need a spare page.
+        on_stage: called with the name of each stage.
+
+    Raises:
+        ConfigError: the device has too little free memory, or the configuration does not fit the model.
+    """
+    on_stage("measuring steps")
+    steps = _measure_steps(config, registry, target, chosen, has_graphs=has_graphs)
+    on_stage("allocating KV memory")
+    memory = size_memory(
+        config, registry, chosen.model, target.device, target.dtype, target.context_len, steps, target.num_sharing
+    )
+    store = _allocate(config, target, chosen, memory, spare_pages=int(has_graphs))
+    return AllocatedKV(memory, store, min(memory.num_pages, -(-target.context_len // config.cache.page_size)))
+
+
+def _measure_steps(
+    config: EngineConfig, registry: Registry, target: Target, chosen: ChosenPlugins, *, has_graphs: bool
+) -> StepMemory:
+    """Measure the memory that steps take, where KV memory shall fill the rest of the device."""
+    meter = meter_for(target.device)
+    if meter is None or config.memory.kv_tokens is not None:
+        return StepMemory()
+    steps = LargestSteps(
+        num_rows=config.scheduling.max_running_requests,
+        prefill_tokens=config.scheduling.prefill_tokens_per_step,
+        context_len=target.context_len,
+        page_size=config.cache.page_size,
+        graph_sizes=captured_sizes(config) if has_graphs else (),
+    )
+    return measure_steps(
+        steps,
+        chosen.model,
+        lambda kv: make_attention(config, registry, target, chosen, kv),
+        target.dtype,
+        target.device,
+        meter,
+    )
+
+
+def _allocate(
+    config: EngineConfig, target: Target, chosen: ChosenPlugins, memory: KVMemory, *, spare_pages: int
+) -> KVStore:
+    """Allocate the tensors.
+
+    Raises:
+        ConfigError: the device cannot allocate them, because other programs use too much of it.
+    """
+    num_window_pages = None if memory.window is None else memory.window.num_window_pages
+    layers, page_size = chosen.model.attention_layers, config.cache.page_size
+    try:
+        return KVStore(layers, memory.num_pages, page_size, memory.dtype, target.device, num_window_pages, spare_pages)
+    except (RuntimeError, MemoryError) as error:  # torch raises different errors for a full host and a full device
+        reason = str(error).partition("\n")[0]
+        raise ConfigError(
+            f"{memory.num_pages * page_size:,} tokens of KV memory cannot be allocated: {reason}. Lower "
+            "memory.kv_tokens or memory.kv_fraction, or free memory."
+        ) from error

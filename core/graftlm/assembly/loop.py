@@ -1,0 +1,82 @@
+"""The stage that builds the scheduler and the step loop."""
+
+import time
+
+from graftlm.assembly.cache_factory import CacheFactory
+from graftlm.assembly.device_parts import DeviceParts
+from graftlm.assembly.kv_allocation import AllocatedKV
+from graftlm.assembly.target import Target
+from graftlm.assembly.tiers import TierParts
+from graftlm.config import EngineConfig
+from graftlm.contracts import PrefixCache, SchedulingContext
+from graftlm.execution.executor import executor_for
+from graftlm.execution.spare_core_runner import SpareCoreRunner
+from graftlm.grammar.grammar_choice import Grammars
+from graftlm.memory import KVManager, LowerTiers, PagePool, RequestTable
+from graftlm.observers import Observer, Observers
+from graftlm.registry import Registry
+from graftlm.runtime.spare_core import SpareCore
+from graftlm.scheduling import JumpForward, Scheduler, SchedulerLimits
+from graftlm.step_loop import StepLoop
+from graftlm.tokenization import Tokenizer
+
+__all__ = ["make_loop"]
+
+
+def make_loop(
+    config: EngineConfig,
+    registry: Registry,
+    target: Target,
+    kv: AllocatedKV,
+    tiers: TierParts | None,
+    device_parts: DeviceParts,
+    tokenizer: Tokenizer,
+    grammars: Grammars | None,
+    spare_core: SpareCore,
+    on_step: Observer | None,
+) -> StepLoop:
+    """Create the first prefix cache, the scheduler over it, and the loop that drives it and the runner.
+
+    Args:
+        spare_core: that grammars are compiled on; steps on a CPU leave it free.
+        on_step: called with every committed step, besides the plugins that observe steps.
+    """
+    make_cache = CacheFactory(config, registry, kv.memory, tiers)
+    jump_forward = JumpForward(tokenizer) if config.grammar.jump_forward else None
+    runner, is_cpu = device_parts.runner, target.device.type == "cpu"
+    return StepLoop(
+        _scheduler(config, registry, make_cache(), kv, tiers, jump_forward),
+        executor_for(
+            SpareCoreRunner(runner, spare_core) if is_cpu else runner,
+            target.device.type,
+            overlap=config.scheduling.overlap,
+        ),
+        overlap=config.scheduling.overlap,
+        make_cache=make_cache,
+        observers=Observers(
+            registry.observers("request_finished"),
+            registry.observers("step_finished") + (() if on_step is None else (on_step,)),
+        ),
+        clock=time.monotonic,
+        mover=None if tiers is None else tiers.mover,
+        grammars=grammars,
+        debug=config.debug,
+    )
+
+
+def _scheduler(
+    config: EngineConfig,
+    registry: Registry,
+    cache: PrefixCache,
+    kv: AllocatedKV,
+    tiers: TierParts | None,
+    jump_forward: JumpForward | None,
+) -> Scheduler:
+    settings, memory = config.scheduling, kv.memory
+    table = RequestTable(settings.max_running_requests, kv.max_row_pages)
+    lower = None if tiers is None else LowerTiers(cache, tiers.queue)
+    manager = KVManager(PagePool(memory.num_pages), cache, table, config.cache.page_size, memory.window, lower)
+    provider = registry.provider("scheduling", settings.policy.name)
+    policy = registry.create("scheduling", provider, settings.policy.options, SchedulingContext(), config.origins)
+    limits = SchedulerLimits(settings.max_queued_requests, settings.prefill_tokens_per_step, settings.mix_chunks)
+    return Scheduler(manager, policy, limits, time.monotonic, jump_forward)

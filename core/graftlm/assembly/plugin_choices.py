@@ -1,0 +1,146 @@
+"""The providers of the model and of attention, and the model they give."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from graftlm.assembly.resolved_plugins import ResolvedPlugins, resolve_plugins
+from graftlm.assembly.target import Target
+from graftlm.checkpoint import check_sizes
+from graftlm.config import EngineConfig
+from graftlm.contracts import (
+    AttentionBackend,
+    AttentionCapabilities,
+    AttentionLayer,
+    Model,
+    ModelContext,
+    Platform,
+    Provider,
+)
+from graftlm.errors import ConfigError, UnsupportedArchitectureError
+from graftlm.registry import AUTO, Registry, selections
+
+__all__ = ["ChosenPlugins", "attention_misfit", "check_choices", "choose_attention", "choose_plugins", "create_model"]
+
+
+@dataclass(frozen=True, slots=True)
+class ChosenPlugins:
+    """The providers that fit the checkpoint and the device.
+
+    Attributes:
+        model: without weights.
+        resolved: the provider of each family, and why it was chosen.
+    """
+
+    model: Model
+    model_provider: Provider[Model]
+    attention_provider: Provider[AttentionBackend]
+    resolved: ResolvedPlugins
+
+
+def check_choices(config: EngineConfig, registry: Registry) -> None:
+    """Check every configured name and its options, before the weights are read.
+
+    Raises:
+        ConfigError: a provider or an option is unknown, or an option has a bad value.
+    """
+    for selection in selections(config):
+        family = selection.family
+        if selection.name == AUTO:
+            continue  # chosen when the model is known
+        provider = registry.provider(family.key, selection.name, family.name_path)
+        if family.options_path is not None:
+            registry.options(provider, selection.options, family.options_path, config.origins)
+
+
+def choose_plugins(config: EngineConfig, registry: Registry, target: Target) -> ChosenPlugins:
+    """Choose the providers of the model and of attention, and create the model without weights.
+
+    Raises:
+        GraftlmError: none fits, or the configured one does not fit.
+    """
+    model_config = target.model_config
+    model_provider = registry.model_for(model_config.architectures, config.model.architecture)
+    check_sizes(model_config, target.path)
+    model = create_model(config, registry, model_provider, target.model_context)
+    attention_provider = choose_attention(config, registry, target.platform, model, target.dtype)
+    chosen = {"model": model_provider, "attention": attention_provider}
+    resolved = resolve_plugins(config, registry, chosen, f"{target.platform.device}/{target.dtype_name}")
+    return ChosenPlugins(model, model_provider, attention_provider, resolved)
+
+
+def create_model(config: EngineConfig, registry: Registry, provider: Provider[Model], context: ModelContext) -> Model:
+    """Create the model, without weights.
+
+    Raises:
+        UnsupportedArchitectureError: the provider does not serve the checkpoint. The message names the configuration
+            key if the configuration chose the provider.
+    """
+    try:
+        model: Model = registry.create("model", provider, {}, context)
+    except UnsupportedArchitectureError as error:
+        name = config.model.architecture
+        if name == AUTO:
+            raise
+        raise UnsupportedArchitectureError(
+            f"model.architecture is {name!r}, which does not serve this checkpoint: {error}. "
+            "Set model.architecture: auto"
+        ) from error
+    return model
+
+
+def choose_attention(
+    config: EngineConfig, registry: Registry, platform: Platform, model: Model, dtype: torch.dtype
+) -> Provider[AttentionBackend]:
+    """Return the provider of the attention backend for a model.
+
+    Raises:
+        ConfigError: the configured one does not fit.
+        PluginError: none fits.
+    """
+
+    def misfit(provider: Provider[AttentionBackend]) -> str | None:
+        return attention_misfit(provider.capabilities, config, platform, model.attention_layers, dtype)
+
+    name = config.attention.name
+    if name == "auto":
+        return registry.choose("attention", fits=misfit)
+    provider: Provider[AttentionBackend] = registry.provider("attention", name)
+    reason = misfit(provider)
+    if reason is not None:
+        raise ConfigError(f"attention backend {name!r} does not fit this engine: {reason}. Set attention.name.")
+    return provider
+
+
+def attention_misfit(
+    can: AttentionCapabilities,
+    config: EngineConfig,
+    platform: Platform,
+    layers: Sequence[AttentionLayer],
+    dtype: torch.dtype,
+) -> str | None:
+    """Return why a backend cannot serve a model's layers on a platform; None if it can."""
+    dtype_name = str(dtype).removeprefix("torch.")
+    page_size, kv_dtype = config.cache.page_size, config.memory.kv_dtype
+    if platform.device not in can.devices:
+        return f"it runs on {', '.join(can.devices)}, the device is {platform.device}"
+    if can.dtypes is not None and dtype_name not in can.dtypes:
+        return f"it computes in {', '.join(can.dtypes)}, the model in {dtype_name}"
+    if can.page_sizes is not None and page_size not in can.page_sizes:
+        return f"it takes page sizes {', '.join(map(str, can.page_sizes))}, cache.page_size is {page_size}"
+    if kv_dtype not in ("auto", *can.kv_dtypes):
+        readable = " or ".join(("the model's dtype", *can.kv_dtypes))
+        return f"it reads a KV cache of {readable}, memory.kv_dtype is {kv_dtype}"
+    head_dims = sorted({layer.head_dim for layer in layers} - set(can.head_dims or ()))
+    if can.head_dims is not None and head_dims:
+        return f"it takes head dims {', '.join(map(str, can.head_dims))}, the model has {head_dims[0]}"
+    if not can.sliding_window and any(layer.sliding_window is not None for layer in layers):
+        return "it has no sliding window, the model needs one"
+    if not can.soft_cap and any(layer.soft_cap is not None for layer in layers):
+        return "it has no soft cap, the model needs one"
+    if not can.value_prefix and any(layer.value_prefix_dim is not None for layer in layers):
+        return "it cannot read values out of the keys, as the model's latent attention needs"
+    if not can.sinks and any(layer.sinks is not None for layer in layers):
+        return "it has no attention sinks, the model needs them"
+    return None

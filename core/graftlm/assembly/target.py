@@ -1,0 +1,96 @@
+"""The checkpoint to serve, and the device and dtype to serve it in."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from graftlm.checkpoint import torch_dtype
+from graftlm.config import EngineConfig
+from graftlm.contracts import ModelConfig, ModelContext, Platform
+from graftlm.errors import ConfigError
+
+__all__ = ["Target", "context_len_of", "detect_platform"]
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What every stage of the assembly builds for.
+
+    Attributes:
+        path: of the checkpoint.
+        dtype: that the model computes in.
+        context_len: tokens of a request at most.
+        num_replicas: engines that share this machine's memory, this one included.
+        code_folder: that the model may import code from; None unless the configuration trusts the checkpoint's code.
+    """
+
+    path: Path
+    model_config: ModelConfig
+    platform: Platform
+    device: torch.device
+    dtype: torch.dtype
+    context_len: int
+    num_replicas: int
+    code_folder: Path | None
+
+    @classmethod
+    def of(
+        cls, config: EngineConfig, platform: Platform, path: Path, model_config: ModelConfig, num_replicas: int
+    ) -> "Target":
+        """Return the target of a configuration.
+
+        Raises:
+            ConfigError: the configured dtype or context length does not fit the checkpoint.
+        """
+        return cls(
+            path=path,
+            model_config=model_config,
+            platform=platform,
+            device=torch.device(platform.device),
+            dtype=torch_dtype(config.model.dtype, model_config),
+            context_len=context_len_of(config, model_config),
+            num_replicas=num_replicas,
+            code_folder=path if config.model.trust_remote_code else None,
+        )
+
+    @property
+    def dtype_name(self) -> str:
+        """The name of the dtype, such as "bfloat16"."""
+        return str(self.dtype).removeprefix("torch.")
+
+    @property
+    def num_sharing(self) -> int:
+        """Engines that share the device's memory: the replicas on a CPU; each has its own GPU."""
+        return self.num_replicas if self.device.type == "cpu" else 1
+
+    @property
+    def model_context(self) -> ModelContext:
+        """What the model is created with."""
+        return ModelContext(self.model_config, self.device, self.dtype, self.context_len, self.code_folder)
+
+
+def detect_platform(config: EngineConfig) -> Platform:
+    """Return the configured device with its capability.
+
+    Raises:
+        ConfigError: a CUDA device is configured and there is none.
+    """
+    device = config.model.device
+    if device == "cpu" or (device == "auto" and not torch.cuda.is_available()):
+        return Platform("cpu")
+    if not torch.cuda.is_available():
+        raise ConfigError("model.device is 'cuda', but torch sees no CUDA device. Set model.device: auto.")
+    return Platform("cuda", torch.cuda.get_device_capability())
+
+
+def context_len_of(config: EngineConfig, model_config: ModelConfig) -> int:
+    """Return the tokens of a request at most.
+
+    Raises:
+        ConfigError: the configured length exceeds the checkpoint's.
+    """
+    configured, longest = config.model.context_len, model_config.max_position_embeddings
+    if configured is not None and configured > longest:
+        raise ConfigError(f"model.context_len is {configured}, but this checkpoint's context ends at {longest} tokens")
+    return longest if configured is None else configured
