@@ -1,6 +1,5 @@
 """From prompts and sampling parameters to requests: every check that needs no device."""
 
-import math
 import reprlib
 import secrets
 from collections.abc import Callable, Sequence
@@ -25,11 +24,12 @@ from graftlm.grammar.grammar_choice import Grammars
 from graftlm.grammar.grammars import grammar_spec, reasoning_before
 from graftlm.lora.adapters import AdapterCatalog, LoadedAdapter, prefix_namespace
 from graftlm.pooling.pooling import Pooling
+from graftlm.request_options import DEFAULT_OPTIONS, RequestOptions
 from graftlm.scheduling import Request, RequestGrammar
 from graftlm.scheduling.request import StopWatch
 from graftlm.types import SamplingParams, TokenIds
 
-__all__ = ["MAX_TTL_S", "Intake", "IntakeLimits", "check_call", "check_ttl", "completion_seed"]
+__all__ = ["MAX_TTL_S", "Intake", "IntakeLimits", "check_ttl", "completion_seed"]
 
 _MAX_SEED = 2**63 - 1
 
@@ -165,14 +165,10 @@ class Intake:
         request_id: str,
         prompt_token_ids: TokenIds,
         params: SamplingParams,
+        options: RequestOptions = DEFAULT_OPTIONS,
         *,
         index: int = 0,
-        cache_salt: str = "",
-        priority: int = 0,
-        timeout_s: float | None = None,
         seed: int | None = None,
-        pooling: Pooling | None = None,
-        adapter: str | None = None,
     ) -> Request:
         """Make the request of one completion.
 
@@ -181,13 +177,13 @@ class Intake:
             params: as `check_params` returned them.
             index: which of the prompt's `n` completions.
             seed: for all completions of the prompt; None takes the parameters' own, or draws one.
-            pooling: asks for one vector of the whole prompt instead of tokens.
-            adapter: the name of a loaded adapter; None: the model alone.
 
         Raises:
             AdapterNotFoundError: there is no such adapter.
-            RequestError: there is no room for it, or `params` ask for more than a vector.
+            RequestError: there is no room for it; or it is pooled, and `params` request several completions or
+                log-probabilities.
         """
+        pooling = options.pooling
         if pooling is not None:
             _check_vector(params)
         now = self._clock()
@@ -206,13 +202,13 @@ class Intake:
             ),
             seed=completion_seed(draw_seed() if base is None else base, index),
             arrival_s=now,
-            namespace=self.namespace(cache_salt, adapter),
-            priority=priority,
-            deadline_s=None if timeout_s is None else now + timeout_s,
+            namespace=self.namespace(options.cache_salt, options.adapter),
+            priority=options.priority,
+            deadline_s=None if options.timeout_s is None else now + options.timeout_s,
             stop_watch=self._make_stop_watch(params) if params.stop_strings else None,
             grammar=None if spec is None else self._grammar(spec, params, prompt_token_ids, now),
             pooling=pooling,
-            adapter=self.find_adapter(adapter),
+            adapter=self.find_adapter(options.adapter),
         )
 
     def find_adapter(self, name: str | None) -> LoadedAdapter | None:
@@ -323,27 +319,6 @@ def check_ttl(ttl_s: object) -> None:
     """
     if isinstance(ttl_s, bool) or not isinstance(ttl_s, int | float) or not 0 < ttl_s <= MAX_TTL_S:
         raise RequestError(f"ttl_s must be a positive number of seconds, at most {MAX_TTL_S:.0f}, got {_spell(ttl_s)}")
-
-
-def check_call(priority: object, timeout_s: object, cache_salt: object) -> None:
-    """Check what a call says of its requests beside prompt and sampling parameters.
-
-    Raises:
-        RequestError: a value is of the wrong type or out of range.
-    """
-    if not isinstance(priority, int) or isinstance(priority, bool):
-        raise RequestError(f"priority must be an integer, got {priority!r}")
-    if not isinstance(cache_salt, str):
-        raise RequestError(f"cache_salt must be a string, one for all prompts of the call, got {cache_salt!r}")
-    try:
-        cache_salt.encode()
-    except UnicodeEncodeError as error:
-        raise RequestError(f"cache_salt must be valid Unicode, got a lone surrogate: {cache_salt!a:.60}") from error
-    if timeout_s is None:
-        return
-    is_number = isinstance(timeout_s, int | float) and not isinstance(timeout_s, bool)
-    if not is_number or not 0 < float(str(timeout_s)) < math.inf:
-        raise RequestError(f"timeout_s must be a number of seconds above 0, or None, got {timeout_s!r}")
 
 
 def _spell(value: object) -> str:

@@ -18,6 +18,7 @@ from graftlm.errors import (
 )
 from graftlm.intake import Intake, IntakeLimits
 from graftlm.pooling.pooling import MEAN
+from graftlm.request_options import RequestOptions
 
 LENGTHS = [1, 2, 7, 8, 16, 33, 64, 100, 129, 240]
 
@@ -165,7 +166,7 @@ def test_an_embedding_takes_no_parameter_that_asks_for_more_than_a_vector(params
     intake = Intake(IntakeLimits(100, 100, 100, ()), lambda _: None, lambda: 0.0)
     prompt = intake.check_prompt([1, 2], pooling=MEAN)
     with pytest.raises(SamplingParamsError, match="one vector"):
-        intake.request("e", prompt, SamplingParams(**params), pooling=MEAN)
+        intake.request("e", prompt, SamplingParams(**params), RequestOptions(pooling=MEAN))
 
 
 @pytest.mark.parametrize(

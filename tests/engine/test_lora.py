@@ -15,6 +15,7 @@ from graftlm.config import EngineConfig
 from graftlm.errors import AdapterError, AdapterNotFoundError, ConfigError, RequestError
 from graftlm.lang.backends.engine import EngineBackend
 from graftlm.registry import Registry
+from graftlm.request_options import RequestOptions
 from graftlm.testing.tiny_models import write_tiny_checkpoint
 
 PAGE = (Path(__file__).parents[2] / "docs" / "lora.md").read_text(encoding="utf-8")
@@ -154,7 +155,7 @@ class Stepped:
 
     def add(self, request_id, prompt, params, adapter):
         intake = self.parts.intake
-        request = intake.request(request_id, intake.check_prompt(prompt), params, adapter=adapter)
+        request = intake.request(request_id, intake.check_prompt(prompt), params, RequestOptions(adapter=adapter))
         self.parts.loop.add([request], lambda: None)
         self.tokens[request_id] = []
 
@@ -209,7 +210,7 @@ def test_loading_and_unloading_disturbs_no_other_request(engine, adapters):
 
 def test_a_request_made_before_its_adapter_was_unloaded_is_refused_when_it_is_queued(engine):
     intake, loop = engine._parts.intake, engine._parts.loop
-    request = intake.request("late", intake.check_prompt([1, 2]), GREEDY, adapter="attention")
+    request = intake.request("late", intake.check_prompt([1, 2]), GREEDY, RequestOptions(adapter="attention"))
     engine.unload_adapter("attention")
     with pytest.raises(AdapterNotFoundError, match="'attention' has been unloaded"):
         loop.scheduler.add(request)

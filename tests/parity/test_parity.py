@@ -10,6 +10,7 @@ from graftlm.assembly.assemble import assemble
 from graftlm.config import EngineConfig
 from graftlm.contracts import Platform
 from graftlm.registry import Registry
+from graftlm.request_options import DEFAULT_OPTIONS, RequestOptions
 from graftlm.testing.hugging_face import HuggingFaceModel
 from graftlm.types import SamplingParams
 
@@ -80,9 +81,9 @@ class Run:
         self.tokens = {}
         self.finishes = {}
 
-    def add(self, request_id, prompt, params, **fields):
+    def add(self, request_id, prompt, params, options=DEFAULT_OPTIONS):
         intake = self.parts.intake
-        self.parts.loop.scheduler.add(intake.request(request_id, intake.check_prompt(prompt), params, **fields))
+        self.parts.loop.scheduler.add(intake.request(request_id, intake.check_prompt(prompt), params, options))
         self.tokens[request_id] = []
 
     def step(self):
@@ -140,7 +141,7 @@ def test_greedy_tokens_are_the_same_for_those_who_make_way(checkpoint, workload,
     )
     params = SamplingParams(temperature=0, max_tokens=MAX_TOKENS)
     for i, prompt in enumerate(prompts[:30]):
-        run.add(str(i), prompt, params, priority=i // 4)
+        run.add(str(i), prompt, params, RequestOptions(priority=i // 4))
         if i % 4 == 3:
             for _ in range(6):
                 run.step()

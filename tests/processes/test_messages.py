@@ -5,8 +5,10 @@ import numpy as np
 import pytest
 
 from graftlm.errors import SamplingParamsError
+from graftlm.pooling.pooling import Pooling
 from graftlm.processes import messages as m
 from graftlm.records import EngineStats, TierStats
+from graftlm.request_options import RequestOptions
 from graftlm.scheduling import Failure, Finish, RequestUpdate
 from graftlm.types import FinishReason, SamplingParams, TokenLogprob, Usage
 
@@ -26,9 +28,9 @@ MESSAGES = [
         prompt=np.arange(3, dtype=np.int32).tobytes(),
         params={"logit_bias": {3: -1.5}, "json_schema": {"type": "object"}},
         seed=2**63 - 2,
-        cache_salt="tenant",
-        priority=-(2**40),
-        timeout_s=0.5,
+        options=RequestOptions(
+            cache_salt="tenant", priority=-(2**40), timeout_s=0.5, adapter="a", pooling=Pooling("labels", (3, 5))
+        ),
     ),
     m.Abort(request_ids=None, reason="all"),
     m.Abort(request_ids=["a#0", "a#1"], reason="left"),

@@ -21,6 +21,7 @@ from graftlm.errors import (
 from graftlm.processes.assembly import assemble_manager
 from graftlm.processes.launcher import Launcher
 from graftlm.registry import Registry
+from graftlm.request_options import RequestOptions
 from graftlm.tokenization import Tokenizer
 from graftlm.types import FinishReason
 
@@ -82,8 +83,9 @@ async def until(condition, timeout_s=20.0):
             await asyncio.sleep(0.01)
 
 
-async def run(manager, prompt, params=GREEDY, **options):
-    return await (await manager.start(await manager.prepare(prompt, params, **options))).result()
+async def run(manager, prompt, params=GREEDY, request_id=None, **options):
+    prepared = await manager.prepare(prompt, params, RequestOptions(**options), request_id=request_id)
+    return await (await manager.start(prepared)).result()
 
 
 def pages_come_home(manager):

@@ -17,13 +17,14 @@ from graftlm.engine.job_maker import Adapters, JobMaker, Params
 from graftlm.engine.job_runner import JobRunner
 from graftlm.engine.jobs import Job
 from graftlm.errors import AdapterError
-from graftlm.intake import check_call, check_ttl
+from graftlm.intake import check_ttl
 from graftlm.pooling.embeddings import POOLED, EmbeddingForm, embedding_form, pooled_vector
 from graftlm.pooling.pooling import SCORES, Pooling
 from graftlm.pooling.scoring import Items, Piece, joined, listed, scores_of, scoring_pooling
 from graftlm.prompts import Prompt, Prompts, split_prompts
 from graftlm.records import EngineStats
 from graftlm.registry import Registry
+from graftlm.request_options import RequestOptions
 from graftlm.tokenization import Tokenizer
 from graftlm.types import ClassificationOutput, EmbeddingOutput, RequestOutput, SamplingParams
 
@@ -117,8 +118,8 @@ class Engine:
             RequestError: a prompt or its parameters are wrong; then none of the prompts has been started.
             EngineClosedError: the engine is closed.
         """
-        split = split_prompts(prompts)
-        jobs = self._maker.jobs(split, sampling_params, request_ids, priority, timeout_s, cache_salt, adapter)
+        options = RequestOptions(priority=priority, timeout_s=timeout_s, cache_salt=cache_salt)
+        jobs = self._maker.jobs(split_prompts(prompts), sampling_params, options, adapter, request_ids)
         self._runner.run(jobs, progress)
         return [job.output() for job in jobs]
 
@@ -149,9 +150,8 @@ class Engine:
             RequestFailedError: a request failed, or was given up, while it ran.
         """
         form = embedding_form(self._parts.embedding, pooling, normalize, dimensions)
-        jobs = self._maker.jobs(
-            split_prompts(prompts), POOLED, None, priority, timeout_s, cache_salt, adapter, form.pooling
-        )
+        options = RequestOptions(priority=priority, timeout_s=timeout_s, cache_salt=cache_salt, pooling=form.pooling)
+        jobs = self._maker.jobs(split_prompts(prompts), POOLED, options, adapter)
         self._runner.run(jobs, progress)
         return [_embedding(job, form) for job in jobs]
 
@@ -172,8 +172,8 @@ class Engine:
         Raises:
             UnsupportedFeatureError: the model has no such head.
         """
-        split = split_prompts(prompts)
-        jobs = self._maker.jobs(split, POOLED, None, priority, timeout_s, cache_salt, adapter, SCORES)
+        options = RequestOptions(priority=priority, timeout_s=timeout_s, cache_salt=cache_salt, pooling=SCORES)
+        jobs = self._maker.jobs(split_prompts(prompts), POOLED, options, adapter)
         self._runner.run(jobs, progress)
         labels = self.model_config.labels if jobs else ()
         vectors = [(job.output(), job.builder.embedding) for job in jobs]
@@ -211,7 +211,8 @@ class Engine:
         """
         pooling = scoring_pooling(label_token_ids)
         prompts = [self._pair(query, item, item_first, pooling) for item in listed(items)]
-        jobs = self._maker.jobs(prompts, POOLED, None, priority, timeout_s, cache_salt, adapter, pooling)
+        options = RequestOptions(priority=priority, timeout_s=timeout_s, cache_salt=cache_salt, pooling=pooling)
+        jobs = self._maker.jobs(prompts, POOLED, options, adapter)
         self._runner.run(jobs, None)
         vectors = [pooled_vector(job.output(), job.builder.embedding) for job in jobs]
         return [scores_of(vector, pooling, apply_softmax=apply_softmax) for vector in vectors]
@@ -236,8 +237,9 @@ class Engine:
 
         Arguments and errors as of `generate`; the prompt is checked, and queued, before this returns.
         """
+        options = RequestOptions(priority=priority, timeout_s=timeout_s, cache_salt=cache_salt)
         ids = None if request_id is None else [request_id]
-        (job,) = self._maker.jobs([prompt], sampling_params, ids, priority, timeout_s, cache_salt, adapter)
+        (job,) = self._maker.jobs([prompt], sampling_params, options, adapter, ids)
         return self._runner.stream(job)
 
     async def agenerate(
@@ -256,10 +258,11 @@ class Engine:
         Raises:
             QueueFullError: max_queued_requests are waiting; also when this call alone brings more than that.
         """
-        split = split_prompts(prompts)
-        jobs = await asyncio.to_thread(
-            self._maker.jobs, split, sampling_params, request_ids, priority, timeout_s, cache_salt, adapter
+        options, split = (
+            RequestOptions(priority=priority, timeout_s=timeout_s, cache_salt=cache_salt),
+            split_prompts(prompts),
         )
+        jobs = await asyncio.to_thread(self._maker.jobs, split, sampling_params, options, adapter, request_ids)
         await self._runner.arun(jobs)
         return [job.output() for job in jobs]
 
@@ -277,10 +280,8 @@ class Engine:
     ) -> list[EmbeddingOutput]:
         """Turn prompts into vectors without blocking the event loop; as `embed` and `agenerate`."""
         form = embedding_form(self._parts.embedding, pooling, normalize, dimensions)
-        split = split_prompts(prompts)
-        jobs = await asyncio.to_thread(
-            self._maker.jobs, split, POOLED, None, priority, timeout_s, cache_salt, adapter, form.pooling
-        )
+        options = RequestOptions(priority=priority, timeout_s=timeout_s, cache_salt=cache_salt, pooling=form.pooling)
+        jobs = await asyncio.to_thread(self._maker.jobs, split_prompts(prompts), POOLED, options, adapter)
         await self._runner.arun(jobs)
         return [_embedding(job, form) for job in jobs]
 
@@ -299,10 +300,9 @@ class Engine:
 
         Arguments and errors as of `generate`; the prompt is checked, and queued, when the first output is asked for.
         """
+        options = RequestOptions(priority=priority, timeout_s=timeout_s, cache_salt=cache_salt)
         ids = None if request_id is None else [request_id]
-        (job,) = await asyncio.to_thread(
-            self._maker.jobs, [prompt], sampling_params, ids, priority, timeout_s, cache_salt, adapter
-        )
+        (job,) = await asyncio.to_thread(self._maker.jobs, [prompt], sampling_params, options, adapter, ids)
         async with aclosing(self._runner.astream(job)) as outputs:
             async for output in outputs:
                 yield output
@@ -313,8 +313,8 @@ class Engine:
         Raises:
             RequestError, QueueFullError: as of `generate`. What fails later is not told: it is a hint.
         """
-        params = SamplingParams(max_tokens=1, temperature=0.0)
-        (job,) = await asyncio.to_thread(self._maker.jobs, [prompt], params, None, 0, None, cache_salt, adapter)
+        params, options = SamplingParams(max_tokens=1, temperature=0.0), RequestOptions(cache_salt=cache_salt)
+        (job,) = await asyncio.to_thread(self._maker.jobs, [prompt], params, options, adapter)
         await self._runner.start(job)
 
     def abort(self, request_id: str) -> None:
@@ -388,8 +388,8 @@ class Engine:
         return self._thread.call(self._parts.loop.cache_snapshot).result()
 
     def _prefix_key(self, prompt: Prompt, cache_salt: str, adapter: str | None) -> PrefixKey:
-        check_call(0, None, cache_salt)
-        namespace = self._parts.intake.namespace(cache_salt, adapter)
+        options = RequestOptions(cache_salt=cache_salt)
+        namespace = self._parts.intake.namespace(options.cache_salt, adapter)
         (token_ids,) = self._maker.encode([prompt])
         return PrefixKey(self._parts.intake.check_prompt(token_ids), namespace)
 

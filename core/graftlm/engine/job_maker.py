@@ -2,14 +2,15 @@
 
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from graftlm.engine.jobs import Job
 from graftlm.errors import InvalidPromptError, RequestError, SamplingParamsError
-from graftlm.intake import Intake, check_call, check_ids, draw_seed
+from graftlm.intake import Intake, check_ids, draw_seed
 from graftlm.outputs import CompletionText, OutputBuilder
-from graftlm.pooling.pooling import Pooling
 from graftlm.prompts import Prompt, check_chat, is_chat
+from graftlm.request_options import RequestOptions
 from graftlm.tokenization import TextStream, Tokenizer
 from graftlm.types import SamplingParams, TokenIds
 
@@ -42,25 +43,31 @@ class JobMaker:
         self,
         prompts: list[Prompt],
         sampling_params: Params | Sequence[Params],
-        request_ids: Sequence[str] | None,
-        priority: int,
-        timeout_s: float | None,
-        cache_salt: str,
-        adapter: Adapters,
-        pooling: Pooling | None = None,
+        options: RequestOptions,
+        adapter: Adapters = None,
+        request_ids: Sequence[str] | None = None,
     ) -> list[Job]:
-        """Check prompts and parameters, all of them before any runs."""
+        """Check prompts and parameters, all of them before any runs.
+
+        Args:
+            sampling_params: for all prompts, or one for each.
+            options: of every prompt, but for their adapter.
+            adapter: as in `Engine.generate`.
+            request_ids: one for each prompt; None draws them.
+
+        Raises:
+            RequestError: a prompt or its parameters are wrong.
+        """
         all_params = _params_of_each(sampling_params, len(prompts))
-        adapters = _adapter_of_each(adapter, len(prompts))
-        check_call(priority, timeout_s, cache_salt)
+        all_options = [replace(options, adapter=name) for name in _adapter_of_each(adapter, len(prompts))]
         ids = [uuid.uuid4().hex for _ in prompts] if request_ids is None else check_ids(request_ids, len(prompts))
         intake = self._intake
-        token_ids = [intake.check_prompt(ids_, pooling=pooling) for ids_ in self.encode(prompts)]
+        token_ids = [intake.check_prompt(ids_, pooling=options.pooling) for ids_ in self.encode(prompts)]
         checked = [intake.check_params(params) for params in all_params]
         return [
-            self._job(request_id, prompt, params, unenforced, priority, timeout_s, cache_salt, adapter_name, pooling)
-            for request_id, prompt, (params, unenforced), adapter_name in zip(
-                ids, token_ids, checked, adapters, strict=True
+            self._job(request_id, prompt, params, unenforced, its_options)
+            for request_id, prompt, (params, unenforced), its_options in zip(
+                ids, token_ids, checked, all_options, strict=True
             )
         ]
 
@@ -70,28 +77,13 @@ class JobMaker:
         prompt: TokenIds,
         params: SamplingParams,
         unenforced: tuple[str, ...],
-        priority: int,
-        timeout_s: float | None,
-        cache_salt: str,
-        adapter: str | None,
-        pooling: Pooling | None,
+        options: RequestOptions,
     ) -> Job:
         builder = OutputBuilder(request_id, prompt, params, unenforced=unenforced)
         texts = {sub_id: CompletionText(self._text_stream(params), params.include_stop) for sub_id in builder.sub_ids}
         seed = draw_seed() if params.seed is None else params.seed
         requests = [
-            self._intake.request(
-                sub_id,
-                prompt,
-                params,
-                index=index,
-                cache_salt=cache_salt,
-                priority=priority,
-                timeout_s=timeout_s,
-                seed=seed,
-                pooling=pooling,
-                adapter=adapter,
-            )
+            self._intake.request(sub_id, prompt, params, options, index=index, seed=seed)
             for index, sub_id in enumerate(builder.sub_ids)
         ]
         return Job(builder, texts, requests)

@@ -7,7 +7,7 @@ from itertools import chain
 
 from graftlm.errors import GraftlmError, GrammarError, RequestError, RequestFailedError, RequestTimeoutError
 from graftlm.outputs import OutputBuilder
-from graftlm.pooling.pooling import Pooling
+from graftlm.request_options import DEFAULT_OPTIONS, RequestOptions
 from graftlm.scheduling import Failure, Finish, RequestUpdate
 from graftlm.types import FinishReason, RequestOutput, SamplingParams, TokenIds, TokenLogprob
 
@@ -22,8 +22,6 @@ class PreparedRequest:
         request_id: as the client gave it, or drawn.
         prompt_token_ids: int32 [n].
         seed: of all its completions.
-        pooling: asks for one vector of the prompt, and no tokens.
-        adapter: the name of the adapter that it asks for.
         unenforced: as of `RequestOutput`.
     """
 
@@ -31,11 +29,7 @@ class PreparedRequest:
     prompt_token_ids: TokenIds
     params: SamplingParams
     seed: int
-    cache_salt: str = ""
-    priority: int = 0
-    timeout_s: float | None = None
-    pooling: Pooling | None = None
-    adapter: str | None = None
+    options: RequestOptions = DEFAULT_OPTIONS
     unenforced: tuple[str, ...] = ()
 
 

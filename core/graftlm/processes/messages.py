@@ -10,8 +10,8 @@ from typing import Any, Final, TypeAlias
 import msgspec
 
 from graftlm.errors import EngineError
-from graftlm.pooling.pooling import Pooling
 from graftlm.records import EngineStats
+from graftlm.request_options import DEFAULT_OPTIONS, RequestOptions
 from graftlm.scheduling import RequestUpdate
 from graftlm.types import SamplingParams
 
@@ -73,19 +73,13 @@ class Generate(Message, frozen=True, kw_only=True):
     Attributes:
         prompt: token ids, int32 in native byte order.
         params: the fields of SamplingParams that are not at their default.
-        pooling: asks for one vector of the prompt, and no tokens.
-        adapter: the name of a loaded adapter.
     """
 
     request_id: str
     prompt: bytes
     params: dict[str, Any]
     seed: int
-    cache_salt: str = ""
-    priority: int = 0
-    timeout_s: float | None = None
-    pooling: Pooling | None = None
-    adapter: str | None = None
+    options: RequestOptions = DEFAULT_OPTIONS
 
 
 class Abort(Message, frozen=True, kw_only=True):

@@ -161,18 +161,7 @@ class SchedulerProcess:
             ids = sub_ids(message.request_id, params.n)
             prompt = np.frombuffer(message.prompt, dtype=np.int32)
             requests = [
-                intake.request(
-                    sub_id,
-                    prompt,
-                    params,
-                    index=index,
-                    cache_salt=message.cache_salt,
-                    priority=message.priority,
-                    timeout_s=message.timeout_s,
-                    seed=message.seed,
-                    pooling=message.pooling,
-                    adapter=message.adapter,
-                )
+                intake.request(sub_id, prompt, params, message.options, index=index, seed=message.seed)
                 for index, sub_id in enumerate(ids)
             ]
             self._loop.add(requests, self._inbox.wake)

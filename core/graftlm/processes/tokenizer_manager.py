@@ -18,9 +18,8 @@ from graftlm.errors import (
     UnavailableError,
     UnsupportedFeatureError,
 )
-from graftlm.intake import Intake, check_call, draw_seed
+from graftlm.intake import Intake, draw_seed
 from graftlm.lora.adapters import prefix_namespace
-from graftlm.pooling.pooling import Pooling
 from graftlm.processes.calls import ProcessCalls, Send
 from graftlm.processes.check_threads import CheckThreads
 from graftlm.processes.generation import Generation, PreparedRequest
@@ -46,6 +45,7 @@ from graftlm.processes.served_model import ServedModel
 from graftlm.processes.trace_lines import FinishedRequest
 from graftlm.processes.trace_recorder import TraceRecorder
 from graftlm.prompts import Prompt
+from graftlm.request_options import DEFAULT_OPTIONS, RequestOptions
 from graftlm.scheduling import RequestUpdate
 from graftlm.tokenization import Tokenizer
 from graftlm.types import Message, RequestOutput, SamplingParams
@@ -132,34 +132,27 @@ class TokenizerManager:
         self,
         prompt: Prompt,
         params: SamplingParams,
+        options: RequestOptions = DEFAULT_OPTIONS,
         *,
         request_id: str | None = None,
-        priority: int = 0,
-        cache_salt: str = "",
-        timeout_s: float | None = None,
-        pooling: Pooling | None = None,
-        adapter: str | None = None,
         template_args: dict[str, Any] | None = None,
     ) -> PreparedRequest:
         """Tokenise and check a prompt, so that `start` can hardly fail.
 
         Args:
             prompt: text, token ids, or chat messages, which the checkpoint's chat template renders.
+            options: the shorter of their timeout and `server.request_timeout_s` counts.
             template_args: further variables of the chat template.
-            timeout_s: the shorter of it and `server.request_timeout_s` counts.
-            pooling: asks for one vector of the prompt, and no tokens.
-            adapter: the name of a loaded adapter; None: the model alone.
 
         Raises:
             AdapterNotFoundError: there is no such adapter.
             RequestError: something is wrong with the prompt or its parameters.
         """
-        check_call(priority, timeout_s, cache_salt)
-        self.adapters.check(adapter)
+        self.adapters.check(options.adapter)
         self._check_id(request_id)
-        timeouts = [s for s in (timeout_s, self.config.server.request_timeout_s) if s is not None]
 
         def check() -> PreparedRequest:
+            pooling = options.pooling
             token_ids = self._intake.check_prompt(self._encoder.encode(prompt, template_args or {}), pooling=pooling)
             checked, unenforced = self._intake.check_params(params)
             self._intake.check_room(len(token_ids), checked, pooling=pooling)
@@ -168,11 +161,7 @@ class TokenizerManager:
                 prompt_token_ids=token_ids,
                 params=checked,
                 seed=draw_seed() if params.seed is None else params.seed,
-                cache_salt=cache_salt,
-                priority=priority,
-                timeout_s=min(timeouts, default=None),
-                pooling=pooling,
-                adapter=adapter,
+                options=options.limited_to(self.config.server.request_timeout_s),
                 unenforced=unenforced,
             )
 
@@ -206,7 +195,7 @@ class TokenizerManager:
         """
         self._check_number(request.params.n)
         arrived_s = self._clock()
-        replica = await self.replicas.take(request.timeout_s)
+        replica = await self.replicas.take(request.options.timeout_s)
         self._check_id(request.request_id)
         wire_id = f"{request.request_id}:{next(self._counter)}"
         generation = Generation(request, wire_id, self._abort, self.weight_version)
@@ -215,11 +204,7 @@ class TokenizerManager:
             prompt=request.prompt_token_ids.tobytes(),
             params=params_to_wire(request.params),
             seed=request.seed,
-            cache_salt=request.cache_salt,
-            priority=request.priority,
-            timeout_s=request.timeout_s,
-            pooling=request.pooling,
-            adapter=request.adapter,
+            options=request.options,
         )
         try:
             self._send(replica.name, message)
@@ -507,12 +492,13 @@ class TokenizerManager:
 
 def _finished_request(item: InFlight, output: RequestOutput) -> FinishedRequest:
     request = item.generation.request
+    options = request.options
     return FinishedRequest(
         prompt=request.prompt_token_ids,
         outputs=[completion.token_ids for completion in output.completions],
         arrived_s=item.arrived_s,
-        namespace=prefix_namespace(request.cache_salt, request.adapter),
-        priority=request.priority,
+        namespace=prefix_namespace(options.cache_salt, options.adapter),
+        priority=options.priority,
     )
 
 

@@ -9,10 +9,10 @@ from numpy.typing import NDArray
 
 from graftlm.errors import RequestFailedError
 from graftlm.pooling.embeddings import POOLED
-from graftlm.pooling.pooling import Pooling
 from graftlm.processes.generation import Generation, PreparedRequest
 from graftlm.processes.tokenizer_manager import TokenizerManager
 from graftlm.prompts import Prompt
+from graftlm.request_options import RequestOptions
 
 __all__ = ["pooled_vectors", "prepare_pooled"]
 
@@ -23,36 +23,24 @@ _MAX_AT_ONCE: Final = 256
 async def prepare_pooled(
     manager: TokenizerManager,
     prompts: Sequence[Prompt],
-    pooling: Pooling,
-    *,
-    cache_salt: str | None = None,
-    priority: int | None = None,
-    adapter: str | None = None,
+    options: RequestOptions,
     request_ids: Sequence[str | None] | None = None,
 ) -> list[PreparedRequest]:
     """Tokenise and check prompts.
 
     Args:
-        adapter: the name of a loaded adapter; None: the model alone.
+        options: of every prompt; they have a pooling.
         request_ids: one for each prompt; None draws it.
 
     Raises:
         RequestError: something is wrong with one of them.
     """
     ids = [None] * len(prompts) if request_ids is None else request_ids
-    wanted = [
-        manager.prepare(
-            prompt,
-            POOLED,
-            request_id=id_,
-            priority=priority or 0,
-            cache_salt=cache_salt or "",
-            pooling=pooling,
-            adapter=adapter,
-        )
-        for prompt, id_ in zip(prompts, ids, strict=True)
+    preparing = [
+        manager.prepare(prompt, POOLED, options, request_id=request_id)
+        for prompt, request_id in zip(prompts, ids, strict=True)
     ]
-    return list(await asyncio.gather(*wanted))
+    return list(await asyncio.gather(*preparing))
 
 
 async def pooled_vectors(manager: TokenizerManager, prepared: Sequence[PreparedRequest]) -> list[NDArray[np.float32]]:

@@ -7,6 +7,7 @@ from fastapi import APIRouter, Depends
 from graftlm.errors import RequestError
 from graftlm.processes.generation import PreparedRequest
 from graftlm.processes.tokenizer_manager import TokenizerManager
+from graftlm.request_options import RequestOptions
 from graftlm.server.errors import ERROR_RESPONSES
 from graftlm.server.middleware import require_operator
 from graftlm.server.native.requests import PinRequest, PrefixRequest
@@ -28,12 +29,12 @@ def make_router(manager: TokenizerManager) -> APIRouter:
         if (body.text is None) == (body.input_ids is None):
             raise RequestError("give either text or input_ids: the prefix in question")
         prompt = body.input_ids if body.text is None else body.text
-        params = SamplingParams(max_tokens=1)
-        return await manager.prepare(prompt or [], params, cache_salt=body.cache_salt or "", adapter=body.lora_path)
+        options = RequestOptions(cache_salt=body.cache_salt or "", adapter=body.lora_path)
+        return await manager.prepare(prompt or [], SamplingParams(max_tokens=1), options)
 
     def arguments(prefix: PreparedRequest) -> dict[str, Any]:
         token_ids = prefix.prompt_token_ids.tolist()
-        return {"token_ids": token_ids, "cache_salt": prefix.cache_salt, "adapter": prefix.adapter}
+        return {"token_ids": token_ids, "cache_salt": prefix.options.cache_salt, "adapter": prefix.options.adapter}
 
     @router.post("/pin_prefix", summary="Keep what is cached of a prefix for a while")
     async def pin_prefix(body: PinRequest) -> Pinned:

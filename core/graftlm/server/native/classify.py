@@ -12,6 +12,7 @@ from graftlm.pooling.pooling import SCORES
 from graftlm.processes.generation import PreparedRequest
 from graftlm.processes.tokenizer_manager import TokenizerManager
 from graftlm.prompts import Prompt
+from graftlm.request_options import RequestOptions
 from graftlm.server.errors import ERROR_RESPONSES
 from graftlm.server.native.requests import ClassifyRequest
 from graftlm.server.native.responses import ClassifyBody, ClassifyMeta
@@ -39,15 +40,10 @@ async def _classify(manager: TokenizerManager, body: ClassifyRequest) -> list[Cl
     ids: list[str | None] = [*body.rid] if isinstance(body.rid, list) else [body.rid] * len(prompts)
     if len(ids) != len(prompts) or (body.rid is not None and len(set(ids)) < len(ids)):
         raise InvalidPromptError(f"rid: give a different one for each of {len(prompts)} prompt(s)")
-    prepared = await prepare_pooled(
-        manager,
-        prompts,
-        SCORES,
-        cache_salt=body.cache_salt,
-        priority=body.priority,
-        adapter=body.lora_path,
-        request_ids=ids,
+    options = RequestOptions(
+        priority=body.priority or 0, cache_salt=body.cache_salt or "", adapter=body.lora_path, pooling=SCORES
     )
+    prepared = await prepare_pooled(manager, prompts, options, ids)
     vectors = await pooled_vectors(manager, prepared)
     latency_s = time.monotonic() - start_s
     return [_body(manager, *each, latency_s) for each in zip(prepared, vectors, strict=True)]

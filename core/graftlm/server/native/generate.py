@@ -57,16 +57,9 @@ async def _answers(manager: TokenizerManager, body: GenerateRequest) -> dict[str
     return await call.answers()
 
 
-async def _prepare(manager: TokenizerManager, prompt: NativePrompt, priority: int) -> PreparedRequest:
+async def _prepare(manager: TokenizerManager, prompt: NativePrompt) -> PreparedRequest:
     with grammar_of(prompt.grammar_field):
-        return await manager.prepare(
-            prompt.prompt,
-            prompt.params,
-            request_id=prompt.request_id,
-            priority=priority,
-            cache_salt=prompt.cache_salt,
-            adapter=prompt.adapter,
-        )
+        return await manager.prepare(prompt.prompt, prompt.params, prompt.options, request_id=prompt.request_id)
 
 
 class _Call:
@@ -98,7 +91,7 @@ class _Call:
         """
         started_s = time.perf_counter()
         prompts = split_request(body)
-        requests = await asyncio.gather(*[_prepare(manager, prompt, body.priority or 0) for prompt in prompts])
+        requests = await asyncio.gather(*[_prepare(manager, prompt) for prompt in prompts])
         text = _token_text(manager) if body.return_text_in_logprobs else None
         writers = [
             AnswerWriter(

@@ -9,6 +9,7 @@ from typing import Final
 from graftlm.errors import QueueFullError, RequestTimeoutError, UnavailableError
 from graftlm.pooling.pooling import LAST
 from graftlm.processes.tokenizer_manager import TokenizerManager
+from graftlm.request_options import RequestOptions
 from graftlm.types import SamplingParams
 
 __all__ = ["GenerationProbe"]
@@ -67,9 +68,8 @@ class GenerationProbe:
 
     async def _generate(self) -> None:
         pooling = None if self._manager.model.generates else LAST
-        request = await self._manager.prepare(
-            [0], self._params, cache_salt=self._namespace, timeout_s=_TIMEOUT_S, pooling=pooling
-        )
+        options = RequestOptions(timeout_s=_TIMEOUT_S, cache_salt=self._namespace, pooling=pooling)
+        request = await self._manager.prepare([0], self._params, options)
         generation = await self._manager.start(request)
         try:
             await generation.result()

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from graftlm.errors import InvalidPromptError, RequestError
+from graftlm.request_options import DEFAULT_OPTIONS, RequestOptions
 from graftlm.server.native.requests import GenerateRequest, SamplingRequest
 from graftlm.types import SamplingParams
 
@@ -35,9 +36,8 @@ class NativePrompt:
 
     prompt: str | list[int]
     params: SamplingParams
+    options: RequestOptions = DEFAULT_OPTIONS
     request_id: str | None = None
-    cache_salt: str = ""
-    adapter: str | None = None
     logprob_start: int | None = None
     prompt_only: bool = False
 
@@ -72,10 +72,14 @@ def split_request(body: GenerateRequest) -> list[NativePrompt]:
     )
     salts = zip(spread(body.cache_salt, "cache_salt"), spread(body.extra_key, "extra_key"), strict=True)
     adapters: list[str | None] = spread(body.lora_path, "lora_path")  # type: ignore[arg-type]  # it may hold nulls
-    parts = zip(prompts, sampling, logprobs, _request_ids(body, spread), salts, adapters, strict=True)
+    options = [
+        RequestOptions(priority=body.priority or 0, cache_salt=_join(*salt), adapter=adapter)
+        for salt, adapter in zip(salts, adapters, strict=True)
+    ]
+    parts = zip(prompts, sampling, logprobs, _request_ids(body, spread), options, strict=True)
     return [
-        _prompt(prompt, params or SamplingRequest(), wants, request_id, _join(*salt), adapter)
-        for prompt, params, wants, request_id, salt, adapter in parts
+        _prompt(prompt, params or SamplingRequest(), wants, request_id, its_options)
+        for prompt, params, wants, request_id, its_options in parts
     ]
 
 
@@ -130,8 +134,7 @@ def _prompt(
     sampling: SamplingRequest,
     wants: tuple[bool | None, int | None, int | None],
     request_id: str | None,
-    cache_salt: str,
-    adapter: str | None,
+    options: RequestOptions,
 ) -> NativePrompt:
     return_logprob, start, num_top = wants
     if not return_logprob or start is None or start < 0:
@@ -148,9 +151,8 @@ def _prompt(
     return NativePrompt(
         prompt=prompt,
         params=SamplingParams(**fields),
+        options=options,
         request_id=request_id,
-        cache_salt=cache_salt,
-        adapter=adapter,
         logprob_start=start,
         prompt_only=prompt_only,
     )

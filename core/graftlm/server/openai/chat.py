@@ -7,6 +7,7 @@ from fastapi import APIRouter, Request, Response
 
 from graftlm.processes.generation import CompletionDelta, Generation
 from graftlm.processes.tokenizer_manager import TokenizerManager
+from graftlm.request_options import RequestOptions
 from graftlm.server.errors import grammar_of
 from graftlm.server.openai.answers import (
     Chat,
@@ -68,15 +69,18 @@ class _Answer:
         self._model = manager.model.id_with(adapter)
         plan = await plan_answer(body, manager)
         self._grammar_field = plan.field
+        options = RequestOptions(
+            priority=body.priority or 0,
+            timeout_s=body.timeout_s,
+            cache_salt=body.cache_salt or "",
+            adapter=adapter,
+        )
         with grammar_of(plan.field):
             prepared = await manager.prepare(
                 plan.prompt,
                 plan.params,
+                options,
                 request_id=self._id,
-                priority=body.priority or 0,
-                cache_salt=body.cache_salt or "",
-                timeout_s=body.timeout_s,
-                adapter=adapter,
                 template_args=plan.template_args,
             )
         self._unenforced = plan.unenforced(prepared.unenforced)

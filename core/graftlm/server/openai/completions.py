@@ -9,6 +9,7 @@ from fastapi import APIRouter, Request, Response
 
 from graftlm.processes.generation import CompletionDelta, Generation
 from graftlm.processes.tokenizer_manager import TokenizerManager
+from graftlm.request_options import RequestOptions
 from graftlm.server.errors import grammar_of
 from graftlm.server.interleave import interleave
 from graftlm.server.openai.answers import (
@@ -69,6 +70,12 @@ class _Answer:
         adapter = check_model(body.model, manager.model, manager.adapters)
         self._model = manager.model.id_with(adapter)
         params = completion_params(body)
+        options = RequestOptions(
+            priority=body.priority or 0,
+            timeout_s=body.timeout_s,
+            cache_salt=body.cache_salt or "",
+            adapter=adapter,
+        )
         prompts = split_prompts(body.prompt)
         with grammar_of(self._grammar_field):
             prepared = await asyncio.gather(
@@ -76,11 +83,8 @@ class _Answer:
                     manager.prepare(
                         prompt,
                         params,
+                        options,
                         request_id=self._id if len(prompts) == 1 else f"{self._id}-{i}",
-                        priority=body.priority or 0,
-                        cache_salt=body.cache_salt or "",
-                        timeout_s=body.timeout_s,
-                        adapter=adapter,
                     )
                     for i, prompt in enumerate(prompts)
                 ]

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from graftlm.pooling.embeddings import embedding_form
 from graftlm.processes.generation import PreparedRequest
 from graftlm.processes.tokenizer_manager import TokenizerManager
+from graftlm.request_options import RequestOptions
 from graftlm.server.openai.answers import EmbeddingBody, EmbeddingList, EmbeddingUsage, encode
 from graftlm.server.openai.document import described
 from graftlm.server.openai.params import check_model
@@ -35,14 +36,10 @@ def make_router(manager: TokenizerManager) -> APIRouter:
 async def _embed(manager: TokenizerManager, body: EmbeddingRequest) -> bytes:
     adapter = check_model(body.model, manager.model, manager.adapters)
     form = embedding_form(manager.model.embedding, body.pooling, body.normalize, body.dimensions)
-    prepared = await prepare_pooled(
-        manager,
-        split_prompts(body.input),
-        form.pooling,
-        cache_salt=body.cache_salt,
-        priority=body.priority,
-        adapter=adapter,
+    options = RequestOptions(
+        priority=body.priority or 0, cache_salt=body.cache_salt or "", adapter=adapter, pooling=form.pooling
     )
+    prepared = await prepare_pooled(manager, split_prompts(body.input), options)
     vectors = [form.finish(vector) for vector in await pooled_vectors(manager, prepared)]
     return _answer(manager, body, prepared, vectors)
 
@@ -53,7 +50,7 @@ def _answer(
     prepared: Sequence[PreparedRequest],
     vectors: Sequence[NDArray[np.float32]],
 ) -> bytes:
-    model = manager.model.id_with(prepared[0].adapter)
+    model = manager.model.id_with(prepared[0].options.adapter)
     num_tokens = sum(len(request.prompt_token_ids) for request in prepared)
     is_base64 = body.encoding_format == "base64"
     data = [EmbeddingBody(index=i, embedding=_written(vector, is_base64)) for i, vector in enumerate(vectors)]

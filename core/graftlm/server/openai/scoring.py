@@ -15,6 +15,7 @@ from graftlm.pooling.scoring import Piece, joined, listed, relevance, relevance_
 from graftlm.processes.generation import PreparedRequest
 from graftlm.processes.tokenizer_manager import TokenizerManager
 from graftlm.prompts import Prompt
+from graftlm.request_options import RequestOptions
 from graftlm.server.errors import ApiError
 from graftlm.server.openai.answers import (
     DocumentBody,
@@ -74,9 +75,10 @@ async def _run(
     manager: TokenizerManager, body: ScoreRequest | RerankRequest, prompts: Sequence[Prompt], pooling: Pooling
 ) -> _Scored:
     adapter = check_model(body.model, manager.model, manager.adapters)
-    prepared = await prepare_pooled(
-        manager, prompts, pooling, cache_salt=body.cache_salt, priority=body.priority, adapter=adapter
+    options = RequestOptions(
+        priority=body.priority or 0, cache_salt=body.cache_salt or "", adapter=adapter, pooling=pooling
     )
+    prepared = await prepare_pooled(manager, prompts, options)
     return _Scored(manager.model.id_with(adapter), prepared, await pooled_vectors(manager, prepared))
 
 
