@@ -25,7 +25,7 @@ from graftlm.grammar.grammars import grammar_spec, reasoning_before
 from graftlm.lora.adapters import AdapterCatalog, LoadedAdapter, prefix_namespace
 from graftlm.pooling.pooling import Pooling
 from graftlm.request_options import DEFAULT_OPTIONS, RequestOptions
-from graftlm.scheduling import Request, RequestGrammar
+from graftlm.scheduling import CompletionId, Request, RequestGrammar
 from graftlm.scheduling.request import StopWatch
 from graftlm.types import SamplingParams, TokenIds
 
@@ -162,7 +162,7 @@ class Intake:
 
     def request(
         self,
-        request_id: str,
+        completion_id: CompletionId,
         prompt_token_ids: TokenIds,
         params: SamplingParams,
         options: RequestOptions = DEFAULT_OPTIONS,
@@ -193,7 +193,7 @@ class Intake:
         if index and params.prompt_logprobs is not None:  # the first completion's report serves them all
             params = replace(params, prompt_logprobs=None)
         return Request(
-            request_id=request_id,
+            request_id=completion_id,
             prompt_token_ids=prompt_token_ids,
             params=params,
             max_new_tokens=max_new_tokens,

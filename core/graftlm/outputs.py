@@ -2,7 +2,7 @@
 
 from functools import cached_property
 
-from graftlm.scheduling import Finish, RequestUpdate
+from graftlm.scheduling import CompletionId, Finish, RequestUpdate
 from graftlm.tokenization import TextStream
 from graftlm.types import (
     Completion,
@@ -15,7 +15,7 @@ from graftlm.types import (
     Usage,
 )
 
-__all__ = ["CompletionText", "OutputBuilder", "sub_ids"]
+__all__ = ["CompletionText", "OutputBuilder", "completion_ids"]
 
 
 class CompletionText:
@@ -84,7 +84,7 @@ class OutputBuilder:
     """Gathers the completions of one prompt.
 
     Attributes:
-        sub_ids: of its completions, each of which is a request to the scheduler.
+        completion_ids: in the order of the completions' indices.
         embedding: float32 [hidden] as bytes, once a request for one has ended.
     """
 
@@ -99,15 +99,17 @@ class OutputBuilder:
         """Begin with nothing.
 
         Args:
-            base_id: what `sub_ids` are made of; None: `request_id`.
+            base_id: the id that completion ids are made of; None: `request_id`.
             unenforced: as of `RequestOutput`.
         """
         self._unenforced = unenforced
         self.request_id = request_id
-        self.sub_ids = sub_ids(request_id if base_id is None else base_id, params.n)
+        self.completion_ids = completion_ids(request_id if base_id is None else base_id, params.n)
         self.embedding: bytes | None = None
         self._prompt = prompt_token_ids
-        self._completions = {sub_id: _CompletionBuilder(i, params) for i, sub_id in enumerate(self.sub_ids)}
+        self._completions = {
+            completion_id: _CompletionBuilder(i, params) for i, completion_id in enumerate(self.completion_ids)
+        }
         self._prompt_logprobs: list[TokenLogprob | None] | None = None
         if params.prompt_logprobs is not None:
             self._prompt_logprobs = [None] * min(max(params.prompt_logprobs_start, 1), len(prompt_token_ids))
@@ -130,7 +132,7 @@ class OutputBuilder:
         """Add an update of one of the completions, and the text that it adds."""
         self._completions[update.request_id].apply(update, text)
         self.embedding = update.embedding or self.embedding
-        if self._prompt_logprobs is not None and update.request_id == self.sub_ids[0]:
+        if self._prompt_logprobs is not None and update.request_id == self.completion_ids[0]:
             self._prompt_logprobs += update.prompt_logprobs
 
     def output(self) -> RequestOutput:
@@ -152,9 +154,11 @@ class OutputBuilder:
         )
 
 
-def sub_ids(request_id: str, num_completions: int) -> list[str]:
-    """Return the ids of a prompt's completions, each of which is a request to the scheduler."""
-    return [request_id] if num_completions == 1 else [f"{request_id}#{i}" for i in range(num_completions)]
+def completion_ids(base_id: str, num_completions: int) -> list[CompletionId]:
+    """Return the ids of a prompt's completions: the prompt's own id if there is one, else "id#0", "id#1" and so on."""
+    if num_completions == 1:
+        return [CompletionId(base_id)]
+    return [CompletionId(f"{base_id}#{i}") for i in range(num_completions)]
 
 
 def _merge(timings: list[Timings]) -> Timings:

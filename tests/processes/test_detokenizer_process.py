@@ -81,8 +81,8 @@ class Running:
         assert len(found) == 1
         return found[0]
 
-    def text(self, sub_id, *token_ids, finish=None):
-        batch = self.ask(TokenBatch(updates=[RequestUpdate(sub_id, token_ids, finish=finish)]))
+    def text(self, completion_id, *token_ids, finish=None):
+        batch = self.ask(TokenBatch(updates=[RequestUpdate(completion_id, token_ids, finish=finish)]))
         return batch.texts[0]
 
     def end(self):
@@ -123,20 +123,23 @@ def ready(start, tokenizer):
     return running
 
 
-def opened(*sub_ids, params=SamplingParams()):  # noqa: B008  # it is immutable
-    return Opened(sub_ids=list(sub_ids), params=params_to_wire(params))
+def opened(*completion_ids, params=SamplingParams()):  # noqa: B008  # it is immutable
+    return Opened(completion_ids=list(completion_ids), params=params_to_wire(params))
 
 
 def test_texts_of_mixed_completions_join_to_what_the_tokenizer_decodes(ready, tokenizer):
     texts = {"a": "Once upon a time, 你好 😀!", "b#0": "naïve café", "b#1": "\n\n  x"}
-    ids = {sub_id: tokenizer.encode(text, add_special_tokens=False).tolist() for sub_id, text in texts.items()}
+    ids = {
+        completion_id: tokenizer.encode(text, add_special_tokens=False).tolist()
+        for completion_id, text in texts.items()
+    }
     ready.to_it.send(opened("a"))
     ready.to_it.send(opened("b#0", "b#1"))
     found = dict.fromkeys(texts, "")
     for i in range(max(map(len, ids.values()))):
         updates = [
-            RequestUpdate(sub_id, (tokens[i],), finish=STOP if i == len(tokens) - 1 else None)
-            for sub_id, tokens in ids.items()
+            RequestUpdate(completion_id, (tokens[i],), finish=STOP if i == len(tokens) - 1 else None)
+            for completion_id, tokens in ids.items()
             if i < len(tokens)
         ]
         batch = ready.ask(TokenBatch(updates=updates))
@@ -165,8 +168,8 @@ def test_tokens_of_a_completion_that_was_never_opened_have_no_text_and_go_on_to_
 def test_an_abort_forgets_those_it_names_and_none_names_all(ready, tokenizer, aborted, kept):
     ids = tokenizer.encode("hello", add_special_tokens=False).tolist()
     ready.to_it.send(opened("a", "b", "c"))
-    ready.to_it.send(Abort(request_ids=aborted, reason="their scheduler died"))
-    assert [sub_id for sub_id in "abc" if ready.text(sub_id, *ids, finish=STOP)] == kept
+    ready.to_it.send(Abort(completion_ids=aborted, reason="their scheduler died"))
+    assert [completion_id for completion_id in "abc" if ready.text(completion_id, *ids, finish=STOP)] == kept
 
 
 @pytest.mark.parametrize("error", [ValueError("odd token"), Panic("odd token")])
@@ -187,7 +190,7 @@ def test_a_text_that_cannot_be_made_fails_its_own_request(start, tokenizer, erro
 
 
 def test_a_question_is_answered_and_what_it_cannot_take_is_left_out(ready):
-    odd = Generate(request_id="a", prompt=b"", params={}, seed=1)
+    odd = Generate(prompt_id="a", prompt=b"", params={}, seed=1)
     assert ready.ask(odd, Call(call_id=9, name="ping")) == Reply(process="detokenizer", call_id=9)
 
 

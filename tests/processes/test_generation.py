@@ -17,8 +17,8 @@ def make(n=1):
     return Generation(request, "mine:7", aborted.append), aborted
 
 
-def token(sub_id, token_id, **more):
-    return RequestUpdate(sub_id, (token_id,), (TokenLogprob(token_id, -0.5),), **more)
+def token(completion_id, token_id, **more):
+    return RequestUpdate(completion_id, (token_id,), (TokenLogprob(token_id, -0.5),), **more)
 
 
 STOP = {"finish": Finish(FinishReason.STOP, matched_stop=9), "usage": Usage(2, 2, 0)}

@@ -23,12 +23,12 @@ async def make():
 async def test_a_prompt_is_found_by_each_of_its_names_until_it_is_removed(make):
     table, item = InFlightRequests(), make("a", n=2)
     table.add(item)
-    assert table.by_wire_id("a:0") is table.by_sub_id("a:0#0") is table.by_sub_id("a:0#1") is item
+    assert table.by_prompt_id("a:0") is table.by_completion_id("a:0#0") is table.by_completion_id("a:0#1") is item
     assert table.by_request_id("a") is item
     assert "a" in table
     assert table.remove(item)
     assert not table.remove(item)
-    assert (len(table), table.by_wire_id("a:0"), table.by_sub_id("a:0#0"), table.by_request_id("a")) == (
+    assert (len(table), table.by_prompt_id("a:0"), table.by_completion_id("a:0#0"), table.by_request_id("a")) == (
         0,
         None,
         None,

@@ -24,7 +24,7 @@ UPDATES = [
 STATS = EngineStats(**dict.fromkeys(EngineStats.__dataclass_fields__, 1) | {"tiers": TierStats(1)})
 MESSAGES = [
     m.Generate(
-        request_id="r",
+        prompt_id="r",
         prompt=np.arange(3, dtype=np.int32).tobytes(),
         params={"logit_bias": {3: -1.5}, "json_schema": {"type": "object"}},
         seed=2**63 - 2,
@@ -32,16 +32,16 @@ MESSAGES = [
             cache_salt="tenant", priority=-(2**40), timeout_s=0.5, adapter="a", pooling=Pooling("labels", (3, 5))
         ),
     ),
-    m.Abort(request_ids=None, reason="all"),
-    m.Abort(request_ids=["a#0", "a#1"], reason="left"),
+    m.Abort(completion_ids=None, reason="all"),
+    m.Abort(completion_ids=["a#0", "a#1"], reason="left"),
     m.Call(call_id=3, name="tree", arguments={"limit": 5}),
     m.UseDetokenizer(endpoint="ipc:///x"),
     m.LoadTokenizer(json="{}"),
     m.Shutdown(),
-    m.Opened(sub_ids=["a"], params={}),
+    m.Opened(completion_ids=["a"], params={}),
     m.TokenBatch(updates=UPDATES),
-    m.Accepted(request_id="a"),
-    m.Rejected(request_id="a", error="QueueFullError", message="full"),
+    m.Accepted(prompt_id="a"),
+    m.Rejected(prompt_id="a", error="QueueFullError", message="full"),
     m.TextBatch(updates=UPDATES, texts=["t"] * len(UPDATES)),
     m.Progress(process="p", stage="s"),
     m.Ready(process="p", pid=7, info={"limits": {"vocab_size": 5}}),
@@ -92,7 +92,7 @@ def test_what_is_no_message_is_refused(data):
     ],
 )
 def test_sampling_params_survive_the_wire(params):
-    message = m.Generate(request_id="r", prompt=b"", params=m.params_to_wire(params), seed=1)
+    message = m.Generate(prompt_id="r", prompt=b"", params=m.params_to_wire(params), seed=1)
     decoded = m.decode(m.encode(message))
     assert m.params_from_wire(decoded.params) == params
 

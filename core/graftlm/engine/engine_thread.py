@@ -10,7 +10,7 @@ from queue import Empty, SimpleQueue
 from typing import TypeVar
 
 from graftlm.errors import EngineClosedError, QueueFullError, RequestError
-from graftlm.scheduling import Failure, Finish, Request, RequestUpdate
+from graftlm.scheduling import CompletionId, Failure, Finish, Request, RequestUpdate
 from graftlm.step_loop import StepLoop
 from graftlm.types import FinishReason
 
@@ -33,7 +33,7 @@ class EngineThread:
     def __init__(self, loop: StepLoop) -> None:
         self._loop = loop
         self._calls: SimpleQueue[Callable[[], None]] = SimpleQueue()
-        self._sinks: dict[str, UpdateSink] = {}
+        self._sinks: dict[CompletionId, UpdateSink] = {}
         self._alone: deque[Callable[[], None]] = deque()  # calls that wait until no request is left
         self._held: deque[Callable[[], None]] = deque()  # additions that wait for them
         self._closing = False
@@ -86,9 +86,9 @@ class EngineThread:
         """End every request that has been added."""
         return self.call(lambda: self._abort(list(self._sinks), reason))
 
-    def abort(self, request_ids: list[str], reason: str) -> "Future[None]":
-        """End requests; unknown ones are ignored."""
-        return self.call(lambda: self._abort(request_ids, reason))
+    def abort(self, completion_ids: list[CompletionId], reason: str) -> "Future[None]":
+        """End completions; unknown ids are ignored."""
+        return self.call(lambda: self._abort(completion_ids, reason))
 
     def stop(self) -> None:
         """Have every request end as aborted, and the thread, without waiting for it. Safe in a garbage collection."""
@@ -106,7 +106,7 @@ class EngineThread:
     def _add_groups(self, groups: list[list[tuple[Request, UpdateSink]]]) -> int:
         if self._closing:
             raise EngineClosedError("this engine is closed")
-        added: list[str] = []
+        added: list[CompletionId] = []
         for num_added, group in enumerate(groups):
             try:
                 added += self._add(group)
@@ -119,7 +119,7 @@ class EngineThread:
                 raise
         return len(groups)
 
-    def _add(self, group: list[tuple[Request, UpdateSink]]) -> list[str]:
+    def _add(self, group: list[tuple[Request, UpdateSink]]) -> list[CompletionId]:
         for request, _ in group:
             if request.request_id in self._sinks:
                 raise RequestError(f"request id {request.request_id!r} is in use; give every request its own")
@@ -127,19 +127,19 @@ class EngineThread:
         self._sinks.update({request.request_id: sink for request, sink in group})
         return [request.request_id for request, _ in group]
 
-    def _withdraw(self, request_ids: list[str]) -> None:
-        """End requests that nobody has been told of."""
-        for request_id in request_ids:
-            del self._sinks[request_id]
-        self._abort(request_ids, "a sibling was refused")
+    def _withdraw(self, completion_ids: list[CompletionId]) -> None:
+        """End requests that were added before a later one of the same call was refused."""
+        for completion_id in completion_ids:
+            del self._sinks[completion_id]
+        self._abort(completion_ids, "a sibling was refused")
 
     def _wake(self) -> None:
         """Let the loop look again; called from any thread."""
         self._calls.put(lambda: None)
 
-    def _abort(self, request_ids: list[str], reason: str) -> None:
-        for request_id in request_ids:
-            self._loop.abort(request_id, reason)
+    def _abort(self, completion_ids: list[CompletionId], reason: str) -> None:
+        for completion_id in completion_ids:
+            self._loop.abort(completion_id, reason)
         self._deliver(self._loop.take_updates())  # now, so that the ids are free again
 
     def _run(self) -> None:
@@ -149,13 +149,13 @@ class EngineThread:
                 self._deliver(self._loop.step())
                 self._run_alone()
             self._abort(list(self._sinks), "the engine was closed")
-        except BaseException as error:  # a bug of ours: say so to everyone who waits, rather than leave them waiting
+        except BaseException as error:  # a bug of ours: every waiting caller gets an error
             logger.exception("the engine's loop ended")
             self._closing = True
             reason = f"the engine stopped: {type(error).__name__}: {error}"
             finish = Finish(FinishReason.ERROR, error=reason, failure=Failure.ENGINE)
-            for request_id in list(self._sinks):
-                self._deliver([RequestUpdate(request_id, finish=finish)])
+            for completion_id in list(self._sinks):
+                self._deliver([RequestUpdate(completion_id, finish=finish)])
         finally:
             self._take_calls(0.0)
             for run in (*self._alone, *self._held):  # they find the engine closed

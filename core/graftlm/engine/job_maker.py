@@ -80,11 +80,14 @@ class JobMaker:
         options: RequestOptions,
     ) -> Job:
         builder = OutputBuilder(request_id, prompt, params, unenforced=unenforced)
-        texts = {sub_id: CompletionText(self._text_stream(params), params.include_stop) for sub_id in builder.sub_ids}
+        texts = {
+            completion_id: CompletionText(self._text_stream(params), params.include_stop)
+            for completion_id in builder.completion_ids
+        }
         seed = draw_seed() if params.seed is None else params.seed
         requests = [
-            self._intake.request(sub_id, prompt, params, options, index=index, seed=seed)
-            for index, sub_id in enumerate(builder.sub_ids)
+            self._intake.request(completion_id, prompt, params, options, index=index, seed=seed)
+            for index, completion_id in enumerate(builder.completion_ids)
         ]
         return Job(builder, texts, requests)
 

@@ -6,7 +6,7 @@ from queue import SimpleQueue
 
 from graftlm.engine.engine_thread import UpdateSink
 from graftlm.outputs import CompletionText, OutputBuilder
-from graftlm.scheduling import Request, RequestUpdate
+from graftlm.scheduling import CompletionId, Request, RequestUpdate
 from graftlm.types import RequestOutput
 
 __all__ = ["Job", "JobStream", "group_of"]
@@ -17,7 +17,7 @@ class Job:
     """One prompt under way: its requests, one per completion, and what has come of them."""
 
     builder: OutputBuilder
-    texts: dict[str, CompletionText]
+    texts: dict[CompletionId, CompletionText]
     requests: list[Request]
     updates: list[RequestUpdate] = field(default_factory=list)
     num_unfinished: int = 0

@@ -22,7 +22,7 @@ from graftlm.processes.messages import (
     TokenBatch,
     params_from_wire,
 )
-from graftlm.scheduling import Failure, Finish, RequestUpdate
+from graftlm.scheduling import CompletionId, Failure, Finish, RequestUpdate
 from graftlm.tokenization import TextStream, TokenDecoder
 from graftlm.types import FinishReason
 
@@ -45,7 +45,7 @@ class DetokenizerProcess:
         self._to_main = to_main
         self._load_tokenizer = load_tokenizer
         self._tokenizer: TokenDecoder | None = None
-        self._texts: dict[str, CompletionText] = {}
+        self._texts: dict[CompletionId, CompletionText] = {}
         self._closing = False
 
     def run(self) -> None:
@@ -59,13 +59,13 @@ class DetokenizerProcess:
             case TokenBatch():
                 self._to_main.send(self._with_texts(message.updates))
             case Opened():
-                self._open(message.sub_ids, message)
+                self._open(message.completion_ids, message)
             case LoadTokenizer():
                 self._tokenizer = self._load_tokenizer(message.json)
                 self._to_main.send(Ready(process=self._name, pid=os.getpid(), info={}))
-            case Abort():  # their scheduler died: nobody else will say that they have ended
-                for sub_id in list(self._texts) if message.request_ids is None else message.request_ids:
-                    self._texts.pop(sub_id, None)
+            case Abort():  # their scheduler died, so their last updates will not come
+                for completion_id in list(self._texts) if message.completion_ids is None else message.completion_ids:
+                    self._texts.pop(completion_id, None)
             case Call():  # the only question there is: whether it answers
                 self._to_main.send(Reply(process=self._name, call_id=message.call_id))
             case Shutdown():
@@ -73,12 +73,12 @@ class DetokenizerProcess:
             case _:
                 logger.error("%s cannot take a message of type %s", self._name, type(message).__name__)
 
-    def _open(self, sub_ids: Sequence[str], message: Opened) -> None:
+    def _open(self, completion_ids: Sequence[CompletionId], message: Opened) -> None:
         if self._tokenizer is None:
             raise GraftlmError("tokens came before the tokenizer")
         params = params_from_wire(message.params)
-        for sub_id in sub_ids:
-            self._texts[sub_id] = CompletionText(TextStream(self._tokenizer, params), params.include_stop)
+        for completion_id in completion_ids:
+            self._texts[completion_id] = CompletionText(TextStream(self._tokenizer, params), params.include_stop)
 
     def _with_texts(self, updates: list[RequestUpdate]) -> TextBatch:
         """Add each update's text; one whose text cannot be made fails its own request."""
@@ -90,7 +90,7 @@ class DetokenizerProcess:
             try:
                 texts[i] = text.push(update)
             except BaseException as error:  # the Rust library's panics are no Exception
-                logger.exception("request %s: its text failed", update.request_id)
+                logger.exception("completion %s: its text failed", update.request_id)
                 finish = Finish(FinishReason.ERROR, error=f"detokenizing failed: {error}", failure=Failure.ENGINE)
                 updates[i] = update = msgspec.structs.replace(update, finish=finish)
             if update.finish is not None:

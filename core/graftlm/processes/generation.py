@@ -7,8 +7,9 @@ from itertools import chain
 
 from graftlm.errors import GraftlmError, GrammarError, RequestError, RequestFailedError, RequestTimeoutError
 from graftlm.outputs import OutputBuilder
+from graftlm.processes.messages import PromptId
 from graftlm.request_options import DEFAULT_OPTIONS, RequestOptions
-from graftlm.scheduling import Failure, Finish, RequestUpdate
+from graftlm.scheduling import CompletionId, Failure, Finish, RequestUpdate
 from graftlm.types import FinishReason, RequestOutput, SamplingParams, TokenIds, TokenLogprob
 
 __all__ = ["CompletionDelta", "Generation", "PreparedRequest"]
@@ -77,7 +78,7 @@ class Generation(AsyncIterator[list[CompletionDelta]]):
     def __init__(
         self,
         request: PreparedRequest,
-        wire_id: str,
+        prompt_id: PromptId,
         abort: Callable[["Generation"], None],
         weight_version: str = "default",
     ) -> None:
@@ -86,9 +87,9 @@ class Generation(AsyncIterator[list[CompletionDelta]]):
         self.accepted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.num_output_tokens = 0
         self._builder = OutputBuilder(
-            request.request_id, request.prompt_token_ids, request.params, wire_id, request.unenforced
+            request.request_id, request.prompt_token_ids, request.params, prompt_id, request.unenforced
         )
-        self._index = {sub_id: i for i, sub_id in enumerate(self._builder.sub_ids)}
+        self._index = {completion_id: i for i, completion_id in enumerate(self._builder.completion_ids)}
         self.num_unfinished = len(self._index)
         self.outcome = "abort"
         self._deltas: list[CompletionDelta] = []
@@ -98,7 +99,7 @@ class Generation(AsyncIterator[list[CompletionDelta]]):
 
     @property
     def request_id(self) -> str:
-        """The id the client knows it by."""
+        """The client's id of the prompt."""
         return self.request.request_id
 
     @property
@@ -107,9 +108,9 @@ class Generation(AsyncIterator[list[CompletionDelta]]):
         return self._builder.embedding
 
     @property
-    def sub_ids(self) -> list[str]:
-        """The ids of its completions, as the scheduler knows them."""
-        return self._builder.sub_ids
+    def completion_ids(self) -> list[CompletionId]:
+        """The ids of its completions, in the order of their indices."""
+        return self._builder.completion_ids
 
     @property
     def finished(self) -> bool:

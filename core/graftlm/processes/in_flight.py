@@ -1,24 +1,25 @@
-"""The prompts under way in the main process, found by the names that clients and processes know them by."""
+"""The prompts in flight in the main process, found by request id, prompt id or completion id."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from graftlm.processes.generation import Generation
+from graftlm.processes.messages import PromptId
 from graftlm.processes.replicas import Replica
+from graftlm.scheduling import CompletionId
 
 __all__ = ["InFlight", "InFlightRequests"]
 
 
 @dataclass(slots=True, eq=False)
 class InFlight:
-    """One prompt, where it runs, and when it was last heard of.
+    """One prompt, its replica, and when it arrived and brought tokens.
 
     Attributes:
-        wire_id: its name among the processes, never used twice; a client may use its own name again.
-        arrived_s, heard_s: of the monotonic clock; heard_s is None until the first token.
+        arrived_s, heard_s: of the monotonic clock: its arrival, and its latest tokens; None until the first one.
     """
 
-    wire_id: str
+    prompt_id: PromptId
     generation: Generation
     replica: Replica
     arrived_s: float
@@ -29,37 +30,37 @@ class InFlightRequests:
     """The prompts that have not ended."""
 
     def __init__(self) -> None:
-        self._by_wire_id: dict[str, InFlight] = {}
-        self._by_sub_id: dict[str, InFlight] = {}
+        self._by_prompt_id: dict[PromptId, InFlight] = {}
+        self._by_completion_id: dict[CompletionId, InFlight] = {}
         self._by_request_id: dict[str, InFlight] = {}
 
     def __len__(self) -> int:
-        return len(self._by_wire_id)
+        return len(self._by_prompt_id)
 
     def __iter__(self) -> Iterator[InFlight]:
-        return iter(list(self._by_wire_id.values()))
+        return iter(list(self._by_prompt_id.values()))
 
     def __contains__(self, request_id: object) -> bool:
         return request_id in self._by_request_id
 
-    def by_wire_id(self, wire_id: str) -> InFlight | None:
-        """Return a prompt by its name among the processes."""
-        return self._by_wire_id.get(wire_id)
+    def by_prompt_id(self, prompt_id: PromptId) -> InFlight | None:
+        """Return a prompt by main's id; None if it is not in flight."""
+        return self._by_prompt_id.get(prompt_id)
 
-    def by_sub_id(self, sub_id: str) -> InFlight | None:
-        """Return the prompt of a completion."""
-        return self._by_sub_id.get(sub_id)
+    def by_completion_id(self, completion_id: CompletionId) -> InFlight | None:
+        """Return the prompt of a completion; None if it is not in flight."""
+        return self._by_completion_id.get(completion_id)
 
     def by_request_id(self, request_id: str) -> InFlight | None:
-        """Return a prompt by the client's name."""
+        """Return a prompt by the client's id; None if it is not in flight."""
         return self._by_request_id.get(request_id)
 
     def add(self, item: InFlight) -> None:
         """Take a prompt in."""
-        self._by_wire_id[item.wire_id] = item
+        self._by_prompt_id[item.prompt_id] = item
         self._by_request_id[item.generation.request_id] = item
-        for sub_id in item.generation.sub_ids:
-            self._by_sub_id[sub_id] = item
+        for completion_id in item.generation.completion_ids:
+            self._by_completion_id[completion_id] = item
         item.replica.num_requests += 1
         item.replica.queued_tokens += len(item.generation.request.prompt_token_ids)
 
@@ -70,11 +71,11 @@ class InFlightRequests:
 
     def remove(self, item: InFlight) -> bool:
         """Take a prompt out; False when it is out already."""
-        if self._by_wire_id.pop(item.wire_id, None) is None:
+        if self._by_prompt_id.pop(item.prompt_id, None) is None:
             return False
         del self._by_request_id[item.generation.request_id]
-        for sub_id in item.generation.sub_ids:
-            del self._by_sub_id[sub_id]
+        for completion_id in item.generation.completion_ids:
+            del self._by_completion_id[completion_id]
         item.replica.num_requests -= 1
         if item.heard_s is None:
             item.replica.queued_tokens -= len(item.generation.request.prompt_token_ids)

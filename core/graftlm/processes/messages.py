@@ -2,17 +2,29 @@
 
 main ──Generate, Abort, Call──> scheduler ──TokenBatch──> detokenizer ──TextBatch──> main
 main <──Progress, Ready, Failed, Reply, Load── scheduler, detokenizer
+
+Three ids name what a client sends:
+
+    request id      the client's id of a prompt, or one that main draws. Only main and the client use it. A client may
+                    use it again when the prompt has ended.
+    `PromptId`      main's id of a prompt: the request id and a number, never used twice. So a late message about an
+                    aborted prompt cannot reach a later prompt of the same request id.
+    `CompletionId`  the id of one of a prompt's `n` completions: the prompt id, followed by "#0", "#1" and so on if `n`
+                    is above 1. To the scheduler each completion is a request: `Request.request_id` and
+                    `RequestUpdate.request_id` are completion ids.
+
+The in-process engine has no prompt ids: it makes completion ids of request ids.
 """
 
 from dataclasses import fields
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, NewType, TypeAlias
 
 import msgspec
 
 from graftlm.errors import EngineError
 from graftlm.records import EngineStats
 from graftlm.request_options import DEFAULT_OPTIONS, RequestOptions
-from graftlm.scheduling import RequestUpdate
+from graftlm.scheduling import CompletionId, RequestUpdate
 from graftlm.types import SamplingParams
 
 __all__ = [
@@ -31,6 +43,7 @@ __all__ = [
     "MessageError",
     "Opened",
     "Progress",
+    "PromptId",
     "Ready",
     "Rejected",
     "Reply",
@@ -54,6 +67,10 @@ PROTOCOL_VERSION: Final = 1
 PING_ID: Final = 0
 
 
+#: Main's id of a prompt; see the top of this module.
+PromptId = NewType("PromptId", str)
+
+
 class MessageError(EngineError):
     """A message cannot be written or read, or is of another protocol version."""
 
@@ -75,7 +92,7 @@ class Generate(Message, frozen=True, kw_only=True):
         params: the fields of SamplingParams that are not at their default.
     """
 
-    request_id: str
+    prompt_id: PromptId
     prompt: bytes
     params: dict[str, Any]
     seed: int
@@ -83,9 +100,12 @@ class Generate(Message, frozen=True, kw_only=True):
 
 
 class Abort(Message, frozen=True, kw_only=True):
-    """End prompts, wherever they stand; unknown ids are ignored. None ends every one."""
+    """End completions, waiting or running; unknown ids are ignored. None ends all of them.
 
-    request_ids: list[str] | None
+    A scheduler answers with their last updates; a detokenizer forgets their texts.
+    """
+
+    completion_ids: list[CompletionId] | None
     reason: str
 
 
@@ -120,11 +140,10 @@ class Opened(Message, frozen=True, kw_only=True):
     """A prompt was accepted; how to turn its tokens into text.
 
     Attributes:
-        sub_ids: of its completions.
         params: as in Generate.
     """
 
-    sub_ids: list[str]
+    completion_ids: list[CompletionId]
     params: dict[str, Any]
 
 
@@ -138,15 +157,15 @@ class TokenBatch(Message, frozen=True, kw_only=True):
 
 
 class Accepted(Message, frozen=True, kw_only=True):
-    """A prompt waits or runs."""
+    """A prompt's completions wait or run."""
 
-    request_id: str
+    prompt_id: PromptId
 
 
 class Rejected(Message, frozen=True, kw_only=True):
     """A prompt was refused; `error` is the name of a class in `graftlm.errors`."""
 
-    request_id: str
+    prompt_id: PromptId
     error: str
     message: str
 

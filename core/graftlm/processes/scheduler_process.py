@@ -10,7 +10,7 @@ from graftlm.assembly.assemble import EngineParts
 from graftlm.checkpoint import read_tensors
 from graftlm.contracts import PrefixKey
 from graftlm.errors import AdapterError, GraftlmError, ModelError, RequestError
-from graftlm.outputs import sub_ids
+from graftlm.outputs import completion_ids
 from graftlm.processes.adapter_calls import AdapterCalls
 from graftlm.processes.channels import Inbox, Outbox
 from graftlm.processes.kv_events import KVEventPublisher
@@ -22,6 +22,7 @@ from graftlm.processes.messages import (
     Generate,
     Load,
     Opened,
+    PromptId,
     Rejected,
     Reply,
     Shutdown,
@@ -32,7 +33,7 @@ from graftlm.processes.messages import (
 from graftlm.processes.profiling import Profiler
 from graftlm.processes.step_metrics import StepMetrics
 from graftlm.processes.tree_view import tree_view
-from graftlm.scheduling import RequestUpdate
+from graftlm.scheduling import CompletionId, RequestUpdate
 
 __all__ = ["SchedulerProcess"]
 
@@ -79,8 +80,8 @@ class SchedulerProcess:
         self._events = events
         self._adapters = AdapterCalls(parts.adapters, inbox.wake)
         self._profiler = Profiler(parts.loop.run_on_device, name)
-        self._live: dict[str, int] = {}  # unfinished completions by prompt id
-        self._prompt_of: dict[str, str] = {}  # prompt id by completion id
+        self._num_unfinished: dict[PromptId, int] = {}  # completions that have not ended, by prompt
+        self._prompt_of: dict[CompletionId, PromptId] = {}
         self._next_load_s = 0.0
         self._reported_idle = False
         self._paused = False
@@ -158,31 +159,31 @@ class SchedulerProcess:
         intake = self._parts.intake
         try:
             params = params_from_wire(message.params)
-            ids = sub_ids(message.request_id, params.n)
+            ids = completion_ids(message.prompt_id, params.n)
             prompt = np.frombuffer(message.prompt, dtype=np.int32)
             requests = [
-                intake.request(sub_id, prompt, params, message.options, index=index, seed=message.seed)
-                for index, sub_id in enumerate(ids)
+                intake.request(completion_id, prompt, params, message.options, index=index, seed=message.seed)
+                for index, completion_id in enumerate(ids)
             ]
             self._loop.add(requests, self._inbox.wake)
         except GraftlmError as error:
             self._reject(message, type(error).__name__, str(error))
         except Exception as error:  # a plugin's code, such as a grammar backend's constructor: only this prompt fails
-            logger.exception("request %s could not be queued", message.request_id)
+            logger.exception("request %s could not be queued", message.prompt_id)
             self._reject(message, "RequestFailedError", f"{type(error).__name__}: {error}")
         else:
-            self._live[message.request_id] = len(ids)
-            self._prompt_of |= dict.fromkeys(ids, message.request_id)
-            self._to_detokenizer.send(Opened(sub_ids=ids, params=message.params))
-            self._to_main.send(Accepted(request_id=message.request_id))
+            self._num_unfinished[message.prompt_id] = len(ids)
+            self._prompt_of |= dict.fromkeys(ids, message.prompt_id)
+            self._to_detokenizer.send(Opened(completion_ids=ids, params=message.params))
+            self._to_main.send(Accepted(prompt_id=message.prompt_id))
 
     def _reject(self, message: Generate, error: str, text: str) -> None:
-        self._to_main.send(Rejected(request_id=message.request_id, error=error, message=text))
+        self._to_main.send(Rejected(prompt_id=message.prompt_id, error=error, message=text))
 
     def _abort(self, message: Abort) -> None:
-        request_ids = list(self._prompt_of) if message.request_ids is None else message.request_ids
-        for request_id in request_ids:
-            self._loop.abort(request_id, message.reason)
+        ids = list(self._prompt_of) if message.completion_ids is None else message.completion_ids
+        for completion_id in ids:
+            self._loop.abort(completion_id, message.reason)
         self._send(self._loop.take_updates())
 
     def _begin_load(self, call: Call) -> None:
@@ -253,11 +254,11 @@ class SchedulerProcess:
             if update.finish is not None:
                 self._forget(update.request_id)
 
-    def _forget(self, sub_id: str) -> None:
-        prompt_id = self._prompt_of.pop(sub_id)
-        self._live[prompt_id] -= 1
-        if not self._live[prompt_id]:
-            del self._live[prompt_id]
+    def _forget(self, completion_id: CompletionId) -> None:
+        prompt_id = self._prompt_of.pop(completion_id)
+        self._num_unfinished[prompt_id] -= 1
+        if not self._num_unfinished[prompt_id]:
+            del self._num_unfinished[prompt_id]
 
     def _report_load(self) -> None:
         """Tell main how things stand: from time to time while there is work, and once when there is none."""

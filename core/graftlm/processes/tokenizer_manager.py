@@ -31,6 +31,7 @@ from graftlm.processes.messages import (
     Generate,
     Load,
     MessageError,
+    PromptId,
     Rejected,
     Reply,
     TextBatch,
@@ -197,10 +198,10 @@ class TokenizerManager:
         arrived_s = self._clock()
         replica = await self.replicas.take(request.options.timeout_s)
         self._check_id(request.request_id)
-        wire_id = f"{request.request_id}:{next(self._counter)}"
-        generation = Generation(request, wire_id, self._abort, self.weight_version)
+        prompt_id = PromptId(f"{request.request_id}:{next(self._counter)}")
+        generation = Generation(request, prompt_id, self._abort, self.weight_version)
         message = Generate(
-            request_id=wire_id,
+            prompt_id=prompt_id,
             prompt=request.prompt_token_ids.tobytes(),
             params=params_to_wire(request.params),
             seed=request.seed,
@@ -210,7 +211,7 @@ class TokenizerManager:
             self._send(replica.name, message)
         except MessageError as error:
             raise RequestError(f"the request holds what is no Unicode, or too large: {error.__cause__}") from error
-        self._in_flight.add(InFlight(wire_id, generation, replica, arrived_s))
+        self._in_flight.add(InFlight(prompt_id, generation, replica, arrived_s))
         self._idle.clear()
         try:
             await generation.accepted
@@ -405,8 +406,8 @@ class TokenizerManager:
         text = f"{name} died ({reason}); send the request again"
         self._fail(lost, text)
         if replica is not None and lost:
-            sub_ids = [sub_id for item in lost for sub_id in item.generation.sub_ids]
-            self._send(DETOKENIZER, Abort(request_ids=sub_ids, reason="their scheduler died"))
+            completion_ids = [completion_id for item in lost for completion_id in item.generation.completion_ids]
+            self._send(DETOKENIZER, Abort(completion_ids=completion_ids, reason="their scheduler died"))
         self.calls.process_died(name, text)
 
     def receive(self, message: AnyMessage) -> None:
@@ -417,11 +418,11 @@ class TokenizerManager:
                 for update, text in zip(message.updates, message.texts, strict=True):
                     self._apply(update, text, now)
             case Accepted():
-                item = self._in_flight.by_wire_id(message.request_id)
+                item = self._in_flight.by_prompt_id(message.prompt_id)
                 if item is not None and not item.generation.accepted.done():
                     item.generation.accepted.set_result(None)
             case Rejected():
-                item = self._in_flight.by_wire_id(message.request_id)
+                item = self._in_flight.by_prompt_id(message.prompt_id)
                 if item is not None:
                     self._end(item, _error_named(message.error, message.message), "rejected")
             case Load():
@@ -446,7 +447,7 @@ class TokenizerManager:
             )
 
     def _apply(self, update: RequestUpdate, text: str, now: float) -> None:
-        item = self._in_flight.by_sub_id(update.request_id)
+        item = self._in_flight.by_completion_id(update.request_id)
         if item is None:
             return  # it was given up here before the scheduler heard of that
         generation = item.generation
@@ -461,20 +462,20 @@ class TokenizerManager:
         if generation.finished:
             self._remove(item, generation.outcome)
             if generation.failed:  # what else runs of it is not wanted any more
-                self._abort_wire(item, "it failed")
+                self._abort_completions(item, "it failed")
 
     def _abort(self, generation: Generation) -> None:
         item = self._in_flight.by_request_id(generation.request_id)
         if item is not None and item.generation is generation:
-            self._abort_wire(item, "aborted")
+            self._abort_completions(item, "aborted")
 
-    def _abort_wire(self, item: InFlight, reason: str) -> None:
-        self._send(item.replica.name, Abort(request_ids=item.generation.sub_ids, reason=reason))
+    def _abort_completions(self, item: InFlight, reason: str) -> None:
+        self._send(item.replica.name, Abort(completion_ids=item.generation.completion_ids, reason=reason))
 
     def _fail(self, items: Sequence[InFlight], text: str) -> None:
         for item in items:
             self._end(item, UnavailableError(text), "unavailable")  # its own: raising one writes down where
-            self._abort_wire(item, "the server gave it up")
+            self._abort_completions(item, "the server gave it up")
 
     def _end(self, item: InFlight, error: GraftlmError, outcome: str) -> None:
         item.generation.fail(error)

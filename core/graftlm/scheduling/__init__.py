@@ -2,11 +2,12 @@
 
 from graftlm.scheduling.grammar import RequestGrammar
 from graftlm.scheduling.jump_forward import JumpForward
-from graftlm.scheduling.request import Request, RequestStatus
+from graftlm.scheduling.request import CompletionId, Request, RequestStatus
 from graftlm.scheduling.scheduler import Scheduler, SchedulerLimits
 from graftlm.scheduling.updates import Failure, Finish, RequestUpdate
 
 __all__ = [
+    "CompletionId",
     "Failure",
     "Finish",
     "JumpForward",

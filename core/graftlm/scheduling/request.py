@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Protocol
+from typing import NewType, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +16,10 @@ from graftlm.pooling.pooling import Pooling
 from graftlm.scheduling.grammar import RequestGrammar
 from graftlm.types import SamplingParams, TokenIds, Usage
 
-__all__ = ["Request", "RequestStatus", "StopWatch"]
+__all__ = ["CompletionId", "Request", "RequestStatus", "StopWatch"]
+
+#: The id of one of a prompt's `n` completions, each of which is a request to the scheduler.
+CompletionId = NewType("CompletionId", str)
 
 
 class RequestStatus(Enum):
@@ -46,7 +49,7 @@ class StopWatch(Protocol):
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """A prompt, how to continue it, and how far it has come.
+    """One completion of a prompt: the prompt, how to continue it, and how far it has come.
 
     Attributes:
         prompt_token_ids: int32 [n].
@@ -76,7 +79,7 @@ class Request:
         is_watched: it has stop strings or a grammar: what a token spells may end it, or bring further tokens.
     """
 
-    request_id: str
+    request_id: CompletionId
     prompt_token_ids: TokenIds
     params: SamplingParams
     max_new_tokens: int

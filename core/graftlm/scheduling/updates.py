@@ -5,7 +5,7 @@ from enum import Enum
 
 import msgspec
 
-from graftlm.scheduling.request import Request
+from graftlm.scheduling.request import CompletionId, Request
 from graftlm.types import FinishReason, TokenLogprob, Usage
 
 __all__ = ["Failure", "Finish", "RequestUpdate"]
@@ -53,7 +53,7 @@ class RequestUpdate(msgspec.Struct, frozen=True, array_like=True, omit_defaults=
         embedding: float32 [hidden] as bytes, on the last update of a request that asked for one.
     """
 
-    request_id: str
+    request_id: CompletionId
     token_ids: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprob, ...] = ()
     prompt_logprobs: tuple[TokenLogprob, ...] = ()

@@ -79,7 +79,7 @@ class _Call:
         self._fields = grammar_fields
         self._many = many
         #: The index of each prompt's first completion among all.
-        self._first = list(accumulate((len(g.sub_ids) for g in generations), initial=0))
+        self._first = list(accumulate((len(g.completion_ids) for g in generations), initial=0))
 
     @classmethod
     async def start(cls, manager: TokenizerManager, body: GenerateRequest) -> "_Call":

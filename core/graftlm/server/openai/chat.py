@@ -112,7 +112,7 @@ class _Answer:
         options = self._body.stream_options
         with_usage = options is not None and bool(options.include_usage)
         opening = Delta(role="assistant", content=None if self._body.tools else "")
-        unopened = range(len(generation.sub_ids))
+        unopened = range(len(generation.completion_ids))
         try:
             with grammar_of(self._grammar_field):
                 async for deltas in generation:

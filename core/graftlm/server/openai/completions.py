@@ -163,7 +163,7 @@ class _Pieces:
         self._echo = echo
         self._echoes = bool(body.echo)
         self._wants_logprobs = body.logprobs is not None
-        self._logprobs = [_logprobs(manager, body) for _ in generation.sub_ids]
+        self._logprobs = [_logprobs(manager, body) for _ in generation.completion_ids]
         self._begun: set[int] = set()
 
     def choice(self, index: int, delta: CompletionDelta) -> CompletionChoice:
