@@ -13,6 +13,7 @@ from torch import Tensor
 from graftlm.contracts import BlockCopy, StepCopies
 from graftlm.execution.batch import to_device
 from graftlm.execution.kv_store import KVStore
+from graftlm.execution.streams import DeviceStream, DeviceStreams, streams_of
 
 __all__ = ["BlockMover"]
 
@@ -29,15 +30,21 @@ class BlockMover:
     Early copies are made first; then loads, layer by layer, and stores run beside the step, and `await_layer` lets a
     layer's attention begin when that layer's loads are done. On the CPU they run in a thread of their own, on CUDA in
     a stream of their own.
+
+    Args:
+        kv: the paged tensors.
+        device: theirs.
+        streams: of the device; None: torch's for a GPU, none for a CPU.
     """
 
-    def __init__(self, kv: KVStore, device: torch.device) -> None:
+    def __init__(self, kv: KVStore, device: torch.device, streams: DeviceStreams | None = None) -> None:
         self._kv = kv
         self._device = device
         self._layers: list[tuple[Tensor, ...]] = []  # host keys, values [num_blocks, P, page_size, H_kv, D]
         self._arrivals: _Arrivals = _NOTHING
-        self._thread = ThreadPoolExecutor(1, "graftlm-copy") if device.type == "cpu" else None
-        self._stream = None if device.type == "cpu" else torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._streams = streams_of(device) if streams is None else streams
+        self._thread = ThreadPoolExecutor(1, "graftlm-copy") if self._streams is None else None
+        self._stream = None if self._streams is None else self._streams.stream()
 
     def allocate(self, num_blocks: int, pages_per_block: int) -> NDArray[np.uint8]:
         """Take host memory; see `KVTransfer.allocate`. No copy may be under way."""
@@ -58,8 +65,8 @@ class BlockMover:
     @contextmanager
     def beside(self, copies: StepCopies) -> Iterator[None]:
         """Make a step's copies while the body runs its forward pass; all are done when this ends."""
-        if self._stream is not None:
-            with self._beside_on_stream(copies, self._stream):
+        if self._streams is not None and self._stream is not None:
+            with self._beside_on_stream(copies, self._streams, self._stream):
                 yield
             return
         assert self._thread is not None, "on the CPU there is a thread to copy in"
@@ -83,11 +90,11 @@ class BlockMover:
             self._thread.shutdown()
 
     @contextmanager
-    def _beside_on_stream(self, copies: StepCopies, stream: torch.cuda.Stream) -> Iterator[None]:
+    def _beside_on_stream(self, copies: StepCopies, streams: DeviceStreams, stream: DeviceStream) -> Iterator[None]:
         self._early(copies)
-        stream.wait_stream(torch.cuda.current_stream(self._device))
-        arrivals = _StreamArrivals(len(self._layers))
-        with torch.cuda.stream(stream):
+        stream.wait_stream(streams.current())
+        arrivals = _StreamArrivals(len(self._layers), streams)
+        with streams.use(stream):
             self._late(copies, arrivals)
         self._arrivals = arrivals
         try:
@@ -95,7 +102,7 @@ class BlockMover:
         finally:
             self._arrivals = _NOTHING
             # The next step may overwrite what is read here, and the host reads what is written here.
-            torch.cuda.current_stream(self._device).wait_stream(stream)
+            streams.current().wait_stream(stream)
             stream.synchronize()
 
     def _early(self, copies: StepCopies) -> None:
@@ -164,11 +171,8 @@ class _ThreadArrivals(_Arrivals):
 class _StreamArrivals(_Arrivals):
     """Tells a stream which layers have been loaded by another stream."""
 
-    def __init__(self, num_layers: int) -> None:
-        self._events = [
-            torch.cuda.Event()  # type: ignore[no-untyped-call]
-            for _ in range(num_layers)
-        ]
+    def __init__(self, num_layers: int, streams: DeviceStreams) -> None:
+        self._events = [streams.event() for _ in range(num_layers)]
 
     def wait(self, layer_id: int) -> None:
         self._events[layer_id].wait()

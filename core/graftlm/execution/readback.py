@@ -6,6 +6,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from graftlm.execution.streams import DeviceStreams
+
 __all__ = ["CudaReadback", "HostReadback", "Readback", "readback_from"]
 
 
@@ -50,9 +52,9 @@ class CudaReadback:
     Waiting releases the interpreter lock and sleeps: with overlap, the next step runs meanwhile.
     """
 
-    def __init__(self) -> None:
-        self._start = _event()
-        self._end = _event()
+    def __init__(self, streams: DeviceStreams) -> None:
+        self._start = streams.event(timed=True)
+        self._end = streams.event(timed=True)
         self._start.record()
 
     def fetch(self, tensor: Tensor) -> Tensor:
@@ -70,11 +72,6 @@ class CudaReadback:
         return 1e-3 * float(self._start.elapsed_time(self._end))
 
 
-def readback_from(device: torch.device) -> Readback:
-    """Return a readback of what is launched from now on."""
-    return CudaReadback() if device.type == "cuda" else HostReadback()
-
-
-def _event() -> torch.cuda.Event:
-    event: torch.cuda.Event = torch.cuda.Event(enable_timing=True, blocking=True)  # type: ignore[no-untyped-call]
-    return event
+def readback_from(streams: DeviceStreams | None) -> Readback:
+    """Return a readback of what is launched from now on; `streams` is None on a CPU."""
+    return HostReadback() if streams is None else CudaReadback(streams)

@@ -14,6 +14,7 @@ from graftlm.execution.logprobs import TokenLogprobs, token_logprobs
 from graftlm.execution.readback import Readback, readback_from
 from graftlm.execution.readouts import read_out
 from graftlm.execution.sampler import NOT_FINITE, Sampled, Sampler
+from graftlm.execution.streams import DeviceStreams, streams_of
 from graftlm.plan import LogprobTable, PoolSpan, PromptLogprobSpan, StepPlan, StepResult
 
 __all__ = ["LaunchedStep", "ModelRunner"]
@@ -76,6 +77,7 @@ class ModelRunner:
     Args:
         graphs: replays the steps it can; None: the model runs every step.
         adapters: the layers to tell of the requests' adapters; None: requests have none.
+        streams: of the device; None: torch's for a GPU, none for a CPU.
     """
 
     def __init__(
@@ -88,6 +90,7 @@ class ModelRunner:
         mover: BlockMover | None = None,
         graphs: ReplayedSteps | None = None,
         adapters: AdapterLayers | None = None,
+        streams: DeviceStreams | None = None,
     ) -> None:
         self._model = model
         self._attention = attention
@@ -96,7 +99,8 @@ class ModelRunner:
         self._mover = mover
         self._graphs = graphs
         self._adapters = adapters
-        self._stream = None if device.type == "cpu" else torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._streams = streams_of(device) if streams is None else streams
+        self._stream = None if self._streams is None else self._streams.stream()
         if graphs is None:
             self._last_tokens = torch.zeros(num_rows, dtype=torch.int64, device=device)
         else:
@@ -111,11 +115,11 @@ class ModelRunner:
     def launch(self, plan: StepPlan) -> LaunchedStep:
         """Give a step to the device, with the copies that go with it; its `result` waits for the tokens."""
         with self._inference_mode:
-            if self._stream is None:
+            if self._streams is None or self._stream is None:
                 return self._launch_with_copies(plan)
             # What the caller has launched so far, such as loading weights, comes before the step.
-            self._stream.wait_stream(torch.cuda.current_stream(self._device))
-            with torch.cuda.stream(self._stream):
+            self._stream.wait_stream(self._streams.current())
+            with self._streams.use(self._stream):
                 return self._launch_with_copies(plan)
 
     def _launch_with_copies(self, plan: StepPlan) -> LaunchedStep:
@@ -125,7 +129,7 @@ class ModelRunner:
             return self._launch(plan)
 
     def _launch(self, plan: StepPlan) -> LaunchedStep:
-        readback = readback_from(self._device)
+        readback = readback_from(self._streams)
         for setup in plan.setups:
             self._sampler.set_row(setup)
         hidden, is_selected = self._forward(plan)

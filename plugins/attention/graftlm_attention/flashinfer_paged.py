@@ -40,17 +40,25 @@ class FlashInferAttention(AttentionBackend):
         options: see `FlashInferOptions`.
         context: layers and cache; the cache is of the layers' dtype.
         library: FlashInfer.
+        make_fence: makes the fence of each wrapper; None: an event on a GPU, nothing on a CPU.
 
     Raises:
         ProviderUnavailableError: the cache is of another type, or a layer has sinks or takes values from its keys.
     """
 
-    def __init__(self, options: FlashInferOptions, context: AttentionContext, library: FlashInferLibrary) -> None:
+    def __init__(
+        self,
+        options: FlashInferOptions,
+        context: AttentionContext,
+        library: FlashInferLibrary,
+        make_fence: Callable[[], Fence] | None = None,
+    ) -> None:
         self._write_kv = library.write_kv
         self._layers = [_describe(layer, context) for layer in context.layers]
         # FlashInfer expects semaphores in it to begin at 0.
         workspace = torch.zeros(options.workspace_mib << 20, dtype=torch.uint8, device=context.device)
-        make_fence: Callable[[], Fence] = CudaFence if context.device.type == "cuda" else NoFence
+        if make_fence is None:
+            make_fence = CudaFence if context.device.type == "cuda" else NoFence
         self._planners = {
             kind: LayerPlanner(kind, library, workspace, context.page_size, context.dtype, options, make_fence)
             for kind in dict.fromkeys(layer.kind for layer in self._layers)

@@ -15,12 +15,33 @@ from graftlm_attention.triton_extend import attend_chunks, map_tiles
 from graftlm_attention.triton_kv_write import write_kv
 from graftlm_attention.triton_shapes import TileShape, decode_shape, extend_shape, split_contexts
 
-__all__ = ["TritonPagedAttention"]
+__all__ = ["Processors", "TritonPagedAttention"]
 
 _LOG2_E = math.log2(math.e)
 #: What Triton's interpreter, which has no processors to fill, cuts contexts for: enough to take every path.
 _INTERPRETED_PROCESSORS = 16
 _FP8_CAPABILITY = (8, 9)
+
+
+@dataclass(frozen=True, slots=True)
+class Processors:
+    """What the launches depend on of the device.
+
+    Attributes:
+        count: multiprocessors.
+        capability: the compute capability, (9, 0) for 9.0; None in the interpreter, which converts any dtype.
+    """
+
+    count: int
+    capability: tuple[int, int] | None
+
+    @classmethod
+    def of(cls, device: torch.device) -> "Processors":
+        """Read them from a device."""
+        if device.type != "cuda":
+            return cls(_INTERPRETED_PROCESSORS, None)
+        properties = torch.cuda.get_device_properties(device)
+        return cls(int(properties.multi_processor_count), torch.cuda.get_device_capability(device))
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,17 +94,21 @@ class TritonPagedAttention(AttentionBackend):
     Args:
         options: `split_tokens`.
         context: layers and cache. The cache may be of the layers' dtype, int8 or float8_e4m3fn.
+        processors: of the device; None: read from it.
 
     Raises:
         ProviderUnavailableError: the device cannot read this cache.
     """
 
-    def __init__(self, options: TritonOptions, context: AttentionContext) -> None:
+    def __init__(
+        self, options: TritonOptions, context: AttentionContext, processors: Processors | None = None
+    ) -> None:
+        processors = Processors.of(context.device) if processors is None else processors
         self._split_tokens = options.split_tokens
         self._page_size = context.page_size
         self._dtype = context.dtype
-        self._num_processors = _count_processors(context.device)
-        self._layers = [_describe(layer, context) for layer in context.layers]
+        self._num_processors = processors.count
+        self._layers = [_describe(layer, context, processors) for layer in context.layers]
         self._step: _Step | None = None
 
     def prepare(self, batch: ForwardBatch) -> None:
@@ -160,9 +185,9 @@ class TritonPagedAttention(AttentionBackend):
         )
 
 
-def _describe(layer: AttentionLayer, context: AttentionContext) -> _Layer:
+def _describe(layer: AttentionLayer, context: AttentionContext, processors: Processors) -> _Layer:
     keys, values = cache_rows(context.kv, layer.layer_id)
-    obstacle = _cache_obstacle(keys.stored.dtype, context)
+    obstacle = _cache_obstacle(keys.stored.dtype, context.dtype, processors.capability)
     if obstacle is not None:
         raise ProviderUnavailableError(f"attention/triton cannot read a cache of {keys.stored.dtype}: {obstacle}")
     return _Layer(
@@ -175,20 +200,14 @@ def _describe(layer: AttentionLayer, context: AttentionContext) -> _Layer:
     )
 
 
-def _cache_obstacle(dtype: torch.dtype, context: AttentionContext) -> str | None:
-    if dtype in (context.dtype, torch.int8):
+def _cache_obstacle(stored: torch.dtype, dtype: torch.dtype, capability: tuple[int, int] | None) -> str | None:
+    if stored in (dtype, torch.int8):
         return None
-    if dtype != torch.float8_e4m3fn:
-        return f"it takes {context.dtype}, as the model computes in, torch.int8 or torch.float8_e4m3fn"
-    if context.device.type == "cuda" and torch.cuda.get_device_capability(context.device) < _FP8_CAPABILITY:
+    if stored != torch.float8_e4m3fn:
+        return f"it takes {dtype}, as the model computes in, torch.int8 or torch.float8_e4m3fn"
+    if capability is not None and capability < _FP8_CAPABILITY:
         return "converting it takes compute capability 8.9 or later; choose the model's dtype for the cache"
     return None
-
-
-def _count_processors(device: torch.device) -> int:
-    if device.type != "cuda":
-        return _INTERPRETED_PROCESSORS
-    return int(torch.cuda.get_device_properties(device).multi_processor_count)
 
 
 def _check(q: Tensor, k: Tensor, v: Tensor, layer: AttentionLayer, num_tokens: int) -> None:

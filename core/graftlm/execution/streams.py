@@ -1,0 +1,88 @@
+"""Streams and events of the device that runs the steps."""
+
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
+
+import torch
+
+__all__ = ["CudaStreams", "DeviceEvent", "DeviceStream", "DeviceStreams", "streams_of"]
+
+
+class DeviceStream(Protocol):
+    """A queue of work on the device; see `torch.cuda.Stream`."""
+
+    def wait_stream(self, stream: Any) -> None:
+        """Let later work of this stream start after the present work of another one. The host does not wait."""
+        ...
+
+    def synchronize(self) -> None:
+        """Let the host wait for the work of this stream."""
+        ...
+
+
+class DeviceEvent(Protocol):
+    """A point in a stream; see `torch.cuda.Event`."""
+
+    def record(self) -> None:
+        """Put the event at the end of the current stream."""
+        ...
+
+    def wait(self) -> None:
+        """Let later work of the current stream start after the event. The host does not wait."""
+        ...
+
+    def synchronize(self) -> None:
+        """Let the host wait for the event; return at once if it was never recorded."""
+        ...
+
+    def elapsed_time(self, end_event: Any) -> float:
+        """Return the milliseconds from this event to a later one; both are timed and complete."""
+        ...
+
+
+class DeviceStreams(Protocol):
+    """Makes and selects the streams of one device."""
+
+    def stream(self) -> DeviceStream:
+        """Return a new stream."""
+        ...
+
+    def current(self) -> DeviceStream:
+        """Return the stream that takes the work of this thread."""
+        ...
+
+    def use(self, stream: Any) -> AbstractContextManager[object]:
+        """Make a stream the current one while the context is open."""
+        ...
+
+    def event(self, *, timed: bool = False) -> DeviceEvent:
+        """Return a new event; a timed one takes part in `elapsed_time`, and a host that waits for it sleeps."""
+        ...
+
+
+class CudaStreams:
+    """`DeviceStreams` of a CUDA device."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    def stream(self) -> torch.cuda.Stream:
+        """Return a new stream."""
+        return torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+
+    def current(self) -> torch.cuda.Stream:
+        """Return the current stream."""
+        return torch.cuda.current_stream(self._device)
+
+    def use(self, stream: torch.cuda.Stream) -> AbstractContextManager[object]:
+        """Make a stream the current one while the context is open."""
+        return torch.cuda.stream(stream)
+
+    def event(self, *, timed: bool = False) -> torch.cuda.Event:
+        """Return a new event."""
+        return torch.cuda.Event(enable_timing=timed, blocking=timed)  # type: ignore[no-untyped-call]
+
+
+def streams_of(device: torch.device) -> DeviceStreams | None:
+    """Return the streams of a device; None for a CPU, which has none."""
+    return None if device.type == "cpu" else CudaStreams(device)
