@@ -1,0 +1,212 @@
+"""Requests on a fake CUDA device: the scheduler, the runner and all that a step launches are the engine's own."""
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import TypeVar
+
+import torch
+
+from graftlm.contracts import AttentionBackend, AttentionContext, Model, PrefixCache, SchedulingPolicy
+from graftlm.execution.adapter_layers import AdapterLayers
+from graftlm.execution.block_mover import BlockMover
+from graftlm.execution.decode_inputs import DecodeInputs, DecodeShape
+from graftlm.execution.executor import Launched, Outcome
+from graftlm.execution.graphs import DecodeGraphs
+from graftlm.execution.kv_store import KVStore
+from graftlm.execution.runner import ModelRunner
+from graftlm.execution.sampler import Sampler
+from graftlm.execution.split_attention import SplitAttention
+from graftlm.memory import KVManager, PagePool, RequestTable, WindowPages
+from graftlm.observers import Observers
+from graftlm.plan import StepPlan, StepResult
+from graftlm.scheduling import Request, RequestUpdate, Scheduler, SchedulerLimits
+from graftlm.step_loop import StepLoop
+from graftlm.testing.fake_cuda import FakeCuda
+from graftlm.testing.fake_cuda_region import FakeCapture
+from graftlm.testing.recording import TickingClock
+
+__all__ = ["FakeCudaEngine"]
+
+T = TypeVar("T")
+
+_MAX_STEPS = 200
+
+
+class FakeCudaEngine:
+    """Runs requests to their end on a fake device, in the thread that entered it.
+
+    Args:
+        cuda: the device, entered.
+        model: on it, without weights.
+        make_attention: makes the backend.
+        make_cache: makes the prefix cache.
+        policy: orders waiting requests.
+        sampler: of 8 rows on the device.
+        dtype: of the model.
+        kv_dtype: of the cache; None: the model's.
+        page_size: tokens in a page.
+        graph_sizes: requests of the steps to capture; empty: none.
+        window: pages of the layers with a sliding window; None: all layers share one memory.
+        adapters: the model's layers with adapters; None: it has none.
+        overlap: whether a step is launched before the one before it is read.
+
+    Attributes:
+        runner: what runs the steps.
+        graphs: what replays one-token steps; None without `graph_sizes`.
+        plans: of all steps so far.
+    """
+
+    num_rows = 8
+    num_pages = 64
+    max_pages = 16
+    prefill_tokens = 24
+
+    def __init__(
+        self,
+        cuda: FakeCuda,
+        model: Model,
+        make_attention: Callable[[AttentionContext], AttentionBackend],
+        make_cache: Callable[[], PrefixCache],
+        policy: SchedulingPolicy,
+        sampler: Sampler,
+        *,
+        dtype: torch.dtype,
+        kv_dtype: torch.dtype | None = None,
+        page_size: int = 16,
+        graph_sizes: Sequence[int] = (),
+        window: WindowPages | None = None,
+        adapters: AdapterLayers | None = None,
+        overlap: bool = False,
+    ) -> None:
+        self._cuda = cuda
+        self.plans: list[StepPlan] = []
+        num_window_pages = None if window is None else window.num_window_pages
+        layers, num_spare = model.attention_layers, int(bool(graph_sizes))
+        kv = KVStore(
+            layers, self.num_pages, page_size, kv_dtype or dtype, cuda.device, num_window_pages, spare_pages=num_spare
+        )
+        context = AttentionContext(
+            layers, kv, page_size, cuda.device, dtype, self.num_rows, max_context_len=self.max_pages * page_size
+        )
+        attention = make_attention(context)
+        if window is not None:
+            attention = SplitAttention(attention, make_attention(context))
+        model.bind_attention(attention)
+        self.graphs = self._capture(model, attention, kv, graph_sizes) if graph_sizes else None
+        self.mover = BlockMover(kv, cuda.device, cuda.streams)
+        self.runner = ModelRunner(
+            model, attention, sampler, self.num_rows, cuda.device, None, self.graphs, adapters, cuda.streams
+        )
+        clock = TickingClock()
+        table = RequestTable(self.num_rows, self.max_pages)
+        memory = KVManager(PagePool(self.num_pages), make_cache(), table, page_size, window)
+        self._scheduler = Scheduler(memory, policy, SchedulerLimits(100, self.prefill_tokens, True), clock)
+        self._executor = _Executor(self)
+        self._loop = StepLoop(
+            self._scheduler,
+            self._executor,
+            overlap=overlap,
+            make_cache=make_cache,
+            observers=Observers(),
+            clock=clock,
+            debug=True,
+        )
+
+    def run(self, *requests: Request) -> dict[str, list[RequestUpdate]]:
+        """Run requests that arrive one step after the other; return the updates of each.
+
+        Raises:
+            FakeCudaError: a step does what it must not do on a GPU.
+            Exception: a step failed otherwise.
+        """
+        updates: dict[str, list[RequestUpdate]] = {request.request_id: [] for request in requests}
+        waiting = list(requests)
+        for _ in range(_MAX_STEPS):
+            if waiting:
+                self._scheduler.add(waiting.pop(0))
+            elif not self._scheduler.has_work:
+                return updates
+            for update in self._loop.step():
+                updates[update.request_id].append(update)
+            self._executor.check()
+        raise AssertionError(f"requests did not end in {_MAX_STEPS} steps")
+
+    def launch(self, plan: StepPlan) -> Launched:
+        """Launch a step, as a GPU would be given it: nothing in it may wait."""
+        self.plans.append(plan)
+        with self._cuda.launching():
+            return self.runner.launch(plan)
+
+    def _capture(
+        self, model: Model, attention: AttentionBackend, kv: KVStore, graph_sizes: Sequence[int]
+    ) -> DecodeGraphs:
+        spare_pages = (kv.num_pages, kv.num_window_pages) if kv.has_window_memory else (kv.num_pages,)
+        shape = DecodeShape(self.num_rows, max(graph_sizes), self.max_pages, kv.page_size, spare_pages)
+        inputs = DecodeInputs(shape, kv.device)
+        return DecodeGraphs(inputs, graph_sizes, attention, model.forward, FakeCapture(self._cuda))
+
+
+class _Executor:
+    """Launches each step before `submit` returns, and reads it when its result is asked for; keeps the first error."""
+
+    def __init__(self, engine: FakeCudaEngine) -> None:
+        self._engine = engine
+        self._error: BaseException | None = None
+
+    def check(self) -> None:
+        """Raise the first error of a step: the step loop has handled it, as it handles a failing device."""
+        if self._error is not None:
+            raise self._error
+
+    def submit(self, plan: StepPlan) -> Outcome[StepResult]:
+        outcome: _Outcome = _Outcome(self)
+        try:
+            outcome.launched = self._engine.launch(plan)
+        except BaseException as error:
+            self.keep(error)
+            outcome.error = error
+        return outcome
+
+    def call(self, function: Callable[[], T]) -> Outcome[T]:
+        future: Future[T] = Future()
+        try:
+            future.set_result(function())
+        except BaseException as error:
+            future.set_exception(error)
+        return future
+
+    def close(self) -> None:
+        """Do nothing."""
+
+    def keep(self, error: BaseException) -> None:
+        """Keep an error, if it is the first."""
+        self._error = self._error or error
+
+
+class _Outcome:
+    """A launched step, or the error of its launch."""
+
+    def __init__(self, executor: _Executor) -> None:
+        self.launched: Launched | None = None
+        self.error: BaseException | None = None
+        self._executor = executor
+        self._result: StepResult | None = None
+
+    def result(self, timeout: float | None = None) -> StepResult:
+        self._read()
+        if self._result is None:
+            raise self.error or AssertionError("a step was not launched")
+        return self._result
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        self._read()
+        return self.error
+
+    def _read(self) -> None:
+        if self.launched is None or self._result is not None or self.error is not None:
+            return
+        try:
+            self._result = self.launched.result()
+        except BaseException as error:
+            self._executor.keep(error)
+            self.error = error

@@ -1,0 +1,92 @@
+"""What a function does on a fake CUDA device: the calls of a region that a graph captures, for comparison."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+
+from graftlm.testing.fake_cuda_errors import GraphRegionError
+
+if TYPE_CHECKING:
+    from graftlm.testing.fake_cuda import FakeCuda
+
+__all__ = ["FakeCapture", "Region"]
+
+#: Arguments that a call is compared by; others by their type.
+_SHOWN: Final = (int, float, str, slice, type(None), torch.dtype, torch.device)
+
+
+class Region:
+    """The calls of a function, each with the places, shapes and strides of its tensors.
+
+    A tensor that the function makes is named by its number among them; others by their storage.
+
+    Attributes:
+        calls: a line for each.
+    """
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+        self._made: dict[int, int] = {}
+        self._kept: list[Tensor] = []  # so that no other storage takes the place of one
+
+    def add(self, name: str, arguments: object, result: object) -> None:
+        """Record a call."""
+        described = [self._describe(leaf) for leaf in tree_leaves(arguments)]
+        given = {_place(leaf) for leaf in tree_leaves(arguments) if isinstance(leaf, Tensor)}
+        for leaf in tree_leaves(result):
+            if isinstance(leaf, Tensor):
+                self._kept.append(leaf)
+                if _place(leaf) not in given:
+                    self._made.setdefault(_place(leaf), len(self._made))
+        self.calls.append(f"{name}({', '.join(described)})")
+
+    def _describe(self, argument: object) -> str:
+        if not isinstance(argument, Tensor):
+            return repr(argument) if isinstance(argument, _SHOWN) else type(argument).__name__
+        self._kept.append(argument)
+        place = _place(argument)
+        name = f"#{self._made[place]}" if place in self._made else f"storage {place:#x}"
+        shape, strides = list(argument.shape), list(argument.stride())
+        return f"{name}+{argument.storage_offset()} {argument.dtype} {shape} by {strides}"
+
+
+class FakeCapture:
+    """Captures functions on a fake device; implements `GraphCapture`.
+
+    A replay runs the function again, and fails if it does not do what it did when it was captured, to the same
+    tensors: a graph would.
+    """
+
+    def __init__(self, cuda: "FakeCuda") -> None:
+        self._cuda = cuda
+
+    def capture(self, function: Callable[[], None]) -> Callable[[], None]:
+        """Run a function twice, as `CudaCapture` does; return what runs and compares it."""
+        function()
+        captured = self._run(function)
+
+        def replay() -> None:
+            _compare(captured, self._run(function))
+
+        return replay
+
+    def _run(self, function: Callable[[], None]) -> Region:
+        region = Region()
+        with self._cuda.region(region):
+            function()
+        return region
+
+
+def _compare(captured: Region, now: Region) -> None:
+    for i, (one, other) in enumerate(zip(captured.calls, now.calls, strict=False)):
+        if one != other:
+            raise GraphRegionError(f"call {i} of a graph is not what was captured:\n  captured {one}\n  now      {other}")
+    if len(captured.calls) != len(now.calls):
+        raise GraphRegionError(f"a graph of {len(captured.calls)} calls is repeated by {len(now.calls)}")
+
+
+def _place(tensor: Any) -> int:
+    return int(tensor.untyped_storage()._cdata)

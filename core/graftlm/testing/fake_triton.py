@@ -1,0 +1,93 @@
+"""Triton up to its launches, on a fake CUDA device; importing this module imports Triton.
+
+Triton binds the arguments of a launch and specialises its kernel as it would on a GPU. Kernels are neither compiled nor
+run: `FakeCuda.launched` gets their arguments.
+"""
+
+import inspect
+import itertools
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor, Future
+from contextlib import contextmanager
+from typing import Any, Final
+
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+from triton.runtime._async_compile import AsyncCompileMode
+
+from graftlm.testing.fake_cuda import FakeCuda
+
+__all__ = ["fake_triton"]
+
+#: Triton keeps what it has compiled for a device by the device's name: no two fakes have the same.
+_numbers: Final = itertools.count()
+
+
+@contextmanager
+def fake_triton(cuda: FakeCuda, capability: int = 90) -> Iterator[None]:
+    """Have Triton launch on a fake device while the context is open, in this thread.
+
+    Args:
+        cuda: the device, entered.
+        capability: its compute capability, 90 for 9.0.
+
+    Effects: sets Triton's active driver, and restores it.
+    """
+    try:
+        before = driver.active
+    except RuntimeError:  # there is no GPU
+        before = None
+    driver.set_active(_FakeDriver(f"fake-{next(_numbers)}", capability))
+    try:
+        with AsyncCompileMode(_NoCompiler(cuda)):
+            yield
+    finally:
+        driver.set_active(before)
+
+
+class _FakeDriver:
+    """As much of a driver as launches ask for."""
+
+    def __init__(self, name: str, capability: int) -> None:
+        self._name = name
+        self._target = GPUTarget("cuda", capability, 32)
+
+    def get_current_device(self) -> str:
+        return self._name
+
+    def get_current_stream(self, device: str) -> int:
+        return 0
+
+    def get_current_target(self) -> GPUTarget:
+        return self._target
+
+
+class _NoCompiler(Executor):
+    """Returns a kernel that is not compiled."""
+
+    def __init__(self, cuda: FakeCuda) -> None:
+        self._cuda = cuda
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        source = inspect.getclosurevars(fn).nonlocals["src"]
+        future: Future[Any] = Future()
+        future.set_result(_FakeKernel(self._cuda, source.name))
+        return future
+
+
+class _FakeKernel:
+    """One specialisation of a kernel."""
+
+    function = None
+    packed_metadata = None
+
+    def __init__(self, cuda: FakeCuda, name: str) -> None:
+        self._cuda = cuda
+        self._name = name
+
+    def launch_metadata(self, grid: tuple[int, ...], stream: int, *arguments: object) -> None:
+        """Return nothing for profilers."""
+
+    def run(self, *launch: Any) -> None:
+        """Launch: three sizes of the grid, five values of Triton's own, then the kernel's arguments."""
+        self._cuda.launched(self._name, [launch[:3], launch[8:]])
