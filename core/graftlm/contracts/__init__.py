@@ -1,4 +1,4 @@
-"""What a plugin implements. Importing this package imports no torch."""
+"""The contracts that plugins implement. Importing this package does not import torch."""
 
 from graftlm.contracts.attention import (
     AttentionBackend,

@@ -24,14 +24,15 @@ class AttentionLayer:
         layer_id: index into the KV cache.
         num_heads: query heads H.
         num_kv_heads: key/value heads H_kv; H is a multiple of it.
-        head_dim: D.
-        scale: multiplies the scores.
-        sliding_window: a token sees itself and this many - 1 tokens before it; None sees all.
-        soft_cap: c replaces scores s by c * tanh(s / c); None leaves them.
-        value_prefix_dim: a token's value is this many first numbers of its key, and only keys are stored, as DeepSeek's
-            latent attention has it; None: values are stored beside the keys, and have D numbers too.
-        sinks: [H], a parameter of the model: a query of head h gives sinks[h] a part of its softmax, as if it were one
-            more score, whose value is zero; None adds none. Its numbers may change between steps, its address may not.
+        head_dim: numbers per head, D.
+        scale: factor of the scores before the softmax.
+        sliding_window: a token attends to itself and to the `sliding_window - 1` tokens before it; None: to all before
+            it.
+        soft_cap: c replaces each score s by c * tanh(s / c); None leaves the scores unchanged.
+        value_prefix_dim: D_v, if a token's value is the first D_v numbers of its key, as in DeepSeek's latent
+            attention; the cache then stores keys only. None: the cache stores values of D numbers beside the keys.
+        sinks: [H], a parameter of the model. The softmax of a query of head h gets one more score, sinks[h], whose
+            value is zero. None adds none. The numbers may change between steps; the address may not.
     """
 
     layer_id: int
@@ -56,15 +57,15 @@ class AttentionLayer:
 
 
 class KVCache(Protocol):
-    """The paged tensors a backend reads and writes; a layer's do not move while the engine lives.
+    """The paged tensors that a backend reads and writes; their addresses do not change while the engine runs.
 
-    They hold keys and values in the model's dtype, or in one of the `kv_dtypes` that the backend claims:
+    They hold keys and values in the model's dtype, or in one of the `kv_dtypes` of the backend's capabilities:
 
-        int8    a token's D numbers of a head are codes, times a scale that stands beside: `key_scales`, `value_scales`.
-                The scale is the largest magnitude / 127 in bfloat16, a code the number / that scale, half to even.
-        fp8     float8_e4m3fn, no scales; what is larger than 448 becomes 448.
+        int8    the D numbers of one token and head are codes with one scale, in `key_scales` and `value_scales`.
+                scale = largest magnitude / 127, in bfloat16; code = number / scale, rounded half to even.
+        fp8     float8_e4m3fn without scales; magnitudes above 448 become 448.
 
-    `graftlm.layers.CacheRows` reads and writes both.
+    `graftlm.layers.CacheRows` reads and writes both formats.
     """
 
     def keys(self, layer_id: int) -> Tensor:
@@ -74,7 +75,7 @@ class KVCache(Protocol):
     def values(self, layer_id: int) -> Tensor:
         """Return a layer's values, [num_pages, page_size, H_kv, D], contiguous.
 
-        Where the layer's values are a prefix of its keys: a view of `keys`, [num_pages, page_size, H_kv, D_v].
+        If the layer's values are a prefix of its keys, this is a view of `keys`, [num_pages, page_size, H_kv, D_v].
         """
         ...
 
@@ -83,24 +84,25 @@ class KVCache(Protocol):
         ...
 
     def value_scales(self, layer_id: int) -> Tensor | None:
-        """Return the scales of a layer's values, likewise; the keys', where values are a prefix of them."""
+        """Return the scales of a layer's int8 values, as `key_scales`; the keys' scales if values are a key prefix."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionCapabilities:
-    """What core may ask of a backend. `None` means any.
+    """What a backend supports. `None` means any.
 
     Attributes:
         devices: torch device types.
         dtypes: names such as "float32", "bfloat16".
         head_dims: supported D.
         page_sizes: supported page sizes.
-        kv_dtypes: what the cache may hold besides the model's dtype: "int8", "fp8"; see `KVCache`.
-        sliding_window, soft_cap, value_prefix, sinks, cascade: whether layers may ask for them.
-        graph: whether a one-token batch may be captured in a CUDA graph. `prepare` is called before the capture and
-            before every replay, with batches of one size in the same tensors; the page table has the columns that the
-            longest context needs, and what `forward` launches must depend on nothing but that.
+        kv_dtypes: formats of the cache besides the model's dtype: "int8", "fp8"; see `KVCache`.
+        sliding_window, soft_cap, value_prefix, sinks: whether layers may have this feature; see `AttentionLayer`.
+        cascade: whether it reads a prefix that all requests of a step share only once. Core does not read this field.
+        graph: whether a decode batch may be captured in a CUDA graph. `prepare` is called before the capture and before
+            every replay, with batches of one size in the same tensors. The page table has the columns that the longest
+            context needs. What `forward` launches must depend on these sizes only.
     """
 
     devices: tuple[str, ...] = ("cpu", "cuda")
@@ -118,15 +120,15 @@ class AttentionCapabilities:
 
 @dataclass(frozen=True, slots=True)
 class AttentionContext:
-    """What a backend is created with.
+    """The arguments of a backend's `create`.
 
     Attributes:
-        layers: every attention layer of the model, by layer_id.
+        layers: all attention layers of the model, in order of layer_id.
         kv: the paged cache.
         page_size: tokens in a page.
-        device, dtype: of the queries, keys and values that `forward` is given; the cache may hold 8 bits.
-        max_requests: B is never larger.
-        max_context_len: seq_lens are never larger.
+        device, dtype: of the queries, keys and values passed to `forward`; the cache may hold 8-bit numbers.
+        max_requests: upper limit of B.
+        max_context_len: upper limit of each of `seq_lens`, in tokens.
     """
 
     layers: Sequence[AttentionLayer]
@@ -142,36 +144,37 @@ class AttentionBackend(ABC):
     """Attention over a paged cache.
 
     Invariants, each checked by `graftlm.testing.AttentionBackendConformance`:
-        - `forward` first writes all keys and values of the batch at `out_slots`, then attends: a request sees tokens
-          that another request of the batch has just written.
+        - `forward` first writes all keys and values of the batch at `out_slots`, then attends. So a request can attend
+          to tokens that another request of the same batch writes.
         - A query at position p attends to positions max(0, p - window + 1) .. p of its own request, through its page
-          table, and to nothing else; what stands in other slots, NaN included, never matters.
-        - Any mix of one-token and many-token requests is allowed, and gives each request what it gets alone.
-        - Neither inputs nor slots outside `out_slots` are changed.
+          table, and to nothing else. The content of other slots, NaN included, has no effect.
+        - Any mix of one-token and many-token requests is allowed. A request's result does not depend on the others.
+        - Inputs and slots outside `out_slots` are not changed.
     """
 
     @abstractmethod
     def prepare(self, batch: ForwardBatch) -> None:
-        """Compute, once a step, what every layer's `forward` needs. The batch stays valid until the next `prepare`."""
+        """Compute once per step what all layers' `forward` need. The batch stays valid until the next `prepare`."""
 
     @property
     def repeats_calls(self) -> bool:
-        """Whether `forward` does the same for all batches of as many one-token requests, on a CPU.
+        """Whether `forward` on a CPU makes the same calls for all decode batches of the same size.
 
-        It then calls compiled kernels through `graftlm.layers.call_native`, and `prepare` puts what is different about
-        a batch where those calls find it. See `Model.repeats_calls`.
+        `forward` then calls compiled kernels through `graftlm.layers.call_native`. `prepare` writes what differs
+        between batches to the tensors that these calls read. See `Model.repeats_calls`.
         """
         return False
 
     @abstractmethod
     def forward(self, q: Tensor, k: Tensor, v: Tensor, layer: AttentionLayer) -> Tensor:
-        """Write the batch's keys and values, attend, and return the mixed values.
+        """Write the batch's keys and values, attend, and return the weighted values.
 
         Args:
-            q: [T, H, D], rotated; the last dimension is contiguous.
+            q: [T, H, D], with rotary embedding applied; the last dimension is contiguous.
             k: [T, H_kv, D], likewise.
-            v: [T, H_kv, D_v], likewise; where values are a prefix of the keys, that part of k, not to be written again.
-            layer: which layer, one of the context's.
+            v: [T, H_kv, D_v], likewise. If values are a prefix of the keys, v is that part of k and is not written
+                again.
+            layer: one of the context's layers.
 
         Returns: [T, H * D_v], q's dtype, contiguous.
         """

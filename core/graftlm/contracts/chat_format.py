@@ -35,7 +35,7 @@ class Tool:
     Attributes:
         name: ASCII letters, digits, `_`, `-`; unique among a request's tools.
         parameters: a JSON schema of the arguments, which are an object.
-        strict: the schema is enforced in full, or the request refused.
+        strict: the request is refused if the schema cannot be enforced in full.
     """
 
     name: str
@@ -68,7 +68,7 @@ class ToolCall:
 
 
 class ToolChoice(str, Enum):
-    """Whether the model may call tools, and whether it has to."""
+    """Whether the model may or must call tools."""
 
     AUTO = "auto"
     REQUIRED = "required"
@@ -76,14 +76,14 @@ class ToolChoice(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class ContentDelta:
-    """More of what the user is to read."""
+    """More text of the answer."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class ReasoningDelta:
-    """More of what the model thinks before it answers."""
+    """More text of the model's reasoning."""
 
     text: str
 
@@ -93,8 +93,8 @@ class ToolCallDelta:
     """More of a tool call.
 
     Attributes:
-        index: of the call in the message, from 0.
-        name: on a call's first delta; None on those that follow.
+        index: of the call in the message, counted from 0.
+        name: of the tool, in a call's first delta; None in later deltas.
         arguments: more of the text of a JSON object.
     """
 
@@ -108,10 +108,10 @@ MessageDelta: TypeAlias = ContentDelta | ToolCallDelta
 
 @dataclass(frozen=True, slots=True)
 class ChatFormatCapabilities:
-    """What the choice of a format by its checkpoint asks.
+    """What the automatic choice of a checkpoint's format reads.
 
     Attributes:
-        template_markers: texts of which a chat template holds one when its model was trained on the format.
+        template_markers: a model was trained on this format if its chat template contains one of these texts.
     """
 
     template_markers: tuple[str, ...] = ()
@@ -119,10 +119,10 @@ class ChatFormatCapabilities:
 
 @dataclass(frozen=True, slots=True)
 class ChatFormatContext:
-    """What a format is created with.
+    """The arguments of a format's `create`.
 
     Attributes:
-        chat_template: the checkpoint's, in Jinja; "" when it has none.
+        chat_template: the checkpoint's Jinja template; "" if it has none.
     """
 
     chat_template: str = ""
@@ -130,15 +130,15 @@ class ChatFormatContext:
 
 @dataclass(frozen=True, slots=True)
 class CallGrammar:
-    """What holds an output to a format of calls.
+    """The grammar that enforces a tool call format.
 
     Attributes:
-        spec: strict when all tools are. Otherwise what `GrammarBackend.check` names may be a strict tool's, too:
-            whoever asks looks whose it is, by `places`.
-        places: where the schema of each tool stands in the specification, as `check` writes places, such as
-            `$.structures[0].schema`; empty where no schema is part of it.
-        unenforced: what the format itself leaves out: the index of a tool, and keywords with their paths in its schema,
-            such as `$.properties.a.minimum`. None of them is a strict tool's.
+        spec: strict if all tools are strict. Otherwise `GrammarBackend.check` may name keywords of a strict tool too;
+            the caller finds the tool of each keyword with `left_out`.
+        places: path of each tool's schema in the specification, in the notation of `check`, such as
+            `$.structures[0].schema`; empty if the specification contains no schema.
+        unenforced: keywords that the format itself does not enforce: (index of the tool, path of the keyword in its
+            schema, such as `$.properties.a.minimum`). None of them belongs to a strict tool.
     """
 
     spec: GrammarSpec
@@ -146,13 +146,13 @@ class CallGrammar:
     unenforced: tuple[tuple[int, str], ...] = ()
 
     def left_out(self, paths: Sequence[str]) -> list[tuple[int, str]]:
-        """Return all that is not enforced, as `unenforced` does.
+        """Return all keywords that are not enforced, in the form of `unenforced`.
 
         Args:
-            paths: what `GrammarBackend.check` named of the specification.
+            paths: the result of `GrammarBackend.check` for the specification.
 
         Raises:
-            ValueError: one of them is in no tool's schema.
+            ValueError: a path is not in the schema of any tool.
         """
         return [*self.unenforced, *map(self._in_schema, paths)]
 
@@ -164,28 +164,28 @@ class CallGrammar:
 
 
 class ToolCallParser(ABC):
-    """Reads one completion's text as it comes. Used by one thread at a time.
+    """Parses one completion's text as it is generated. Used by one thread at a time.
 
     Invariants:
-        - It never raises: what is no call of a known tool is content.
-        - How the text is cut into pieces changes neither the content nor the calls, put together.
-        - Text without a call comes back unchanged. White space next to a call may be left out.
-        - Calls are numbered from 0 in order, and one ends before the next begins.
+        - It never raises. Text that is not a call of a known tool is content.
+        - The joined content and calls do not depend on how the text is cut into pieces.
+        - Text without a call is returned unchanged. White space next to a call may be left out.
+        - Calls are numbered from 0 in order. A call ends before the next begins.
     """
 
     @abstractmethod
     def push(self, text: str) -> Sequence[MessageDelta]:
-        """Take in more text; returns what is certain by now."""
+        """Parse more text. Returns: the deltas that later text cannot change."""
 
     @abstractmethod
     def finish(self) -> Sequence[MessageDelta]:
-        """Take in the end of the text; returns what was held back. Nothing may be pushed afterwards."""
+        """End the text. Returns: the deltas that were held back. `push` must not be called afterwards."""
 
     def cut_off(self) -> Sequence[MessageDelta]:
-        """Take in the end of a text that goes no further because of a limit, such as that on its tokens.
+        """End a text that was cut off by a limit, such as the maximum number of tokens.
 
-        As `finish`, but what is held back because it may be the beginning of a call, be it of its markup, is left out.
-        A parser that holds nothing back need not override it.
+        As `finish`, but text that was held back as a possible start of a call or of its markup is dropped.
+        A parser that holds nothing back need not override this method.
         """
         return self.finish()
 
@@ -193,12 +193,12 @@ class ToolCallParser(ABC):
 class ToolCallFormat(ABC):
     """How a family of models writes tool calls.
 
-    Special tokens are never text: grammars do not allow them and detokenising drops them. So a format whose marker is
+    Special tokens are never text: grammars do not allow them and detokenization drops them. So a format whose marker is
     a special token neither waits for it nor enforces it.
 
     Invariants:
-        - What `render` writes, a parser reads as the same calls.
-        - What a grammar of `grammar` allows, a parser reads as calls of these tools.
+        - A parser reads the output of `render` as the same calls.
+        - A parser reads every text that the grammar of `grammar` allows as calls of these tools.
     """
 
     @abstractmethod
@@ -206,23 +206,23 @@ class ToolCallFormat(ABC):
         """Return a parser of one completion.
 
         Args:
-            enforced: a grammar of `grammar` holds the text to the format, so that the beginning of a call makes a call
-                sure, and its arguments may be told as they come. Otherwise a call is told once it is complete and
-                well-formed. A call that the end of the text cuts short is then content, and else is told as far as it
-                goes.
+            enforced: whether the grammar of `grammar` enforces the format.
+                If True, the start of a call is always followed by a call, so its arguments may be returned as they
+                are generated. A call that the end of the text truncates is returned as far as it goes.
+                If False, a call is returned when it is complete and well-formed. A truncated call is content.
         """
 
     @abstractmethod
     def grammar(self, tools: Sequence[Tool], choice: ToolChoice, *, parallel: bool) -> CallGrammar | None:
-        """Return what holds an output to the format.
+        """Return the grammar that enforces the format.
 
         Args:
             tools: at least one.
-            choice: `AUTO` leaves all text free but the calls; `REQUIRED` has the output begin with a call.
-            parallel: more than one call may follow.
+            choice: `AUTO` constrains the calls only; with `REQUIRED` the output begins with a call.
+            parallel: whether the output may contain more than one call.
 
-        Returns: a specification, and what becomes of each tool's schema in it; None where calls cannot be told from
-            text before they are complete, which only `AUTO` may answer.
+        Returns: a specification and the place of each tool's schema in it. None if calls cannot be distinguished from
+            text before they are complete; only allowed for `AUTO`.
 
         Raises:
             GrammarError: this format cannot enforce the schema of a strict tool.
@@ -230,45 +230,45 @@ class ToolCallFormat(ABC):
 
     @abstractmethod
     def render(self, calls: Sequence[ToolCall]) -> str:
-        """Write calls as the model would, for conversations whose chat template knows no calls."""
+        """Write calls as the model would, for chat templates that do not support calls."""
 
     @abstractmethod
     def instructions(self, tools: Sequence[Tool]) -> str:
-        """Tell a model of its tools and of this format, for chat templates that do not."""
+        """Return a prompt that describes the tools and this format, for chat templates that do not."""
 
     def new_id(self) -> str:
-        """Draw the id of a call."""
+        """Return a new random id of a call."""
         return f"call_{uuid.uuid4().hex[:24]}"
 
 
 class ReasoningParser(ABC):
-    """Parts one completion's text into reasoning and the rest. Used by one thread at a time.
+    """Splits one completion's text into reasoning and content. Used by one thread at a time.
 
     Invariants:
-        - Those of `ToolCallParser`; what is no reasoning is content.
-        - Up to two line ends after the reasoning's end are neither: an answer that a grammar holds begins behind them.
+        - Those of `ToolCallParser`. Text that is not reasoning is content.
+        - Up to two line ends after the reasoning's end are dropped. An answer with a grammar begins after them.
     """
 
     @abstractmethod
     def push(self, text: str) -> Sequence[ReasoningDelta | ContentDelta]:
-        """Take in more text; returns what is certain by now."""
+        """Parse more text. Returns: the deltas that later text cannot change."""
 
     @abstractmethod
     def finish(self) -> Sequence[ReasoningDelta | ContentDelta]:
-        """Take in the end of the text; returns what was held back. Nothing may be pushed afterwards."""
+        """End the text. Returns: the deltas that were held back. `push` must not be called afterwards."""
 
 
 class ReasoningFormat(ABC):
     """How a family of models marks its reasoning.
 
     Invariants:
-        - Within the reasoning, `end` ends it.
-        - A prompt that ends otherwise, or after the reasoning's end, leaves nothing open.
+        - Reasoning ends at the first `end`.
+        - Reasoning is not open after a prompt that closes it, or that does not end with a start of reasoning.
 
     Attributes:
-        end: what ends the reasoning, as text of at most 32 characters; "" where nothing is reasoning.
-        begin: what begins it, as text, where the model does; "" where only prompts do. A grammar leaves the model the
-            choice, if this is a single token.
+        end: the text that ends the reasoning, at most 32 characters; "" if the model does not reason.
+        begin: the text with which the model begins its reasoning; "" if only prompts begin it. If it is a single token,
+            a grammar allows the model to reason or to answer at once.
     """
 
     end: str
@@ -276,7 +276,7 @@ class ReasoningFormat(ABC):
 
     @abstractmethod
     def is_open(self, prompt_end: str) -> bool:
-        """Whether a prompt leaves the reasoning open, so that the output begins with it.
+        """Return whether a prompt leaves the reasoning open, so that the output begins with reasoning.
 
         Args:
             prompt_end: the last characters of the prompt, special tokens included.
@@ -287,5 +287,5 @@ class ReasoningFormat(ABC):
         """Return a parser of one completion.
 
         Args:
-            is_open: the output begins within the reasoning.
+            is_open: whether the output begins inside the reasoning.
         """

@@ -1,4 +1,4 @@
-"""The contract of an eviction strategy: in which order cached leaves are given up."""
+"""The contract of an eviction strategy: the order in which cached leaves are evicted."""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -8,16 +8,18 @@ __all__ = ["EvictionContext", "EvictionStrategy", "NodeStats"]
 
 @dataclass(slots=True, eq=False)
 class NodeStats:
-    """What a strategy may know of one cached run of tokens. The cache writes it, strategies read it.
+    """Statistics of one node, a cached run of tokens. The cache writes them, strategies read them.
 
-    A node keeps one `NodeStats` object for life, and it hashes by identity: it is the key for per-node state.
+    A node has the same `NodeStats` object until its eviction. It hashes by identity, so it can be the key of per-node
+    state.
 
     Attributes:
-        created: clock reading, in seconds, when the node was inserted.
-        last_access: clock reading, in seconds, of its latest insert or match.
-        hits: how many matches ran through it; a request counts once, however many chunks its prompt takes.
-        tokens: tokens the node itself holds.
-        depth: tokens in front of it, from the start of the prompt.
+        created: clock reading at the node's insertion, in seconds.
+        last_access: clock reading at its latest insert or match, in seconds.
+        hits: number of matches that contained it. A request counts once, even if its prompt is prefilled in several
+            chunks.
+        tokens: number of tokens in the node itself.
+        depth: number of tokens before it, from the start of the prompt.
         priority: highest priority of the requests that used it; higher is more important.
     """
 
@@ -32,8 +34,8 @@ class NodeStats:
     def prefill_cost(self) -> float:
         """Relative cost of computing this node's tokens again, in units of one token without context.
 
-        A token at position p costs a constant (the linear layers) and p times a little (attention over what
-        stands before it). With width d and the usual shapes the two meet near p = 6 d; 8,192 stands for that.
+        A token at position p has a constant cost (the linear layers) and a cost proportional to p (attention over the
+        tokens before it). With hidden size d and the usual shapes both are equal near p = 6 d; 8,192 is used for 6 d.
         """
         mean_position = self.depth + (self.tokens - 1) / 2
         return self.tokens * (1.0 + mean_position / 8192.0)
@@ -41,10 +43,10 @@ class NodeStats:
 
 @dataclass(frozen=True, slots=True)
 class EvictionContext:
-    """What a strategy is created with.
+    """The arguments of a strategy's `create`.
 
     Attributes:
-        total_pages: pages the cache may hold at most, all of them evictable.
+        total_pages: upper limit of the cache's pages; all of them may be evictable.
         page_size: tokens in a page.
     """
 
@@ -53,29 +55,29 @@ class EvictionContext:
 
 
 class EvictionStrategy(ABC):
-    """Orders evictable leaves; the lowest priority goes first.
+    """Orders evictable leaves; the leaf with the lowest priority is evicted first.
 
     Invariants, each checked by `graftlm.testing.EvictionStrategyConformance`:
-        - `priority` is pure: two calls with unchanged stats and no hook between them return equal tuples, and it
-          changes nothing.
-        - Priorities of one strategy are tuples that compare with each other for all stats.
-        - A node's priority changes only through its own stats, or through a hook called for it. (The cache relies on
-          this: it recomputes a priority when it touched the node, not at each eviction.)
+        - `priority` is pure: it changes nothing, and two calls with unchanged stats and no hook call between them
+          return equal tuples.
+        - All tuples that one strategy returns can be compared with each other.
+        - A node's priority changes only when its own stats change or a hook is called for it. (The cache relies on
+          this: it recomputes a node's priority after it touched the node, not at each eviction.)
         - No method raises for any stats a cache can produce.
 
-    For each node the cache calls `on_insert` first and `on_evict` last, once each; a strategy that keeps per-node state
-    drops it in `on_evict`.
+    The cache calls `on_insert` first and `on_evict` last for each node, once each. A strategy that keeps per-node state
+    deletes it in `on_evict`.
     """
 
     @abstractmethod
     def priority(self, node: NodeStats) -> tuple[float, ...]:
-        """Return the node's place in the order; the lowest is evicted first."""
+        """Return the node's sort key; the lowest is evicted first."""
 
     def on_insert(self, node: NodeStats) -> None:
-        """Learn of a new node. A split reports its new upper half here."""
+        """Handle a new node. A split calls this for its new upper half."""
 
     def on_hit(self, node: NodeStats) -> None:
-        """Learn that a match ran through the node; `node.hits` already counts it."""
+        """Handle a match that contained the node; `node.hits` already counts it."""
 
     def on_evict(self, node: NodeStats) -> None:
-        """Learn that the node is gone."""
+        """Handle the node's eviction."""

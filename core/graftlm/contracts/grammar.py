@@ -24,33 +24,36 @@ __all__ = [
 ]
 
 
-#: Texts of a choice at most: xgrammar compiles these in 1.5 s, and 50,000 in 17 s and 1 GB.
+#: Upper limit of a choice's texts. xgrammar compiles 10,000 in 1.5 s, and 50,000 in 17 s with 1 GB.
 MAX_CHOICES: Final = 10_000
 
 
 class GrammarOptions(Options):
-    """Options that every grammar backend has; a backend's own derive from these."""
+    """Options of every grammar backend; a backend's own options class derives from this one."""
 
     fallback: Annotated[
         tuple[str, ...],
-        Field(description="Backends, with their default options, that get what this one refuses, the first that can."),
+        Field(
+            description="Backends, with their default options, for specifications that this backend refuses; "
+            "the first that accepts one compiles it."
+        ),
     ] = ()
 
 
 class GrammarKind(str, Enum):
     """The language a grammar specification is written in.
 
-    `CHOICE` is a JSON list of up to `MAX_CHOICES` strings, of which the output is one. `STRUCTURAL_TAG` is free text
-    with constrained parts, a JSON object:
+    `CHOICE` is a JSON list of up to `MAX_CHOICES` strings; the output is one of them. `STRUCTURAL_TAG` is a JSON object
+    that describes free text with constrained parts:
 
         {"triggers": ["<function="],
          "structures": [{"begin": "<function=get_weather>", "schema": {...}, "end": "</function>"}, ...],
          "at_least_one": false, "stop_after_first": false}
 
-    Where the output contains a trigger, it goes on as one of the structures whose `begin` starts with that trigger:
-    the rest of `begin`, JSON that meets `schema` (or, in its place, text that matches `regex`), `end`; then text is
-    free again. Each `begin` starts with a trigger. With `at_least_one` the output starts with
-    a structure, without text before; with `stop_after_first` it ends after one.
+    After a trigger, the output continues as one of the structures whose `begin` starts with that trigger: the rest of
+    `begin`, JSON that conforms to `schema` (or text that matches `regex`, if given instead), and `end`. Then text is
+    free again. Each `begin` starts with a trigger. With `at_least_one` the output starts with a structure. With
+    `stop_after_first` the output ends after the first structure.
     """
 
     JSON_SCHEMA = "json_schema"
@@ -62,11 +65,11 @@ class GrammarKind(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class GrammarSpec:
-    """What to enforce, as text. Equal ones share a compilation.
+    """A grammar specification as text. Equal specifications share one compilation.
 
     Attributes:
-        strict: refuse what cannot be enforced in full. Otherwise the parts of a JSON schema that cannot be enforced,
-            and nothing else, are left out, and `check` names them.
+        strict: whether a specification that cannot be enforced in full is refused. If False, only those keywords of a
+            JSON schema that cannot be enforced are left out; `check` returns them.
     """
 
     kind: GrammarKind
@@ -81,14 +84,14 @@ def run_here(call: Callable[[], Any]) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class GrammarContext:
-    """What a backend is created with.
+    """The arguments of a backend's `create`.
 
     Attributes:
-        tokenizer_json: the `tokenizers` library's serialisation of the tokenizer.
-        vocab_size: V, columns of the logits; may exceed the tokenizer's, or fall short of it.
-        stop_token_ids: the tokens that end a complete output; at least one.
-        run_idle: runs a long call into native code, one that lets go of the interpreter's lock, so that it does not
-            take cores from the step loop; returns what the call returns.
+        tokenizer_json: the tokenizer as JSON of the `tokenizers` library.
+        vocab_size: V, number of columns of the logits; may be larger or smaller than the tokenizer's vocabulary.
+        stop_token_ids: tokens that end a complete output; at least one.
+        run_idle: runs a long native call that releases the GIL, with a priority that takes no CPU time from the step
+            loop; returns the call's result.
     """
 
     tokenizer_json: str
@@ -98,82 +101,84 @@ class GrammarContext:
 
 
 class GrammarMatcher(ABC):
-    """One request's place in a grammar. Used by one thread at a time.
+    """One request's state in a grammar. Used by one thread at a time.
 
     Invariants:
         - A token whose bit `fill_bitmask` sets is accepted by `accept`; a token whose bit is clear is not.
-        - Stop tokens are allowed where the output so far is complete, and nowhere else; once one has been accepted the
-          matcher is finished, and allows nothing.
-        - Special tokens are never text: no grammar allows them, but for stop tokens.
-        - After `rollback(n)` the matcher answers as it did n accepted tokens ago, a stop token among them included.
-        - `fill_bitmask`, `forced_text` and `forced_tokens` accept nothing: what is asked afterwards is answered alike.
-        - A mask belongs to the caller: a matcher keeps no view of it, and writes into it during `fill_bitmask` only.
+        - Stop tokens are allowed only where the output so far is complete. After one was accepted the matcher is
+          finished and allows no token.
+        - Special tokens are never text: no grammar allows a special token that is not a stop token.
+        - After `rollback(n)` the matcher has the state from before the last n accepted tokens, which may include a stop
+          token.
+        - `fill_bitmask`, `forced_text` and `forced_tokens` do not change the state.
+        - The caller owns the mask: a matcher keeps no view of it, and writes to it only during `fill_bitmask`.
     """
 
     @abstractmethod
     def accept(self, token_id: int) -> bool:
-        """Advance over a token; False leaves the matcher unchanged."""
+        """Advance by a token. Returns: whether the token is allowed; if not, the matcher is unchanged."""
 
     @abstractmethod
     def rollback(self, num_tokens: int) -> None:
-        """Undo the latest accepted tokens."""
+        """Undo the last `num_tokens` accepted tokens."""
 
     @abstractmethod
     def fill_bitmask(self, mask: NDArray[np.int32], row: int) -> None:
-        """Write the allowed tokens into mask[row], and change no other row.
+        """Write the allowed tokens to mask[row]; change no other row.
 
         Args:
-            mask: int32 [B, ceil(V / 32)], C-contiguous, with anything in it; bit i of word w is token 32 w + i. Bits
-                past V are cleared.
+            mask: int32 [B, ceil(V / 32)], C-contiguous, with any content. Bit i of word w is token 32 w + i. Bits past
+                V are cleared.
         """
 
     @abstractmethod
     def forced_text(self) -> str:
-        """Return the text that must come next, "" if there is a choice."""
+        """Return the only text that may come next; "" if there is a choice."""
 
     @abstractmethod
     def forced_tokens(self) -> Sequence[int]:
-        """Return tokens that must come next whatever is sampled, in order, empty if there is a choice.
+        """Return the only tokens that may come next, in order; empty if there is a choice.
 
-        Where they never end, some of them are returned.
+        If the sequence never ends, a part of it is returned.
         """
 
     @property
     @abstractmethod
     def finished(self) -> bool:
-        """Whether the grammar has been completed and a stop token accepted."""
+        """Whether the output is complete and a stop token was accepted."""
 
 
 class CompiledGrammar(ABC):
-    """A grammar ready to match; immutable, shared by requests and threads."""
+    """A compiled grammar; immutable, shared by requests and threads."""
 
     @abstractmethod
     def matcher(self) -> GrammarMatcher:
-        """Return a fresh matcher at the start."""
+        """Return a new matcher in the start state."""
 
 
 class GrammarBackend(ABC):
     """Compiles specifications.
 
     Invariants:
-        - `check` and `compile` may be called from several threads at once, and never run on the step loop.
-        - A strict specification that cannot be enforced in full is refused, never partly ignored: whatever a matcher
-          accepts up to a stop token meets the specification. (It need not accept all that does.)
-        - What of a specification that is not strict is not enforced is named by `check`.
-        - What `check` refuses, `compile` refuses; nothing malformed makes either fail otherwise.
-        - Matchers of one compiled grammar know nothing of each other.
+        - `check` and `compile` may be called from several threads at once. The step loop never calls them.
+        - A strict specification that cannot be enforced in full is refused, never partly ignored: every output that a
+          matcher accepts with a stop token conforms to the specification. (It need not accept all such outputs.)
+        - `check` returns the keywords of a non-strict specification that are not enforced.
+        - `compile` refuses every specification that `check` refuses. Malformed specifications raise only
+          `GrammarError`.
+        - Matchers of one compiled grammar are independent.
     """
 
     @abstractmethod
     def check(self, spec: GrammarSpec) -> tuple[str, ...]:
-        """Refuse what can be refused without compiling, in milliseconds.
+        """Refuse a specification if that is possible without compiling it; takes milliseconds.
 
-        Returns: what is not enforced, each keyword with its path, such as `$.items.uniqueItems`; empty when the
+        Returns: the path of each keyword that is not enforced, such as `$.items.uniqueItems`; empty if the
             specification is strict.
 
         Raises:
-            GrammarError: the specification is malformed, or asks for what this backend cannot enforce; the message says
-                where.
+            GrammarError: the specification is malformed, or contains what this backend cannot enforce; the message has
+                the path.
         """
 
     @abstractmethod
@@ -181,16 +186,16 @@ class GrammarBackend(ABC):
         """Compile a specification. Slow.
 
         Raises:
-            GrammarError: as of `check`.
+            GrammarError: as for `check`.
         """
 
     def fill_bitmasks(self, matchers: Sequence[GrammarMatcher], mask: NDArray[np.int32]) -> None:
-        """Write the tokens that each of several matchers allows: those of matchers[i] into mask[i].
+        """Write the allowed tokens of matchers[i] to mask[i].
 
-        A backend that can do that in several threads overrides this; a step's forward pass runs beside it.
+        It runs in parallel with a step's forward pass. A backend that can use several threads overrides it.
 
         Args:
-            matchers: of this backend, each once.
+            matchers: matchers of this backend, each at most once.
             mask: int32 [len(matchers), ceil(V / 32)], as in `GrammarMatcher.fill_bitmask`.
         """
         for i, matcher in enumerate(matchers):

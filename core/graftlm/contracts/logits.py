@@ -1,4 +1,4 @@
-"""The contract of a logits processor: one request's own change to its logits."""
+"""The contract of a logits processor, which changes the logits of one request."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["LogitsContext", "LogitsProcessor"]
 
 @dataclass(frozen=True, slots=True)
 class LogitsContext:
-    """What a processor is created with.
+    """The arguments of a processor's `create`.
 
     Attributes:
         vocab_size: V.
@@ -28,14 +28,14 @@ class LogitsContext:
 
 
 class LogitsProcessor(ABC):
-    """Changes the logits of one request before it is sampled; created anew each time the request is admitted.
+    """Changes the logits of one request before sampling; created each time that the request is admitted.
 
     Invariants, each checked by `graftlm.testing.LogitsProcessorConformance`:
-        - The result depends on the arguments and the creation context alone: after a retraction the same
-          tokens give the same logits.
-        - Processors of two requests know nothing of each other.
-        - What becomes of the output and the logits after `process` changes no later result: it keeps copies, if any.
-        - There is a token to sample: not all logits are -inf, and none is NaN.
+        - The result depends only on the arguments and the creation context: after a retraction the same tokens give the
+          same logits.
+        - Processors of two requests are independent.
+        - Changes to the arrays after `process` returned do not change later results: a processor keeps copies, if any.
+        - At least one logit is not -inf, and none is NaN.
     """
 
     @abstractmethod
@@ -46,5 +46,7 @@ class LogitsProcessor(ABC):
             output_token_ids: int32 [n], the tokens generated so far.
             logits: float32 [V], may be changed in place.
 
-        Returns: float32 [V], same device. If this raises, the request fails and others go on.
+        Returns: float32 [V], on the same device.
+
+        An exception fails this request only.
         """

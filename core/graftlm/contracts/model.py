@@ -1,4 +1,4 @@
-"""The contract of a model: tokens to hidden states to logits, and weights from a checkpoint."""
+"""The contract of a model: tokens to hidden states to logits, and loading of a checkpoint's weights."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ __all__ = ["Model", "ModelCapabilities", "ModelConfig", "ModelContext"]
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """What a checkpoint's config.json says. Core reads the named fields; a model reads `raw` for the rest.
+    """A checkpoint's config.json. Core reads the named fields; a model reads other fields from `raw`.
 
     Attributes:
         architectures: Hugging Face class names, such as ("LlamaForCausalLM",).
-        vocab_size: V, rows of the embedding.
+        vocab_size: V, number of rows of the embedding.
         max_position_embeddings: longest context in tokens.
-        eos_token_ids: tokens that end an answer, from config.json and generation_config.json.
-        raw: the whole of config.json; without its quantization_config where weights are decoded before they reach the
-            model. A model that finds one refuses it, or reads those weights itself.
+        eos_token_ids: tokens that end an output, from config.json and generation_config.json.
+        raw: all of config.json, without its quantization_config if the weights are decoded before they reach the model.
+            If `raw` has a quantization_config, the model refuses it or reads those weights itself.
     """
 
     architectures: tuple[str, ...]
@@ -40,10 +40,10 @@ class ModelConfig:
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """What the numbers of a score head stand for; two of no meaning where config.json is silent, as Transformers.
+        """Names of a score head's outputs; LABEL_0, LABEL_1 if config.json has none, as in Transformers.
 
         Raises:
-            CheckpointError: id2label does not name the labels 0, 1 and so on.
+            CheckpointError: the keys of id2label are not 0, 1 and so on.
         """
         names = self.raw.get("id2label")
         if names is None:
@@ -57,11 +57,11 @@ class ModelConfig:
 
 @dataclass(frozen=True, slots=True)
 class ModelCapabilities:
-    """What core may ask of a model provider.
+    """What a model provider supports.
 
     Attributes:
-        architectures: Hugging Face class names it serves.
-        any_architecture: whether it serves, or refuses by itself, those that no provider names.
+        architectures: Hugging Face class names that it supports.
+        any_architecture: whether it is chosen for architectures that no provider names, which it may refuse.
     """
 
     architectures: tuple[str, ...] = ()
@@ -70,13 +70,13 @@ class ModelCapabilities:
 
 @dataclass(frozen=True, slots=True)
 class ModelContext:
-    """What a model is created with.
+    """The arguments of a model's `create`.
 
     Attributes:
-        config: of the checkpoint.
-        device, dtype: of the parameters, which are made uninitialised.
-        context_len: tokens of a request at most; None: config.max_position_embeddings.
-        code_folder: the checkpoint's folder, if the configuration trusts Python code in it (`model.trust_remote_code`).
+        config: the checkpoint's.
+        device, dtype: of the parameters, which are created uninitialized.
+        context_len: upper limit of a request's tokens; None: config.max_position_embeddings.
+        code_folder: the checkpoint's folder, if the configuration allows Python code in it (`model.trust_remote_code`).
     """
 
     config: ModelConfig
@@ -87,26 +87,26 @@ class ModelContext:
 
 
 class Model(ABC):
-    """A decoder-only language model whose attention is paged.
+    """A decoder-only language model with paged attention.
 
     Invariants, each checked by `graftlm.testing.ModelConformance`:
         - A request's hidden states depend on its own tokens only, not on the rest of the batch (up to rounding).
-        - A prompt in chunks gives the hidden states of the prompt in one piece (up to rounding).
-        - `load_weights` sets every parameter, or raises: a missing, surplus or wrong-shaped tensor is an error that
-          names it. Tied weights need to come once.
-        - `attention_layers` lists every layer once, `layer_id` counting from 0.
-        - A model with a head says how many labels it has, and `score` gives as many numbers.
-        - It can be created on the meta device, where `load_weights` checks what it would check elsewhere.
+        - A prompt that is prefilled in chunks gives the same hidden states as in one piece (up to rounding).
+        - `load_weights` sets every parameter or raises. A missing, unexpected or wrong-shaped tensor is an error that
+          names it. Tied weights need to be given once.
+        - `attention_layers` lists every layer once, with `layer_id` counted from 0.
+        - A model with a score head returns `num_labels`, and `score` returns that many numbers per text.
+        - It can be created on the meta device, where `load_weights` makes the same checks.
     """
 
     @property
     @abstractmethod
     def attention_layers(self) -> Sequence[AttentionLayer]:
-        """The attention layers, by layer_id; the KV cache is laid out from them."""
+        """The attention layers, by layer_id; they define the KV cache's layout."""
 
     @abstractmethod
     def bind_attention(self, backend: AttentionBackend) -> None:
-        """Set the backend that every attention call site uses from now on. Called before the first `forward`."""
+        """Set the backend that all attention layers use from now on. Called before the first `forward`."""
 
     @abstractmethod
     def forward(self, batch: ForwardBatch) -> Tensor:
@@ -121,71 +121,72 @@ class Model(ABC):
 
     @abstractmethod
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
-        """Copy a checkpoint's tensors in.
+        """Copy a checkpoint's tensors to the parameters.
 
         Args:
-            weights: (name in the checkpoint, tensor), each read when it is reached; tensors may be memory-mapped and
-                of another dtype.
+            weights: (name in the checkpoint, tensor), each read when the iteration reaches it; tensors may be
+                memory-mapped and of another dtype.
 
         Raises:
-            WeightError: a tensor is missing, surplus or of the wrong shape.
+            WeightError: a tensor is missing, unexpected or of the wrong shape.
         """
 
     @property
     def num_labels(self) -> int | None:
-        """How many numbers `score` gives for a text, as config.json says; None: the model has no such head."""
+        """Number of values that `score` returns per text, from config.json; None: the model has no score head."""
         return None
 
     @property
     def repeats_calls(self) -> bool:
-        """Whether `forward` does the same for all batches of as many one-token requests, whatever these tensors hold.
+        """Whether `forward` makes the same calls for all decode batches of the same size, whatever their tensors hold.
 
-        It then reads nothing of the batch but `input_ids`, `positions` and `wanted_idx`, which is None, takes no value
-        out of a tensor, keeps no tensor that it computed, and calls compiled kernels of its own through
-        `graftlm.layers.call_native`. On a CPU, what it does is then recorded once, and repeated without its Python.
+        If True, `forward` reads only `input_ids`, `positions` and `wanted_idx` (which is None) of the batch, reads no
+        value of a tensor in Python, keeps no tensor that it computed, and calls its own compiled kernels through
+        `graftlm.layers.call_native`. On a CPU its calls are then recorded once and replayed without its Python code.
         """
         return False
 
     @property
     def selects_tokens(self) -> bool:
-        """Whether `forward` looks at `batch.wanted_idx`.
+        """Whether `forward` uses `batch.wanted_idx`.
 
-        What the last layer does after its attention is then done for those tokens alone. Of a prompt that is one.
+        The last layer then computes what follows its attention for those tokens only: one token per prompt.
         """
         return False
 
     @property
     def generates(self) -> bool:
-        """Whether `logits` are of use: the checkpoint has an output projection, or tied weights."""
+        """Whether the model can generate: the checkpoint has an output projection, or tied weights."""
         return True
 
     def score(self, hidden: Tensor) -> Tensor:
-        """Map [S, hidden], the final hidden states of texts' last tokens, to [S, num_labels], in any floating dtype.
+        """Map the final hidden states of texts' last tokens, [S, hidden], to [S, num_labels], in any floating dtype.
 
         Raises:
-            InvariantError: the model has no such head, and says so by `num_labels`.
+            InvariantError: the model has no score head; its `num_labels` is None.
         """
         raise InvariantError(f"{type(self).__name__} has no head that scores texts")
 
     def update_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
-        """Copy some of a checkpoint's tensors in, and keep the others; by default, all of them have to come.
+        """Copy some of a checkpoint's tensors to the parameters and keep the others.
 
-        Arguments and errors are those of `load_weights`, but that no tensor is missing.
+        Arguments and errors are those of `load_weights`, except that tensors may be missing. The default
+        implementation calls `load_weights` and so needs all tensors.
         """
         self.load_weights(weights)
 
     def read_weight(self, name: str) -> Tensor:
-        """Return a copy of the weight that a checkpoint's tensor was loaded to, as the checkpoint would hold it.
+        """Return a copy of a loaded weight, in the form that the checkpoint stores.
 
-        `pack_weights` has to be called afterwards if it was called before.
+        If `pack_weights` was called before, it must be called again afterwards.
 
         Raises:
-            RequestError: there is none of this name, or this model cannot give its weights back.
+            RequestError: there is no weight of this name, or this model does not support reading weights.
         """
         raise UnsupportedFeatureError(f"{type(self).__name__} does not give its weights back, such as {name!r}")
 
     def pack_weights(self) -> None:
-        """Rearrange the loaded weights for the device's kernels, where that pays; by default, leave them as they are.
+        """Rearrange the loaded weights for the device's kernels; the default implementation does nothing.
 
-        Called after `load_weights`, unless the configuration says `model.prepack: false`. Loading again undoes it.
+        Called after `load_weights`, unless the configuration has `model.prepack: false`. Loading again undoes it.
         """

@@ -1,11 +1,10 @@
-"""The contract of a prefix cache: which pages hold the keys and values of which token prefix.
+"""The contract of a prefix cache: the map from token prefixes to the pages of their keys and values.
 
-A cache knows prefixes. It owns no tensors, never allocates a page, and never returns one to the pool by itself: `evict`
-and `reset` hand pages back to the caller. A page is `page_size` consecutive tokens; only whole pages are ever cached.
-No torch import is needed to write one.
+A cache owns no tensors, never allocates a page and never returns a page to the pool: `evict` and `reset` return pages
+to the caller. A page is `page_size` consecutive tokens; only whole pages are cached. A cache need not import torch.
 
     tokens    0 .......................................... len(key)
-    pages     |  held by the cache  |  given by insert  | partial page: the caller's, never seen here
+    pages     |  held by the cache  |  given by insert  | partial page: the caller's, never cached
               |<- existing_pages  ->|                   |
               |<-           cached_pages              ->|
 """
@@ -44,13 +43,13 @@ NO_PAGES.flags.writeable = False
 
 @dataclass(frozen=True, slots=True)
 class PrefixKey:
-    """What a prefix is looked up by.
+    """The key of a prefix.
 
     Attributes:
-        token_ids: int32 [n], C-contiguous. The caller may overwrite the array when the call returns: a cache that keeps
-            tokens keeps a copy, also of those that it shows in `NodeView`, `CacheEvent` and pins.
-        namespace: keys of different namespaces (LoRA adapter, cache salt, tenant) never share a page.
-        priority: the request's priority, for strategies that weigh it.
+        token_ids: int32 [n], C-contiguous. The caller may overwrite the array after the call: a cache stores copies of
+            tokens, also in `NodeView`, `CacheEvent` and pins.
+        namespace: keys of different namespaces (LoRA adapter, cache salt, tenant) never share pages.
+        priority: the request's priority, for eviction strategies that use it.
     """
 
     token_ids: TokenIds
@@ -63,16 +62,16 @@ class PrefixHandle(Protocol):
 
     @property
     def num_pages(self) -> int:
-        """Pages from the start of the prompt to this place."""
+        """Number of pages from the start of the prompt to this place."""
         ...
 
 
 class ProbePlace(Protocol):
-    """Where a probe ended, for the next probe of the same key to start from; opaque to callers."""
+    """The end of a probe, from which the next probe of the same key starts; opaque to callers."""
 
     @property
     def num_pages(self) -> int:
-        """Pages that a match would have found then."""
+        """Number of pages that a match would have found at that time."""
         ...
 
 
@@ -81,12 +80,12 @@ class _Probed:
     num_pages: int
 
 
-@dataclass(slots=True)  # not frozen: freezing would be a tenth of what a match costs
+@dataclass(slots=True)  # not frozen: a frozen dataclass adds a tenth to the time of a match
 class PrefixMatch:
     """The longest cached prefix of a key.
 
     Attributes:
-        handle: where the match ends; to lock, and to resume from.
+        handle: the end of the match; can be locked, and resumed from.
         pages: int32 [m], page ids from the resumed handle (or the start) to the end of the match.
     """
 
@@ -96,16 +95,16 @@ class PrefixMatch:
 
 @dataclass(slots=True)  # not frozen, for the same reason
 class InsertResult:
-    """What became of the pages given to `insert`, counted from the start of the prompt.
+    """The result of `insert`, in pages counted from the start of the prompt.
 
     Attributes:
-        existing_pages: the cache held these before. The caller's own copies among them are duplicates, for the caller
-            to free; it reads `pages` instead.
-        cached_pages: the cache owns the caller's pages from `existing_pages` up to here. Pages from here on stay the
-            caller's: a cache may take fewer than it is offered, or none.
-        handle: the place at `cached_pages`; not locked yet.
-        pages: int32 [cached_pages - given handle's num_pages], the page ids the cache holds for the key past the handle
-            that was given. It may be the very array that was given.
+        existing_pages: number of pages that the cache held before. The caller's copies of them are duplicates: the
+            caller frees them and uses `pages` instead.
+        cached_pages: the cache now owns the caller's pages from `existing_pages` up to here. The caller keeps the pages
+            after that: a cache may take fewer pages than offered, or none.
+        handle: the place at `cached_pages`; not locked.
+        pages: int32 [cached_pages - given handle's num_pages], the page ids that the cache holds for the key past the
+            given handle. It may be the array that the caller passed.
     """
 
     existing_pages: int
@@ -116,16 +115,16 @@ class InsertResult:
 
 @dataclass(frozen=True, slots=True)
 class NodeView:
-    """A read-only look at one node, for tools and tests.
+    """A read-only view of one node, for tools and tests.
 
     Attributes:
-        node_id: unique in this cache's life.
+        node_id: unique in one cache object.
         parent_id: None for a node at the start of a prompt.
-        token_ids: int32 [pages * page_size], this node's own run; read-only, and never an array of a caller.
+        token_ids: int32 [pages * page_size], this node's own tokens; read-only, and never a caller's array.
         pages: int32, this node's own pages; likewise.
-        num_locks: handles that hold it.
-        num_pins: pins that end at it.
-        has_window: whether its pages have window pages; True where layers share one memory.
+        num_locks: number of handles that lock it.
+        num_pins: number of pins that end at it.
+        has_window: whether its pages have window pages; True if all layers share one memory.
     """
 
     node_id: int
@@ -141,15 +140,15 @@ class NodeView:
 
 @dataclass(frozen=True, slots=True)
 class CacheCapabilities:
-    """What core may ask of a cache without knowing its class.
+    """What a cache supports.
 
     Attributes:
-        reuses: whether a match can ever be longer than nothing.
-        window: whether it can keep a page without its window page. Only then do sliding-window layers get a memory of
-            their own.
-        tiers: whether it is a `TieredPrefixCache`, to be given a `transfer`.
-        granularity_tokens: prefixes are shared in multiples of this many tokens only (and of whole pages): what
-            `PrefixCacheConformance.granularity_tokens` is in `graftlm plugins check`.
+        reuses: whether a match can contain pages.
+        window: whether it can keep a page without its window page. Only then do sliding-window layers have their own
+            memory.
+        tiers: whether it is a `TieredPrefixCache`, which needs a `transfer`.
+        granularity_tokens: prefixes are shared only in multiples of this many tokens (and of whole pages). `graftlm
+            plugins check` uses it as `PrefixCacheConformance.granularity_tokens`.
     """
 
     reuses: bool = True
@@ -160,17 +159,19 @@ class CacheCapabilities:
 
 @dataclass(frozen=True, slots=True)
 class CacheContext:
-    """What a cache is created with.
+    """The arguments of a cache's `create`.
 
     Attributes:
         page_size: tokens in a page.
-        eviction: orders the leaves.
-        clock: seconds, monotonic; the only time a cache knows.
-        on_event: called for every node that comes, is split or goes; None when nobody listens. See `CacheEvent`.
-        window: tells which pages have window pages; None where all layers share one memory.
-        transfer: copies pages to and from host memory; None for a cache whose capabilities name no tiers, and for one
-            that follows a cache that failed, when host memory or storage cannot be had again: it is its device tier.
-        create_storage: from a storage provider's name, its options and a block's bytes to a storage; None likewise.
+        eviction: the strategy that orders the leaves.
+        clock: monotonic, in seconds; the only clock that a cache may read.
+        on_event: called for every node that is inserted, split or evicted; None: no events are needed. See
+            `CacheEvent`.
+        window: returns which pages have window pages; None if all layers share one memory.
+        transfer: copies pages to and from host memory. None for a cache without `tiers`, and for a tiered cache that
+            replaces a failed one when host memory or storage is not available again; it then has its device tier only.
+        create_storage: creates a storage from a storage provider's name, its options and the bytes of a block; None in
+            the same cases as `transfer`.
     """
 
     page_size: int
@@ -186,29 +187,32 @@ class PrefixCache(ABC):
     """A map from token prefixes to KV pages.
 
     Invariants, each checked by `graftlm.testing.PrefixCacheConformance`:
-        - A match's pages are those that inserts gave for exactly the matched tokens in that namespace, and the match is
-          page-aligned and the longest possible, in whole blocks where a cache declares a coarser granularity.
-        - After `insert(key, pages, handle)` with a cache that took everything, `match(key)` returns `result.pages`.
-        - Arrays that a call was given belong to the caller: what becomes of them afterwards changes nothing that the
-          cache holds or shows.
-        - A page is owned once: it is in the cache, or was handed back by `evict`/`reset`, never both.
-        - `evictable_pages + locked_pages` is the number of pages `walk` shows.
-        - `evict(n)` returns at least min(n, evictable_pages) pages (whole nodes may go, so it can be more), never
-          a page on a locked path.
-        - Locks balance: n locks of a handle need n unlocks; a path is locked while any handle on or below it is.
-        - A handle stays valid while locked, through splits by other keys, and keeps its `num_pages`.
-        - Matching from a resumed handle gives what matching from the start would, less the pages up to that handle.
-        - `probe` and `probe_again` change nothing: neither recency nor hits nor structure, and they agree.
-        - A pin is a wish: a pinned prefix outlives everything that is not pinned, until its time is up, and goes when
-          nothing else is left, that which would end first at first. It counts as evictable.
-        - Namespaces never share.
-        - Events tell the content: who replays them (see `CacheEvent`) holds the tree that `walk` shows.
-        - `eviction_age_s`, where it is kept, is the time since the last use of what `evict` gave up last.
+        - A match's pages are the pages that were inserted for exactly the matched tokens in that namespace. The match
+          is page-aligned and the longest possible, in whole blocks if the cache declares a coarser granularity.
+        - After an `insert(key, pages, handle)` that took all pages, `match(key)` returns `result.pages`.
+        - The caller owns the arrays that it passes: changing them after the call changes nothing in the cache or its
+          results.
+        - A page has one owner: it is in the cache, or was returned by `evict` or `reset`, never both.
+        - `evictable_pages + locked_pages` is the number of pages of all nodes of `walk`.
+        - `evict(n)` returns at least min(n, evictable_pages) pages (more if it evicts whole nodes), never a page on a
+          locked path.
+        - Locks are counted: n locks of a handle need n unlocks. A path is locked while a handle on or below it is
+          locked.
+        - A locked handle stays valid and keeps its `num_pages`, also when other keys split its path.
+        - A match from a resumed handle gives the same result as a match from the start, without the pages up to that
+          handle.
+        - `probe` and `probe_again` return the same result and change nothing: not recency, hits or structure.
+        - Until its time is over, a pinned prefix is evicted only if no unpinned leaf is left; the pin that ends first
+          is evicted first. Pinned pages count as evictable.
+        - Namespaces never share pages.
+        - Replaying all events (see `CacheEvent`) gives the tree that `walk` returns.
+        - `eviction_age_s`, if measured, is the time between the last use and the eviction of the node that was evicted
+          last.
 
-    With a `WindowView`, a request can go on from a place only if the `reach_pages` pages in front of it (or all, if
-    there are fewer) have window pages. "The longest possible" match then means the longest of which this is true. What
-    a new page has is read from the view when it is inserted. When `insert` is offered a page that has a window page,
-    for tokens whose cached page has none, the cached page takes it over: the caller moves it, the cache counts it.
+    With a `WindowView`, a request can continue from a place only if the `reach_pages` pages before it (or all, if there
+    are fewer) have window pages. "The longest possible" match is then the longest for which this is true. `insert`
+    reads from the view whether a new page has a window page. If `insert` is offered a page with a window page for
+    tokens whose cached page has none, the cached page gets that window page: the caller moves it, the cache counts it.
     """
 
     @abstractmethod
@@ -217,11 +221,11 @@ class PrefixCache(ABC):
 
         Args:
             key: the tokens; a trailing partial page is ignored.
-            resume: a locked handle that is a prefix of the key; matching goes on from there, and the nodes up to it are
-                not visited again.
+            resume: a locked handle that is a prefix of the key; the match starts there and does not visit the nodes up
+                to it again.
 
-        Effects: touches the recency of what it passes, and counts a hit there (not again below a resumed handle's
-            depth); may split a node. Locks nothing.
+        Effects: updates recency and counts a hit in all nodes of the match (no hit in nodes up to a resumed handle);
+            may split a node. Locks nothing.
         """
 
     @abstractmethod
@@ -234,13 +238,14 @@ class PrefixCache(ABC):
                 p = len(token_ids) // page_size - handle.num_pages.
             handle: a locked handle (or one just matched) that is a prefix of the key.
 
-        Effects: takes ownership of the pages between `existing_pages` and `cached_pages`; frees nothing. Changes no
-            lock: the caller locks the returned handle and unlocks its old one. The ids in `pages` are copied.
+        Effects: the cache owns the pages between `existing_pages` and `cached_pages` from now on; it frees nothing.
+            Locks do not change: the caller locks the returned handle and unlocks its old one. The ids in `pages` are
+            copied.
         """
 
     @abstractmethod
     def lock(self, handle: PrefixHandle) -> None:
-        """Keep the path to a handle from eviction until `unlock`."""
+        """Protect the path to a handle from eviction until `unlock`."""
 
     @abstractmethod
     def unlock(self, handle: PrefixHandle) -> None:
@@ -248,33 +253,33 @@ class PrefixCache(ABC):
 
     @abstractmethod
     def evict(self, num_pages: int) -> PageIds:
-        """Give up at least `num_pages` evictable pages if there are as many, leaves first, in the strategy's order.
+        """Evict at least `num_pages` pages, or all evictable pages if there are fewer; leaves first, in strategy order.
 
-        Returns: int32, the page ids given up; the caller returns them to the pool.
+        Returns: int32, the evicted page ids; the caller returns them to the pool.
         """
 
     @abstractmethod
     def reset(self) -> PageIds:
-        """Forget everything that is not locked.
+        """Remove all nodes that are not locked.
 
-        Returns: int32, the page ids given up. Locked paths stay.
+        Returns: int32, the removed page ids. Locked paths remain.
         """
 
     @property
     @abstractmethod
     def evictable_pages(self) -> int:
-        """Pages `evict` could give up now. O(1)."""
+        """Number of pages that `evict` could return now. O(1)."""
 
     @property
     @abstractmethod
     def locked_pages(self) -> int:
-        """Pages on locked paths. O(1)."""
+        """Number of pages on locked paths. O(1)."""
 
     @property
     def eviction_age_s(self) -> float | None:
-        """How long what `evict` gave up last had not been used, in seconds; None before, or when it is not kept.
+        """Seconds between last use and eviction of the last evicted node; None before the first, or if not measured.
 
-        It tells operators whether the memory is large enough: what goes after seconds would have been reused.
+        A short age shows that the memory is too small: content that is evicted after seconds would have been reused.
         """
         return None
 
@@ -285,60 +290,61 @@ class PrefixCache(ABC):
     @property
     @abstractmethod
     def version(self) -> int:
-        """A number that grows whenever the answer of `probe` may have changed."""
+        """A number that increases whenever the result of a `probe` may have changed."""
 
     @abstractmethod
     def probe(self, key: PrefixKey) -> int:
-        """Return the number of pages a match would find, changing nothing. Schedulers ask this of waiting requests."""
+        """Return the number of pages that a match would find; change nothing. Called for waiting requests."""
 
     def probe_again(self, key: PrefixKey, place: ProbePlace | None) -> ProbePlace | None:
-        """Probe, starting from where the last probe of this very key ended.
+        """Probe from the end of the last probe of the same key.
 
-        Schedulers ask this of every waiting request whenever something changed, so it should cost O(1) when nothing
-        changed there. Without an implementation of its own, a cache probes from the start.
+        The scheduler calls this for every waiting request after each change of `version`, so it should take O(1) if
+        nothing changed at that place. The default implementation probes from the start.
 
         Args:
             key: the tokens.
-            place: the answer of the last call with the same key; None the first time.
+            place: the result of the last call with the same key; None in the first call.
 
-        Returns: where a match would end; None when nothing is cached of the key.
+        Returns: the end of a match; None if no page of the key is cached.
         """
         num_pages = self.probe(key)
         return _Probed(num_pages) if num_pages else None
 
     def pin(self, key: PrefixKey, ttl_s: float) -> int:
-        """Keep the cached part of a key from eviction for `ttl_s` seconds, while anything else can go.
+        """Evict the cached part of a key last, for `ttl_s` seconds.
 
-        Effects: touches recency as a match does, but counts no hit. Pinning the same key again sets its time anew.
+        Effects: updates recency as a match does, but counts no hit. Pinning the same key again restarts its time.
 
-        Returns: pages kept; 0 when nothing of it is cached, this cache does not pin, or has as many pins as it takes.
+        Returns: number of pinned pages; 0 if nothing of the key is cached, this cache does not support pins, or the
+            limit of pins is reached.
         """
         return 0
 
     def unpin(self, key: PrefixKey) -> bool:
-        """End a pin before its time. Returns: whether this very key was pinned."""
+        """End a pin early. Returns: whether exactly this key was pinned."""
         return False
 
-    # What follows is asked only of a cache that declares `window`, and was given a `WindowView`.
+    # The methods below are called only for a cache with the capability `window` and a `WindowView`.
 
     @property
     def evictable_window_pages(self) -> int:
-        """Window pages `evict_window` could make free now. O(1)."""
+        """Number of window pages that `evict_window` could free now. O(1)."""
         return 0
 
     def lock_window(self, handle: PrefixHandle, num_pages: int) -> None:
-        """Keep the window pages of the last `num_pages` pages before a locked handle until `unlock_window`.
+        """Protect the window pages of the last `num_pages` pages before a locked handle until `unlock_window`.
 
-        Locking the handle alone keeps its pages, not their window pages.
+        Locking the handle protects its pages, not their window pages.
         """
 
     def unlock_window(self, handle: PrefixHandle, num_pages: int) -> None:
         """Undo one `lock_window` of the same handle and length; the handle is still locked."""
 
     def evict_window(self, num_pages: int) -> WindowEviction:
-        """Give up at least `num_pages` window pages that are not locked, if there are as many.
+        """Evict at least `num_pages` unlocked window pages, or all of them if there are fewer.
 
-        A page may lose its window page and stay in the cache: it goes on serving the layers without a window, and
-        prompts that end far behind it.
+        A page may lose its window page and stay in the cache. It still serves the layers without a window, and prompts
+        that end more than a window after it.
         """
         return WindowEviction(NO_PAGES, NO_PAGES)

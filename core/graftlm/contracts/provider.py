@@ -1,7 +1,7 @@
-"""How a plugin offers an implementation: a `Provider`, judged against a `Platform`.
+"""The record with which a plugin offers an implementation (`Provider`), and the machine's properties (`Platform`).
 
-Creating a `Provider` imports nothing heavy; calling its `create` does. The registry validates providers
-once, when plugins are loaded; the engine calls `create` once, when it is assembled.
+Creating a `Provider` imports nothing heavy; calling its `create` does. The registry validates providers once, when
+plugins are loaded. The engine calls `create` once, at assembly.
 """
 
 from collections.abc import Callable, Iterable
@@ -12,24 +12,24 @@ from pydantic import BaseModel, ConfigDict
 
 __all__ = ["API_VERSION", "OLDEST_API_VERSION", "NoOptions", "Options", "Platform", "Provider"]
 
-#: The plugin API this graftlm speaks. A provider states the one it was written for.
+#: The plugin API version of this graftlm. A provider has the version that it was written for.
 API_VERSION = 1
 
-#: The oldest plugin API whose providers still work here. See docs/api-stability.md.
+#: The oldest plugin API version that this graftlm supports. See docs/api-stability.md.
 OLDEST_API_VERSION = 1
 
 T_co = TypeVar("T_co", covariant=True)
 
 
 class Options(BaseModel):
-    """Base of a provider's options: unknown keys are errors, values do not change."""
+    """Base class of a provider's options: unknown keys are errors, values are immutable."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     def machine_obstacles(self) -> Iterable[tuple[str, str]]:
-        """Yield (option, reason) for each option that this machine cannot meet; called by `config check`.
+        """Yield (option, reason) for each option that this machine cannot satisfy; called by `config check`.
 
-        Such as a folder that cannot be written. It must not change anything, and return within a second.
+        An example is a folder that is not writable. It must change nothing and return within a second.
         """
         return ()
 
@@ -40,11 +40,11 @@ class NoOptions(Options):
 
 @dataclass(frozen=True, slots=True)
 class Platform:
-    """What a provider may ask about the machine before it is created.
+    """Properties of the machine that a provider may read before it is created.
 
     Attributes:
-        device: the torch device type tensors will live on, "cpu" or "cuda".
-        compute_capability: CUDA compute capability such as (9, 0), or None without a GPU.
+        device: the torch device type of the tensors, "cpu" or "cuda".
+        compute_capability: CUDA compute capability, such as (9, 0); None without a GPU.
     """
 
     device: str = "cpu"
@@ -60,16 +60,17 @@ class Provider(Generic[T_co]):
     """One named implementation of one contract.
 
     Attributes:
-        name: what a YAML file writes, unique in its family; lower case.
+        name: the name in configuration files; unique in its family; lower case.
         summary: one line for `graftlm plugins`.
-        api_version: the `API_VERSION` this provider was written for, as a literal.
+        api_version: the `API_VERSION` that this provider was written for, as a literal.
         create: `create(options, context) -> T`; `options` is an instance of `options` below, `context` the
             family's context dataclass. May import heavy packages. Called once per engine.
-        options: pydantic model of the options a YAML file may give; base it on `Options`.
-        unavailable: why this provider cannot run on a platform (no CUDA, package missing), or None. Cheap; never
-            raises.
-        capabilities: the family's capabilities dataclass; core asks it instead of the type.
-        rank: among the available, `auto` takes the highest rank; ties go by name.
+        options: pydantic model of the provider's options in the configuration; a subclass of `Options`.
+        unavailable: returns why this provider cannot run on a platform (no CUDA, package missing), or None. It is cheap
+            and never raises.
+        capabilities: instance of the family's capabilities dataclass; core reads it instead of the implementation's
+            type.
+        rank: `auto` selects the available provider with the highest rank, and among equal ranks the first by name.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""The contract of a quantization: linear layers that hold their weights in fewer bits than the checkpoint."""
+"""The contract of a quantization: linear layers whose weights have fewer bits than in the checkpoint."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ class LinearLayer:
     """A linear layer that may be quantized.
 
     Attributes:
-        name: its place in the model, such as "layers.0.mlp.gate_up".
-        projections: the checkpoint's names of what it computes, in the order of its output: ("gate_proj", "up_proj").
+        name: its path in the model, such as "layers.0.mlp.gate_up".
+        projections: the checkpoint's names of its projections, in the order of its output, such as ("gate_proj",
+            "up_proj").
         in_features: K.
         out_features: N, of all projections together.
     """
@@ -32,7 +33,7 @@ class LinearLayer:
 
 @dataclass(frozen=True, slots=True)
 class QuantizationContext:
-    """What a quantization is created with: where weights lie, and the dtype of weights and activations."""
+    """The arguments of a quantization's `create`: device of the weights, dtype of weights and activations."""
 
     device: torch.device
     dtype: torch.dtype
@@ -40,11 +41,11 @@ class QuantizationContext:
 
 @dataclass(frozen=True, slots=True)
 class QuantizationCapabilities:
-    """What core may ask of a quantization before it is created.
+    """What a quantization supports; core reads it before creation.
 
     Attributes:
-        devices: torch device types it runs on.
-        dtypes: names of the activation dtypes it computes; None for all.
+        devices: torch device types that it runs on.
+        dtypes: names of the activation dtypes that it supports; None: all.
     """
 
     devices: tuple[str, ...] = ("cpu",)
@@ -52,12 +53,12 @@ class QuantizationCapabilities:
 
 
 class LinearKernel(ABC):
-    """A quantized linear layer: its weights and how they are multiplied."""
+    """A quantized linear layer: its weights and their matrix product."""
 
     @property
     @abstractmethod
     def num_bytes(self) -> int:
-        """Memory of the weights, with everything that belongs to them."""
+        """Memory of the weights in bytes, scales and other metadata included."""
 
     @abstractmethod
     def __call__(self, x: Tensor) -> Tensor:
@@ -65,30 +66,30 @@ class LinearKernel(ABC):
 
     @abstractmethod
     def decoded(self) -> Tensor:
-        """Return the weights it multiplies with, float32 [N, K]. For tests and tools; takes its time and memory."""
+        """Return the dequantized weights, float32 [N, K]. For tests and tools; slow, and needs much memory."""
 
 
 class Quantization(ABC):
-    """Converts linear layers, one after the other, when a checkpoint has been loaded.
+    """Converts linear layers, one after the other, after a checkpoint was loaded.
 
     Invariants, each checked by `graftlm.testing.QuantizationConformance`:
-        - A layer without an obstacle can be converted.
-        - A kernel computes x W^T + bias with W its decoded weights, up to rounding, for any number of rows.
-        - Decoded weights are close to the weight that was converted.
+        - A layer for which `obstacle` returns None can be converted.
+        - A kernel computes x W^T + bias for any number of rows, where W are its `decoded` weights, up to rounding.
+        - The decoded weights are close to the original weight.
         - A converted layer takes less memory than its bfloat16 weight.
-        - A kernel keeps nothing of the weight it was made from: that can be freed, or be overwritten.
-        - Conversion changes neither weight nor bias, and gives the same kernel each time.
+        - A kernel keeps no reference to the original weight, which may be freed or overwritten.
+        - Conversion changes neither weight nor bias, and is deterministic.
     """
 
     @abstractmethod
     def obstacle(self, layer: LinearLayer) -> str | None:
-        """Return why a layer stays as it is (its sizes, what it is for), or None if it can be converted."""
+        """Return why a layer is not converted (its sizes, its purpose); None if it can be converted."""
 
     @abstractmethod
     def convert(self, weight: Tensor, bias: Tensor | None) -> LinearKernel:
-        """Return what computes a layer from now on.
+        """Return the kernel that computes a layer from now on.
 
         Args:
-            weight: [N, K] on the context's device and in its dtype, of a layer without an obstacle.
+            weight: [N, K], on the context's device and in its dtype, of a layer without an obstacle.
             bias: [N], or None.
         """

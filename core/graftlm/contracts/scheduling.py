@@ -1,4 +1,4 @@
-"""The contract of a scheduling policy: in which order waiting requests are considered for admission."""
+"""The contract of a scheduling policy: the order in which waiting requests are considered for admission."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -9,33 +9,33 @@ __all__ = ["Preemption", "PrefixGroup", "SchedulingContext", "SchedulingPolicy",
 
 
 class PrefixGroup(Protocol):
-    """Several waiting requests whose tokens begin alike: an inner node of the radix tree of what waits.
+    """Waiting requests with a common prefix: an inner node of the radix tree of the waiting requests.
 
         parent         num_tokens 100, num_waiting 5
-        ├─ group       num_tokens 180, num_waiting 3: the first 100 of them are the parent's
-        └─ (2 requests that share no more than the parent's 100 tokens)
+        ├─ group       num_tokens 180, num_waiting 3: its first 100 tokens are the parent's
+        └─ (2 requests that share only the parent's 100 tokens)
 
-    Groups compare and hash by identity, and may change as soon as `order` has returned.
+    Groups compare and hash by identity. They may change after `order` returned.
     """
 
     @property
     def parent(self) -> "PrefixGroup | None":
-        """The next larger group, which shares fewer tokens, if there is one."""
+        """The next larger group, which shares fewer tokens; None if there is none."""
         ...
 
     @property
     def num_tokens(self) -> int:
-        """Tokens that all of them begin with, in whole pages; at least one page."""
+        """Length of the common prefix in tokens, a multiple of the page size; at least one page."""
         ...
 
     @property
     def num_waiting(self) -> int:
-        """How many wait, at least two; those of the smaller groups inside it included."""
+        """Number of requests in this group and in the smaller groups inside it; at least two."""
         ...
 
 
 class WaitingRequest(Protocol):
-    """What a policy may know of a waiting request."""
+    """A waiting request, as a policy may read it."""
 
     @property
     def request_id(self) -> str:
@@ -44,7 +44,7 @@ class WaitingRequest(Protocol):
 
     @property
     def arrival_s(self) -> float:
-        """Clock reading when it arrived."""
+        """Clock reading at its arrival, in seconds."""
         ...
 
     @property
@@ -54,31 +54,31 @@ class WaitingRequest(Protocol):
 
     @property
     def num_tokens(self) -> int:
-        """Tokens it must have in the cache before it samples: its prompt, and its output so far if it was retracted."""
+        """Tokens to prefill before it samples: its prompt, and after a retraction also its output so far."""
         ...
 
     @property
     def max_new_tokens(self) -> int:
-        """Tokens it may still generate."""
+        """Number of tokens that it may still generate."""
         ...
 
     @property
     def cached_tokens(self) -> int:
-        """Tokens of it that the prefix cache holds now. Looked up when asked for, and remembered."""
+        """Number of its tokens that the prefix cache holds now. Computed on first access, then stored."""
         ...
 
     @property
     def group(self) -> PrefixGroup | None:
-        """The smallest group it is in, cached or not; None when nobody else waits who begins like it."""
+        """The smallest group that contains it, cached or not; None if no waiting request shares a prefix with it."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class SchedulingContext:
-    """What a policy is created with.
+    """The arguments of a policy's `create`.
 
     Attributes:
-        seed: for policies that draw.
+        seed: of the random numbers, for policies that draw some.
     """
 
     seed: int = 0
@@ -86,10 +86,10 @@ class SchedulingContext:
 
 @dataclass(frozen=True, slots=True)
 class Preemption:
-    """When a waiting request may take the place of a running one.
+    """The condition under which a waiting request preempts a running one.
 
     Attributes:
-        min_difference: by how much its priority must be higher; at least 1.
+        min_difference: minimum difference by which its priority must be higher; at least 1.
     """
 
     min_difference: int = 1
@@ -98,21 +98,21 @@ class Preemption:
 class SchedulingPolicy(ABC):
     """Orders the waiting requests.
 
-    Core sorts by request priority first, and bounds waiting for every policy: a request that later arrivals have been
-    admitted in front of for `max_wait_s` goes first (ageing). Core does the preempting as well; a policy only says
-    whether and when.
+    Core sorts by request priority first. Core also limits the waiting time (ageing): a request that later arrivals have
+    overtaken for `max_wait_s` is admitted first. Core performs preemption; a policy only sets whether and when.
 
     Invariants, each checked by `graftlm.testing.SchedulingPolicyConformance`:
-        - `order` returns a permutation of what it was given, as a new list, and changes nothing.
+        - `order` returns a permutation of its input as a new list, and changes nothing.
         - `order` is deterministic for equal input, clock reading and seed.
     """
 
-    #: Seconds a request may be passed over before it goes first; None for policies that never reorder.
+    #: Seconds for which later arrivals may overtake a request before it is admitted first; None for policies that never
+    #: reorder.
     max_wait_s: float | None = None
 
-    #: When a waiting request that lacks a row or pages sends less important ones back to the queue; None for never.
+    #: When a waiting request without a free row or pages retracts less important running requests; None: never.
     preemption: Preemption | None = None
 
     @abstractmethod
     def order(self, waiting: Sequence[WaitingRequest], now: float) -> list[WaitingRequest]:
-        """Return the requests, first to admit first. `waiting` comes in order of arrival; `now` is in clock seconds."""
+        """Return the requests in order of admission. `waiting` is in order of arrival; `now` is in clock seconds."""

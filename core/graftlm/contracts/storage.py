@@ -1,4 +1,4 @@
-"""The contract of a KV storage: blocks of keys and values kept outside the engine's memory, by content hash."""
+"""The contract of a KV storage: blocks of keys and values outside the engine's memory, by content hash."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ __all__ = ["KVStorage", "StorageContext", "StorageStats"]
 
 @dataclass(frozen=True, slots=True)
 class StorageContext:
-    """What a storage is created with.
+    """The arguments of a storage's `create`.
 
     Attributes:
-        fingerprint: names model weights, dtype and layout; blocks of another fingerprint are foreign. Any length.
-        block_bytes: size of every block.
+        fingerprint: identifies model weights, dtype and layout; blocks of another fingerprint are foreign. Any length.
+        block_bytes: size of every block in bytes.
     """
 
     fingerprint: bytes
@@ -27,16 +27,16 @@ class StorageContext:
 
 @dataclass(frozen=True, slots=True)
 class StorageStats:
-    """Sums since the storage was created, and what it holds.
+    """The storage's counters since its creation, and its content.
 
     Attributes:
-        num_blocks, num_bytes: held now, as far as this storage knows.
-        hits, misses: answers of `get`; a damaged block is a miss.
-        stored: blocks that `put` wrote.
+        num_blocks, num_bytes: held now, as counted by this storage.
+        hits, misses: results of `get`; a damaged block is a miss.
+        stored: blocks written by `put`.
         evicted: blocks removed to stay within a size limit.
         corrupt: blocks dropped because their checksum or length was wrong.
         foreign: blocks dropped because they belong to another model or format.
-        failures: reads and writes that the medium refused (full, gone, forbidden).
+        failures: reads and writes that failed on the medium (full, gone, forbidden).
     """
 
     num_blocks: int = 0
@@ -51,50 +51,52 @@ class StorageStats:
 
 
 class KVStorage(ABC):
-    """A map from content hashes to blocks of bytes that outlives the engine, and may be shared by several.
+    """A map from content hashes to blocks of bytes, which outlives the engine and may be shared by several engines.
 
-    A block's key is a chained hash of its namespace and of all tokens up to its end, so equal keys mean equal content,
-    and no block is ever changed.
+    A block's key is a chained hash of its namespace and of all tokens up to its end. So equal keys mean equal content,
+    and blocks are never changed.
 
     Invariants, each checked by `graftlm.testing.KVStorageConformance`:
-        - `get` fills `out` with exactly what `put` was given for that key, or returns False. Damage (a flipped byte, a
-          torn write, a truncated, foreign or missing file) is a miss, is counted, and the block is dropped.
-        - No method raises for anything the medium does: full, slow, read-only, deleted underneath. It is counted.
+        - `get` fills `out` with exactly the data that was `put` for that key, or returns False. Damage (a flipped byte,
+          a torn write, a truncated, foreign or missing file) is a miss, is counted, and the block is dropped.
+        - No method raises for a failure of the medium (full, slow, read-only, deleted while in use). Failures are
+          counted.
         - Methods may be called from several threads at once.
-        - A storage made anew over the same medium, with the same fingerprint, has what was stored before.
-        - Two fingerprints never share a block, on one medium.
+        - A new storage over the same medium with the same fingerprint has the blocks that were stored before.
+        - Two fingerprints on one medium never share a block.
         - A size limit holds after every `put`.
     """
 
     @abstractmethod
     def contains(self, keys: Sequence[bytes]) -> int:
-        """Return how many of the keys, from the front on, are held; the first one missing ends the count.
+        """Return how many of the first keys are held; the count ends at the first missing key.
 
-        It may be wrong (another process removes blocks, a block is damaged): only `get` decides.
+        The result may be wrong (another process removes blocks, a block is damaged): only the result of `get` is
+        reliable.
         """
 
     @abstractmethod
     def get(self, key: bytes, out: NDArray[np.uint8]) -> bool:
         """Read one block into `out`, uint8 [block_bytes], contiguous and writable.
 
-        Returns: whether it was there and intact; if not, `out` holds anything.
+        Returns: whether the block existed and was intact; if not, the content of `out` is undefined.
         """
 
     @abstractmethod
     def put(self, key: bytes, data: NDArray[np.uint8]) -> bool:
-        """Keep one block, uint8 [block_bytes], contiguous. It appears whole or not at all, also after a crash.
+        """Store one block, uint8 [block_bytes], contiguous. The write is atomic, also in a crash.
 
-        Returns: whether it is held now. A block that is held already is not written again.
+        Returns: whether the block is held now. A block that is held already is not written again.
         """
 
     @abstractmethod
     def clear(self) -> None:
-        """Forget every block of this fingerprint."""
+        """Remove all blocks of this fingerprint."""
 
     @abstractmethod
     def stats(self) -> StorageStats:
-        """Return counts; cheap."""
+        """Return the counters; cheap."""
 
     @abstractmethod
     def close(self) -> None:
-        """Finish writes under way and let go of the medium. No other method is called after it."""
+        """Finish pending writes and release the medium. No other method is called afterwards."""

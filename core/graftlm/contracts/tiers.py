@@ -1,9 +1,9 @@
-"""The contract of a prefix cache with tiers below the device's memory: host memory, and storage.
+"""The contract of a prefix cache with tiers below the device's memory: host memory and storage.
 
 device    |== matched ==|
-host      |=============|== found: loaded into pages of its own, then published ==|
-storage   |=======================================================================|== prefetched to host ==|
-                                                                      while the request waits in the queue
+host      |=============|== found: loaded into the request's pages, then inserted ==|
+storage   |=========================================================================|== prefetched to host ==|
+                                                                        while the request waits in the queue
 """
 
 from abc import abstractmethod
@@ -20,113 +20,113 @@ __all__ = ["LoadOffer", "LoadedPages", "PrefetchTicket", "TieredPrefixCache"]
 
 
 class LoadOffer(Protocol):
-    """What lower tiers hold of a key past its match; theirs to keep until `load` or `decline`."""
+    """The pages of a key past its match that lower tiers hold; they keep them until `load` or `decline`."""
 
     @property
     def num_pages(self) -> int:
-        """Pages that `load` would fill; at least one."""
+        """Number of pages that `load` would fill; at least one."""
         ...
 
 
 class PrefetchTicket(Protocol):
-    """What is being brought from storage to host memory for one waiting request."""
+    """A prefetch from storage to host memory for one waiting request."""
 
     @property
     def done(self) -> bool:
-        """Whether nothing further comes."""
+        """Whether the prefetch is complete."""
         ...
 
     @property
     def deadline_s(self) -> float | None:
-        """Clock reading from which on the request is not to wait; None: it waits until this is done."""
+        """Clock reading after which the request no longer waits; None: it waits until the prefetch is complete."""
         ...
 
     def when_done(self, callback: Callable[[], None]) -> None:
-        """Call back, from any thread, when this is done; at once if it is."""
+        """Call `callback` from any thread when the prefetch is complete; at once if it already is."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedPages:
-    """Pages by where their content came from: `storage` ones were prefetched and are used for the first time."""
+    """Numbers of pages by source: `storage` pages were prefetched and are used for the first time."""
 
     host: int = 0
     storage: int = 0
 
 
 class TieredPrefixCache(PrefixCache):
-    """A prefix cache that keeps content of pages in lower tiers too, and can bring it back.
+    """A prefix cache that also keeps the content of pages in lower tiers, and can load it back.
 
     Invariants:
-        - As a `PrefixCache`, it is its device tier alone: every sentence there holds unchanged.
-        - What `load` brings is what the pages held that were given to `store` for exactly these tokens, in that
-          namespace, under the same model; anything else is a miss. An offer never fails.
-        - `evict` queues copies of content that has to be kept before it gives the pages up.
-        - Lower tiers may lose anything at any time but what is offered; no method raises for it.
-        - Methods are called by one thread, and none waits for storage.
+        - Its methods of `PrefixCache` concern the device tier only, and all invariants of `PrefixCache` hold for it.
+        - `load` restores the content of the pages that were passed to `store` for exactly these tokens, in that
+          namespace, with the same model; anything else is a miss. Loading an offer never fails.
+        - `evict` queues copies of the content that lower tiers must keep before it returns the pages.
+        - Lower tiers may lose any content at any time, except offered pages; no method raises because of that.
+        - All methods are called by one thread, and none waits for storage.
     """
 
     @abstractmethod
     def store(self, key: PrefixKey, pages: PageIds) -> None:
-        """Take note of pages that the device tier holds for a key; a cache may copy them down, now or when they go.
+        """Register pages of a key for lower tiers; a cache may copy them now or on eviction.
 
         Args:
             key: the tokens, whole pages.
-            pages: int32 [len(key) // page_size], from the start of the key; written by steps planned so far, or by the
-                one that is being planned.
+            pages: int32 [len(key) // page_size], the device tier's pages from the start of the key; written by steps
+                that were planned before, or by the step that is being planned.
         """
 
     @abstractmethod
     def find(self, key: PrefixKey, num_pages: int) -> LoadOffer | None:
-        """Return what host memory holds of a key after its first `num_pages` pages, or None.
+        """Return the pages of a key that host memory holds after the first `num_pages` pages; None if there are none.
 
-        It is called once for every request that is admitted, so caches may count uses here.
+        It is called once per admitted request, so caches may count uses here.
         """
 
     @abstractmethod
     def load(self, offer: LoadOffer, pages: PageIds) -> LoadedPages:
-        """Fill pages, int32 [offer.num_pages], with what was offered, in time for the step being planned."""
+        """Load the offer to `pages`, int32 [offer.num_pages], in time for the step that is being planned."""
 
     @abstractmethod
     def decline(self, offer: LoadOffer) -> None:
-        """Let an offer go."""
+        """Release an offer without loading it."""
 
     @abstractmethod
     def prefetch(self, key: PrefixKey) -> PrefetchTicket | None:
-        """Begin to bring what storage holds of a key to host memory; None when there is nothing to bring."""
+        """Start to prefetch a key's blocks from storage to host memory; None if there is nothing to prefetch."""
 
     @abstractmethod
     def release(self, ticket: PrefetchTicket) -> None:
-        """The ticket's request was admitted, or is gone: stop, and let its blocks be evicted."""
+        """Stop a prefetch and allow eviction of its blocks: its request was admitted or has ended."""
 
     @abstractmethod
     def copied(self, copies: StepCopies) -> None:
-        """Copies queued before have been made."""
+        """Handle the completion of copies that were queued before."""
 
     @abstractmethod
     def copies_lost(self, copies: StepCopies) -> None:
-        """Copies queued before were not made, or cannot be trusted."""
+        """Handle the failure of copies that were queued before: their targets are undefined."""
 
     @abstractmethod
     def flush(self) -> None:
-        """Queue copies of everything on the device that a lower tier should have when the engine ends."""
+        """Queue copies of all device content that lower tiers should keep after the engine ends."""
 
     @property
     @abstractmethod
     def tier_stats(self) -> TierStats:
-        """Counts of the lower tiers."""
+        """Counters of the lower tiers."""
 
     @abstractmethod
     def close(self) -> None:
-        """Finish what is being written to storage, and let go of it. No other method is called after it.
+        """Finish writes to storage and release it. No other method is called afterwards.
 
-        Effects: it may take as long as blocks get written; a storage that hangs is left alone.
+        Effects: it returns when all blocks are written, or when a storage makes no progress.
         """
 
     def abandon(self) -> None:
-        """Let go of host memory and of storage at once, instead of `close`: this cache, or what uses it, has failed.
+        """Release host memory and storage at once; called instead of `close` after a failure of the cache or its user.
 
-        Effects: another cache may be made after it, which needs as much host memory. It is called in a thread of its
-            own, and waited for only a moment.
+        Effects: a new cache with as much host memory may be created afterwards. It is called in a separate thread,
+            and the caller waits only briefly.
         """
         self.close()

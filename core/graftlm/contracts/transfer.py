@@ -1,4 +1,4 @@
-"""The contract of KV transfers: how a cache with lower tiers has blocks copied between the device and host memory."""
+"""The contract of KV transfers: block copies between device and host memory for a cache with lower tiers."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ __all__ = ["BlockCopy", "KVTransfer", "StepCopies"]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BlockCopy:
-    """Pages of the device that are, or become, a part of one block in host memory.
+    """A copy between pages of the device and a part of one block in host memory.
 
     Attributes:
-        slot: which block of the host memory.
-        first_page: where in the block the part begins, in pages.
-        pages: int32 [n], the pages on the device, in the order of their tokens.
+        slot: index of the block in host memory.
+        first_page: offset of the part in the block, in pages.
+        pages: int32 [n], the device's pages in the order of their tokens.
     """
 
     slot: int
@@ -32,13 +32,13 @@ class BlockCopy:
 class StepCopies:
     """Copies that run with one step.
 
-    The early ones are done before the step's forward pass begins, the others run beside it; all are done when the step
-    is. Each tuple runs in its order, the tuples in the order given here.
+    Early copies finish before the step's forward pass begins. The others run in parallel with it. All finish with the
+    step. The tuples run in the order of the attributes below, and each tuple in its own order.
 
     Attributes:
         early_stores: from pages that the step, or one of these loads, overwrites.
-        early_loads: into pages that the step itself writes to later.
-        loads: host to device. A layer's attention waits for that layer's loads only.
+        early_loads: into pages that the step writes later.
+        loads: host to device. A layer's attention waits only for the loads of that layer.
         stores: device to host.
     """
 
@@ -49,18 +49,18 @@ class StepCopies:
 
 
 class KVTransfer(Protocol):
-    """Copies blocks of pages between the device and host memory, in order with the steps.
+    """Copies blocks of pages between device and host memory, ordered with the steps.
 
-    A block is whole pages of consecutive tokens. Its bytes are contiguous: for every layer the keys of its tokens
-    [tokens, H_kv, D], then their values. They do not depend on the page size.
+    A block is whole pages of consecutive tokens. Its bytes are contiguous: for every layer the keys of its tokens,
+    [tokens, H_kv, D], then their values. The bytes do not depend on the page size.
 
-    Copies are queued while the scheduler plans or commits, and go with the next step that is planned. The cache
-    hears of them again when that step is committed, through `TieredPrefixCache.copied`, or `copies_lost`.
+    Copies are queued while the scheduler plans or commits, and run with the next planned step. When that step is
+    committed, `TieredPrefixCache.copied` or `copies_lost` is called.
     """
 
     @property
     def page_bytes(self) -> int:
-        """Bytes of one page's keys and values over all layers."""
+        """Bytes of one page's keys and values in all layers."""
         ...
 
     @property
@@ -69,24 +69,24 @@ class KVTransfer(Protocol):
         ...
 
     def allocate(self, num_blocks: int, pages_per_block: int) -> NDArray[np.uint8]:
-        """Take host memory for blocks, in place of what this transfer held before.
+        """Allocate host memory for blocks, in place of this transfer's earlier memory.
 
-        Returns: uint8 [num_blocks, block_bytes], which copies read and write by slot. Pinned when the device is CUDA.
+        Returns: uint8 [num_blocks, block_bytes]; `BlockCopy.slot` is the first index. Pinned if the device is CUDA.
         """
         ...
 
     def store(self, copy: BlockCopy) -> None:
-        """Queue a copy from the device, of pages that steps planned so far, or the one being planned, have written."""
+        """Queue a copy of pages from the device; steps planned so far, or the one being planned, write these pages."""
         ...
 
     def store_now(self, copy: BlockCopy) -> None:
-        """Queue a copy from the device of pages that are given up: it goes with the step that is being planned."""
+        """Queue a copy of pages that are being evicted; it runs with the step that is being planned."""
         ...
 
     def load(self, copy: BlockCopy) -> None:
-        """Queue a copy to the device, for the step that is being planned and those after it to read."""
+        """Queue a copy to the device; the step that is being planned and later steps read it."""
         ...
 
     def hurry(self, pages: PageIds) -> None:
-        """Have queued stores of pages that are being given up go with the step that is being planned."""
+        """Run the queued stores of pages that are being evicted with the step that is being planned."""
         ...

@@ -1,4 +1,4 @@
-"""What a prefix cache knows of the memory of sliding-window layers."""
+"""A prefix cache's view of the memory of sliding-window layers."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ __all__ = ["WindowEviction", "WindowView"]
 
 
 class WindowView(Protocol):
-    """Says which pages have a window page: keys and values of the layers with a sliding window."""
+    """Returns which pages have a window page: keys and values of the layers with a sliding window."""
 
     @property
     def reach_pages(self) -> int:
-        """How many pages in front of the end of a match must have one, for a request to go on from there."""
+        """Number of pages before a match's end that need a window page, so that a request can continue there."""
         ...
 
     def holds(self, pages: PageIds) -> NDArray[np.bool_]:
-        """Return which of some pages have a window page: bool, of their shape."""
+        """Return which of the pages have a window page: bool, same shape as `pages`."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class WindowEviction:
-    """What a cache gave up to make window pages free; the caller frees them.
+    """The pages that a cache evicted to free window pages; the caller frees them.
 
     Attributes:
-        pages: int32, pages that left the cache; those that have a window page give it back too.
-        window_pages: int32, pages that stay in the cache and lost only their window page.
+        pages: int32, pages that left the cache; the caller frees their window pages too, if they have any.
+        window_pages: int32, pages that stay in the cache and lose only their window page.
     """
 
     pages: PageIds
