@@ -71,5 +71,5 @@ if __name__ == "__main__":
     check(torch.device("cpu"), torch.float32)
     from graftlm.execution.bitmask_kernel import forbid_in_place
 
-    with pytest.raises(ValueError, match="adjoining columns"):
+    with pytest.raises(ValueError, match="columns of stride 1"):
         forbid_in_place(torch.zeros(4, 3).T, torch.tensor([0]), torch.zeros(1, 1, dtype=torch.int32))

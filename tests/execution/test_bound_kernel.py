@@ -104,5 +104,5 @@ if __name__ == "__main__":
     from graftlm.execution.bound_kernel import kth_largest
 
     assert len(kth_largest(torch.zeros(0, 5), torch.zeros(0, dtype=torch.float64))) == 0
-    with pytest.raises(ValueError, match="adjoining columns"):
+    with pytest.raises(ValueError, match="columns of stride 1"):
         kth_largest(torch.zeros(4, 3).T, torch.ones(3, dtype=torch.float64))

@@ -73,7 +73,7 @@ def test_derived_sizes_fit_the_memory():
     ("changes", "message"),
     [
         ({"free_bytes": 1000}, "too little for a single KV page of 1024 bytes"),
-        ({"span": SPAN, "kv_tokens": 4000, "window_tokens": 16}, r"window_tokens is 16, .* may need 20 of them"),
+        ({"span": SPAN, "kv_tokens": 4000, "window_tokens": 16}, r"window_tokens is 16, .* may need 20 tokens"),
     ],
 )
 def test_memory_too_small_for_one_request_is_refused(changes, message):

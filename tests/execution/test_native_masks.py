@@ -51,4 +51,4 @@ def test_what_does_not_fit_is_refused(native, scores, rows, bits):
 def test_without_a_compiler_there_is_none(tmp_path, caplog):
     with caplog.at_level("INFO", logger="graftlm"):
         assert NativeMasks.load("no-such-compiler", tmp_path) is None
-    assert "masks of tokens are numpy's operations" in caplog.text
+    assert "token masks use numpy" in caplog.text

@@ -182,4 +182,4 @@ def test_what_does_not_fit_is_refused(native, logits, rows, settings):
 def test_without_a_compiler_there_is_none(tmp_path, caplog):
     with caplog.at_level("INFO", logger="graftlm"):
         assert NativeSampling.load("no-such-compiler", tmp_path) is None
-    assert "tokens are chosen by torch's operations" in caplog.text
+    assert "sampling uses torch's operations" in caplog.text

@@ -1,4 +1,4 @@
-"""The linear layers of a model that take low-rank adapters, and what each step tells them."""
+"""The linear layers of a model with low-rank adapters, and the adapter of each token of a step."""
 
 from collections.abc import Collection, Mapping
 
@@ -17,22 +17,22 @@ __all__ = ["AdapterLayers", "adaptable_layers", "route_of"]
 
 
 def adaptable_layers(model: nn.Module) -> list[Linear]:
-    """Return a loaded model's linear layers that adapters may change: those that see every token of a batch.
+    """Return a loaded model's linear layers that can have adapters: those that compute every token of a batch.
 
-    Layers at the top of the checkpoint, such as `lm_head`, see the tokens that are sampled from, and are left out.
+    Layers at the top of the checkpoint, such as `lm_head`, compute only the sampled tokens and are excluded.
     """
     return [module for module in model.modules() if isinstance(module, Linear) and module.prefix]
 
 
 class AdapterLayers:
-    """Holds the factors of every adapter on the device, and routes each token of a step to its own.
+    """Stores the factors of all adapters on the device, and sets the adapter of each token of a step.
 
-    Steps without adapters cost one look at the plan. The methods are called where steps run, between two of them.
+    A step without adapters costs one check of the plan. The methods are called in the step thread, between two steps.
 
     Args:
-        layers: those that take adapters.
-        num_slots: adapters at most.
-        max_rank: of an adapter.
+        layers: the layers that can have adapters.
+        num_slots: maximum number of adapters.
+        max_rank: maximum rank of an adapter.
     """
 
     def __init__(self, layers: Collection[Linear], num_slots: int, max_rank: int) -> None:
@@ -42,23 +42,23 @@ class AdapterLayers:
 
     @property
     def dtype(self) -> torch.dtype:
-        """What factors are kept in: the dtype of the layers, of which there is one or more."""
+        """The dtype of the factors: that of the layers. There is at least one layer."""
         return self._layers[0][0].weight.dtype
 
     @property
     def num_bytes(self) -> int:
-        """Memory of the factors, whether adapters are loaded or not."""
+        """Memory of the factors in bytes, whether or not adapters are loaded."""
         return sum(factors.num_bytes for _, factors in self._layers)
 
     @torch.inference_mode()
     def set(self, slot: int, factors: Mapping[str, LowRankFactors]) -> None:
-        """Put an adapter into a slot.
+        """Store an adapter in a slot.
 
         Args:
-            factors: by the projection's name in the checkpoint, such as "model.layers.0.self_attn.q_proj".
+            factors: by name of the projection in the checkpoint, such as "model.layers.0.self_attn.q_proj".
 
         Raises:
-            AdapterError: a factor is not finite in the layers' dtype; the slot is empty.
+            AdapterError: a factor is not finite in the layers' dtype; the slot is then empty.
         """
         try:
             for layer, low_rank in self._layers:
@@ -71,13 +71,13 @@ class AdapterLayers:
 
     @torch.inference_mode()
     def clear(self, slots: Collection[int]) -> None:
-        """Empty slots."""
+        """Clear slots."""
         for _, low_rank in self._layers:
             for slot in slots:
                 low_rank.clear(slot)
 
     def route(self, plan: StepPlan) -> None:
-        """Have the layers add each token's adapter in the step that comes now."""
+        """Set each token's adapter for the next step."""
         if plan.adapter_slots is None:
             if self._is_routing:
                 self._tell(None)
@@ -97,10 +97,10 @@ def route_of(
     num_slots: int,
     device: torch.device,
 ) -> AdapterRoute:
-    """Return which adapter each token has, in the form that suits the device.
+    """Return the adapter of each token: as a mask on a GPU, as groups of tokens on a CPU.
 
     Args:
-        adapter_slots: int32 [B], 0 for requests without one.
+        adapter_slots: int32 [B], 0 for requests without an adapter.
         query_lens: int32 [B].
     """
     of_token = np.repeat(adapter_slots, query_lens)
@@ -111,7 +111,7 @@ def route_of(
 
 
 def _groups(of_token: NDArray[np.int32]) -> AdapterGroups:
-    """Group tokens by their adapter's slot, int32 [T]; they are moved only if an adapter's are not in one piece."""
+    """Group tokens by adapter slot, int32 [T]; they are reordered only if an adapter's tokens are not contiguous."""
     pieces = _pieces(of_token)
     if len({slot for slot, _ in pieces}) == len(pieces):
         return AdapterGroups(len(of_token), pieces)
@@ -121,7 +121,7 @@ def _groups(of_token: NDArray[np.int32]) -> AdapterGroups:
 
 
 def _pieces(of_token: NDArray[np.int32]) -> tuple[tuple[int, slice], ...]:
-    """Return (slot, tokens) of each run of tokens with the same adapter."""
+    """Return (slot, tokens) of each contiguous run of tokens with the same adapter."""
     starts = np.flatnonzero(np.diff(of_token, prepend=-1)).tolist()
     ends = [*starts[1:], len(of_token)]
     runs = [(int(of_token[start]), slice(start, end)) for start, end in zip(starts, ends, strict=True)]

@@ -1,4 +1,4 @@
-"""Attention that waits for keys and values that are still on their way from host memory."""
+"""An attention backend that waits for keys and values that are being loaded from host memory."""
 
 from collections.abc import Callable
 
@@ -10,11 +10,11 @@ __all__ = ["AwaitingAttention"]
 
 
 class AwaitingAttention(AttentionBackend):
-    """Runs a backend, layer by layer, each as soon as its loads have arrived.
+    """Runs another backend; each layer waits for its own loads only.
 
     Args:
         inner: the backend.
-        await_layer: called with a layer_id before that layer's forward.
+        await_layer: called with the layer_id before each layer's forward.
     """
 
     def __init__(self, inner: AttentionBackend, await_layer: Callable[[int], None]) -> None:

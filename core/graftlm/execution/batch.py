@@ -1,4 +1,4 @@
-"""From a step plan, numpy on the host, to a forward batch, tensors on the device."""
+"""Builds a forward batch (device tensors) from a step plan (numpy arrays on the host)."""
 
 from dataclasses import replace
 
@@ -14,15 +14,15 @@ __all__ = ["BatchBuilder", "to_device"]
 
 
 def to_device(array: NDArray[np.generic], device: torch.device) -> Tensor:
-    """Return an array as a tensor on a device: on the CPU a view, elsewhere an asynchronous copy from pinned memory."""
+    """Return an array as a tensor on a device: on the CPU a view, on a GPU an asynchronous copy from pinned memory."""
     if device.type == "cpu":
         return torch.from_numpy(array)
-    # What is not contiguous would go through pageable memory.
+    # An array that is not contiguous would be copied through pageable memory.
     return torch.from_numpy(np.ascontiguousarray(array)).pin_memory().to(device, non_blocking=True)
 
 
 class BatchBuilder:
-    """Builds the batches of steps. What one step after the other has in common goes to the device once.
+    """Builds the batches of steps. Tensors that consecutive steps have in common are copied to the device once.
 
     Args:
         last_tokens: int64 [R], each row's latest sampled token, on the device.
@@ -33,10 +33,10 @@ class BatchBuilder:
         self._device = last_tokens.device
         self._rows = np.empty(0, dtype=np.int32)
         self._rows_on_device = torch.empty(0, dtype=torch.int64)  # of `_rows`
-        self._bounds = self._idx = torch.empty(0)  # of as many one-token requests as were decoded last
+        self._bounds = self._idx = torch.empty(0)  # of the latest decode step's batch size
 
     def rows_on_device(self, rows: NDArray[np.int32]) -> Tensor:
-        """Return rows as int64 on the device; the same tensor as before for the very same array."""
+        """Return rows as int64 on the device; for the same array object the same tensor as before."""
         if rows is not self._rows:
             self._rows, self._rows_on_device = rows, to_device(rows.astype(np.int64), self._device)
         return self._rows_on_device
@@ -45,8 +45,7 @@ class BatchBuilder:
         """Build a step's batch.
 
         Args:
-            selects_tokens: only the hidden states of tokens that are sampled from are wanted; that of the first where
-                none are.
+            selects_tokens: whether `wanted_idx` selects the sampled tokens only, or the first token if none is sampled.
         """
         device = self._device
         cu_seqlens_q, logits_idx = self._bounds_and_samples(plan)
@@ -70,7 +69,7 @@ class BatchBuilder:
     def _bounds_and_samples(self, plan: StepPlan) -> tuple[Tensor, Tensor]:
         """Return `cu_seqlens_q` and `logits_idx`."""
         num_requests = len(plan.rows)
-        if num_requests == len(plan.sample_idx) == plan.num_tokens:  # decoding, mostly: token i is request i's
+        if num_requests == len(plan.sample_idx) == plan.num_tokens:  # usually decode: token i is of request i
             if len(self._idx) != num_requests:
                 self._bounds = to_device(np.arange(num_requests + 1, dtype=np.int32), self._device)
                 self._idx = to_device(np.arange(num_requests), self._device)
@@ -81,7 +80,7 @@ class BatchBuilder:
         return to_device(cu_seqlens_q, self._device), to_device(logits_idx, self._device)
 
     def _input_ids(self, plan: StepPlan) -> Tensor:
-        """Return the step's tokens, those that only the device knows among them."""
+        """Return the step's tokens, including sampled tokens that are only on the device."""
         if len(plan.device_idx) == len(plan.input_ids):
             return self._last_tokens.index_select(0, self.rows_on_device(plan.rows))
         input_ids = to_device(plan.input_ids, self._device)

@@ -1,6 +1,6 @@
-"""The Triton kernel that writes minus infinity where a bitmask allows no token.
+"""The Triton kernel that sets the scores of tokens that a bitmask forbids to -inf.
 
-Importing this module imports Triton; only rows on a device need it.
+Importing this module imports Triton; only scores on a GPU need it.
 """
 
 from typing import Any
@@ -11,7 +11,7 @@ from torch import Tensor
 
 __all__ = ["forbid_in_place"]
 
-#: Columns of one program: 32 words of a mask. The kernel only writes, so larger blocks gain nothing.
+#: Columns of one program: 32 words of a mask. The kernel only writes, so larger blocks are not faster.
 _BLOCK = 1024
 
 
@@ -23,13 +23,13 @@ def _forbid_kernel(
     scores_stride: tl.tensor,
     bits_stride: tl.tensor,
     vocab_size: tl.tensor,
-    BLOCK: tl.constexpr,  # noqa: N803  # Triton's convention for what is known when compiling
+    BLOCK: tl.constexpr,  # noqa: N803  # Triton's convention for compile-time constants
 ) -> None:
-    """Clear one block of columns of one masked row; program (i, b) has row rows[i] and block b."""
+    """Mask one block of columns of one row; program (i, b) has row rows[i] and block b."""
     idx = tl.program_id(0)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = columns < vocab_size
-    # A warp's 32 columns are one word of the mask: one load, broadcast.
+    # The 32 columns of a warp are one word of the mask: one load with broadcast.
     words = tl.load(bits + idx * bits_stride + columns // 32, mask=inside, other=-1)
     forbidden = ((words >> (columns % 32)) & 1) == 0
     row = tl.load(rows + idx).to(tl.int64)  # a row's offset may exceed 2**31 elements
@@ -37,21 +37,21 @@ def _forbid_kernel(
 
 
 def forbid_in_place(scores: Tensor, rows: Tensor, bits: Tensor) -> None:
-    """Write minus infinity into the scores of all tokens but the allowed ones, in one launch that reads no score.
+    """Set the scores of all forbidden tokens to -inf, in one launch that reads no score.
 
     Args:
-        scores: any floating dtype [n, V], any distance between rows, changed in place; the columns adjoin.
-        rows: int64 [m], each once; rows of `scores`.
-        bits: int32 [m, ceil(V / 32)], as in `TokenMask`; the words of a row adjoin.
+        scores: any floating dtype [n, V], any row stride, column stride 1; changed in place.
+        rows: int64 [m], unique rows of `scores`.
+        bits: int32 [m, ceil(V / 32)], as in `TokenMask`; word stride 1.
 
     All are on one device.
 
     Raises:
-        ValueError: columns of `scores` or words of `bits` do not adjoin.
+        ValueError: the columns of `scores` or the words of `bits` do not have stride 1.
     """
     if scores.stride(1) != 1 or bits.stride(1) != 1:
         strides = f"scores {tuple(scores.stride())}, bits {tuple(bits.stride())}"
-        raise ValueError(f"masks are applied along adjoining columns: got strides {strides}; pass contiguous tensors")
+        raise ValueError(f"masks need columns of stride 1, got strides {strides}; pass contiguous tensors")
     if len(rows) == 0:
         return
     kernel: Any = _forbid_kernel
@@ -65,5 +65,5 @@ def forbid_in_place(scores: Tensor, rows: Tensor, bits: Tensor) -> None:
         bits.stride(0),
         num_columns,
         BLOCK=_BLOCK,
-        enable_fp_fusion=True,  # said, since Triton warns that what it does unasked will change
+        enable_fp_fusion=True,  # explicit, since Triton warns that its default will change
     )

@@ -1,4 +1,4 @@
-"""The device side of KV transfers: copies blocks between the paged tensors and host memory, beside the forward pass."""
+"""The device side of KV transfers: copies blocks between paged tensors and host memory during the forward pass."""
 
 import threading
 from collections.abc import Iterator, Sequence
@@ -19,21 +19,21 @@ __all__ = ["BlockMover"]
 
 
 class BlockMover:
-    """Makes the copies of steps, one step's at a time, called from the thread that runs the steps.
+    """Runs the copies of one step at a time; called from the step thread.
 
-    Host memory holds, for every block, layer by layer, what the layer stores: its tokens' keys, then their values if
-    they are not a part of the keys, then the scales of both if they have any:
+    A block in host memory has for each layer the keys of its tokens, then their values unless they are a part of the
+    keys, then the scales of both if the dtype has scales:
 
         slot 0 | keys of layer 0 | values of layer 0 | keys of layer 1 | ...
         slot 1 | ...
 
-    Early copies are made first; then loads, layer by layer, and stores run beside the step, and `await_layer` lets a
-    layer's attention begin when that layer's loads are done. On the CPU they run in a thread of their own, on CUDA in
-    a stream of their own.
+    Early copies run first. Then the loads, layer by layer, and the stores run in parallel with the step: on a CPU in a
+    separate thread, on CUDA in a separate stream. `await_layer` waits until the loads of a layer are done, so that the
+    layer's attention can begin.
 
     Args:
         kv: the paged tensors.
-        device: theirs.
+        device: of these tensors.
         streams: of the device; None: torch's for a GPU, none for a CPU.
     """
 
@@ -47,29 +47,29 @@ class BlockMover:
         self._stream = None if self._streams is None else self._streams.stream()
 
     def allocate(self, num_blocks: int, pages_per_block: int) -> NDArray[np.uint8]:
-        """Take host memory; see `KVTransfer.allocate`. No copy may be under way."""
+        """Allocate host memory; see `KVTransfer.allocate`. No copy may be running."""
         kv = self._kv
         block_bytes = pages_per_block * kv.page_bytes
         pinned = self._device.type == "cuda"
-        self._layers = []  # what was taken before goes first, if nobody else holds it
+        self._layers = []  # frees the earlier memory first, if it has no other references
         memory = torch.empty((num_blocks, block_bytes), dtype=torch.uint8, pin_memory=pinned)
         self._layers = list(_layer_views(memory, kv, pages_per_block))
         array: NDArray[np.uint8] = memory.numpy()
         return array
 
     def copy(self, copies: StepCopies) -> None:
-        """Make copies, and wait for them."""
+        """Run copies and wait for them."""
         with self.beside(copies):
             pass
 
     @contextmanager
     def beside(self, copies: StepCopies) -> Iterator[None]:
-        """Make a step's copies while the body runs its forward pass; all are done when this ends."""
+        """Run a step's copies while the body runs its forward pass; all are done when the context ends."""
         if self._streams is not None and self._stream is not None:
             with self._beside_on_stream(copies, self._streams, self._stream):
                 yield
             return
-        assert self._thread is not None, "on the CPU there is a thread to copy in"
+        assert self._thread is not None, "on the CPU there is a copy thread"
         self._early(copies)
         arrivals = _ThreadArrivals(len(self._layers))
         running: Future[None] = self._thread.submit(self._late, copies, arrivals)
@@ -78,14 +78,14 @@ class BlockMover:
             yield
         finally:
             self._arrivals = _NOTHING
-            running.result()  # an error fails the step: its loads did not arrive
+            running.result()  # raises if a copy failed: the step then has wrong keys and values
 
     def await_layer(self, layer_id: int) -> None:
-        """Wait until a layer's loads of the present step are done; on CUDA, have the current stream wait."""
+        """Wait until a layer's loads of the current step are done; on CUDA, the current stream waits."""
         self._arrivals.wait(layer_id)
 
     def close(self) -> None:
-        """End the thread."""
+        """Stop the thread."""
         if self._thread is not None:
             self._thread.shutdown()
 
@@ -101,7 +101,7 @@ class BlockMover:
             yield
         finally:
             self._arrivals = _NOTHING
-            # The next step may overwrite what is read here, and the host reads what is written here.
+            # The next step may overwrite the sources of these copies, and the host reads their targets.
             streams.current().wait_stream(stream)
             stream.synchronize()
 
@@ -131,7 +131,7 @@ class BlockMover:
             device_side.index_copy_(0, pages, host_side.to(self._device, non_blocking=True))
 
     def _pairs(self, copies: Sequence[BlockCopy], layer_id: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """Yield page ids, a device tensor to index with them, and the host's part of a block; keys, then values."""
+        """Yield (page ids, device tensor that they index, host part of a block); keys, then values."""
         device_sides = self._kv.stored(layer_id)
         for copy in copies:
             pages = to_device(copy.pages.astype(np.int64), self._device)
@@ -141,7 +141,7 @@ class BlockMover:
 
 
 class _Arrivals:
-    """Nothing is on its way."""
+    """No loads are running."""
 
     def wait(self, layer_id: int) -> None:
         """Return at once."""
@@ -151,7 +151,7 @@ _NOTHING = _Arrivals()
 
 
 class _ThreadArrivals(_Arrivals):
-    """Tells a thread which layers have been loaded by another thread."""
+    """Lets the step thread wait for layers that the copy thread loads."""
 
     def __init__(self, num_layers: int) -> None:
         self._events = [threading.Event() for _ in range(num_layers)]
@@ -163,13 +163,13 @@ class _ThreadArrivals(_Arrivals):
         self._events[layer_id].set()
 
     def end(self) -> None:
-        """Let everybody go on, also after an error; it is raised where the copies are awaited."""
+        """Wake all waiting threads, also after an error, which is raised where the copies are awaited."""
         for event in self._events:
             event.set()
 
 
 class _StreamArrivals(_Arrivals):
-    """Tells a stream which layers have been loaded by another stream."""
+    """Lets the step's stream wait for layers that the copy stream loads."""
 
     def __init__(self, num_layers: int, streams: DeviceStreams) -> None:
         self._events = [streams.event() for _ in range(num_layers)]
@@ -181,11 +181,11 @@ class _StreamArrivals(_Arrivals):
         self._events[layer_id].record()
 
     def end(self) -> None:
-        """Do nothing: an event that was not recorded is not waited for."""
+        """Do nothing: waiting for an event that was not recorded returns at once."""
 
 
 def _layer_views(memory: Tensor, kv: KVStore, pages_per_block: int) -> Iterator[tuple[Tensor, ...]]:
-    """Yield what each layer stores, in host memory, [num_blocks, P, page_size, H_kv, D] each; views."""
+    """Yield each layer's tensors in host memory as views, [num_blocks, P, page_size, H_kv, D] each."""
     start = 0  # bytes
     for layer_id in range(kv.num_layers):
         views = []

@@ -1,6 +1,6 @@
 """The Triton kernel that finds the bounds of top-k and top-p without sorting.
 
-Importing this module imports Triton; only rows on a device need it.
+Importing this module imports Triton; only logits on a GPU need it.
 """
 
 from typing import Any, Final
@@ -12,14 +12,14 @@ from torch import Tensor
 
 __all__ = ["kth_largest", "top_p_bounds"]
 
-#: Columns of one turn: 8 of them a thread, which keeps three sums of 64 bits for each in registers.
+#: Columns of one loop iteration: 8 per thread, which keeps three 64-bit sums for each in registers.
 _BLOCK: Final = 4096
 _NUM_WARPS: Final = 16
 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _ordered(value: tl.tensor) -> tl.tensor:
-    """Map float32 to uint32 that compare as the numbers do; NaN is the largest."""
+    """Map float32 to uint32 with the same order; NaN is the largest."""
     bits = value.to(tl.uint32, bitcast=True)
     ordered = tl.where((bits >> 31) != 0, bits ^ 0xFFFFFFFF, bits | 0x80000000)
     return tl.where(value == value, ordered, 0xFFFFFFFF)
@@ -27,14 +27,14 @@ def _ordered(value: tl.tensor) -> tl.tensor:
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _unordered(ordered: tl.tensor) -> tl.tensor:
-    """Undo `_ordered`."""
+    """The inverse of `_ordered`."""
     bits = tl.where((ordered >> 31) != 0, ordered & 0x7FFFFFFF, ordered ^ 0xFFFFFFFF)
     return bits.to(tl.float32, bitcast=True)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _counted(value: tl.tensor) -> tl.tensor:
-    """Return a probability, or 0 for what has no share: NaN, infinity."""
+    """Return a probability; 0 for NaN and infinity."""
     return tl.where((value > 0.0) & (value < float("inf")), value, 0.0)
 
 
@@ -46,14 +46,15 @@ def _bound_kernel(
     row_stride: tl.tensor,
     vocab_size: tl.tensor,
     unit_bits: tl.tensor,
-    BY_SHARE: tl.constexpr,  # noqa: N803  # Triton's convention for what is known when compiling
+    BY_SHARE: tl.constexpr,  # noqa: N803  # Triton's convention for compile-time constants
     BLOCK: tl.constexpr,  # noqa: N803
 ) -> None:
-    """Find one row's bound: the largest number such that those from it on suffice. Program r has row r.
+    """Find one row's bound: the largest number such that the row's numbers >= bound reach the target. Program r: row r.
 
-    What suffices is a count, `wanted[r]`, or a share of the row's sum, and either falls as the bound rises. So the
-    bound's 32 bits are found from the highest, two in each pass over the row. Probabilities are added as integers,
-    multiples of 2**-unit_bits of the power of two above the largest: no order of adding changes the sum.
+    The target is a count, `targets[r]`, or a share of the row's sum. Count and share fall as the bound rises, so a
+    search finds the bound's 32 bits from the highest bit on, two bits in each pass over the row. Probabilities are
+    added as integers, in units of 2**-unit_bits of the power of two above the largest, so the order of additions does
+    not change the sum.
     """
     row = tl.program_id(0)
     x += row.to(tl.int64) * row_stride  # a row's offset may exceed 2**31 elements
@@ -70,7 +71,7 @@ def _bound_kernel(
             num_nan += (value != value).to(tl.int32)
         top = tl.max(largest, axis=0)
         exponent = (top.to(tl.uint32, bitcast=True) >> 23).to(tl.int32) - 127
-        # Below 2**126, which float32 can hold: rows whose largest probability is under 2**-64 have coarser units.
+        # At most 2**126, for float32: rows whose largest probability is under 2**-64 have coarser units.
         scale_bits = tl.minimum(unit_bits - 1 - exponent, 126) + 127
         scale = (scale_bits << 23).to(tl.float32, bitcast=True)
         units = tl.zeros([BLOCK], tl.int64)
@@ -106,34 +107,34 @@ def kth_largest(x: Tensor, k: Tensor) -> Tensor:
     """Return each row's k-th largest number, float32 [n]. A NaN counts as the largest.
 
     Args:
-        x: float32 [n, V], any distance between rows; the columns adjoin.
-        k: float64 [n], whole numbers from 1 to V.
+        x: float32 [n, V], any row stride, column stride 1.
+        k: float64 [n], integers from 1 to V.
 
     Raises:
-        ValueError: x is not float32, or its columns do not adjoin.
+        ValueError: x is not float32, or its column stride is not 1.
     """
     return _bounds(x, k, by_share=False)
 
 
 def top_p_bounds(probs: Tensor, top_p: Tensor) -> Tensor:
-    """Return the probability of the last token of each row's smallest set that holds the share p, float32 [n].
+    """Return each row's top-p bound, float32 [n]: the lowest probability in the smallest set of tokens with sum top_p.
 
-    Shares are exact to V * 2**-45 of the row's largest probability in a vocabulary of 2**17. A row with NaN, or of
-    nothing but zeros, has the bound 0.
+    In a vocabulary of 2**17, sums are exact to V * 2**-45 of the row's largest probability. A row with NaN, or with
+    zeros only, has the bound 0.
 
     Args:
-        probs: float32 [n, V], not negative; any distance between rows; the columns adjoin.
-        top_p: float64 [n], above 0, at most 1.
+        probs: float32 [n, V], not negative; any row stride, column stride 1.
+        top_p: float64 [n], 0 < top_p <= 1.
 
     Raises:
-        ValueError: probs is not float32, or its columns do not adjoin.
+        ValueError: probs is not float32, or its column stride is not 1.
     """
     return _bounds(probs, top_p, by_share=True)
 
 
 def _bounds(x: Tensor, wanted: Tensor, by_share: bool) -> Tensor:
     if x.dtype != torch.float32 or x.stride(1) != 1:
-        raise ValueError(f"bounds are sought in float32 along adjoining columns, got {x.dtype}, strides {x.stride()}")
+        raise ValueError(f"bounds need float32 with columns of stride 1, got {x.dtype}, strides {x.stride()}")
     bounds = x.new_empty(len(x))
     if len(x) == 0:
         return bounds
@@ -149,6 +150,6 @@ def _bounds(x: Tensor, wanted: Tensor, by_share: bool) -> Tensor:
         BY_SHARE=by_share,
         BLOCK=min(_BLOCK, triton.next_power_of_2(vocab_size)),
         num_warps=_NUM_WARPS,
-        enable_fp_fusion=True,  # said, since Triton warns that what it does unasked will change
+        enable_fp_fusion=True,  # explicit, since Triton warns that its default will change
     )
     return bounds

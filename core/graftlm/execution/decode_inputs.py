@@ -1,4 +1,4 @@
-"""The tensors that captured steps read: those of one-token requests, which never move; one copy a step fills them."""
+"""The tensors that captured decode steps read; their addresses are fixed, and one copy per step fills them."""
 
 from dataclasses import dataclass, replace
 
@@ -17,15 +17,15 @@ _NUM_FIELDS = 3  # token ids, sources, positions; then the slots of each memory
 
 @dataclass(frozen=True, slots=True)
 class DecodeShape:
-    """How large the inputs of steps of one-token requests can be.
+    """Size limits of the inputs of decode steps.
 
     Attributes:
         num_rows: R, rows of the request table.
-        max_size: N, requests in one step.
+        max_size: N, maximum number of requests in one step.
         max_pages: P, columns of the page table.
         page_size: tokens in a page.
-        spare_pages: a page that no request owns, in the memory of all layers; then, where layers with a sliding window
-            have a memory of their own, in that.
+        spare_pages: a page that no request owns, in the memory of all layers; then one in the memory of the
+            sliding-window layers, if they have their own.
     """
 
     num_rows: int
@@ -36,12 +36,12 @@ class DecodeShape:
 
     @property
     def num_memories(self) -> int:
-        """M, 1 or 2."""
+        """Number of page memories, M: 1 or 2."""
         return len(self.spare_pages)
 
     @property
     def num_words(self) -> int:
-        """64-bit words of everything but the page tables."""
+        """Number of 64-bit words of the inputs without the page tables."""
         return (_NUM_FIELDS + self.num_memories) * self.max_size + -(-self.max_size // 2)
 
 
@@ -49,10 +49,10 @@ class DecodeShape:
 class _Host:
     """One step's inputs on the host, as views of the words that are copied.
 
-        fields [3 + M, N] int64 | seq_lens [N] int32 | page tables [M, size, p] int32, p being this step's columns
+        fields [3 + M, N] int64 | seq_lens [N] int32 | page tables [M, size, p] int32, p = columns of this step
 
     Attributes:
-        words: int64, pinned where the device is a GPU.
+        words: int64, pinned if the device is a GPU.
     """
 
     words: Tensor
@@ -75,13 +75,13 @@ class _Host:
 
 
 class DecodeInputs:
-    """Inputs of steps in which every request brings one token, padded to a fixed number of requests.
+    """Inputs of decode steps, padded to a fixed number of requests.
 
-    A request that pads is one of one token on the spare page, at position 0: any attention backend takes it for a
-    request like others, and what it writes nobody reads.
+    A padding request has one token on the spare page, at position 0. An attention backend computes it as any other
+    request, and its keys and values are never read.
 
-    A token that only the device knows is gathered from the row's place in `last_tokens`, others come with the step:
-    both lie side by side, and a request's source says where its token stands.
+    A token that is only on the device is gathered from its row of `last_tokens`; other tokens are copied with the step.
+    Both are in one tensor, and a request's source is the index of its token in that tensor.
 
     Attributes:
         last_tokens: int64 [R], each row's latest sampled token.
@@ -94,7 +94,7 @@ class DecodeInputs:
         words = torch.zeros(shape.num_rows + shape.num_words, dtype=torch.int64, device=device)
         self.last_tokens = words[: shape.num_rows]
         self._words = words[shape.num_rows :]
-        self._tokens = words[: shape.num_rows + size]  # the last tokens, then those that come with the step
+        self._tokens = words[: shape.num_rows + size]  # the last tokens, then the tokens that are copied with the step
         end = (_NUM_FIELDS + shape.num_memories) * size
         self._fields = self._words[:end].view(-1, size)
         self._seq_lens = self._words[end:].view(torch.int32)[:size]
@@ -104,13 +104,13 @@ class DecodeInputs:
         self._logits_idx = torch.arange(size, device=device)
 
     def fill(self, plan: StepPlan | None, size: int) -> ForwardBatch:
-        """Copy a step's inputs to where they belong, by one copy from the host, which is not waited for.
+        """Copy a step's inputs to the device tensors, with one asynchronous copy from the host.
 
         Args:
-            plan: a step of at most `size` requests that each bring one token; None: all requests pad.
-            size: requests of the batch, at most N.
+            plan: a decode step of at most `size` requests; None: all requests are padding.
+            size: number of requests of the batch, at most N.
 
-        Returns: the padded batch: the tensors are the same for every step of a size, the host copies this step's.
+        Returns: the padded batch. Its tensors are the same in every step of this size; its host copies are new.
         """
         host = self._on_host(plan, size)
         words = host.words.to(self._device, non_blocking=True)
@@ -121,7 +121,7 @@ class DecodeInputs:
         return self._batch(host, size)
 
     def gather(self, size: int) -> None:
-        """Put the token of each request where the batch has it. Belongs to what is captured."""
+        """Write the token of each request to `input_ids`. It is part of the captured work."""
         torch.index_select(self._tokens, 0, self._fields[1, :size], out=self._input_ids[:size])
 
     def _on_host(self, plan: StepPlan | None, size: int) -> _Host:

@@ -1,4 +1,4 @@
-"""Rows of device tensors that the host chooses, so that the device is never waited for."""
+"""Reads and writes rows of device tensors by host indices, without synchronization."""
 
 from typing import Any
 
@@ -11,11 +11,11 @@ __all__ = ["put_rows", "take_rows"]
 
 
 def take_rows(tensor: Tensor, rows: NDArray[Any]) -> Tensor:
-    """Return rows of a tensor: the tensor itself if they are all of them, else a copy.
+    """Return rows of a tensor: the tensor itself if all rows are selected, else a copy.
 
     Args:
         tensor: [n, ...].
-        rows: int64 [m], ascending, each once.
+        rows: int64 [m], ascending, unique.
     """
     if len(rows) == len(tensor):
         return tensor
@@ -23,11 +23,11 @@ def take_rows(tensor: Tensor, rows: NDArray[Any]) -> Tensor:
 
 
 def put_rows(tensor: Tensor, rows: NDArray[Any], values: Tensor) -> Tensor:
-    """Return a tensor with rows replaced: `values` itself if they are all of them, else `tensor`, changed in place.
+    """Return a tensor with replaced rows: `values` itself if all rows are selected, else `tensor`, changed in place.
 
     Args:
         tensor: [n, ...].
-        rows: int64 [m], ascending, each once.
+        rows: int64 [m], ascending, unique.
         values: [m, ...], of the tensor's dtype.
     """
     if len(rows) == len(tensor):

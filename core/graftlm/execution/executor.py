@@ -1,4 +1,4 @@
-"""Where steps run: in the caller's thread, or in a worker beside the scheduler."""
+"""Executors of steps: in the caller's thread, or in worker threads in parallel with the scheduler."""
 
 import threading
 from collections.abc import Callable
@@ -24,14 +24,14 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 class Outcome(Protocol[T_co]):
-    """What comes of a step, or of a call: the part of a `Future` that is used."""
+    """The result of a step or a call: the part of `Future` that the engine uses."""
 
     def result(self, timeout: float | None = None) -> T_co:
-        """Wait for it, for so many seconds at most, and return it or raise what it raised."""
+        """Wait for at most `timeout` seconds; return the result, or raise the call's exception."""
         ...
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """Wait for it, and return what it raised."""
+        """Wait for at most `timeout` seconds; return the call's exception, or None."""
         ...
 
 
@@ -39,40 +39,40 @@ class StepExecutor(Protocol):
     """Runs plans in the order in which they are submitted."""
 
     def submit(self, plan: StepPlan) -> Outcome[StepResult]:
-        """Start a step; its error, if any, is in the outcome."""
+        """Start a step; an exception of the step is in the outcome."""
         ...
 
     def call(self, function: Callable[[], T]) -> Outcome[T]:
-        """Run a function in the thread that runs the steps, after those under way."""
+        """Run a function in the step thread, after the steps that were submitted before."""
         ...
 
     def close(self) -> None:
-        """Wait for steps under way and stop."""
+        """Wait for the submitted steps, then stop."""
         ...
 
 
 class Launched(Protocol):
-    """A step that a device has been given."""
+    """A step that was launched on the device."""
 
     def result(self) -> StepResult:
-        """Wait for the device, without the interpreter lock."""
+        """Wait for the device, without the GIL."""
         ...
 
 
 class Runner(Protocol):
-    """Runs steps, or launches them; see `graftlm.execution.runner.ModelRunner`."""
+    """Runs or launches steps; see `graftlm.execution.runner.ModelRunner`."""
 
     def run(self, plan: StepPlan) -> StepResult:
         """Run a step and wait for it."""
         ...
 
     def launch(self, plan: StepPlan) -> Launched:
-        """Give a step to the device."""
+        """Launch a step on the device."""
         ...
 
 
 def executor_for(runner: Runner, device_type: str, *, overlap: bool) -> StepExecutor:
-    """Return what runs steps on a device of a torch type, beside the scheduler or within its thread."""
+    """Return the executor of a torch device type: parallel to the scheduler if `overlap`, else in its thread."""
     if not overlap:
         return InlineExecutor(runner.run)
     return WorkerExecutor(runner.run) if device_type == "cpu" else LaunchExecutor(runner.launch)
@@ -88,7 +88,7 @@ class InlineExecutor:
         """Run a step."""
         try:
             return _Settled(self._run(plan))
-        except BaseException as error:  # whoever asks must hear of it
+        except BaseException as error:  # the outcome raises it
             return _Failed(error)
 
     def call(self, function: Callable[[], T]) -> Outcome[T]:
@@ -99,11 +99,11 @@ class InlineExecutor:
             return _Failed(error)
 
     def close(self) -> None:
-        """Do nothing: no step is ever under way."""
+        """Do nothing: no step runs between calls."""
 
 
 class _Settled(Generic[T]):
-    """Something that has been computed; without a future's locks, which take microseconds to make."""
+    """The outcome of a finished call; it has no locks, whose creation in a future takes microseconds."""
 
     def __init__(self, value: T) -> None:
         self._value = value
@@ -116,7 +116,7 @@ class _Settled(Generic[T]):
 
 
 class _Failed:
-    """Something that has raised."""
+    """The outcome of a call that raised."""
 
     def __init__(self, error: BaseException) -> None:
         self._error = error
@@ -129,7 +129,7 @@ class _Failed:
 
 
 class WorkerExecutor:
-    """Runs steps in one worker thread, so that the scheduler plans the next while one runs."""
+    """Runs steps in one worker thread, so that the scheduler plans the next step while one runs."""
 
     def __init__(self, run: Callable[[StepPlan], StepResult]) -> None:
         self._run = run
@@ -148,12 +148,12 @@ class WorkerExecutor:
         return future
 
     def close(self) -> None:
-        """Wait for steps under way and end the worker."""
+        """Wait for the submitted steps and stop the worker."""
         self._worker.close()
 
 
 class LaunchExecutor:
-    """Launches steps in one thread and waits for them in another, so that a GPU has the next step before one ends."""
+    """Launches steps in one thread and waits for them in another, so that a GPU gets the next step before one ends."""
 
     def __init__(self, launch: Callable[[StepPlan], Launched]) -> None:
         self._launch = launch
@@ -161,26 +161,26 @@ class LaunchExecutor:
         self._waiter = _Worker("graftlm-wait")
 
     def submit(self, plan: StepPlan) -> Future[StepResult]:
-        """Queue a step to be launched."""
+        """Queue a step for the launching thread."""
         future: Future[StepResult] = Future()
         self._launcher.put(lambda: self._launch_into(future, plan))
         return future
 
     def call(self, function: Callable[[], T]) -> Future[T]:
-        """Queue a function for the launching thread, which first waits for the steps launched before."""
+        """Queue a function for the launching thread, which first waits for all steps that were launched before."""
         future: Future[T] = Future()
         self._launcher.put(lambda: self._call_into(future, function))
         return future
 
     def close(self) -> None:
-        """Wait for steps under way and end both threads."""
+        """Wait for the submitted steps and stop both threads."""
         self._launcher.close()
         self._waiter.close()
 
     def _launch_into(self, future: Future[StepResult], plan: StepPlan) -> None:
         try:
             launched = self._launch(plan)
-        except BaseException as error:  # whoever waits must hear of it
+        except BaseException as error:  # the future raises it
             future.set_exception(error)
         else:
             self._waiter.put(lambda: _run_into(future, launched.result))
@@ -193,7 +193,7 @@ class LaunchExecutor:
 
 
 class _Worker:
-    """A thread that calls what it is given, in order."""
+    """A thread that runs the queued calls in order."""
 
     def __init__(self, name: str) -> None:
         self._work_items: SimpleQueue[Callable[[], object] | None] = SimpleQueue()
@@ -204,7 +204,7 @@ class _Worker:
         self._work_items.put(work)
 
     def close(self) -> None:
-        """Finish what has been put, and end the thread."""
+        """Finish the queued calls and stop the thread."""
         self._work_items.put(None)
         self._thread.join()
 
@@ -216,6 +216,6 @@ class _Worker:
 def _run_into(future: Future[T], function: Callable[[], T]) -> Future[T]:
     try:
         future.set_result(function())
-    except BaseException as error:  # whoever waits must hear of it
+    except BaseException as error:  # the future raises it
         future.set_exception(error)
     return future

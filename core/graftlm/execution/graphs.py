@@ -1,4 +1,4 @@
-"""Steps of one-token requests as graphs: captured once for a few batch sizes, replayed for every size below."""
+"""CUDA graphs of decode steps, captured for some batch sizes; a step is padded to the next captured size."""
 
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
@@ -14,14 +14,14 @@ from graftlm.plan import StepPlan
 
 __all__ = ["CudaCapture", "DecodeGraphs", "EagerCapture", "GraphCapture", "ReplayedSteps", "graph_sizes"]
 
-#: Sizes up to 8, then steps of 8 or an eighth, so that a batch is padded by an eighth at most.
+#: The first sizes. Above 8, sizes increase by 8 or an eighth, so padding adds at most an eighth to a large batch.
 _FIRST_SIZES = (1, 2, 4, 8)
-#: No batch above this size is captured unasked: the device's work then outlasts the launching of it.
+#: Largest size that is captured by default: in larger batches the kernels take longer than their launches.
 _MAX_SIZE = 512
 
 
 def graph_sizes(max_requests: int) -> tuple[int, ...]:
-    """Return the batch sizes to capture for an engine that runs that many requests: 1, 2, 4, 8, 16, 24, 32, ..."""
+    """Return the batch sizes to capture for at most `max_requests` running requests: 1, 2, 4, 8, 16, 24, 32, ..."""
     largest = min(max_requests, _MAX_SIZE)
     sizes = [size for size in _FIRST_SIZES if size < largest]
     size = 16
@@ -32,41 +32,41 @@ def graph_sizes(max_requests: int) -> tuple[int, ...]:
 
 
 class ReplayedSteps(Protocol):
-    """Runs a model's forward pass without its Python: graphs on a GPU, recordings on a CPU."""
+    """Replays a model's forward pass without its Python code: as graphs on a GPU, as recordings on a CPU."""
 
-    #: int64 [R], each row's latest sampled token; whoever samples writes it.
+    #: int64 [R], each row's latest sampled token; written by the sampler.
     last_tokens: Tensor
-    #: Steps that have been replayed.
+    #: Number of replayed steps.
     num_replays: int
 
     @property
     def holds_packed(self) -> bool:
-        """Whether it computes with packed weights, which are elsewhere each time that they have been packed."""
+        """Whether it reads packed weights, whose addresses change each time that weights are packed."""
         ...
 
     def replay(self, plan: StepPlan) -> Tensor | None:
-        """Return a step's hidden states [T, hidden], valid until the next replay; None if it cannot run this step."""
+        """Return a step's hidden states [T, hidden], valid until the next replay; None if it cannot be replayed."""
         ...
 
     def recapture(self) -> None:
-        """Start anew, since the model computes with other tensors than before. Between two steps."""
+        """Drop all captures, since the model's tensors were replaced. Called between two steps."""
         ...
 
 
 class GraphCapture(Protocol):
-    """Makes graphs out of functions."""
+    """Captures functions as graphs."""
 
     def capture(self, function: Callable[[], None]) -> Callable[[], None]:
-        """Run a function at least once, and return what repeats its work on the device, on the same tensors.
+        """Run a function at least once; return a function that repeats its device work on the same tensors.
 
         Raises:
-            GraphCaptureError: the function does what a graph cannot repeat.
+            GraphCaptureError: the function does something that a graph cannot repeat.
         """
         ...
 
 
 class EagerCapture:
-    """Repeats a function's work by calling it again: for tests, on a CPU, of all that surrounds a graph."""
+    """Repeats a function by calling it again; for tests on a CPU of the code around graphs."""
 
     def capture(self, function: Callable[[], None]) -> Callable[[], None]:
         """Run the function, and return it."""
@@ -75,14 +75,14 @@ class EagerCapture:
 
 
 class CudaCapture:
-    """Captures CUDA graphs in a stream of its own. All share one pool of memory: no two of them run at a time."""
+    """Captures CUDA graphs in a separate stream. They share one memory pool, since only one runs at a time."""
 
     def __init__(self, device: torch.device) -> None:
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._pool = torch.cuda.graph_pool_handle()
 
     def capture(self, function: Callable[[], None]) -> Callable[[], None]:
-        """Run the function once, so that kernels are compiled and chosen, then capture it."""
+        """Run the function once, so that kernels are compiled and selected, then capture it."""
         graph = torch.cuda.CUDAGraph()
         try:
             self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
@@ -100,25 +100,25 @@ class CudaCapture:
 
 
 class DecodeGraphs:
-    """Runs a model's forward pass for steps in which every request brings one token, and there are not too many.
+    """Replays a model's forward pass for decode steps up to the largest captured batch size.
 
-    A step is padded to the next captured size, copied into the tensors that the graphs read, and replayed. The backend
-    is prepared before every replay, with a batch in the tensors that were captured.
+    A step is padded to the next captured size, copied to the tensors that the graphs read, and replayed. The backend is
+    prepared before every replay with a batch in the captured tensors.
 
     Args:
-        inputs: what the graphs read; no larger batch is ever asked of it.
-        sizes: requests of the batches to capture; the largest is at most what `inputs` holds.
+        inputs: the tensors that the graphs read.
+        sizes: batch sizes to capture, in requests; at most the largest batch of `inputs`.
         attention: the backend that `forward` calls.
         forward: the model's.
-        capture: makes the graphs.
-        on_size: hears of every size before it is captured; the largest comes first, so that others fit its memory.
+        capture: captures the graphs.
+        on_size: called with each size before its capture; the largest is first, so that the others fit in its memory.
 
     Attributes:
-        last_tokens: int64 [R], each row's latest sampled token; whoever samples writes it.
-        num_replays: steps that have been replayed.
+        last_tokens: int64 [R], each row's latest sampled token; written by the sampler.
+        num_replays: number of replayed steps.
 
     Raises:
-        GraphCaptureError: the model or the backend does what a graph cannot repeat.
+        GraphCaptureError: the model or the backend does something that a graph cannot repeat.
     """
 
     @torch.inference_mode()
@@ -146,13 +146,13 @@ class DecodeGraphs:
 
     @property
     def holds_packed(self) -> bool:
-        """Never: weights are packed on a CPU only, where nothing is captured."""
+        """Always False: weights are packed on a CPU only, where no graph is captured."""
         return False
 
     @torch.inference_mode()
     def recapture(self) -> None:
-        """Capture every size anew, since the model computes with other tensors than before. Between two steps."""
-        self._replays.clear()  # their memory is for the new ones
+        """Capture all sizes again, since the model's tensors were replaced. Called between two steps."""
+        self._replays.clear()  # frees their memory for the new graphs
         for size in reversed(self._sizes):
             self._replays[size] = self._captured(size)
 
@@ -160,9 +160,9 @@ class DecodeGraphs:
     def replay(self, plan: StepPlan) -> Tensor | None:
         """Run a step's forward pass.
 
-        Returns: hidden states [T, hidden], valid until the next replay; None if no graph serves this step: a request
-            brings more than one token or has an adapter, there are too many, or pages arrive from host memory layer
-            by layer.
+        Returns: hidden states [T, hidden], valid until the next replay. None if no graph can run this step: a request
+            has more than one token or an adapter, the batch is too large, or pages are loaded from host memory layer by
+            layer.
         """
         if plan.num_tokens != plan.num_decodes or plan.num_tokens > self._sizes[-1]:
             return None

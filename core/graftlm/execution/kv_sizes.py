@@ -1,4 +1,4 @@
-"""How many pages KV memory has, and how many of them sliding-window layers get."""
+"""The number of pages of KV memory, and of the memory of sliding-window layers."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,22 +12,23 @@ from graftlm.memory import WindowSpan
 
 __all__ = ["KVDemand", "KVSizes", "size_kv"]
 
-#: Window pages beyond what running requests hold, as a share of all pages: for the windows of cached prefixes.
+#: Window pages for the windows of cached prefixes, as a share of all pages; in addition to those of running requests.
 CACHED_WINDOW_SHARE = 1 / 4
 
 
 @dataclass(frozen=True, slots=True)
 class KVDemand:
-    """What is asked of KV memory.
+    """The requirements of KV memory.
 
     Attributes:
-        kv_tokens, window_tokens: as configured; None derives them.
-        kv_fraction: the share of `free_bytes` to take at most.
-        free_bytes: memory that is free.
-        reserved_bytes: what of it must stay free, for steps to run.
-        num_rows: requests that run at a time.
-        context_len, prefill_tokens: tokens of a request, and of prompts in a step, at most.
-        span: the window of the layers that get a memory of their own; None when all layers share one.
+        kv_tokens, window_tokens: as configured; None: derived.
+        kv_fraction: maximum share of `free_bytes` to use.
+        free_bytes: free memory.
+        reserved_bytes: part of it that must stay free for steps.
+        num_rows: maximum number of running requests.
+        context_len: maximum number of tokens of a request.
+        prefill_tokens: maximum number of prompt tokens in a step.
+        span: the window of the layers that have their own memory; None if all layers share one memory.
     """
 
     kv_tokens: int | None
@@ -43,28 +44,28 @@ class KVDemand:
 
     @property
     def budget_bytes(self) -> int:
-        """What pages may take, not negative."""
+        """Bytes that pages may use, not negative."""
         return max(0, min(int(self.free_bytes * self.kv_fraction), self.free_bytes - self.reserved_bytes))
 
     @property
     def useful_pages(self) -> int:
-        """Pages that all rows could ever use."""
+        """Maximum number of pages that all rows can use."""
         return self.num_rows * -(-self.context_len // self.page_size)
 
 
 @dataclass(frozen=True, slots=True)
 class KVSizes:
-    """Pages of the layers that see all tokens, and of those with a window: None when all layers share one memory."""
+    """Pages of full-attention layers, and of sliding-window layers (None if all layers share one memory)."""
 
     num_pages: int
     num_window_pages: int | None = None
 
 
 def size_kv(layers: Sequence[AttentionLayer], dtype: torch.dtype, demand: KVDemand) -> KVSizes:
-    """Size KV memory: as configured, or a share of what is free, but no more than all rows could ever use.
+    """Return the sizes of KV memory: as configured, else a share of the free memory, up to what all rows can use.
 
-    With a span, sliding-window layers get pages for what running requests hold of windows, for one step's prompts,
-    and for a quarter of all pages besides, so that cached prefixes keep theirs.
+    With a span, sliding-window layers get pages for the windows of running requests and for one step's prompts, and in
+    addition a quarter of all pages for the windows of cached prefixes.
 
     Raises:
         ConfigError: the memory, or the configured number of window tokens, is too small to run one request.
@@ -89,9 +90,9 @@ def size_kv(layers: Sequence[AttentionLayer], dtype: torch.dtype, demand: KVDema
 
 
 def _fitting_pages(demand: KVDemand, full_bytes: int, window_bytes: int) -> int:
-    """Return how many pages fit, each with its part of the window memory."""
+    """Return the number of pages that fit, each with its part of the window memory."""
     budget = demand.budget_bytes
-    unsplit = budget // (full_bytes + window_bytes)  # as many window pages as pages: the most it can cost
+    unsplit = budget // (full_bytes + window_bytes)  # one window page per page: the maximum cost
     if demand.span is None:
         return unsplit
     if demand.window_tokens is not None:
@@ -99,13 +100,13 @@ def _fitting_pages(demand: KVDemand, full_bytes: int, window_bytes: int) -> int:
     else:
         rest, share = budget - _running_pages(demand, demand.span) * window_bytes, CACHED_WINDOW_SHARE
     page_bytes = full_bytes + share * window_bytes
-    # Where all layers have windows and their memory is fixed, pages are only numbers.
+    # If all layers have windows and their memory is fixed, pages need no memory.
     split = demand.useful_pages if page_bytes == 0 else int(rest / page_bytes)
     return max(unsplit, split)
 
 
 def _running_pages(demand: KVDemand, span: WindowSpan) -> int:
-    """Return the window pages that running requests hold at most, and one step's prompts."""
+    """Return the maximum number of window pages of running requests and one step's prompts."""
     return demand.num_rows * span.row_pages + -(-demand.prefill_tokens // demand.page_size)
 
 
@@ -118,6 +119,6 @@ def _num_window_pages(demand: KVDemand, span: WindowSpan, num_pages: int, window
     if wanted < least:
         raise ConfigError(
             f"memory.window_tokens is {demand.window_tokens}, but one request with a window of {span.window_tokens} "
-            f"tokens may need {least * demand.page_size} of them. Raise it, or leave it out."
+            f"tokens may need {least * demand.page_size} tokens. Increase it or remove it."
         )
     return min(num_pages, wanted)

@@ -19,25 +19,25 @@ class KVStore:
         keys     [pages, page_size, H_kv, D]      c0 c1 ... c511 | r0 ... r63
         values   [pages, page_size, H_kv, D_v]    c0 c1 ... c511
 
-    In int8 each token has a scale for each head of its keys, and one for each of its values, in tensors beside:
+    In int8 each token has one scale per head of its keys and one per head of its values, in separate tensors:
 
         keys     [pages, page_size, H_kv, D]      k0 k1 ... k127       key_scales    [pages, page_size, H_kv]
         values   [pages, page_size, H_kv, D]      v0 v1 ... v127       value_scales  [pages, page_size, H_kv]
 
-    The memory is taken without being written: a CPU hands out a page of RAM at its first use, so slots that
-    no request has touched cost nothing, and hold anything.
+    The memory is allocated without initialization. On a CPU the operating system allocates RAM at the first write, so
+    unused slots take no RAM. The content of unused slots is undefined.
 
     Args:
         layers: every attention layer, by layer_id.
         num_pages: pages per layer.
         page_size: tokens in a page.
-        dtype: of keys and values as they are held: the model's, torch.int8 or torch.float8_e4m3fn.
-        device: theirs.
-        num_window_pages: pages per layer with a sliding window; None: as many as the others have.
-        spare_pages: pages of every layer beyond these, that no request owns.
+        dtype: of the stored keys and values: the model's, torch.int8 or torch.float8_e4m3fn.
+        device: of all tensors.
+        num_window_pages: pages per layer with a sliding window; None: `num_pages`.
+        spare_pages: additional pages of every layer that no request owns.
 
     Attributes:
-        has_window_memory: whether layers with a sliding window have pages of their own, however many.
+        has_window_memory: whether layers with a sliding window have their own pages.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class KVStore:
 
     @staticmethod
     def bytes_per_token(layers: Sequence[AttentionLayer], dtype: torch.dtype) -> int:
-        """Return the bytes that one token's keys, values and their scales take over all layers."""
+        """Return the bytes of one token's keys, values and scales in all layers."""
         row_scale = SCALE_DTYPE.itemsize if dtype == torch.int8 else 0
         return sum(
             layer.numbers_per_token // layer.head_dim * (layer.head_dim * dtype.itemsize + row_scale)
@@ -92,17 +92,17 @@ class KVStore:
 
     @property
     def num_layers(self) -> int:
-        """Attention layers."""
+        """Number of attention layers."""
         return len(self._keys)
 
     @property
     def page_bytes(self) -> int:
-        """Bytes of one page's keys and values over all layers."""
+        """Bytes of one page's keys, values and scales in all layers."""
         return sum(tensor[0].nbytes for tensors in self._stored for tensor in tensors)
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of all keys and values."""
+        """Bytes of all keys, values and scales."""
         return sum(tensor.nbytes for tensors in self._stored for tensor in tensors)
 
     def keys(self, layer_id: int) -> Tensor:
@@ -110,7 +110,7 @@ class KVStore:
         return self._keys[layer_id]
 
     def values(self, layer_id: int) -> Tensor:
-        """Return a layer's values, [pages, page_size, H_kv, D_v]. Not a copy; see the class for what they may be."""
+        """Return a layer's values, [pages, page_size, H_kv, D_v]. Not a copy; may be a view of the keys."""
         return self._values[layer_id]
 
     def key_scales(self, layer_id: int) -> Tensor | None:
@@ -118,16 +118,16 @@ class KVStore:
         return self._key_scales[layer_id]
 
     def value_scales(self, layer_id: int) -> Tensor | None:
-        """Return the scales of a layer's values, likewise: the keys' own, where values are a prefix of them."""
+        """Return the scales of a layer's values, likewise; the keys' scales if values are a prefix of the keys."""
         return self._value_scales[layer_id]
 
     def stored(self, layer_id: int) -> tuple[Tensor, ...]:
-        """Return the tensors that take a layer's memory: keys, and what there is of values and scales; contiguous."""
+        """Return a layer's distinct tensors, contiguous: keys, and values and scales if it has them."""
         return self._stored[layer_id]
 
 
 def _empty_scales(rows: Tensor) -> Tensor | None:
-    """Return room for the scales of rows [pages, page_size, H_kv, D], or None where their dtype needs none."""
+    """Return an uninitialized tensor of scales for rows [pages, page_size, H_kv, D]; None if the dtype has none."""
     if rows.dtype != torch.int8:
         return None
     return torch.empty(rows.shape[:-1], dtype=SCALE_DTYPE, device=rows.device)

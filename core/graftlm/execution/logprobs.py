@@ -7,12 +7,12 @@ from torch import Tensor
 
 __all__ = ["TokenLogprobs", "token_logprobs"]
 
-#: Logits turned to float32 at a time, so that a long prompt's do not double its memory.
+#: Number of logits converted to float32 at a time, to limit the memory of a long prompt's logits.
 _CHUNK_LOGITS: Final = 2**24
 
 
 class TokenLogprobs(NamedTuple):
-    """Log-probabilities (natural) of n tokens and of their k most likely rivals, on the device.
+    """Natural log-probabilities of n tokens, and of the k most likely tokens at each place, on the device.
 
     Attributes:
         token_logprobs: float32 [n].
@@ -26,14 +26,14 @@ class TokenLogprobs(NamedTuple):
 
 
 def token_logprobs(logits: Tensor, targets: Tensor, num_top: int) -> TokenLogprobs:
-    """Return the log-probabilities of given tokens, and the most likely tokens with theirs.
+    """Return the log-probabilities of given tokens, and the most likely tokens with their log-probabilities.
 
     Args:
         logits: [n, V], any floating dtype.
         targets: int64 [n], on the same device.
-        num_top: k, rivals to report; at most V are.
+        num_top: k, number of most likely tokens to return; values above V are reduced to V.
 
-    Memory: about 64 MiB beyond the result, whatever n.
+    Memory: about 64 MiB in addition to the result, independent of n.
     """
     num_rows, vocab_size = logits.shape
     num_top = min(num_top, vocab_size)

@@ -1,4 +1,4 @@
-"""Masks of tokens on a CPU by a compiled kernel, where there is a compiler."""
+"""Token masks on a CPU by a compiled kernel, if it is available."""
 
 import ctypes
 import logging
@@ -19,12 +19,12 @@ _logger = logging.getLogger(__name__)
 
 _SOURCE = Path(__file__).with_name("token_masks.cpp")
 _ADDRESS, _SIZE = ctypes.c_void_p, ctypes.c_int64
-#: From so many scores on, a second thread gains more than waking it costs.
+#: Number of scores from which several threads are faster than one.
 _PARALLEL_SCORES: Final = 1 << 16
 
 
 class NativeMasks:
-    """Writes minus infinity where masks allow nothing, in one pass that reads no score it leaves alone.
+    """Sets the scores of forbidden tokens to -inf, in one pass that does not read the other scores.
 
     Args:
         library: compiled from token_masks.cpp.
@@ -37,28 +37,28 @@ class NativeMasks:
 
     @classmethod
     def load(cls, compiler: str, cache_dir: Path) -> Self | None:
-        """Compile the kernel if need be, and load it; None, and a line in the log, where that cannot be done."""
+        """Load the kernel, compiled if necessary. Returns: None, with a log message, if that fails."""
         try:
             return cls(load_library(_SOURCE, compiler, cache_dir))
         except KernelBuildError as error:
-            _logger.info("masks of tokens are numpy's operations, not a compiled one: %s", error)
+            _logger.info("token masks use numpy instead of a compiled kernel: %s", error)
             return None
 
     def forbid(self, scores: Tensor, rows: NDArray[np.int64], bits: NDArray[np.int32]) -> None:
-        """Write the masks into rows of scores.
+        """Apply masks to rows of scores.
 
         Args:
             scores: float32 [n, V] on the host, contiguous; changed in place.
-            rows: int64 [m], each once.
+            rows: int64 [m], unique.
             bits: int32 [m, ceil(V / 32)], as in `TokenMask`.
 
         Raises:
-            InvariantError: they do not fit together.
+            InvariantError: shapes, dtypes or rows do not match.
         """
         num_columns = scores.shape[1]
         places = np.ascontiguousarray(rows, dtype=np.int64)
         words = np.ascontiguousarray(bits)
-        # The kernel trusts its pointers, so a mistake must stop here.
+        # The kernel does not check its arguments, so they are checked here.
         fits = scores.dtype is torch.float32 and scores.device.type == "cpu" and scores.is_contiguous()
         inside = not len(places) or (places.min() >= 0 and places.max() < len(scores))
         if not fits or not inside or words.shape != (len(places), -(-num_columns // 32)) or words.dtype != np.int32:

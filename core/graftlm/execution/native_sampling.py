@@ -1,4 +1,4 @@
-"""Tokens chosen on a CPU by compiled kernels, where there is a compiler."""
+"""Sampling on a CPU by compiled kernels, if they are available."""
 
 import ctypes
 import logging
@@ -21,17 +21,17 @@ _logger = logging.getLogger(__name__)
 _SOURCE = Path(__file__).with_name("sampling.cpp")
 _ADDRESS, _SIZE = ctypes.c_void_p, ctypes.c_int64
 _DTYPES: Final = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
-#: From so many logits on, in several rows, a second thread gains more than waking it costs.
+#: Number of logits, in several rows, from which several threads are faster than one.
 _PARALLEL_LOGITS: Final = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
 class DrawSettings:
-    """How m rows are drawn from.
+    """Sampling parameters of m rows.
 
     Attributes:
-        temperature, top_p, min_p: float64 [m]; top_p 1 and min_p 0 keep all.
-        top_k: int64 [m], at least 1; V or more keeps all.
+        temperature, top_p, min_p: float64 [m]; top_p 1 and min_p 0 keep all tokens.
+        top_k: int64 [m], at least 1; V or more keeps all tokens.
         keys: int64 [m], from `noise_keys`.
     """
 
@@ -43,11 +43,11 @@ class DrawSettings:
 
 
 class NativeSampling:
-    """Does `most_likely` and `draw` of `vocab_blocks` and the filters between, one row at a time.
+    """Implements `most_likely` and `draw` of `vocab_blocks`, and the sampling filters, one row at a time.
 
-    With the same noise it draws what they draw, unless a number decides that the two have rounded differently: sums of
-    weights, which they add in another order, and weights beside the bounds of top-p and min-p, which they compare as
-    probabilities. That is about one draw in a million; more where many tokens are as likely as a bound to seven digits.
+    With the same noise it draws the same tokens as those functions, except where rounding differs: they add weights in
+    another order, and they compare with the bounds of top-p and min-p as probabilities, not as weights. About one draw
+    in a million differs; more if many tokens have the probability of a bound to seven digits.
 
     Args:
         library: compiled from sampling.cpp.
@@ -67,22 +67,22 @@ class NativeSampling:
 
     @classmethod
     def load(cls, compiler: str, cache_dir: Path) -> Self | None:
-        """Compile the kernels if need be, and load them; None, and a line in the log, where that cannot be done."""
+        """Load the kernels, compiled if necessary. Returns: None, with a log message, if that fails."""
         try:
             return cls(load_library(_SOURCE, compiler, cache_dir))
         except KernelBuildError as error:
-            _logger.info("tokens are chosen by torch's operations, not by compiled ones: %s", error)
+            _logger.info("sampling uses torch's operations instead of compiled kernels: %s", error)
             return None
 
     def takes(self, logits: Tensor) -> bool:
-        """Whether logits lie where, and as, the kernels read them."""
+        """Return whether the kernels support the logits' device, dtype and column stride."""
         return logits.dtype in _DTYPES and logits.device.type == "cpu" and logits.stride(1) == 1
 
     def most_likely(self, logits: Tensor) -> tuple[Tensor, Tensor]:
-        """Return what `vocab_blocks.most_likely` does.
+        """Return the same as `vocab_blocks.most_likely`.
 
         Args:
-            logits: [n, V], which it `takes`.
+            logits: [n, V], for which `takes` is True.
         """
         num_rows, num_columns = logits.shape
         self._check(logits)
@@ -94,24 +94,27 @@ class NativeSampling:
         return columns, is_bad
 
     def draw(self, logits: Tensor, rows: NDArray[np.int64], settings: DrawSettings) -> Tensor:
-        """Draw a column of each of some rows.
+        """Draw one column for each selected row.
 
         Args:
-            logits: [n, V], which it `takes`; not changed.
+            logits: [n, V], for which `takes` is True; not changed.
             rows: int64 [m].
 
-        Returns: int64 [m], always below V; meaningless for a row whose largest logit is not finite.
+        Returns: int64 [m], always below V; undefined for a row whose largest logit is not finite.
 
         Raises:
-            InvariantError: they do not fit together.
+            InvariantError: shapes, dtypes or rows do not match.
         """
         self._check(logits)
         num_rows = len(rows)
-        # The kernel trusts its pointers, so a mistake must stop here.
+        # The kernel does not check its arguments, so they are checked here.
         inside = not num_rows or (rows.min() >= 0 and rows.max() < len(logits) and settings.top_k.min() >= 1)
         lens = {len(column) for column in (settings.top_k, settings.keys, settings.temperature, settings.top_p)}
         if not inside or {*lens, len(settings.min_p)} != {num_rows}:
-            raise InvariantError(f"expected {num_rows} rows below {len(logits)}, top_k above 0, and as many of each")
+            raise InvariantError(
+                f"expected {num_rows} rows below {len(logits)}, top_k >= 1 and {num_rows} of each setting, got "
+                f"rows {rows.tolist()}, top_k {settings.top_k.tolist()} and settings of {sorted(lens)} rows"
+            )
         whole = torch.from_numpy(np.array([rows, settings.top_k, settings.keys], dtype=np.int64))
         real = torch.from_numpy(np.array([settings.temperature, settings.top_p, settings.min_p], dtype=np.float64))
         columns = torch.zeros(num_rows, dtype=torch.int64)
@@ -124,11 +127,11 @@ class NativeSampling:
     def _check(self, logits: Tensor) -> None:
         if not self.takes(logits) or not logits.shape[1]:
             raise InvariantError(
-                f"expected logits of float32 or bfloat16 on the CPU whose columns lie side by side, got {logits.dtype} "
+                f"expected float32 or bfloat16 logits on the CPU with columns of stride 1, got {logits.dtype} "
                 f"{list(logits.shape)} on {logits.device}, strides {logits.stride()}"
             )
 
 
 def _num_threads(num_rows: int, num_columns: int) -> int:
-    """Return how many threads share the rows; one row is one thread's."""
+    """Return the number of threads for the rows; one thread computes a row."""
     return 1 if num_rows == 1 or num_rows * num_columns < _PARALLEL_LOGITS else torch.get_num_threads()

@@ -1,4 +1,4 @@
-"""Noise for sampling: exponential numbers that are a function of a seed, a position and a place in a row."""
+"""Noise for sampling: exponential random numbers as a function of seed, position and column."""
 
 from typing import Final
 
@@ -16,10 +16,10 @@ _UNIT: Final = 2.0**-53
 
 
 def noise_keys(seeds: NDArray[np.uint64], positions: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return one key of noise for each pair of a seed and a position; equal pairs give equal keys.
+    """Return one noise key per pair of seed and position; equal pairs give equal keys.
 
-    A seed names a SplitMix64 sequence, a position its place in it (Steele, Lea and Flood, OOPSLA 2014). The seed is
-    mixed first, so that seeds that differ by little do not name sequences that overlap.
+    A seed selects a SplitMix64 sequence, and a position selects an element of it (Steele, Lea and Flood, OOPSLA 2014).
+    The seed is mixed first, so that similar seeds do not select overlapping sequences.
 
     Args:
         seeds: uint64 [n].
@@ -35,7 +35,7 @@ def noise_keys(seeds: NDArray[np.uint64], positions: NDArray[np.int64]) -> NDArr
 
 
 def exponential(keys: Tensor, num: int) -> Tensor:
-    """Return exponentially distributed numbers of mean 1: the start of the SplitMix64 sequence that each key names.
+    """Return exponentially distributed numbers of mean 1, from the first elements of each key's SplitMix64 sequence.
 
     Args:
         keys: int64 [n], from `noise_keys`.
@@ -55,14 +55,14 @@ def _mix_on_host(z: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 
 def _mix(z: Tensor) -> Tensor:
-    """Mix 64-bit numbers held as int64; products wrap."""
+    """Mix 64-bit numbers that are stored as int64; products wrap around."""
     z = (z ^ _shifted(z, 30)) * _signed(_FACTOR_1)
     z = (z ^ _shifted(z, 27)) * _signed(_FACTOR_2)
     return z ^ _shifted(z, 31)
 
 
 def _shifted(z: Tensor, num_bits: int) -> Tensor:
-    """Shift to the right, with zeros coming in."""
+    """Logical right shift."""
     return (z >> num_bits) & ((1 << (64 - num_bits)) - 1)
 
 

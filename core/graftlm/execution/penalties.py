@@ -1,4 +1,4 @@
-"""Penalties for tokens that a request already holds: repetition, frequency, presence."""
+"""Penalties for tokens of the prompt and the output so far: repetition, frequency, presence."""
 
 import numpy as np
 import torch
@@ -14,12 +14,12 @@ __all__ = ["Penalties"]
 
 
 class Penalties:
-    """Knows the tokens of penalised rows on the device, and lowers the logits of those that came before.
+    """Stores the tokens of penalized rows on the device, and penalizes the logits of these tokens.
 
-    Two tables are made when the first penalised request comes. `counts`, int32 [R, V], holds twice the number of times
-    the output holds a token, plus one if the prompt holds it. `seen`, int64 [R, n], lists the tokens whose count is not
-    0, some of them repeatedly, so that the work is for the tokens a row holds and not for the vocabulary. How many
-    tokens it lists is known on the host, which ones is not.
+    The first penalized request allocates two tables. `counts`, int32 [R, V], has 2 * (occurrences in the output) plus 1
+    if the prompt contains the token. `seen`, int64 [R, n], lists the tokens whose count is not 0, some of them
+    repeatedly, so that the work grows with a row's tokens and not with the vocabulary. The length of each list is known
+    on the host; the tokens are not.
     """
 
     def __init__(self, num_rows: int, vocab_size: int, device: torch.device) -> None:
@@ -32,7 +32,7 @@ class Penalties:
         self._seen = torch.zeros(num_rows, 0, dtype=torch.int64, device=device)
 
     def set_row(self, setup: RowSetup) -> None:
-        """Install a request; forgets what the row held."""
+        """Set a row's request; the row's earlier state is dropped."""
         row, params = setup.row, setup.params
         self._active[row] = params.has_penalties
         if not params.has_penalties:
@@ -50,11 +50,11 @@ class Penalties:
         self._table()[row].index_add_(0, on_device, to_device(counts, self._device))
 
     def active(self, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Tell which rows are penalised, bool [n]."""
+        """Return which rows have penalties, bool [n]."""
         return self._active[rows]
 
     def apply(self, logits: Tensor, rows: NDArray[np.int64]) -> None:
-        """Penalise logits, float32 [n, V] and contiguous, in place."""
+        """Penalize logits, float32 [n, V] and contiguous, in place."""
         local = np.flatnonzero(self._active[rows])
         if len(local) == 0:
             return
@@ -68,10 +68,10 @@ class Penalties:
         values = torch.where(counts > 0, scaled, values)
         num_times = counts >> 1
         values = values - frequency * num_times - presence * (num_times > 0)
-        logits.put_(cells, values)  # a token listed twice has one value
+        logits.put_(cells, values)  # duplicates of a token have the same value
 
     def count(self, rows: NDArray[np.int64], token_ids: Tensor) -> None:
-        """Count sampled tokens, int64 [n] on the device, each for its row; rows without penalties are passed over."""
+        """Count each row's sampled token, int64 [n] on the device; rows without penalties are skipped."""
         local = np.flatnonzero(self._active[rows])
         if len(local) == 0:
             return
@@ -84,7 +84,7 @@ class Penalties:
         self._num_seen[rows] += 1
 
     def _tokens(self, rows: NDArray[np.int64]) -> Tensor:
-        """Return the tokens that rows hold, int64 [n, m]; a row that holds fewer than others lists its first again."""
+        """Return the tokens of rows, int64 [n, m]; shorter rows are padded with their first token."""
         num_seen = self._num_seen[rows]
         width = max(1, int(num_seen.max()))
         self._reserve(width)
@@ -99,7 +99,7 @@ class Penalties:
         return self._counts
 
     def _reserve(self, num_tokens: int) -> None:
-        """Make room for a row to list this many tokens."""
+        """Grow `seen` so that a row can list `num_tokens` tokens."""
         num_rows, size = self._seen.shape
         if num_tokens > size:
             grown = self._seen.new_zeros(num_rows, max(num_tokens, 2 * size))
@@ -107,5 +107,5 @@ class Penalties:
             self._seen = grown
 
     def _inside(self, token_ids: TokenIds) -> NDArray[np.int64]:
-        """Return the ids that the logits have a column for; a prompt may hold others."""
+        """Return the ids below the vocabulary size; a prompt may contain others."""
         return token_ids[token_ids < self._vocab_size].astype(np.int64)

@@ -1,4 +1,4 @@
-"""Results on their way from the device to the host."""
+"""Asynchronous copies of results from the device to the host."""
 
 import time
 from typing import Protocol
@@ -12,23 +12,23 @@ __all__ = ["CudaReadback", "HostReadback", "Readback", "readback_from"]
 
 
 class Readback(Protocol):
-    """Takes tensors to the host, and the time from its making until the last of them is computed."""
+    """Copies tensors to the host, and measures the device's time from its creation until `close`."""
 
     def fetch(self, tensor: Tensor) -> Tensor:
-        """Ask for a tensor; returns one on the host that holds its values once `wait` has returned."""
+        """Start the copy of a tensor. Returns: a host tensor, which is filled after `wait` returned."""
         ...
 
     def close(self) -> None:
-        """Say that nothing more will be asked for."""
+        """End the sequence of copies."""
         ...
 
     def wait(self) -> float:
-        """Wait for what was asked for; returns the seconds that the device took, work before not counted."""
+        """Wait for the copies. Returns: seconds of device time, without work that was launched before."""
         ...
 
 
 class HostReadback:
-    """On a CPU everything is there at once."""
+    """The readback of a CPU, where results are already in host memory."""
 
     def __init__(self) -> None:
         self._start_s = self._end_s = time.perf_counter()
@@ -47,9 +47,9 @@ class HostReadback:
 
 
 class CudaReadback:
-    """Copies into pinned memory, in the current stream, with an event behind the last copy.
+    """Copies to pinned memory in the current stream, with an event after the last copy.
 
-    Waiting releases the interpreter lock and sleeps: with overlap, the next step runs meanwhile.
+    Waiting sleeps and releases the GIL; with overlapped scheduling, the next step runs meanwhile.
     """
 
     def __init__(self, streams: DeviceStreams) -> None:
@@ -63,11 +63,11 @@ class CudaReadback:
         return host.copy_(tensor, non_blocking=True)
 
     def close(self) -> None:
-        """Put the event behind the copies."""
+        """Record the event after the copies."""
         self._end.record()
 
     def wait(self) -> float:
-        """Wait for the event; the time between the two is the device's own."""
+        """Wait for the event. Returns: seconds of device time between the two events."""
         self._end.synchronize()
         return 1e-3 * float(self._start.elapsed_time(self._end))
 

@@ -1,4 +1,4 @@
-"""From a step's hidden states to the vectors that pooling requests asked for."""
+"""Computes the vectors of pooling requests from a step's hidden states."""
 
 from collections.abc import Callable, Sequence
 
@@ -13,10 +13,10 @@ __all__ = ["read_out"]
 
 
 def read_out(model: Model, spans: Sequence[PoolSpan], hidden: Tensor) -> list[Tensor]:
-    """Return what each span's request adds up: float32 [n] on the device of `hidden`.
+    """Return the vector that each span adds to its request: float32 [n] on the device of `hidden`.
 
     Args:
-        model: has a head if a span asks for its scores.
+        model: has a score head if a span's pooling is "scores".
         hidden: [T, hidden], of the whole step.
     """
     readings: dict[str, Callable[[Model, Sequence[PoolSpan], Tensor], list[Tensor]]] = {

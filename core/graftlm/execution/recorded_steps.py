@@ -1,4 +1,4 @@
-"""Steps on a CPU without the Python between kernels: recorded once for a number of requests, then repeated."""
+"""Recorded decode steps on a CPU: recorded once per batch size, then replayed without Python between kernels."""
 
 import gc
 import logging
@@ -25,10 +25,10 @@ __all__ = ["MAX_RECORDED_SIZE", "RecordedSteps", "Recording", "record"]
 
 _logger = logging.getLogger(__name__)
 
-#: With more requests, kernels take so long that what is between them hardly counts.
+#: In larger batches kernels take so long that the Python time between them is negligible.
 MAX_RECORDED_SIZE: Final = 64
-_LINE: Final = 64  # bytes; where tensors begin
-#: What makes tensors without computing anything.
+_LINE: Final = 64  # bytes; alignment of tensors
+#: Operations that create tensors without computing anything.
 _ALLOCATIONS: Final = frozenset(
     {"aten::empty", "aten::empty_like", "aten::empty_strided", "aten::new_empty", "aten::new_empty_strided"}
 )
@@ -40,10 +40,10 @@ _UNREPEATABLE: Final = (
 
 
 class _Memory:
-    """Memory of the tensors of recordings: it stays, and takes another tensor once one is gone.
+    """The tensor memory of recordings. Blocks are never freed; a block is reused when its tensor was deleted.
 
-    Recordings that never run at the same time share it, as graphs share a pool: a step leaves nothing there but its
-    hidden states.
+    Recordings that never run at the same time share it, as CUDA graphs share a memory pool: only the hidden states of
+    a step remain there after the step.
     """
 
     def __init__(self) -> None:
@@ -53,24 +53,24 @@ class _Memory:
 
     @property
     def is_free(self) -> bool:
-        """Whether all tensors that it has given are gone."""
+        """Whether all tensors in this memory were deleted."""
         self._collect()
         return not self._taken
 
     def like(self, tensor: Tensor) -> Tensor:
-        """Return an uninitialised tensor of the same size, strides and dtype."""
+        """Return an uninitialized tensor of the same size, strides and dtype."""
         at = self._take(tensor.untyped_storage().nbytes())
         made = self._over(self.blocks[at], tensor)
         self._taken.append((StorageWeakRef(made.untyped_storage()), at))  # type: ignore[no-untyped-call]
         return made
 
     def borrowed(self, tensor: Tensor) -> Tensor:
-        """Return a tensor over the same memory that does not keep it from being taken; others as they are."""
+        """Return a view that does not prevent reuse of its block; a tensor in other memory is returned unchanged."""
         block = self.blocks.get(_address(tensor) or 0)
         return tensor if block is None else self._over(block, tensor)
 
     def fill_nan(self) -> None:
-        """Overwrite everything with bytes that are NaN in any floating dtype."""
+        """Fill all blocks with bytes that are NaN in every floating dtype."""
         for block in self.blocks.values():
             block.fill(0xFF)
 
@@ -81,7 +81,7 @@ class _Memory:
 
     def _take(self, num_bytes: int) -> int:
         self._collect()
-        capacity = 1 << (max(num_bytes, _LINE) - 1).bit_length()  # so that steps of other sizes can use it, too
+        capacity = 1 << (max(num_bytes, _LINE) - 1).bit_length()  # a power of two, so that other batch sizes reuse it
         if self._free[capacity]:
             return self._free[capacity].pop()
         whole = np.empty(capacity + _LINE, dtype=np.uint8)
@@ -101,14 +101,14 @@ class _Memory:
 
 
 class _OtherResultError(Exception):
-    """A kernel returned something else than when it was recorded, such as that it found no memory."""
+    """A kernel returned another result than in the recording, such as an out-of-memory code."""
 
 
 class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Hears what a function has computed: kernels' calls and PyTorch's operations, in their order.
+    """Records what a function computes: calls of compiled kernels and PyTorch operations, in order.
 
     Args:
-        memory: of the tensors that the function makes.
+        memory: for the tensors that the function creates.
     """
 
     def __init__(self, memory: _Memory) -> None:
@@ -119,25 +119,25 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """No: PyTorch would import its compiler for that, seconds into the first step."""
+        """Return False: otherwise PyTorch imports its compiler in the first step, which takes seconds."""
         return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if any(tag in func.tags for tag in _UNREPEATABLE):
-            raise GraphCaptureError(f"{func} depends on what tensors hold, or on chance")
+            raise GraphCaptureError(f"{func} depends on tensor values or on random numbers")
         out = func(*args, **kwargs)
         if func._schema.name in _ALLOCATIONS:
             return self.memory.like(out)
         made = _tensors_of(out)
         if made is None:
-            raise GraphCaptureError(f"{func} takes a value out of a tensor")
+            raise GraphCaptureError(f"{func} reads a value of a tensor")
         if any(tensor.layout is not torch.strided for tensor in made):
-            raise GraphCaptureError(f"{func} gives tensors whose memory is not plain")
-        # What an operation returns of the memory that it was given, it has not computed: a view, or what it changed.
+            raise GraphCaptureError(f"{func} returns tensors that are not strided")
+        # A result in the memory of an argument is not new: it is a view, or an argument that was changed in place.
         given = {_address(arg) for arg in tree_leaves((args, kwargs)) if isinstance(arg, Tensor)}
         kept = [tensor if _address(tensor) in given else self.memory.like(tensor).copy_(tensor) for tensor in made]
-        # Recorded calls only borrow, so that others take the memory of what the function lets go.
+        # Recorded calls hold views that do not prevent reuse, so the memory of deleted tensors is reused.
         args, kwargs = tree_map_only(Tensor, self.memory.borrowed, (args, kwargs))
         if any(ours is not theirs for ours, theirs in zip(kept, made, strict=True)):
             self.calls.append(
@@ -145,37 +145,38 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
             )
         elif func._schema.is_mutable:
             self.calls.append((func, args, kwargs))
-        # Addresses of these may be among a kernel's arguments, which keep nothing.
+        # Keep these tensors alive: a kernel's arguments may be their addresses, which hold no reference.
         self._kept += [tensor for tensor in kept if self.memory.borrowed(tensor) is tensor]
         if out is None:
             return None
         return kept[0] if isinstance(out, Tensor) else type(out)(kept)
 
     def heard(self, function: Callable[..., Any], arguments: tuple[Any, ...], result: object) -> None:
-        """Note a kernel's call."""
+        """Record a call of a compiled kernel."""
         if result is None:
             self.calls.append((function, arguments, {}))
         else:
             self.calls.append((_repeat_with_result, (result, function, arguments), {}))
 
     def repeat(self) -> None:
-        """Compute again, on the same tensors.
+        """Repeat the recorded calls on the same tensors.
 
         Raises:
-            _OtherResultError: a kernel returned something else.
+            _OtherResultError: a kernel returned another result than in the recording.
         """
         for function, arguments, options in self.calls:
             function(*arguments, **options)
 
 
 def record(function: Callable[[], None], memory: _Memory | None = None) -> Recording:
-    """Run a function, and return what repeats its work.
+    """Run a function and return a recording of its work.
 
     Args:
-        memory: of the tensors that it makes, shared by recordings of which one runs at a time; None: its own.
+        memory: for the tensors that it creates; shared by recordings of which only one runs at a time. None: a new
+            one.
 
     Raises:
-        GraphCaptureError: it does what cannot be repeated, as far as can be seen, or fails.
+        GraphCaptureError: it makes a call that is known to be unrepeatable, or it fails.
     """
     recording = Recording(_Memory() if memory is None else memory)
     try:
@@ -183,13 +184,13 @@ def record(function: Callable[[], None], memory: _Memory | None = None) -> Recor
             function()
     except GraphCaptureError:
         raise
-    except Exception as error:  # which may come from being heard: without that, the model may do well
-        raise GraphCaptureError(f"it fails while it is recorded: {error!r}") from error
+    except Exception as error:  # possibly caused by the recording itself: the model may run without it
+        raise GraphCaptureError(f"the forward pass fails during recording: {error!r}") from error
     return recording
 
 
 def _tensors_of(out: object) -> Sequence[Tensor] | None:
-    """Return the tensors that an operation has returned; None if it has returned something else."""
+    """Return the tensors that an operation returned; None if it returned something else."""
     made = [] if out is None else [out] if isinstance(out, Tensor) else out
     if isinstance(made, list | tuple) and all(isinstance(tensor, Tensor) for tensor in made):
         return made
@@ -197,7 +198,7 @@ def _tensors_of(out: object) -> Sequence[Tensor] | None:
 
 
 def _address(tensor: Tensor) -> int | None:
-    """Return where a tensor's storage begins; None where it has none, as in oneDNN's layouts."""
+    """Return the address of a tensor's storage; None if it has none, as in oneDNN's layouts."""
     return tensor.untyped_storage().data_ptr() if tensor.layout is torch.strided else None
 
 
@@ -213,25 +214,23 @@ def _repeat_with_result(result: object, function: Callable[..., Any], arguments:
 
 
 class _TokensOnly(ForwardBatch):
-    """A batch as a model may see it whose calls are repeated: what all batches of as many one-token requests share."""
+    """A batch of which a recorded model may read only what all decode batches of the same size share."""
 
     __slots__ = ()
 
     @classmethod
     def of(cls, batch: ForwardBatch) -> Self:
-        """Return a batch with the same fields, of which some cannot be read."""
+        """Return a batch with the same fields, some of which raise when read."""
         return cls(**{field.name: getattr(batch, field.name) for field in fields(batch)})
 
     def __getattribute__(self, name: str) -> Any:
         if name in _OTHER_EACH_STEP:
-            raise GraphCaptureError(
-                f"the model reads the batch's {name}, which the recorded calls would not read again"
-            )
+            raise GraphCaptureError(f"the model reads the batch's {name}, which recorded calls do not read again")
         return super().__getattribute__(name)
 
     @property
     def num_requests(self) -> int:
-        """B, of one token each."""
+        """B; each request has one token."""
         return self.num_tokens
 
 
@@ -240,24 +239,24 @@ _OTHER_EACH_STEP: Final = frozenset(field.name for field in fields(ForwardBatch)
     "positions",
     "num_decodes",
     "in_graph",
-    "wanted_idx",  # None: all tokens are
+    "wanted_idx",  # None: all tokens
 }
 
 
 class RecordedSteps:
-    """Runs a model's forward pass for steps in which a few requests bring one token each.
+    """Replays a model's forward pass for decode steps of few requests.
 
-    The first step of a size is recorded while it runs. The second runs twice, as the model has it and as recorded over
-    memory that holds nothing: if the two differ, every step runs as the model has it from then on.
+    The first step of a size is recorded while it runs. The second runs twice: by the model, and by the recording over
+    memory filled with NaN. If the results differ, the model runs all later steps.
 
     Args:
-        attention, forward: the model's backend and its forward pass, both of which repeat their calls.
+        attention, forward: the model's backend and forward pass; `repeats_calls` is True for both.
         num_rows: R, rows of the request table.
-        max_size: requests of a step at most.
+        max_size: maximum number of requests of a step.
 
     Attributes:
-        last_tokens: int64 [R], each row's latest sampled token; whoever samples writes it.
-        num_replays: steps that have been repeated.
+        last_tokens: int64 [R], each row's latest sampled token; written by the sampler.
+        num_replays: number of replayed steps.
     """
 
     def __init__(
@@ -273,18 +272,18 @@ class RecordedSteps:
         self._attention = attention
         self._forward = forward
         self._input_ids, self._positions = torch.zeros(2, max_size, dtype=torch.int64)
-        self._inputs_by_size: dict[int, tuple[Tensor, Tensor]] = {}  # their beginnings
-        #: By the number of requests, and of threads.
+        self._inputs_by_size: dict[int, tuple[Tensor, Tensor]] = {}  # their first `size` elements
+        #: By (number of requests, number of threads); None: recording failed, the model runs all steps.
         self._steps: dict[tuple[int, int], _RecordedStep] | None = {}
         self._memory = _Memory()
 
     @property
     def holds_packed(self) -> bool:
-        """Always: kernels' arguments are addresses."""
+        """Always True: the recorded arguments of kernels are addresses."""
         return True
 
     def recapture(self) -> None:
-        """Forget what has been recorded, since the model computes with other tensors than before. Between two steps."""
+        """Delete all recordings, since the model's tensors were replaced. Called between two steps."""
         if self._steps is not None:
             self._steps.clear()
             self._memory = _Memory()
@@ -292,9 +291,9 @@ class RecordedSteps:
     def replay(self, plan: StepPlan) -> Tensor | None:
         """Run a step's forward pass, in inference mode.
 
-        Returns: hidden states [T, hidden], valid until the next replay; None if steps like this one are not recorded: a
-            request brings more than one token or has an adapter, there are too many, or pages arrive from host memory
-            layer by layer.
+        Returns: hidden states [T, hidden], valid until the next replay. None if such steps are not recorded: a request
+            has more than one token or an adapter, the batch is too large, or pages are loaded from host memory layer by
+            layer.
         """
         size = plan.num_tokens
         if self._steps is None or size != plan.num_decodes or size > len(self._positions):
@@ -317,7 +316,7 @@ class RecordedSteps:
                 step.recording.repeat()
                 self.num_replays += 1
         except _OtherResultError:
-            return None  # the model runs into it, and says what it is
+            return None  # the model then runs the step and raises the actual error
         except GraphCaptureError as error:
             self._steps = None
             self._memory = _Memory()
@@ -326,7 +325,7 @@ class RecordedSteps:
         return step.hidden
 
     def _inputs(self, size: int) -> tuple[Tensor, Tensor]:
-        """Return where recorded calls of so many requests find what a model reads of a batch: tokens and positions."""
+        """Return the tensors from which recorded calls of a batch size read token ids and positions."""
         found = self._inputs_by_size.get(size)
         if found is None:
             found = self._inputs_by_size[size] = self._input_ids[:size], self._positions[:size]
@@ -338,19 +337,21 @@ class RecordedSteps:
         hidden = self._memory.borrowed(found.pop())
         if not self._memory.is_free:
             gc.collect()
-            if not self._memory.is_free:  # by the time it is read again, another step has written there
+            if not self._memory.is_free:  # later steps would overwrite them
                 raise GraphCaptureError("the model keeps tensors that it computed")
         return _RecordedStep(recording, hidden)
 
     def _checked(self, step: "_RecordedStep", batch: ForwardBatch) -> Tensor:
-        """Run a step twice, and return what the model made of it."""
+        """Run a step by the model and by the recording; return the model's result."""
         expected = self._forward(batch)
         if expected.isnan().any():
-            return expected  # overwritten memory is NaN too: check a later step
+            return expected  # NaN cannot be distinguished from overwritten memory: check a later step
         self._memory.fill_nan()
         step.recording.repeat()
         if not torch.equal(expected, step.hidden):
-            raise GraphCaptureError("repeated calls gave other hidden states than the model: not all were heard")
+            raise GraphCaptureError(
+                "replayed calls gave other hidden states than the model: not all calls were recorded"
+            )
         step.is_checked = True
         return expected
 

@@ -1,4 +1,4 @@
-"""Logits processors: one request's own code, run over its row of the logits."""
+"""Runs the logits processors of each request on its row of the logits."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -14,23 +14,23 @@ from graftlm.plan import RowSetup
 
 __all__ = ["MakeProcessor", "RowProcessors"]
 
-#: From a name, options and context to a processor.
+#: Creates a processor from its name, options and context.
 MakeProcessor: TypeAlias = Callable[[str, Mapping[str, Any], LogitsContext], LogitsProcessor]
 
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """What one row runs, by name, over which output so far."""
+    """One row's processors by name, and its output so far."""
 
     processors: dict[str, LogitsProcessor]
     output_token_ids: list[int]
 
 
 class RowProcessors:
-    """The processors of each row that has any, with the tokens it has generated.
+    """The logits processors of each row that has any, and the tokens that the row generated.
 
-    Processors see those tokens on the host, so sampling a row that has any waits for the device. Other rows are not
-    touched.
+    Processors get these tokens on the host, so sampling a row with processors waits for the device. Other rows are not
+    affected.
     """
 
     def __init__(self, num_rows: int, vocab_size: int, make_processor: MakeProcessor) -> None:
@@ -56,18 +56,18 @@ class RowProcessors:
         self._active[setup.row] = True
 
     def clear_row(self, row: int) -> None:
-        """Forget a row's processors."""
+        """Remove a row's processors."""
         self._active[row] = False
         self._rows.pop(row, None)
 
     def active(self, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Tell which rows have processors, bool [n]."""
+        """Return which rows have processors, bool [n]."""
         return self._active[rows]
 
     def apply(self, logits: Tensor, rows: NDArray[np.int64]) -> dict[int, str]:
-        """Run each row's processors over its logits, float32 [n, V], in place.
+        """Run each row's processors on its logits, float32 [n, V], in place.
 
-        Returns: row -> why it failed. A failed row's processors are forgotten.
+        Returns: row -> reason of its failure. The processors of a failed row are removed.
         """
         failures: dict[int, str] = {}
         for local in np.flatnonzero(self._active[rows]).tolist():
@@ -80,7 +80,7 @@ class RowProcessors:
         return failures
 
     def record(self, rows: NDArray[np.int64], token_ids: Tensor) -> None:
-        """Remember sampled tokens, int64 [n] on the device. Waits for the device if any of the rows has processors."""
+        """Append sampled tokens, int64 [n] on the device. Waits for the device if a row has processors."""
         local = np.flatnonzero(self._active[rows])
         if len(local):
             tokens = token_ids.tolist()
@@ -90,23 +90,23 @@ class RowProcessors:
     def _create(self, name: str, options: Mapping[str, Any], context: LogitsContext) -> LogitsProcessor:
         try:
             return self._make(name, options, context)
-        except Exception as error:  # a plugin's code: whatever it raises fails this request only
+        except Exception as error:  # a plugin's code: any exception fails this request only
             raise RequestFailedError(
                 f"logits processor {name!r} could not be created: {type(error).__name__}: {error}"
             ) from error
 
 
 def _process(row: _Row, logits: Tensor) -> Tensor:
-    """Run a row's processors in order over float32 [V].
+    """Run a row's processors in order on its logits, float32 [V].
 
     Raises:
-        RequestFailedError: one of them raised, or returned something else than logits.
+        RequestFailedError: a processor raised, or returned something other than logits.
     """
     history = np.array(row.output_token_ids, dtype=np.int32)
     for name, processor in row.processors.items():
         try:
             result: object = processor.process(history.copy(), logits)
-        except Exception as error:  # a plugin's code: whatever it raises fails this request only
+        except Exception as error:  # a plugin's code: any exception fails this request only
             raise RequestFailedError(f"logits processor {name!r} failed: {type(error).__name__}: {error}") from error
         logits = _checked(name, result, logits)
     return logits

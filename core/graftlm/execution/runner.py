@@ -1,4 +1,4 @@
-"""One step on the device: plan in, sampled tokens out."""
+"""Runs one step on the device: takes a plan, returns sampled tokens."""
 
 import msgspec
 import numpy as np
@@ -23,7 +23,7 @@ _NO_TOKENS = np.empty(0, dtype=np.int32)
 
 
 class _SampledOnHost(msgspec.Struct, frozen=True, eq=False):
-    """What the sampler chose, in tensors on the host that are filled once the readback has been waited for."""
+    """The sampler's result in host tensors, which are filled after the readback's `wait`."""
 
     token_ids: Tensor
     failed: Tensor
@@ -38,13 +38,13 @@ class _SampledOnHost(msgspec.Struct, frozen=True, eq=False):
 
 
 class LaunchedStep(msgspec.Struct, frozen=True, eq=False):
-    """A step that the device has been given. Tensors are on the host, filled once `readback` has been waited for.
+    """A step that was launched on the device. Its tensors are on the host, filled after the readback's `wait`.
 
     Attributes:
-        sampled: None when no request samples.
-        prompt_logprobs: of all spans' tokens together; None when there are no spans.
-        span_lens: tokens of each span.
-        pooled: float32, one vector for each span.
+        sampled: None if no request samples.
+        prompt_logprobs: of the tokens of all spans, concatenated; None if there are no spans.
+        span_lens: number of tokens of each span.
+        pooled: float32, one vector per span.
     """
 
     readback: Readback
@@ -54,7 +54,7 @@ class LaunchedStep(msgspec.Struct, frozen=True, eq=False):
     pooled: tuple[Tensor, ...]
 
     def result(self) -> StepResult:
-        """Wait for the device, and return what it made of the plan. From any thread, once."""
+        """Wait for the device and return the step's result. May be called from any thread, once."""
         model_s = self.readback.wait()
         sampled = self.sampled
         return StepResult(
@@ -68,15 +68,15 @@ class LaunchedStep(msgspec.Struct, frozen=True, eq=False):
 
 
 class ModelRunner:
-    """Runs plans in the order in which they come, one at a time, always from the same thread.
+    """Runs plans in order, one at a time, always called from the same thread.
 
-    The latest token of every row stays on the device: the next step reads it there, seen by the host or not. On a GPU
-    steps have a stream of their own, and nothing in `launch` waits for it, with two exceptions: a row with logits
-    processors, which work on the host, and a step that takes copies along.
+    The latest token of every row stays on the device, where the next step reads it before the host has it. On a GPU
+    steps run in a separate stream, and `launch` does not wait for it, with two exceptions: a row with logits
+    processors, which run on the host, and a step with copies.
 
     Args:
-        graphs: replays the steps it can; None: the model runs every step.
-        adapters: the layers to tell of the requests' adapters; None: requests have none.
+        graphs: replays the steps that it supports; None: the model runs all steps.
+        adapters: sets the adapters of the requests; None: requests have none.
         streams: of the device; None: torch's for a GPU, none for a CPU.
     """
 
@@ -106,18 +106,18 @@ class ModelRunner:
         else:
             self._last_tokens = graphs.last_tokens
         self._batches = BatchBuilder(self._last_tokens)
-        self._inference_mode = torch.inference_mode()  # entered by every step, one at a time
+        self._inference_mode = torch.inference_mode()  # entered by each step; steps do not overlap here
 
     def run(self, plan: StepPlan) -> StepResult:
-        """Run one step, with the copies that go with it, and wait for its tokens."""
+        """Run one step with its copies, and wait for its tokens."""
         return self.launch(plan).result()
 
     def launch(self, plan: StepPlan) -> LaunchedStep:
-        """Give a step to the device, with the copies that go with it; its `result` waits for the tokens."""
+        """Launch a step with its copies on the device; `LaunchedStep.result` waits for the tokens."""
         with self._inference_mode:
             if self._streams is None or self._stream is None:
                 return self._launch_with_copies(plan)
-            # What the caller has launched so far, such as loading weights, comes before the step.
+            # Work that the caller launched before, such as loading weights, runs before the step.
             self._stream.wait_stream(self._streams.current())
             with self._streams.use(self._stream):
                 return self._launch_with_copies(plan)
@@ -147,13 +147,13 @@ class ModelRunner:
         return launched
 
     def _forward(self, plan: StepPlan) -> tuple[Tensor, bool]:
-        """Return hidden states, and whether they are those of the tokens alone that are sampled from."""
+        """Return hidden states, and whether they are those of the sampled tokens only."""
         if self._adapters is not None:
             self._adapters.route(plan)
         hidden = None if self._graphs is None else self._graphs.replay(plan)
         if hidden is not None:
             return hidden, False
-        # Adapters are told which request each row of a layer's input belongs to.
+        # With adapters, a layer's input needs all rows: the route assigns an adapter to each row of the step.
         may_select = self._model.selects_tokens and self._adapters is None
         reads_all = len(plan.sample_idx) == plan.num_tokens or plan.prompt_spans or plan.pool_spans
         is_selected = may_select and not reads_all
@@ -172,7 +172,7 @@ class ModelRunner:
     def _prompt_logprobs(
         self, spans: tuple[PromptLogprobSpan, ...], hidden: Tensor, readback: Readback
     ) -> TokenLogprobs:
-        """Compute the logits of all spans' tokens together, and of no others."""
+        """Compute the logits of the tokens of all spans, in one call."""
         idx = np.concatenate([np.arange(span.start, span.start + len(span.targets)) for span in spans])
         targets = np.concatenate([span.targets for span in spans])
         logits = self._model.logits(hidden[to_device(idx, self._device)])
@@ -180,7 +180,7 @@ class ModelRunner:
         return _fetch(token_logprobs(logits, to_device(targets, self._device), num_top), readback)
 
     def _pooled(self, spans: tuple[PoolSpan, ...], hidden: Tensor, readback: Readback) -> tuple[Tensor, ...]:
-        """Read all spans out, and fetch them in one copy."""
+        """Compute the vectors of all spans and fetch them in one copy."""
         vectors = read_out(self._model, spans, hidden)
         together = readback.fetch(torch.cat(vectors))
         ends = np.cumsum([len(vector) for vector in vectors]).tolist()
@@ -188,7 +188,7 @@ class ModelRunner:
 
 
 def _last_of_each(plan: StepPlan, hidden: Tensor, device: torch.device) -> Tensor:
-    """Return the hidden states that tokens are sampled from, [S, hidden]."""
+    """Return the hidden states of the sampled tokens, [S, hidden]."""
     if len(plan.sample_idx) == plan.num_tokens:
         return hidden
     ends = plan.query_lens.cumsum(dtype=np.int64)

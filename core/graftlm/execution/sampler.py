@@ -1,4 +1,4 @@
-"""The sampler: from logits to the next token of each row."""
+"""The sampler: selects the next token of each row from its logits."""
 
 from typing import Final
 
@@ -26,21 +26,21 @@ from graftlm.sampling_params import SamplingParams
 
 __all__ = ["NOT_FINITE", "Sampled", "Sampler"]
 
-#: Why a request failed whose row is marked in `Sampled.failed`.
+#: Error of a request whose row is True in `Sampled.failed`.
 NOT_FINITE: Final = "logits are not finite"
 
-#: Temperatures below this are this: float32 could not hold the quotient of a logit by a smaller one.
+#: Lower limit of the temperature: with a smaller one, logit / temperature could exceed float32.
 _MIN_TEMPERATURE: Final = 1e-6
 
 
 class Sampled(msgspec.Struct, frozen=True, eq=False):
-    """What the sampler chose for S rows. The tensors are on the device; nothing has waited for them.
+    """The sampler's result for S rows. The tensors are on the device and may not be computed yet.
 
     Attributes:
-        token_ids: int64 [S], each below V, even where a row failed.
-        failed: bool [S], rows whose logits held NaN or +inf, or no finite number.
-        processor_errors: index into S -> what else failed that row; known to the host.
-        logprobs: when any of the rows asked, else None; 0 for rows that did not ask.
+        token_ids: int64 [S], each below V, also in failed rows.
+        failed: bool [S], rows whose logits contain NaN or +inf, or no finite number.
+        processor_errors: index into S -> other error of that row; known on the host.
+        logprobs: None if no row returns logprobs; 0 in rows that do not return them.
     """
 
     token_ids: Tensor
@@ -50,21 +50,20 @@ class Sampled(msgspec.Struct, frozen=True, eq=False):
 
 
 class Sampler:
-    """Samples each row by its own request's parameters.
+    """Samples each row with the parameters of its request.
 
-    What rows ask for is known on the host, so each stage runs for the rows that ask for it, and no stage waits for the
-    device; only rows with logits processors do. Rows that are all greedy cost one pass over the logits.
+    The parameters are on the host, so each stage runs only for the rows that need it. No stage waits for the device,
+    except for rows with logits processors. If all rows are greedy, sampling is one pass over the logits.
 
-    A row's token depends on its logits, its parameters, its seed, the token's position and its own tokens so far: not
-    on the rest of the batch.
+    A row's token depends on its logits, parameters, seed, position and earlier tokens, not on the rest of the batch.
 
     Args:
         num_rows: R, rows of the request table.
         vocab_size: V.
         device: of the logits.
-        make_processor: makes logits processors.
-        native_masks: writes masks on a CPU; None: numpy's operations.
-        native_sampling: chooses tokens on a CPU; None: torch's operations.
+        make_processor: creates logits processors.
+        native_masks: applies masks on a CPU; None: numpy does.
+        native_sampling: samples on a CPU; None: torch does.
     """
 
     def __init__(
@@ -82,7 +81,7 @@ class Sampler:
         self._penalties = Penalties(num_rows, vocab_size, device)
         self._token_edits = TokenEdits(num_rows, vocab_size, device)
         self._processors = RowProcessors(num_rows, vocab_size, make_processor)
-        self._failures: dict[int, str] = {}  # row -> what failed before or while it was sampled
+        self._failures: dict[int, str] = {}  # row -> error before or during its sampling
         self._greedy = np.ones(num_rows, dtype=np.bool_)
         self._temperature = np.ones(num_rows, dtype=np.float64)
         self._top_k = np.full(num_rows, vocab_size, dtype=np.int64)
@@ -95,9 +94,9 @@ class Sampler:
         self._plain_rows: NDArray[np.int32] | None = None  # checked since a row was last set: argmax is enough
 
     def set_row(self, setup: RowSetup) -> None:
-        """Install a request, in place of what the row held.
+        """Set a row's request.
 
-        A request that cannot be installed, because creating a logits processor fails, fails when it is next sampled.
+        If the creation of a logits processor fails, the request fails when it is sampled next.
         """
         row, params = setup.row, setup.params
         self._plain_rows = None
@@ -125,15 +124,15 @@ class Sampler:
         positions: NDArray[np.int64],
         token_mask: TokenMask | None = None,
     ) -> Sampled:
-        """Choose the next token of each row.
+        """Sample the next token of each row.
 
         Args:
             logits: [S, V], any floating dtype; not changed.
-            rows: int32 [S], each once.
-            positions: int64 [S], where the tokens will stand.
-            token_mask: what some of the rows may sample, whatever else their parameters ask for.
+            rows: int32 [S], unique.
+            positions: int64 [S], positions of the sampled tokens.
+            token_mask: allowed tokens of some rows; it has precedence over all other parameters.
 
-        Effects: the tokens count towards the penalties, and are the history of the logits processors, of their rows.
+        Effects: adds the tokens to the penalties' counts and to the logits processors' history of their rows.
         """
         token_ids, failed = self._most_likely(logits)
         if token_mask is None and self._are_plain(rows):
@@ -175,12 +174,12 @@ class Sampler:
         return True
 
     def _edited(self, rows: NDArray[np.int64], positions: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Tell which rows are not sampled from the model's own logits, bool [S]."""
+        """Return which rows have edited logits, bool [S]."""
         by_tokens = self._token_edits.active(rows, positions)
         return by_tokens | self._processors.active(rows) | self._penalties.active(rows)
 
     def _edit(self, scores: Tensor, rows: NDArray[np.int64], positions: NDArray[np.int64]) -> None:
-        """Change logits, float32 [n, V], in place, as far as a mask may overrule it."""
+        """Apply logits processors, biases and min_tokens to logits, float32 [n, V], in place; masks come after."""
         self._failures |= self._processors.apply(scores, rows)
         self._token_edits.apply(scores, rows, positions)
 
@@ -191,7 +190,7 @@ class Sampler:
     def _draw(
         self, logits: Tensor, idx: NDArray[np.int64], rows: NDArray[np.int64], positions: NDArray[np.int64]
     ) -> Tensor:
-        """Draw tokens, int64 [m], from rows `idx` [m] of logits [n, V], which are not changed."""
+        """Draw tokens, int64 [m], from rows `idx` [m] of logits [n, V]; the logits are not changed."""
         keys = noise_keys(self._seed[rows], positions)
         top_k, top_p, min_p = self._top_k[rows], self._top_p[rows], self._min_p[rows]
         native = self._native_sampling
@@ -220,6 +219,6 @@ def _is_beyond_argmax(params: SamplingParams) -> bool:
 
 
 def _own_floats(logits: Tensor, rows: NDArray[np.int64]) -> Tensor:
-    """Return rows of logits as float32 that may be changed."""
+    """Return rows of logits as a float32 copy, which the caller may change."""
     scores = take_rows(logits, rows).float()
     return scores.clone() if scores is logits else scores

@@ -1,11 +1,11 @@
-"""Filters on what may be sampled: top-k, top-p and min-p.
+"""The sampling filters top-k, top-p and min-p.
 
-Each finds, for each row, the bound that a token must reach to stay. Tokens exactly as likely as the last one that stays
-therefore stay with it, and no result depends on how a sort orders equals. (Logits in bfloat16 have many equals.) On a
-device nothing is sorted: a kernel searches for the bound.
+Each filter computes one bound per row and keeps the tokens that reach it. So all tokens with the probability of the
+last kept token are kept too, and the result does not depend on the order in which a sort puts equal numbers (bfloat16
+logits have many equal numbers). On a GPU a kernel searches for the bound without sorting.
 
-The settings are host arrays, so rows that ask for nothing cost nothing and the device is never waited for. Rows with
-NaN stay NaN or become empty; other rows are unaffected.
+The settings are host arrays, so rows without a filter cost nothing and no filter waits for the device. Rows with NaN
+stay NaN or become empty; other rows are unaffected.
 """
 
 from typing import Any, Final
@@ -20,7 +20,8 @@ from graftlm.execution.device_rows import put_rows, take_rows
 
 __all__ = ["keep_min_p", "keep_top_k", "keep_top_p", "top_p_bounds_on_host"]
 
-#: Shares of the largest probability above which the host looks for the tokens of top-p, until they hold enough.
+#: On the host, top-p sorts only the tokens above this share of the largest probability; the next lower share is used if
+#: their sum is too small.
 _FIRST_LOOKS: Final = (2.0**-6, 2.0**-12, 2.0**-18, 0.0)
 
 
@@ -29,7 +30,7 @@ def keep_top_k(logits: Tensor, top_k: NDArray[np.int64]) -> Tensor:
 
     Args:
         logits: float32 [n, V]; not changed.
-        top_k: int64 [n]; V or more keeps all.
+        top_k: int64 [n]; V or more keeps all tokens.
     """
     asking = np.flatnonzero(top_k < logits.shape[1])
     if len(asking) == 0:
@@ -38,11 +39,11 @@ def keep_top_k(logits: Tensor, top_k: NDArray[np.int64]) -> Tensor:
 
 
 def keep_top_p(probs: Tensor, top_p: NDArray[np.float64]) -> Tensor:
-    """Set to 0 all but each row's smallest set of tokens that holds the share p of its probability.
+    """Keep each row's smallest set of most likely tokens whose sum is at least top_p; set other tokens to 0.
 
     Args:
         probs: float32 [n, V], not negative; not changed.
-        top_p: float64 [n]; 1 keeps all.
+        top_p: float64 [n], a share of the row's sum; 1 keeps all tokens.
     """
     asking = np.flatnonzero(top_p < 1.0)
     if len(asking) == 0:
@@ -51,11 +52,11 @@ def keep_top_p(probs: Tensor, top_p: NDArray[np.float64]) -> Tensor:
 
 
 def keep_min_p(probs: Tensor, min_p: NDArray[np.float64]) -> Tensor:
-    """Set to 0 all tokens less likely than the share p of each row's most likely one.
+    """Set tokens to 0 whose probability is below min_p times the row's largest.
 
     Args:
         probs: float32 [n, V], not negative; not changed.
-        min_p: float64 [n]; 0 keeps all.
+        min_p: float64 [n]; 0 keeps all tokens.
     """
     asking = np.flatnonzero(min_p > 0.0)
     if len(asking) == 0:
@@ -65,7 +66,7 @@ def keep_min_p(probs: Tensor, min_p: NDArray[np.float64]) -> Tensor:
 
 
 def _keep_from(x: Tensor, rows: NDArray[Any], bounds: Tensor, otherwise: float) -> Tensor:
-    """Replace what lies below its row's bound; rows not listed have none."""
+    """Replace the numbers below their row's bound by `otherwise`; rows that are not in `rows` have no bound."""
     bounds = put_rows(x.new_full((len(x),), -torch.inf), rows, bounds)
     return x.masked_fill(x < bounds[:, None], otherwise)
 
@@ -80,7 +81,7 @@ def _kth_largest(logits: Tensor, k: NDArray[np.int64]) -> Tensor:
 
 
 def _top_p_bounds(probs: Tensor, top_p: NDArray[np.float64]) -> Tensor:
-    """Return the probability of each row's last token that stays, float32 [n]."""
+    """Return the lowest probability that each row keeps, float32 [n]."""
     if probs.device.type == "cpu":
         return torch.from_numpy(top_p_bounds_on_host(probs.numpy(), top_p))
     from graftlm.execution.bound_kernel import top_p_bounds
@@ -89,7 +90,7 @@ def _top_p_bounds(probs: Tensor, top_p: NDArray[np.float64]) -> Tensor:
 
 
 def top_p_bounds_on_host(probs: NDArray[np.float32], top_p: NDArray[np.float64]) -> NDArray[np.float32]:
-    """Do `_top_p_bounds` on the host, which looks first and sorts only the likeliest tokens."""
+    """Compute `_top_p_bounds` on the host; it sorts only the most likely tokens."""
     return np.array([_top_p_bound(row, share) for row, share in zip(probs, top_p, strict=True)], dtype=np.float32)
 
 

@@ -1,4 +1,4 @@
-"""Attention over two memories: one of the layers that see all tokens, one of the layers with a sliding window."""
+"""Attention over two page memories: of the full-attention layers and of the sliding-window layers."""
 
 from torch import Tensor
 
@@ -9,14 +9,14 @@ __all__ = ["SplitAttention"]
 
 
 class SplitAttention(AttentionBackend):
-    """Hands each layer to a backend that was prepared with the page table of that layer's memory.
+    """Runs each layer with a backend that was prepared with the page table of the layer's memory.
 
-    Backends need not know: each sees a batch, and pages. Where no window reaches, a window page table points at page
+    The backends need no special support: each gets a batch and pages. Before the window, a window page table has page
     0, which a backend never attends to.
 
     Args:
-        full: for the layers that see all tokens; None when the model has none.
-        window: for the layers with a sliding window; another instance.
+        full: for the full-attention layers; None if the model has none.
+        window: another instance, for the sliding-window layers.
     """
 
     def __init__(self, full: AttentionBackend | None, window: AttentionBackend) -> None:
@@ -27,7 +27,7 @@ class SplitAttention(AttentionBackend):
         """Prepare both backends.
 
         Raises:
-            InvariantError: the batch brings no window page table.
+            InvariantError: the batch has no window page table.
         """
         if batch.window is None:
             raise InvariantError("split attention: the batch has no window page table; the plan was made without one")
@@ -37,7 +37,7 @@ class SplitAttention(AttentionBackend):
 
     @property
     def repeats_calls(self) -> bool:
-        """Whether both backends do."""
+        """Whether both backends repeat their calls."""
         return self._window.repeats_calls and (self._full is None or self._full.repeats_calls)
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, layer: AttentionLayer) -> Tensor:

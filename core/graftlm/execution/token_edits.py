@@ -1,4 +1,4 @@
-"""Changes to the logits of single tokens: biases, and stop tokens that may not come yet."""
+"""Changes of single tokens' logits: biases, and stop tokens before `min_tokens`."""
 
 import numpy as np
 import torch
@@ -13,21 +13,21 @@ __all__ = ["TokenEdits"]
 
 
 class TokenEdits:
-    """`logit_bias` and `min_tokens` of each row. Everything stays on the host until it is applied."""
+    """`logit_bias` and `min_tokens` of each row. All data is on the host until it is applied."""
 
     def __init__(self, num_rows: int, vocab_size: int, device: torch.device) -> None:
         self._vocab_size = vocab_size
         self._device = device
         self._biased = np.zeros(num_rows, dtype=np.bool_)
-        self._first_stop = np.zeros(num_rows, dtype=np.int64)  # the position from which stop tokens may come
+        self._first_stop = np.zeros(num_rows, dtype=np.int64)  # the first position where stop tokens are allowed
         self._biases: dict[int, tuple[NDArray[np.int64], NDArray[np.float32]]] = {}
         self._stops: dict[int, NDArray[np.int64]] = {}
 
     def set_row(self, setup: RowSetup) -> None:
-        """Install a request.
+        """Set a row's request.
 
         Raises:
-            SamplingParamsError: `logit_bias` names a token outside the vocabulary.
+            SamplingParamsError: `logit_bias` has a token outside the vocabulary.
         """
         row, params = setup.row, setup.params
         self._biased[row] = False
@@ -39,22 +39,22 @@ class TokenEdits:
         tokens = np.array(list(params.logit_bias), dtype=np.int64)
         if tokens.max() >= self._vocab_size:
             raise SamplingParamsError(
-                f"logit_bias names token {tokens.max()}, but the vocabulary has {self._vocab_size} tokens"
+                f"logit_bias has token {tokens.max()}, but the vocabulary has {self._vocab_size} tokens"
             )
         self._biases[row] = (tokens, np.array(list(params.logit_bias.values()), dtype=np.float32))
         self._biased[row] = True
 
     def active(self, rows: NDArray[np.int64], positions: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Tell which rows have something to change, bool [n]."""
+        """Return which rows have changes at these positions, bool [n]."""
         return self._biased[rows] | (positions < self._first_stop[rows])
 
     def apply(self, logits: Tensor, rows: NDArray[np.int64], positions: NDArray[np.int64]) -> None:
-        """Add the biases, then rule out stop tokens, in place.
+        """Add the biases, then set forbidden stop tokens to -inf, in place.
 
         Args:
             logits: float32 [n, V], contiguous.
             rows: int64 [n].
-            positions: int64 [n], where the sampled tokens will stand.
+            positions: int64 [n], positions of the sampled tokens.
         """
         cells = logits.view(-1)
         biased = np.flatnonzero(self._biased[rows])
@@ -70,6 +70,6 @@ class TokenEdits:
     def _cells(
         self, local: NDArray[np.int64], tokens: "list[NDArray[np.int64]] | tuple[NDArray[np.int64], ...]"
     ) -> Tensor:
-        """Return the flat indices of one list of tokens for each of the given rows of the logits."""
+        """Return the flat indices of each given row's list of tokens."""
         starts = np.repeat(local * self._vocab_size, [len(ids) for ids in tokens])
         return to_device(starts + np.concatenate(tokens), self._device)

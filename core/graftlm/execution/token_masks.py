@@ -1,4 +1,4 @@
-"""Rows of logits that may sample only some tokens."""
+"""Applies token masks to rows of logits."""
 
 from typing import Any, Final
 
@@ -12,11 +12,10 @@ from graftlm.execution.native_masks import NativeMasks
 
 __all__ = ["forbid"]
 
-#: How many numbers of 4 bytes are worked on at a time: what stays in a core's cache.
+#: Number of 4-byte numbers per block, so that a block fits in a core's cache.
 _BLOCK_NUMBERS: Final = 1 << 17
 
-#: Byte of a bitmask -> the most that its 8 tokens may score: where the bit is set, NaN, which is no bound to `fmin`;
-#: else minus infinity.
+#: Byte of a bitmask -> upper bounds of its 8 tokens' scores: NaN, which `fmin` ignores, if the bit is set; else -inf.
 _BOUNDS: Final = np.where(
     np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little"), np.nan, -np.inf
 ).astype(np.float32)
@@ -29,14 +28,14 @@ def forbid(
     instead: Tensor | None = None,
     native: NativeMasks | None = None,
 ) -> None:
-    """Give all tokens but the allowed ones a score of minus infinity.
+    """Set the scores of all forbidden tokens to -inf.
 
     Args:
         scores: float32 [n, V], changed in place.
-        rows: int64 [m], ascending, each once; rows of `scores`.
+        rows: int64 [m], ascending, unique rows of `scores`.
         bits: int32 [m, ceil(V / 32)], as in `TokenMask`.
-        instead: [m, V], any floating dtype: the scores of a row whose own rule out every allowed token.
-        native: what writes on a CPU; None: numpy's operations.
+        instead: [m, V], any floating dtype: replaces the scores of a row in which all allowed tokens have -inf.
+        native: the kernel for a CPU; None: numpy.
     """
     _write(scores, rows, bits, native)
     if instead is None:
@@ -50,7 +49,7 @@ def forbid(
 
 
 def _write(scores: Tensor, rows: NDArray[Any], bits: NDArray[np.int32], native: NativeMasks | None) -> None:
-    """Write minus infinity, in place, where the masks of rows allow nothing; what is allowed is not touched."""
+    """Set the scores of forbidden tokens to -inf, in place; other scores are not written."""
     if native is not None and scores.device.type == "cpu" and scores.is_contiguous():
         native.forbid(scores, rows, bits)
         return
@@ -64,7 +63,7 @@ def _write(scores: Tensor, rows: NDArray[Any], bits: NDArray[np.int32], native: 
 
 
 def _write_on_host(scores: Tensor, rows: NDArray[Any], bits: NDArray[np.int32]) -> None:
-    """Do `_write` for float32, in blocks of rows that stay in the processor's cache, the same time for every mask."""
+    """Apply masks to float32 scores, in blocks that fit in the cache; the time does not depend on the mask."""
     num_columns = scores.shape[1]
     words = bits
     if len(rows) < len(scores):

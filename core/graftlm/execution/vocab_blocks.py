@@ -1,8 +1,8 @@
-"""Searches over the vocabulary: for the largest number, and for one drawn at random.
+"""Argmax and random draws over the vocabulary.
 
-Drawing has two levels, first over blocks of tokens, then within one block. One pass reads the V columns and leaves
-V / 128 numbers a row. What is then done with those, with noise, costs nothing, where doing it over all V columns would
-cost more than the pass.
+A draw has two levels: first over blocks of tokens, then within one block. One pass reads the V columns and computes
+V / 128 sums per row. Applying noise to these sums costs almost nothing; applying it to all V columns would cost more
+than the pass.
 """
 
 from collections.abc import Callable
@@ -18,7 +18,7 @@ _BLOCK_LEN: Final = 128
 
 
 def most_likely(logits: Tensor) -> tuple[Tensor, Tensor]:
-    """Return each row's column of the largest number, the first of equals, and whether that number is not finite.
+    """Return each row's argmax (the first of equal numbers), and whether the largest number is not finite.
 
     Args:
         logits: [n, V], any floating dtype. A NaN counts as the largest.
@@ -27,30 +27,30 @@ def most_likely(logits: Tensor) -> tuple[Tensor, Tensor]:
     """
     if logits.device.type != "cpu":
         best, columns = logits.max(dim=1)  # one kernel
-        return columns, best - best != 0  # as `~isfinite`, in a third of the calls
+        return columns, best - best != 0  # the same as `~isfinite`, with a third of the calls
     rows = logits.float().numpy()
-    columns = rows.argmax(axis=1)  # vectorised, where torch's is not, and without waking threads
+    columns = rows.argmax(axis=1)  # numpy's is vectorized, torch's is not; no threads are woken
     best = rows[np.arange(len(rows)), columns]
     return torch.from_numpy(columns), torch.from_numpy(~np.isfinite(best))
 
 
 def num_noise(vocab_size: int) -> int:
-    """Return how many numbers `draw` needs for a row of V columns."""
+    """Return how many random numbers `draw` needs for a row of V columns."""
     return -(-vocab_size // _BLOCK_LEN) + _BLOCK_LEN
 
 
 def draw(weights: Tensor, noise: Tensor) -> Tensor:
-    """Draw one column a row, with probability proportional to its weight: a block by its sum, then a column in it.
+    """Draw one column per row with probability proportional to its weight: first a block, then a column of the block.
 
-    Each draw is an exponential race, won by the largest weight / noise. Rounding of one part in a million in the
-    weights then turns one draw in a million. With the inverse of a cumulative sum it would turn every draw that falls
-    among columns lighter than the rounding of the sum, and there are many in a vocabulary.
+    Each draw is an exponential race: the largest weight / noise wins. A relative rounding error of 1e-6 in the weights
+    then changes one draw in a million. With the inverse of a cumulative sum it would change all draws of columns whose
+    weight is below the rounding error of the sum, and a vocabulary has many such columns.
 
     Args:
         weights: float32 [n, V], not negative; they need not sum to 1.
         noise: float64 [n, num_noise(V)], independent and exponentially distributed, above 0.
 
-    Returns: int64 [n], always below V; meaningless for a row with NaN, or of nothing but zeros.
+    Returns: int64 [n], always below V; undefined for a row with NaN, or with zeros only.
     """
     sums = _per_block(weights, lambda part: part.sum(dim=-1))
     num_blocks = sums.shape[1]
@@ -72,9 +72,9 @@ def _per_block(x: Tensor, reduce: Callable[[Tensor], Tensor]) -> Tensor:
 
 
 def _block_of(x: Tensor, block: Tensor) -> tuple[Tensor, Tensor]:
-    """Return one block a row as values [n, 128] and their columns [n, 128].
+    """Return one block per row: values [n, 128] and their columns [n, 128].
 
-    Columns past the last of x are listed too; their values repeat the last column's.
+    Columns past the end of x are included; their values repeat the last column.
     """
     columns = block[:, None] * _BLOCK_LEN + torch.arange(_BLOCK_LEN, device=x.device)
     return x.gather(1, columns.clamp(max=x.shape[1] - 1)), columns
