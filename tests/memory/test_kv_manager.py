@@ -147,7 +147,7 @@ def free_too_early(kv, row):
 
 @pytest.mark.parametrize(
     ("damage", "message"),
-    [(lose, "2: nobody"), (share, "0: nobody; 1: row 0"), (free_too_early, "0: free list and row 0")],
+    [(lose, "2: no owner"), (share, "0: no owner; 1: row 0"), (free_too_early, "0: free list and row 0")],
 )
 def test_a_page_without_exactly_one_owner_is_named(damage, message):
     kv = manager()
@@ -167,7 +167,7 @@ def test_a_cache_that_miscounts_is_named():
     reserve(kv, row, 10)
     kv.publish(row, key(10))
     kv.cache._evictable_pages += 1
-    with pytest.raises(InvariantError, match="prefix cache: holds 2 pages, counts 1 evictable"):
+    with pytest.raises(InvariantError, match="prefix cache: nodes have 2 pages, counters have 1 evictable"):
         kv.check()
 
 

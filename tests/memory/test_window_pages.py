@@ -73,13 +73,13 @@ def test_mistakes_of_the_caller_are_found():
     window.give(ids(1))
     with pytest.raises(InvariantError, match=r"\[1\] have one already"):
         window.give(ids(0, 1))
-    with pytest.raises(InvariantError, match=r"pages \[4\] are to be written"):
+    with pytest.raises(InvariantError, match=r"a step writes pages \[4\]"):
         window.writable(ids(1, 4))
     with pytest.raises(InvariantError, match="3 are free"):
         window.give(ids(2, 3, 4, 5))
     free = no_free()
     free[1] = True
-    with pytest.raises(InvariantError, match=r"pages \[1\] are free, but hold"):
+    with pytest.raises(InvariantError, match=r"pages \[1\] are free, but have"):
         window.check(free)
     window.clear()
     window.check(free)

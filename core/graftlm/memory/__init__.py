@@ -1,4 +1,4 @@
-"""Who holds which page of KV memory: host side, numpy, no torch."""
+"""The owners of all pages of KV memory: host side, numpy, no torch."""
 
 from graftlm.memory.kv_manager import KVManager, KVUsage, Reuse
 from graftlm.memory.lower_tiers import LowerTiers

@@ -1,4 +1,4 @@
-"""A prefix cache's whole content as plain data, for tools."""
+"""A prefix cache's content as plain data, for tools."""
 
 from typing import Any
 
@@ -6,19 +6,19 @@ from graftlm.contracts import NodeView, PrefixCache
 
 __all__ = ["SNAPSHOT_FORMAT", "cache_snapshot"]
 
-#: Grows when a field changes its meaning; new fields do not count.
+#: Increases when a field changes its meaning; not when a field is added.
 SNAPSHOT_FORMAT = 1
 
 
 def cache_snapshot(cache: PrefixCache, page_size: int, now_s: float) -> dict[str, Any]:
-    """Return every node of a cache, parents before children, as JSON can hold it.
+    """Return all nodes of a cache as JSON-compatible data, parents before children.
 
     Args:
-        now_s: the reading of the clock that the cache was created with.
+        now_s: reading of the cache's clock, in seconds.
 
-    Returns: "format", "page_size", "evictable_pages", "locked_pages" and "nodes", each a node's "id", "parent" (null at
+    Returns: "format", "page_size", "evictable_pages", "locked_pages" and "nodes". Each node has "id", "parent" (null at
         the start of a prompt), "namespace", "token_ids", "pages", "locks", "pins", "hits", "priority", and "created_s"
-        and "last_access_s", in seconds before now.
+        and "last_access_s" in seconds before now.
     """
     return {
         "format": SNAPSHOT_FORMAT,

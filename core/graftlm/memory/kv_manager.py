@@ -1,4 +1,4 @@
-"""The traffic of pages between the pool, the prefix cache and the rows of running requests."""
+"""Moves pages between the pool, the prefix cache and the rows of running requests."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ _NOTHING_LOADED = LoadedPages()
 
 @dataclass(frozen=True, slots=True)
 class KVUsage:
-    """Pages by owner; their sum is `total`."""
+    """Numbers of pages by owner; their sum is `total`."""
 
     total: int
     free: int
@@ -33,7 +33,7 @@ class KVUsage:
 
 @dataclass(frozen=True, slots=True)
 class Reuse:
-    """Tokens that a request need not compute; `host` and `storage` say how many of them came from lower tiers."""
+    """Numbers of tokens that a request need not compute; `host` and `storage` count those from lower tiers."""
 
     num_tokens: int
     host_tokens: int = 0
@@ -41,7 +41,7 @@ class Reuse:
 
 
 class KVManager:
-    """Decides which page a token's keys and values go to, and who may reuse it.
+    """Allocates the pages of tokens' keys and values, and shares them through the prefix cache.
 
     A row's page table, with page_size 4 and 18 tokens computed:
 
@@ -50,13 +50,14 @@ class KVManager:
               |<-  the cache's  ->|<-    the row's        ->|
               |<-  locked by the row's handle; shared     ->|<- only this row writes here
 
-    Every step that is planned later also runs later. Hence a page may be published in the cache as soon as the step
-    that fills it is planned, and a page that a planned step still reads or writes may be freed: whoever gets it writes
-    to it in a later step.
+    Every step that is planned later also runs later. Hence a page may be inserted into the cache as soon as the step
+    that fills it is planned, and a page that a planned step still reads or writes may be freed: its next owner writes
+    it in a later step.
 
     Args:
-        window: lends window pages when sliding-window layers have a memory of their own; every page that a row reserves
-            then has one until the row's window, or the cache, gives it up. The cache must declare `window`.
+        window: allocates window pages if sliding-window layers have their own memory. Each page that a row reserves
+            then has a window page until the row's window has passed it or the cache evicts it. The cache must have the
+            capability `window`.
     """
 
     def __init__(
@@ -80,34 +81,34 @@ class KVManager:
 
     @property
     def available_pages(self) -> int:
-        """Pages that are free or could be evicted."""
+        """Number of pages that are free or evictable."""
         return self.pool.num_free + self.cache.evictable_pages
 
     @property
     def available_window_pages(self) -> int:
-        """Window pages that are free or could be evicted; as many as pages where layers share one memory."""
+        """Number of window pages that are free or evictable; `available_pages` if all layers share one memory."""
         if self.window is None:
             return self.available_pages
         return self.window.num_free + self.cache.evictable_window_pages
 
     @property
     def usage(self) -> KVUsage:
-        """Pages by owner."""
+        """Numbers of pages by owner."""
         owned = int((self.table.num_pages - self.table.cached_pages).sum())
         cache = self.cache
         return KVUsage(self.pool.num_pages, self.pool.num_free, cache.evictable_pages, cache.locked_pages, owned)
 
     def pages_for(self, num_tokens: int) -> int:
-        """Return how many pages hold `num_tokens` tokens."""
+        """Return the number of pages for `num_tokens` tokens."""
         return -(-num_tokens // self.page_size)
 
     def attach(self, row: int, key: PrefixKey) -> Reuse:
-        """Give a fresh row the longest cached prefix of `key`, and what lower tiers hold after it.
+        """Give a new row the longest cached prefix of `key`, and the pages that lower tiers hold after it.
 
-        Effects: locks the prefix, and sets the row's page table and `computed` to it. What is loaded goes to fresh
-        pages, with the step that is being planned, and is published at once.
+        Effects: locks the prefix, and sets the row's page table and `computed` to its end. Pages from lower tiers are
+            loaded to new pages with the step that is being planned, and are inserted into the cache at once.
 
-        Returns: tokens found.
+        Returns: the numbers of reused tokens.
         """
         match = self.cache.match(key)
         self._lock(row, match.handle)
@@ -117,11 +118,11 @@ class KVManager:
         return Reuse(int(self.table.computed[row]), loaded.host * size, loaded.storage * size)
 
     def advance(self, row: int, key: PrefixKey) -> int:
-        """Skip what another request has cached of a row's prompt since the row last looked.
+        """Reuse tokens of a row's prompt that another request has cached since the row's last match.
 
         Effects: as `attach`, from the row's handle on; the row's own pages there are freed.
 
-        Returns: tokens gained.
+        Returns: number of additional reused tokens.
         """
         handle = self._handle(row)
         match = self.cache.match(key, resume=handle)
@@ -135,13 +136,13 @@ class KVManager:
         return int(self.table.computed[row]) - before
 
     def reserve(self, rows: NDArray[np.int32], num_tokens: NDArray[np.int64]) -> bool:
-        """Give each row the pages it lacks to hold `num_tokens` tokens, evicting where needed.
+        """Allocate the pages that each row needs for `num_tokens` tokens, with evictions if necessary.
 
-        Returns: False, with nothing changed in the rows, when there are not enough.
+        Returns: False if there are not enough pages; the rows are then unchanged.
         """
         table = self.table
         have = table.num_pages[rows]
-        # A row has more than it needs where a rewrite has made its text shorter.
+        # A row has more pages than it needs after jump-forward retokenized its text to fewer tokens.
         needed = num_tokens if self.page_size == 1 else -(-num_tokens // self.page_size)
         lacking = np.maximum(needed - have, 0)
         total = int(np.add.reduce(lacking))
@@ -151,7 +152,7 @@ class KVManager:
             return False
         pages = self._alloc(total)
         row, column = rows, have
-        if total != len(rows) or np.maximum.reduce(lacking) > 1:  # else one page each, as with pages of one token
+        if total != len(rows) or np.maximum.reduce(lacking) > 1:  # else one page per row, as with page size 1
             first = lacking.cumsum() - lacking
             row, column = rows.repeat(lacking), np.arange(total) + (have - first).repeat(lacking)
         table.page_table[row, column] = pages
@@ -161,7 +162,7 @@ class KVManager:
         return True
 
     def extend(self, row: int, num_tokens: int) -> bool:
-        """Give one row the pages it lacks to hold `num_tokens` tokens; as `reserve`, at a fraction of its cost."""
+        """Allocate the pages that one row needs for `num_tokens` tokens; as `reserve`, but faster."""
         table = self.table
         have, needed = int(table.num_pages[row]), self.pages_for(num_tokens)
         if needed <= have:
@@ -175,16 +176,16 @@ class KVManager:
         return True
 
     def has_window_room(self, num_lacking: int, num_others: int) -> bool:
-        """Whether a row that lacks so many pages finds a window for them, and one page is left for every other row.
+        """Return whether a row's `num_lacking` pages fit in window memory, with one page left for every other row.
 
-        A row that is alone always does: it goes on in chunks that fit, and gives up what its window has passed.
+        A row without others always fits: it continues in chunks that fit, and frees the pages before its window.
         """
         if self.window is None or num_others == 0:
             return True
         return min(num_lacking, self.window.span.keep_pages + 1) + 1 + num_others <= self.available_window_pages
 
     def make_room(self, num_pages: int) -> bool:
-        """Evict until `num_pages` are free, with as many window pages; False when the cache cannot give up enough."""
+        """Evict until `num_pages` pages and as many window pages are free. Returns: False if that is impossible."""
         missing = num_pages - self.pool.num_free
         if missing > self.cache.evictable_pages or num_pages > self.available_window_pages:
             return False
@@ -197,20 +198,20 @@ class KVManager:
         return self.pool.num_free >= num_pages
 
     def _evict_window(self, window: WindowPages, num_pages: int) -> None:
-        """Let the cache give up window pages."""
+        """Evict window pages from the cache."""
         evicted = self.cache.evict_window(num_pages)
         self.evicted_pages += len(evicted.pages)
         self._free(evicted.pages)
         window.take_back(evicted.window_pages)
 
     def publish(self, row: int, key: PrefixKey) -> None:
-        """Offer the row's whole pages for `key` to the cache, and go on reading what the cache holds.
+        """Offer the row's whole pages for `key` to the cache; the row then uses the cached pages.
 
         Args:
-            key: tokens whose keys and values are written by steps planned so far.
+            key: tokens whose keys and values are written by the steps planned so far.
 
-        Effects: the row's lock moves to the end of what is cached; pages that were cached already are freed. What was
-            published is safe from eviction until `settle_step`.
+        Effects: the row's lock moves to the end of the cached part; duplicates of cached pages are freed. The inserted
+            pages cannot be evicted until `settle_step`.
         """
         start = self._handle(row).num_pages
         self._offer(row, key)
@@ -218,7 +219,7 @@ class KVManager:
             self.row_windows.protect_step(self.cache, start, self._handle(row))
 
     def settle_step(self) -> None:
-        """Give up what only the step just planned still needs: window pages that rows have passed."""
+        """Release the window pages that only the step that was just planned needed."""
         if self.row_windows is not None:
             self.row_windows.settle(self.cache)
 
@@ -243,16 +244,16 @@ class KVManager:
         self._store(row, key)
 
     def release(self, row: int, key: PrefixKey) -> None:
-        """Cache what a row has computed and give up the rest, and the row.
+        """Insert a row's computed pages into the cache, free its other pages, and free the row.
 
         Args:
-            key: the row's tokens whose keys and values are written.
+            key: the row's tokens whose keys and values are written by the steps planned so far.
         """
         self._offer(row, key)
         self.discard(row)
 
     def discard(self, row: int) -> None:
-        """Give up a row and its own pages without caching them."""
+        """Free a row and its own pages without inserting them into the cache."""
         own = self.table.own_pages(row)
         if self.row_windows is not None:
             self.row_windows.drop_row(row, self.cache)
@@ -262,16 +263,16 @@ class KVManager:
         self._free(own)
 
     def reset(self) -> int:
-        """Forget every prefix that no row uses; returns the pages freed."""
+        """Remove all prefixes that no row uses. Returns: number of freed pages."""
         pages = self.cache.reset()
         self._free(pages)
         return len(pages)
 
     def restart(self, make_cache: Callable[[], PrefixCache]) -> None:
-        """Start with empty memory and a fresh cache, whatever came before.
+        """Reset to empty memory and a new cache.
 
-        Effects: the old cache has let go of host memory before the new one takes it. When no cache can be made, this
-            raises what making it raised; until a further call succeeds the old cache must not be used.
+        Effects: the old cache releases its host memory before the new one allocates. If `make_cache` raises, the
+            exception is propagated, and the old cache must not be used until a later call succeeds.
         """
         if self.tiers is not None:
             self.tiers.abandon()
@@ -285,11 +286,11 @@ class KVManager:
             self.tiers.restart(self.cache)
 
     def take_copies(self, out_slots: NDArray[np.int64]) -> StepCopies | None:
-        """Return the copies that go with the step being planned, which writes `out_slots`, int64 [T]; or None."""
+        """Return the copies of the step that is being planned, or None. The step writes `out_slots`, int64 [T]."""
         return None if self.tiers is None else self.tiers.take(out_slots)
 
     def _load(self, row: int, key: PrefixKey, tiers: LowerTiers) -> LoadedPages:
-        """Go on from a fresh row's match with pages from lower tiers."""
+        """Extend a new row's match with pages from lower tiers."""
         table = self.table
         start = int(table.num_pages[row])
         loaded = _NOTHING_LOADED
@@ -308,7 +309,7 @@ class KVManager:
         return loaded
 
     def _store(self, row: int, key: PrefixKey) -> None:
-        """Let lower tiers know of all the pages that the cache holds of a row."""
+        """Register all of a row's cached pages for lower tiers."""
         if self.tiers is None:
             return
         num_pages = min(int(self.table.cached_pages[row]), len(key.token_ids) // self.page_size)
@@ -320,19 +321,22 @@ class KVManager:
         """Verify that every page has exactly one owner.
 
         Raises:
-            InvariantError: naming the owners whose pages do not add up.
+            InvariantError: a page has no owner or several; the message names them.
         """
         cached = [node.pages for node in self.cache.walk()]
         own = [self.table.own_pages(row) for row in np.flatnonzero(self.table.num_pages).tolist()]
         held = np.concatenate([np.flatnonzero(self.pool.free_mask()), *cached, *own])
         unknown = held[(held < 0) | (held >= self.pool.num_pages)]
         if len(unknown):
-            raise InvariantError(f"pages {unknown[:4].tolist()} are held, and there are no such pages")
+            raise InvariantError(
+                f"pages {unknown[:4].tolist()} are owned, but page ids are 0 to {self.pool.num_pages - 1}"
+            )
         num_cached = sum(map(len, cached))
         usage = self.usage
         if num_cached != usage.evictable + usage.locked:
             raise InvariantError(
-                f"prefix cache: holds {num_cached} pages, counts {usage.evictable} evictable + {usage.locked} locked"
+                f"prefix cache: nodes have {num_cached} pages, counters have {usage.evictable} evictable and "
+                f"{usage.locked} locked"
             )
         wrong = np.flatnonzero(np.bincount(held, minlength=self.pool.num_pages) != 1)
         if len(wrong):
@@ -341,24 +345,26 @@ class KVManager:
             self._check_windows(self.row_windows)
 
     def _check_windows(self, row_windows: RowWindows) -> None:
-        """Verify that window pages are where the cache and the rows think they are."""
+        """Verify that the window pages agree with the cache's nodes and the rows."""
         window = row_windows.pages
         window.check(self.pool.free_mask())
         num_held = 0
         for node in self.cache.walk():
             num_held += len(node.pages) if node.has_window else 0
             if (window.holds(node.pages) != node.has_window).any():
-                raise InvariantError(f"cache node {node.node_id}: has_window is {node.has_window}, its pages differ")
+                raise InvariantError(
+                    f"cache node {node.node_id}: has_window is {node.has_window}, but not for all of its pages"
+                )
         for row in np.flatnonzero(self.table.num_pages).tolist():
             kept = row_windows.kept(row)
             num_held += len(kept)
             if not window.holds(kept).all():
-                raise InvariantError(f"row {row} has pages in its window, but not their window pages")
+                raise InvariantError(f"row {row} has pages in its window without window pages")
         if num_held != window.num_held:
-            raise InvariantError(f"{window.num_held} window pages are held, cache and rows know of {num_held}")
+            raise InvariantError(f"{window.num_held} window pages are allocated, but cache and rows own {num_held}")
 
     def _describe(self, pages: NDArray[np.int64]) -> str:
-        """Name every owner of some pages."""
+        """Return a description of all owners of the pages."""
         parts = []
         free = self.pool.free_mask()
         for page in pages.tolist():
@@ -366,13 +372,13 @@ class KVManager:
             owners += [f"cache node {n.node_id}" for n in self.cache.walk() if page in n.pages]
             rows = np.flatnonzero(self.table.num_pages).tolist()
             owners += [f"row {r}" for r in rows if page in self.table.own_pages(r)]
-            parts.append(f"{page}: {' and '.join(owners) or 'nobody'}")
+            parts.append(f"{page}: {' and '.join(owners) or 'no owner'}")
         return "; ".join(parts)
 
     def _handle(self, row: int) -> PrefixHandle:
         handle = self._handles[row]
         if handle is None:
-            raise InvariantError(f"row {row} holds no place in the prefix cache")
+            raise InvariantError(f"row {row} has no handle of the prefix cache")
         return handle
 
     def _set_cached(self, row: int, start: int, pages: PageIds) -> None:
@@ -395,14 +401,14 @@ class KVManager:
         self.cache.unlock(old)
 
     def _alloc(self, num_pages: int) -> PageIds:
-        """Take pages, and a window page for each."""
+        """Allocate pages, and a window page for each."""
         pages = self.pool.alloc(num_pages)
         if self.window is not None:
             self.window.give(pages)
         return pages
 
     def _free(self, pages: PageIds) -> None:
-        """Give pages back, with their window pages."""
+        """Free pages and their window pages."""
         if self.window is not None:
             self.window.take_back(pages)
         self.pool.free(pages)

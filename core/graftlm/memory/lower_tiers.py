@@ -1,4 +1,4 @@
-"""A cache's tiers below the device's memory, as the scheduler keeps them in step with its plans."""
+"""Connects a cache's tiers below the device's memory with the scheduler's plans."""
 
 import logging
 import threading
@@ -14,15 +14,15 @@ __all__ = ["LowerTiers"]
 
 logger = logging.getLogger(__name__)
 
-#: How long a cache that is given up may hold up the engine.
+#: Maximum time that the engine waits for an abandoned cache, in seconds.
 _PATIENCE_S = 2.0
 
 
 class LowerTiers:
-    """Passes queued copies to plans, and the fate of those plans to the cache.
+    """Passes queued copies to plans, and reports to the cache whether the copies were done or lost.
 
     Attributes:
-        cache: the cache, whose capabilities say that it has tiers.
+        cache: the cache; its capabilities have `tiers`.
     """
 
     def __init__(self, cache: PrefixCache, queue: TransferQueue) -> None:
@@ -31,29 +31,29 @@ class LowerTiers:
         self._is_abandoned = False
 
     def begin_plan(self) -> None:
-        """A step is about to be planned."""
+        """Handle the start of planning a step."""
         self._queue.begin_plan()
 
     def take(self, out_slots: NDArray[np.int64]) -> StepCopies | None:
-        """Return the copies of the step being planned, which writes `out_slots`, int64 [T]; or None."""
+        """Return the copies of the step that is being planned, or None. The step writes `out_slots`, int64 [T]."""
         return self._queue.take(out_slots)
 
     def take_all(self) -> StepCopies | None:
-        """Return every queued copy, while no step is in flight; or None."""
+        """Return all queued copies, or None. No step may be in flight."""
         return self._queue.take_all()
 
     def landed(self, copies: StepCopies) -> None:
-        """The step of these copies is committed."""
+        """Handle the commit of the step with these copies."""
         self._queue.landed(copies)
         self.cache.copied(copies)
 
     def lose_copies(self) -> None:
-        """A step failed: no copy in flight or queued is made, or can be trusted."""
+        """Handle the failure of a step: drop all copies that are queued or in flight; their targets are undefined."""
         for copies in self._queue.drop():
             self.cache.copies_lost(copies)
 
     def abandon(self) -> None:
-        """Have the cache let go of its host memory and storage; its copies are forgotten. It is not used any more."""
+        """Drop all copies and release the cache's host memory and storage. The cache is not used afterwards."""
         self._queue.drop()
         if self._is_abandoned:
             return
@@ -63,7 +63,7 @@ class LowerTiers:
         letting_go.join(_PATIENCE_S)
 
     def restart(self, cache: PrefixCache) -> None:
-        """Go on with a fresh cache after `abandon`."""
+        """Continue with a new cache after `abandon`."""
         self.cache = cast(TieredPrefixCache, cache)
         self._is_abandoned = False
 
@@ -71,5 +71,5 @@ class LowerTiers:
 def _abandon(cache: TieredPrefixCache) -> None:
     try:
         cache.abandon()
-    except Exception:  # it may be the very cache that failed
-        logger.exception("a prefix cache that is given up did not let go of its memory")
+    except Exception:  # the cache itself may have failed
+        logger.exception("an abandoned prefix cache did not release its memory")

@@ -9,33 +9,33 @@ __all__ = ["PagePool"]
 
 
 class PagePool:
-    """A stack of free page ids. Fresh pages come in ascending runs, which kernels read fastest."""
+    """A stack of free page ids. New pages are allocated in ascending order, which kernels read fastest."""
 
     def __init__(self, num_pages: int) -> None:
         self.num_pages = num_pages
         self._stack = np.arange(num_pages - 1, -1, -1, dtype=np.int32)  # top at the end
         self._is_free = np.ones(num_pages, dtype=np.bool_)
-        self._last_place = np.zeros(num_pages, dtype=np.int32)  # scratch: where in an array a page came last
+        self._last_place = np.zeros(num_pages, dtype=np.int32)  # scratch: last index of a page in an array
         self._num_free = num_pages
 
     @property
     def num_free(self) -> int:
-        """Pages nobody holds."""
+        """Number of free pages."""
         return self._num_free
 
     def alloc(self, num_pages: int) -> PageIds:
-        """Take pages.
+        """Allocate pages.
 
-        Returns: int32 [num_pages], the caller's until it gives them to `free`.
+        Returns: int32 [num_pages], owned by the caller until it passes them to `free`.
 
         Raises:
-            InvariantError: fewer are free. Callers ask `num_free` first.
+            InvariantError: fewer pages are free. Callers check `num_free` first.
         """
         if num_pages > self._num_free:
             raise InvariantError(f"page pool: asked for {num_pages} pages, {self._num_free} are free")
         top = self._num_free
         self._num_free = top - num_pages
-        if num_pages == 1:  # as when one request decodes: at a third of the cost
+        if num_pages == 1:  # fast path when one request decodes: a third of the time
             page = self._stack[self._num_free : top].copy()
             self._is_free[page[0]] = False
             return page
@@ -44,10 +44,10 @@ class PagePool:
         return pages
 
     def free(self, pages: PageIds) -> None:
-        """Give pages back.
+        """Return pages to the pool.
 
         Raises:
-            InvariantError: one of them is free already, or given twice; nothing is changed then.
+            InvariantError: a page is already free, or is passed twice; nothing is changed then.
         """
         if not len(pages):
             return
@@ -62,5 +62,5 @@ class PagePool:
         self._num_free = top
 
     def free_mask(self) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-        """Return bool [num_pages], a copy: which pages are free. For checks."""
+        """Return a copy of bool [num_pages]: which pages are free. For checks."""
         return self._is_free.copy()

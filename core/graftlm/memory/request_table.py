@@ -1,4 +1,4 @@
-"""The rows of running requests: their page tables and lengths, one numpy array a column."""
+"""The rows of running requests: page tables and lengths, one numpy array per column."""
 
 import numpy as np
 
@@ -8,7 +8,7 @@ __all__ = ["RequestTable"]
 
 
 class RequestTable:
-    """Row-indexed state that a step is planned from without a Python loop over tokens.
+    """Row-indexed state of running requests; a step is planned from it without a Python loop over tokens.
 
         tokens   0 ............ computed[r] ...... known[r] ..... limit[r]
                  | KV is written | to be computed | may still be generated
@@ -18,13 +18,13 @@ class RequestTable:
         page_table: int32 [R, P]; columns past num_pages are stale.
         num_pages: int32 [R].
         cached_pages: int32 [R], leading pages that belong to the prefix cache.
-        computed: int64 [R], tokens whose keys and values are written by steps planned so far.
-        known: int64 [R], tokens that exist or are being sampled by a step planned so far.
-        limit: int64 [R], `known` never passes it.
-        on_device: bool [R], the token at known - 1 was sampled in this row, so the runner has it.
-        constrained: bool [R], what it may sample depends on the tokens before: it is under a grammar.
+        computed: int64 [R], number of tokens whose keys and values are written by the steps planned so far.
+        known: int64 [R], number of tokens that exist or that a planned step samples.
+        limit: int64 [R], upper limit of `known`.
+        on_device: bool [R], whether the token at known - 1 was sampled in this row, so that the device has it.
+        constrained: bool [R], whether the request has a grammar.
         adapter_slot: int32 [R], the slot of its adapter; 0 for none.
-        num_adapted: rows with an adapter.
+        num_adapted: number of rows with an adapter.
     """
 
     def __init__(self, num_rows: int, max_pages_per_row: int) -> None:
@@ -53,11 +53,11 @@ class RequestTable:
 
     @property
     def num_free_rows(self) -> int:
-        """Rows no request holds."""
+        """Number of rows without a request."""
         return len(self._free_rows)
 
     def take_row(self, known: int, limit: int, adapter_slot: int = 0) -> int:
-        """Give out a free row, with `known` tokens to compute; the caller knows that one is free."""
+        """Allocate a free row with `known` tokens to compute; the caller checks that a row is free."""
         row = self._free_rows.pop()
         self.known[row] = known
         self.limit[row] = limit
@@ -67,7 +67,7 @@ class RequestTable:
         return row
 
     def drop_row(self, row: int) -> None:
-        """Take a row back. Its pages must have been given away before."""
+        """Free a row. Its pages must have been released before."""
         if self.adapter_slot[row]:
             self.num_adapted -= 1
         for column in self._columns:
@@ -75,12 +75,12 @@ class RequestTable:
         self._free_rows.append(row)
 
     def clear(self) -> None:
-        """Take every row back, whatever it holds."""
+        """Free all rows."""
         for column in self._columns:
             column[:] = 0
         self.num_adapted = 0
         self._free_rows = list(range(self.num_rows - 1, -1, -1))
 
     def own_pages(self, row: int) -> PageIds:
-        """Return the row's pages that do not belong to the cache, a copy."""
+        """Return a copy of the row's page ids that do not belong to the cache."""
         return self.page_table[row, self.cached_pages[row] : self.num_pages[row]].copy()

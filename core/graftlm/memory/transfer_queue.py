@@ -1,4 +1,4 @@
-"""The copies that wait for the next step."""
+"""The queue of copies for the next step."""
 
 from collections.abc import Callable
 
@@ -12,19 +12,21 @@ __all__ = ["TransferQueue"]
 
 
 class TransferQueue:
-    """Gives every step the copies that have to run with it; implements `KVTransfer`.
+    """Assigns queued copies to steps; implements `KVTransfer`.
 
     Every step that is planned later also runs later, and a step's copies run with it. Hence:
-        - Pages that step n writes may be stored with step n + 1: what is stored while n is planned waits one step.
-        - Pages given up while n is planned were written before n. Whoever gets them writes to them in step n at the
-          earliest; stores of them are early copies of step n, so they read what was there before.
-        - Pages loaded with step n may be published while n is planned: whoever matches them runs in n or later.
+        - Pages that step n writes can be stored with step n + 1, so a store that is queued while n is planned waits one
+          step.
+        - Pages that are evicted while n is planned were written before n. Their next owner writes them in step n at the
+          earliest. Their stores are early copies of step n, so they read the old content.
+        - Pages that are loaded with step n may be inserted into the cache while n is planned: a request that matches
+          them runs in n or later.
 
     Args:
-        page_bytes: of keys and values of one page, over all layers.
+        page_bytes: bytes of one page's keys and values in all layers.
         dtype: of keys and values.
         page_size: tokens in a page.
-        allocate: takes host memory; see `KVTransfer.allocate`.
+        allocate: allocates host memory; see `KVTransfer.allocate`.
     """
 
     def __init__(
@@ -34,7 +36,7 @@ class TransferQueue:
         self.dtype = dtype
         self.allocate = allocate
         self._page_size = page_size
-        self._fresh: list[BlockCopy] = []  # stores that may be of pages which the step being planned writes
+        self._fresh: list[BlockCopy] = []  # stores whose pages the step that is being planned may write
         self._stores: list[BlockCopy] = []
         self._loads: list[BlockCopy] = []
         self._in_flight: list[StepCopies] = []
@@ -44,7 +46,7 @@ class TransferQueue:
         self._fresh.append(copy)
 
     def store_now(self, copy: BlockCopy) -> None:
-        """Queue a copy from the device of pages that are given up; see `KVTransfer.store_now`."""
+        """Queue a copy of pages that are being evicted; see `KVTransfer.store_now`."""
         self._stores.append(copy)
 
     def load(self, copy: BlockCopy) -> None:
@@ -52,9 +54,9 @@ class TransferQueue:
         self._loads.append(copy)
 
     def hurry(self, pages: PageIds) -> None:
-        """Have queued stores of pages that are being given up go with the step that is being planned.
+        """Run the queued stores of pages that are being evicted with the step that is being planned.
 
-        What that step writes belongs to rows that take part in it, which hold it: it is not given up.
+        Rows own or lock all pages that this step writes, so none of them is evicted.
         """
         if not self._fresh:
             return
@@ -63,12 +65,12 @@ class TransferQueue:
         self._fresh = [copy for copy in self._fresh if copy not in urgent]
 
     def begin_plan(self) -> None:
-        """A step is about to be planned: what was stored up to now was written by steps planned before."""
+        """Handle the start of planning a step: steps planned before write the pages of all queued stores."""
         self._stores += self._fresh
         self._fresh = []
 
     def take(self, out_slots: NDArray[np.int64]) -> StepCopies | None:
-        """Return the copies that go with a step, or None.
+        """Return the copies of a step, or None.
 
         Args:
             out_slots: int64 [T], the slots that the step writes.
@@ -78,7 +80,8 @@ class TransferQueue:
         written = np.unique(out_slots // self._page_size)
         loads, targets = tuple(self._loads), [copy.pages for copy in self._loads]
         early_stores, stores = _split(self._stores, np.concatenate([written, *targets]))
-        # A load whose row has lost its pages again is overtaken by what the step, or a load after it, writes there.
+        # If a load's row was retracted meanwhile, the step or a later load may write its pages: the load must run
+        # first.
         if any(np.isin(pages, written).any() for pages in targets):
             copies = StepCopies(early_stores, loads, (), stores)
         else:
@@ -88,16 +91,16 @@ class TransferQueue:
         return copies
 
     def take_all(self) -> StepCopies | None:
-        """Return every queued copy, when no step is planned to take them and none is in flight; or None."""
+        """Return all queued copies, or None; called while no step is in flight, to copy without a step."""
         self.begin_plan()
         return self.take(np.empty(0, dtype=np.int64))
 
     def landed(self, copies: StepCopies) -> None:
-        """Forget copies that have been made."""
+        """Remove finished copies from those in flight."""
         self._in_flight.remove(copies)
 
     def drop(self) -> list[StepCopies]:
-        """Forget everything queued or in flight; returns it."""
+        """Remove all copies that are queued or in flight. Returns: these copies."""
         queued = StepCopies(stores=(*self._stores, *self._fresh), loads=tuple(self._loads))
         dropped = [*self._in_flight, queued]
         self._fresh, self._stores, self._loads, self._in_flight = [], [], [], []
@@ -105,7 +108,7 @@ class TransferQueue:
 
 
 def _split(copies: list[BlockCopy], pages: NDArray[np.integer]) -> tuple[tuple[BlockCopy, ...], tuple[BlockCopy, ...]]:
-    """Return the copies that touch any of the pages, and the others, each in order."""
+    """Return the copies with at least one of the pages, and the others, each in order."""
     touch = [bool(np.isin(copy.pages, pages).any()) for copy in copies]
     return (
         tuple([copy for copy, touches in zip(copies, touch, strict=True) if touches]),
