@@ -135,19 +135,24 @@ class OutputBuilder:
         if self._prompt_logprobs is not None and update.request_id == self.completion_ids[0]:
             self._prompt_logprobs += update.prompt_logprobs
 
-    def output(self) -> RequestOutput:
-        """Return everything gathered so far."""
+    @property
+    def usage(self) -> Usage:
+        """The token counts so far."""
         builders = list(self._completions.values())
         num_output_tokens = sum(len(b.token_ids) for b in builders)
         first = builders[0]
         lower = first.cached_host_tokens, first.cached_storage_tokens
         num_forced = sum(b.jump_forward_tokens for b in builders)
-        usage = Usage(len(self._prompt), num_output_tokens, first.cached_tokens, *lower, num_forced)
+        return Usage(len(self._prompt), num_output_tokens, first.cached_tokens, *lower, num_forced)
+
+    def output(self) -> RequestOutput:
+        """Return everything gathered so far."""
+        builders = list(self._completions.values())
         return RequestOutput(
             request_id=self.request_id,
             prompt_token_ids=self._prompt_token_ids,
             completions=tuple([b.completion() for b in builders]),
-            usage=usage,
+            usage=self.usage,
             timings=_merge([b.timings for b in builders]),
             prompt_logprobs=None if self._prompt_logprobs is None else tuple(self._prompt_logprobs),
             unenforced=self._unenforced,

@@ -84,6 +84,7 @@ def test_defaults_are_those_of_the_design():
             "open_admin": False,
             "checkpoint_roots": (),
             "served_model_name": None,
+            "model_names": (),
             "request_timeout_s": None,
             "max_body_bytes": 33554432,
             "max_header_bytes": 65536,

@@ -368,7 +368,7 @@ def test_tokenize_and_detokenize_are_each_others_inverse(server, engine):
             "image_url",
         ),
         ("/v1/chat/completions", {"messages": CHAT, "tools": [{"type": "function"}]}, 400, "tool"),
-        ("/v1/chat/completions", {"messages": CHAT, "tool_choice": "auto"}, 400, "tool_choice"),
+        ("/v1/chat/completions", {"messages": CHAT, "tool_choice": "required"}, 400, "tool_choice"),
         ("/v1/chat/completions", {"messages": CHAT, "top_logprobs": 2}, 400, "top_logprobs"),
         ("/v1/chat/completions", {"messages": CHAT, "audio": {"voice": "x"}}, 400, "audio"),
         ("/v1/chat/completions", {"messages": CHAT, "logit_bias": {"99999999": 1}}, 400, "logit_bias"),

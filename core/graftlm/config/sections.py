@@ -372,6 +372,10 @@ class ServerSettings(Section):
     served_model_name: Name | None = Field(
         default=None, description="The model's name in the API; null: the last part of `model.path`."
     )
+    model_names: tuple[Name, ...] = Field(
+        default=(),
+        description="Further names of the model in the API. `default`, an empty name and no name mean it always.",
+    )
     request_timeout_s: PositiveFloat | None = Field(
         default=None, description="A request that takes longer is given up; null: never."
     )

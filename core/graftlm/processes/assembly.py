@@ -115,4 +115,5 @@ def _served_model(
         labels=() if limits.num_labels is None else model_config.labels,
         embedding=read_embedding_defaults(path),
         resolved=info["resolved"],
+        aliases=config.server.model_names,
     )

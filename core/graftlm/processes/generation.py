@@ -10,7 +10,7 @@ from graftlm.outputs import OutputBuilder
 from graftlm.processes.messages import PromptId
 from graftlm.request_options import DEFAULT_OPTIONS, RequestOptions
 from graftlm.scheduling import CompletionId, Failure, Finish, RequestUpdate
-from graftlm.types import FinishReason, RequestOutput, SamplingParams, TokenIds, TokenLogprob
+from graftlm.types import FinishReason, RequestOutput, SamplingParams, TokenIds, TokenLogprob, Usage
 
 __all__ = ["CompletionDelta", "Generation", "PreparedRequest"]
 
@@ -121,6 +121,11 @@ class Generation(AsyncIterator[list[CompletionDelta]]):
     def failed(self) -> bool:
         """Whether reading it to the end raises."""
         return self._error is not None
+
+    @property
+    def usage(self) -> Usage:
+        """The token counts so far."""
+        return self._builder.usage
 
     def snapshot(self) -> RequestOutput:
         """Return everything so far; growing outputs of a stream."""

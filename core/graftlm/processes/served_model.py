@@ -15,6 +15,7 @@ class ServedModel:
     Attributes:
         name: in the API.
         path: of the checkpoint, as configured.
+        aliases: further names in the API.
         dtype: what the model computes in.
         kv_dtype: what its KV memory holds.
         context_len: tokens of prompt and output together at most.
@@ -41,6 +42,11 @@ class ServedModel:
     labels: tuple[str, ...] = ()
     embedding: EmbeddingDefaults = field(default_factory=EmbeddingDefaults)
     resolved: ResolvedPlugins = field(default_factory=dict)
+    aliases: tuple[str, ...] = ()
+
+    def has_name(self, name: str | None) -> bool:
+        """Return whether requests may name the model so; without a name they mean it, too."""
+        return name in (None, "", "default", self.name, self.path, *self.aliases)
 
     def id_with(self, adapter: str | None) -> str:
         """Return the id in the API of the model with an adapter, or of the model alone."""

@@ -29,6 +29,7 @@ from graftlm.errors import (
 
 __all__ = [
     "ERROR_RESPONSES",
+    "FOREIGN_FIELD",
     "MISSPELT",
     "UNKNOWN_FIELD",
     "ApiError",
@@ -116,8 +117,15 @@ MISSPELT: Final = "misspelt"
 #: The type of a validation error of a model with a field of no known name; its context has the `name`.
 UNKNOWN_FIELD: Final = "unknown_field"
 
+#: The type of a validation error of a model with a field that only other servers have; its context has the `name`.
+FOREIGN_FIELD: Final = "foreign_field"
+
 #: The type of a validation error -> the code of its answer.
-_CODES_OF_FIELDS: Final[Mapping[str, str]] = {"unsupported_field": "unsupported", UNKNOWN_FIELD: "unknown_parameter"}
+_CODES_OF_FIELDS: Final[Mapping[str, str]] = {
+    "unsupported_field": "unsupported",
+    FOREIGN_FIELD: "unsupported",
+    UNKNOWN_FIELD: "unknown_parameter",
+}
 
 #: Clients choose the names of fields; longer ones are cut in the answer.
 _MAX_PARAM_LEN: Final = 256
@@ -212,8 +220,9 @@ async def _answer_invalid(request: Request, error: Exception) -> Response:
         raise error
     first = error.errors()[0]
     is_unknown = first["type"] in ("extra_forbidden", MISSPELT)
-    place = (*first["loc"], first["ctx"]["name"]) if first["type"] == MISSPELT else first["loc"]
-    param = _name_of_field(place, is_unknown)
+    names_its_field = first["type"] in (MISSPELT, FOREIGN_FIELD)
+    place = (*first["loc"], first["ctx"]["name"]) if names_its_field else first["loc"]
+    param = _name_of_field(place, is_unknown=is_unknown or names_its_field)
     if first["type"] == "json_invalid":
         detail = first.get("ctx", {}).get("error", first["msg"])
         return error_response(400, f"the body is not JSON: {detail}", code="invalid_json")

@@ -2,20 +2,20 @@
 
 import json
 from collections.abc import Mapping
-from typing import Annotated, Any, Final, TypeAlias, TypeVar
+from typing import Annotated, Any, ClassVar, Final, TypeAlias, TypeVar
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
 from graftlm.config.problems import nearest
 from graftlm.server.errors import UNKNOWN_FIELD
+from graftlm.server.known_fields import is_empty, without_defaults
 
 __all__ = [
     "MAX_PROMPTS",
     "NUMBER",
     "UNICODE",
     "WHOLE",
-    "Falsy",
     "LogitsProcessors",
     "OneOrMany",
     "OneOrManyPrompts",
@@ -41,9 +41,14 @@ class WireModel(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, frozen=True)
 
+    #: The path of `known_fields` whose fields are accepted at their defaults; None: unknown fields are errors.
+    known_at: ClassVar[str | None] = None
+
     @model_validator(mode="before")
     @classmethod
     def _refuse_unknown(cls, value: Any) -> Any:
+        if cls.known_at is not None and isinstance(value, Mapping):
+            value = without_defaults(value, cls.model_fields, cls.known_at)
         unknown = [key for key in value if key not in cls.model_fields] if isinstance(value, Mapping) else []
         if unknown:
             context = {"text": _say_unknown(unknown[0], cls), "name": unknown[0]}
@@ -62,14 +67,9 @@ def _say_unknown(name: str, model: type[BaseModel]) -> str:
     return f"unknown field {name[:60]!r}; {hint}"
 
 
-def _refuse(value: Any) -> Any:
-    if value is not None:
+def _refuse(value: Any) -> None:
+    if not is_empty(value):
         raise PydanticCustomError("unsupported_field", "is not supported by this server; leave it out")
-    return value
-
-
-def _refuse_truth(value: Any) -> Any:
-    return _refuse(value or None)
 
 
 def _to_whole(value: Any) -> Any:
@@ -93,12 +93,9 @@ def _check_unicode(value: str) -> str:
     return value
 
 
-#: A field that other servers of this API know. Null may be sent, as some clients write out every field.
-Unsupported: TypeAlias = Annotated[None, BeforeValidator(_refuse), Field(description="Not supported; null or absent.")]
-
-#: The same for a switch: off is fine.
-Falsy: TypeAlias = Annotated[
-    bool | None, BeforeValidator(_refuse_truth), Field(description="Not supported; false, null or absent.")
+#: A field of the API that is not supported; an empty value is accepted, as some clients send every field.
+Unsupported: TypeAlias = Annotated[
+    None, BeforeValidator(_refuse), Field(description="Not supported; absent, null, false or empty.")
 ]
 
 #: Last in `Annotated[int, Field(ge=0), WHOLE]`, and so on: the bounds then show in the API's document.

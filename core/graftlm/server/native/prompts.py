@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 from graftlm.errors import InvalidPromptError, RequestError
 from graftlm.request_options import DEFAULT_OPTIONS, RequestOptions
+from graftlm.server.cache_namespace import namespace_of
 from graftlm.server.native.requests import GenerateRequest, SamplingRequest
 from graftlm.types import SamplingParams
 
@@ -73,7 +74,7 @@ def split_request(body: GenerateRequest) -> list[NativePrompt]:
     salts = zip(spread(body.cache_salt, "cache_salt"), spread(body.extra_key, "extra_key"), strict=True)
     adapters: list[str | None] = spread(body.lora_path, "lora_path")  # type: ignore[arg-type]  # it may hold nulls
     options = [
-        RequestOptions(priority=body.priority or 0, cache_salt=_join(*salt), adapter=adapter)
+        RequestOptions(priority=body.priority or 0, cache_salt=namespace_of(*salt), adapter=adapter)
         for salt, adapter in zip(salts, adapters, strict=True)
     ]
     parts = zip(prompts, sampling, logprobs, _request_ids(body, spread), options, strict=True)
@@ -120,13 +121,6 @@ def _request_ids(body: GenerateRequest, spread: _Spread) -> list[str | None]:
         twice = next(request_id for request_id in ids if ids.count(request_id) > 1)
         raise RequestError(f"rid: {twice!r} is given twice in this call; give every request its own")
     return ids
-
-
-def _join(cache_salt: str | None, extra_key: str | None) -> str:
-    """Return the namespace of cached prefixes for a salt and a key."""
-    if cache_salt and extra_key:
-        return f"{len(cache_salt)}:{cache_salt}{extra_key}"  # no other pair gives the same
-    return cache_salt or extra_key or ""
 
 
 def _prompt(

@@ -1,6 +1,6 @@
 """The bodies of the native API's requests, with SGLang's names."""
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import ConfigDict, Discriminator, Field, Tag
 
@@ -11,7 +11,6 @@ from graftlm.server.wire import (
     NUMBER,
     UNICODE,
     WHOLE,
-    Falsy,
     LogitsProcessors,
     OneOrMany,
     OneOrManyPrompts,
@@ -55,6 +54,8 @@ _Stops = Annotated[
 
 class SamplingRequest(WireModel):
     """How to sample. Null stands for the default."""
+
+    known_at: ClassVar[str | None] = "/generate#sampling_params"
 
     max_new_tokens: Annotated[int, Field(ge=0, le=2**31 - 1), WHOLE] | None = Field(
         default=128,
@@ -129,13 +130,12 @@ class SamplingRequest(WireModel):
     sampling_seed: Annotated[int, Field(ge=0, le=2**63 - 1), WHOLE] | None = Field(
         default=None, description="Makes sampling reproducible, alone or in any batch."
     )
-    stop_regex: Unsupported = None
-    custom_params: Unsupported = None
-    stream_interval: Unsupported = None
 
 
 class GenerateRequest(WireModel):
     """One prompt or several, and what to generate from them. Lists have one entry for each prompt."""
+
+    known_at: ClassVar[str | None] = "/generate"
 
     model_config = ConfigDict(
         json_schema_extra={
@@ -189,28 +189,6 @@ class GenerateRequest(WireModel):
     session_id: str | None = Field(default=None, description="Accepted; prefixes are found by their content.")
     routing_key: str | None = Field(default=None, description="Accepted; for routers in front of the server.")
     custom_labels: dict[str, str] | None = Field(default=None, description="Accepted; metrics have fixed labels.")
-    input_embeds: Unsupported = None
-    image_data: Unsupported = None
-    video_data: Unsupported = None
-    audio_data: Unsupported = None
-    modalities: Unsupported = None
-    token_ids_logprob: Unsupported = None
-    session_params: Unsupported = None
-    lora_id: Unsupported = None
-    custom_logit_processor: Unsupported = None
-    bootstrap_host: Unsupported = None
-    bootstrap_port: Unsupported = None
-    bootstrap_room: Unsupported = None
-    bootstrap_pair_key: Unsupported = None
-    data_parallel_rank: Unsupported = None
-    routed_dp_rank: Unsupported = None
-    return_hidden_states: Falsy = False
-    return_routed_experts: Falsy = False
-    return_bytes: Falsy = False
-    return_entropy: Falsy = False
-    return_prompt_token_ids: Falsy = False
-    background: Falsy = False
-    require_reasoning: Falsy = False
 
 
 class ClassifyRequest(WireModel):
@@ -324,5 +302,5 @@ class ProfileRequest(WireModel):
     with_stack: bool | None = Field(default=False, description="Record Python stacks; slow.")
     record_shapes: bool | None = Field(default=False, description="Record the shapes of operators' inputs.")
     start_step: Unsupported = None
-    profile_by_stage: Falsy = False
-    merge_profiles: Falsy = False
+    profile_by_stage: Unsupported = None
+    merge_profiles: Unsupported = None

@@ -8,6 +8,7 @@ from fastapi import APIRouter, Request, Response
 from graftlm.processes.generation import CompletionDelta, Generation
 from graftlm.processes.tokenizer_manager import TokenizerManager
 from graftlm.request_options import RequestOptions
+from graftlm.server.cache_namespace import namespace_of
 from graftlm.server.errors import grammar_of
 from graftlm.server.openai.answers import (
     Chat,
@@ -16,6 +17,7 @@ from graftlm.server.openai.answers import (
     ChatChunkChoice,
     ChatLogprobs,
     Delta,
+    UsageBody,
     encode,
     new_id,
     now_s,
@@ -25,7 +27,7 @@ from graftlm.server.openai.answers import (
 from graftlm.server.openai.document import described
 from graftlm.server.openai.logprobs import chat_logprobs
 from graftlm.server.openai.message_reader import MessageReader
-from graftlm.server.openai.params import check_model
+from graftlm.server.openai.params import request_adapter
 from graftlm.server.openai.plan import plan_answer
 from graftlm.server.openai.requests import ChatRequest
 from graftlm.server.sse import EventStream, until_disconnect
@@ -65,14 +67,14 @@ class _Answer:
     async def start(self) -> Generation:
         """Check the request and queue it."""
         body, manager = self._body, self._manager
-        adapter = check_model(body.model, manager.model, manager.adapters)
+        adapter = request_adapter(body, manager.model, manager.adapters)
         self._model = manager.model.id_with(adapter)
         plan = await plan_answer(body, manager)
         self._grammar_field = plan.field
         options = RequestOptions(
             priority=body.priority or 0,
             timeout_s=body.timeout_s,
-            cache_salt=body.cache_salt or "",
+            cache_salt=namespace_of(body.cache_salt, body.extra_key),
             adapter=adapter,
         )
         with grammar_of(plan.field):
@@ -111,17 +113,20 @@ class _Answer:
         """Yield the events; leaving early ends the request."""
         options = self._body.stream_options
         with_usage = options is not None and bool(options.include_usage)
+        continuous = options is not None and bool(options.continuous_usage_stats)
         opening = Delta(role="assistant", content=None if self._body.tools else "")
         unopened = range(len(generation.completion_ids))
         try:
             with grammar_of(self._grammar_field):
                 async for deltas in generation:
+                    # Where usage is requested at the end alone, OpenAI's events contain null for it.
+                    usage = sum_usage([generation.usage]) if continuous else None if with_usage else msgspec.UNSET
                     for i in unopened:
-                        yield self._chunk(ChatChunkChoice(i, opening), with_usage, self._unenforced)
+                        yield self._chunk(ChatChunkChoice(i, opening), usage, self._unenforced)
                     unopened = range(0)
                     for delta in deltas:
                         for choice in self._choices(delta):
-                            yield self._chunk(choice, with_usage)
+                            yield self._chunk(choice, usage)
             if with_usage:
                 usage = sum_usage([generation.snapshot().usage])
                 model = self._model
@@ -129,10 +134,13 @@ class _Answer:
         finally:
             generation.abort()
 
-    def _chunk(self, choice: ChatChunkChoice, with_usage: bool, unenforced: Sequence[str] = ()) -> bytes:
-        """Return an event; it holds one choice, because many clients look at the first one only."""
-        # With usage asked for, OpenAI's events say that it is not known yet.
-        usage = None if with_usage else msgspec.UNSET
+    def _chunk(
+        self,
+        choice: ChatChunkChoice,
+        usage: UsageBody | msgspec.UnsetType | None,
+        unenforced: Sequence[str] = (),
+    ) -> bytes:
+        """Return an event with one choice: many clients read the first one only."""
         chunk = ChatChunk(
             id=self._id,
             created=self._created,

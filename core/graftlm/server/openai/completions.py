@@ -10,6 +10,7 @@ from fastapi import APIRouter, Request, Response
 from graftlm.processes.generation import CompletionDelta, Generation
 from graftlm.processes.tokenizer_manager import TokenizerManager
 from graftlm.request_options import RequestOptions
+from graftlm.server.cache_namespace import namespace_of
 from graftlm.server.errors import grammar_of
 from graftlm.server.interleave import interleave
 from graftlm.server.openai.answers import (
@@ -26,7 +27,7 @@ from graftlm.server.openai.answers import (
 )
 from graftlm.server.openai.document import described
 from graftlm.server.openai.logprobs import CompletionLogprobs
-from graftlm.server.openai.params import check_model, completion_params, grammar_field
+from graftlm.server.openai.params import completion_params, grammar_field, request_adapter
 from graftlm.server.openai.prompts import split_prompts
 from graftlm.server.openai.requests import CompletionRequest
 from graftlm.server.sse import EventStream, until_disconnect
@@ -67,13 +68,13 @@ class _Answer:
     async def start(self) -> list[Generation]:
         """Check every prompt and queue them, all or none."""
         body, manager = self._body, self._manager
-        adapter = check_model(body.model, manager.model, manager.adapters)
+        adapter = request_adapter(body, manager.model, manager.adapters)
         self._model = manager.model.id_with(adapter)
         params = completion_params(body)
         options = RequestOptions(
             priority=body.priority or 0,
             timeout_s=body.timeout_s,
-            cache_salt=body.cache_salt or "",
+            cache_salt=namespace_of(body.cache_salt, body.extra_key),
             adapter=adapter,
         )
         prompts = split_prompts(body.prompt)
@@ -111,13 +112,16 @@ class _Answer:
         """Yield the events; leaving early ends the requests."""
         options = self._body.stream_options
         with_usage = options is not None and bool(options.include_usage)
+        continuous = options is not None and bool(options.continuous_usage_stats)
         try:
             echoes = await self._echoes(generations)
             pieces = [_Pieces(self._manager, self._body, g, e) for g, e in zip(generations, echoes, strict=True)]
-            # With usage asked for, OpenAI's events say that it is not known yet.
-            usage = None if with_usage else msgspec.UNSET
+            # Where usage is requested at the end alone, OpenAI's events contain null for it.
+            usage: UsageBody | msgspec.UnsetType | None = None if with_usage else msgspec.UNSET
             with grammar_of(self._grammar_field):
                 async for i, deltas in interleave(generations):
+                    if continuous:
+                        usage = sum_usage([g.usage for g in generations])
                     for delta in deltas:
                         if shows(delta):
                             yield self._body_of([pieces[i].choice(i * self._n + delta.index, delta)], usage)

@@ -23,6 +23,7 @@ __all__ = [
     "check_model",
     "completion_params",
     "grammar_field",
+    "request_adapter",
     "template_args",
 ]
 
@@ -86,22 +87,35 @@ _LEAST_TOP_P: Final = 1e-9
 
 
 def check_model(name: str | None, model: ServedModel, adapters: Collection[str] = ()) -> str | None:
-    """Return the adapter that a model's name asks for, as in `model:adapter`; None for the model alone.
+    """Return the adapter that a model's name contains, as in `model:adapter`; None for the model alone.
 
     Args:
-        adapters: the names of those that may be asked for.
+        adapters: the names of loaded adapters.
 
     Raises:
-        ApiError: 404, it is none of the models that are served.
+        ApiError: 404, the name is none of the served models.
     """
-    if name in (None, model.name, model.path):
+    if model.has_name(name):
         return None
     for adapter in adapters:
-        if name in (f"{model.name}:{adapter}", f"{model.path}:{adapter}"):
+        if name is not None and name.endswith(f":{adapter}") and model.has_name(name.removesuffix(f":{adapter}")):
             return adapter
     served = ", ".join(repr(model.id_with(adapter)) for adapter in (None, *adapters))
     message = f"The model {name!r} does not exist. This server has {served}."
     raise ApiError(404, message, param="model", code="model_not_found")
+
+
+def request_adapter(body: SamplingFields, model: ServedModel, adapters: Collection[str]) -> str | None:
+    """Return the adapter that a request names, in `model` or in `lora_path`; None for the model alone.
+
+    Raises:
+        ApiError: 404, the model does not exist; 400, two adapters are named.
+    """
+    named = check_model(body.model, model, adapters)
+    if named is not None and body.lora_path not in (None, named):
+        message = f"lora_path: {body.lora_path!r} differs from the adapter in model, {named!r}; name one of them"
+        raise ApiError(400, message, param="lora_path")
+    return named or body.lora_path
 
 
 def completion_params(body: CompletionRequest) -> SamplingParams:
@@ -115,7 +129,7 @@ def completion_params(body: CompletionRequest) -> SamplingParams:
     max_tokens = 16 if body.max_tokens is None else body.max_tokens
     prompt_logprobs = body.logprobs if body.echo else None
     return SamplingParams(
-        **_common(body),
+        **(_common(body) | _grammar(body)),
         max_tokens=max_tokens,
         logprobs=body.logprobs,
         prompt_logprobs=prompt_logprobs,
@@ -148,7 +162,7 @@ def chat_params(body: ChatRequest, calls: Mapping[str, Any] | None = None) -> Sa
 
 def grammar_field(body: SamplingFields) -> str | None:
     """Return the field that the grammar of a request comes from, tools aside; None if it has none."""
-    if isinstance(body, ChatRequest) and body.response_format is not None and body.response_format.type != "text":
+    if body.response_format is not None and body.response_format.type != "text":
         return "response_format"
     return next((name for name in GRAMMAR_FIELDS if getattr(body, name) is not None), None)
 
@@ -194,7 +208,7 @@ def _common(body: SamplingFields) -> dict[str, Any]:
     return params
 
 
-def _grammar(body: ChatRequest) -> dict[str, Any]:
+def _grammar(body: SamplingFields) -> dict[str, Any]:
     wanted = body.response_format
     if wanted is None:
         return {}

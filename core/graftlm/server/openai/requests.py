@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from itertools import islice
-from typing import Annotated, Any, Final, Literal, Self, TypeAlias
+from typing import Annotated, Any, ClassVar, Final, Literal, Self, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
@@ -11,13 +11,14 @@ from graftlm.config.problems import nearest
 from graftlm.contracts import MAX_CHOICES
 from graftlm.sampling_params import MAX_LOGPROBS
 from graftlm.server.errors import MISSPELT
+from graftlm.server.known_fields import without_defaults
+from graftlm.server.openai.other_names import with_own_names
 from graftlm.server.openai.tool_requests import ToolChoiceField, ToolsField
 from graftlm.server.wire import (
     MAX_PROMPTS,
     NUMBER,
     UNICODE,
     WHOLE,
-    Falsy,
     LogitsProcessors,
     OneOrMany,
     ReasoningBegin,
@@ -82,10 +83,15 @@ class OpenAIModel(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, frozen=True)
 
+    #: The path of `known_fields` whose fields are accepted at their defaults; None: unknown fields are errors.
+    known_at: ClassVar[str | None] = None
+
     @model_validator(mode="before")
     @classmethod
     def _refuse_misspelt(cls, value: Any) -> Any:
         """Refuse an unknown field that is nearly a known one; others are refused without a hint."""
+        if cls.known_at is not None and isinstance(value, Mapping):
+            value = without_defaults(value, cls.model_fields, cls.known_at)
         known = [field.alias or name for name, field in cls.model_fields.items()]
         unknown = (name for name in value if name not in known) if isinstance(value, Mapping) else ()
         for name in islice(unknown, _MAX_HINTS):
@@ -98,8 +104,54 @@ class OpenAIModel(BaseModel):
 class StreamOptions(OpenAIModel):
     """What a stream holds besides its deltas."""
 
+    known_at: ClassVar[str | None] = "/v1/chat/completions#stream_options"
+
     include_usage: bool | None = Field(default=False, description="End with an event that holds the token counts.")
     include_obfuscation: bool | None = Field(default=False, description="Accepted; events are not padded.")
+    continuous_usage_stats: bool | None = Field(
+        default=False, description="Put the token counts so far into every event, as `usage`."
+    )
+
+
+class JsonSchemaFormat(OpenAIModel):
+    """A JSON schema, with its name."""
+
+    name: Text
+    schema_: dict[str, Any] | None = Field(default=None, alias="schema")
+    strict: bool | None = Field(
+        default=None,
+        description="False leaves out of the schema what cannot be enforced, instead of refusing it; null: as the "
+        "request's `strict`.",
+    )
+    description: Text | None = None
+
+
+class TagStructure(OpenAIModel):
+    """A part of an answer that follows a schema or a regular expression, and the texts around it."""
+
+    begin: Text
+    schema_: dict[str, Any] | None = Field(default=None, alias="schema", description="Null: any JSON.")
+    regex: Text | None = Field(default=None, description="In place of `schema`.")
+    end: Text
+
+
+class ResponseFormat(OpenAIModel):
+    """What an answer has to be."""
+
+    type: Literal["text", "json_object", "json_schema", "structural_tag"]
+    json_schema: JsonSchemaFormat | None = None
+    structures: Annotated[list[TagStructure], Field(min_length=1, max_length=1024)] | None = Field(
+        default=None, description="Of a `structural_tag`: the parts that may follow a trigger."
+    )
+    triggers: Annotated[list[Text], Field(min_length=1, max_length=1024)] | None = Field(
+        default=None, description="Of a `structural_tag`: beginnings of the structures' `begin`."
+    )
+    at_least_one: bool | None = Field(
+        default=None, description="Of a `structural_tag`: the answer starts with a structure."
+    )
+    stop_after_first: bool | None = Field(
+        default=None, description="Of a `structural_tag`: the answer ends after a structure."
+    )
 
 
 class SamplingFields(OpenAIModel):
@@ -176,8 +228,23 @@ class SamplingFields(OpenAIModel):
         default=None, description="Give up after this many seconds."
     )
     request_id: _Id | None = Field(
-        default=None, description="The answer's `id`, for /abort_request; drawn when absent."
+        default=None, description="The answer's `id`, for /abort_request; drawn when absent. Also `rid`."
     )
+    extra_key: Annotated[str, Field(max_length=1024), UNICODE] | None = Field(
+        default=None, description="As `cache_salt`; both together are one salt."
+    )
+    lora_path: _Id | None = Field(
+        default=None, description="The name of a loaded adapter; or name it in `model`, as `model:adapter`."
+    )
+    return_cached_tokens_details: bool | None = Field(
+        default=False, description="Accepted; `usage` always counts the cached tokens by where they were found."
+    )
+    response_format: ResponseFormat | None = Field(default=None, description="What the answer has to be.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _rename(cls, value: Any) -> Any:
+        return with_own_names(value) if isinstance(value, Mapping) else value
 
 
 class TextPart(OpenAIModel):
@@ -237,49 +304,10 @@ class ChatMessage(OpenAIModel):
     function_call: dict[str, Any] | None = None
 
 
-class JsonSchemaFormat(OpenAIModel):
-    """A JSON schema, with its name."""
-
-    name: Text
-    schema_: dict[str, Any] | None = Field(default=None, alias="schema")
-    strict: bool | None = Field(
-        default=None,
-        description="False leaves out of the schema what cannot be enforced, instead of refusing it; null: as the "
-        "request's `strict`.",
-    )
-    description: Text | None = None
-
-
-class TagStructure(OpenAIModel):
-    """A part of an answer that follows a schema or a regular expression, and the texts around it."""
-
-    begin: Text
-    schema_: dict[str, Any] | None = Field(default=None, alias="schema", description="Null: any JSON.")
-    regex: Text | None = Field(default=None, description="In place of `schema`.")
-    end: Text
-
-
-class ResponseFormat(OpenAIModel):
-    """What an answer has to be."""
-
-    type: Literal["text", "json_object", "json_schema", "structural_tag"]
-    json_schema: JsonSchemaFormat | None = None
-    structures: Annotated[list[TagStructure], Field(min_length=1, max_length=1024)] | None = Field(
-        default=None, description="Of a `structural_tag`: the parts that may follow a trigger."
-    )
-    triggers: Annotated[list[Text], Field(min_length=1, max_length=1024)] | None = Field(
-        default=None, description="Of a `structural_tag`: beginnings of the structures' `begin`."
-    )
-    at_least_one: bool | None = Field(
-        default=None, description="Of a `structural_tag`: the answer starts with a structure."
-    )
-    stop_after_first: bool | None = Field(
-        default=None, description="Of a `structural_tag`: the answer ends after a structure."
-    )
-
-
 class ChatRequest(SamplingFields):
     """A chat to continue."""
+
+    known_at: ClassVar[str | None] = "/v1/chat/completions"
 
     messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=4096, description="The conversation so far.")]
     max_tokens: _NumTokens | None = Field(default=None, description="As `max_completion_tokens`.")
@@ -290,7 +318,6 @@ class ChatRequest(SamplingFields):
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS), WHOLE] | None = Field(
         default=None, description="Also report this many most likely tokens for each place."
     )
-    response_format: ResponseFormat | None = Field(default=None, description="What the answer has to be.")
     tools: ToolsField | None = Field(default=None, description="Functions that the model may call.")
     tool_choice: ToolChoiceField | None = Field(
         default=None, description="`auto`, `none`, `required`, or the function to be called; null: `auto`."
@@ -315,7 +342,7 @@ class ChatRequest(SamplingFields):
     reasoning_effort: Text | None = Field(default=None, description="A variable of the chat template.")
     verbosity: Text | None = Field(default=None, description="Accepted; nothing depends on it.")
     modalities: list[Literal["text"]] | None = Field(default=None, description="Answers are text.")
-    store: Falsy = False
+    store: Unsupported = None
     audio: Unsupported = None
     prediction: Unsupported = None
     web_search_options: Unsupported = None
@@ -325,6 +352,8 @@ class ChatRequest(SamplingFields):
 
 class CompletionRequest(SamplingFields):
     """Prompts to complete."""
+
+    known_at: ClassVar[str | None] = "/v1/completions"
 
     prompt: _Prompts = Field(description="Text or token ids, one prompt or several.")
     max_tokens: Annotated[int, Field(ge=1, le=2**31 - 1), WHOLE] | None = Field(
@@ -339,11 +368,12 @@ class CompletionRequest(SamplingFields):
     best_of: Annotated[int, Field(ge=1, le=128), WHOLE] | None = Field(
         default=None, description="Accepted when it equals `n`."
     )
-    suffix: Unsupported = None
 
 
 class EmbeddingRequest(OpenAIModel):
     """Texts to embed."""
+
+    known_at: ClassVar[str | None] = "/v1/embeddings"
 
     input: _Prompts = Field(description="Text or token ids, one or several.")
     model: Text | None = Field(default=None, description="The model's name; null: the one that is served.")
@@ -373,6 +403,8 @@ class EmbeddingRequest(OpenAIModel):
 class TokenizeRequest(OpenAIModel):
     """A text or a chat to turn into token ids."""
 
+    known_at: ClassVar[str | None] = "/v1/tokenize"
+
     model: Text | None = Field(default=None, description="The model's name; null: the one that is served.")
     prompt: OneOrMany[Text] | None = Field(default=None, description="A text, or a list; lists are answered by lists.")
     messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=4096)] | None = Field(
@@ -384,6 +416,8 @@ class TokenizeRequest(OpenAIModel):
 
 class DetokenizeRequest(OpenAIModel):
     """Token ids to turn into text."""
+
+    known_at: ClassVar[str | None] = "/v1/detokenize"
 
     model: Text | None = Field(default=None, description="The model's name; null: the one that is served.")
     tokens: TokenIdList = Field(description="Token ids.")

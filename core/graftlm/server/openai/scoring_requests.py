@@ -1,8 +1,8 @@
 """The bodies of requests to score and rerank, with the fields of vLLM's, SGLang's, Jina's and Cohere's clients."""
 
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
-from pydantic import Discriminator, Field, Tag
+from pydantic import BeforeValidator, Discriminator, Field, Tag
 
 from graftlm.server.openai.requests import OpenAIModel
 from graftlm.server.wire import MAX_PROMPTS, UNICODE, WHOLE, OneOrMany, Text, TokenIdList, Unsupported
@@ -23,6 +23,10 @@ def _shape_of_items(value: Any) -> str:
 
 def _shape_of_document(value: Any) -> str:
     return "as_object" if isinstance(value, dict) else "as_text"
+
+
+def _served_for_unknown(name: Any) -> Any:
+    return None if name == "unknown" else name
 
 
 _TextOrIds = Annotated[
@@ -54,11 +58,12 @@ class _Shared(OpenAIModel):
         default=0, description="Higher is admitted first, and retracted last."
     )
     user: Text | None = Field(default=None, description="Accepted; nothing depends on it.")
-    truncate_prompt_tokens: Unsupported = None
 
 
 class ScoreRequest(_Shared):
     """Texts to score: pairs, `text_1` with `text_2`, or `items` beside a `query`."""
+
+    known_at: ClassVar[str | None] = "/v1/score"
 
     text_1: OneOrMany[Text] | None = Field(
         default=None, description="The first of a pair: one for every `text_2`, or as many."
@@ -79,6 +84,11 @@ class DocumentObject(OpenAIModel):
 class RerankRequest(_Shared):
     """Documents to put in the order of their relevance."""
 
+    known_at: ClassVar[str | None] = "/v1/rerank"
+
+    model: Annotated[Text | None, BeforeValidator(_served_for_unknown)] = Field(
+        default=None, description="The model's name; null, and `unknown`, which sglang-router sends: the served one."
+    )
     query: Text = Field(description="What the documents should be about.")
     documents: Annotated[
         list[

@@ -89,7 +89,7 @@ def tool_use(body: ChatRequest, formats: ChatFormats) -> ToolUse | None:
     """
     choice, given = body.tool_choice, body.tools or []
     _check_names(given)
-    if not given and choice not in (None, "none"):
+    if not given and choice not in (None, "none", "auto"):
         raise ApiError(400, "tool_choice is only allowed when tools are given", param="tool_choice")
     if not given or choice == "none":
         return None

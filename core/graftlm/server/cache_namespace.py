@@ -1,0 +1,10 @@
+"""The namespace of a request's cached prefixes."""
+
+__all__ = ["namespace_of"]
+
+
+def namespace_of(cache_salt: str | None, extra_key: str | None) -> str:
+    """Return the namespace for a salt and a further key; "" for neither."""
+    if cache_salt and extra_key:
+        return f"{len(cache_salt)}:{cache_salt}{extra_key}"  # no other pair gives the same
+    return cache_salt or extra_key or ""
