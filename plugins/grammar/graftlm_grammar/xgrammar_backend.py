@@ -31,6 +31,7 @@ from graftlm_grammar.large_counts import sound_counts
 from graftlm_grammar.mask_check import check_masks, unsound
 from graftlm_grammar.options import XGrammarOptions
 from graftlm_grammar.regex import regex_to_ebnf
+from graftlm_grammar.recursive_root import with_separate_root
 from graftlm_grammar.right_linear import right_linear
 from graftlm_grammar.shortest import check_shortest
 from graftlm_grammar.spec_text import check_text, reading_regex
@@ -42,6 +43,8 @@ T = TypeVar("T")
 
 _MAX_TEXT_LEN: Final = 1 << 18
 _MAX_MASK_THREADS: Final = 8
+#: A reference to the root rule, or the word in a literal: then the grammar is rewritten without need.
+_ROOT_REFERENCE: Final = re.compile(r"\broot\b(?!\s*::=)")
 _LARGE_COUNT: Final = re.compile(r"\{\s*[1-9]\d+|\{\s*\d+\s*,\s*[1-9]\d\d")
 _PROBE_TOKENS: Final = 128
 #: To start threads takes 0.1 ms, and they take the cores from the step that runs beside.
@@ -272,12 +275,12 @@ def _timed_step(
 def _fast_form(ebnf: str) -> str:
     """Rewrite a grammar, unless that would keep the interpreter from the step loop for longer than a step or two.
 
-    Large counts are rewritten in any case, or masks would be wrong.
+    Large counts and references to the root rule are rewritten in any case, or masks would be wrong.
     """
     if len(ebnf) <= _MAX_REWRITTEN_LEN:
-        return library_text(sound_counts(right_linear(read_ebnf(ebnf, MAX_COUNT))))
-    if _LARGE_COUNT.search(ebnf):
-        return library_text(sound_counts(read_ebnf(ebnf, MAX_COUNT)))
+        return library_text(sound_counts(with_separate_root(right_linear(read_ebnf(ebnf, MAX_COUNT)))))
+    if _LARGE_COUNT.search(ebnf) or _ROOT_REFERENCE.search(ebnf):
+        return library_text(sound_counts(with_separate_root(read_ebnf(ebnf, MAX_COUNT))))
     return ebnf
 
 
