@@ -1,4 +1,4 @@
-"""What models are built from: layers that know their checkpoint names, and the copying of weights."""
+"""The layers that models are built from, and the loading of weights into them."""
 
 from graftlm.layers.activation import Activation, activation
 from graftlm.layers.attention import Attention

@@ -27,7 +27,7 @@ def activation(name: str) -> Activation:
     """Return the function of that name.
 
     Raises:
-        UnsupportedArchitectureError: there is none.
+        UnsupportedArchitectureError: there is no such function.
     """
     if name not in _ACTIVATIONS:
         raise UnsupportedArchitectureError(

@@ -1,4 +1,4 @@
-"""The attention call site: where a model hands queries, keys and values to the backend."""
+"""The attention call site: passes a model's queries, keys and values to the backend."""
 
 from torch import Tensor, nn
 

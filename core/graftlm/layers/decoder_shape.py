@@ -11,7 +11,7 @@ from graftlm.errors import CheckpointError, UnsupportedArchitectureError
 
 __all__ = ["DecoderShape", "is_positive", "read_flag", "read_layer_types", "read_number", "read_size"]
 
-#: Layers compute in float32 or less, where what is larger is infinite.
+#: Layers compute in float32 or a narrower type, in which larger numbers are infinite.
 _LARGEST = torch.finfo(torch.float32).max
 
 _LAYER_TYPES = ("full_attention", "sliding_attention")
@@ -19,7 +19,7 @@ _LAYER_TYPES = ("full_attention", "sliding_attention")
 
 @dataclass(frozen=True, slots=True)
 class DecoderShape:
-    """What Llama and its descendants have in common.
+    """The sizes that Llama and its descendants share.
 
     Attributes:
         num_heads: query heads H.
@@ -76,12 +76,12 @@ class DecoderShape:
 
         Args:
             config: of the checkpoint.
-            head_dim: D where config.json does not give it; None: hidden_size / num_attention_heads.
-            tied: whether weights are tied where config.json does not say.
+            head_dim: D if config.json does not give it; None: hidden_size / num_attention_heads.
+            tied: whether weights are tied if config.json does not say.
 
         Raises:
-            CheckpointError: a size is missing, or the sizes do not fit together.
-            UnsupportedArchitectureError: the weights are quantized in a format that is not decoded.
+            CheckpointError: a size is missing, or the sizes are inconsistent.
+            UnsupportedArchitectureError: the weights are quantized in an unsupported format.
         """
         raw = config.raw
         _check_plain(raw)
@@ -107,10 +107,10 @@ class DecoderShape:
 
 
 def read_size(raw: Mapping[str, Any], name: str, default: int | None = None) -> int:
-    """Read a whole number above 0; null counts as absent.
+    """Read an integer above 0; null counts as absent.
 
     Raises:
-        CheckpointError: it is absent and has no default, or is something else.
+        CheckpointError: it is absent and has no default, or is not an integer above 0.
     """
     value = raw.get(name)
     value = default if value is None else value
@@ -123,7 +123,7 @@ def read_flag(raw: Mapping[str, Any], name: str, default: bool = False) -> bool:
     """Read true or false; null counts as absent.
 
     Raises:
-        CheckpointError: it is something else.
+        CheckpointError: it is neither.
     """
     value = raw.get(name)
     value = default if value is None else value
@@ -136,7 +136,7 @@ def read_number(raw: Mapping[str, Any], name: str, default: float | None = None)
     """Read a number above 0; null counts as absent.
 
     Raises:
-        CheckpointError: it is absent and has no default, or is something else.
+        CheckpointError: it is absent and has no default, or is not a number above 0.
     """
     value = raw.get(name)
     value = default if value is None else value
@@ -155,10 +155,10 @@ def read_layer_types(raw: Mapping[str, Any], default: Sequence[str]) -> tuple[st
 
     Args:
         raw: config.json.
-        default: what holds where `layer_types` is absent or null; as long as there are layers.
+        default: the kinds if `layer_types` is absent or null, one per layer.
 
     Raises:
-        CheckpointError: `layer_types` is something else, or of another length.
+        CheckpointError: `layer_types` has another length or other entries.
     """
     types = raw.get("layer_types")
     types = default if types is None else types

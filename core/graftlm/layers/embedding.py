@@ -37,17 +37,17 @@ class TokenEmbedding(nn.Module):
         return F.embedding(token_ids, self.weight)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Compare [S, hidden] with every row: the output projection of a model with tied weights; [S, V]."""
+        """Map [S, hidden] to [S, V] by the embedding matrix: the output projection of a tied model."""
         return linear(hidden, self.weight, self._packed)
 
     def pack_output(self) -> None:
-        """Rearrange the loaded weight for `logits`, for a model with tied weights on a CPU.
+        """Pack the loaded weight for `logits` of a tied model on a CPU.
 
-        Effects: takes memory for a second copy, as look-ups read the plain one. Loading again undoes it.
+        Effects: allocates a second copy, since look-ups read the plain weight. Loading again discards it.
         """
         self._packed = self.ops.pack(self.weight)
 
     def weight_slots(self, prefix: str, name: str) -> Iterator[WeightSlot]:
-        """Yield where `{prefix}{name}.weight` goes."""
+        """Yield the slot of `{prefix}{name}.weight`."""
         self._packed = None
         yield WeightSlot(f"{prefix}{name}.weight", self.weight)

@@ -1,8 +1,8 @@
-"""The grouped linear layer: one matrix per expert, each for the rows that were sent to it.
+"""The grouped linear layer: one matrix per expert, each multiplied with the rows routed to that expert.
 
-On a CPU, and with quantized weights, each expert that has rows is one matrix product: experts without rows cost
-nothing, and the number of rows costs no Python. On a CUDA device all of them are one operation; its kernel for bfloat16
-reads on the device where the groups end, so that nothing waits for the host.
+On a CPU, and with quantized weights, each expert that has rows is one matrix product. Experts without rows cost
+nothing, and the Python overhead does not depend on the number of rows. On a CUDA device all experts are one operation;
+its bfloat16 kernel reads the ends of the groups on the device, so that the host does not synchronise.
 """
 
 from collections.abc import Iterator
@@ -19,13 +19,13 @@ from graftlm.layers.weights import empty_parameter
 
 __all__ = ["GroupedLinear", "RowGroups", "grouped_product"]
 
-#: The grouped kernel reads rows by pieces of so many bytes.
+#: The grouped kernel needs rows of a multiple of this many bytes.
 _ALIGNMENT_BYTES = 16
 
 
 @dataclass(frozen=True, slots=True)
 class RowGroups:
-    """Which expert each row goes to. Rows lie in the experts' order.
+    """The rows of each expert. Rows are sorted by expert.
 
     Attributes:
         expert_ids: int64 [N], ascending.
@@ -37,12 +37,12 @@ class RowGroups:
 
     @classmethod
     def of(cls, expert_ids: Tensor, num_experts: int) -> "RowGroups":
-        """Make the groups of int64 [N] ascending ids, without waiting for the device."""
+        """Make the groups of int64 [N] ascending ids, without synchronising with the device."""
         experts = torch.arange(num_experts, device=expert_ids.device)
         return cls(expert_ids, torch.searchsorted(expert_ids, experts, right=True, out_int32=True))
 
     def on_host(self) -> Iterator[tuple[int, slice]]:
-        """Yield each expert that has rows, and its rows. Waits for the device."""
+        """Yield each expert that has rows, and its rows. Synchronises with the device."""
         start = 0
         for expert, end in enumerate(self.ends.tolist()):
             if end > start:
@@ -51,17 +51,17 @@ class RowGroups:
 
 
 class GroupedLinear(nn.Module):
-    """Like `Linear`, with a matrix per expert.
+    """Like `Linear`, with one matrix per expert.
 
     Args:
         num_experts: E.
         in_features, out_features: of each matrix.
-        parts: checkpoint names of what a matrix computes, in the order of its output; a quantization asks for them.
+        parts: the checkpoint's names of the projections in a matrix, in the order of its output; for quantizations.
         bias: whether each expert has one.
         device, dtype: of the parameters.
 
     Attributes:
-        weight: [E, out, in]; [0, out, in] while the experts' matrices are packed or quantized, each by itself.
+        weight: [E, out, in]; [0, out, in] while the experts' matrices are packed or quantized, each separately.
         bias: [E, out], or None.
     """
 
@@ -100,7 +100,7 @@ class GroupedLinear(nn.Module):
 
     @property
     def kernels(self) -> list[LinearKernel]:
-        """What computes the layer while its weights are quantized, one per expert."""
+        """The quantized matrices, one per expert; empty while weights are not quantized."""
         return self._kernels
 
     @property
@@ -109,17 +109,17 @@ class GroupedLinear(nn.Module):
         return self.num_experts * self.out_features * self.in_features
 
     def describe(self, name: str) -> LinearLayer:
-        """Return what a quantization is asked about, of each expert; `name` is the layer's place in the model."""
+        """Describe the layer of each expert to a quantization; `name` is the layer's path in the model."""
         return LinearLayer(name, self._parts, self.in_features, self.out_features)
 
     def quantize_with(self, quantization: Quantization | None) -> None:
-        """Set what converts the weights each time that they have been loaded; None leaves them as they are."""
+        """Set the quantization that converts the weights after each loading; None: weights stay as they are."""
         self._quantization = quantization
 
     def pack(self) -> None:
-        """Quantize the loaded weights, or rearrange them for this CPU; `unpack` undoes it.
+        """Quantize the loaded weights, or pack them for this CPU; `unpack` reverses it.
 
-        Effects: takes memory for a second copy of this layer until it is done.
+        Effects: allocates a second copy of this layer's weights while it runs.
         """
         if self._kernels or self._packed:
             return
@@ -132,7 +132,7 @@ class GroupedLinear(nn.Module):
         self.weight = self._empty_weight(num_experts=0)
 
     def unpack(self) -> None:
-        """Make the plain weights again if they were packed; uninitialised if they were quantized, to be loaded anew."""
+        """Restore the plain weights if they were packed; leave them uninitialised if they were quantized."""
         if self._packed:
             plain = torch.stack([packed.plain() for packed in self._packed])
             self.weight, self._packed = nn.Parameter(plain, requires_grad=False), []
@@ -162,7 +162,7 @@ class GroupedLinear(nn.Module):
 
 
 def grouped_product(x: Tensor, weight: Tensor, bias: Tensor | None, groups: RowGroups) -> Tensor:
-    """Multiply each row by its expert's matrix in one operation, which finds the groups' ends where they are.
+    """Multiply each row by its expert's matrix in one operation, without synchronising with the device.
 
     Args:
         x: [N, in].

@@ -1,4 +1,4 @@
-"""Keys and values in 8 bits: how a row becomes codes, and codes become a row."""
+"""Keys and values in 8 bits: encoding rows to codes and decoding them."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from graftlm.contracts import KVCache
 
 __all__ = ["KV_DTYPES", "SCALE_DTYPE", "CacheRows", "cache_rows", "encode_int8"]
 
-#: What `memory.kv_dtype` and `AttentionCapabilities.kv_dtypes` call them. Only rows of int8 have scales.
+#: Names in `memory.kv_dtype` and `AttentionCapabilities.kv_dtypes` -> dtype of the cache. Only int8 rows have scales.
 KV_DTYPES: Mapping[str, torch.dtype] = MappingProxyType({"int8": torch.int8, "fp8": torch.float8_e4m3fn})
-#: Of the scales of int8 rows: it has float32's range, and rounding a scale costs nothing, for it is rounded first.
+#: Of the scales of int8 rows. It has float32's range, and codes are relative to the rounded scale.
 SCALE_DTYPE = torch.bfloat16
 
 _INT8_MAX = 127
@@ -24,18 +24,18 @@ _FP8_MAX = 448.0
 
 @dataclass(frozen=True, slots=True)
 class CacheRows:
-    """A layer's keys or values by slot, in whatever dtype the cache holds them.
+    """One layer's keys or values by slot, in the cache's dtype.
 
     Attributes:
         stored: [slots, H_kv, D], the cache's memory.
-        scales: [slots, H_kv] SCALE_DTYPE, where `stored` is int8 codes: a row is its codes times its scale. Else None.
+        scales: [slots, H_kv] SCALE_DTYPE if `stored` holds int8 codes: a row is its codes times its scale. Else None.
     """
 
     stored: Tensor
     scales: Tensor | None
 
     def write(self, slots: Tensor, rows: Tensor) -> None:
-        """Write rows [T, H_kv, D] into slots, int64 [T], as the cache holds them."""
+        """Encode rows [T, H_kv, D] and write them into slots, int64 [T]."""
         if self.scales is not None:
             codes, scales = encode_int8(rows)
             self.stored.index_copy_(0, slots, codes)
@@ -47,7 +47,7 @@ class CacheRows:
             self.stored.index_copy_(0, slots, rows.to(self.stored.dtype))
 
     def read(self, slots: slice | Tensor, dtype: torch.dtype) -> Tensor:
-        """Return the rows of slots, [S, H_kv, D], as numbers of a dtype; a view where nothing has to be converted."""
+        """Return the rows of slots, [S, H_kv, D], in a dtype; a view if no conversion is needed."""
         if self.scales is not None:
             return (self.stored[slots] * self.scales[slots].float().unsqueeze(-1)).to(dtype)
         if self.stored.dtype == torch.float8_e4m3fn:
@@ -56,7 +56,7 @@ class CacheRows:
 
 
 def cache_rows(kv: KVCache, layer_id: int) -> tuple[CacheRows, CacheRows]:
-    """Return a layer's keys and values by slot. Where values are a prefix of the keys, writing keys writes both."""
+    """Return a layer's keys and values by slot. If values are a prefix of the keys, writing keys writes both."""
     tensors = (kv.keys(layer_id), kv.key_scales(layer_id)), (kv.values(layer_id), kv.value_scales(layer_id))
     keys, values = (
         CacheRows(stored.flatten(0, 1), None if scales is None else scales.flatten(0, 1)) for stored, scales in tensors
@@ -67,8 +67,8 @@ def cache_rows(kv: KVCache, layer_id: int) -> tuple[CacheRows, CacheRows]:
 def encode_int8(rows: Tensor) -> tuple[Tensor, Tensor]:
     """Return the codes, int8 [..., D], and scales, SCALE_DTYPE [...], of rows [..., D] of any floating dtype.
 
-    A row's scale is its largest magnitude / 127, rounded; a code is the number / the rounded scale, rounded half to
-    even. A row with a NaN in it has a scale that is NaN, and is NaN when it is read; so is one with an infinity.
+    A row's scale is its largest magnitude / 127, rounded. A code is the number / the rounded scale, rounded half to
+    even. A row that contains NaN or an infinity has the scale NaN, and reads as NaN.
     """
     numbers = rows.float()
     scales = (numbers.abs().amax(dim=-1) / _INT8_MAX).to(SCALE_DTYPE)

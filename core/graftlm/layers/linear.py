@@ -1,4 +1,4 @@
-"""The linear layer: one matrix that may hold several of a checkpoint's projections."""
+"""The linear layer: one matrix for one or several projections of a checkpoint."""
 
 from collections.abc import Iterator, Mapping
 from typing import Protocol, cast
@@ -17,10 +17,10 @@ __all__ = ["GatedLinear", "Linear", "OutputDelta", "pack_linears"]
 
 
 class OutputDelta(Protocol):
-    """What is added to a linear layer's output."""
+    """The addition of an adapter to a linear layer's output."""
 
     def __call__(self, x: Tensor, out: Tensor) -> Tensor:
-        """Return `out` [T, out_features], which may be changed in place, and what is added for the input x [T, in]."""
+        """Return `out` [T, out_features] plus the addition for the input x [T, in]; may change `out` in place."""
         ...
 
 
@@ -29,13 +29,13 @@ class Linear(nn.Module):
 
     Args:
         in_features: size of the input.
-        parts: checkpoint name -> output size of each projection, in the order of the output:
-            `{"q_proj": 64, "k_proj": 16, "v_proj": 16}` gives outputs of 96.
+        parts: checkpoint name -> output size of each projection, in the order of the output: `{"q_proj": 64, "k_proj":
+            16, "v_proj": 16}` has outputs of 96.
         bias: whether each projection has one.
         device, dtype: of the parameters.
 
-    A layer with a prefix in the checkpoint may be adapted: it is called with one row for each token of the batch, in
-    their order. One at the top, such as `lm_head`, may be called with any rows.
+    A layer with a prefix in the checkpoint can have adapters: it is called with one row per token of the batch, in the
+    batch's order. A layer without a prefix, such as `lm_head`, may be called with any rows.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class Linear(nn.Module):
         self.ops = ops
 
     def adapt(self, delta: OutputDelta | None) -> None:
-        """Have something added to the output from now on; None: nothing."""
+        """Set the addition to the output of all later calls; None: no addition."""
         self._delta = delta
 
     @property
@@ -80,17 +80,17 @@ class Linear(nn.Module):
 
     @property
     def prefix(self) -> str | None:
-        """What stands before the projections' names in the checkpoint; None before weights have been loaded."""
+        """The prefix of the projections' names in the checkpoint; None before weights have been loaded."""
         return self._prefix
 
     @property
     def kernel(self) -> LinearKernel | None:
-        """What computes the layer while its weights are quantized."""
+        """The quantized matrix; None while weights are not quantized."""
         return self._kernel
 
     @property
     def kernels(self) -> list[LinearKernel]:
-        """The kernel, if there is one; a `GroupedLinear` has several."""
+        """The quantized matrix, if there is one; a `GroupedLinear` has several."""
         return [] if self._kernel is None else [self._kernel]
 
     @property
@@ -99,15 +99,15 @@ class Linear(nn.Module):
         return self.out_features * self.in_features
 
     def describe(self, name: str) -> LinearLayer:
-        """Return what a quantization is asked about; `name` is the layer's place in the model."""
+        """Describe the layer to a quantization; `name` is the layer's path in the model."""
         return LinearLayer(name, tuple(self._parts), self.in_features, self.out_features)
 
     def quantize_with(self, quantization: Quantization | None) -> None:
-        """Set what converts the weights each time that they have been loaded; None leaves them as they are."""
+        """Set the quantization that converts the weights after each loading; None: weights stay as they are."""
         self._quantization = quantization
 
     def pack(self) -> None:
-        """Quantize the loaded weights, or rearrange them for this CPU; loading again undoes it."""
+        """Quantize the loaded weights, or pack them for this CPU; loading again reverses it."""
         if self._kernel is not None or self._packed is not None:
             return
         if self._quantization is not None:
@@ -116,7 +116,7 @@ class Linear(nn.Module):
             self._packed = self._pack_weight()
             if self._packed is None:
                 return
-        self.weight = self._empty_weight(num_rows=0)  # frees the plain one, before the next layer's turn
+        self.weight = self._empty_weight(num_rows=0)  # frees the plain weight before the next layer is packed
 
     def _pack_weight(self) -> PackedMatrix | None:
         return self.ops.pack(self.weight)
@@ -125,7 +125,10 @@ class Linear(nn.Module):
         return empty_parameter(num_rows, self.in_features, device=self.weight.device, dtype=self.weight.dtype)
 
     def weight_slots(self, prefix: str) -> Iterator[WeightSlot]:
-        """Yield where `{prefix}{part}.weight` and `.bias` go; they hold what is loaded, unless it is quantized."""
+        """Yield the slots of `{prefix}{part}.weight` and `.bias`.
+
+        Effects: restores the plain weights if they were packed; leaves them uninitialised if they were quantized.
+        """
         if self._packed is not None:
             self.weight = nn.Parameter(self._packed.plain(), requires_grad=False)
             self._packed = None
@@ -143,11 +146,11 @@ class Linear(nn.Module):
 
 
 class GatedLinear(Linear):
-    """Gates and what they gate, computed as one matrix product and multiplied: act(gate(x)) * up(x).
+    """Gates and the rows that they multiply, computed as one matrix product: act(gate(x)) * up(x).
 
     Args:
         in_features: size of the input.
-        parts: checkpoint name -> size, as of `Linear`: of the gates and of what they gate, or of both as one.
+        parts: checkpoint name -> size, as of `Linear`: gate and up, or one tensor that holds both.
         hidden_act: name of the activation in config.json.
         bias: whether each projection has one.
         device, dtype: of the parameters.
@@ -167,7 +170,7 @@ class GatedLinear(Linear):
         dtype: torch.dtype,
     ) -> None:
         super().__init__(in_features, parts, bias=bias, device=device, dtype=dtype)
-        activation(hidden_act)  # an unknown one is an error now, not in the first step
+        activation(hidden_act)  # an unknown name is an error now, not in the first step
         self._hidden_act = hidden_act
         self._packs_gates = False
 
@@ -184,7 +187,7 @@ class GatedLinear(Linear):
 
 
 def pack_linears(model: nn.Module) -> None:
-    """Prepare the loaded weights of every linear layer of a model, one after the other; see `Linear.pack`."""
+    """Quantize or pack the loaded weights of every linear layer of a model; see `Linear.pack`."""
     for module in model.modules():
         if isinstance(module, Linear | GroupedLinear):
             module.pack()

@@ -1,4 +1,4 @@
-"""What low-rank adapters (arXiv:2106.09685) add to the output of one linear layer, each token by its own adapter."""
+"""Low-rank adapters (arXiv:2106.09685) of one linear layer: each token uses its own adapter."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,11 +15,11 @@ __all__ = ["AdapterGroups", "AdapterMask", "AdapterRoute", "LowRankFactors", "Lo
 
 @dataclass(frozen=True, slots=True)
 class LowRankFactors:
-    """What one adapter adds to one projection: up @ (down @ x).
+    """One adapter's addition to one projection: up @ (down @ x).
 
     Attributes:
         down: [r, in].
-        up: [out, r], with the adapter's scale in it.
+        up: [out, r], multiplied by the adapter's scale.
     """
 
     down: Tensor
@@ -28,12 +28,12 @@ class LowRankFactors:
 
 @dataclass(frozen=True, slots=True)
 class AdapterGroups:
-    """A step's tokens by adapter, for products over each group alone: no work for tokens without one.
+    """A step's tokens by adapter, for one product per adapter: tokens without an adapter cost nothing.
 
     Attributes:
         groups: (slot, its tokens) for each adapter of the step, once the tokens are in `order`.
-        order: int64 [T], brings the tokens of each adapter next to each other; None where they are.
-        inverse: int64 [T], brings them back.
+        order: int64 [T], the permutation that makes the tokens of each adapter neighbours; None: they are already.
+        inverse: int64 [T], the inverse permutation.
     """
 
     num_tokens: int
@@ -46,11 +46,11 @@ class AdapterGroups:
 class AdapterMask:
     """A step's tokens by adapter, for products over all tokens and all adapters at once.
 
-    That is more arithmetic than by groups, in a number of kernels that does not grow with the adapters: on a GPU, where
-    small products cost their launch, it is the faster one.
+    That is more arithmetic than products per group, but the number of kernels does not grow with the number of
+    adapters. It is faster on a GPU, where small products are limited by their launch.
 
     Attributes:
-        mask: bool [T, slots], where a token has the adapter of a slot.
+        mask: bool [T, slots], whether a token has the adapter of a slot.
     """
 
     mask: Tensor
@@ -65,7 +65,7 @@ AdapterRoute = AdapterGroups | AdapterMask
 
 
 def low_rank_bytes(layer: Linear, max_rank: int) -> int:
-    """Return the memory that each slot of a `LowRankLayer` takes."""
+    """Return the memory of each slot of a `LowRankLayer` in bytes."""
     return max_rank * (len(layer.parts) * layer.in_features + sum(layer.parts.values())) * layer.weight.dtype.itemsize
 
 
@@ -75,9 +75,9 @@ class LowRankLayer:
     A slot's factors are padded with zeros to the largest rank. A layer of several projections has factors for each.
 
     Args:
-        layer: whose rows are the tokens of the batch, in their order.
-        num_slots: adapters at most; they have the slots 1 .. num_slots.
-        max_rank: of an adapter.
+        layer: the layer; its rows are the tokens of the batch, in order.
+        num_slots: largest number of adapters; their slots are 1 .. num_slots.
+        max_rank: largest rank of an adapter.
     """
 
     def __init__(self, layer: Linear, num_slots: int, max_rank: int) -> None:
@@ -95,20 +95,20 @@ class LowRankLayer:
 
     @property
     def num_bytes(self) -> int:
-        """Memory of the factors."""
+        """Memory of the factors in bytes."""
         return self._down.nbytes + sum(up.nbytes for up in self._up)
 
     def set(self, slot: int, factors: Mapping[str, LowRankFactors]) -> None:
-        """Put an adapter into a slot; no step under way uses it.
+        """Put an adapter into a slot that no running step uses.
 
-        A slot holds finite numbers only, since products over all slots would spread others to the tokens of every
-        adapter: zero times infinity is none.
+        Factors must be finite: products over all slots would spread other numbers to the tokens of every adapter, since
+        zero times infinity is NaN.
 
         Args:
-            factors: by the name of the projection; without any, the adapter leaves that projection as it is.
+            factors: by the name of the projection; a projection without factors stays unchanged.
 
         Raises:
-            AdapterError: a factor is not finite in the layer's dtype; the slot is empty.
+            AdapterError: a factor is not finite in the layer's dtype; the slot is then empty.
         """
         self.clear(slot)
         at = slot - 1
@@ -125,7 +125,7 @@ class LowRankLayer:
             )
 
     def clear(self, slot: int) -> None:
-        """Empty a slot, which no step under way uses: an adapter there adds nothing."""
+        """Empty a slot that no running step uses: the slot adds nothing afterwards."""
         at = slot - 1
         for factors in (self._down, *self._up):
             factors[at].zero_()
@@ -133,10 +133,10 @@ class LowRankLayer:
 
     def _is_finite(self, slot: int) -> bool:
         held = [factors[slot - 1].isfinite().all() for factors in (self._down, *self._up)]
-        return bool(torch.stack(held).all())  # the device is waited for once
+        return bool(torch.stack(held).all())  # a single synchronisation with the device
 
     def route(self, route: AdapterRoute | None) -> None:
-        """Say which adapter each token of the next step has; None: the step has none."""
+        """Set the adapter of each token of the next step; None: no token has one."""
         if route is None:
             self._layer.adapt(None)
         elif isinstance(route, AdapterGroups):
@@ -170,7 +170,7 @@ class LowRankLayer:
         num_slots, max_rank, num_parts, in_features = self._down.shape
         shrunk = x @ self._down.view(-1, in_features).T  # [T, slots * R * P]
         shrunk = shrunk.view(-1, num_slots, max_rank, num_parts)
-        shrunk = torch.where(route.mask[:, :, None, None], shrunk, 0)  # a product would keep overflows: 0 * inf is none
+        shrunk = torch.where(route.mask[:, :, None, None], shrunk, 0)  # a product with 0 would turn overflows into NaN
         for part, columns in enumerate(self._columns):
             up = self._up[part].view(num_slots * max_rank, -1)
             out[:, columns].addmm_(shrunk[..., part].reshape(-1, num_slots * max_rank), up)
@@ -178,7 +178,7 @@ class LowRankLayer:
 
 
 def _columns(parts: Mapping[str, int]) -> list[slice]:
-    """Return where each projection's outputs stand among the layer's."""
+    """Return the columns of each projection in the layer's output."""
     starts = accumulate(parts.values(), initial=0)
     return [slice(start, start + size) for start, size in zip(starts, parts.values(), strict=False)]
 

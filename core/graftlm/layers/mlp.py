@@ -16,7 +16,7 @@ class GatedMLP(nn.Module):
 
     Args:
         hidden_size: of input and output.
-        intermediate_size: of gate and up, each.
+        intermediate_size: of gate and of up.
         hidden_act: name of the activation in config.json.
         bias: whether the three projections have one.
         gate_up: the checkpoint's names of gate and up, or of the one tensor that holds both.
@@ -48,6 +48,6 @@ class GatedMLP(nn.Module):
         return out
 
     def weight_slots(self, prefix: str) -> Iterator[WeightSlot]:
-        """Yield where gate, up and `down_proj` go."""
+        """Yield the slots of gate, up and `down_proj`."""
         yield from self.gate_up.weight_slots(prefix)
         yield from self.down.weight_slots(prefix)

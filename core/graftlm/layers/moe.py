@@ -1,9 +1,9 @@
-"""The mixture of experts (arXiv:1701.06538): gated feed-forward layers of which each token sees a few.
+"""The mixture of experts (arXiv:1701.06538): gated feed-forward layers, of which each token uses a few.
 
     tokens [T] -> pairs of token and expert [T * K] -> sorted by expert -> two grouped products -> back in the tokens'
     order -> weighted sum over K
 
-How many Python calls that takes depends on the number of experts, not on the number of tokens.
+The number of Python calls depends on the number of experts, not on the number of tokens.
 """
 
 from collections.abc import Callable, Iterator
@@ -25,14 +25,14 @@ GateFunction: TypeAlias = Callable[[Tensor], Tensor]
 
 
 class Experts(nn.Module):
-    """E gated feed-forward layers: down(act(gate(x)) * up(x)), for each row by its experts.
+    """E gated feed-forward layers: down(act(gate(x)) * up(x)), each row by its own experts.
 
     Args:
         num_experts: E.
         hidden_size: D, of input and output.
-        intermediate_size: I, of gate and up, each.
-        act: name of the activation in config.json; or what maps gate and up, as the checkpoint lays them out, to the
-            input of down.
+        intermediate_size: I, of gate and of up.
+        act: name of the activation in config.json, or a function from the output of gate and up, in the checkpoint's
+            layout, to the input of down.
         bias: whether the projections have one.
         device, dtype: of the parameters.
 
@@ -57,7 +57,7 @@ class Experts(nn.Module):
     ) -> None:
         super().__init__()
         if isinstance(act, str):
-            activation(act)  # an unknown one is an error now, not in the first step
+            activation(act)  # an unknown name is an error now, not in the first step
         gate_up, down = ("gate_proj", "up_proj"), ("down_proj",)
         self._act = act
         self._intermediate_size = intermediate_size
@@ -71,13 +71,14 @@ class Experts(nn.Module):
         self.ops: LayerOps = TorchOps()
 
     def forward(self, x: Tensor, routing: Routing) -> Tensor:
-        """Map [T, D] to [T, D], the weighted sum of what each token's K experts make of it."""
+        """Map [T, D] to [T, D]: the weighted sum of the outputs of each token's K experts."""
         num_tokens, top_k = routing.expert_ids.shape
         expert_ids, pair_ids = routing.expert_ids.flatten().sort(stable=True)
         groups = RowGroups.of(expert_ids, self.num_experts)
         gate_up = self.gate_up(x[pair_ids // top_k], groups)  # [T * K, 2 I]
         down = self.down(self._activate(gate_up), groups)  # [T * K, D]
-        # Put back by index, not added up by index: atomic additions would make a device's sums depend on luck.
+        # Gathered by index instead of added by index: the order of atomic additions, and so a device's sums, would
+        # vary.
         outputs = torch.empty_like(down).index_copy_(0, pair_ids, down).view(num_tokens, top_k, -1)
         return (outputs * routing.weights.unsqueeze(-1)).sum(dim=1).to(x.dtype)
 
@@ -88,7 +89,7 @@ class Experts(nn.Module):
     def weight_slots(
         self, prefix: str, *, gate: str = "gate_proj", up: str = "up_proj", down: str = "down_proj"
     ) -> Iterator[WeightSlot]:
-        """Yield where `{prefix}{expert}.{projection}.weight` and `.bias` go: a tensor per expert and projection."""
+        """Yield the slots of `{prefix}{expert}.{projection}.weight` and `.bias`, for each expert and projection."""
         self._unpack()
         size = self._intermediate_size
         for expert in range(self.num_experts):
@@ -102,7 +103,7 @@ class Experts(nn.Module):
                     yield WeightSlot(f"{prefix}{expert}.{name}.bias", layer.bias[expert, rows])
 
     def stacked_slots(self, prefix: str, *, transposed: bool) -> Iterator[WeightSlot]:
-        """Yield where `{prefix}gate_up_proj`, `down_proj` and their `_bias` go: one tensor for all experts.
+        """Yield the slots of `{prefix}gate_up_proj`, `down_proj` and their `_bias`: one tensor for all experts.
 
         Args:
             prefix: of the names.
@@ -126,8 +127,8 @@ class MoE(nn.Module):
     """A router and its experts.
 
     Args:
-        router: chooses.
-        experts: as many as the router knows.
+        router: chooses the experts of each token.
+        experts: as many as the router scores.
     """
 
     def __init__(self, router: Router, experts: Experts) -> None:
@@ -142,5 +143,5 @@ class MoE(nn.Module):
 
 
 def routes_tokens(model: nn.Module) -> bool:
-    """Return whether a model has experts: then each step needs others."""
+    """Return whether a model has experts, so that each step may use other weights."""
     return any(isinstance(module, Experts) for module in model.modules())

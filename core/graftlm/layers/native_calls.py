@@ -1,4 +1,4 @@
-"""Calls of compiled kernels, which can be listened to: what has been heard can be called again."""
+"""Calls of compiled kernels, which can be recorded and repeated."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -18,10 +18,10 @@ _listening = _Listening()
 
 
 def call_native(function: Callable[..., Any], *arguments: Any) -> Any:
-    """Call a compiled kernel, and tell whoever listens in this thread.
+    """Call a compiled kernel, and pass the call to this thread's listener.
 
-    Every kernel that a model's `forward` calls by `ctypes` is called through here. Calling the function again with the
-    same arguments must repeat its work on whatever then stands at the addresses among them.
+    Every kernel that a model's `forward` calls by `ctypes` is called through this function. A repeated call with the
+    same arguments must do the same work on the current contents of the addresses among them.
     """
     result = function(*arguments)
     if _listening.listener is not None:
@@ -31,7 +31,7 @@ def call_native(function: Callable[..., Any], *arguments: Any) -> Any:
 
 @contextmanager
 def heard_by(listener: Listener) -> Iterator[None]:
-    """Tell a listener of this thread's calls meanwhile: of the function, of its arguments, and of what it returned."""
+    """Pass this thread's calls to a listener while the context is open: function, arguments and result."""
     before, _listening.listener = _listening.listener, listener
     try:
         yield

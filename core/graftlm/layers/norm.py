@@ -1,7 +1,7 @@
 """Root-mean-square normalisation (arXiv:1910.07467), of hidden states and of attention heads.
 
-The mean square is taken in float32. What follows has the order of rounding of Hugging Face's models, so that bfloat16
-gives the same numbers: the result is cast before the weight multiplies it; Gemma's is cast after.
+The mean square is computed in float32. Later operations round in the order of Hugging Face's models, so that bfloat16
+gives the same numbers: the result is cast before the weight multiplies it; Gemma's result is cast after.
 """
 
 from collections.abc import Iterator
@@ -34,8 +34,8 @@ class RMSNorm(nn.Module):
         """Add x to the residual stream and normalise the sum.
 
         Args:
-            x: [T, size], what the last layer gave.
-            residual: [T, size], the stream so far; None where x begins it.
+            x: [T, size], the output of the previous layer.
+            residual: [T, size], the stream so far; None: x starts it.
 
         Returns: (normalised [T, size], the new residual stream [T, size]).
         """
@@ -46,14 +46,14 @@ class RMSNorm(nn.Module):
         self.ops = ops
 
     def weight_slots(self, prefix: str, name: str) -> Iterator[WeightSlot]:
-        """Yield where `{prefix}{name}.weight` goes."""
+        """Yield the slot of `{prefix}{name}.weight`."""
         yield WeightSlot(f"{prefix}{name}.weight", self.weight)
 
 
 class QKNorm(nn.Module):
-    """Normalises each query and key head by itself, all in one pass.
+    """Normalises each query and key head separately, all in one pass.
 
-    The checkpoint has one weight for queries and one for keys; here each head has its row.
+    The checkpoint has one weight for queries and one for keys; the parameter has one row per head.
     """
 
     def __init__(
@@ -81,18 +81,18 @@ class QKNorm(nn.Module):
         self.ops = ops
 
     def weight_slots(self, prefix: str) -> Iterator[WeightSlot]:
-        """Yield where `{prefix}q_norm.weight` and `{prefix}k_norm.weight`, both [D], go."""
+        """Yield the slots of `{prefix}q_norm.weight` and `{prefix}k_norm.weight`, both [D]."""
         yield WeightSlot(f"{prefix}q_norm.weight", self.weight[: self._num_heads], per_row=True)
         yield WeightSlot(f"{prefix}k_norm.weight", self.weight[self._num_heads :], per_row=True)
 
 
 class GemmaRMSNorm(nn.Module):
-    """Normalises hidden states as Gemma does: the checkpoint's weight is the distance from 1, in float32.
+    """Normalises hidden states as Gemma does: the checkpoint's weight plus 1 is the factor, in float32.
 
     Args:
         size: of the last dimension.
         eps: added to the mean square.
-        device: of the weight, which is float32 whatever the model's dtype is.
+        device: of the weight, which is float32 for every dtype of the model.
     """
 
     def __init__(self, size: int, eps: float, *, device: torch.device) -> None:
@@ -110,12 +110,12 @@ class GemmaRMSNorm(nn.Module):
         self.ops = ops
 
     def weight_slots(self, prefix: str, name: str) -> Iterator[WeightSlot]:
-        """Yield where `{prefix}{name}.weight` goes."""
+        """Yield the slot of `{prefix}{name}.weight`."""
         yield WeightSlot(f"{prefix}{name}.weight", self.weight, offset=1.0)
 
 
 class GemmaQKNorm(nn.Module):
-    """Normalises each query and key head by itself, all in one pass, with Gemma's weights; see `QKNorm`."""
+    """Normalises each query and key head separately, all in one pass, with Gemma's weights; see `QKNorm`."""
 
     def __init__(self, num_heads: int, num_kv_heads: int, head_dim: int, eps: float, *, device: torch.device) -> None:
         super().__init__()
@@ -133,6 +133,6 @@ class GemmaQKNorm(nn.Module):
         self.ops = ops
 
     def weight_slots(self, prefix: str) -> Iterator[WeightSlot]:
-        """Yield where `{prefix}q_norm.weight` and `{prefix}k_norm.weight`, both [D], go."""
+        """Yield the slots of `{prefix}q_norm.weight` and `{prefix}k_norm.weight`, both [D]."""
         yield WeightSlot(f"{prefix}q_norm.weight", self.weight[: self._num_heads], per_row=True, offset=1.0)
         yield WeightSlot(f"{prefix}k_norm.weight", self.weight[self._num_heads :], per_row=True, offset=1.0)

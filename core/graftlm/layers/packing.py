@@ -1,8 +1,7 @@
-"""Weight matrices in layouts that products read faster, and the one that oneDNN's kernels read.
+"""Weight matrices in packed layouts, with oneDNN's as the default.
 
-A plain matrix is rearranged, in part or in whole, by every product that reads it. Rearranging it once makes products
-of few rows, the ones of decoding, up to twice as fast in bfloat16 and up to five times in float32; docs/log.md has the
-figures.
+Every product with a plain matrix rearranges it, in part or in whole. Packing it once makes products of few rows, as in
+decode, up to twice as fast in bfloat16 and up to five times in float32; docs/log.md has the figures.
 """
 
 from typing import Final, Protocol, cast
@@ -13,28 +12,28 @@ from torch import Tensor
 
 __all__ = ["OneDnnMatrix", "PackedGates", "PackedMatrix", "can_pack", "linear", "pack_for_onednn"]
 
-#: Below so many elements, the 10 µs or so that a product takes to find its kernel cost more than packing saves. Plain
-#: float32 products have no such cost; those of the narrow types have it anyway.
+#: In smaller matrices, the 10 µs that a packed product needs to find its kernel cost more than packing saves. Plain
+#: float32 products have no such cost; plain products of the narrow types have it, too.
 _MIN_ELEMENTS: Final = {torch.float32: 3 << 17, torch.bfloat16: 1 << 15, torch.float16: 1 << 15}
 
 
 class PackedMatrix(Protocol):
-    """A weight matrix, [out, in], in a layout of its own."""
+    """A weight matrix, [out, in], in a packed layout."""
 
     def __call__(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
         """Map [..., in] to [..., out], as `torch.nn.functional.linear` does, up to rounding."""
         ...
 
     def plain(self) -> Tensor:
-        """Return the weight as it was, a copy."""
+        """Return a copy of the plain weight."""
         ...
 
 
 class PackedGates(PackedMatrix, Protocol):
-    """A matrix of gates above what they gate, [2 I, in], in a layout whose products can be activated on the way."""
+    """Gates above the rows that they multiply, [2 I, in], in a layout whose products can be activated in registers."""
 
     def act_and_mul(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
-        """Map [T, in] to [T, I], as `LayerOps.act_and_mul` does of the product."""
+        """Map [T, in] to [T, I]: the product, then `LayerOps.act_and_mul`."""
         ...
 
 
@@ -53,14 +52,14 @@ class OneDnnMatrix:
         return cast(Tensor, torch.ops.mkldnn._linear_pointwise(x, self._packed, bias, "none", [], ""))
 
     def plain(self) -> Tensor:
-        """Return the weight as it was, a copy."""
+        """Return a copy of the plain weight."""
         return self._packed.to_dense()
 
 
 def pack_for_onednn(weight: Tensor) -> OneDnnMatrix | None:
-    """Return a weight matrix in oneDNN's layout; None where the plain one is as good.
+    """Return a weight matrix in oneDNN's layout, or None if the plain layout is as fast.
 
-    That is for small matrices, on other devices, and in dtypes that this CPU's kernels do not know.
+    The plain layout is as fast for small matrices, on other devices, and in dtypes without kernels on this CPU.
 
     Args:
         weight: [out, in]; not kept.
@@ -69,12 +68,12 @@ def pack_for_onednn(weight: Tensor) -> OneDnnMatrix | None:
 
 
 def linear(x: Tensor, weight: Tensor, packed: PackedMatrix | None, bias: Tensor | None = None) -> Tensor:
-    """Map [..., in] to [..., out] by the packed matrix, or by the plain one where there is none."""
+    """Map [..., in] to [..., out] by the packed matrix, or by the plain one if `packed` is None."""
     return F.linear(x, weight, bias) if packed is None else packed(x, bias)
 
 
 def can_pack(dtype: torch.dtype) -> bool:
-    """Return whether this CPU has kernels that gain from packed weights of a dtype: oneDNN's, on x86."""
+    """Return whether oneDNN has kernels for packed weights of a dtype on this CPU, which must be x86."""
     if not hasattr(torch.ops.mkldnn, "_linear_pointwise") or dtype not in _MIN_ELEMENTS:
         return False
     if not torch.backends.cpu.get_cpu_capability().startswith("AVX"):
@@ -87,7 +86,7 @@ def can_pack(dtype: torch.dtype) -> bool:
 
 
 def _gains(weight: Tensor) -> bool:
-    """Whether packing has been measured to pay: of large matrices, in dtypes that the CPU has instructions for."""
+    """Return whether packing was measured to be faster: large matrices, in dtypes that the CPU supports natively."""
     if weight.device.type != "cpu" or not can_pack(weight.dtype):
         return False
     return weight.numel() >= _MIN_ELEMENTS[weight.dtype]

@@ -1,4 +1,4 @@
-"""Bfloat16 matrices arranged for CPUs with AVX512-BF16 or matrix units (AMX), and the products with them."""
+"""Bfloat16 matrices packed for CPUs with AVX512-BF16 or AMX, and the products with them."""
 
 import ctypes
 from pathlib import Path
@@ -16,11 +16,11 @@ __all__ = ["PanelGates", "PanelKernels", "PanelMatrix"]
 _VECTORS = Path(__file__).with_name("panel_matmul.cpp")
 _TILES = Path(__file__).with_name("tile_matmul.cpp")
 _ADDRESS, _SIZE = ctypes.c_void_p, ctypes.c_int64
-#: Multiplications of a product from which on a second thread gains more than waking it costs.
+#: From this many multiplications on, a second thread gains more than waking it costs.
 _PARALLEL_PRODUCTS: Final = 1 << 17
 #: Name of an activation in config.json -> the kernels' number; 0 is none.
 _ACTIVATIONS: Final = {"silu": 1, "swish": 1, "gelu_pytorch_tanh": 2}
-#: Gates and what they gate fill whole vectors.
+#: I must be a multiple of this, so that gates fill whole vectors.
 _GATE_ROWS: Final = 16
 
 
@@ -46,11 +46,11 @@ class PanelKernels:
 
     @classmethod
     def load(cls, compiler: str, cache_dir: Path, *, use_matrix_units: bool = True) -> Self:
-        """Compile the kernels for this CPU if need be, and load them.
+        """Compile the kernels for this CPU if needed, and load them.
 
         Args:
             compiler, cache_dir: as of `load_library`.
-            use_matrix_units: whether kernels for AMX are chosen where there is AMX.
+            use_matrix_units: whether to choose the AMX kernels on a CPU with AMX.
 
         Raises:
             ProviderUnavailableError: they cannot be compiled or loaded, or there are none for this CPU.
@@ -70,10 +70,10 @@ class PanelMatrix:
 
     Args:
         weight: bfloat16 [out, in], `in` even; not kept.
-        kernels: that arrange and multiply it.
+        kernels: that pack and multiply it.
 
     Raises:
-        InvariantError: the weight is something else.
+        InvariantError: the weight has another dtype, shape or device.
     """
 
     _has_gates = False
@@ -92,7 +92,7 @@ class PanelMatrix:
 
     @staticmethod
     def can_hold(weight: Tensor) -> bool:
-        """Tell whether a matrix can be arranged in panels."""
+        """Return whether a matrix can be packed into panels."""
         is_matrix = weight.dim() == 2 and weight.device.type == "cpu" and weight.layout is torch.strided
         return is_matrix and weight.dtype is torch.bfloat16 and weight.shape[1] % 2 == 0
 
@@ -105,25 +105,25 @@ class PanelMatrix:
         """Map [..., in] to [..., out], both bfloat16; sums are float32, rounded once with the bias.
 
         Raises:
-            InvariantError: `x` or the bias does not fit.
+            InvariantError: the shape or dtype of `x` or the bias is wrong.
         """
         return self._multiply(x, bias, self.out_features, activation=0)
 
     def plain(self) -> Tensor:
-        """Return the weight as it was, a copy."""
+        """Return a copy of the plain weight."""
         weight = self._panels.new_empty(self.out_features, self.in_features)
         num_threads = torch.get_num_threads()
         self._kernels.unpack(self._address, *weight.shape, self._has_gates, weight.data_ptr(), num_threads)
         return weight
 
     def _multiply(self, x: Tensor, bias: Tensor | None, width: int, activation: int) -> Tensor:
-        # The kernel trusts its pointers, so a mistake must stop here.
+        # The kernel does not check its pointers: invalid arguments must be refused here.
         *batch, num_inputs = x.shape
         if num_inputs != self.in_features or x.dtype is not torch.bfloat16:
             raise InvariantError(f"expected bfloat16 activations of {self.in_features} features, got {_described(x)}")
         if bias is not None and (bias.shape != (self.out_features,) or bias.dtype is not torch.bfloat16):
             raise InvariantError(f"expected a bfloat16 bias of {self.out_features}, got {_described(bias)}")
-        rows, added = x.contiguous(), None if bias is None else bias.contiguous()  # which live as long as the call
+        rows, added = x.contiguous(), None if bias is None else bias.contiguous()  # alive until the call returns
         num_rows = rows.numel() // num_inputs
         out = x.new_empty((*batch, width))
         call_native(
@@ -136,15 +136,15 @@ class PanelMatrix:
 
 
 class PanelGates(PanelMatrix):
-    """A matrix of gates above what they gate, side by side in the panels: products are activated while in registers.
+    """Gates above the rows that they multiply, packed side by side, so that products are activated in registers.
 
     Args:
         weight: bfloat16 [2 I, in], `in` even and I a multiple of 16; not kept.
-        kernels: that arrange and multiply it.
+        kernels: that pack and multiply it.
         hidden_act: name of the activation in config.json.
 
     Raises:
-        InvariantError: the weight is something else, or there are no kernels for the activation.
+        InvariantError: the weight has another dtype, shape or device, or there are no kernels for the activation.
     """
 
     _has_gates = True
@@ -157,15 +157,15 @@ class PanelGates(PanelMatrix):
 
     @staticmethod
     def can_activate(weight: Tensor, hidden_act: str) -> bool:
-        """Tell whether there are kernels for a matrix and an activation."""
+        """Return whether there are kernels for a matrix and an activation."""
         is_whole = PanelMatrix.can_hold(weight) and weight.shape[0] % (2 * _GATE_ROWS) == 0
         return is_whole and hidden_act in _ACTIVATIONS
 
     def act_and_mul(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
-        """Map [..., in] to [..., I], as `LayerOps.act_and_mul` does of the product.
+        """Map [..., in] to [..., I]: the product, then `LayerOps.act_and_mul`.
 
         Raises:
-            InvariantError: `x` or the bias does not fit.
+            InvariantError: the shape or dtype of `x` or the bias is wrong.
         """
         return self._multiply(x, bias, self.out_features // 2, self._activation)
 

@@ -1,13 +1,14 @@
-"""The frequencies of rotary position embedding that a checkpoint's config.json asks for.
+"""The frequencies of rotary position embedding, read from a checkpoint's config.json.
 
-Keys are cached as they were rotated, and requests share them. So one set of frequencies holds for all requests of an
-engine, at all lengths. Two rope types of Transformers change their frequencies as a text grows:
+Keys are cached after rotation and shared by requests, so one set of frequencies serves all requests of an engine, at
+all lengths. Two rope types of Transformers change their frequencies with the length of the text:
 
-- dynamic does beyond max_position_embeddings, where no request gets here: within it, it is the default type.
-- longrope does beyond the context that the model was first trained on. An engine whose `model.context_len` does not
-  go beyond computes what Transformers computes. One that does takes the frequencies of long texts for all texts: those
-  longer than the first context get what Transformers computes, shorter ones get what they would at the head of a long
-  text, which is close, and not the same.
+- dynamic changes them beyond max_position_embeddings. Requests never exceed it, and within it dynamic is the default
+  type.
+- longrope changes them beyond the context of the first training. If `model.context_len` is within that context, results
+  equal those of Transformers. Otherwise all texts use the frequencies of long texts: texts beyond the first context get
+  the results of Transformers; shorter texts get the results that the start of a long text has, which are close but not
+  the same.
 """
 
 import logging
@@ -30,7 +31,7 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Frequencies:
-    """How fast each pair of dimensions turns.
+    """The speed of rotation of each pair of dimensions.
 
     Attributes:
         inv_freq: float32 [R / 2], radians per position.
@@ -50,18 +51,18 @@ def rope_frequencies(
     context_len: int | None = None,
     default_theta: float = 10_000.0,
 ) -> Frequencies:
-    """Read the frequencies from config.json: from `rope_parameters`, or the older `rope_scaling` and `rope_theta`.
+    """Read the frequencies from `rope_parameters` of config.json, or from the older `rope_scaling` and `rope_theta`.
 
     Args:
         config: of the checkpoint.
         head_dim: D.
-        rope: the parameters of one type of layers, where types differ: `rope_theta`, and what `rope_type` needs.
-        partial: whether the architecture knows `partial_rotary_factor`, the share of a head's dimensions that turn.
-        context_len: tokens of a request at most; None: config.max_position_embeddings.
-        default_theta: what `rope_theta` is where config.json does not say.
+        rope: the parameters of one type of layers, if types differ: `rope_theta`, and those that `rope_type` needs.
+        partial: whether the architecture supports `partial_rotary_factor`, the share of a head's rotated dimensions.
+        context_len: largest number of tokens of a request; None: config.max_position_embeddings.
+        default_theta: `rope_theta` if config.json does not give it.
 
     Raises:
-        CheckpointError: a parameter of the rope type is missing or not a number, or they make no sense together.
+        CheckpointError: a parameter of the rope type is missing or not a number, or the parameters are inconsistent.
         UnsupportedArchitectureError: there is no such rope type, or the architecture has no partial rotation.
     """
     rope = _with_type(_rope_parameters(config, default_theta) if rope is None else rope)
@@ -71,7 +72,7 @@ def rope_frequencies(
             f"config.json asks for rope_type {rope_type!r}. Available: {', '.join(sorted(_SCALINGS))}"
         )
     rotary_dim = _rotary_dim(rope, head_dim, partial)
-    theta = _number(rope, "rope_theta", above=1)  # by 1, all pairs of dimensions turn alike
+    theta = _number(rope, "rope_theta", above=1)  # with 1, all pairs of dimensions would rotate at the same speed
     period = theta ** (torch.arange(0, rotary_dim, 2, dtype=torch.int64).float() / rotary_dim)
     frequencies = _SCALINGS[rope_type](_Rope(rope, period, config, context_len or config.max_position_embeddings))
     _check_finite(frequencies, rope)
@@ -80,13 +81,13 @@ def rope_frequencies(
 
 @dataclass(frozen=True, slots=True)
 class _Rope:
-    """What a rope type computes its frequencies from.
+    """The inputs of a rope type.
 
     Attributes:
         parameters: of config.json.
         period: float32 [R / 2], positions per radian before any scaling.
         config: of the checkpoint.
-        context_len: tokens of a request at most.
+        context_len: largest number of tokens of a request.
     """
 
     parameters: Mapping[str, Any]
@@ -99,13 +100,13 @@ class _Rope:
         return _number(self.parameters, name)
 
     def number_or(self, name: str, default: float) -> float:
-        """Read a parameter for which absent, null and 0 mean the default."""
+        """Read a parameter; absent, null and 0 mean the default."""
         return self.number(name) if self.parameters.get(name) else default
 
     def original_context(self) -> float:
-        """Tokens of context before stretching; an entry beside the rope parameters goes before one inside.
+        """Tokens of context before stretching; an entry outside the rope parameters has precedence over one inside.
 
-        It is above 1, as its logarithm is divided by.
+        It is above 1, since its logarithm is a divisor.
         """
         name = "original_max_position_embeddings"
         value = self.config.raw.get(name) or self.parameters.get(name) or self.config.max_position_embeddings
@@ -133,7 +134,7 @@ def _rope_parameters(config: ModelConfig, default_theta: float) -> dict[str, Any
 
 
 def _rotary_dim(rope: Mapping[str, Any], head_dim: int, partial: bool) -> int:
-    """Return R."""
+    """Return R, the number of rotated dimensions of a head."""
     if rope.get("partial_rotary_factor") in (None, 1, 1.0):
         return head_dim
     factor = _number(rope, "partial_rotary_factor")
@@ -151,7 +152,7 @@ def _rotary_dim(rope: Mapping[str, Any], head_dim: int, partial: bool) -> int:
 
 
 def _with_type(rope: Mapping[str, Any]) -> dict[str, Any]:
-    """Name the rope type, which older files call `type`; Phi-3's first files call longrope su, or yarn."""
+    """Add `rope_type`, which older files name `type`; Phi-3's first files name longrope su or yarn."""
     rope_type = rope.get("rope_type") or rope.get("type") or "default"
     if not isinstance(rope_type, str):
         raise CheckpointError(f"config.json needs rope_type as a text, got {rope_type!r}")
@@ -169,18 +170,18 @@ def _number(rope: Mapping[str, Any], name: str, above: int = 0) -> float:
 
 
 def _out_of_order(rope: _Rope, needed: str) -> CheckpointError:
-    """Return the error for two parameters, between which frequencies are blended, that are the wrong way round."""
+    """Return the error for two parameters in the wrong order, between which frequencies are blended."""
     return CheckpointError(f"config.json's rope_type {rope.parameters['rope_type']!r} needs {needed}")
 
 
 def _check_finite(frequencies: Frequencies, rope: Mapping[str, Any]) -> None:
-    """Refuse parameters that are numbers each, and together lead beyond what float32 can hold."""
+    """Refuse parameters that are numbers, but give frequencies outside float32."""
     inv_freq = frequencies.inv_freq
     if not (inv_freq.isfinite() & (inv_freq > 0)).all() or not is_positive(frequencies.scaling):
         raise CheckpointError(f"config.json's rope parameters give no finite frequencies above 0: {dict(rope)!r}")
 
 
-# Below, the order of operations is Hugging Face's: at far positions a rounding of the frequency is a visible angle.
+# The order of operations below is Hugging Face's: at far positions, rounding a frequency changes the angle visibly.
 
 
 def _default(rope: _Rope) -> Frequencies:
@@ -193,12 +194,12 @@ def _linear(rope: _Rope) -> Frequencies:
 
 
 def _llama3(rope: _Rope) -> Frequencies:
-    """Llama 3.1: long wavelengths are stretched by the factor, short ones kept, those between are blended."""
+    """Llama 3.1: stretch long wavelengths by the factor, keep short ones, and blend those between."""
     factor, low, high = (rope.number(name) for name in ("factor", "low_freq_factor", "high_freq_factor"))
     if low >= high:
         raise _out_of_order(rope, f"low_freq_factor below high_freq_factor, got {low!r} and {high!r}")
     inv_freq = 1.0 / rope.period
-    turns = rope.original_context() / (2 * math.pi / inv_freq)  # over the context it was trained on
+    turns = rope.original_context() / (2 * math.pi / inv_freq)  # over the context of the first training
     kept = ((turns - low) / (high - low)).clamp(0, 1)
     return Frequencies((1 - kept) * inv_freq / factor + kept * inv_freq)
 
@@ -236,7 +237,7 @@ def _yarn_scaling(rope: _Rope, factor: float) -> float:
 
 
 def _longrope(rope: _Rope) -> Frequencies:
-    """LongRoPE (arXiv:2402.13753): a factor per pair of dimensions, from one list or the other; see the module."""
+    """LongRoPE (arXiv:2402.13753): one factor per pair of dimensions, from one of two lists; see the module."""
     original = rope.original_context()
     is_long = rope.context_len > original
     if is_long:
@@ -259,7 +260,7 @@ def _longrope_scaling(rope: _Rope, original: float) -> float:
 
 
 def _factors(rope: _Rope, name: str) -> Tensor:
-    """Read a list of a number per pair of dimensions; float32 [R / 2]."""
+    """Read a list of one number per pair of dimensions; float32 [R / 2]."""
     values, expected = rope.parameters.get(name), len(rope.period)
     if not isinstance(values, Sequence) or len(values) != expected or not all(map(is_positive, values)):
         raise CheckpointError(f"config.json's longrope needs {name} as {expected} numbers above 0, got {values!r}")

@@ -1,10 +1,10 @@
 """Rotary position embedding (RoFormer, arXiv:2104.09864): the rotation of heads by their positions.
 
-The two halves of a head are rotated against each other, as Hugging Face's models do:
+The two halves of a head are rotated against each other, as in Hugging Face's models:
 
     out = x * [cos, cos] + roll(x, R / 2) * [-sin, sin]
 
-R of a head's D dimensions turn, the first ones; in most models all do.
+The first R of a head's D dimensions are rotated; in most models R is D.
 """
 
 from collections.abc import Iterator
@@ -21,12 +21,12 @@ __all__ = ["RotaryEmbedding", "Rotation", "frequency_bytes", "rotate"]
 
 @dataclass(frozen=True, slots=True)
 class Rotation:
-    """How a step's tokens turn, by their positions; unpacks into cosines and sines.
+    """The rotation of a step's tokens by their positions; unpacks into cosines and sines.
 
     Attributes:
         cos: [T, 1, R].
         sin: [T, 1, R], the first half negated.
-        ops: what multiplies.
+        ops: the operations that rotate.
     """
 
     cos: Tensor
@@ -34,7 +34,7 @@ class Rotation:
     ops: LayerOps
 
     def __call__(self, heads: Tensor) -> Tensor:
-        """Rotate the first R dimensions of [T, heads, D] of any strides; returns all of it, contiguous."""
+        """Rotate the first R dimensions of [T, heads, D] of any strides; returns all D dimensions, contiguous."""
         size = self.cos.shape[-1]
         if heads.shape[-1] == size:
             return self.ops.rotate(heads, self.cos, self.sin)
@@ -45,15 +45,15 @@ class Rotation:
 
 
 class RotaryEmbedding(nn.Module):
-    """Cosines and sines of a step's positions, computed once a step for all layers.
+    """Cosines and sines of a step's positions, computed once per step for all layers.
 
-    They are computed, not looked up: that costs a few microseconds a step, and a table for a context of a million
-    tokens would cost half a gigabyte.
+    Computing them takes a few microseconds per step; a look-up table for a context of a million tokens would take half
+    a gigabyte.
 
     Args:
         frequencies: of the checkpoint, from `rope_frequencies`.
         device: of the positions.
-        dtype: of queries and keys. Angles are float32 whatever it is.
+        dtype: of queries and keys. Angles are always float32.
     """
 
     inv_freq: Tensor
@@ -83,15 +83,15 @@ class RotaryEmbedding(nn.Module):
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate [T, heads, D] by cosines and sines with PyTorch's operations; a `Rotation` takes the device's fastest."""
+    """Rotate [T, heads, D] by cosines and sines with PyTorch's operations; a `Rotation` uses the device's fastest."""
     return TorchOps().rotate(x, cos, sin)
 
 
 def frequency_bytes(model: object) -> bytes:
     """Return the frequencies of all rotations of a model.
 
-    They are part of what its cached keys depend on, and longrope's do not follow from the checkpoint alone: two engines
-    of one checkpoint may differ in `model.context_len`.
+    Cached keys depend on them, and longrope's do not follow from the checkpoint alone: two engines of one checkpoint
+    may differ in `model.context_len`.
     """
     if not isinstance(model, nn.Module):
         return b""

@@ -1,4 +1,4 @@
-"""The router of a mixture of experts: which experts see a token, and with which weights."""
+"""The router of a mixture of experts: the experts of each token and their weights."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -20,8 +20,8 @@ class Routing:
     """The experts of a step's tokens.
 
     Attributes:
-        expert_ids: int64 [T, K], the experts that see a token; no expert twice.
-        weights: float32 [T, K], what their outputs are multiplied by.
+        expert_ids: int64 [T, K], the experts of each token, all different.
+        weights: float32 [T, K], the factors of their outputs.
     """
 
     expert_ids: Tensor
@@ -35,8 +35,8 @@ ChooseExperts: TypeAlias = Callable[[Tensor], Routing]
 class Router(nn.Module):
     """Scores each token against each expert.
 
-    It is not a `Linear`, so no quantization reaches it: a rounding here sends a token to another expert, and its
-    matrix is small.
+    It is not a `Linear`, so that quantizations leave it unchanged: a rounding error would send a token to another
+    expert, and the matrix is small.
 
     Args:
         hidden_size: of the input.
@@ -44,7 +44,7 @@ class Router(nn.Module):
         choose: picks experts by the scores.
         bias: whether the scores have one.
         device: of the parameters.
-        dtype: of the parameters, which is the one that scores are computed in.
+        dtype: of the parameters; scores are computed in it.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class Router(nn.Module):
         return self._choose(logits.float())
 
     def weight_slots(self, prefix: str, name: str) -> Iterator[WeightSlot]:
-        """Yield where `{prefix}{name}.weight` and `.bias` go."""
+        """Yield the slots of `{prefix}{name}.weight` and `.bias`."""
         yield WeightSlot(f"{prefix}{name}.weight", self.weight)
         if self.bias is not None:
             yield WeightSlot(f"{prefix}{name}.bias", self.bias)
@@ -80,7 +80,7 @@ def softmax_top_k(top_k: int, *, renormalise: bool, scale: float = 1.0) -> Choos
     Args:
         top_k: K.
         renormalise: divide the chosen experts' probabilities by their sum.
-        scale: multiplies the weights in the end.
+        scale: multiplies the weights at the end.
     """
 
     def choose(logits: Tensor) -> Routing:
@@ -93,10 +93,10 @@ def softmax_top_k(top_k: int, *, renormalise: bool, scale: float = 1.0) -> Choos
 
 
 def read_expert_counts(raw: Mapping[str, Any]) -> tuple[int, int]:
-    """Read from config.json how many experts there are, and how many of them a token sees.
+    """Read the number of experts and the number of experts per token from config.json.
 
     Raises:
-        CheckpointError: an entry is missing or not a whole number, or a token is to see more than there are.
+        CheckpointError: an entry is missing or not an integer, or there are more experts per token than experts.
     """
     name = "num_local_experts" if raw.get("num_local_experts") is not None else "num_experts"
     num_experts, top_k = read_size(raw, name), read_size(raw, "num_experts_per_tok")

@@ -1,4 +1,4 @@
-"""A file that is run as code: whether it is as it was written, and whether only trusted users can have written it."""
+"""A file that is run as code: checks of its integrity and of who may write to it."""
 
 import hashlib
 import os
@@ -8,7 +8,8 @@ from typing import Final
 
 __all__ = ["find_flaw", "find_other_writers", "seal"]
 
-#: A seal ends a file: magic, number of bytes before the seal (little-endian), SHA-256 of these. Loaders ignore it.
+#: The seal at the end of a file: magic, number of bytes before the seal (little-endian), their SHA-256. The dynamic
+#: loader ignores it.
 _MAGIC: Final = b"graftlm\0"
 _SIZE_BYTES: Final = 8
 _SEAL_BYTES: Final = len(_MAGIC) + _SIZE_BYTES + hashlib.sha256().digest_size
@@ -16,7 +17,7 @@ _ROOT_UID: Final = 0
 
 
 def seal(file: Path) -> None:
-    """Append a seal to a file, and bring it to the disk. Others may then read it, whatever the umask says."""
+    """Append a seal to a file and flush it to disk. Other users may read it afterwards, whatever the umask."""
     mark = _seal_of(file.read_bytes())
     with file.open("ab") as stream:
         stream.write(mark)
@@ -26,12 +27,12 @@ def seal(file: Path) -> None:
 
 
 def find_flaw(file: Path) -> str | None:
-    """Say why a file should not be run, as "is ...": damaged, without a seal, or others may write to it.
+    """Return the reason not to run a file, as "is ...": damaged, without a seal, or writable by others.
 
-    Returns: None for a file that is as `seal` left it.
+    Returns: None for a file that is unchanged since `seal`.
 
     Raises:
-        OSError: it cannot be read; a FileNotFoundError where there is none.
+        OSError: it cannot be read; a FileNotFoundError if it does not exist.
     """
     status = file.lstat()
     if not stat.S_ISREG(status.st_mode):
@@ -47,7 +48,7 @@ def find_flaw(file: Path) -> str | None:
 
 
 def find_other_writers(status: os.stat_result, uid: int) -> str | None:
-    """Say who besides a user and root may write to a file or folder; None: nobody.
+    """Return who besides a user and root may write to a file or folder, as text; None: no other user.
 
     Args:
         status: of the file or folder.

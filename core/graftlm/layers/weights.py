@@ -1,7 +1,7 @@
-"""Copies a checkpoint's tensors into parameters, and accounts for every one of them.
+"""Copying a checkpoint's tensors into parameters, with an error for each tensor that is missing or surplus.
 
-A layer says with `WeightSlot`s which checkpoint tensor belongs where; a slot's target may be a few rows of a larger
-parameter, which is how projections that stand apart in a checkpoint become one matrix here.
+A layer declares by `WeightSlot`s where each checkpoint tensor belongs. A slot's target may be some rows of a larger
+parameter: projections that are separate in a checkpoint become one matrix.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,10 +15,10 @@ from graftlm.errors import RequestError, WeightError
 
 __all__ = ["WeightSlot", "copy_weights", "empty_parameter", "read_weight"]
 
-#: Ends of the names of tensors that old checkpoints carry and that are computed here.
+#: Suffixes of tensors that old checkpoints contain and that are computed here.
 IGNORED_SUFFIXES = ("rotary_emb.inv_freq",)
 
-#: Begins the names of a language model, and not those of the same model without its output projection.
+#: Prefix of the names in a language model's checkpoint, which a checkpoint without an output projection lacks.
 _BASE_PREFIX = "model."
 
 _NAMES_SHOWN = 5
@@ -31,7 +31,7 @@ class WeightSlot:
     Attributes:
         name: the tensor's name in the checkpoint.
         target: the parameter, or the rows of it, to copy to.
-        per_row: the tensor is one row, and each row of the target gets it.
+        per_row: the tensor is one row, which is copied to each row of the target.
         offset: added to the tensor, in the target's dtype.
     """
 
@@ -60,14 +60,14 @@ def copy_weights(
 ) -> None:
     """Fill every slot from a checkpoint.
 
-    Names may lack the prefix "model.", as in checkpoints of a family's base class. Slots on the meta device take
-    nothing in: the tensors are checked, and no more.
+    Names may lack the prefix "model.", as in checkpoints of a family's base class. For slots on the meta device,
+    tensors are checked and not copied.
 
     Args:
         slots: all of the model's; names are unique.
-        weights: (name, tensor) of the whole checkpoint; each tensor is released before the next is asked for.
-        aliases: second name -> slot's name, for tied weights. Either name will do; if both come, they must agree.
-        partial: slots that no tensor comes for keep what they hold.
+        weights: (name, tensor) of the whole checkpoint; each tensor is released before the next is read.
+        aliases: second name -> slot's name, for tied weights. One of the two is enough; if both come, they must agree.
+        partial: slots without a tensor keep their contents.
 
     Effects: copies into the slots' targets, converting to their dtype and device.
 
@@ -77,7 +77,7 @@ def copy_weights(
     by_name = {slot.name: slot for slot in slots}
     aliases = aliases or {}
     seen: set[str] = set()
-    filled: dict[str, Tensor | None] = {}  # what came first for a tied weight that is only checked
+    filled: dict[str, Tensor | None] = {}  # the first tensor of a tied weight on the meta device
     surplus: list[str] = []
     for name, tensor in weights:
         if name in seen:
@@ -97,10 +97,10 @@ def copy_weights(
 
 
 def read_weight(slots: Iterable[WeightSlot], name: str, aliases: Mapping[str, str] | None = None) -> Tensor:
-    """Return a copy of what a checkpoint's tensor was loaded to.
+    """Return a copy of the parameter that a checkpoint's tensor was loaded to.
 
     Args:
-        slots: of the model, up to the one in question at least.
+        slots: of the model; reading stops at the slot of that name.
         name: in the checkpoint.
         aliases: as of `copy_weights`.
 
@@ -131,7 +131,7 @@ def _check(slot: WeightSlot, name: str, tensor: Tensor) -> None:
 
 def _fill(slot: WeightSlot, tensor: Tensor) -> None:
     with torch.no_grad():
-        slot.target.copy_(tensor)  # converts without a copy in between
+        slot.target.copy_(tensor)  # converts without an intermediate copy
         if slot.offset:
             slot.target.add_(slot.offset)
 
@@ -147,7 +147,7 @@ def _check_tie(slot: WeightSlot, name: str, tensor: Tensor, first: Tensor | None
 
 
 def _as_placed(slot: WeightSlot, tensor: Tensor) -> Tensor:
-    """Return what a tensor looks like in its slot; the tensor itself where nothing changes."""
+    """Return a tensor as its slot would hold it; the tensor itself if nothing changes."""
     converted = tensor.to(slot.target)
     return converted + slot.offset if slot.offset else converted
 

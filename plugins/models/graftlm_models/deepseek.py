@@ -176,7 +176,7 @@ class DeepseekLayer(DecoderLayer):
         return self.mlp(x), residual
 
     def weight_slots(self, prefix: str) -> Iterator[WeightSlot]:
-        """Yield where `{prefix}...` tensors go."""
+        """Yield the slots of the `{prefix}...` tensors."""
         yield from self.input_norm.weight_slots(prefix, "input_layernorm")
         yield from self.attention.weight_slots(f"{prefix}self_attn.")
         yield from self.post_norm.weight_slots(prefix, "post_attention_layernorm")
@@ -231,7 +231,7 @@ class LatentAttention(nn.Module):
         return out
 
     def weight_slots(self, prefix: str) -> Iterator[WeightSlot]:
-        """Yield where `{prefix}...` tensors go."""
+        """Yield the slots of the `{prefix}...` tensors."""
         yield from self.down.weight_slots(prefix)
         yield from self.kv_norm.weight_slots(prefix, "kv_a_layernorm")
         if self.q_norm is not None and self.q_up is not None:
@@ -278,7 +278,7 @@ class DeepseekMoE(nn.Module):
         return out
 
     def weight_slots(self, prefix: str) -> Iterator[WeightSlot]:
-        """Yield where `{prefix}...` tensors go."""
+        """Yield the slots of the `{prefix}...` tensors."""
         yield from self.routed.router.weight_slots(prefix, "gate")
         if self.correction is not None:
             yield WeightSlot(f"{prefix}gate.e_score_correction_bias", self.correction)

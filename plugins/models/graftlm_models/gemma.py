@@ -212,7 +212,7 @@ class GemmaLayer(DecoderLayer):
         return x, residual
 
     def weight_slots(self, prefix: str) -> Iterator[WeightSlot]:
-        """Yield where `{prefix}...` tensors go."""
+        """Yield the slots of the `{prefix}...` tensors."""
         yield from self.input_norm.weight_slots(prefix, "input_layernorm")
         yield from self.attention.weight_slots(f"{prefix}self_attn.")
         yield from self.post_attention_norm.weight_slots(prefix, "post_attention_layernorm")
@@ -252,7 +252,7 @@ class GemmaAttention(nn.Module):
         return out
 
     def weight_slots(self, prefix: str) -> Iterator[WeightSlot]:
-        """Yield where `{prefix}...` tensors go."""
+        """Yield the slots of the `{prefix}...` tensors."""
         yield from self.qkv.weight_slots(prefix)
         if self.qk_norm is not None:
             yield from self.qk_norm.weight_slots(prefix)

@@ -36,7 +36,7 @@ class ScoreHead(nn.Module):
         return F.linear(hidden, self.weight)
 
     def weight_slots(self) -> Iterator[WeightSlot]:
-        """Yield where `score.weight` goes."""
+        """Yield the slot of `score.weight`."""
         yield WeightSlot("score.weight", self.weight)
 
 

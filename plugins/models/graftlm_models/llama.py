@@ -91,7 +91,7 @@ class LlamaLayer(DecoderLayer):
         return self.mlp(x), residual
 
     def weight_slots(self, prefix: str) -> Iterator[WeightSlot]:
-        """Yield where `{prefix}...` tensors go."""
+        """Yield the slots of the `{prefix}...` tensors."""
         yield from self.input_norm.weight_slots(prefix, "input_layernorm")
         yield from self.attention.weight_slots(f"{prefix}self_attn.")
         yield from self.post_norm.weight_slots(prefix, "post_attention_layernorm")
@@ -122,7 +122,7 @@ class LlamaAttention(nn.Module):
         return out
 
     def weight_slots(self, prefix: str) -> Iterator[WeightSlot]:
-        """Yield where `{prefix}...` tensors go."""
+        """Yield the slots of the `{prefix}...` tensors."""
         yield from self.qkv.weight_slots(prefix)
         yield from self.out.weight_slots(prefix)
 

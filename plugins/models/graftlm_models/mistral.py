@@ -108,7 +108,7 @@ class MistralLayer(DecoderLayer):
         return self.mlp(x), residual
 
     def weight_slots(self, prefix: str) -> Iterator[WeightSlot]:
-        """Yield where `{prefix}...` tensors go."""
+        """Yield the slots of the `{prefix}...` tensors."""
         yield from self.input_norm.weight_slots(prefix, "input_layernorm")
         yield from self.attention.weight_slots(f"{prefix}self_attn.")
         yield from self.post_norm.weight_slots(prefix, "post_attention_layernorm")
@@ -142,7 +142,7 @@ class MixtralMoE(nn.Module):
         return out
 
     def weight_slots(self, prefix: str) -> Iterator[WeightSlot]:
-        """Yield where `{prefix}...` tensors go."""
+        """Yield the slots of the `{prefix}...` tensors."""
         yield from self.moe.router.weight_slots(prefix, "gate")
         yield from self.moe.experts.weight_slots(f"{prefix}experts.", gate="w1", up="w3", down="w2")
 
@@ -170,7 +170,7 @@ class MistralAttention(nn.Module):
         return out
 
     def weight_slots(self, prefix: str) -> Iterator[WeightSlot]:
-        """Yield where `{prefix}...` tensors go."""
+        """Yield the slots of the `{prefix}...` tensors."""
         yield from self.qkv.weight_slots(prefix)
         yield from self.out.weight_slots(prefix)
 

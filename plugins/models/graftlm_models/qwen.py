@@ -176,7 +176,7 @@ class QwenLayer(DecoderLayer):
         return self.mlp(x), residual
 
     def weight_slots(self, prefix: str) -> Iterator[WeightSlot]:
-        """Yield where `{prefix}...` tensors go."""
+        """Yield the slots of the `{prefix}...` tensors."""
         yield from self.input_norm.weight_slots(prefix, "input_layernorm")
         yield from self.attention.weight_slots(f"{prefix}self_attn.")
         yield from self.post_norm.weight_slots(prefix, "post_attention_layernorm")
@@ -214,7 +214,7 @@ class QwenAttention(nn.Module):
         return out
 
     def weight_slots(self, prefix: str) -> Iterator[WeightSlot]:
-        """Yield where `{prefix}...` tensors go."""
+        """Yield the slots of the `{prefix}...` tensors."""
         yield from self.qkv.weight_slots(prefix)
         if self.qk_norm is not None:
             yield from self.qk_norm.weight_slots(prefix)

@@ -74,7 +74,7 @@ class QwenMoE(nn.Module):
         return out
 
     def weight_slots(self, prefix: str) -> Iterator[WeightSlot]:
-        """Yield where `{prefix}...` tensors go."""
+        """Yield the slots of the `{prefix}...` tensors."""
         yield from self.moe.router.weight_slots(prefix, "gate")
         yield from self.moe.experts.weight_slots(f"{prefix}experts.")
         if self.shared is not None and self.shared_gate is not None:

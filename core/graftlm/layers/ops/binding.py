@@ -1,4 +1,4 @@
-"""Which operations a model's layers call: chosen once for a device and a dtype."""
+"""The choice of operations for a model's layers, made once for a device and a dtype."""
 
 import logging
 from pathlib import Path
@@ -17,7 +17,7 @@ _logger = logging.getLogger(__name__)
 
 
 def bind_ops(model: object, ops: LayerOps) -> None:
-    """Give the operations to all modules of a model that call them; others, and other models, stay as they are."""
+    """Set the operations of all modules of a model that call them."""
     if isinstance(model, nn.Module):
         for module in model.modules():
             if isinstance(module, UsesOps):
@@ -25,7 +25,7 @@ def bind_ops(model: object, ops: LayerOps) -> None:
 
 
 def choose_ops(device: torch.device, dtype: torch.dtype, cache_dir: Path, compiler: str = "g++") -> LayerOps:
-    """Return the fused operations, or PyTorch's where there are none, and log why; see `fused_ops`."""
+    """Return the fused operations, or PyTorch's if there are none; logs the reason. See `fused_ops`."""
     try:
         return fused_ops(device, dtype, cache_dir, compiler)
     except ProviderUnavailableError as error:
@@ -38,13 +38,13 @@ def fused_ops(device: torch.device, dtype: torch.dtype, cache_dir: Path, compile
 
     Args:
         device, dtype: of the hidden states.
-        cache_dir: where compiled kernels are kept.
+        cache_dir: folder of compiled kernels.
         compiler: of C++, a name on PATH or a path.
 
     Effects: on a CPU, may compile the kernels, once per machine (a few seconds).
 
     Raises:
-        ProviderUnavailableError: there are none for the device and dtype, or what they need is missing.
+        ProviderUnavailableError: there are none for the device and dtype, or a requirement is missing.
     """
     if device.type == "cuda":
         return _triton_ops()
@@ -55,7 +55,7 @@ def fused_ops(device: torch.device, dtype: torch.dtype, cache_dir: Path, compile
 
 def _triton_ops() -> LayerOps:
     try:
-        # Imported here: only rows on a device need Triton, and only there it is installed.
+        # Imported here, since only CUDA devices need Triton, which may be missing elsewhere.
         from graftlm.layers.ops.triton_ops import TritonOps
     except ImportError as error:
         raise ProviderUnavailableError(f"Triton cannot be imported ({error}). Install graftlm[cuda].") from error

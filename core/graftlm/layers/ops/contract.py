@@ -10,21 +10,21 @@ __all__ = ["LayerOps", "UsesOps"]
 
 
 class LayerOps(Protocol):
-    """Norms, rotation and gated activation on one device, and how it likes its weight matrices.
+    """Norms, rotation and gated activation on one device, and the packing of weight matrices for it.
 
-    Every implementation rounds where `TorchOps` does. None changes its arguments, and results share no memory with
-    them, but for `add_rms_norm` without a residual, whose second result is `x` itself.
+    Every implementation rounds where `TorchOps` rounds. None changes its arguments. Results share no memory with
+    arguments, except `add_rms_norm` without a residual: its second result is `x` itself.
     """
 
     def add_rms_norm(self, x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
         """Add x to the residual stream, rounded to its dtype, and normalise the sum (arXiv:1910.07467).
 
-        The mean square is float32. A weight of x's dtype multiplies what has been rounded to that dtype, as Llama's
-        does; a float32 weight multiplies before the only rounding, as Gemma's does.
+        The mean square is float32. A weight of x's dtype multiplies the result rounded to that dtype (Llama); a float32
+        weight multiplies before the only rounding (Gemma).
 
         Args:
             x: [T, size].
-            residual: [T, size] of x's dtype; None where x begins the stream.
+            residual: [T, size] of x's dtype; None: x starts the stream.
             weight: [size], of x's dtype or float32.
             eps: added to the mean square.
 
@@ -33,7 +33,7 @@ class LayerOps(Protocol):
         ...
 
     def head_norm(self, heads: Tensor, weight: Tensor, eps: float) -> Tensor:
-        """Normalise each head by itself, rounded as `add_rms_norm` does.
+        """Normalise each head separately, rounded as in `add_rms_norm`.
 
         Args:
             heads: [T, H, D], any strides.
@@ -57,18 +57,18 @@ class LayerOps(Protocol):
         ...
 
     def act_and_mul(self, gate_up: Tensor, hidden_act: str) -> Tensor:
-        """Multiply the activated gates, rounded to the dtype, with what they gate (arXiv:2002.05202).
+        """Activate the gates, round them to the dtype, and multiply them with the other half (arXiv:2002.05202).
 
         Args:
             gate_up: [T, 2 I], the gates first.
-            hidden_act: name of the activation in config.json, one that `graftlm.layers.activation` knows.
+            hidden_act: name of the activation in config.json; see `graftlm.layers.activation`.
 
         Returns: [T, I].
         """
         ...
 
     def pack(self, weight: Tensor) -> PackedMatrix | None:
-        """Return a weight matrix in the layout whose products are fastest, None where that is the plain one.
+        """Return a weight matrix in the layout with the fastest products; None if that is the plain one.
 
         Args:
             weight: [out, in]; not kept.
@@ -76,13 +76,13 @@ class LayerOps(Protocol):
         ...
 
     def pack_gates(self, weight: Tensor, hidden_act: str) -> PackedGates | None:
-        """Return a matrix of gates and what they gate, packed to be activated while it is multiplied.
+        """Return gates and the rows that they multiply, packed so that products are activated before they are written.
 
         Args:
             weight: [2 I, in], the gates first; not kept.
             hidden_act: name of the activation in config.json.
 
-        Returns: None where a product and `act_and_mul` after it are all there is.
+        Returns: None if this is not possible; the caller then calls `act_and_mul` after the product.
         """
         ...
 

@@ -19,11 +19,11 @@ __all__ = ["NATIVE_DTYPES", "NativeOps"]
 
 _logger = logging.getLogger(__name__)
 
-#: What the kernels compute in.
+#: The dtypes that the kernels support.
 NATIVE_DTYPES: Final = (torch.float32, torch.bfloat16)
 
 _SOURCE = Path(__file__).with_name("layer_ops.cpp")
-_FLAGS = ("-ffp-contract=fast",)  # ISO C++ would have products and sums rounded apart
+_FLAGS = ("-ffp-contract=fast",)  # ISO C++ would round products and sums separately
 
 _ADDRESS, _SIZE, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 _SIGNATURES: Final[dict[str, list[Any]]] = {
@@ -34,7 +34,7 @@ _SIGNATURES: Final[dict[str, list[Any]]] = {
     "gelu_tanh_and_mul": [_ADDRESS, _ADDRESS, _SIZE, _SIZE, _SIZE],
 }
 _SUFFIXES: Final = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
-#: Dtypes of values and of the weight -> end of the norms' names.
+#: Dtypes of values and weight -> suffix of the norms' names.
 _NORM_SUFFIXES: Final = {
     (torch.float32, torch.float32): "float32",
     (torch.bfloat16, torch.bfloat16): "bfloat16",
@@ -42,19 +42,19 @@ _NORM_SUFFIXES: Final = {
 }
 _ACTIVATIONS: Final = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
 
-#: From so many elements on, a second thread gains more than waking it costs; docs/log.md has the figures.
+#: From this many elements on, a second thread gains more than waking it costs; docs/log.md has the figures.
 _PARALLEL_ELEMENTS: Final = 1 << 15
 
 
 class NativeOps:
-    """`LayerOps` by the kernels of layer_ops.cpp; what they do not compute goes to `TorchOps`.
+    """`LayerOps` by the kernels of layer_ops.cpp; `TorchOps` computes what they do not support.
 
-    At a row of a few thousand elements, the arithmetic takes less than a microsecond: what a call costs is what Python
-    does around it, hence the few and cheap checks.
+    For a row of a few thousand elements, the arithmetic takes less than a microsecond, and Python's overhead dominates.
+    Checks are therefore few and cheap.
 
     Args:
         library: compiled from layer_ops.cpp.
-        panels: what multiplies with bfloat16 matrices; None: PyTorch does.
+        panels: the kernels for bfloat16 matrices; None: PyTorch multiplies them.
     """
 
     def __init__(self, library: ctypes.CDLL, panels: PanelKernels | None = None) -> None:
@@ -64,7 +64,7 @@ class NativeOps:
 
     @classmethod
     def load(cls, compiler: str, cache_dir: Path) -> Self:
-        """Compile the kernels if need be, and load them.
+        """Compile the kernels if needed, and load them.
 
         Raises:
             KernelBuildError: they cannot be compiled or loaded.
@@ -78,13 +78,13 @@ class NativeOps:
         return cls(library, panels)
 
     def pack(self, weight: Tensor) -> PackedMatrix | None:
-        """Return a bfloat16 matrix in panels, others in oneDNN's layout where that pays; see `LayerOps`."""
+        """Return a bfloat16 matrix in panels, others in oneDNN's layout if that is faster; see `LayerOps`."""
         if self._panels is not None and PanelMatrix.can_hold(weight):
             return PanelMatrix(weight, self._panels)
         return self._torch.pack(weight)
 
     def pack_gates(self, weight: Tensor, hidden_act: str) -> PackedGates | None:
-        """Return bfloat16 gates and what they gate in panels; see `LayerOps`."""
+        """Return bfloat16 gates and the rows that they multiply in panels; see `LayerOps`."""
         if self._panels is not None and PanelGates.can_activate(weight, hidden_act):
             return PanelGates(weight, self._panels, hidden_act)
         return None
@@ -93,7 +93,7 @@ class NativeOps:
         """Add x to the residual stream and normalise the sum; see `LayerOps`.
 
         Raises:
-            InvariantError: sizes do not fit together.
+            InvariantError: the shapes are inconsistent.
         """
         num_elements, size = x.numel(), weight.numel()
         kernel = self._kernels.rms_norm.get((x.dtype, weight.dtype))
@@ -121,7 +121,7 @@ class NativeOps:
         """Normalise each head; see `LayerOps`.
 
         Raises:
-            InvariantError: sizes do not fit together.
+            InvariantError: the shapes are inconsistent.
         """
         kernel = self._kernels.head_norm.get((heads.dtype, weight.dtype))
         num_tokens, num_heads, head_dim = heads.shape
@@ -141,7 +141,7 @@ class NativeOps:
         """Rotate heads by their positions; see `LayerOps`.
 
         Raises:
-            InvariantError: sizes do not fit together.
+            InvariantError: the shapes are inconsistent.
         """
         dtype = heads.dtype
         kernel = self._kernels.rotate.get(dtype)
@@ -160,7 +160,7 @@ class NativeOps:
         return out
 
     def act_and_mul(self, gate_up: Tensor, hidden_act: str) -> Tensor:
-        """Multiply the activated gates with what they gate; see `LayerOps`.
+        """Activate gates and multiply them with the other half; see `LayerOps`.
 
         Raises:
             InvariantError: the last dimension is odd.
@@ -177,7 +177,7 @@ class NativeOps:
 
 
 class _Kernels:
-    """The library's functions by what they compute in."""
+    """The library's functions by dtype."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
         def function(name: str, suffix: str) -> Any:
@@ -200,5 +200,5 @@ def _num_threads(num_elements: int) -> int:
 
 
 def _misfit(what: str, tensor: Tensor, x: Tensor) -> InvariantError:
-    # The kernels trust their pointers, so a mistake must stop here.
+    # The kernels do not check their pointers: invalid arguments must be refused here.
     return InvariantError(f"got {what} of {list(tensor.shape)} for values of {list(x.shape)}")

@@ -1,4 +1,4 @@
-"""The operations between matrix products by PyTorch's own: on every device, in every dtype, the reference of others."""
+"""The operations between matrix products in PyTorch: for every device and dtype, and the reference for the others."""
 
 import torch
 import torch.nn.functional as F
@@ -28,12 +28,12 @@ class TorchOps:
         return (heads * cos).addcmul_(heads.roll(heads.shape[-1] // 2, -1), sin)
 
     def act_and_mul(self, gate_up: Tensor, hidden_act: str) -> Tensor:
-        """Multiply the activated gates with what they gate; see `LayerOps`."""
+        """Activate gates and multiply them with the other half; see `LayerOps`."""
         gate, up = gate_up.chunk(2, dim=-1)
         return activation(hidden_act)(gate).mul_(up)
 
     def pack(self, weight: Tensor) -> PackedMatrix | None:
-        """Return a weight matrix in oneDNN's layout where that pays; see `LayerOps`."""
+        """Return a weight matrix in oneDNN's layout if that is faster; see `LayerOps`."""
         return pack_for_onednn(weight)
 
     def pack_gates(self, weight: Tensor, hidden_act: str) -> None:

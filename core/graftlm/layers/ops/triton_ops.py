@@ -1,6 +1,6 @@
 """The operations between matrix products on a CUDA device, each in one launch of a Triton kernel.
 
-Importing this module imports Triton; only rows on a device need it.
+Importing this module imports Triton, which only CUDA devices need.
 """
 
 from typing import Any, Final
@@ -21,7 +21,7 @@ _ACTIVATIONS: Final = {"silu": _SILU, "swish": _SILU, "gelu_pytorch_tanh": _GELU
 
 #: Columns of one program of the activation.
 _ACT_BLOCK: Final = 1024
-#: Elements that a norm's program holds in registers; longer rows go to PyTorch.
+#: Elements of a row that a norm's program holds in registers; PyTorch normalises longer rows.
 _MAX_ROW: Final = 1 << 15
 
 
@@ -54,7 +54,7 @@ def _rms_norm_kernel(
     wide = value.to(tl.float32)
     normed = wide * tl.rsqrt(tl.sum(wide * wide, axis=0) / size + eps)
     scale = tl.load(weight + head * size + columns, mask=inside, other=0.0)
-    if WEIGHT_LAST:  # as Llama's; else the weight's product is the only rounding, as Gemma's
+    if WEIGHT_LAST:  # as in Llama; otherwise the product with the weight is rounded only once, as in Gemma
         normed = normed.to(value.dtype).to(tl.float32)
     normed = normed * scale.to(tl.float32)
     tl.store(out + row * size + columns, normed.to(value.dtype), mask=inside)
@@ -111,7 +111,7 @@ def _act_and_mul_kernel(
 
 
 class TritonOps:
-    """`LayerOps` by Triton kernels, in any floating dtype; what they do not compute goes to `TorchOps`."""
+    """`LayerOps` by Triton kernels, in any floating dtype; `TorchOps` computes what they do not support."""
 
     def __init__(self) -> None:
         self._torch = TorchOps()
@@ -120,7 +120,7 @@ class TritonOps:
         """Add x to the residual stream and normalise the sum; see `LayerOps`.
 
         Raises:
-            InvariantError: sizes do not fit together.
+            InvariantError: the shapes are inconsistent.
         """
         size = weight.numel()
         fits = x.stride(-1) == 1 and (residual is None or (residual.is_contiguous() and residual.dtype is x.dtype))
@@ -137,7 +137,7 @@ class TritonOps:
         """Normalise each head; see `LayerOps`.
 
         Raises:
-            InvariantError: sizes do not fit together.
+            InvariantError: the shapes are inconsistent.
         """
         if heads.stride(-1) != 1:
             return self._torch.head_norm(heads, weight, eps)
@@ -151,7 +151,7 @@ class TritonOps:
         """Rotate heads by their positions; see `LayerOps`.
 
         Raises:
-            InvariantError: sizes do not fit together.
+            InvariantError: the shapes are inconsistent.
         """
         if heads.stride(-1) != 1 or not (cos.is_contiguous() and sin.is_contiguous()):
             return self._torch.rotate(heads, cos, sin)
@@ -168,7 +168,7 @@ class TritonOps:
         return out
 
     def act_and_mul(self, gate_up: Tensor, hidden_act: str) -> Tensor:
-        """Multiply the activated gates with what they gate; see `LayerOps`.
+        """Activate gates and multiply them with the other half; see `LayerOps`.
 
         Raises:
             InvariantError: the last dimension is odd.
@@ -187,7 +187,7 @@ class TritonOps:
         return out
 
     def pack(self, weight: Tensor) -> None:
-        """Return None: a device's products read plain matrices; see `LayerOps`."""
+        """Return None: products on a device read plain matrices; see `LayerOps`."""
 
     def pack_gates(self, weight: Tensor, hidden_act: str) -> None:
         """Return None, likewise; see `LayerOps`."""

@@ -66,7 +66,7 @@ class Block(DecoderLayer):
         return self.mlp(x), residual
 
     def weight_slots(self, prefix: str) -> Iterator[WeightSlot]:
-        """Yield where `{prefix}...` tensors go."""
+        """Yield the slots of the `{prefix}...` tensors."""
         yield from self.attend_norm.weight_slots(prefix, "input_layernorm")
         yield from self.qkv.weight_slots(f"{prefix}self_attn.")
         yield from self.out.weight_slots(f"{prefix}self_attn.")
