@@ -1,4 +1,4 @@
-"""Compiles a C++ source into a shared library, once per source, compiler and CPU, in a private cache directory."""
+"""Compilation of a C++ source into a shared library, once per source, compiler and CPU, in a private cache folder."""
 
 import contextlib
 import ctypes
@@ -20,18 +20,18 @@ __all__ = ["FLAGS", "KernelBuildError", "build_library", "load_library", "user_c
 
 _logger = logging.getLogger(__name__)
 
-#: Headers that kernels share, plugins' too: `#include "graftlm/matrix_units.h"`.
+#: Headers that kernels share, also those of plugins: `#include "graftlm/matrix_units.h"`.
 _INCLUDE_DIR = Path(__file__).with_name("include")
 FLAGS = ("-O3", "-march=native", "-std=c++17", "-fopenmp", "-shared", "-fPIC")
 
 _COMPILE_LIMIT_S = 120.0
-#: A process waits this long for another one that compiles the same kernel, then compiles it itself.
+#: Longest wait for another process that compiles the same kernel; then this process compiles it as well.
 _WAIT_LIMIT_S = 2 * _COMPILE_LIMIT_S
 _LOOK_AGAIN_S = 0.05
 _SHOWN_ERROR_CHARS = 2000
 _MISSING = "is missing"
 _BUILD_PREFIX = "build-"
-#: No compile takes this long: a folder that has not changed since is that of a process that was killed.
+#: No compilation takes this long: an older folder belongs to a process that was killed.
 _DEAD_BUILD_S = 3600.0
 
 
@@ -42,17 +42,17 @@ class KernelBuildError(ProviderUnavailableError):
 def user_cache_dir(environ: Mapping[str, str]) -> Path:
     """Return the directory of graftlm's files in the user's cache directory (XDG Base Directory specification)."""
     base = environ.get("XDG_CACHE_HOME", "")
-    # The specification has relative paths ignored.
+    # The specification requires that relative paths are ignored.
     return (Path(base) if os.path.isabs(base) else Path.home() / ".cache") / "graftlm"
 
 
 def load_library(
     source: Path, compiler: str, cache_dir: Path, flags: Sequence[str] = (), include_dir: Path = _INCLUDE_DIR
 ) -> ctypes.CDLL:
-    """Compile a source if need be, and load it. Its OpenMP runtime is the one that torch has loaded already.
+    """Compile a source if needed, and load it. It uses the OpenMP runtime that torch has loaded already.
 
-    Args, Effects and Raises: as of `build_library`. A library that cannot be loaded is a KernelBuildError, too: it is
-    as the compiler left it, so compiling it again would not help.
+    Args, Effects and Raises: as of `build_library`. A library that cannot be loaded raises KernelBuildError, too: it is
+    unchanged since the compiler wrote it, so that compiling again would not help.
     """
     library = build_library(source, compiler, cache_dir, flags, include_dir)
     try:
@@ -69,20 +69,20 @@ def build_library(
     """Return the shared library of a source, compiling it if the cache does not hold it.
 
     Processes that need the same library at the same time compile it once: one compiles, the others wait. The file is
-    renamed into place when it is whole and sealed. One in the cache that is damaged, or that other users may write to,
-    is compiled again.
+    renamed into place once it is complete and sealed. A cached library that is damaged, or that other users may write
+    to, is compiled again.
 
     Args:
-        source: a C++ file. Headers of its own lie in its directory or below.
+        source: a C++ file. Its own headers are in its folder or below.
         compiler: a name on PATH or a path.
         cache_dir: created with mode 0700 if missing.
         flags: for the compiler, besides `FLAGS`.
         include_dir: of the headers that kernels share.
 
-    Effects: tells the watches of `kernel_events`, and logs what is compiled and how long that takes.
+    Effects: notifies the watches of `kernel_events`; logs what is compiled and how long that takes.
 
     Raises:
-        KernelBuildError: no compiler, the compiler fails, or others than this user and root may write to the directory.
+        KernelBuildError: no compiler, the compiler fails, or others than this user and root may write to the folder.
     """
     start_s = time.monotonic()
     try:
@@ -114,7 +114,7 @@ def _find_or_compile(
         if flaw is not _MISSING:
             _logger.warning("the compiled kernel %s %s. It is compiled again", library, flaw)
         with _lock(library):
-            if _flaw(library) is None:  # another process has compiled it meanwhile
+            if _flaw(library) is None:  # another process compiled it meanwhile
                 return library, False
             library.unlink(missing_ok=True)
             _remove_dead_builds(cache_dir)
@@ -125,7 +125,7 @@ def _find_or_compile(
 
 
 def _flaw(library: Path) -> str | None:
-    """Say why a library cannot be loaded, as "is ..."; None: it can."""
+    """Return the reason why a library cannot be loaded, as "is ..."; None: it can be loaded."""
     try:
         return find_flaw(library)
     except FileNotFoundError:
@@ -133,7 +133,7 @@ def _flaw(library: Path) -> str | None:
 
 
 def _remove_dead_builds(cache_dir: Path) -> None:
-    """Remove the folders in which processes compiled that were killed."""
+    """Remove the folders of compilations whose processes were killed."""
     for folder in cache_dir.glob(f"{_BUILD_PREFIX}*"):
         with contextlib.suppress(OSError):  # another process removes it, too
             if time.time() - folder.stat().st_mtime > _DEAD_BUILD_S:
@@ -142,9 +142,10 @@ def _remove_dead_builds(cache_dir: Path) -> None:
 
 @contextlib.contextmanager
 def _lock(library: Path) -> Iterator[None]:
-    """Hold the right to compile a library; wait while another process, or thread, holds it.
+    """Hold the lock on compiling a library; wait while another process or thread holds it.
 
-    The kernel releases a lock whose holder dies. Where the file system has no locks, each compiles.
+    The operating system releases the lock of a process that dies. On a file system without locks, each process
+    compiles.
     """
     path = library.with_suffix(".lock")
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -163,7 +164,7 @@ def _lock(library: Path) -> Iterator[None]:
 
 
 def _try_lock(descriptor: int) -> bool:
-    """Take a file's lock if it is free, or if there are no locks."""
+    """Take a file's lock if it is free or if the file system has no locks; return whether it was taken."""
     import fcntl  # POSIX only
 
     try:
@@ -181,7 +182,7 @@ def _name(library: Path) -> str:
 
 
 def _make_private(directory: Path) -> None:
-    """Create a directory, or check that nobody else can put libraries into it."""
+    """Create a folder, or check that no other user can put libraries into it."""
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     writers = find_other_writers(directory.stat(), os.getuid())
     if writers is not None:
@@ -216,7 +217,7 @@ def _run(command: list[str]) -> subprocess.CompletedProcess[str]:
             command,
             capture_output=True,
             encoding="utf-8",
-            errors="replace",  # file names in messages may be of any encoding
+            errors="replace",  # file names in messages may have any encoding
             timeout=_COMPILE_LIMIT_S,
             check=False,
         )

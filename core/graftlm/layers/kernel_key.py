@@ -1,4 +1,4 @@
-"""The key of a compiled kernel in the cache: a hash of what its machine code depends on, and of no path."""
+"""The key of a compiled kernel in the cache: a hash of the inputs of its machine code, without paths."""
 
 import hashlib
 import platform
@@ -13,16 +13,16 @@ _CPU_ENTRIES = ("vendor_id", "cpu family", "model", "model name", "flags", "Feat
 
 
 def kernel_key(source: Path, include_dirs: Sequence[Path], flags: Sequence[str], compiler_version: str) -> str:
-    """Return the key of a source as it would be compiled here.
+    """Return the key of a source as it would be compiled on this machine.
 
     Equal files in other folders, such as another virtual environment or another clone, have the same key. Kernels
-    include no header of torch and link nothing of it, so torch's version is not a part of it.
+    include no header of torch and link no library of torch, so torch's version is not part of the key.
 
     Args:
         source: a C++ file.
-        include_dirs: where `#include "..."` is looked up after the folder of the including file.
+        include_dirs: searched for `#include "..."` after the folder of the including file.
         flags: of the compiler, without those that name folders.
-        compiler_version: what `--version` prints.
+        compiler_version: output of `--version`.
     """
     compiler = [line for line in compiler_version.splitlines() if not line.startswith("InstalledDir:")]
     parts = (*_texts(source, include_dirs, set()), *flags, *compiler, *platform.libc_ver(), _cpu())
@@ -30,7 +30,7 @@ def kernel_key(source: Path, include_dirs: Sequence[Path], flags: Sequence[str],
 
 
 def _texts(source: Path, include_dirs: Sequence[Path], seen: set[Path]) -> Iterator[str]:
-    """Yield the text of a source, then those of the headers it includes, each once."""
+    """Yield the text of a source, then the texts of the headers that it includes, each once."""
     seen.add(source)
     text = source.read_text(encoding="utf-8")
     yield text
@@ -42,7 +42,7 @@ def _texts(source: Path, include_dirs: Sequence[Path], seen: set[Path]) -> Itera
 
 
 def _cpu() -> str:
-    """Name the CPU and its instruction sets: `-march=native` builds for exactly these."""
+    """Return the CPU and its instruction sets, for which `-march=native` builds."""
     cpuinfo = Path("/proc/cpuinfo")
     if not cpuinfo.exists():
         return f"{platform.machine()} {platform.processor()}"
