@@ -63,7 +63,7 @@ def provide_models() -> Iterable[Provider[Model]]:
         ),
         Provider(
             name="gpt_oss",
-            summary="GPT-OSS: attention sinks, windows in every other layer, experts; MXFP4 is made plain",
+            summary="GPT-OSS: attention sinks, windows in every other layer, experts; decodes MXFP4",
             api_version=1,
             create=_create_gpt_oss,
             capabilities=ModelCapabilities(architectures=("GptOssForCausalLM",)),
@@ -140,7 +140,7 @@ def _create_transformers(options: Any, context: ModelContext) -> Model:
     return TransformersModel(context)
 
 
-#: How the classes of a family without an output projection begin -> its language model.
+#: Class names of a family without an output projection, up to their ending -> the family's language model.
 _STEMS: Mapping[str, tuple[str, Callable[[Any, ModelContext], Model]]] = {
     "Llama": ("LlamaForCausalLM", _create_llama),
     "Mistral": ("MistralForCausalLM", _create_mistral),

@@ -1,14 +1,14 @@
-"""DeepSeek V2 (arXiv:2405.04434) and V3 (arXiv:2412.19437): latent attention, and experts beside a shared one.
+"""DeepSeek V2 (arXiv:2405.04434) and V3 (arXiv:2412.19437): latent attention, and routed and shared experts.
 
-A token's keys and values of all heads are products of one small latent vector, so that vector is all that is cached,
-with the one key part that carries the position:
+A token's keys and values of all heads are products of one small latent vector. The cache holds this vector and the one
+key part that carries the position:
 
-    cached    [ latent c, R numbers | rotated key, P numbers ]      576 numbers where 16 heads have 5,120
+    cached    [ latent c, R numbers | rotated key, P numbers ]      576 numbers instead of 5,120 for 16 heads
     key h     [ W_k[h] c            | rotated key ]
     value h     W_v[h] c
 
-Keys and values are never made. As q . (W_k c) = (W_k^T q) . c, a query is mapped into the latent space instead, and
-attends with all heads over one key/value head, whose value is the first R numbers of its key; W_v maps what comes out.
+Keys and values are never computed. Since q . (W_k c) = (W_k^T q) . c, queries are mapped into the latent space. All
+heads attend over a single key/value head, whose value is the first R numbers of its key. W_v maps the result to values.
 """
 
 import math
@@ -46,10 +46,10 @@ from graftlm_models.deepseek_routing import read_v2_choice, read_v3_choice
 
 __all__ = ["DeepseekForCausalLM"]
 
-#: Of the norms of latent vectors, whatever config.json says of the others.
+#: Of the norms of latent vectors; config.json's eps is for the other norms.
 _LATENT_EPS = 1e-6
 
-#: Begins the names of a layer's tensors.
+#: Prefix of the names of a layer's tensors.
 _LAYER = re.compile(r"model\.layers\.([0-9]{1,9})\.")
 
 
@@ -60,11 +60,11 @@ class LatentShape:
     Attributes:
         rank: R, numbers of a latent vector.
         rope_dim: P, numbers of a query and of the shared key that carry the position.
-        nope_dim: numbers of a head's query that do not.
+        nope_dim: numbers of a head's query without position.
         value_dim: numbers of a head's value.
-        q_rank: numbers of the latent vector that queries are made of; None: they are made of the hidden state.
+        q_rank: numbers of the queries' latent vector; None: queries are projected from the hidden state.
         scale: multiplies the scores.
-        interleaved: a checkpoint's rotated numbers come in pairs, not in halves.
+        interleaved: rotated numbers are stored in pairs in the checkpoint, not in halves.
     """
 
     rank: int
@@ -122,7 +122,7 @@ class DeepseekForCausalLM(DecoderModel):
 
     @property
     def selects_tokens(self) -> bool:
-        """The last layer's output is computed for wanted tokens alone; see the contract."""
+        """Always: the last layer's feed-forward runs for the tokens of `wanted_idx` only."""
         return True
 
     def forward(self, batch: ForwardBatch) -> Tensor:
@@ -136,17 +136,17 @@ class DeepseekForCausalLM(DecoderModel):
         return hidden
 
     def convert_weights(self, weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
-        """Leave out the layers after the last that is served, which only draft tokens."""
+        """Drop the tensors of draft layers, which follow the last served layer."""
         return ((name, tensor) for name, tensor in weights if not self._is_draft(name))
 
     def _is_draft(self, name: str) -> bool:
-        """Whether a tensor belongs to one of the layers after the last that is served, which draft tokens."""
+        """Whether a tensor belongs to a draft layer, which follows the last served layer."""
         layer = _LAYER.match(name)
         return layer is not None and 0 <= int(layer[1]) - len(self.layers) < self._num_draft_layers
 
 
 class DeepseekLayer(DecoderLayer):
-    """Attention and feed-forward, each after a norm, each added to the residual stream. The first layers are dense."""
+    """Attention and feed-forward, each after a norm, each added to the residual stream; the first layers are dense."""
 
     def __init__(self, shape: DecoderShape, latent: LatentShape, context: ModelContext, layer_id: int) -> None:
         super().__init__()
@@ -163,10 +163,10 @@ class DeepseekLayer(DecoderLayer):
     def forward(
         self, x: Tensor, residual: Tensor | None, rotation: Rotation, wanted_idx: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Return what this layer adds to the residual stream, and the stream without it; both [T, hidden].
+        """Return this layer's addition to the residual stream, and the stream without it; both [T, hidden].
 
         Args:
-            wanted_idx: the tokens for which both are wanted, int64 [W]; None: all are.
+            wanted_idx: the tokens to return, int64 [W]; None: all.
         """
         x, residual = self.input_norm(x, residual)
         x = self.attention(x, rotation, wanted_idx)
@@ -241,17 +241,17 @@ class LatentAttention(nn.Module):
         yield from self.out.weight_slots(prefix)
 
     def _into_latent(self, q: Tensor) -> Tensor:
-        """Map queries [T, H, nope_dim] to [T, H, R], each head by its W_k."""
+        """Map queries [T, H, nope_dim] to [T, H, R], each head by its own W_k."""
         return torch.bmm(q.transpose(0, 1), self.kv_up[:, : self._latent.nope_dim]).transpose(0, 1)
 
     def _out_of_latent(self, mixed: Tensor) -> Tensor:
-        """Map mixed latent vectors [T, H, R] to values [T, H * value_dim], each head by its W_v."""
+        """Map attended latent vectors [T, H, R] to values [T, H * value_dim], each head by its own W_v."""
         values = torch.bmm(mixed.transpose(0, 1), self.kv_up[:, self._latent.nope_dim :].transpose(1, 2))
         return values.transpose(0, 1).flatten(1)
 
 
 class DeepseekMoE(nn.Module):
-    """Experts that the router chooses, and one that sees every token."""
+    """Routed experts and a shared expert."""
 
     def __init__(self, shape: DecoderShape, context: ModelContext) -> None:
         super().__init__()
@@ -298,7 +298,7 @@ def _dense(shape: DecoderShape, context: ModelContext, intermediate_size: int) -
 
 
 def _pairs_to_halves(x: Tensor) -> Tensor:
-    """Reorder [..., P] from x0 y0 x1 y1 ... to x0 x1 ... y0 y1 ...: scores do not change, if keys do likewise."""
+    """Reorder [..., P] from x0 y0 x1 y1 ... to x0 x1 ... y0 y1 ...; scores stay equal if keys are reordered, too."""
     return torch.cat([x[..., ::2], x[..., 1::2]], dim=-1)
 
 
@@ -307,7 +307,7 @@ def _is_v3(config: ModelConfig) -> bool:
 
 
 def _yarn_scale(raw: Mapping[str, Any]) -> float:
-    """Return what scores are multiplied by where YaRN stretches the context, by `mscale_all_dim`."""
+    """Return the factor of the scores, from `mscale_all_dim`, if YaRN stretches the context; else 1."""
     rope = raw.get("rope_scaling") or raw.get("rope_parameters")
     if not isinstance(rope, Mapping) or not rope.get("mscale_all_dim"):
         return 1.0
@@ -317,7 +317,7 @@ def _yarn_scale(raw: Mapping[str, Any]) -> float:
 
 
 def _read_count(raw: Mapping[str, Any], name: str, default: int) -> int:
-    """Read a whole number of 0 or more; null counts as absent."""
+    """Read an integer of 0 or more; null counts as absent."""
     value = raw.get(name)
     value = default if value is None else value
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:

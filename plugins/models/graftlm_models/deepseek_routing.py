@@ -1,4 +1,4 @@
-"""How DeepSeek V2 (arXiv:2405.04434) and V3 (arXiv:2412.19437) choose experts: the best of the best groups."""
+"""The choice of experts in DeepSeek V2 (arXiv:2405.04434) and V3 (arXiv:2412.19437): from the best groups only."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,17 +11,17 @@ from graftlm.layers import ChooseExperts, Routing, read_flag, read_number, read_
 
 __all__ = ["ExpertGroups", "choose_by_sigmoid", "choose_by_softmax", "read_v2_choice", "read_v3_choice"]
 
-#: Of a group in V3, the scores of so many experts are summed.
+#: A group's score in V3 is the sum of the scores of this many best experts.
 _EXPERTS_THAT_COUNT = 2
 
 
 @dataclass(frozen=True, slots=True)
 class ExpertGroups:
-    """Experts in groups of equal size, of which a token may use a few.
+    """Experts in groups of equal size; a token uses experts of a few groups.
 
     Attributes:
         num_groups: G; expert e is in group e // (E / G).
-        num_kept: groups that a token's experts come from.
+        num_kept: number of groups that a token's experts come from.
     """
 
     num_groups: int
@@ -32,7 +32,7 @@ class ExpertGroups:
         """Read `n_group` and `topk_group` of config.json.
 
         Raises:
-            CheckpointError: the experts cannot be divided so.
+            CheckpointError: the experts cannot be divided into these groups.
         """
         groups = cls(read_size(raw, "n_group"), read_size(raw, "topk_group"))
         if num_experts % groups.num_groups or groups.num_kept > groups.num_groups:
@@ -47,14 +47,14 @@ class ExpertGroups:
         return scores.view(len(scores), self.num_groups, -1)
 
     def keep_best(self, scores: Tensor, group_scores: Tensor, fill: float) -> Tensor:
-        """Return scores [T, E] with `fill` in all groups but those with the highest `group_scores` [T, G]."""
+        """Return scores [T, E] with `fill` in all groups except those with the highest `group_scores` [T, G]."""
         kept = group_scores.topk(self.num_kept, dim=-1).indices
         hidden = group_scores.new_ones(group_scores.shape).scatter_(1, kept, 0.0).bool().unsqueeze(-1)
         return self.split(scores).masked_fill(hidden, fill).flatten(-2)
 
 
 def choose_by_softmax(groups: ExpertGroups, top_k: int, *, scale: float) -> ChooseExperts:
-    """Return V2's choice: the most probable experts of the groups whose best expert is most probable."""
+    """Return V2's choice: the most probable experts of the groups with the most probable best expert."""
 
     def choose(logits: Tensor) -> Routing:
         scores = logits.softmax(dim=-1)
@@ -68,14 +68,14 @@ def choose_by_softmax(groups: ExpertGroups, top_k: int, *, scale: float) -> Choo
 def choose_by_sigmoid(
     groups: ExpertGroups, top_k: int, correction: Tensor, *, renormalise: bool, scale: float
 ) -> ChooseExperts:
-    """Return V3's choice: experts score by themselves, and a correction, which balances load, helps choose.
+    """Return V3's choice: by the sigmoid of each expert's logit plus a correction that balances load.
 
     Args:
-        groups: judged by the sum of their two best experts.
+        groups: ranked by the sum of their two best experts.
         top_k: K.
-        correction: float32 [E], a parameter of the model; no part of the weights.
+        correction: float32 [E], a parameter of the model; not part of the weights.
         renormalise: divide the chosen experts' scores by their sum.
-        scale: multiplies the weights in the end.
+        scale: multiplies the weights at the end.
     """
 
     def choose(logits: Tensor) -> Routing:
@@ -92,14 +92,14 @@ def choose_by_sigmoid(
 
 
 def read_v2_choice(raw: Mapping[str, Any], num_experts: int) -> ChooseExperts:
-    """Read how V2 chooses from config.json.
+    """Read V2's choice of experts from config.json.
 
     Raises:
-        CheckpointError: a number is missing, or the experts cannot be divided into so many groups.
-        UnsupportedArchitectureError: it asks for another way to choose.
+        CheckpointError: a number is missing, or the experts cannot be divided into that many groups.
+        UnsupportedArchitectureError: another method is configured.
     """
     _check(raw, "scoring_func", "softmax")
-    if read_flag(raw, "norm_topk_prob"):  # Transformers ignores it, DeepSeek's code does not
+    if read_flag(raw, "norm_topk_prob"):  # Transformers ignores it; DeepSeek's code does not
         raise UnsupportedArchitectureError("config.json has norm_topk_prob true, which V2 cannot be served with")
     top_k, scale = _read_top_k(raw, num_experts), read_number(raw, "routed_scaling_factor", default=1.0)
     method = raw.get("topk_method") or "greedy"
@@ -113,7 +113,7 @@ def read_v2_choice(raw: Mapping[str, Any], num_experts: int) -> ChooseExperts:
 
 
 def read_v3_choice(raw: Mapping[str, Any], num_experts: int, correction: Tensor) -> ChooseExperts:
-    """Read how V3 chooses from config.json; see `read_v2_choice`."""
+    """Read V3's choice of experts from config.json; see `read_v2_choice`."""
     _check(raw, "scoring_func", "sigmoid")
     _check(raw, "topk_method", "noaux_tc")
     groups = ExpertGroups.read(raw, num_experts)

@@ -1,8 +1,8 @@
 """The Gemma family's text models: Gemma 2 (arXiv:2408.00118) and Gemma 3 (arXiv:2503.19786).
 
 Each branch is normalised before and after, sliding-window layers alternate with full ones, and embeddings are scaled.
-Gemma 2 caps attention scores and logits; Gemma 3 normalises query and key heads instead, and rotates the layers of
-either type at frequencies of their own.
+Gemma 2 caps attention scores and logits. Gemma 3 normalises query and key heads instead, and has separate rotary
+frequencies for sliding and full layers.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -41,13 +41,13 @@ _ALL_LAYERS = "all_layers"
 
 @dataclass(frozen=True, slots=True)
 class GemmaVariant:
-    """Where the generations and their checkpoints differ.
+    """The differences between the generations and their checkpoints.
 
     Attributes:
         layer_types: "full_attention" or "sliding_attention", by layer_id.
         window: of the sliding layers; None: there are none.
         scale: multiplies attention scores.
-        attention_soft_cap, logit_soft_cap: c replaces scores or logits s by c * tanh(s / c); None leaves them.
+        attention_soft_cap, logit_soft_cap: cap c replaces scores or logits s by c * tanh(s / c); None: no cap.
         qk_norm: whether query and key heads are normalised.
         bias: whether the attention's projections have one.
         hidden_act: name of the feed-forward activation.
@@ -66,11 +66,11 @@ class GemmaVariant:
 
     @classmethod
     def from_config(cls, config: ModelConfig, shape: DecoderShape) -> "GemmaVariant":
-        """Choose by architecture.
+        """Read config.json of either generation.
 
         Raises:
-            CheckpointError: an entry of config.json is of the wrong kind.
-            UnsupportedArchitectureError: config.json names neither generation, or asks for what it does not have.
+            CheckpointError: an entry of config.json has a wrong type.
+            UnsupportedArchitectureError: config.json names neither generation, or an unsupported feature.
         """
         if read_flag(config.raw, "use_bidirectional_attention"):
             raise UnsupportedArchitectureError(
@@ -153,7 +153,7 @@ class GemmaForCausalLM(DecoderModel):
 
     @property
     def selects_tokens(self) -> bool:
-        """The last layer's output is computed for wanted tokens alone; see the contract."""
+        """Always: the last layer's feed-forward runs for the tokens of `wanted_idx` only."""
         return True
 
     def forward(self, batch: ForwardBatch) -> Tensor:
@@ -181,7 +181,7 @@ class GemmaLayer(DecoderLayer):
     """Attention and feed-forward, each between two norms, each added to the residual stream.
 
     Attributes:
-        rope: which of the model's rotations the layer takes.
+        rope: key of the layer's rotation in the model's `rotaries`.
     """
 
     def __init__(self, shape: DecoderShape, variant: GemmaVariant, context: ModelContext, layer_id: int) -> None:
@@ -198,10 +198,10 @@ class GemmaLayer(DecoderLayer):
     def forward(
         self, x: Tensor, residual: Tensor | None, rotation: Rotation, wanted_idx: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Return what this layer adds to the residual stream, and the stream without it; both [T, hidden].
+        """Return this layer's addition to the residual stream, and the stream without it; both [T, hidden].
 
         Args:
-            wanted_idx: the tokens for which both are wanted, int64 [W]; None: all are.
+            wanted_idx: the tokens to return, int64 [W]; None: all.
         """
         x, residual = self.input_norm(x, residual)
         x, _ = self.post_attention_norm(self.attention(x, rotation, wanted_idx))
@@ -260,7 +260,7 @@ class GemmaAttention(nn.Module):
 
 
 def _layer_types(raw: Mapping[str, Any], num_layers: int, period: int) -> tuple[str, ...]:
-    """Read each layer's type; where config.json lists none, every `period` layers end with a full one."""
+    """Read each layer's type; if config.json lists none, every `period`-th layer is a full one."""
     default = ["sliding_attention" if (i + 1) % period else "full_attention" for i in range(num_layers)]
     return read_layer_types(raw, default)
 
@@ -279,7 +279,7 @@ def _scale(raw: Mapping[str, Any]) -> float:
 
 
 def _hidden_act(raw: Mapping[str, Any]) -> str:
-    """Read the activation; Gemma's files may name another one as `hidden_act`, which does not count."""
+    """Read the activation. Gemma's files may have another one in `hidden_act`, which is ignored."""
     return str(raw.get("hidden_activation") or "gelu_pytorch_tanh")
 
 
@@ -316,5 +316,5 @@ def _object(raw: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 
 def _rounded(value: float, dtype: torch.dtype) -> float:
-    """Round to a dtype's precision: Gemma's embeddings are scaled by a number of their own dtype."""
+    """Round to a dtype's precision: the scale of Gemma's embeddings has their dtype."""
     return float(torch.tensor(value).to(dtype))

@@ -36,7 +36,7 @@ from graftlm_models.mxfp4 import plain_weights
 
 __all__ = ["GptOssForCausalLM"]
 
-#: What holds where config.json does not say.
+#: Defaults of entries that config.json lacks.
 _THETA = 150_000.0
 _ROPE = {
     "rope_type": "yarn",
@@ -49,7 +49,7 @@ _ROPE = {
 
 
 class GptOssForCausalLM(DecoderModel):
-    """Tokens to logits. Experts in MXFP4 become plain matrices while they are loaded."""
+    """Tokens to logits. Experts in MXFP4 are decoded while they are loaded."""
 
     def __init__(self, context: ModelContext) -> None:
         config = _without_mxfp4(context.config)
@@ -64,7 +64,7 @@ class GptOssForCausalLM(DecoderModel):
 
     @property
     def selects_tokens(self) -> bool:
-        """The last layer's output is computed for wanted tokens alone; see the contract."""
+        """Always: the last layer's feed-forward runs for the tokens of `wanted_idx` only."""
         return True
 
     def forward(self, batch: ForwardBatch) -> Tensor:
@@ -95,10 +95,10 @@ class GptOssLayer(DecoderLayer):
     def forward(
         self, x: Tensor, residual: Tensor | None, rotation: Rotation, wanted_idx: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Return what this layer adds to the residual stream, and the stream without it; both [T, hidden].
+        """Return this layer's addition to the residual stream, and the stream without it; both [T, hidden].
 
         Args:
-            wanted_idx: the tokens for which both are wanted, int64 [W]; None: all are.
+            wanted_idx: the tokens to return, int64 [W]; None: all.
         """
         x, residual = self.input_norm(x, residual)
         x = self.attention(x, rotation, wanted_idx)
@@ -148,7 +148,7 @@ class GptOssAttention(nn.Module):
 
 
 def _norm(shape: DecoderShape, context: ModelContext) -> RMSNorm:
-    """Return a norm that multiplies by its weight before it rounds, which a float32 weight stands for."""
+    """Return a norm with a float32 weight, which multiplies before the only rounding."""
     return RMSNorm(shape.hidden_size, shape.eps, device=context.device, dtype=torch.float32)
 
 
@@ -169,14 +169,14 @@ def _experts(shape: DecoderShape, context: ModelContext) -> MoE:
 
 
 def _clamped_swiglu(gate_up: Tensor, alpha: float, limit: float) -> Tensor:
-    """Map [N, 2 I], gates and what they gate in turn, to [N, I]."""
+    """Map [N, 2 I], in which gates alternate with the numbers that they multiply, to [N, I]."""
     gate = gate_up[..., ::2].clamp(max=limit)
     up = gate_up[..., 1::2].clamp(min=-limit, max=limit)
     return (up + 1) * (gate * torch.sigmoid(gate * alpha))
 
 
 def _sliding_windows(config: ModelConfig, num_layers: int) -> Iterator[int | None]:
-    """Yield each layer's window: every other layer has one, the first included, unless `layer_types` says otherwise."""
+    """Yield each layer's window: by `layer_types`, or else for every other layer, starting with the first."""
     alternating = ["full_attention" if i % 2 else "sliding_attention" for i in range(num_layers)]
     for kind in read_layer_types(config.raw, default=alternating):
         yield read_size(config.raw, "sliding_window", default=128) if kind == "sliding_attention" else None
@@ -189,7 +189,7 @@ def _frequencies(config: ModelConfig, head_dim: int, context_len: int | None) ->
 
 
 def _without_mxfp4(config: ModelConfig) -> ModelConfig:
-    """Return the configuration without the note that experts are in MXFP4, which `load_weights` reads by itself."""
+    """Return the configuration without its MXFP4 entry, since `load_weights` decodes the experts."""
     quantization: Any = config.raw.get("quantization_config")
     if not isinstance(quantization, Mapping) or quantization.get("quant_method") != "mxfp4":
         return config

@@ -1,7 +1,7 @@
-"""The decoders of this package without their output projection: as they are, for embeddings, or below a score head.
+"""Decoders of this package without their output projection, for embeddings, or with a score head.
 
-One wrapper serves every family: it names the family's language model, with tied weights, so that it makes no output
-projection, and keeps the checkpoint's `score` for itself.
+One wrapper serves every family. It creates the family's language model with tied weights, so that there is no output
+projection, and loads the checkpoint's `score` itself.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -25,7 +25,10 @@ __all__ = ["HeadlessModel", "ScoreHead", "create_headless"]
 
 
 class ScoreHead(nn.Module):
-    """One number for each label from a text's last hidden state: `score` of the checkpoint, never quantized."""
+    """The score head: one number per label from a text's last hidden state.
+
+    It is `score` in the checkpoint, and never quantized.
+    """
 
     def __init__(self, hidden_size: int, num_labels: int, context: ModelContext) -> None:
         super().__init__()
@@ -41,11 +44,11 @@ class ScoreHead(nn.Module):
 
 
 class HeadlessModel(nn.Module, Model):
-    """Tokens to hidden states, and these to scores if there is a head.
+    """Tokens to hidden states, and hidden states to scores if there is a head.
 
     Args:
         decoder: the family's language model, without an output projection of its own.
-        head: None for a model whose hidden states are all that is wanted.
+        head: None: the model has no scores, only hidden states.
     """
 
     def __init__(self, decoder: Model, head: ScoreHead | None) -> None:
@@ -60,12 +63,12 @@ class HeadlessModel(nn.Module, Model):
 
     @property
     def num_labels(self) -> int | None:
-        """Rows of the head."""
+        """Rows of the head; None without a head."""
         return None if self.head is None else self.head.weight.shape[0]
 
     @property
     def generates(self) -> bool:
-        """Never: the checkpoint was not trained to."""
+        """Never: the checkpoint was not trained to generate."""
         return False
 
     @property
@@ -74,7 +77,7 @@ class HeadlessModel(nn.Module, Model):
         return self.decoder.repeats_calls
 
     def bind_attention(self, backend: AttentionBackend) -> None:
-        """Give every layer's call site the backend."""
+        """Set the backend of every attention layer."""
         self.decoder.bind_attention(backend)
 
     def forward(self, batch: ForwardBatch) -> Tensor:
@@ -83,7 +86,7 @@ class HeadlessModel(nn.Module, Model):
         return hidden
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Compare [S, hidden] with the token embeddings; [S, V]. Nothing has trained these numbers."""
+        """Compare [S, hidden] with the token embeddings; [S, V]. These numbers are not trained."""
         return self.decoder.logits(hidden)
 
     def score(self, hidden: Tensor) -> Tensor:
@@ -112,7 +115,7 @@ class HeadlessModel(nn.Module, Model):
         return self.decoder.read_weight(name)
 
     def pack_weights(self) -> None:
-        """Rearrange the decoder's matrices for this CPU; not the embedding, since no logits are wanted."""
+        """Pack the decoder's matrices for this CPU, but not the embedding, since no logits are computed."""
         pack_linears(self)
 
     def _head_slots(self) -> Iterator[WeightSlot]:
@@ -121,7 +124,7 @@ class HeadlessModel(nn.Module, Model):
     def _without_head(
         self, weights: Iterable[tuple[str, Tensor]], kept: list[tuple[str, Tensor]]
     ) -> Iterator[tuple[str, Tensor]]:
-        """Yield the decoder's tensors, and put the head's, which are small, aside."""
+        """Yield the decoder's tensors, and append the head's, which are small, to `kept`."""
         for name, tensor in weights:
             if self.head is not None and name.startswith("score."):
                 kept.append((name, tensor))
@@ -136,7 +139,7 @@ def create_headless(
 
     Args:
         architecture: of the language model, such as "LlamaForCausalLM".
-        create: makes it.
+        create: creates it.
         context: of the checkpoint, whose config.json names another class.
         has_head: whether the checkpoint has a `score` head.
     """

@@ -43,7 +43,7 @@ class LlamaForCausalLM(DecoderModel):
 
     @property
     def selects_tokens(self) -> bool:
-        """The last layer's output is computed for wanted tokens alone; see the contract."""
+        """Always: the last layer's feed-forward runs for the tokens of `wanted_idx` only."""
         return True
 
     def forward(self, batch: ForwardBatch) -> Tensor:
@@ -78,10 +78,10 @@ class LlamaLayer(DecoderLayer):
     def forward(
         self, x: Tensor, residual: Tensor | None, rotation: Rotation, wanted_idx: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Return what this layer adds to the residual stream, and the stream without it; both [T, hidden].
+        """Return this layer's addition to the residual stream, and the stream without it; both [T, hidden].
 
         Args:
-            wanted_idx: the tokens for which both are wanted, int64 [W]; None: all are.
+            wanted_idx: the tokens to return, int64 [W]; None: all.
         """
         x, residual = self.input_norm(x, residual)
         x = self.attention(x, rotation, wanted_idx)
@@ -128,7 +128,7 @@ class LlamaAttention(nn.Module):
 
 
 def _check_windowless(config: ModelConfig) -> None:
-    """Refuse another family's windows; a Llama's configuration class has no such entry and ignores it."""
+    """Refuse the windows of another family. Llama's own configuration class has no such entry and ignores it."""
     window = config.raw.get("sliding_window")
     if window is not None and "LlamaForCausalLM" not in config.architectures:
         raise UnsupportedArchitectureError(

@@ -1,7 +1,7 @@
 """The Mistral family (arXiv:2310.06825): Llama's structure without biases, with sliding windows.
 
-In Mistral every layer has the same window, or none has; in Ministral config.json says which layers have it. Mixtral
-(arXiv:2401.04088) is Mistral with a mixture of experts for each feed-forward layer.
+In Mistral, either all layers have the same window or none has one; in Ministral, config.json lists the layers that have
+it. Mixtral (arXiv:2401.04088) is Mistral with a mixture of experts instead of each feed-forward layer.
 """
 
 from collections.abc import Iterator
@@ -58,12 +58,12 @@ class MistralForCausalLM(DecoderModel):
 
     @property
     def repeats_calls(self) -> bool:
-        """Unless it has experts."""
+        """True if the model has no experts."""
         return not routes_tokens(self)
 
     @property
     def selects_tokens(self) -> bool:
-        """The last layer's output is computed for wanted tokens alone; see the contract."""
+        """Always: the last layer's feed-forward runs for the tokens of `wanted_idx` only."""
         return True
 
     def forward(self, batch: ForwardBatch) -> Tensor:
@@ -95,10 +95,10 @@ class MistralLayer(DecoderLayer):
     def forward(
         self, x: Tensor, residual: Tensor | None, rotation: Rotation, wanted_idx: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Return what this layer adds to the residual stream, and the stream without it; both [T, hidden].
+        """Return this layer's addition to the residual stream, and the stream without it; both [T, hidden].
 
         Args:
-            wanted_idx: the tokens for which both are wanted, int64 [W]; None: all are.
+            wanted_idx: the tokens to return, int64 [W]; None: all.
         """
         x, residual = self.input_norm(x, residual)
         x = self.attention(x, rotation, wanted_idx)
@@ -117,7 +117,7 @@ class MistralLayer(DecoderLayer):
 
 
 class MixtralMoE(nn.Module):
-    """Experts in place of a feed-forward layer; the weights of those that a token sees add up to 1."""
+    """Experts instead of a feed-forward layer; the weights of a token's experts sum to 1."""
 
     def __init__(self, shape: DecoderShape, context: ModelContext) -> None:
         super().__init__()
@@ -189,7 +189,7 @@ def _check_unbiased(config: ModelConfig) -> None:
 
 
 def _sliding_windows(config: ModelConfig, num_layers: int) -> list[int | None]:
-    """Read each layer's window: null where no layer has one; where it is absent, 4096, or null for Mixtral."""
+    """Read each layer's window: null means none; absent means 4096, and none for Mixtral."""
     raw = config.raw
     if "MinistralForCausalLM" not in config.architectures and raw.get("layer_types") is not None:
         raise UnsupportedArchitectureError(

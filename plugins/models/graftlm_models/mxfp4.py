@@ -1,7 +1,7 @@
-"""Weights in MXFP4 (OCP Microscaling Formats 1.0), as GPT-OSS ships its experts, made plain while they are loaded.
+"""Decoding of MXFP4 weights (OCP Microscaling Formats 1.0), the format of GPT-OSS's experts, during loading.
 
 A block is 32 numbers of a matrix's row: 16 bytes of two four-bit numbers each, the first in the low bits, and one
-exponent. bfloat16 holds every product of the two without rounding.
+exponent. bfloat16 represents every product of the two exactly.
 """
 
 from collections.abc import Iterable, Iterator
@@ -19,15 +19,15 @@ _MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 
 
 def plain_weights(weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
-    """Replace each pair of `{name}_blocks` and `{name}_scales` by `{name}`, and pass on all other tensors.
+    """Replace each pair of `{name}_blocks` and `{name}_scales` by `{name}`; other tensors are unchanged.
 
     Args:
         weights: (name, tensor) of a checkpoint, in any order.
 
-    Yields: (name, tensor); what was a pair is bfloat16 [E, in, out].
+    Yields: (name, tensor); a decoded pair is bfloat16 [E, in, out].
 
     Raises:
-        WeightError: one of a pair is missing, or their shapes do not fit together.
+        WeightError: one of a pair is missing, or their shapes are inconsistent.
     """
     waiting: dict[str, Tensor] = {}
     for name, tensor in weights:
@@ -47,7 +47,7 @@ def plain_weights(weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, 
 
 
 def dequantize_mxfp4(blocks: Tensor, scales: Tensor, name: str) -> Tensor:
-    """Return the numbers that blocks stand for.
+    """Decode blocks.
 
     Args:
         blocks: uint8 [E, out, in / 32, 16].
@@ -67,7 +67,7 @@ def dequantize_mxfp4(blocks: Tensor, scales: Tensor, name: str) -> Tensor:
         )
     out = torch.empty(*blocks.shape[:2], blocks.shape[2] * 32, dtype=torch.bfloat16, device=blocks.device)
     pairs = _number_pairs(blocks.device)
-    for expert, target in enumerate(out):  # one at a time: looking up takes memory of its own
+    for expert, target in enumerate(out):  # one at a time, since looking up allocates memory
         numbers = pairs[blocks[expert].int()].flatten(-2)  # [out, in / 32, 32]
         exponents = scales[expert].int() - _EXPONENT_BIAS
         target.copy_(torch.ldexp(numbers, exponents.unsqueeze(-1)).flatten(-2))
@@ -75,14 +75,14 @@ def dequantize_mxfp4(blocks: Tensor, scales: Tensor, name: str) -> Tensor:
 
 
 def _number_pairs(device: torch.device) -> Tensor:
-    """Return what each byte stands for, float32 [256, 2]: its low four bits, and its high ones."""
+    """Return the two numbers of each byte, float32 [256, 2]: of its low four bits, and of its high ones."""
     numbers = torch.tensor([*_MAGNITUDES, *(-x for x in _MAGNITUDES)], device=device)
     byte = torch.arange(256, device=device)
     return torch.stack([numbers[byte & 15], numbers[byte >> 4]], dim=-1)
 
 
 def _partner(name: str) -> str | None:
-    """Return the name of the other tensor of a pair, or None where there is no pair."""
+    """Return the name of the other tensor of a pair; None: the tensor is not in a pair."""
     if name.endswith(_BLOCKS):
         return name.removesuffix(_BLOCKS) + _SCALES
     return name.removesuffix(_SCALES) + _BLOCKS if name.endswith(_SCALES) else None

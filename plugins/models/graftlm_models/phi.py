@@ -1,7 +1,7 @@
 """The Phi family: Phi 3 (arXiv:2404.14219) and Phi 4 (arXiv:2412.08905, arXiv:2503.01743).
 
-Llama's structure without biases, with sliding windows. The checkpoint holds query, key and value as one matrix, and
-gate and up as another. In Phi 4 mini, three quarters of a head's dimensions turn.
+Llama's structure without biases, with sliding windows. The checkpoint has query, key and value in one matrix, and gate
+and up in another. In Phi 4 mini, three quarters of a head's dimensions are rotated.
 """
 
 from collections.abc import Iterator
@@ -48,7 +48,7 @@ class PhiForCausalLM(DecoderModel):
 
     @property
     def selects_tokens(self) -> bool:
-        """The last layer's output is computed for wanted tokens alone; see the contract."""
+        """Always: the last layer's feed-forward runs for the tokens of `wanted_idx` only."""
         return True
 
     def forward(self, batch: ForwardBatch) -> Tensor:
@@ -83,10 +83,10 @@ class PhiLayer(DecoderLayer):
     def forward(
         self, x: Tensor, residual: Tensor | None, rotation: Rotation, wanted_idx: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Return what this layer adds to the residual stream, and the stream without it; both [T, hidden].
+        """Return this layer's addition to the residual stream, and the stream without it; both [T, hidden].
 
         Args:
-            wanted_idx: the tokens for which both are wanted, int64 [W]; None: all are.
+            wanted_idx: the tokens to return, int64 [W]; None: all.
         """
         x, residual = self.input_norm(x, residual)
         x = self.attention(x, rotation, wanted_idx)
@@ -132,7 +132,7 @@ class PhiAttention(nn.Module):
 
 
 def _sliding_window(config: ModelConfig) -> int | None:
-    """Read the window of all layers: none where it is null or absent, or as long as contexts get, as in Phi 4 mini."""
+    """Read the window of all layers; None if it is null, absent or no shorter than the context, as in Phi 4 mini."""
     if config.raw.get("sliding_window") is None:
         return None
     window = read_size(config.raw, "sliding_window")

@@ -36,15 +36,15 @@ __all__ = ["QwenForCausalLM"]
 
 @dataclass(frozen=True, slots=True)
 class QwenVariant:
-    """Where the generations differ.
+    """The differences between the generations.
 
     Attributes:
         qkv_bias, out_bias: whether these projections have one.
         qk_norm: whether query and key heads are normalised.
-        head_dim: D where config.json does not give it; None: hidden_size / num_attention_heads.
-        has_window: whether a layer has a sliding window where config.json uses them and gives no `layer_types`, by
-            the layer's index and `max_window_layers`.
-        has_experts, has_shared_expert: of the feed-forward layers, all or some.
+        head_dim: D if config.json does not give it; None: hidden_size / num_attention_heads.
+        has_window: whether a layer has a sliding window, by the layer's index and `max_window_layers`; used if
+            config.json enables windows without `layer_types`.
+        has_experts, has_shared_expert: of all or some of the feed-forward layers.
     """
 
     qkv_bias: bool
@@ -61,7 +61,7 @@ class QwenVariant:
 
         Raises:
             CheckpointError: a flag is not true or false.
-            UnsupportedArchitectureError: config.json names none of the family.
+            UnsupportedArchitectureError: config.json names no architecture of the family.
         """
         for architecture, variant in _VARIANTS.items():
             if architecture in config.architectures:
@@ -126,12 +126,12 @@ class QwenForCausalLM(DecoderModel):
 
     @property
     def repeats_calls(self) -> bool:
-        """Unless it has experts."""
+        """True if the model has no experts."""
         return not routes_tokens(self)
 
     @property
     def selects_tokens(self) -> bool:
-        """The last layer's output is computed for wanted tokens alone; see the contract."""
+        """Always: the last layer's feed-forward runs for the tokens of `wanted_idx` only."""
         return True
 
     def forward(self, batch: ForwardBatch) -> Tensor:
@@ -163,10 +163,10 @@ class QwenLayer(DecoderLayer):
     def forward(
         self, x: Tensor, residual: Tensor | None, rotation: Rotation, wanted_idx: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Return what this layer adds to the residual stream, and the stream without it; both [T, hidden].
+        """Return this layer's addition to the residual stream, and the stream without it; both [T, hidden].
 
         Args:
-            wanted_idx: the tokens for which both are wanted, int64 [W]; None: all are.
+            wanted_idx: the tokens to return, int64 [W]; None: all.
         """
         x, residual = self.input_norm(x, residual)
         x = self.attention(x, rotation, wanted_idx)

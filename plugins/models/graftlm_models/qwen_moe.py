@@ -26,15 +26,15 @@ __all__ = ["QwenMoE"]
 
 
 class QwenMoE(nn.Module):
-    """Experts; in Qwen 2, and one that every token sees, as much as a gate lets through.
+    """Routed experts; in Qwen 2 also a shared expert, multiplied by a gate.
 
     Args:
         shape: of the decoder.
         context: of the model.
-        has_shared_expert: whether there is that one.
+        has_shared_expert: whether there is a shared expert.
 
     Raises:
-        CheckpointError: a size is missing, or the sizes do not fit together.
+        CheckpointError: a size is missing, or the sizes are inconsistent.
     """
 
     def __init__(self, shape: DecoderShape, context: ModelContext, *, has_shared_expert: bool) -> None:
@@ -56,10 +56,10 @@ class QwenMoE(nn.Module):
 
     @staticmethod
     def replaces_mlp(raw: Mapping[str, Any], layer_id: int) -> bool:
-        """Return whether a layer has experts: those that `decoder_sparse_step` counts out, but `mlp_only_layers`.
+        """Return whether a layer has experts, by `decoder_sparse_step` and `mlp_only_layers`.
 
         Raises:
-            CheckpointError: an entry of config.json is of the wrong kind.
+            CheckpointError: an entry of config.json has a wrong type.
         """
         dense = raw.get("mlp_only_layers") or ()
         if not isinstance(dense, Sequence) or not all(isinstance(layer, int) for layer in dense):

@@ -1,8 +1,8 @@
-"""The attention function that Transformers' modules call, and the trial run that finds out what they pass to it.
+"""The attention function that Transformers' modules call, and the trial run that records its arguments.
 
-Transformers looks attention functions up by name. A module that does so hands over queries, keys and values, and need
-not know that they go to pages. Two names lead to the same function: under `PROBE` a model also asks for masks, and gets
-descriptions of them; under `PAGED` it builds none.
+Transformers looks up attention functions by name. A module that does so passes queries, keys and values to the
+function, and does not depend on how they are stored. Two names refer to the same function: under `PROBE`, a model also
+requests masks and receives descriptions of them; under `PAGED`, it builds no masks.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ __all__ = ["PAGED", "PROBE", "AttentionCalls", "register_attention", "try_attent
 #: Names of attention implementations in Transformers.
 PAGED, PROBE = "graftlm_paged", "graftlm_probe"
 
-#: The attribute of an attention module that says where its calls go.
+#: The attribute of an attention module that receives its calls.
 _CALLS = "graftlm_calls"
 
-#: What attention functions are told that says nothing about which token sees which, or that is read below.
+#: Arguments of attention functions that do not affect masks, or that are read below.
 _KNOWN_ARGUMENTS = frozenset(
     {
         "dropout",
@@ -48,7 +48,7 @@ _TAINTED_TOKEN = 2
 def _attend(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any = None, **arguments: Any
 ) -> tuple[Tensor, None]:
-    """Attend, as Transformers asks for it: q [1, H, T, D], k [1, H_kv, T, D], v [1, H_kv, T, D_v] to [1, T, H, D_v]."""
+    """Attend with Transformers' arguments: q [1, H, T, D], k [1, H_kv, T, D], v [1, H_kv, T, D_v] to [1, T, H, D_v]."""
     calls: AttentionCalls | _Recorder | None = getattr(module, _CALLS, None)
     if calls is None:
         raise InvariantError(f"{type(module).__name__} attends, but did not when the model was tried")
@@ -56,11 +56,11 @@ def _attend(
 
 
 class AttentionCalls:
-    """The attention calls of a model's forward pass over pages, one for each layer of the KV cache, in their order.
+    """The attention calls of a model's forward pass over pages, one per layer of the KV cache, in order.
 
     Args:
         layers: of each call.
-        trials: what was found out of each call, likewise.
+        trials: the recorded calls, in the same order.
     """
 
     def __init__(self, layers: Sequence[AttentionLayer], trials: Sequence[_Call]) -> None:
@@ -71,24 +71,24 @@ class AttentionCalls:
         self._next = 0
 
     def bind(self, backend: AttentionBackend) -> None:
-        """Set the backend that the calls go to."""
+        """Set the attention backend of all calls."""
         for attention in self._attentions:
             attention.bind(backend)
 
     def restart(self) -> None:
-        """Begin a forward pass."""
+        """Start a forward pass."""
         self._next = 0
 
     def attend(
         self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: object, arguments: object
     ) -> Tensor:
-        """Attend over pages; the mask and the arguments are what they were when the model was tried.
+        """Attend over pages; mask and arguments are ignored, since they equal those of the trial run.
 
-        Keys and values of different widths are widened to the larger one with zeros, which change neither scores nor
+        Keys and values of different widths are padded to the larger one with zeros, which change neither scores nor
         sums.
 
         Raises:
-            InvariantError: it is another module's turn.
+            InvariantError: the call is out of order.
         """
         turn, self._next = self._next, self._next + 1
         if turn == len(self._modules) or self._modules[turn] is not module:
@@ -109,11 +109,11 @@ def _by_token(tensor: Tensor, head_dim: int) -> Tensor:
 
 
 def try_attention(body: nn.Module, max_len: int, device: torch.device) -> tuple[AttentionCalls, Tensor]:
-    """Run a model on a few tokens, see what its attention calls pass, and have them go to pages from then on.
+    """Run a model on a few tokens, record its attention calls, and redirect them to pages afterwards.
 
-    One token's embedding is NaN in that run, and attention returns zeros. So any other token whose hidden state is NaN
-    has heard of that token by a way that is not attention, such as a convolution or a recurrent state: nothing that
-    pages of keys and values could carry from one step to the next.
+    One token's embedding is NaN in that run, and attention returns zeros. If the hidden state of any other token is
+    NaN, information passed between tokens by a way other than attention, such as a convolution or a recurrent state.
+    Pages of keys and values cannot carry it from one step to the next.
 
     Args:
         body: of a model whose attention implementation is `PROBE`; its parameters are finite.
@@ -122,10 +122,10 @@ def try_attention(body: nn.Module, max_len: int, device: torch.device) -> tuple[
 
     Returns: the calls, and the hidden states of the run, [5, hidden].
 
-    Effects: leaves what the attention function needs on the attention modules.
+    Effects: sets an attribute of the attention modules, which the attention function reads.
 
     Raises:
-        UnsupportedArchitectureError: the model cannot be served over pages; says why.
+        UnsupportedArchitectureError: the model cannot be served over pages; the message has the reason.
     """
     recorder = _Recorder()
     for module in body.modules():
@@ -148,7 +148,7 @@ def try_attention(body: nn.Module, max_len: int, device: torch.device) -> tuple[
 
 
 def _run_tainted(body: Any, device: torch.device) -> Tensor:
-    """Return the hidden states of five tokens, [5, hidden], of which one has NaN for an embedding."""
+    """Return the hidden states of five tokens, [5, hidden]; one token's embedding is NaN."""
     handle = body.get_input_embeddings().register_forward_hook(_taint)
     tokens = torch.zeros(1, _NUM_PROBE_TOKENS, dtype=torch.int64, device=device)
     positions = torch.arange(_NUM_PROBE_TOKENS, device=device)[None]
@@ -182,16 +182,16 @@ def _check_mixing(name: str, calls: Sequence[_Call], hidden: Tensor) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Mask:
-    """Stands for a mask while a model is tried: which positions see which.
+    """Description of a mask in a trial run: the positions that each position attends to.
 
     Attributes:
-        sees: (query positions, key positions) -> bool, of the shape they broadcast to.
+        sees: (query positions, key positions) -> bool, of the shape that they broadcast to.
     """
 
     sees: Callable[[Tensor, Tensor], Tensor]
 
     def window(self, max_len: int) -> int | None:
-        """Return the sliding window that the mask is, in tokens, or None if it is causal without one.
+        """Return the sliding window of the mask, in tokens; None: the mask is causal without a window.
 
         Raises:
             UnsupportedArchitectureError: it is neither.
@@ -208,7 +208,7 @@ class _Mask:
 
 
 def _describe_mask(*, mask_function: Callable[..., Any], **rest: Any) -> _Mask:
-    """Describe a mask in place of building it; Transformers calls this."""
+    """Return a description of a mask instead of the mask; called by Transformers."""
     zero = torch.tensor(0)
 
     def sees(queries: Tensor, keys: Tensor) -> Tensor:
@@ -220,7 +220,7 @@ def _describe_mask(*, mask_function: Callable[..., Any], **rest: Any) -> _Mask:
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """What one attention call of a trial run passed.
+    """The arguments of one attention call of a trial run.
 
     Attributes:
         num_heads, num_kv_heads: H and H_kv.
@@ -236,10 +236,10 @@ class _Call:
     arguments: dict[str, Any]
 
     def layer(self, layer_id: int, max_len: int) -> AttentionLayer:
-        """Describe the layer that the call belongs to.
+        """Describe the layer of the call.
 
         Raises:
-            UnsupportedArchitectureError: it asks for what attention over pages does not have.
+            UnsupportedArchitectureError: attention over pages does not support an argument.
         """
         given = {name: value for name, value in self.arguments.items() if value is not None}
         name = type(self.module).__name__
@@ -269,7 +269,7 @@ class _Call:
 
 
 class _Recorder:
-    """The attention calls of a trial run, in their order; every token gets zeros."""
+    """Records the attention calls of a trial run, in order; returns zeros."""
 
     def __init__(self) -> None:
         self.calls: list[_Call] = []
@@ -284,7 +284,7 @@ class _Recorder:
 
 
 def register_attention() -> None:
-    """Make both names known to Transformers; once more does no harm."""
+    """Register both names with Transformers; may be called again."""
     from transformers import AttentionInterface, AttentionMaskInterface
 
     AttentionInterface.register(PAGED, _attend)

@@ -1,4 +1,4 @@
-"""Any decoder-only architecture, as Transformers' own module over paged attention."""
+"""Any decoder-only architecture: Transformers' own module over paged attention."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ __all__ = ["TransformersModel"]
 class TransformersModel(nn.Module, Model):
     """Tokens to logits, by a causal language model of Transformers.
 
-    A step's tokens are one sequence [1, T] to the module, with their positions: everything in it but attention looks at
-    one token at a time, and attention goes to pages. What the module passes to attention is found out by a trial run.
+    The module receives a step's tokens as one sequence [1, T], with their positions. All of it except attention
+    processes each token separately, and attention reads pages. A trial run records what the module passes to attention.
     """
 
     def __init__(self, context: ModelContext) -> None:
@@ -34,7 +34,7 @@ class TransformersModel(nn.Module, Model):
         body = _body_of(self.causal)
         self._is_twin = context.device.type == "meta"
         if self._is_twin:
-            return  # it only checks weights: without numbers, nothing could be tried
+            return  # the meta device has no numbers for a trial run; the model only checks weights
         for parameter in self.causal.parameters():
             parameter.zero_()
         self._calls, hidden = try_attention(body, _context_len(context), context.device)
@@ -47,7 +47,7 @@ class TransformersModel(nn.Module, Model):
         """One per attention call, in the order of the calls.
 
         Raises:
-            ModelError: this is a twin on the meta device, which cannot be tried.
+            ModelError: this model is on the meta device, where it cannot be tried.
         """
         if self._is_twin:
             raise ModelError(
@@ -57,7 +57,7 @@ class TransformersModel(nn.Module, Model):
         return self._calls.layers
 
     def bind_attention(self, backend: AttentionBackend) -> None:
-        """Give every attention call the backend."""
+        """Set the backend of every attention call."""
         self._calls.bind(backend)
 
     def forward(self, batch: ForwardBatch) -> Tensor:
@@ -77,7 +77,7 @@ class TransformersModel(nn.Module, Model):
         first_names: dict[int, str] = {}
         for name, tensor in tensors.items():
             first_names.setdefault(id(tensor), name)
-        names = CheckpointNames(self.causal, tensors)  # slots have the checkpoint's names, which errors tell
+        names = CheckpointNames(self.causal, tensors)  # slots use the checkpoint's names, for errors
         slots = [WeightSlot(names.in_checkpoint(name), tensors[name]) for name in first_names.values()]
         tied = {
             names.in_checkpoint(name): names.in_checkpoint(first_names[id(tensor)])
@@ -88,17 +88,17 @@ class TransformersModel(nn.Module, Model):
 
 
 class _Head:
-    """What a causal language model computes from the hidden states of its body.
+    """The part of a causal language model after its body: hidden states to logits.
 
-    It is the model itself, without its body: the module that stands there gives back the embeddings it is called with.
+    It is the model itself with its body replaced by a module that returns the embeddings it is called with.
 
     Args:
         causal: the model.
         body: a module of it.
-        hidden: of a few tokens, to try it with, [T, hidden].
+        hidden: of a few tokens, for a trial run, [T, hidden].
 
     Raises:
-        UnsupportedArchitectureError: the model does not run so.
+        UnsupportedArchitectureError: the trial run fails.
     """
 
     def __init__(self, causal: nn.Module, body: nn.Module, hidden: Tensor) -> None:
@@ -125,16 +125,16 @@ class _Head:
 
 
 class _GivenStates(nn.Module):
-    """Stands for the body of a model whose hidden states are there already."""
+    """Replaces the body of a model whose hidden states are known."""
 
     def forward(self, *args: Any, inputs_embeds: Tensor, **rest: Any) -> _BodyOutput:
-        """Return [1, S, hidden] as it is."""
+        """Return [1, S, hidden] unchanged."""
         return _BodyOutput(inputs_embeds)
 
 
 @dataclass(frozen=True, slots=True)
 class _BodyOutput:
-    """What Transformers' models read of their body's output."""
+    """The attributes of a body's output that Transformers' models read."""
 
     last_hidden_state: Tensor
     past_key_values: None = None
@@ -149,7 +149,7 @@ class _BodyOutput:
 
 
 def _twin(module: nn.Module) -> nn.Module:
-    """Return another module with the same children, whose children can be exchanged."""
+    """Return a copy of a module that shares its children, which can be replaced in the copy."""
     twin = copy.copy(module)
     twin._modules = dict(module._modules)
     return twin
@@ -165,7 +165,7 @@ def _path_of(causal: nn.Module, body: nn.Module) -> str:
 
 
 def _build(context: ModelContext) -> Any:
-    """Make the module on its device: its parameters uninitialised, what it computes from its configuration computed."""
+    """Create the module on its device: parameters uninitialised, buffers computed from the configuration."""
     from transformers import AutoModelForCausalLM
     from transformers.initialization import no_init_weights
 
@@ -179,7 +179,7 @@ def _build(context: ModelContext) -> Any:
             causal = AutoModelForCausalLM.from_config(config, dtype=context.dtype, attn_implementation=PROBE, **remote)
     except UnsupportedArchitectureError:
         raise
-    except Exception as error:  # of code that may be the checkpoint's own
+    except Exception as error:  # the code may be the checkpoint's own
         if isinstance(error, KeyError) and error.args == (PROBE,):
             raise UnsupportedArchitectureError(
                 f"{named} chooses between attention functions of its own; it does not take the one it is given, which "
@@ -198,7 +198,7 @@ def _read_config(context: ModelContext) -> Any:
     """Read config.json as Transformers' configuration class, or as that of the checkpoint's own code.
 
     Raises:
-        UnsupportedArchitectureError: there is no such class, or the architecture is none that generates text.
+        UnsupportedArchitectureError: there is no such class, or the architecture does not generate text.
     """
     import transformers
     from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_MASKED_LM_MAPPING, AutoConfig
@@ -232,7 +232,7 @@ def _read_config(context: ModelContext) -> Any:
 
 
 def _decoded(entry: Any) -> Any:
-    """Copy an entry of config.json, with the numbers that JSON does not have as Transformers writes them."""
+    """Copy an entry of config.json, decoding the numbers that JSON lacks from Transformers' notation."""
     if isinstance(entry, Mapping):
         if entry.keys() == {"__float__"}:
             return float(entry["__float__"])
@@ -241,7 +241,7 @@ def _decoded(entry: Any) -> Any:
 
 
 def _check_config(config: Any, context_len: int) -> None:
-    """Refuse what a trial run would not show."""
+    """Refuse configurations whose fault a trial run would not show."""
     if config.is_encoder_decoder:
         raise UnsupportedArchitectureError(
             f"model_type {config.model_type!r} is an encoder and a decoder (is_encoder_decoder in config.json); only "
@@ -273,7 +273,7 @@ def _body_of(causal: Any) -> nn.Module:
 
 
 def _keep_float32(causal: Any, dtype: torch.dtype) -> None:
-    """Widen what Transformers widens in half precision, such as the biases of routers."""
+    """Widen the tensors that Transformers widens in half precision, such as the biases of routers."""
     patterns = set()
     if dtype in (torch.float16, torch.bfloat16):
         patterns |= causal._keep_in_fp32_modules_strict

@@ -1,7 +1,8 @@
-"""Brings a checkpoint's tensors into the names and shapes that Transformers' modules have.
+"""Conversion of a checkpoint's tensors to the names and shapes of Transformers' modules.
 
-Transformers renames, stacks, splits and turns tensors when it loads a checkpoint, by rules that it keeps for every
-model type. This applies the same rules to a stream: a tensor is held back only until those it is joined with have come.
+Transformers renames, stacks, splits and transposes tensors when it loads a checkpoint, by rules for every model type.
+This module applies the same rules to a stream: a tensor is held back only until the tensors that it is joined with
+arrive.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ __all__ = ["CheckpointNames"]
 
 
 class CheckpointNames:
-    """The way from a checkpoint's names to a module's.
+    """The mapping between a checkpoint's names and a module's.
 
     Args:
         module: a model of Transformers.
@@ -42,17 +43,17 @@ class CheckpointNames:
         self._names = {target: self._renamed_back(target) for target in targets} if self._renamings else {}
 
     def in_checkpoint(self, target: str) -> str:
-        """Return what checkpoints call a tensor of the module, or its own name where they hold it in another shape."""
+        """Return the checkpoint's name of a module's tensor; its own name if the checkpoint has it in another shape."""
         return self._names.get(target, target)
 
     def converted(self, weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
         """Yield (`in_checkpoint` of the module's name, tensor) from (name in the checkpoint, tensor).
 
-        Tensors that Transformers drops for this model type, or that the module computes by itself, are dropped; others
-        that it has no place for keep their names.
+        Tensors that Transformers drops for this model type, or that the module computes, are dropped. Other unknown
+        tensors keep their names.
 
         Raises:
-            WeightError: tensors that are joined do not fit each other.
+            WeightError: tensors that are joined have inconsistent shapes.
         """
         pending: dict[str, _Group] = {}
         for name, tensor in weights:
@@ -69,7 +70,7 @@ class CheckpointNames:
             yield from self._convert(target, group)
 
     def _renamed_back(self, target: str) -> str:
-        """Undo the renamings; what they would not bring to the target again keeps the target's name."""
+        """Reverse the renamings; keep the target's name if renaming the result does not give the target again."""
         from transformers.core_model_loading import rename_source_key
 
         undoing = [rule.reverse_transform() for rule in reversed(self._renamings)]
@@ -83,7 +84,7 @@ class CheckpointNames:
         return target in self._computed or any(pattern.search(target) for pattern in self._ignored)
 
     def _place(self, name: str) -> tuple[str, str | None]:
-        """Return the target's name, and the pattern of the rule that makes it from several tensors or changes one."""
+        """Return the target's name, and the pattern of the rule that joins or changes tensors, or None."""
         from transformers.core_model_loading import rename_source_key
 
         prefix = self._module.base_model_prefix
@@ -103,7 +104,7 @@ class CheckpointNames:
         from transformers.core_model_loading import dot_natural_key
 
         rule = copy.deepcopy(group.rule)
-        # Experts are stacked in the order of their numbers, whatever the order of the files.
+        # Experts are stacked in the order of their numbers, in any order of the files.
         for name, pattern, tensor in sorted(group.parts, key=lambda part: dot_natural_key(part[0])):
             rule.add_tensor(target, name, pattern, tensor)
         try:
@@ -121,9 +122,9 @@ class _Group:
 
     Attributes:
         rule: of Transformers.
-        num_wanted: elements that the tensors of the module have together; no rule adds or drops any. None: not known.
-        num_come: elements that have come.
-        parts: (name, pattern that it matched, tensor) of those that have come.
+        num_wanted: elements of all target tensors; rules neither add nor drop elements. None: not known.
+        num_come: elements that have arrived.
+        parts: (name, pattern that it matched, tensor) of those that have arrived.
     """
 
     rule: Any
@@ -133,10 +134,10 @@ class _Group:
 
     @property
     def is_complete(self) -> bool:
-        """Whether all have come."""
+        """Whether all tensors have arrived."""
         return self.num_come == self.num_wanted
 
     def add(self, name: str, pattern: str, tensor: Tensor) -> None:
-        """Take one more."""
+        """Add a tensor."""
         self.parts.append((name, pattern, tensor))
         self.num_come += tensor.numel()
