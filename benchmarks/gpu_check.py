@@ -35,7 +35,10 @@ from rich.console import Console
 from rich.table import Table
 
 from graftlm import EngineConfig, SamplingParams
-from graftlm.assembly.assemble import DeviceParts, EngineParts, assemble, detect_platform
+from graftlm.assembly.assemble import assemble
+from graftlm.assembly.device_parts import DeviceParts
+from graftlm.assembly.engine_parts import EngineParts
+from graftlm.assembly.target import detect_platform
 from graftlm.bench.roofline import Case, Ceilings, Effort
 from graftlm.bench.roofline.ceilings import CeilingProbe
 from graftlm.bench.roofline.clock import clock_for

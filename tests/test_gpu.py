@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from graftlm import EngineConfig, SamplingParams
-from graftlm.assembly.assemble import assemble, detect_platform
+from graftlm.assembly.assemble import assemble
+from graftlm.assembly.target import detect_platform
 from graftlm.registry import Registry
 from graftlm.testing.hugging_face import HuggingFaceModel
 

@@ -8,7 +8,8 @@ from unittest.mock import Mock
 import pytest
 
 from graftlm import Provider, hookimpl
-from graftlm.assembly.assemble import assemble, detect_platform
+from graftlm.assembly.assemble import assemble
+from graftlm.assembly.target import detect_platform
 from graftlm.config import EngineConfig
 from graftlm.contracts import AttentionCapabilities
 from graftlm.demo import demo_checkpoint
@@ -37,7 +38,8 @@ def test_large_matrices_are_packed_where_the_configuration_and_the_cpu_let_them(
 WITH_ANOTHERS_TOKENIZER = """
 import sys
 from pathlib import Path
-from graftlm.assembly.assemble import assemble, detect_platform
+from graftlm.assembly.assemble import assemble
+from graftlm.assembly.target import detect_platform
 from graftlm.config import EngineConfig
 from graftlm.registry import Registry
 from graftlm.tokenization import Tokenizer

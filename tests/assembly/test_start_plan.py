@@ -2,9 +2,9 @@
 
 import pytest
 
-from graftlm.assembly.assemble import detect_platform
 from graftlm.assembly.device_memory import DeviceMemory, gib
 from graftlm.assembly.start_plan import plan_start
+from graftlm.assembly.target import detect_platform
 from graftlm.config import EngineConfig
 from graftlm.errors import ConfigError
 from graftlm.registry import Registry

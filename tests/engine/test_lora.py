@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from graftlm import Engine, SamplingParams, function, gen
-from graftlm.assembly.assemble import assemble, detect_platform
+from graftlm.assembly.assemble import assemble
+from graftlm.assembly.target import detect_platform
 from graftlm.config import EngineConfig
 from graftlm.errors import AdapterError, AdapterNotFoundError, ConfigError, RequestError
 from graftlm.lang.backends.engine import EngineBackend

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from graftlm.assembly.adapter_loading import AdapterLoader
 from graftlm.assembly.adapters import AdapterParts, make_adapters
 from graftlm.assembly.attention import make_attention
-from graftlm.assembly.device_parts import DeviceParts, make_device_parts
+from graftlm.assembly.device_parts import make_device_parts
 from graftlm.assembly.engine_parts import EngineParts
 from graftlm.assembly.grammars import make_grammars
 from graftlm.assembly.graphs import wants_graphs
@@ -20,7 +20,7 @@ from graftlm.assembly.kv_allocation import AllocatedKV, allocate_kv
 from graftlm.assembly.loop import make_loop
 from graftlm.assembly.plugin_choices import check_choices, choose_plugins
 from graftlm.assembly.resolved_plugins import resolved_line
-from graftlm.assembly.target import Target, detect_platform
+from graftlm.assembly.target import Target
 from graftlm.assembly.tiers import assemble_tiers
 from graftlm.assembly.weight_loading import load_weights
 from graftlm.checkpoint import load_model_config, resolve_checkpoint
@@ -35,7 +35,7 @@ from graftlm.runtime.kernel_events import kernels_reported
 from graftlm.runtime.spare_core import SpareCore
 from graftlm.tokenization import TextStream, Tokenizer
 
-__all__ = ["DeviceParts", "EngineParts", "assemble", "detect_platform"]
+__all__ = ["assemble"]
 
 _logger = logging.getLogger(__name__)
 

@@ -9,7 +9,9 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from graftlm.assembly.adapter_loading import AdapterLoader
-from graftlm.assembly.assemble import EngineParts, assemble, detect_platform
+from graftlm.assembly.assemble import assemble
+from graftlm.assembly.engine_parts import EngineParts
+from graftlm.assembly.target import detect_platform
 from graftlm.config import EngineConfig
 from graftlm.contracts import ModelConfig, PrefixKey
 from graftlm.engine.engine_thread import EngineThread

@@ -112,7 +112,8 @@ def _run_scheduler(setup: ChildSetup, to_main: Outbox) -> None:
     on_stage("loading libraries")
     import torch
 
-    from graftlm.assembly.assemble import assemble, detect_platform
+    from graftlm.assembly.assemble import assemble
+    from graftlm.assembly.target import detect_platform
     from graftlm.config import EngineConfig
     from graftlm.processes.kv_events import KVEventPublisher, replica_endpoint
     from graftlm.processes.scheduler_process import SchedulerProcess

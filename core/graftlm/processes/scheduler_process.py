@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from graftlm.assembly.assemble import EngineParts
+from graftlm.assembly.engine_parts import EngineParts
 from graftlm.checkpoint import read_tensors
 from graftlm.contracts import PrefixKey
 from graftlm.errors import AdapterError, GraftlmError, ModelError, RequestError

@@ -82,8 +82,8 @@ def dry_run(config: EngineConfig) -> list[str]:
     Raises:
         GraftlmError: the server would not start; a ConfigError has one line for each problem.
     """
-    from graftlm.assembly.assemble import detect_platform
     from graftlm.assembly.start_plan import plan_start
+    from graftlm.assembly.target import detect_platform
 
     registry = Registry.load(config.plugins, platform=probe_platform(config.model.device))
     findings = check(config, registry)

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import torch
 
-from graftlm.assembly.assemble import detect_platform
+from graftlm.assembly.target import detect_platform
 from graftlm.bench.offline import Workload
 from graftlm.checkpoint import load_model_config, resolve_checkpoint, torch_dtype
 from graftlm.config import EngineConfig

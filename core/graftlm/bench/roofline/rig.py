@@ -8,7 +8,9 @@ import torch
 from msgspec.structs import replace
 from torch import Tensor
 
-from graftlm.assembly.assemble import DeviceParts, assemble, detect_platform
+from graftlm.assembly.assemble import assemble
+from graftlm.assembly.device_parts import DeviceParts
+from graftlm.assembly.target import detect_platform
 from graftlm.bench.roofline.cases import Case
 from graftlm.bench.roofline.clock import Clock, clock_for
 from graftlm.bench.roofline.cost import Cost, lm_head_cost, sampler_cost
