@@ -1,15 +1,15 @@
-r"""Grammars that wait: what a model thinks before it answers is free, and the grammar holds what follows.
+r"""Grammars that begin after a model's reasoning: the reasoning is free text, the answer follows the grammar.
 
     <think> free text </think> \n\n {"answer": ...}
-    begin                end   gap  what the grammar holds
+    begin                end   gap  constrained by the grammar
 
-Backends know nothing of it: their matchers begin where the gap ends.
+Grammar backends do not see the reasoning: their matchers begin where the gap ends.
 """
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Final
+from typing import Final, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,29 +33,56 @@ __all__ = [
 #: Of the text that ends the reasoning.
 MAX_END_BYTES: Final = 4 * MAX_TAG_CHARS
 
-#: Where a matcher is; from 0 on it is within the reasoning, and the number is how many bytes of its end are there.
-_HELD, _GAP, _START = -1, -3, -4
 _MAX_LINE_ENDS: Final = 2
 
 
 @dataclass(frozen=True, slots=True)
 class Reasoning:
-    """What comes before the text that a grammar holds.
+    """What comes before the text that a grammar constrains.
 
     Attributes:
         end: text that ends it. Up to two line ends may follow.
-        begin: text, a single token, with which the output begins if there is any; None: the output begins within it.
+        begin: text, a single token, with which the output may begin; the grammar constrains an output that begins
+            otherwise from its first token on. None: the output begins within the reasoning.
     """
 
     end: str
     begin: str | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class BeforeBegin:
+    """The place before the first token, which may be `Reasoning.begin` or the grammar's first."""
+
+
+@dataclass(frozen=True, slots=True)
+class WithinReasoning:
+    """A place within the reasoning; `num_matched` bytes of its end have been matched."""
+
+    num_matched: int
+
+
+@dataclass(frozen=True, slots=True)
+class WithinGap:
+    """A place after the end of the reasoning, where up to `num_left` line ends, at least one, may still come."""
+
+    num_left: int
+
+
+@dataclass(frozen=True, slots=True)
+class WithinGrammar:
+    """A place where the grammar decides alone."""
+
+
+#: Where a delayed matcher is.
+Place: TypeAlias = BeforeBegin | WithinReasoning | WithinGap | WithinGrammar
+
+
 class TextTokens:
-    """The tokens of a vocabulary that are text: neither special nor stop tokens, of which outputs hold none.
+    """The tokens of a vocabulary that are text: neither special nor stop tokens.
 
     Attributes:
-        texts: each token's bytes, b"" for those that are none.
+        texts: each token's bytes, b"" for tokens that are not text.
         num_words: ceil(V / 32).
     """
 
@@ -79,15 +106,15 @@ class TextTokens:
 
     @cached_property
     def all(self) -> NDArray[np.int32]:
-        """The bitmask of those that are text."""
+        """The bitmask of all tokens that are text, int32 [ceil(V / 32)]."""
         return self.mask(i for i, text in enumerate(self.texts) if text)
 
 
 def check_reasoning(reasoning: Reasoning, tokenizer: Tokenizer) -> None:
-    """Refuse tags that are no text of a vocabulary.
+    """Check that a vocabulary spells the tags as text.
 
     Raises:
-        SamplingParamsError: the reasoning's end is a special token, or its beginning no single token that is text.
+        SamplingParamsError: the reasoning's end is a special token, or its beginning is not a single token of text.
     """
     begin, end = reasoning.begin, reasoning.end
     if begin is not None and tokenizer.token_of(begin) is None:
@@ -101,17 +128,17 @@ def check_reasoning(reasoning: Reasoning, tokenizer: Tokenizer) -> None:
 class ReasoningTokens:
     """How the tokens of a vocabulary spell the end of a model's reasoning.
 
-    The output does not end within the reasoning: it has no answer yet. A token that goes on after the end is not
-    allowed, unless it does so with line ends.
+    Stop tokens are not allowed within the reasoning, because there is no answer yet. A token that continues past the
+    end is not allowed, unless it continues with line ends only.
 
     Args:
-        reasoning: as `check_reasoning` takes it.
+        reasoning: checked by `check_reasoning`.
 
     Attributes:
-        begin_id: the token that `Reasoning.begin` is, None if that is None.
-        within: bitmasks, int32 [ceil(V / 32)], of what may come once so many bytes of the end are there; many are one
-            array.
-        gaps: bitmasks, int32 [3, ceil(V / 32)], of tokens that are up to so many line ends.
+        begin_id: the token that spells `Reasoning.begin`; None if that is None.
+        within: the bitmask of allowed tokens for each number of matched bytes, int32 [ceil(V / 32)]; many of them are
+            one array.
+        gaps: int32 [3, ceil(V / 32)]; gaps[n] is the bitmask of the tokens that are one to n line ends.
         begins_with_line_end: a bitmask, int32 [ceil(V / 32)].
     """
 
@@ -126,11 +153,11 @@ class ReasoningTokens:
         self.gaps = np.stack([tokens.mask(ids) for ids in line_ends])
         self.begins_with_line_end = tokens.mask(begins)
 
-    def after(self, num_matched: int, text: bytes) -> int | None:
-        """Return the place that text leads to from within the reasoning; None if it is not allowed.
+    def after(self, num_matched: int, text: bytes) -> Place | None:
+        """Return the place after some text within the reasoning; None if the text is not allowed.
 
         Args:
-            num_matched: bytes of the end that are there.
+            num_matched: bytes of the end that are matched before the text.
         """
         for i, byte in enumerate(text):
             while num_matched and self._end[num_matched] != byte:
@@ -138,18 +165,19 @@ class ReasoningTokens:
             num_matched += self._end[num_matched] == byte
             if num_matched == len(self._end):
                 return after_line_ends(_MAX_LINE_ENDS, text[i + 1 :])
-        return num_matched
+        return WithinReasoning(num_matched)
 
-    def behind(self, token_ids: Sequence[int]) -> int:
-        """Return how many bytes of the end a prompt that ends within the reasoning ends with."""
-        place = 0
+    def behind(self, token_ids: Sequence[int]) -> WithinReasoning:
+        """Return the place after a prompt that ends within the reasoning, and may end with a part of its end."""
+        num_matched = 0
         for token_id in token_ids[-len(self._end) :]:
             text = self.text_of(int(token_id))
-            place = max(0, self.after(place, text) or 0) if text else 0
-        return place
+            place = self.after(num_matched, text) if text else None
+            num_matched = place.num_matched if isinstance(place, WithinReasoning) else 0
+        return WithinReasoning(num_matched)
 
     def _within(self, tokens: TextTokens) -> list[NDArray[np.int32]]:
-        """Return the bitmasks of `within`: all text but tokens that lead past the end."""
+        """Return the bitmasks of `within`: all text but the tokens that continue past the end."""
         texts, size = tokens.texts, len(self._end)
         past = [i for i, text in enumerate(texts) if self._end[-1:] in text]
         completing = [[i for i in past if texts[i].startswith(self._end[k:])] for k in range(size)]
@@ -168,15 +196,15 @@ class ReasoningTokens:
         return rows
 
 
-def after_line_ends(num_left: int, text: bytes) -> int | None:
-    """Return the place that text leads to where so many line ends may come; None if it is no such line ends."""
+def after_line_ends(num_left: int, text: bytes) -> WithinGap | WithinGrammar | None:
+    """Return the place after a text of up to `num_left` line ends; None if the text is anything else."""
     if text.strip(b"\n") or len(text) > num_left:
         return None
-    return _HELD if len(text) == num_left else _GAP + _MAX_LINE_ENDS - num_left + len(text)
+    return WithinGrammar() if len(text) == num_left else WithinGap(num_left - len(text))
 
 
 def _borders(pattern: bytes) -> list[int]:
-    """Return, for each k, how many bytes of a pattern still match where its first k do, but not the next (KMP)."""
+    """Return, for each k, how many bytes of a pattern still match after a mismatch behind its first k (KMP)."""
     back = [0] * (len(pattern) + 1)
     for k in range(2, len(pattern) + 1):
         size = back[k - 1]
@@ -187,7 +215,7 @@ def _borders(pattern: bytes) -> list[int]:
 
 
 class DelayedGrammar(CompiledGrammar):
-    """A compiled grammar that waits for the end of the reasoning."""
+    """A compiled grammar that begins after the end of the reasoning."""
 
     def __init__(self, inner: CompiledGrammar, tokens: ReasoningTokens) -> None:
         self._inner = inner
@@ -198,18 +226,17 @@ class DelayedGrammar(CompiledGrammar):
         return self.matcher_behind(())
 
     def matcher_behind(self, prompt_token_ids: Sequence[int]) -> GrammarMatcher:
-        """Return a fresh matcher at the start of an output; the prompt may have begun to end the reasoning.
+        """Return a fresh matcher at the start of an output; the prompt may have begun to spell the reasoning's end.
 
         Args:
-            prompt_token_ids: of its end at least as many tokens as the reasoning's end has bytes, or all.
+            prompt_token_ids: the last tokens of the prompt: at least as many as the reasoning's end has bytes, or all.
         """
-        is_open = self._tokens.begin_id is None
-        place = self._tokens.behind(prompt_token_ids) if is_open else _START
+        place = self._tokens.behind(prompt_token_ids) if self._tokens.begin_id is None else BeforeBegin()
         return DelayedMatcher(self._inner.matcher(), self._tokens, place)
 
 
 def matcher_behind(compiled: CompiledGrammar, prompt_token_ids: Sequence[int]) -> GrammarMatcher:
-    """Return a fresh matcher of a grammar, delayed or not, behind a prompt, as `DelayedGrammar.matcher_behind` does."""
+    """Return a fresh matcher of any grammar after a prompt, as `DelayedGrammar.matcher_behind` does."""
     if isinstance(compiled, DelayedGrammar):
         return compiled.matcher_behind(prompt_token_ids)
     return compiled.matcher()
@@ -222,89 +249,92 @@ class DelayedMatcher(GrammarMatcher):
         inner: its place in the grammar.
     """
 
-    def __init__(self, inner: GrammarMatcher, tokens: ReasoningTokens, place: int) -> None:
+    def __init__(self, inner: GrammarMatcher, tokens: ReasoningTokens, place: Place) -> None:
         self.inner = inner
         self._tokens = tokens
         self._place = place
-        #: Where it was before each token that the grammar has not seen, and before the first that it has.
-        self._before: list[int] = []
-        self._before_held = place
-        self._num_held = 0
+        #: The place before each token that `inner` has not accepted, and before the first that it has.
+        self._before: list[Place] = []
+        self._before_inner = place
+        self._num_inner = 0  # tokens that `inner` has accepted
 
     @property
-    def is_within(self) -> bool:
-        """Whether it is within the reasoning, where the grammar has no say."""
-        return self._place >= 0
+    def is_within_reasoning(self) -> bool:
+        """Whether it is within the reasoning, where the grammar does not apply."""
+        return isinstance(self._place, WithinReasoning)
 
     @property
     def finished(self) -> bool:
         """Whether the grammar has been completed and a stop token accepted."""
-        return self._num_held > 0 and self.inner.finished
+        return self._num_inner > 0 and self.inner.finished
 
     def accept(self, token_id: int) -> bool:
         """Advance over a token; False leaves the matcher unchanged."""
-        if self._place == _HELD:
-            return self._accept_held(token_id)
-        text = self._tokens.text_of(token_id)
-        if self._place >= 0:
-            return self._go(self._tokens.after(self._place, text) if text else None)
-        if self._place == _START and token_id == self._tokens.begin_id:
-            return self._go(0)
-        if self._place != _START and text.startswith(b"\n"):
-            return self._go(after_line_ends(_HELD - self._place, text))
-        return self._accept_held(token_id)
+        place = self._place
+        if isinstance(place, WithinReasoning):
+            text = self._tokens.text_of(token_id)
+            return self._go(self._tokens.after(place.num_matched, text) if text else None)
+        if isinstance(place, BeforeBegin) and token_id == self._tokens.begin_id:
+            return self._go(WithinReasoning(0))
+        if isinstance(place, WithinGap):
+            text = self._tokens.text_of(token_id)
+            if text.startswith(b"\n"):
+                return self._go(after_line_ends(place.num_left, text))
+        return self._accept_inner(token_id)
 
     def rollback(self, num_tokens: int) -> None:
         """Undo the latest accepted tokens."""
-        num_held = min(num_tokens, self._num_held)
-        if num_held:
-            self.inner.rollback(num_held)
-            self._num_held -= num_held
-            if not self._num_held:
-                self._place = self._before_held
-        for _ in range(num_tokens - num_held):
+        num_inner = min(num_tokens, self._num_inner)
+        if num_inner:
+            self.inner.rollback(num_inner)
+            self._num_inner -= num_inner
+            if not self._num_inner:
+                self._place = self._before_inner
+        for _ in range(num_tokens - num_inner):
             self._place = self._before.pop()
 
     def fill_bitmask(self, mask: NDArray[np.int32], row: int) -> None:
         """Write the allowed tokens into mask[row]."""
-        if not self.is_within:
+        if not self.is_within_reasoning:
             self.inner.fill_bitmask(mask, row)
         self.complete(mask[row])
 
     def complete(self, bits: NDArray[np.int32]) -> None:
-        """Turn the tokens that the grammar allows into those that may come next.
+        """Turn the tokens that the grammar allows into those that may come next, in place.
 
         Args:
-            bits: int32 [ceil(V / 32)]; anything within the reasoning.
+            bits: int32 [ceil(V / 32)], filled by `inner`; within the reasoning, any content.
         """
-        if self._place >= 0:
-            bits[:] = self._tokens.within[self._place]
-        elif self._place == _START:
+        place = self._place
+        if isinstance(place, WithinReasoning):
+            bits[:] = self._tokens.within[place.num_matched]
+        elif isinstance(place, BeforeBegin):
             if self._tokens.begin_id is not None:
                 word, bit = divmod(self._tokens.begin_id, 32)
                 bits[word : word + 1].view(np.uint32)[0] |= np.uint32(1 << bit)
-        elif self._place != _HELD:
+        elif isinstance(place, WithinGap):
             bits &= ~self._tokens.begins_with_line_end
-            bits |= self._tokens.gaps[_HELD - self._place]
+            bits |= self._tokens.gaps[place.num_left]
 
     def forced_text(self) -> str:
         """Return the text that must come next, "" if there is a choice."""
-        return self.inner.forced_text() if self._place == _HELD else ""
+        return self.inner.forced_text() if isinstance(self._place, WithinGrammar) else ""
 
     def forced_tokens(self) -> Sequence[int]:
         """Return tokens that must come next whatever is sampled."""
-        return self.inner.forced_tokens() if self._place == _HELD else ()
+        return self.inner.forced_tokens() if isinstance(self._place, WithinGrammar) else ()
 
-    def _accept_held(self, token_id: int) -> bool:
+    def _accept_inner(self, token_id: int) -> bool:
         if not self.inner.accept(token_id):
             return False
-        if not self._num_held:
-            self._before_held = self._place
-        self._num_held += 1
-        self._place = _HELD
+        if not self._num_inner:
+            self._before_inner = self._place
+        self._num_inner += 1
+        self._place = WithinGrammar()
         return True
 
-    def _go(self, place: int | None) -> bool:
+    def _go(self, place: Place | None) -> bool:
+        """Move to a place; None is not allowed, and leaves the matcher unchanged."""
         if place is None:
             return False
         self._before.append(self._place)
@@ -317,11 +347,11 @@ def fill_bitmasks(
     matchers: Sequence[GrammarMatcher],
     mask: NDArray[np.int32],
 ) -> None:
-    """Write the tokens that each of several matchers allows, those of matchers[i] into mask[i].
+    """Write the tokens that each of several matchers allows: those of matchers[i] into mask[i].
 
     Args:
         fill: a backend's `fill_bitmasks`.
-        matchers: the backend's own, and delayed ones of its grammars.
+        matchers: the backend's own, and delayed matchers around its own.
         mask: int32 [len(matchers), ceil(V / 32)].
     """
     delayed = {i: matcher for i, matcher in enumerate(matchers) if isinstance(matcher, DelayedMatcher)}
@@ -329,12 +359,12 @@ def fill_bitmasks(
         fill(matchers, mask)
         return
     inner = {i: delayed[i].inner if i in delayed else matcher for i, matcher in enumerate(matchers)}
-    held = [i for i in inner if i not in delayed or not delayed[i].is_within]
-    if len(held) == len(matchers):
+    constrained = [i for i in inner if i not in delayed or not delayed[i].is_within_reasoning]
+    if len(constrained) == len(matchers):
         fill(list(inner.values()), mask)
-    elif held:
-        rows = np.empty((len(held), mask.shape[1]), dtype=np.int32)
-        fill([inner[i] for i in held], rows)
-        mask[held] = rows
+    elif constrained:
+        rows = np.empty((len(constrained), mask.shape[1]), dtype=np.int32)
+        fill([inner[i] for i in constrained], rows)
+        mask[constrained] = rows
     for i, matcher in delayed.items():
         matcher.complete(mask[i])
