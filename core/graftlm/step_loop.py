@@ -70,10 +70,9 @@ class StepLoop:
         self._grammars = grammars
         self._clock = clock
         self._debug = debug
-        self._has_launched = True  # a step, since the last failure
+        self._has_failed = False  # since the last step was launched
         self._pending: deque[tuple[StepPlan, Outcome[StepResult], float]] = deque()
         self._is_stuck = False
-        self._lacks_cache = False  # none could be made after the last failure
 
     @property
     def idle_s(self) -> float | None:
@@ -274,16 +273,15 @@ class StepLoop:
             logger.exception("the prefix cache's lower tiers did not close")
 
     def _step(self) -> list[RequestUpdate]:
-        if self._lacks_cache:
+        if not self.scheduler.kv.has_cache:
             self.scheduler.kv.restart(self._make_cache)
-            self._lacks_cache = False
         start = self._clock()
         plan = self.scheduler.plan()
         plan_s = self._clock() - start
         self.host_s += plan_s
         self.scheduler.fill_mask()
         if plan is not None:
-            self._has_launched = True
+            self._has_failed = False
             self._pending.append((plan, self._executor.submit(plan), plan_s))
         updates: list[RequestUpdate] = []
         self._is_stuck = not self._pending and not self.scheduler.num_running
@@ -326,20 +324,24 @@ class StepLoop:
         return updates
 
     def _recover(self, error: Exception) -> None:
-        """Start the KV memory anew after its bookkeeping, or a plugin in it, has failed."""
-        if self._has_launched:
-            logger.error("KV memory starts anew: running requests fail, waiting ones go on", exc_info=error)
+        """Restart the KV memory empty after its bookkeeping, or a plugin in it, has failed.
+
+        Running requests fail. Waiting ones fail only if no step has been launched since the failure before: one of them
+        may be the cause.
+        """
+        is_repeated, self._has_failed = self._has_failed, True
+        if is_repeated:
+            logger.error("another failure before a step was launched: every request fails", exc_info=error)
         else:
-            logger.error("no step can be planned since the last failure: every request fails", exc_info=error)
+            logger.error("KV memory restarts empty: running requests fail, waiting ones continue", exc_info=error)
         self._drain()
         try:
-            self.scheduler.recover(_describe(error), self._make_cache, waiting_too=not self._has_launched)
+            self.scheduler.recover(_describe(error), self._make_cache, waiting_too=is_repeated)
         except Exception:
-            logger.exception("no prefix cache can be made: every request fails until one can")
-            self._lacks_cache = True
-        else:
-            self._lacks_cache = False
-        self._has_launched = False
+            if self.scheduler.kv.has_cache:
+                logger.exception("the recovery failed")
+            else:
+                logger.exception("no prefix cache can be created: every request fails until one can")
 
     def _drain(self) -> None:
         """Let launched steps end; what they sampled is dropped."""

@@ -94,6 +94,7 @@ class Rig:
     loop_class: type[StepLoop] = StepLoop
     vocab_size: int = VOCAB
     jump_forward: JumpForward | None = None
+    cache_fails: bool = False
 
     def __post_init__(self):
         window_tokens = None if self.window is None else self.window.window_tokens
@@ -127,6 +128,8 @@ class Rig:
         self.requests: dict[str, Request] = {}
 
     def make_cache(self) -> PrefixCache:
+        if self.cache_fails:
+            raise MemoryError("no memory for a cache")
         context = CacheContext(self.page_size, LRU(), self.clock, window=self.window_pages)
         if self.window_pages is not None and self.reuse:
             return SWARadixCache(context, self.window_pages)

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from graftlm.contracts import LoadedPages, PrefixCache, PrefixHandle, PrefixKey, StepCopies
 from graftlm.errors import InvariantError
 from graftlm.memory.lower_tiers import LowerTiers
+from graftlm.memory.no_cache import NoCache
 from graftlm.memory.page_pool import PagePool
 from graftlm.memory.request_table import RequestTable
 from graftlm.memory.row_windows import RowWindows
@@ -58,6 +59,10 @@ class KVManager:
         window: allocates window pages if sliding-window layers have their own memory. Each page that a row reserves
             then has a window page until the row's window has passed it or the cache evicts it. The cache must have the
             capability `window`.
+
+    Attributes:
+        cache: empty while there is none, see `has_cache`.
+        has_cache: whether the latest `restart` could create a cache.
     """
 
     def __init__(
@@ -71,6 +76,7 @@ class KVManager:
     ) -> None:
         self.pool = pool
         self.cache = cache
+        self.has_cache = True
         self.tiers = tiers
         self.table = table
         self.page_size = page_size
@@ -271,8 +277,11 @@ class KVManager:
     def restart(self, make_cache: Callable[[], PrefixCache]) -> None:
         """Reset to empty memory and a new cache.
 
-        Effects: the old cache releases its host memory before the new one allocates. If `make_cache` raises, the
-            exception is propagated, and the old cache must not be used until a later call succeeds.
+        Effects: the old cache releases host memory before the new one allocates it. If no cache can be created, the
+            memory stays empty, `has_cache` is False, and no step may be planned until a further call succeeds.
+
+        Raises:
+            Exception: what `make_cache` raises.
         """
         if self.tiers is not None:
             self.tiers.abandon()
@@ -281,9 +290,15 @@ class KVManager:
         self.table.clear()
         if self.row_windows is not None:
             self.row_windows.clear()
-        self.cache = make_cache()
+        self._replace_cache(NoCache())
+        self.has_cache = False
+        self._replace_cache(make_cache())
+        self.has_cache = True
+
+    def _replace_cache(self, cache: PrefixCache) -> None:
+        self.cache = cache
         if self.tiers is not None:
-            self.tiers.restart(self.cache)
+            self.tiers.restart(cache)
 
     def take_copies(self, out_slots: NDArray[np.int64]) -> StepCopies | None:
         """Return the copies of the step that is being planned, or None. The step writes `out_slots`, int64 [T]."""

@@ -112,7 +112,7 @@ class Planner:
         self._retract()
 
     def forget_rows(self) -> None:
-        """Forget who came into a row since the last plan, when the memory behind the rows starts anew."""
+        """Forget the setups of rows taken since the last plan, because the KV memory restarts empty."""
         self._setups.clear()
 
     def requeue(self, request: Request) -> None:
