@@ -191,8 +191,8 @@ def test_a_reset_and_a_restart_leave_no_window_page_behind():
     ("spoil", "message"),
     [
         (lambda kv: kv.window.take_back(np.array([0], dtype=np.int32)), "has_window is True"),
-        (lambda kv: kv.window.take_back(np.array([13], dtype=np.int32)), "without window pages"),
-        (lambda kv: kv.window.give(np.array([10], dtype=np.int32)), "cache and rows own"),
+        (lambda kv: kv.window.take_back(np.array([13], dtype=np.int32)), "has no window page"),
+        (lambda kv: kv.window.give(np.array([10], dtype=np.int32)), "the cache and the rows count"),
         (lambda kv: kv.window.give(np.array([40], dtype=np.int32)), "are free, but have"),
     ],
 )

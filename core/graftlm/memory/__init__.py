@@ -1,7 +1,8 @@
 """The owners of all pages of KV memory: host side, numpy, no torch."""
 
-from graftlm.memory.kv_manager import KVManager, KVUsage, Reuse
+from graftlm.memory.kv_manager import KVManager, Reuse
 from graftlm.memory.lower_tiers import LowerTiers
+from graftlm.memory.page_owners import KVUsage
 from graftlm.memory.page_pool import PagePool
 from graftlm.memory.request_table import RequestTable
 from graftlm.memory.row_windows import RowWindows

@@ -10,26 +10,16 @@ from graftlm.contracts import LoadedPages, PrefixCache, PrefixHandle, PrefixKey,
 from graftlm.errors import InvariantError
 from graftlm.memory.lower_tiers import LowerTiers
 from graftlm.memory.no_cache import NoCache
+from graftlm.memory.page_owners import KVUsage, check_owners, count_owners
 from graftlm.memory.page_pool import PagePool
 from graftlm.memory.request_table import RequestTable
 from graftlm.memory.row_windows import RowWindows
 from graftlm.memory.window_pages import WindowPages
 from graftlm.types import PageIds
 
-__all__ = ["KVManager", "KVUsage", "Reuse"]
+__all__ = ["KVManager", "Reuse"]
 
 _NOTHING_LOADED = LoadedPages()
-
-
-@dataclass(frozen=True, slots=True)
-class KVUsage:
-    """Numbers of pages by owner; their sum is `total`."""
-
-    total: int
-    free: int
-    evictable: int
-    locked: int
-    owned: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,10 +89,8 @@ class KVManager:
 
     @property
     def usage(self) -> KVUsage:
-        """Numbers of pages by owner."""
-        owned = int((self.table.num_pages - self.table.cached_pages).sum())
-        cache = self.cache
-        return KVUsage(self.pool.num_pages, self.pool.num_free, cache.evictable_pages, cache.locked_pages, owned)
+        """Pages by owner."""
+        return count_owners(self.pool, self.cache, self.table)
 
     def pages_for(self, num_tokens: int) -> int:
         """Return the number of pages for `num_tokens` tokens."""
@@ -333,62 +321,8 @@ class KVManager:
         self.tiers.cache.store(PrefixKey(tokens, key.namespace, key.priority), pages)
 
     def check(self) -> None:
-        """Verify that every page has exactly one owner.
-
-        Raises:
-            InvariantError: a page has no owner or several; the message names them.
-        """
-        cached = [node.pages for node in self.cache.walk()]
-        own = [self.table.own_pages(row) for row in np.flatnonzero(self.table.num_pages).tolist()]
-        held = np.concatenate([np.flatnonzero(self.pool.free_mask()), *cached, *own])
-        unknown = held[(held < 0) | (held >= self.pool.num_pages)]
-        if len(unknown):
-            raise InvariantError(
-                f"pages {unknown[:4].tolist()} are owned, but page ids are 0 to {self.pool.num_pages - 1}"
-            )
-        num_cached = sum(map(len, cached))
-        usage = self.usage
-        if num_cached != usage.evictable + usage.locked:
-            raise InvariantError(
-                f"prefix cache: nodes have {num_cached} pages, counters have {usage.evictable} evictable and "
-                f"{usage.locked} locked"
-            )
-        wrong = np.flatnonzero(np.bincount(held, minlength=self.pool.num_pages) != 1)
-        if len(wrong):
-            raise InvariantError(f"pages {self._describe(wrong[:4])} of {usage}")
-        if self.row_windows is not None:
-            self._check_windows(self.row_windows)
-
-    def _check_windows(self, row_windows: RowWindows) -> None:
-        """Verify that the window pages agree with the cache's nodes and the rows."""
-        window = row_windows.pages
-        window.check(self.pool.free_mask())
-        num_held = 0
-        for node in self.cache.walk():
-            num_held += len(node.pages) if node.has_window else 0
-            if (window.holds(node.pages) != node.has_window).any():
-                raise InvariantError(
-                    f"cache node {node.node_id}: has_window is {node.has_window}, but not for all of its pages"
-                )
-        for row in np.flatnonzero(self.table.num_pages).tolist():
-            kept = row_windows.kept(row)
-            num_held += len(kept)
-            if not window.holds(kept).all():
-                raise InvariantError(f"row {row} has pages in its window without window pages")
-        if num_held != window.num_held:
-            raise InvariantError(f"{window.num_held} window pages are allocated, but cache and rows own {num_held}")
-
-    def _describe(self, pages: NDArray[np.int64]) -> str:
-        """Return a description of all owners of the pages."""
-        parts = []
-        free = self.pool.free_mask()
-        for page in pages.tolist():
-            owners = ["free list"] if free[page] else []
-            owners += [f"cache node {n.node_id}" for n in self.cache.walk() if page in n.pages]
-            rows = np.flatnonzero(self.table.num_pages).tolist()
-            owners += [f"row {r}" for r in rows if page in self.table.own_pages(r)]
-            parts.append(f"{page}: {' and '.join(owners) or 'no owner'}")
-        return "; ".join(parts)
+        """Check that every page has exactly one owner; see `check_owners`."""
+        check_owners(self.pool, self.cache, self.table, self.row_windows)
 
     def _handle(self, row: int) -> PrefixHandle:
         handle = self._handles[row]
