@@ -2,6 +2,7 @@ import json
 import shutil
 import subprocess
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -71,6 +72,18 @@ def test_padding_and_truncation_of_the_file_do_not_apply(copied):
     tokenizer = Tokenizer.load(copied)
     assert tokenizer.decode(tokenizer.encode(text)) == text
     assert tokenizer.encode_batch([text, "a"])[1].tolist() == tokenizer.encode("a").tolist()
+
+
+def test_other_threads_run_while_a_long_text_is_encoded(byte_level):
+    longest_s = 0.0
+    with ThreadPoolExecutor(1) as pool:
+        start_s = last_s = time.perf_counter()
+        encoding = pool.submit(byte_level.encode, "hello world " * 20_000)
+        while not encoding.done():
+            now_s = time.perf_counter()
+            longest_s, last_s = max(longest_s, now_s - last_s), now_s
+        end_s = time.perf_counter()
+    assert max(longest_s, end_s - last_s) < 0.5 * (end_s - start_s)
 
 
 def test_threads_may_encode_and_render_at_once(byte_level):

@@ -83,8 +83,13 @@ class PromptEncoder:
 
 
 def _checked(encode: Callable[[], T]) -> T:
-    """Call the tokenizer; text that is no Unicode, such as half a surrogate pair, is the request's fault."""
+    """Call the tokenizer.
+
+    Raises:
+        InvalidPromptError: the text is not valid Unicode.
+    """
     try:
         return encode()
-    except (UnicodeError, TypeError) as error:
-        raise InvalidPromptError(f"the text cannot be encoded: {error}") from error
+    except (UnicodeError, TypeError) as error:  # the library raises TypeError for a lone surrogate
+        message = "the text cannot be encoded: it is not valid Unicode, such as half of a surrogate pair"
+        raise InvalidPromptError(message) from error

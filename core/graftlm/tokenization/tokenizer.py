@@ -142,11 +142,16 @@ class Tokenizer:
             text: anything, "" included.
             add_special_tokens: put tokens such as the beginning-of-sequence token around it, as the checkpoint says.
         """
-        return np.array(self._core.encode(text, add_special_tokens=add_special_tokens).ids, dtype=np.int32)
+        return self._encode_one(text, add_special_tokens)
 
     def encode_pair(self, first: str, second: str) -> TokenIds:
         """Return the token ids of two texts as the checkpoint's tokenizer joins a pair, int32 [n]."""
-        return np.array(self._core.encode(first, second).ids, dtype=np.int32)
+        return self._encode_one((first, second), True)
+
+    def _encode_one(self, text: str | tuple[str, str], add_special_tokens: bool) -> TokenIds:
+        """Encode without the GIL, and without the characters' offsets, both of which only the batch call can do."""
+        (encoding,) = self._core.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        return np.array(encoding.ids, dtype=np.int32)
 
     def encode_inside(self, text: str) -> list[int]:
         """Return the tokens of a text that stands within another: without what a tokenizer puts before a beginning."""
