@@ -1,5 +1,6 @@
 """From the scheduler's updates to what users see."""
 
+from dataclasses import dataclass
 from functools import cached_property
 
 from graftlm.scheduling import CompletionId, Finish, RequestUpdate
@@ -7,6 +8,7 @@ from graftlm.tokenization import TextStream
 from graftlm.types import (
     Completion,
     FinishReason,
+    PromptLogprobs,
     RequestOutput,
     SamplingParams,
     Timings,
@@ -15,7 +17,7 @@ from graftlm.types import (
     Usage,
 )
 
-__all__ = ["CompletionText", "OutputBuilder", "completion_ids"]
+__all__ = ["CompletionText", "GatheredOutput", "OutputBuilder", "completion_ids"]
 
 
 class CompletionText:
@@ -80,6 +82,20 @@ class _CompletionBuilder:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class GatheredOutput:
+    """What a prompt has produced so far: a `RequestOutput` without the prompt, whose conversion to a tuple takes ms.
+
+    Attributes:
+        prompt_logprobs: as of `RequestOutput`.
+    """
+
+    completions: tuple[Completion, ...]
+    usage: Usage
+    timings: Timings
+    prompt_logprobs: PromptLogprobs | None = None
+
+
 class OutputBuilder:
     """Gathers the completions of one prompt.
 
@@ -135,6 +151,19 @@ class OutputBuilder:
         if self._prompt_logprobs is not None and update.request_id == self.completion_ids[0]:
             self._prompt_logprobs += update.prompt_logprobs
 
+    def output(self) -> RequestOutput:
+        """Return everything gathered so far, and the prompt."""
+        gathered = self.gathered()
+        return RequestOutput(
+            request_id=self.request_id,
+            prompt_token_ids=self._prompt_token_ids,
+            completions=gathered.completions,
+            usage=gathered.usage,
+            timings=gathered.timings,
+            prompt_logprobs=gathered.prompt_logprobs,
+            unenforced=self._unenforced,
+        )
+
     @property
     def usage(self) -> Usage:
         """The token counts so far."""
@@ -145,17 +174,14 @@ class OutputBuilder:
         num_forced = sum(b.jump_forward_tokens for b in builders)
         return Usage(len(self._prompt), num_output_tokens, first.cached_tokens, *lower, num_forced)
 
-    def output(self) -> RequestOutput:
+    def gathered(self) -> GatheredOutput:
         """Return everything gathered so far."""
         builders = list(self._completions.values())
-        return RequestOutput(
-            request_id=self.request_id,
-            prompt_token_ids=self._prompt_token_ids,
+        return GatheredOutput(
             completions=tuple([b.completion() for b in builders]),
             usage=self.usage,
             timings=_merge([b.timings for b in builders]),
             prompt_logprobs=None if self._prompt_logprobs is None else tuple(self._prompt_logprobs),
-            unenforced=self._unenforced,
         )
 
 

@@ -2,6 +2,7 @@
 
 import reprlib
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeGuard
 
 import numpy as np
@@ -10,12 +11,20 @@ from numpy.typing import NDArray
 from graftlm.errors import InvalidPromptError
 from graftlm.types import Message
 
-__all__ = ["Prompt", "Prompts", "check_chat", "is_chat", "split_prompts"]
+__all__ = ["Prompt", "Prompts", "TextPair", "check_chat", "is_chat", "split_prompts"]
 
 #: Text, token ids, or a chat.
 Prompt: TypeAlias = str | Sequence[int] | NDArray[Any] | Sequence[Message]
 #: One prompt or a list of them.
 Prompts: TypeAlias = Prompt | Sequence[Prompt]
+
+
+@dataclass(frozen=True, slots=True)
+class TextPair:
+    """Two texts that the checkpoint's tokenizer joins to one prompt, as its score head expects."""
+
+    first: str
+    second: str
 
 
 def is_chat(prompt: object) -> TypeGuard[Sequence[Message]]:

@@ -9,12 +9,13 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
+from graftlm.outputs import GatheredOutput
 from graftlm.processes.messages import Load
 from graftlm.processes.replicas import ReplicaSet
 from graftlm.processes.step_metrics import StepMetrics
 from graftlm.records import EngineStats, TierStats
 from graftlm.server.metrics import ServerMetrics
-from graftlm.types import Completion, FinishReason, RequestOutput, Timings, Usage
+from graftlm.types import Completion, FinishReason, Timings, Usage
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "grafana"
 DASHBOARD = json.loads((EXAMPLE / "graftlm.json").read_text(encoding="utf-8"))
@@ -32,7 +33,7 @@ def samples():
     metrics = ServerMetrics()
     metrics.watch(replicas)
     completion = Completion(0, "", (1,), FinishReason.STOP)
-    metrics.finished(RequestOutput("r", (1,), (completion,), Usage(1, 1, 0), Timings(0.1, 0.2, 0.3)), 1.0, "stop")
+    metrics.finished(GatheredOutput((completion,), Usage(1, 1, 0), Timings(0.1, 0.2, 0.3)), 1.0, "stop")
     families = list(text_string_to_metric_families(metrics.exposition("")[0].decode()))
     return {
         sample.name: set(sample.labels) | {"instance", "job"}

@@ -4,6 +4,7 @@ import pytest
 from graftlm.demo import demo_checkpoint
 from graftlm.errors import InvalidPromptError, PromptTooLongError
 from graftlm.processes.prompt_encoder import PromptEncoder
+from graftlm.prompts import TextPair
 from graftlm.tokenization import Tokenizer
 
 CHAT = [{"role": "user", "content": "What is 2 plus 3?"}]
@@ -21,6 +22,7 @@ def encoder(tokenizer):
 
 def test_a_prompt_becomes_what_the_tokenizer_makes_of_it(encoder, tokenizer):
     np.testing.assert_array_equal(encoder.encode("a day", {}), tokenizer.encode("a day"))
+    np.testing.assert_array_equal(encoder.encode(TextPair("a day", "off"), {}), tokenizer.encode_pair("a day", "off"))
     np.testing.assert_array_equal(encoder.encode(CHAT, {}), tokenizer.encode_chat(CHAT))
     open_chat = {"add_generation_prompt": False}
     np.testing.assert_array_equal(encoder.encode(CHAT, open_chat), tokenizer.encode_chat(CHAT, **open_chat))
@@ -47,4 +49,4 @@ def test_what_cannot_be_a_prompt_is_refused(encoder, prompt, error, says):
 @pytest.mark.parametrize("token_id", [-1, 10**6])
 def test_an_id_outside_the_vocabulary_has_no_text(encoder, token_id):
     with pytest.raises(InvalidPromptError, match=f"token id {token_id} is outside the vocabulary"):
-        encoder.decode([5, token_id], skip_special_tokens=True)
+        encoder.decode(np.array([5, token_id], dtype=np.int32), skip_special_tokens=True)

@@ -8,6 +8,7 @@ import requests
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 
+from graftlm.outputs import GatheredOutput
 from graftlm.processes.messages import Load
 from graftlm.processes.replicas import ReplicaSet
 from graftlm.processes.step_metrics import StepMetrics
@@ -15,7 +16,7 @@ from graftlm.records import EngineStats, StepRecord, TierStats
 from graftlm.scheduling import Failure
 from graftlm.server.metrics import ServerMetrics
 from graftlm.testing.server_process import wait_until
-from graftlm.types import Completion, FinishReason, RequestOutput, Timings, Usage
+from graftlm.types import Completion, FinishReason, Timings, Usage
 
 PAGE = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text(encoding="utf-8")
 PLAIN = "text/plain;version=0.0.4"
@@ -52,7 +53,7 @@ def report(name, **values):
 def ended(queue_s=0.25):
     completion = Completion(index=0, text="", token_ids=(1,), finish_reason=FinishReason.STOP)
     timings = Timings(queue_s=queue_s, first_token_s=0.5, total_s=1.0)
-    return RequestOutput("r", (1,), (completion,), Usage(1, 1, 0), timings)
+    return GatheredOutput((completion,), Usage(1, 1, 0), timings)
 
 
 @pytest.fixture

@@ -5,14 +5,17 @@ import json
 import threading
 
 import httpx2
+import numpy as np
 import pytest
 
 from graftlm import Engine, SamplingParams
+from graftlm.outputs import GatheredOutput
+from graftlm.processes.generation import PreparedRequest
 from graftlm.server.native.answers import AnswerWriter
 from graftlm.server.native.prompts import NativePrompt
 from graftlm.server.native.responses import AnswerBody
 from graftlm.testing.server_process import wait_until
-from graftlm.types import Completion, FinishReason, RequestOutput, Timings, TokenLogprob, Usage
+from graftlm.types import Completion, FinishReason, Timings, TokenLogprob, Usage
 
 PROMPT = "The capital of France is"
 GREEDY = {"temperature": 0, "max_new_tokens": 8}
@@ -344,11 +347,13 @@ class TestAbort:
 
     @pytest.mark.parametrize(("known", "shown"), [(1, 0), (3, 1), (5, 3)])
     def test_an_answer_of_an_aborted_request_has_the_logprobs_that_it_came_to(self, known, shown):
-        prompt = NativePrompt([5, 6, 7, 8, 9], SamplingParams(logprobs=0, prompt_logprobs=0), logprob_start=2)
+        token_ids = np.array([5, 6, 7, 8, 9], dtype=np.int32)
+        prompt = NativePrompt(token_ids, SamplingParams(logprobs=0, prompt_logprobs=0), logprob_start=2)
         of_prompt = (None, *[TokenLogprob(token_id, -1.0) for token_id in (6, 7, 8, 9)])[:known]
         ended = Completion(0, "", (), FinishReason.ABORT, error="changed my mind", logprobs=())
-        output = RequestOutput("r", (5, 6, 7, 8, 9), (ended,), Usage(5, 0), Timings(), of_prompt)
-        meta = AnswerWriter(prompt, 5, lambda: 0.0, None).answer(output, 0)["meta_info"]
+        output = GatheredOutput((ended,), Usage(5, 0), Timings(), of_prompt)
+        request = PreparedRequest("r", token_ids, prompt.params, seed=1)
+        meta = AnswerWriter(prompt, request, lambda: 0.0, None).answer(output, 0)["meta_info"]
         assert meta["finish_reason"] == {"type": "abort", "message": "changed my mind"}
         assert [token_id for _, token_id, _ in meta["input_token_logprobs"]] == [7, 8, 9][:shown]
 

@@ -8,7 +8,7 @@ import pytest
 from graftlm.chat.chat_formats import ChatFormats
 from graftlm.contracts import ToolChoice
 from graftlm.server.errors import ApiError
-from graftlm.server.openai.plan import plan_answer
+from graftlm.server.openai.plan import plan_answer, settled
 from graftlm.server.openai.requests import ChatRequest
 from graftlm_chat.hermes import HermesFormat
 from graftlm_chat.mistral import MistralFormat
@@ -34,16 +34,15 @@ class Manager:
     async def check_params(self, params):
         self.checked.append((json.loads(params.json_schema)["title"], params.strict))
 
-    async def encode_chat(self, messages, **template_args):
-        return [1, 2]
-
-    async def decode(self, token_ids, *, skip_special_tokens):
-        return self.prompt_end
-
 
 def plan(prompt_end, manager=None, **fields):
     body = ChatRequest(messages=[{"role": "user", "content": "Hi"}], **fields)
-    return asyncio.run(plan_answer(body, manager or Manager(prompt_end)))
+    return settle(body, manager or Manager(prompt_end))
+
+
+def settle(body, manager):
+    """Return the plan of an answer to a prompt that ends as the manager says."""
+    return settled(asyncio.run(plan_answer(body, manager)), manager.prompt_end, manager.is_token)
 
 
 def tool(name, strict=None, **schema):
@@ -125,9 +124,9 @@ def test_an_answer_is_read_on_from_where_the_client_began_it(begun, is_within, a
         continue_final_message=True,
         choice=["4"],
     )
-    planned = asyncio.run(plan_answer(body, Manager(begun[-9:], tokens=("<think>",))))
+    planned = settle(body, Manager(begun[-9:], tokens=("<think>",)))
     assert (planned.params.reasoning_end is not None) == is_within or not begun
-    free = asyncio.run(plan_answer(replace_choice(body), Manager(begun[-9:])))
+    free = settle(replace_choice(body), Manager(begun[-9:]))
     reader = free.reader()
     deltas = [*reader.push(" see</thi"), *reader.push("nk>4"), *reader.finish(None)]
     texts = {"reasoning": "", "content": ""}

@@ -6,12 +6,13 @@ from typing import Any
 from prometheus_client.core import Metric
 
 from docs_reference.markdown import code, plain, table
+from graftlm.outputs import GatheredOutput
 from graftlm.processes.messages import Load
 from graftlm.processes.replicas import ReplicaSet
 from graftlm.processes.step_metrics import StepMetrics
 from graftlm.records import EngineStats, TierStats
 from graftlm.server.metrics import ServerMetrics
-from graftlm.types import Completion, FinishReason, RequestOutput, Timings, Usage
+from graftlm.types import Completion, FinishReason, Timings, Usage
 
 __all__ = ["metric_families", "metrics_page"]
 
@@ -55,7 +56,7 @@ def _labels(metric: Metric) -> list[str]:
     return sorted({label for sample in metric.samples for label in sample.labels} - {"le"})
 
 
-def _answer() -> RequestOutput:
+def _answer() -> GatheredOutput:
     completion = Completion(index=0, text="", token_ids=(1,), finish_reason=FinishReason.STOP)
     timings = Timings(queue_s=0.0, first_token_s=0.0, total_s=0.0)
-    return RequestOutput("example", (1,), (completion,), Usage(1, 1, 0), timings)
+    return GatheredOutput((completion,), Usage(1, 1, 0), timings)

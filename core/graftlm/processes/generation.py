@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from itertools import chain
 
 from graftlm.errors import GraftlmError, GrammarError, RequestError, RequestFailedError, RequestTimeoutError
-from graftlm.outputs import OutputBuilder
+from graftlm.outputs import GatheredOutput, OutputBuilder
 from graftlm.processes.messages import PromptId
 from graftlm.request_options import DEFAULT_OPTIONS, RequestOptions
 from graftlm.scheduling import CompletionId, Failure, Finish, RequestUpdate
@@ -127,14 +127,23 @@ class Generation(AsyncIterator[list[CompletionDelta]]):
         """The token counts so far."""
         return self._builder.usage
 
+    def gathered(self) -> GatheredOutput:
+        """Return everything so far; the prompt is in `request`."""
+        return self._builder.gathered()
+
     def snapshot(self) -> RequestOutput:
-        """Return everything so far; growing outputs of a stream."""
+        """Return everything so far, with the prompt's token ids as a tuple: ms for a long prompt."""
         return self._builder.output()
 
-    async def result(self) -> RequestOutput:
-        """Wait for the end and return everything."""
+    async def ended(self) -> GatheredOutput:
+        """Wait for the end and return everything; raises as the class says."""
         async for _ in self:
             pass
+        return self.gathered()
+
+    async def result(self) -> RequestOutput:
+        """Wait for the end and return everything, with the prompt; see `snapshot`."""
+        await self.ended()
         return self.snapshot()
 
     def abort(self) -> None:

@@ -88,12 +88,12 @@ class Generate(Message, frozen=True, kw_only=True):
     """Start a prompt: all its completions, or none.
 
     Attributes:
-        prompt: token ids, int32 in native byte order.
+        prompt: token ids, int32 in native byte order: a view of the sender's array, and of the received message.
         params: the fields of SamplingParams that are not at their default.
     """
 
     prompt_id: PromptId
-    prompt: bytes
+    prompt: memoryview
     params: dict[str, Any]
     seed: int
     options: RequestOptions = DEFAULT_OPTIONS

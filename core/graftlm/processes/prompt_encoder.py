@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from graftlm.errors import InvalidPromptError, PromptTooLongError
-from graftlm.prompts import Prompt, check_chat, is_chat
+from graftlm.prompts import Prompt, TextPair, check_chat, is_chat
 from graftlm.tokenization import Tokenizer
 from graftlm.types import Message, TokenIds
 
@@ -25,8 +25,8 @@ class PromptEncoder:
         self._vocab_size = vocab_size
         self._context_len = context_len
 
-    def encode(self, prompt: Prompt, template_args: dict[str, Any]) -> Any:
-        """Return the token ids of a text or a chat; whatever else it is, as it is.
+    def encode(self, prompt: Prompt | TextPair, template_args: dict[str, Any]) -> Any:
+        """Return the token ids of a text, a pair of texts or a chat, int32 [n]; anything else as it is.
 
         Raises:
             InvalidPromptError: it is empty, no Unicode, or the chat template refuses it.
@@ -36,6 +36,8 @@ class PromptEncoder:
             if not prompt:
                 raise InvalidPromptError("the prompt is empty; give some text")
             return self.encode_text(prompt)
+        if isinstance(prompt, TextPair):
+            return self._encode_pair(prompt)
         if is_chat(prompt):
             return self.encode_chat(check_chat(prompt), template_args)
         return prompt
@@ -45,32 +47,31 @@ class PromptEncoder:
         self._check_length(text)
         return _checked(lambda: self._tokenizer.encode(text, add_special_tokens))
 
-    def encode_pair(self, first: str, second: str) -> TokenIds:
-        """Return the token ids of a pair of texts, int32 [n]; raises as `encode`."""
-        self._check_length(first + second)
-        return _checked(lambda: self._tokenizer.encode_pair(first, second))
-
     def encode_chat(self, chat: Sequence[Message], template_args: dict[str, Any]) -> TokenIds:
         """Return a chat's token ids, int32 [n]; raises as `encode`."""
         text = _checked(lambda: self._tokenizer.apply_chat_template(chat, **template_args))
         return self.encode_text(text, add_special_tokens=False)
 
-    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool) -> str:
-        """Return the text of token ids.
+    def decode(self, token_ids: TokenIds, skip_special_tokens: bool) -> str:
+        """Return the text of token ids, int32 [n].
 
         Raises:
             InvalidPromptError: an id is outside the vocabulary.
         """
-        outside = [token_id for token_id in token_ids if not 0 <= token_id < self._vocab_size]
-        if outside:
+        outside = token_ids[(token_ids < 0) | (token_ids >= self._vocab_size)]
+        if len(outside):
             size = self._vocab_size
             raise InvalidPromptError(f"token id {outside[0]} is outside the vocabulary of {size} tokens")
-        return self._tokenizer.decode(list(token_ids), skip_special_tokens)
+        return self._tokenizer.decode(token_ids, skip_special_tokens)
 
     def is_token(self, text: str) -> bool:
         """Whether a token of the model is all of a text."""
         token_id = self._tokenizer.token_of(text)
         return token_id is not None and token_id < self._vocab_size
+
+    def _encode_pair(self, pair: TextPair) -> TokenIds:
+        self._check_length(pair.first + pair.second)
+        return _checked(lambda: self._tokenizer.encode_pair(pair.first, pair.second))
 
     def _check_length(self, text: str) -> None:
         """Refuse a text that is too long in any case; turning megabytes into tokens takes a minute."""

@@ -2,7 +2,7 @@
 
 from typing import Protocol
 
-from graftlm.types import RequestOutput
+from graftlm.outputs import GatheredOutput
 
 __all__ = ["RequestMetrics"]
 
@@ -18,7 +18,7 @@ class RequestMetrics(Protocol):
         """Note tokens that came some time after the ones before."""
         ...
 
-    def finished(self, output: RequestOutput, seconds: float, outcome: str) -> None:
+    def finished(self, output: GatheredOutput, seconds: float, outcome: str) -> None:
         """Note a prompt that ended.
 
         Args:

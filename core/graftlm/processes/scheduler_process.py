@@ -213,15 +213,15 @@ class SchedulerProcess:
     def _resume(self) -> None:
         self._paused = False
 
-    def _pin(self, token_ids: list[int], cache_salt: str, adapter: str | None, ttl_s: float) -> int:
-        return self._loop.pin(self._prefix_key(token_ids, cache_salt, adapter), ttl_s)
+    def _pin(self, prompt: bytes, cache_salt: str, adapter: str | None, ttl_s: float) -> int:
+        return self._loop.pin(self._prefix_key(prompt, cache_salt, adapter), ttl_s)
 
-    def _unpin(self, token_ids: list[int], cache_salt: str, adapter: str | None) -> bool:
-        return self._loop.unpin(self._prefix_key(token_ids, cache_salt, adapter))
+    def _unpin(self, prompt: bytes, cache_salt: str, adapter: str | None) -> bool:
+        return self._loop.unpin(self._prefix_key(prompt, cache_salt, adapter))
 
-    def _prefix_key(self, token_ids: list[int], cache_salt: str, adapter: str | None) -> PrefixKey:
+    def _prefix_key(self, prompt: bytes, cache_salt: str, adapter: str | None) -> PrefixKey:
         namespace = self._parts.intake.namespace(cache_salt, adapter)
-        return PrefixKey(np.array(token_ids, dtype=np.int32), namespace)
+        return PrefixKey(np.frombuffer(prompt, dtype=np.int32), namespace)
 
     def _update_weights(self, path: str | None, tensors: bytes | None, flush_cache: bool) -> None:
         weights = self._parts.weights

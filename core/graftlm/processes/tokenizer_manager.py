@@ -20,6 +20,7 @@ from graftlm.errors import (
 )
 from graftlm.intake import Intake, draw_seed
 from graftlm.lora.adapters import prefix_namespace
+from graftlm.outputs import GatheredOutput
 from graftlm.processes.calls import ProcessCalls, Send
 from graftlm.processes.check_threads import CheckThreads
 from graftlm.processes.generation import Generation, PreparedRequest
@@ -45,11 +46,11 @@ from graftlm.processes.served_adapters import ServedAdapters
 from graftlm.processes.served_model import ServedModel
 from graftlm.processes.trace_lines import FinishedRequest
 from graftlm.processes.trace_recorder import TraceRecorder
-from graftlm.prompts import Prompt
+from graftlm.prompts import Prompt, TextPair
 from graftlm.request_options import DEFAULT_OPTIONS, RequestOptions
 from graftlm.scheduling import RequestUpdate
 from graftlm.tokenization import Tokenizer
-from graftlm.types import Message, RequestOutput, SamplingParams
+from graftlm.types import Message, SamplingParams, TokenIds
 
 __all__ = ["TokenizerManager"]
 
@@ -131,17 +132,20 @@ class TokenizerManager:
 
     async def prepare(
         self,
-        prompt: Prompt,
+        prompt: Prompt | TextPair,
         params: SamplingParams,
         options: RequestOptions = DEFAULT_OPTIONS,
         *,
         request_id: str | None = None,
         template_args: dict[str, Any] | None = None,
+        adapt: Callable[[TokenIds], SamplingParams] | None = None,
     ) -> PreparedRequest:
-        """Tokenise and check a prompt, so that `start` can hardly fail.
+        """Tokenise and check a prompt in one thread, so that `start` can hardly fail.
 
         Args:
-            prompt: text, token ids, or chat messages, which the checkpoint's chat template renders.
+            prompt: text, a pair of texts, token ids, or chat messages, which the checkpoint's chat template renders.
+            params: their grammar, or its absence, is that of what `adapt` returns.
+            adapt: returns the parameters for a prompt's token ids, in the place of `params`; runs in that thread.
             options: the shorter of their timeout and `server.request_timeout_s` counts.
             template_args: further variables of the chat template.
 
@@ -155,7 +159,7 @@ class TokenizerManager:
         def check() -> PreparedRequest:
             pooling = options.pooling
             token_ids = self._intake.check_prompt(self._encoder.encode(prompt, template_args or {}), pooling=pooling)
-            checked, unenforced = self._intake.check_params(params)
+            checked, unenforced = self._intake.check_params(params if adapt is None else adapt(token_ids))
             self._intake.check_room(len(token_ids), checked, pooling=pooling)
             return PreparedRequest(
                 request_id=uuid.uuid4().hex if request_id is None else request_id,
@@ -202,7 +206,7 @@ class TokenizerManager:
         generation = Generation(request, prompt_id, self._abort, self.weight_version)
         message = Generate(
             prompt_id=prompt_id,
-            prompt=request.prompt_token_ids.tobytes(),
+            prompt=request.prompt_token_ids.data.cast("B"),
             params=params_to_wire(request.params),
             seed=request.seed,
             options=request.options,
@@ -339,23 +343,16 @@ class TokenizerManager:
         """Whether the vocabulary has a token that is all of a text, and not a special one, which is none."""
         return self._encoder.is_token(text)
 
-    async def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Return a text's token ids."""
-        ids = await self.in_thread(lambda: self._encoder.encode_text(text, add_special_tokens))
-        return [int(token_id) for token_id in ids]
+    async def encode(self, text: str, *, add_special_tokens: bool = True) -> TokenIds:
+        """Return a text's token ids, int32 [n]."""
+        return await self.in_thread(lambda: self._encoder.encode_text(text, add_special_tokens))
 
-    async def encode_pair(self, first: str, second: str) -> list[int]:
-        """Return the token ids of a pair of texts, as the checkpoint's tokenizer joins them."""
-        ids = await self.in_thread(lambda: self._encoder.encode_pair(first, second))
-        return [int(token_id) for token_id in ids]
+    async def encode_chat(self, messages: Sequence[Message], **template_args: Any) -> TokenIds:
+        """Return a chat's token ids, int32 [n]."""
+        return await self.in_thread(lambda: self._encoder.encode_chat(messages, template_args))
 
-    async def encode_chat(self, messages: Sequence[Message], **template_args: Any) -> list[int]:
-        """Return a chat's token ids."""
-        ids = await self.in_thread(lambda: self._encoder.encode_chat(messages, template_args))
-        return [int(token_id) for token_id in ids]
-
-    async def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """Return the text of token ids.
+    async def decode(self, token_ids: TokenIds, *, skip_special_tokens: bool = True) -> str:
+        """Return the text of token ids, int32 [n].
 
         Raises:
             InvalidPromptError: an id is outside the vocabulary.
@@ -483,7 +480,7 @@ class TokenizerManager:
 
     def _remove(self, item: InFlight, outcome: str) -> None:
         if self._in_flight.remove(item):
-            output = item.generation.snapshot()
+            output = item.generation.gathered()
             self._metrics.finished(output, self._clock() - item.arrived_s, outcome)
             if self._recorder is not None and item.heard_s is not None:
                 self._recorder.record(_finished_request(item, output))
@@ -491,7 +488,7 @@ class TokenizerManager:
             self._idle.set()
 
 
-def _finished_request(item: InFlight, output: RequestOutput) -> FinishedRequest:
+def _finished_request(item: InFlight, output: GatheredOutput) -> FinishedRequest:
     request = item.generation.request
     options = request.options
     return FinishedRequest(

@@ -9,10 +9,10 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.openmetrics import exposition as openmetrics
 from prometheus_client.registry import Collector
 
+from graftlm.outputs import GatheredOutput
 from graftlm.processes.replicas import Replica, ReplicaSet
 from graftlm.processes.step_metrics import STEP_BUCKETS_S, STEP_HISTOGRAMS
 from graftlm.records import EngineStats, TierStats
-from graftlm.types import RequestOutput
 
 __all__ = ["ServerMetrics", "make_router"]
 
@@ -106,7 +106,7 @@ class ServerMetrics:
         for _ in range(num_tokens):
             self._gap.observe(each)
 
-    def finished(self, output: RequestOutput, seconds: float, outcome: str) -> None:
+    def finished(self, output: GatheredOutput, seconds: float, outcome: str) -> None:
         """Note a prompt that ended."""
         self._finished.labels(outcome).inc()
         self._whole.observe(seconds)

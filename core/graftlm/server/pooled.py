@@ -11,7 +11,7 @@ from graftlm.errors import RequestFailedError
 from graftlm.pooling.embeddings import POOLED
 from graftlm.processes.generation import Generation, PreparedRequest
 from graftlm.processes.tokenizer_manager import TokenizerManager
-from graftlm.prompts import Prompt
+from graftlm.prompts import Prompt, TextPair
 from graftlm.request_options import RequestOptions
 
 __all__ = ["pooled_vectors", "prepare_pooled"]
@@ -22,7 +22,7 @@ _MAX_AT_ONCE: Final = 256
 
 async def prepare_pooled(
     manager: TokenizerManager,
-    prompts: Sequence[Prompt],
+    prompts: Sequence[Prompt | TextPair],
     options: RequestOptions,
     request_ids: Sequence[str | None] | None = None,
 ) -> list[PreparedRequest]:
@@ -67,7 +67,7 @@ async def pooled_vectors(manager: TokenizerManager, prepared: Sequence[PreparedR
 
 async def _vector(generation: Generation) -> NDArray[np.float32]:
     try:
-        await generation.result()
+        await generation.ended()
     finally:
         generation.abort()
     if generation.embedding is None:

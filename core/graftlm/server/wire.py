@@ -4,12 +4,24 @@ import json
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Final, TypeAlias, TypeVar
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, model_validator
-from pydantic_core import PydanticCustomError
+import numpy as np
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    GetCoreSchemaHandler,
+    Tag,
+    model_validator,
+)
+from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 from graftlm.config.problems import nearest
 from graftlm.server.errors import UNKNOWN_FIELD
 from graftlm.server.known_fields import is_empty, without_defaults
+from graftlm.types import TokenIds
 
 __all__ = [
     "MAX_PROMPTS",
@@ -19,6 +31,7 @@ __all__ = [
     "LogitsProcessors",
     "OneOrMany",
     "OneOrManyPrompts",
+    "PromptIds",
     "ReasoningBegin",
     "ReasoningEnd",
     "SchemaField",
@@ -118,6 +131,33 @@ LogitsProcessors: TypeAlias = Annotated[
 TokenIdList: TypeAlias = Annotated[list[Annotated[int, Field(ge=0, le=2**31 - 1)]], Field(fail_fast=True)]
 
 
+class _AsArray:
+    """Validates as `TokenIdList`, and returns an array, without a look at each id by itself where all are right."""
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_wrap_validator_function(_as_token_ids, handler.generate_schema(TokenIdList))
+
+
+def _as_token_ids(value: Any, validate: core_schema.ValidatorFunctionWrapHandler) -> TokenIds:
+    ids = _array_of(value) if isinstance(value, list) else None
+    return np.array(validate(value), dtype=np.int32) if ids is None else ids
+
+
+def _array_of(value: list[Any]) -> TokenIds | None:
+    """Return token ids as int32 [n]; None where one of them is wrong, or there is none."""
+    if set(map(type, value)) != {int}:
+        return None
+    try:
+        ids = np.array(value, dtype=np.int32)
+    except OverflowError:
+        return None
+    return ids if ids.min() >= 0 else None
+
+
+#: A prompt as token ids: a list in JSON, int32 [n] in the model.
+PromptIds: TypeAlias = Annotated[TokenIds, _AsArray()]
+
+
 def one_or_many(value: Any) -> str:
     """Return the tag of the branch that a value is meant for."""
     return "many" if isinstance(value, list) else "one"
@@ -186,7 +226,7 @@ SchemaField: TypeAlias = Annotated[
     BeforeValidator(_check_schema),
 ]
 OneOrManyPrompts: TypeAlias = Annotated[
-    Annotated[TokenIdList, Tag("one")]
-    | Annotated[list[TokenIdList], Field(fail_fast=True, max_length=MAX_PROMPTS), Tag("many")],
+    Annotated[PromptIds, Tag("one")]
+    | Annotated[list[PromptIds], Field(fail_fast=True, max_length=MAX_PROMPTS), Tag("many")],
     Discriminator(_one_or_many_prompts),
 ]

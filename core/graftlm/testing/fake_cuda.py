@@ -33,7 +33,18 @@ __all__ = ["FakeCuda"]
 #: Calls that wait for a tensor on the device, or whose result has as many entries as its numbers say.
 _WAITS: Final = frozenset(
     {
-        *("item", "tolist", "numpy", "cpu", "__bool__", "__int__", "__float__", "__index__", "__array__", "__contains__"),
+        *(
+            "item",
+            "tolist",
+            "numpy",
+            "cpu",
+            "__bool__",
+            "__int__",
+            "__float__",
+            "__index__",
+            "__array__",
+            "__contains__",
+        ),
         *("nonzero", "argwhere", "masked_select", "unique", "unique_consecutive", "bincount"),
         *("is_nonzero", "equal", "allclose"),
     }

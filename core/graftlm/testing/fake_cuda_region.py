@@ -83,7 +83,9 @@ class FakeCapture:
 def _compare(captured: Region, now: Region) -> None:
     for i, (one, other) in enumerate(zip(captured.calls, now.calls, strict=False)):
         if one != other:
-            raise GraphRegionError(f"call {i} of a graph is not what was captured:\n  captured {one}\n  now      {other}")
+            raise GraphRegionError(
+                f"call {i} of a graph is not what was captured:\n  captured {one}\n  now      {other}"
+            )
     if len(captured.calls) != len(now.calls):
         raise GraphRegionError(f"a graph of {len(captured.calls)} calls is repeated by {len(now.calls)}")
 

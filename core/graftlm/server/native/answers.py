@@ -4,8 +4,10 @@ from collections.abc import Callable
 from typing import Any
 
 from graftlm.errors import RequestError
+from graftlm.outputs import GatheredOutput
+from graftlm.processes.generation import PreparedRequest
 from graftlm.server.native.prompts import NativePrompt
-from graftlm.types import Completion, FinishReason, RequestOutput, TokenLogprob
+from graftlm.types import Completion, FinishReason, TokenLogprob
 
 __all__ = ["AnswerWriter"]
 
@@ -19,7 +21,7 @@ class AnswerWriter:
     def __init__(
         self,
         prompt: NativePrompt,
-        prompt_len: int,
+        request: PreparedRequest,
         seconds: Callable[[], float],
         token_text: Callable[[int], str] | None,
     ) -> None:
@@ -32,12 +34,14 @@ class AnswerWriter:
         Raises:
             RequestError: log-probabilities are wanted from a place behind the prompt's end.
         """
+        prompt_len = len(request.prompt_token_ids)
         if prompt.logprob_start is not None and prompt.logprob_start > prompt_len:
             start = prompt.logprob_start
             raise RequestError(
                 f"logprob_start_len is {start}, but the prompt has {prompt_len} tokens; give at most that"
             )
         self._prompt = prompt
+        self._request = request
         self._seconds = seconds
         self._token_text = token_text
         self._input: dict[str, Any] | None = None
@@ -48,11 +52,11 @@ class AnswerWriter:
         """Whether the texts of single tokens are looked up."""
         return self._token_text is not None
 
-    def answers(self, output: RequestOutput, weight_version: str = "default") -> list[dict[str, Any]]:
+    def answers(self, output: GatheredOutput, weight_version: str = "default") -> list[dict[str, Any]]:
         """Return the answers of all completions."""
         return [self.answer(output, index, weight_version) for index in range(len(output.completions))]
 
-    def answer(self, output: RequestOutput, index: int, weight_version: str = "default") -> dict[str, Any]:
+    def answer(self, output: GatheredOutput, index: int, weight_version: str = "default") -> dict[str, Any]:
         """Return one completion's answer.
 
         Args:
@@ -62,7 +66,7 @@ class AnswerWriter:
         hides_output = self._prompt.prompt_only
         token_ids = () if hides_output else completion.token_ids
         meta: dict[str, Any] = {
-            "id": output.request_id,
+            "id": self._request.request_id,
             "finish_reason": _finish_reason(completion, None if hides_output else len(token_ids)),
             "prompt_tokens": output.usage.prompt_tokens,
             "completion_tokens": len(token_ids),
@@ -71,8 +75,8 @@ class AnswerWriter:
             "jump_forward_tokens": completion.jump_forward_tokens,
             "weight_version": weight_version,
         }
-        if output.unenforced:
-            meta["unenforced"] = output.unenforced
+        if self._request.unenforced:
+            meta["unenforced"] = self._request.unenforced
         if completion.finish_reason is not None:
             meta["e2e_latency"] = self._seconds()
         if completion.logprobs is not None:
@@ -84,11 +88,11 @@ class AnswerWriter:
     def _num_top(self) -> int:
         return self._prompt.params.logprobs or 0
 
-    def _input_logprobs(self, output: RequestOutput) -> dict[str, Any]:
+    def _input_logprobs(self, output: GatheredOutput) -> dict[str, Any]:
         """Return those of the prompt; they are complete when the first token is there."""
         if self._input is None:
             start = self._prompt.logprob_start
-            ids = () if start is None else output.prompt_token_ids[start:]
+            ids = () if start is None else self._request.prompt_token_ids[start:].tolist()
             # The first one has no number, wherever it stands, as SGLang's clients expect. An aborted request may not
             # have come to them all.
             known = list(zip(ids, (output.prompt_logprobs or ())[start:], strict=False))

@@ -28,13 +28,13 @@ def make_router(manager: TokenizerManager) -> APIRouter:
     async def prefix(body: PrefixRequest) -> PreparedRequest:
         if (body.text is None) == (body.input_ids is None):
             raise RequestError("give either text or input_ids: the prefix in question")
-        prompt = body.input_ids if body.text is None else body.text
+        prompt = body.text if body.input_ids is None else body.input_ids
         options = RequestOptions(cache_salt=body.cache_salt or "", adapter=body.lora_path)
-        return await manager.prepare(prompt or [], SamplingParams(max_tokens=1), options)
+        return await manager.prepare("" if prompt is None else prompt, SamplingParams(max_tokens=1), options)
 
     def arguments(prefix: PreparedRequest) -> dict[str, Any]:
-        token_ids = prefix.prompt_token_ids.tolist()
-        return {"token_ids": token_ids, "cache_salt": prefix.options.cache_salt, "adapter": prefix.options.adapter}
+        prompt, options = prefix.prompt_token_ids.tobytes(), prefix.options
+        return {"prompt": prompt, "cache_salt": options.cache_salt, "adapter": options.adapter}
 
     @router.post("/pin_prefix", summary="Keep what is cached of a prefix for a while")
     async def pin_prefix(body: PinRequest) -> Pinned:

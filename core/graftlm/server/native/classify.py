@@ -61,7 +61,7 @@ def _body(
 def _is_list(body: ClassifyRequest) -> bool:
     if body.text is not None:
         return isinstance(body.text, list)
-    return bool(body.input_ids) and isinstance(body.input_ids[0], list)  # type: ignore[index]
+    return isinstance(body.input_ids, list)
 
 
 def _prompts(body: ClassifyRequest) -> list[Prompt]:

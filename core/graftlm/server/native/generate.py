@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import msgspec
 from fastapi import APIRouter, Request, Response
 
+from graftlm.outputs import GatheredOutput
 from graftlm.processes.generation import CompletionDelta, Generation, PreparedRequest
 from graftlm.processes.tokenizer_manager import TokenizerManager
 from graftlm.server.errors import ERROR_RESPONSES, grammar_of
@@ -19,7 +20,6 @@ from graftlm.server.native.prompts import NativePrompt, is_list, split_request
 from graftlm.server.native.requests import GenerateRequest
 from graftlm.server.native.responses import AnswerBody
 from graftlm.server.sse import EventStream, until_disconnect
-from graftlm.types import RequestOutput
 
 __all__ = ["make_router"]
 
@@ -96,7 +96,7 @@ class _Call:
         writers = [
             AnswerWriter(
                 prompt,
-                len(request.prompt_token_ids),
+                request,
                 lambda: time.perf_counter() - started_s,
                 text,
             )
@@ -109,7 +109,7 @@ class _Call:
     async def answers(self) -> dict[str, Any] | list[dict[str, Any]]:
         """Wait for the end of all and return their answers; leaving early ends them."""
         try:
-            outputs = [await _result(*pair) for pair in zip(self._generations, self._fields, strict=True)]
+            outputs = [await _ended(*pair) for pair in zip(self._generations, self._fields, strict=True)]
             answers = []
             for writer, output, generation in zip(self._writers, outputs, self._generations, strict=True):
                 answers += await self._write(writer, partial(writer.answers, output, generation.weight_version))
@@ -124,7 +124,7 @@ class _Call:
             streams = [_deltas(*pair) for pair in zip(self._generations, self._fields, strict=True)]
             async for i, deltas in interleave(streams):
                 writer, generation = self._writers[i], self._generations[i]
-                output = generation.snapshot()
+                output = generation.gathered()
                 for index in dict.fromkeys(delta.index for delta in deltas):
                     answer = await self._write(writer, partial(writer.answer, output, index, generation.weight_version))
                     if self._many:
@@ -142,10 +142,10 @@ class _Call:
             generation.abort()
 
 
-async def _result(generation: Generation, grammar_field: str | None) -> RequestOutput:
+async def _ended(generation: Generation, grammar_field: str | None) -> GatheredOutput:
     """Wait for a generation's end; raises as `grammar_of`."""
     with grammar_of(grammar_field):
-        return await generation.result()
+        return await generation.ended()
 
 
 async def _deltas(generation: Generation, grammar_field: str | None) -> AsyncGenerator[list[CompletionDelta], None]:

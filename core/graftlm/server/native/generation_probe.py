@@ -72,7 +72,7 @@ class GenerationProbe:
         request = await self._manager.prepare([0], self._params, options)
         generation = await self._manager.start(request)
         try:
-            await generation.result()
+            await generation.ended()
         finally:
             generation.abort()
 

@@ -9,7 +9,7 @@ from graftlm.errors import InvalidPromptError, RequestError
 from graftlm.request_options import DEFAULT_OPTIONS, RequestOptions
 from graftlm.server.cache_namespace import namespace_of
 from graftlm.server.native.requests import GenerateRequest, SamplingRequest
-from graftlm.types import SamplingParams
+from graftlm.types import SamplingParams, TokenIds
 
 __all__ = ["NativePrompt", "is_list", "split_request"]
 
@@ -35,7 +35,7 @@ class NativePrompt:
         prompt_only: no output is wanted; the one token that the engine generates at least is not shown.
     """
 
-    prompt: str | list[int]
+    prompt: str | TokenIds
     params: SamplingParams
     options: RequestOptions = DEFAULT_OPTIONS
     request_id: str | None = None
@@ -53,7 +53,7 @@ def is_list(body: GenerateRequest) -> bool:
     """Whether the client sent a list of prompts, and so gets a list of answers."""
     if body.text is not None:
         return isinstance(body.text, list)
-    return bool(body.input_ids) and isinstance(body.input_ids[0], list)  # type: ignore[index]
+    return isinstance(body.input_ids, list)
 
 
 def split_request(body: GenerateRequest) -> list[NativePrompt]:
@@ -84,7 +84,7 @@ def split_request(body: GenerateRequest) -> list[NativePrompt]:
     ]
 
 
-def _prompts(body: GenerateRequest) -> list[str | list[int]]:
+def _prompts(body: GenerateRequest) -> list[str | TokenIds]:
     given = [name for name in ("text", "input_ids") if getattr(body, name) is not None]
     if len(given) != 1:
         raise InvalidPromptError(f"give one of text and input_ids, got {' and '.join(given) or 'neither'}")
@@ -124,7 +124,7 @@ def _request_ids(body: GenerateRequest, spread: _Spread) -> list[str | None]:
 
 
 def _prompt(
-    prompt: str | list[int],
+    prompt: str | TokenIds,
     sampling: SamplingRequest,
     wants: tuple[bool | None, int | None, int | None],
     request_id: str | None,

@@ -14,6 +14,7 @@ from graftlm.server.wire import (
     LogitsProcessors,
     OneOrMany,
     OneOrManyPrompts,
+    PromptIds,
     ReasoningBegin,
     ReasoningEnd,
     SchemaField,
@@ -216,7 +217,7 @@ class PrefixRequest(WireModel):
     """A prefix in the cache."""
 
     text: Annotated[str, UNICODE] | None = Field(default=None, description="The prefix as text.")
-    input_ids: TokenIdList | None = Field(default=None, description="The prefix as token ids.")
+    input_ids: PromptIds | None = Field(default=None, description="The prefix as token ids.")
     cache_salt: _Salt | None = Field(default=None, description="The salt of the requests that use it.")
     lora_path: _Adapter | None = Field(default=None, description="The name of the adapter of the requests that use it.")
 

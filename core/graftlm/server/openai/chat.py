@@ -28,10 +28,10 @@ from graftlm.server.openai.document import described
 from graftlm.server.openai.logprobs import chat_logprobs
 from graftlm.server.openai.message_reader import MessageReader
 from graftlm.server.openai.params import request_adapter
-from graftlm.server.openai.plan import plan_answer
+from graftlm.server.openai.plan import NUM_LAST_TOKENS, plan_answer, settled
 from graftlm.server.openai.requests import ChatRequest
 from graftlm.server.sse import EventStream, until_disconnect
-from graftlm.types import Completion, TokenLogprob
+from graftlm.types import Completion, SamplingParams, TokenIds, TokenLogprob
 
 __all__ = ["make_router"]
 
@@ -70,6 +70,13 @@ class _Answer:
         adapter = request_adapter(body, manager.model, manager.adapters)
         self._model = manager.model.id_with(adapter)
         plan = await plan_answer(body, manager)
+
+        def adapt(token_ids: TokenIds) -> SamplingParams:
+            nonlocal plan
+            prompt_end = manager.tokenizer.decode(token_ids[-NUM_LAST_TOKENS:], skip_special_tokens=False)
+            plan = settled(plan, prompt_end, manager.is_token)
+            return plan.params
+
         self._grammar_field = plan.field
         options = RequestOptions(
             priority=body.priority or 0,
@@ -79,11 +86,12 @@ class _Answer:
         )
         with grammar_of(plan.field):
             prepared = await manager.prepare(
-                plan.prompt,
+                plan.messages,
                 plan.params,
                 options,
                 request_id=self._id,
                 template_args=plan.template_args,
+                adapt=adapt,
             )
         self._unenforced = plan.unenforced(prepared.unenforced)
         self._readers = [plan.reader() for _ in range(prepared.params.n)]
@@ -93,7 +101,7 @@ class _Answer:
         """Wait for the end and return the body; leaving early ends the request."""
         try:
             with grammar_of(self._grammar_field):
-                output = await generation.result()
+                output = await generation.ended()
         finally:
             generation.abort()
         choices = [self._whole_choice(completion) for completion in output.completions]
@@ -128,7 +136,7 @@ class _Answer:
                         for choice in self._choices(delta):
                             yield self._chunk(choice, usage)
             if with_usage:
-                usage = sum_usage([generation.snapshot().usage])
+                usage = sum_usage([generation.gathered().usage])
                 model = self._model
                 yield encode(ChatChunk(id=self._id, created=self._created, model=model, choices=(), usage=usage))
         finally:

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
-from typing import Any
 
 import msgspec
 from fastapi import APIRouter, Request, Response
@@ -31,7 +30,8 @@ from graftlm.server.openai.params import completion_params, grammar_field, reque
 from graftlm.server.openai.prompts import split_prompts
 from graftlm.server.openai.requests import CompletionRequest
 from graftlm.server.sse import EventStream, until_disconnect
-from graftlm.types import RequestOutput
+from graftlm.types import Completion as RawCompletion
+from graftlm.types import PromptLogprobs, TokenLogprob
 
 __all__ = ["make_router"]
 
@@ -96,16 +96,16 @@ class _Answer:
         """Wait for the end and return the body; leaving early ends the requests."""
         try:
             with grammar_of(self._grammar_field):
-                outputs = [await generation.result() for generation in generations]
+                outputs = [await generation.ended() for generation in generations]
         finally:
             _abort(generations)
         echoes = await self._echoes(generations)
         choices = [
-            self._choice(i * self._n + completion.index, completion, output, echo)
+            self._choice(i * self._n + completion.index, completion, output.prompt_logprobs, generations[i], echo)
             for i, (output, echo) in enumerate(zip(outputs, echoes, strict=True))
             for completion in output.completions
         ]
-        unenforced = unenforced_of(outputs[0].unenforced)
+        unenforced = unenforced_of(generations[0].request.unenforced)
         return self._body_of(choices, sum_usage([output.usage for output in outputs]), unenforced)
 
     async def events(self, generations: Sequence[Generation]) -> AsyncGenerator[bytes, None]:
@@ -126,7 +126,7 @@ class _Answer:
                         if shows(delta):
                             yield self._body_of([pieces[i].choice(i * self._n + delta.index, delta)], usage)
             if with_usage:
-                yield self._body_of([], sum_usage([g.snapshot().usage for g in generations]))
+                yield self._body_of([], sum_usage([g.gathered().usage for g in generations]))
         finally:
             _abort(generations)
 
@@ -134,16 +134,25 @@ class _Answer:
         """Return the texts that the answers begin with."""
         if not self._body.echo:
             return [""] * len(generations)
-        ids = [generation.request.prompt_token_ids.tolist() for generation in generations]
+        ids = [generation.request.prompt_token_ids for generation in generations]
         skips = self._body.skip_special_tokens is not False
         return [await self._manager.decode(prompt, skip_special_tokens=skips) for prompt in ids]
 
-    def _choice(self, index: int, completion: Any, output: RequestOutput, echo: str) -> CompletionChoice:
+    def _choice(
+        self,
+        index: int,
+        completion: RawCompletion,
+        prompt_logprobs: PromptLogprobs | None,
+        generation: Generation,
+        echo: str,
+    ) -> CompletionChoice:
         logprobs = None
         if completion.logprobs is not None:
-            token_ids, values = list(completion.token_ids), list(completion.logprobs)
-            if output.prompt_logprobs is not None:
-                token_ids, values = [*output.prompt_token_ids, *token_ids], [*output.prompt_logprobs, *values]
+            token_ids = list(completion.token_ids)
+            values: list[TokenLogprob | None] = list(completion.logprobs)
+            if prompt_logprobs is not None:
+                token_ids = [*generation.request.prompt_token_ids.tolist(), *token_ids]
+                values = [*prompt_logprobs, *values]
             logprobs = _logprobs(self._manager, self._body).write(token_ids, values)
         reason = finish_name(completion.finish_reason)
         return CompletionChoice(index, echo + completion.text, logprobs, reason, completion.matched_stop)
@@ -179,9 +188,8 @@ class _Pieces:
         if self._wants_logprobs:
             token_ids, values = list(delta.token_ids), list(delta.logprobs)
             if is_first and self._echoes:
-                output = self._generation.snapshot()
-                token_ids = [*output.prompt_token_ids, *token_ids]
-                values = [*(output.prompt_logprobs or ()), *values]  # type: ignore[list-item]
+                token_ids = [*self._generation.request.prompt_token_ids.tolist(), *token_ids]
+                values = [*(self._generation.gathered().prompt_logprobs or ()), *values]  # type: ignore[list-item]
             logprobs = self._logprobs[delta.index].write(token_ids, values)
         if delta.finish_reason is None:
             return CompletionChoice(index, text, logprobs)

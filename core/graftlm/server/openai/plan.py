@@ -1,24 +1,23 @@
 """How a chat request is answered: the prompt, what holds the answer, and how its text is read."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Final
 
 from graftlm.contracts import CallGrammar, ReasoningFormat, ReasoningParser
 from graftlm.processes.tokenizer_manager import TokenizerManager
-from graftlm.prompts import Prompt
 from graftlm.server.openai.begun_message import ContinuingParser, begun_text, is_within_reasoning
 from graftlm.server.openai.message_reader import MessageReader
 from graftlm.server.openai.params import chat_messages, chat_params, grammar_field, template_args
 from graftlm.server.openai.requests import ChatRequest
 from graftlm.server.openai.tools import ToolUse, check_tools, for_template, tool_use
-from graftlm.types import SamplingParams
+from graftlm.types import Message, SamplingParams
 
-__all__ = ["AnswerPlan", "plan_answer"]
+__all__ = ["NUM_LAST_TOKENS", "AnswerPlan", "plan_answer", "settled"]
 
-#: At the prompt's end, among which a template opens the reasoning.
-_NUM_LAST_TOKENS = 16
+#: Tokens at the prompt's end that show whether the chat template has opened the reasoning.
+NUM_LAST_TOKENS: Final = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,17 +25,17 @@ class AnswerPlan:
     """How a chat is answered.
 
     Attributes:
-        prompt: messages, or the token ids that they were turned into.
+        messages: the prompt, which the chat template renders.
         template_args: variables of the chat template.
         use: the tools that may be called; None: none.
         calls: the grammar that holds calls to their format; None: none does.
         reasoning: None leaves reasoning in the content.
         field: that the grammar comes from, None if there is none.
-        begun: the text of the message that the answer continues, "" for an answer of its own.
-        is_open: whether the prompt opens the reasoning.
+        begun: the text of the message that the answer continues, "" for an answer of its own; as `settled` finds it.
+        is_open: whether the prompt opens the reasoning; as `settled` finds it.
     """
 
-    prompt: Prompt
+    messages: Sequence[Message]
     params: SamplingParams
     template_args: dict[str, Any]
     use: ToolUse | None
@@ -68,7 +67,7 @@ class AnswerPlan:
 
 
 async def plan_answer(body: ChatRequest, manager: TokenizerManager) -> AnswerPlan:
-    """Decide how a request is answered.
+    """Decide how a request is answered, as far as that does not depend on the prompt's tokens; see `settled`.
 
     Raises:
         RequestError: fields contradict each other, or ask for what cannot be done.
@@ -81,8 +80,7 @@ async def plan_answer(body: ChatRequest, manager: TokenizerManager) -> AnswerPla
     params = chat_params(body, None if use is None else _held_to(calls))
     reasoning = manager.chat_formats.reasoning if body.separate_reasoning is not False else None
     field = grammar_field(body) if calls is None else "tools"
-    plan = AnswerPlan(messages, params, arguments, use, calls, reasoning, field)
-    return plan if reasoning is None else await _with_reasoning(plan, reasoning, messages, manager)
+    return AnswerPlan(messages, params, arguments, use, calls, reasoning, field)
 
 
 def _held_to(calls: CallGrammar | None) -> dict[str, Any]:
@@ -90,20 +88,24 @@ def _held_to(calls: CallGrammar | None) -> dict[str, Any]:
     return {} if calls is None else {calls.spec.kind.value: calls.spec.text, "strict": calls.spec.strict}
 
 
-async def _with_reasoning(
-    plan: AnswerPlan, reasoning: ReasoningFormat, messages: Sequence[Any], manager: TokenizerManager
-) -> AnswerPlan:
-    """Look whether the answer begins within the reasoning, and have the grammar wait for its end."""
-    token_ids = await manager.encode_chat(messages, **plan.template_args)
-    prompt_end = await manager.decode(token_ids[-_NUM_LAST_TOKENS:], skip_special_tokens=False)
-    begun = begun_text(messages) if plan.template_args.get("continue_final_message") else ""
+def settled(plan: AnswerPlan, prompt_end: str, is_token: Callable[[str], bool]) -> AnswerPlan:
+    """Return a plan for a prompt that ends so: whether reasoning is open, and where the grammar begins.
+
+    Args:
+        prompt_end: the text of the prompt's last tokens, special ones included.
+        is_token: whether a text is one token of the model.
+    """
+    reasoning = plan.reasoning
+    if reasoning is None:
+        return plan
+    begun = begun_text(plan.messages) if plan.template_args.get("continue_final_message") else ""
     is_open = not begun and reasoning.is_open(prompt_end)
-    plan = replace(plan, prompt=token_ids, begun=begun, is_open=is_open)
+    plan = replace(plan, begun=begun, is_open=is_open)
     if plan.params.grammar_field is None:
         return plan
     if is_open or is_within_reasoning(reasoning, begun):
         return replace(plan, params=replace(plan.params, reasoning_end=reasoning.end))
-    if not begun and not prompt_end.rstrip().endswith(reasoning.end or "\0") and manager.is_token(reasoning.begin):
+    if not begun and not prompt_end.rstrip().endswith(reasoning.end or "\0") and is_token(reasoning.begin):
         params = replace(plan.params, reasoning_begin=reasoning.begin, reasoning_end=reasoning.end)
         return replace(plan, params=params)
     return plan if _has_free_text(plan.params) else replace(plan, reasoning=None)

@@ -21,6 +21,7 @@ from graftlm.server.wire import (
     WHOLE,
     LogitsProcessors,
     OneOrMany,
+    PromptIds,
     ReasoningBegin,
     ReasoningEnd,
     SchemaField,
@@ -70,8 +71,8 @@ def _shape_of_prompts(value: Any) -> str:
 _Prompts = Annotated[
     Annotated[Text, Tag("one")]
     | Annotated[list[Text], Field(fail_fast=True, max_length=MAX_PROMPTS), Tag("many")]
-    | Annotated[TokenIdList, Tag("one_of_ids")]
-    | Annotated[list[TokenIdList], Field(fail_fast=True, max_length=MAX_PROMPTS), Tag("many_of_ids")],
+    | Annotated[PromptIds, Tag("one_of_ids")]
+    | Annotated[list[PromptIds], Field(fail_fast=True, max_length=MAX_PROMPTS), Tag("many_of_ids")],
     Discriminator(_shape_of_prompts),
 ]
 _Penalty: TypeAlias = Annotated[float, Field(ge=-2, le=2), NUMBER]
@@ -420,5 +421,5 @@ class DetokenizeRequest(OpenAIModel):
     known_at: ClassVar[str | None] = "/v1/detokenize"
 
     model: Text | None = Field(default=None, description="The model's name; null: the one that is served.")
-    tokens: TokenIdList = Field(description="Token ids.")
+    tokens: PromptIds = Field(description="Token ids.")
     skip_special_tokens: bool | None = Field(default=True, description="Leave special tokens out of the text.")

@@ -14,7 +14,7 @@ from graftlm.pooling.pooling import SCORES, Pooling
 from graftlm.pooling.scoring import Piece, joined, listed, relevance, relevance_pooling, scores_of, scoring_pooling
 from graftlm.processes.generation import PreparedRequest
 from graftlm.processes.tokenizer_manager import TokenizerManager
-from graftlm.prompts import Prompt
+from graftlm.prompts import Prompt, TextPair
 from graftlm.request_options import RequestOptions
 from graftlm.server.errors import ApiError
 from graftlm.server.openai.answers import (
@@ -72,7 +72,10 @@ class _Scored:
 
 
 async def _run(
-    manager: TokenizerManager, body: ScoreRequest | RerankRequest, prompts: Sequence[Prompt], pooling: Pooling
+    manager: TokenizerManager,
+    body: ScoreRequest | RerankRequest,
+    prompts: Sequence[Prompt | TextPair],
+    pooling: Pooling,
 ) -> _Scored:
     adapter = check_model(body.model, manager.model, manager.adapters)
     options = RequestOptions(
@@ -96,7 +99,7 @@ async def _score_pairs(manager: TokenizerManager, body: ScoreRequest) -> bytes:
     """Answer as vLLM does: one number for each pair."""
     pooling = relevance_pooling(body.label_token_ids)
     pairs = _pairs(_listed(body.text_1), _listed(body.text_2))
-    scored = await _run(manager, body, [await _joined(manager, *pair, pooling) for pair in pairs], pooling)
+    scored = await _run(manager, body, [_joined(*pair, pooling) for pair in pairs], pooling)
     use_activation = body.use_activation is not False
     data = [
         ScoreBody(index=i, score=relevance(vector, pooling, use_activation=use_activation))
@@ -111,7 +114,7 @@ async def _score_items(manager: TokenizerManager, body: ScoreRequest) -> bytes:
     item_first = bool(body.item_first)
     query: Piece = [] if body.query is None else body.query
     pieces = [(item, query) if item_first else (query, item) for item in listed(body.items or [])]
-    scored = await _run(manager, body, [await _joined(manager, *pair, pooling) for pair in pieces], pooling)
+    scored = await _run(manager, body, [_joined(*pair, pooling) for pair in pieces], pooling)
     scores = [scores_of(vector, pooling, apply_softmax=bool(body.apply_softmax)) for vector in scored.vectors]
     return encode(_score_list(scored, scores=scores))
 
@@ -134,7 +137,7 @@ async def _rerank(manager: TokenizerManager, body: RerankRequest) -> bytes:
     check_model(body.model, manager.model, manager.adapters)
     pooling = relevance_pooling(body.label_token_ids)
     texts = [document if isinstance(document, str) else document.text for document in body.documents]
-    prompts = [await _rerank_prompt(manager, body, text, pooling) for text in texts]
+    prompts = [_rerank_prompt(body, text, pooling) for text in texts]
     scored = await _run(manager, body, prompts, pooling)
     use_activation = body.use_activation is not False
     relevances = [relevance(vector, pooling, use_activation=use_activation) for vector in scored.vectors]
@@ -149,10 +152,10 @@ async def _rerank(manager: TokenizerManager, body: RerankRequest) -> bytes:
     return encode(Ranking(id=f"rerank-{uuid.uuid4().hex}", model=scored.model, results=results, usage=scored.usage))
 
 
-async def _rerank_prompt(manager: TokenizerManager, body: RerankRequest, text: str, pooling: Pooling) -> Prompt:
+def _rerank_prompt(body: RerankRequest, text: str, pooling: Pooling) -> Prompt | TextPair:
     template = body.prompt_template
     if template is None:
-        return await _joined(manager, body.query, text, pooling)
+        return _joined(body.query, text, pooling)
     if "{document}" not in template:
         raise ApiError(400, "prompt_template must hold {document}", param="prompt_template")
     before, *rest = template.split("{document}")
@@ -160,10 +163,10 @@ async def _rerank_prompt(manager: TokenizerManager, body: RerankRequest, text: s
     return text.join([part.replace("{query}", body.query) for part in (before, *rest)])
 
 
-async def _joined(manager: TokenizerManager, first: Piece, second: Piece, pooling: Pooling) -> Prompt:
+def _joined(first: Piece, second: Piece, pooling: Pooling) -> Prompt | TextPair:
     """Return a pair as one prompt: for a score head, as the checkpoint's tokenizer joins it."""
     if pooling == SCORES and isinstance(first, str) and isinstance(second, str):
-        return await manager.encode_pair(first, second)
+        return TextPair(first, second)
     return joined(first, second, item_first=False)
 
 

@@ -28,9 +28,9 @@ def make_router(manager: TokenizerManager) -> APIRouter:
             texts = body.prompt if isinstance(body.prompt, list) else [body.prompt or ""]
             adds = body.add_special_tokens is not False
             tokens = [await manager.encode(text, add_special_tokens=adds) for text in texts]
-        counts, context_len = [len(ids) for ids in tokens], manager.model.context_len
+        lists, counts, context_len = [ids.tolist() for ids in tokens], [*map(len, tokens)], manager.model.context_len
         many = isinstance(body.prompt, list)
-        answer = TokenList(tokens, counts, context_len) if many else TokenList(tokens[0], counts[0], context_len)
+        answer = TokenList(lists, counts, context_len) if many else TokenList(lists[0], counts[0], context_len)
         return Response(encode(answer), media_type="application/json")
 
     @router.post("/v1/detokenize", summary="Turn token ids into text", responses=described(TokenText))
