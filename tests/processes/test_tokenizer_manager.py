@@ -66,7 +66,7 @@ async def running():
         yield manager, launcher, recorder
         manager.close()
         with pytest.raises(UnavailableError, match="stopping"):
-            await manager.encode("too late")
+            await manager.preparer.encode("too late")
     finally:
         await launcher.close()
 
@@ -326,7 +326,7 @@ async def test_megabytes_of_text_are_refused_without_being_tokenised(running):
         with pytest.raises(PromptTooLongError, match="characters"):
             await manager.prepare(prompt, GREEDY)
     with pytest.raises(PromptTooLongError, match="characters"):
-        await manager.encode(text)
+        await manager.preparer.encode(text)
     with pytest.raises(PromptTooLongError, match=r"the prompt has 2\d\d\d tokens"):
         await manager.prepare("word " * 2100, GREEDY)
 

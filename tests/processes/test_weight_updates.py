@@ -39,7 +39,7 @@ class Servers:
 
     async def update(self, **fields):
         arguments = {"flush_cache": True, "abort_all": False, "version": None} | fields
-        return await self.manager.update_weights("/new", None, **arguments)
+        return await self.manager.weights.update("/new", None, **arguments)
 
 
 @pytest.fixture
@@ -53,9 +53,9 @@ async def test_every_replica_is_updated_and_the_version_is_told(servers):
     assert await servers.update(version="two") == 0
     arguments = {"path": "/new", "tensors": None, "flush_cache": True}
     assert servers.calls == [(name, "update_weights", arguments) for name in NAMES]
-    assert servers.manager.weight_version == "two"
+    assert servers.manager.weights.version == "two"
     await servers.update()
-    assert servers.manager.weight_version == "two"
+    assert servers.manager.weights.version == "two"
 
 
 async def test_weights_that_every_replica_refuses_leave_all_serving(servers):
@@ -64,14 +64,14 @@ async def test_weights_that_every_replica_refuses_leave_all_serving(servers):
         await servers.update(version="two")
     assert servers.manager.health.problems == ()
     assert len(servers.manager.replicas.ready) == 2
-    assert servers.manager.weight_version == "default"
+    assert servers.manager.weights.version == "default"
 
 
 async def test_a_replica_that_alone_fails_serves_nothing_until_an_update_succeeds(servers):
     servers.refusals = {"scheduler-1": "no memory"}
     with pytest.raises(UnavailableError, match=r"1 of 2 replicas have the new weights; .*scheduler-1: no memory"):
         await servers.update(version="two")
-    assert servers.manager.weight_version == "two"  # of what scheduler-0 answers from now on
+    assert servers.manager.weights.version == "two"  # of what scheduler-0 answers from now on
     assert [replica.name for replica in servers.manager.replicas.ready] == ["scheduler-0"]
     servers.refusals = {}
     await servers.update()

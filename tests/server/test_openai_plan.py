@@ -24,6 +24,7 @@ class Manager:
         self.tokens = tokens
         self.chat_formats = formats or ChatFormats(reasoning=ThinkFormat())
         self.checked = []
+        self.preparer = self
 
     def is_token(self, text):
         return text in self.tokens

@@ -1,5 +1,6 @@
 """The prompts in flight in the main process, found by request id, prompt id or completion id."""
 
+import asyncio
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -33,6 +34,8 @@ class InFlightRequests:
         self._by_prompt_id: dict[PromptId, InFlight] = {}
         self._by_completion_id: dict[CompletionId, InFlight] = {}
         self._by_request_id: dict[str, InFlight] = {}
+        self._is_empty = asyncio.Event()
+        self._is_empty.set()
 
     def __len__(self) -> int:
         return len(self._by_prompt_id)
@@ -57,6 +60,7 @@ class InFlightRequests:
 
     def add(self, item: InFlight) -> None:
         """Take a prompt in."""
+        self._is_empty.clear()
         self._by_prompt_id[item.prompt_id] = item
         self._by_request_id[item.generation.request_id] = item
         for completion_id in item.generation.completion_ids:
@@ -79,4 +83,10 @@ class InFlightRequests:
         item.replica.num_requests -= 1
         if item.heard_s is None:
             item.replica.queued_tokens -= len(item.generation.request.prompt_token_ids)
+        if not self._by_prompt_id:
+            self._is_empty.set()
         return True
+
+    async def wait_until_empty(self) -> None:
+        """Wait until every prompt has ended."""
+        await self._is_empty.wait()

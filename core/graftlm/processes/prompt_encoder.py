@@ -1,6 +1,6 @@
 """What a client sends as token ids: texts and chats, not too long to be tokenised."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from graftlm.errors import InvalidPromptError, PromptTooLongError
@@ -25,7 +25,7 @@ class PromptEncoder:
         self._vocab_size = vocab_size
         self._context_len = context_len
 
-    def encode(self, prompt: Prompt | TextPair, template_args: dict[str, Any]) -> Any:
+    def encode(self, prompt: Prompt | TextPair, template_args: Mapping[str, Any]) -> Any:
         """Return the token ids of a text, a pair of texts or a chat, int32 [n]; anything else as it is.
 
         Raises:
@@ -47,7 +47,7 @@ class PromptEncoder:
         self._check_length(text)
         return _checked(lambda: self._tokenizer.encode(text, add_special_tokens))
 
-    def encode_chat(self, chat: Sequence[Message], template_args: dict[str, Any]) -> TokenIds:
+    def encode_chat(self, chat: Sequence[Message], template_args: Mapping[str, Any]) -> TokenIds:
         """Return a chat's token ids, int32 [n]; raises as `encode`."""
         text = _checked(lambda: self._tokenizer.apply_chat_template(chat, **template_args))
         return self.encode_text(text, add_special_tokens=False)

@@ -40,7 +40,7 @@ class TreeReader:
             if self._read_s is None or self._clock() - self._read_s > _MAX_AGE_S:
                 names = [replica.name for replica in self._manager.replicas.ready]
                 trees = await self._manager.calls.call_schedulers("tree", limit=self._limit)
-                self._latest = await self._manager.in_thread(lambda: self._with_texts(names, trees))
+                self._latest = await self._manager.preparer.in_thread(lambda: self._with_texts(names, trees))
                 self._read_s = self._clock()
             return self._latest
 

@@ -135,7 +135,7 @@ class _Call:
 
     async def _write(self, writer: AnswerWriter, write: Callable[[], T]) -> T:
         """Write answers here, or beside the event loop when the texts of thousands of tokens may be wanted."""
-        return await self._manager.in_thread(write) if writer.wants_texts else write()
+        return await self._manager.preparer.in_thread(write) if writer.wants_texts else write()
 
     def _abort(self) -> None:
         for generation in self._generations:

@@ -76,7 +76,7 @@ def _model_info(manager: TokenizerManager) -> ModelInfo:
         chat_template=manager.tokenizer.chat_template or None,
         special_tokens=manager.tokenizer.special_tokens,
         prompt_prefix=manager.tokenizer.prompt_prefix,
-        weight_version=manager.weight_version,
+        weight_version=manager.weights.version,
         is_generation=model.generates,
         labels=list(model.labels),
     )

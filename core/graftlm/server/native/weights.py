@@ -34,7 +34,7 @@ def make_router(manager: TokenizerManager) -> APIRouter:
 
     @router.post("/update_weights_from_disk", summary="Serve with the weights of another checkpoint of this model")
     async def update_from_disk(body: UpdateFromDiskRequest) -> WeightsUpdated:
-        num_paused = await manager.update_weights(
+        num_paused = await manager.weights.update(
             paths.admit(body.model_path, "model_path"),
             None,
             flush_cache=body.flush_cache is not False,
@@ -55,7 +55,7 @@ def make_router(manager: TokenizerManager) -> APIRouter:
         weight_version: Annotated[str | None, Query(max_length=256, description="What answers call them.")] = None,
     ) -> WeightsUpdated:
         tensors = await request.body()
-        num_paused = await manager.update_weights(
+        num_paused = await manager.weights.update(
             None, tensors, flush_cache=flush_cache, abort_all=abort_all_requests, version=weight_version
         )
         return _updated(f"{len(tensors):,} bytes", num_paused)

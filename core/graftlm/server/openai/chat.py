@@ -74,7 +74,7 @@ class _Answer:
         def adapt(token_ids: TokenIds) -> SamplingParams:
             nonlocal plan
             prompt_end = manager.tokenizer.decode(token_ids[-NUM_LAST_TOKENS:], skip_special_tokens=False)
-            plan = settled(plan, prompt_end, manager.is_token)
+            plan = settled(plan, prompt_end, manager.preparer.is_token)
             return plan.params
 
         self._grammar_field = plan.field

@@ -136,7 +136,7 @@ class _Answer:
             return [""] * len(generations)
         ids = [generation.request.prompt_token_ids for generation in generations]
         skips = self._body.skip_special_tokens is not False
-        return [await self._manager.decode(prompt, skip_special_tokens=skips) for prompt in ids]
+        return [await self._manager.preparer.decode(prompt, skip_special_tokens=skips) for prompt in ids]
 
     def _choice(
         self,

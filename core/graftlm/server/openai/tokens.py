@@ -23,11 +23,11 @@ def make_router(manager: TokenizerManager) -> APIRouter:
             raise ApiError(400, "give either prompt or messages", param="prompt")
         if body.messages is not None:
             opens = body.add_generation_prompt is not False
-            tokens = [await manager.encode_chat(chat_messages(body.messages), add_generation_prompt=opens)]
+            tokens = [await manager.preparer.encode_chat(chat_messages(body.messages), add_generation_prompt=opens)]
         else:
             texts = body.prompt if isinstance(body.prompt, list) else [body.prompt or ""]
             adds = body.add_special_tokens is not False
-            tokens = [await manager.encode(text, add_special_tokens=adds) for text in texts]
+            tokens = [await manager.preparer.encode(text, add_special_tokens=adds) for text in texts]
         lists, counts, context_len = [ids.tolist() for ids in tokens], [*map(len, tokens)], manager.model.context_len
         many = isinstance(body.prompt, list)
         answer = TokenList(lists, counts, context_len) if many else TokenList(lists[0], counts[0], context_len)
@@ -37,7 +37,7 @@ def make_router(manager: TokenizerManager) -> APIRouter:
     async def detokenize(body: DetokenizeRequest) -> Response:
         check_model(body.model, manager.model, manager.adapters)
         skips = body.skip_special_tokens is not False
-        text = await manager.decode(body.tokens, skip_special_tokens=skips)
+        text = await manager.preparer.decode(body.tokens, skip_special_tokens=skips)
         return Response(encode(TokenText(text)), media_type="application/json")
 
     return router

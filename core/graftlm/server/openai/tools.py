@@ -129,7 +129,7 @@ async def check_tools(use: ToolUse, body: ChatRequest, manager: TokenizerManager
         ApiError: a schema is malformed, or a strict one cannot be enforced.
     """
     backend = body.grammar_backend
-    can_tag = await manager.enforces(SamplingParams(structural_tag=_PROBE, grammar_backend=backend))
+    can_tag = await manager.preparer.enforces(SamplingParams(structural_tag=_PROBE, grammar_backend=backend))
     if use.choice is ToolChoice.AUTO and not use.is_strict and not can_tag:
         return False
     for place, tool in zip(use.places, use.tools, strict=True):
@@ -137,7 +137,7 @@ async def check_tools(use: ToolUse, body: ChatRequest, manager: TokenizerManager
         schema = json.dumps(tool.parameters)
         params = SamplingParams(json_schema=schema, strict=tool.strict, grammar_backend=backend)
         try:
-            await manager.check_params(params)
+            await manager.preparer.check_params(params)
         except GrammarError as error:
             raise ApiError(400, f"{where}: {error}", param=where, code="invalid_schema") from error
     return True

@@ -1,0 +1,103 @@
+"""The weights that the replicas serve, and their replacement while the server runs."""
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from graftlm.errors import UnavailableError
+from graftlm.processes.calls import ProcessCalls
+from graftlm.processes.in_flight import InFlightRequests
+from graftlm.processes.replicas import ReplicaSet
+
+__all__ = ["ServedWeights"]
+
+#: How long a replica may take to replace its weights, which may come from slow storage.
+UPDATE_TIMEOUT_S: Final = 3600.0
+
+
+class ServedWeights:
+    """Replaces the weights of all replicas, one update at a time. Used by one event loop.
+
+    Args:
+        calls: calls to the replicas.
+        in_flight: the prompts that an update waits for.
+        abort_all: aborts every prompt in flight.
+
+    Attributes:
+        version: the name of the weights in answers; "default" until an update names others.
+    """
+
+    def __init__(
+        self, calls: ProcessCalls, replicas: ReplicaSet, in_flight: InFlightRequests, abort_all: Callable[[], None]
+    ) -> None:
+        self.version = "default"
+        self._calls = calls
+        self._replicas = replicas
+        self._in_flight = in_flight
+        self._abort_all = abort_all
+        self._lock = asyncio.Lock()
+        self._have_changed = False
+
+    async def update(
+        self, path: str | None, tensors: bytes | None, *, flush_cache: bool, abort_all: bool, version: str | None
+    ) -> int:
+        """Replace the weights in every replica. Running requests end first; new ones wait until the update ends.
+
+        While generation is paused, the update does not wait: after `resume`, paused requests are computed again, or
+        continue with their keys and values if `flush_cache` is False.
+
+        Args:
+            path: of a checkpoint; None for tensors.
+            tensors: the content of a safetensors file; None for a checkpoint.
+            flush_cache: discard the keys and values that the former weights computed.
+            abort_all: abort running requests instead of waiting for them.
+            version: the new weights' name in answers; None keeps the name.
+
+        Returns: prompts that were paused during the update.
+
+        Raises:
+            RequestError: the weights do not fit; every replica keeps its weights.
+            UnavailableError: no replica is up; or some replicas have the new weights and the others could not take
+                them, and serve no request until an update succeeds.
+        """
+        arguments = {"path": path, "tensors": tensors, "flush_cache": flush_cache}
+        async with self._lock:
+            self._replicas.hold()
+            try:
+                if abort_all:
+                    self._abort_all()
+                if abort_all or not self._replicas.health.paused:
+                    await self._in_flight.wait_until_empty()
+                num_paused = len(self._in_flight)
+                processes = [replica.name for replica in self._replicas.up]
+                outcomes = await self._calls.call_each(processes, "update_weights", arguments, UPDATE_TIMEOUT_S)
+                self._note(outcomes, version)
+            finally:
+                self._replicas.release()
+        return num_paused
+
+    def process_ready(self, name: str) -> None:
+        """Note that a replica has started, with the weights of the configuration."""
+        if self._have_changed:
+            self._replicas.outdate(name)
+
+    def _note(self, outcomes: Mapping[str, object], version: str | None) -> None:
+        """Note which replicas have the new weights, and their version; raises as `update`."""
+        if not outcomes:
+            raise UnavailableError(self._replicas.why_unavailable)
+        failed = {name: outcome for name, outcome in outcomes.items() if isinstance(outcome, BaseException)}
+        if len(failed) == len(outcomes):
+            raise next(iter(failed.values()))
+        self._have_changed = True
+        self.version = version or self.version
+        for replica in self._replicas.up:
+            if replica.name in outcomes and replica.name not in failed:
+                self._replicas.renew(replica.name)
+            else:  # it failed, or was restarted during the update
+                self._replicas.outdate(replica.name)
+        if failed:
+            reasons = "; ".join(f"{name}: {error}" for name, error in failed.items())
+            raise UnavailableError(
+                f"{len(outcomes) - len(failed)} of {len(outcomes)} replicas have the new weights; these have not, and "
+                f"serve nothing until an update succeeds: {reasons}"
+            )
