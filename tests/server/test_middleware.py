@@ -231,6 +231,41 @@ class TestApiKeyAuth:
             assert "server.admin_api_key" in answers[1].json["error"]["message"]
 
     @pytest.mark.parametrize(
+        ("path", "settings", "client", "headers", "cause"),
+        [
+            ("/admin", {}, "127.0.0.1", {}, "no server.admin_api_key is set"),
+            ("/admin", {"admin_api_key": SecretStr("admin")}, "127.0.0.1", {}, "it has no bearer token"),
+            (
+                "/operator",
+                {"admin_api_key": SecretStr("admin")},
+                "127.0.0.1",
+                {"Authorization": "Bearer wrong"},
+                "its bearer token is not server.admin_api_key",
+            ),
+            (
+                "/operator",
+                {"api_key": SecretStr("key")},
+                "127.0.0.1",
+                {"Authorization": "Bearer key"},
+                "server.api_key is set and server.admin_api_key is not",
+            ),
+            ("/operator", {"host": "0.0.0.0"}, "127.0.0.1", {}, "the server listens on 0.0.0.0"),
+            ("/operator", {}, "192.0.2.1", {}, "it comes from 192.0.2.1"),
+            ("/operator", {}, None, {}, "it comes from an unknown address"),
+            ("/operator", {}, "127.0.0.1", {"Host": "llm.example"}, "its Host is not a loopback address"),
+            ("/operator", {}, "127.0.0.1", {"X-Forwarded-For": "::1"}, "its header field 'x-forwarded-for' shows"),
+        ],
+    )
+    async def test_a_refusal_names_its_cause(self, path, settings, client, headers, cause):
+        inner = application()
+        install_error_handlers(inner)
+        app = ApiKeyAuth(inner, **{"host": "127.0.0.1"} | settings)
+        fields = {"headers": ({"Host": "127.0.0.1:30000"} | headers).items(), "client": client and (client, 5000)}
+        answer = await call(app, "POST", path, **fields)
+        assert answer.status == 403
+        assert cause in answer.json["error"]["message"]
+
+    @pytest.mark.parametrize(
         "field",
         [
             "CDN-Loop",

@@ -48,12 +48,13 @@ def check_owners(pool: PagePool, cache: PrefixCache, table: RequestTable, row_wi
     held = np.concatenate([np.flatnonzero(pool.free_mask()), *cached, *own])
     unknown = held[(held < 0) | (held >= pool.num_pages)]
     if len(unknown):
-        raise InvariantError(f"pages {unknown[:4].tolist()} have an owner, and there are no such pages")
+        raise InvariantError(f"pages {unknown[:4].tolist()} are owned, but page ids are 0 to {pool.num_pages - 1}")
     num_cached = sum(map(len, cached))
     usage = count_owners(pool, cache, table)
     if num_cached != usage.evictable + usage.locked:
         raise InvariantError(
-            f"prefix cache: holds {num_cached} pages, counts {usage.evictable} evictable + {usage.locked} locked"
+            f"prefix cache: nodes have {num_cached} pages, counters have {usage.evictable} evictable and "
+            f"{usage.locked} locked"
         )
     wrong = np.flatnonzero(np.bincount(held, minlength=pool.num_pages) != 1)
     if len(wrong):

@@ -1,8 +1,9 @@
-"""Who a request comes from: an administrator, an operator, a client, or nobody."""
+"""The role of a request by its key and origin: administrator, operator or client; or why it is refused."""
 
 import hmac
 from collections.abc import Collection
 from enum import Enum
+from functools import partial
 from typing import Final
 
 from pydantic import SecretStr
@@ -79,7 +80,7 @@ class ApiKeyAuth:
             open_admin: whether every client is an admin.
         """
         self._app = app
-        self._has_operators = api_key is None and admin_api_key is None and is_loopback(host)
+        self._host = host
         self._open_admin = open_admin
         self._api_key = _as_bytes(api_key)
         self._admin_api_key = _as_bytes(admin_api_key)
@@ -95,7 +96,8 @@ class ApiKeyAuth:
             message = "a valid API key is needed: send it as `Authorization: Bearer KEY`"
             await error_response(401, message, code="invalid_api_key", headers=_CHALLENGE)(scope, receive, send)
             return
-        scope.setdefault("state", {})["role"] = role or Role.CLIENT
+        state = scope.setdefault("state", {})
+        state["role"], state["why_not"] = role or Role.CLIENT, partial(self._why_not, scope)
         await self._app(scope, receive, send)
 
     def _role(self, scope: Scope) -> Role | None:
@@ -109,7 +111,23 @@ class ApiKeyAuth:
             return None
         if self._open_admin:
             return Role.ADMIN
-        return Role.OPERATOR if self._has_operators and _is_local(scope) else Role.CLIENT
+        return Role.CLIENT if self._why_not(scope, Role.OPERATOR) else Role.OPERATOR
+
+    def _why_not(self, scope: Scope, role: Role) -> str | None:
+        """Return why a request without the admin key has not the role of an operator or administrator; None if it has.
+
+        Without `open_admin`.
+        """
+        if self._admin_api_key is not None:
+            token = _bearer_token(scope)
+            return "its bearer token is not server.admin_api_key" if token else "it has no bearer token"
+        if role is Role.ADMIN:
+            return "no server.admin_api_key is set"
+        if self._api_key is not None:
+            return "server.api_key is set and server.admin_api_key is not"
+        if not is_loopback(self._host):
+            return f"the server listens on {self._host}, which is not a loopback address, and has no admin key"
+        return _why_not_local(scope)
 
 
 def require_admin(request: Request) -> None:
@@ -131,20 +149,30 @@ def require_operator(request: Request) -> None:
 
 
 def _require(request: Request, *roles: Role) -> None:
-    if request.scope.get("state", {}).get("role") not in roles:
+    state = request.scope.get("state", {})
+    if state.get("role") not in roles:
+        why = state["why_not"](roles[-1]) if "why_not" in state else "the server has no authentication"
         raise HTTPException(
             403,
-            "this needs the server's admin API key: set server.admin_api_key and send it as a bearer token, or set "
+            f"the request may not administer: {why}. Set server.admin_api_key and send it as a bearer token, or set "
             "server.open_admin to let every client administer",
         )
 
 
-def _is_local(scope: Scope) -> bool:
-    """Return whether a program of this machine sent a request, as far as its address and header fields show."""
+def _why_not_local(scope: Scope) -> str | None:
+    """Return what shows that a request may come from another machine; None if nothing in it does."""
     client, headers = scope.get("client"), Headers(scope=scope)
+    if client is None or not is_loopback(client[0]):
+        return f"it comes from {'an unknown address' if client is None else client[0]}, not from this machine"
     host = host_of(headers.get("host", ""))
-    is_at_loopback = client is not None and is_loopback(client[0]) and host is not None and is_loopback(host)
-    return is_at_loopback and scope.get("http_version") == "1.1" and not any(map(_is_of_proxy, headers))
+    if host is None or not is_loopback(host):
+        return "its Host is not a loopback address, so it may have come through a proxy"
+    proxy_field = next(filter(_is_of_proxy, headers), None)
+    if proxy_field is not None:
+        return f"its header field {proxy_field[:60]!r} shows that it came through a proxy"
+    if scope.get("http_version") != "1.1":
+        return f"it came over HTTP/{scope.get('http_version')}, as from a proxy; a local request uses HTTP/1.1"
+    return None
 
 
 def _is_of_proxy(field: str) -> bool:
