@@ -8,7 +8,7 @@ import typer
 
 from docs_reference import PAGES, expand_passages, generated_pages
 from docs_reference.cli import parameters, walk_commands
-from docs_reference.endpoints import api_description, fields_of, operations
+from docs_reference.endpoints import api_description, endpoints_page, fields_of, operations
 from docs_reference.families import builtin_providers
 from docs_reference.hooks import hook_names
 from docs_reference.metrics import exposed_name, metric_families
@@ -19,6 +19,7 @@ from graftlm.config import EngineConfig, explain
 from graftlm.processes.replicas import ReplicaSet
 from graftlm.registry import FAMILIES
 from graftlm.server import native
+from graftlm.server.native.requests import SamplingRequest
 
 from .pages import DOCS
 
@@ -155,3 +156,9 @@ def test_what_is_committed_is_what_the_code_makes():
 
 def test_there_are_no_other_pages_in_the_reference():
     assert {f"reference/{path.name}" for path in (DOCS / "reference").iterdir()} == set(PAGES)
+
+
+def test_each_sampling_parameter_of_generate_has_a_row():
+    page = endpoints_page()
+    missing = [name for name in SamplingRequest.model_fields if f"| `sampling_params.{name}` |" not in page]
+    assert missing == []

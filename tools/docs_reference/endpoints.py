@@ -3,7 +3,7 @@
 import json
 from collections.abc import Iterator, Mapping
 from functools import cache
-from typing import Any
+from typing import Any, Final
 from unittest.mock import Mock
 
 from docs_reference.markdown import code, plain, table
@@ -22,6 +22,10 @@ Every public route, as the server's own `/openapi.json` has it. [The server](../
 what happens under load and fault. For SGLang's clients, `PUT /generate`, `GET /flush_cache`, `GET /get_model_info` and
 `GET /get_server_info` answer as `POST /generate`, `POST /flush_cache`, `GET /model_info` and `GET /server_info` do.
 """
+
+
+#: Schemas of objects in a body whose fields get rows of their own.
+_SPELT_OUT: Final = frozenset({"SamplingRequest", "StreamOptions"})
 
 
 @cache
@@ -78,7 +82,23 @@ def _fields_in(body: Mapping[str, Any], schemas: Mapping[str, Any]) -> list[tupl
         body = schemas[body["$ref"].rpartition("/")[2]]
     alternatives = [field for part in body.get("anyOf", ()) for field in _fields_in(part, schemas)]
     required = body.get("required", ())
-    return alternatives + [(name, field, name in required) for name, field in body.get("properties", {}).items()]
+    fields = [(name, field, name in required) for name, field in body.get("properties", {}).items()]
+    return alternatives + [row for field in fields for row in (field, *_fields_below(*field[:2], schemas))]
+
+
+def _fields_below(
+    name: str, field: Mapping[str, Any], schemas: Mapping[str, Any]
+) -> list[tuple[str, dict[str, Any], bool]]:
+    """Return the fields of the objects in `_SPELT_OUT` that a field may be, or hold as a list, by dotted names."""
+    if "$ref" in field:
+        kind = field["$ref"].rpartition("/")[2]
+        below = _fields_in(field, schemas) if kind in _SPELT_OUT else []
+        return [(f"{name}.{inner}", schema, required) for inner, schema, required in below]
+    for alternatives in ("anyOf", "oneOf"):
+        rows = [row for part in field.get(alternatives, ()) for row in _fields_below(name, part, schemas)]
+        if rows:
+            return list({row[0]: row for row in rows}.values())
+    return []
 
 
 def _default(field: Mapping[str, Any]) -> str:

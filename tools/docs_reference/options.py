@@ -72,8 +72,9 @@ def describe_type(schema: Mapping[str, Any], definitions: Mapping[str, Any]) -> 
         return ", ".join(code(_default(value)) for value in schema["enum"])
     if "const" in schema:
         return code(_default(schema["const"]))
-    if "anyOf" in schema:
-        return " or ".join(describe_type(part, definitions) for part in schema["anyOf"])
+    for alternatives in ("anyOf", "oneOf"):
+        if alternatives in schema:
+            return " or ".join(describe_type(part, definitions) for part in schema[alternatives])
     match schema.get("type"):
         case "null":
             return "`null`"
