@@ -121,6 +121,18 @@ def test_check_lists_every_error_and_exits_with_2(graftlm):
     )
 
 
+def test_check_lists_unknown_keys_plugins_and_options_at_once(graftlm):
+    Path("engine.yaml").write_text("cache: {page_siz: 16, name: nonesuch}\ngrammar: {options: {nope: 1}}\n")
+    status, _, err = graftlm("config", "check", "engine.yaml")
+    assert status == 2
+    for problem in (
+        "cache.page_siz: unknown key",
+        "cache.name: Unknown prefix cache 'nonesuch'",
+        "grammar.options.nope",
+    ):
+        assert problem in err
+
+
 def test_check_looks_at_a_grammar_backends_fallbacks(graftlm):
     Path("engine.yaml").write_text("grammar: {name: xgrammar, options: {fallback: [llguidanec]}}\n")
     status, out, err = graftlm("config", "check", "engine.yaml")

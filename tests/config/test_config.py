@@ -471,3 +471,17 @@ def test_the_json_schema_of_the_sections_has_a_description_for_every_field():
     for name, section in schema["$defs"].items():
         for field, value in section["properties"].items():
             assert "$ref" in json.dumps(value) or "description" in value, f"{name}.{field}"
+
+
+def test_unknown_keys_do_not_hide_checks_over_several_fields():
+    found = errors_of({"server": {"prt": 1, "api_key": "a", "admin_api_key": "a"}})
+    assert [line.split(": ")[:2] for line in found] == [
+        ["server.prt", "unknown key; did you mean 'port'?"],
+        ["server.admin_api_key", "is the same as server.api_key, so every client may administer; take another one"],
+    ]
+
+
+def test_unknown_keys_can_be_left_out():
+    source = {"cache": {"page_siz": 1, "page_size": 8, "options": {"any": 1}}, "nope": {}}
+    config = EngineConfig.load(source, leave_out_unknown=True)
+    assert config == EngineConfig.load({"cache": {"page_size": 8, "options": {"any": 1}}})

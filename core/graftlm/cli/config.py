@@ -48,13 +48,22 @@ def check(file: ConfigFile, overrides: SetOption = None, elsewhere: ElsewhereOpt
     Reads the checkpoint's configuration, no weights. Exits with 2 when something is wrong.
     """
     from graftlm.assembly.machine_check import check_machine
+    from graftlm.errors import ConfigError
     from graftlm.registry import Registry, check, probe_platform
 
-    config = load_config(file, overrides)
+    problems: list[str] = []
+    try:
+        config = load_config(file, overrides)
+    except ConfigError as error:
+        problems = str(error).splitlines()
+        try:  # plugins' names and options can be checked where nothing but unknown keys is wrong
+            config = load_config(file, overrides, leave_out_unknown=True)
+        except ConfigError:
+            fail(problems)
     registry = Registry.load(config.plugins, platform=probe_platform(config.model.device))
     findings = check(config, registry)
     warn(findings.warnings)
-    errors = findings.errors + ([] if elsewhere else check_machine(config, registry))
+    errors = problems + findings.errors + ([] if elsewhere else check_machine(config, registry))
     if errors:
         fail(errors)
     typer.echo("OK")

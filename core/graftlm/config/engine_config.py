@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import BaseModel, Field, PrivateAttr, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 
-from graftlm.config.layers import KeyPath, Layer, Origin, dotted, expand, given, merge
+from graftlm.config.layers import KeyPath, Layer, Origin, dotted, expand, given, known, merge
 from graftlm.config.problems import problems_in, report
 from graftlm.config.sections import (
     AttentionSettings,
@@ -64,10 +64,13 @@ class EngineConfig(Section):
         """Check values; `load` gives them as a layer, which says where each comes from."""
         layer = expand(given(values), EngineConfig) if layer is None else layer
         problems = list(layer.problems)
-        try:
-            super().__init__(**layer.values)
-        except ValidationError as error:
-            problems += problems_in(error, EngineConfig, layer.values, layer.origins)
+        # Checks over several fields run only where every key is known: so once more without the unknown ones.
+        for values in (layer.values, known(layer, EngineConfig).values):
+            try:
+                super().__init__(**values)
+                break
+            except ValidationError as error:
+                problems += problems_in(error, EngineConfig, values, layer.origins)
         if problems:
             raise ConfigError(report(problems))
         self._origins = layer.origins
@@ -109,14 +112,16 @@ class EngineConfig(Section):
         overrides: Sequence[str] = (),
         *,
         environment: Mapping[str, str] | None = None,
+        leave_out_unknown: bool = False,
         **fields: Any,
     ) -> EngineConfig:
-        """Read a configuration from where it stands.
+        """Read a configuration from a file, a mapping or another configuration.
 
         Args:
             source: a YAML file, a mapping shaped like one, another configuration, or None for the defaults.
             overrides: `cache.page_size=16` and the like, as `--set` gives them; the value is YAML.
             environment: what `${VAR}` in a file is looked up in; None takes the process's environment.
+            leave_out_unknown: ignore unknown keys, so that other checks can run where `load` has reported them.
             fields: sections and fields by name, as keyword arguments; they lie over the source, and `overrides` over
                 them. Mappings merge key by key.
 
@@ -125,7 +130,8 @@ class EngineConfig(Section):
         """
         layers = [_layer_of(source, os.environ if environment is None else environment), given(fields)]
         layers += [read_override(text) for text in overrides]
-        return cls(merge([expand(layer, cls) for layer in layers]))
+        merged = merge([expand(layer, cls) for layer in layers])
+        return cls(known(merged, cls) if leave_out_unknown else merged)
 
     @property
     def sources(self) -> dict[str, str]:

@@ -21,6 +21,7 @@ __all__ = [
     "dotted",
     "expand",
     "given",
+    "known",
     "merge",
     "origin_of",
 ]
@@ -140,6 +141,21 @@ def expand(layer: Layer, root: type[Section]) -> Layer:
         return result
 
     return Layer(section(root, layer.values, ()), origins, layer.problems)
+
+
+def known(layer: Layer, root: type[Section]) -> Layer:
+    """Return a layer of written-out sections without the keys that they do not have."""
+
+    def section(kind: type[Section], values: dict[str, Any]) -> dict[str, Any]:
+        result = {}
+        for name in values.keys() & kind.model_fields.keys():
+            inner, value = kind.model_fields[name].annotation, values[name]
+            if isinstance(inner, type) and issubclass(inner, Section) and isinstance(value, dict):
+                value = section(inner, value)
+            result[name] = value
+        return result
+
+    return Layer(section(root, layer.values), layer.origins, layer.problems)
 
 
 def merge(layers: Sequence[Layer]) -> Layer:
