@@ -7,7 +7,7 @@
 Tensors on the CPU stay real tensors, so that numpy and pinned memory work as they do beside a GPU.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
 
@@ -20,37 +20,39 @@ from torch._subclasses.fake_tensor import (
     FakeTensorMode,
 )
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_leaves
 
 from graftlm.testing.fake_cuda_errors import FakeCudaError, GraphRegionError, HiddenSyncError, MixedDevicesError
 from graftlm.testing.fake_cuda_indexing import read_index, write_index
 from graftlm.testing.fake_cuda_memory import HostMemory
-from graftlm.testing.fake_cuda_region import Region
+from graftlm.testing.fake_cuda_region import Region, tensors_in
 from graftlm.testing.fake_cuda_streams import FakeStreams
 
 __all__ = ["FakeCuda"]
 
-#: Calls that wait for a tensor on the device, or whose result has as many entries as its numbers say.
+#: Calls that wait for a tensor on the device and read it -> what they find where they may.
+_READS: Final[Mapping[str, Callable[[Tensor], Any]]] = {
+    "item": lambda tensor: 1,
+    "__bool__": lambda tensor: True,
+    "__int__": lambda tensor: 1,
+    "__index__": lambda tensor: 1,
+    "__float__": lambda tensor: 1.0,
+    "cpu": lambda tensor: torch.ones(tensor.shape, dtype=tensor.dtype),
+    "numpy": lambda tensor: torch.ones(tensor.shape, dtype=tensor.dtype).numpy(),
+    "tolist": lambda tensor: torch.ones(tensor.shape, dtype=tensor.dtype).tolist(),
+}
+#: Others that wait, because their result depends on numbers.
 _WAITS: Final = frozenset(
     {
-        *(
-            "item",
-            "tolist",
-            "numpy",
-            "cpu",
-            "__bool__",
-            "__int__",
-            "__float__",
-            "__index__",
-            "__array__",
-            "__contains__",
-        ),
         *("nonzero", "argwhere", "masked_select", "unique", "unique_consecutive", "bincount"),
-        *("is_nonzero", "equal", "allclose"),
+        *("is_nonzero", "equal", "allclose", "__array__", "__contains__"),
     }
 )
 #: Calls that make a tensor from Python's numbers: on a device, by a copy from pageable memory that is waited for.
 _FROM_NUMBERS: Final = frozenset({"tensor", "as_tensor", "asarray", "new_tensor"})
+#: Calls that return a view of a tensor, and read none of its numbers.
+_VIEWS: Final = frozenset(
+    {"__getitem__", "__len__", "dim", "flatten", "narrow", "numel", "select", "size", "split", "view"}
+)
 #: Calls that only describe a tensor.
 _DESCRIBES: Final = frozenset({"__get__", "__set__", "__repr__", "__hash__"})
 #: Alignment of what torch allocates on a device.
@@ -58,7 +60,7 @@ _BLOCK_BYTES: Final = 512
 
 
 class FakeCuda(TorchFunctionMode):
-    """Runs PyTorch calls for a device "cuda" on a machine without one, in the thread that entered it.
+    """Runs PyTorch calls for a device "cuda" on a machine without one, in inference mode, in the thread that enters it.
 
     What a GPU would slow down or refuse is an error:
 
@@ -83,6 +85,7 @@ class FakeCuda(TorchFunctionMode):
         super().__init__()
         self.device = torch.device("cuda", 0)
         self._fake = FakeTensorMode()
+        self._inference_mode = torch.inference_mode()
         self._memory = HostMemory()
         self._blocking_reasons: list[str] = []
         self._num_launching = 0
@@ -90,8 +93,14 @@ class FakeCuda(TorchFunctionMode):
         self._fault: BaseException | None = None
         self.streams = FakeStreams(self._memory, self._check_event)
 
+    def __enter__(self) -> "FakeCuda":
+        self._inference_mode.__enter__()
+        super().__enter__()
+        return self
+
     def __exit__(self, exc_type: Any, exc_value: Any, traceback: Any) -> None:
         super().__exit__(exc_type, exc_value, traceback)
+        self._inference_mode.__exit__(exc_type, exc_value, traceback)
         if exc_type is None:
             self.check()
 
@@ -102,7 +111,7 @@ class FakeCuda(TorchFunctionMode):
 
     @contextmanager
     def blocking(self, reason: str) -> Iterator[None]:
-        """Allow the host to wait, as loading does; `reason` says for what."""
+        """Allow the host to wait, as loading does; `reason` says for what. All numbers that it then reads are 1."""
         self._blocking_reasons.append(reason)
         try:
             yield
@@ -144,9 +153,9 @@ class FakeCuda(TorchFunctionMode):
         Raises:
             MixedDevicesError: one is on the CPU.
         """
-        for argument in tree_leaves(arguments):
-            if isinstance(argument, Tensor) and not isinstance(argument, FakeTensor):
-                raise self._kept(MixedDevicesError(f"kernel {kernel} gets a tensor of the CPU, {_described(argument)}"))
+        for tensor in tensors_in(arguments):
+            if not isinstance(tensor, FakeTensor):
+                raise self._kept(MixedDevicesError(f"kernel {kernel} gets a tensor of the CPU, {_described(tensor)}"))
         if self._region is not None:
             self._region.add(kernel, arguments, None)
 
@@ -170,7 +179,7 @@ class FakeCuda(TorchFunctionMode):
             raise self._kept(error) from None
 
     def _run(self, func: Callable[..., Any], name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        tensors = tensors_in((*args, *kwargs.values()))
         on_device = [tensor for tensor in tensors if isinstance(tensor, FakeTensor)]
         if name == "data_ptr":
             return _address(on_device[0]) if on_device else func(*args, **kwargs)
@@ -185,17 +194,19 @@ class FakeCuda(TorchFunctionMode):
             return self._moved(func, name, args, kwargs, target)
         if name == "copy_":
             return self._copied(args[0], args[1], _argument(args, kwargs, 2, "non_blocking", False))
-        if name in _WAITS and on_device:
+        if on_device and (name in _READS or name in _WAITS):
             self._check_wait(f"{name} of a tensor on the device, {_described(on_device[0])}")
         if len(on_device) < len(tensors):
             host = next(tensor for tensor in tensors if not isinstance(tensor, FakeTensor))
             raise MixedDevicesError(
                 f"{name} takes tensors of the device and one of the CPU, {_described(host)}: use `to_device`"
             )
+        if name in _READS:
+            return _READS[name](args[0])
         with self._fake:
             result = self._on_device(func, name, args, kwargs)
         if self._region is not None:
-            self._region.add(name, (args, kwargs), result)
+            self._region.add(name, (*args, *kwargs.values()), result)
         return result
 
     def _on_device(self, func: Callable[..., Any], name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
@@ -210,14 +221,12 @@ class FakeCuda(TorchFunctionMode):
             raise HiddenSyncError(f"{name} with a mask: the host waits for the number of its entries")
         if name == "contiguous":  # as PyTorch's, without a device guard, which a build without CUDA lacks
             return args[0] if args[0].is_contiguous() else args[0].clone(memory_format=torch.contiguous_format)
-        if name == "cpu" or (name == "numpy" and self._blocking_reasons):
-            return torch.zeros(args[0].shape, dtype=args[0].dtype)
         return func(*args, **kwargs)
 
     def _run_on_host(
         self, func: Callable[..., Any], name: str, args: Sequence[Any], kwargs: dict[str, Any], tensors: list[Tensor]
     ) -> Any:
-        for tensor in tensors:
+        for tensor in tensors if name not in _VIEWS else ():
             self._memory.check_arrived(tensor, name)
         if name == "pin_memory":
             return self._memory.pin(args[0].clone())
@@ -241,11 +250,11 @@ class FakeCuda(TorchFunctionMode):
             with self._fake:
                 result = func(*args, **kwargs)
             if self._region is not None:
-                self._region.add(name, (args, kwargs), result)
+                self._region.add(name, (*args, *kwargs.values()), result)
             return result
         if isinstance(tensor, FakeTensor):
             self._check_wait(f"{name}({target}) of a tensor on the device, {_described(tensor)}")
-            return torch.zeros(tensor.shape, dtype=dtype or tensor.dtype)
+            return torch.ones(tensor.shape, dtype=dtype or tensor.dtype)
         self._check_copy(tensor, dtype or tensor.dtype, non_blocking, "to the device")
         return self._empty(tensor, dtype or tensor.dtype)
 
@@ -301,7 +310,7 @@ def _target(name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> torch.dev
     if name == "to":
         if len(args) > 1 and isinstance(args[1], Tensor):
             return args[1].device
-        device: torch.device | None = torch._C._nn._parse_to(*args[1:], **kwargs)[0]
+        device: torch.device | None = _parse_to(args, kwargs)[0]
         return device
     named = kwargs.get("device")
     if isinstance(named, int):
@@ -315,8 +324,13 @@ def _conversion(name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple
         return None, bool(_argument(args, kwargs, 2, "non_blocking", False))
     if len(args) > 1 and isinstance(args[1], Tensor):
         return args[1].dtype, bool(_argument(args, kwargs, 2, "non_blocking", False))
-    _, dtype, non_blocking, _ = torch._C._nn._parse_to(*args[1:], **kwargs)
+    _, dtype, non_blocking, _ = _parse_to(args, kwargs)
     return dtype, non_blocking
+
+
+def _parse_to(args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """Return what `tensor.to` is given: device, dtype, non_blocking, memory format."""
+    return torch._C._nn._parse_to(*args[1:], **{name: value for name, value in kwargs.items() if name != "copy"})
 
 
 def _argument(args: Sequence[Any], kwargs: dict[str, Any], place: int, name: str, default: Any) -> Any:

@@ -8,7 +8,6 @@ import torch
 
 from graftlm.contracts import AttentionBackend, AttentionContext, Model, PrefixCache, SchedulingPolicy
 from graftlm.execution.adapter_layers import AdapterLayers
-from graftlm.execution.block_mover import BlockMover
 from graftlm.execution.decode_inputs import DecodeInputs, DecodeShape
 from graftlm.execution.executor import Launched, Outcome
 from graftlm.execution.graphs import DecodeGraphs
@@ -49,8 +48,10 @@ class FakeCudaEngine:
         window: pages of the layers with a sliding window; None: all layers share one memory.
         adapters: the model's layers with adapters; None: it has none.
         overlap: whether a step is launched before the one before it is read.
+        make_runner: makes the runner.
 
     Attributes:
+        kv: the cache.
         runner: what runs the steps.
         graphs: what replays one-token steps; None without `graph_sizes`.
         plans: of all steps so far.
@@ -77,6 +78,7 @@ class FakeCudaEngine:
         window: WindowPages | None = None,
         adapters: AdapterLayers | None = None,
         overlap: bool = False,
+        make_runner: Callable[..., ModelRunner] = ModelRunner,
     ) -> None:
         self._cuda = cuda
         self.plans: list[StepPlan] = []
@@ -93,8 +95,8 @@ class FakeCudaEngine:
             attention = SplitAttention(attention, make_attention(context))
         model.bind_attention(attention)
         self.graphs = self._capture(model, attention, kv, graph_sizes) if graph_sizes else None
-        self.mover = BlockMover(kv, cuda.device, cuda.streams)
-        self.runner = ModelRunner(
+        self.kv = kv
+        self.runner = make_runner(
             model, attention, sampler, self.num_rows, cuda.device, None, self.graphs, adapters, cuda.streams
         )
         clock = TickingClock()

@@ -12,8 +12,6 @@ from graftlm.testing.fake_cuda_errors import HiddenSyncError
 
 __all__ = ["read_index", "write_index"]
 
-_END = 2**63 - 1
-
 
 def read_index(tensor: Tensor, key: Any) -> Tensor:
     """Return tensor[key].
@@ -30,33 +28,47 @@ def read_index(tensor: Tensor, key: Any) -> Tensor:
 
 def write_index(tensor: Tensor, key: Any, value: Any) -> None:
     """Do tensor[key] = value; raises as `read_index`."""
-    view, indices = _view(tensor, key)
-    target = torch.ops.aten.index.Tensor(view, indices) if indices else view
-    if isinstance(value, Tensor):
-        value.expand(target.shape) if value.dim() <= target.dim() else value.view(target.shape)
+    target = read_index(tensor, key)
+    if isinstance(value, Tensor) and torch.broadcast_shapes(value.shape, target.shape) != target.shape:
+        raise ValueError(f"values of {list(value.shape)} are written to {list(target.shape)}")
 
 
 def _view(tensor: Tensor, key: Any) -> tuple[Tensor, list[Tensor | None]]:
     """Return the view that a key's numbers and slices choose, and its tensors by dimension of the view."""
     parts = _without_ellipsis(key if isinstance(key, tuple) else (key,), tensor.dim())
     indices: list[Tensor | None] = []
-    dim = 0  # of the view, that the next part indexes
+    dims = iter(zip(tensor.shape, tensor.stride(), strict=True))
+    shape: list[int] = []
+    strides: list[int] = []
+    offset = tensor.storage_offset()
     for part in parts:
         if part is None:
-            tensor = tensor.unsqueeze(dim)
-        elif isinstance(part, slice):
-            stop = _END if part.stop is None else part.stop
-            tensor = torch.ops.aten.slice.Tensor(tensor, dim, part.start, stop, part.step or 1)
+            size, stride = 1, 1
+        else:
+            size, stride = next(dims)
+        if isinstance(part, slice):
+            places = range(*part.indices(size))
+            offset += places.start * stride if places else 0
+            size, stride = len(places), stride * places.step
         elif isinstance(part, Tensor):
             _check_index(part)
-            indices += [None] * (dim - len(indices)) + [part]
-        elif hasattr(part, "__index__") and not isinstance(part, bool):
-            tensor = tensor.select(dim, int(part))
+            indices += [None] * (len(shape) - len(indices)) + [part]
+        elif part is not None:
+            offset += _place(part, size) * stride
             continue
-        else:
-            raise HiddenSyncError(f"an index of type {type(part).__name__} is copied to the device and waited for")
-        dim += 1
-    return tensor, indices
+        shape.append(size)
+        strides.append(stride)
+    return tensor.as_strided(shape, strides, offset), indices
+
+
+def _place(index: Any, size: int) -> int:
+    """Return the place of a number, counted from the front."""
+    if not hasattr(index, "__index__") or isinstance(index, bool):
+        raise HiddenSyncError(f"an index of type {type(index).__name__} is copied to the device and waited for")
+    place = int(index)
+    if not -size <= place < size:
+        raise IndexError(f"index {place} is out of bounds for a dimension of size {size}")
+    return place % size
 
 
 def _without_ellipsis(parts: tuple[Any, ...], num_dims: int) -> list[Any]:

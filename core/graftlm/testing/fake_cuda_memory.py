@@ -42,7 +42,7 @@ class HostMemory:
         """
         if self._expected and _storage(tensor) in self._expected:
             raise EarlyReadError(
-                f"{what} reads a tensor of the CPU, {list(tensor.shape)}, before its copy from the device was waited for"
+                f"{what} reads a tensor of the CPU, {list(tensor.shape)}, before the host has waited for its copy"
             )
 
     def arrive(self, done: Moment) -> None:

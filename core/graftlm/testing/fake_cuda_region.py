@@ -1,21 +1,20 @@
 """What a function does on a fake CUDA device: the calls of a region that a graph captures, for comparison."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
 
 from graftlm.testing.fake_cuda_errors import GraphRegionError
 
 if TYPE_CHECKING:
     from graftlm.testing.fake_cuda import FakeCuda
 
-__all__ = ["FakeCapture", "Region"]
+__all__ = ["FakeCapture", "Region", "tensors_in"]
 
 #: Arguments that a call is compared by; others by their type.
-_SHOWN: Final = (int, float, str, slice, type(None), torch.dtype, torch.device)
+_SHOWN: Final = (int, float, str, type(None), torch.dtype, torch.device)
 
 
 class Region:
@@ -32,15 +31,14 @@ class Region:
         self._made: dict[int, int] = {}
         self._kept: list[Tensor] = []  # so that no other storage takes the place of one
 
-    def add(self, name: str, arguments: object, result: object) -> None:
+    def add(self, name: str, arguments: Iterable[object], result: object) -> None:
         """Record a call."""
-        described = [self._describe(leaf) for leaf in tree_leaves(arguments)]
-        given = {_place(leaf) for leaf in tree_leaves(arguments) if isinstance(leaf, Tensor)}
-        for leaf in tree_leaves(result):
-            if isinstance(leaf, Tensor):
-                self._kept.append(leaf)
-                if _place(leaf) not in given:
-                    self._made.setdefault(_place(leaf), len(self._made))
+        described = [self._describe(leaf) for leaf in _leaves(arguments)]
+        given = {_place(tensor) for tensor in tensors_in(arguments)}
+        for tensor in tensors_in((result,)):
+            self._kept.append(tensor)
+            if _place(tensor) not in given:
+                self._made.setdefault(_place(tensor), len(self._made))
         self.calls.append(f"{name}({', '.join(described)})")
 
     def _describe(self, argument: object) -> str:
@@ -88,6 +86,21 @@ def _compare(captured: Region, now: Region) -> None:
             )
     if len(captured.calls) != len(now.calls):
         raise GraphRegionError(f"a graph of {len(captured.calls)} calls is repeated by {len(now.calls)}")
+
+
+def tensors_in(arguments: Iterable[object]) -> list[Tensor]:
+    """Return the tensors among arguments, in lists, tuples and slices too."""
+    return [leaf for leaf in _leaves(arguments) if isinstance(leaf, Tensor)]
+
+
+def _leaves(arguments: Iterable[object]) -> Iterator[object]:
+    for argument in arguments:
+        if isinstance(argument, (list, tuple)):
+            yield from _leaves(argument)
+        elif isinstance(argument, slice):
+            yield from (argument.start, argument.stop, argument.step)
+        else:
+            yield argument
 
 
 def _place(tensor: Any) -> int:

@@ -100,9 +100,7 @@ class TritonPagedAttention(AttentionBackend):
         ProviderUnavailableError: the device cannot read this cache.
     """
 
-    def __init__(
-        self, options: TritonOptions, context: AttentionContext, processors: Processors | None = None
-    ) -> None:
+    def __init__(self, options: TritonOptions, context: AttentionContext, processors: Processors | None = None) -> None:
         processors = Processors.of(context.device) if processors is None else processors
         self._split_tokens = options.split_tokens
         self._page_size = context.page_size

@@ -1,0 +1,440 @@
+"""The steps of the engine on a fake CUDA device: nothing mixes devices, and no launch waits for the device."""
+
+from concurrent.futures import Future
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from graftlm.contracts import (
+    AttentionBackend,
+    BlockCopy,
+    CacheContext,
+    CompiledGrammar,
+    GrammarMatcher,
+    ModelConfig,
+    ModelContext,
+    StepCopies,
+)
+from graftlm.execution.adapter_layers import AdapterLayers, adaptable_layers
+from graftlm.execution.block_mover import BlockMover
+from graftlm.execution.runner import ModelRunner
+from graftlm.execution.sampler import Sampler
+from graftlm.layers.low_rank import LowRankFactors
+from graftlm.layers.ops import bind_ops, fused_ops
+from graftlm.lora.adapters import LoadedAdapter
+from graftlm.memory import WindowPages, WindowSpan
+from graftlm.pooling.pooling import Pooling
+from graftlm.scheduling import Request, RequestGrammar
+from graftlm.testing.fake_cuda import FakeCuda
+from graftlm.testing.fake_cuda_engine import FakeCudaEngine
+from graftlm.testing.fake_cuda_errors import GraphRegionError, HiddenSyncError, MixedDevicesError
+from graftlm.testing.fake_flashinfer import FakeFence, FakeFlashInfer
+from graftlm.testing.fake_triton import fake_triton
+from graftlm.testing.recording import TickingClock
+from graftlm.types import FinishReason, SamplingParams
+from graftlm_attention import FlashInferOptions, TritonOptions
+from graftlm_attention.flashinfer_library import FlashInferLibrary
+from graftlm_attention.flashinfer_paged import FlashInferAttention
+from graftlm_attention.torch_paged import TorchPagedAttention
+from graftlm_attention.triton_kv_write import write_kv
+from graftlm_attention.triton_paged import Processors, TritonPagedAttention
+from graftlm_cache.radix import RadixCache
+from graftlm_cache.swa_radix import SWARadixCache
+from graftlm_eviction.lru import LRU
+from graftlm_models import provide_models
+from graftlm_scheduling.fcfs import FirstComeFirstServed
+
+VOCAB = 300
+PAGE_SIZE = 16
+DTYPE = torch.bfloat16
+ADAPTER = LoadedAdapter("a", "", 1, "digest")
+
+#: What every family's config.json has here.
+CONFIG = {
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 64,
+    "hidden_act": "silu",
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 10000.0,
+}
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "norm_topk_prob": True}
+
+
+class AnyToken(CompiledGrammar, GrammarMatcher):
+    """A grammar that allows every token, and never ends."""
+
+    finished = False
+
+    def matcher(self):
+        return self
+
+    def accept(self, token_id):
+        return True
+
+    def rollback(self, num_tokens):
+        pass
+
+    def fill_bitmask(self, mask, row):
+        mask[row] = -1
+
+    def forced_text(self):
+        return ""
+
+    def forced_tokens(self):
+        return ()
+
+
+def grammar():
+    compiling = Future()
+    compiling.set_result(AnyToken())
+
+    def fill(matchers, mask):
+        mask[:] = -1
+
+    return RequestGrammar(compiling, lambda: 1e9, VOCAB, fill)
+
+
+def request(request_id, prompt_len, max_tokens=4, *, params=None, first=0, **fields):
+    return Request(
+        request_id=request_id,
+        prompt_token_ids=np.arange(first, first + prompt_len, dtype=np.int32) % VOCAB,
+        params=params or SamplingParams(temperature=0.0),
+        max_new_tokens=max_tokens,
+        stop_token_ids=frozenset({7}),
+        seed=3,
+        arrival_s=0.0,
+        **fields,
+    )
+
+
+def requests(params=None, **fields):
+    """Return two requests that ask for something and one that does not; its prompt takes two steps."""
+    return [
+        request("plain", 40, 2),
+        request("asking", 3, params=params, **fields),
+        request("asking again", 5, 2, params=params, first=90, **fields),
+    ]
+
+
+@dataclass
+class Device:
+    """A fake device, and an engine's parts on it."""
+
+    cuda: FakeCuda
+    flashinfer: FakeFlashInfer
+
+    def model(self, architecture="LlamaForCausalLM", has_ops=True, **config):
+        raw = {**CONFIG, "architectures": [architecture], "vocab_size": VOCAB, **config}
+        (provider,) = [it for it in provide_models() if architecture in it.capabilities.architectures]
+        with self.cuda.blocking("rotary frequencies are copied to the device"):
+            context = ModelContext(ModelConfig((architecture,), VOCAB, 512, raw=raw), self.cuda.device, DTYPE)
+            model = provider.create({}, context)
+        if has_ops:
+            bind_ops(model, fused_ops(self.cuda.device, DTYPE, Path()))
+        return model
+
+    def attention(self, name, context):
+        if name == "triton":
+            return TritonPagedAttention(TritonOptions(), context, Processors(132, (9, 0)))
+        if name == "torch":
+            return TorchPagedAttention(context)
+        fakes = self.flashinfer
+        library = FlashInferLibrary(fakes.decode, fakes.prefill, fakes.cascade, write_kv)
+        options = FlashInferOptions(cascade_tokens=PAGE_SIZE, workspace_mib=16)
+        return FlashInferAttention(options, context, library, lambda: FakeFence(self.cuda))
+
+    def sampler(self):
+        return Sampler(FakeCudaEngine.num_rows, VOCAB, self.cuda.device, None)
+
+    def engine(self, attention="triton", model=None, *, sampler=None, window=None, **settings):
+        make_attention = partial(self.attention, attention) if isinstance(attention, str) else attention
+        clock = TickingClock()
+
+        def make_cache():
+            context = CacheContext(PAGE_SIZE, LRU(), clock, window=window)
+            return RadixCache(context) if window is None else SWARadixCache(context, window)
+
+        return FakeCudaEngine(
+            self.cuda,
+            model or self.model(),
+            make_attention,
+            make_cache,
+            FirstComeFirstServed(),
+            sampler or self.sampler(),
+            dtype=DTYPE,
+            page_size=PAGE_SIZE,
+            window=window,
+            **settings,
+        )
+
+
+@contextmanager
+def fake_device():
+    with FakeCuda() as cuda, fake_triton(cuda):
+        yield Device(cuda, FakeFlashInfer(cuda))
+
+
+@pytest.fixture
+def device():
+    with fake_device() as it:
+        yield it
+
+
+def assert_all_end(updates, reason=FinishReason.LENGTH):
+    assert [(name, found[-1].finish.reason) for name, found in updates.items()] == [(name, reason) for name in updates]
+
+
+SAMPLING = {
+    "greedy": SamplingParams(temperature=0.0),
+    "filters": SamplingParams(temperature=0.7, top_k=20, top_p=0.9, min_p=0.1, seed=5),
+    "penalties": SamplingParams(repetition_penalty=1.2, frequency_penalty=0.3, presence_penalty=0.1),
+    "logprobs": SamplingParams(temperature=0.0, logprobs=3, prompt_logprobs=2),
+    "edits": SamplingParams(temperature=0.0, logit_bias={1: 2.0, 9: -1.0}, min_tokens=3),
+    "edits and noise": SamplingParams(temperature=0.5, logit_bias={1: 2.0}, min_tokens=2),
+}
+
+
+@pytest.mark.parametrize("name", SAMPLING)
+def test_sampling_never_waits(device, name):
+    engine = device.engine()
+    assert_all_end(engine.run(*requests(SAMPLING[name])))
+    steps = [(plan.num_decodes, plan.num_prefill_tokens) for plan in engine.plans]
+    assert any(prefill and not decodes for decodes, prefill in steps), "no step of a prompt alone"
+    assert any(prefill and decodes for decodes, prefill in steps), "no step with both"
+    assert any(decodes and not prefill for decodes, prefill in steps), "no step of one-token requests"
+
+
+@pytest.mark.parametrize("name", ["filters", "edits"])
+def test_a_grammar_never_waits(device, name):
+    asking = requests(SAMPLING[name])
+    for each in asking[1:]:
+        each.grammar = grammar()
+    engine = device.engine()
+    assert_all_end(engine.run(*asking))
+    assert any(plan.token_mask is not None for plan in engine.plans)
+
+
+@pytest.mark.parametrize("attention", ["triton", "flashinfer", "torch"])
+def test_an_attention_backend_never_waits(device, attention):
+    shared = [request(f"shared {i}", 40 + i, 2) for i in range(2)]  # from the cache, and by FlashInfer's cascade
+    engine = device.engine(attention, overlap=True)
+    assert_all_end(engine.run(*requests(SAMPLING["filters"])))
+    assert_all_end(engine.run(*shared))
+    if attention == "flashinfer":
+        assert all(device.flashinfer.num_runs.values()), device.flashinfer.num_runs
+
+
+@pytest.mark.parametrize("attention", ["triton", "flashinfer"])
+def test_graphs_repeat_what_was_captured(device, attention):
+    engine = device.engine(attention, graph_sizes=(1, 2, 4), overlap=True)
+    assert_all_end(engine.run(*requests(SAMPLING["filters"])))
+    assert engine.graphs.num_replays >= 2
+
+
+@pytest.mark.parametrize(
+    ("attention", "kv_dtype"),
+    [("triton", torch.int8), ("triton", torch.float8_e4m3fn), ("torch", torch.int8)],
+)
+def test_a_narrow_cache_never_waits(device, attention, kv_dtype):
+    assert_all_end(device.engine(attention, kv_dtype=kv_dtype).run(*requests()))
+
+
+@pytest.mark.parametrize(("attention", "graph_sizes"), [("triton", (4,)), ("flashinfer", (4,)), ("torch", ())])
+def test_window_layers_with_their_own_memory_never_wait(device, attention, graph_sizes):
+    window = WindowPages(FakeCudaEngine.num_pages, 40, WindowSpan(16, PAGE_SIZE))
+    config = {"sliding_window": 16, "max_window_layers": 1, "query_pre_attn_scalar": 64}
+    soft = {"attn_logit_softcapping": 8.0, "final_logit_softcapping": 6.0, "hidden_activation": "gelu_pytorch_tanh"}
+    model = device.model("Gemma2ForCausalLM", **config, **soft)
+    assert {layer.sliding_window for layer in model.attention_layers} == {None, 16}
+    engine = device.engine(attention, model, window=window, graph_sizes=graph_sizes)
+    assert_all_end(engine.run(*requests()))
+
+
+def llama_weights():
+    """Yield what a checkpoint of Llama holds."""
+    hidden, inner, heads, kv_heads = 64, 96, 4 * 64, 2 * 64
+    shapes = {
+        "self_attn.q_proj": (heads, hidden),
+        "self_attn.o_proj": (hidden, heads),
+        "mlp.down_proj": (hidden, inner),
+    }
+    shapes |= dict.fromkeys(("self_attn.k_proj", "self_attn.v_proj"), (kv_heads, hidden))
+    shapes |= dict.fromkeys(("mlp.gate_proj", "mlp.up_proj"), (inner, hidden))
+    shapes |= dict.fromkeys(("input_layernorm", "post_attention_layernorm"), (hidden,))
+    for layer in range(CONFIG["num_hidden_layers"]):
+        for name, shape in shapes.items():
+            yield f"model.layers.{layer}.{name}.weight", torch.zeros(shape)
+    yield "model.norm.weight", torch.zeros(hidden)
+    for name in ("model.embed_tokens.weight", "lm_head.weight"):
+        yield name, torch.zeros(VOCAB, hidden)
+
+
+def test_adapters_never_wait(device):
+    model = device.model()
+    with device.cuda.blocking("weights and an adapter are loaded"):
+        model.load_weights(llama_weights())
+        model.pack_weights()
+        layers = adaptable_layers(model)
+        adapters = AdapterLayers(layers, num_slots=2, max_rank=4)
+        factors = {
+            f"{layer.prefix}{name}": LowRankFactors(torch.zeros(2, layer.in_features), torch.zeros(size, 2))
+            for layer in layers
+            for name, size in layer.parts.items()
+        }
+        adapters.set(1, factors)
+    engine = device.engine("triton", model, adapters=adapters, graph_sizes=(4,))
+    assert_all_end(engine.run(*requests(adapter=ADAPTER)))
+    assert any(plan.adapter_slots is not None for plan in engine.plans)
+
+
+@pytest.mark.parametrize(
+    "pooling", [Pooling("last"), Pooling("mean"), Pooling("labels", (5, 6))], ids=lambda it: it.way
+)
+def test_pooling_never_waits(device, pooling):
+    asking = [request(f"r{i}", 10 + 20 * i, 0, first=60 * i, pooling=pooling) for i in range(3)]
+    updates = device.engine().run(*asking)
+    assert_all_end(updates, FinishReason.STOP)
+    assert all(found[-1].embedding is not None for found in updates.values())
+
+
+def test_a_score_head_never_waits(device):
+    model = device.model("LlamaForSequenceClassification", num_labels=3, id2label={"0": "a", "1": "b", "2": "c"})
+    asking = [request(f"r{i}", 10 + 20 * i, 0, pooling=Pooling("scores")) for i in range(2)]
+    assert_all_end(device.engine("triton", model).run(*asking), FinishReason.STOP)
+
+
+@pytest.mark.parametrize("has_ops", [True, False])
+def test_experts_never_wait(device, has_ops):
+    model = device.model("Qwen3MoeForCausalLM", has_ops, **EXPERTS)
+    assert_all_end(device.engine("triton", model, graph_sizes=(4,)).run(*requests()))
+
+
+def test_copies_of_the_cache_never_wait_for_tensors(device):
+    """Of all launches, a step that takes copies along is the one that may wait for its stream at its end."""
+    kv = device.engine().kv
+    mover = BlockMover(kv, device.cuda.device, device.cuda.streams)
+    mover.allocate(num_blocks=4, pages_per_block=2)
+    pages = np.arange(2, dtype=np.int32)
+    store, load = (BlockCopy(slot, 0, pages) for slot in (1, 2))
+    with torch.inference_mode():
+        mover.copy(StepCopies(early_stores=(store,), early_loads=(load,), loads=(load,), stores=(store,)))
+
+
+CPU_INDEX, ITEM = "an index of the CPU", ".item()"
+FAULTS = {
+    CPU_INDEX: (MixedDevicesError, lambda tensor: tensor.index_select(0, torch.zeros(1, dtype=torch.int64))),
+    ITEM: (HiddenSyncError, lambda tensor: tensor.sum().item()),
+}
+
+
+class FaultyRunner(ModelRunner):
+    """A runner that does something to the latest tokens."""
+
+    fault = staticmethod(lambda tensor: None)
+
+    def _launch(self, plan):
+        self.fault(self._last_tokens)
+        return super()._launch(plan)
+
+
+class FaultySampler(Sampler):
+    """A sampler that does something to the logits."""
+
+    fault = staticmethod(lambda tensor: None)
+
+    def sample(self, logits, *arguments):
+        self.fault(logits)
+        return super().sample(logits, *arguments)
+
+
+class FaultyAttention(AttentionBackend):
+    """A backend that does something to the context lengths once a step, or to the queries of a layer."""
+
+    def __init__(self, backend, in_prepare=lambda tensor: None, in_forward=lambda tensor: None):
+        self._backend, self._in_prepare, self._in_forward = backend, in_prepare, in_forward
+
+    def prepare(self, batch):
+        self._in_prepare(batch.seq_lens)
+        self._backend.prepare(batch)
+
+    def forward(self, q, k, v, layer):
+        self._in_forward(q)
+        return self._backend.forward(q, k, v, layer)
+
+
+def faulty_engine(device, place, fault):
+    if place == "runner":
+        return device.engine(make_runner=type("Faulty", (FaultyRunner,), {"fault": staticmethod(fault)}))
+    if place == "sampler":
+        faulty = type("Faulty", (FaultySampler,), {"fault": staticmethod(fault)})
+        return device.engine(sampler=faulty(FakeCudaEngine.num_rows, VOCAB, device.cuda.device, None))
+    name, _, method = place.partition(".")
+
+    def make_attention(context):
+        return FaultyAttention(device.attention(name, context), **{f"in_{method}": fault})
+
+    return device.engine(make_attention)
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("place", ["runner", "sampler", "triton.prepare", "triton.forward", "flashinfer.forward"])
+def test_a_fault_fails_the_step(place, fault):
+    error, run = FAULTS[fault]
+    with pytest.raises(error), fake_device() as device:
+        faulty_engine(device, place, run).run(request("r", 5))
+
+
+def test_a_fault_that_someone_handles_fails_the_test():
+    def handled(tensor):
+        with suppress(Exception):
+            tensor.view(-1)[0].item()
+
+    with pytest.raises(HiddenSyncError), fake_device() as device:
+        assert_all_end(faulty_engine(device, "sampler", handled).run(request("r", 5)))
+
+
+class OtherEachStep(FaultyAttention):
+    """A backend whose layers launch something else each step, as no graph would."""
+
+    def __init__(self, backend, change):
+        super().__init__(backend, self.prepare_change, self.forward_change)
+        self.change, self.lens, self.num_steps = change, None, 0
+
+    def prepare_change(self, seq_lens):
+        self.lens, self.num_steps = seq_lens.clone(), self.num_steps + 1
+
+    def forward_change(self, q):
+        self.change(self, q)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda self, q: self.lens.add_(1),
+        lambda self, q: q.mul(self.num_steps),
+        lambda self, q: q.new_empty(self.num_steps),
+        lambda self, q: [q.neg() for _ in range(self.num_steps)],
+        lambda self, q: torch.zeros(1).pin_memory().to(q.device, non_blocking=True),
+    ],
+    ids=["a tensor of this step", "a number of this step", "a size of this step", "more launches", "a copy"],
+)
+def test_what_a_graph_cannot_repeat_fails(change):
+    def run(device):
+        def make(context):
+            return OtherEachStep(device.attention("triton", context), change)
+
+        device.engine(make, graph_sizes=(2,)).run(request("r", 5))
+
+    with pytest.raises(GraphRegionError), fake_device() as device:
+        run(device)
