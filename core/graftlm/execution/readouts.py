@@ -2,10 +2,12 @@
 
 from collections.abc import Callable, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from graftlm.contracts import Model
+from graftlm.execution.batch import to_device
 from graftlm.plan import PoolSpan
 from graftlm.pooling.pooling import Pooling
 
@@ -41,13 +43,13 @@ def _scores(model: Model, spans: Sequence[PoolSpan], hidden: Tensor) -> list[Ten
 
 def _label_logprobs(model: Model, spans: Sequence[PoolSpan], hidden: Tensor) -> list[Tensor]:
     logprobs = model.logits(_last_states(spans, hidden)).float().log_softmax(dim=-1)
-    return [row[_ids(span.pooling, row.device)] for span, row in zip(spans, logprobs, strict=True)]
+    return [row.index_select(0, _ids(span.pooling, row.device)) for span, row in zip(spans, logprobs, strict=True)]
 
 
 def _last_states(spans: Sequence[PoolSpan], hidden: Tensor) -> Tensor:
-    ends = [span.start + span.num_tokens - 1 for span in spans]
-    return hidden.index_select(0, torch.tensor(ends, device=hidden.device))
+    ends = np.array([span.start + span.num_tokens - 1 for span in spans], dtype=np.int64)
+    return hidden.index_select(0, to_device(ends, hidden.device))
 
 
 def _ids(pooling: Pooling, device: torch.device) -> Tensor:
-    return torch.tensor(pooling.token_ids, device=device)
+    return to_device(np.array(pooling.token_ids, dtype=np.int64), device)

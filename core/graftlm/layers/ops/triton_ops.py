@@ -23,6 +23,8 @@ _ACTIVATIONS: Final = {"silu": _SILU, "swish": _SILU, "gelu_pytorch_tanh": _GELU
 _ACT_BLOCK: Final = 1024
 #: Elements of a row that a norm's program holds in registers; PyTorch normalises longer rows.
 _MAX_ROW: Final = 1 << 15
+#: Given to every launch: Triton warns where it is not, since its default will change.
+_FP_FUSION: Final = True
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -163,7 +165,7 @@ class TritonOps:
             kernel: Any = _rotate_kernel
             kernel[(num_tokens * num_heads,)](
                 heads, cos, sin, out, heads.stride(0), heads.stride(1), num_heads, head_dim,
-                BLOCK=triton.next_power_of_2(head_dim), num_warps=1,
+                BLOCK=triton.next_power_of_2(head_dim), num_warps=1, enable_fp_fusion=_FP_FUSION,
             )  # fmt: skip
         return out
 
@@ -183,7 +185,9 @@ class TritonOps:
         out = torch.empty((num_rows, size), dtype=gate_up.dtype, device=gate_up.device)
         if num_rows:
             kernel: Any = _act_and_mul_kernel
-            kernel[(num_rows, triton.cdiv(size, _ACT_BLOCK))](gate_up, out, size, ACT=act, BLOCK=_ACT_BLOCK)
+            kernel[(num_rows, triton.cdiv(size, _ACT_BLOCK))](
+                gate_up, out, size, ACT=act, BLOCK=_ACT_BLOCK, enable_fp_fusion=_FP_FUSION
+            )
         return out
 
     def pack(self, weight: Tensor) -> None:
@@ -203,5 +207,5 @@ def _launch_norm(x: Tensor, residual: Tensor | None, weight: Tensor, out: Tensor
     kernel[(num_tokens * num_heads,)](
         x, residual, weight.contiguous(), out, total, x.stride(0), x.stride(1), num_heads, size, eps,
         HAS_RESIDUAL=residual is not None, WEIGHT_LAST=weight.dtype is not torch.float32,
-        BLOCK=block, num_warps=min(max(block // 512, 1), 16),
+        BLOCK=block, num_warps=min(max(block // 512, 1), 16), enable_fp_fusion=_FP_FUSION,
     )  # fmt: skip
