@@ -109,6 +109,10 @@ class FakeCuda(TorchFunctionMode):
         if self._fault is not None:
             raise self._fault
 
+    def forget(self) -> None:
+        """Forget the first error, which was provoked."""
+        self._fault = None
+
     @contextmanager
     def blocking(self, reason: str) -> Iterator[None]:
         """Allow the host to wait, as loading does; `reason` says for what. All numbers that it then reads are 1."""

@@ -5,6 +5,7 @@ PyTorch's own indexing needs a device guard, which a build without CUDA lacks.
 
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -63,7 +64,7 @@ def _view(tensor: Tensor, key: Any) -> tuple[Tensor, list[Tensor | None]]:
 
 def _place(index: Any, size: int) -> int:
     """Return the place of a number, counted from the front."""
-    if not hasattr(index, "__index__") or isinstance(index, bool):
+    if not isinstance(index, (int, np.integer)) or isinstance(index, bool):
         raise HiddenSyncError(f"an index of type {type(index).__name__} is copied to the device and waited for")
     place = int(index)
     if not -size <= place < size:
