@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import (
@@ -95,11 +96,11 @@ class FakeCuda(TorchFunctionMode):
 
     def __enter__(self) -> "FakeCuda":
         self._inference_mode.__enter__()
-        super().__enter__()
+        super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
     def __exit__(self, exc_type: Any, exc_value: Any, traceback: Any) -> None:
-        super().__exit__(exc_type, exc_value, traceback)
+        super().__exit__(exc_type, exc_value, traceback)  # type: ignore[no-untyped-call]
         self._inference_mode.__exit__(exc_type, exc_value, traceback)
         if exc_type is None:
             self.check()
@@ -263,7 +264,7 @@ class FakeCuda(TorchFunctionMode):
         return self._empty(tensor, dtype or tensor.dtype)
 
     def _copied(self, into: Tensor, source: Tensor, non_blocking: bool) -> Tensor:
-        if torch.broadcast_shapes(into.shape, source.shape) != into.shape:
+        if np.broadcast_shapes(into.shape, source.shape) != into.shape:
             raise FakeCudaError(f"copy_ of {list(source.shape)} into {list(into.shape)}")
         if not isinstance(source, FakeTensor):
             self._memory.check_arrived(source, "copy_")
@@ -343,7 +344,7 @@ def _argument(args: Sequence[Any], kwargs: dict[str, Any], place: int, name: str
 
 def _address(tensor: Tensor) -> int:
     """Return an address that is aligned as the tensor's would be."""
-    return _BLOCK_BYTES + tensor.storage_offset() * tensor.dtype.itemsize
+    return _BLOCK_BYTES + int(tensor.storage_offset()) * tensor.dtype.itemsize
 
 
 def _described(tensor: Tensor) -> str:

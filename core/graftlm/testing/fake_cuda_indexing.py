@@ -30,7 +30,7 @@ def read_index(tensor: Tensor, key: Any) -> Tensor:
 def write_index(tensor: Tensor, key: Any, value: Any) -> None:
     """Do tensor[key] = value; raises as `read_index`."""
     target = read_index(tensor, key)
-    if isinstance(value, Tensor) and torch.broadcast_shapes(value.shape, target.shape) != target.shape:
+    if isinstance(value, Tensor) and np.broadcast_shapes(value.shape, target.shape) != target.shape:
         raise ValueError(f"values of {list(value.shape)} are written to {list(target.shape)}")
 
 

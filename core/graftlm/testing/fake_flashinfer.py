@@ -226,14 +226,13 @@ class _Cascade:
         paged_kv_indptr_arr: Sequence[Tensor],
         paged_kv_indices_arr: Sequence[Tensor],
         paged_kv_last_page_len: Sequence[Tensor],
-        *shape: int,
-        causal: bool = False,
+        *shape: Any,
         **settings: Any,
     ) -> None:
         """Check the plan of each level."""
         arrays = zip(qo_indptr_arr, paged_kv_indptr_arr, paged_kv_indices_arr, paged_kv_last_page_len, strict=True)
         for level, each in zip(self._levels, arrays, strict=True):
-            level.plan(*each, *shape, causal=causal, **settings)
+            level.plan(*each, *shape, **settings)
 
     def run(self, q: Tensor, paged_kv_cache: tuple[Tensor, Tensor]) -> Tensor:
         """Check a launch."""
