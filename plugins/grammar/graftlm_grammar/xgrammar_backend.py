@@ -30,8 +30,8 @@ from graftlm_grammar.json_schema import translate_schema
 from graftlm_grammar.large_counts import sound_counts
 from graftlm_grammar.mask_check import check_masks, unsound
 from graftlm_grammar.options import XGrammarOptions
-from graftlm_grammar.regex import regex_to_ebnf
 from graftlm_grammar.recursive_root import with_separate_root
+from graftlm_grammar.regex import regex_to_ebnf
 from graftlm_grammar.right_linear import right_linear
 from graftlm_grammar.shortest import check_shortest
 from graftlm_grammar.spec_text import check_text, reading_regex
