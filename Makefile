@@ -6,7 +6,7 @@ PIP    := $(BIN)/python -m pip --disable-pip-version-check
 NATIVE  = $(shell git ls-files '*.cpp' '*.h')
 
 .DEFAULT_GOAL := help
-.PHONY: help demo serve test lint format docs bench gpu-check mutations fuzz random-steps train-demo reference kill-storm hostile clean
+.PHONY: help demo serve test test-all lint format docs bench gpu-check mutations fuzz random-steps train-demo reference kill-storm hostile clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
@@ -29,9 +29,13 @@ serve: $(VENV)/.installed  ## serve a model: make serve CONFIG=engine.yaml; with
 	$(BIN)/graftlm serve $(CONFIG)
 
 # Tests start hundreds of processes: what Python compiles for one serves all.
-test: export PYTHONDONTWRITEBYTECODE :=
-test: $(VENV)/.installed-dev  ## run the tests: CPU only, no network
+test test-all: export PYTHONDONTWRITEBYTECODE :=
+test: $(VENV)/.installed-dev  ## run the quick set of the tests: CPU only, no network; ARGS="tests/memory" or "-k radix"
 	$(BIN)/python -m pytest -m 'not gpu' -n auto --maxprocesses 8 --dist worksteal $(ARGS)
+
+# The limit keeps the quick set quick. It is CPU time, since the time that passes depends on what else runs.
+test-all: $(VENV)/.installed-dev  ## run all tests: full products and minutes-long scripts too, as CI does
+	$(BIN)/python -m pytest --full --most-cpu-s 20 --durations 20 -m 'not gpu' -n auto --maxprocesses 8 --dist worksteal $(ARGS)
 
 lint: $(VENV)/.installed-dev  ## ruff, clang-format, mypy --strict, import direction, conflict markers, test files without tests
 	$(BIN)/ruff check .

@@ -2,19 +2,15 @@
 
 import logging
 import os
+import sys
 
 import pytest
-import torch
 
-from graftlm.demo import demo_checkpoint
-from graftlm.layers.kernel_build import user_cache_dir
-from graftlm.testing.hugging_face import HuggingFaceModel
-from graftlm.testing.server_process import ServerProcess
-from graftlm.testing.tiny_adapters import write_tiny_adapter
-from graftlm.testing.tiny_models import write_tiny_checkpoint
+# Fixtures import what they use themselves: tests of the host-side parts import no torch, and start in a second.
+pytest_plugins = ["quick_set"]
 
-# The models are tiny: a second thread costs more than it helps, most of all while other tests keep the cores busy.
-torch.set_num_threads(1)
+#: Whether torch is limited to one thread.
+ONE_THREAD = pytest.StashKey[bool]()
 
 #: name -> shape; "demo" is the bundled model.
 CHECKPOINTS = {
@@ -73,6 +69,14 @@ CHECKPOINTS = {
 }
 
 
+def pytest_runtest_setup(item):
+    """Limit torch to one thread, once it is imported: models are tiny, so that a second costs more than it saves."""
+    torch = sys.modules.get("torch")
+    if torch is not None and not item.config.stash.get(ONE_THREAD, False):
+        torch.set_num_threads(1)
+        item.config.stash[ONE_THREAD] = True
+
+
 @pytest.fixture(autouse=True)
 def logging_as_it_was():
     """What a test sets up for the process's log, as `serve` does, is gone after it."""
@@ -88,12 +92,17 @@ def logging_as_it_was():
 @pytest.fixture(scope="session")
 def kernel_cache():
     """Where compiled kernels are, those of engines too: each is compiled once, whoever needs it first."""
+    from graftlm.layers.kernel_build import user_cache_dir
+
     return user_cache_dir(os.environ)
 
 
 @pytest.fixture(scope="session")
 def checkpoint(tmp_path_factory):
     """Return a function from a name of CHECKPOINTS, or "demo", to a checkpoint's folder."""
+    from graftlm.demo import demo_checkpoint
+    from graftlm.testing.tiny_models import write_tiny_checkpoint
+
     folder = tmp_path_factory.mktemp("checkpoints")
 
     def get(name):
@@ -116,6 +125,9 @@ class TinyAdapters:
     """
 
     def __init__(self, base, folder, configs):
+        from graftlm.testing.hugging_face import HuggingFaceModel
+        from graftlm.testing.tiny_adapters import write_tiny_adapter
+
         self.base = base
         self.folders = {name: folder / name for name in configs}
         self._models = {None: HuggingFaceModel(base)} | {
@@ -156,6 +168,8 @@ def adapters(checkpoint, tmp_path_factory):
 @pytest.fixture(scope="session")
 def server():
     """Run `graftlm serve` on a free port; `server.url` is its address. Tests leave it as they find it."""
+    from graftlm.testing.server_process import ServerProcess
+
     config = {"model": "demo", "memory": {"kv_tokens": 32768}, "server": {"open_admin": True}}
     with ServerProcess(config, environment={"OMP_NUM_THREADS": "1"}) as it:
         yield it

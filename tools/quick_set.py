@@ -1,0 +1,130 @@
+"""The pytest plugin that selects the quick set of tests: what `pytest` runs without `--full`.
+
+The quick set leaves out
+
+- tests marked `full`: full products and scripts that take minutes;
+- of tests marked `covering`, the cases that a covering array of their parameters does not need;
+- tests marked `gpu`, where torch finds no CUDA device, with `--full` too.
+
+`--full`, or `full` in the expression of `-m`, selects all. A test or a case named by its node id always runs.
+"""
+
+import os
+import sys
+from collections import defaultdict
+from collections.abc import Generator, Sequence
+from itertools import islice
+from pathlib import Path
+
+import pytest
+
+from graftlm.testing.covering import covering_rows
+
+__all__ = ["deselected"]
+
+#: Up to this many test files run in one process: starting workers takes longer than they save.
+_MOST_FILES_OF_ONE_PROCESS = 16
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add `--full` and `--most-cpu-s`."""
+    group = parser.getgroup("graftlm")
+    group.addoption("--full", action="store_true", help="run tests marked `full` and all cases of `covering` ones")
+    group.addoption(
+        "--most-cpu-s",
+        type=float,
+        metavar="S",
+        help="fail a test of the quick set whose call takes more CPU time, its ended child processes included",
+    )
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
+    """Return 0 where the command line names few test files, else None, for as many workers as there are cores."""
+    named = config.args if config.args_source == pytest.Config.ArgsSource.ARGS else []
+    files = (file for argument in named for file in _test_files(Path(argument.partition("::")[0])))
+    num_files = len(list(islice(files, _MOST_FILES_OF_ONE_PROCESS + 1)))
+    return 0 if named and num_files <= _MOST_FILES_OF_ONE_PROCESS else None
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Deselect what is outside the set that the command line selects."""
+    full = config.getoption("--full") or "full" in config.option.markexpr
+    named = [argument for argument in config.args if "::" in argument]
+    gone = deselected(items, full=full, named=named)
+    if gone:
+        config.hook.pytest_deselected(items=[item for item in items if item in gone])
+        items[:] = [item for item in items if item not in gone]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, None, None]:
+    """Limit the CPU time of tests of the quick set, where the command line says how much they may take."""
+    limit_s: float | None = item.config.getoption("--most-cpu-s")
+    before_s = _cpu_s()
+    yield
+    took_s = _cpu_s() - before_s
+    if limit_s is not None and took_s > limit_s and item.get_closest_marker("full") is None:
+        pytest.fail(
+            f"the call took {took_s:.1f} s of CPU time, expected {limit_s:g} s or less in the quick set; make it "
+            "cheaper, or mark it `full` and keep a quick test of the same code",
+            pytrace=False,
+        )
+
+
+def deselected(items: Sequence[pytest.Item], *, full: bool, named: Sequence[str]) -> set[pytest.Item]:
+    """Return the tests that do not run.
+
+    Args:
+        full: all tests are selected, but those that need a device which is not here.
+        named: node ids as the command line has them; a folder or a part of a path may come before them.
+    """
+    has_device = _has_device() if any(item.get_closest_marker("gpu") for item in items) else False
+    gone = {item for item in items if item.get_closest_marker("gpu") and not has_device}
+    if not full:
+        gone |= {item for item in items if item.get_closest_marker("full")} | _uncovering(items)
+        ids = tuple(_comparable(each) for each in named)
+        gone -= {item for item in gone if item.get_closest_marker("gpu") is None and _is_named(item, ids)}
+    return gone
+
+
+def _uncovering(items: Sequence[pytest.Item]) -> set[pytest.Item]:
+    """Return the cases of tests marked `covering` that are not in the covering array of their parameters."""
+    cases = defaultdict(list)
+    for item in items:
+        if isinstance(item, pytest.Function) and hasattr(item, "callspec") and item.get_closest_marker("covering"):
+            cases[item.parent, item.originalname].append(item)
+    gone: set[pytest.Item] = set()
+    for group in cases.values():
+        (marker,) = islice(group[0].iter_markers("covering"), 1)
+        names = sorted(group[0].callspec.params)
+        rows = [tuple(id(item.callspec.params[name]) for name in names) for item in group]
+        chosen = set(covering_rows(rows, **marker.kwargs))
+        gone.update(item for index, item in enumerate(group) if index not in chosen)
+    return gone
+
+
+def _is_named(item: pytest.Item, ids: Sequence[str]) -> bool:
+    """Return whether one of the ids is the test's, its class's, or, without parameters, that of its cases."""
+    own = _comparable(item.nodeid)
+    return any(own == each or own.startswith((f"{each}[", f"{each}::")) for each in ids)
+
+
+def _comparable(node_id: str) -> str:
+    """Return a node id with the file's name in place of its path, which depends on where pytest was started."""
+    path, _, rest = node_id.partition("::")
+    return f"{Path(path).name}::{rest}"
+
+
+def _test_files(path: Path) -> list[Path]:
+    return sorted(path.rglob("test_*.py")) if path.is_dir() else [path]
+
+
+def _has_device() -> bool:
+    torch = sys.modules.get("torch")
+    return torch is not None and bool(torch.cuda.is_available())
+
+
+def _cpu_s() -> float:
+    times = os.times()
+    return times.user + times.system + times.children_user + times.children_system
