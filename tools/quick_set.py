@@ -12,7 +12,7 @@ The quick set leaves out
 import os
 import sys
 from collections import defaultdict
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Hashable, Sequence
 from itertools import islice
 from pathlib import Path
 
@@ -98,10 +98,19 @@ def _uncovering(items: Sequence[pytest.Item]) -> set[pytest.Item]:
     for group in cases.values():
         (marker,) = islice(group[0].iter_markers("covering"), 1)
         names = sorted(group[0].callspec.params)
-        rows = [tuple(id(item.callspec.params[name]) for name in names) for item in group]
+        rows = [[_key(item.callspec.params[name]) for name in names] for item in group]
         chosen = set(covering_rows(rows, **marker.kwargs))
         gone.update(item for index, item in enumerate(group) if index not in chosen)
     return gone
+
+
+def _key(value: object) -> Hashable:
+    """Return what tells a parameter's value from others: its type and itself, or its identity."""
+    try:
+        hash(value)
+    except TypeError:
+        return id(value)
+    return type(value), value
 
 
 def _is_named(item: pytest.Item, ids: Sequence[str]) -> bool:

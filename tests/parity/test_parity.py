@@ -102,6 +102,7 @@ class Run:
         self.parts.loop.close()
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize(("model", "page_size", "chunk", "cache", "overlap", "scarce"), CASES)
 def test_greedy_tokens_equal_transformers(checkpoint, workload, model, page_size, chunk, cache, overlap, scarce):
     prompts, answers = workload(model)

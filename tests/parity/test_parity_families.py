@@ -41,6 +41,7 @@ def workload(checkpoint):
     return get
 
 
+@pytest.mark.covering(strength=1)
 @pytest.mark.parametrize(("page_size", "chunk", "cache", "overlap", "kv_tokens"), SETTINGS)
 @pytest.mark.parametrize("model", MODELS)
 def test_greedy_tokens_equal_transformers(checkpoint, workload, model, page_size, chunk, cache, overlap, kv_tokens):

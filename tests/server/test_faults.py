@@ -1,8 +1,9 @@
 """What happens to requests when a process is killed, hangs, or is told to end.
 
-Before that, each server enforces grammars, loads an adapter, replaces weights and writes a profile, which all leave
-something behind in its processes. Each kind of fault is tried with `server.restart` on and off. A server's start takes
-seconds: servers that survive what a test does to them are shared, and the last test of each ends it.
+Before that, servers enforce grammars, load an adapter, replace weights and write a profile, which all leave something
+behind in their processes: in the quick set the server that restarts its processes, with `--full` each of them. Each
+kind of fault is tried with `server.restart` on and, with `--full`, off. A server's start takes seconds: servers that
+survive what a test does to them are shared, and the last test of each ends it.
 """
 
 import json
@@ -75,11 +76,18 @@ def config(**server):
 
 
 @contextmanager
-def aged_server(folder, config, **environment):
-    """Run a server that has done what leaves something behind in its processes."""
+def aged_server(folder, config, has_aged=True, **environment):
+    """Run a server that, if `has_aged`, has done what leaves something behind in its processes."""
     with ServerProcess(ageable(config, folder), environment={"OMP_NUM_THREADS": "1"} | environment) as server:
-        age(server.url, folder)
+        if has_aged:
+            age(server.url, folder)
         yield server
+
+
+@pytest.fixture(scope="module")
+def full(request):
+    """Whether all tests run."""
+    return request.config.getoption("--full")
 
 
 def complete(url, timeout=60.0):
@@ -167,22 +175,27 @@ def either(request):
     return request.getfixturevalue(request.param)
 
 
-with_restart_on_and_off = pytest.mark.parametrize("either", ["restarting", "watchful"], indirect=True)
+with_restart_on_and_off = pytest.mark.parametrize(
+    "either", ["restarting", pytest.param("watchful", marks=pytest.mark.full)], indirect=True
+)
 
 
 @pytest.fixture(scope="module")
-def impatient(tmp_path_factory):
+def impatient(tmp_path_factory, full):
     """A server whose requests may take next to no time, and which starts nothing again."""
     values = config(request_timeout_s=REQUEST_LIMIT_S)
-    with aged_server(tmp_path_factory.mktemp("impatient"), values) as server:
+    with aged_server(tmp_path_factory.mktemp("impatient"), values, full) as server:
         yield server
 
 
-@pytest.fixture(scope="module", params=[True, False], ids=["restart", "no-restart"])
-def crowded(request, tmp_path_factory):
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(True, id="restart"), pytest.param(False, id="no-restart", marks=pytest.mark.full)],
+)
+def crowded(request, tmp_path_factory, full):
     """A server that runs two requests, and lets three wait."""
     limits = {"scheduling": {"max_running_requests": 2, "max_queued_requests": 3}}
-    with aged_server(tmp_path_factory.mktemp("crowded"), config(restart=request.param) | limits) as server:
+    with aged_server(tmp_path_factory.mktemp("crowded"), config(restart=request.param) | limits, full) as server:
         yield server
 
 
@@ -246,9 +259,9 @@ def test_sigterm_lets_requests_end_and_refuses_new_ones(either):
     assert either.process.wait(20) == 0
 
 
-@pytest.mark.parametrize("restart", [True, False])
-def test_a_second_sigterm_stops_at_once(restart, tmp_path):
-    with aged_server(tmp_path, config(restart=restart)) as server:
+@pytest.mark.parametrize("restart", [True, pytest.param(False, marks=pytest.mark.full)])
+def test_a_second_sigterm_stops_at_once(restart, tmp_path, full):
+    with aged_server(tmp_path, config(restart=restart), full) as server:
         streams = [Stream(server.url) for _ in range(8)]
         wait_until(lambda: all(stream.num_chunks > 2 for stream in streams))
         server.process.send_signal(signal.SIGTERM)
@@ -282,9 +295,9 @@ def test_without_restart_health_says_so_and_the_server_exits_with_1(impatient):
     assert impatient.process.wait(20) == 1
 
 
-def test_a_process_that_hangs_at_its_start_is_reported_and_one_that_cannot_start_is_not_tried_for_ever(tmp_path):
+def test_a_process_that_hangs_at_its_start_is_reported_and_one_that_cannot_start_is_not_tried_for_ever(tmp_path, full):
     (tmp_path / "sitecustomize.py").write_text(FAIL_AT_START)  # every interpreter imports it first
-    with aged_server(tmp_path, config(restart=True), PYTHONPATH=path_with(tmp_path)) as server:
+    with aged_server(tmp_path, config(restart=True), full, PYTHONPATH=path_with(tmp_path)) as server:
         (tmp_path / "hang").touch()
         victims = ("scheduler-0", "detokenizer")
         for pid in [server.children()[name] for name in victims]:

@@ -1,4 +1,7 @@
-"""A short run of the kill storm, and what it takes for a failure; `make kill-storm` is a long one."""
+"""A short run of the kill storm, and what it takes for a failure; `make kill-storm` is a long one.
+
+In the quick set, test_faults.py kills processes under load, and test_lora.py looks at the answers after that.
+"""
 
 import importlib.util
 from pathlib import Path
@@ -11,6 +14,7 @@ kill_storm = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(kill_storm)
 
 
+@pytest.mark.full
 def test_processes_killed_under_mixed_traffic_lose_no_request_and_change_no_answer():
     report = kill_storm.storm(num_kills=2, seed=8, num_clients=3, prompts=kill_storm.PROMPTS[:1])
     assert report.failures == []

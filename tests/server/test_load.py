@@ -12,6 +12,7 @@ import requests
 from graftlm.testing.server_process import ServerProcess, wait_until
 
 NUM_CLIENTS = 200
+FEW_CLIENTS = 50  # of the quick set, still more than run at once
 
 
 @pytest.fixture(scope="module")
@@ -59,11 +60,11 @@ async def client(session, url, rng):
     return "cut off"
 
 
-async def wave(url, seed):
+async def wave(url, seed, num_clients):
     rng = random.Random(seed)
     connector = aiohttp.TCPConnector(limit=0)
     async with aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(120)) as session:
-        return await asyncio.gather(*[client(session, url, random.Random(rng.random())) for _ in range(NUM_CLIENTS)])
+        return await asyncio.gather(*[client(session, url, random.Random(rng.random())) for _ in range(num_clients)])
 
 
 def load(url):
@@ -80,13 +81,14 @@ def resident_mib(server):
     return sum(p.memory_info().rss for p in [main, *main.children(recursive=True)]) / 2**20
 
 
-async def test_two_hundred_streaming_clients_of_whom_a_third_leave(loaded_server):
+@pytest.mark.parametrize("num_clients", [FEW_CLIENTS, pytest.param(NUM_CLIENTS, marks=pytest.mark.full)])
+async def test_streaming_clients_of_whom_a_third_leave_lose_no_page(loaded_server, num_clients):
     url = loaded_server.url
     sizes = []
     for seed in range(3):
-        outcomes = await wave(url, seed)
+        outcomes = await wave(url, seed, num_clients)
         assert set(outcomes) == {"done", "left"}, [o for o in outcomes if o not in {"done", "left"}][:3]
-        assert 20 < outcomes.count("left") < 110
+        assert num_clients / 10 < outcomes.count("left") < num_clients * 0.55
         await asyncio.to_thread(
             wait_until, lambda: metric(url, "graftlm_running_requests") + metric(url, "graftlm_queued_requests") == 0
         )
