@@ -108,21 +108,32 @@ for folder, commands in json.loads(sys.argv[1]):
 """
 
 
+def checks_of(steps):
+    """Return the commands between those that install the package and those that run its tests and serve."""
+    _, _, *checks, test, serve = steps
+    assert (test, serve) == ("pytest", "graftlm serve engine.yaml")  # the other tests here run these two
+    return checks
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_new_prints_how_to_install_check_test_and_serve_as_the_readme_does(next_steps, packages, family):
+    install, change_folder, *others = next_steps[family]
+    extra = tomllib.loads((packages[family] / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert shlex.split(install) == ["pip", "install", "-e", f"{packages[family]}[test]"]
+    assert "test" in extra
+    assert shlex.split(change_folder) == ["cd", str(packages[family])]
+    assert any(f"graftlm plugins check {family}/{name_of(family)}" in check for check in checks_of(next_steps[family]))
+    readme = (packages[family] / "README.md").read_text()
+    assert all(f"    {step}\n" in readme for step in others)
+
+
+@pytest.mark.full  # the packages' own tests, below, run the same kits
 def test_every_command_that_new_prints_does_what_it_says(next_steps, packages, site, tmp_path):
-    commands = []
-    for family, steps in next_steps.items():
-        install, change_folder, *checks, test, serve = steps
-        extra = tomllib.loads((packages[family] / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-        assert shlex.split(install) == ["pip", "install", "-e", f"{packages[family]}[test]"]
-        assert "test" in extra
-        assert shlex.split(change_folder) == ["cd", str(packages[family])]
-        assert (test, serve) == ("pytest", "graftlm serve engine.yaml")  # the other tests here run these two
-        assert any(f"graftlm plugins check {family}/{name_of(family)}" in check for check in checks)
-        readme = (packages[family] / "README.md").read_text()
-        assert all(f"    {step}\n" in readme for step in [*checks, test, serve])
-        commands.append((shutil.copytree(packages[family], tmp_path / family), checks))
+    commands = [
+        (shutil.copytree(packages[family], tmp_path / family), checks_of(steps)) for family, steps in next_steps.items()
+    ]
     # The server of the other test has no storage, and a second check finds the file of the first.
-    again = [*next_steps["storage"][2:-2], "graftlm generate --config engine.yaml --max-tokens 1 Hello"]
+    again = [*checks_of(next_steps["storage"]), "graftlm generate --config engine.yaml --max-tokens 1 Hello"]
     commands.append((tmp_path / "storage", again))
     printed = run([sys.executable, "-c", RUN_EACH, json.dumps(commands, default=str)], site)
     summaries = [line for line in printed.splitlines() if " passed, " in line]

@@ -18,6 +18,7 @@ def copy(tmp_path):
     files = {
         "core/adding.py": "def add(a, b):\n    return a + b\n",
         "plugins/.keep": "",
+        "pyproject.toml": '[tool.pytest.ini_options]\naddopts = "-p no:schemathesis"\n',  # which loads for seconds
         TEST: "from adding import add\n\n\ndef test_add():\n    assert add(0, 2) == 2\n",
     }
     for name, text in files.items():
