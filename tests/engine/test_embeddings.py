@@ -56,6 +56,7 @@ def check(engine, cases):
                 assert output.usage.cached_tokens == 0
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("chunk", [7, 64, 2048])
 @pytest.mark.parametrize("page_size", [1, 16])
 @pytest.mark.parametrize(("cache", "overlap"), [("radix", True), ("radix", False), ("chunk", True)])

@@ -213,6 +213,7 @@ def talk(run, conversations, turn):
     return usages
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("page_size", [1, 16])
 @pytest.mark.parametrize("policy", POLICIES)
@@ -234,6 +235,7 @@ def test_a_conversation_evicted_from_the_device_goes_on_from_host_memory(
     assert tiers.lost_copies == 0
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("page_size", [1, 16])
 @pytest.mark.parametrize("policy", ["write_through", "write_back"])
@@ -250,6 +252,7 @@ def test_a_conversation_goes_on_from_storage_after_a_restart(checkpoint, convers
     assert len(set(medium.fingerprints)) == 1
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("page_size", [1, 16])
 @pytest.mark.parametrize("policy", POLICIES)
