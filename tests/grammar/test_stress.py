@@ -54,6 +54,7 @@ def assert_valid(outputs, params, least_ended):
     assert ended >= least_ended
 
 
+@pytest.mark.covering(strength=1)
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize(
     ("overlap", "page_size", "chunk", "kv_tokens", "jump_forward"),
@@ -86,6 +87,7 @@ def test_with_several_completions(backend):
     assert any(len({completion.text for completion in output.completions}) > 1 for output in outputs)
 
 
+@pytest.mark.covering(strength=1)
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("overlap", [False, True])
 def test_a_stop_string_within_a_json_string_ends_the_output_there(backend, overlap):
@@ -100,6 +102,7 @@ def test_a_stop_string_within_a_json_string_ends_the_output_there(backend, overl
     assert_valid([output for output, _ in others], [asked for _, asked in others], least_ended=0)
 
 
+@pytest.mark.covering(strength=1)
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("overlap", [False, True])
 def test_aborted_neighbours_disturb_nobody(backend, overlap):

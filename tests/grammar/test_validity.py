@@ -31,6 +31,7 @@ def model(request, validity, tmp_path_factory):
     return validity.write_random_model(tmp_path_factory.mktemp("models") / request.param)
 
 
+@pytest.mark.covering(strength=1)
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_every_output_is_valid_or_cut_short_or_its_specification_refused(validity, model, backend):
     with validity.open_engine(model, backend, "flexible", len(SPECS)) as engine:
