@@ -33,6 +33,7 @@ def test_a_seeded_sample_is_equal_in_a_batch_of_32(alone, overlap):
     assert [output.token_ids for output in outputs] == alone
 
 
+@pytest.mark.covering(strength=1)
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("page_size", [1, 16])
 def test_a_seeded_sample_is_equal_after_a_retraction(alone, overlap, page_size):

@@ -105,6 +105,7 @@ class Run:
         raise AssertionError("the engine does not come to an end")
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize(("cache", "page_size", "chunk", "overlap", "kv_tokens", "window_tokens"), CASES)
 def test_greedy_tokens_equal_transformers(workload, model, cache, page_size, chunk, overlap, kv_tokens, window_tokens):
