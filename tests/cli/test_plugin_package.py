@@ -146,6 +146,8 @@ def test_the_packages_own_tests_pass(packages, site):
         "-q",
         "-p",
         "no:cacheprovider",
+        "-p",
+        "no:schemathesis",  # which loads for seconds
         "--import-mode=importlib",
         "-c",
         str(packages["cache"] / "pyproject.toml"),
