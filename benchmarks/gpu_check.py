@@ -145,7 +145,7 @@ class Bench:
 
 def run_tests(bench: Bench) -> list[Row]:
     """Run the tests that need a device."""
-    command = [sys.executable, "-m", "pytest", "-m", "gpu", "-p", "no:cacheprovider", str(ROOT / "tests")]
+    command = [sys.executable, "-m", "pytest", "--full", "-m", "gpu", "-p", "no:cacheprovider", str(ROOT / "tests")]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=bench.left_s, check=False)
     lines = (done.stdout + done.stderr).strip().splitlines()
     if done.returncode != 0:

@@ -58,6 +58,7 @@ FILTERS = [
 ]
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("filters", FILTERS, ids=str)
 @pytest.mark.parametrize("vocab_size", SIZES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -51,6 +51,7 @@ def test_products_are_those_of_float32_rounded_once(kernels, num_rows, out_featu
         torch.testing.assert_close(out.double(), expected, rtol=2**-8, atol=1e-4)
 
 
+@pytest.mark.covering
 @needs_kernels
 @pytest.mark.parametrize("num_rows", [0, 1, 5, 6, 7, 19, 193])
 @pytest.mark.parametrize(("num_gates", "in_features"), [(16, 6), (32, 64), (48, 34), (96, 1026)])

@@ -14,6 +14,7 @@ from graftlm.testing.reference_attention import ReferenceAttention
 from graftlm_attention.native_paged import NativePagedAttention, native_obstacle
 
 
+@pytest.mark.covering
 class TestNativePagedAttention(AttentionBackendConformance):
     capabilities = AttentionCapabilities(value_prefix=True, sinks=True, kv_dtypes=("int8",))
     parameters: ClassVar = {**AttentionBackendConformance.parameters, "head_dim": (16, 48, 64, 80, 128, 256)}
@@ -42,6 +43,7 @@ def draw(requests, layer=None, dtype=torch.float32, page_size=4, kv_dtype=None):
     )
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("kv_dtype", [None, torch.int8])
 @pytest.mark.parametrize("num_threads", [1, 2, 3])
 @pytest.mark.parametrize(
@@ -130,6 +132,7 @@ SPECIALS = {
 }
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("kv_dtype", [None, torch.int8], ids=["bfloat16", "int8"])
 @pytest.mark.parametrize("special", SPECIALS)
 def test_every_kind_of_layer_on_whole_tiles_and_on_parts(attend, special, kv_dtype):
@@ -163,6 +166,7 @@ def test_every_number_of_heads_that_share_keys(attend, group):
     check(attend, [(40, 3), (0, 20)], layer)
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("kv_dtype", [None, torch.int8], ids=["bfloat16", "int8"])
 @pytest.mark.parametrize("group", [1, 2, 3, 8, 9, 16, 17, 40])
 @pytest.mark.parametrize("page_size", [1, 16, 40])
@@ -171,6 +175,7 @@ def test_one_token_for_every_number_of_heads_that_share_keys(attend, page_size, 
     check(attend, [(63, 1), (200, 1), (20, 1), (143, 1)], layer, page_size=page_size, kv_dtype=kv_dtype)
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("special", SPECIALS)
 @pytest.mark.parametrize("group", [3, 16])
 @pytest.mark.parametrize("kv_dtype", [None, torch.int8], ids=["bfloat16", "int8"])

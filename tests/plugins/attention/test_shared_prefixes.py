@@ -134,6 +134,7 @@ LAYERS = {
 }
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("page_size", [1, 16])
 @pytest.mark.parametrize("num_threads", [1, 3])
 @pytest.mark.parametrize(

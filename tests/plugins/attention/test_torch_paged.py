@@ -11,6 +11,7 @@ from graftlm.testing.reference_attention import ReferenceAttention
 from graftlm_attention.torch_paged import TorchPagedAttention
 
 
+@pytest.mark.covering
 class TestTorchPagedAttention(AttentionBackendConformance):
     capabilities = AttentionCapabilities(value_prefix=True, sinks=True, kv_dtypes=("int8", "fp8"))
     parameters: ClassVar = {

@@ -28,6 +28,7 @@ def test_contexts_are_cut_into_as_many_pieces_as_fill_the_device(
     assert split_contexts(num_requests, num_kv_heads, max_len, 132, split_tokens) == ContextSplits(*expected)
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("head_dim", HEAD_DIMS)
 @pytest.mark.parametrize("group", [1, 3, 4, 7, 16, 71])
