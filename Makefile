@@ -35,7 +35,7 @@ test: $(VENV)/.installed-dev  ## run the quick set of the tests: CPU only, no ne
 
 # The limit keeps the quick set quick. It is CPU time, since the time that passes depends on what else runs.
 test-all: $(VENV)/.installed-dev  ## run all tests: full products and minutes-long scripts too, as CI does
-	$(BIN)/python -m pytest --full --most-cpu-s 20 --durations 20 -m 'not gpu' -n auto --maxprocesses 8 --dist worksteal $(ARGS)
+	$(BIN)/python -m pytest --full --most-cpu-s 30 --durations 20 -m 'not gpu' -n auto --maxprocesses 8 --dist worksteal $(ARGS)
 
 lint: $(VENV)/.installed-dev  ## ruff, clang-format, mypy --strict, import direction, conflict markers, test files without tests
 	$(BIN)/ruff check .
