@@ -71,8 +71,8 @@ def main() -> None:
     console = Console()
 
     def show_kernels(line: str) -> None:
-        """Show what of the server's log explains a first start that takes long."""
-        if "kernel" in line:
+        """Show the lines of the server's log that say what is compiled, or that nothing can be."""
+        if "compil" in line:
             console.print(line, markup=False, highlight=False, soft_wrap=True)
 
     console.print("$ graftlm serve --model demo --port 0")

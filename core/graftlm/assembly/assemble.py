@@ -28,6 +28,7 @@ from graftlm.config import EngineConfig
 from graftlm.contracts import Model, Platform
 from graftlm.grammar.grammar_choice import Grammars
 from graftlm.intake import Intake, IntakeLimits
+from graftlm.layers.kernel_choice import choosing_kernels
 from graftlm.observers import Observer
 from graftlm.pooling.sentence_embedding import read_embedding_defaults
 from graftlm.registry import Registry
@@ -61,7 +62,7 @@ def assemble(
     Raises:
         GraftlmError: its subclass says which part failed; the message says how to fix it.
     """
-    with kernels_reported(on_terminal=on_stage is None):
+    with choosing_kernels(config.model.kernels), kernels_reported(on_terminal=on_stage is None):
         return _assemble(config, registry, platform, on_stage, on_step, await_tokenizer, num_replicas)
 
 

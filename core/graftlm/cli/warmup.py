@@ -27,7 +27,7 @@ def warmup(
     ] = None,
     overrides: SetOption = None,
 ) -> None:
-    """Compile and load what a configuration needs, and print a table of the kernels.
+    """Load what a configuration needs, compile what the wheel does not hold, and print a table of the kernels.
 
     It starts the engine as `graftlm serve` does, in this process, runs one request and ends. The next start finds every
     kernel compiled. Exits with 2 when the configuration, a plugin or the checkpoint is wrong.
@@ -42,24 +42,20 @@ def warmup(
         seconds = time.monotonic() - start_s
     for line in kernel_table(watch.uses):
         print(line)
-    print(watch.report() or "compiled nothing: every kernel was there")
+    print(watch.report() or "compiled nothing")
     print(f"{config.model.path}: started and ran a request in {seconds:.1f} s")
 
 
 def kernel_table(uses: Sequence[KernelUse]) -> list[str]:
-    """Return the lines of a table with one row for each kernel; one that was asked for twice has one row."""
+    """Return the lines of a table with one row for each kernel; one that was loaded twice has one row."""
     first: dict[Path, KernelUse] = {}
     for use in uses:
         first.setdefault(use.library, use)
-    rows = [("kernel", "seconds", "compiled", "file")]
-    rows += [
-        (use.name, f"{use.seconds:.1f}", "now" if use.compiled else "before", str(use.library))
-        for use in first.values()
-    ]
-    widths = [max(len(row[column]) for row in rows) for column in range(3)]
+    rows = [("kernel", "seconds", "level", "from", "file")]
+    rows += [(use.name, f"{use.seconds:.1f}", use.level, use.origin, str(use.library)) for use in first.values()]
+    widths = [max(len(row[column]) for row in rows) for column in range(4)]
     return [
-        f"{name:<{widths[0]}}  {seconds:>{widths[1]}}  {compiled:<{widths[2]}}  {path}"
-        for name, seconds, compiled, path in rows
+        "  ".join([f"{cell:<{width}}" for cell, width in zip(row, widths, strict=False)] + [row[-1]]) for row in rows
     ]
 
 

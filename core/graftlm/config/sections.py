@@ -132,6 +132,11 @@ class ModelSettings(Section):
         description="Compute norms, rotation and activation each in one pass, and choose tokens, by kernels compiled "
         "for this device.",
     )
+    kernels: Literal["auto", "native", "amx", "avx512-bf16", "x86-64-v3", "armv8.2-a"] = Field(
+        default="auto",
+        description="Instruction sets of the compiled CPU kernels: `auto` takes the wheel's for this CPU and compiles "
+        "the others, `native` compiles all for this CPU, a level takes or compiles kernels of that level.",
+    )
     prepack: bool = Field(
         default=True,
         description="Rearrange the loaded weights for this CPU's matrix kernels, where that has been measured to pay.",

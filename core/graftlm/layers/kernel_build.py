@@ -1,4 +1,4 @@
-"""Compilation of a C++ source into a shared library, once per source, compiler and CPU, in a private cache folder."""
+"""Loads the shared library of a C++ source: a shipped one, or one compiled once per source, compiler and CPU."""
 
 import contextlib
 import ctypes
@@ -6,23 +6,26 @@ import logging
 import os
 import shutil
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from graftlm.errors import ProviderUnavailableError
+from graftlm.layers.kernel_choice import compile_level, shipped_levels
 from graftlm.layers.kernel_key import kernel_key
+from graftlm.layers.kernel_levels import BASE_FLAGS, source_flags
 from graftlm.layers.sealed_file import find_flaw, find_other_writers, seal
+from graftlm.layers.shipped_kernels import find_shipped
 from graftlm.runtime.kernel_events import KernelUse, kernel_refused, kernel_used, say
 
-__all__ = ["FLAGS", "KernelBuildError", "build_library", "load_library", "user_cache_dir"]
+__all__ = ["KernelBuildError", "build_library", "load_library", "user_cache_dir"]
 
 _logger = logging.getLogger(__name__)
 
 #: Headers that kernels share, also those of plugins: `#include "graftlm/matrix_units.h"`.
 _INCLUDE_DIR = Path(__file__).with_name("include")
-FLAGS = ("-O3", "-march=native", "-std=c++17", "-fopenmp", "-shared", "-fPIC")
 
 _COMPILE_LIMIT_S = 120.0
 #: Longest wait for another process that compiles the same kernel; then this process compiles it as well.
@@ -49,11 +52,16 @@ def user_cache_dir(environ: Mapping[str, str]) -> Path:
 def load_library(
     source: Path, compiler: str, cache_dir: Path, flags: Sequence[str] = (), include_dir: Path = _INCLUDE_DIR
 ) -> ctypes.CDLL:
-    """Compile a source if needed, and load it. It uses the OpenMP runtime that torch has loaded already.
+    """Load the library of a source: a shipped one that fits the CPU, else one from the cache, compiled if needed.
 
-    Args, Effects and Raises: as of `build_library`. A library that cannot be loaded raises KernelBuildError, too: it is
-    unchanged since the compiler wrote it, so that compiling again would not help.
+    It uses the OpenMP runtime that torch has loaded already.
+
+    Args, Effects and Raises: as of `build_library`. A compiled library that cannot be loaded raises KernelBuildError,
+    too: it is unchanged since the compiler wrote it, so that compiling again would not help.
     """
+    shipped = _load_shipped(source, flags, include_dir)
+    if shipped is not None:
+        return shipped
     library = build_library(source, compiler, cache_dir, flags, include_dir)
     try:
         return ctypes.CDLL(str(library))
@@ -61,6 +69,22 @@ def load_library(
         reason = f"cannot load the compiled kernel {library}: {error}"
         kernel_refused(source.stem, reason)
         raise KernelBuildError(reason) from error
+
+
+def _load_shipped(source: Path, flags: Sequence[str], include_dir: Path) -> ctypes.CDLL | None:
+    """Load a shipped library; None if there is none for the source and the CPU, or it cannot be loaded."""
+    start_s = time.monotonic()
+    found = find_shipped(source, [*source_flags(source), *flags], include_dir, shipped_levels())
+    if found is None:
+        return None
+    library, level = found
+    try:
+        loaded = ctypes.CDLL(str(library))
+    except OSError as error:  # another C library, say
+        _logger.warning("cannot load the kernel %s of the installed package: %s", library, error)
+        return None
+    kernel_used(KernelUse(source.stem, library, time.monotonic() - start_s, "wheel", level.name))
+    return loaded
 
 
 def build_library(
@@ -76,7 +100,7 @@ def build_library(
         source: a C++ file. Its own headers are in its folder or below.
         compiler: a name on PATH or a path.
         cache_dir: created with mode 0700 if missing.
-        flags: for the compiler, besides `FLAGS`.
+        flags: for the compiler, besides `BASE_FLAGS`, those of the chosen instructions and those that the source names.
         include_dir: of the headers that kernels share.
 
     Effects: notifies the watches of `kernel_events`; logs what is compiled and how long that takes.
@@ -85,25 +109,27 @@ def build_library(
         KernelBuildError: no compiler, the compiler fails, or others than this user and root may write to the folder.
     """
     start_s = time.monotonic()
+    level, level_flags = compile_level()
+    options = [*BASE_FLAGS, *level_flags, *source_flags(source), *flags]
     try:
-        library, compiled = _find_or_compile(source, compiler, cache_dir, flags, include_dir)
+        library, compiled = _find_or_compile(source, compiler, cache_dir, options, include_dir)
     except KernelBuildError as error:
         kernel_refused(source.stem, str(error))
         raise
-    kernel_used(KernelUse(source.stem, library, time.monotonic() - start_s, compiled))
+    seconds = time.monotonic() - start_s
+    kernel_used(KernelUse(source.stem, library, seconds, "compiled" if compiled else "cache", level))
     return library
 
 
 def _find_or_compile(
-    source: Path, compiler: str, cache_dir: Path, flags: Sequence[str], include_dir: Path
+    source: Path, compiler: str, cache_dir: Path, options: Sequence[str], include_dir: Path
 ) -> tuple[Path, bool]:
     """Return the library, and whether this call compiled it."""
-    if os.name != "posix":
-        raise KernelBuildError(f"kernels are compiled on POSIX systems only, this is {os.name!r}. Set kernel: torch.")
+    if sys.platform != "linux":
+        raise KernelBuildError(f"kernels are compiled on Linux only, this is {sys.platform!r}.")
     executable = shutil.which(compiler)
     if executable is None:
         raise KernelBuildError(f"no C++ compiler {compiler!r} found. Install g++, or set `compiler` to one's path.")
-    options = [*FLAGS, *flags]
     version = _run([executable, "--version"]).stdout
     try:
         library = cache_dir / f"{source.stem}-{kernel_key(source, [include_dir], options, version)}.so"

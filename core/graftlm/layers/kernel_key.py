@@ -1,14 +1,20 @@
-"""The key of a compiled kernel in the cache: a hash of the inputs of its machine code, without paths."""
+"""The key of a compiled kernel: a hash of the inputs of its machine code, without paths.
+
+`hatch_build.py` loads this file by its path, in an environment without graftlm's dependencies: it imports the standard
+library only.
+"""
 
 import hashlib
 import platform
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Protocol
 
-__all__ = ["kernel_key"]
+__all__ = ["kernel_key", "shipped_name"]
 
 _INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"', re.MULTILINE)
+_KEY_CHARS = 20
 _CPU_ENTRIES = ("vendor_id", "cpu family", "model", "model name", "flags", "Features", "CPU part")
 
 
@@ -25,8 +31,34 @@ def kernel_key(source: Path, include_dirs: Sequence[Path], flags: Sequence[str],
         compiler_version: output of `--version`.
     """
     compiler = [line for line in compiler_version.splitlines() if not line.startswith("InstalledDir:")]
-    parts = (*_texts(source, include_dirs, set()), *flags, *compiler, *platform.libc_ver(), _cpu())
-    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:20]
+    return _hash([*_texts(source, include_dirs, set()), *flags, *compiler, *platform.libc_ver(), _cpu()])
+
+
+class _Level(Protocol):
+    """What is read of a `KernelLevel`."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def flags(self) -> Sequence[str]: ...
+
+
+def shipped_name(source: Path, include_dir: Path, level: _Level, flags: Sequence[str]) -> str:
+    """Return the path, below the folder of shipped kernels, of a library that is compiled for a level.
+
+    Args:
+        source: a C++ file.
+        include_dir: of the headers that kernels share.
+        level: which it is compiled for.
+        flags: for the compiler, besides those of every kernel and of the level.
+    """
+    key = _hash([*_texts(source, [include_dir], set()), *level.flags, *flags])
+    return f"{level.name}/{source.stem}-{key}.so"
+
+
+def _hash(parts: Sequence[str]) -> str:
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:_KEY_CHARS]
 
 
 def _texts(source: Path, include_dirs: Sequence[Path], seen: set[Path]) -> Iterator[str]:

@@ -62,7 +62,9 @@ class PanelKernels:
             kernels = cls(load_library(source, compiler, cache_dir))
             if kernels.supported():
                 return kernels
-        raise ProviderUnavailableError("the C++ compiler does not know this CPU's AVX512-BF16")
+        raise ProviderUnavailableError(
+            "the kernels are compiled without AVX512-BF16: the compiler does not know it, or model.kernels excludes it"
+        )
 
 
 class PanelMatrix:

@@ -1,4 +1,8 @@
-"""A file that is run as code: checks of its integrity and of who may write to it."""
+"""A file that is run as code: checks of its integrity and of who may write to it.
+
+`hatch_build.py` loads this file by its path, in an environment without graftlm's dependencies: it imports the standard
+library only.
+"""
 
 import hashlib
 import os
@@ -6,7 +10,7 @@ import stat
 from pathlib import Path
 from typing import Final
 
-__all__ = ["find_flaw", "find_other_writers", "seal"]
+__all__ = ["find_damage", "find_flaw", "find_other_writers", "seal"]
 
 #: The seal at the end of a file: magic, number of bytes before the seal (little-endian), their SHA-256. The dynamic
 #: loader ignores it.
@@ -40,7 +44,14 @@ def find_flaw(file: Path) -> str | None:
     writers = find_other_writers(status, os.getuid())
     if writers is not None:
         return f"is not trusted: {writers}"
-    content = file.read_bytes()
+    return find_damage(file.read_bytes())
+
+
+def find_damage(content: bytes) -> str | None:
+    """Say, as "is ...", why the content of a file is not what `seal` left; None: it is.
+
+    A loader that maps half a library ends the process.
+    """
     body, mark = content[:-_SEAL_BYTES], content[-_SEAL_BYTES:]
     if mark.startswith(_MAGIC) and mark == _seal_of(body):
         return None

@@ -1,7 +1,7 @@
-"""Who is told which compiled kernels are used, and which of them are being compiled.
+"""Watches that collect which compiled kernels are used, and show which of them are being compiled.
 
-Kernels are compiled deep below what a user started, in plugins too. A watch reaches there by a context variable, so
-that no function in between passes it on.
+Kernels are loaded deep below what a user started, in plugins too. A watch reaches there by a context variable, so that
+no function in between passes it on.
 """
 
 import logging
@@ -11,8 +11,10 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 __all__ = [
+    "KernelOrigin",
     "KernelUse",
     "KernelWatch",
     "kernel_refused",
@@ -26,21 +28,33 @@ __all__ = [
 _logger = logging.getLogger(__name__)
 
 
+#: Where a library comes from: this call compiled it; the cache held it, or another process compiled it; the installed
+#: package holds it.
+KernelOrigin = Literal["compiled", "cache", "wheel"]
+
+
 @dataclass(frozen=True, slots=True)
 class KernelUse:
-    """A compiled kernel that was asked for.
+    """A compiled kernel that is used.
 
     Attributes:
         name: of its source, without the suffix.
         library: the compiled file.
         seconds: until the library was there.
-        compiled: whether this call compiled it; otherwise the cache held it, or another process compiled it.
+        origin: where the library comes from.
+        level: the instruction-set level that it is compiled for; "native": for exactly this CPU.
     """
 
     name: str
     library: Path
     seconds: float
-    compiled: bool
+    origin: KernelOrigin
+    level: str
+
+    @property
+    def compiled(self) -> bool:
+        """Whether this call compiled it."""
+        return self.origin == "compiled"
 
 
 class KernelWatch:
@@ -50,7 +64,7 @@ class KernelWatch:
         say: takes one line for a user when a kernel is compiled; None drops it.
 
     Attributes:
-        uses: one for each time that a kernel was asked for.
+        uses: one for each time that a kernel was loaded.
         refused: name -> why it cannot be compiled or loaded.
     """
 
@@ -74,8 +88,16 @@ class KernelWatch:
         folders = ", ".join(sorted({str(use.library.parent) for use in compiled}))
         return f"compiled {kernels} in {seconds:.1f} s, kept in {folders}"
 
+    def summary(self) -> str | None:
+        """Return one line about the kernels in use, by level and origin; None when there are none."""
+        groups: dict[str, list[str]] = {}
+        for name, use in {use.name: use for use in self.uses}.items():
+            groups.setdefault(f"{use.level} from the {_PLACES[use.origin]}", []).append(name)
+        listed = "; ".join(f"{', '.join(sorted(names))} ({where})" for where, names in groups.items())
+        return f"kernels: {listed}" if listed else None
+
     def complaint(self) -> str | None:
-        """Return one line about the kernels that cannot be had, and what that costs; None when all could."""
+        """Return one line about missing kernels and what they cost; None when there are all."""
         if not self.refused:
             return None
         reason = next(iter(self.refused.values())).partition("\n")[0].strip()
@@ -85,6 +107,7 @@ class KernelWatch:
         )
 
 
+_PLACES: dict[KernelOrigin, str] = {"compiled": "compiler", "cache": "cache", "wheel": "wheel"}
 _watches: ContextVar[tuple[KernelWatch, ...]] = ContextVar("graftlm_kernel_watches", default=())
 
 
@@ -100,19 +123,25 @@ def watching(watch: KernelWatch) -> Iterator[KernelWatch]:
 
 @contextmanager
 def kernels_reported(*, on_terminal: bool) -> Iterator[None]:
-    """Report at the end of the context which kernels were compiled, or cannot be; nothing when all were there.
+    """Report at the end of the context which kernels are used, were compiled or are missing.
+
+    A missing kernel is reported once: on the terminal where a watch shows lines, else as a warning in the log.
 
     Args:
         on_terminal: show a terminal what is compiled where no other watch does.
     """
     is_shown = any(watch.say is not None for watch in _watches.get())
-    with watching(KernelWatch(print_line if on_terminal and not is_shown and sys.stderr.isatty() else None)) as watch:
+    shows_terminal = on_terminal and not is_shown and sys.stderr.isatty()
+    with watching(KernelWatch(print_line if shows_terminal else None)) as watch:
         yield
         if report := watch.report():
             _logger.info("%s", report)
             say(report)
+        if summary := watch.summary():
+            _logger.info("%s", summary)
         if complaint := watch.complaint():
-            _logger.warning("%s", complaint)
+            # Without a configured log, Python writes warnings to the terminal too.
+            _logger.log(logging.INFO if is_shown or shows_terminal else logging.WARNING, "%s", complaint)
             say(f"warning: {complaint}")
 
 

@@ -20,7 +20,6 @@ __all__ = ["NativeLibrary", "NativeLinear"]
 _SOURCE = Path(__file__).with_name("weight_only.cpp")
 _FUNCTIONS = {torch.float32: "graftlm_multiply_float32", torch.bfloat16: "graftlm_multiply_bfloat16"}
 _TILE_FUNCTIONS = _FUNCTIONS | {torch.bfloat16: "graftlm_multiply_tiles"}
-_FLAGS = ("-ffp-contract=fast",)  # ISO C++ would have products and sums rounded apart
 _MAX_CHUNK = 128  # inputs whose widened codes fit into the first-level cache beside the activations
 
 
@@ -63,7 +62,7 @@ class NativeLibrary:
         Raises:
             KernelBuildError: it cannot be compiled or loaded.
         """
-        return cls(load_library(_SOURCE, compiler, cache_dir, _FLAGS), use_matrix_units=use_matrix_units)
+        return cls(load_library(_SOURCE, compiler, cache_dir), use_matrix_units=use_matrix_units)
 
     def multiply(self, matrix: Any, x: Tensor, out: Tensor) -> None:
         """Compute out = x W^T + bias; contiguous [M, K] and [M, N] of one dtype.

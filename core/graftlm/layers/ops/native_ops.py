@@ -23,7 +23,6 @@ _logger = logging.getLogger(__name__)
 NATIVE_DTYPES: Final = (torch.float32, torch.bfloat16)
 
 _SOURCE = Path(__file__).with_name("layer_ops.cpp")
-_FLAGS = ("-ffp-contract=fast",)  # ISO C++ would round products and sums separately
 
 _ADDRESS, _SIZE, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 _SIGNATURES: Final[dict[str, list[Any]]] = {
@@ -69,7 +68,7 @@ class NativeOps:
         Raises:
             KernelBuildError: they cannot be compiled or loaded.
         """
-        library = load_library(_SOURCE, compiler, cache_dir, _FLAGS)
+        library = load_library(_SOURCE, compiler, cache_dir)
         try:
             panels = PanelKernels.load(compiler, cache_dir)
         except ProviderUnavailableError as error:

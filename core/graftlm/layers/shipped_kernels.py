@@ -1,0 +1,45 @@
+"""Compiled kernels that came with an installed package, beside their sources.
+
+    graftlm/layers/panel_matmul.cpp
+    graftlm/layers/compiled/avx512-bf16/panel_matmul-<key>.so
+
+The key is a hash of the source, the headers that it includes and the compiler's flags: a kernel whose source has been
+edited since is not found. Kernels link nothing of torch, so one file serves every version of torch.
+"""
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+
+from graftlm.layers.kernel_key import shipped_name
+from graftlm.layers.kernel_levels import KernelLevel
+from graftlm.layers.sealed_file import find_damage
+
+__all__ = ["find_shipped"]
+
+_logger = logging.getLogger(__name__)
+
+
+def find_shipped(
+    source: Path, flags: Sequence[str], include_dir: Path, levels: Sequence[KernelLevel]
+) -> tuple[Path, KernelLevel] | None:
+    """Return the first shipped library of a source, and its level; None if there is none.
+
+    Args:
+        source: a C++ file.
+        flags: for the compiler, besides those of every kernel and of the level.
+        include_dir: of the headers that kernels share.
+        levels: which may be taken, the best first.
+    """
+    folder = source.parent / "compiled"
+    if not folder.is_dir():
+        return None
+    for level in levels:
+        library = folder / shipped_name(source, include_dir, level, flags)
+        if not library.is_file():
+            continue
+        damage = find_damage(library.read_bytes())
+        if damage is None:
+            return library, level
+        _logger.warning("the kernel %s of the installed package %s. It is not used", library, damage)
+    return None
