@@ -5,6 +5,7 @@ import json
 import logging
 import os
 import secrets
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -89,8 +90,7 @@ class WeightDigests:
             return {}
         try:
             with self._memory.open("rb") as stream:
-                status = os.fstat(stream.fileno())
-                if status.st_uid != os.geteuid() or status.st_mode & 0o022:
+                if _may_others_write(os.fstat(stream.fileno())):
                     logger.warning("%s could be written by others: it is not used", self._memory)
                     return {}
                 content = json.load(stream)
@@ -102,12 +102,19 @@ class WeightDigests:
         temporary = memory.with_name(f"{memory.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
         try:
             memory.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
             with os.fdopen(fd, "w", encoding="utf-8") as stream:
                 json.dump(content, stream, indent=1)
             temporary.replace(memory)
         except OSError as error:
             logger.warning("cannot remember the hashes of the weights: %s; a restart reads the weights again", error)
+
+
+def _may_others_write(status: os.stat_result) -> bool:
+    """Whether a file's mode or owner lets other users write to it; Windows has neither."""
+    if sys.platform == "win32":
+        return False
+    return status.st_uid != os.geteuid() or bool(status.st_mode & 0o022)
 
 
 def _identity(file: Path) -> list[int]:

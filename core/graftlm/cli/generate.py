@@ -3,7 +3,7 @@
 import json
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -120,7 +120,8 @@ def _lines() -> Iterator[str]:
     """Yield what the user types, without empty lines; prompts only on a terminal."""
     interactive = sys.stdin.isatty()
     if interactive:
-        import readline  # noqa: F401  # gives input() a history and line editing
+        with suppress(ImportError):  # Windows has none
+            import readline  # noqa: F401  # gives input() a history and line editing
     while True:
         try:
             line = input("> " if interactive else "").strip()

@@ -5,6 +5,7 @@ import contextlib
 import logging
 import signal
 import socket
+import sys
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -61,6 +62,11 @@ def serve(
     Raises:
         GraftlmError: the configuration, a plugin or the checkpoint is wrong; nothing listens then.
     """
+    if sys.platform == "win32":
+        raise ConfigError(
+            "graftlm serve needs Linux or macOS: its processes use Unix sockets and signals. On Windows, run it in "
+            "WSL, or use `graftlm generate`, `graftlm chat` or graftlm.Engine."
+        )
     config = _with_plugins(config, plugins)
     configure_logging(config.server.log_format, config.server.log_level, "main")
     registry = Registry.load(config.plugins, platform=probe_platform(config.model.device))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -288,7 +289,11 @@ def _load_from_gguf(file: Path) -> Any:
     from transformers import PreTrainedTokenizerFast
 
     with TemporaryDirectory(prefix="graftlm-") as folder:
-        (Path(folder) / file.name).symlink_to(file.resolve())  # alone: tokenizer files beside it may be another model's
+        alone = Path(folder) / file.name  # tokenizer files beside it may be another model's
+        try:
+            alone.symlink_to(file.resolve())
+        except OSError:  # Windows lets few users make links
+            shutil.copyfile(file, alone)
         try:
             made = PreTrainedTokenizerFast.from_pretrained(folder, gguf_file=file.name, local_files_only=True)
         except Exception as error:  # the loader raises whatever its parsers raise

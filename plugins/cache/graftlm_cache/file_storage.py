@@ -40,6 +40,13 @@ _TOUCH_S = 60.0  # a file's time is not set again within this time of its last u
 _ABANDONED_S = 600.0  # no writer takes this long over one file
 
 
+_NO_VECTOR_IO = "cannot be used: it needs Linux or macOS, whose files take several buffers in one call"
+
+
+def _lacks_vector_io() -> bool:
+    return not hasattr(os, "writev")  # Windows
+
+
 def _expanded(path: Path) -> Path:
     if "\0" in str(path):
         raise ValueError("a path has no NUL in it")
@@ -68,6 +75,9 @@ class FileStorageOptions(Options):
 
     def machine_obstacles(self) -> Iterator[tuple[str, str]]:
         """Say why the folder cannot be used, and whether it may grow larger than the disk."""
+        if _lacks_vector_io():
+            yield "path", _NO_VECTOR_IO
+            return
         folder = self.path.absolute()
         try:
             while not folder.exists() and folder != folder.parent:
@@ -93,12 +103,14 @@ class FileStorage(KVStorage):
         clock: seconds since 1970, comparable with files' times.
 
     Raises:
-        ConfigError: the limit is smaller than one block.
+        ConfigError: the limit is smaller than one block, or the operating system is Windows.
     """
 
     def __init__(
         self, options: FileStorageOptions, context: StorageContext, clock: Callable[[], float] = time.time
     ) -> None:
+        if _lacks_vector_io():
+            raise ConfigError(f"The KV storage 'file' {_NO_VECTOR_IO}.")
         self._root = str(options.path.absolute())
         self._format = BlockFormat(context.fingerprint, context.block_bytes)
         self._limit_bytes = int(options.max_bytes)

@@ -5,8 +5,8 @@ index may take, the vocabulary, then regular expressions; it answers each with "
 """
 
 import os
-import resource
 import sys
+from contextlib import suppress
 from typing import BinaryIO, Final
 
 import outlines_core
@@ -38,11 +38,21 @@ def _answer(regex: str, vocabulary: outlines_core.Vocabulary) -> bytes:
     return b""
 
 
+def _limit_memory(num_bytes: int) -> None:
+    """Limit this process's address space, where the system has such a limit: Windows has none, macOS may refuse."""
+    if sys.platform == "win32":
+        return
+    import resource
+
+    with suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_AS, (num_bytes, num_bytes))
+
+
 def _main() -> None:
-    os.nice(19)
+    if sys.platform != "win32":
+        os.nice(19)
     source, sink = sys.stdin.buffer, sys.stdout.buffer
-    limit = _OWN_BYTES + int.from_bytes(read_message(source) or b"", "little")
-    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    _limit_memory(_OWN_BYTES + int.from_bytes(read_message(source) or b"", "little"))
     vocabulary = outlines_core.Vocabulary.from_binary(read_message(source) or b"")
     while (regex := read_message(source)) is not None:
         write_message(sink, _answer(regex.decode(), vocabulary))
