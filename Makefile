@@ -6,7 +6,7 @@ PIP    := $(BIN)/python -m pip --disable-pip-version-check
 NATIVE  = $(shell git ls-files '*.cpp' '*.h')
 
 .DEFAULT_GOAL := help
-.PHONY: help demo serve test test-all lint format docs bench gpu-check mutations fuzz random-steps train-demo reference kill-storm hostile clean
+.PHONY: help demo serve test test-all lint format docs bench gpu-check mutations fuzz random-steps train-demo reference kill-storm hostile check-wheel clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
@@ -22,7 +22,12 @@ $(VENV)/.installed-dev: pyproject.toml constraints.txt | $(BIN)/python
 	$(PIP) install -q -c constraints.txt -e '.[dev]'
 	@touch $@ $(VENV)/.installed
 
-demo: $(VENV)/.installed  ## serve the bundled model and ask it questions with the openai package
+# What the wheel holds compiled, a checkout compiles once, before its first start.
+$(VENV)/.kernels: $(VENV)/.installed $(shell find core plugins -name '*.cpp' -o -name '*.h')
+	$(BIN)/graftlm warmup --model demo
+	@touch $@
+
+demo: $(VENV)/.kernels  ## serve the bundled model and ask it questions with the openai package
 	$(BIN)/python examples/demo.py
 
 serve: $(VENV)/.installed  ## serve a model: make serve CONFIG=engine.yaml; without, the bundled one
@@ -77,6 +82,9 @@ kill-storm: $(VENV)/.installed-dev  ## kill a server's processes 200 times under
 
 hostile: $(VENV)/.installed-dev  ## attacks on a server without a key, and what they cost a normal client; some minutes
 	$(BIN)/python tests/server/hostile_clients.py $(ARGS)
+
+check-wheel: $(VENV)/.installed-dev  ## build the wheel, install it, run it without a compiler; ARGS="--rounds 0"
+	$(BIN)/python tools/check_wheel.py $(ARGS)
 
 train-demo: $(VENV)/.installed-dev  ## train the bundled model again, into build/demo
 	$(BIN)/python -m graftlm.demo.train --out build/demo

@@ -48,6 +48,7 @@ def test_defaults_are_those_of_the_design():
             "context_len": None,
             "trust_remote_code": False,
             "native_ops": True,
+            "kernels": "auto",
             "prepack": True,
             "quantization": {"name": None, "options": {}},
         },
