@@ -45,10 +45,10 @@ def verdicts(family, **config):
         ("eviction", {}, "lru", "cache.eviction.name names it", "nowhere", "no luck on cpu"),
         ("eviction", {"cache": {"eviction": "auto"}}, "lru", "is auto", "fifo", "lru has the higher rank"),
         ("eviction", {"cache": {"eviction": "fifo"}}, "fifo", "names it", "lru", "could be used; name it to have it"),
-        ("model", {}, "llama", "is auto", "qwen", "does not serve LlamaForCausalLM"),
+        ("model", {}, "llama", "is auto", "qwen", "does not support LlamaForCausalLM"),
         ("quantization", {}, None, "model.quantization.name is null", "int8", "could be used"),
-        ("tool_calls", {}, "hermes", "the chat template is nobody's", "mistral", "template is another one's"),
-        ("reasoning", {}, None, "none fits", "think", "template is another one's"),
+        ("tool_calls", {}, "hermes", "the chat template is nobody's", "mistral", "has none of its markers"),
+        ("reasoning", {}, None, "none fits", "think", "has none of its markers"),
         ("storage", {}, None, "names none", "file", "could be used"),
         ("logits_processor", {}, None, "requests name", None, None),
     ],
@@ -88,7 +88,7 @@ def test_models_that_no_provider_names_are_explained_as_the_engine_serves_them(
     choice, others = verdicts(family, model=write_config(tmp_path, model_type, architecture, **entries))
     assert choice.name == chosen
     assert others[chosen].startswith(verdict)
-    assert others.get("llama", f"does not serve {architecture}") == f"does not serve {architecture}"
+    assert others.get("llama", f"does not support {architecture}") == f"does not support {architecture}"
 
 
 @pytest.mark.parametrize("family", ["model", "attention"])

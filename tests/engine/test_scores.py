@@ -136,17 +136,17 @@ def test_a_text_or_a_list_of_ids_is_one_item(generator):
     ("call", "error", "message"),
     [
         (lambda e: e.classify("x"), UnsupportedFeatureError, "no score head.*To have a model that generates score"),
-        (lambda e: e.score("x", "y", label_token_ids=[5], apply_softmax=True), RequestError, "would always be 1"),
+        (lambda e: e.score("x", "y", label_token_ids=[5], apply_softmax=True), RequestError, "softmax is always 1"),
         (lambda e: e.classify("x", adapter="none"), UnsupportedFeatureError, "no score head"),
         (lambda e: e.score("x", "y", label_token_ids=[5], adapter="a"), AdapterNotFoundError, "no adapter 'a'"),
         (lambda e: e.score("x", ["y"]), UnsupportedFeatureError, "no score head.*label_token_ids"),
         (lambda e: e.score("x", ["y"], label_token_ids=[]), RequestError, "at least one"),
-        (lambda e: e.score("x", ["y"], label_token_ids=[True]), RequestError, "must hold token ids, got True"),
+        (lambda e: e.score("x", ["y"], label_token_ids=[True]), RequestError, "must have token ids only, got True"),
         (lambda e: e.score("x", ["y"], label_token_ids=[10**6]), RequestError, "1000000 is outside the vocabulary"),
-        (lambda e: e.score("x", [[5]], label_token_ids=[5]), InvalidPromptError, "all text, or all token ids"),
-        (lambda e: e.embed("x", pooling="cls"), RequestError, "the first token has seen no other"),
-        (lambda e: Pooling("labels"), RequestError, "takes at least one label"),
-        (lambda e: Pooling("last", (1,)), RequestError, "takes none"),
+        (lambda e: e.score("x", [[5]], label_token_ids=[5]), InvalidPromptError, "all be text, or all be token ids"),
+        (lambda e: e.embed("x", pooling="cls"), RequestError, "the first token attends to no other"),
+        (lambda e: Pooling("labels"), RequestError, "needs at least one label"),
+        (lambda e: Pooling("last", (1,)), RequestError, "needs no labels"),
     ],
 )
 def test_what_this_model_cannot_do_is_refused(generator, call, error, message):
@@ -210,15 +210,15 @@ MODE = "pooling_mode_{}_tokens".format
             {"pooling_mode_cls_token": True},
             ["Normalize"],
             EmbeddingDefaults(
-                "mean", True, "its embeddings are pooled by 'cls_token', and in a causal model the first token has "
-                "seen no other"
+                "mean", True, "its embeddings are pooled by 'cls_token': in a causal model, the first token "
+                "attends to no other token"
             ),
         ),
         ({MODE("mean"): True, MODE("max"): True}, [], EmbeddingDefaults(
             "mean", False, "its embeddings are pooled by 'max_tokens, mean_tokens'"
         )),
         ({MODE("mean"): True}, ["Dense"], EmbeddingDefaults(
-            "mean", False, "its embeddings go through a module 'Dense', which is not supported"
+            "mean", False, "its embeddings use a module 'Dense', which is not supported"
         )),
     ],
 )  # fmt: skip

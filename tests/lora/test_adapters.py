@@ -19,7 +19,7 @@ def test_an_unloaded_adapter_keeps_its_slot_while_requests_have_it():
     assert first.is_unloaded
     second = loaded(catalog, "sql", used={first.slot})
     assert (first.slot, second.slot, catalog.find("sql")) == (1, 2, second)
-    with pytest.raises(AdapterError, match=r"all 2 places .* Loaded: sql; 1 were unloaded and have requests under way"):
+    with pytest.raises(AdapterError, match=r"all 2 adapter slots .* sql; 1 were unloaded but have unfinished requests"):
         catalog.free_slot({first.slot})
     assert catalog.free_slot(()) == 1
 
@@ -38,7 +38,7 @@ def test_an_unknown_name_is_answered_with_those_there_are():
 def test_a_name_is_taken_once():
     catalog = AdapterCatalog(2)
     loaded(catalog, "sql")
-    with pytest.raises(AdapterError, match=r"'sql' is loaded already, from /adapters/sql\. Unload it first"):
+    with pytest.raises(AdapterError, match=r"'sql' is already loaded from /adapters/sql\. Unload it first"):
         catalog.check_new("sql")
 
 

@@ -99,8 +99,8 @@ def test_the_digest_is_that_of_what_is_computed(folder):
         ({"target_parameters": ["experts"]}, "target_parameters is"),
         ({"alora_invocation_tokens": [1]}, "alora_invocation_tokens is"),
         ({"init_lora_weights": "pissa_niter_4"}, "init_lora_weights is 'pissa_niter_4': .*changed weights"),
-        ({"peft_type": "IA3"}, "peft_type is 'IA3', only LORA can be served"),
-        ({"r": "four"}, "is not a LoRA adapter's: r: "),
+        ({"peft_type": "IA3"}, "peft_type is 'IA3', only LORA is supported"),
+        ({"r": "four"}, "is not the configuration of a LoRA adapter: r: "),
         ({"r": 0}, "r: Input should be greater than or equal to 1"),
         ({"r": 10**30}, "r: Input should be less"),
         ({"rank_pattern": {"q_proj": 0}}, "rank_pattern.q_proj: Input should be greater than or equal to 1"),
@@ -126,17 +126,17 @@ def test_what_cannot_be_served_is_refused_by_name(folder, fields, message):
         ({NAME.format(0, "q_proj", "B"): None}, r"lacks 'base_model.*q_proj.lora_B.weight'"),
         (
             {NAME.format(1, "o_proj", "A"): None, NAME.format(1, "o_proj", "B"): None},
-            "lacks the factors of model.layers.1.self_attn.o_proj, which adapter_config.json names",
+            "lacks the factors of model.layers.1.self_attn.o_proj, which adapter_config.json lists",
         ),
         ({NAME.format(0, "q_proj", "A"): torch.ones(4, 32)}, r"has shape \[4, 32\], expected \[4, 16\]"),
         ({NAME.format(0, "q_proj", "B"): torch.ones(9, 4)}, r"has shape \[9, 4\], expected \[8, 4\]"),
         ({NAME.format(7, "q_proj", "A"): torch.ones(4, 16)}, "adapts model.layers.7.self_attn.q_proj, which this"),
-        ({"base_model.model.lm_head.lora_A.weight": torch.ones(4, 16)}, "adapts lm_head, .* It adapts k_proj, o_proj"),
-        ({"base_model.model.lm_head.weight": torch.ones(4, 16)}, "holds 'base_model.model.lm_head.weight'"),
+        ({"base_model.model.lm_head.lora_A.weight": torch.ones(4, 16)}, "adapts lm_head, .* k_proj, o_proj"),
+        ({"base_model.model.lm_head.weight": torch.ones(4, 16)}, "has 'base_model.model.lm_head.weight'"),
         ({"base_model.model.model.embed.lora_embedding_A": torch.ones(4, 9)}, "adapters of embeddings"),
         ({NAME.format(0, "q_proj", "magnitude_vector"): torch.ones(8)}, "DoRA"),
-        ({NAME.format(0, "q_proj", "A"): torch.full((4, 16), float("nan"))}, "must hold finite"),
-        ({NAME.format(0, "q_proj", "A"): torch.ones(4, 16, dtype=torch.int8)}, "is torch.int8"),
+        ({NAME.format(0, "q_proj", "A"): torch.full((4, 16), float("nan"))}, "must have finite"),
+        ({NAME.format(0, "q_proj", "A"): torch.ones(4, 16, dtype=torch.int8)}, "got torch.int8"),
     ],
 )
 def test_tensors_that_do_not_fit_are_refused_by_name(folder, changes, message):
@@ -163,7 +163,7 @@ def test_entries_that_are_not_known_are_warned_of_by_name(folder, caplog):
     write_config(folder, **harmless, use_new_thing=True, monteclora_config={"a": 1})
     read(folder)
     (record,) = caplog.records
-    assert (record.levelno, ": monteclora_config, use_new_thing: not known here" in record.getMessage()) == (
+    assert (record.levelno, "unknown entries are ignored: monteclora_config, use_new_thing" in record.getMessage()) == (
         logging.WARNING,
         True,
     )
@@ -176,7 +176,7 @@ def test_what_peft_writes_is_known(folder, caplog):
 
 
 def test_a_rank_above_the_engines_is_refused(folder):
-    with pytest.raises(AdapterError, match=r"o_proj has rank 4, this engine takes 3\. Raise lora\.max_rank"):
+    with pytest.raises(AdapterError, match=r"o_proj has rank 4, the maximum is 3\. Increase lora\.max_rank"):
         read(folder, max_rank=3)
 
 
@@ -192,16 +192,16 @@ def pipe_as_config(folder):
         (lambda folder: (folder / "adapter_config.json").unlink(), "adapter_config.json cannot be read: No such file"),
         (
             lambda folder: (folder / "adapter_config.json").write_text("{"),
-            "json is not a LoRA adapter's",
+            "json is not the configuration of a LoRA adapter",
         ),
         (pipe_as_config, "adapter_config.json is not a regular file"),
-        (lambda folder: os.truncate(folder / "adapter_config.json", 1 << 30), "has 1073741824 bytes, expected 4194304"),
-        (lambda folder: (folder / "adapter_model.safetensors").unlink(), r"pickled ones \(.bin\) are not read"),
+        (lambda folder: os.truncate(folder / "adapter_config.json", 1 << 30), "has 1073741824 bytes, expected at most 4194304"),
+        (lambda folder: (folder / "adapter_model.safetensors").unlink(), r"pickled weights \(.bin\) are not supported"),
         (
             lambda folder: (folder / "adapter_model.safetensors").write_bytes(b"x" * 20),
             "truncated or not",
         ),
-        (lambda folder: save_file({}, folder / "adapter_model.safetensors"), "holds no tensors"),
+        (lambda folder: save_file({}, folder / "adapter_model.safetensors"), "has no tensors"),
     ],
 )
 def test_files_that_are_missing_or_broken_are_named(folder, damage, message):

@@ -60,7 +60,7 @@ def test_pairs_are_scored_each_by_itself(head, expected):
 
 def test_one_number_is_not_to_add_up_to_1(head):
     error = ask(head, "/v1/score", 400, query="a river", items=DOCUMENTS, apply_softmax=True)
-    assert ("would always be 1" in error["message"], error["param"]) == (True, "apply_softmax")
+    assert ("softmax is always 1" in error["message"], error["param"]) == (True, "apply_softmax")
 
 
 def test_classify_gives_the_numbers_of_the_head(head, reranker):
@@ -111,7 +111,7 @@ def test_label_tokens_rerank_by_the_share_of_the_first(server):
     [
         ("/classify", {"text": "x"}, "To have a model that generates score or rerank"),
         ("/v1/rerank", {"query": "x", "documents": ["y"], "label_token_ids": LABELS, "top_n": 0}, "top_n: "),
-        ("/v1/score", {"text_1": "x", "text_2": "y", "label_token_ids": [5]}, "and that of others after it"),
+        ("/v1/score", {"text_1": "x", "text_2": "y", "label_token_ids": [5]}, "then those of others"),
         ("/classify", {}, "either text or input_ids"),
         ("/classify", {"text": []}, "the list of prompts is empty"),
         ("/classify", {"text": ["x", "y"], "rid": "one"}, "a different one for each of 2"),
@@ -123,11 +123,11 @@ def test_label_tokens_rerank_by_the_share_of_the_first(server):
             {"text_1": ["x", "y"], "text_2": ["a", "b", "c"], "label_token_ids": LABELS},
             "2 texts, text_2 3",
         ),
-        ("/v1/score", {"query": "x", "items": [[5]], "label_token_ids": LABELS}, "all text, or all token ids"),
+        ("/v1/score", {"query": "x", "items": [[5]], "label_token_ids": LABELS}, "all be text, or all be token ids"),
         ("/v1/score", {"query": "x", "items": "y", "label_token_ids": [10**6]}, "outside the vocabulary"),
         ("/v1/rerank", {"query": "x", "documents": ["y"]}, "no score head"),
         ("/v1/rerank", {"query": "x", "documents": []}, "documents"),
-        ("/v1/rerank", {"query": "x", "documents": ["y"], "label_token_ids": [5]}, "and that of others after it"),
+        ("/v1/rerank", {"query": "x", "documents": ["y"], "label_token_ids": [5]}, "then those of others"),
         (
             "/v1/rerank",
             {"query": "x", "documents": ["y"], "label_token_ids": LABELS, "prompt_template": "{query}"},

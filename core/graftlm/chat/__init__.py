@@ -1,1 +1,1 @@
-"""How a model writes tool calls and reasoning in a chat."""
+"""The formats of tool calls and reasoning in chats."""

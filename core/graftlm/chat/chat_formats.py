@@ -1,4 +1,4 @@
-"""How the served model writes tool calls and reasoning."""
+"""Chooses the served model's formats of tool calls and reasoning."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from graftlm.registry import AUTO, FAMILIES, Registry
 __all__ = ["ChatFormats", "choose_chat_formats", "make_chat_formats", "template_misfit"]
 
 
-#: A plugin that raises while it reads an answer fails that request, with its name.
+#: Wrappers that convert a plugin's exception to a failure of the request, with the plugin's name.
 _GUARDS: Final[Mapping[str, Callable[[Any, str], Any]]] = {
     "tool_calls": GuardedToolCallFormat,
     "reasoning": GuardedReasoningFormat,
@@ -22,11 +22,11 @@ _GUARDS: Final[Mapping[str, Callable[[Any, str], Any]]] = {
 
 @dataclass(frozen=True, slots=True)
 class ChatFormats:
-    """The formats of a checkpoint's chats.
+    """The chat formats of a checkpoint.
 
     Attributes:
-        tool_calls: None when no plugin offers one.
-        reasoning: None when all text is content.
+        tool_calls: None if no plugin provides a format.
+        reasoning: None if all text is content.
         template_knows_tools: whether the chat template writes tools into the prompt; otherwise the server does.
     """
 
@@ -36,15 +36,15 @@ class ChatFormats:
 
 
 def make_chat_formats(config: EngineConfig, registry: Registry, chat_template: str) -> ChatFormats:
-    """Return the configured formats; `auto` takes the one whose marker the chat template holds.
+    """Return the configured formats; `auto` selects the format whose marker is in the chat template.
 
-    Where a template holds none, tool calls take the format of the highest rank, and reasoning none.
+    If the template has no marker, `auto` selects the tool call format of the highest rank, and no reasoning format.
 
     Args:
-        chat_template: the checkpoint's, "" when it has none.
+        chat_template: the checkpoint's; "" if it has none.
 
     Raises:
-        PluginError: a format cannot be had.
+        PluginError: a format is not available or cannot be created.
     """
     context = ChatFormatContext(chat_template)
     providers = choose_chat_formats(config, registry, chat_template)
@@ -66,7 +66,7 @@ def make_chat_formats(config: EngineConfig, registry: Registry, chat_template: s
 def choose_chat_formats(
     config: EngineConfig, registry: Registry, chat_template: str
 ) -> dict[str, Provider[Any] | None]:
-    """Return the provider of each family of formats; arguments and errors as of `make_chat_formats`."""
+    """Return the provider of each family of formats; arguments and errors as for `make_chat_formats`."""
 
     def choose(family: str, name: str, *, falls_back: bool) -> Provider[Any] | None:
         provider = registry.provider(family, name) if name != AUTO else _marked(registry, family, chat_template)
@@ -81,7 +81,7 @@ def choose_chat_formats(
 
 
 def _marked(registry: Registry, family: str, chat_template: str) -> Provider[Any] | None:
-    """Return the best provider that recognises a template."""
+    """Return the provider of the highest rank whose marker is in the template; None if there is none."""
     try:
         return registry.choose(family, fits=template_misfit(chat_template))
     except ProviderUnavailableError:
@@ -89,10 +89,12 @@ def _marked(registry: Registry, family: str, chat_template: str) -> Provider[Any
 
 
 def template_misfit(chat_template: str) -> Callable[[Provider[Any]], str | None]:
-    """Return what says why a format is not that of a chat template, or None."""
+    """Return a function that returns why a provider's format does not match the chat template, or None."""
 
     def fits(provider: Provider[Any]) -> str | None:
         markers = provider.capabilities.template_markers
-        return None if any(marker in chat_template for marker in markers) else "the chat template is another one's"
+        return (
+            None if any(marker in chat_template for marker in markers) else "the chat template has none of its markers"
+        )
 
     return fits

@@ -1,4 +1,4 @@
-"""Chat formats whose faults name them: what a plugin raises fails the request, and says whose it is."""
+"""Wraps chat formats of plugins: an exception fails the request, and the error names the plugin."""
 
 from collections.abc import Callable, Sequence
 from typing import TypeVar
@@ -24,20 +24,20 @@ T = TypeVar("T")
 
 
 class _Guard:
-    """Calls what a plugin wrote.
+    """Calls a plugin's code.
 
     Args:
-        who: names the plugin in errors.
+        who: name of the plugin in errors.
     """
 
     def __init__(self, who: str) -> None:
         self._who = who
 
     def __call__(self, method: str, call: Callable[[], T]) -> T:
-        """Return what a call does.
+        """Return the result of a call.
 
         Raises:
-            RequestFailedError: it raised something else than an error of graftlm's own.
+            RequestFailedError: the call raised an exception that is not a GraftlmError.
         """
         try:
             return call()
@@ -63,10 +63,10 @@ class _GuardedToolCallParser(ToolCallParser):
 
 
 class GuardedToolCallFormat(ToolCallFormat):
-    """A format of tool calls; every method is that of `inner`.
+    """A tool call format that calls the methods of `inner`.
 
     Args:
-        who: names the plugin in errors.
+        who: name of the plugin in errors.
     """
 
     def __init__(self, inner: ToolCallFormat, who: str) -> None:
@@ -79,7 +79,7 @@ class GuardedToolCallFormat(ToolCallFormat):
         return _GuardedToolCallParser(parser, self._guard)
 
     def grammar(self, tools: Sequence[Tool], choice: ToolChoice, *, parallel: bool) -> CallGrammar | None:
-        """Return what holds an output to the format."""
+        """Return the grammar that enforces the format."""
         return self._guard("grammar", lambda: self.inner.grammar(tools, choice, parallel=parallel))
 
     def render(self, calls: Sequence[ToolCall]) -> str:
@@ -87,11 +87,11 @@ class GuardedToolCallFormat(ToolCallFormat):
         return self._guard("render", lambda: self.inner.render(calls))
 
     def instructions(self, tools: Sequence[Tool]) -> str:
-        """Tell a model of its tools and of this format."""
+        """Return a prompt that describes the tools and this format."""
         return self._guard("instructions", lambda: self.inner.instructions(tools))
 
     def new_id(self) -> str:
-        """Draw the id of a call."""
+        """Return a new random id of a call."""
         return self._guard("new_id", self.inner.new_id)
 
 
@@ -108,10 +108,10 @@ class _GuardedReasoningParser(ReasoningParser):
 
 
 class GuardedReasoningFormat(ReasoningFormat):
-    """A format of reasoning; every method is that of `inner`.
+    """A reasoning format that calls the methods of `inner`.
 
     Args:
-        who: names the plugin in errors.
+        who: name of the plugin in errors.
     """
 
     def __init__(self, inner: ReasoningFormat, who: str) -> None:
@@ -121,7 +121,7 @@ class GuardedReasoningFormat(ReasoningFormat):
         self._guard = _Guard(who)
 
     def is_open(self, prompt_end: str) -> bool:
-        """Whether a prompt leaves the reasoning open."""
+        """Return whether a prompt leaves the reasoning open."""
         return self._guard("is_open", lambda: self.inner.is_open(prompt_end))
 
     def parser(self, *, is_open: bool) -> ReasoningParser:

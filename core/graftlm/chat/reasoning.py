@@ -1,4 +1,4 @@
-"""Parting a model's text into its reasoning and its answer, by the name of the model's kind."""
+"""Splits a model's text into reasoning and answer, by model type."""
 
 from collections.abc import Iterable, Mapping
 from functools import cache
@@ -10,8 +10,7 @@ from graftlm.registry import Registry
 
 __all__ = ["ReasoningSplitter", "check_model_type"]
 
-#: Kinds of models under SGLang's names -> reasoning format, and whether every answer begins within the reasoning,
-#: whatever the prompt ends with.
+#: Model type in SGLang -> reasoning format, and whether every output begins with reasoning, independent of the prompt.
 _MODEL_TYPES: Final[Mapping[str, tuple[str, bool]]] = {
     "deepseek-r1": ("think", True),
     "deepseek-v3": ("think", False),
@@ -22,18 +21,18 @@ _MODEL_TYPES: Final[Mapping[str, tuple[str, bool]]] = {
 
 
 class ReasoningSplitter:
-    """Parts one completion as it comes.
+    """Splits one completion while it is generated.
 
     Attributes:
-        reasoning: so far.
-        answer: so far.
+        reasoning: the reasoning so far.
+        answer: the answer so far.
     """
 
     def __init__(self, model_type: str, prompt: str) -> None:
-        """Begin behind a prompt, which may leave the reasoning open.
+        """Start after a prompt, which may leave the reasoning open.
 
         Args:
-            model_type: one of SGLang's names, or the name of an installed reasoning format.
+            model_type: a model type of SGLang, or the name of an installed reasoning format.
         """
         reasoning_format, is_open = _format(model_type)
         self._parser = reasoning_format.parser(is_open=is_open or reasoning_format.is_open(prompt))
@@ -43,10 +42,11 @@ class ReasoningSplitter:
         self.answer = ""
 
     def take(self, text: str, *, is_whole: bool) -> None:
-        """Take in a completion so far.
+        """Parse the new part of a completion.
 
         Args:
-            is_whole: it ends here.
+            text: the completion so far.
+            is_whole: whether the completion ends here.
         """
         self._add(self._parser.push(text[self._taken_len :]) if len(text) > self._taken_len else ())
         self._taken_len = len(text)
@@ -64,15 +64,15 @@ class ReasoningSplitter:
 
 
 def check_model_type(model_type: str) -> None:
-    """Check that a kind of models is known.
+    """Check that a model type is known.
 
     Raises:
-        RequestError: it is not.
+        RequestError: the model type is unknown.
     """
     formats = _registry().names("reasoning")
     if model_type not in (*_MODEL_TYPES, *formats):
         raise RequestError(
-            f"model_type must be one of {', '.join(_MODEL_TYPES)}, or a reasoning format: {', '.join(formats)}; got "
+            f"model_type must be one of {', '.join(_MODEL_TYPES)}, or a reasoning format ({', '.join(formats)}), got "
             f"{model_type!r}"
         )
 
@@ -88,5 +88,5 @@ def _format(model_type: str) -> tuple[ReasoningFormat, bool]:
 
 @cache
 def _registry() -> Registry:
-    """Return the installed plugins, as of the first use."""
+    """Return the installed plugins; loaded once, on first use."""
     return Registry.load()

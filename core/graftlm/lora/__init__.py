@@ -1,1 +1,1 @@
-"""Low-rank adapters: their files, names and slots."""
+"""LoRA adapters: files, names and slots."""

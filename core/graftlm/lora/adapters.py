@@ -1,12 +1,12 @@
-"""The low-rank adapters (arXiv:2106.09685) that an engine holds: their names, and the slots that they lie in.
+"""The names and slots of an engine's LoRA adapters (arXiv:2106.09685).
 
-A request keeps the adapter it came with until it ends. An adapter that is unloaded loses its name at once, and its slot
-when the last of its requests has ended:
+A request uses the same adapter until it ends. Unloading an adapter removes its name at once, and frees its slot when
+its last request has ended:
 
     load "sql"      name sql -> slot 1
-    unload "sql"    no name, slot 1 still taken by its requests
-    load "sql"      name sql -> slot 2, another content
-    they end        slot 1 is free
+    unload "sql"    no name, slot 1 still used by its requests
+    load "sql"      name sql -> slot 2, with other content
+    requests end    slot 1 is free
 """
 
 from collections.abc import Collection, Mapping
@@ -27,7 +27,7 @@ __all__ = [
 #: The slot of requests without an adapter: the model itself.
 BASE_SLOT = 0
 
-#: Longer names make model ids that nobody can read.
+#: Limits the length of model ids, `model:adapter`.
 _MAX_NAME_LEN = 128
 
 _ADAPTER_PREFIX, _SALT_PREFIX = "lora:", "salt:"
@@ -35,13 +35,13 @@ _ADAPTER_PREFIX, _SALT_PREFIX = "lora:", "salt:"
 
 @dataclass(slots=True, eq=False)
 class LoadedAdapter:
-    """An adapter on the device. It is itself and no other, also when another one comes to have its name.
+    """An adapter on the device. It compares by identity: a later adapter with the same name is another adapter.
 
     Attributes:
-        path: the folder it was read from.
-        slot: its place in the layers' tensors, from 1 on.
-        digest: of its content; adapters with the same digest compute the same.
-        is_unloaded: it takes no more requests.
+        path: the folder from which it was read.
+        slot: its index in the layers' tensors, from 1 on.
+        digest: of its content; adapters with the same digest give the same results.
+        is_unloaded: whether it accepts no more requests.
     """
 
     name: str
@@ -52,26 +52,28 @@ class LoadedAdapter:
 
 
 class AdapterCatalog:
-    """Finds adapters by name, and slots for new ones. One thread changes it, any thread may read.
+    """Finds adapters by name, and free slots. One thread changes it, any thread may read.
 
     Args:
-        num_slots: adapters on the device at most.
+        num_slots: maximum number of adapters on the device.
     """
 
     def __init__(self, num_slots: int) -> None:
         self._num_slots = num_slots
-        self._by_name: Mapping[str, LoadedAdapter] = MappingProxyType({})  # replaced, never changed: others read it
+        self._by_name: Mapping[str, LoadedAdapter] = MappingProxyType(
+            {}
+        )  # replaced, never changed in place: other threads read it
 
     @property
     def loaded(self) -> Mapping[str, LoadedAdapter]:
-        """The adapters that take requests, by name, as of now."""
+        """The adapters that accept requests, by name; an immutable snapshot."""
         return self._by_name
 
     def find(self, name: str) -> LoadedAdapter:
         """Return the adapter of a name.
 
         Raises:
-            AdapterNotFoundError: there is none.
+            AdapterNotFoundError: no loaded adapter has this name.
         """
         adapter = self._by_name.get(name)
         if adapter is None:
@@ -79,45 +81,45 @@ class AdapterCatalog:
         return adapter
 
     def check_new(self, name: str) -> None:
-        """Check that an adapter may be loaded under a name.
+        """Check that a new adapter may have a name.
 
         Raises:
-            AdapterError: the name is taken, or is none.
+            AdapterError: the name is used or invalid.
         """
         check_adapter_name(name)
         if name in self._by_name:
             path = self._by_name[name].path
-            raise AdapterError(f"an adapter {name!r} is loaded already, from {path}. Unload it first.")
+            raise AdapterError(f"an adapter {name!r} is already loaded from {path}. Unload it first.")
 
     def free_slot(self, used: Collection[int]) -> int:
-        """Return a slot for one more adapter.
+        """Return a free slot.
 
         Args:
-            used: slots of unfinished requests; those of unloaded adapters are among them.
+            used: slots of unfinished requests, including those of unloaded adapters.
 
         Raises:
-            AdapterError: there is none.
+            AdapterError: no slot is free.
         """
         named = {adapter.slot for adapter in self._by_name.values()}
         slot = next((slot for slot in range(1, self._num_slots + 1) if slot not in named and slot not in used), None)
         if slot is not None:
             return slot
         num_leaving = self._num_slots - len(named)
-        leaving = f"; {num_leaving} were unloaded and have requests under way" if num_leaving else ""
+        leaving = f"; {num_leaving} were unloaded but have unfinished requests" if num_leaving else ""
         raise AdapterError(
-            f"all {self._num_slots} places for adapters are taken. Loaded: {', '.join(self._by_name) or 'none'}"
-            f"{leaving}. Unload one, or raise lora.max_loaded."
+            f"all {self._num_slots} adapter slots are used. Loaded: {', '.join(self._by_name) or 'none'}"
+            f"{leaving}. Unload one, or increase lora.max_loaded."
         )
 
     def add(self, adapter: LoadedAdapter) -> None:
-        """Let requests have an adapter, whose slot holds it."""
+        """Make an adapter available to requests; its factors are already in its slot."""
         self._by_name = MappingProxyType({**self._by_name, adapter.name: adapter})
 
     def remove(self, name: str) -> LoadedAdapter:
-        """Take the name from an adapter, which finishes the requests it has; returns it.
+        """Remove an adapter's name; its unfinished requests continue. Returns: the adapter.
 
         Raises:
-            AdapterNotFoundError: there is none of that name.
+            AdapterNotFoundError: no loaded adapter has this name.
         """
         adapter = self.find(name)
         adapter.is_unloaded = True
@@ -126,7 +128,7 @@ class AdapterCatalog:
 
 
 def adapter_not_found(name: str, loaded: Collection[str]) -> AdapterNotFoundError:
-    """Return the error for a name that is not among those of the loaded adapters."""
+    """Return the error for a name that no loaded adapter has."""
     return AdapterNotFoundError(f"no adapter {name!r:.200} is loaded. Loaded: {', '.join(sorted(loaded)) or 'none'}.")
 
 
@@ -134,18 +136,20 @@ def check_adapter_name(name: object) -> None:
     """Check a new adapter's name, which becomes a part of the id `model:adapter`.
 
     Raises:
-        AdapterError: it is empty, too long, or holds white space or a colon.
+        AdapterError: the name is empty, too long, or contains white space, a colon or a control character.
     """
     if not isinstance(name, str) or not 0 < len(name) <= _MAX_NAME_LEN:
-        raise AdapterError(f"an adapter's name has 1 to {_MAX_NAME_LEN} characters, got {name!r:.200}")
+        raise AdapterError(f"an adapter's name must have 1 to {_MAX_NAME_LEN} characters, got {name!r:.200}")
     if ":" in name or not name.isprintable() or " " in name:
-        raise AdapterError(f"an adapter's name holds no white space, colon or control character, got {name!a}")
+        raise AdapterError(
+            f"an adapter's name must not contain white space, colons or control characters, got {name!a}"
+        )
 
 
 def prefix_namespace(cache_salt: str, adapter_id: str | None) -> str:
-    """Return the namespace of cached prefixes: of one salt and one adapter, and of no other pair.
+    """Return the namespace of cached prefixes, which is unique per pair of salt and adapter.
 
-    A salt without an adapter is its own namespace, unless it looks like another pair's.
+    The namespace of a salt without an adapter is the salt, with a prefix if it could be another pair's namespace.
 
     Args:
         adapter_id: a digest of the adapter's content, without colons; None for no adapter.

@@ -1,9 +1,9 @@
-"""Values of a model's modules by patterns of their names, as `peft` writes them, matched in bounded time.
+"""Looks up values by patterns of module names, in the format of `peft`, in bounded time.
 
-`peft` looks a module up by regular expressions. An adapter comes from anywhere, and Python's expressions can take for
-ever on a name of forty characters, holding the interpreter's lock. So plain names, which nearly all adapters have, are
-looked up as text, and expressions run on Rust's engine, whose time is linear in the name. What could make them large,
-such as counted repetitions, is refused.
+`peft` matches module names with regular expressions. Adapters are untrusted input, and Python's `re` can take
+exponential time on a name of 40 characters while it holds the GIL. So plain names, which nearly all adapters have, are
+compared as text. Regular expressions run on Rust's engine, whose time is linear in the name. Syntax that can make an
+expression large, such as counted repetition, is refused.
 """
 
 import re
@@ -21,23 +21,23 @@ V = TypeVar("V")
 _PLAIN: Final = re.compile(r"[\w.-]+", re.ASCII)
 _SAFE: Final = re.compile(r"(?:[\w.*+?|()\[\]^$-]|\(\?:|\\[.dw_-])+", re.ASCII)
 _MAX_PATTERN_LEN, _MAX_NUM_PATTERNS = 500, 100
-#: Rust's classes hold all of Unicode, which makes them large.
+#: ASCII classes; Rust's own classes contain all of Unicode and are large.
 _CLASSES: Final[Mapping[str, str]] = {r"\d": "0-9", r"\w": "0-9A-Za-z_"}
 
 
 class ModulePatterns(Generic[V]):
-    """Finds the value of the first pattern that a module's name ends with, at the name's beginning or past a dot.
+    """Finds the value of the first pattern that matches a module's whole name or its end after a dot.
 
     Args:
-        values: by pattern. One of letters, digits, `_`, `-` and dots is a name; others are regular expressions.
-        entry: what an error calls them.
+        values: by pattern. A pattern of letters, digits, `_`, `-` and dots is a name; others are regular expressions.
+        entry: name of the patterns in error messages.
 
     Raises:
-        AdapterError: a pattern is no regular expression, or not one that is matched in bounded time.
+        AdapterError: a pattern is not a supported regular expression.
     """
 
     def __init__(self, values: Mapping[str, V], entry: str) -> None:
-        self._names: dict[str, tuple[int, V]] = {}  # with the place in the order
+        self._names: dict[str, tuple[int, V]] = {}  # with the index in `values`
         self._expressions: list[tuple[int, SchemaValidator, V]] = []
         for place, (pattern, value) in enumerate(values.items()):
             if _PLAIN.fullmatch(pattern):
@@ -46,7 +46,7 @@ class ModulePatterns(Generic[V]):
                 self._expressions.append((place, _compiled(pattern, entry), value))
             else:
                 raise AdapterError(
-                    f"{entry} holds more than {_MAX_NUM_PATTERNS} regular expressions. Name the modules."
+                    f"{entry} has more than {_MAX_NUM_PATTERNS} regular expressions. Use the names of modules."
                 )
 
     def find(self, module: str) -> V | None:
@@ -62,7 +62,7 @@ class ModulePatterns(Generic[V]):
 
 
 def _endings(module: str) -> Iterator[str]:
-    """Return a.b.c, b.c and c of a.b.c."""
+    """Yield a.b.c, b.c and c of a.b.c."""
     yield module
     while "." in module:
         module = module.partition(".")[2]
@@ -72,8 +72,8 @@ def _endings(module: str) -> Iterator[str]:
 def _compiled(pattern: str, entry: str) -> SchemaValidator:
     if len(pattern) > _MAX_PATTERN_LEN or not _SAFE.fullmatch(pattern):
         raise AdapterError(
-            f"{entry}: {pattern!r:.200} is not matched here. A pattern has up to {_MAX_PATTERN_LEN} characters: names, "
-            r"and of regular expressions . * + ? | () (?:) [] ^ $ \. \d \w. Name the modules instead."
+            f"{entry}: {pattern!r:.200} is not supported. A pattern has up to {_MAX_PATTERN_LEN} characters: names, "
+            r"and the regular expressions . * + ? | () (?:) [] ^ $ \. \d \w. Use the names of modules instead."
         )
     try:
         return SchemaValidator(
@@ -87,7 +87,7 @@ def _compiled(pattern: str, entry: str) -> SchemaValidator:
 
 
 def _without_unicode(pattern: str) -> str:
-    r"""Return a pattern with \d and \w written as the characters that names are made of, also within brackets."""
+    r"""Return a pattern with \d and \w replaced by ASCII classes, also inside brackets."""
     pieces, in_brackets = [], False
     for piece in re.findall(r"\\.|.", pattern):
         in_brackets = (in_brackets or piece == "[") and piece != "]"

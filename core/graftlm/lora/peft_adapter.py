@@ -1,9 +1,9 @@
-"""Adapters in the format of the `peft` library: adapter_config.json and adapter_model.safetensors, read and checked.
+"""Reads and checks adapters in `peft`'s format: adapter_config.json and adapter_model.safetensors.
 
-A tensor's name says what it belongs to, past a fixed beginning:
+A tensor's name has a fixed prefix, the name of a projection and the name of a factor:
 
     base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight      down, [r, in]
-    base_model.model.model.layers.0.self_attn.q_proj.lora_B.weight      up, [out, r], to be scaled
+    base_model.model.model.layers.0.self_attn.q_proj.lora_B.weight      up, [out, r], without scale
                      |------- projection, as in the checkpoint -------|
 """
 
@@ -32,11 +32,11 @@ _EMBEDDING_MARK, _MAGNITUDE_MARK = ".lora_embedding_", ".lora_magnitude_vector"
 
 @dataclass(frozen=True, slots=True)
 class AdapterWeights:
-    """An adapter as it was read, on the CPU.
+    """The factors of an adapter, on the CPU.
 
     Attributes:
-        factors: by the projection's name in the checkpoint; scaled, in the layers' dtype, and finite in it.
-        digest: of the factors: equal ones compute the same.
+        factors: by name of the projection in the checkpoint; scaled, in the layers' dtype, and finite in it.
+        digest: of the factors; adapters with the same digest give the same results.
     """
 
     factors: Mapping[str, LowRankFactors]
@@ -46,17 +46,17 @@ class AdapterWeights:
 def read_peft_adapter(
     folder: Path, targets: Mapping[str, tuple[int, int]], max_rank: int, dtype: torch.dtype
 ) -> AdapterWeights:
-    """Read an adapter and check that it fits a model.
+    """Read an adapter and check that it matches a model.
 
     Args:
-        folder: may begin with `~`.
+        folder: may start with `~`.
         targets: the model's projections that adapters may change: name in the checkpoint -> (out, in).
-        max_rank: of its factors.
-        dtype: of the factors returned.
+        max_rank: maximum rank of its factors.
+        dtype: of the returned factors.
 
     Raises:
-        AdapterError: a file is missing or not what it says, the adapter is of a kind that is not served, or it does
-            not fit the model.
+        AdapterError: a file is missing or malformed, the kind of adapter is not supported, or the adapter does not
+            match the model.
     """
     try:
         return _read(_expanded(folder), targets, max_rank, dtype)
@@ -65,15 +65,13 @@ def read_peft_adapter(
 
 
 def _expanded(folder: Path) -> Path:
-    """Return an adapter's folder without `~`."""
+    """Return an adapter's folder with `~` expanded."""
     try:
         expanded = folder.expanduser()
     except RuntimeError as error:
         raise AdapterError(f"{str(folder)!r:.200}: {error}") from error
     if not expanded.is_dir():
-        raise AdapterError(
-            f"No adapter at {str(folder)!r:.200}: a folder with {CONFIG_FILE} and {_WEIGHTS} was expected"
-        )
+        raise AdapterError(f"No adapter at {str(folder)!r:.200}: expected a folder with {CONFIG_FILE} and {_WEIGHTS}")
     return expanded
 
 
@@ -84,13 +82,12 @@ def _read(folder: Path, targets: Mapping[str, tuple[int, int]], max_rank: int, d
     unknown = sorted(modules - targets.keys())
     if unknown:
         raise AdapterError(
-            f"{folder} adapts {_listed(unknown)}, which this engine does not. It adapts "
-            f"{', '.join(sorted({name.rpartition('.')[2] for name in targets}))}, as named in the checkpoint; see "
-            "lora.target_modules."
+            f"{folder} adapts {_listed(unknown)}, which this engine does not support. Supported (names in the "
+            f"checkpoint): {', '.join(sorted({name.rpartition('.')[2] for name in targets}))}; see lora.target_modules."
         )
     missing = [name for name in targets if config.names(name) and name not in modules]
     if missing and config.covers_all_layers:
-        raise AdapterError(f"{folder / _WEIGHTS} lacks the factors of {_listed(missing)}, which {CONFIG_FILE} names")
+        raise AdapterError(f"{folder / _WEIGHTS} lacks the factors of {_listed(missing)}, which {CONFIG_FILE} lists")
     factors = {
         name: _factors(folder, tensors, name, targets[name], config, max_rank, dtype) for name in sorted(modules)
     }
@@ -99,7 +96,9 @@ def _read(folder: Path, targets: Mapping[str, tuple[int, int]], max_rank: int, d
 
 def _read_tensors(file: Path) -> Iterator[tuple[str, Tensor]]:
     if not file.is_file():
-        raise AdapterError(f"No weights in {file.parent}: looked for {file.name}; pickled ones (.bin) are not read")
+        raise AdapterError(
+            f"No weights in {file.parent}: expected {file.name}; pickled weights (.bin) are not supported"
+        )
     try:
         with safe_open(file, framework="pt") as tensors:
             for name in tensors.keys():  # noqa: SIM118  # no mapping
@@ -109,15 +108,15 @@ def _read_tensors(file: Path) -> Iterator[tuple[str, Tensor]]:
 
 
 def _modules(folder: Path, tensors: Mapping[str, Tensor]) -> set[str]:
-    """Return the modules that tensors belong to; every tensor is one of two factors."""
+    """Return the modules of the tensors; each tensor must be one of the two factors."""
     modules = set()
     for name in tensors:
         match = _TENSOR_NAME.fullmatch(name)
         if match is None or not name.startswith(_BEGINNING):
-            raise AdapterError(f"{folder / _WEIGHTS} holds {name!r}: {_why_strange(name)}")
+            raise AdapterError(f"{folder / _WEIGHTS} has {name!r}: {_why_strange(name)}")
         modules.add(match["module"].removeprefix(_BEGINNING))
     if not modules:
-        raise AdapterError(f"{folder / _WEIGHTS} holds no tensors")
+        raise AdapterError(f"{folder / _WEIGHTS} has no tensors")
     return modules
 
 
@@ -126,7 +125,7 @@ def _why_strange(name: str) -> str:
         return "adapters of embeddings are not supported"
     if _MAGNITUDE_MARK in name:
         return "it is a DoRA adapter, which is not supported"
-    return f"a tensor of a linear layer's adapter was expected, such as {_BEGINNING}....q_proj.lora_A.weight"
+    return f"expected a tensor of a linear layer's adapter, such as {_BEGINNING}....q_proj.lora_A.weight"
 
 
 def _factors(
@@ -140,7 +139,7 @@ def _factors(
 ) -> LowRankFactors:
     rank, (out_features, in_features) = config.rank(module), shape
     if rank > max_rank:
-        raise AdapterError(f"{folder}: {module} has rank {rank}, this engine takes {max_rank}. Raise lora.max_rank.")
+        raise AdapterError(f"{folder}: {module} has rank {rank}, the maximum is {max_rank}. Increase lora.max_rank.")
     beginning = f"{_BEGINNING}{module}.lora_"
     down = _tensor(folder, tensors, f"{beginning}A.weight", (rank, in_features))
     up = _tensor(folder, tensors, f"{beginning}B.weight", (out_features, rank))
@@ -160,11 +159,11 @@ def _tensor(folder: Path, tensors: Mapping[str, Tensor], name: str, shape: tuple
         raise AdapterError(f"{folder / _WEIGHTS} lacks {name!r}")
     if tuple(tensor.shape) != shape:
         raise AdapterError(
-            f"{folder / _WEIGHTS}: {name!r} has shape {list(tensor.shape)}, expected {list(shape)} by this model and "
-            f"{CONFIG_FILE}. Is it an adapter of another model?"
+            f"{folder / _WEIGHTS}: {name!r} has shape {list(tensor.shape)}, expected {list(shape)} from this model and "
+            f"{CONFIG_FILE}. Check that the adapter was trained for this model."
         )
     if not tensor.is_floating_point() or not bool(torch.isfinite(tensor.float()).all()):
-        raise AdapterError(f"{folder / _WEIGHTS}: {name!r} must hold finite floating-point numbers, is {tensor.dtype}")
+        raise AdapterError(f"{folder / _WEIGHTS}: {name!r} must have finite floating-point numbers, got {tensor.dtype}")
     return tensor
 
 

@@ -1,4 +1,4 @@
-"""The adapter_config.json of the `peft` library: what it asks for, and what of that is refused."""
+"""Reads `peft`'s adapter_config.json, and refuses features that are not supported."""
 
 import logging
 import math
@@ -21,7 +21,7 @@ CONFIG_FILE = "adapter_config.json"
 _MAX_CONFIG_BYTES = 4 << 20
 _NAMES_SHOWN = 5
 
-#: What an adapter may ask for beside two factors a projection, and that would be lost in silence; by its config entry.
+#: Unsupported features, which otherwise would be ignored silently: config entry -> reason.
 _REFUSED: Final[Mapping[str, str]] = {
     "use_dora": "it is a DoRA adapter, which also rescales the weights' columns",
     "use_qalora": "it is a QA-LoRA adapter, which pools the inputs",
@@ -29,17 +29,17 @@ _REFUSED: Final[Mapping[str, str]] = {
     "modules_to_save": "it replaces whole modules",
     "trainable_token_indices": "it changes embeddings of tokens",
     "layer_replication": "it repeats layers of the model",
-    "target_parameters": "it changes parameters that are no linear layers",
+    "target_parameters": "it changes parameters that are not linear layers",
     "lora_bias": "its factors have biases",
     "fan_in_fan_out": "its weights are transposed",
-    "alora_invocation_tokens": "it begins at certain tokens of the prompt only",
+    "alora_invocation_tokens": "it is active only after certain tokens of the prompt",
     "arrow_config": "it routes between adapters",
     "kasa_config": "it has a third factor",
 }
-#: Ways to begin training that take a part out of the model's own weights.
+#: Initializations that subtract a part of the model's own weights.
 _CHANGES_MODEL: Final = ("pissa", "olora", "corda", "loftq", "lora_ga")
-#: Entries that say where an adapter comes from or how it was trained, and change nothing of what is computed; or that
-#: say which modules have factors, which the tensors' names say, too.
+#: Entries without effect on the computation: the adapter's origin, its training, and which modules have factors, since
+#: the tensors' names contain that too.
 _WITHOUT_EFFECT: Final = frozenset(
     {
         *("task_type", "auto_mapping", "peft_version", "base_model_name_or_path", "revision", "inference_mode"),
@@ -53,7 +53,7 @@ Rank = Annotated[int, Field(ge=1, le=1 << 20)]
 
 
 class PeftConfig(BaseModel):
-    """The entries of adapter_config.json that change what is computed."""
+    """The entries of adapter_config.json that affect the computation."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -73,18 +73,18 @@ class PeftConfig(BaseModel):
         return self.r if rank is None else rank
 
     def scale(self, module: str) -> float:
-        """Return what the product of a module's factors is multiplied by (rsLoRA: arXiv:2312.03732)."""
+        """Return the scale of the product of a module's factors (rsLoRA: arXiv:2312.03732)."""
         rank, alpha = self.rank(module), self._alphas.find(module)
         return (self.lora_alpha if alpha is None else alpha) / (math.sqrt(rank) if self.use_rslora else rank)
 
     def names(self, module: str) -> bool:
-        """Whether `target_modules` lists a module by name; false where it is a pattern, or left out."""
+        """Return whether `target_modules` lists a module by name; False if it is a pattern or missing."""
         targets = self.target_modules if isinstance(self.target_modules, list) else []
         return any(module == target or module.endswith(f".{target}") for target in targets)
 
     @property
     def covers_all_layers(self) -> bool:
-        """Whether nothing takes single layers out of what `target_modules` names."""
+        """Whether no entry excludes single layers from `target_modules`."""
         extra = self.model_extra or {}
         return not any(extra.get(name) for name in ("layers_to_transform", "exclude_modules"))
 
@@ -98,10 +98,10 @@ class PeftConfig(BaseModel):
 
 
 def read_peft_config(folder: Path) -> PeftConfig:
-    """Read and check the configuration in an adapter's folder; entries that are not known are named in a warning.
+    """Read and check the configuration in an adapter's folder; unknown entries are logged as a warning.
 
     Raises:
-        AdapterError: it is missing, not what it says, or asks for what two factors a projection cannot say.
+        AdapterError: the file is missing or malformed, or needs more than two factors per projection.
     """
     file = folder / CONFIG_FILE
     try:
@@ -112,41 +112,43 @@ def read_peft_config(folder: Path) -> PeftConfig:
         first = error.errors()[0]
         place = ".".join(map(str, first["loc"]))
         reason = f"{place:.200}{': ' if place else ''}{first['msg']}"
-        raise AdapterError(f"{file} is not a LoRA adapter's: {reason}") from error
+        raise AdapterError(f"{file} is not the configuration of a LoRA adapter: {reason}") from error
     _check_kind(file, config)
     _say_what_is_unknown(file, config.model_extra or {})
     return config
 
 
 def _content(file: Path) -> bytes:
-    """Return what is in a file; one that could be read for ever, such as a pipe, is none."""
+    """Return the content of a regular file; others, such as pipes, are refused since reading may never end."""
     status = file.stat()
     if not stat.S_ISREG(status.st_mode):
         raise AdapterError(f"{file} is not a regular file")
     if status.st_size > _MAX_CONFIG_BYTES:
-        raise AdapterError(f"{file} has {status.st_size} bytes, expected {_MAX_CONFIG_BYTES} at most")
+        raise AdapterError(f"{file} has {status.st_size} bytes, expected at most {_MAX_CONFIG_BYTES}")
     return file.read_bytes()
 
 
 def _check_kind(file: Path, config: PeftConfig) -> None:
-    """Refuse what two factors a projection cannot say."""
+    """Refuse adapters that need more than two factors per projection."""
     if config.peft_type != "LORA":
-        raise AdapterError(f"{file}: peft_type is {config.peft_type!r:.200}, only LORA can be served")
+        raise AdapterError(f"{file}: peft_type is {config.peft_type!r:.200}, only LORA is supported")
     extra: Mapping[str, Any] = config.model_extra or {}
     for name, reason in _REFUSED.items():
         if extra.get(name):
             raise AdapterError(
-                f"{file}: {name} is {extra[name]!r:.200}: {reason}, which is not supported. Merge it instead."
+                f"{file}: {name} is {extra[name]!r:.200}: {reason}, which is not supported. Merge the adapter into the "
+                "model instead."
             )
     if config.bias != "none":
         raise AdapterError(
-            f"{file}: bias is {config.bias!r:.200}: it changes biases, which is not supported. Merge it instead."
+            f"{file}: bias is {config.bias!r:.200}: it changes biases, which is not supported. Merge the adapter into "
+            "the model instead."
         )
     begun = config.init_lora_weights
     if isinstance(begun, str) and begun.lower().startswith(_CHANGES_MODEL):
         raise AdapterError(
             f"{file}: init_lora_weights is {begun!r:.200}: the adapter was trained on changed weights of the model. "
-            "Save it with path_initial_model_for_weight_conversion, which makes it one for the unchanged model."
+            "Save it with path_initial_model_for_weight_conversion, which converts it for the unchanged model."
         )
 
 
@@ -156,8 +158,8 @@ def _say_what_is_unknown(file: Path, extra: Mapping[str, Any]) -> None:
         shown = ", ".join(f"{name:.80}" for name in unknown[:_NAMES_SHOWN])
         more = len(unknown) - _NAMES_SHOWN
         _logger.warning(
-            "%s: %s%s: not known here, and without effect. If it changes what the adapter computes, merge the adapter "
-            "into the model with `peft`, and serve that.",
+            "%s: unknown entries are ignored: %s%s. If they affect the adapter's computation, merge the adapter into "
+            "the model with `peft` and serve the merged model.",
             file, shown, f" and {more} more" if more > 0 else "",
         )  # fmt: skip
     _logger.debug("%s: trained on %s", file, extra.get("base_model_name_or_path"))

@@ -1,1 +1,1 @@
-"""Embeddings, scores and classes out of hidden states."""
+"""Embeddings, scores and classes from hidden states."""

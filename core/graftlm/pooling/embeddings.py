@@ -1,4 +1,4 @@
-"""From what users say of embeddings to pooling, and from pooled hidden states to the embeddings that they see."""
+"""Converts a call's embedding parameters to pooling, and pooled hidden states to embeddings."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,28 +10,28 @@ from graftlm.types import RequestOutput, SamplingParams
 
 __all__ = ["POOLED", "EmbeddingForm", "embedding_form", "normalized", "pooled_vector"]
 
-#: What a request for a vector has in the place of sampling parameters: it samples nothing.
+#: Sampling parameters of pooling requests, which sample nothing.
 POOLED = SamplingParams(max_tokens=1, temperature=0.0)
 
 
 class EmbeddingForm:
-    """How a call wants its embeddings.
+    """The form of a call's embeddings.
 
     Attributes:
         pooling: of the hidden states.
     """
 
     def __init__(self, pooling: Pooling, normalize: bool, dimensions: int | None) -> None:
-        """Take what `embedding_form` has checked."""
+        """Store parameters that `embedding_form` has checked."""
         self.pooling = pooling
         self._normalize = normalize
         self._dimensions = dimensions
 
     def finish(self, vector: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Return the embedding of a pooled vector, float32 [hidden]: its first dimensions, of unit length if wanted.
+        """Return the embedding of a pooled vector, float32 [hidden]: its first dimensions, normalized if requested.
 
         Raises:
-            RequestError: it has fewer dimensions than are wanted.
+            RequestError: the vector has fewer dimensions than requested.
         """
         if self._dimensions is not None and self._dimensions > len(vector):
             raise RequestError(
@@ -47,31 +47,31 @@ def embedding_form(
     normalize: bool | None = None,
     dimensions: object = None,
 ) -> EmbeddingForm:
-    """Return how a call wants its embeddings; None stands for the checkpoint's own way.
+    """Check a call's embedding parameters; None selects the checkpoint's default.
 
     Raises:
-        RequestError: `pooling` is no way to pool, or `dimensions` no whole number above 0.
-        UnsupportedFeatureError: the checkpoint's own way is wanted, and cannot be gone.
+        RequestError: `pooling` is not supported, or `dimensions` is not an integer above 0.
+        UnsupportedFeatureError: the checkpoint's default pooling was selected and is not supported.
     """
     if pooling is None and defaults.obstacle is not None:
         raise UnsupportedFeatureError(
-            f"this checkpoint's embeddings cannot be made as it says: {defaults.obstacle}. Set pooling to 'mean' or "
-            "'last' to have its hidden states all the same."
+            f"this checkpoint's own way of pooling is not supported: {defaults.obstacle}. Set pooling to 'mean' or "
+            "'last' to get its pooled hidden states."
         )
     way = defaults.pooling if pooling is None else pooling
     if way not in ("mean", "last"):
-        hint = ": in a causal model, the first token has seen no other" if way == "cls" else ""
+        hint = ": in a causal model, the first token attends to no other token" if way == "cls" else ""
         raise RequestError(f"pooling must be 'mean' or 'last', got {way!r}{hint}", param="pooling")
     is_whole = isinstance(dimensions, int) and not isinstance(dimensions, bool)
     if dimensions is not None and (not isinstance(dimensions, int) or not is_whole or dimensions < 1):
-        raise RequestError(f"dimensions must be a whole number above 0, got {dimensions!r}", param="dimensions")
+        raise RequestError(f"dimensions must be an integer above 0, got {dimensions!r}", param="dimensions")
     return EmbeddingForm(
         MEAN if way == "mean" else LAST, defaults.normalize if normalize is None else normalize, dimensions
     )
 
 
 def normalized(vector: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Return a vector, float32 [n], scaled to unit length; a zero vector as it is."""
+    """Return a vector, float32 [n], scaled to unit length; a zero vector is unchanged."""
     length = float(np.linalg.norm(vector.astype(np.float64)))
     return vector if length == 0.0 else (vector / length).astype(np.float32)
 
@@ -80,9 +80,9 @@ def pooled_vector(output: RequestOutput, vector: bytes | None) -> NDArray[np.flo
     """Return a prompt's vector, float32 [n].
 
     Raises:
-        RequestFailedError: the request ended without one.
+        RequestFailedError: the request ended without a vector.
     """
     if vector is None:
-        reason = output.error or (output.finish_reason and output.finish_reason.value) or "it has not ended"
+        reason = output.error or (output.finish_reason and output.finish_reason.value) or "it is not finished"
         raise RequestFailedError(f"request {output.request_id} has no vector: {reason}")
     return np.frombuffer(vector, dtype=np.float32)

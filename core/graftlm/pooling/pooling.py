@@ -1,4 +1,4 @@
-"""What a request asks for that wants one vector of its prompt, and no tokens."""
+"""The parameters of a pooling request, which returns one vector of its prompt and no tokens."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -12,15 +12,15 @@ _WAYS: Final = ("mean", "last", "scores", "labels")
 
 @dataclass(frozen=True, slots=True)
 class Pooling:
-    """How a prompt's final hidden states become one vector.
+    """The pooling of a prompt's final hidden states to one vector.
 
     Attributes:
-        way: "mean" of all tokens' states, or of the "last" token the states themselves, the "scores" of the model's
-            head, or the log-probabilities of "labels" as the next token.
+        way: "mean": mean of all tokens' hidden states. "last": hidden state of the last token. "scores": the model's
+            score head of the last token. "labels": log-probabilities of labels as the next token.
         token_ids: the labels, in the vector's order.
 
     Raises:
-        RequestError: there is no such way, or labels are missing or surplus.
+        RequestError: the way is unknown, labels are missing, or there are labels but the way is not "labels".
     """
 
     way: str
@@ -30,11 +30,13 @@ class Pooling:
         if self.way not in _WAYS:
             raise RequestError(f"pooling must be one of {', '.join(_WAYS)}, got {self.way!r}")
         if (self.way == "labels") != bool(self.token_ids):
-            raise RequestError(f"pooling {self.way!r} takes {'at least one label' if not self.token_ids else 'none'}")
+            raise RequestError(
+                f"pooling {self.way!r} needs {'at least one label' if not self.token_ids else 'no labels'}"
+            )
 
     @property
     def reads_all(self) -> bool:
-        """Whether the states of every token are read; else those of the last one."""
+        """Whether the hidden states of all tokens are read; otherwise that of the last token."""
         return self.way == "mean"
 
 

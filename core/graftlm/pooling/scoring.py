@@ -1,4 +1,4 @@
-"""Scores of texts and of pairs of texts: what is asked of the model, and what its numbers become."""
+"""Scores of texts and of pairs of texts: the pooling for the model, and the scores from its output."""
 
 from collections.abc import Sequence
 from numbers import Integral
@@ -26,12 +26,12 @@ __all__ = [
 #: A query, an item or a document: text or token ids.
 Piece: TypeAlias = str | Sequence[int]
 
-#: What is scored beside a query: one piece or several.
+#: Items to score with a query: one piece or several.
 Items: TypeAlias = Piece | Sequence[Piece]
 
 
 def scoring_pooling(label_token_ids: Sequence[int] | None) -> Pooling:
-    """Return what is asked of the model: the log-probabilities of labels as the next token, or its head's scores.
+    """Return the pooling of scores: log-probabilities of labels as the next token, or the model's score head.
 
     Raises:
         RequestError: `label_token_ids` is not a list of token ids.
@@ -40,23 +40,26 @@ def scoring_pooling(label_token_ids: Sequence[int] | None) -> Pooling:
 
 
 def relevance_pooling(label_token_ids: Sequence[int] | None) -> Pooling:
-    """Return what is asked of the model for `relevance`.
+    """Return the pooling for `relevance`.
 
     Raises:
-        RequestError: there is one label, whose share among the labels says nothing.
+        RequestError: there is only one label, whose probability among the labels is always 1.
     """
     pooling = scoring_pooling(label_token_ids)
     if len(pooling.token_ids) == 1:
-        message = "label_token_ids: give the token of a relevant document first, and that of others after it"
+        message = (
+            "label_token_ids must have at least two token ids, got one: first that of a relevant document, then those "
+            "of others"
+        )
         raise RequestError(message, param="label_token_ids")
     return pooling
 
 
 def check_labels(label_token_ids: object) -> tuple[int, ...]:
-    """Return labels as a tuple.
+    """Return checked labels as a tuple.
 
     Raises:
-        RequestError: they are not a list of at least one token id.
+        RequestError: `label_token_ids` is not a list of at least one token id.
     """
     is_list = isinstance(label_token_ids, list | tuple) and bool(label_token_ids)
     if not is_list or not isinstance(label_token_ids, list | tuple):
@@ -65,12 +68,12 @@ def check_labels(label_token_ids: object) -> tuple[int, ...]:
         )
     wrong = [label for label in label_token_ids if isinstance(label, bool) or not isinstance(label, Integral)]
     if wrong:
-        raise RequestError(f"label_token_ids must hold token ids, got {wrong[0]!r}", param="label_token_ids")
-    return tuple(int(label) for label in label_token_ids)  # a tokenizer's are numpy's
+        raise RequestError(f"label_token_ids must have token ids only, got {wrong[0]!r}", param="label_token_ids")
+    return tuple(int(label) for label in label_token_ids)  # token ids of a tokenizer are numpy integers
 
 
 def listed(items: Items) -> list[Piece]:
-    """Return items as a list; a text, or a flat list of token ids, is one item."""
+    """Return items as a list; a text or a flat list of token ids is one item."""
     if isinstance(items, str):
         return [items]
     pieces: list[Any] = list(items)
@@ -78,16 +81,16 @@ def listed(items: Items) -> list[Piece]:
 
 
 def joined(query: Piece, item: Piece, *, item_first: bool) -> str | list[int]:
-    """Return a query and an item as one prompt, one right after the other.
+    """Return the concatenation of a query and an item as one prompt.
 
     Raises:
-        InvalidPromptError: one is text and the other is not.
+        InvalidPromptError: one is text and the other is token ids.
     """
     first, second = (item, query) if item_first else (query, item)
     if isinstance(first, str) and isinstance(second, str):
         return first + second
     if isinstance(first, str) or isinstance(second, str):
-        raise InvalidPromptError("query and items must be all text, or all token ids")
+        raise InvalidPromptError("query and items must all be text, or all be token ids")
     return [*first, *second]
 
 
@@ -95,19 +98,18 @@ def scores_of(vector: NDArray[np.float32], pooling: Pooling, *, apply_softmax: b
     """Return the scores of one text.
 
     Args:
-        vector: float32 [labels], what `pooling` gave: log-probabilities, or numbers of a head.
-        apply_softmax: have the scores add up to 1.
+        vector: float32 [labels], the result of `pooling`: log-probabilities, or outputs of a score head.
+        apply_softmax: whether the scores are normalized to the sum 1.
 
-    Returns: one number for each label: probabilities, or what the head gives.
+    Returns: one number per label: probabilities, or outputs of the score head.
 
     Raises:
-        RequestError: one number is to add up to 1.
+        RequestError: softmax of a single score.
     """
     if apply_softmax and len(vector) == 1:
         raise RequestError(
-            "apply_softmax has the scores of an item add up to 1, and here an item has one score, which would always "
-            "be 1. Leave it out; /v1/rerank, and /v1/score with text_1 and text_2, bring the one number of a head "
-            "between 0 and 1",
+            "apply_softmax needs at least two scores per item, got one: its softmax is always 1. Remove apply_softmax; "
+            "/v1/rerank, and /v1/score with text_1 and text_2, map the single score of a head to 0 to 1",
             param="apply_softmax",
         )
     numbers = vector.astype(np.float64)
@@ -118,19 +120,19 @@ def scores_of(vector: NDArray[np.float32], pooling: Pooling, *, apply_softmax: b
 
 
 def relevance(vector: NDArray[np.float32], pooling: Pooling, *, use_activation: bool = True) -> float:
-    """Return how well a document fits a query, from 0 to 1: what rerankers say by one number, or by a first label.
+    """Return the relevance of a document for a query, 0 to 1: the first label's share, or a reranker's only score.
 
     Args:
-        use_activation: False gives the one number of a head as it is.
+        use_activation: whether the sigmoid is applied to the score of a head.
 
     Raises:
-        RequestError: the head gives several numbers, of which none is the relevance.
+        RequestError: the head has several outputs, none of which is the relevance.
     """
     if pooling.way == "labels":
         return scores_of(vector, pooling, apply_softmax=True)[0]
     if len(vector) != 1:
         raise RequestError(
-            f"this model's score head gives {len(vector)} numbers for a text, not the one of a reranker; /classify and "
+            f"this model's score head has {len(vector)} outputs per text, expected 1 as in a reranker; /classify and "
             "Engine.classify return all of them"
         )
     return sigmoid(float(vector[0])) if use_activation else float(vector[0])

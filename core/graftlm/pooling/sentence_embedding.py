@@ -1,4 +1,4 @@
-"""How a checkpoint's embeddings are made, as the files of sentence-transformers beside it say."""
+"""A checkpoint's embedding defaults, from its files of sentence-transformers."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,18 +12,18 @@ __all__ = ["EmbeddingDefaults", "read_embedding_defaults"]
 
 _MODULES: Final = "modules.json"
 
-#: Ways to pool, as these files name them -> as requests do.
+#: Name of a pooling in these files -> name in requests.
 _WAYS: Final[Mapping[str, str]] = {"mean_tokens": "mean", "mean": "mean", "lasttoken": "last", "last": "last"}
 
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingDefaults:
-    """What holds for embeddings where a request is silent.
+    """Default parameters of embeddings.
 
     Attributes:
         pooling: "mean" or "last".
         normalize: whether vectors are scaled to unit length.
-        obstacle: why the checkpoint's own embeddings cannot be made; None: they can.
+        obstacle: why the checkpoint's own pooling is not supported; None: it is supported.
     """
 
     pooling: str = "mean"
@@ -32,10 +32,10 @@ class EmbeddingDefaults:
 
 
 def read_embedding_defaults(path: Path) -> EmbeddingDefaults:
-    """Read modules.json and what it names; without it, the mean of unit length.
+    """Read modules.json and its pooling configuration. Without it: mean pooling, normalized.
 
     Raises:
-        CheckpointError: a file is not what it should be.
+        CheckpointError: a file is malformed.
     """
     file = path / _MODULES
     if not file.is_file():
@@ -44,7 +44,7 @@ def read_embedding_defaults(path: Path) -> EmbeddingDefaults:
     if not isinstance(modules, list) or not all(
         isinstance(m, dict) and isinstance(m.get("type"), str) for m in modules
     ):
-        raise CheckpointError(f"{file} must list modules, each with its type, got {str(modules)[:200]}")
+        raise CheckpointError(f"{file} must be a list of modules with their types, got {str(modules)[:200]}")
     kinds = {module["type"].rpartition(".")[2]: module for module in modules}
     strange = sorted(set(kinds) - {"Transformer", "Pooling", "Normalize"})
     way = _pooling_mode(path, kinds["Pooling"]) if "Pooling" in kinds else "mean_tokens"
@@ -54,21 +54,21 @@ def read_embedding_defaults(path: Path) -> EmbeddingDefaults:
 
 def _obstacle(strange: list[str], way: str) -> str | None:
     if strange:
-        return f"its embeddings go through a module {strange[0]!r}, which is not supported"
+        return f"its embeddings use a module {strange[0]!r}, which is not supported"
     if way in _WAYS:
         return None
-    why = ", and in a causal model the first token has seen no other" if "cls" in way else ""
+    why = ": in a causal model, the first token attends to no other token" if "cls" in way else ""
     return f"its embeddings are pooled by {way!r}{why}"
 
 
 def _pooling_mode(path: Path, module: Mapping[str, Any]) -> str:
-    """Return the one way to pool that is switched on; several of them joined by commas."""
+    """Return the pooling mode that is enabled; several are joined by commas."""
     name = module.get("path") or ""
     folder = path if name == "" else named_file(path, name, f"{path / _MODULES}: path")
     file = folder / "config.json"
     config = read_json_value(file)
     if not isinstance(config, dict):
-        raise CheckpointError(f"{file} must hold a JSON object, got {type(config).__name__}")
+        raise CheckpointError(f"{file} must be a JSON object, got {type(config).__name__}")
     if isinstance(config.get("pooling_mode"), str):
         return str(config["pooling_mode"])
     prefix = "pooling_mode_"
