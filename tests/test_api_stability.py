@@ -137,8 +137,8 @@ def test_a_deprecated_hook_is_told_once_and_still_called(decorator, said, caplog
     [
         (1, range(1, 3), None),  # an older one that still works
         (2, range(1, 3), None),
-        (3, range(1, 3), r"for plugin API 3, this graftlm speaks 1 to 2: install an older release"),
-        (1, range(2, 4), r"for plugin API 1, this graftlm speaks 2 to 3: install a newer release"),
+        (3, range(1, 3), r"for plugin API 3, this graftlm supports 1 to 2: install an older release"),
+        (1, range(2, 4), r"for plugin API 1, this graftlm supports 2 to 3: install a newer release"),
     ],
 )
 def test_providers_of_the_versions_that_are_spoken_are_accepted(api_version, spoken, refusal):
@@ -237,10 +237,10 @@ def test_who_observes_is_told_when_an_engine_looks_it_up(monkeypatch, capsys):
     for hook in OBSERVER_HOOKS:
         registry.observers(hook)
     told = [re.sub(r" +", " ", line.partition("] ")[2]) for line in capsys.readouterr().err.splitlines()]
-    assert told[0] == "request_finished nobody observes"
+    assert told[0] == "request_finished no observers"
     assert told[1].startswith("step_finished Observes (")
     assert told[1].endswith("): observes")
-    assert told[2] == "cache_event nobody observes"
+    assert told[2] == "cache_event no observers"
 
 
 def test_every_hook_offers_or_observes():

@@ -205,7 +205,7 @@ FAILURES = [
     ),
     (
         "from graftlm import hookimpl\n@hookimpl(wrapper=True)\ndef provide_models():\n    return (yield)",
-        "wraps hook 'provide_models'; graftlm's hooks take no wrappers",
+        "wraps hook 'provide_models'; graftlm's hooks do not support wrappers",
     ),
     (
         "from graftlm import hookimpl\n@hookimpl(wrapper=True)\ndef provide_models(): return []",
@@ -252,7 +252,7 @@ def test_two_objects_that_are_equal_cannot_both_be_plugins():
 
         __hash__ = object.__hash__
 
-    with pytest.raises(PluginLoadError, match="equals another plugin that is loaded"):
+    with pytest.raises(PluginLoadError, match="is equal to another loaded plugin"):
         load(Same(), Same())
 
 
@@ -285,7 +285,7 @@ def test_a_failed_plugin_is_fatal_when_a_name_it_may_have_offered_is_selected(in
 @pytest.mark.parametrize(
     ("bad", "message"),
     [
-        (provider("Upper"), "offers eviction strategy 'Upper' whose name must be lower case letters, digits"),
+        (provider("Upper"), "provides eviction strategy 'Upper', whose name must be lower case letters, digits"),
         (provider(""), "whose name must be lower case letters"),
         (provider(None), "whose name must be lower case letters"),
         (provider("auto"), "whose name must be lower case letters, digits, '_', '.' or '-', and not 'auto'"),
@@ -294,8 +294,8 @@ def test_a_failed_plugin_is_fatal_when_a_name_it_may_have_offered_is_selected(in
         (provider(options=dict), "whose options must be a pydantic model class, got <class 'dict'>"),
         (provider(options=NoOptions()), "whose options must be a pydantic model class"),
         (provider(unavailable="never"), "whose unavailable must be a function, got 'never'"),
-        (provider(rank="high"), "whose rank must be a whole number, got 'high'"),
-        ("lru", "offers 'lru' through provide_eviction_strategies, which takes instances of graftlm.Provider"),
+        (provider(rank="high"), "whose rank must be an integer, got 'high'"),
+        ("lru", "returned 'lru' from provide_eviction_strategies, expected instances of graftlm.Provider"),
     ],
 )
 def test_a_provider_with_a_wrong_field_is_refused(install, bad, message):
@@ -323,8 +323,8 @@ def test_a_provider_for_another_api_version_is_refused_with_one_sentence(install
     install("foo", source_of_strategies("theirs", api_version=version))
     registry = load(Strategies(provider("sound")))
     sentence = (
-        f"foo 1.0 built eviction strategy 'theirs' for plugin API {version}, this graftlm speaks 1: "
-        f"install {remedy} release of foo, or another graftlm"
+        f"foo 1.0 built eviction strategy 'theirs' for plugin API {version}, this graftlm supports 1: "
+        f"install {remedy} release of foo, or another version of graftlm"
     )
     assert [str(failure) for failure in registry.failures] == [sentence]
     assert registry.names("eviction") == ["sound"]
@@ -384,7 +384,7 @@ def test_a_duplicate_name_is_an_error_that_names_both_when_it_is_selected(two_lr
         registry.provider("eviction", "lru")
     assert str(caught.value) == (
         "Eviction strategy 'lru' is provided by dist-one 1.0 and by dist-two 2.0. "
-        "Choose with plugins.prefer: {eviction/lru: dist-one}, or leave one out with plugins.disabled."
+        "Choose with plugins.prefer: {eviction/lru: dist-one}, or disable one with plugins.disabled."
     )
 
 
@@ -560,8 +560,8 @@ def test_an_unsupported_architecture_lists_the_supported_ones():
     with pytest.raises(UnsupportedArchitectureError) as caught:
         load(Models()).model_for(("LamaForCausalLM",))
     assert str(caught.value) == (
-        "No model serves LamaForCausalLM. Supported architectures: GpuForCausalLM, LlamaForCausalLM, "
-        "MistralForCausalLM. The nearest is LlamaForCausalLM. Install a plugin that serves it, or set "
+        "No model supports LamaForCausalLM. Supported architectures: GpuForCausalLM, LlamaForCausalLM, "
+        "MistralForCausalLM. The nearest is LlamaForCausalLM. Install a plugin that supports it, or set "
         "model.architecture to one of: fast, gpu-only, llama."
     )
 
@@ -920,16 +920,16 @@ def test_the_example_in_the_docs_is_a_plugin(install):
     [
         (
             {"disabled": ["cahce"]},
-            "plugins.disabled: no plugin is called 'cahce'; did you mean 'cache'?",
+            "plugins.disabled: no plugin has the name 'cahce'; did you mean 'cache'?",
         ),
-        ({"disabled": ["qqqq"]}, "plugins.disabled: no plugin is called 'qqqq'"),
+        ({"disabled": ["qqqq"]}, "plugins.disabled: no plugin has the name 'qqqq'"),
         (
             {"prefer": {"eviction/lruu": "graftlm"}},
             "plugins.prefer: nothing provides 'eviction/lruu'; did you mean 'eviction/lru'?",
         ),
         (
             {"prefer": {"eviction/lru": "graftml"}},
-            "plugins.prefer: no plugin is called 'graftml'; did you mean 'graftlm'?",
+            "plugins.prefer: no plugin has the name 'graftml'; did you mean 'graftlm'?",
         ),
         ({"disabled": ["graftlm_cache"], "prefer": {"eviction/lru": "graftlm"}}, None),
     ],

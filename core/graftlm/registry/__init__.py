@@ -1,4 +1,4 @@
-"""Loads plugins and answers which provider a name means, why not, and where it comes from."""
+"""Loads plugins, and finds providers by name with their origin and availability."""
 
 from graftlm.registry.families import FAMILIES, Family
 from graftlm.registry.listeners import OBSERVER_HOOKS, Listener

@@ -1,4 +1,4 @@
-"""The families of providers: what each is called, offered through, configured at, and must be an instance of."""
+"""The families of providers: names, hooks, contracts and configuration keys."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -32,15 +32,15 @@ class Family:
     """One kind of replaceable part.
 
     Attributes:
-        key: in `plugins.prefer`, `graftlm plugins` and calls of the registry.
-        title: in messages.
-        hook: through which plugins offer it.
-        contract: what `create` must return an instance of.
-        capabilities: what `Provider.capabilities` must be an instance of; None when the family has none.
-        name_path: the configuration's key for the name; None when requests name it.
-        options_path: the configuration's key for the options; None when the configuration has none.
-        is_optional: whether an engine runs without any.
-        has_auto: whether the registry may choose; otherwise no name means none.
+        key: the family's name in `plugins.prefer`, `graftlm plugins` and calls of the registry.
+        title: the family's name in messages.
+        hook: the hook through which plugins provide it.
+        contract: the type of the object that `create` returns.
+        capabilities: the type of `Provider.capabilities`; None if the family has no capabilities.
+        name_path: configuration key of the name; None if requests name the provider.
+        options_path: configuration key of the options; None if the configuration has none.
+        is_optional: whether an engine runs without a provider of this family.
+        has_auto: whether "auto" selects a provider; otherwise a missing name selects none.
     """
 
     key: str

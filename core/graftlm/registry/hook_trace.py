@@ -1,4 +1,4 @@
-"""What hooks were called while plugins were loaded, and who observes, on standard error: `GRAFTLM_TRACE_HOOKS=1`."""
+"""Prints hook calls while plugins are loaded, and the observers, to standard error: `GRAFTLM_TRACE_HOOKS=1`."""
 
 import os
 import sys
@@ -14,10 +14,10 @@ T = TypeVar("T")
 
 
 class HookTrace:
-    """Calls functions, and says how long each took and what it gave.
+    """Calls functions and prints their duration and result.
 
     Args:
-        stream: where lines go; None says nothing.
+        stream: target of the lines; None: no lines.
         clock: in seconds.
     """
 
@@ -26,12 +26,12 @@ class HookTrace:
         self._clock = clock
 
     def call(self, what: str, plugin: str, function: Callable[[], T], told: Callable[[T], str]) -> T:
-        """Call a function, and tell of it, also when it raises.
+        """Call a function and print a line, also when it raises.
 
         Args:
             what: a hook, or "import".
-            plugin: whose function it is.
-            told: what to say of the result.
+            plugin: the plugin of the function.
+            told: returns the description of the result.
         """
         if self._stream is None:
             return function()
@@ -46,11 +46,11 @@ class HookTrace:
             self.tell(what, f"{plugin}: {outcome}, {took_ms:.1f} ms")
 
     def tell(self, what: str, said: str) -> None:
-        """Tell a line of a hook."""
+        """Print a line for a hook."""
         if self._stream is not None:
             print(f"hooks[{os.getpid()}] {what:<28} {said}", file=self._stream)
 
 
 def trace_of(environment: Mapping[str, str]) -> HookTrace:
-    """Return the trace that the environment asks for: to standard error, or none."""
+    """Return the trace that the environment selects: to standard error, or none."""
     return HookTrace(sys.stderr if environment.get(_VARIABLE, "0") not in ("", "0") else None)

@@ -36,12 +36,12 @@ ENTRY_POINT_GROUP = "graftlm"
 
 @dataclass(frozen=True, slots=True)
 class Plugin:
-    """Where a plugin comes from.
+    """A plugin's name and origin.
 
     Attributes:
-        name: its entry point's name, or its module's.
-        module: the module it lives in.
-        distribution: the installed distribution that brings it, or its module when none does.
+        name: name of its entry point, or of its module.
+        module: its module.
+        distribution: the installed distribution that contains it, or its module if there is none.
         version: of the distribution, or None.
     """
 
@@ -56,7 +56,7 @@ class Plugin:
         return f"{self.distribution} {self.version}" if self.version else self.distribution
 
     def is_called(self, name: str) -> bool:
-        """Say whether a name means this plugin: its own, its module's, or its distribution's in any spelling."""
+        """Return whether a name is that of this plugin, its module or its distribution (in any spelling)."""
         return name in (self.name, self.module) or _normalised(name) == _normalised(self.distribution)
 
 
@@ -65,7 +65,7 @@ class PluginFailure:
     """A plugin, or a part of one, that could not be loaded.
 
     Attributes:
-        family, provider: which part failed; None when it is the whole plugin, or is not known.
+        family, provider: the failed part; None if the whole plugin failed, or if the part is unknown.
     """
 
     plugin: Plugin
@@ -86,7 +86,7 @@ class HookImplementation:
     argument_names: tuple[str, ...]
 
     def call(self, **arguments: object) -> Any:
-        """Call it with those of a hook's arguments that it takes: a hook may have grown since it was written."""
+        """Call it with the arguments that it takes; newer versions of a hook may have more arguments."""
         return self.function(*(arguments[name] for name in self.argument_names))
 
 
@@ -96,7 +96,7 @@ def describe_error(error: BaseException) -> str:
 
 
 def _normalised(distribution: str) -> str:
-    return re.sub(r"[-_.]+", "-", distribution).lower()  # as package indexes compare names
+    return re.sub(r"[-_.]+", "-", distribution).lower()  # the normalization of package indexes
 
 
 class PluginLoader:
@@ -105,24 +105,24 @@ class PluginLoader:
     def __init__(
         self, disabled: Sequence[str] = (), trace: HookTrace | None = None, specs: ModuleType | type = hookspecs
     ) -> None:
-        """Make one that has loaded nothing.
+        """Create a loader without plugins.
 
         Args:
-            disabled: what is left out.
-            trace: hears of every import.
-            specs: where the hooks are specified.
+            disabled: names of plugins, modules or distributions that are not loaded.
+            trace: prints every import.
+            specs: the module or class with the hook specifications.
         """
         self._trace = trace or HookTrace()
         self._specs = specs
         self.failures: list[PluginFailure] = []
         self._disabled = disabled
-        self._met: list[Plugin] = []  # disabled and failed ones included
+        self._met: list[Plugin] = []  # including disabled and failed plugins
         self._manager = pluggy.PluginManager(hookspecs.PROJECT_NAME)
         self._manager.add_hookspecs(specs)
-        self._plugins: dict[int, Plugin] = {}  # by id of the registered object, which the manager keeps alive
+        self._plugins: dict[int, Plugin] = {}  # by id of the registered object; the manager keeps the object alive
 
     def load_installed(self) -> None:
-        """Load what installed distributions offer as entry points, in an order that every process shares."""
+        """Load the entry points of installed distributions, in an order that is the same in all processes."""
         found = [(_plugin_of_entry_point(point), point) for point in metadata.entry_points(group=ENTRY_POINT_GROUP)]
         for plugin, point in sorted(found, key=lambda pair: (pair[0].distribution, pair[0].name, pair[1].value)):
             self._load_or_record(plugin, point.load)
@@ -134,7 +134,7 @@ class PluginLoader:
         )
 
     def load_object(self, plugin_object: object) -> Plugin:
-        """Load a module, the module of an import name, or an instance, unless it is disabled.
+        """Load a plugin (a module, an import name or an instance) unless it is disabled.
 
         Raises:
             PluginLoadError: it cannot be imported, or its hooks are wrong.
@@ -142,12 +142,12 @@ class PluginLoader:
         if isinstance(plugin_object, str):
             return self._load_name(plugin_object)
         if plugin_object is None:
-            raise PluginLoadError("a plugin is a module, the import name of one, or an instance; got None")
+            raise PluginLoadError("a plugin must be a module, the import name of a module, or an instance, got None")
         if isinstance(plugin_object, ModuleType):
             plugin = _plugin_of_module(plugin_object.__name__, _called_like(plugin_object.__name__))
         elif isinstance(plugin_object, type):
             name = plugin_object.__qualname__
-            raise PluginLoadError(f"a plugin is a module or an instance, got the class {name}; pass {name}()")
+            raise PluginLoadError(f"a plugin must be a module or an instance, got the class {name}; pass {name}()")
         else:
             kind = type(plugin_object)
             home = _plugin_of_module(kind.__module__, _called_like(kind.__module__))
@@ -165,7 +165,7 @@ class PluginLoader:
         return plugin
 
     def implementations(self, hook: str) -> list[HookImplementation]:
-        """Return what implements a hook, in the order pluggy would call it."""
+        """Return the implementations of a hook, in pluggy's calling order."""
         caller: pluggy.HookCaller = getattr(self._manager.hook, hook)
         return [
             HookImplementation(self._plugins[id(impl.plugin)], impl.function, tuple(impl.argnames))
@@ -185,7 +185,7 @@ class PluginLoader:
         return self._trace.call("import", who, lambda: _imported(plugin, import_object), lambda _: plugin.module)
 
     def unknown(self, names: Iterable[str]) -> list[tuple[str, str | None]]:
-        """Return those names that mean no plugin that was met, each with the nearest one that does."""
+        """Return those names that are no plugin's, each with the nearest name of a plugin or None."""
         known = {name for plugin in self._met for name in (plugin.name, plugin.module, plugin.distribution)}
         return [
             (name, nearest(name, sorted(known)))
@@ -199,14 +199,14 @@ class PluginLoader:
 
     def _register(self, plugin: Plugin, plugin_object: object) -> None:
         if id(plugin_object) in self._plugins:
-            return  # the same module by two ways is one plugin
+            return  # a module that is given twice is one plugin
         key = f"{plugin.label}/{plugin.name}/{len(self._plugins)}"
         try:
             with warnings.catch_warnings(record=True) as deprecations:
                 warnings.simplefilter("always")
                 self._manager.register(plugin_object, name=key)
         except ValueError as error:
-            raise PluginLoadError(f"plugin '{plugin.name}' equals another plugin that is loaded") from error
+            raise PluginLoadError(f"plugin '{plugin.name}' is equal to another loaded plugin") from error
         except pluggy.PluginValidationError as error:
             mismatch = self._signature_mismatch(plugin, plugin_object)
             refused = f"plugin '{plugin.name}' has a hook that cannot be registered: {' '.join(str(error).split())}"
@@ -219,7 +219,7 @@ class PluginLoader:
             logger.warning("plugin '%s' (dist %s): %s", plugin.name, plugin.label, _one_line(deprecation.message))
 
     def _misuse(self, plugin: Plugin, plugin_object: object) -> str | None:
-        """Say what is wrong with a registered plugin's hooks, or None."""
+        """Return the error in a registered plugin's hooks, or None."""
         callers = self._manager.get_hookcallers(plugin_object) or []
         known = _hook_names(self._specs)
         if not callers:
@@ -227,7 +227,7 @@ class PluginLoader:
         for caller in callers:
             impl = next(impl for impl in caller.get_hookimpls() if impl.plugin is plugin_object)
             if impl.wrapper or impl.hookwrapper:
-                return f"plugin '{plugin.name}' wraps hook '{caller.name}'; graftlm's hooks take no wrappers"
+                return f"plugin '{plugin.name}' wraps hook '{caller.name}'; graftlm's hooks do not support wrappers"
             if not caller.has_spec() and not impl.optionalhook:
                 close = nearest(caller.name, known)
                 hint = f"did you mean {_definition(self._specs, close)}?" if close else f"hooks are: {', '.join(known)}"
@@ -236,7 +236,7 @@ class PluginLoader:
         return None
 
     def _signature_mismatch(self, plugin: Plugin, plugin_object: object) -> str | None:
-        """Name the hook whose implementation takes what its specification does not offer, and both signatures."""
+        """Return an error with both signatures if an implementation has an argument that its hook does not have."""
         for attribute in dir(plugin_object):
             options = self._manager.parse_hookimpl_opts(plugin_object, attribute)
             if options is None:
@@ -255,7 +255,7 @@ class PluginLoader:
 def _imported(plugin: Plugin, import_object: Callable[[], object]) -> object:
     try:
         return import_object()
-    except (Exception, SystemExit) as error:  # whatever a stranger's module does when imported
+    except (Exception, SystemExit) as error:  # importing a third-party module may raise anything
         raise PluginLoadError(
             f"plugin '{plugin.name}' (dist {plugin.label}) failed to load: {describe_error(error)}"
         ) from error
@@ -274,7 +274,7 @@ def _plugin_of_module(name: str, distribution: metadata.Distribution | None) -> 
 
 
 def _called_like(module: str) -> metadata.Distribution | None:
-    """Return the distribution that is called as a module's top package is, as most are."""
+    """Return the distribution with the name of a module's top package, or None."""
     try:
         return metadata.distribution(module.partition(".")[0])
     except metadata.PackageNotFoundError:
@@ -282,7 +282,7 @@ def _called_like(module: str) -> metadata.Distribution | None:
 
 
 def _bringing(module: str) -> metadata.Distribution | None:
-    """Return the distribution that brings a module. Slow: reads what every installed distribution brings."""
+    """Return the distribution that contains a module, or None. Slow: reads the files of all distributions."""
     names = metadata.packages_distributions().get(module.partition(".")[0])
     return metadata.distribution(names[0]) if names else None
 
@@ -301,10 +301,10 @@ def _definition(specs: ModuleType | type, hook: str) -> str:
 
 
 def import_names(objects: Iterable[object]) -> list[str]:
-    """Return the names under which another process can import plugins that were given as objects.
+    """Return the import names of plugins that were given as objects, for another process.
 
     Raises:
-        PluginLoadError: one is no importable module; the message names it.
+        PluginLoadError: a plugin is not an importable module; the message names it.
     """
     names = []
     for plugin_object in objects:
@@ -316,7 +316,7 @@ def import_names(objects: Iterable[object]) -> list[str]:
         if module is not plugin_object or name == "__main__" or module is None or module.__spec__ is None:
             raise PluginLoadError(
                 f"plugin {plugin_object!r} is not an importable module, so other processes cannot load it; "
-                "put its hooks in a module and name that under plugins.modules"
+                "put its hooks in a module and add that to plugins.modules"
             )
         names.append(module.__name__)
     return names

@@ -1,4 +1,4 @@
-"""Asks the CUDA driver what this machine has, without importing torch."""
+"""Reads the machine's GPU properties from the CUDA driver, without importing torch."""
 
 import ctypes
 from importlib import metadata
@@ -11,10 +11,10 @@ _MAJOR_ATTRIBUTE, _MINOR_ATTRIBUTE = 75, 76  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPAB
 
 
 def probe_platform(device: str = "auto") -> Platform:
-    """Return the platform that a configured device means here, as near as one can tell without torch.
+    """Return the platform of a configured device on this machine, determined without torch.
 
     Args:
-        device: "cpu", "cuda" or "auto": "cuda" when there is one and the installed torch can use it.
+        device: "cpu", "cuda" or "auto" ("cuda" if there is a GPU and the installed torch is not a CPU build).
     """
     if device == "cpu":
         return Platform("cpu")
@@ -32,7 +32,7 @@ def _torch_is_cpu_only() -> bool:
 
 
 def _compute_capability() -> tuple[int, int] | None:
-    """Return the compute capability of the first visible device, or None without one."""
+    """Return the compute capability of the first visible device; None without a GPU."""
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError:

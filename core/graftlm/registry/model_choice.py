@@ -1,4 +1,4 @@
-"""Which model providers suit a checkpoint: those that name its architecture, or else those that take any."""
+"""Matches model providers to a checkpoint: those that list its architecture, else those that support any."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -11,11 +11,11 @@ __all__ = ["model_misfit"]
 def model_misfit(
     architectures: Sequence[str], providers: Sequence[Provider[Any]]
 ) -> Callable[[Provider[Any]], str | None] | None:
-    """Return what says why a provider does not suit a checkpoint, or None where none of them does.
+    """Return a function that returns why a provider does not match a checkpoint; None if no provider matches.
 
     Args:
-        architectures: what its config.json says.
-        providers: of the family `model`.
+        architectures: from the checkpoint's config.json.
+        providers: all providers of the family `model`.
     """
     named = {name for provider in providers for name in provider.capabilities.architectures}
     claimed = named.intersection(architectures)
@@ -26,6 +26,6 @@ def model_misfit(
     def misfit(provider: Provider[Any]) -> str | None:
         can = provider.capabilities
         suits = not claimed.isdisjoint(can.architectures) if claimed else can.any_architecture
-        return None if suits else f"does not serve {wanted}"
+        return None if suits else f"does not support {wanted}"
 
     return misfit

@@ -1,4 +1,4 @@
-"""Collects what plugins offer, and checks each provider before anyone can select it."""
+"""Collects and checks the providers of all plugins."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -21,7 +21,7 @@ _RESERVED_NAMES = ("auto",)
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """A checked provider, its family, and the plugin it comes from."""
+    """A checked provider with its family and its plugin."""
 
     family: Family
     provider: Provider[Any]
@@ -33,11 +33,11 @@ def collect(
     trace: HookTrace | None = None,
     api_versions: Sequence[int] = range(OLDEST_API_VERSION, API_VERSION + 1),
 ) -> tuple[list[Offer], list[PluginFailure]]:
-    """Ask every loaded plugin what it offers; what fails a check is left out and returned as a failure.
+    """Return the checked providers of all loaded plugins, and the failures of the others.
 
     Args:
-        trace: hears of every call.
-        api_versions: for which a provider may have been written, oldest first.
+        trace: prints every call.
+        api_versions: supported plugin API versions, oldest first.
     """
     trace = trace or HookTrace()
     offers: list[Offer] = []
@@ -66,7 +66,7 @@ def _offered(implementation: HookImplementation, family: Family, trace: HookTrac
         return trace.call(family.hook, who, lambda: _listed(implementation.call(), family, plugin), _count)
     except PluginLoadError:
         raise
-    except Exception as error:  # also from a generator, half-way
+    except Exception as error:  # may also come from iterating a generator
         raise PluginLoadError(
             f"plugin '{plugin.name}' (dist {plugin.label}) failed in {family.hook}: {describe_error(error)}"
         ) from error
@@ -89,33 +89,33 @@ def _count(items: list[object]) -> str:
 
 
 def _checked(item: object, family: Family, plugin: Plugin, api_versions: Sequence[int]) -> Provider[Any]:
-    """Return an offered item as the provider it must be.
+    """Check an item that a plugin returned, and return it as a provider.
 
     Raises:
-        ApiVersionError: it was built for another plugin API.
+        ApiVersionError: it was built for an unsupported plugin API version.
         PluginLoadError: it is not a provider, or one of its fields is wrong.
     """
     if not isinstance(item, Provider):
         raise PluginLoadError(
-            f"{plugin.label} offers {item!r} through {family.hook}, which takes instances of graftlm.Provider"
+            f"{plugin.label} returned {item!r} from {family.hook}, expected instances of graftlm.Provider"
         )
     if item.api_version not in api_versions:
         oldest, newest = api_versions[0], api_versions[-1]
         remedy = "a newer" if isinstance(item.api_version, int) and item.api_version < oldest else "an older"
         speaks = f"{newest}" if oldest == newest else f"{oldest} to {newest}"
         raise ApiVersionError(
-            f"{plugin.label} built {family.title} '{item.name}' for plugin API {item.api_version}, this graftlm speaks "
-            f"{speaks}: install {remedy} release of {plugin.distribution}, or another graftlm"
+            f"{plugin.label} built {family.title} '{item.name}' for plugin API {item.api_version}, this graftlm "
+            f"supports {speaks}: install {remedy} release of {plugin.distribution}, or another version of graftlm"
         )
     for field, expected, holds in _FIELD_CHECKS:
         if not holds(item):
             raise PluginLoadError(
-                f"{plugin.label} offers {family.title} {item.name!r} whose {field} must be {expected}, "
+                f"{plugin.label} provides {family.title} {item.name!r}, whose {field} must be {expected}, "
                 f"got {getattr(item, field)!r}"
             )
     if family.capabilities is not None and not isinstance(item.capabilities, family.capabilities):
         raise PluginLoadError(
-            f"{plugin.label} offers {family.title} '{item.name}' whose capabilities must be an instance of "
+            f"{plugin.label} provides {family.title} '{item.name}', whose capabilities must be an instance of "
             f"{family.capabilities.__name__}, got {item.capabilities!r}"
         )
     return item
@@ -139,5 +139,5 @@ _FIELD_CHECKS: tuple[tuple[str, str, Callable[[Provider[Any]], bool]], ...] = (
     ("create", "a function", lambda p: callable(p.create)),
     ("options", "a pydantic model class", lambda p: _is_model(p.options)),
     ("unavailable", "a function", lambda p: callable(p.unavailable)),
-    ("rank", "a whole number", lambda p: isinstance(p.rank, int)),
+    ("rank", "an integer", lambda p: isinstance(p.rank, int)),
 )

@@ -1,4 +1,4 @@
-"""Registry: which providers there are, which one a name means, and why not."""
+"""The registry of providers: finds a provider by name, or returns why there is none."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ __all__ = ["AUTO", "Candidate", "Entry", "Registry"]
 
 logger = logging.getLogger(__name__)
 
-#: The name that leaves the choice to the registry.
+#: The name with which the registry selects a provider.
 AUTO = "auto"
 
 T = TypeVar("T")
@@ -44,7 +44,7 @@ class Entry:
     """One line of `graftlm plugins`.
 
     Attributes:
-        unavailable: why it cannot run on the registry's platform; None when it can.
+        unavailable: why it cannot run on the registry's platform; None if it can.
     """
 
     family: str
@@ -58,12 +58,12 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """One name of a family, as "auto" sees it.
+    """A candidate for "auto": one name of a family.
 
     Attributes:
-        provider: None when nobody can select the name as things are.
-        distribution: who provides it.
-        obstacle: why it is not taken; None when it can be.
+        provider: None if the name cannot be selected, such as when two distributions provide it.
+        distribution: the distribution that provides it.
+        obstacle: why "auto" cannot select it; None if it can.
     """
 
     name: str
@@ -73,9 +73,10 @@ class Candidate:
 
 
 class Registry:
-    """What the loaded plugins offer. Immutable; `load` makes one.
+    """The providers of all loaded plugins. Immutable; created by `load`.
 
-    Plugins and providers that failed to load are in `failures`; they stop nobody but who selects them.
+    `failures` has the plugins and providers that failed to load. A failure is fatal only if the configuration selects
+    the failed provider.
     """
 
     def __init__(
@@ -103,16 +104,16 @@ class Registry:
         plugins: Sequence[object] = (),
         platform: Platform | None = None,
     ) -> Registry:
-        """Load the installed plugins, then `settings.modules`, then `plugins`, and collect what they offer.
+        """Load the installed plugins, then `settings.modules`, then `plugins`, and collect their providers.
 
         Args:
-            settings: None takes the defaults.
+            settings: None: the defaults.
             plugins: modules, import names of modules, or instances with functions marked `@hookimpl`.
-            platform: what availability is judged by; None is a machine without a GPU.
+            platform: the machine that determines availability; None: a machine without a GPU.
 
         Raises:
-            PluginLoadError: one of `plugins` is wrong. Any other plugin that fails is recorded in `failures`.
-            ConfigError: `settings.prefer` names no family.
+            PluginLoadError: one of `plugins` is wrong. Failures of other plugins are recorded in `failures`.
+            ConfigError: a key of `settings.prefer` has no known family.
         """
         if isinstance(plugins, str):
             raise PluginLoadError(f"plugins: expected a list, got {plugins!r}; write [{plugins!r}]")
@@ -132,20 +133,20 @@ class Registry:
         return cls(loader, offers, [*loader.failures, *failures], settings, platform or Platform(), plugins, trace)
 
     def names(self, family: str) -> list[str]:
-        """Return the names that providers of a family have, sorted, whether or not they can run here."""
+        """Return the sorted names of a family's providers, whether or not they can run here."""
         return sorted({offer.provider.name for offer in self._offers if offer.family.key == family})
 
     def find(self, family: str, name: str, config_path: str | None = None) -> Provider[Any]:
-        """Return the provider that a name means, whether or not it can run here.
+        """Return the provider of a name, whether or not it can run here.
 
         Args:
             family: a key of `FAMILIES`.
             name: as configured.
-            config_path: where the name was configured, for messages; None takes the family's.
+            config_path: configuration key of the name, for messages; None: the family's.
 
         Raises:
-            UnknownProviderError: nobody provides it, or not the distribution that `plugins.prefer` says.
-            DuplicateProviderError: several distributions do.
+            UnknownProviderError: no distribution provides it, or the one in `plugins.prefer` does not.
+            DuplicateProviderError: several distributions provide it.
             PluginLoadError: it was refused when its plugin was loaded.
         """
         kind = FAMILIES[family]
@@ -159,10 +160,10 @@ class Registry:
         return offers[0].provider
 
     def provider(self, family: str, name: str, config_path: str | None = None) -> Provider[Any]:
-        """Return the provider that a name means, sure to run here; "auto" is `choose`.
+        """Return the provider of a name, if it can run here; "auto" calls `choose`.
 
         Raises:
-            UnknownProviderError, DuplicateProviderError, PluginLoadError: as `find`.
+            UnknownProviderError, DuplicateProviderError, PluginLoadError: as for `find`.
             ProviderUnavailableError: it cannot run on this platform.
         """
         if name == AUTO:
@@ -178,7 +179,7 @@ class Registry:
         return found
 
     def why_not(self, provider: Provider[Any], platform: Platform | None = None) -> str | None:
-        """Return why a provider cannot run on a platform (None: the registry's), or None when it can."""
+        """Return why a provider cannot run on a platform (None: the registry's); None if it can."""
         try:
             return provider.unavailable(platform or self.platform)
         except Exception as error:
@@ -194,15 +195,15 @@ class Registry:
         platform: Platform | None = None,
         fits: Callable[[Provider[Any]], str | None] | None = None,
     ) -> Provider[Any]:
-        """Return what "auto" means: the available provider of the highest rank that fits, ties by name.
+        """Return the provider that "auto" selects: the highest rank that is available and fits, equal ranks by name.
 
         Args:
             family: a key of `FAMILIES`.
-            platform: None takes the registry's.
-            fits: why a provider does not suit the model or the configuration, or None.
+            platform: None: the registry's.
+            fits: returns why a provider does not match the model or the configuration, or None.
 
         Raises:
-            ProviderUnavailableError: none does; the message says why not of each.
+            ProviderUnavailableError: there is none; the message has the reason for each.
         """
         candidates = self.candidates(family, platform, fits)
         for candidate in candidates:
@@ -220,7 +221,7 @@ class Registry:
         platform: Platform | None = None,
         fits: Callable[[Provider[Any]], str | None] | None = None,
     ) -> list[Candidate]:
-        """Return every name of a family, best first, with what keeps "auto" from it; arguments as in `choose`."""
+        """Return all names of a family, best first, with the reason why "auto" cannot select each; see `choose`."""
         found, unclear = [], []
         for name in self.names(family):
             try:
@@ -239,13 +240,13 @@ class Registry:
         """Return the model provider for a checkpoint.
 
         Args:
-            architectures: what its config.json says, such as ("LlamaForCausalLM",).
-            name: a provider's name; "auto" takes the best available one that claims an architecture, else of those that
-                take any.
+            architectures: from its config.json, such as ("LlamaForCausalLM",).
+            name: a provider's name; "auto" selects the best available provider that lists an architecture, else the
+                best that supports any architecture.
 
         Raises:
-            UnsupportedArchitectureError: nobody claims any of them.
-            PluginError: as `provider`.
+            UnsupportedArchitectureError: no provider supports the architectures.
+            PluginError: as for `provider`.
         """
         if name != AUTO:
             return self.provider("model", name)
@@ -257,13 +258,13 @@ class Registry:
         close = next(filter(None, (nearest(one, claimed) for one in architectures)), None)
         hint = f" The nearest is {close}." if close else ""
         raise UnsupportedArchitectureError(
-            f"No model serves {wanted}. Supported architectures: {', '.join(claimed) or 'none'}.{hint} "
-            f"Install a plugin that serves it, or set model.architecture to one of: "
+            f"No model supports {wanted}. Supported architectures: {', '.join(claimed) or 'none'}.{hint} "
+            f"Install a plugin that supports it, or set model.architecture to one of: "
             f"{', '.join(self.names('model')) or 'none'}.{self._failure_notes()}"
         )
 
     def model_misfit(self, architectures: Sequence[str]) -> Callable[[Provider[Any]], str | None] | None:
-        """Return what `model_for` asks of a provider when the name is "auto"; None: nobody serves the checkpoint."""
+        """Return the `fits` function of `model_for` for "auto"; None: no provider supports the checkpoint."""
         return model_misfit(architectures, self._providers("model"))
 
     def options(
@@ -273,16 +274,16 @@ class Registry:
         where: str,
         origins: Mapping[KeyPath, Origin] | None = None,
     ) -> BaseModel:
-        """Check options with the provider's own model.
+        """Check options with the provider's pydantic model.
 
         Args:
-            provider: whose options they are.
-            raw: as configured; an instance of the provider's model is returned as it is.
+            provider: the provider of the options.
+            raw: as configured; an instance of the provider's model is returned unchanged.
             where: their dotted path in the configuration, for messages.
-            origins: `EngineConfig.origins`; with it, messages give file and line.
+            origins: `EngineConfig.origins`; with it, messages have file and line.
 
         Raises:
-            ConfigError: an option is wrong; one line for each.
+            ConfigError: an option is wrong; one line per option.
         """
         if isinstance(raw, provider.options):
             return raw
@@ -305,8 +306,9 @@ class Registry:
 
         Raises:
             ConfigError: an option is wrong.
-            PluginError: `create` failed (its error is the cause), or returned something else than the contract.
-            GraftlmError: what `create` itself raised on purpose.
+            PluginError: `create` failed (its error is the cause), or returned an object that does not implement the
+                contract.
+            GraftlmError: raised by `create`.
         """
         kind = FAMILIES[family]
         options = self.options(provider, raw_options, kind.options_path or f"{family}.{provider.name}", origins)
@@ -325,7 +327,7 @@ class Registry:
         return created
 
     def entries(self) -> list[Entry]:
-        """Return every provider, by family and name; `failures` has what could not be loaded."""
+        """Return all providers, by family and name; those that failed to load are in `failures`."""
         order = list(FAMILIES)
         offers = sorted(self._offers, key=lambda o: (order.index(o.family.key), o.provider.name, o.plugin.distribution))
         return [
@@ -342,18 +344,18 @@ class Registry:
         ]
 
     def observers(self, hook: str) -> tuple[Callable[[Any], object], ...]:
-        """Return what to call with a hook's record; () when nobody listens. Look it up once."""
+        """Return the functions to call with a hook's record; () without observers. Call this once, not per record."""
         found = self._loader.implementations(hook)
-        for who in [f"{one.plugin.name} ({one.plugin.label}): observes" for one in found] or ["nobody observes"]:
+        for who in [f"{one.plugin.name} ({one.plugin.label}): observes" for one in found] or ["no observers"]:
             self._trace.tell(hook, who)
         return tuple(one.function if one.argument_names else _ignoring_argument(one.function) for one in found)
 
     def listeners(self) -> list[Listener]:
-        """Return every observer, by hook."""
+        """Return all observers, by hook."""
         return list(listeners(self._loader))
 
     def import_names(self) -> list[str]:
-        """Return the `plugins.modules` with which another process loads what this registry loaded.
+        """Return the `plugins.modules` with which another process loads the same plugins.
 
         Raises:
             PluginLoadError: a plugin was given as an object that cannot be imported; the message names it.
@@ -369,7 +371,7 @@ class Registry:
             return chosen[0]
         if chosen:
             raise DuplicateProviderError(_duplicate(kind, name, chosen))
-        have = ", ".join(offer.plugin.label for offer in offers) or "nobody"
+        have = ", ".join(offer.plugin.label for offer in offers) or "no distribution"
         raise UnknownProviderError(
             f"plugins.prefer takes {kind.key}/{name} from '{preferred}', which does not provide it. "
             f"Provided by: {have}. Change plugins.prefer.{self._failure_notes()}"
@@ -388,11 +390,11 @@ class Registry:
         )
 
     def _failure_notes(self) -> str:
-        """Say which plugins failed: what is missed may be theirs."""
+        """Return notes about failed plugins, which may be the reason for a missing provider."""
         return "".join(f" Note: {failure}." for failure in self.failures)
 
     def distribution(self, provider: Provider[Any]) -> str:
-        """Return the distribution, with its version, that a provider of this registry comes from."""
+        """Return the distribution of a provider of this registry, with its version."""
         return self._label(provider)
 
     def _label(self, provider: Provider[Any]) -> str:
@@ -410,15 +412,15 @@ def _check_prefer(prefer: Iterable[str]) -> None:
 
 
 def _warn_of_unknown(settings: PluginSettings, loader: PluginLoader, offers: Sequence[Offer]) -> None:
-    """Log what `plugins.disabled` and `plugins.prefer` name and nobody is called: misspelt, so without effect."""
+    """Log names in `plugins.disabled` and `plugins.prefer` that match no plugin or provider."""
     for name, close in loader.unknown(settings.disabled):
-        logger.warning("plugins.disabled: no plugin is called '%s'%s", name, _did_you_mean(close))
+        logger.warning("plugins.disabled: no plugin has the name '%s'%s", name, _did_you_mean(close))
     offered = {f"{offer.family.key}/{offer.provider.name}" for offer in offers}
     for key in settings.prefer:
         if key not in offered:
             logger.warning("plugins.prefer: nothing provides '%s'%s", key, _did_you_mean(nearest(key, sorted(offered))))
     for name, close in loader.unknown(settings.prefer.values()):
-        logger.warning("plugins.prefer: no plugin is called '%s'%s", name, _did_you_mean(close))
+        logger.warning("plugins.prefer: no plugin has the name '%s'%s", name, _did_you_mean(close))
 
 
 def _did_you_mean(close: str | None) -> str:
@@ -428,14 +430,14 @@ def _did_you_mean(close: str | None) -> str:
 def _duplicate(kind: Family, name: str, offers: Sequence[Offer]) -> str:
     offers = sorted(offers, key=lambda offer: (offer.plugin.label, offer.plugin.name))
     labels = [offer.plugin.label for offer in offers]
-    if len(set(labels)) < len(labels):  # one distribution twice: only the plugins' names tell them apart
+    if len(set(labels)) < len(labels):  # the same distribution twice: use the plugins' names
         labels = [f"{offer.plugin.label} (plugin '{offer.plugin.name}')" for offer in offers]
         choice = offers[0].plugin.name
     else:
         choice = offers[0].plugin.distribution
     return (
         f"{_capital(kind.title)} '{name}' is provided by {' and by '.join(labels)}. "
-        f"Choose with plugins.prefer: {{{kind.key}/{name}: {choice}}}, or leave one out with plugins.disabled."
+        f"Choose with plugins.prefer: {{{kind.key}/{name}: {choice}}}, or disable one with plugins.disabled."
     )
 
 

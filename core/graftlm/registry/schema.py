@@ -1,4 +1,4 @@
-"""The JSON Schema of a configuration, with the names and options that the installed plugins have."""
+"""The JSON Schema of configurations, with the names and options of the installed plugins."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -23,7 +23,7 @@ _VARIABLE = {
 
 
 def json_schema(registry: Registry) -> dict[str, Any]:
-    """Return a Draft 2020-12 schema of configuration files, from which an editor completes names and options."""
+    """Return a Draft 2020-12 schema of configuration files, with which editors complete names and options."""
     schema = EngineConfig.model_json_schema()
     definitions: dict[str, Any] = schema["$defs"]
     for family in FAMILIES.values():
@@ -40,7 +40,7 @@ def json_schema(registry: Registry) -> dict[str, Any]:
 
 
 def _name_all(name: dict[str, Any], family: Family, registry: Registry) -> None:
-    """List the names that a property may have."""
+    """Set the allowed names of a property."""
     if family.has_auto:
         name["enum"] = [AUTO, *registry.names(family.key)]
     else:
@@ -49,7 +49,7 @@ def _name_all(name: dict[str, Any], family: Family, registry: Registry) -> None:
 
 
 def _section(family: Family) -> type[Section]:
-    """Return the section that holds a family's name."""
+    """Return the configuration section with a family's name."""
     section: type[Section] = EngineConfig
     for part in (family.name_path or "").split(".")[:-1]:
         section = _inner_section(section, part)
@@ -59,12 +59,12 @@ def _section(family: Family) -> type[Section]:
 def _inner_section(section: type[Section], field: str) -> type[Section]:
     annotation = section.model_fields[field].annotation
     if not (isinstance(annotation, type) and issubclass(annotation, Section)):
-        raise TypeError(f"{section.__name__}.{field} is no section")
+        raise TypeError(f"{section.__name__}.{field} is not a section")
     return annotation
 
 
 def _add_options(definitions: dict[str, Any], section: type[Section], family: Family, registry: Registry) -> None:
-    """Tie a section's options to its name: if the name is this, then the options are those."""
+    """Add one rule per provider to a section: its name determines the schema of its options."""
     rules = []
     default = section.model_fields["name"].default
     for provider in _selectable(family, registry):
@@ -73,7 +73,7 @@ def _add_options(definitions: dict[str, Any], section: type[Section], family: Fa
         definitions.update(options.pop("$defs", {}))
         definitions[key] = options
         condition: dict[str, Any] = {"properties": {"name": {"const": provider.name}}}
-        if provider.name != default:  # a section without a name has the default one
+        if provider.name != default:  # a section without a name has the default name
             condition["required"] = ["name"]
         rules.append({"if": condition, "then": {"properties": {"options": {"$ref": f"#/$defs/{key}"}}}})
     if rules:
@@ -85,7 +85,7 @@ def _selectable(family: Family, registry: Registry) -> Iterator[Provider[Any]]:
         try:
             yield registry.find(family.key, name)
         except PluginError:
-            continue  # a name that two distributions provide: its options cannot be told
+            continue  # two distributions provide this name: its options are unknown
 
 
 def _options_schema(provider: Provider[Any], key: str) -> dict[str, Any]:
@@ -100,7 +100,7 @@ def _options_schema(provider: Provider[Any], key: str) -> dict[str, Any]:
 
 
 def _allow_variables(definition: dict[str, Any]) -> None:
-    """Let every property that is not a string anyway be an environment variable."""
+    """Allow an environment variable for every property that is not a plain string."""
     for name, value in definition.get("properties", {}).items():
         alternatives = value.get("anyOf", [value])
         if any(one.get("type") in ("integer", "number", "boolean") or "enum" in one for one in alternatives):
@@ -110,7 +110,7 @@ def _allow_variables(definition: dict[str, Any]) -> None:
 
 
 def _allow_shorthands(schema: dict[str, Any], definitions: dict[str, Any]) -> None:
-    """Let a section be a plain string where it has a shorthand, and null."""
+    """Allow null for a section, and a plain string if it has a shorthand."""
     sections = {section.__name__: section for section in _sections(EngineConfig)}
     for owner in [schema, *definitions.values()]:
         for name, value in owner.get("properties", {}).items():

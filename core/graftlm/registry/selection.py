@@ -1,4 +1,4 @@
-"""What a configuration selects from the registry, and whether all of it can be had."""
+"""The providers that a configuration selects, and the check that all of them are available."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,7 +15,7 @@ __all__ = ["Findings", "Selection", "check", "circular_fallbacks", "selections"]
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """The provider that a configuration names for a family, and its raw options."""
+    """A provider name that a configuration selects for a family, and its raw options."""
 
     family: Family
     name: str
@@ -24,11 +24,11 @@ class Selection:
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """What `check` found.
+    """The result of `check`.
 
     Attributes:
-        errors: why no engine can be assembled, one line each.
-        warnings: what this machine lacks, or which plugin failed without being selected.
+        errors: reasons why no engine can be assembled, one line each.
+        warnings: providers that cannot run on this machine, and plugins that failed but are not selected.
     """
 
     errors: list[str]
@@ -36,7 +36,7 @@ class Findings:
 
 
 def selections(config: EngineConfig) -> list[Selection]:
-    """Return what a configuration selects, family by family."""
+    """Return the selections of a configuration, by family."""
     return [
         Selection(family, name, {} if family.options_path is None else _at(config, family.options_path))
         for family in FAMILIES.values()
@@ -45,7 +45,7 @@ def selections(config: EngineConfig) -> list[Selection]:
 
 
 def _storage(config: EngineConfig) -> list[Selection]:
-    """Return the storage that a cache's options name; what else stands there is the cache's to check."""
+    """Return the storage in a cache's options; the cache checks its other options."""
     storage = config.cache.options.get("storage")
     if not isinstance(storage, Mapping) or not isinstance(storage.get("name"), str):
         return []
@@ -56,7 +56,7 @@ def _storage(config: EngineConfig) -> list[Selection]:
 
 
 def _grammar_fallbacks(config: EngineConfig) -> list[Selection]:
-    """Return the backends that a grammar backend's options name as fallbacks."""
+    """Return the fallback backends in a grammar backend's options."""
     names = config.grammar.options.get("fallback")
     if not isinstance(names, Sequence) or isinstance(names, str):
         return []
@@ -65,9 +65,9 @@ def _grammar_fallbacks(config: EngineConfig) -> list[Selection]:
 
 
 def check(config: EngineConfig, registry: Registry) -> Findings:
-    """Resolve every name, check every option and what other machines reach; loads no model and no tensor library.
+    """Check all names, options and the exposure to other machines; loads no model and no tensor library.
 
-    A provider that exists but cannot run on this machine is a warning: the file may be meant for another.
+    A provider that exists but cannot run on this machine is a warning: the file may be for another machine.
     """
     errors = exposure_errors(config)
     warnings = [str(failure) for failure in registry.failures] + exposure_warnings(config)
@@ -84,19 +84,19 @@ def check(config: EngineConfig, registry: Registry) -> Findings:
 
 
 def circular_fallbacks(config: EngineConfig, registry: Registry) -> list[str]:
-    """Return why the grammar backend's fallbacks cannot be: one is the backend itself. One line, or none."""
+    """Return an error if the grammar backend is its own fallback: one line or none."""
     default, path = config.grammar.name, ("grammar", "options", "fallback")
     if default == AUTO:
         available = registry.available("grammar")
         default = available[0].name if available else AUTO
     if not any(fallback.name == default for fallback in _grammar_fallbacks(config)):
         return []
-    message = f"{default} cannot fall back to itself; leave it out"
+    message = f"{default} cannot fall back to itself; remove it"
     return [str(Problem(path, message, origin_of(path, config.origins)))]
 
 
 def _resolve(selection: Selection, registry: Registry) -> tuple[Provider[Any] | None, str | None]:
-    """Return the provider, if one can be told, and a warning, if there is cause."""
+    """Return (provider or None if the checkpoint decides, warning or None)."""
     family = selection.family
     if selection.name != AUTO:
         provider = registry.find(family.key, selection.name, family.name_path)
@@ -113,7 +113,7 @@ def _resolve(selection: Selection, registry: Registry) -> tuple[Provider[Any] | 
 
 
 def _located(error: PluginError | ConfigError, selection: Selection, config: EngineConfig) -> list[str]:
-    """Return an error's lines; one about a name says where the name stands."""
+    """Return an error's lines; an error about a name has the name's place in the configuration."""
     if not isinstance(error, PluginError) or selection.family.name_path is None:
         return str(error).splitlines()
     path = tuple(selection.family.name_path.split("."))
