@@ -140,7 +140,7 @@ def test_a_value_may_be_written_in_short_or_as_a_string(make, values, path, expe
         ({"page_size": 16}, "page_size: unknown key; did you mean 'cache.page_size'?"),
         (
             {"memory": {"zzz": 1}},
-            "memory.zzz: unknown key; known here: kv_tokens, window_tokens, kv_fraction, kv_dtype",
+            "memory.zzz: unknown key; known keys: kv_tokens, window_tokens, kv_fraction, kv_dtype",
         ),
         ({"cache": {"page_size": 24}}, "cache.page_size: must be a power of two, got 24"),
         ({"cache": {"page_size": 0}}, "cache.page_size: must be at least 1, got 0"),
@@ -157,7 +157,7 @@ def test_a_value_may_be_written_in_short_or_as_a_string(make, values, path, expe
         ({"model": {"context_len": 0}}, "model.context_len: must be at least 1, got 0"),
         ({"model": {"quantization": 8}}, "model.quantization: must be a mapping of keys to values, got 8"),
         ({"model": {"quantization": "auto"}},
-         "model.quantization.name: must name a quantization, or be null for none; nothing is chosen by itself, "
+         "model.quantization.name: must be the name of a quantization, or null for none; 'auto' is not supported, "
          "got 'auto'"),
         ({"model": {"trust_remote_code": "perhaps"}}, "model.trust_remote_code: must be true or false, got 'perhaps'"),
         ({"memory": {"kv_fraction": 0}}, "memory.kv_fraction: must be above 0.0, got 0"),
@@ -165,7 +165,7 @@ def test_a_value_may_be_written_in_short_or_as_a_string(make, values, path, expe
         ({"memory": {"kv_fraction": float("nan")}}, "memory.kv_fraction: must be below 1.0, got nan"),
         ({"memory": {"kv_fraction": "half"}}, "memory.kv_fraction: must be a number, got 'half'"),
         ({"memory": {"kv_tokens": 8}, "cache": {"page_size": 16}},
-         "memory.kv_tokens: must hold at least one page of cache.page_size 16, holds 8"),
+         "memory.kv_tokens: must be at least one page of cache.page_size 16, got 8"),
         ({"scheduling": {"max_running_requests": 0}}, "scheduling.max_running_requests: must be at least 1, got 0"),
         ({"scheduling": {"max_queued_requests": 0}}, "scheduling.max_queued_requests: must be at least 1, got 0"),
         ({"scheduling": {"prefill_tokens_per_step": 0}},
@@ -174,9 +174,11 @@ def test_a_value_may_be_written_in_short_or_as_a_string(make, values, path, expe
         ({"server": {"api_key": ["s3cret"]}}, "server.api_key: must be a string, got a value that is not shown"),
         ({"server": ["s3cret"]}, "server: must be a mapping of keys to values, got a value that is not shown"),
         ({"server": {"admin_api_key": "s3cret", "open_admin": True}},
-         "server.open_admin: lets every client administer, so server.admin_api_key protects nothing; leave one out"),
+         "server.open_admin: gives every client administrator rights, so server.admin_api_key has no effect; "
+         "remove one of them"),
         ({"server": {"api_key": "s3cret", "admin_api_key": "s3cret"}},
-         "server.admin_api_key: is the same as server.api_key, so every client may administer; take another one"),
+         "server.admin_api_key: is equal to server.api_key, so every client has administrator rights; "
+         "use different keys"),
         ({"plugins": {"modules": "one"}}, "plugins.modules: must be a list, got 'one'"),
         ({"plugins": {"modules": ["one", 2]}}, "plugins.modules[1]: must be a string, got 2; put it in quotes"),
         ({"cache": {1: 2}}, "cache: keys must be strings, got 1"),
@@ -211,7 +213,7 @@ def test_all_errors_of_a_file_are_listed_in_order_of_lines(write):
     assert errors_of(file, environment={}) == [
         "engine.yaml:1: server.port: must be at most 65535, got 99999",
         "engine.yaml:3: cache.page_size: must be a power of two, got 24",
-        "engine.yaml:4: cache.page_size: duplicate key; line 3 has it already",
+        "engine.yaml:4: cache.page_size: duplicate key; it is already in line 3",
         "engine.yaml:5: cache: keys must be strings, got 7; put it in quotes",
         "engine.yaml:6: attention: environment variable NOPE is not set; set it, or write ${NOPE:-default}",
         "engine.yaml:7: modle: unknown key; did you mean 'model'?",
@@ -226,11 +228,11 @@ def test_all_errors_of_a_file_are_listed_in_order_of_lines(write):
         ("model: demo\n\tcache: x\n", "engine.yaml:2: not valid YAML: "),
         ("model: a\n---\nmodel: b\n", "engine.yaml:2: not valid YAML: expected a single document"),
         ("model: \x00\n", "engine.yaml: not valid YAML: unacceptable character"),
-        ("- model\n", "engine.yaml: must hold a mapping of keys to values, got list"),
-        ("demo", "engine.yaml: must hold a mapping of keys to values, got str"),
-        ("cache: &a {options: {x: *a}}", "engine.yaml:1: cache.options.x: an alias may not refer to a value that h"),
-        ("cache: &a {<<: *a}", "engine.yaml:1: cache: an alias may not refer to a value that holds it"),
-        ("cache: {<<: 3}", "engine.yaml:1: cache: '<<' merges mappings only"),
+        ("- model\n", "engine.yaml: must be a mapping of keys to values, got list"),
+        ("demo", "engine.yaml: must be a mapping of keys to values, got str"),
+        ("cache: &a {options: {x: *a}}", "engine.yaml:1: cache.options.x: an alias must not refer to a value"),
+        ("cache: &a {<<: *a}", "engine.yaml:1: cache: an alias must not refer to a value that contains it"),
+        ("cache: {<<: 3}", "engine.yaml:1: cache: '<<' must have a mapping or a list of mappings"),
         ("cache: {[1]: 3}", "engine.yaml:1: cache: keys must be strings, got a collection"),
     ],
 )  # fmt: skip
@@ -242,10 +244,10 @@ def test_a_file_that_cannot_be_read_is_named(write, tmp_path):
     write("")
     Path("latin.yaml").write_bytes(b"model: caf\xe9\n")
     assert errors_of("gone.yaml") == ["gone.yaml: no such file"]
-    assert errors_of("demo") == ["demo: no such file; to name a model, write model='demo'"]
+    assert errors_of("demo") == ["demo: no such file; for a model, write model='demo'"]
     assert errors_of("latin.yaml")[0].startswith("latin.yaml: cannot be read: ")
     assert errors_of(tmp_path)[0].startswith(f"{tmp_path}: cannot be read: ")
-    assert errors_of(7) == ["a configuration is a file, a mapping or an EngineConfig, got int"]
+    assert errors_of(7) == ["a configuration must be a file, a mapping or an EngineConfig, got int"]
 
 
 @pytest.mark.parametrize("text", ["", "# nothing\n", "cache:\nserver:\n"])
@@ -288,9 +290,9 @@ def test_variables_expand(write, written, value):
     [
         ("${UNSET}", "environment variable UNSET is not set; set it, or write ${UNSET:-default}"),
         ("a ${EMPTY}", "environment variable EMPTY is empty; set it, or write ${EMPTY:-default}"),
-        ("${1X}", "'${' starts no variable; write ${NAME}, ${NAME:-default}, or $$ for a dollar sign"),
-        ("${OPEN", "'${' starts no variable; write ${NAME}, ${NAME:-default}, or $$ for a dollar sign"),
-        ("${A:-${B}}", "'${' starts no variable; write ${NAME}, ${NAME:-default}, or $$ for a dollar sign"),
+        ("${1X}", "'${' is not followed by a variable; write ${NAME}, ${NAME:-default}, or $$ for a dollar sign"),
+        ("${OPEN", "'${' is not followed by a variable; write ${NAME}, ${NAME:-default}, or $$ for a dollar sign"),
+        ("${A:-${B}}", "'${' is not followed by a variable; write ${NAME}, ${NAME:-default}, or $$ for a dollar sign"),
     ],
 )
 def test_a_variable_that_cannot_expand_is_an_error_with_its_line(write, written, message):
@@ -336,9 +338,9 @@ def test_an_override_is_a_dotted_path_and_a_yaml_value(override, path, value):
         ("cache.page_size", "--set 'cache.page_size': must be path=value, such as cache.page_size=16"),
         ("=1", "--set '=1': must be path=value, such as cache.page_size=16"),
         ("a..b=1", "--set 'a..b=1': must be path=value, such as cache.page_size=16"),
-        ("cache={a: 1, a: 2}", "--set: cache.a: unknown key; known here: name, page_size, options, eviction; "
-                               "what a plugin takes stands below options\n"
-                               "--set: cache.a: duplicate key; line 1 has it already"),
+        ("cache={a: 1, a: 2}", "--set: cache.a: unknown key; known keys: name, page_size, options, eviction; "
+                               "a plugin's own options belong under `options`\n"
+                               "--set: cache.a: duplicate key; it is already in line 1"),
     ],
 )  # fmt: skip
 def test_a_wrong_override_is_named(override, message):

@@ -272,7 +272,7 @@ def test_other_projections_than_those_named_are_refused(adapters):
     [
         ({"adapters": {"a": "/a", "b": "/b"}, "max_loaded": 1}, "names 2, more than `max_loaded` 1"),
         ({"adapters": {"a": "/a"}, "enabled": False}, "`enabled` is false"),
-        ({"target_modules": []}, "must name at least one"),
+        ({"target_modules": []}, "must have at least one element"),
     ],
 )
 def test_a_section_that_contradicts_itself_is_refused(lora, message):

@@ -195,7 +195,10 @@ def pipe_as_config(folder):
             "json is not the configuration of a LoRA adapter",
         ),
         (pipe_as_config, "adapter_config.json is not a regular file"),
-        (lambda folder: os.truncate(folder / "adapter_config.json", 1 << 30), "has 1073741824 bytes, expected at most 4194304"),
+        (
+            lambda folder: os.truncate(folder / "adapter_config.json", 1 << 30),
+            "1073741824 bytes, expected at most 4194304",
+        ),
         (lambda folder: (folder / "adapter_model.safetensors").unlink(), r"pickled weights \(.bin\) are not supported"),
         (
             lambda folder: (folder / "adapter_model.safetensors").write_bytes(b"x" * 20),

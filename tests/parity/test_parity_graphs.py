@@ -95,9 +95,9 @@ def test_a_cpu_pads_only_when_it_is_told_to(checkpoint, graphs):
     [
         (
             (2, 9),
-            "execution.graph_batch_sizes: no step has more than scheduling.max_running_requests 8 requests, got 9",
+            "execution.graph_batch_sizes: must be at most scheduling.max_running_requests 8, got 9",
         ),
-        ((), "execution.graph_batch_sizes: must name at least one, or be null, got ()"),
+        ((), "execution.graph_batch_sizes: must have at least one element, or be null, got ()"),
         ((4, 0), "execution.graph_batch_sizes[1]: must be at least 1, got 0"),
     ],
 )

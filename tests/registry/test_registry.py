@@ -614,7 +614,7 @@ def test_wrong_options_are_named_with_their_path(raw, message):
 
 
 def test_a_provider_without_options_takes_none(seven):
-    with pytest.raises(ConfigError, match=r"^cache\.eviction\.options\.x: unknown key; none is known here$"):
+    with pytest.raises(ConfigError, match=r"^cache\.eviction\.options\.x: unknown key; no keys are allowed here$"):
         seven.options(seven.provider("eviction", "lru"), {"x": 1}, "cache.eviction.options")
 
 
@@ -779,13 +779,13 @@ def test_check_finds_every_wrong_name_and_option(tmp_path, monkeypatch):
     )
     findings = check(EngineConfig.load("engine.yaml"), load(Everything()))
     assert findings.errors == [
-        "engine.yaml:7: attention.options.y: unknown key; none is known here",
+        "engine.yaml:7: attention.options.y: unknown key; no keys are allowed here",
         "engine.yaml:3: cache.options.pagse: unknown key; did you mean 'pages'?",
         "engine.yaml:4: cache.eviction.name: Unknown eviction strategy 'lur'. Available: gpu, lru. "
         "Set cache.eviction.name. Did you mean 'lru'?",
         "engine.yaml:1: model.architecture: Unknown model 'lama'. Available: fast, gpu-only, llama. "
         "Set model.architecture. Did you mean 'llama'?",
-        "engine.yaml:6: scheduling.policy.options.x: unknown key; none is known here",
+        "engine.yaml:6: scheduling.policy.options.x: unknown key; no keys are allowed here",
     ]
 
 

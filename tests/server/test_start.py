@@ -59,7 +59,7 @@ def serve(capsys):
         ("cache: {page_size: 3}", "cache.page_size"),
         ("server: {host: 203.0.113.77, allow_anonymous: true}", "cannot listen on 203.0.113.77"),
         ("server: {host: 0.0.0.0}", "engine.yaml:1: server.host: '0.0.0.0' is reachable from other machines"),
-        ("server: {open_admin: true, admin_api_key: a}", "leave one out"),
+        ("server: {open_admin: true, admin_api_key: a}", "remove one of them"),
         (None, "engine.yaml"),
     ],
 )

@@ -1,4 +1,4 @@
-"""What an engine is configured with: `EngineConfig`, its sections, and how they are read."""
+"""An engine's configuration: `EngineConfig`, its sections, and reading them."""
 
 from graftlm.config.addresses import canonical_host, is_address, is_loopback
 from graftlm.config.engine_config import EngineConfig, Setting, explain

@@ -1,4 +1,4 @@
-"""Names and addresses that a server listens on or is asked by: which are of this machine, and how they are written."""
+"""Host names and addresses: canonical spelling, patterns, and the check for the loopback interface."""
 
 import re
 from ipaddress import IPv4Address, IPv6Address, ip_address
@@ -6,14 +6,14 @@ from typing import Final
 
 __all__ = ["canonical_host", "check_host_pattern", "is_address", "is_loopback"]
 
-#: A name, and "*." before it for those below it. Clients take one that ends in a number for an IPv4 address.
+#: A name, with "*." for all names below it. The last label is not a number: clients read such a name as IPv4 address.
 _NAME_PATTERN: Final = re.compile(r"(\*\.)?([a-z0-9_-]+\.)*(?![0-9]+$)[a-z0-9_-]+")
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether a name or an IP address, without brackets or port, means this machine only.
+    """Return whether a name or an IP address, without brackets or port, is of the loopback interface.
 
-    The case of names does not count. No name is looked up.
+    Names are compared without case. No name is resolved.
     """
     name = host.lower()
     if name == "localhost" or name.endswith(".localhost"):
@@ -23,14 +23,14 @@ def is_loopback(host: str) -> bool:
 
 
 def is_address(host: str) -> bool:
-    """Return whether a host, without brackets or port, is an IP address and no name."""
+    """Return whether a host, without brackets or port, is an IP address and not a name."""
     return _address(host) is not None
 
 
 def canonical_host(host: str) -> str:
-    """Return the one spelling of a host: a name in lower case without its last dot, an address in its shortest form.
+    """Return the canonical spelling of a host: a name in lower case without its last dot, an address in shortest form.
 
-    An IPv6 address that stands for an IPv4 one becomes that; a zone (`%eth0`) is left out, as clients do in `Host`.
+    An IPv4-mapped IPv6 address becomes the IPv4 address. A zone (`%eth0`) is removed, as clients do in `Host`.
     """
     name = host.lower().removesuffix(".")
     address = _address(name)
@@ -41,7 +41,7 @@ def check_host_pattern(pattern: str) -> str:
     """Return the canonical form of a name, an address, "*." and a name, or "*"; an address may be in brackets.
 
     Raises:
-        ValueError: no `Host` matches it; the message has the nearest pattern that is right.
+        ValueError: the pattern is invalid; the message has the nearest valid pattern.
     """
     in_brackets = re.fullmatch(r"\[(.*:.*)\]", pattern)
     bare = canonical_host(in_brackets[1] if in_brackets else pattern)
@@ -66,7 +66,7 @@ def _is_pattern(text: str) -> bool:
 
 
 def _nearest_pattern(text: str) -> str:
-    """Return what may be meant: the host of an address in a browser, or of one with a port; names below a name."""
+    """Return the probable host pattern of an invalid one: a URL, a host with port, or a wildcard."""
     authority = re.split("[/?#]", text.strip().rpartition("://")[2])[0].rpartition("@")[2]
     host = authority[1:].partition("]")[0] if authority.startswith("[") else re.sub(r":[0-9*]*$", "", authority)
     if host.startswith((".", "*")):

@@ -1,4 +1,4 @@
-"""EngineConfig: everything an engine is assembled from, checked, with the source of every value."""
+"""EngineConfig: the checked configuration of an engine, with the source of every value."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ __all__ = ["EngineConfig", "Setting", "explain"]
 
 
 class EngineConfig(Section):
-    """An engine's configuration: checked, immutable, equal to another when all values are.
+    """An engine's configuration: checked and immutable; two are equal if all values are equal.
 
-    `EngineConfig(cache={"page_size": 16})` takes sections as mappings, as objects or in shorthand; `load` also reads
-    files. Names of providers and their options are checked later, against a registry.
+    `EngineConfig(cache={"page_size": 16})` accepts sections as mappings, as objects or in shorthand; `load` also reads
+    files. A registry checks the names of providers and their options later.
 
     Raises:
-        ConfigError: something is wrong; one line for each problem.
+        ConfigError: a value is wrong; one line per problem.
     """
 
     model: ModelSettings = ModelSettings()
@@ -56,15 +56,15 @@ class EngineConfig(Section):
     parallel: ParallelSettings = ParallelSettings()
     server: ServerSettings = ServerSettings()
     plugins: PluginSettings = PluginSettings()
-    debug: bool = Field(default=False, description="Check after every step that no KV page was lost.")
+    debug: bool = Field(default=False, description="Check after every step that each KV page has one owner.")
 
     _origins: dict[KeyPath, Origin] = PrivateAttr(default_factory=dict)
 
     def __init__(self, layer: Layer | None = None, /, **values: Any) -> None:
-        """Check values; `load` gives them as a layer, which says where each comes from."""
+        """Check values; `load` passes them as a layer, which has the origin of each value."""
         layer = expand(given(values), EngineConfig) if layer is None else layer
         problems = list(layer.problems)
-        # Checks over several fields run only where every key is known: so once more without the unknown ones.
+        # Checks over several fields run only if all keys are known: validate again without the unknown keys.
         for values in (layer.values, known(layer, EngineConfig).values):
             try:
                 super().__init__(**values)
@@ -79,7 +79,7 @@ class EngineConfig(Section):
     def _check_kv_tokens(self) -> EngineConfig:
         kv_tokens, page_size = self.memory.kv_tokens, self.cache.page_size
         if kv_tokens is not None and kv_tokens < page_size:
-            message = f"must hold at least one page of cache.page_size {page_size}, holds {kv_tokens}"
+            message = f"must be at least one page of cache.page_size {page_size}, got {kv_tokens}"
             raise PydanticCustomError("kv_tokens", "{message}", {"path": ("memory", "kv_tokens"), "message": message})
         return self
 
@@ -88,10 +88,12 @@ class EngineConfig(Section):
         server, path = self.server, ("server", "open_admin")
         message = None
         if server.open_admin and server.admin_api_key is not None:
-            message = "lets every client administer, so server.admin_api_key protects nothing; leave one out"
+            message = (
+                "gives every client administrator rights, so server.admin_api_key has no effect; remove one of them"
+            )
         elif server.api_key is not None and server.api_key == server.admin_api_key:
             path = ("server", "admin_api_key")
-            message = "is the same as server.api_key, so every client may administer; take another one"
+            message = "is equal to server.api_key, so every client has administrator rights; use different keys"
         if message is not None:
             raise PydanticCustomError("keys", "{message}", {"path": path, "message": message})
         return self
@@ -100,7 +102,7 @@ class EngineConfig(Section):
     def _check_graph_batch_sizes(self) -> EngineConfig:
         sizes, most = self.execution.graph_batch_sizes, self.scheduling.max_running_requests
         if sizes is not None and max(sizes) > most:
-            message = f"no step has more than scheduling.max_running_requests {most} requests, got {max(sizes)}"
+            message = f"must be at most scheduling.max_running_requests {most}, got {max(sizes)}"
             path = ("execution", "graph_batch_sizes")
             raise PydanticCustomError("graph_batch_sizes", "{message}", {"path": path, "message": message})
         return self
@@ -115,18 +117,18 @@ class EngineConfig(Section):
         leave_out_unknown: bool = False,
         **fields: Any,
     ) -> EngineConfig:
-        """Read a configuration from a file, a mapping or another configuration.
+        """Read a configuration.
 
         Args:
-            source: a YAML file, a mapping shaped like one, another configuration, or None for the defaults.
-            overrides: `cache.page_size=16` and the like, as `--set` gives them; the value is YAML.
-            environment: what `${VAR}` in a file is looked up in; None takes the process's environment.
+            source: a YAML file, a mapping with the same structure, another configuration, or None for the defaults.
+            overrides: values such as `cache.page_size=16`, as in `--set`; each value is YAML.
+            environment: the variables for `${VAR}` in a file; None: the process's environment.
             leave_out_unknown: ignore unknown keys, so that other checks can run where `load` has reported them.
-            fields: sections and fields by name, as keyword arguments; they lie over the source, and `overrides` over
-                them. Mappings merge key by key.
+            fields: sections and fields by name, as keyword arguments. They replace values of the source, and
+                `overrides` replace both. Mappings are merged key by key.
 
         Raises:
-            ConfigError: something is wrong; one line for each problem.
+            ConfigError: a value is wrong; one line per problem.
         """
         layers = [_layer_of(source, os.environ if environment is None else environment), given(fields)]
         layers += [read_override(text) for text in overrides]
@@ -135,16 +137,16 @@ class EngineConfig(Section):
 
     @property
     def sources(self) -> dict[str, str]:
-        """Where every value comes from, by dotted path: "default", "engine.yaml:7", "--set", "given"."""
+        """The source of every value, by dotted path: "default", "engine.yaml:7", "--set", "given"."""
         return {setting.path: setting.source for setting in explain(self)}
 
     @property
     def origins(self) -> Mapping[KeyPath, Origin]:
-        """Where values that are not defaults were written, by key path; for the registry's messages."""
+        """The origins of values that are not defaults, by key path; for the registry's messages."""
         return self._origins
 
     def __eq__(self, other: object) -> bool:
-        # Where values were written does not matter, so private attributes are left out.
+        # Origins are not compared, so private attributes are excluded.
         if not isinstance(other, EngineConfig):
             return NotImplemented
         return self.model_dump() == other.model_dump()
@@ -160,16 +162,16 @@ def _layer_of(source: EngineConfig | Mapping[str, Any] | str | Path | None, envi
         return given(source)
     if isinstance(source, str | Path):
         return read_yaml_file(Path(source), environment)
-    raise ConfigError(f"a configuration is a file, a mapping or an EngineConfig, got {type(source).__name__}")
+    raise ConfigError(f"a configuration must be a file, a mapping or an EngineConfig, got {type(source).__name__}")
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One value in effect.
+    """One effective value.
 
     Attributes:
-        keys: from the root to it.
-        value: as YAML would hold it; a secret as asterisks.
+        keys: path from the root.
+        value: in YAML's types; a secret as asterisks.
         source: "default", "engine.yaml:7", "engine.yaml:7 (${PORT})", "--set" or "given".
     """
 
@@ -184,7 +186,7 @@ class Setting:
 
 
 def explain(config: EngineConfig) -> list[Setting]:
-    """List every value in effect with its source, in the order of the sections."""
+    """Return all effective values with their sources, in the order of the sections."""
     return list(_settings(config, config.model_dump(mode="json", fallback=str), (), config._origins))
 
 

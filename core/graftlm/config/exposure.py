@@ -1,4 +1,4 @@
-"""What a configuration exposes to other machines without a key."""
+"""Checks what a configuration exposes to other machines without a key."""
 
 import re
 
@@ -10,7 +10,7 @@ __all__ = ["exposure_errors", "exposure_warnings"]
 
 
 def exposure_errors(config: EngineConfig) -> list[str]:
-    """Return why a server must not start with a configuration; empty when it may."""
+    """Return why a server must not start with a configuration; empty if it may start."""
     server = config.server
     if is_loopback(server.host) or server.api_key is not None or server.allow_anonymous:
         return []
@@ -22,15 +22,15 @@ def exposure_errors(config: EngineConfig) -> list[str]:
 
 
 def exposure_warnings(config: EngineConfig) -> list[str]:
-    """Return what other machines may read or use without a key."""
+    """Return warnings about what other machines can read or use without a key."""
     server, found = config.server, []
     if not is_loopback(server.host) and server.api_key is None and server.allow_anonymous:
         message = f"every client that reaches {server.host!r} is served without a key"
         found.append(_located(config, ("server", "allow_anonymous"), message))
     if server.kv_events is not None and not _is_local_zmq(server.kv_events):
         message = (
-            f"{server.kv_events} is reachable from other machines, asks for no key and publishes the token ids of all "
-            "prompts. Use tcp://127.0.0.1:PORT or ipc://PATH, or restrict the port by a firewall"
+            f"{server.kv_events} is reachable from other machines, needs no key and publishes the token ids of all "
+            "prompts. Use tcp://127.0.0.1:PORT or ipc://PATH, or restrict the port with a firewall"
         )
         found.append(_located(config, ("server", "kv_events"), message))
     return found

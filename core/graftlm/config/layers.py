@@ -1,4 +1,4 @@
-"""Layers of raw values, each value with its origin; later layers lie over earlier ones."""
+"""Layers of raw values, each value with its origin; values of later layers replace those of earlier layers."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ __all__ = [
     "origin_of",
 ]
 
-#: Keys from the root to a value; list elements go by their index.
+#: Keys from the root to a value; the key of a list element is its index.
 KeyPath: TypeAlias = tuple[str | int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where a value was written.
+    """The origin of a value.
 
     Attributes:
         source: for `graftlm config show`: "engine.yaml:7", "engine.yaml:7 (${PORT})", "--set", "given".
-        location: what an error starts with: "engine.yaml:7", "--set"; "" for values that a program gave.
-        line: orders errors.
+        location: start of an error message: "engine.yaml:7", "--set"; "" for values from a program.
+        line: sort key of errors.
     """
 
     source: str
@@ -45,18 +45,18 @@ class Origin:
     line: int = 0
 
 
-#: Lists and mappings may be nested this deep.
+#: Maximum nesting depth of lists and mappings.
 MAX_DEPTH: Final = 100
 _SHOWN_PATH_CHARS: Final = 200
 _SHOWN_MESSAGE_CHARS: Final = 1000
 
-#: Of values that a program gave.
+#: Origin of values from a program.
 GIVEN = Origin("given")
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One thing wrong with a configuration."""
+    """One error in a configuration."""
 
     path: KeyPath
     message: str
@@ -75,7 +75,7 @@ class Layer:
     Attributes:
         values: nested dicts with string keys.
         origins: by key path, for every key of `values`.
-        problems: what could not be read.
+        problems: errors of values that could not be read.
     """
 
     values: dict[str, Any] = field(default_factory=dict)
@@ -84,7 +84,7 @@ class Layer:
 
 
 def dotted(path: KeyPath) -> str:
-    """Write a key path as users do: `cache.eviction.name`, `plugins.modules[0]`."""
+    """Return a key path as text: `cache.eviction.name`, `plugins.modules[0]`."""
     text = ""
     for part in path:
         text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else part
@@ -92,7 +92,7 @@ def dotted(path: KeyPath) -> str:
 
 
 def origin_of(path: KeyPath, origins: Mapping[KeyPath, Origin]) -> Origin:
-    """Return the origin of the value at a path, or of the nearest value around it."""
+    """Return the origin of the value at a path, or of the nearest enclosing value."""
     for end in range(len(path), -1, -1):
         if path[:end] in origins:
             return origins[path[:end]]
@@ -100,7 +100,7 @@ def origin_of(path: KeyPath, origins: Mapping[KeyPath, Origin]) -> Origin:
 
 
 def given(values: Mapping[Any, Any] | BaseModel, origin: Origin = GIVEN) -> Layer:
-    """Return the layer of what a program gave: mappings, or sections as objects."""
+    """Return the layer of values from a program: mappings, or sections as objects."""
     origins: dict[KeyPath, Origin] = {}
     problems: list[Problem] = []
 
@@ -125,7 +125,7 @@ def given(values: Mapping[Any, Any] | BaseModel, origin: Origin = GIVEN) -> Laye
 
 
 def expand(layer: Layer, root: type[Section]) -> Layer:
-    """Write out every shorthand (`cache: radix`), so that layers merge key by key."""
+    """Replace all shorthands (`cache: radix`) by mappings, so that layers merge key by key."""
     origins = dict(layer.origins)
 
     def section(kind: type[Section], values: dict[str, Any], path: KeyPath) -> dict[str, Any]:
@@ -159,7 +159,7 @@ def known(layer: Layer, root: type[Section]) -> Layer:
 
 
 def merge(layers: Sequence[Layer]) -> Layer:
-    """Lay each layer over those before it: mappings merge key by key, anything else is replaced."""
+    """Merge layers in order: mappings are merged key by key, other values are replaced."""
     values: dict[str, Any] = {}
     origins: dict[KeyPath, Origin] = {}
     for layer in layers:

@@ -1,4 +1,4 @@
-"""Turns pydantic's errors into sentences that name the key, what it got and the nearest valid name."""
+"""Converts pydantic's errors to messages with the key, the value and the nearest valid name."""
 
 import difflib
 import functools
@@ -41,14 +41,14 @@ _PHRASES = {
 
 
 def nearest(word: str, candidates: Iterable[str]) -> str | None:
-    """Return the candidate that a misspelt word most likely meant, or None when none is close."""
+    """Return the candidate that is most similar to a misspelled word; None if none is similar."""
     by_folded = {candidate.casefold(): candidate for candidate in candidates}
     close = difflib.get_close_matches(word.casefold(), by_folded, n=1)
     return by_folded[close[0]] if close else None
 
 
 def report(problems: Iterable[Problem]) -> str:
-    """Write problems one to a line, in the order of the file's lines."""
+    """Return the problems, one per line, in the order of the file's lines."""
     return "\n".join(dict.fromkeys(str(p) for p in sorted(problems, key=lambda p: p.origin.line)))
 
 
@@ -59,18 +59,18 @@ def problems_in(
     origins: Mapping[KeyPath, Origin],
     prefix: KeyPath = (),
 ) -> list[Problem]:
-    """Say what pydantic found wrong.
+    """Convert pydantic's errors to problems.
 
     Args:
-        error: all it found.
-        model: what was validated, for the names it knows.
-        values: the raw values it was given.
-        origins: where values come from, by full path.
+        error: all errors.
+        model: the validated model, for the names of its fields.
+        values: the raw values.
+        origins: origins of the values, by full path.
         prefix: the path of `values` in the configuration.
     """
     problems = []
     for details in error.errors(include_url=False):
-        # A check over several fields says in its context which one it blames.
+        # A check of several fields has the path of the wrong one in its context.
         path = details.get("ctx", {}).get("path") or _real_path(details, values)
         full_path = (*prefix, *path)
         problems.append(Problem(full_path, _message(details, model, path, prefix), origin_of(full_path, origins)))
@@ -78,7 +78,7 @@ def problems_in(
 
 
 def _real_path(details: ErrorDetails, values: Any) -> KeyPath:
-    """Cut a location where it leaves the values: pydantic appends the names of union members it tried."""
+    """Return the part of a location that is in the values: pydantic appends names of union members."""
     path: list[str | int] = []
     for part in details["loc"]:
         inside = isinstance(values, Mapping | list | tuple)
@@ -121,9 +121,9 @@ def _unknown_key(key: str, siblings: Mapping[str, FieldInfo], model: type[BaseMo
     if len(elsewhere) == 1:
         return f"unknown key; did you mean '{dotted((*prefix, *elsewhere[0]))}'?"
     if not siblings:
-        return "unknown key; none is known here"
-    hint = "; what a plugin takes stands below options" if "options" in siblings else ""
-    return f"unknown key; known here: {', '.join(siblings)}{hint}"
+        return "unknown key; no keys are allowed here"
+    hint = "; a plugin's own options belong under `options`" if "options" in siblings else ""
+    return f"unknown key; known keys: {', '.join(siblings)}{hint}"
 
 
 def _shown(value: Any, field: FieldInfo | None) -> str:
@@ -134,13 +134,13 @@ def _shown(value: Any, field: FieldInfo | None) -> str:
 
 
 def _holds_secret(annotation: Any) -> bool:
-    """Return whether a key may stand at a place of this type, or below it."""
+    """Return whether a field of this type is or contains a secret."""
     fields = _fields_of(annotation).values()
     return SecretStr in _parts(annotation) or any(_holds_secret(field.annotation) for field in fields)
 
 
 def _parts(annotation: Any) -> set[Any]:
-    """Return the types that an annotation such as `Annotated[int, ...] | None` is made of."""
+    """Return all types in an annotation such as `Annotated[int, ...] | None`."""
     return {annotation}.union(*(_parts(part) for part in get_args(annotation)))
 
 
@@ -150,11 +150,11 @@ def _fields_of(annotation: Any) -> dict[str, FieldInfo]:
 
 
 def _fields_at(model: type[BaseModel], path: KeyPath) -> dict[str, FieldInfo]:
-    """Return the fields of the model that stands at a path within `model`, by the keys that users write."""
+    """Return the fields of the model at a path within `model`, by configuration key."""
     annotation: Any = model
     for part in path:
         field = _fields_of(annotation).get(str(part))
-        # An index or a key of a dict stays within the annotation, which names the elements' type.
+        # For an index or a key of a dict, the annotation stays the same: it contains the elements' type.
         annotation = annotation if field is None else field.annotation
     return _fields_of(annotation)
 

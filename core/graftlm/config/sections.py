@@ -1,4 +1,4 @@
-"""The sections of a configuration: every field, its default, its bounds."""
+"""The sections of a configuration: fields, defaults and limits."""
 
 import re
 from typing import Annotated, Any, ClassVar, Literal
@@ -28,11 +28,11 @@ __all__ = [
 
 
 class Section(BaseModel):
-    """A mapping of known keys. Unknown keys are errors, values do not change, null means all defaults."""
+    """A mapping of known keys. Unknown keys are errors, values are immutable, null means all defaults."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    #: The field that a plain string stands for: `cache: radix` is `cache: {name: radix}`.
+    #: The field that a plain string sets: `cache: radix` is `cache: {name: radix}`.
     shorthand: ClassVar[str | None] = None
 
     @model_validator(mode="before")
@@ -42,7 +42,7 @@ class Section(BaseModel):
 
     @classmethod
     def written_out(cls, value: Any) -> Any:
-        """Return the mapping that a string or null stands for; anything else as it is."""
+        """Return the mapping for a string or null; other values are returned unchanged."""
         if value is None:
             return {}
         if isinstance(value, str) and cls.shorthand is not None:
@@ -51,14 +51,14 @@ class Section(BaseModel):
 
 
 def _refuse_bool(value: Any) -> Any:
-    # Python counts True as 1; `page_size: yes` is a mistake all the same.
+    # In Python True is an int, but `page_size: yes` is an error.
     if isinstance(value, bool):
         raise ValueError("must be a number")
     return value
 
 
 def _check_zmq_address(address: str) -> str:
-    """Refuse what ZeroMQ cannot bind."""
+    """Refuse addresses that ZeroMQ cannot bind."""
     if not re.fullmatch(r"tcp://(\S+):(\d{1,5})|ipc://\S+", address):
         raise ValueError("expected tcp://HOST:PORT or ipc://PATH")
     return address
@@ -72,7 +72,7 @@ def _check_power_of_two(value: int) -> int:
 
 def _check_not_empty(values: tuple[int, ...]) -> tuple[int, ...]:
     if not values:
-        raise ValueError("must name at least one, or be null")
+        raise ValueError("must have at least one element, or be null")
     return values
 
 
@@ -81,56 +81,59 @@ Float = Annotated[float, BeforeValidator(_refuse_bool)]
 PositiveFloat = Annotated[float, Field(gt=0), BeforeValidator(_refuse_bool)]
 PositiveInt = Annotated[int, Field(ge=1), BeforeValidator(_refuse_bool)]
 Name = Annotated[str, Field(min_length=1)]
-Options = Annotated[dict[str, Any], Field(description="Options of the chosen one; `graftlm config schema` lists them.")]
+Options = Annotated[
+    dict[str, Any], Field(description="Options of the selected provider; `graftlm config schema` lists them.")
+]
 
 
 def _refuse_auto(name: str) -> str:
     if name == "auto":
-        raise ValueError("must name a quantization, or be null for none; nothing is chosen by itself")
+        raise ValueError("must be the name of a quantization, or null for none; 'auto' is not supported")
     return name
 
 
 class QuantizationSettings(Section):
-    """In how many bits linear layers hold their weights."""
+    """Quantization of the weights of linear layers."""
 
     shorthand = "name"
 
     name: Annotated[Name, AfterValidator(_refuse_auto)] | None = Field(
-        default=None, description="A quantization of the weights of linear layers; null: as the checkpoint has them."
+        default=None, description="A quantization of the weights of linear layers; null: as in the checkpoint."
     )
     options: Options = Field(default_factory=dict)
 
 
 class ModelSettings(Section):
-    """Which checkpoint to serve, and as what."""
+    """The served checkpoint, and how it is loaded."""
 
     shorthand = "path"
 
     path: Name = Field(
         default="demo",
-        description="A checkpoint folder in Hugging Face layout, a .gguf file, or `demo`, the model that comes along.",
+        description="A checkpoint folder in Hugging Face layout, a .gguf file, or `demo`, the bundled model.",
     )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         default="auto",
-        description="Of weights and KV cache; `auto` takes the checkpoint's where the device computes it.",
+        description="Dtype of weights and KV cache; `auto`: the checkpoint's, if the device supports it.",
     )
     device: Literal["auto", "cpu", "cuda"] = Field(
-        default="auto", description="`auto` takes a CUDA device when there is one."
+        default="auto", description="`auto`: a CUDA device if there is one, else the CPU."
     )
     architecture: Name = Field(
         default="auto",
-        description="A model provider; `auto` takes one that claims the checkpoint's architecture, else one for any.",
+        description="A model provider; `auto`: one that lists the checkpoint's architecture, else one that supports "
+        "any.",
     )
     context_len: PositiveInt | None = Field(
-        default=None, description="Cap on a request's tokens, prompt and output together; null: the model's own."
+        default=None, description="Maximum number of a request's tokens, prompt and output together; null: the model's."
     )
     trust_remote_code: bool = Field(
-        default=False, description="Whether tokenizer and model may run Python code that the checkpoint brings."
+        default=False, description="Whether tokenizer and model may run Python code of the checkpoint."
     )
     native_ops: bool = Field(
         default=True,
-        description="Compute norms, rotation and activation each in one pass, and choose tokens, by kernels compiled "
-        "for this device.",
+        description="Use kernels compiled for this device for sampling, and for norms, rotary embedding and "
+        "activations in one pass each.",
     )
     kernels: Literal["auto", "native", "amx", "avx512-bf16", "x86-64-v3", "armv8.2-a"] = Field(
         default="auto",
@@ -139,24 +142,25 @@ class ModelSettings(Section):
     )
     prepack: bool = Field(
         default=True,
-        description="Rearrange the loaded weights for this CPU's matrix kernels, where that has been measured to pay.",
+        description="Rearrange the loaded weights for this CPU's matrix kernels, where measurements show that it is "
+        "faster.",
     )
     quantization: QuantizationSettings = QuantizationSettings()
 
 
 class AttentionSettings(Section):
-    """Which attention backend runs."""
+    """The attention backend."""
 
     shorthand = "name"
 
     name: Name = Field(
-        default="auto", description="An attention backend; `auto` takes the highest rank that fits model and machine."
+        default="auto", description="An attention backend; `auto`: the highest rank that supports model and machine."
     )
     options: Options = Field(default_factory=dict)
 
 
 class EvictionSettings(Section):
-    """Which cached prefixes are given up first."""
+    """The order in which cached prefixes are evicted."""
 
     shorthand = "name"
 
@@ -165,7 +169,7 @@ class EvictionSettings(Section):
 
 
 class CacheSettings(Section):
-    """How computed prefixes are kept."""
+    """The prefix cache."""
 
     shorthand = "name"
 
@@ -178,85 +182,87 @@ class CacheSettings(Section):
 
 
 class ChatSettings(Section):
-    """How the model writes what is not plain text into a chat's answer."""
+    """The formats of tool calls and reasoning in chat answers."""
 
     tool_call_format: Name = Field(
         default="auto",
-        description="How the model writes tool calls; `auto` goes by the chat template, and takes `hermes` where it "
-        "tells nothing.",
+        description="The format of the model's tool calls; `auto`: determined from the chat template, or `hermes` if "
+        "the template has no known marker.",
     )
     reasoning_format: Name = Field(
         default="auto",
-        description="How the model marks its reasoning; `auto` goes by the chat template, `none` leaves it in the "
-        "content.",
+        description="The format of the model's reasoning; `auto`: determined from the chat template; `none`: reasoning "
+        "stays in the content.",
     )
 
 
 class GrammarSettings(Section):
-    """What enforces JSON schemas, regular expressions and grammars."""
+    """Enforcement of JSON schemas, regular expressions and grammars."""
 
     shorthand = "name"
 
     name: Name = Field(
         default="auto",
-        description="A grammar backend; `auto` takes the highest rank installed. When none is, the engine runs "
-        "without, and refuses requests that need one.",
+        description="A grammar backend; `auto`: the installed one of the highest rank. Without a backend, the engine "
+        "refuses requests that need one.",
     )
     options: Options = Field(default_factory=dict)
     timeout_s: Float = Field(
-        default=30.0, gt=0, description="A request waits this long while its grammar is compiled, then it fails."
+        default=30.0,
+        gt=0,
+        description="Maximum time that a request waits for the compilation of its grammar; then it fails.",
     )
     jump_forward: bool = Field(
         default=True,
-        description="Append output that a grammar leaves no choice about, without sampling it. The text may differ "
-        "from that of masks alone; a request switches it off by `jump_forward: false`.",
+        description="Append tokens that the grammar determines without sampling them. The text may differ from that of "
+        "masks only; a request disables it with `jump_forward: false`.",
     )
-    cache_size: PositiveInt = Field(default=256, description="Compiled grammars that are kept for further requests.")
+    cache_size: PositiveInt = Field(default=256, description="Maximum number of cached compiled grammars.")
     preload: bool = Field(
         default=False,
-        description="Load the backend at the start; otherwise the first request with a grammar waits for it, some "
-        "seconds.",
+        description="Load the backend at start; otherwise the first request with a grammar waits some seconds for it.",
     )
 
 
 class LoraSettings(Section):
-    """Which low-rank adapters requests may ask for, and how much room there is for them."""
+    """LoRA adapters, and the memory for them."""
 
     adapters: dict[Name, Name] = Field(
         default_factory=dict,
-        description="Adapters to load at the start, in the format of `peft`: name -> folder.",
+        description="Adapters to load at start, in the format of `peft`: name -> folder.",
     )
     enabled: bool | None = Field(
-        default=None, description="Keep room for adapters that are loaded later; null: if `adapters` names any."
+        default=None,
+        description="Reserve memory for adapters that are loaded later; null: true if `adapters` is not empty.",
     )
     max_loaded: PositiveInt = Field(
-        default=8, le=1024, description="Adapters on the device at most; memory is set aside for all of them."
+        default=8, le=1024, description="Maximum number of adapters on the device; memory is reserved for all of them."
     )
-    max_rank: PositiveInt = Field(default=64, le=4096, description="The largest rank of an adapter.")
+    max_rank: PositiveInt = Field(default=64, le=4096, description="Maximum rank of an adapter.")
     target_modules: tuple[Name, ...] | None = Field(
         default=None,
-        description="The projections that adapters may change, such as `q_proj`; null: all of the decoder's layers. "
-        "Fewer take less memory.",
+        description="The projections that adapters may change, such as `q_proj`; null: all linear layers of the "
+        "decoder. Fewer need less memory.",
     )
 
     @property
     def takes_adapters(self) -> bool:
-        """Whether an engine has room for adapters."""
+        """Whether an engine reserves memory for adapters."""
         return bool(self.adapters) if self.enabled is None else self.enabled
 
     @model_validator(mode="after")
     def _check_adapters(self) -> "LoraSettings":
         if self.adapters and self.enabled is False:
-            raise ValueError("`adapters` names some, but `enabled` is false; leave one of them out")
+            raise ValueError("`adapters` is not empty, but `enabled` is false; remove one of them")
         if len(self.adapters) > self.max_loaded:
-            raise ValueError(f"`adapters` names {len(self.adapters)}, more than `max_loaded` {self.max_loaded}")
+            raise ValueError(f"`adapters` has {len(self.adapters)} adapters, more than `max_loaded` {self.max_loaded}")
         if self.target_modules is not None and not self.target_modules:
-            raise ValueError("`target_modules` must name at least one, or be null")
+            raise ValueError("`target_modules` must have at least one element, or be null")
         return self
 
 
 class PolicySettings(Section):
-    """In which order waiting requests are admitted."""
+    """The order in which waiting requests are admitted."""
 
     shorthand = "name"
 
@@ -265,72 +271,77 @@ class PolicySettings(Section):
 
 
 class SchedulingSettings(Section):
-    """How many requests run, and how much of them in one step."""
+    """Admission, and the size of steps."""
 
     policy: PolicySettings = PolicySettings()
-    max_running_requests: Int = Field(default=64, ge=1, le=65536, description="Requests in one batch at most.")
+    max_running_requests: Int = Field(
+        default=64, ge=1, le=65536, description="Maximum number of requests in one batch."
+    )
     max_queued_requests: PositiveInt = Field(
-        default=1024, description="Requests that may wait; one more is refused at once."
+        default=1024, description="Maximum number of waiting requests; more are refused at once."
     )
     prefill_tokens_per_step: PositiveInt = Field(
-        default=2048, description="Prompt tokens in one step at most; longer prompts come in chunks."
+        default=2048, description="Maximum number of prompt tokens in one step; longer prompts are prefilled in chunks."
     )
     mix_chunks: bool = Field(
         default=True,
-        description="Let a step hold both prompt chunks and requests that decode; otherwise decoding waits while "
-        "there are prompts to read.",
+        description="Allow prefill chunks and decode requests in one step; otherwise decoding waits while there are "
+        "prompts to prefill.",
     )
     overlap: bool = Field(
-        default=True, description="Plan the next step while the device computes this one; tokens stay the same."
+        default=True, description="Plan the next step while the device runs the current one; the tokens are the same."
     )
 
 
 class ExecutionSettings(Section):
-    """How the device runs steps."""
+    """Execution of steps on the device."""
 
     graphs: Literal["auto", True, False] = Field(
         default="auto",
-        description="Replay steps in which every request brings one token as CUDA graphs; `auto` does where the device "
-        "and the attention backend can. On a CPU, `auto` records such steps of up to 64 requests, and repeats what "
-        "kernels were called for; `true` pads them as a GPU needs it and replays nothing.",
+        description="Replay decode steps as CUDA graphs; `auto`: if the device and the attention backend support it. "
+        "On a CPU, `auto` records decode steps of up to 64 requests and replays their kernel calls; `true` pads "
+        "decode steps as for a GPU and replays nothing.",
     )
     graph_batch_sizes: Annotated[tuple[PositiveInt, ...], AfterValidator(_check_not_empty)] | None = Field(
         default=None,
-        description="Requests of the steps to capture; a step is padded to the next. Null: 1, 2, 4, 8, 16, 24 and so "
-        "on, up to `scheduling.max_running_requests`, 512 at most. Larger steps run without a graph.",
+        description="Batch sizes to capture, in requests; a step is padded to the next size. Null: 1, 2, 4, 8, 16, 24 "
+        "and so on, up to `scheduling.max_running_requests`, at most 512. Larger steps run without a graph.",
     )
 
 
 class MemorySettings(Section):
-    """How much memory holds keys and values, and in how many bits."""
+    """Size and dtype of the KV cache."""
 
     kv_tokens: PositiveInt | None = Field(
-        default=None, description="Tokens whose keys and values fit; null derives it from `kv_fraction`."
+        default=None, description="Number of tokens in the KV cache; null: derived from `kv_fraction`."
     )
     window_tokens: PositiveInt | None = Field(
         default=None,
-        description="Tokens that sliding-window layers keep, where the cache lets them have a smaller memory of their "
-        "own; null derives it from `kv_tokens` and what running requests need.",
+        description="Number of tokens in the memory of sliding-window layers, if the cache supports a separate, "
+        "smaller memory for them; null: derived from `kv_tokens` and the windows of running requests.",
     )
     kv_fraction: Float = Field(
-        default=0.8, gt=0, lt=1, description="Share of the memory that is free once the weights are loaded."
+        default=0.8,
+        gt=0,
+        lt=1,
+        description="Share of the memory for the KV cache, of the memory that is free after loading the weights.",
     )
     kv_dtype: Literal["auto", "int8", "fp8"] = Field(
         default="auto",
-        description="What keys and values are held in: `int8` and `fp8` fit about twice the tokens of a 16-bit type; "
-        "`auto` is the model's dtype.",
+        description="Dtype of stored keys and values; `auto`: the model's. About twice as many tokens fit with `int8` "
+        "and `fp8` as with a 16-bit dtype.",
     )
 
 
 class ParallelSettings(Section):
-    """How many copies of the model serve."""
+    """The number of replicas."""
 
     data: Int = Field(
         default=1,
         ge=1,
         le=64,
-        description="Replicas of the model that `graftlm serve` runs, each in a process of its own and, on GPUs, on a "
-        "device of its own. An in-process engine is always one.",
+        description="Number of replicas of the model that `graftlm serve` runs, each in a separate process and, on "
+        "GPUs, on a separate device. An in-process engine has always one.",
     )
 
 
@@ -339,40 +350,41 @@ ApiKey = Annotated[SecretStr, Field(min_length=1)]
 
 
 class ServerSettings(Section):
-    """Where the HTTP server listens, whom it lets in, and how it behaves when something fails."""
+    """The HTTP server: address, access, limits and failures."""
 
     host: Name = Field(default="127.0.0.1", description="Address to listen on; 0.0.0.0 for all.")
-    port: Int = Field(default=30000, ge=0, le=65535, description="TCP port; 0 takes a free one.")
+    port: Int = Field(default=30000, ge=0, le=65535, description="TCP port; 0: any free port.")
     allowed_hosts: tuple[HostPattern, ...] | None = Field(
         default=None,
-        description="Names and addresses that requests may have in `Host`, besides those of the loopback interface and "
-        "`host`: `llm.example.org`, `*.example.org`, `2001:db8::5`, `*` for any; without scheme and port. Null: none "
-        "besides these on a loopback address, any on others. A proxy in front that keeps its clients' `Host` needs its "
-        "names here. `/health` and `/health_generate` are also served by any address, if `host` is not a loopback one.",
+        description="Allowed names and addresses in `Host`, in addition to `host` and those of the loopback "
+        "interface: `llm.example.org`, `*.example.org`, `2001:db8::5`, `*` for any; without scheme and port. Null: no "
+        "others if `host` is a loopback address, else any. Behind a proxy that forwards its clients' `Host`, add the "
+        "proxy's names. If `host` is not a loopback address, `/health` and `/health_generate` also accept any address "
+        "in `Host`.",
     )
     api_key: ApiKey | None = Field(
-        default=None, description="What clients must send as a bearer token; null asks for nothing."
+        default=None, description="Bearer token that clients must send; null: no token is needed."
     )
     allow_anonymous: bool = Field(
         default=False,
-        description="Serve without `api_key` on an address that other machines reach; otherwise the server does not "
-        "start there without one.",
+        description="Serve without `api_key` on an address that other machines can reach; otherwise the server does "
+        "not start there without a key.",
     )
     admin_api_key: ApiKey | None = Field(
         default=None,
-        description="What administrators must send as a bearer token. Null: without `api_key` too, programs of this "
-        "machine may flush, pause, profile, abort and read the prefix tree of a server on a loopback address; "
-        "everything else of administration is off.",
+        description="Bearer token that administrators must send. Null: administration is off, with one exception: on a "
+        "loopback address without `api_key`, programs of this machine may flush, pause, profile, abort and read the "
+        "prefix tree.",
     )
     open_admin: bool = Field(
         default=False,
-        description="Let every client that is served administer, too, without `admin_api_key`: it may replace weights, "
-        "load adapters and read all prompts.",
+        description="Allow administration to all clients without `admin_api_key`: they may replace weights, load "
+        "adapters and read all prompts.",
     )
     checkpoint_roots: tuple[Name, ...] = Field(
         default=(),
-        description="Folders in which administrators may name checkpoints and adapters to load, besides those that the "
-        "configuration names itself.",
+        description="Folders from which administrators may load checkpoints and adapters, in addition to those in the "
+        "configuration.",
     )
     served_model_name: Name | None = Field(
         default=None, description="The model's name in the API; null: the last part of `model.path`."
@@ -382,71 +394,77 @@ class ServerSettings(Section):
         description="Further names of the model in the API. `default`, an empty name and no name mean it always.",
     )
     request_timeout_s: PositiveFloat | None = Field(
-        default=None, description="A request that takes longer is given up; null: never."
+        default=None, description="Maximum time of a request; then it is aborted. Null: no limit."
     )
-    max_body_bytes: PositiveInt = Field(default=32 * 2**20, description="Larger request bodies are refused.")
+    max_body_bytes: PositiveInt = Field(
+        default=32 * 2**20, description="Maximum size of a request's body; larger ones are refused."
+    )
     max_header_bytes: Int = Field(
-        default=2**16, ge=1024, description="Larger request lines with their header fields are refused; trailers too."
+        default=2**16,
+        ge=1024,
+        description="Maximum size of a request line with its header fields, and of trailers; larger ones are refused.",
     )
     max_connections: Annotated[int, Field(ge=8), BeforeValidator(_refuse_bool)] | None = Field(
         default=None,
-        description="Connections at once; for one more, one that waits for its client is closed: first the oldest "
-        "without a complete request, then those that read an answer slowly. Null: as many as the limit of open files "
-        "leaves room for, 4,096 or twice the requests that may run and wait at most.",
+        description="Maximum number of open connections. For one more, a connection that waits for its client is "
+        "closed: first the oldest without a complete request, then those that read an answer slowly. Null: limited by "
+        "the number of open files, and by 4,096 or twice the requests that may run and wait.",
     )
     header_timeout_s: PositiveFloat = Field(
-        default=15.0, description="The header fields of a request must end so long after its first byte."
+        default=15.0, description="Maximum time from the first byte of a request to the end of its header fields."
     )
     stall_timeout_s: PositiveFloat = Field(
         default=30.0,
-        description="A request's body may take as long, and a second more for each KiB that came; a client that reads "
-        "nothing of its answer is disconnected after this time.",
+        description="Maximum time for a request's body, plus one second for each received KiB. A client that reads "
+        "nothing of its answer for this time is disconnected.",
     )
     cors_origins: tuple[Name, ...] = Field(
-        default=(), description="Origins whose pages may call the API from a browser; `*` for all."
+        default=(), description="Origins whose pages may call the API from a browser; `*`: all."
     )
     restart: bool = Field(
         default=False,
-        description="Start a scheduler or detokenizer process again when it dies. Otherwise the server reports it on "
-        "/health, refuses requests and exits with status 1.",
+        description="Restart a scheduler or detokenizer process that ends unexpectedly. Otherwise the server reports "
+        "it on /health, refuses requests and exits with status 1.",
     )
     drain_timeout_s: Float = Field(
-        default=30.0, ge=0, description="After SIGTERM, requests under way may take this long to end."
+        default=30.0, ge=0, description="Maximum time that running requests may take after SIGTERM."
     )
     watchdog_s: Float = Field(
         default=120.0,
         gt=0,
-        description="A process that has not moved for this long is reported, with the stacks of its threads.",
+        description="A process without progress for this time is reported, with the stacks of its threads.",
     )
     profile_dir: Name = Field(
-        default="profiles", description="Where /start_profile writes; clients name folders in it."
+        default="profiles", description="Folder of /start_profile's output; clients name subfolders."
     )
     kv_events: Annotated[Name, AfterValidator(_check_zmq_address)] | None = Field(
         default=None,
-        description="A ZeroMQ address such as `tcp://127.0.0.1:5557`, on which the first replica publishes what its "
-        "prefix cache stores and removes; the next replica takes the next port.",
+        description="A ZeroMQ address such as `tcp://127.0.0.1:5557`, on which the first replica publishes the "
+        "changes of its prefix cache; each further replica uses the next port.",
     )
     record_trace: Name | None = Field(
         default=None,
-        description="A file to append every finished request to, hashed and without text, for `graftlm cache-sim`; "
-        "null: none.",
+        description="A file to which every finished request is appended, hashed and without text, for `graftlm "
+        "cache-sim`; null: none.",
     )
-    log_format: Literal["text", "json"] = Field(default="text", description="Form of the log lines on standard error.")
+    log_format: Literal["text", "json"] = Field(
+        default="text", description="Format of the log lines on standard error."
+    )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
-        default="info", description="The least severe messages that are logged."
+        default="info", description="Lowest level of logged messages."
     )
 
 
 class PluginSettings(Section):
-    """Which plugins are loaded besides the installed ones, which are not, and who wins a name."""
+    """Additional plugins, disabled plugins, and the choice between providers of the same name."""
 
     modules: tuple[Name, ...] = Field(
-        default=(), description="Import names of plugin modules to load besides the installed ones."
+        default=(), description="Import names of plugin modules to load in addition to installed plugins."
     )
     disabled: tuple[Name, ...] = Field(
-        default=(), description="Plugins not to load, nor import: by entry point, distribution or module name."
+        default=(), description="Plugins that are not imported, by name of entry point, distribution or module."
     )
     prefer: dict[str, Name] = Field(
         default_factory=dict,
-        description="Which distribution wins when two provide one name, as `family/name: distribution`.",
+        description="The distribution to use if several provide the same name, as `family/name: distribution`.",
     )

@@ -9,12 +9,12 @@ __all__ = ["VariableError", "expand_variables", "names_only_a_variable", "refere
 _REFERENCE = re.compile(r"\$\$|\$\{(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?::-(?P<default>[^{}]*))?\}|(?P<malformed>\$\{)")
 
 
-#: No value of a configuration is longer.
+#: Maximum length of a value.
 _MAX_CHARS: Final = 1 << 20
 
 
 class VariableError(Exception):
-    """A reference cannot be expanded; the message says why and what to write."""
+    """A reference cannot be expanded; the message has the reason and the correct form."""
 
 
 def references(text: str) -> list[str]:
@@ -23,13 +23,13 @@ def references(text: str) -> list[str]:
 
 
 def names_only_a_variable(text: str) -> bool:
-    """Say whether a text is one reference and nothing else."""
+    """Return whether a text is exactly one reference."""
     match = _REFERENCE.fullmatch(text)
     return match is not None and match["name"] is not None
 
 
 def expand_variables(text: str, environment: Mapping[str, str]) -> str:
-    """Replace every reference. As in a shell, a default also stands in for an empty variable.
+    """Replace all references. As in a shell, a default also replaces an empty variable.
 
     Raises:
         VariableError: a variable is unset or empty and has no default, a reference is malformed, or the result is too
@@ -53,7 +53,9 @@ def _replacement(match: re.Match[str], environment: Mapping[str, str]) -> str:
         return "$"
     name = match["name"]
     if name is None:
-        raise VariableError("'${' starts no variable; write ${NAME}, ${NAME:-default}, or $$ for a dollar sign")
+        raise VariableError(
+            "'${' is not followed by a variable; write ${NAME}, ${NAME:-default}, or $$ for a dollar sign"
+        )
     value = environment.get(name) or match["default"]
     if value is None:
         state = "empty" if name in environment else "not set"

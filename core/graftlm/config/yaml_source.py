@@ -1,4 +1,4 @@
-"""Reads YAML into layers, remembering the line of every key and every mistake in it."""
+"""Reads YAML into layers, with the line of every key and all errors."""
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
@@ -14,13 +14,13 @@ from graftlm.shortening import shortened
 
 __all__ = ["read_override", "read_yaml_file"]
 
-#: Bounds of a file, and of the value of an override.
+#: Maximum size of a file, and of the value of an override.
 _MAX_BYTES: Final = 1 << 20
-#: Keys and values, once every alias is written out: a few lines of aliases of aliases may stand for billions.
+#: Maximum number of keys and values after expansion of aliases: nested aliases can expand to billions.
 _MAX_NODES: Final = 40_000
-#: Characters of all scalars, once every alias and variable is written out.
+#: Maximum number of characters of all scalars after expansion of aliases and variables.
 _MAX_CHARS: Final = 4 << 20
-#: Characters of a number or a date.
+#: Maximum number of characters of a number or a date.
 _MAX_NUMBER_CHARS: Final = 1000
 _SHOWN_CHARS: Final = 200
 
@@ -33,26 +33,26 @@ def read_yaml_file(path: Path, environment: Mapping[str, str]) -> Layer:
     """Read a configuration file.
 
     Args:
-        path: shown in messages as it is given.
-        environment: what `${VAR}` is looked up in.
+        path: shown unchanged in messages.
+        environment: the variables for `${VAR}`.
 
     Raises:
-        ConfigError: the file cannot be read, is not YAML, or does not hold a mapping. Smaller mistakes are in the
-            layer's problems.
+        ConfigError: the file cannot be read, is not YAML, or is not a mapping. Other errors are in the layer's
+            `problems`.
     """
     try:
         with path.open("rb") as file:
             content = file.read(_MAX_BYTES + 1)
-        # What is too large is not decoded: the limit may lie within a character.
+        # A file that is too large is not decoded: the limit may split a character.
         text = "" if len(content) > _MAX_BYTES else content.decode("utf-8")
     except FileNotFoundError:
-        hint = "" if path.suffix in (".yaml", ".yml") else f"; to name a model, write model={str(path)!r}"
+        hint = "" if path.suffix in (".yaml", ".yml") else f"; for a model, write model={str(path)!r}"
         raise ConfigError(f"{path}: no such file{hint}") from None
-    except (OSError, ValueError) as error:  # a path may hold a NUL, a file something else than UTF-8
+    except (OSError, ValueError) as error:  # the path may contain a NUL, the file may not be UTF-8
         reason = error.strerror if isinstance(error, OSError) else error
         raise ConfigError(f"{shortened(str(path), _SHOWN_CHARS)}: cannot be read: {reason}") from error
     if len(content) > _MAX_BYTES:
-        raise ConfigError(f"{path}: is larger than {_MAX_BYTES:,} bytes, expected a configuration")
+        raise ConfigError(f"{path}: is larger than the maximum of {_MAX_BYTES:,} bytes of a configuration")
 
     def origin(line: int) -> Origin:
         return Origin(f"{path}:{line}", f"{path}:{line}", line)
@@ -65,15 +65,15 @@ def read_yaml_file(path: Path, environment: Mapping[str, str]) -> Layer:
     if values is None:
         values = {}
     if not isinstance(values, dict):
-        raise ConfigError(f"{path}: must hold a mapping of keys to values, got {type(values).__name__}")
+        raise ConfigError(f"{path}: must be a mapping of keys to values, got {type(values).__name__}")
     return Layer(values, reader.origins, tuple(reader.problems))
 
 
 def read_override(text: str) -> Layer:
-    """Read one `a.b=value`; the value is YAML, and variables are left to the shell.
+    """Read one `a.b=value`; the value is YAML without variables, which the shell expands.
 
     Raises:
-        ConfigError: there is no path, or the value is not YAML.
+        ConfigError: the path is missing, or the value is not YAML.
     """
     path, equals, value = text.partition("=")
     keys = tuple(path.strip().split("."))
@@ -82,9 +82,9 @@ def read_override(text: str) -> Layer:
         raise ConfigError(f"--set {shown}: must be path=value, such as cache.page_size=16")
     shown = shortened(dotted(keys), _SHOWN_CHARS)
     if len(keys) > MAX_DEPTH:
-        raise ConfigError(f"--set: {shown}: has {len(keys):,} parts, expected {MAX_DEPTH} at most")
+        raise ConfigError(f"--set: {shown}: has {len(keys):,} parts, expected at most {MAX_DEPTH}")
     if len(value) > _MAX_BYTES:
-        raise ConfigError(f"--set: {shown}: has {len(value):,} characters, expected {_MAX_BYTES:,} at most")
+        raise ConfigError(f"--set: {shown}: has {len(value):,} characters, expected at most {_MAX_BYTES:,}")
     origin = Origin("--set", "--set")
     reader = _Reader(value, lambda line: origin, None)
     try:
@@ -106,14 +106,14 @@ def _syntax_error(error: yaml.YAMLError) -> str:
 
 
 class _LimitError(yaml.MarkedYAMLError):
-    """A document is larger than any configuration."""
+    """A document exceeds a limit."""
 
     def __init__(self, problem: str, mark: yaml.Mark) -> None:
         super().__init__(problem=problem, problem_mark=mark)
 
 
 class _Loader(yaml.SafeLoader):
-    """Reads nodes, no deeper and no more of them than a configuration has. Aliases are not written out here."""
+    """Reads nodes with limits of depth and number. Aliases are not expanded here."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
@@ -121,7 +121,7 @@ class _Loader(yaml.SafeLoader):
         self._num_nodes = 0
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
-        """Read one node and those in it."""
+        """Read one node and its children."""
         self._depth += 1
         self._num_nodes += 1
         _check_limits(self._depth, self._num_nodes, self.peek_event().start_mark)  # type: ignore[no-untyped-call]
@@ -132,7 +132,7 @@ class _Loader(yaml.SafeLoader):
 
 
 def _check_limits(depth: int, num_nodes: int, mark: Any) -> None:
-    """Refuse a document at a node that is nested too deep, or is one too many."""
+    """Refuse a document that exceeds the maximum depth or number of nodes."""
     if depth > MAX_DEPTH:
         raise _LimitError(f"lists and mappings are nested more than {MAX_DEPTH} deep", mark)
     if num_nodes > _MAX_NODES:
@@ -140,7 +140,7 @@ def _check_limits(depth: int, num_nodes: int, mark: Any) -> None:
 
 
 def _refuse_large(text: str) -> None:
-    """Refuse early what `_Loader` would refuse: libyaml takes 1 µs for a node, PyYAML's own parser 25."""
+    """Refuse large documents early with libyaml, which needs 1 µs per node; PyYAML's parser needs 25 µs."""
     depth = num_nodes = 0
     for event in _quick_events(text):
         if isinstance(event, yaml.NodeEvent):
@@ -150,7 +150,7 @@ def _refuse_large(text: str) -> None:
 
 
 def _quick_events(text: str) -> Iterator[yaml.Event]:
-    """Yield the events of a document up to its first mistake; none where PyYAML comes without libyaml."""
+    """Yield the events of a document up to its first error; none if PyYAML has no libyaml."""
     try:
         from yaml import CSafeLoader
     except ImportError:
@@ -159,16 +159,16 @@ def _quick_events(text: str) -> Iterator[yaml.Event]:
         parser = CSafeLoader(text)
         while (event := parser.get_event()) is not None:
             yield event
-    except (yaml.YAMLError, ValueError):  # the loader says what is wrong
+    except (yaml.YAMLError, ValueError):  # the loader reports the error
         return
 
 
 class _UnreadableError(Exception):
-    """A value that is left out; its problem has been noted."""
+    """A value cannot be read; its problem has been recorded."""
 
 
 class _Reader:
-    """One YAML document on its way to plain values. A mistake leaves its value out and is noted; reading goes on."""
+    """Converts one YAML document to plain values. A wrong value is dropped and recorded; reading continues."""
 
     def __init__(self, text: str, origin: Callable[[int], Origin], environment: Mapping[str, str] | None) -> None:
         self.origins: dict[KeyPath, Origin] = {}
@@ -176,12 +176,12 @@ class _Reader:
         self._text = text
         self._origin = origin
         self._environment = environment
-        self._open: set[int] = set()  # collections being read, to notice one that holds itself
+        self._open: set[int] = set()  # collections that are being read, to detect one that contains itself
         self._num_nodes = 0
         self._num_chars = 0
 
     def read(self, path: KeyPath) -> Any:
-        """Return the document's value, None for an empty document; `path` is where it stands in the configuration."""
+        """Return the document's value, None for an empty document; `path` is its place in the configuration."""
         _refuse_large(self._text)
         self._loader = _Loader(self._text)
         try:
@@ -193,17 +193,17 @@ class _Reader:
             self._loader.dispose()
 
     def _count(self, node: yaml.Node) -> None:
-        """Count a key or a value, however often an alias repeats it."""
+        """Count a key or a value; repetitions by aliases are counted each time."""
         self._num_nodes += 1
         if self._num_nodes > _MAX_NODES:
-            message = f"with aliases written out, there are more than {_MAX_NODES:,} keys and values"
+            message = f"with expanded aliases, there are more than {_MAX_NODES:,} keys and values"
             raise _LimitError(message, node.start_mark)
 
     def _count_chars(self, node: yaml.Node, text: str) -> None:
-        """Count the characters of a scalar, however often an alias repeats it."""
+        """Count the characters of a scalar; repetitions by aliases are counted each time."""
         self._num_chars += len(text)
         if self._num_chars > _MAX_CHARS:
-            message = f"with aliases and variables written out, there are more than {_MAX_CHARS:,} characters"
+            message = f"with expanded aliases and variables, there are more than {_MAX_CHARS:,} characters"
             raise _LimitError(message, node.start_mark)
 
     def _value(self, node: yaml.Node, path: KeyPath) -> Any:
@@ -220,9 +220,9 @@ class _Reader:
     @contextlib.contextmanager
     def _opened(self, node: yaml.Node, path: KeyPath) -> Iterator[None]:
         if id(node) in self._open:
-            raise self._unreadable(node, path, "an alias may not refer to a value that holds it")
+            raise self._unreadable(node, path, "an alias must not refer to a value that contains it")
         if len(self._open) == MAX_DEPTH:
-            message = f"with aliases written out, lists and mappings are nested more than {MAX_DEPTH} deep"
+            message = f"with expanded aliases, lists and mappings are nested more than {MAX_DEPTH} deep"
             raise _LimitError(message, node.start_mark)
         self._open.add(id(node))
         try:
@@ -240,7 +240,7 @@ class _Reader:
         return values
 
     def _pairs(self, node: yaml.MappingNode, path: KeyPath) -> dict[str, tuple[yaml.Node, yaml.Node]]:
-        """Return a mapping's pairs by key; those that `<<` merges in come under its own."""
+        """Return a mapping's pairs by key; its own pairs have precedence over pairs that `<<` merges."""
         pairs: dict[str, tuple[yaml.Node, yaml.Node]] = {}
         for key_node, value_node in node.value:
             if key_node.tag == _MERGE_TAG:
@@ -254,7 +254,7 @@ class _Reader:
             if key_node.tag != _STRING_TAG:
                 self._note(key_node, path, f"keys must be strings, got {_source(key_node)}; put it in quotes")
             elif key in own:
-                self._note(key_node, (*path, key), f"duplicate key; line {own[key]} has it already")
+                self._note(key_node, (*path, key), f"duplicate key; it is already in line {own[key]}")
             else:
                 own[key] = line
                 pairs[key] = (key_node, value_node)
@@ -265,7 +265,7 @@ class _Reader:
         pairs: dict[str, tuple[yaml.Node, yaml.Node]] = {}
         for source in sources:
             if not isinstance(source, yaml.MappingNode):
-                raise self._unreadable(source, path, "'<<' merges mappings only")
+                raise self._unreadable(source, path, "'<<' must have a mapping or a list of mappings")
             with self._opened(source, path):
                 pairs = {**self._pairs(source, path), **pairs}
         return pairs
@@ -288,7 +288,9 @@ class _Reader:
     def _construct(self, node: yaml.ScalarNode, path: KeyPath) -> Any:
         if node.tag != _STRING_TAG and len(node.value) > _MAX_NUMBER_CHARS:
             num_chars = len(node.value)
-            raise self._unreadable(node, path, f"not a value: {num_chars:,} characters are too many for one")
+            raise self._unreadable(
+                node, path, f"not a value: got {num_chars:,} characters, expected at most {_MAX_NUMBER_CHARS:,}"
+            )
         try:
             return self._loader.construct_object(node)
         except (yaml.YAMLError, ValueError) as error:
@@ -308,8 +310,8 @@ class _Reader:
             self.origins[path] = Origin(f"{origin.source} ({via})", origin.location, line)
         if node.style is not None or not names_only_a_variable(node.value):
             return text
-        # A bare ${PORT} may be a number, a boolean or null; quotes keep it a string. Never more than a scalar: what an
-        # environment variable holds cannot add keys.
+        # A bare ${PORT} may be a number, a boolean or null; in quotes it is a string. It is always a scalar: an
+        # environment variable cannot add keys.
         tag = self._loader.resolve(yaml.ScalarNode, text, (True, False))  # type: ignore[no-untyped-call]
         if tag not in _PLAIN_TAGS:
             return text
