@@ -50,7 +50,7 @@ def test_a_serialised_tokenizer_reads_and_writes_the_same_and_knows_no_chats(byt
 
 @pytest.mark.parametrize("text", ["", "{}", "[1]"])
 def test_what_is_no_serialised_tokenizer_is_refused(text):
-    with pytest.raises(CheckpointError, match="cannot read a serialised tokenizer"):
+    with pytest.raises(CheckpointError, match="cannot read a serialized tokenizer"):
         Tokenizer.from_json(text)
 
 

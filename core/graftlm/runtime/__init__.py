@@ -1,1 +1,1 @@
-"""What a process asks of its machine: an OpenMP runtime, huge pages, threads, a spare core."""
+"""Settings of a process: OpenMP runtime, huge pages, thread priorities, and a spare core."""

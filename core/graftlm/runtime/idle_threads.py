@@ -1,4 +1,4 @@
-"""Work that takes a core only while nothing else of the machine wants it."""
+"""Runs calls with the scheduling policy SCHED_IDLE, which uses a core only if no other thread needs it."""
 
 import os
 import sys
@@ -14,17 +14,17 @@ T = TypeVar("T")
 
 
 def run_idle(call: Callable[[], T]) -> T:
-    """Run a call on a thread that gives way to all others at once, and return what it returns.
+    """Run a call on an idle-priority thread and return its result.
 
-    Only for calls into native code that lets go of the interpreter's lock and takes it again at the end: a thread that
-    holds the lock and does not get a core keeps everybody waiting. A low priority (nice 19) is not enough beside steps
-    that compute on all cores: their threads sleep and wake hundreds of times a step, and each time that such a thread
-    wakes, Linux lets whoever has its core finish a turn of milliseconds, unless that is an idle thread.
+    Only for native calls that release the GIL until their end: a thread that holds the GIL but gets no core would block
+    all other threads. A low priority (nice 19) is not enough beside steps that compute on all cores. Their threads
+    sleep and wake hundreds of times per step, and at each wake-up Linux lets the thread on that core finish its time
+    slice of milliseconds, unless it is an idle-priority thread.
 
-    On systems without idle threads, the call is run here; where they are forbidden, on a thread like others.
+    On systems without SCHED_IDLE, the call runs in this thread; where SCHED_IDLE is forbidden, on a normal thread.
 
     Raises:
-        Exception: whatever the call raises.
+        Exception: any exception of the call.
     """
     if sys.platform != "linux":
         return call()
@@ -35,7 +35,7 @@ def run_idle(call: Callable[[], T]) -> T:
             os.sched_setscheduler(threading.get_native_id(), os.SCHED_IDLE, os.sched_param(0))
         try:
             result = call()
-        except BaseException as error:  # the caller's to handle
+        except BaseException as error:  # re-raised in the caller
             done.set_exception(error)
         else:
             done.set_result(result)

@@ -1,7 +1,7 @@
-"""Watches that collect which compiled kernels are used, and show which of them are being compiled.
+"""Reports which compiled kernels are used, and which are compiled now.
 
-Kernels are loaded deep below what a user started, in plugins too. A watch reaches there by a context variable, so that
-no function in between passes it on.
+Kernels are compiled deep in the call stack, also in plugins. A watch is in a context variable, so that it need not be
+an argument of every function in between.
 """
 
 import logging
@@ -35,10 +35,10 @@ KernelOrigin = Literal["compiled", "cache", "wheel"]
 
 @dataclass(frozen=True, slots=True)
 class KernelUse:
-    """A compiled kernel that is used.
+    """One use of a compiled kernel.
 
     Attributes:
-        name: of its source, without the suffix.
+        name: of its source file, without the suffix.
         library: the compiled file.
         seconds: until the library was there.
         origin: where the library comes from.
@@ -58,13 +58,13 @@ class KernelUse:
 
 
 class KernelWatch:
-    """Collects which kernels are used while it is active.
+    """Records the uses of kernels while it is active.
 
     Args:
-        say: takes one line for a user when a kernel is compiled; None drops it.
+        say: called with one line for the user when a kernel is compiled; None: no line.
 
     Attributes:
-        uses: one for each time that a kernel was loaded.
+        uses: one per use of a kernel.
         refused: name -> why it cannot be compiled or loaded.
     """
 
@@ -75,11 +75,11 @@ class KernelWatch:
 
     @property
     def compiled(self) -> list[KernelUse]:
-        """The kernels that were compiled meanwhile."""
+        """The uses that compiled a kernel."""
         return [use for use in self.uses if use.compiled]
 
     def report(self) -> str | None:
-        """Return one line about what was compiled; None when nothing was."""
+        """Return one line about the compiled kernels; None if none was compiled."""
         compiled = self.compiled
         if not compiled:
             return None
@@ -97,7 +97,7 @@ class KernelWatch:
         return f"kernels: {listed}" if listed else None
 
     def complaint(self) -> str | None:
-        """Return one line about missing kernels and what they cost; None when there are all."""
+        """Return one line about the kernels that are not available and the cost of that; None if all are available."""
         if not self.refused:
             return None
         reason = next(iter(self.refused.values())).partition("\n")[0].strip()
@@ -113,7 +113,7 @@ _watches: ContextVar[tuple[KernelWatch, ...]] = ContextVar("graftlm_kernel_watch
 
 @contextmanager
 def watching(watch: KernelWatch) -> Iterator[KernelWatch]:
-    """Have a watch told of the kernels that this thread or task uses until the context ends."""
+    """Activate a watch for the kernels that this thread or task uses in the context."""
     token = _watches.set((*_watches.get(), watch))
     try:
         yield watch
@@ -128,7 +128,7 @@ def kernels_reported(*, on_terminal: bool) -> Iterator[None]:
     A missing kernel is reported once: on the terminal where a watch shows lines, else as a warning in the log.
 
     Args:
-        on_terminal: show a terminal what is compiled where no other watch does.
+        on_terminal: print lines about compilations to a terminal if no other watch does.
     """
     is_shown = any(watch.say is not None for watch in _watches.get())
     shows_terminal = on_terminal and not is_shown and sys.stderr.isatty()
@@ -151,19 +151,19 @@ def print_line(line: str) -> None:
 
 
 def say(line: str) -> None:
-    """Give a line to every watch that shows lines."""
+    """Pass a line to every active watch that shows lines."""
     for watch in _watches.get():
         if watch.say is not None:
             watch.say(line)
 
 
 def kernel_used(use: KernelUse) -> None:
-    """Tell every watch of a kernel that is there."""
+    """Record the use of a kernel in every active watch."""
     for watch in _watches.get():
         watch.uses.append(use)
 
 
 def kernel_refused(name: str, reason: str) -> None:
-    """Tell every watch of a kernel that cannot be had."""
+    """Record in every active watch that a kernel is not available."""
     for watch in _watches.get():
         watch.refused[name] = reason

@@ -1,9 +1,9 @@
-"""Which OpenMP runtime PyTorch's kernels and ours run on.
+"""Loads the OpenMP runtime of PyTorch's and graftlm's kernels.
 
-PyTorch's CPU build brings GNU's, whose threads fall asleep between parallel regions as soon as a process has more
-threads than cores, as an engine has. A decode step has some two hundred regions, and waking for each costs as much as
-the work; docs/performance.md has figures. LLVM's runtime, which the package `intel-openmp` ships and which knows GNU's
-entry points, waits a millisecond before it sleeps. Loaded first, it is the one that every library finds.
+PyTorch's CPU build has GNU's runtime. Its threads sleep between parallel regions if a process has more threads than
+cores, as an engine has. A decode step has about 200 regions, and waking the threads for each takes as long as the work;
+docs/performance.md has figures. LLVM's runtime, from the package `intel-openmp`, implements GNU's entry points and
+spins for a millisecond before it sleeps. If it is loaded first, all libraries use it.
 """
 
 import ctypes
@@ -15,20 +15,21 @@ from typing import Final
 
 __all__ = ["load_openmp"]
 
-#: Set to "system" to leave the choice to the libraries themselves.
+#: Environment variable; "system": each library loads its own runtime.
 _SWITCH: Final = "GRAFTLM_OPENMP"
 
 _LIBRARY: Final = "libiomp5.so"
 
-#: Milliseconds for which threads wait for the next region: longer than what lies between two regions of a step, shorter
-#: than what lies between two steps of an idle engine.
+#: Milliseconds for which threads spin: longer than the time between two regions of a step, shorter than the time
+#: between
+#: two steps of an idle engine.
 _BLOCK_TIME_MS: Final = "1"
 
 
 def load_openmp() -> Path | None:
-    """Load the runtime into the process, before PyTorch chooses its own.
+    """Load LLVM's runtime into the process before PyTorch loads its own.
 
-    Returns: the library; None where it is not installed, not wanted, or too late, because PyTorch has been imported.
+    Returns: the library; None if it is not installed, is disabled, or PyTorch is already imported.
     """
     if "torch" in sys.modules or not sys.platform.startswith("linux") or os.environ.get(_SWITCH) == "system":
         return None
@@ -38,13 +39,13 @@ def load_openmp() -> Path | None:
     os.environ.setdefault("KMP_BLOCKTIME", _BLOCK_TIME_MS)
     try:
         ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
-    except OSError:  # for another kind of machine: PyTorch has its own
+    except OSError:  # built for another machine: PyTorch uses its own
         return None
     return library
 
 
 def _installed() -> Path | None:
-    """Return where pip has put the library."""
+    """Return the library that pip installed, or None."""
     folders = (sys.prefix, site.USER_BASE)
     paths = (Path(folder) / "lib" / _LIBRARY for folder in folders if folder is not None)
     return next((path for path in paths if path.is_file()), None)

@@ -1,4 +1,4 @@
-"""Text to token ids and back: the tokenizer, incremental decoding, stop strings, one completion's text."""
+"""Text to token ids and back: tokenizer, incremental detokenization, stop strings, and completions' text."""
 
 from graftlm.tokenization.detokenizer import Detokenizer, TokenDecoder
 from graftlm.tokenization.stop_strings import StopMatch, StopStrings

@@ -1,4 +1,4 @@
-"""Stop strings: where a growing text ends."""
+"""Finds stop strings in a growing text."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,10 +8,10 @@ __all__ = ["StopMatch", "StopStrings"]
 
 @dataclass(frozen=True, slots=True)
 class StopMatch:
-    """What a push did.
+    """The result of a push.
 
     Attributes:
-        text: new text that is safe to show; no later text can make it part of a match.
+        text: new text that later text cannot make part of a match.
         matched: the stop string that ended the text, or None.
     """
 
@@ -20,17 +20,17 @@ class StopMatch:
 
 
 class StopStrings:
-    """Looks for several strings in one growing text, however it is cut into pieces.
+    """Searches several strings in one growing text.
 
-    The match that is complete first wins; of those complete at the same character, the one listed first. The result
-    does not depend on how the text is cut. Text that may be the beginning of a match is held back.
+    The match that is complete first is used; of several at the same character, the first in the list. The result does
+    not depend on how the text is cut into pieces. Text that may be the start of a match is held back.
 
-    Each string is followed by an automaton (Knuth, Morris and Pratt, SIAM J. Comput. 6(2), 1977), so a character costs
-    the same however long the strings are.
+    One automaton per string (Knuth, Morris and Pratt, SIAM J. Comput. 6(2), 1977) makes the cost per character
+    independent of the strings' lengths.
     """
 
     def __init__(self, stops: Sequence[str], include_stop: bool = False) -> None:
-        """Look for `stops`, each not empty; `include_stop` keeps the matched one in the text."""
+        """Search for `stops`, which are not empty; `include_stop` keeps the matched string in the text."""
         self._trackers = [_Tracker(stop) for stop in stops]
         self._include_stop = include_stop
         self._held = ""
@@ -39,10 +39,10 @@ class StopStrings:
         """Add text.
 
         Args:
-            text: what follows the text pushed before.
-            armed: whether a string that is complete within this text ends it; if not, it passes as text.
+            text: continuation of the text that was pushed before.
+            armed: whether a string that is complete in this text is a match; if not, it is normal text.
 
-        Returns: what may be shown now. After a match, text past it is dropped, and nothing may be pushed any more.
+        Returns: the text that is final now. Text after a match is dropped, and `push` must not be called afterwards.
         """
         if not self._trackers:
             return StopMatch(text, None)
@@ -57,13 +57,13 @@ class StopStrings:
         return StopMatch(whole[:safe], None)
 
     def finish(self) -> str:
-        """Return what is held back: no more text comes, so it is no stop string."""
+        """End the text. Returns: the text that was held back, which is not a stop string."""
         held, self._held = self._held, ""
         return held
 
 
 class _Tracker:
-    """How much of one string the text ends with."""
+    """Tracks the longest prefix of one string with which the text ends."""
 
     __slots__ = ("_fallback", "matched_len", "pattern")
 
@@ -73,7 +73,7 @@ class _Tracker:
         self._fallback = _borders(pattern)
 
     def advance(self, character: str) -> bool:
-        """Add a character to the text; True when the text now ends with the whole pattern."""
+        """Add a character to the text. Returns: whether the text now ends with the whole pattern."""
         size = self.matched_len
         while size and self.pattern[size] != character:
             size = self._fallback[size]
@@ -84,7 +84,7 @@ class _Tracker:
 
 
 def _borders(pattern: str) -> list[int]:
-    """For each length n: the longest proper prefix of pattern[:n] that is its suffix too."""
+    """Return for each length n the length of the longest proper prefix of pattern[:n] that is also its suffix."""
     borders = [0, 0]
     for end in range(1, len(pattern)):
         size = borders[end]

@@ -1,4 +1,4 @@
-"""One completion's text: its tokens decoded as they come, up to a stop string."""
+"""One completion's text: decodes its tokens incrementally, up to a stop string."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,13 +12,13 @@ __all__ = ["StopStringWatch", "TextStream", "TextUpdate"]
 
 @dataclass(frozen=True, slots=True)
 class TextUpdate:
-    """What a push did.
+    """The result of a push.
 
     Attributes:
-        text: new text to show.
+        text: new text of the completion.
         matched: the stop string that ended the completion, or None.
-        num_tokens: how many of the pushed tokens belong to the completion: all, or those up to and with the one that
-            completed the match.
+        num_tokens: how many of the pushed tokens belong to the completion: all, or those up to the token that completed
+            the match, that token included.
     """
 
     text: str
@@ -27,11 +27,10 @@ class TextUpdate:
 
 
 class TextStream:
-    """The text of one completion, as users see it.
+    """The text of one completion, as returned to users.
 
-    Before `min_tokens` tokens a stop string does not end the completion: one that is complete by then stays in the
-    text. Text is held back while it ends within a character or may be the beginning of a stop string; `finish` gives it
-    out.
+    A stop string that is complete before `min_tokens` tokens does not end the completion and remains in the text. Text
+    is held back while it ends inside a character or may be the start of a stop string; `finish` returns it.
     """
 
     def __init__(self, tokenizer: TokenDecoder, params: SamplingParams) -> None:
@@ -47,7 +46,7 @@ class TextStream:
         return self._matched
 
     def push(self, token_ids: Sequence[int] | TokenIds) -> TextUpdate:
-        """Add tokens. Once a stop string has matched, further tokens are not the completion's: nothing is taken."""
+        """Add tokens. Tokens after a matched stop string do not belong to the completion and are ignored."""
         pieces: list[str] = []
         num_before = self._num_tokens
         for token_id in token_ids:
@@ -58,12 +57,12 @@ class TextStream:
         return TextUpdate("".join(pieces), self._matched, self._num_tokens - num_before)
 
     def jump(self, num_dropped: int, token_ids: Sequence[int], text: str) -> TextUpdate:
-        """Put tokens in the place of the latest ones, which say more by `text` and nothing less."""
+        """Replace the latest `num_dropped` tokens by tokens whose text is longer by `text`."""
         self._num_tokens += len(token_ids) - num_dropped
         return TextUpdate(self._show(self._detokenizer.jump(token_ids, text)), self._matched, len(token_ids))
 
     def finish(self) -> str:
-        """Return the text that was held back, cut where it completes a stop string. Push nothing afterwards."""
+        """Return the text that was held back, up to a stop string that it completes. Do not push afterwards."""
         if self._matched is not None:
             return ""
         return self._show(self._detokenizer.finish()) + self._stops.finish()
@@ -75,17 +74,17 @@ class TextStream:
 
 
 class StopStringWatch:
-    """Tells the scheduler which token completes a stop string; what users see of the text is not its concern."""
+    """Finds the token that completes a stop string, for the scheduler, which needs no text."""
 
     def __init__(self, tokenizer: TokenDecoder, params: SamplingParams) -> None:
         self._stream = TextStream(tokenizer, params)
 
     def push(self, token_ids: Sequence[int] | TokenIds) -> str | None:
-        """Add tokens; return the stop string that they completed, if any."""
+        """Add tokens. Returns: the stop string that they completed, or None."""
         return self._stream.push(token_ids).matched
 
     def jump(self, num_dropped: int, token_ids: Sequence[int], text: str) -> str | None:
-        """Put tokens in the place of the latest ones; return the stop string that `text` completes, if any."""
+        """Replace the latest tokens. Returns: the stop string that `text` completes, or None."""
         return self._stream.jump(num_dropped, token_ids, text).matched
 
     @property

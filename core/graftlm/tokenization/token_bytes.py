@@ -1,4 +1,4 @@
-"""The bytes of single tokens, which need not be whole characters."""
+"""The bytes of single tokens, which may be parts of characters."""
 
 import json
 import re
@@ -8,15 +8,15 @@ from typing import Any, Final
 __all__ = ["TokenBytes"]
 
 _BYTE_TOKEN: Final = re.compile(r"<0x([0-9A-Fa-f]{2})>")
-#: What SentencePiece writes for a space.
+#: SentencePiece's character for a space.
 _SPACE_MARK: Final = "\u2581"
 
 
 class TokenBytes:
-    """Looks up what a token adds to a text, in bytes.
+    """Returns the bytes of a token in a text.
 
-    Byte-level vocabularies write each byte as a printable character, byte-fallback ones write bytes as <0x0A>. For
-    other vocabularies a token's bytes are those of its text.
+    Byte-level vocabularies represent each byte by a printable character, byte-fallback vocabularies represent a byte as
+    <0x0A>. In other vocabularies a token's bytes are those of its text.
     """
 
     def __init__(
@@ -25,12 +25,12 @@ class TokenBytes:
         id_to_token: Callable[[int], str | None],
         decode: Callable[[int], str],
     ) -> None:
-        """Take a tokenizer apart.
+        """Read the parts of a tokenizer.
 
         Args:
-            tokenizer_json: the `tokenizers` library's serialisation.
-            id_to_token: a token as the vocabulary writes it; None for an unknown id.
-            decode: the text of a single token.
+            tokenizer_json: the tokenizer as JSON of the `tokenizers` library.
+            id_to_token: returns a token in the vocabulary's representation; None for an unknown id.
+            decode: returns the text of a single token.
         """
         parts = json.loads(tokenizer_json)
         kinds = _decoder_kinds(parts.get("decoder"))
@@ -48,7 +48,7 @@ class TokenBytes:
             return b""
         if token_id in self._added:
             return token.encode()
-        if self._is_byte_level and _BYTE_OF.keys() >= set(token):  # others are taken as they stand
+        if self._is_byte_level and _BYTE_OF.keys() >= set(token):  # other tokens are encoded below
             return bytes([_BYTE_OF[character] for character in token])
         byte = _BYTE_TOKEN.fullmatch(token) if self._has_byte_tokens else None
         if byte is not None:
@@ -59,7 +59,7 @@ class TokenBytes:
 
 
 def _decoder_kinds(decoder: Any) -> frozenset[str]:
-    """Return the names of a decoder and of those it is made of."""
+    """Return the type names of a decoder and of its inner decoders."""
     if not isinstance(decoder, dict):
         return frozenset()
     inner = [_decoder_kinds(part) for part in decoder.get("decoders") or ()]
@@ -67,9 +67,9 @@ def _decoder_kinds(decoder: Any) -> frozenset[str]:
 
 
 def _byte_characters() -> dict[str, int]:
-    """Return the byte that each character of a byte-level vocabulary stands for.
+    """Return the byte of each character of a byte-level vocabulary, as in GPT-2.
 
-    Printable bytes stand for themselves, the others for the characters from U+0100 on, in their order (GPT-2's way).
+    Printable bytes are represented by themselves, the others by the characters from U+0100 on, in order.
     """
     printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     others = [byte for byte in range(256) if byte not in printable]

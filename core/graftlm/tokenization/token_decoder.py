@@ -1,4 +1,4 @@
-"""Token ids to text, through the `tokenizers` library alone."""
+"""Token ids to text, with the `tokenizers` library only."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["RustTokenDecoder"]
 
 
 class RustTokenDecoder:
-    """Decodes as the tokenizer does that it was taken from; needs neither its checkpoint nor Transformers."""
+    """Decodes as the original tokenizer; needs neither its checkpoint nor Transformers."""
 
     def __init__(self, core: tokenizers.Tokenizer) -> None:
         self._core = core
@@ -24,20 +24,20 @@ class RustTokenDecoder:
 
     @classmethod
     def from_json(cls, text: str) -> RustTokenDecoder:
-        """Read what `Tokenizer.to_json` wrote."""
+        """Create a decoder from the result of `Tokenizer.to_json`."""
         import tokenizers
 
         return cls(tokenizers.Tokenizer.from_str(text))
 
     def decode(self, token_ids: Sequence[int] | TokenIds, skip_special_tokens: bool = True) -> str:
-        """Return the text of token ids; bytes that form no character show as U+FFFD, unknown ids as nothing."""
+        """Return the text of token ids; invalid bytes become U+FFFD, unknown ids become ""."""
         ids = token_ids.tolist() if isinstance(token_ids, np.ndarray) else list(token_ids)
         return self._core.decode(ids, skip_special_tokens=skip_special_tokens)
 
     def is_special(self, token_id: int) -> bool:
-        """Whether `skip_special_tokens` leaves this token out."""
+        """Return whether `skip_special_tokens` skips this token."""
         return token_id in self._special_ids
 
     def is_known(self, token_id: int) -> bool:
-        """Whether the vocabulary holds this id; a model's logits may have columns that it does not."""
+        """Return whether the vocabulary contains this id; a model's logits may have more columns."""
         return self._core.id_to_token(token_id) is not None

@@ -1,4 +1,4 @@
-"""A checkpoint's tokenizer: text and chats to token ids, token ids to text."""
+"""A checkpoint's tokenizer: converts text and chats to token ids, and token ids to text."""
 
 from __future__ import annotations
 
@@ -25,33 +25,32 @@ __all__ = ["Tokenizer"]
 
 _LINE_END: Final = "\n"
 _CONFIG: Final = "tokenizer_config.json"
-#: Names of the class that takes a tokenizer.json as it is.
+#: Names of the class that uses any tokenizer.json without changes.
 _GENERIC_CLASSES: Final = ("PreTrainedTokenizerFast", "TokenizersBackend")
 _JSON_FILES: Final = ("tokenizer.json", _CONFIG, "special_tokens_map.json", "config.json")
 
 
 class Tokenizer:
-    """Encodes and decodes through the `tokenizers` library; chats through the checkpoint's template.
+    """Encodes and decodes with the `tokenizers` library, and formats chats with the checkpoint's template.
 
-    Only the Rust tokenizer below the Hugging Face object is used for text: the object's own call changes that
-    tokenizer's truncation and padding, which two threads may not do at once. All methods may be called from several
-    threads.
+    For text, only the Rust tokenizer inside the Hugging Face object is used: calling that object changes the Rust
+    tokenizer's truncation and padding, which is not thread-safe. All methods may be called from several threads.
     """
 
     def __init__(self, pretrained: Any) -> None:
         """Wrap a Hugging Face tokenizer.
 
         Args:
-            pretrained: a fast one (`PreTrainedTokenizerFast` or a subclass).
+            pretrained: a fast tokenizer (`PreTrainedTokenizerFast` or a subclass).
 
-        Effects: switches off the padding and truncation of its Rust tokenizer.
+        Effects: disables padding and truncation of its Rust tokenizer.
 
         Raises:
-            CheckpointError: it is not backed by the `tokenizers` library.
+            CheckpointError: it does not use the `tokenizers` library.
         """
         if not getattr(pretrained, "is_fast", False):
             raise CheckpointError(
-                f"{type(pretrained).__name__} is not a fast tokenizer; graftlm needs one backed by the tokenizers "
+                f"{type(pretrained).__name__} is not a fast tokenizer; graftlm needs one that uses the tokenizers "
                 "library. Convert the checkpoint's tokenizer to a tokenizer.json."
             )
         self._pretrained = pretrained
@@ -63,27 +62,27 @@ class Tokenizer:
 
     @classmethod
     def from_json(cls, text: str) -> Tokenizer:
-        """Make a tokenizer of what `to_json` of another returned; it knows texts and tokens, and no chats.
+        """Create a tokenizer from the result of `to_json`; it has no chat template.
 
-        Neither the checkpoint nor the library that reads it is needed, which takes seconds to import.
+        It needs neither the checkpoint nor Transformers, whose import takes seconds.
 
         Raises:
-            CheckpointError: the text is not the serialisation of a tokenizer.
+            CheckpointError: the text is not a serialized tokenizer.
         """
         import tokenizers
 
         try:
             return cls(_WithoutChats(tokenizers.Tokenizer.from_str(text)))
         except Exception as error:  # the library raises `Exception` itself
-            raise CheckpointError(f"cannot read a serialised tokenizer: {_one_line(error)[:200]}") from error
+            raise CheckpointError(f"cannot read a serialized tokenizer: {_one_line(error)[:200]}") from error
 
     @classmethod
     def load(cls, path: Path, *, trust_remote_code: bool = False) -> Tokenizer:
         """Read the tokenizer of a checkpoint; nothing is downloaded.
 
         Args:
-            path: the folder, or a GGUF file, whose metadata describe a tokenizer.
-            trust_remote_code: whether Python code in the folder may run; a tokenizer that needs it fails otherwise.
+            path: the folder, or a GGUF file, whose metadata contain a tokenizer.
+            trust_remote_code: whether Python code in the folder may run; otherwise a tokenizer with code fails.
 
         Raises:
             CheckpointError: a file is missing or broken (the message names it), or the tokenizer is not a fast one.
@@ -94,33 +93,33 @@ class Tokenizer:
             raise CheckpointError(f"cannot load a tokenizer from {path}: it is not a folder")
         try:
             pretrained = _load_pretrained(path, trust_remote_code)
-        except Exception as error:  # the loader raises whatever its parsers raise
+        except Exception as error:  # the loader may raise any exception of its parsers
             raise CheckpointError(f"cannot load a tokenizer from {path}: {_what_is_wrong(path, error)}") from error
         return cls(pretrained)
 
     @property
     def vocab_size(self) -> int:
-        """One more than the largest token id; a model's logits may have more columns."""
+        """The largest token id + 1; a model's logits may have more columns."""
         return self._vocab_size
 
     def to_json(self) -> str:
-        """Return the `tokenizers` library's serialisation of this tokenizer."""
+        """Return this tokenizer as JSON of the `tokenizers` library."""
         return self._core.to_str()
 
     @property
     def eos_token_ids(self) -> tuple[int, ...]:
-        """The end-of-sequence token, or nothing if the tokenizer has none."""
+        """The end-of-sequence token; empty if the tokenizer has none."""
         eos = self._pretrained.eos_token_id
         return () if eos is None else (int(eos),)
 
     @property
     def has_chat_template(self) -> bool:
-        """Whether the checkpoint says how a chat becomes a prompt."""
+        """Whether the checkpoint has a chat template."""
         return bool(self._pretrained.chat_template)
 
     @property
     def chat_template(self) -> str:
-        """The chat template, in Jinja; "" when there is none. Of several, the one for tools, or else the default."""
+        """The Jinja chat template; "" if there is none. If there are several: the one for tools, else the default."""
         template = self._pretrained.chat_template
         if isinstance(template, dict):
             template = template.get("tool_use") or template.get("default")
@@ -128,25 +127,25 @@ class Tokenizer:
 
     @property
     def special_tokens(self) -> dict[str, str]:
-        """The tokens with a part to play, as text: "bos_token", "eos_token" and so on."""
+        """The text of special tokens, by role: "bos_token", "eos_token" and so on."""
         return {name: str(text) for name, text in self._pretrained.special_tokens_map.items() if isinstance(text, str)}
 
     @property
     def prompt_prefix(self) -> str:
-        """What `encode` puts before each text, such as the beginning-of-sequence token, as text."""
+        """The text that `encode` adds before each text, such as the beginning-of-sequence token."""
         return self.decode(self.encode(""), skip_special_tokens=False)
 
     def encode(self, text: str, add_special_tokens: bool = True) -> TokenIds:
         """Return a text's token ids, int32 [n].
 
         Args:
-            text: anything, "" included.
-            add_special_tokens: put tokens such as the beginning-of-sequence token around it, as the checkpoint says.
+            text: any text, also "".
+            add_special_tokens: whether to add tokens such as the beginning-of-sequence token, as in the checkpoint.
         """
         return self._encode_one(text, add_special_tokens)
 
     def encode_pair(self, first: str, second: str) -> TokenIds:
-        """Return the token ids of two texts as the checkpoint's tokenizer joins a pair, int32 [n]."""
+        """Return the token ids of a pair of texts, joined by the checkpoint's tokenizer, int32 [n]."""
         return self._encode_one((first, second), True)
 
     def _encode_one(self, text: str | tuple[str, str], add_special_tokens: bool) -> TokenIds:
@@ -155,7 +154,7 @@ class Tokenizer:
         return np.array(encoding.ids, dtype=np.int32)
 
     def encode_inside(self, text: str) -> list[int]:
-        """Return the tokens of a text that stands within another: without what a tokenizer puts before a beginning."""
+        """Return the tokens of a text inside another: without the prefix that a tokenizer adds at a text's start."""
         if not self._marks_beginnings:
             return list(self._core.encode(text, add_special_tokens=False).ids)
         before = self._core.encode(_LINE_END, add_special_tokens=False).ids
@@ -163,48 +162,48 @@ class Tokenizer:
 
     @cached_property
     def _marks_beginnings(self) -> bool:
-        """Whether a text's first token differs at the beginning from what it is after a line end."""
+        """Whether a text's first token at the start of a text differs from that after a line end."""
         letter, line, both = [
             self._core.encode(text, add_special_tokens=False).ids for text in ("a", _LINE_END, f"{_LINE_END}a")
         ]
         return both != line + letter
 
     def encode_batch(self, texts: Sequence[str], add_special_tokens: bool = True) -> list[TokenIds]:
-        """Encode several texts on all cores; each result equals `encode`'s."""
+        """Encode several texts on all cores; the results are those of `encode`."""
         encodings = self._core.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
         return [np.array(encoding.ids, dtype=np.int32) for encoding in encodings]
 
     def decode(self, token_ids: Sequence[int] | TokenIds, skip_special_tokens: bool = True) -> str:
-        """Return the text of token ids; bytes that form no character show as U+FFFD, unknown ids as nothing."""
+        """Return the text of token ids; invalid bytes become U+FFFD, unknown ids become ""."""
         return self._decoder.decode(token_ids, skip_special_tokens)
 
     def is_special(self, token_id: int) -> bool:
-        """Whether `skip_special_tokens` leaves this token out."""
+        """Return whether `skip_special_tokens` skips this token."""
         return self._decoder.is_special(token_id)
 
     def is_known(self, token_id: int) -> bool:
-        """Whether the vocabulary holds this id; a model's logits may have columns that it does not."""
+        """Return whether the vocabulary contains this id; a model's logits may have more columns."""
         return self._decoder.is_known(token_id)
 
     def token_of(self, text: str) -> int | None:
-        """Return the token that is all of a text; None if there is none but special ones, which are no text."""
+        """Return the token whose text is exactly `text`; None if there is none. Special tokens are never text."""
         token_id = self._core.token_to_id(text)
         is_text = token_id is not None and not self.is_special(token_id) and self.token_bytes(token_id) == text.encode()
         return token_id if is_text else None
 
     def is_special_text(self, text: str) -> bool:
-        """Whether a text is the name of a special token."""
+        """Return whether a text is the name of a special token."""
         token_id = self._core.token_to_id(text)
         return token_id is not None and self.is_special(token_id)
 
     def most_characters(self, num_tokens: int) -> int | None:
-        """Return how many characters of text so many tokens can stand for at most; None when there is no such bound."""
+        """Return the maximum number of characters of `num_tokens` tokens; None if there is no limit."""
         longest = self._longest_token
         return None if longest is None else num_tokens * longest
 
     @cached_property
     def _longest_token(self) -> int | None:
-        """The most characters a token stands for; None where an unknown token, or the normaliser, may swallow any."""
+        """Maximum characters of a token; None if the unknown token or the normalizer may replace any number of them."""
         parts = json.loads(self.to_json())
         model = parts.get("model") or {}
         covers_everything = model.get("type") == "BPE" and (model.get("byte_fallback") or not model.get("unk_token"))
@@ -214,21 +213,20 @@ class Tokenizer:
 
     @cached_property
     def token_bytes(self) -> TokenBytes:
-        """Return what looks up the bytes of single tokens."""
+        """The function that returns the bytes of single tokens."""
         return TokenBytes(self.to_json(), self._core.id_to_token, lambda i: self.decode([i], skip_special_tokens=False))
 
     def apply_chat_template(
         self, messages: Sequence[Message], *, add_generation_prompt: bool = True, **template_args: Any
     ) -> str:
-        """Return a chat as the text of a prompt.
+        """Return the prompt of a chat as text.
 
-        The template writes its own special tokens: encode the text with `add_special_tokens=False`, or use
-        `encode_chat`.
+        The template adds special tokens itself: encode the text with `add_special_tokens=False`, or use `encode_chat`.
 
         Args:
             messages: oldest first.
-            add_generation_prompt: end with the opening of the assistant's turn.
-            template_args: further variables of the template, such as `tools`.
+            add_generation_prompt: whether the prompt ends with the start of the assistant's turn.
+            template_args: other variables of the template, such as `tools`.
 
         Raises:
             InvalidPromptError: the tokenizer has no chat template, or the template refuses the messages.
@@ -245,21 +243,21 @@ class Tokenizer:
                 add_generation_prompt=add_generation_prompt,
                 **template_args,
             )
-        except Exception as error:  # a template is a program of the checkpoint's, run over what a user sent
+        except Exception as error:  # a template is a program of the checkpoint, with the user's input
             raise InvalidPromptError(f"the chat template refuses these messages: {_one_line(error)}") from error
         return str(text)
 
     def encode_chat(
         self, messages: Sequence[Message], *, add_generation_prompt: bool = True, **template_args: Any
     ) -> TokenIds:
-        """Return a chat as a prompt's token ids, int32 [n]; see `apply_chat_template`."""
+        """Return the prompt of a chat as token ids, int32 [n]; see `apply_chat_template`."""
         text = self.apply_chat_template(messages, add_generation_prompt=add_generation_prompt, **template_args)
         return self.encode(text, add_special_tokens=False)
 
 
 @dataclass(frozen=True, slots=True)
 class _WithoutChats:
-    """Stands for a Hugging Face tokenizer of which only the part in Rust is known."""
+    """A substitute for a Hugging Face tokenizer that has only the Rust tokenizer."""
 
     backend_tokenizer: tokenizers.Tokenizer
     is_fast: bool = True
@@ -269,11 +267,11 @@ class _WithoutChats:
 
 
 def _load_pretrained(path: Path, trust_remote_code: bool) -> Any:
-    """Return a checkpoint's tokenizer as transformers makes it.
+    """Return a checkpoint's tokenizer as loaded by Transformers.
 
-    To choose a class, `AutoTokenizer` reads the code of models and, with it, torch and its compiler, which takes
-    seconds. Where the checkpoint names the class for any tokenizer.json, there is nothing to choose, and nothing in
-    that file is made anew, as `AutoTokenizer` does for some families.
+    `AutoTokenizer` imports the code of models, and with it torch and its compiler, to choose a class; that takes
+    seconds. It also rebuilds the tokenizer of some families. Neither is needed if the checkpoint has the generic class,
+    which uses tokenizer.json without changes.
     """
     if _names_generic_class(path):
         from transformers import PreTrainedTokenizerFast
@@ -285,7 +283,7 @@ def _load_pretrained(path: Path, trust_remote_code: bool) -> Any:
 
 
 def _load_from_gguf(file: Path) -> Any:
-    """Return the tokenizer that a GGUF file describes, as transformers makes it."""
+    """Return the tokenizer of a GGUF file as loaded by Transformers."""
     from transformers import PreTrainedTokenizerFast
 
     with TemporaryDirectory(prefix="graftlm-") as folder:
@@ -296,15 +294,15 @@ def _load_from_gguf(file: Path) -> Any:
             shutil.copyfile(file, alone)
         try:
             made = PreTrainedTokenizerFast.from_pretrained(folder, gguf_file=file.name, local_files_only=True)
-        except Exception as error:  # the loader raises whatever its parsers raise
+        except Exception as error:  # the loader may raise any exception of its parsers
             raise CheckpointError(f"cannot load a tokenizer from {file}: {_one_line(error)[:200]}") from error
     return _without_classes_own_tokens(made)
 
 
 def _without_classes_own_tokens(made: Any) -> Any:
-    """Return a tokenizer without the tokens that the class which transformers chose for it brings along.
+    """Return a tokenizer without the tokens that Transformers' tokenizer class adds.
 
-    A model has no rows for them: the file lists all tokens of its model in the vocabulary itself.
+    The model has no embedding rows for them: the vocabulary of the file contains all tokens of the model.
     """
     from tokenizers import Tokenizer as Core
     from transformers import PreTrainedTokenizerFast
@@ -322,7 +320,7 @@ def _without_classes_own_tokens(made: Any) -> Any:
 
 
 def _names_generic_class(path: Path) -> bool:
-    """Whether a checkpoint's tokenizer is the class for any tokenizer.json, and no code of its own."""
+    """Return whether a checkpoint's tokenizer class is the generic one, without Python code of the checkpoint."""
     file = path / _CONFIG
     config = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
     return config.get("tokenizer_class") in _GENERIC_CLASSES and "auto_map" not in config
