@@ -1,7 +1,7 @@
 """graftlm: a plugin-based engine for serving large language models.
 
-The names below are the public interface. They are imported on first use, so that `import graftlm` costs little and a
-command line that needs no tensors never imports torch.
+The names below are the public interface. They are imported on first use, so that `import graftlm` is fast and a command
+line that needs no tensors does not import torch.
 """
 
 from importlib import import_module
@@ -133,7 +133,7 @@ _HOME = {
 }
 
 
-load_openmp()  # while PyTorch has not chosen yet
+load_openmp()  # before PyTorch loads its own
 want_huge_pages()
 
 

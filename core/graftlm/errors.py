@@ -1,39 +1,39 @@
-"""The exceptions graftlm raises on purpose, as one tree.
+"""The tree of graftlm's exceptions.
 
     GraftlmError
-    ├── ConfigError                    a configuration is wrong: says file, line, dotted path, nearest valid name
-    ├── PluginError                    a plugin or provider cannot serve
+    ├── ConfigError                    a configuration is wrong; has file, line, dotted path, nearest valid name
+    ├── PluginError                    a plugin or provider cannot be used
     │   ├── PluginLoadError            importing or registering it failed
-    │   ├── ApiVersionError            it was built for another api_version
-    │   ├── DuplicateProviderError     two distributions provide one name
-    │   ├── UnknownProviderError       nobody provides the name
+    │   ├── ApiVersionError            it was built for another plugin API version
+    │   ├── DuplicateProviderError     two distributions provide the same name
+    │   ├── UnknownProviderError       no distribution provides the name
     │   └── ProviderUnavailableError   it exists, but cannot run on this machine
-    ├── ModelError                     a checkpoint cannot be served
-    │   ├── CheckpointError            a file is missing, truncated or not what it says
-    │   ├── WeightError                a tensor is missing, surplus or of the wrong shape
-    │   ├── AdapterError               a low-rank adapter cannot be loaded: files, rank, shapes or modules do not fit
+    ├── ModelError                     a checkpoint cannot be used
+    │   ├── CheckpointError            a file is missing, truncated or malformed
+    │   ├── WeightError                a tensor is missing, unexpected or of the wrong shape
+    │   ├── AdapterError               a LoRA adapter cannot be loaded: wrong files, rank, shapes or modules
     │   └── UnsupportedArchitectureError
-    ├── RequestError                   one request is at fault; others go on
+    ├── RequestError                   one request fails; others continue
     │   ├── SamplingParamsError
     │   ├── GrammarError               a JSON schema, regular expression or grammar is malformed or not enforceable
-    │   ├── AdapterNotFoundError       names an adapter that is not loaded: says which are
+    │   ├── AdapterNotFoundError       its adapter is not loaded; has the loaded adapters
     │   ├── InvalidPromptError         empty, or a token id outside the vocabulary
     │   ├── PromptTooLongError         longer than the model's context
     │   ├── NeverFitsError             needs more KV pages than the engine has
     │   ├── QueueFullError             back-pressure: max_queued_requests are waiting
-    │   ├── UnsupportedFeatureError    asks for something that this engine was not assembled with
-    │   ├── RequestTimeoutError        it was given up because its time was over
-    │   └── RequestFailedError         it was running and failed: bad logits, a failing step
+    │   ├── UnsupportedFeatureError    needs a feature that this engine was not assembled with
+    │   ├── RequestTimeoutError        it was aborted after its maximum time
+    │   └── RequestFailedError         it failed while running: bad logits, a failed step
     ├── EngineError                    the engine itself
     │   ├── EngineClosedError
     │   ├── GraphCaptureError          a model or an attention backend cannot be captured in a CUDA graph
-    │   ├── UnavailableError           a process of the server is down, starting or draining; try again later
-    │   └── InvariantError             our own bookkeeping is wrong: names the owner
-    └── ProgramError                   an LM program failed: says the program's line; `__cause__` is why
+    │   ├── UnavailableError           a server process is down, starting or draining; try again later
+    │   └── InvariantError             the engine's own state is inconsistent; has the owner
+    └── ProgramError                   an LM program failed; has the program's line; `__cause__` is the reason
         ├── ProgramCancelledError      its run was cancelled
-        └── TraceError                 it cannot be traced: says the line that needs a value
+        └── TraceError                 it cannot be traced; has the line that needs a value
 
-Raise the leaf that fits; catch the branch you can handle.
+Raise the most specific class; catch the class that you can handle.
 """
 
 from typing import Final, Self
@@ -76,13 +76,13 @@ __all__ = [
 ]
 
 
-#: What is shown of a message: a client's input may stand in it, and be of any length.
+#: Limits of a message's text, which may contain a client's input of any length.
 _MAX_LINE_CHARS: Final = 2000
 _MAX_LINES: Final = 100
 
 
 class GraftlmError(Exception):
-    """Base of every error graftlm raises on purpose. Its text is bounded, in lines and in characters of a line."""
+    """Base class of graftlm's errors. Its text is limited in lines and in characters per line."""
 
     def __str__(self) -> str:
         lines = super().__str__().split("\n")
@@ -96,23 +96,23 @@ class ConfigError(GraftlmError, ValueError):
 
 
 class PluginError(GraftlmError):
-    """A plugin or provider cannot serve."""
+    """A plugin or provider cannot be used."""
 
 
 class PluginLoadError(PluginError):
-    """Importing or registering a plugin failed; `__cause__` is its own error."""
+    """Importing or registering a plugin failed; `__cause__` is the plugin's error."""
 
 
 class ApiVersionError(PluginLoadError):
-    """A provider was built for another plugin API."""
+    """A provider was built for another plugin API version."""
 
 
 class DuplicateProviderError(PluginError):
-    """Two distributions provide one name in one family."""
+    """Two distributions provide the same name in one family."""
 
 
 class UnknownProviderError(PluginError, ConfigError):
-    """A configuration names a provider that nobody provides."""
+    """A configuration has a provider name that no distribution provides."""
 
 
 class ProviderUnavailableError(PluginError):
@@ -120,30 +120,30 @@ class ProviderUnavailableError(PluginError):
 
 
 class ModelError(GraftlmError):
-    """A checkpoint cannot be served."""
+    """A checkpoint cannot be used."""
 
 
 class CheckpointError(ModelError):
-    """A checkpoint file is missing, truncated or not what it says."""
+    """A checkpoint file is missing, truncated or malformed."""
 
 
 class WeightError(ModelError):
-    """A weight tensor is missing, surplus or of the wrong shape."""
+    """A weight tensor is missing, unexpected or of the wrong shape."""
 
 
 class AdapterError(ModelError):
-    """A low-rank adapter cannot be loaded into this engine."""
+    """A LoRA adapter cannot be loaded into this engine."""
 
 
 class UnsupportedArchitectureError(ModelError):
-    """No model provider claims the checkpoint's architecture, or the one that does lacks a feature it asks for."""
+    """No model provider supports the checkpoint's architecture, or a feature of it."""
 
 
 class RequestError(GraftlmError, ValueError):
-    """One request is at fault.
+    """One request fails; others continue.
 
     Attributes:
-        param: the argument at fault, which is a field of that name over HTTP; None where it is not one alone.
+        param: the wrong argument, which is the field of the same name over HTTP; None if it is not a single argument.
     """
 
     def __init__(self, message: str = "", *, param: str | None = None) -> None:
@@ -156,15 +156,15 @@ class SamplingParamsError(RequestError):
 
 
 class GrammarError(RequestError):
-    """A JSON schema, regular expression or grammar is malformed, or asks for what the backend cannot enforce."""
+    """A JSON schema, regular expression or grammar is malformed, or contains what the backend cannot enforce."""
 
 
 class AdapterNotFoundError(RequestError):
-    """A request names an adapter that is not loaded."""
+    """A request's adapter is not loaded."""
 
 
 class InvalidPromptError(RequestError):
-    """A prompt is empty or holds a token id outside the vocabulary."""
+    """A prompt is empty or contains a token id outside the vocabulary."""
 
 
 class PromptTooLongError(RequestError):
@@ -180,11 +180,11 @@ class QueueFullError(RequestError):
 
 
 class UnsupportedFeatureError(RequestError):
-    """A request asks for something this engine was not assembled with."""
+    """A request needs a feature that this engine was not assembled with."""
 
 
 class RequestTimeoutError(RequestError):
-    """A request's time was over before it ended."""
+    """A request did not finish in its maximum time."""
 
 
 class RequestFailedError(RequestError):
@@ -192,7 +192,7 @@ class RequestFailedError(RequestError):
 
 
 class EngineError(GraftlmError, RuntimeError):
-    """The engine itself cannot go on."""
+    """The engine itself failed."""
 
 
 class EngineClosedError(EngineError):
@@ -200,22 +200,22 @@ class EngineClosedError(EngineError):
 
 
 class UnavailableError(EngineError):
-    """A process of the server is down, starting or draining; the request may be sent again."""
+    """A server process is down, starting or draining; the request may be sent again."""
 
 
 class GraphCaptureError(EngineError):
-    """A model or an attention backend does what a CUDA graph cannot repeat."""
+    """A model or an attention backend does something that a CUDA graph cannot repeat."""
 
 
 class InvariantError(EngineError):
-    """The engine's own bookkeeping is wrong; the message names the owner."""
+    """The engine's own state is inconsistent; the message has the owner."""
 
 
 class ProgramError(GraftlmError, RuntimeError):
-    """Part of an LM program failed; `__cause__` is its own error.
+    """A part of an LM program failed; `__cause__` is the original error.
 
     Attributes:
-        filename, lineno: the line of the program that asked for what failed; None where no line did.
+        filename, lineno: the line of the program that started the failed part; None if no line did.
     """
 
     def __init__(self, message: str, filename: str | None = None, lineno: int | None = None) -> None:
@@ -224,15 +224,15 @@ class ProgramError(GraftlmError, RuntimeError):
         self.lineno = lineno
 
     def again(self) -> Self:
-        """Return another one that says the same, for one more place that raises it."""
+        """Return a copy, for another place that raises it."""
         error = type(self)(str(self), self.filename, self.lineno)
         error.__cause__ = self.__cause__
         return error
 
 
 class ProgramCancelledError(ProgramError):
-    """The run of an LM program was cancelled before this part of it was done."""
+    """The run of an LM program was cancelled before this part was done."""
 
 
 class TraceError(ProgramError):
-    """A program cannot be traced: a line of it needs a value that is only there when it runs."""
+    """A program cannot be traced: one of its lines needs a value that exists only at run time."""

@@ -1,7 +1,7 @@
-"""Every hook a plugin may implement. Hooks run when an engine is assembled, never per token or per layer.
+"""All hooks that a plugin may implement. `provide_*` hooks run at an engine's assembly, never per token or per layer.
 
-A plugin is a module (or object) with functions marked `@graftlm.hookimpl`, found through the entry-point group
-`graftlm`, named under `plugins.modules`, or given as `Engine(..., plugins=[module])`.
+A plugin is a module (or object) with functions marked `@graftlm.hookimpl`. It is found through the entry-point group
+`graftlm`, listed in `plugins.modules`, or passed as `Engine(..., plugins=[module])`.
 """
 
 from collections.abc import Iterable
@@ -34,69 +34,69 @@ hookimpl = pluggy.HookimplMarker(PROJECT_NAME)
 
 @hookspec
 def provide_attention_backends() -> Iterable[Provider[AttentionBackend]]:  # type: ignore[empty-body]
-    """Offer attention backends; `create(options, AttentionContext)`, `capabilities` an `AttentionCapabilities`."""
+    """Provide attention backends; `create(options, AttentionContext)`, `capabilities` an `AttentionCapabilities`."""
 
 
 @hookspec
 def provide_prefix_caches() -> Iterable[Provider[PrefixCache]]:  # type: ignore[empty-body]
-    """Offer prefix caches; `create(options, CacheContext)`, `capabilities` a `CacheCapabilities`."""
+    """Provide prefix caches;  `create(options, CacheContext)`, `capabilities` a `CacheCapabilities`."""
 
 
 @hookspec
 def provide_eviction_strategies() -> Iterable[Provider[EvictionStrategy]]:  # type: ignore[empty-body]
-    """Offer eviction strategies; `create(options, EvictionContext)`."""
+    """Provide eviction strategies;  `create(options, EvictionContext)`."""
 
 
 @hookspec
 def provide_grammar_backends() -> Iterable[Provider[GrammarBackend]]:  # type: ignore[empty-body]
-    """Offer grammar backends; `create(options, GrammarContext)`."""
+    """Provide grammar backends;  `create(options, GrammarContext)`."""
 
 
 @hookspec
 def provide_models() -> Iterable[Provider[Model]]:  # type: ignore[empty-body]
-    """Offer model architectures; `create(options, ModelContext)`, `capabilities` a `ModelCapabilities`."""
+    """Provide model architectures;  `create(options, ModelContext)`, `capabilities` a `ModelCapabilities`."""
 
 
 @hookspec
 def provide_quantizations() -> Iterable[Provider[Quantization]]:  # type: ignore[empty-body]
-    """Offer quantizations; `create(options, QuantizationContext)`, `capabilities` a `QuantizationCapabilities`."""
+    """Provide quantizations; `create(options, QuantizationContext)`, `capabilities` a `QuantizationCapabilities`."""
 
 
 @hookspec
 def provide_scheduling_policies() -> Iterable[Provider[SchedulingPolicy]]:  # type: ignore[empty-body]
-    """Offer scheduling policies; `create(options, SchedulingContext)`."""
+    """Provide scheduling policies;  `create(options, SchedulingContext)`."""
 
 
 @hookspec
 def provide_kv_storages() -> Iterable[Provider[KVStorage]]:  # type: ignore[empty-body]
-    """Offer storages of KV blocks, which a cache with lower tiers names; `create(options, StorageContext)`."""
+    """Provide KV storages, which the options of a tiered cache select; `create(options, StorageContext)`."""
 
 
 @hookspec
 def provide_logits_processors() -> Iterable[Provider[LogitsProcessor]]:  # type: ignore[empty-body]
-    """Offer logits processors, which requests name; `create(options, LogitsContext)` for each request."""
+    """Provide logits processors, which requests select; `create(options, LogitsContext)` for each request."""
 
 
 @hookspec
 def provide_tool_call_formats() -> Iterable[Provider[ToolCallFormat]]:  # type: ignore[empty-body]
-    """Offer formats of tool calls; `create(options, ChatFormatContext)`, `capabilities` a `ChatFormatCapabilities`."""
+    """Provide tool call formats; `create(options, ChatFormatContext)`, `capabilities` a `ChatFormatCapabilities`."""
 
 
 @hookspec
 def provide_reasoning_formats() -> Iterable[Provider[ReasoningFormat]]:  # type: ignore[empty-body]
-    """Offer formats of reasoning; `create(options, ChatFormatContext)`, `capabilities` a `ChatFormatCapabilities`."""
+    """Provide reasoning formats; `create(options, ChatFormatContext)`, `capabilities` a `ChatFormatCapabilities`."""
 
 
 @hookspec
 def request_finished(record: RequestRecord) -> None:
-    """Observe a request that ended, for whatever reason. Looked up once, at assembly; an error here is logged."""
+    """Observe a request that ended for any reason. Looked up once, at assembly; exceptions are logged."""
 
 
 @hookspec
 def step_finished(record: StepRecord) -> None:
-    """Observe a committed step. Looked up once, at assembly; costs nothing when nobody implements it."""
+    """Observe a committed step. Looked up once, at assembly; without implementations it costs nothing."""
 
 
 @hookspec
 def cache_event(event: CacheEvent) -> None:
-    """Observe the prefix cache storing, removing or clearing tokens."""
+    """Observe a change of the prefix cache: tokens stored, removed or cleared."""

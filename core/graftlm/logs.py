@@ -1,4 +1,4 @@
-"""How every process writes its log: one line per record on standard error, as text or as JSON."""
+"""The log format of all processes: one line per record on standard error, as text or as JSON."""
 
 import json
 import logging
@@ -11,18 +11,18 @@ __all__ = ["JsonFormatter", "LogFormat", "TextFormatter", "configure_logging", "
 
 LogFormat: TypeAlias = Literal["text", "json"]
 
-#: The HTTP request being handled; log lines written meanwhile carry it.
+#: Id of the HTTP request that is being handled; it is added to log lines.
 request_id_var: ContextVar[str | None] = ContextVar("graftlm_request_id", default=None)
 
-#: What every record has; anything else came by `extra=`.
+#: Standard attributes of records; others were set with `extra=`.
 _STANDARD: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "request_id"}
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object a line.
+    """Formats a record as one JSON object per line.
 
-    Keys: ts (ISO 8601, UTC), level, logger, process, message; request_id and exc where there is one; then whatever the
-    caller gave as `extra`.
+    Keys: ts (ISO 8601, UTC), level, logger, process, message; request_id and exc if there is one; then the keys of
+    `extra`.
     """
 
     def __init__(self, process: str) -> None:
@@ -50,14 +50,14 @@ class JsonFormatter(logging.Formatter):
 
 
 class TextFormatter(logging.Formatter):
-    """For people: the time, what matters, and the traceback below it."""
+    """Formats a record as text: time, level, process, message, and a traceback below it."""
 
     def __init__(self, process: str) -> None:
         super().__init__()
         self._process = process
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return a record as a line, and a traceback below it."""
+        """Return a record as one line, with a traceback below it."""
         clock = _moment(record).astimezone().strftime("%H:%M:%S")
         request_id = _request_id(record)
         suffix = "" if request_id is None else f" [{request_id}]"
@@ -70,15 +70,15 @@ class TextFormatter(logging.Formatter):
 
 
 def configure_logging(format: LogFormat, level: str, process: str, stream: TextIO | None = None) -> None:
-    """Send the log of this process to standard error.
+    """Configure the log of this process.
 
     Args:
         format: "text" or "json".
-        level: the least severe to write: "debug", "info", "warning" or "error".
-        process: this process's name, in every line.
-        stream: where to write instead of standard error.
+        level: lowest level to write: "debug", "info", "warning" or "error".
+        process: name of this process, in every line.
+        stream: output stream; None: standard error.
 
-    Effects: replaces the root logger's handlers, and those of uvicorn.
+    Effects: replaces the handlers of the root logger and of uvicorn.
     """
     handler = logging.StreamHandler(sys.stderr if stream is None else stream)
     handler.setFormatter(JsonFormatter(process) if format == "json" else TextFormatter(process))
@@ -89,7 +89,7 @@ def configure_logging(format: LogFormat, level: str, process: str, stream: TextI
         logger = logging.getLogger(name)
         logger.handlers.clear()
         logger.propagate = True
-    # At their own info and debug they tell of every start and connection, which our lines say already.
+    # At info and debug they log every start and connection, which graftlm already logs.
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
     logging.getLogger("asyncio").setLevel(logging.WARNING)
 
@@ -99,6 +99,6 @@ def _moment(record: logging.LogRecord) -> datetime:
 
 
 def _request_id(record: logging.LogRecord) -> str | None:
-    """Return the id given with the record, else that of the HTTP request being handled."""
+    """Return the record's request id, else that of the HTTP request that is being handled."""
     given = getattr(record, "request_id", None)
     return request_id_var.get() if given is None else str(given)

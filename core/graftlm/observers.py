@@ -1,4 +1,4 @@
-"""Telling observers, whose errors are theirs alone."""
+"""Calls observers, and logs their exceptions."""
 
 import logging
 from collections.abc import Callable
@@ -14,14 +14,14 @@ Observer = Callable[[Any], object]
 
 @dataclass(frozen=True, slots=True)
 class Observers:
-    """Who wants to hear of requests and steps; looked up once, empty costs nothing."""
+    """The observers of requests and steps; looked up once."""
 
     request_finished: tuple[Observer, ...] = ()
     step_finished: tuple[Observer, ...] = ()
 
 
 def notify(observers: tuple[Observer, ...], record: object) -> None:
-    """Call each observer with a record; one that raises is logged and costs nobody else anything."""
+    """Call each observer with a record; an exception is logged, and the other observers are still called."""
     for observer in observers:
         try:
             observer(record)

@@ -1,4 +1,4 @@
-"""From the scheduler's updates to what users see."""
+"""Builds the outputs for users from the scheduler's updates."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -21,7 +21,7 @@ __all__ = ["CompletionText", "GatheredOutput", "OutputBuilder", "completion_ids"
 
 
 class CompletionText:
-    """The text of one completion, from its updates."""
+    """Builds the text of one completion from its updates."""
 
     def __init__(self, stream: TextStream, include_stop: bool) -> None:
         self._stream = stream
@@ -36,12 +36,12 @@ class CompletionText:
             return self._stream.push(update.token_ids).text
         visible = update.token_ids
         if isinstance(finish.matched_stop, int) and not self._keeps_stop:
-            visible = visible[:-1]  # a stop token ends the text as a stop string does: it is not part of it
+            visible = visible[:-1]  # a stop token is not part of the text, as a stop string
         return self._stream.push(visible).text + self._stream.finish()
 
 
 class _CompletionBuilder:
-    """Gathers one completion."""
+    """Collects the updates of one completion."""
 
     def __init__(self, index: int, params: SamplingParams) -> None:
         self.index = index
@@ -97,11 +97,11 @@ class GatheredOutput:
 
 
 class OutputBuilder:
-    """Gathers the completions of one prompt.
+    """Collects the completions of one prompt.
 
     Attributes:
         completion_ids: in the order of the completions' indices.
-        embedding: float32 [hidden] as bytes, once a request for one has ended.
+        embedding: float32 [hidden] as bytes; None until a pooling request has ended.
     """
 
     def __init__(
@@ -112,7 +112,7 @@ class OutputBuilder:
         base_id: str | None = None,
         unenforced: tuple[str, ...] = (),
     ) -> None:
-        """Begin with nothing.
+        """Create a builder without updates.
 
         Args:
             base_id: the id that completion ids are made of; None: `request_id`.
@@ -137,15 +137,15 @@ class OutputBuilder:
 
     @property
     def aborted(self) -> bool:
-        """Whether a completion ended by an abort."""
+        """Whether a completion was aborted."""
         return any(c.finish and c.finish.reason is FinishReason.ABORT for c in self._completions.values())
 
     @cached_property
     def _prompt_token_ids(self) -> tuple[int, ...]:
-        return tuple(self._prompt.tolist())  # once for all outputs of a stream
+        return tuple(self._prompt.tolist())  # computed once for all outputs of a stream
 
     def apply(self, update: RequestUpdate, text: str) -> None:
-        """Add an update of one of the completions, and the text that it adds."""
+        """Add an update of one completion, with its new text."""
         self._completions[update.request_id].apply(update, text)
         self.embedding = update.embedding or self.embedding
         if self._prompt_logprobs is not None and update.request_id == self.completion_ids[0]:
@@ -193,7 +193,7 @@ def completion_ids(base_id: str, num_completions: int) -> list[CompletionId]:
 
 
 def _merge(timings: list[Timings]) -> Timings:
-    """Return when the first completion started and when the last one ended."""
+    """Return the timings of the prompt: first token of any completion, end of the last completion."""
     first = [t.first_token_s for t in timings if t.first_token_s is not None]
     total = [t.total_s for t in timings if t.total_s is not None]
     return Timings(timings[0].queue_s, min(first, default=None), max(total) if len(total) == len(timings) else None)

@@ -1,7 +1,7 @@
-"""What passes between the scheduler and the runner: plain data, built once by its sender.
+"""Plain data that the scheduler and the runner exchange, built once by the sender.
 
-Both ends name a running request by its row, an index into the request table that is its own from admission until it
-finishes or is retracted.
+Both identify a running request by its row, an index of the request table that belongs to the request from admission
+until it finishes or is retracted.
 """
 
 from concurrent.futures import Future
@@ -30,13 +30,13 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class RowSetup:
-    """A request that takes a row with this step: what the sampler must know of it.
+    """The sampler's parameters of a request that gets its row in this step.
 
     Attributes:
-        seed: with a position, the key of the request's noise.
+        seed: of the request's noise.
         prompt_token_ids: int32 [n], for the repetition penalty.
-        output_token_ids: int32 [m], generated before a retraction; else empty.
-        stop_token_ids: tokens that may not be sampled before `min_tokens`.
+        output_token_ids: int32 [m], tokens generated before a retraction; else empty.
+        stop_token_ids: tokens that must not be sampled before `min_tokens`.
     """
 
     row: int
@@ -50,12 +50,12 @@ class RowSetup:
 
 @dataclass(frozen=True, slots=True)
 class PromptLogprobSpan:
-    """Prompt positions of one request whose logits are wanted.
+    """Prompt positions of one request whose log-probabilities are computed.
 
     Attributes:
-        start: index among the step's T tokens of the first token that predicts.
-        targets: int64 [n], the tokens they should have predicted.
-        num_top: how many rivals to report.
+        start: index in the step's T tokens of the first token whose logits are used.
+        targets: int64 [n], the next token of each position.
+        num_top: number of most likely tokens to report.
     """
 
     row: int
@@ -66,12 +66,13 @@ class PromptLogprobSpan:
 
 @dataclass(frozen=True, slots=True)
 class PoolSpan:
-    """Prompt positions of one request whose final hidden states are wanted.
+    """Prompt positions of one request whose final hidden states are pooled.
 
     Attributes:
-        pooling: what is wanted of them; the last one's is wanted, or their sum.
-        start: index among the step's T tokens of the first of them.
-        is_last: they reach to the end of the prompt, and with it of the request.
+        pooling: how they are pooled: their sum, or the last one.
+        start: index of the first one in the step's T tokens.
+        num_tokens: number of positions.
+        is_last: whether they contain the prompt's last token, with which the request ends.
     """
 
     row: int
@@ -83,11 +84,11 @@ class PoolSpan:
 
 @dataclass(frozen=True, slots=True)
 class TokenMask:
-    """The tokens that M of a step's S sampling requests may sample; the others may sample any.
+    """The allowed tokens of M of a step's S sampling requests; the others may sample any token.
 
     Attributes:
         idx: int64 [M], indices into S, ascending.
-        bits: int32 [M, ceil(V / 32)], bit i of word w is token 32 w + i; at least one is set in each row.
+        bits: int32 [M, ceil(V / 32)], bit i of word w is token 32 w + i; at least one bit is set in each row.
     """
 
     idx: NDArray[np.int64]
@@ -96,31 +97,31 @@ class TokenMask:
 
 @dataclass(frozen=True, slots=True)
 class LateMask:
-    """A token mask that is told when the step before has been committed, while this step's forward pass runs.
+    """A token mask that is filled after the previous step was committed, during this step's forward pass.
 
     Attributes:
         idx: as in `TokenMask`.
-        bits: of what `TokenMask` holds under that name. Cancelled when the step is given up.
+        bits: future of `TokenMask.bits`. Cancelled if the step is dropped.
     """
 
     idx: NDArray[np.int64]
     bits: "Future[NDArray[np.int32]]" = field(default_factory=Future)
 
     def wait(self) -> TokenMask:
-        """Return the mask as soon as it is known.
+        """Wait for the mask and return it.
 
         Raises:
-            CancelledError: the step has been given up.
+            CancelledError: the step was dropped.
         """
         return TokenMask(self.idx, self.bits.result())
 
 
 @dataclass(frozen=True, slots=True)
 class WindowTables:
-    """A step's page table and slots in the memory of the layers with a sliding window.
+    """A step's page table and slots in the memory of sliding-window layers.
 
     Attributes:
-        page_table: int32 [B, P]; entries that no window reaches are in range and mean nothing.
+        page_table: int32 [B, P]; entries outside the window are valid ids without meaning.
         out_slots: int64 [T].
     """
 
@@ -128,29 +129,29 @@ class WindowTables:
     out_slots: NDArray[np.int64]
 
 
-# Each step makes one, and a frozen dataclass of as many fields would take ten times as long to make.
+# Created in each step; creating a frozen dataclass with as many fields takes ten times as long.
 class StepPlan(msgspec.Struct, frozen=True, eq=False):
     """One forward pass: T tokens of B requests, of which S sample. One-token requests come first.
 
     Attributes:
-        rows: int32 [B]; the very same array as in the plan before where the same rows decode again.
-        query_lens: int32 [B], tokens each request brings.
-        seq_lens: int32 [B], its context with them.
-        page_table: int32 [B, P]; entries past a request's pages are in range and mean nothing.
-        input_ids: int64 [T]; where `device_idx` points, the runner puts the row's latest sampled token.
+        rows: int32 [B]; the same array object as in the previous plan if the same rows decode again.
+        query_lens: int32 [B], number of tokens of each request in this step.
+        seq_lens: int32 [B], context length with these tokens.
+        page_table: int32 [B, P]; entries past a request's pages are valid ids without meaning.
+        input_ids: int64 [T]; at `device_idx`, the runner inserts the row's latest sampled token.
         device_idx: int64 [N], indices into T.
         positions: int64 [T].
         out_slots: int64 [T].
-        num_decodes: requests at the front that bring one token.
+        num_decodes: number of requests at the front that have one token.
         sample_idx: int64 [S], indices into B of the requests that sample from their last token.
-        sample_positions: int64 [S], the position that the sampled token will take.
-        setups: rows taken with this step; the runner installs them first.
+        sample_positions: int64 [S], positions of the sampled tokens.
+        setups: rows allocated in this step; the runner sets them first.
         prompt_spans: prompt log-probabilities to compute.
-        pool_spans: hidden states to read.
-        token_mask: what requests under a grammar may sample, told later; None when no such request samples.
-        window: where layers with a sliding window find and write theirs; None where all layers share one memory.
+        pool_spans: hidden states to pool.
+        token_mask: allowed tokens of requests with a grammar, filled later; None if no such request samples.
+        window: page table and slots of sliding-window layers; None if all layers share one memory.
         copies: pages to copy to or from host memory with this step.
-        adapter_slots: int32 [B], the slot of each request's adapter, 0 for those without; None when none has one.
+        adapter_slots: int32 [B], the slot of each request's adapter, 0 for requests without; None if all are without.
     """
 
     step_id: int
@@ -180,13 +181,13 @@ class StepPlan(msgspec.Struct, frozen=True, eq=False):
 
     @property
     def num_prefill_tokens(self) -> int:
-        """Tokens of requests past the one-token ones."""
+        """Number of tokens of prefill chunks."""
         return len(self.input_ids) - self.num_decodes
 
 
 @dataclass(frozen=True, slots=True)
 class LogprobTable:
-    """Log-probabilities of n tokens, of the model's unmodified logits.
+    """Log-probabilities of n tokens, from the model's unmodified logits.
 
     Attributes:
         token_logprobs: float32 [n].
@@ -204,14 +205,14 @@ class LogprobTable:
 
 
 class StepResult(msgspec.Struct, frozen=True, eq=False):
-    """What the device made of a plan.
+    """The result of a plan's execution.
 
     Attributes:
-        token_ids: integers [S]; meaningless where a request failed.
-        errors: index into S -> why that request failed.
-        logprobs: for all S when any of them asked, else None.
+        token_ids: integers [S]; undefined for failed requests.
+        errors: index into S -> error of that request.
+        logprobs: for all S if one of them returns logprobs, else None.
         prompt_logprobs: one per prompt span of the plan.
-        model_s: seconds from launch to the last token.
+        model_s: device time of the step in seconds.
         pooled: float32 vectors, one per pool span of the plan.
     """
 

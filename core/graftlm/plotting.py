@@ -1,4 +1,4 @@
-"""Pictures as files: whether one can be drawn, before any work is done, and writing it."""
+"""Saves plots as files, and checks beforehand that this is possible."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,10 +14,10 @@ _SUFFIXES = (".png", ".svg")
 
 
 def check_plotting(path: Path) -> None:
-    """Make sure that a picture could be saved, before any work is done.
+    """Check that a plot can be saved, before any work is done.
 
     Raises:
-        ConfigError: matplotlib is not installed, or the file is not named .png or .svg.
+        ConfigError: matplotlib is not installed, or the file's suffix is not .png or .svg.
     """
     if path.suffix.lower() not in _SUFFIXES:
         raise ConfigError(f"--plot writes PNG or SVG files, got {path}; name it {path.with_suffix('.png')}")
@@ -28,7 +28,7 @@ def check_plotting(path: Path) -> None:
 
 
 def save_figure(figure: "Figure", path: Path) -> None:
-    """Write a picture in the format that its file is named for.
+    """Save a plot in the format of the file's suffix.
 
     Raises:
         ConfigError: the file cannot be written.

@@ -1,4 +1,4 @@
-"""A progress bar over prompts, or other requests."""
+"""A progress bar of prompts or other requests."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -6,16 +6,16 @@ from contextlib import contextmanager
 
 __all__ = ["progress_bar"]
 
-#: From this many prompts on, a bar is shown on a terminal.
+#: Number of prompts from which a bar is shown on a terminal.
 _PROGRESS_FROM = 16
 
 
 @contextmanager
 def progress_bar(total: int, wanted: bool | None, title: str = "generating") -> Iterator[Callable[[], None]]:
-    """Show progress on standard error, and yield what moves it on.
+    """Show progress on standard error. Yields: a function that advances it by one.
 
     Args:
-        wanted: None shows a bar on a terminal, when there is much to do.
+        wanted: whether to show a bar; None: on a terminal, from `_PROGRESS_FROM` prompts on.
     """
     if not (total >= _PROGRESS_FROM and sys.stderr.isatty() if wanted is None else wanted):
         yield lambda: None

@@ -1,4 +1,4 @@
-"""What an engine tells of itself: sums since its start, and records of requests, steps and the prefix cache."""
+"""An engine's statistics since its start, and its records of requests, steps and prefix cache events."""
 
 from dataclasses import dataclass
 
@@ -9,18 +9,19 @@ __all__ = ["CacheEvent", "EngineStats", "RequestRecord", "StepRecord", "TierStat
 
 @dataclass(frozen=True, slots=True)
 class TierStats:
-    """The tiers of a prefix cache below the device's memory, at one moment, and sums since the start.
+    """Statistics of a prefix cache's tiers below the device's memory: current state, and counters since the start.
 
     Attributes:
         block_tokens: tokens of a block, the unit of the lower tiers.
-        host_blocks, host_used_blocks: how many fit into host memory, and how many are there.
-        stored_blocks, loaded_blocks: copied from the device to host memory, and back.
-        evicted_blocks: given up by host memory to make room.
-        skipped_stores: blocks not kept because nothing in host memory could be given up.
-        lost_copies: copies that were not made because their step failed.
-        prefetched_blocks: brought from storage to host memory for waiting requests.
-        late_prefetches: requests that were admitted before all of theirs had arrived.
-        skipped_writes: blocks not written to storage because it is too slow, or their numbers are not finite.
+        host_blocks, host_used_blocks: capacity of host memory in blocks, and blocks in use.
+        stored_blocks, loaded_blocks: blocks copied from the device to host memory, and back.
+        evicted_blocks: blocks evicted from host memory.
+        skipped_stores: blocks not stored because no block of host memory could be evicted.
+        lost_copies: copies lost because their step failed.
+        prefetched_blocks: blocks prefetched from storage to host memory for waiting requests.
+        late_prefetches: requests that were admitted before their prefetch was complete.
+        skipped_writes: blocks not written to storage because it is too slow, or because they have numbers that are not
+            finite.
         storage_blocks ... storage_failures: as in `graftlm.contracts.StorageStats`; zeros without a storage.
     """
 
@@ -48,19 +49,20 @@ class TierStats:
 
 @dataclass(frozen=True, slots=True)
 class EngineStats:
-    """An engine at one moment.
+    """An engine's statistics: current state, and counters since the start.
 
     Attributes:
-        total_pages, free_pages, evictable_pages, locked_pages, owned_pages: the KV memory by owner: nobody, prefixes
-            that may be evicted, prefixes that running requests use, running requests alone.
-        steps ... retracted_tokens: sums since the start; `aged_requests` went first because they had been passed over,
-            `retracted_tokens` had been computed for requests that were sent back to the queue.
-        eviction_age_s: how long what was evicted last had not been used; None when nothing was, or it is not known.
+        total_pages, free_pages, evictable_pages, locked_pages, owned_pages: pages of KV memory: all, free, of evictable
+            prefixes, of prefixes that running requests use, of running requests only.
+        steps ... retracted_tokens: counters. `aged_requests` were admitted first because later requests had overtaken
+            them. `retracted_tokens` had been computed for requests that were retracted.
+        eviction_age_s: seconds between last use and eviction of the last evicted node; None before the first eviction,
+            or if not measured.
         host_s, model_s: seconds spent on planning and committing, and on the device.
         cached_host_tokens, cached_storage_tokens: of `cached_tokens`, those loaded from lower tiers.
-        tiers: of a prefix cache that has lower tiers.
-        jump_forward_tokens: of `generated_tokens`, those that were not sampled, because a grammar forced them.
-        grammar_hits, grammar_misses: requests whose grammar was compiled already or under way, and the others.
+        tiers: of the prefix cache's lower tiers; None if it has none.
+        jump_forward_tokens: of `generated_tokens`, those that were not sampled, because the grammar determined them.
+        grammar_hits, grammar_misses: requests whose grammar was already compiled or being compiled, and the others.
     """
 
     running_requests: int
@@ -93,7 +95,7 @@ class EngineStats:
 
 @dataclass(frozen=True, slots=True)
 class RequestRecord:
-    """What `request_finished` observers get."""
+    """The record of `request_finished` observers."""
 
     request_id: str
     finish_reason: FinishReason
@@ -104,14 +106,14 @@ class RequestRecord:
 
 @dataclass(frozen=True, slots=True)
 class StepRecord:
-    """What `step_finished` observers get: one forward pass over a ragged batch.
+    """The record of `step_finished` observers: one forward pass of a ragged batch.
 
     Attributes:
-        num_decodes: requests that brought the one token sampled last.
-        num_prefill_tokens: tokens of prompt chunks.
-        host_s: seconds the scheduler spent planning and committing it.
-        model_s: seconds the runner spent on it.
-        free_pages, evictable_pages, locked_pages: the KV memory after it.
+        num_decodes: number of decode requests.
+        num_prefill_tokens: number of tokens of prefill chunks.
+        host_s: seconds that the scheduler needed to plan and commit it.
+        model_s: seconds that the runner needed.
+        free_pages, evictable_pages, locked_pages: pages of KV memory after it.
     """
 
     step_id: int
@@ -128,18 +130,17 @@ class StepRecord:
 
 @dataclass(frozen=True, slots=True)
 class CacheEvent:
-    """What became of a node of the prefix cache: enough for an indexer outside to hold the same tree.
+    """A change of a node of the prefix cache; replaying all events gives an external indexer the same tree.
 
     Attributes:
         kind: "stored": a new node below `parent_id`. "split": the first `num_tokens` tokens of node `node_id` moved to
-            a new node `parent_id` above it. "removed": node `node_id` is gone; it had no children. "cleared": all
-            nodes are gone, because the cache was flushed or started anew after a failure.
-        num_tokens: tokens stored, moved, removed or cleared.
-        node_id: unique until "cleared", after which ids may begin again; None for "cleared", and in caches without
-            nodes.
+            a new node `parent_id` above it. "removed": node `node_id` was removed; it had no children. "cleared": all
+            nodes were removed, because the cache was flushed or restarted after a failure.
+        num_tokens: number of tokens that were stored, moved, removed or cleared.
+        node_id: unique until "cleared", after which ids may be reused; None for "cleared", and in caches without nodes.
         parent_id: None for a node at the start of a prompt.
         namespace: of the node.
-        token_ids: int32 [num_tokens] of a "stored" node, its own run; read-only.
+        token_ids: int32 [num_tokens], the own tokens of a "stored" node; read-only.
     """
 
     kind: str

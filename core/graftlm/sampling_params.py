@@ -1,4 +1,4 @@
-"""How to turn logits into tokens, and when to end: what a request asks for."""
+"""Sampling parameters of a request: how tokens are sampled, and when the output ends."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -8,72 +8,72 @@ from graftlm.errors import SamplingParamsError
 
 __all__ = ["GRAMMAR_FIELDS", "MAX_LOGPROBS", "MAX_TAG_CHARS", "SamplingParams"]
 
-#: How many rivals of a token are reported at most.
+#: Maximum number of most likely tokens that are reported per token.
 MAX_LOGPROBS: Final = 20
 _MAX_SEED: Final = 2**63 - 1
 _MAX_COUNT: Final = 2**31 - 1
-#: Of the tags around reasoning.
+#: Maximum length of the tags around reasoning.
 MAX_TAG_CHARS: Final = 32
 
 
-#: The fields that constrain the output, of which a request may give one; `GrammarKind` has the same names.
+#: The fields that constrain the output; a request may set one of them. `GrammarKind` has the same names.
 GRAMMAR_FIELDS: Final = ("json_schema", "regex", "ebnf", "choice", "structural_tag")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
-    """How to turn logits into tokens, and when to end. Validated on creation.
+    """How tokens are sampled, and when the output ends. Validated on creation.
 
-    Logits pass, in this order: logits processors, logit_bias, min_tokens, the grammar's mask, repetition, frequency and
-    presence penalties, temperature, top_k, top_p, min_p. A grammar wins over all: where the steps before it leave
-    none of the tokens that it allows, they do not count.
+    Logits are processed in this order: logits processors, logit_bias, min_tokens, the grammar's mask, repetition,
+    frequency and presence penalties, temperature, top_k, top_p, min_p. The grammar has precedence: if the stages before
+    it set all tokens that it allows to -inf, these stages are ignored.
 
     Attributes:
-        max_tokens: tokens to generate at most; None: until the context or the KV memory is full.
-        min_tokens: before this many tokens no end-of-sequence or stop token is sampled and no stop string ends the
+        max_tokens: maximum number of tokens to generate; None: until the context or the KV memory is full.
+        min_tokens: before this many tokens, no end-of-sequence or stop token is sampled and no stop string ends the
             request.
-        temperature: 0 takes the most likely token.
+        temperature: 0 selects the most likely token (greedy).
         top_k: keep the k most likely tokens; None keeps all.
         top_p: keep the smallest set of tokens whose probability reaches p.
-        min_p: keep tokens at least this share as likely as the most likely one.
-        presence_penalty: subtracted once from the logit of a token that the output holds.
-        frequency_penalty: subtracted for each time the output holds the token.
+        min_p: keep tokens whose probability is at least min_p times that of the most likely token.
+        presence_penalty: subtracted once from the logit of each token in the output.
+        frequency_penalty: subtracted once per occurrence of the token in the output.
         repetition_penalty: divides positive and multiplies negative logits of tokens in prompt or output (CTRL,
             arXiv:1909.05858).
-        logit_bias: token id -> number added to its logit.
+        logit_bias: token id -> number that is added to its logit.
         stop: strings that end the output; the text ends before the match.
-        stop_token_ids: token ids that end the output, besides the model's own.
+        stop_token_ids: token ids that end the output, in addition to the model's.
         include_stop: keep the matched stop string in the text.
-        ignore_eos: go on past the model's end-of-sequence tokens; under a grammar, they still end what is complete.
-        skip_special_tokens: leave special tokens out of the text.
-        seed: makes sampling reproducible, alone or in any batch; None draws one.
-        n: completions per prompt, each with a seed of its own derived from `seed`.
-        logprobs: report the sampled token's log-probability and this many most likely tokens'; None reports nothing.
-        prompt_logprobs: the same for the prompt's tokens, each given those before it; the first token has none.
-        prompt_logprobs_start: the prompt token from which on they are reported, as a slice would: none past the end. A
-            token's are the logits of the one before it; what precedes that one may come from the prefix cache. 0
-            computes the prompt in full.
-        logits_processors: processor name -> options, of processors that plugins provide.
-        json_schema: constrain the output to a JSON schema: a dict, true or false, its text, or a pydantic model class,
-            which becomes a dict. Needs a grammar backend.
+        ignore_eos: continue after the model's end-of-sequence tokens; with a grammar, they still end a complete output.
+        skip_special_tokens: omit special tokens from the text.
+        seed: makes sampling reproducible, independent of the batch; None: random.
+        n: number of completions per prompt, each with its own seed derived from `seed`.
+        logprobs: report the log-probabilities of the sampled token and of this many most likely tokens; None: none.
+        prompt_logprobs: the same for each token of the prompt, given the tokens before it; the first token has none.
+        prompt_logprobs_start: index of the first prompt token that is reported, as in a slice: none past the end. A
+            token's log-probability needs the logits of the token before it; earlier tokens may come from the prefix
+            cache. 0 computes the whole prompt.
+        logits_processors: processor name -> options; plugins provide the processors.
+        json_schema: constrain the output to a JSON schema: a dict, true or false, JSON text, or a pydantic model class,
+            which is converted to a dict. Needs a grammar backend.
         regex: constrain the output to a regular expression. Needs a grammar backend.
         ebnf: constrain the output to a grammar. Needs a grammar backend.
-        choice: constrain the output to one of some strings. Needs a grammar backend.
-        structural_tag: constrain parts of the output, each from where a trigger begins it: a dict or its text, as
-            `graftlm.contracts.GrammarKind` describes it. Needs a grammar backend.
-        reasoning_end: text that ends a model's reasoning, such as `</think>`; what constrains the output holds what
-            follows it, and up to two line ends between. Until then only your own stops and `max_tokens` end it.
-        reasoning_begin: text, a single token of the model, such as `<think>`; the output reasons only if it begins with
-            it. None: the prompt ends with it, and the output begins within the reasoning.
-        strict: refuse a JSON schema with keywords that cannot be enforced; False leaves them out and names them in
-            `RequestOutput.unenforced`.
-        grammar_backend: the grammar backend to use, by name; None: the engine's own.
-        jump_forward: False samples every token under a grammar, also where the grammar leaves no choice: the text is
-            the one that masks alone give, with and without `logprobs`. None and True: as `grammar.jump_forward` of the
-            configuration says; True does not switch it on where that is false.
+        choice: constrain the output to one of several strings. Needs a grammar backend.
+        structural_tag: constrain parts of the output, each of which begins with a trigger: a dict or JSON text, as
+            described in `graftlm.contracts.GrammarKind`. Needs a grammar backend.
+        reasoning_end: text that ends the model's reasoning, such as `</think>`. The constraint applies to the text
+            after it and after up to two line ends. Before it, only your own stops and `max_tokens` end the output.
+        reasoning_begin: text that is a single token of the model, such as `<think>`; the model reasons only if the
+            output begins with it. None: the prompt ends with it, and the output begins inside the reasoning.
+        strict: refuse a JSON schema with keywords that cannot be enforced; False: ignore these keywords and return them
+            in `RequestOutput.unenforced`.
+        grammar_backend: name of the grammar backend; None: the engine's default.
+        jump_forward: False: with a grammar, sample every token, also where the grammar allows only one; the text is
+            then the same as with masks only, with and without `logprobs`. None and True: as `grammar.jump_forward` in
+            the configuration; True does not enable it if that is false.
 
     Raises:
-        SamplingParamsError: a value is out of range; the message names it.
+        SamplingParamsError: a value is out of range; the message has its name.
     """
 
     max_tokens: int | None = 128
@@ -125,22 +125,22 @@ class SamplingParams:
 
     @property
     def is_greedy(self) -> bool:
-        """Whether the most likely token is always taken."""
+        """Whether the most likely token is always selected."""
         return self.temperature == 0.0
 
     @property
     def has_penalties(self) -> bool:
-        """Whether logits depend on the tokens so far."""
+        """Whether a penalty changes the logits of earlier tokens."""
         return self.presence_penalty != 0.0 or self.frequency_penalty != 0.0 or self.repetition_penalty != 1.0
 
     @property
     def grammar_field(self) -> str | None:
-        """The field that constrains the output, None if none does."""
+        """Name of the field that constrains the output; None if there is none."""
         return next((name for name in GRAMMAR_FIELDS if getattr(self, name) is not None), None)
 
     @property
     def stop_strings(self) -> tuple[str, ...]:
-        """`stop` as the tuple it was normalised to."""
+        """`stop` as a tuple."""
         return tuple(self.stop)
 
 

@@ -1,10 +1,10 @@
-"""How a text of any length is shown in a message."""
+"""Shortens long texts for messages."""
 
 __all__ = ["shortened"]
 
 
 def shortened(text: str, max_chars: int) -> str:
-    """Return a text of bounded length: a long one without its middle, and with its number of characters."""
+    """Return a text of at most `max_chars` characters: the middle of a long text is replaced by its length."""
     if len(text) <= max_chars:
         return text
     note = f"[... {len(text):,} characters ...]"

@@ -1,4 +1,4 @@
-"""The data that users and plugins hold: sampling parameters, outputs, id types."""
+"""Data types for users and plugins: sampling parameters, outputs, id types."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -58,7 +58,7 @@ class FinishReason(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """One token's log-probability (natural, of the model's unmodified logits) and its rivals'.
+    """Log-probabilities (natural, of the model's unmodified logits) of one token and of the most likely tokens.
 
     Attributes:
         top: (token id, log-probability), most likely first.
@@ -78,9 +78,10 @@ class Usage:
     """Token counts of one request.
 
     Attributes:
-        cached_tokens: of the prompt's, those that were not computed again.
-        cached_host_tokens, cached_storage_tokens: of `cached_tokens`, those loaded from host memory, and from storage.
-        jump_forward_tokens: of the completion's, those that were not sampled, because a grammar forced them.
+        cached_tokens: of the prompt's tokens, those reused from the prefix cache.
+        cached_host_tokens, cached_storage_tokens: of `cached_tokens`, those loaded from host memory and from storage.
+        jump_forward_tokens: of the completion's tokens, those that were not sampled, because the grammar determined
+            them.
     """
 
     prompt_tokens: int = 0
@@ -92,7 +93,7 @@ class Usage:
 
     @property
     def cached_tokens_by_tier(self) -> dict[str, int]:
-        """Cached tokens by where they were found: "device", "host" and "storage"."""
+        """Cached tokens by tier: "device", "host" and "storage"."""
         lower = {"host": self.cached_host_tokens, "storage": self.cached_storage_tokens}
         return {"device": self.cached_tokens - sum(lower.values())} | lower
 
@@ -104,10 +105,10 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Timings:
-    """Seconds since the request arrived; None while the moment has not come.
+    """Seconds since the request's arrival; None before the event.
 
     Attributes:
-        queue_s: until it was first admitted.
+        queue_s: until its first admission.
         first_token_s: until its first token.
         total_s: until it finished.
     """
@@ -122,10 +123,10 @@ class Completion:
     """One of a request's `n` completions.
 
     Attributes:
-        matched_stop: what ended it: a stop string, or a token id; None otherwise.
-        error: what failed, when `finish_reason` is "error".
-        logprobs: one per token when asked for, else None.
-        jump_forward_tokens: of its tokens, those that were not sampled, because a grammar forced them.
+        matched_stop: the stop string or token id that ended it; None otherwise.
+        error: the error if `finish_reason` is "error".
+        logprobs: one per token if requested, else None.
+        jump_forward_tokens: of its tokens, those that were not sampled, because the grammar determined them.
     """
 
     index: int
@@ -140,12 +141,12 @@ class Completion:
 
 @dataclass(frozen=True, slots=True)
 class RequestOutput:
-    """What a request has produced so far. `text`, `token_ids` and so on are those of its first completion.
+    """A request's output so far. `text`, `token_ids` and so on are those of its first completion.
 
     Attributes:
-        prompt_logprobs: one per prompt token when asked for, else None; None for the first, and for those before
-            `prompt_logprobs_start`.
-        unenforced: keywords of a JSON schema, with their paths, that were left out as `strict=False` allows.
+        prompt_logprobs: one per prompt token if requested, else None. The entries of the first token and of tokens
+            before `prompt_logprobs_start` are None.
+        unenforced: paths of a JSON schema's keywords that are not enforced, with `strict=False`.
     """
 
     request_id: str
@@ -183,21 +184,21 @@ class RequestOutput:
 
     @property
     def error(self) -> str | None:
-        """What failed, when the first completion ended with "error"."""
+        """The error, if the first completion ended with "error"."""
         return self.completions[0].error
 
     @property
     def logprobs(self) -> tuple[TokenLogprob, ...] | None:
-        """The first completion's log-probabilities, when asked for."""
+        """The first completion's log-probabilities, if requested."""
         return self.completions[0].logprobs
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EmbeddingOutput:
-    """A prompt as one vector.
+    """The embedding of a prompt.
 
     Attributes:
-        embedding: float32 [hidden], the model's final hidden states, pooled; fewer numbers if `dimensions` says so.
+        embedding: float32 [hidden], the pooled final hidden states; float32 [dimensions] if `dimensions` was set.
     """
 
     request_id: str
@@ -207,11 +208,11 @@ class EmbeddingOutput:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ClassificationOutput:
-    """What a model's score head says of a prompt.
+    """The output of a model's score head for a prompt.
 
     Attributes:
-        scores: float32 [labels], the numbers of the head as they are: logits of a classifier, a reward.
-        labels: what they stand for, from config.json's id2label.
+        scores: float32 [labels], the unmodified outputs of the head: logits of a classifier, or a reward.
+        labels: names of the scores, from config.json's id2label.
     """
 
     request_id: str
