@@ -35,7 +35,7 @@ class TestResolve:
     def test_another_file_is_refused(self, tmp_path: Path) -> None:
         file = tmp_path / "model.safetensors"
         file.touch()
-        with pytest.raises(CheckpointError, match=r"is a file, but not a .gguf one"):
+        with pytest.raises(CheckpointError, match=r"is a file, but not a .gguf file"):
             resolve_checkpoint(str(file))
 
     def test_a_folder_of_gguf_files_says_to_name_one(self, tmp_path: Path) -> None:
@@ -44,7 +44,7 @@ class TestResolve:
             resolve_checkpoint(str(tmp_path))
 
     def test_a_missing_folder_is_named(self, tmp_path: Path) -> None:
-        with pytest.raises(CheckpointError, match=r"org/model.*looked for the folder.*downloaded"):
+        with pytest.raises(CheckpointError, match=r"org/model.*looked for the folder.*download"):
             resolve_checkpoint(str(tmp_path / "org/model"))
 
     def test_a_folder_without_config_says_what_it_holds(self, tmp_path: Path) -> None:

@@ -77,7 +77,7 @@ class TestWeights:
         ("files", "message"),
         [
             ((), "found nothing"),
-            (("pytorch_model.bin",), "no pickled weights"),
+            (("pytorch_model.bin",), "pickled weights"),
             (("consolidated.safetensors",), "found consolidated.safetensors"),
         ],
     )

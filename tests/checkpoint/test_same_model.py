@@ -45,13 +45,13 @@ def test_what_means_the_same_is_the_same(before, after):
 @pytest.mark.parametrize(
     ("before", "after", "entry"),
     [
-        (LLAMA, LLAMA | {"head_dim": 32}, "head_dim is 32 there and 16 here"),
+        (LLAMA, LLAMA | {"head_dim": 32}, "head_dim is 32, expected 16"),
         (LLAMA, LLAMA | {"rope_parameters": {"rope_type": "default", "rope_theta": 5e5}}, "rope_parameters is"),
-        (LLAMA, LLAMA | {"eos_token_id": 3}, r"eos_token_id is \[3\] there"),
-        (MISTRAL, MISTRAL | {"sliding_window": None}, "sliding_window is None there and 4096 here"),
-        (OWN, OWN | {"width": 4}, "width is 4 there and 3 here"),
+        (LLAMA, LLAMA | {"eos_token_id": 3}, r"eos_token_id is \[3\], expected"),
+        (MISTRAL, MISTRAL | {"sliding_window": None}, "sliding_window is None, expected 4096"),
+        (OWN, OWN | {"width": 4}, "width is 4, expected 3"),
     ],
 )
 def test_the_first_entry_that_differs_is_named(before, after, entry):
-    with pytest.raises(CheckpointError, match=rf"new/config\.json is of another model.*{entry}"):
+    with pytest.raises(CheckpointError, match=rf"new/config\.json is not of the served model.*{entry}"):
         check(before, after)

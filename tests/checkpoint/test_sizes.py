@@ -52,11 +52,11 @@ def test_sizes_that_the_files_have_room_for_pass(checkpoint: Path, changes: dict
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"num_hidden_layers": 4}, "num_hidden_layers 4, but the weights beside it are 3 tensors"),
+        ({"num_hidden_layers": 4}, "num_hidden_layers 4, but the weights are 3 tensors"),
         ({"num_hidden_layers": 10**9}, "num_hidden_layers 1000000000, but"),
         ({"num_hidden_layers": None, "n_layer": 10**9}, "n_layer 1000000000, but"),
         ({"num_nextn_predict_layers": 10**9}, "num_nextn_predict_layers 1000000000, but"),
-        ({"vocab_size": 10**12}, "vocab_size 1000000000000 and hidden_size 8, but the weights beside it take"),
+        ({"vocab_size": 10**12}, "vocab_size 1000000000000 and hidden_size 8, but the weights have"),
         ({"hidden_size": 10**9}, "vocab_size 32 and hidden_size 1000000000, but"),
         ({"num_local_experts": 10**9}, "num_local_experts 1000000000 and hidden_size 8, but"),
         ({"n_routed_experts": 10**9}, "n_routed_experts 1000000000"),

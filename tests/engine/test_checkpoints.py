@@ -90,5 +90,5 @@ def test_sizes_that_the_weights_cannot_have_are_refused_before_a_model_is_built(
     folder = write_tiny_checkpoint(tmp_path / "m", tokenizer=True, num_layers=1)
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 10**9}))
-    with pytest.raises(CheckpointError, match="num_hidden_layers 1000000000, but the weights beside it are"):
+    with pytest.raises(CheckpointError, match="num_hidden_layers 1000000000, but the weights are"):
         Engine(model={"path": str(folder), "dtype": "float32", "device": "cpu"}, memory={"kv_tokens": 64})

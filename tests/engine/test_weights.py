@@ -211,9 +211,9 @@ def test_a_gguf_file_and_a_folder_of_one_model_take_each_others_place(folders, t
         assert tokens(engine) == expected
         other = shutil.copytree(new, tmp_path / "other")
         (other / "config.json").write_text(json.dumps(config | {"rms_norm_eps": 0.5}))
-        with pytest.raises(CheckpointError, match=r"other/config\.json is of another model.*rms_norm_eps is 0\.5"):
+        with pytest.raises(CheckpointError, match=r"other/config\.json is not of the served.*rms_norm_eps is 0\.5"):
             engine.update_weights(other)
-    message = r"new\.gguf is of another model.*num_hidden_layers is 2 there and 1"
+    message = r"new\.gguf is not of the served model.*num_hidden_layers is 2, expected 1"
     with start(folders("llama", num_layers=1)[0]) as engine, pytest.raises(CheckpointError, match=message):
         engine.update_weights(file)
 

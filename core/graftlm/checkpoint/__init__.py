@@ -1,6 +1,6 @@
-"""A checkpoint on disk: where it lies, what its configuration says, and its tensors, one at a time.
+"""A checkpoint on disk: its location, its configuration, and its tensors, one at a time.
 
-Nothing here imports torch before tensors are asked for, so that a command line can read a configuration without it.
+torch is imported only when tensors are read, so that a command line can read a configuration without it.
 """
 
 from graftlm.checkpoint.location import checkpoint_files, is_gguf, resolve_checkpoint

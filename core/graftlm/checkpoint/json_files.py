@@ -1,4 +1,4 @@
-"""A checkpoint's JSON files, read or refused by name."""
+"""Reads a checkpoint's JSON files; errors have the file's name."""
 
 import json
 import stat
@@ -13,53 +13,54 @@ __all__ = ["listed", "listing", "named_file", "read_json", "read_json_value"]
 
 _NAMES_SHOWN = 12
 _MAX_BYTES: Final = 256 << 20  # an index of a million tensors has a third of that
-#: What file systems take as the name of one file, in bytes.
+#: Maximum length of a file name in file systems, in bytes.
 _MAX_NAME_BYTES: Final = 255
 _SHOWN_CHARS: Final = 200
 
 
 def read_json(file: Path) -> dict[str, Any]:
-    """Return the object that a JSON file holds.
+    """Return the object in a JSON file.
 
     Raises:
-        CheckpointError: as `read_json_value`; or it holds something else.
+        CheckpointError: as for `read_json_value`; or the file has no object.
     """
     value = read_json_value(file)
     if not isinstance(value, dict):
-        raise CheckpointError(f"{file} must hold a JSON object, got {type(value).__name__}")
+        raise CheckpointError(f"{file} must be a JSON object, got {type(value).__name__}")
     return value
 
 
 def read_json_value(file: Path) -> Any:
-    """Return what a JSON file holds.
+    """Return the value in a JSON file.
 
     Raises:
-        CheckpointError: it cannot be read, is no regular file, is too large, is not JSON or is nested too deeply.
+        CheckpointError: the file cannot be read, is not a regular file, is too large, is not JSON or is nested too
+            deeply.
     """
     try:
         status = file.stat()
-        if not stat.S_ISREG(status.st_mode):  # a pipe could be read for ever
+        if not stat.S_ISREG(status.st_mode):  # reading a pipe may never end
             raise CheckpointError(f"{file} is not a regular file")
         if status.st_size > _MAX_BYTES:
-            raise CheckpointError(f"{file} has {status.st_size:,} bytes, expected {_MAX_BYTES:,} at most")
+            raise CheckpointError(f"{file} has {status.st_size:,} bytes, expected at most {_MAX_BYTES:,}")
         return json.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise CheckpointError(f"{file} cannot be read: {error.strerror}") from error
-    except ValueError as error:  # a number of more than 4,300 digits, too
+    except ValueError as error:  # also a number of more than 4,300 digits
         raise CheckpointError(f"{file} is not JSON: {error}") from error
     except RecursionError as error:
         raise CheckpointError(f"{file} cannot be read: its lists and objects are nested too deeply") from error
 
 
 def named_file(folder: Path, name: object, said: str) -> Path:
-    """Return the file, or folder, in a folder that a checkpoint's own file names.
+    """Return the path of a file or folder whose name was read from a checkpoint's file.
 
     Args:
-        name: as it was read.
-        said: where, as a message starts.
+        name: as read.
+        said: place of the name, the start of an error message.
 
     Raises:
-        CheckpointError: it is no name of a file in that folder, whether or not it exists.
+        CheckpointError: it is not the name of a file in `folder`. Whether the file exists is not checked.
     """
     if (
         not isinstance(name, str)
@@ -81,6 +82,6 @@ def listing(folder: Path) -> str:
 
 
 def listed(names: Sequence[str]) -> str:
-    """Return the first of some names, and how many more there are, for a message."""
+    """Return the first names and the number of further names, for a message."""
     more = f" and {len(names) - _NAMES_SHOWN:,} more" if len(names) > _NAMES_SHOWN else ""
     return ", ".join(names[:_NAMES_SHOWN]) + more

@@ -1,4 +1,4 @@
-"""Where a checkpoint lies: a folder in Hugging Face layout, or a GGUF file."""
+"""Finds a checkpoint: a folder in Hugging Face layout, or a GGUF file."""
 
 import re
 from pathlib import Path
@@ -12,12 +12,12 @@ __all__ = ["checkpoint_files", "is_gguf", "resolve_checkpoint"]
 _SHOWN_CHARS = 200
 _DEMO = "demo"
 _GGUF = ".gguf"
-#: Name of one file of several, as llama.cpp splits them: model-00001-of-00003.gguf.
+#: File name of a part of a model that llama.cpp has split: model-00001-of-00003.gguf.
 _SPLIT_NAME = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
 
 
 def resolve_checkpoint(path: str) -> Path:
-    """Return what a configuration's `model.path` means: "demo", a folder, or a .gguf file on this machine.
+    """Return the checkpoint of a configuration's `model.path`: "demo", a folder or a .gguf file on this machine.
 
     Raises:
         CheckpointError: there is no such folder or file, or the folder has no config.json.
@@ -32,8 +32,8 @@ def resolve_checkpoint(path: str) -> Path:
         return _checked_file(place)
     if not place.is_dir():
         raise CheckpointError(
-            f"No checkpoint at {path!r}: looked for the folder {place.absolute()}. model.path is 'demo', a folder "
-            f"with config.json and model.safetensors, or a .gguf file; a model on a hub has to be downloaded first"
+            f"No checkpoint at {path!r}: looked for the folder {place.absolute()}. model.path must be 'demo', a folder "
+            f"with config.json and model.safetensors, or a .gguf file; download a model from a hub first"
         )
     if not (place / "config.json").is_file():
         gguf_files = sorted(place.glob(f"*{_GGUF}"))
@@ -43,17 +43,17 @@ def resolve_checkpoint(path: str) -> Path:
 
 
 def _expanded(path: str) -> Path:
-    """Return a path of this machine, `~` written out.
+    """Return a path with expanded `~`.
 
     Raises:
-        CheckpointError: no file system could have it.
+        CheckpointError: the path is invalid.
     """
     try:
         place = Path(path).expanduser()
         place.stat()
     except (FileNotFoundError, NotADirectoryError):
-        pass  # what is missing is said by the one who looks
-    except (OSError, ValueError, RuntimeError) as error:  # too long, a NUL in it, a home that is not known
+        pass  # the caller reports a missing file
+    except (OSError, ValueError, RuntimeError) as error:  # too long, contains NUL, unknown home folder
         reason = error.strerror if isinstance(error, OSError) else error
         raise CheckpointError(
             f"model.path {shortened(repr(path), _SHOWN_CHARS)} cannot be a checkpoint: {reason}"
@@ -62,15 +62,15 @@ def _expanded(path: str) -> Path:
 
 
 def is_gguf(path: Path) -> bool:
-    """Whether a checkpoint is a GGUF file, not a folder."""
+    """Return whether a checkpoint is a GGUF file, not a folder."""
     return path.suffix == _GGUF and path.is_file()
 
 
 def checkpoint_files(path: Path) -> list[Path]:
-    """Return the files that hold a checkpoint's weights, in a fixed order; those of a folder that has none: [].
+    """Return a checkpoint's weight files in a fixed order; empty for a folder without weights.
 
     Raises:
-        CheckpointError: a part of a GGUF file that is split is missing.
+        CheckpointError: a part of a split GGUF file is missing.
     """
     return _gguf_parts(path) if is_gguf(path) else sorted(path.glob("*.safetensors"))
 
@@ -78,7 +78,7 @@ def checkpoint_files(path: Path) -> list[Path]:
 def _checked_file(file: Path) -> Path:
     if file.suffix != _GGUF:
         raise CheckpointError(
-            f"{file} is a file, but not a .gguf one. model.path is 'demo', a folder with config.json and "
+            f"{file} is a file, but not a .gguf file. model.path must be 'demo', a folder with config.json and "
             f"model.safetensors, or a .gguf file"
         )
     return file
@@ -94,5 +94,5 @@ def _gguf_parts(file: Path) -> list[Path]:
     parts = [file.with_name(name) for name in names]
     missing = [part.name for part in parts if not part.is_file()]
     if missing:
-        raise CheckpointError(f"{file.parent} lacks {listed(missing)}, which belong to {file.name}")
+        raise CheckpointError(f"{file.parent} lacks {listed(missing)}, which are parts of {file.name}")
     return parts

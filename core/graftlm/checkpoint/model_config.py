@@ -1,4 +1,4 @@
-"""What a checkpoint says of its model, and the dtype to serve it in."""
+"""Reads a checkpoint's model configuration, and selects the dtype."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ if TYPE_CHECKING:
 
 __all__ = ["DTYPES", "load_model_config", "torch_dtype"]
 
-#: What `model.dtype` may say, besides "auto".
+#: Values of `model.dtype` besides "auto".
 DTYPES = ("float32", "bfloat16", "float16")
 
-#: What configurations of various architectures call their longest context.
+#: Names of the maximum context length in the configurations of various architectures.
 _CONTEXT_ENTRIES = ("max_position_embeddings", "n_positions", "max_seq_len", "n_ctx", "context_length")
 
 
 def load_model_config(path: Path) -> ModelConfig:
-    """Read what a checkpoint says of its model.
+    """Read a checkpoint's model configuration.
 
-    Of a folder: config.json, and the end-of-sequence tokens of generation_config.json. Of a GGUF file: its metadata, as
-    the config.json that it was made from. The quantization_config of weights that `iter_weights` decodes is left out of
-    `raw`: to a model they are plain.
+    From a folder: config.json, and the end-of-sequence tokens of generation_config.json. From a GGUF file: its
+    metadata, converted to the original config.json. `raw` has no quantization_config for weights that `iter_weights`
+    decodes, because the model gets plain weights.
 
     Raises:
-        CheckpointError: a file is missing, is not what it says, or lacks an entry.
-        UnsupportedArchitectureError: it is a model of more than text, or quantized in a way that is not decoded.
+        CheckpointError: a file is missing or malformed, or lacks an entry.
+        UnsupportedArchitectureError: the model is multimodal, or its quantization cannot be decoded.
     """
     if is_gguf(path):
         from graftlm.checkpoint.gguf import load_gguf_config
@@ -53,11 +53,11 @@ def load_model_config(path: Path) -> ModelConfig:
 def _model_config(raw: Mapping[str, Any], eos: tuple[int, ...], file: Path) -> ModelConfig:
     architectures = raw.get("architectures") or []
     if not isinstance(architectures, list) or not architectures:
-        raise CheckpointError(f"{file}: architectures must name at least one class, got {architectures!r}")
+        raise CheckpointError(f"{file}: architectures must have at least one class name, got {architectures!r}")
     if "vocab_size" not in raw and isinstance(raw.get("text_config"), Mapping):
         raise UnsupportedArchitectureError(
-            f"{file}: {architectures[0]} keeps the language model's sizes in text_config, as models of images and text "
-            f"do; only checkpoints of text models can be served"
+            f"{file}: {architectures[0]} has the language model's sizes in text_config, as multimodal models have; "
+            f"only text models are supported"
         )
     return ModelConfig(
         architectures=tuple(str(name) for name in architectures),
@@ -69,15 +69,15 @@ def _model_config(raw: Mapping[str, Any], eos: tuple[int, ...], file: Path) -> M
 
 
 def torch_dtype(name: str, config: ModelConfig) -> torch.dtype:
-    """Return the dtype to serve in.
+    """Return the dtype of the model.
 
     Args:
-        name: one of `DTYPES`, or "auto" for the one that config.json states; float32 when it states none.
+        name: one of `DTYPES`, or "auto" for the dtype in config.json (float32 if it has none).
         config: of the checkpoint.
 
     Raises:
-        ConfigError: the name is none of these.
-        CheckpointError: "auto", and config.json states something else.
+        ConfigError: the name is unknown.
+        CheckpointError: the name is "auto", and the dtype in config.json is not one of `DTYPES`.
     """
     import torch
 
@@ -86,7 +86,7 @@ def torch_dtype(name: str, config: ModelConfig) -> torch.dtype:
     stated = config.raw.get("dtype") or config.raw.get("torch_dtype") or "float32"
     if name == "auto" and stated not in DTYPES:
         raise CheckpointError(
-            f"config.json states dtype {stated!r}, which cannot be served. Set model.dtype: {', '.join(DTYPES)}"
+            f"config.json has dtype {stated!r}, which is not supported. Set model.dtype: {', '.join(DTYPES)}"
         )
     dtype: torch.dtype = getattr(torch, stated if name == "auto" else name)
     return dtype
@@ -95,7 +95,7 @@ def torch_dtype(name: str, config: ModelConfig) -> torch.dtype:
 def _size(raw: Mapping[str, Any], name: str, file: Path) -> int:
     value = raw.get(name)
     if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
-        raise CheckpointError(f"{file}: {name} must be a whole number above 0, got {value!r}")
+        raise CheckpointError(f"{file}: {name} must be an integer above 0, got {value!r}")
     return value
 
 

@@ -1,4 +1,4 @@
-"""How far the reading of a checkpoint's weights is: a bar on a terminal, or stages for a log."""
+"""Progress of reading a checkpoint's weights: a bar on a terminal, or messages for a log."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -10,7 +10,7 @@ from graftlm.checkpoint.location import checkpoint_files
 
 __all__ = ["watch_reading"]
 
-_LARGE_BYTES = 1 << 30  # smaller checkpoints are read before anyone has read a message
+_LARGE_BYTES = 1 << 30  # smaller checkpoints are read so fast that a message is not useful
 _STEP_PERCENT = 20
 
 
@@ -22,13 +22,13 @@ def watch_reading(
     terminal: TextIO | None = None,
     large_bytes: int = _LARGE_BYTES,
 ) -> Iterator[Callable[[int], None]]:
-    """Yield what is told how many bytes of a checkpoint were read, each time that some were.
+    """Yield a function to call with the number of bytes of each read.
 
     Args:
         path: of the checkpoint.
-        announce: hears "loading weights, 20 %" and so on; None: a bar is shown where `terminal` is one.
+        announce: called with "loading weights, 20 %" and so on; None: a bar is shown if `terminal` is a terminal.
         terminal: None: standard error.
-        large_bytes: checkpoints of fewer bytes go without.
+        large_bytes: no progress is shown for checkpoints with fewer bytes.
     """
     stream = sys.stderr if terminal is None else terminal
     num_bytes = sum(file.stat().st_size for file in checkpoint_files(path))
@@ -42,11 +42,11 @@ def watch_reading(
 
 
 class _Stages:
-    """Announces every fifth of the way, once.
+    """Announces each fifth of the progress once.
 
     Args:
-        num_bytes: there are to read.
-        announce: hears.
+        num_bytes: total number of bytes.
+        announce: called with each message.
     """
 
     def __init__(self, num_bytes: int, announce: Callable[[str], None]) -> None:
@@ -56,7 +56,7 @@ class _Stages:
         self._next_percent = _STEP_PERCENT
 
     def advance(self, read_bytes: int) -> None:
-        """Note that so many bytes more were read."""
+        """Add a number of read bytes."""
         self._read_bytes += read_bytes
         percent = 100 * self._read_bytes // self._num_bytes
         if self._next_percent <= percent < 100:

@@ -1,4 +1,4 @@
-"""The safetensors files of a checkpoint folder, by the names of their tensors."""
+"""The safetensors files of a checkpoint folder, accessed by tensor name."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ _INDEX = "model.safetensors.index.json"
 
 
 class SafetensorsFiles:
-    """Reads the tensors of one file, or of several that an index joins, each when it is asked for.
+    """Reads the tensors of one file, or of several files with an index, on demand.
 
     Args:
-        folder: holds model.safetensors, or model.safetensors.index.json and what it names.
+        folder: contains model.safetensors, or model.safetensors.index.json and its files.
 
     Raises:
-        CheckpointError: a file is missing or the index is not one. That a file is truncated shows when it is reached.
+        CheckpointError: a file is missing or the index is malformed. A truncated file is detected when it is opened.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -37,23 +37,23 @@ class SafetensorsFiles:
         self._opened: dict[str, Any] = {}
 
     def __iter__(self) -> Iterator[str]:
-        """Yield the names of all tensors, file by file; a file is opened when it is reached."""
+        """Yield the names of all tensors, file by file; each file is opened when the iteration reaches it."""
         for shard in sorted(self._shards):
             yield from self._names_in(shard)
-            self._opened.clear()  # a tensor that was read keeps the mapping it needs
+            self._opened.clear()  # each tensor that was read keeps its own memory mapping
 
     def names(self) -> frozenset[str]:
-        """Return the names of all tensors; an index is believed."""
+        """Return the names of all tensors; with an index, the files are not checked."""
         return frozenset(self._homes) if self._homes else frozenset(self._names_in(_WEIGHTS))
 
     def read(self, name: str) -> Tensor:
-        """Return a tensor on the CPU, mapped from its file where the machine can.
+        """Return a tensor on the CPU, memory-mapped if possible.
 
         Args:
-            name: one of those that the files hold.
+            name: a tensor in the files.
 
         Raises:
-            CheckpointError: its file is truncated, or lacks it.
+            CheckpointError: its file is truncated, or does not contain it.
         """
         from safetensors import SafetensorError
 
@@ -70,7 +70,7 @@ class SafetensorsFiles:
         absent = sorted(set(self._shards[shard]) - set(names))
         if absent:
             raise self._lacks(shard, absent[0])
-        # Names that the index leaves out are read all the same, so that a model can say what it has no place for.
+        # Tensors that the index does not list are read too, so that the model reports unexpected ones.
         self._homes.update(dict.fromkeys(names, shard))
         return names
 
@@ -86,17 +86,17 @@ class SafetensorsFiles:
         return self._opened[shard]
 
     def _lacks(self, shard: str, name: str) -> CheckpointError:
-        return CheckpointError(f"{self._folder / shard} lacks the tensor {name!r}, which {_INDEX} says it holds")
+        return CheckpointError(f"{self._folder / shard} lacks the tensor {name!r}, which {_INDEX} lists for it")
 
 
 def _find_shards(folder: Path) -> dict[str, list[str]]:
-    """Return file name -> names of tensors that an index expects there, having seen that each file is there."""
+    """Return file name -> names of its tensors in the index; checks that all files exist."""
     if (folder / _WEIGHTS).is_file():
         return {_WEIGHTS: []}
     if (folder / _INDEX).is_file():
         return _read_index(folder)
     found = listing(folder)
-    hint = "; graftlm reads no pickled weights (.bin, .pt): save the model as safetensors" if ".bin" in found else ""
+    hint = "; pickled weights (.bin, .pt) are not supported: save the model as safetensors" if ".bin" in found else ""
     raise CheckpointError(f"No weights in {folder}: looked for {_WEIGHTS} and {_INDEX}, found {found}{hint}")
 
 
@@ -112,15 +112,15 @@ def _read_index(folder: Path) -> dict[str, list[str]]:
         shards.setdefault(shard, []).append(name)
     missing = sorted(shard for shard in shards if not (folder / shard).is_file())
     if missing:
-        raise CheckpointError(f"{folder} lacks {listed(missing)}, which {_INDEX} names; found {listing(folder)}")
+        raise CheckpointError(f"{folder} lacks {listed(missing)}, which {_INDEX} lists; found {listing(folder)}")
     return shards
 
 
 def read_tensors(data: bytes) -> Iterator[tuple[str, Tensor]]:
-    """Yield the (name, tensor) of the content of a safetensors file.
+    """Yield the (name, tensor) pairs of a safetensors file's content.
 
     Raises:
-        CheckpointError: it is none.
+        CheckpointError: the content is not in the safetensors format.
     """
     from safetensors import SafetensorError
     from safetensors.torch import load

@@ -1,4 +1,4 @@
-"""Whether the configurations of two checkpoints mean one model."""
+"""Checks whether the configurations of two checkpoints describe the same model."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from graftlm.errors import CheckpointError
 
 __all__ = ["check_same_model"]
 
-#: Entries that change nothing in what a model computes from its weights: names, and what only training reads.
+#: Entries that do not affect the forward pass: names, and entries for training.
 _FREE_ENTRIES: Final = frozenset(
     {
         "_name_or_path",
@@ -40,28 +40,28 @@ _EOS: Final = "eos_token_id"
 
 
 def check_same_model(own: ModelConfig, own_path: Path, other: ModelConfig, path: Path) -> None:
-    """Refuse a checkpoint whose configuration means another model than the one that is served.
+    """Refuse a checkpoint whose configuration describes another model than the served one.
 
-    An entry that is absent means what Transformers' configuration of that model type has by default, and ropes may be
-    written in its old way or its new one. A GGUF file names the entries that its architecture reads, and its own ends
-    of an answer: beside one, only entries that both name are compared.
+    Missing entries have the defaults of Transformers' configuration of that model type. RoPE entries may be in the old
+    or the new format. A GGUF file has only the entries of its architecture, and its own end-of-sequence tokens: if one
+    checkpoint is a GGUF file, only entries that both have are compared.
 
     Args:
-        own, own_path: of the model that is served.
-        other, path: of the checkpoint that is to take its place.
+        own, own_path: of the served model.
+        other, path: of the checkpoint that replaces it.
 
     Raises:
-        CheckpointError: it names the first entry that differs.
+        CheckpointError: the message has the first entry that differs.
     """
     if _compared(own.raw) == _compared(other.raw):
-        return  # as of two steps of one training: there is no need to ask Transformers
+        return  # as for two checkpoints of one training; Transformers is not needed
     before, after = _meaning(own.raw), _meaning(other.raw)
     name = _first_difference(before, after, has_gguf=is_gguf(own_path) or is_gguf(path))
     if name is not None:
         file = path if is_gguf(path) else path / "config.json"
         raise CheckpointError(
-            f"{file} is of another model than the one that is served: {name} is "
-            f"{after.get(name)!r} there and {before.get(name)!r} here. Start an engine with it instead"
+            f"{file} is not of the served model: {name} is {after.get(name)!r}, expected {before.get(name)!r}. Start "
+            f"an engine with this checkpoint instead"
         )
 
 
@@ -71,14 +71,14 @@ def _first_difference(before: Mapping[str, Any], after: Mapping[str, Any], *, ha
 
 
 def _meaning(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the entries with the defaults of those that are absent, where Transformers knows the model type."""
+    """Return the entries with Transformers' defaults for missing ones, if it knows the model type."""
     from huggingface_hub.errors import StrictDataclassError
     from transformers import CONFIG_MAPPING
 
     try:
         known = CONFIG_MAPPING[raw["model_type"]].from_dict(dict(raw))
     except (StrictDataclassError, KeyError, TypeError, ValueError):
-        return _compared(raw)  # the engine may read what Transformers does not: it is compared as it is written
+        return _compared(raw)  # the engine may support models that Transformers does not: compare the raw entries
     return _compared(known.to_dict())
 
 

@@ -1,4 +1,4 @@
-"""Whether the files of a checkpoint can hold a model of the sizes in its config.json: asked before one is built."""
+"""Checks that a checkpoint's files are large enough for the sizes in config.json, before a model is created."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 
 __all__ = ["check_sizes"]
 
-#: What configurations of various architectures call their layers, those that draft tokens, and the size of a hidden
-#: state.
+#: Names of the number of layers, of draft layers, and of the hidden size in the configurations of various
+#: architectures.
 _LAYER_ENTRIES = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "num_nextn_predict_layers")
 _HIDDEN_ENTRIES = ("hidden_size", "n_embd", "d_model")
-#: Entries that say how many rows some weight has, each row of about the size of a hidden state.
+#: Names of numbers of rows of some weight; each row has about the hidden size.
 _ROW_ENTRIES = (
     "vocab_size",
     "intermediate_size",
@@ -39,35 +39,34 @@ _ROW_ENTRIES = (
     "v_head_dim",
     "num_labels",
 )
-#: No format stores more weights in a byte.
+#: Maximum number of weights per byte in any format.
 _WEIGHTS_PER_BYTE = 8
 
 
 def check_sizes(config: ModelConfig, path: Path) -> None:
-    """Refuse sizes that would have a model built that is far larger than the checkpoint.
+    """Refuse sizes with which the model would be far larger than the checkpoint.
 
-    These are bounds, not a comparison: that the shapes are right shows when weights are loaded. Entries that are no
-    whole numbers are left to those who read them.
+    Only limits are checked: loading the weights checks their shapes. Entries that are not integers are ignored here.
 
     Args:
         config: of the checkpoint.
         path: a folder, or a GGUF file.
 
     Raises:
-        CheckpointError: there are more layers than tensors, or a weight would be larger than all files; or a file is
-            missing or broken.
+        CheckpointError: there are more layers than tensors, a weight would be larger than all files, or a file is
+            missing or malformed.
     """
     num_tensors = _num_tensors(path)
     for entry, layers in _whole_numbers(config.raw, _LAYER_ENTRIES):
         if layers > num_tensors:
-            raise _too_large(f"{entry} {layers}", f"are {num_tensors} tensors, fewer than one for each layer")
+            raise _too_large(f"{entry} {layers}", f"are {num_tensors} tensors, fewer than one per layer")
     num_bytes = sum(file.stat().st_size for file in checkpoint_files(path))
     for hidden_entry, hidden_size in _whole_numbers(config.raw, _HIDDEN_ENTRIES):
         for entry, rows in _whole_numbers(config.raw, _ROW_ENTRIES):
             if rows * hidden_size > num_bytes * _WEIGHTS_PER_BYTE:
                 raise _too_large(
                     f"{entry} {rows} and {hidden_entry} {hidden_size}",
-                    f"take {num_bytes} bytes, too few for a matrix of one by the other",
+                    f"have {num_bytes} bytes, too few for a matrix of these sizes",
                 )
 
 
@@ -80,7 +79,7 @@ def _num_tensors(path: Path) -> int:
 
 
 def _whole_numbers(raw: Mapping[str, Any], entries: tuple[str, ...]) -> Iterator[tuple[str, int]]:
-    """Yield those of some entries that are whole numbers."""
+    """Yield the entries that are integers."""
     for entry in entries:
         value = raw.get(entry)
         if isinstance(value, int) and not isinstance(value, bool):
@@ -89,5 +88,5 @@ def _whole_numbers(raw: Mapping[str, Any], entries: tuple[str, ...]) -> Iterator
 
 def _too_large(said: str, found: str) -> CheckpointError:
     return CheckpointError(
-        f"config.json has {said}, but the weights beside it {found}. Serve config.json and weights of one checkpoint"
+        f"config.json has {said}, but the weights {found}. Use config.json and weights of the same checkpoint"
     )

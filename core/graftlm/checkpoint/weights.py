@@ -1,4 +1,4 @@
-"""The weights of a checkpoint, whatever its form, as plain tensors in the order they lie in."""
+"""Reads the weights of a checkpoint of any format as plain tensors, in the order of the files."""
 
 from __future__ import annotations
 
@@ -22,26 +22,26 @@ _logger = logging.getLogger(__name__)
 
 
 def _ignore(num_bytes: int) -> None:
-    """Nobody wants to hear how far reading is."""
+    """Ignore the progress."""
 
 
 def iter_weights(
     path: Path, dtype: torch.dtype | None = None, *, on_read: Callable[[int], None] = _ignore
 ) -> Iterator[tuple[str, Tensor]]:
-    """Find a checkpoint's weights, and return an iterator over (name as Hugging Face has it, tensor).
+    """Find a checkpoint's weights, and return an iterator over (Hugging Face name, tensor).
 
-    A tensor is on the CPU, read, mapped or decoded when it is reached, and need not be kept: no more than one weight is
-    in memory at a time. Plain tensors come in the dtype they are stored in.
+    A tensor is on the CPU and is read, mapped or decoded when the iteration reaches it. The iterator keeps no tensor,
+    so only one weight is in memory at a time. Plain tensors have the dtype of the file.
 
     Args:
         path: a folder, or a GGUF file.
         dtype: of weights that are decoded from fewer bits; None: float32.
-        on_read: hears how many bytes of the files each tensor took.
+        on_read: called with the number of bytes of each tensor in the files.
 
     Raises:
-        CheckpointError: a file is missing, truncated, or not what it says. What concerns which files there are is
-            raised by the call, the rest while iterating.
-        WeightError: while iterating: the tensors that make up a quantized weight do not fit together.
+        CheckpointError: a file is missing, truncated or malformed. The call checks which files exist, the iteration
+            raises the rest.
+        WeightError: while iterating: the tensors of a quantized weight do not match.
     """
     if is_gguf(path):
         from graftlm.checkpoint.gguf import iter_gguf_weights
@@ -64,7 +64,7 @@ def _plain(files: SafetensorsFiles, on_read: Callable[[int], None]) -> Iterator[
 def _decoded(
     files: SafetensorsFiles, weight_format: WeightFormat, dtype: torch.dtype | None, on_read: Callable[[int], None]
 ) -> Iterator[tuple[str, Tensor]]:
-    """Yield plain tensors as they are, and each quantized weight, decoded, where the first of its tensors lies."""
+    """Yield plain tensors unchanged, and each quantized weight decoded, at the place of its main tensor."""
     import torch
 
     target = torch.float32 if dtype is None else dtype
@@ -84,14 +84,14 @@ def _decoded(
             yield name, tensor
             on_read(tensor.nbytes)
     _logger.info(
-        "%d quantized weights of the checkpoint (%s) were decoded to %s as they were loaded; they take the memory of "
-        "plain ones",
+        "%d quantized weights of the checkpoint (%s) were decoded to %s while loading; they use as much memory as "
+        "plain weights",
         num_decoded, weight_format.summary, str(target).removeprefix("torch."),
     )  # fmt: skip
 
 
 def _by_module(names: Set[str]) -> Mapping[str, Set[str]]:
-    """Return name without its last part -> the last parts that occur with it."""
+    """Return name without its last part -> all its last parts."""
     modules: defaultdict[str, set[str]] = defaultdict(set)
     for name in names:
         module, _, part = name.rpartition(".")

@@ -340,10 +340,10 @@ def test_a_model_sees_a_config_of_plain_weights(tmp_path):
     ("change", "message"),
     [
         ({"scales": None}, rf"lacks '{MODULE}.scales', but has qweight \[64, 4\] int32"),
-        ({"qzeros": torch.zeros(GROUPS, 3, dtype=torch.int32)}, r"zeros are .* It has .*qzeros \[4, 3\] int32"),
+        ({"qzeros": torch.zeros(GROUPS, 3, dtype=torch.int32)}, r"zeros must .* It has .*qzeros \[4, 3\] int32"),
         ({"qweight": torch.zeros(INPUTS, 4)}, "matrix of int32, got .* float32"),
-        ({"qweight": torch.zeros(INPUTS, 5, dtype=torch.int32)}, "40 outputs need as many rows of scales"),
-        ({"qweight": torch.zeros(INPUTS + 1, 4, dtype=torch.int32)}, "65 inputs do not divide into 4 groups"),
+        ({"qweight": torch.zeros(INPUTS, 5, dtype=torch.int32)}, "scales must have 1 or 40 rows"),
+        ({"qweight": torch.zeros(INPUTS + 1, 4, dtype=torch.int32)}, "65 inputs cannot be divided into 4 groups"),
         ({"scales": torch.zeros(OUTPUTS)}, "scales must be a matrix"),
     ],
 )
@@ -360,7 +360,7 @@ def test_tensors_that_do_not_fit_together_are_named(tmp_path, change, message):
     [
         ({"quant_method": "gptq", "bits": 4}, gptq()[0] | {"g_idx": torch.full((INPUTS,), 4)}, "each of 64 inputs"),
         ({"quant_method": "gptq", "bits": 4}, gptq()[0] | {"g_idx": torch.zeros(3)}, "each of 64 inputs"),
-        ({"quant_method": "gptq", "bits": 4}, gptq()[0] | {"qzeros": torch.zeros(4, 3).int()}, "qzeros must hold"),
+        ({"quant_method": "gptq", "bits": 4}, gptq()[0] | {"qzeros": torch.zeros(4, 3).int()}, "qzeros must have"),
         (
             compressed("pack-quantized"),
             {
@@ -376,7 +376,10 @@ def test_tensors_that_do_not_fit_together_are_named(tmp_path, change, message):
             "weight_zero_point must be a matrix",
         ),
         (compressed("pack-quantized"), packed_zeros(1, [3, 8]), "a row for each of the 3 outputs"),
-        *[(compressed("pack-quantized"), packed_zeros(1, shape), "weight_shape must be two whole") for shape in SHAPES],
+        *[
+            (compressed("pack-quantized"), packed_zeros(1, shape), "weight_shape must be two integers")
+            for shape in SHAPES
+        ],
         (
             {"quant_method": "gptq", "bits": 4},
             gptq()[0] | {"qweight": torch.zeros(0, OUTPUTS).int()},
@@ -461,7 +464,7 @@ def test_a_group_larger_than_all_inputs_is_one_group(tmp_path, group_size):
     [
         (["gptq"], "must be an object"),
         ({"quant_method": "gptq", "bits": 3}, "bits must be one of"),
-        ({"quant_method": "gptq", "bits": 4, "group_size": "all"}, "whole numbers above 0 for group_size"),
+        ({"quant_method": "gptq", "bits": 4, "group_size": "all"}, "integers above 0 for group_size"),
         ({"quant_method": "gptq", "bits": 4, "checkpoint_format": "marlin"}, "'marlin', for one kernel"),
         ({"quant_method": "gptq", "bits": 4, "is_marlin_format": True}, "'marlin', for one kernel"),
         ({"quant_method": "awq", "bits": 8}, "bits must be 4"),
@@ -491,7 +494,7 @@ def test_a_group_larger_than_all_inputs_is_one_group(tmp_path, group_size):
             },
             "blocks of several sizes",
         ),
-        ({"quant_method": "fp8", "weight_block_size": 128}, "weight_block_size as two whole numbers"),
+        ({"quant_method": "fp8", "weight_block_size": 128}, "weight_block_size as two integers"),
         ({"quant_method": "fp8", "weight_block_size": [128, 0]}, "above 0 for weight_block_size"),
     ],
 )

@@ -1,4 +1,4 @@
-"""What llama.cpp's architectures are in Hugging Face's terms: classes, and names of tensors."""
+"""Maps llama.cpp's architectures to Hugging Face classes and tensor names."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -31,15 +31,16 @@ _PHI_LAYER = _LAYER | {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """How the tensors of one architecture of llama.cpp are those of a Hugging Face class.
+    """The mapping of one llama.cpp architecture to a Hugging Face class.
 
     Attributes:
-        class_name: Hugging Face's class.
-        model_type: in its config.json.
+        class_name: the Hugging Face class.
+        model_type: `model_type` in its config.json.
         layer: names of a layer's tensors, see `_LAYER`.
-        experts: as `layer`, of tensors that hold all experts of a layer; "{}" in a module stands for the expert.
-        rotates_neighbours: query and key projections are in the order that rotates neighbouring features.
-        norm_offset: what the file's norms are larger by.
+        experts: as `layer`, for tensors with all experts of a layer; "{}" in a module is the expert's index.
+        rotates_neighbours: whether the rows of query and key projections are ordered for a rotation of neighbouring
+            features.
+        norm_offset: the converter added this number to the norms' weights.
     """
 
     class_name: str
@@ -51,7 +52,7 @@ class Architecture:
 
 
 _LLAMA = Architecture("LlamaForCausalLM", "llama", rotates_neighbours=True)
-#: What llama.cpp calls "llama" too, told apart by their metadata.
+#: Also "llama" in llama.cpp; distinguished by their metadata.
 MISTRAL = Architecture("MistralForCausalLM", "mistral", rotates_neighbours=True)
 MIXTRAL = Architecture(
     "MixtralForCausalLM",
@@ -91,16 +92,16 @@ def find_architecture(name: str, *, has_windows: bool, has_experts: bool) -> Arc
     """Return the architecture of a file.
 
     Args:
-        name: in llama.cpp.
-        has_windows: whether the file gives a sliding window.
-        has_experts: whether the file counts experts.
+        name: the name in llama.cpp.
+        has_windows: whether the metadata have a sliding window.
+        has_experts: whether the metadata have a number of experts.
 
     Raises:
-        UnsupportedArchitectureError: files of this architecture are not read.
+        UnsupportedArchitectureError: this architecture is not supported.
     """
     if name not in ARCHITECTURES:
         raise UnsupportedArchitectureError(
-            f"The GGUF file's architecture {name!r} is not read; those that are: {', '.join(ARCHITECTURES)}. Serve the "
+            f"The GGUF file's architecture {name!r} is not supported. Supported: {', '.join(ARCHITECTURES)}. Use the "
             f"model's safetensors checkpoint"
         )
     if name == "llama" and has_experts:

@@ -1,4 +1,4 @@
-"""The config.json that a GGUF file stands for, from its metadata."""
+"""Creates the config.json of a GGUF file from its metadata."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from graftlm.checkpoint.gguf.rope import rope_parameters
 __all__ = ["architecture_of", "load_gguf_config"]
 
 _EMBEDDING = "token_embd.weight"
-#: Tokens that end an answer: of a text, of a turn, of a message that is to be continued.
+#: Tokens that end an output: end of text, of a turn, of a message that will be continued.
 _END_KEYS = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id")
 _DTYPES = {"F32": "float32", "F16": "float16"}
-#: Layers of the Gemma models, by architecture, that scale by hidden size over heads, not by the head dim.
+#: Number of layers of the Gemma models whose attention scale uses hidden size / heads, not the head dim.
 _GEMMA_27B_LAYERS = {"gemma2": 46, "gemma3": 62}
 
 
 def load_gguf_config(path: Path) -> dict[str, Any]:
-    """Return what config.json would say of a GGUF file's model.
+    """Return the config.json of a GGUF file's model.
 
-    `dtype` is that of the file's matrices, or bfloat16 where they are quantized.
+    `dtype` is that of the file's matrices, or bfloat16 if they are quantized.
 
     Raises:
-        CheckpointError: the file is broken, an entry is missing, or the package `gguf` is.
-        UnsupportedArchitectureError: files of this architecture are not read.
+        CheckpointError: the file is malformed, or an entry or the package `gguf` is missing.
+        UnsupportedArchitectureError: this architecture is not supported.
     """
     file = GGUFFile(path)
     architecture = architecture_of(file)
@@ -43,10 +43,10 @@ def load_gguf_config(path: Path) -> dict[str, Any]:
 
 
 def architecture_of(file: GGUFFile) -> Architecture:
-    """Return what class of Hugging Face a file's tensors belong to.
+    """Return the architecture of a file's tensors.
 
     Raises:
-        UnsupportedArchitectureError: files of this architecture are not read.
+        UnsupportedArchitectureError: this architecture is not supported.
     """
     return find_architecture(
         file.architecture,
@@ -74,7 +74,7 @@ def _sizes(file: GGUFFile) -> dict[str, Any]:
 
 
 def _family(file: GGUFFile, architecture: Architecture, sizes: dict[str, Any]) -> dict[str, Any]:
-    """Return the entries that only one family has."""
+    """Return the entries of one model family only."""
     match architecture.model_type:
         case "llama":
             return {"mlp_bias": "blk.0.ffn_gate.bias" in file}
@@ -120,7 +120,8 @@ def _gemma(file: GGUFFile, sizes: dict[str, Any]) -> dict[str, Any]:
 def _phi3(file: GGUFFile, sizes: dict[str, Any]) -> dict[str, Any]:
     head_dim, context_len = sizes["head_dim"], sizes["max_position_embeddings"]
     return {
-        "sliding_window": file.get("{arch}.attention.sliding_window") or None,  # the converter writes 0 for none
+        "sliding_window": file.get("{arch}.attention.sliding_window")
+        or None,  # the converter writes 0 if there is none
         "original_max_position_embeddings": file.size("{arch}.rope.scaling.original_context_length", context_len),
         "partial_rotary_factor": file.size("{arch}.rope.dimension_count", head_dim) / head_dim,
     }

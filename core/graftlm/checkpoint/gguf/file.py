@@ -1,4 +1,4 @@
-"""A GGUF file, or the files that one was split into: metadata by key, and tensors by name."""
+"""A GGUF file, or the parts of a split one: metadata by key, and tensors by name."""
 
 from __future__ import annotations
 
@@ -21,20 +21,21 @@ if TYPE_CHECKING:
 
 __all__ = ["GGUFFile", "shortest"]
 
-#: Weights decoded at a time, which bounds the memory for float32 values in between.
+#: Number of weights that are decoded at a time, which limits the memory for temporary float32 values.
 _PANEL_WEIGHTS = 1 << 20
-#: What metadata means are float32; what is larger would round to infinity.
+#: Numbers in metadata are float32; larger ones would become infinity.
 _LARGEST = float(np.finfo(np.float32).max)
 
 
 class GGUFFile:
-    """Reads a model's metadata at once, and its tensors when they are asked for.
+    """Reads a model's metadata at once, and its tensors on demand.
 
     Args:
-        path: the file, or the first of several.
+        path: the file, or the first of several parts.
 
     Raises:
-        CheckpointError: a file is missing or broken, or the package `gguf` is; or two tensors have one name.
+        CheckpointError: a file is missing or malformed, the package `gguf` is missing, or two tensors have the same
+            name.
     """
 
     def __init__(self, path: Path) -> None:
@@ -45,14 +46,14 @@ class GGUFFile:
         for file, layout in layouts:
             for place in layout.tensors:
                 if place.name in self._tensors:
-                    raise CheckpointError(f"{file} holds the tensor {place.name!r} a second time")
+                    raise CheckpointError(f"{file} has the tensor {place.name!r} a second time")
                 self._tensors[place.name] = _StoredTensor(file, layout, place)
         self._architecture = ""
         self._architecture = str(self._value("general.architecture"))
 
     @property
     def path(self) -> Path:
-        """Where it lies."""
+        """Path of the file."""
         return self._path
 
     @property
@@ -64,19 +65,19 @@ class GGUFFile:
         """Return an entry of the metadata, or None if there is none.
 
         Args:
-            key: "{arch}" in it stands for the architecture.
+            key: "{arch}" in it is replaced by the architecture.
         """
         return self._metadata.get(key.replace("{arch}", self._architecture) if "{arch}" in key else key)
 
     def size(self, key: str, default: int | None = None) -> int:
-        """Return a whole number above 0; where the file gives one for each layer, they have to be equal.
+        """Return an integer above 0; if the file has one per layer, they must be equal.
 
         Args:
             key: as for `get`.
-            default: for a file that has none; None: it must have one.
+            default: used if the entry is missing; None: the entry is required.
 
         Raises:
-            CheckpointError: there is none, or it is something else.
+            CheckpointError: the entry is missing or has another value.
         """
         value = self._value(key, default)
         values = set(value) if isinstance(value, list) else {value}
@@ -86,14 +87,14 @@ class GGUFFile:
         return size
 
     def number(self, key: str, default: float | None = None) -> float:
-        """Return a number above 0, as `shortest` has it: 1e-6, not 9.999999974752427e-07.
+        """Return a number above 0, rounded by `shortest`: 1e-6, not 9.999999974752427e-07.
 
         Args:
             key: as for `get`.
-            default: for a file that has none; None: it must have one.
+            default: used if the entry is missing; None: the entry is required.
 
         Raises:
-            CheckpointError: there is none, or it is something else.
+            CheckpointError: the entry is missing or has another value.
         """
         value = self._value(key, default)
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= _LARGEST:
@@ -112,7 +113,7 @@ class GGUFFile:
         return CheckpointError(f"{self._path}: {key} must be {expected}, got {value!r}")
 
     def __iter__(self) -> Iterator[str]:
-        """Yield the names of all tensors, in the order they lie in."""
+        """Yield the names of all tensors, in the order of the file."""
         return iter(self._tensors)
 
     def __contains__(self, name: str) -> bool:
@@ -127,7 +128,7 @@ class GGUFFile:
         return self._tensor(name).shape
 
     def type_name(self, name: str) -> str:
-        """Return how a tensor is stored, such as "F16" or "Q4_K".
+        """Return the storage type of a tensor, such as "F16" or "Q4_K".
 
         Raises:
             CheckpointError: there is no such tensor.
@@ -135,7 +136,7 @@ class GGUFFile:
         return self._tensor(name).kind.name
 
     def num_bytes(self, name: str) -> int:
-        """Return the bytes that a tensor takes in the file."""
+        """Return the size of a tensor in the file, in bytes."""
         return self._tensor(name).num_bytes
 
     def read(self, name: str, dtype: torch.dtype) -> Tensor:
@@ -143,11 +144,11 @@ class GGUFFile:
 
         Args:
             name: the tensor's.
-            dtype: to decode to; float32, float16 and bfloat16 tensors stay what they are, mapped from the file.
+            dtype: of decoded tensors; float32, float16 and bfloat16 tensors keep their dtype and are memory-mapped.
 
         Raises:
             CheckpointError: there is no such tensor.
-            WeightError: it is stored in a way that the package `gguf` does not decode.
+            WeightError: the package `gguf` cannot decode its storage type.
         """
         return self._tensor(name).read(dtype)
 
@@ -158,7 +159,7 @@ class GGUFFile:
 
 
 def shortest(number: float) -> float:
-    """Return the shortest decimal that rounds to the same float32 as a number does."""
+    """Return the shortest decimal number that rounds to the same float32 as `number`."""
     return float(str(np.float32(number)))
 
 
@@ -166,13 +167,12 @@ class _StoredTensor:
     """One tensor in a file.
 
     Args:
-        file: for messages.
+        file: path for messages.
         layout: of the file.
         place: of the tensor.
 
     Raises:
-        CheckpointError: the file ends before the tensor does, or stores it in a way that the package `gguf` does not
-            know; or the package is missing.
+        CheckpointError: the file is truncated, the package `gguf` does not know the storage type, or it is missing.
     """
 
     def __init__(self, file: Path, layout: GGUFLayout, place: TensorPlace) -> None:
@@ -189,7 +189,7 @@ class _StoredTensor:
         self._data = layout.data[place.offset : end]
 
     def read(self, dtype: torch.dtype) -> Tensor:
-        """Return the values; in `dtype` where they are quantized."""
+        """Return the values; quantized ones are decoded to `dtype`."""
         import torch
 
         match self.kind.name:
@@ -214,18 +214,18 @@ class _StoredTensor:
                 values[panel] = torch.from_numpy(dequantize(rows[panel], self.kind))
         except NotImplementedError as error:
             raise WeightError(
-                f"The tensor {self.name!r} is stored as {self.kind.name}, which the package gguf does not decode"
+                f"The tensor {self.name!r} is stored as {self.kind.name}, which the package gguf cannot decode"
             ) from error
         return values
 
 
 def _row_form(file: Path, place: TensorPlace) -> tuple[GGMLQuantizationType, int]:
-    """Return how a tensor is stored, and the bytes of a row: of values along the last dimension."""
+    """Return the storage type of a tensor, and the bytes of a row (values along the last dimension)."""
     try:
         from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
     except ImportError as error:
         raise CheckpointError(
-            f"{file} can be read only with the package gguf, which is missing. Install it: pip install 'graftlm[gguf]'"
+            f"{file} needs the package gguf, which is not installed. Install it: pip install 'graftlm[gguf]'"
         ) from error
     try:
         kind = GGMLQuantizationType(place.type_id)
@@ -238,7 +238,7 @@ def _row_form(file: Path, place: TensorPlace) -> tuple[GGMLQuantizationType, int
     num_columns = place.shape[-1] if place.shape else 0
     if num_columns == 0 or num_columns % block_values:
         raise CheckpointError(
-            f"{file}: the tensor {place.name!r} is {list(place.shape)}, whose rows are no whole blocks of "
+            f"{file}: the tensor {place.name!r} has shape {list(place.shape)}, whose rows are not whole blocks of "
             f"{block_values} {kind.name} values"
         )
     return kind, num_columns // block_values * block_bytes

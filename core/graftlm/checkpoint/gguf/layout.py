@@ -1,7 +1,7 @@
-"""Where things lie in one GGUF file: entries of its metadata, and tensors.
+"""Reads the layout of one GGUF file: metadata entries, and places of tensors.
 
-The package `gguf` has a reader too. It makes an object of every token and merge of a vocabulary, which takes seconds;
-nothing here needs those. The format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
+The reader of the package `gguf` creates an object for each token and merge of the vocabulary, which takes seconds and
+is not needed here. The format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ __all__ = ["GGUFLayout", "TensorPlace", "read_layout"]
 _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
 _MOST_DIMENSIONS = 4
-_ALIGNMENT = 32  # where a file says nothing else
+_ALIGNMENT = 32  # the default
 _STRING, _ARRAY = 8, 9
-#: Type of a value -> its form in `struct` and in numpy, little-endian.
+#: Type of a value -> its format in `struct` and numpy, little-endian.
 _NUMBERS = {
     0: "<u1", 1: "<i1", 2: "<u2", 3: "<i2", 4: "<u4", 5: "<i4", 6: "<f4", 7: "<?", 10: "<u8", 11: "<i8", 12: "<f8",
 }  # fmt: skip
@@ -32,11 +32,11 @@ _NUMBERS = {
 
 @dataclass(frozen=True, slots=True)
 class TensorPlace:
-    """A tensor in a file.
+    """The place of a tensor in a file.
 
     Attributes:
-        shape: the outermost dimension first, as torch has it; the file has it the other way round.
-        type_id: of ggml.
+        shape: outermost dimension first, as in torch; the file has the reverse order.
+        type_id: storage type of ggml.
         offset: of its first byte in the file.
     """
 
@@ -48,12 +48,12 @@ class TensorPlace:
 
 @dataclass(frozen=True, slots=True)
 class GGUFLayout:
-    """What a file holds.
+    """The content of a file.
 
     Attributes:
-        metadata: numbers, texts, and lists of numbers, by key; lists of texts, which tokenizers have, are left out.
-        tensors: in the order that the file lists them in.
-        data: uint8, the whole file, mapped; what is written to it stays in memory.
+        metadata: numbers, strings and lists of numbers, by key; lists of strings (of tokenizers) are skipped.
+        tensors: in the order of the file.
+        data: uint8, the whole file, memory-mapped copy-on-write.
     """
 
     metadata: Mapping[str, Any]
@@ -62,10 +62,10 @@ class GGUFLayout:
 
 
 def read_layout(file: Path) -> GGUFLayout:
-    """Read everything but the tensors' values.
+    """Read everything except the tensors' values.
 
     Raises:
-        CheckpointError: the file cannot be read, is cut off before the tensors begin, or is no GGUF file.
+        CheckpointError: the file cannot be read, is truncated before the tensors, or is not a GGUF file.
     """
     try:
         data: NDArray[np.uint8] = np.memmap(file, np.uint8, mode="c")
@@ -80,7 +80,7 @@ def _parse(data: NDArray[np.uint8]) -> GGUFLayout:
     cursor = _Cursor(data)
     magic, version = cursor.bytes(len(_MAGIC)), cursor.number("<u4")
     if magic != _MAGIC or version not in _VERSIONS:
-        raise ValueError(f"it begins with {magic!r}, version {version}; expected {_MAGIC!r}, version 2 or 3")
+        raise ValueError(f"got magic number {magic!r}, version {version}, expected {_MAGIC!r}, version 2 or 3")
     num_tensors, num_entries = cursor.number("<u8"), cursor.number("<u8")
     metadata: dict[str, Any] = {}
     for _ in range(num_entries):
@@ -91,26 +91,26 @@ def _parse(data: NDArray[np.uint8]) -> GGUFLayout:
     places = [_place(cursor) for _ in range(num_tensors)]
     alignment = metadata.get("general.alignment", _ALIGNMENT)
     if not isinstance(alignment, int) or alignment <= 0:
-        raise ValueError(f"general.alignment must be a whole number above 0, got {alignment!r}")
+        raise ValueError(f"general.alignment must be an integer above 0, got {alignment!r}")
     begin = -(-cursor.position // alignment) * alignment
     return GGUFLayout(metadata, tuple(place(begin) for place in places), data)
 
 
 def _place(cursor: _Cursor) -> Callable[[int], TensorPlace]:
-    """Read a tensor's entry; return what makes its place once it is known where the tensors begin."""
+    """Read a tensor's entry; return a function from the offset of the tensors' data to the tensor's place."""
     name, num_dimensions = cursor.text(), cursor.number("<u4")
     if num_dimensions > _MOST_DIMENSIONS:
-        raise ValueError(f"the tensor {name!r} has {num_dimensions} dimensions, expected {_MOST_DIMENSIONS} at most")
+        raise ValueError(f"the tensor {name!r} has {num_dimensions} dimensions, expected at most {_MOST_DIMENSIONS}")
     sizes = [cursor.number("<u8") for _ in range(num_dimensions)]
     type_id, offset = cursor.number("<u4"), cursor.number("<u8")
     return lambda begin: TensorPlace(name, tuple(reversed(sizes)), type_id, begin + offset)
 
 
 class _Cursor:
-    """Reads values one after the other.
+    """Reads consecutive values.
 
     Args:
-        data: of the file.
+        data: the file's content.
     """
 
     def __init__(self, data: NDArray[np.uint8]) -> None:
@@ -118,23 +118,23 @@ class _Cursor:
         self.position = 0
 
     def bytes(self, num_bytes: int) -> bytes:
-        """Return so many bytes."""
+        """Read `num_bytes` bytes."""
         end = self.position + num_bytes
         if end > len(self._view):
-            raise ValueError(f"it ends after {len(self._view)} bytes, where {end} are needed")
+            raise ValueError(f"it has {len(self._view)} bytes, expected at least {end}")
         found, self.position = self._view[self.position : end].tobytes(), end
         return found
 
     def number(self, form: str) -> Any:
-        """Return a number."""
+        """Read a number."""
         return np.frombuffer(self.bytes(np.dtype(form).itemsize), form)[0].item()
 
     def text(self) -> str:
-        """Return a text."""
+        """Read a string."""
         return self.bytes(self.number("<u8")).decode("utf-8")
 
     def value(self, kind: int) -> Any:
-        """Return a value of the metadata; None for a list of texts, which is passed over."""
+        """Read a value of the metadata; None for a list of strings, which is skipped."""
         if kind == _STRING:
             return self.text()
         if kind == _ARRAY:
@@ -147,7 +147,7 @@ class _Cursor:
 
     def _form(self, kind: int) -> str:
         if kind not in _NUMBERS:
-            raise ValueError(f"an entry of the metadata has the type {kind}, which is unknown")
+            raise ValueError(f"an entry of the metadata has the unknown type {kind}")
         return _NUMBERS[kind]
 
     def _pass_texts(self, count: int) -> None:

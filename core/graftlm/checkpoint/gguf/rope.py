@@ -1,4 +1,4 @@
-"""The rope parameters that a GGUF file stands for, from its metadata and from tensors of frequency factors."""
+"""Determines RoPE parameters from a GGUF file's metadata and tensors of frequency factors."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ if TYPE_CHECKING:
 
 __all__ = ["rope_parameters"]
 
-_THETA = 10_000.0  # where a file gives none
+_THETA = 10_000.0  # the default
 _FACTOR, _CONTEXT = "{arch}.rope.scaling.factor", "{arch}.rope.scaling.original_context_length"
 _LLAMA3_FACTORS = "rope_freqs.weight"
 _LONG_FACTORS, _SHORT_FACTORS = "rope_factors_long.weight", "rope_factors_short.weight"
-#: Of every Llama 3 rope: waves that fit fewer times into the original context are slowed down, those that fit more
-#: often are left alone.
+#: Of Llama 3's RoPE: frequencies with fewer than _LOW periods in the original context are reduced, those with more than
+#: _HIGH periods are unchanged.
 _LOW, _HIGH = 1.0, 4.0
 _LLAMA3_CONTEXT = 8192
 _MOST_DEVIATION = 1e-3
@@ -30,7 +30,7 @@ def rope_parameters(file: GGUFFile, head_dim: int) -> dict[str, Any]:
     """Return `rope_parameters` of config.json.
 
     Raises:
-        UnsupportedArchitectureError: the file scales its rope in a way that config.json cannot say.
+        UnsupportedArchitectureError: config.json cannot express the file's RoPE scaling.
     """
     theta = file.number("{arch}.rope.freq_base", _THETA)
     scaled = _scaling(file, theta, head_dim) | {"rope_theta": theta}
@@ -54,7 +54,7 @@ def _scaling(file: GGUFFile, theta: float, head_dim: int) -> dict[str, Any]:
         case "yarn":
             context = {"original_max_position_embeddings": file.size(_CONTEXT)} if file.get(_CONTEXT) else {}
             return {"rope_type": "yarn", "factor": file.number(_FACTOR, 1.0), **context}
-    raise UnsupportedArchitectureError(f"{file.path} scales its rope by {kind!r}; graftlm knows none, linear and yarn")
+    raise UnsupportedArchitectureError(f"{file.path} has RoPE scaling {kind!r}, supported are none, linear and yarn")
 
 
 def _longrope(file: GGUFFile) -> dict[str, Any]:
@@ -74,18 +74,18 @@ def _floats(file: GGUFFile, name: str) -> list[float]:
 
 
 def _llama3(factors: Sequence[float], theta: float, head_dim: int) -> dict[str, Any]:
-    """Find the parameters of a Llama 3 rope from the factors its waves are slowed down by, which is what files have.
+    """Return the parameters of Llama 3's RoPE scaling from the frequency factors in the file.
 
     Raises:
-        UnsupportedArchitectureError: no such parameters give these factors.
+        UnsupportedArchitectureError: no parameters give these factors.
     """
-    waves = [2 * math.pi * theta ** (2 * i / head_dim) for i in range(head_dim // 2)]  # tokens to a turn
+    waves = [2 * math.pi * theta ** (2 * i / head_dim) for i in range(head_dim // 2)]  # wavelengths in tokens
     factor = max(factors)
     context = _original_context(factors, waves, factor)
     expected = [_llama3_factor(wave, factor, context) for wave in waves]
     if len(factors) != len(waves) or not np.allclose(factors, expected, rtol=_MOST_DEVIATION):
         raise UnsupportedArchitectureError(
-            "The GGUF file's rope_freqs are not those of a Llama 3 rope, and config.json has no words for others"
+            "The GGUF file's rope_freqs are not those of Llama 3's RoPE scaling; config.json cannot express others"
         )
     return {
         "rope_type": "llama3",
@@ -97,7 +97,7 @@ def _llama3(factors: Sequence[float], theta: float, head_dim: int) -> dict[str, 
 
 
 def _original_context(factors: Sequence[float], waves: Sequence[float], factor: float) -> int:
-    """Solve a factor between the extremes for the context; without one, any context around the usual does."""
+    """Compute the original context from a factor between the extremes; Llama 3's context if there is none."""
     for found, wave in zip(factors, waves, strict=False):
         if 1.01 < found < 0.99 * factor:
             smooth = (1 / found - 1 / factor) / (1 - 1 / factor)
@@ -106,6 +106,6 @@ def _original_context(factors: Sequence[float], waves: Sequence[float], factor: 
 
 
 def _llama3_factor(wave: float, factor: float, context: int) -> float:
-    """Return what a wave is slowed down by (Llama 3.1's reference implementation, `apply_scaling`)."""
+    """Return the factor by which a frequency is reduced (Llama 3.1's reference implementation, `apply_scaling`)."""
     smooth = min(max((context / wave - _LOW) / (_HIGH - _LOW), 0.0), 1.0)
     return 1 / ((1 - smooth) / factor + smooth)

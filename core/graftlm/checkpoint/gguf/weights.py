@@ -1,4 +1,4 @@
-"""The tensors of a GGUF file as a Hugging Face checkpoint has them: names, order of rows, offsets."""
+"""Converts the tensors of a GGUF file to those of a Hugging Face checkpoint: names, order of rows, offsets."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _OUTSIDE = {
     "output_norm.weight": "model.norm.weight",
     "output.weight": "lm_head.weight",
 }
-#: Read for the configuration, or computed.
+#: Tensors that are read for the configuration, or that are computed.
 _NO_WEIGHTS = re.compile(r"rope_freqs\.weight|rope_factors_(long|short)\.weight|blk\.\d+\.attn_rot_embd\.weight")
 _PLAIN_TYPES = ("F32", "F16", "BF16")
 
@@ -36,19 +36,19 @@ _PLAIN_TYPES = ("F32", "F16", "BF16")
 def iter_gguf_weights(
     path: Path, dtype: torch.dtype | None, on_read: Callable[[int], None]
 ) -> Iterator[tuple[str, Tensor]]:
-    """Open a GGUF file, and return an iterator over (name in Hugging Face's layout, tensor).
+    """Open a GGUF file, and return an iterator over (Hugging Face name, tensor).
 
-    A tensor that has no name there comes under its own, so that a model can say that it has no place for it.
+    A tensor without a Hugging Face name keeps its own name, so that the model reports it as unexpected.
 
     Args:
-        path: the file, or the first of several.
-        dtype: that quantized tensors are decoded to; None: float32.
-        on_read: hears how many bytes of the file each tensor took.
+        path: the file, or the first of several parts.
+        dtype: of decoded quantized tensors; None: float32.
+        on_read: called with the number of bytes of each tensor in the file.
 
     Raises:
-        CheckpointError: the file is broken, an entry is missing, or the package `gguf` is.
-        UnsupportedArchitectureError: files of this architecture are not read.
-        WeightError: while iterating: a tensor is stored in a way that is not decoded.
+        CheckpointError: the file is malformed, or an entry or the package `gguf` is missing.
+        UnsupportedArchitectureError: this architecture is not supported.
+        WeightError: while iterating: a tensor's storage type cannot be decoded.
     """
     file = GGUFFile(path)
     return _iterate(file, _Renaming(file, architecture_of(file)), dtype, on_read)
@@ -69,17 +69,17 @@ def _iterate(
     decoded = [f"{count} {kind}" for kind, count in sorted(kinds.items()) if kind not in _PLAIN_TYPES]
     if decoded:
         _logger.info(
-            "quantized tensors of the GGUF file (%s) were decoded to %s as they were loaded; they take the memory of "
-            "plain ones",
+            "quantized tensors of the GGUF file (%s) were decoded to %s while loading; they use as much memory as "
+            "plain tensors",
             ", ".join(decoded), str(target).removeprefix("torch."),
         )  # fmt: skip
 
 
 class _Renaming:
-    """Undoes what llama.cpp's converter did to names and values.
+    """Reverts the changes of llama.cpp's converter to names and values.
 
     Args:
-        file: of which the tensors are.
+        file: the file of the tensors.
         architecture: of the file.
     """
 
@@ -89,7 +89,7 @@ class _Renaming:
         self._heads = {"attn_q": num_heads, "attn_k": file.size("{arch}.attention.head_count_kv", num_heads)}
 
     def tensors(self, name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
-        """Yield what a tensor of the file is in a Hugging Face checkpoint; experts one by one."""
+        """Yield the Hugging Face tensors of a tensor in the file; one per expert."""
         match = _IN_LAYER.fullmatch(name)
         if match is None:
             yield _OUTSIDE.get(name, name), self._without_offset(name, tensor)
@@ -106,17 +106,17 @@ class _Renaming:
             yield name, tensor
 
     def _by_halves(self, name: str, module: str, tensor: Tensor) -> Tensor:
-        """Return query and key projections in the order that rotates the halves of a head against each other.
+        """Return query and key projections with rows in the order for a rotation of the halves of a head.
 
-        Rows of a head are (x0, y0, x1, y1, ...) in the file, if the architecture rotates neighbours, and
-        (x0, x1, ..., y0, y1, ...) in Hugging Face's.
+        If the architecture rotates neighbours, the rows of a head are (x0, y0, x1, y1, ...) in the file and
+        (x0, x1, ..., y0, y1, ...) in Hugging Face's checkpoint.
         """
         if not self._architecture.rotates_neighbours or module not in self._heads:
             return tensor
         num_heads = self._heads[module]
         if tensor.shape[0] % (2 * num_heads):
             raise WeightError(
-                f"The tensor {name!r} is {list(tensor.shape)}, whose rows are not those of {num_heads} heads"
+                f"The tensor {name!r} has shape {list(tensor.shape)}, whose rows cannot be split into {num_heads} heads"
             )
         rows = tensor.reshape(num_heads, -1, 2, *tensor.shape[1:])  # [heads, D / 2, 2, ...]
         return rows.transpose(1, 2).reshape(tensor.shape)

@@ -1,4 +1,4 @@
-"""Quantized weights in checkpoints: which format a checkpoint has, and what its integers stand for."""
+"""Quantized weights in checkpoints: detection and decoding of their formats."""
 
 from graftlm.checkpoint.quantized.detection import find_weight_format, without_quantization
 from graftlm.checkpoint.quantized.weight_format import WeightFormat, WeightParts

@@ -1,4 +1,4 @@
-"""Weights as AWQ's tools store them for their `gemm` kernel: 4-bit integers packed along the outputs, interleaved."""
+"""AWQ weights for the `gemm` kernel: 4-bit integers packed along the outputs, interleaved."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["AwqFormat"]
 
 _BITS = 4
 _PER_WORD = 32 // _BITS
-#: Where in a word the number of each of 8 neighbours lies: those of even outputs come first.
+#: Index in a word of each of 8 consecutive outputs: even outputs are first.
 _PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
 
 
@@ -32,15 +32,17 @@ class AwqFormat(WeightFormat):
         """Read a quantization_config, or a quant_config.json."""
         bits = settings.get("bits", settings.get("w_bit"))
         if bits != _BITS:
-            raise CheckpointError(f"quantization_config of awq: bits must be {_BITS} to be decoded, got {bits!r}")
+            raise CheckpointError(f"quantization_config of awq: bits must be {_BITS}, got {bits!r}")
         version = str(settings.get("version") or "gemm").lower()
         if version != "gemm":
             raise UnsupportedArchitectureError(
-                f"The checkpoint's AWQ weights are stored for the kernel {version!r}; graftlm decodes those stored as "
-                f"'gemm', which most are"
+                f"The checkpoint's AWQ weights are stored for the kernel {version!r}, which is not supported. Use a "
+                f"checkpoint for the kernel 'gemm'"
             )
         if settings.get("zero_point") is False:
-            raise UnsupportedArchitectureError("The checkpoint's AWQ weights have no zero points; graftlm needs them")
+            raise UnsupportedArchitectureError(
+                "The checkpoint's AWQ weights have no zero points, which is not supported"
+            )
         return cls()
 
     @property
@@ -49,16 +51,16 @@ class AwqFormat(WeightFormat):
         return f"AWQ, {_BITS} bits"
 
     def main_part(self, parts: Set[str]) -> str | None:
-        """Return "qweight" where there is one."""
+        """Return "qweight" if there is one."""
         return "qweight" if "qweight" in parts else None
 
     def coded_weight(self, parts: WeightParts) -> CodedWeight:
-        """Unpack codes and zeros."""
+        """Unpack codes and zero points."""
         codes, zeros = (_in_order(unpack(parts[name], _BITS)) for name in ("qweight", "qzeros"))
         return CodedWeight(codes.t(), parts.matrix("scales").t(), zeros.t())
 
 
 def _in_order(numbers: Tensor) -> Tensor:
-    """Return unpacked numbers, [R, N], in the order of their outputs."""
+    """Return unpacked numbers, [R, N], in the order of the outputs."""
     words = numbers.view(len(numbers), -1, _PER_WORD)
     return words[..., _PLACES].flatten(1)

@@ -1,4 +1,4 @@
-"""Weights as compressed-tensors stores them (llm-compressor): integers packed or not, or float8."""
+"""Weights of compressed-tensors (llm-compressor): packed or unpacked integers, or float8."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ __all__ = ["DECODED", "CompressedTensorsFormat"]
 
 #: Formats of compressed-tensors that are decoded.
 DECODED = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized")
-_MIXED = "mixed-precision"  # each group of modules says its own
+_MIXED = "mixed-precision"  # each group of modules has its own format
 _BITS = (4, 8, 2)
 
 
 @dataclass(frozen=True)
 class CompressedTensorsFormat(WeightFormat):
-    """Codes, packed or not, with scales and zeros for all, for each output, for groups or for blocks.
+    """Packed or unpacked codes; scales and zero points per tensor, per output, per group or per block.
 
-    For N outputs, K inputs, G groups, and p numbers to a word: weight_packed int32 [N, K/p], weight_shape [2],
-    weight_scale [N, G], weight_zero_point int32 [N/p, G], weight_g_idx int32 [K]; or, where nothing is packed, weight
-    int8 or float8 [N, K], weight_scale, weight_zero_point int8.
+    For N outputs, K inputs, G groups, and p numbers per word. Packed: weight_packed int32 [N, K/p], weight_shape [2],
+    weight_scale [N, G], weight_zero_point int32 [N/p, G], weight_g_idx int32 [K]. Not packed: weight int8 or float8
+    [N, K], weight_scale, weight_zero_point int8.
 
-    Which modules are quantized, and how, is read off their tensors: the configuration has patterns over names and
+    The tensors of a module determine whether and how it is quantized; the configuration has only patterns of names and
     classes of modules.
 
     Attributes:
-        names: of the formats that the configuration mentions, such as "pack-quantized".
-        block: outputs and inputs that share a scale, if there are blocks.
+        names: of the formats in the configuration, such as "pack-quantized".
+        block: outputs and inputs of a block with one scale; None: no blocks.
     """
 
     names: tuple[str, ...]
@@ -55,7 +55,7 @@ class CompressedTensorsFormat(WeightFormat):
         groups = list(_groups(settings))
         whole = settings.get("format")
         named = [group.get("format") if whole in (None, _MIXED) else whole for group in groups]
-        names = tuple(dict.fromkeys(str(name) for name in named))  # none where keys and values alone are quantized
+        names = tuple(dict.fromkeys(str(name) for name in named))  # empty if only keys and values are quantized
         _check_supported(settings, names)
         blocks = {read_block_size(read_object(group, "weights"), "block_structure") for group in groups} - {None}
         if len(blocks) > 1:
@@ -68,13 +68,13 @@ class CompressedTensorsFormat(WeightFormat):
         return f"compressed-tensors, {' and '.join(self.names) or 'no weights'}"
 
     def main_part(self, parts: Set[str]) -> str | None:
-        """Return "weight_packed", or "weight" where there are scales beside it."""
+        """Return "weight_packed", or "weight" if there are scales."""
         if "weight_packed" in parts:
             return "weight_packed"
         return "weight" if "weight_scale" in parts else None
 
     def coded_weight(self, parts: WeightParts) -> CodedWeight:
-        """Unpack what is packed."""
+        """Unpack packed codes and zero points."""
         if "weight_packed" in parts:
             return _packed(parts)
         return scaled_codes(parts["weight"], parts["weight_scale"], parts.get("weight_zero_point"), block=self.block)
@@ -98,8 +98,8 @@ def _check_supported(settings: Mapping[str, Any], names: tuple[str, ...]) -> Non
         unknown.append("transform_config")  # rotates activations between layers
     if unknown:
         raise UnsupportedArchitectureError(
-            f"The checkpoint is quantized by compressed-tensors with {unknown[0]!r}, which graftlm does not decode (it "
-            f"decodes {', '.join(DECODED)}). Serve the plain checkpoint, with model.quantization to save memory"
+            f"The checkpoint is quantized by compressed-tensors with {unknown[0]!r}, which is not supported (supported "
+            f"are {', '.join(DECODED)}). Use the plain checkpoint, with model.quantization to save memory"
         )
 
 
@@ -107,7 +107,7 @@ def _packed(parts: WeightParts) -> CodedWeight:
     num_outputs, num_inputs = _shape(parts["weight_shape"])
     words, scales, order = parts["weight_packed"], as_grid(parts["weight_scale"]), parts.get("weight_g_idx")
     if len(parts.matrix("weight_packed")) != num_outputs:
-        raise ValueError(f"weight_packed must have a row for each of the {num_outputs} outputs that weight_shape names")
+        raise ValueError(f"weight_packed must have {num_outputs} rows, the outputs of weight_shape")
     bits = _bits(words, num_inputs)
     codes = unpack(words, bits)[:, :num_inputs]
     zeros = _zeros(parts.get("weight_zero_point"), bits, num_outputs)
@@ -118,10 +118,10 @@ def _packed(parts: WeightParts) -> CodedWeight:
 
 
 def _shape(stored: Tensor) -> tuple[int, int]:
-    """Read outputs and inputs."""
+    """Return the numbers of outputs and inputs."""
     values = stored.tolist()
     if stored.shape != (2,) or not all(isinstance(size, int) and size > 0 for size in values):
-        raise ValueError(f"weight_shape must be two whole numbers above 0, outputs and inputs, got {values}")
+        raise ValueError(f"weight_shape must be two integers above 0, outputs and inputs, got {values}")
     return values[0], values[1]
 
 
@@ -129,18 +129,18 @@ def _bits(words: Tensor, num_inputs: int) -> int:
     for bits in _BITS:
         if words.shape[1] == -(-num_inputs * bits // 32):
             return bits
-    raise ValueError(f"a row of weight_packed must hold {num_inputs} numbers of one of {sorted(_BITS)} bits")
+    raise ValueError(f"a row of weight_packed must have {num_inputs} numbers of one of {sorted(_BITS)} bits")
 
 
 def _zeros(zeros: Tensor | None, bits: int, num_outputs: int) -> Tensor | None:
-    """Return zeros as codes are stored, shifted to begin at 0; [N, G]."""
+    """Return unpacked zero points, [N, G], shifted to start at 0 as the codes."""
     import torch
 
     if zeros is None:
         return None
     if zeros.dim() != 2:
         raise ValueError("weight_zero_point must be a matrix")
-    if zeros.dtype == torch.int8:  # of versions that did not pack them
+    if zeros.dtype == torch.int8:  # from versions that did not pack them
         shifted: Tensor = zeros.short() + 2 ** (bits - 1)
         return shifted
     return unpack(zeros.t(), bits)[:, :num_outputs].t()

@@ -1,4 +1,4 @@
-"""Which format a checkpoint's weights are quantized in, by what its configuration says."""
+"""Detects the format of a checkpoint's quantized weights from its configuration."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,29 +14,29 @@ from graftlm.errors import CheckpointError
 
 __all__ = ["FORMATS", "find_weight_format", "without_quantization"]
 
-#: quant_method -> its format.
+#: quant_method -> format.
 FORMATS: Mapping[str, type[WeightFormat]] = {
     "awq": AwqFormat,
     "compressed-tensors": CompressedTensorsFormat,
     "fp8": Fp8Format,
     "gptq": GptqFormat,
 }
-#: Entries of config.json; the second is that of compressed-tensors before Transformers knew it.
+#: Entries of config.json; older versions of compressed-tensors wrote the second one.
 _ENTRIES = ("quantization_config", "compression_config")
-#: Files in which older tools left what belongs into config.json -> their quant_method.
+#: Files that older tools wrote instead of an entry in config.json -> quant_method.
 _FILES = {"quantize_config.json": "gptq", "quant_config.json": "awq"}
 
 
 def find_weight_format(folder: Path, raw: Mapping[str, Any] | None = None) -> WeightFormat | None:
-    """Return the format of a checkpoint's quantized weights; None if they are plain, or for the model to read.
+    """Return the format of a checkpoint's quantized weights; None if they are plain, or if the model must read them.
 
     Args:
         folder: of the checkpoint.
-        raw: its config.json, if that has been read; a folder without one has plain weights.
+        raw: its config.json, if already read; a folder without config.json has plain weights.
 
     Raises:
-        CheckpointError: the configuration of the quantization is not what its format asks for.
-        UnsupportedArchitectureError: this variant of a format is not decoded.
+        CheckpointError: the quantization's configuration is malformed.
+        UnsupportedArchitectureError: this variant of a format is not supported.
     """
     if raw is None:
         config_file = folder / "config.json"
@@ -50,7 +50,7 @@ def find_weight_format(folder: Path, raw: Mapping[str, Any] | None = None) -> We
 
 
 def without_quantization(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """Return config.json as it would be with plain weights."""
+    """Return config.json without the entries of quantization."""
     return {name: value for name, value in raw.items() if name not in _ENTRIES}
 
 

@@ -1,4 +1,4 @@
-"""Weights in float8 as DeepSeek, Qwen and vLLM's early tools store them, with a scale or a scale for each block."""
+"""Float8 weights of DeepSeek, Qwen and vLLM's early tools, with one scale or one scale per block."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from graftlm.checkpoint.quantized.weight_format import WeightFormat, WeightParts
 
 __all__ = ["Fp8Format"]
 
-_SCALES = ("weight_scale_inv", "weight_scale")  # both are multiplied with, whatever the name says
+_SCALES = ("weight_scale_inv", "weight_scale")  # both are factors, in spite of `inv`
 
 
 @dataclass(frozen=True)
 class Fp8Format(WeightFormat):
-    """For N outputs and K inputs: weight float8 [N, K], weight_scale_inv or weight_scale for all of it or its blocks.
+    """For N outputs and K inputs: weight float8 [N, K]; weight_scale_inv or weight_scale per tensor, output or block.
 
     Attributes:
-        block: outputs and inputs of a block; None: one scale for all, or one for each output.
+        block: outputs and inputs of a block; None: one scale per tensor or per output.
     """
 
     block: tuple[int, int] | None
@@ -40,10 +40,10 @@ class Fp8Format(WeightFormat):
         return "FP8" if self.block is None else f"FP8, blocks of {self.block[0]} x {self.block[1]}"
 
     def main_part(self, parts: Set[str]) -> str | None:
-        """Return "weight" where there are scales beside it."""
+        """Return "weight" if there are scales."""
         return "weight" if parts & set(_SCALES) else None
 
     def coded_weight(self, parts: WeightParts) -> CodedWeight:
-        """Put a weight and its scales together."""
+        """Return the codes with their scales."""
         name = _SCALES[0] if _SCALES[0] in parts else _SCALES[1]
         return scaled_codes(parts["weight"], parts[name], block=self.block)

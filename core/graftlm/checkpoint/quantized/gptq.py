@@ -1,4 +1,4 @@
-"""Weights as GPTQ's tools store them (AutoGPTQ, GPTQModel): integers packed along the inputs."""
+"""GPTQ weights (AutoGPTQ, GPTQModel): integers packed along the inputs."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ if TYPE_CHECKING:
 __all__ = ["GptqFormat"]
 
 _BITS = (2, 4, 8)
-#: checkpoint_format -> what was subtracted from a zero before it was packed.
+#: checkpoint_format -> number that was subtracted from a zero point before packing.
 _ZERO_OFFSETS = {"gptq": 1, "gptq_v2": 0}
 
 
 @dataclass(frozen=True)
 class GptqFormat(WeightFormat):
-    """Packed codes and zeros, and which group an input belongs to.
+    """Packed codes and zero points, and the group of each input.
 
-    For N outputs, K inputs, G groups, and p numbers to a word: qweight int32 [K/p, N], qzeros int32 [G, N/p], scales
+    For N outputs, K inputs, G groups, and p numbers per word: qweight int32 [K/p, N], qzeros int32 [G, N/p], scales
     [G, N], g_idx int32 [K].
 
     Attributes:
-        bits: of most weights; a module may have others, which its tensors show.
+        bits: of most weights; a module may have another number, which follows from its tensors' shapes.
         group_size: consecutive inputs of a group; None: all.
-        has_order: whether g_idx says which group an input belongs to, as activation order needs.
-        zero_offset: what packed zeros are short of.
+        has_order: whether g_idx has the group of each input, as needed for activation order.
+        zero_offset: number to add to packed zero points.
     """
 
     bits: int
@@ -53,10 +53,10 @@ class GptqFormat(WeightFormat):
             stored_as = "marlin"
         if stored_as not in _ZERO_OFFSETS:
             raise UnsupportedArchitectureError(
-                f"The checkpoint's GPTQ weights are stored as {stored_as!r}, for one kernel. graftlm decodes "
-                f"{' and '.join(_ZERO_OFFSETS)}: serve a checkpoint in one of these"
+                f"The checkpoint's GPTQ weights are stored as {stored_as!r}, which is not supported. Use a checkpoint "
+                f"stored as {' or '.join(_ZERO_OFFSETS)}"
             )
-        # Some tools write a g_idx of zeros where there is no order; without a word on it, g_idx is believed.
+        # Some tools write a g_idx of zeros without activation order. If desc_act is missing, g_idx is used.
         has_order = settings.get("desc_act") is not False
         return cls(bits, read_group_size(settings, "group_size"), has_order, _ZERO_OFFSETS[stored_as])
 
@@ -66,15 +66,15 @@ class GptqFormat(WeightFormat):
         return f"GPTQ, {self.bits} bits"
 
     def main_part(self, parts: Set[str]) -> str | None:
-        """Return "qweight" where there is one."""
+        """Return "qweight" if there is one."""
         return "qweight" if "qweight" in parts else None
 
     def coded_weight(self, parts: WeightParts) -> CodedWeight:
-        """Unpack codes and zeros."""
+        """Unpack codes and zero points."""
         scales, qzeros = parts.matrix("scales"), parts.matrix("qzeros")  # [G, N], [G, N/p]
         bits = _bits(scales, qzeros)
         codes = unpack(parts.matrix("qweight").t(), bits)  # [N, K]
-        # A zero of 0 has wrapped around when 1 was subtracted.
+        # A zero point of 0 wrapped around when 1 was subtracted.
         zeros = (unpack(qzeros, bits) + self.zero_offset) & (2**bits - 1)
         return CodedWeight(codes, scales.t(), zeros.t(), self._groups(parts, codes.shape[1]))
 
@@ -86,8 +86,8 @@ class GptqFormat(WeightFormat):
 
 
 def _bits(scales: Tensor, qzeros: Tensor) -> int:
-    """Return the bits of a number, which may differ from layer to layer; the columns of both tensors are N outputs."""
+    """Return the bits of a number, which may differ between layers; the columns of both tensors are N outputs."""
     for bits in _BITS:
         if qzeros.shape[1] * 32 == scales.shape[1] * bits:
             return bits
-    raise ValueError(f"qzeros must hold a number of {_BITS} bits for each of the scales")
+    raise ValueError(f"qzeros must have one number of {_BITS} bits per scale")

@@ -1,4 +1,4 @@
-"""Scales of one, of each output, of groups of inputs, or of blocks: told apart by their shape."""
+"""Scales per tensor, per output, per group of inputs or per block, distinguished by their shape."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ def scaled_codes(
 
     Args:
         codes: [N, K], one byte each.
-        scales: one; or one for each output, [N] or [N, 1]; or for each group of inputs, [N, G]; or for each block.
+        scales: one number; or per output, [N] or [N, 1]; or per group of inputs, [N, G]; or per block.
         zeros: as the scales; None: 0.
-        block: outputs and inputs of a block, where the scales are [ceil(N / outputs), ceil(K / inputs)].
+        block: outputs and inputs of a block; the scales are then [ceil(N / outputs), ceil(K / inputs)].
 
     Raises:
-        ValueError: the shapes do not fit together.
+        ValueError: the shapes do not match.
     """
     if codes.dim() != 2:
         raise ValueError(f"the weight must be a matrix, got {list(codes.shape)}")
@@ -34,13 +34,13 @@ def scaled_codes(
     expected = [-(-num_outputs // outputs), -(-num_inputs // inputs)]
     if list(scales.shape) != expected or zeros is not None:
         raise ValueError(f"blocks of {outputs} x {inputs} need scales of {expected} and no zeros")
-    # A block may be larger than the weight; no more rows of scales are made than there are outputs.
+    # A block may be larger than the weight, so the repeats are limited to the number of outputs.
     by_output = scales.repeat_interleave(min(outputs, num_outputs), dim=0)[:num_outputs]
     return CodedWeight(codes, by_output, groups=consecutive_groups(num_inputs, inputs))
 
 
 def as_grid(values: Tensor) -> Tensor:
-    """Return scales or zeros with a row for each output, or for all, and a column for each group of inputs."""
+    """Return scales or zero points with one row per output (or one row for all) and one column per group."""
     if values.numel() == 1:
         return values.reshape(1, 1)
     return values[:, None] if values.dim() == 1 else values

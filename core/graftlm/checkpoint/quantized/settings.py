@@ -1,4 +1,4 @@
-"""Entries that several formats have in their quantization_config, with every number checked."""
+"""Reads and checks entries of quantization_config that several formats have."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -9,10 +9,10 @@ __all__ = ["read_block_size", "read_group_size", "read_object"]
 
 
 def read_object(settings: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    """Read an object; absent or null: an empty one.
+    """Return an object; an empty one if it is missing or null.
 
     Raises:
-        CheckpointError: it is something else.
+        CheckpointError: the entry has another type.
     """
     value = settings.get(name)
     value = {} if value is None else value
@@ -22,10 +22,10 @@ def read_object(settings: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 
 def read_group_size(settings: Mapping[str, Any], name: str) -> int | None:
-    """Read how many inputs share a scale; None: all of an output, which is written -1 or null.
+    """Return the number of inputs per scale; None: all inputs of an output (-1 or null in the file).
 
     Raises:
-        CheckpointError: it is something else.
+        CheckpointError: the entry has another value.
     """
     value = settings.get(name)
     if value in (None, -1):
@@ -34,20 +34,20 @@ def read_group_size(settings: Mapping[str, Any], name: str) -> int | None:
 
 
 def read_block_size(settings: Mapping[str, Any], name: str) -> tuple[int, int] | None:
-    """Read how many outputs and inputs share a scale; None where it is absent or null.
+    """Return the numbers of outputs and inputs per scale; None if the entry is missing or null.
 
     Raises:
-        CheckpointError: it is something else.
+        CheckpointError: the entry has another value.
     """
     value = settings.get(name)
     if value is None:
         return None
     if not isinstance(value, list) or len(value) != 2:
-        raise CheckpointError(f"quantization_config needs {name} as two whole numbers above 0, got {value!r}")
+        raise CheckpointError(f"quantization_config needs {name} as two integers above 0, got {value!r}")
     return _positive(value[0], name), _positive(value[1], name)
 
 
 def _positive(value: Any, name: str) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
-        raise CheckpointError(f"quantization_config needs whole numbers above 0 for {name}, got {value!r}")
+        raise CheckpointError(f"quantization_config needs integers above 0 for {name}, got {value!r}")
     return value

@@ -1,4 +1,4 @@
-"""The contract of a format of quantized weights: which tensors make up a weight, and what they stand for."""
+"""The contract of a format of quantized weights: the tensors of a weight, and their decoding."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ __all__ = ["WeightFormat", "WeightParts"]
 
 
 class WeightFormat(ABC):
-    """How one checkpoint stores quantized weights.
+    """The format of a checkpoint's quantized weights.
 
-    A tensor's name is that of a module, such as "model.layers.0.mlp.up_proj", and a last part, such as "qweight".
+    A tensor's name is the name of a module, such as "model.layers.0.mlp.up_proj", and a last part, such as "qweight".
 
     Attributes:
-        parts: last parts of the names of the tensors that make up a weight.
-        ignored: last parts of tensors that have no use here: they concern activations, or keys and values.
+        parts: last parts of the names of a weight's tensors.
+        ignored: last parts of tensors that are not used: scales of activations, or of keys and values.
     """
 
     parts: ClassVar[Set[str]]
@@ -37,7 +37,7 @@ class WeightFormat(ABC):
 
         Raises:
             CheckpointError: an entry is missing or wrong.
-            UnsupportedArchitectureError: this variant of the format is not decoded.
+            UnsupportedArchitectureError: this variant of the format is not supported.
         """
 
     @property
@@ -47,15 +47,15 @@ class WeightFormat(ABC):
 
     @abstractmethod
     def main_part(self, parts: Set[str]) -> str | None:
-        """Return the part that a quantized weight is decoded at, or None where a module with these parts has none."""
+        """Return the main part, at whose tensor the weight is decoded; None if a module with these parts is plain."""
 
     @abstractmethod
     def coded_weight(self, parts: WeightParts) -> CodedWeight:
-        """Return what the tensors of a weight stand for.
+        """Return the weight of its tensors.
 
         Raises:
-            WeightError: one of them is missing.
-            ValueError: they do not fit together.
+            WeightError: a tensor is missing.
+            ValueError: the tensors do not match.
         """
 
 
@@ -63,8 +63,8 @@ class WeightParts:
     """The tensors of one quantized weight.
 
     Args:
-        module: what their names begin with.
-        tensors: by the last parts of their names.
+        module: name of the module, the start of their names.
+        tensors: by last part of their names.
     """
 
     def __init__(self, module: str, tensors: Mapping[str, Tensor]) -> None:
@@ -73,7 +73,7 @@ class WeightParts:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes that they take."""
+        """Size of the tensors in bytes."""
         return sum(tensor.nbytes for tensor in self._tensors.values())
 
     def __contains__(self, part: str) -> bool:
@@ -109,13 +109,13 @@ class WeightParts:
         """Return the weight, [N, K].
 
         Raises:
-            WeightError: a tensor is missing, or they do not fit together.
+            WeightError: a tensor is missing, or the tensors do not match.
         """
         try:
             return weight_format.coded_weight(self).decoded(dtype)
         except ValueError as error:
             raise WeightError(
-                f"The checkpoint's {self._module!r} is not what {weight_format.summary} asks for: {error}. It has "
+                f"The checkpoint's {self._module!r} does not match the format {weight_format.summary}: {error}. It has "
                 f"{self._listing()}"
             ) from error
 
