@@ -41,8 +41,8 @@ def test_only_the_named_rows_change():
 
 def test_a_row_with_nothing_left_takes_its_scores_from_elsewhere():
     scores = torch.tensor([[1.0, 2.0, -torch.inf, -torch.inf], [1.0, 2.0, 3.0, 4.0]])
-    instead = torch.tensor([[9.0, 9.0, 7.0, 8.0], [9.0, 9.0, 9.0, 9.0]], dtype=torch.bfloat16)
-    forbid(scores, np.array([0, 1]), pack([2, 3], [1, 2], vocab_size=4), instead)
+    fallback = torch.tensor([[9.0, 9.0, 7.0, 8.0], [9.0, 9.0, 9.0, 9.0]], dtype=torch.bfloat16)
+    forbid(scores, np.array([0, 1]), pack([2, 3], [1, 2], vocab_size=4), fallback)
     inf = torch.inf
     assert scores.tolist() == [[-inf, -inf, 7.0, 8.0], [-inf, 2.0, 3.0, -inf]]
 
@@ -71,8 +71,8 @@ def test_what_is_forbidden_is_minus_infinity_and_nothing_else_changes(vocab_size
 
 
 def test_what_stands_in_for_empty_rows_is_not_changed():
-    instead = torch.tensor([[1.0, 2.0, 3.0]])
+    fallback = torch.tensor([[1.0, 2.0, 3.0]])
     scores = torch.tensor([[0.0, -torch.inf, 0.0]])
-    forbid(scores, np.array([0]), pack([1], vocab_size=3), instead)
+    forbid(scores, np.array([0]), pack([1], vocab_size=3), fallback)
     assert scores.tolist() == [[-torch.inf, 2.0, -torch.inf]]
-    assert instead.tolist() == [[1.0, 2.0, 3.0]]
+    assert fallback.tolist() == [[1.0, 2.0, 3.0]]

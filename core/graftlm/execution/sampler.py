@@ -88,10 +88,10 @@ class Sampler:
         self._top_p = np.ones(num_rows, dtype=np.float64)
         self._min_p = np.zeros(num_rows, dtype=np.float64)
         self._seed = np.zeros(num_rows, dtype=np.uint64)
-        self._wants_logprobs = np.zeros(num_rows, dtype=np.bool_)
+        self._returns_logprobs = np.zeros(num_rows, dtype=np.bool_)
         self._num_top = np.zeros(num_rows, dtype=np.int64)
-        self._beyond_argmax = np.zeros(num_rows, dtype=np.bool_)  # needs more than the argmax of the logits
-        self._plain_rows: NDArray[np.int32] | None = None  # checked since a row was last set: argmax is enough
+        self._needs_full_sampling = np.zeros(num_rows, dtype=np.bool_)  # more than the argmax of the logits
+        self._argmax_rows: NDArray[np.int32] | None = None  # argmax is enough; checked since a row was last set
 
     def set_row(self, setup: RowSetup) -> None:
         """Set a row's request.
@@ -99,16 +99,16 @@ class Sampler:
         If the creation of a logits processor fails, the request fails when it is sampled next.
         """
         row, params = setup.row, setup.params
-        self._plain_rows = None
+        self._argmax_rows = None
         self._greedy[row] = params.is_greedy
         self._temperature[row] = max(params.temperature, _MIN_TEMPERATURE)
         self._top_k[row] = np.iinfo(np.int64).max if params.top_k is None else params.top_k
         self._top_p[row] = params.top_p
         self._min_p[row] = params.min_p
         self._seed[row] = setup.seed
-        self._wants_logprobs[row] = params.logprobs is not None
+        self._returns_logprobs[row] = params.logprobs is not None
         self._num_top[row] = params.logprobs or 0
-        self._beyond_argmax[row] = _is_beyond_argmax(params)
+        self._needs_full_sampling[row] = _needs_full_sampling(params)
         self._penalties.set_row(setup)
         self._failures.pop(row, None)
         try:
@@ -135,11 +135,11 @@ class Sampler:
         Effects: adds the tokens to the penalties' counts and to the logits processors' history of their rows.
         """
         token_ids, failed = self._most_likely(logits)
-        if token_mask is None and self._are_plain(rows):
+        if token_mask is None and self._are_argmax_only(rows):
             return Sampled(token_ids, failed, {}, None)
         at = rows.astype(np.int64)
         edited = self._edited(at, positions)
-        by_others = edited.copy()
+        edited_by_params = edited.copy()
         if token_mask is not None:
             edited[token_mask.idx] = True
         worked = np.flatnonzero(edited | ~self._greedy[at])
@@ -147,16 +147,16 @@ class Sampler:
             scores = _own_floats(logits, worked)
             self._edit(scores, at[worked], positions[worked])
             if token_mask is not None:
-                overruled = take_rows(logits, token_mask.idx) if by_others[token_mask.idx].any() else None
+                unedited = take_rows(logits, token_mask.idx) if edited_by_params[token_mask.idx].any() else None
                 masked = np.searchsorted(worked, token_mask.idx)
-                forbid(scores, masked, token_mask.bits, instead=overruled, native=self._native_masks)
+                forbid(scores, masked, token_mask.bits, fallback=unedited, native=self._native_masks)
             self._penalties.apply(scores, at[worked])
-            ids, is_bad = self._most_likely(scores)
+            ids, not_finite = self._most_likely(scores)
             drawn = np.flatnonzero(~self._greedy[at[worked]])
             if len(drawn):
                 ids = put_rows(ids, drawn, self._draw(scores, drawn, at[worked[drawn]], positions[worked[drawn]]))
             token_ids = put_rows(token_ids, worked, ids)
-            failed = put_rows(failed, worked, take_rows(failed, worked) | is_bad)
+            failed = put_rows(failed, worked, take_rows(failed, worked) | not_finite)
         elif len(worked):
             token_ids = put_rows(token_ids, worked, self._draw(logits, worked, at[worked], positions[worked]))
         self._penalties.count(at, token_ids)
@@ -164,13 +164,13 @@ class Sampler:
         errors = {i: self._failures[row] for i, row in enumerate(at.tolist()) if row in self._failures}
         return Sampled(token_ids, failed, errors, self._logprobs(logits, at, token_ids))
 
-    def _are_plain(self, rows: NDArray[np.int32]) -> bool:
-        """Return whether the argmax of the logits is enough for these rows; the last such array is remembered."""
-        if rows is self._plain_rows:
+    def _are_argmax_only(self, rows: NDArray[np.int32]) -> bool:
+        """Return whether all rows need only the argmax. The latest array with this result is cached."""
+        if rows is self._argmax_rows:
             return True
-        if self._failures or self._beyond_argmax[rows].any():
+        if self._failures or self._needs_full_sampling[rows].any():
             return False
-        self._plain_rows = rows
+        self._argmax_rows = rows
         return True
 
     def _edited(self, rows: NDArray[np.int64], positions: NDArray[np.int64]) -> NDArray[np.bool_]:
@@ -204,7 +204,7 @@ class Sampler:
         return draw(probs, noise)
 
     def _logprobs(self, logits: Tensor, rows: NDArray[np.int64], token_ids: Tensor) -> TokenLogprobs | None:
-        local = np.flatnonzero(self._wants_logprobs[rows])
+        local = np.flatnonzero(self._returns_logprobs[rows])
         if len(local) == 0:
             return None
         num_top = int(self._num_top[rows[local]].max())
@@ -212,8 +212,8 @@ class Sampler:
         return TokenLogprobs(*[put_rows(part.new_zeros(len(rows), *part.shape[1:]), local, part) for part in found])
 
 
-def _is_beyond_argmax(params: SamplingParams) -> bool:
-    """Return whether any of a request's tokens needs more than the argmax of the model's logits."""
+def _needs_full_sampling(params: SamplingParams) -> bool:
+    """Return whether a request may need more than the argmax of the model's logits."""
     has_edits = params.has_penalties or bool(params.logit_bias) or bool(params.logits_processors)
     return not params.is_greedy or has_edits or params.min_tokens > 0 or params.logprobs is not None
 

@@ -25,7 +25,7 @@ def forbid(
     scores: Tensor,
     rows: NDArray[Any],
     bits: NDArray[np.int32],
-    instead: Tensor | None = None,
+    fallback: Tensor | None = None,
     native: NativeMasks | None = None,
 ) -> None:
     """Set the scores of all forbidden tokens to -inf.
@@ -34,16 +34,16 @@ def forbid(
         scores: float32 [n, V], changed in place.
         rows: int64 [m], ascending, unique rows of `scores`.
         bits: int32 [m, ceil(V / 32)], as in `TokenMask`.
-        instead: [m, V], any floating dtype: replaces the scores of a row in which all allowed tokens have -inf.
+        fallback: [m, V], any floating dtype: replaces the scores of a row in which all allowed tokens have -inf.
         native: the kernel for a CPU; None: numpy.
     """
     _write(scores, rows, bits, native)
-    if instead is None:
+    if fallback is None:
         return
     at = to_device(rows, scores.device)
     masked = scores.index_select(0, at)
     is_empty = masked.amax(dim=1, keepdim=True) == -torch.inf
-    others = instead.to(torch.float32, copy=True)
+    others = fallback.to(torch.float32, copy=True)
     _write(others, np.arange(len(rows)), bits, native)
     scores.index_copy_(0, at, torch.where(is_empty, others, masked))
 
