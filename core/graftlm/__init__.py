@@ -7,7 +7,7 @@ line that needs no tensors does not import torch.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from graftlm.runtime.huge_pages import want_huge_pages
+from graftlm.runtime.huge_pages import enable_huge_pages
 from graftlm.runtime.openmp import load_openmp
 
 if TYPE_CHECKING:
@@ -134,7 +134,7 @@ _HOME = {
 
 
 load_openmp()  # before PyTorch loads its own
-want_huge_pages()
+enable_huge_pages()
 
 
 def __getattr__(name: str) -> Any:

@@ -82,7 +82,7 @@ def test_early_copies_are_done_before_the_step_and_the_others_when_it_ends(make_
     mover.allocate(3, 1)
     old, other = content(kv, 4), content(kv, 6)
     copies = StepCopies(early_stores=(part(0, 4),), early_loads=(part(0, 5),), stores=(part(1, 6),))
-    with mover.beside(copies):
+    with mover.overlapped(copies):
         assert same(content(kv, 5), old)
         kv.keys(0)[4] = 0
     mover.copy(StepCopies(loads=(part(0, 2), part(1, 3))))
@@ -124,7 +124,7 @@ def test_a_layer_waits_for_its_own_loads_only(make_mover):
     inner = Noting()
     attention = AwaitingAttention(inner, mover.await_layer)
     q = torch.zeros(1)
-    with mover.beside(StepCopies(loads=(part(0, 4),))):
+    with mover.overlapped(StepCopies(loads=(part(0, 4),))):
         attention.prepare(None)
         attention.forward(q, q, q, LAYERS[0])  # though layer 1 is on its way
         assert inner.layers == ["prepare", 0]
@@ -139,6 +139,6 @@ def test_a_copy_that_fails_fails_its_step_and_no_other(make_mover):
     kv = make_kv()
     mover = make_mover(kv)
     mover.allocate(1, 1)
-    with pytest.raises(IndexError), mover.beside(StepCopies(loads=(part(3, 4),))):
+    with pytest.raises(IndexError), mover.overlapped(StepCopies(loads=(part(3, 4),))):
         mover.await_layer(1)  # nobody waits for ever
     mover.copy(StepCopies(loads=(part(0, 4),)))

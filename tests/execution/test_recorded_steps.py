@@ -239,7 +239,7 @@ def test_a_model_that_keeps_what_it_computes_is_not_recorded():
 
 
 UNREPEATABLE = {
-    "a kernel that nobody heard": lambda x: copied(x, call=lambda function, *arguments: function(*arguments)),
+    "a kernel that is not recorded": lambda x: copied(x, call=lambda function, *arguments: function(*arguments)),
     "a value taken out": lambda x: copied(x) * x.sum().item(),
     "as many rows as tensors say": lambda x: copied(x)[x[:, 0] > 0],
     "chance": lambda x: copied(x) + torch.rand(2),

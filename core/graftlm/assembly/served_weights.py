@@ -228,7 +228,7 @@ class ServedWeights:
 
     def _forget_packed(self) -> None:
         """Have nothing repeat calls with addresses of packed weights, which are elsewhere once they were unpacked."""
-        if self._graphs is not None and self._graphs.holds_packed:
+        if self._graphs is not None and self._graphs.uses_packed_weights:
             self._graphs.recapture()
 
     def _put_back(self, error: Exception) -> None:

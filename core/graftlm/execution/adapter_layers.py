@@ -80,12 +80,12 @@ class AdapterLayers:
         """Set each token's adapter for the next step."""
         if plan.adapter_slots is None:
             if self._is_routing:
-                self._tell(None)
+                self._set_route(None)
             return
         device = self._layers[0][0].weight.device
-        self._tell(route_of(plan.adapter_slots, plan.query_lens, self._num_slots, device))
+        self._set_route(route_of(plan.adapter_slots, plan.query_lens, self._num_slots, device))
 
-    def _tell(self, route: AdapterRoute | None) -> None:
+    def _set_route(self, route: AdapterRoute | None) -> None:
         self._is_routing = route is not None
         for _, low_rank in self._layers:
             low_rank.route(route)

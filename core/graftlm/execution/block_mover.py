@@ -59,14 +59,14 @@ class BlockMover:
 
     def copy(self, copies: StepCopies) -> None:
         """Run copies and wait for them."""
-        with self.beside(copies):
+        with self.overlapped(copies):
             pass
 
     @contextmanager
-    def beside(self, copies: StepCopies) -> Iterator[None]:
+    def overlapped(self, copies: StepCopies) -> Iterator[None]:
         """Run a step's copies while the body runs its forward pass; all are done when the context ends."""
         if self._streams is not None and self._stream is not None:
-            with self._beside_on_stream(copies, self._streams, self._stream):
+            with self._overlapped_on_stream(copies, self._streams, self._stream):
                 yield
             return
         assert self._thread is not None, "on the CPU there is a copy thread"
@@ -90,7 +90,7 @@ class BlockMover:
             self._thread.shutdown()
 
     @contextmanager
-    def _beside_on_stream(self, copies: StepCopies, streams: DeviceStreams, stream: DeviceStream) -> Iterator[None]:
+    def _overlapped_on_stream(self, copies: StepCopies, streams: DeviceStreams, stream: DeviceStream) -> Iterator[None]:
         self._early(copies)
         stream.wait_stream(streams.current())
         arrivals = _StreamArrivals(len(self._layers), streams)

@@ -41,7 +41,7 @@ def _counted(value: tl.tensor) -> tl.tensor:
 @triton.jit  # type: ignore[untyped-decorator]
 def _bound_kernel(
     x: tl.tensor,
-    wanted: tl.tensor,
+    targets: tl.tensor,
     bounds: tl.tensor,
     row_stride: tl.tensor,
     vocab_size: tl.tensor,
@@ -59,7 +59,7 @@ def _bound_kernel(
     row = tl.program_id(0)
     x += row.to(tl.int64) * row_stride  # a row's offset may exceed 2**31 elements
     columns = tl.arange(0, BLOCK)
-    target = tl.load(wanted + row)
+    target = tl.load(targets + row)
     scale = 1.0
     has_bound = True
     if BY_SHARE:
@@ -132,7 +132,7 @@ def top_p_bounds(probs: Tensor, top_p: Tensor) -> Tensor:
     return _bounds(probs, top_p, by_share=True)
 
 
-def _bounds(x: Tensor, wanted: Tensor, by_share: bool) -> Tensor:
+def _bounds(x: Tensor, targets: Tensor, by_share: bool) -> Tensor:
     if x.dtype != torch.float32 or x.stride(1) != 1:
         raise ValueError(f"bounds need float32 with columns of stride 1, got {x.dtype}, strides {x.stride()}")
     bounds = x.new_empty(len(x))
@@ -142,7 +142,7 @@ def _bounds(x: Tensor, wanted: Tensor, by_share: bool) -> Tensor:
     vocab_size = x.shape[1]
     kernel[(len(x),)](
         x,
-        wanted,
+        targets,
         bounds,
         x.stride(0),
         vocab_size,

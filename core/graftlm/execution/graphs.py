@@ -40,7 +40,7 @@ class ReplayedSteps(Protocol):
     num_replays: int
 
     @property
-    def holds_packed(self) -> bool:
+    def uses_packed_weights(self) -> bool:
         """Whether it reads packed weights, whose addresses change each time that weights are packed."""
         ...
 
@@ -145,7 +145,7 @@ class DecodeGraphs:
             self._replays[size] = self._captured(size)
 
     @property
-    def holds_packed(self) -> bool:
+    def uses_packed_weights(self) -> bool:
         """Always False: weights are packed on a CPU only, where no graph is captured."""
         return False
 

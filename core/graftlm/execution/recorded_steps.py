@@ -151,7 +151,7 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return None
         return kept[0] if isinstance(out, Tensor) else type(out)(kept)
 
-    def heard(self, function: Callable[..., Any], arguments: tuple[Any, ...], result: object) -> None:
+    def record_call(self, function: Callable[..., Any], arguments: tuple[Any, ...], result: object) -> None:
         """Record a call of a compiled kernel."""
         if result is None:
             self.calls.append((function, arguments, {}))
@@ -180,7 +180,7 @@ def record(function: Callable[[], None], memory: _Memory | None = None) -> Recor
     """
     recording = Recording(_Memory() if memory is None else memory)
     try:
-        with recording, heard_by(recording.heard):
+        with recording, heard_by(recording.record_call):
             function()
     except GraphCaptureError:
         raise
@@ -224,7 +224,7 @@ class _TokensOnly(ForwardBatch):
         return cls(**{field.name: getattr(batch, field.name) for field in fields(batch)})
 
     def __getattribute__(self, name: str) -> Any:
-        if name in _OTHER_EACH_STEP:
+        if name in _VARYING_FIELDS:
             raise GraphCaptureError(f"the model reads the batch's {name}, which recorded calls do not read again")
         return super().__getattribute__(name)
 
@@ -234,7 +234,7 @@ class _TokensOnly(ForwardBatch):
         return self.num_tokens
 
 
-_OTHER_EACH_STEP: Final = frozenset(field.name for field in fields(ForwardBatch)) - {
+_VARYING_FIELDS: Final = frozenset(field.name for field in fields(ForwardBatch)) - {
     "input_ids",
     "positions",
     "num_decodes",
@@ -278,7 +278,7 @@ class RecordedSteps:
         self._memory = _Memory()
 
     @property
-    def holds_packed(self) -> bool:
+    def uses_packed_weights(self) -> bool:
         """Always True: the recorded arguments of kernels are addresses."""
         return True
 

@@ -125,7 +125,7 @@ class ModelRunner:
     def _launch_with_copies(self, plan: StepPlan) -> LaunchedStep:
         if self._mover is None or plan.copies is None:
             return self._launch(plan)
-        with self._mover.beside(plan.copies):
+        with self._mover.overlapped(plan.copies):
             return self._launch(plan)
 
     def _launch(self, plan: StepPlan) -> LaunchedStep:

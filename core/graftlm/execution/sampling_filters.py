@@ -22,7 +22,7 @@ __all__ = ["keep_min_p", "keep_top_k", "keep_top_p", "top_p_bounds_on_host"]
 
 #: On the host, top-p sorts only the tokens above this share of the largest probability; the next lower share is used if
 #: their sum is too small.
-_FIRST_LOOKS: Final = (2.0**-6, 2.0**-12, 2.0**-18, 0.0)
+_CANDIDATE_SHARES: Final = (2.0**-6, 2.0**-12, 2.0**-18, 0.0)
 
 
 def keep_top_k(logits: Tensor, top_k: NDArray[np.int64]) -> Tensor:
@@ -32,10 +32,12 @@ def keep_top_k(logits: Tensor, top_k: NDArray[np.int64]) -> Tensor:
         logits: float32 [n, V]; not changed.
         top_k: int64 [n]; V or more keeps all tokens.
     """
-    asking = np.flatnonzero(top_k < logits.shape[1])
-    if len(asking) == 0:
+    filtered = np.flatnonzero(top_k < logits.shape[1])
+    if len(filtered) == 0:
         return logits
-    return _keep_from(logits, asking, _kth_largest(take_rows(logits, asking), top_k[asking]), otherwise=-torch.inf)
+    return _keep_from(
+        logits, filtered, _kth_largest(take_rows(logits, filtered), top_k[filtered]), otherwise=-torch.inf
+    )
 
 
 def keep_top_p(probs: Tensor, top_p: NDArray[np.float64]) -> Tensor:
@@ -45,10 +47,10 @@ def keep_top_p(probs: Tensor, top_p: NDArray[np.float64]) -> Tensor:
         probs: float32 [n, V], not negative; not changed.
         top_p: float64 [n], a share of the row's sum; 1 keeps all tokens.
     """
-    asking = np.flatnonzero(top_p < 1.0)
-    if len(asking) == 0:
+    filtered = np.flatnonzero(top_p < 1.0)
+    if len(filtered) == 0:
         return probs
-    return _keep_from(probs, asking, _top_p_bounds(take_rows(probs, asking), top_p[asking]), otherwise=0.0)
+    return _keep_from(probs, filtered, _top_p_bounds(take_rows(probs, filtered), top_p[filtered]), otherwise=0.0)
 
 
 def keep_min_p(probs: Tensor, min_p: NDArray[np.float64]) -> Tensor:
@@ -58,11 +60,11 @@ def keep_min_p(probs: Tensor, min_p: NDArray[np.float64]) -> Tensor:
         probs: float32 [n, V], not negative; not changed.
         min_p: float64 [n]; 0 keeps all tokens.
     """
-    asking = np.flatnonzero(min_p > 0.0)
-    if len(asking) == 0:
+    filtered = np.flatnonzero(min_p > 0.0)
+    if len(filtered) == 0:
         return probs
-    shares = to_device(min_p[asking].astype(np.float32), probs.device)
-    return _keep_from(probs, asking, take_rows(probs, asking).amax(dim=1) * shares, otherwise=0.0)
+    shares = to_device(min_p[filtered].astype(np.float32), probs.device)
+    return _keep_from(probs, filtered, take_rows(probs, filtered).amax(dim=1) * shares, otherwise=0.0)
 
 
 def _keep_from(x: Tensor, rows: NDArray[Any], bounds: Tensor, otherwise: float) -> Tensor:
@@ -99,8 +101,8 @@ def _top_p_bound(probs: NDArray[np.float32], top_p: float) -> float:
     if not largest > 0.0:
         return 0.0  # the row is NaN
     wanted = top_p * probs.sum(dtype=np.float64)
-    for look in _FIRST_LOOKS:
-        candidates = probs[probs >= largest * np.float32(look)]
+    for share in _CANDIDATE_SHARES:
+        candidates = probs[probs >= largest * np.float32(share)]
         if candidates.sum(dtype=np.float64) >= wanted:
             break
     ordered = np.sort(candidates)[::-1]

@@ -8,13 +8,13 @@ import os
 import sys
 from typing import Final
 
-__all__ = ["want_huge_pages"]
+__all__ = ["enable_huge_pages"]
 
 #: The environment variable that PyTorch's allocator reads once, at the first large allocation.
 _SWITCH: Final = "THP_MEM_ALLOC_ENABLE"
 
 
-def want_huge_pages() -> None:
+def enable_huge_pages() -> None:
     """Allocate tensors from 2 MiB on in huge pages, unless `THP_MEM_ALLOC_ENABLE` is already set.
 
     It has an effect only if `/sys/kernel/mm/transparent_hugepage/enabled` is `madvise` or `always`.
