@@ -129,7 +129,7 @@ def test_every_family_has_a_page_with_its_providers_and_its_contract(key):
     source = (DOCS / "families" / f"{key}.md").read_text(encoding="utf-8")
     assert [provider.name for provider in builtin_providers(key) if f"| `{provider.name}` |" not in source] == []
     assert f"class {FAMILIES[key].contract.__name__}(" in source
-    for heading in ("What it decides", "What comes along", "Writing one", "Contract"):
+    for heading in ("What it decides", "Built-in providers", "Writing one", "Contract"):
         assert f"## {heading}\n" in source
     assert f"({key}.md)" in (DOCS / "families" / "index.md").read_text(encoding="utf-8")
 
