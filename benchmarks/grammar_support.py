@@ -160,11 +160,11 @@ def page(findings: Sequence[Finding]) -> str:
         f"Measured by `python benchmarks/grammar_support.py`: {len(all_cases)} specifications, "
         f"{num_texts:,} texts of random walks over the masks.",
         "",
-        "- *enforced*: texts that meet the specification are allowed, texts that violate it are not, and the walks",
-        "  ended with texts that meet it, judged by jsonschema, Python's `re` and the like. A backend may allow less",
-        "  than a specification does: [structured-generation.md](structured-generation.md#json-schemas).",
-        "- *refused*: with a `GrammarError` that says why. With `strict=False` it is refused, or left out and named.",
-        "- *IGNORED*: a text that violates it passed. *BLOCKED*: a text that meets it did not. Both are defects:"
+        "- *enforced*: matching texts are allowed, other texts are not, and all walks ended with matching texts. The",
+        "  checks use jsonschema, Python's `re` and similar tools. A backend may allow less than a specification:",
+        "  [structured-generation.md](structured-generation.md#json-schemas).",
+        "- *refused*: by a `GrammarError` with the reason. With `strict=False` it is refused, or ignored and reported.",
+        "- *IGNORED*: a violating text was allowed. *BLOCKED*: a matching text was not allowed. Both are defects:"
         f" {sum(finding.outcome in DEFECTS for finding in findings) or 'none'} here.",
     ]
     for section, rows in groupby(all_cases, key=lambda case: case.section):

@@ -29,7 +29,7 @@ PAGES: Mapping[str, Callable[[], str]] = MappingProxyType(
 )
 
 #: The first line of a page that is all made from the code.
-_NOTICE = "<!-- Made from the code by `make reference`: do not edit. -->\n\n"
+_NOTICE = "<!-- Generated from the code by `make reference`: do not edit. -->\n\n"
 
 
 def generated_pages(docs: Path) -> Iterator[tuple[str, str]]:

@@ -13,8 +13,8 @@ __all__ = ["cli_page", "walk_commands"]
 _HEAD = """\
 # Command line reference
 
-Every command takes `--help`. Exit statuses: 0 when all went well, 2 when the arguments, the configuration or a plugin
-is wrong.
+Every command has `--help`. The exit status is 0 for success and 2 for wrong arguments, a wrong configuration or a
+plugin error.
 """
 
 

@@ -13,8 +13,8 @@ __all__ = ["configuration_page"]
 _HEAD = """\
 # Configuration reference
 
-Every key that a configuration may have. Files, shorthands, environment variables and what wins over what are on the
-page [Configuration](../configuration.md); `graftlm config schema` prints the same as a JSON Schema for editors.
+This page lists every configuration key. [Configuration](../configuration.md) explains files, short forms, environment
+variables and precedence. `graftlm config schema` prints the same as a JSON Schema for editors.
 """
 
 

@@ -18,9 +18,9 @@ __all__ = ["api_description", "endpoints_page", "fields_of", "operations"]
 _HEAD = """\
 # Endpoint reference
 
-Every public route, as the server's own `/openapi.json` has it. [The server](../server.md) has examples to type, and
-what happens under load and fault. For SGLang's clients, `PUT /generate`, `GET /flush_cache`, `GET /get_model_info` and
-`GET /get_server_info` answer as `POST /generate`, `POST /flush_cache`, `GET /model_info` and `GET /server_info` do.
+This page lists every public route of the server's `/openapi.json`. [The server](../server.md) has examples and explains
+the behaviour under load and failure. For SGLang's clients, `PUT /generate`, `GET /flush_cache`, `GET /get_model_info` and
+`GET /get_server_info` are aliases of `POST /generate`, `POST /flush_cache`, `GET /model_info` and `GET /server_info`.
 """
 
 

@@ -14,8 +14,8 @@ __all__ = ["hook_names", "hooks_page"]
 _HEAD = """\
 # Hook reference
 
-A plugin implements any of these as functions marked `@graftlm.hookimpl`; [Writing a plugin](../plugins.md) says how
-it is found. Hooks that provide are called once, when an engine is assembled; observers are looked up then.
+A plugin implements these hooks as functions marked `@graftlm.hookimpl`. [Writing a plugin](../plugins.md) explains how
+plugins are found. `provide_` hooks are called once, when an engine is assembled; observers are looked up at that time.
 """
 
 _RECORDS: dict[str, type[Any]] = {

@@ -19,8 +19,8 @@ __all__ = ["metric_families", "metrics_page"]
 _HEAD = """\
 # Metric reference
 
-What `GET /metrics` exposes. [Metrics](../metrics.md) says where they are measured, what the reasons mean, and what to
-watch for.
+This page lists the metrics of `GET /metrics`. [Metrics](../metrics.md) explains where they are measured, the reasons,
+and which ones to monitor.
 """
 
 
