@@ -297,9 +297,10 @@ def test_without_restart_health_says_so_and_the_server_exits_with_1(impatient):
     assert impatient.process.wait(20) == 1
 
 
+@pytest.mark.full  # tests/processes/test_launcher.py starts processes that fail, without a server
 def test_a_process_that_hangs_at_its_start_is_reported_and_one_that_cannot_start_is_not_tried_for_ever(tmp_path, full):
     (tmp_path / "sitecustomize.py").write_text(FAIL_AT_START)  # every interpreter imports it first
-    with aged_server(tmp_path, config(restart=True), full, PYTHONPATH=path_with(tmp_path)) as server:
+    with aged_server(tmp_path, config(restart=True), PYTHONPATH=path_with(tmp_path)) as server:
         (tmp_path / "hang").touch()
         victims = ("scheduler-0", "detokenizer")
         for pid in [server.children()[name] for name in victims]:

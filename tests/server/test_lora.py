@@ -26,8 +26,8 @@ def attention_folder(adapters, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def lora_server(adapters, attention_folder, tmp_path_factory):
-    """A server that has done what leaves something behind in its processes."""
+def lora_server(request, adapters, attention_folder, tmp_path_factory):
+    """A server that, with `--full`, has done what leaves something behind in its processes."""
     folder = tmp_path_factory.mktemp("aged")
     config = {
         "model": str(adapters.base),
@@ -40,8 +40,9 @@ def lora_server(adapters, attention_folder, tmp_path_factory):
         },
     }
     with ServerProcess(ageable(config, folder), environment={"OMP_NUM_THREADS": "1"}) as it:
-        age(it.url, folder, str(adapters.base))
-        call(it.url, "/unload_lora_adapter", {"lora_name": "aged"})
+        if request.config.getoption("--full"):
+            age(it.url, folder, str(adapters.base))
+            call(it.url, "/unload_lora_adapter", {"lora_name": "aged"})
         yield it
 
 
