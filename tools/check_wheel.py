@@ -208,9 +208,13 @@ def _wait_until_healthy(process: "subprocess.Popen[bytes]", url: str, log: Path)
 
 def _compare(graftlm: Sequence[str], environment: Mapping[str, str], work: Path, rounds: int) -> None:
     """Compare the wheel's kernels with compiled ones: two engines of one process that take turns."""
+    setting = "model.kernels=native"
+    rows = kernel_rows(_run([*graftlm, "warmup", "--model", "demo", "--set", setting], environment, work).stdout)
+    if "paged_attention" not in rows or {level for level, _ in rows.values()} != {"native"}:
+        raise WheelError(f"with {setting}, the kernels were {rows}")
     report = work / "speed.json"
     command = [*graftlm, "bench", "offline", "--model", "demo", "--workload", "unshared,single-stream"]
-    command += ["--compare", "model.kernels=native", "--rounds", str(rounds), "--json", str(report)]
+    command += ["--compare", setting, "--rounds", str(rounds), "--json", str(report)]
     _run(command, environment, work)
     ratios = speed_ratios(json.loads(report.read_text()))
     for workload, ratio in ratios.items():
