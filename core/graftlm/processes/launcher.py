@@ -9,7 +9,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -20,10 +19,10 @@ from graftlm.config import EngineConfig
 from graftlm.errors import EngineError, GraftlmError
 from graftlm.processes.channels import AsyncInbox, Outbox
 from graftlm.processes.child import ChildSetup
+from graftlm.processes.managed_child import ManagedChild
 from graftlm.processes.messages import (
     PING_ID,
     AnyMessage,
-    Call,
     Failed,
     LoadTokenizer,
     Message,
@@ -35,7 +34,8 @@ from graftlm.processes.messages import (
     UseDetokenizer,
 )
 from graftlm.processes.names import DETOKENIZER, scheduler_index, scheduler_name
-from graftlm.processes.os_process import ChildProcess, command_line, describe_end, device_of, end, stacks_of
+from graftlm.processes.os_process import ChildProcess, command_line, describe_end, device_of, end
+from graftlm.processes.watchdog import Watchdog
 
 __all__ = ["Launcher", "ProcessListener"]
 
@@ -45,8 +45,6 @@ logger = logging.getLogger(__name__)
 MAX_FAILED_STARTS = 3
 #: How long a process may take to be started, and again to read its setup: after that it is killed.
 START_TIMEOUT_S = 60.0
-#: How often a process is asked whether it still moves.
-PING_INTERVAL_S = 2.0
 #: How long it may take to read what a process said before it ended.
 _LAST_WORDS_S = 0.2
 #: A path of `ipc://` must be shorter than this.
@@ -84,36 +82,6 @@ class ProcessListener(Protocol):
         ...
 
 
-@dataclass(slots=True, eq=False)
-class _Child:
-    """One child process, and after it the one that takes its place.
-
-    Attributes:
-        generation: how many have had this name before.
-        ready: set once the present process has said so, with what it said.
-        end: how the last process ended, when none has taken its place.
-        asked_s: of the monotonic clock; since when a question is unanswered.
-    """
-
-    name: str
-    generation: int = 0
-    process: ChildProcess | None = None
-    outbox: Outbox | None = None
-    endpoint: str = ""
-    stacks_path: Path = Path()
-    ready: asyncio.Future[dict[str, Any]] | None = None
-    end: str | None = None
-    failed_starts: int = 0
-    asked_s: float | None = None
-    is_stuck: bool = False
-
-    @property
-    def is_ready(self) -> bool:
-        """Whether the present process takes messages."""
-        ready = None if self.process is None else self.ready
-        return ready is not None and ready.done() and not ready.cancelled() and ready.exception() is None
-
-
 class Launcher:
     """Starts a scheduler process for each replica, and one detokenizer, and keeps them going.
 
@@ -137,8 +105,9 @@ class Launcher:
         self._start_process = start_process
         self._start_timeout_s = start_timeout_s
         self.folder = _private_folder()
-        self._children = {name: _Child(name) for name in [DETOKENIZER, *self.scheduler_names]}
+        self._children = {name: ManagedChild(name) for name in [DETOKENIZER, *self.scheduler_names]}
         self._listener: ProcessListener | None = None
+        self._watchdog: Watchdog | None = None
         self._inbox: AsyncInbox | None = None
         self._tokenizer_json: str | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -192,7 +161,9 @@ class Launcher:
         self._listener = listener
         for name in self._children:
             listener.process_ready(name)
-        self._spawn_task(self._watch_for_stuck())
+        limit_s, children = self._config.server.watchdog_s, self._children.values()
+        self._watchdog = Watchdog(children, limit_s, self._clock, listener.process_stuck, listener.process_moves)
+        self._spawn_task(self._watchdog.run())
 
     def send(self, name: str, message: Message) -> None:
         """Queue a message for a process; dropped when it is down."""
@@ -224,7 +195,7 @@ class Launcher:
 
     # -- one process ---------------------------------------------------------------------------------------------------
 
-    async def _start(self, child: _Child) -> None:
+    async def _start(self, child: ManagedChild) -> None:
         child.generation += 1
         child.endpoint = self._endpoint(f"{child.name}-{child.generation}")
         child.stacks_path = self.folder / f"{child.name}-{child.generation}.stacks"
@@ -250,7 +221,7 @@ class Launcher:
                 self.send(name, UseDetokenizer(endpoint=child.endpoint))
         self._spawn_task(self._wait_for_end(child, child.process)).add_done_callback(self._watch_ended)
 
-    def _check_start(self, child: _Child, process: ChildProcess) -> None:
+    def _check_start(self, child: ManagedChild, process: ChildProcess) -> None:
         """Kill a process that has not read its setup by now; it then counts as a failed start."""
         is_running = child.process is process and process.returncode is None
         if is_running and not child.stacks_path.exists():  # the process makes this file
@@ -259,7 +230,7 @@ class Launcher:
             )
             process.kill()
 
-    def _setup(self, child: _Child) -> ChildSetup:
+    def _setup(self, child: ManagedChild) -> ChildSetup:
         config, server = self._config, self._config.server
         cores = os.cpu_count() or 1
         replicas = config.parallel.data
@@ -285,11 +256,11 @@ class Launcher:
             environment["CUDA_VISIBLE_DEVICES"] = device_of(scheduler_index(name), environment)
         return environment
 
-    def _send_tokenizer(self, child: _Child) -> None:
+    def _send_tokenizer(self, child: ManagedChild) -> None:
         if self._tokenizer_json is not None and child.outbox is not None:
             child.outbox.send(LoadTokenizer(json=self._tokenizer_json))
 
-    async def _wait_for_end(self, child: _Child, process: ChildProcess) -> None:
+    async def _wait_for_end(self, child: ManagedChild, process: ChildProcess) -> None:
         status = await process.wait()
         if self._closing or child.process is not process:
             return
@@ -314,7 +285,7 @@ class Launcher:
         else:
             self._give_up(f"{child.name} ended: {reason}", self._listener)
 
-    async def _restart(self, child: _Child, listener: ProcessListener) -> None:
+    async def _restart(self, child: ManagedChild, listener: ProcessListener) -> None:
         start_s = self._clock()
         try:
             await self._start(child)
@@ -353,8 +324,8 @@ class Launcher:
                 self._take_start(message)
             case _:
                 process = getattr(message, "process", None)
-                if process in self._children:
-                    self._moves(self._children[process])
+                if process in self._children and self._watchdog is not None:
+                    self._watchdog.heard(self._children[process])
                 is_ours = isinstance(message, Reply) and message.call_id == PING_ID
                 if self._listener is not None and not is_ours:
                     self._listener.receive(message)
@@ -370,40 +341,6 @@ class Launcher:
             future.set_result(message.info)
         else:
             future.set_exception(_error_named(message.error, message.message))
-
-    # -- the watchdog --------------------------------------------------------------------------------------------------
-
-    async def _watch_for_stuck(self) -> None:
-        """Ask every process, from time to time, whether it moves; report one that gives no answer for too long."""
-        limit_s = self._config.server.watchdog_s
-        interval_s = min(PING_INTERVAL_S, limit_s / 2)
-        while True:
-            await asyncio.sleep(interval_s)
-            now = self._clock()
-            for child in self._children.values():
-                if not child.is_ready or child.outbox is None:
-                    continue
-                if child.asked_s is None:
-                    child.asked_s = now
-                    child.outbox.send(Call(call_id=PING_ID, name="ping"))
-                elif now - child.asked_s > limit_s and not child.is_stuck:
-                    child.is_stuck = True
-                    await self._report_stuck(child, now - child.asked_s)
-
-    async def _report_stuck(self, child: _Child, seconds: float) -> None:
-        if self._listener is not None:
-            self._listener.process_stuck(child.name, seconds)
-        assert child.process is not None  # it is ready
-        stacks = await stacks_of(child.process, child.stacks_path)
-        logger.error("%s has not moved for %.0f s; the stacks of its threads:\n%s", child.name, seconds, stacks)
-
-    def _moves(self, child: _Child) -> None:
-        child.asked_s = None
-        if child.is_stuck:
-            child.is_stuck = False
-            logger.warning("%s moves again", child.name)
-            if self._listener is not None:
-                self._listener.process_moves(child.name)
 
     # -- small things --------------------------------------------------------------------------------------------------
 
@@ -424,7 +361,7 @@ class Launcher:
             self._give_up(f"{type(error).__name__}: {error}", self._listener)
 
 
-def _config_of(child: _Child, config: EngineConfig) -> dict[str, Any]:
+def _config_of(child: ManagedChild, config: EngineConfig) -> dict[str, Any]:
     """Return what a child's engine is made of. One that takes another's place is told of its adapters by main."""
     sections = config.model_dump(mode="json", exclude={"server"})
     if child.generation > 1 and config.lora.takes_adapters:
