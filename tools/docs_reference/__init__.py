@@ -1,7 +1,7 @@
-"""The reference in docs/: pages and passages that are made from the code.
+"""The reference in docs/: pages and passages that are generated from the code.
 
-They are committed, so that they can be read in the repository as well as on the site. `make reference` writes them
-anew; a test compares them with the code.
+They are committed, so that the repository shows them as well as the site. `make reference` generates them; a test
+compares them with the code.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -17,7 +17,7 @@ from docs_reference.passages import expand_passages
 
 __all__ = ["PAGES", "expand_passages", "generated_pages"]
 
-#: Where each page stands in docs/ -> what writes it.
+#: Path of each page in docs/ -> the function that writes it.
 PAGES: Mapping[str, Callable[[], str]] = MappingProxyType(
     {
         "reference/hooks.md": hooks_page,
@@ -28,12 +28,12 @@ PAGES: Mapping[str, Callable[[], str]] = MappingProxyType(
     }
 )
 
-#: The first line of a page that is all made from the code.
+#: The first line of a page that is completely generated.
 _NOTICE = "<!-- Generated from the code by `make reference`: do not edit. -->\n\n"
 
 
 def generated_pages(docs: Path) -> Iterator[tuple[str, str]]:
-    """Yield (path in docs/, text as the code makes it) of the reference and of each family's page.
+    """Yield (path in docs/, generated text) of the reference and of each family page.
 
     Args:
         docs: the folder with the pages.

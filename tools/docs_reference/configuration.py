@@ -1,4 +1,4 @@
-"""The reference of the configuration: every key of every section, and the options of everything that comes along."""
+"""The reference of the configuration: every key of every section, and the options of all built-in providers."""
 
 from pydantic import BaseModel
 
@@ -37,7 +37,7 @@ def configuration_page() -> str:
 def _provider_options() -> list[str]:
     """Return a table for each provider that has options."""
     parts = [
-        "## Options of what comes along\n\nUnder the `options` of their family, or in the request that names them.\n"
+        "## Options of built-in plugins\n\nUnder `options` of the family, or in the request that names the plugin.\n"
     ]
     for key, family in FAMILIES.items():
         for provider in builtin_providers(key):

@@ -50,7 +50,7 @@ def endpoints_page() -> str:
 
 
 def operations(description: Mapping[str, Any]) -> Iterator[tuple[str, str, dict[str, Any]]]:
-    """Yield (method, path, what OpenAPI says of it)."""
+    """Yield (method, path, its OpenAPI description)."""
     for path, methods in description["paths"].items():
         for method, about in methods.items():
             yield method, path, about

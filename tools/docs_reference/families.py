@@ -1,4 +1,4 @@
-"""What comes along, by family: the providers that graftlm's own distribution registers."""
+"""The built-in providers of each family: those that the distribution graftlm registers."""
 
 from functools import cache
 from typing import Any
@@ -12,7 +12,7 @@ __all__ = ["builtin_providers"]
 
 @cache
 def builtin_providers(family: str) -> tuple[Provider[Any], ...]:
-    """Return the providers of a family that come with graftlm, by name; whatever else is installed here is left out."""
+    """Return the built-in providers of a family, by name; other installed providers are left out."""
     registry = _registry()
     entries = sorted(registry.entries(), key=lambda entry: entry.name)
     return tuple(

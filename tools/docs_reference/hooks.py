@@ -45,7 +45,7 @@ def _providing(name: str, family: Family) -> str:
     page = f"../families/{family.key}.md"
     return (
         f"### {code(name)}\n\n{_signature(name)}\n\n{_says(name)}\n\n"
-        f"Family {code(family.key)}, chosen by {chosen_by}; the contract is "
+        f"Family {code(family.key)}, selected by {chosen_by}; the contract is "
         f"[{code(family.contract.__name__)}]({page}).\n"
     )
 

@@ -43,10 +43,10 @@ def _checked(key: str) -> str:
 
 
 def _providers(key: str) -> str:
-    """Return what comes along in a family, and its options."""
+    """Return the built-in providers of a family, and their options."""
     providers = builtin_providers(key)
     if not providers:
-        return "None comes along: this family is for yours."
+        return "This family has no built-in providers."
     rows = [[code(provider.name), plain(provider.summary)] for provider in providers]
     parts = [table(["Name", "What it does"], rows)]
     for provider in providers:
@@ -58,7 +58,7 @@ def _providers(key: str) -> str:
 def _contract(key: str) -> str:
     """Return a contract's source: its sentences are the documentation."""
     contract = FAMILIES[key].contract
-    return f"`{contract.__module__}.{contract.__name__}`, as it stands:\n\n```py\n{inspect.getsource(contract)}```"
+    return f"`{contract.__module__}.{contract.__name__}`:\n\n```py\n{inspect.getsource(contract)}```"
 
 
 _PASSAGES: Mapping[str, Callable[[str], str]] = MappingProxyType({"providers": _providers, "contract": _contract})
