@@ -305,7 +305,7 @@ class StepLoop:
             logger.exception("copies between device and host memory failed; what they held is computed again")
             tiers.lose_copies()
         else:
-            tiers.landed(copies)
+            tiers.copies_done(copies)
 
     def _commit(self, plan: StepPlan, outcome: Outcome[StepResult], plan_s: float) -> list[RequestUpdate]:
         try:

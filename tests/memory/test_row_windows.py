@@ -159,7 +159,7 @@ def test_what_is_computed_again_heals_what_had_lost_its_windows():
     row = admit(kv, key(20))
     read(kv, row, key(20))
     kv.release(row, key(20))
-    kv.window.take_back(kv.cache.evict_window(1).window_pages)
+    kv.window.free(kv.cache.evict_window(1).window_pages)
     assert kv.cache.probe(key(12)) == 0
     row = admit(kv, key(12))
     assert kv.table.computed[row] == 0
@@ -190,10 +190,10 @@ def test_a_reset_and_a_restart_leave_no_window_page_behind():
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
-        (lambda kv: kv.window.take_back(np.array([0], dtype=np.int32)), "has_window is True"),
-        (lambda kv: kv.window.take_back(np.array([13], dtype=np.int32)), "has no window page"),
-        (lambda kv: kv.window.give(np.array([10], dtype=np.int32)), "the cache and the rows count"),
-        (lambda kv: kv.window.give(np.array([40], dtype=np.int32)), "are free, but have"),
+        (lambda kv: kv.window.free(np.array([0], dtype=np.int32)), "has_window is True"),
+        (lambda kv: kv.window.free(np.array([13], dtype=np.int32)), "has no window page"),
+        (lambda kv: kv.window.assign(np.array([10], dtype=np.int32)), "the cache and the rows count"),
+        (lambda kv: kv.window.assign(np.array([40], dtype=np.int32)), "are free, but have"),
     ],
 )
 def test_window_pages_that_do_not_add_up_are_found(spoil, message):

@@ -80,7 +80,7 @@ def test_what_is_dropped_is_told_once():
     queue.store_now(copy(0, 5))
     in_flight = queue.take(writes(9))
     queue.store_now(copy(1, 5))
-    queue.landed(queue.take(writes(9)))
+    queue.copies_done(queue.take(writes(9)))
     queue.store(copy(2, 5))
     queue.load(copy(3, 6))
     first, queued = queue.drop()
@@ -88,4 +88,4 @@ def test_what_is_dropped_is_told_once():
     assert (slots(queued.stores), slots(queued.loads)) == ([2], [3])
     assert all(c == StepCopies() or not c.stores for c in queue.drop())
     with pytest.raises(ValueError, match="not in list"):
-        queue.landed(in_flight)
+        queue.copies_done(in_flight)

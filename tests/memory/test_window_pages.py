@@ -41,26 +41,26 @@ def test_what_a_row_has_passed_no_later_token_sees(window_tokens, page_size, spa
 
 def test_pages_get_window_pages_of_their_own_until_they_are_taken_back():
     window = make()
-    window.give(ids(5, 2, 7))
+    window.assign(ids(5, 2, 7))
     assert window.holds(ids(7, 1, 2)).tolist() == [True, False, True]
     assert (window.num_held, window.num_free) == (3, 1)
     assert len(set(window.writable(ids(5, 2, 7)).tolist())) == 3
-    window.take_back(ids(2, 3, 7))
+    window.free(ids(2, 3, 7))
     assert window.holds(ids(5, 2, 7)).tolist() == [True, False, False]
     window.check(no_free())
 
 
 def test_a_page_table_shows_window_pages_and_0_where_there_are_none():
     window = make()
-    window.give(ids(6))
-    window.give(ids(3))
+    window.assign(ids(6))
+    window.assign(ids(3))
     table = np.array([[3, 0], [6, 3]], dtype=np.int32)
     assert window.readable(table).tolist() == [[1, 0], [0, 1]]
 
 
 def test_window_pages_move_only_to_pages_that_have_none():
     window = make()
-    window.give(ids(0, 1, 2))
+    window.assign(ids(0, 1, 2))
     before = window.writable(ids(0, 1, 2)).tolist()
     window.move(ids(0, 1, 4), ids(5, 2, 6))  # 2 has one, 4 has none to give
     assert window.holds(ids(0, 1, 2, 5, 6)).tolist() == [False, True, True, True, False]
@@ -70,13 +70,13 @@ def test_window_pages_move_only_to_pages_that_have_none():
 
 def test_mistakes_of_the_caller_are_found():
     window = make()
-    window.give(ids(1))
+    window.assign(ids(1))
     with pytest.raises(InvariantError, match=r"\[1\] have one already"):
-        window.give(ids(0, 1))
+        window.assign(ids(0, 1))
     with pytest.raises(InvariantError, match=r"a step writes pages \[4\]"):
         window.writable(ids(1, 4))
     with pytest.raises(InvariantError, match="3 are free"):
-        window.give(ids(2, 3, 4, 5))
+        window.assign(ids(2, 3, 4, 5))
     free = no_free()
     free[1] = True
     with pytest.raises(InvariantError, match=r"pages \[1\] are free, but have"):

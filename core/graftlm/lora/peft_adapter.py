@@ -113,14 +113,14 @@ def _modules(folder: Path, tensors: Mapping[str, Tensor]) -> set[str]:
     for name in tensors:
         match = _TENSOR_NAME.fullmatch(name)
         if match is None or not name.startswith(_BEGINNING):
-            raise AdapterError(f"{folder / _WEIGHTS} has {name!r}: {_why_strange(name)}")
+            raise AdapterError(f"{folder / _WEIGHTS} has {name!r}: {_unsupported_reason(name)}")
         modules.add(match["module"].removeprefix(_BEGINNING))
     if not modules:
         raise AdapterError(f"{folder / _WEIGHTS} has no tensors")
     return modules
 
 
-def _why_strange(name: str) -> str:
+def _unsupported_reason(name: str) -> str:
     if _EMBEDDING_MARK in name:
         return "adapters of embeddings are not supported"
     if _MAGNITUDE_MARK in name:

@@ -114,7 +114,7 @@ def read_peft_config(folder: Path) -> PeftConfig:
         reason = f"{place:.200}{': ' if place else ''}{first['msg']}"
         raise AdapterError(f"{file} is not the configuration of a LoRA adapter: {reason}") from error
     _check_kind(file, config)
-    _say_what_is_unknown(file, config.model_extra or {})
+    _warn_of_unknown_entries(file, config.model_extra or {})
     return config
 
 
@@ -152,7 +152,7 @@ def _check_kind(file: Path, config: PeftConfig) -> None:
         )
 
 
-def _say_what_is_unknown(file: Path, extra: Mapping[str, Any]) -> None:
+def _warn_of_unknown_entries(file: Path, extra: Mapping[str, Any]) -> None:
     unknown = sorted(name for name, value in extra.items() if value and name not in _WITHOUT_EFFECT)
     if unknown:
         shown = ", ".join(f"{name:.80}" for name in unknown[:_NAMES_SHOWN])

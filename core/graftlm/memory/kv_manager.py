@@ -196,7 +196,7 @@ class KVManager:
         evicted = self.cache.evict_window(num_pages)
         self.evicted_pages += len(evicted.pages)
         self._free(evicted.pages)
-        window.take_back(evicted.window_pages)
+        window.free(evicted.window_pages)
 
     def publish(self, row: int, key: PrefixKey) -> None:
         """Offer the row's whole pages for `key` to the cache; the row then uses the cached pages.
@@ -353,11 +353,11 @@ class KVManager:
         """Allocate pages, and a window page for each."""
         pages = self.pool.alloc(num_pages)
         if self.window is not None:
-            self.window.give(pages)
+            self.window.assign(pages)
         return pages
 
     def _free(self, pages: PageIds) -> None:
         """Free pages and their window pages."""
         if self.window is not None:
-            self.window.take_back(pages)
+            self.window.free(pages)
         self.pool.free(pages)

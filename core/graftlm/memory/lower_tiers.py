@@ -15,7 +15,7 @@ __all__ = ["LowerTiers"]
 logger = logging.getLogger(__name__)
 
 #: Maximum time that the engine waits for an abandoned cache, in seconds.
-_PATIENCE_S = 2.0
+_ABANDON_TIMEOUT_S = 2.0
 
 
 class LowerTiers:
@@ -42,9 +42,9 @@ class LowerTiers:
         """Return all queued copies, or None. No step may be in flight."""
         return self._queue.take_all()
 
-    def landed(self, copies: StepCopies) -> None:
+    def copies_done(self, copies: StepCopies) -> None:
         """Handle the commit of the step with these copies."""
-        self._queue.landed(copies)
+        self._queue.copies_done(copies)
         self.cache.copied(copies)
 
     def lose_copies(self) -> None:
@@ -58,9 +58,9 @@ class LowerTiers:
         if self._is_abandoned:
             return
         self._is_abandoned = True
-        letting_go = threading.Thread(target=_abandon, args=(self.cache,), name="graftlm-abandon", daemon=True)
-        letting_go.start()
-        letting_go.join(_PATIENCE_S)
+        abandoning = threading.Thread(target=_abandon, args=(self.cache,), name="graftlm-abandon", daemon=True)
+        abandoning.start()
+        abandoning.join(_ABANDON_TIMEOUT_S)
 
     def restart(self, cache: PrefixCache) -> None:
         """Continue with a new cache after `abandon`."""

@@ -91,7 +91,7 @@ class RowWindows:
         passed = self.pages.span.num_passed(table.computed)
         moved = np.flatnonzero(passed > self._passed)
         if len(moved):
-            self._give_up(moved, passed)
+            self._free_passed(moved, passed)
             self._passed[moved] = passed[moved]
             self._shorten_locks(moved, cache)
 
@@ -119,11 +119,11 @@ class RowWindows:
             if lock is not None:
                 self._lock(row, cache, lock[0], length)
 
-    def _give_up(self, rows: NDArray[np.int64], passed: NDArray[np.int64]) -> None:
+    def _free_passed(self, rows: NDArray[np.int64], passed: NDArray[np.int64]) -> None:
         """Free the window pages of the rows' own pages before `passed`; cached pages belong to the cache."""
         first = np.maximum(self._passed[rows], self._table.cached_pages[rows])
         counts = np.maximum(passed[rows] - first, 0)
         total = int(counts.sum())
         if total:
             column = np.arange(total) + np.repeat(first - (np.cumsum(counts) - counts), counts)
-            self.pages.take_back(self._table.page_table[np.repeat(rows, counts), column])
+            self.pages.free(self._table.page_table[np.repeat(rows, counts), column])

@@ -95,7 +95,7 @@ class TransferQueue:
         self.begin_plan()
         return self.take(np.empty(0, dtype=np.int64))
 
-    def landed(self, copies: StepCopies) -> None:
+    def copies_done(self, copies: StepCopies) -> None:
         """Remove finished copies from those in flight."""
         self._in_flight.remove(copies)
 

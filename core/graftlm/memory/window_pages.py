@@ -100,7 +100,7 @@ class WindowPages:
         held: NDArray[np.bool_] = self._window_page[pages] != _NONE
         return held
 
-    def give(self, pages: PageIds) -> None:
+    def assign(self, pages: PageIds) -> None:
         """Assign a window page to each page.
 
         Raises:
@@ -110,17 +110,17 @@ class WindowPages:
             raise InvariantError(f"window pages: {pages[self.holds(pages)][:8].tolist()} have one already")
         self._window_page[pages] = self._pool.alloc(len(pages))
 
-    def take_back(self, pages: PageIds) -> None:
+    def free(self, pages: PageIds) -> None:
         """Free the window pages of those pages that have one."""
         held = self._window_page[pages]
         self._window_page[pages] = _NONE
         self._pool.free(held[held != _NONE])
 
-    def move(self, givers: PageIds, takers: PageIds) -> None:
-        """Reassign window pages: from each page of `givers` that has one to the page of `takers` that has none."""
-        moves = self.holds(givers) & ~self.holds(takers)
-        self._window_page[takers[moves]] = self._window_page[givers[moves]]
-        self._window_page[givers[moves]] = _NONE
+    def move(self, sources: PageIds, targets: PageIds) -> None:
+        """Reassign window pages: from each page of `sources` that has one to the page of `targets` that has none."""
+        moves = self.holds(sources) & ~self.holds(targets)
+        self._window_page[targets[moves]] = self._window_page[sources[moves]]
+        self._window_page[sources[moves]] = _NONE
 
     def readable(self, pages: NDArray[np.int32]) -> NDArray[np.int32]:
         """Return the window pages of a page table: int32, same shape; 0 for pages without one, which is never read."""

@@ -25,13 +25,13 @@ class HookTrace:
         self._stream = stream
         self._clock = clock
 
-    def call(self, what: str, plugin: str, function: Callable[[], T], told: Callable[[T], str]) -> T:
+    def call(self, what: str, plugin: str, function: Callable[[], T], describe: Callable[[T], str]) -> T:
         """Call a function and print a line, also when it raises.
 
         Args:
             what: a hook, or "import".
             plugin: the plugin of the function.
-            told: returns the description of the result.
+            describe: returns the description of the result.
         """
         if self._stream is None:
             return function()
@@ -39,13 +39,13 @@ class HookTrace:
         outcome = "raised"
         try:
             result = function()
-            outcome = told(result)
+            outcome = describe(result)
             return result
         finally:
             took_ms = (self._clock() - begun_s) * 1000
-            self.tell(what, f"{plugin}: {outcome}, {took_ms:.1f} ms")
+            self.write(what, f"{plugin}: {outcome}, {took_ms:.1f} ms")
 
-    def tell(self, what: str, said: str) -> None:
+    def write(self, what: str, said: str) -> None:
         """Print a line for a hook."""
         if self._stream is not None:
             print(f"hooks[{os.getpid()}] {what:<28} {said}", file=self._stream)

@@ -55,7 +55,7 @@ class Plugin:
         """The distribution and its version, for messages."""
         return f"{self.distribution} {self.version}" if self.version else self.distribution
 
-    def is_called(self, name: str) -> bool:
+    def has_name(self, name: str) -> bool:
         """Return whether a name is that of this plugin, its module or its distribution (in any spelling)."""
         return name in (self.name, self.module) or _normalised(name) == _normalised(self.distribution)
 
@@ -116,7 +116,7 @@ class PluginLoader:
         self._specs = specs
         self.failures: list[PluginFailure] = []
         self._disabled = disabled
-        self._met: list[Plugin] = []  # including disabled and failed plugins
+        self._seen: list[Plugin] = []  # including disabled and failed plugins
         self._manager = pluggy.PluginManager(hookspecs.PROJECT_NAME)
         self._manager.add_hookspecs(specs)
         self._plugins: dict[int, Plugin] = {}  # by id of the registered object; the manager keeps the object alive
@@ -130,7 +130,8 @@ class PluginLoader:
     def load_module(self, name: str) -> None:
         """Load a module by its import name."""
         self._load_or_record(
-            _plugin_of_module(name, _called_like(name) or _bringing(name)), lambda: importlib.import_module(name)
+            _plugin_of_module(name, _distribution_named_like(name) or _distribution_containing(name)),
+            lambda: importlib.import_module(name),
         )
 
     def load_object(self, plugin_object: object) -> Plugin:
@@ -144,13 +145,13 @@ class PluginLoader:
         if plugin_object is None:
             raise PluginLoadError("a plugin must be a module, the import name of a module, or an instance, got None")
         if isinstance(plugin_object, ModuleType):
-            plugin = _plugin_of_module(plugin_object.__name__, _called_like(plugin_object.__name__))
+            plugin = _plugin_of_module(plugin_object.__name__, _distribution_named_like(plugin_object.__name__))
         elif isinstance(plugin_object, type):
             name = plugin_object.__qualname__
             raise PluginLoadError(f"a plugin must be a module or an instance, got the class {name}; pass {name}()")
         else:
             kind = type(plugin_object)
-            home = _plugin_of_module(kind.__module__, _called_like(kind.__module__))
+            home = _plugin_of_module(kind.__module__, _distribution_named_like(kind.__module__))
             plugin = Plugin(kind.__qualname__, home.module, home.distribution, home.version)
         if not self._is_disabled(plugin):
             self._register(plugin, plugin_object)
@@ -159,7 +160,7 @@ class PluginLoader:
     def _load_name(self, name: str) -> Plugin:
         if not name or name.startswith("."):
             raise PluginLoadError(f"plugins: expected the import name of a module, got {name!r}")
-        plugin = _plugin_of_module(name, _called_like(name))
+        plugin = _plugin_of_module(name, _distribution_named_like(name))
         if not self._is_disabled(plugin):
             self._register(plugin, self._import(plugin, lambda: importlib.import_module(name)))
         return plugin
@@ -186,16 +187,16 @@ class PluginLoader:
 
     def unknown(self, names: Iterable[str]) -> list[tuple[str, str | None]]:
         """Return those names that are no plugin's, each with the nearest name of a plugin or None."""
-        known = {name for plugin in self._met for name in (plugin.name, plugin.module, plugin.distribution)}
+        known = {name for plugin in self._seen for name in (plugin.name, plugin.module, plugin.distribution)}
         return [
             (name, nearest(name, sorted(known)))
             for name in names
-            if not any(plugin.is_called(name) for plugin in self._met)
+            if not any(plugin.has_name(name) for plugin in self._seen)
         ]
 
     def _is_disabled(self, plugin: Plugin) -> bool:
-        self._met.append(plugin)
-        return any(plugin.is_called(name) for name in self._disabled)
+        self._seen.append(plugin)
+        return any(plugin.has_name(name) for name in self._disabled)
 
     def _register(self, plugin: Plugin, plugin_object: object) -> None:
         if id(plugin_object) in self._plugins:
@@ -273,7 +274,7 @@ def _plugin_of_module(name: str, distribution: metadata.Distribution | None) -> 
     return Plugin(name, name, distribution.name, distribution.version)
 
 
-def _called_like(module: str) -> metadata.Distribution | None:
+def _distribution_named_like(module: str) -> metadata.Distribution | None:
     """Return the distribution with the name of a module's top package, or None."""
     try:
         return metadata.distribution(module.partition(".")[0])
@@ -281,7 +282,7 @@ def _called_like(module: str) -> metadata.Distribution | None:
         return None
 
 
-def _bringing(module: str) -> metadata.Distribution | None:
+def _distribution_containing(module: str) -> metadata.Distribution | None:
     """Return the distribution that contains a module, or None. Slow: reads the files of all distributions."""
     names = metadata.packages_distributions().get(module.partition(".")[0])
     return metadata.distribution(names[0]) if names else None

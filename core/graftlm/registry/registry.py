@@ -347,7 +347,7 @@ class Registry:
         """Return the functions to call with a hook's record; () without observers. Call this once, not per record."""
         found = self._loader.implementations(hook)
         for who in [f"{one.plugin.name} ({one.plugin.label}): observes" for one in found] or ["no observers"]:
-            self._trace.tell(hook, who)
+            self._trace.write(hook, who)
         return tuple(one.function if one.argument_names else _ignoring_argument(one.function) for one in found)
 
     def listeners(self) -> list[Listener]:
@@ -366,7 +366,7 @@ class Registry:
         return [offer.provider for offer in self._offers if offer.family.key == family]
 
     def _preferred(self, kind: Family, name: str, offers: Sequence[Offer], preferred: str) -> Offer:
-        chosen = [offer for offer in offers if offer.plugin.is_called(preferred)]
+        chosen = [offer for offer in offers if offer.plugin.has_name(preferred)]
         if len(chosen) == 1:
             return chosen[0]
         if chosen:

@@ -236,7 +236,7 @@ class Scheduler:
         """
         requests = self._in_flight.remove_first(plan)
         if plan.copies is not None and self.kv.tiers is not None:
-            self.kv.tiers.landed(plan.copies)
+            self.kv.tiers.copies_done(plan.copies)
         self._committer.commit(plan, requests, result)
         return self.take_updates()
 

@@ -94,7 +94,7 @@ class Tokenizer:
         try:
             pretrained = _load_pretrained(path, trust_remote_code)
         except Exception as error:  # the loader may raise any exception of its parsers
-            raise CheckpointError(f"cannot load a tokenizer from {path}: {_what_is_wrong(path, error)}") from error
+            raise CheckpointError(f"cannot load a tokenizer from {path}: {_load_error_reason(path, error)}") from error
         return cls(pretrained)
 
     @property
@@ -330,7 +330,7 @@ def _one_line(error: Exception) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())}"
 
 
-def _what_is_wrong(path: Path, error: Exception) -> str:
+def _load_error_reason(path: Path, error: Exception) -> str:
     for name in _JSON_FILES:
         file = path / name
         if not file.is_file():

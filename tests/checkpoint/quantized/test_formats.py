@@ -375,7 +375,7 @@ def test_tensors_that_do_not_fit_together_are_named(tmp_path, change, message):
             packed_zeros(1, [2, 8]) | {"weight_zero_point": torch.zeros(1, 1, 1).int()},
             "weight_zero_point must be a matrix",
         ),
-        (compressed("pack-quantized"), packed_zeros(1, [3, 8]), "a row for each of the 3 outputs"),
+        (compressed("pack-quantized"), packed_zeros(1, [3, 8]), "weight_packed must have 3 rows"),
         *[
             (compressed("pack-quantized"), packed_zeros(1, shape), "weight_shape must be two integers")
             for shape in SHAPES
@@ -383,9 +383,9 @@ def test_tensors_that_do_not_fit_together_are_named(tmp_path, change, message):
         (
             {"quant_method": "gptq", "bits": 4},
             gptq()[0] | {"qweight": torch.zeros(0, OUTPUTS).int()},
-            "must not be empty",
+            "must be a non-empty matrix",
         ),
-        (AWQ_SETTINGS, awq()[0] | {"qweight": torch.zeros(0, 0).int()}, "must not be empty"),
+        (AWQ_SETTINGS, awq()[0] | {"qweight": torch.zeros(0, 0).int()}, "must be a non-empty matrix"),
         ({"quant_method": "gptq", "bits": 4}, gptq()[0] | {"scales": torch.ones(GROUPS, OUTPUTS).int()}, "floating"),
         (
             {"quant_method": "fp8", "weight_block_size": [16, 8]},
@@ -465,8 +465,8 @@ def test_a_group_larger_than_all_inputs_is_one_group(tmp_path, group_size):
         (["gptq"], "must be an object"),
         ({"quant_method": "gptq", "bits": 3}, "bits must be one of"),
         ({"quant_method": "gptq", "bits": 4, "group_size": "all"}, "integers above 0 for group_size"),
-        ({"quant_method": "gptq", "bits": 4, "checkpoint_format": "marlin"}, "'marlin', for one kernel"),
-        ({"quant_method": "gptq", "bits": 4, "is_marlin_format": True}, "'marlin', for one kernel"),
+        ({"quant_method": "gptq", "bits": 4, "checkpoint_format": "marlin"}, "'marlin', which is not supported"),
+        ({"quant_method": "gptq", "bits": 4, "is_marlin_format": True}, "'marlin', which is not supported"),
         ({"quant_method": "awq", "bits": 8}, "bits must be 4"),
         (AWQ_SETTINGS | {"version": "gemv"}, "kernel 'gemv'"),
         (AWQ_SETTINGS | {"zero_point": False}, "no zero points"),
@@ -476,7 +476,7 @@ def test_a_group_larger_than_all_inputs_is_one_group(tmp_path, group_size):
         (compressed("pack-quantized", transform_config={"config_groups": {"u": {}}}), "'transform_config'"),
         (compressed("pack-quantized", sparsity_config=["dense"]), "an object for sparsity_config"),
         (compressed("pack-quantized", ["int4"]), "an object for weights"),
-        ({"quant_method": "gptq", "bits": 4, "checkpoint_format": ["gptq"]}, "for one kernel"),
+        ({"quant_method": "gptq", "bits": 4, "checkpoint_format": ["gptq"]}, "which is not supported"),
         ({"quant_method": "compressed-tensors", "format": "pack-quantized"}, "config_groups"),
         (
             {

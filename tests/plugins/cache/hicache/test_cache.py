@@ -35,7 +35,7 @@ class Bench:
         self.queue.begin_plan()
         copies = self.take(*written_pages)
         if copies is not None:
-            self.queue.landed(copies)
+            self.queue.copies_done(copies)
             self.cache.copied(copies)
         return copies
 
