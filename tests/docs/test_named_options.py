@@ -8,6 +8,7 @@ import pytest
 
 from docs_reference.cli import parameters, walk_commands
 from docs_reference.families import builtin_providers
+from graftlm.cli.other_options import OTHER_OPTIONS
 from graftlm.config import EngineConfig, explain
 
 from .pages import OTHERS, PAGES, ROOT, command_lines
@@ -26,6 +27,8 @@ OF_OTHERS = {
     "--out",  # python -m graftlm.demo.train
     "--version",  # a compiler
 }
+
+OF_OTHERS |= {name for option in OTHER_OPTIONS for name in option.names}
 
 COMMANDS = dict(walk_commands())
 

@@ -12,12 +12,16 @@ __all__ = ["checkpoint_files", "is_gguf", "resolve_checkpoint"]
 _SHOWN_CHARS = 200
 _DEMO = "demo"
 _GGUF = ".gguf"
+#: A model's name on a hub: organisation/model.
+_HUB_NAME = re.compile(r"[\w.-]{1,96}/[\w.-]{1,96}")
 #: File name of a part of a model that llama.cpp has split: model-00001-of-00003.gguf.
 _SPLIT_NAME = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
 
 
 def resolve_checkpoint(path: str) -> Path:
-    """Return the checkpoint of a configuration's `model.path`: "demo", a folder or a .gguf file on this machine.
+    """Return the place that `model.path` names: "demo", a folder, a .gguf file, or the name of a cached model.
+
+    A model of a hub is searched in the local cache of `huggingface_hub` only; nothing is downloaded.
 
     Raises:
         CheckpointError: there is no such folder or file, or the folder has no config.json.
@@ -28,18 +32,32 @@ def resolve_checkpoint(path: str) -> Path:
         place = demo_checkpoint()
     else:
         place = _expanded(path)
+        if not place.exists() and _HUB_NAME.fullmatch(path):
+            place = _cached_snapshot(path) or place
     if place.is_file():
         return _checked_file(place)
     if not place.is_dir():
         raise CheckpointError(
             f"No checkpoint at {path!r}: looked for the folder {place.absolute()}. model.path must be 'demo', a folder "
-            f"with config.json and model.safetensors, or a .gguf file; download a model from a hub first"
+            f"with config.json and model.safetensors, a .gguf file, or the name of a model in the local Hugging Face "
+            f"cache; download it with `hf download NAME`"
         )
     if not (place / "config.json").is_file():
         gguf_files = sorted(place.glob(f"*{_GGUF}"))
         hint = f". For GGUF set model.path to the file: {gguf_files[0]}" if gguf_files else ""
         raise CheckpointError(f"No checkpoint in {place}: looked for config.json, found {listing(place)}{hint}")
     return place
+
+
+def _cached_snapshot(name: str) -> Path | None:
+    """Return the folder of a hub's model in the local cache; None if it is not there."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    try:
+        return Path(snapshot_download(name, local_files_only=True))
+    except LocalEntryNotFoundError:
+        return None
 
 
 def _expanded(path: str) -> Path:

@@ -12,6 +12,7 @@ import typer
 from graftlm import __version__
 from graftlm.cli import bench, cache_sim, config, generate, plugins, serve, warmup
 from graftlm.cli.options import fail
+from graftlm.cli.other_options import ServeCommand
 from graftlm.errors import GraftlmError
 from graftlm.runtime.kernel_events import KernelWatch, print_line, watching
 
@@ -25,7 +26,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     add_completion=False,
 )
-app.command("serve")(serve.serve)
+app.command("serve", cls=ServeCommand)(serve.serve)
 app.command("warmup")(warmup.warmup)
 app.command("generate")(generate.generate)
 app.command("chat")(generate.chat)

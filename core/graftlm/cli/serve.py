@@ -1,20 +1,17 @@
 """`graftlm serve`: the HTTP server."""
 
 import sys
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from graftlm.cli.options import SetOption, load_config
+from graftlm.cli.options import SetOption, TargetArgument, load_config, split_target
 
 __all__ = ["serve"]
 
 
 def serve(
-    file: Annotated[
-        Path | None, typer.Argument(metavar="[FILE]", help="A configuration in YAML; without one, the defaults.")
-    ] = None,
+    target: TargetArgument = None,
     model: Annotated[
         str | None, typer.Option("--model", metavar="PATH", help="A checkpoint folder, or `demo`, the bundled model.")
     ] = None,
@@ -40,6 +37,7 @@ def serve(
 
     given: dict[str, Any] = {"host": host, "port": port, "log_format": log_format, "log_level": log_level}
     fields: dict[str, Any] = {"server": {key: value for key, value in given.items() if value is not None}}
+    file, model = split_target(target, model)
     if model is not None:
         fields["model"] = {"path": model}
     config = load_config(file, overrides, **fields)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from graftlm.cli.options import SetOption, load_config
+from graftlm.cli.options import SetOption, TargetArgument, load_config, split_target
 from graftlm.runtime.kernel_events import KernelUse, KernelWatch, watching
 
 if TYPE_CHECKING:
@@ -19,9 +19,7 @@ _WARMUP_TOKENS = 4
 
 
 def warmup(
-    file: Annotated[
-        Path | None, typer.Argument(metavar="[FILE]", help="A configuration in YAML; without one, the defaults.")
-    ] = None,
+    target: TargetArgument = None,
     model: Annotated[
         str | None, typer.Option("--model", metavar="PATH", help="A checkpoint folder, or `demo`, the bundled model.")
     ] = None,
@@ -34,6 +32,7 @@ def warmup(
     """
     from graftlm.engine.engine import Engine
 
+    file, model = split_target(target, model)
     fields: dict[str, Any] = {} if model is None else {"model": {"path": model}}
     config = load_config(file, overrides, **fields)
     start_s = time.monotonic()
