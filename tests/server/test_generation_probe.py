@@ -26,7 +26,7 @@ class FakeManager:
             raise self.error
 
     async def start(self, request):
-        return SimpleNamespace(result=self.go.wait, abort=lambda: None)
+        return SimpleNamespace(ended=self.go.wait, abort=lambda: None)
 
 
 @pytest.fixture
