@@ -12,6 +12,7 @@ BOTH = pytest.mark.parametrize("pooling", ["mean", "last"])
 OVERLAP = pytest.mark.parametrize("overlap", [False, True])
 
 
+@pytest.mark.covering
 @BOTH
 @pytest.mark.parametrize(
     ("page_size", "prefill_tokens", "overlap", "reuse"),

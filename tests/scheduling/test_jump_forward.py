@@ -190,6 +190,7 @@ def test_outputs_are_valid_and_free_choices_are_the_devices_own(make_rig, name, 
     assert rig.rig.scheduler.kv.usage.owned == rig.rig.scheduler.kv.usage.locked == 0
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("name", TOKENIZERS)
 @pytest.mark.parametrize(("page_size", "overlap"), list(itertools.product([1, 4], [False, True])))
 def test_retractions_leave_no_trace(make_rig, name, page_size, overlap):
