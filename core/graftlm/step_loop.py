@@ -24,11 +24,11 @@ class Mover(Protocol):
     """Copies blocks between the device and host memory; see `graftlm.execution.block_mover.BlockMover`."""
 
     def copy(self, copies: StepCopies) -> None:
-        """Make copies, and wait for them."""
+        """Make copies and wait until they are done."""
         ...
 
     def close(self) -> None:
-        """Let go of what it copies with."""
+        """Release buffers and streams."""
         ...
 
 
@@ -76,9 +76,9 @@ class StepLoop:
 
     @property
     def idle_s(self) -> float | None:
-        """Seconds for which `step` would find nothing to do, if nobody hands in anything; None for ever.
+        """Seconds until `step` has work if no request is added; None if it then never has.
 
-        Requests that wait for a grammar to be compiled are work, but not for this loop.
+        Requests whose grammar is being compiled give `step` no work before their deadline.
         """
         if not self.scheduler.has_work:
             return None
@@ -88,10 +88,10 @@ class StepLoop:
         return None if deadline_s is None else max(0.0, deadline_s - self._clock())
 
     def step(self) -> list[RequestUpdate]:
-        """Move every running request on.
+        """Plan and run one step of every running request.
 
-        Returns: what became known; empty when a step was only launched. Errors of a step or of a plugin end the
-            requests concerned, in their updates, and never leave this method.
+        Returns: updates; none if a step was launched and none committed. An error of a step or a plugin ends the
+            affected requests by an update; this method does not raise it.
         """
         try:
             updates = self._step()
@@ -104,14 +104,14 @@ class StepLoop:
         return self._reported(updates)
 
     def add(self, requests: Sequence[Request], when_compiled: Callable[[], None]) -> None:
-        """Queue requests, all or none.
+        """Queue all of some requests, or none.
 
         Args:
-            when_compiled: called, from any thread, when a request's grammar has been compiled, or its prefetch has
-                ended: `step` has work then.
+            when_compiled: called from any thread when a request's grammar has been compiled or its prefetch has ended;
+                `step` then has work.
 
         Raises:
-            RequestError: one is refused; then none has been added, though updates of those before it may follow.
+            RequestError: one is refused, and none is queued. Updates of those before it may follow.
         """
         added: list[Request] = []
         try:
@@ -129,7 +129,7 @@ class StepLoop:
                 request.prefetch.when_done(when_compiled)
 
     def settle(self) -> list[RequestUpdate]:
-        """Commit the steps under way without planning further ones; returns what became known."""
+        """Commit the steps in flight without planning further ones; return the updates."""
         updates: list[RequestUpdate] = []
         try:
             while self._pending:
@@ -140,14 +140,14 @@ class StepLoop:
         return self._reported(updates) + self.take_updates()
 
     def retract_all(self) -> None:
-        """Put every running request back into the queue; what it has computed stays cached. Call `settle` before."""
+        """Put every running request back into the queue; its keys and values stay cached. Call `settle` first."""
         try:
             self.scheduler.retract_all()
         except Exception as error:
             self._recover(error)
 
     def expire(self) -> list[RequestUpdate]:
-        """End the requests whose time is up, while no steps are made; returns what happened."""
+        """End the requests whose deadline has passed, while the loop is paused; return the updates."""
         try:
             self.scheduler.expire()
         except Exception as error:
@@ -155,17 +155,17 @@ class StepLoop:
         return self.take_updates()
 
     def run_on_device(self, function: Callable[[], None]) -> None:
-        """Run a function where the steps run, after those under way, and wait for it."""
+        """Run a function on the thread that runs the steps, after the steps in flight, and wait for it."""
         self._executor.call(function).result()
 
     def change_model(self, change: Callable[[], None], *, keep_memory: bool) -> None:
-        """Run what changes the model's weights, where the steps run, after those under way have been committed.
+        """Change the model's weights on the thread that runs the steps. Call `settle` first.
 
         Effects: unless `keep_memory`, the KV memory starts empty on all tiers, and requests that run go back to the
-            queue. What `settle` returned before is for the caller to deliver.
+            queue. The caller delivers the updates that `settle` returned.
 
         Raises:
-            Exception: what `change` raises; the memory is then given up all the same.
+            Exception: what `change` raises; the KV memory is emptied in this case too.
         """
         try:
             self.run_on_device(change)
@@ -180,18 +180,18 @@ class StepLoop:
             self._recover(error)
 
     def take_updates(self) -> list[RequestUpdate]:
-        """Return what happened beside the steps."""
+        """Return the updates that no step has returned."""
         return self._reported(self.scheduler.take_updates())
 
     def abort(self, request_id: str, reason: str) -> None:
-        """End a request, wherever it stands; its last update comes with the next step. Unknown ids are ignored."""
+        """End a waiting or running request; the next step returns its last update. Unknown ids are ignored."""
         try:
             self.scheduler.abort(request_id, reason)
         except Exception as error:
             self._recover(error)
 
     def flush_cache(self) -> int:
-        """Forget every cached prefix that no running request uses; returns the tokens forgotten."""
+        """Drop every cached prefix that no running request uses; return the number of tokens dropped."""
         try:
             return self.scheduler.kv.reset() * self.scheduler.kv.page_size
         except Exception as error:
@@ -199,7 +199,7 @@ class StepLoop:
             return 0
 
     def pin(self, key: PrefixKey, ttl_s: float) -> int:
-        """Keep what is cached of a key for a while; returns the tokens kept. See `PrefixCache.pin`."""
+        """Pin the cached part of a key for `ttl_s` seconds; return its tokens. See `PrefixCache.pin`."""
         try:
             return self.scheduler.kv.cache.pin(key, ttl_s) * self.scheduler.kv.page_size
         except Exception as error:
@@ -207,7 +207,7 @@ class StepLoop:
             return 0
 
     def unpin(self, key: PrefixKey) -> bool:
-        """End a pin before its time; returns whether there was one."""
+        """Remove a pin before its time; return whether there was one."""
         try:
             return self.scheduler.kv.cache.unpin(key)
         except Exception as error:
@@ -219,7 +219,7 @@ class StepLoop:
         return cache_snapshot(self.scheduler.kv.cache, self.scheduler.kv.page_size, self._clock())
 
     def stats(self) -> EngineStats:
-        """Return the state between two steps, and the sums since the start."""
+        """Return the current state, and sums since the start. Call it between two steps."""
         scheduler, usage, counters = self.scheduler, self.scheduler.kv.usage, self.scheduler.counters
         return EngineStats(
             running_requests=scheduler.num_running,
@@ -251,7 +251,7 @@ class StepLoop:
         )
 
     def close(self) -> None:
-        """Wait for steps under way, and let storage have what it should keep."""
+        """Wait for the steps in flight, write pending blocks to storage, and release the executor."""
         self._close_tiers()
         self._drain()
         if self._grammars is not None:
@@ -269,7 +269,7 @@ class StepLoop:
             tiers.cache.flush()
             self._copy_idle()
             tiers.cache.close()
-        except Exception:  # the engine ends all the same
+        except Exception:  # the engine closes in any case
             logger.exception("the prefix cache's lower tiers did not close")
 
     def _step(self) -> list[RequestUpdate]:
@@ -293,7 +293,7 @@ class StepLoop:
         return updates + self.scheduler.take_updates()
 
     def _copy_idle(self) -> None:
-        """Make the copies that no step will take along, since none is planned."""
+        """Make the queued copies while no step is planned that could make them."""
         tiers = self.scheduler.kv.tiers
         copies = None if tiers is None else tiers.take_all()
         mover = self._mover
@@ -302,7 +302,7 @@ class StepLoop:
         try:
             self._executor.call(lambda: mover.copy(copies)).result()
         except Exception:
-            logger.exception("copies between device and host memory failed; what they held is computed again")
+            logger.exception("copies between device and host memory failed; their tokens are computed again")
             tiers.lose_copies()
         else:
             tiers.copies_done(copies)
@@ -310,8 +310,8 @@ class StepLoop:
     def _commit(self, plan: StepPlan, outcome: Outcome[StepResult], plan_s: float) -> list[RequestUpdate]:
         try:
             result = outcome.result()
-        except BaseException as error:  # a plugin may even try to end the process
-            logger.exception("step %d failed on the device; its requests fail, others start again", plan.step_id)
+        except BaseException as error:  # including SystemExit raised by a plugin
+            logger.exception("step %d failed on the device; its requests fail, others are queued again", plan.step_id)
             self._drain()
             return self.scheduler.fail(plan, _describe(error))
         start = self._clock()
@@ -344,10 +344,10 @@ class StepLoop:
                 logger.exception("no prefix cache can be created: every request fails until one can")
 
     def _drain(self) -> None:
-        """Let launched steps end; what they sampled is dropped."""
+        """Wait until the launched steps end, and drop their results."""
         for plan, _, _ in self._pending:
             if plan.token_mask is not None:
-                plan.token_mask.bits.cancel()  # or it would be waited for
+                plan.token_mask.bits.cancel()  # otherwise the step would wait for the mask
         while self._pending:
             self._pending.popleft()[1].exception()
 
@@ -368,7 +368,7 @@ class StepLoop:
         notify(self._observers.step_finished, record)
 
     def _reported(self, updates: list[RequestUpdate]) -> list[RequestUpdate]:
-        """Tell observers of requests that ended; returns the updates."""
+        """Report requests that ended to the observers; return the updates."""
         for update in updates if self._observers.request_finished else ():
             if update.finish is None or update.usage is None:
                 continue

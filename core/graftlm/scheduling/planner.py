@@ -17,24 +17,24 @@ __all__ = ["Planner"]
 
 
 class Planner:
-    """Plans steps. There are no phases.
+    """Plans steps. Prefill and decode are not separate phases.
 
-    A running request has `known` tokens, of which `computed` are in the KV cache; each step lets computed catch up with
-    known, by the one token sampled last, or by a chunk while a prompt is read. A request that catches up samples, and
-    knows one token more. Counting that token as known when its step is planned, not when its value arrives, is what
-    lets step n + 1 be planned before step n is committed. A request for an embedding is at its limit when it has caught
-    up: it does not sample, and ends with that step's commit.
+    A running request has `known` tokens, of which `computed` are in the KV cache. Each step raises `computed` towards
+    `known`: by one token in decode, by a chunk in prefill. When they are equal, the request samples, and `known` grows
+    by one. The sampled token counts as known when its step is planned, before its value arrives; therefore step n + 1
+    can be planned before step n is committed. A request for an embedding does not sample, and ends with the commit of
+    the step that computes its last token.
 
-    A row under a grammar is planned like any other. What its grammar allows after all tokens before is told once these
-    are committed, which the step's forward pass need not wait for; only its sampling does.
+    A row with a grammar is planned like any other. Its token mask is set when all tokens before are committed; only the
+    step's sampling waits for that, not its forward pass.
 
-    First come the rows that decode, then running prompts, then waiting requests, while the token budget, the rows and
-    the pages last. When a decoding row gets no page, the least important running request is retracted. Where the policy
-    preempts, waiting requests that are important enough come in before all that, in the place of the least important.
-    Without `mix_chunks`, the rows that decode keep the pages they got but sit a step with prompt tokens out.
+    Decode rows come first, then running prefills, then waiting requests, up to the token budget, the rows and the
+    pages. If a decode row gets no page, the least important running request is retracted. If the policy preempts,
+    waiting requests of sufficient priority are admitted before all these, and replace the least important ones.
+    Without `mix_chunks`, decode rows keep their pages but skip steps that contain prefill.
 
     Attributes:
-        current: the request being dealt with, to name when something raises; None between requests.
+        current: the request that is being planned, to blame if something raises; None between requests.
     """
 
     def __init__(
@@ -59,15 +59,15 @@ class Planner:
         self._prefill_tokens = prefill_tokens
         self._preemption = preemption
         self._mix_chunks = mix_chunks
-        self._setups: dict[int, RowSetup] = {}  # by row; of requests that came in since the last plan
-        self._decoding = DecodeRows.of(np.empty(0, dtype=np.int32), kv.table)  # those of the last plan
+        self._setups: dict[int, RowSetup] = {}  # by row; of requests admitted since the last plan
+        self._decoding = DecodeRows.of(np.empty(0, dtype=np.int32), kv.table)  # of the last plan
         self._admission = AdmissionControl(kv.table, kv.page_size)
 
     def plan(self, step_id: int, now: float) -> StepPlan | None:
-        """Decide the next step; None when no request can go on.
+        """Return the next step; None if no request can continue.
 
-        Effects: reserves pages, counts the step's tokens as computed and its samples as known, publishes what it writes
-        of prompts to the cache, admits and retracts requests.
+        Effects: reserves pages, counts the step's tokens as computed and its samples as known, publishes the prompt
+        tokens that it writes to the cache, admits and retracts requests.
         """
         self.current = None
         if self._preemption is not None:
@@ -79,7 +79,7 @@ class Planner:
         budget = self._prefill_tokens
         if len(decode_rows) < len(self._running):
             budget = self._continue_prompts(chunks, budget)
-        if self.num_retractions == retracted:  # else what was retracted would come straight back
+        if self.num_retractions == retracted:  # otherwise the retracted request would be admitted again at once
             self._admit(chunks, budget, now)
         self.current = None
         if chunks and not self._mix_chunks:
@@ -105,7 +105,7 @@ class Planner:
         return plan
 
     def break_standstill(self) -> None:
-        """Let the least important running request go: none can run, because each waits for another's pages."""
+        """Retract the least important running request, because each waits for pages of another."""
         if len(self._running) == 1:
             request = self._running.requests[0]
             raise InvariantError(f"request {request.request_id} runs alone and gets no pages: {self._kv.usage}")
@@ -122,7 +122,7 @@ class Planner:
         self._queue.add(request)
 
     def retract(self, request: Request) -> None:
-        """Send a running request back to the queue; its pages become evictable."""
+        """Put a running request back into the queue; its pages become evictable."""
         self._setups.pop(request.held_row, None)
         self.num_retracted_tokens += int(self._kv.table.computed[request.held_row])
         self._running.release(request)
@@ -130,9 +130,9 @@ class Planner:
         self.num_retractions += 1
 
     def rewrite(self, request: Request, num_kept: int) -> None:
-        """Go on with a running request whose tokens after the first `num_kept` were replaced, none of them computed.
+        """Continue a running request whose tokens after the first `num_kept` were replaced and are not computed.
 
-        Effects: where that takes back what it shares or has let go of, it goes back to the queue.
+        Effects: retracts it if that rolls back tokens that are published, or whose window pages have been freed.
         """
         kv, row = self._kv, request.held_row
         table = kv.table
@@ -147,7 +147,7 @@ class Planner:
         self._setups[row] = request.setup(row)
 
     def _reserve_decodes(self) -> NDArray[np.int32]:
-        """Return the rows whose one token to compute is their latest sample, with room for it."""
+        """Return the decode rows, after reserving a page slot for the next token of each."""
         table = self._kv.table
         while len(self._running) > FEW_ROWS:
             rows = self._running.rows
@@ -159,7 +159,7 @@ class Planner:
         return self._reserve_few()
 
     def _reserve_few(self) -> NDArray[np.int32]:
-        """Do `_reserve_decodes` row by row."""
+        """Do the same as `_reserve_decodes`, row by row: faster for few rows."""
         kv, table = self._kv, self._kv.table
         while True:
             rows = self._running.rows
@@ -170,7 +170,7 @@ class Planner:
             self._retract()
 
     def _continue_prompts(self, chunks: list[Chunk], budget: int) -> int:
-        """Go on with prompts that are partly computed; returns the budget left."""
+        """Plan chunks of prompts that are partly computed; return the budget left."""
         table, rows = self._kv.table, self._running.rows
         (partial,) = (~table.on_device[rows] & (table.computed[rows] < table.known[rows])).nonzero()
         for request in [self._running.requests[i] for i in partial.tolist()]:
@@ -187,7 +187,7 @@ class Planner:
         return budget
 
     def _preempt(self, min_difference: int, now: float) -> None:
-        """Let in the waiting requests that are important enough to send running ones back for."""
+        """Admit the waiting requests whose priority is high enough to retract running ones."""
         highest, running, budget = self._queue.highest_priority, self._running.requests, self._prefill_tokens
         if highest is None or not running or highest - running[-1].priority < min_difference:
             return
@@ -200,13 +200,13 @@ class Planner:
                 budget -= request.num_tokens - int(self._kv.table.computed[request.held_row])
 
     def _enter_for(self, request: Request, highest_victim: int, now: float) -> bool:
-        """Let a request in, sending back what it takes of those with a priority of `highest_victim` or less."""
+        """Admit a request, retracting as many requests of priority `highest_victim` or less as it needs."""
         if self._enter(request, now):
             return True
         running, kv = self._running.requests, self._kv
         rows = [victim.held_row for victim in running if victim.priority <= highest_victim]
         lacking = kv.pages_for(request.num_tokens) - kv.cache.probe(request.reusable_key())
-        freed = int(kv.table.num_pages[rows].sum())  # at most: what they share with others stays
+        freed = int(kv.table.num_pages[rows].sum())  # at most: pages shared with others stay
         if lacking + self._admission.reserved_pages(leaving=rows) > kv.available_pages + freed:
             return False
         while running and running[-1].priority <= highest_victim:
@@ -216,7 +216,7 @@ class Planner:
         return False
 
     def _admit(self, chunks: list[Chunk], budget: int, now: float) -> None:
-        """Let waiting requests in while budget, rows and pages last. Nobody overtakes one that lacks pages."""
+        """Admit waiting requests while budget, rows and pages last. One that lacks pages blocks those behind it."""
         if budget <= 0 or not len(self._queue) or not self._has_room():
             return
         for request in self._queue.ordered(now):
@@ -228,12 +228,12 @@ class Planner:
                 budget -= self._take_chunk(request, chunks, budget)
 
     def _has_room(self) -> bool:
-        """Whether anybody could enter: a row is free, and a page, of which even a cached prompt needs one more."""
+        """Whether a request could be admitted: it needs a free row, and one page even if its prompt is cached."""
         kv = self._kv
         return bool(kv.table.num_free_rows) and self._admission.reserved_pages() < kv.available_pages
 
     def _enter(self, request: Request, now: float) -> bool:
-        """Move a request from the queue to a row, if a row and the pages are there."""
+        """Move a request from the queue to a row, if there are a row and enough pages."""
         self.current = request
         if not self._kv.table.num_free_rows:
             return False
@@ -247,7 +247,7 @@ class Planner:
         return True
 
     def _take_chunk(self, request: Request, chunks: list[Chunk], budget: int) -> int:
-        """Plan as many of a request's next tokens as budget and pages allow; returns how many."""
+        """Plan as many of a request's next tokens as budget and pages allow; return their number."""
         kv, row = self._kv, request.held_row
         start = int(kv.table.computed[row])
         available = min(kv.available_pages, kv.available_window_pages)
@@ -262,21 +262,21 @@ class Planner:
         request.num_reads_planned += len(reads)
         chunks.append(Chunk(request, row, start, end, reads))
         kv.table.computed[row] = end
-        # Published before it is computed: whoever matches it runs in this step or a later one, and a step writes all
-        # keys and values of a layer before anything attends.
-        # Output is published when the request ends: until then, its tokens may be replaced.
+        # Published before it is computed: a request that matches it runs in this step or a later one, and a step writes
+        # all keys and values of a layer before attention reads them.
+        # Output under a grammar is published when the request ends, because its tokens may be replaced until then.
         kv.publish(row, request.key(end if request.grammar is None else min(end, request.prompt_len)))
         return num_tokens
 
     def _retract(self) -> None:
-        """Send the least important running request back to the queue."""
+        """Retract the least important running request."""
         self.retract(self._running.requests[-1])
         self._admission.retracted()
 
     def _count_cached(self, request: Request, reuse: Reuse) -> None:
         if request.num_retractions:
             return
-        num_tokens = min(reuse.num_tokens, request.prompt_len - request.cached_tokens)  # not forced text after it
+        num_tokens = min(reuse.num_tokens, request.prompt_len - request.cached_tokens)  # of the prompt only
         for sums in (request, self):
             sums.cached_tokens += num_tokens
             sums.cached_host_tokens += reuse.host_tokens

@@ -104,7 +104,7 @@ class WaitingQueue:
         self._ageing = Ageing()
         self._tree = PromptTree(page_size)
         self._unplanted: dict[str, QueueEntry] = {}  # not in the tree yet
-        self._told_faults: set[str] = set()  # of the policy, by kind: a failing one fails at every step
+        self._logged_faults: set[str] = set()  # of the policy, by kind: a failing one fails at every step
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -119,7 +119,7 @@ class WaitingQueue:
 
     @property
     def highest_priority(self) -> int | None:
-        """The priority of the most important request; None when nobody waits."""
+        """The priority of the most important request; None if the queue is empty."""
         return max(self._num_by_priority, default=None)
 
     def add(self, request: Request) -> None:
@@ -152,7 +152,7 @@ class WaitingQueue:
             self.remove(request)
 
     def admit(self, request: Request, now: float) -> None:
-        """Take out an admitted request, and note whom it went in front of."""
+        """Remove an admitted request, and record which requests it passed over."""
         self.remove(request)
         self._ageing.admitted(request, now)
 
@@ -167,7 +167,7 @@ class WaitingQueue:
         return [entry.request for entry in order]
 
     def plant(self) -> None:
-        """Add to the tree whoever came since the last time."""
+        """Add the requests queued since the last call to the tree."""
         for entry in self._unplanted.values():
             entry.node = self._tree.add(entry.request.token_ids, entry.request.namespace)
         self._unplanted.clear()
@@ -182,23 +182,23 @@ class WaitingQueue:
         self.cache, self._seen_version, self.moment = cache, cache.version, object()
 
     def _policy_order(self, waiting: list[QueueEntry], now: float) -> list[QueueEntry]:
-        """Ask the policy; one that raises or loses requests costs its order, not the requests.
+        """Return the policy's order; arrival order if the policy raises or returns no permutation.
 
-        It gets a list of its own: whatever it does to that one, nobody is lost.
+        The policy gets a copy of the list, so that changes to it lose no request.
         """
         try:
             order = list(cast(list[QueueEntry], self._policy.order(list(waiting), now)))
             if len(order) == len(waiting) and set(map(id, order)) == set(map(id, waiting)):
                 return self._aged_first(order, now)
-            self._tell_fault("did not return a permutation")
+            self._log_fault("did not return a permutation")
         except Exception as error:
-            self._tell_fault(f"failed with {type(error).__name__}", error)
+            self._log_fault(f"failed with {type(error).__name__}", error)
         return waiting
 
-    def _tell_fault(self, what: str, error: Exception | None = None) -> None:
-        """Log what the policy did wrong, once for each kind."""
-        if what not in self._told_faults:
-            self._told_faults.add(what)
+    def _log_fault(self, what: str, error: Exception | None = None) -> None:
+        """Log a fault of the policy, once for each kind."""
+        if what not in self._logged_faults:
+            self._logged_faults.add(what)
             logger.error(
                 "scheduling policy %s %s; using arrival order. Further failures of this kind are not logged.",
                 type(self._policy),

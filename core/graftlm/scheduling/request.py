@@ -23,7 +23,7 @@ CompletionId = NewType("CompletionId", str)
 
 
 class RequestStatus(Enum):
-    """Where a request stands."""
+    """The state of a request."""
 
     WAITING = "waiting"
     RUNNING = "running"
@@ -34,11 +34,11 @@ class StopWatch(Protocol):
     """Watches one completion's text for stop strings."""
 
     def push(self, token_ids: Sequence[int]) -> object:
-        """Read on."""
+        """Append tokens."""
         ...
 
     def jump(self, num_dropped: int, token_ids: Sequence[int], text: str) -> object:
-        """Go on with tokens in the place of the latest ones, which say more by `text`; no stop string is in it."""
+        """Replace the latest tokens by others, which add `text`; it completes no stop string."""
         ...
 
     @property
@@ -57,26 +57,26 @@ class Request:
             embedding.
         stop_token_ids: tokens that end it, the model's own included unless `ignore_eos`.
         seed: of its noise.
-        deadline_s: clock reading at which it is given up, or None.
+        deadline_s: clock reading at which it times out, or None.
         stop_watch: present when it has stop strings.
         grammar: present when its output is constrained; it has accepted exactly the committed output.
         num_in_flight: steps planned with it and not committed.
-        queue_number: how many had come before it when it was queued first: the order of those that arrive at once.
+        queue_number: requests queued before it; orders requests that arrive at the same time.
         passed_over_s: clock reading when a later arrival was first admitted in front of it, or None.
-        is_aged: whether it has been passed over for so long that it goes first.
+        is_aged: whether it has been passed over for so long that it is admitted first.
         jump_forward_tokens: output tokens that were not sampled, because the grammar forced them.
-        valid_from_step: what steps before this one sampled for it is not used: its output went on another way.
-        cached_tokens: prompt tokens that it did not have to compute, counted until a first retraction.
+        valid_from_step: samples of steps before this one are dropped, because its output was changed meanwhile.
+        cached_tokens: prompt tokens found in the cache, counted until its first retraction.
         cached_host_tokens, cached_storage_tokens: of these, those loaded from lower tiers of the cache.
-        prefetch: what is being brought to host memory for it while it waits.
-        pooling: asks for one vector: it ends where its prompt does, and samples nothing.
-        adapter: what its tokens are computed with besides the model; `namespace` keeps its prefixes apart.
+        prefetch: its prefetch from storage to host memory while it waits.
+        pooling: set for an embedding: it ends with its prompt, and samples nothing.
+        adapter: its LoRA adapter; `namespace` separates its prefixes from those of other adapters.
         num_reads_planned, num_reads_reported: prompt positions, from `first_read` on, whose logits or hidden state a
             step reads, or has delivered.
         prompt_len: tokens of the prompt.
         num_tokens: tokens whose values are known on the host: the prompt and the committed output.
         max_len: tokens it may have at most.
-        is_watched: it has stop strings or a grammar: what a token spells may end it, or bring further tokens.
+        is_watched: it has stop strings or a grammar: the text of a token may end it, or force further tokens.
     """
 
     request_id: CompletionId
@@ -142,9 +142,9 @@ class Request:
 
     @property
     def reusable_len(self) -> int:
-        """Tokens that may come from the cache: those before the next one that has to be read as it is computed.
+        """Leading tokens that may come from the cache: those before the next position whose logits have to be read.
 
-        When none is left to read, that is the last one, whose logits it samples from.
+        If no prompt position is left to read, that is the last token, since sampling reads its logits.
         """
         if self.num_reads_planned < self.num_reads:
             return self.first_read + self.num_reads_planned
@@ -166,7 +166,7 @@ class Request:
 
     @property
     def held_row(self) -> int:
-        """The row it holds; only running requests have one."""
+        """Its row; only running requests have one."""
         if self.row is None:
             raise InvariantError(f"request {self.request_id} is {self.status.value} and holds no row")
         return self.row
@@ -178,14 +178,13 @@ class Request:
 
     @property
     def seniority(self) -> tuple[float, int]:
-        """What sorts requests in the order of their arrival, the same as long as they live."""
+        """A sort key for the order of arrival; it never changes."""
         return self.arrival_s, self.queue_number
 
     def can_be_admitted(self, now: float) -> bool:
-        """Whether it could run now.
+        """Return whether it could run now.
 
-        Not while a token is on its way to it, its grammar is being compiled, or it waits for what is being brought to
-        host memory.
+        It cannot while a step with it is in flight, its grammar is being compiled, or it waits for its prefetch.
         """
         is_ready = not self.num_in_flight and (self.grammar is None or self.grammar.is_ready)
         return is_ready and not self.awaits_prefetch(now)
@@ -197,7 +196,7 @@ class Request:
         return Usage(self.prompt_len, self.num_output_tokens, self.cached_tokens, *lower, self.jump_forward_tokens)
 
     def awaits_prefetch(self, now: float) -> bool:
-        """Whether it is to wait for what is being brought to host memory for it."""
+        """Return whether it still waits for its prefetch."""
         ticket = self.prefetch
         return ticket is not None and not ticket.done and (ticket.deadline_s is None or now < ticket.deadline_s)
 
@@ -211,7 +210,7 @@ class Request:
         self.num_tokens += 1
 
     def replace_latest(self, num_dropped: int, token_ids: Sequence[int]) -> None:
-        """Commit tokens in the place of the latest ones. Keys made before keep what they hold."""
+        """Replace the latest tokens. Keys made before keep the old tokens."""
         if num_dropped:
             self.num_tokens -= num_dropped
             self._tokens = self._tokens[: self.num_tokens].copy()
@@ -219,15 +218,15 @@ class Request:
             self.append(token_id)
 
     def add_pooled(self, hidden: NDArray[np.float32], num_tokens: int) -> None:
-        """Take in what was read of further prompt positions: float32 [n], added up."""
+        """Add the sum of the hidden states of further prompt positions, float32 [n]."""
         self._pooled = hidden.astype(np.float64) if self._pooled is None else self._pooled + hidden
         self.num_reads_reported += num_tokens
 
     @property
     def pooled(self) -> NDArray[np.float32]:
-        """The vector it asked for, float32 [n], once every position has been taken in."""
+        """Its embedding, float32 [n], after the last position has been added."""
         if self._pooled is None:
-            raise InvariantError(f"request {self.request_id} ends without the hidden states it asked for")
+            raise InvariantError(f"request {self.request_id} ends without its hidden states")
         num_tokens = self.prompt_len if self.pooling is not None and self.pooling.reads_all else 1
         return (self._pooled / num_tokens).astype(np.float32)
 

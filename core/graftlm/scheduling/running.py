@@ -12,7 +12,7 @@ __all__ = ["RunningRequests"]
 
 
 class RunningRequests:
-    """Lets requests in and out of the rows of the request table.
+    """Assigns rows of the request table to requests, and takes them back.
 
     Attributes:
         requests: highest priority first, then earliest arrival; the last one is the first to be retracted.
@@ -20,8 +20,8 @@ class RunningRequests:
 
     def __init__(self, kv: KVManager) -> None:
         self.requests: list[Request] = []
-        self._rows: NDArray[np.int32] | None = None  # until it is next asked for
-        self._all: tuple[Request, ...] = ()  # as `requests`, while `_rows` is there
+        self._rows: NDArray[np.int32] | None = None  # None: rebuild on the next access
+        self._all: tuple[Request, ...] = ()  # as `requests`; valid while `_rows` is set
         self._kv = kv
         self._by_row: dict[int, Request] = {}
 
@@ -30,7 +30,7 @@ class RunningRequests:
 
     @property
     def rows(self) -> NDArray[np.int32]:
-        """int32, the requests' rows in the same order; not to be changed, the same array until one comes or goes."""
+        """int32, the rows in the order of `requests`; read-only; the same array until a request enters or leaves."""
         if self._rows is None:
             self._all = tuple(self.requests)
             self._rows = np.array([request.held_row for request in self.requests], dtype=np.int32)
@@ -44,16 +44,16 @@ class RunningRequests:
         return tuple([by_row[row] for row in rows.tolist()])
 
     def enter(self, request: Request, reserved_pages: int) -> Reuse | None:
-        """Give a waiting request a row and what the cache has of it.
+        """Give a waiting request a row, with its cached prefix attached.
 
         Args:
-            reserved_pages: must stay available for others.
+            reserved_pages: pages that must stay available for other rows.
 
-        Returns: tokens found in the cache; None, with nothing changed, when the pages it lacks are not there. The
-            caller knows that a row is free.
+        Returns: the tokens found in the cache; None, with nothing changed, if there are too few pages. A row must be
+            free.
         """
         kv = self._kv
-        at_best = kv.cache.probe(request.reusable_key())  # before matching, which counts as a hit
+        at_best = kv.cache.probe(request.reusable_key())  # a probe first, since a match counts as a hit
         lacking = kv.pages_for(request.num_tokens) - at_best
         if lacking + reserved_pages > kv.available_pages or not kv.has_window_room(lacking, len(self.requests)):
             return None
@@ -71,13 +71,13 @@ class RunningRequests:
         return matched
 
     def release(self, request: Request) -> None:
-        """Take a request out of its row; what it has computed stays cached."""
+        """Take a request out of its row; its keys and values stay cached."""
         row = self._leave(request)
         num_valid = min(int(self._kv.table.computed[row]), request.num_tokens)
         self._kv.release(row, request.key(num_valid))
 
     def discard(self, request: Request) -> None:
-        """Take a request out of its row; what it has computed is not trusted and not cached."""
+        """Take a request out of its row; its keys and values are not cached, because they may be wrong."""
         self._kv.discard(self._leave(request))
 
     def clear(self) -> None:
@@ -98,5 +98,5 @@ class RunningRequests:
 
 
 def _rank(request: Request) -> tuple[int, tuple[float, int]]:
-    """Return what sorts the most important request first."""
+    """Return a sort key: highest priority first, then earliest arrival."""
     return -request.priority, request.seniority

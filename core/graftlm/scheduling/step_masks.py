@@ -1,4 +1,4 @@
-"""What the requests under a grammar that sample in one step may sample."""
+"""The token masks of one step's requests with a grammar."""
 
 from collections.abc import Sequence
 
@@ -48,14 +48,14 @@ def fill_masks(
 def _fill_together(
     fill: FillBitmasks, grammars: Sequence[RequestGrammar | None], idx: list[int], bits: NDArray[np.int32]
 ) -> dict[int, RequestError]:
-    """Fill rows of one backend; one by one if that fails, to find whose fault it is."""
+    """Fill rows of one backend; one by one if that fails, to find the request that causes it."""
     matchers = [grammar.matcher for grammar in map(grammars.__getitem__, idx) if grammar is not None]
     target = bits if len(idx) == len(bits) else np.empty((len(idx), bits.shape[1]), dtype=np.int32)
     try:
         fill(matchers, target)
     except KeyboardInterrupt:
         raise
-    except BaseException:  # a plugin's code, a panic in Rust included; the call for the request it fails for says why
+    except BaseException:  # a plugin's code, or a Rust panic; filling one by one finds the request and the reason
         return _fill_singly(grammars, idx, bits)
     if target is not bits:
         bits[idx] = target

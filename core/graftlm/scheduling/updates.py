@@ -1,4 +1,4 @@
-"""What the scheduler reports of a request when a step is committed, or when the request ends otherwise."""
+"""The updates that the scheduler reports about requests."""
 
 from dataclasses import dataclass
 from enum import Enum
@@ -12,9 +12,9 @@ __all__ = ["Failure", "Finish", "RequestUpdate"]
 
 
 class Failure(str, Enum):
-    """Whose fault it is that a request has not ended by itself."""
+    """Why a request has failed."""
 
-    REQUEST = "request"  # it asked for what cannot be done
+    REQUEST = "request"  # it is invalid or cannot be served
     GRAMMAR = "grammar"  # its grammar was refused when it was compiled
     ENGINE = "engine"
     TIMEOUT = "timeout"
