@@ -237,7 +237,7 @@ def test_an_adapter_that_does_not_fit_leaves_the_engine_as_it_was(engine, adapte
     file = folder / "adapter_config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"use_dora": True}))
     for name, path, message in (
-        ("attention", adapters.folders["all"], "'attention' is loaded already"),
+        ("attention", adapters.folders["all"], "'attention' is already loaded"),
         ("a:b", adapters.folders["all"], "an adapter's name"),
         ("new", folder, "it is a DoRA adapter"),
         ("new", tmp_path / "nothing", "No adapter at"),
@@ -270,7 +270,7 @@ def test_other_projections_than_those_named_are_refused(adapters):
 @pytest.mark.parametrize(
     ("lora", "message"),
     [
-        ({"adapters": {"a": "/a", "b": "/b"}, "max_loaded": 1}, "names 2, more than `max_loaded` 1"),
+        ({"adapters": {"a": "/a", "b": "/b"}, "max_loaded": 1}, "`adapters` has 2 adapters, more than `max_loaded` 1"),
         ({"adapters": {"a": "/a"}, "enabled": False}, "`enabled` is false"),
         ({"target_modules": []}, "must have at least one element"),
     ],

@@ -77,7 +77,7 @@ def test_the_kernel_compiles_for_a_device(tmp_path, monkeypatch, by_share):
     from graftlm.testing.triton_compile import compile_kernel
 
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    tensors = {"x": "*fp32", "wanted": "*fp64", "bounds": "*fp32"}
+    tensors = {"x": "*fp32", "targets": "*fp64", "bounds": "*fp32"}
     sizes = {"row_stride": "i32", "vocab_size": "i32", "unit_bits": "i32", "BY_SHARE": by_share, "BLOCK": 4096}
     compiled = compile_kernel(bound_kernel._bound_kernel, tensors | sizes, 80, {"num_warps": 16})
     assert ".entry" in compiled.asm["ptx"]

@@ -97,7 +97,7 @@ async def test_no_request_comes_in_while_an_adapter_is_being_unloaded(rig):
 
 
 @pytest.mark.parametrize(
-    ("name", "message"), [("sql", "'sql' is loaded already, from /sql"), ("a:b", "an adapter's name")]
+    ("name", "message"), [("sql", "'sql' is already loaded from /sql"), ("a:b", "an adapter's name")]
 )
 async def test_a_name_that_is_taken_or_none_is_refused_before_any_replica_is_asked(rig, name, message):
     with pytest.raises(AdapterError, match=message):

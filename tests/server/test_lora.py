@@ -161,7 +161,7 @@ def test_an_adapter_is_loaded_used_and_unloaded(http, client, adapters, attentio
             "No adapter at '{base}/nothing'",
         ),
         ("/load_lora_adapter", {"lora_name": "a:b", "lora_path": "{base}/nothing"}, 400, "an adapter's name"),
-        ("/load_lora_adapter", {"lora_name": "attention", "lora_path": "{base}/a"}, 400, "is loaded already"),
+        ("/load_lora_adapter", {"lora_name": "attention", "lora_path": "{base}/a"}, 400, "is already loaded"),
         ("/load_lora_adapter", {"lora_name": "a"}, 400, "lora_path"),
         ("/unload_lora_adapter", {"lora_name": "a"}, 404, "Loaded: attention"),
         ("/generate", {"input_ids": [[1], [2]], "lora_path": ["attention"]}, 400, "lora_path: got 1 entries"),

@@ -96,7 +96,7 @@ class ServedAdapters(Mapping[str, ServedAdapter]):
         async with self._lock:
             check_adapter_name(name)
             if name in self._by_name:
-                raise AdapterError(f"an adapter {name!r} is loaded already, from {self[name].path}. Unload it first.")
+                raise AdapterError(f"an adapter {name!r} is already loaded from {self[name].path}. Unload it first.")
             asked, digest = await self._load_everywhere(name, path)
             self._by_name[name] = ServedAdapter(name, path, int(self._wall_clock()), digest)
             for replica in self._replicas.ready:

@@ -433,7 +433,7 @@ def test_scales_may_be_zero_and_have_to_be_finite(tmp_path, settings, make, part
         (weight,) = dict(iter_weights(tmp_path)).values()
         assert weight[0, 0] == 0
         return
-    with pytest.raises(WeightError, match=rf"'{MODULE}' is not .*: scales must be finite"):
+    with pytest.raises(WeightError, match=rf"'{MODULE}' does not match .*: scales must be finite"):
         list(iter_weights(tmp_path))
 
 
