@@ -480,7 +480,10 @@ def test_unknown_keys_do_not_hide_checks_over_several_fields():
     found = errors_of({"server": {"prt": 1, "api_key": "a", "admin_api_key": "a"}})
     assert [line.split(": ")[:2] for line in found] == [
         ["server.prt", "unknown key; did you mean 'port'?"],
-        ["server.admin_api_key", "is equal to server.api_key, so every client has administrator rights; use different keys"],
+        [
+            "server.admin_api_key",
+            "is equal to server.api_key, so every client has administrator rights; use different keys",
+        ],
     ]
 
 
