@@ -18,7 +18,7 @@ from graftlm.server.middleware import ApiKeyAuth, BodyLimit, HostGuard, OriginGu
 
 __all__ = ["create_app"]
 
-_HEALTH_PATHS: Final = frozenset({"/health", "/health_generate"})
+_HEALTH_PATHS: Final = frozenset({"/health", "/health_generate", "/ready", "/ping"})
 #: What a load balancer and a browser that has no key yet may see.
 OPEN_PATHS: Final = _HEALTH_PATHS | PAGE_PATHS
 

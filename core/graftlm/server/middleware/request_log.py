@@ -25,7 +25,7 @@ _MAX_PATH_LEN: Final = 300
 _PRINTABLE: Final = frozenset(string.ascii_letters + string.digits + string.punctuation)
 
 #: Asked for every few seconds by machines; their good answers are only logged at debug.
-_PROBES: Final = frozenset({"/health", "/metrics", "/dashboard/state", "/dashboard/tree"})
+_PROBES: Final = frozenset({"/health", "/ready", "/ping", "/metrics", "/dashboard/state", "/dashboard/tree"})
 
 #: What proxies log for a client that left before its answer began.
 _CLIENT_LEFT: Final = 499

@@ -2,6 +2,7 @@
 
 import time
 from dataclasses import asdict
+from datetime import UTC, datetime
 from typing import Any, Literal
 
 from fastapi import APIRouter, Response
@@ -10,7 +11,15 @@ import graftlm
 from graftlm.processes.replicas import Replica
 from graftlm.processes.tokenizer_manager import TokenizerManager
 from graftlm.server.native.generation_probe import GenerationProbe
-from graftlm.server.native.responses import HealthBody, LoadBody, ModelInfo, ServerInfo
+from graftlm.server.native.responses import (
+    HealthBody,
+    LoadBody,
+    LoadsBody,
+    ModelInfo,
+    ReplicaLoad,
+    ServerInfo,
+    VersionBody,
+)
 
 __all__ = ["make_router"]
 
@@ -35,6 +44,15 @@ def make_router(manager: TokenizerManager) -> APIRouter:
         status: Literal["draining", "unavailable"] = "draining" if health.serving else "unavailable"
         return HealthBody(status=status, problems=problems, paused=health.paused)
 
+    @router.get("/ready", summary="As /health, for Kubernetes", responses=_MAYBE_UNWELL)
+    @router.get("/ping", summary="As /health, for SageMaker", responses=_MAYBE_UNWELL)
+    async def ready(response: Response) -> HealthBody:
+        return await health(response)
+
+    @router.get("/version", summary="The server's version")
+    async def version() -> VersionBody:
+        return VersionBody(version=graftlm.__version__)
+
     @router.get("/health_generate", summary="Whether a token can be generated", responses=_MAYBE_UNWELL)
     async def health_generate(response: Response) -> HealthBody:
         problem = await probe.problem()
@@ -56,6 +74,16 @@ def make_router(manager: TokenizerManager) -> APIRouter:
     @router.get("/get_load", summary="The load of each replica, for routers")
     async def get_load() -> list[LoadBody]:
         return [_load(manager, rank, replica) for rank, replica in enumerate(manager.replicas.replicas)]
+
+    @router.get("/v1/loads", summary="The load of each replica, in SGLang's second format")
+    async def loads() -> LoadsBody:
+        replicas = manager.replicas.replicas
+        return LoadsBody(
+            timestamp=datetime.now(UTC).isoformat(),
+            version=graftlm.__version__,
+            dp_rank_count=len(replicas),
+            loads=[_replica_load(manager, rank, replica) for rank, replica in enumerate(replicas)],
+        )
 
     return router
 
@@ -110,6 +138,25 @@ def _state(manager: TokenizerManager, rank: int, replica: Replica) -> dict[str, 
     stats = {} if replica.load is None else asdict(replica.load.stats)
     load = _load(manager, rank, replica).model_dump()
     return load | {"process": replica.name, "ready": replica.ready, **stats}
+
+
+def _replica_load(manager: TokenizerManager, rank: int, replica: Replica) -> ReplicaLoad:
+    load = _load(manager, rank, replica)
+    num_total = load.max_total_pages * manager.config.cache.page_size
+    num_used = load.num_pages * manager.config.cache.page_size
+    max_running = manager.config.scheduling.max_running_requests
+    num_running = 0 if replica.load is None else replica.load.stats.running_requests
+    return ReplicaLoad(
+        dp_rank=rank,
+        num_running_reqs=num_running,
+        num_waiting_reqs=load.num_waiting_reqs,
+        num_total_reqs=load.num_reqs,
+        num_used_tokens=num_used,
+        max_total_num_tokens=num_total,
+        token_usage=round(num_used / num_total, 4) if num_total else 0.0,
+        utilization=round(num_running / max_running, 4),
+        max_running_requests=max_running,
+    )
 
 
 def _load(manager: TokenizerManager, rank: int, replica: Replica) -> LoadBody:

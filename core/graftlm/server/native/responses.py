@@ -15,13 +15,16 @@ __all__ = [
     "FlushDone",
     "HealthBody",
     "LoadBody",
+    "LoadsBody",
     "MetaInfo",
     "ModelInfo",
     "Pinned",
     "ProfileStarted",
+    "ReplicaLoad",
     "ServerInfo",
     "TracesWritten",
     "Unpinned",
+    "VersionBody",
     "WeightsUpdated",
 ]
 
@@ -126,6 +129,35 @@ class LoadBody(_Body):
     num_pages: int = Field(description="Pages that running requests use.")
     num_cached_pages: int = Field(description="Pages of prefixes that may be evicted.")
     max_total_pages: int
+
+
+class ReplicaLoad(_Body):
+    """The load of one replica, as SGLang's `/v1/loads` writes it."""
+
+    dp_rank: int
+    num_running_reqs: int = Field(description="Requests in the batch, as last reported.")
+    num_waiting_reqs: int = Field(description="Requests in the queue, as last reported.")
+    num_total_reqs: int = Field(description="Prompts that have not ended.")
+    num_used_tokens: int = Field(description="Tokens of KV memory that running requests use.")
+    max_total_num_tokens: int = Field(description="Tokens that the KV memory holds.")
+    token_usage: float = Field(description="`num_used_tokens` / `max_total_num_tokens`.")
+    utilization: float = Field(description="`num_running_reqs` / `max_running_requests`.")
+    max_running_requests: int
+
+
+class LoadsBody(_Body):
+    """The load of all replicas."""
+
+    timestamp: str = Field(description="ISO 8601, UTC.")
+    version: str
+    dp_rank_count: int
+    loads: list[ReplicaLoad]
+
+
+class VersionBody(_Body):
+    """The server's version."""
+
+    version: str
 
 
 class ServerInfo(_Body):

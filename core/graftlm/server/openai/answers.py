@@ -30,6 +30,7 @@ __all__ = [
     "FunctionDelta",
     "ModelCard",
     "ModelList",
+    "PromptText",
     "RankedDocument",
     "Ranking",
     "ScoreBody",
@@ -328,6 +329,13 @@ class TokenText(msgspec.Struct, frozen=True):
     """The text of token ids."""
 
     text: str
+
+
+class PromptText(msgspec.Struct, frozen=True):
+    """The text of token ids, under SGLang's and vLLM's names."""
+
+    text: str
+    prompt: str
 
 
 def new_id(prefix: str) -> str:

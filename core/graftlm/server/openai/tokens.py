@@ -4,7 +4,7 @@ from fastapi import APIRouter, Response
 
 from graftlm.processes.tokenizer_manager import TokenizerManager
 from graftlm.server.errors import ApiError
-from graftlm.server.openai.answers import TokenList, TokenText, encode
+from graftlm.server.openai.answers import PromptText, TokenList, TokenText, encode
 from graftlm.server.openai.document import described
 from graftlm.server.openai.params import chat_messages, check_model
 from graftlm.server.openai.requests import DetokenizeRequest, TokenizeRequest
@@ -16,6 +16,7 @@ def make_router(manager: TokenizerManager) -> APIRouter:
     """Return the routes."""
     router = APIRouter()
 
+    @router.post("/tokenize", include_in_schema=False)
     @router.post("/v1/tokenize", summary="Turn texts or a chat into token ids", responses=described(TokenList))
     async def tokenize(body: TokenizeRequest) -> Response:
         check_model(body.model, manager.model, manager.adapters)
@@ -35,9 +36,18 @@ def make_router(manager: TokenizerManager) -> APIRouter:
 
     @router.post("/v1/detokenize", summary="Turn token ids into text", responses=described(TokenText))
     async def detokenize(body: DetokenizeRequest) -> Response:
-        check_model(body.model, manager.model, manager.adapters)
-        skips = body.skip_special_tokens is not False
-        text = await manager.preparer.decode(body.tokens, skip_special_tokens=skips)
+        text = await _text_of(manager, body)
         return Response(encode(TokenText(text)), media_type="application/json")
 
+    @router.post("/detokenize", summary="As /v1/detokenize, with vLLM's `prompt`", responses=described(PromptText))
+    async def detokenize_prompt(body: DetokenizeRequest) -> Response:
+        text = await _text_of(manager, body)
+        return Response(encode(PromptText(text, text)), media_type="application/json")
+
     return router
+
+
+async def _text_of(manager: TokenizerManager, body: DetokenizeRequest) -> str:
+    check_model(body.model, manager.model, manager.adapters)
+    skips = body.skip_special_tokens is not False
+    return await manager.preparer.decode(body.tokens, skip_special_tokens=skips)
