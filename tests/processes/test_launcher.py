@@ -189,9 +189,9 @@ async def test_closing_while_the_processes_start_leaves_nothing():
 async def test_closing_after_the_processes_have_ended_by_themselves_leaves_nothing():
     launcher = Launcher(EngineConfig.load(CONFIG))
     await launcher.start()
-    for pid in launcher.pids.values():
-        os.kill(pid, signal.SIGKILL)
-        psutil.Process(pid).wait(5)  # the event loop has not noticed it
+    for child in map(psutil.Process, list(launcher.pids.values())):
+        child.kill()
+        child.wait(5)  # the event loop has not noticed it
     await launcher.close()
     assert not launcher.folder.exists()
 

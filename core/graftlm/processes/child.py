@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import Any, BinaryIO, Literal
+from typing import Any, BinaryIO, Literal, TextIO
 
 import msgspec
 
@@ -34,7 +34,7 @@ class ChildSetup(msgspec.Struct, frozen=True, kw_only=True):
         main, detokenizer: where it sends them.
         config: as EngineConfig.load takes it, without secrets.
         sys_path: where main imports from, so that plugins are found that are not installed.
-        stacks_path: where the stacks of its threads are written on SIGUSR1.
+        stacks_path: where the stacks of its threads are written on SIGUSR1 and SIGUSR2.
         num_threads: for tensor operations; None leaves it to torch.
         kv_events: `server.kv_events`.
     """
@@ -52,15 +52,31 @@ class ChildSetup(msgspec.Struct, frozen=True, kw_only=True):
     kv_events: str | None = None
 
 
+def _write_stacks_on_signals(file: TextIO) -> None:
+    """Have the process write the stacks of all threads when it gets SIGUSR1 or SIGUSR2; see `stacks_of`.
+
+    All threads must have blocked SIGUSR1.
+    """
+
+    def write() -> None:
+        while True:
+            signal.sigwait({signal.SIGUSR1})
+            faulthandler.dump_traceback(file, all_threads=True)
+
+    threading.Thread(target=write, name="graftlm-stacks", daemon=True).start()
+    faulthandler.register(signal.SIGUSR2, file=file, all_threads=True)
+
+
 def main() -> None:
     """Run the process that standard input describes."""
     stdin = sys.stdin.buffer
     setup = msgspec.json.decode(stdin.readline(), type=ChildSetup)
     sys.path[:] = setup.sys_path
     configure_logging(setup.log_format, setup.log_level, setup.name)
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})  # in all threads: one of them waits for it
     _obey_main_alone(stdin, Path(setup.stacks_path).parent)
     stacks = Path(setup.stacks_path).open("w")  # noqa: SIM115  # open as long as the process lives
-    faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True)
+    _write_stacks_on_signals(stacks)
     to_main = Outbox(setup.main)
     failed: tuple[str, str] | None = None
     status = 0

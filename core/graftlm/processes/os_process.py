@@ -13,6 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
+import psutil
+
 __all__ = ["ChildProcess", "command_line", "describe_end", "device_of", "end", "stacks_of"]
 
 #: How long a process may take to end when it is told to.
@@ -164,17 +166,32 @@ async def end(process: ChildProcess) -> None:
 
 
 async def stacks_of(process: ChildProcess, path: Path) -> str:
-    """Have a process write its stacks, which works even while it holds the interpreter's lock, and read them.
+    """Return the stacks of a process's threads.
+
+    SIGUSR1 makes a thread of the process write them, which holds the GIL, so that no other thread changes its frames
+    meanwhile. A process in which no thread gets the GIL does not answer; SIGUSR2 makes its signal handler write them.
+    That would crash a process whose other threads run.
 
     Args:
-        path: where it writes them.
+        path: the file that the process writes to.
     """
-    process.send_signal(signal.SIGUSR1)
-    for _ in range(_STACKS_TRIES):
-        await asyncio.sleep(_STACKS_INTERVAL_S)
-        text = path.read_text()
-        if text:
-            return text
-        if process.returncode is not None:
-            return "(none: it has ended)"
+    for asking in (signal.SIGUSR1, signal.SIGUSR2):
+        if _is_stopped(process.pid):
+            break  # a signal would be handled when the process runs again
+        process.send_signal(asking)
+        for _ in range(_STACKS_TRIES):
+            await asyncio.sleep(_STACKS_INTERVAL_S)
+            text = path.read_text()
+            if text:
+                return text
+            if process.returncode is not None:
+                return "(none: it has ended)"
     return "(none: it is stopped, or waits in the kernel)"
+
+
+def _is_stopped(pid: int) -> bool:
+    """Return whether a signal such as SIGSTOP has stopped a process."""
+    try:
+        return bool(psutil.Process(pid).status() == psutil.STATUS_STOPPED)
+    except psutil.NoSuchProcess:
+        return False
