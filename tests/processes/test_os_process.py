@@ -8,6 +8,7 @@ import sys
 import threading
 from pathlib import Path
 
+import psutil
 import pytest
 import uvloop
 
@@ -155,3 +156,69 @@ async def test_a_process_may_write_its_stacks_late(tmp_path):
     assert await stacks_of(process, path) == "here\n"
     await end(process)
     assert process.returncode != -signal.SIGKILL
+
+
+CHILD_WITH_STACKS = """
+import sys, threading
+import numpy  # starts threads of its own
+from graftlm.processes.child import write_stacks_on_signals
+
+all_turn = threading.Barrier(5, lambda: print("up", flush=True))
+
+def turn_round():
+    all_turn.wait()
+    while True:
+        call(3)
+
+def call(depth):
+    return depth and call(depth - 1)
+
+write_stacks_on_signals(open(sys.argv[1], "w"))
+if sys.argv[2] == "runs":
+    for _ in range(4):
+        threading.Thread(target=turn_round, daemon=True).start()
+    turn_round()
+print("up", flush=True)
+sum(range(10**15))  # holds the GIL, whatever signal comes
+"""
+
+
+async def start_with_stacks(path, kind, tmp_path):
+    """Start a process whose threads run, or one that holds the GIL; return when it does."""
+    script, out = tmp_path / "child.py", tmp_path / "out"
+    script.write_text(CHILD_WITH_STACKS)
+    process = await start("sh", "-c", f"exec {sys.executable} {script} {path} {kind} > {out}")
+    async with asyncio.timeout(60):
+        while not (out.exists() and out.read_text()):
+            await asyncio.sleep(0.01)
+    return process
+
+
+async def test_a_process_whose_threads_run_survives_its_reports_and_each_has_its_own_stacks(tmp_path):
+    path = tmp_path / "stacks"
+    process = await start_with_stacks(path, "runs", tmp_path)
+    for _ in range(20):
+        assert (await stacks_of(process, path)).count("in turn_round") == 5
+    assert process.returncode is None
+    await end(process)
+
+
+async def test_a_process_that_holds_the_gil_reports_the_line_too(tmp_path):
+    path = tmp_path / "stacks"
+    process = await start_with_stacks(path, "hangs", tmp_path)
+    assert 'child.py", line 22 in <module>' in await stacks_of(process, path)
+    process.kill()
+    await process.wait()
+
+
+async def test_a_stopped_process_gets_no_signal(tmp_path):
+    path = tmp_path / "stacks"
+    process = await start_with_stacks(path, "runs", tmp_path)
+    process.send_signal(signal.SIGSTOP)
+    async with asyncio.timeout(10):
+        while psutil.Process(process.pid).status() != psutil.STATUS_STOPPED:
+            await asyncio.sleep(0.01)
+    assert (await stacks_of(process, path)).startswith("(none: it is stopped")
+    process.send_signal(signal.SIGCONT)
+    assert (await stacks_of(process, path)).count("in turn_round") == 5
+    await end(process)

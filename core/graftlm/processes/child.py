@@ -20,7 +20,7 @@ from graftlm.processes.channels import Inbox, Outbox, deliver_all
 from graftlm.processes.messages import AnyMessage, Failed, LoadTokenizer, Progress, Ready
 from graftlm.processes.names import DETOKENIZER, scheduler_index
 
-__all__ = ["ChildSetup", "main"]
+__all__ = ["ChildSetup", "main", "write_stacks_on_signals"]
 
 logger = logging.getLogger(__name__)
 
@@ -52,17 +52,22 @@ class ChildSetup(msgspec.Struct, frozen=True, kw_only=True):
     kv_events: str | None = None
 
 
-def _write_stacks_on_signals(file: TextIO) -> None:
-    """Have the process write the stacks of all threads when it gets SIGUSR1 or SIGUSR2; see `stacks_of`.
+def write_stacks_on_signals(file: TextIO) -> None:
+    """Have this process append the stacks of all threads to a file when it gets SIGUSR1 or SIGUSR2; see `stacks_of`.
 
-    All threads must have blocked SIGUSR1.
+    Call it in the main thread. The C handler of SIGUSR1 writes a byte to a pipe, in whichever thread it runs; a thread
+    that waits for the byte writes the stacks.
     """
+    receiver, sender = os.pipe()
 
     def write() -> None:
         while True:
-            signal.sigwait({signal.SIGUSR1})
+            os.read(receiver, 1)
             faulthandler.dump_traceback(file, all_threads=True)
 
+    os.set_blocking(sender, False)
+    signal.set_wakeup_fd(sender, warn_on_full_buffer=False)
+    signal.signal(signal.SIGUSR1, lambda number, frame: None)
     threading.Thread(target=write, name="graftlm-stacks", daemon=True).start()
     faulthandler.register(signal.SIGUSR2, file=file, all_threads=True)
 
@@ -73,10 +78,9 @@ def main() -> None:
     setup = msgspec.json.decode(stdin.readline(), type=ChildSetup)
     sys.path[:] = setup.sys_path
     configure_logging(setup.log_format, setup.log_level, setup.name)
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})  # in all threads: one of them waits for it
     _obey_main_alone(stdin, Path(setup.stacks_path).parent)
     stacks = Path(setup.stacks_path).open("w")  # noqa: SIM115  # open as long as the process lives
-    _write_stacks_on_signals(stacks)
+    write_stacks_on_signals(stacks)
     to_main = Outbox(setup.main)
     failed: tuple[str, str] | None = None
     status = 0

@@ -173,18 +173,21 @@ async def stacks_of(process: ChildProcess, path: Path) -> str:
     That would crash a process whose other threads run.
 
     Args:
-        path: the file that the process writes to.
+        path: the file that the process appends to.
     """
+    num_before = path.stat().st_size
     for asking in (signal.SIGUSR1, signal.SIGUSR2):
         if _is_stopped(process.pid):
             break  # a signal would be handled when the process runs again
         process.send_signal(asking)
+        stacks = b""
         for _ in range(_STACKS_TRIES):
             await asyncio.sleep(_STACKS_INTERVAL_S)
-            text = path.read_text()
-            if text:
-                return text
-            if process.returncode is not None:
+            so_far, stacks = stacks, path.read_bytes()[num_before:]
+            has_ended = process.returncode is not None
+            if stacks and (stacks == so_far or has_ended):  # all is written
+                return stacks.decode(errors="replace")
+            if has_ended:
                 return "(none: it has ended)"
     return "(none: it is stopped, or waits in the kernel)"
 
