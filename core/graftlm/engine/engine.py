@@ -260,11 +260,10 @@ class Engine:
         Raises:
             QueueFullError: max_queued_requests are waiting; also when this call alone brings more than that.
         """
-        options, split = (
-            RequestOptions(priority=priority, timeout_s=timeout_s, cache_salt=cache_salt),
-            split_prompts(prompts),
+        options = RequestOptions(priority=priority, timeout_s=timeout_s, cache_salt=cache_salt)
+        jobs = await asyncio.to_thread(
+            self._maker.jobs, split_prompts(prompts), sampling_params, options, adapter, request_ids
         )
-        jobs = await asyncio.to_thread(self._maker.jobs, split, sampling_params, options, adapter, request_ids)
         await self._runner.arun(jobs)
         return [job.output() for job in jobs]
 
