@@ -11,9 +11,10 @@ RUN python -m hatchling build -t wheel -d /dist
 FROM python:3.11-slim-bookworm
 # CPU builds of torch; an index of CUDA builds makes an image for GPUs.
 ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
-COPY constraints.txt /tmp/constraints.txt
-COPY --from=build /dist /tmp/dist
-RUN pip install --no-cache-dir --extra-index-url "$TORCH_INDEX" -c /tmp/constraints.txt "$(ls /tmp/dist/*.whl)[cpu]"
+WORKDIR /install
+COPY constraints.txt .
+COPY --from=build /dist dist
+RUN pip install --no-cache-dir --extra-index-url "$TORCH_INDEX" -c constraints.txt "$(ls dist/*.whl)[cpu]"
 # Other machines reach the server, so it needs a key; without the variable it does not start.
 RUN echo 'server: {host: 0.0.0.0, port: 30000, api_key: "${GRAFTLM_API_KEY}"}' > /etc/graftlm.yaml
 RUN useradd --create-home graftlm
