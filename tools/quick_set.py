@@ -10,7 +10,6 @@ The quick set leaves out
 """
 
 import os
-import sys
 from collections import defaultdict
 from collections.abc import Generator, Hashable, Sequence
 from itertools import islice
@@ -84,7 +83,7 @@ def deselected(items: Sequence[pytest.Item], *, full: bool, named: Sequence[str]
         full: all tests are selected, but those that need a device which is not here.
         named: node ids as the command line has them; a folder or a part of a path may come before them.
     """
-    has_device = _has_device() if any(item.get_closest_marker("gpu") for item in items) else False
+    has_device = any(item.get_closest_marker("gpu") for item in items) and _has_device()
     gone = {item for item in items if item.get_closest_marker("gpu") and not has_device}
     if not full:
         gone |= {item for item in items if item.get_closest_marker("full")} | _uncovering(items)
@@ -135,8 +134,9 @@ def _test_files(path: Path) -> list[Path]:
 
 
 def _has_device() -> bool:
-    torch = sys.modules.get("torch")
-    return torch is not None and bool(torch.cuda.is_available())
+    import torch  # the tests that need a device import it too
+
+    return bool(torch.cuda.is_available())
 
 
 def _kernels_changed_ns() -> int:
