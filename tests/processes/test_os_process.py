@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import threading
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import psutil
@@ -183,42 +184,43 @@ sum(range(10**15))  # holds the GIL, whatever signal comes
 """
 
 
-async def start_with_stacks(path, kind, tmp_path):
-    """Start a process whose threads run, or one that holds the GIL; return when it does."""
+@asynccontextmanager
+async def started_with_stacks(path, kind, tmp_path):
+    """Start a process whose threads run, or one that holds the GIL; kill it at the end."""
     script, out = tmp_path / "child.py", tmp_path / "out"
     script.write_text(CHILD_WITH_STACKS)
     process = await start("sh", "-c", f"exec {sys.executable} {script} {path} {kind} > {out}")
-    async with asyncio.timeout(60):
-        while not (out.exists() and out.read_text()):
-            await asyncio.sleep(0.01)
-    return process
+    try:
+        async with asyncio.timeout(60):
+            while not (out.exists() and out.read_text()):
+                await asyncio.sleep(0.01)
+        yield process
+    finally:
+        process.kill()
+        await process.wait()
 
 
 async def test_a_process_whose_threads_run_survives_its_reports_and_each_has_its_own_stacks(tmp_path):
     path = tmp_path / "stacks"
-    process = await start_with_stacks(path, "runs", tmp_path)
-    for _ in range(20):
-        assert (await stacks_of(process, path)).count("in turn_round") == 5
-    assert process.returncode is None
-    await end(process)
+    async with started_with_stacks(path, "runs", tmp_path) as process:
+        for _ in range(20):
+            assert (await stacks_of(process, path)).count("in turn_round") == 5
+        assert process.returncode is None
 
 
 async def test_a_process_that_holds_the_gil_reports_the_line_too(tmp_path):
     path = tmp_path / "stacks"
-    process = await start_with_stacks(path, "hangs", tmp_path)
-    assert 'child.py", line 22 in <module>' in await stacks_of(process, path)
-    process.kill()
-    await process.wait()
+    async with started_with_stacks(path, "hangs", tmp_path) as process:
+        assert 'child.py", line 22 in <module>' in await stacks_of(process, path)
 
 
 async def test_a_stopped_process_gets_no_signal(tmp_path):
     path = tmp_path / "stacks"
-    process = await start_with_stacks(path, "runs", tmp_path)
-    process.send_signal(signal.SIGSTOP)
-    async with asyncio.timeout(10):
-        while psutil.Process(process.pid).status() != psutil.STATUS_STOPPED:
-            await asyncio.sleep(0.01)
-    assert (await stacks_of(process, path)).startswith("(none: it is stopped")
-    process.send_signal(signal.SIGCONT)
-    assert (await stacks_of(process, path)).count("in turn_round") == 5
-    await end(process)
+    async with started_with_stacks(path, "runs", tmp_path) as process:
+        process.send_signal(signal.SIGSTOP)
+        async with asyncio.timeout(10):
+            while psutil.Process(process.pid).status() != psutil.STATUS_STOPPED:
+                await asyncio.sleep(0.01)
+        assert (await stacks_of(process, path)).startswith("(none: it is stopped")
+        process.send_signal(signal.SIGCONT)
+        assert (await stacks_of(process, path)).count("in turn_round") == 5
