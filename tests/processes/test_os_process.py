@@ -94,11 +94,15 @@ def test_a_process_is_started_without_fork_handlers():
 
 
 @pytest.mark.parametrize("run", [asyncio.run, uvloop.run])
-def test_a_process_has_a_session_of_its_own_and_ends_with_its_status(run):
+def test_a_process_has_a_session_of_its_own_and_ends_with_its_status(run, tmp_path):
+    may_end = tmp_path / "may end"
+    script = f'read -r line; test "$line" = "a line"; status=3$?; until test -e "{may_end}"; do :; done; exit $status'
+
     async def live():
-        process = await start("sh", "-c", 'read -r line; test "$line" = "a line"; exit 3$?', first_line=b"a line\n")
+        process = await start("sh", "-c", script, first_line=b"a line\n")
         assert os.getsid(process.pid) == process.pid
         assert process.returncode is None
+        may_end.touch()
         return await asyncio.gather(process.wait(), process.wait()), process.returncode
 
     assert run(live()) == ([30, 30], 30)
