@@ -147,7 +147,7 @@ def test_all_other_paths_are_refused_alike(places, path):
         checkpoint_paths(places).admit(path.replace("{}", str(places)), "lora_path")
     assert (refused.value.status, refused.value.code) == (403, "path_not_allowed")
     assert str(refused.value) == (
-        "lora_path is outside the folders that clients may name; list its folder in server.checkpoint_roots"
+        "lora_path is outside the folders that clients may use; list its folder in server.checkpoint_roots"
     )
 
 

@@ -12,7 +12,7 @@ from graftlm.server.file_limit import connections_under, num_open_files, raise_f
 class FakeConnection:
     def __init__(self, name, table):
         self.name, self.table = name, table
-        self.body_bytes, self.is_held, self.unsent_bytes = 0, False, 2**20
+        self.body_bytes, self.is_read_paused, self.unsent_bytes = 0, False, 2**20
         self.ended = None
 
     def expire(self, phase):
@@ -98,10 +98,10 @@ def test_a_body_has_a_second_more_for_each_kib_and_all_the_time_that_the_server_
     clock.now_s += 39
     table.sweep()
     assert body.ended is None
-    body.is_held = True
+    body.is_read_paused = True
     clock.now_s += 1000
     table.sweep()
-    body.is_held = False
+    body.is_read_paused = False
     clock.now_s += 39
     table.sweep()
     assert body.ended is None

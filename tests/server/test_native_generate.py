@@ -400,7 +400,7 @@ class TestRefusals:
             ({"text": "a", "sampling_params": {"regex": "a", "ebnf": "b"}}, "at most one of"),
             (
                 {"text": ["a", "b"], "sampling_params": [{}]},
-                "sampling_params: got 1 entries, expected one for each of 2",
+                "sampling_params: got 1 entries, expected one for each of the 2",
             ),
             ({"text": "a", "sampling_params": {"grammar_backend": "xgramar"}}, "Did you mean 'xgrammar'?"),
             ({"text": "a", "sampling_params": {"grammar_backened": "xgrammar"}}, "did you mean 'grammar_backend'"),

@@ -134,5 +134,5 @@ def test_a_path_outside_the_roots_is_refused_whether_it_exists_or_not(client, ro
         return
     assert (answer.status_code, error["code"], error["param"]) == (403, "path_not_allowed", param)
     assert error["message"] == (
-        f"{param} is outside the folders that clients may name; list its folder in server.checkpoint_roots"
+        f"{param} is outside the folders that clients may use; list its folder in server.checkpoint_roots"
     )

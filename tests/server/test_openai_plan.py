@@ -151,7 +151,7 @@ TOOLS = [tool("a"), tool("b", properties={"n": {"type": "integer", "minimum": 1}
 )
 def test_what_a_backend_leaves_out_of_a_tool_is_named_by_its_place_in_the_request(format_, place, choice):
     planned, _ = plan_calls(format_, TOOLS, tool_choice=choice)
-    place = place.format(planned.use.places.index(1))
+    place = place.format(planned.use.indices.index(1))
     assert planned.unenforced([f"{place}.properties.n.not"]) == ("tools[1].function.parameters.properties.n.not",)
     assert planned.use.choice is ToolChoice.REQUIRED
 
@@ -236,7 +236,7 @@ def test_only_allowed_tools_are_called(mode):
     tools = [tool("a"), tool("b"), tool("c")]
     planned, manager = plan_calls(HermesFormat(), tools, tool_choice=allowed(mode, "c", "a", "c"))
     assert [one.name for one in planned.use.tools] == ["a", "c"]
-    assert (planned.use.places, planned.use.choice.value, planned.use.parallel) == ((0, 2), mode, True)
+    assert (planned.use.indices, planned.use.choice.value, planned.use.parallel) == ((0, 2), mode, True)
     assert [name for name, _ in manager.checked] == ["a", "c"]
     assert planned.unenforced(["$.structures[1].schema.not"]) == ("tools[2].function.parameters.not",)
 

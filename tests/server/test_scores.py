@@ -114,14 +114,14 @@ def test_label_tokens_rerank_by_the_share_of_the_first(server):
         ("/v1/score", {"text_1": "x", "text_2": "y", "label_token_ids": [5]}, "then those of others"),
         ("/classify", {}, "either text or input_ids"),
         ("/classify", {"text": []}, "the list of prompts is empty"),
-        ("/classify", {"text": ["x", "y"], "rid": "one"}, "a different one for each of 2"),
+        ("/classify", {"text": ["x", "y"], "rid": "one"}, "a different id for each of the 2"),
         ("/v1/score", {"text_1": "x", "text_2": "y"}, "no score head"),
         ("/v1/score", {"text_1": "x", "items": "y"}, "got text_1, items"),
         ("/v1/score", {}, "got none of them"),
         (
             "/v1/score",
             {"text_1": ["x", "y"], "text_2": ["a", "b", "c"], "label_token_ids": LABELS},
-            "2 texts, text_2 3",
+            "text_1 has 2 texts and text_2 has 3",
         ),
         ("/v1/score", {"query": "x", "items": [[5]], "label_token_ids": LABELS}, "all be text, or all be token ids"),
         ("/v1/score", {"query": "x", "items": "y", "label_token_ids": [10**6]}, "outside the vocabulary"),
@@ -131,7 +131,7 @@ def test_label_tokens_rerank_by_the_share_of_the_first(server):
         (
             "/v1/rerank",
             {"query": "x", "documents": ["y"], "label_token_ids": LABELS, "prompt_template": "{query}"},
-            "must hold {document}",
+            "must contain {document}",
         ),
     ],
 )

@@ -1,1 +1,1 @@
-"""HTTP in front of the engine."""
+"""The HTTP server in front of the engine."""

@@ -1,4 +1,4 @@
-"""The HTTP application: which routes there are, and what every request passes before them."""
+"""The HTTP application: its routes, and the middleware that every request passes first."""
 
 from collections.abc import Sequence
 from typing import Any, Final
@@ -19,20 +19,23 @@ from graftlm.server.middleware import ApiKeyAuth, BodyLimit, HostGuard, OriginGu
 __all__ = ["create_app"]
 
 _HEALTH_PATHS: Final = frozenset({"/health", "/health_generate", "/ready", "/ping"})
-#: What a load balancer and a browser that has no key yet may see.
+#: Paths that need no API key: health checks of load balancers, and the page in which a browser asks for the key.
 OPEN_PATHS: Final = _HEALTH_PATHS | PAGE_PATHS
 
-#: Where even a GET changes something, as SGLang's clients expect.
+#: Paths whose GET has an effect, as SGLang's clients expect.
 _CHANGING_GETS: Final = frozenset({"/flush_cache"})
 
 _TAGS: Final = [
-    {"name": "openai", "description": "What OpenAI's clients speak."},
+    {"name": "openai", "description": "The interface of OpenAI's clients."},
     {"name": "generate", "description": "SGLang's native interface."},
     {"name": "information", "description": "Health, model, configuration, load."},
-    {"name": "cache", "description": "Pins in the prefix cache, and what it holds; an operator's."},
-    {"name": "weights", "description": "Replace and show the model's weights; the administrator's."},
-    {"name": "adapters", "description": "Loading and unloading of low-rank adapters; the administrator's."},
-    {"name": "control", "description": "Abort, flush, pause, profile; an operator's but for single aborts."},
+    {"name": "cache", "description": "Pins in the prefix cache, and its content. For operators."},
+    {"name": "weights", "description": "Replace and show the model's weights. For administrators."},
+    {"name": "adapters", "description": "Load and unload low-rank adapters. For administrators."},
+    {
+        "name": "control",
+        "description": "Abort, flush, pause, profile. For operators, except aborts of single requests.",
+    },
 ]
 
 
@@ -40,7 +43,7 @@ def create_app(manager: TokenizerManager, *, extra_routers: Sequence[APIRouter] 
     """Return the application.
 
     Args:
-        manager: what the routes talk to.
+        manager: receives the requests of all routes.
         extra_routers: further routes, behind the same middleware.
     """
     app = FastAPI(
@@ -51,7 +54,7 @@ def create_app(manager: TokenizerManager, *, extra_routers: Sequence[APIRouter] 
         responses={"4XX": {"model": ErrorBody, "description": "The request is refused; the body says why."}},
         dependencies=_documented_keys(manager.config),
         middleware=_middleware(manager.config),
-        # Their pages load scripts from elsewhere, into a page that may drive this server.
+        # FastAPI's documentation pages would load scripts of another host into a page that may call this server.
         docs_url=None,
         redoc_url=None,
     )
@@ -62,14 +65,17 @@ def create_app(manager: TokenizerManager, *, extra_routers: Sequence[APIRouter] 
 
 
 def _documented_keys(config: EngineConfig) -> list[Any]:
-    """Return what has the API's own description tell of keys; they are checked before any route is reached."""
+    """Return the dependencies that put the API keys into the OpenAPI document.
+
+    They check nothing: `ApiKeyAuth` checks the keys before a request reaches a route.
+    """
     if config.server.api_key is None and config.server.admin_api_key is None:
         return []
     return [Depends(HTTPBearer(auto_error=False, description="server.api_key, or server.admin_api_key"))]
 
 
 def _middleware(config: EngineConfig) -> list[Middleware]:
-    """Return what a request passes, outermost first."""
+    """Return the middleware, outermost first."""
     server = config.server
     cors = Middleware(
         CORSMiddleware,

@@ -4,7 +4,7 @@ __all__ = ["namespace_of"]
 
 
 def namespace_of(cache_salt: str | None, extra_key: str | None) -> str:
-    """Return the namespace for a salt and a further key; "" for neither."""
+    """Return the namespace for a salt and a further key; "" if neither is set."""
     if cache_salt and extra_key:
-        return f"{len(cache_salt)}:{cache_salt}{extra_key}"  # no other pair gives the same
+        return f"{len(cache_salt)}:{cache_salt}{extra_key}"  # the length makes this unique for each pair
     return cache_salt or extra_key or ""

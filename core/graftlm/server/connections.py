@@ -1,4 +1,4 @@
-"""The open HTTP connections: how many there may be, and how long each may wait for its client."""
+"""The open HTTP connections: limits on their number, and on the time that each may wait for its client."""
 
 import asyncio
 import time
@@ -9,7 +9,7 @@ from typing import Final, Protocol
 
 __all__ = ["Connection", "ConnectionLimits", "ConnectionTable", "Phase"]
 
-#: A body has this many more bytes for each second beyond `stall_timeout_s`.
+#: Beyond `stall_timeout_s`, a body must arrive at this average rate or faster.
 _MIN_BODY_BYTES_PER_S: Final = 1024
 
 
@@ -24,9 +24,9 @@ class Phase(Enum):
     CLOSING = "a client that has yet to read the end of its last answer"
 
 
-#: In these the client has to read.
+#: Phases in which the server waits until the client reads.
 _UNREAD: Final = (Phase.STALLED, Phase.CLOSING)
-#: These connections are closed for a new one, the oldest of the first kind first.
+#: Connections in these phases may be closed for a new one. The phases are tried in this order, oldest connection first.
 _EVICTABLE: Final = (Phase.CLOSING, Phase.BODY, Phase.STALLED)
 
 
@@ -35,33 +35,35 @@ class Connection(Protocol):
 
     @property
     def body_bytes(self) -> int:
-        """Bytes of the current request's body that have come."""
+        """Number of bytes of the current request's body that have arrived."""
 
     @property
-    def is_held(self) -> bool:
+    def is_read_paused(self) -> bool:
         """Whether the server does not read from the client at the moment."""
 
     @property
     def unsent_bytes(self) -> int:
-        """Bytes of answers that the operating system has not taken yet."""
+        """Number of bytes of answers that the operating system has not accepted yet."""
 
     def expire(self, phase: Phase) -> None:
-        """End a connection that was too long in a phase."""
+        """End a connection that was in a phase for too long."""
 
     def abort(self) -> None:
-        """Close at once, without another byte."""
+        """Close the connection at once, and send no more bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class ConnectionLimits:
-    """What clients may take.
+    """Limits on the connections, bytes and seconds that clients may use.
 
     Attributes:
-        max_connections: open at once.
-        max_header_bytes: of the request line with all header fields; of the trailer fields; of a chunk's extensions.
-        header_timeout_s: from a connection's opening, or a request's first byte, to the end of its header fields.
-        stall_timeout_s: a body may take as long, and a second more for each KiB that came; a client may take as long
-            without reading anything of its answer.
+        max_connections: connections that may be open at the same time.
+        max_header_bytes: a limit for each of these: the request line with all header fields, the trailer fields, the
+            extensions of one chunk.
+        header_timeout_s: seconds until the header fields are complete. They count from the opening of the connection,
+            or from the first byte of a later request.
+        stall_timeout_s: seconds that a body may take, plus one second for each KiB of it that has arrived. Also the
+            seconds that a client may let pass without reading any of its answer.
     """
 
     max_connections: int = 1024
@@ -71,34 +73,34 @@ class ConnectionLimits:
 
 
 class ConnectionTable:
-    """Knows the phase of every connection, evicts one when a new one needs its place, and ends those that are late.
+    """Records the phase of every connection, closes one when a new one needs its place, and ends those that are late.
 
-    Belongs to the event loop's thread.
+    All methods are called in the event loop's thread.
 
     Args:
-        clock: seconds; never goes back.
+        clock: a monotonic clock, in seconds.
     """
 
     def __init__(self, limits: ConnectionLimits, clock: Callable[[], float] = time.monotonic) -> None:
         self.limits = limits
         self._clock = clock
         self._phases: dict[Connection, Phase] = {}
-        # By phase: connection -> when it entered, the oldest first.
+        # By phase: connection -> time at which it entered the phase; the oldest comes first.
         self._since: dict[Phase, dict[Connection, float]] = {phase: {} for phase in Phase}
-        # Of each connection in STALLED or CLOSING: its `unsent_bytes` when it entered, or at the last sweep.
+        # Connection in STALLED or CLOSING -> its `unsent_bytes` when it entered the phase, or at the last sweep.
         self._unsent: dict[Connection, int] = {}
 
     def __len__(self) -> int:
         return len(self._phases)
 
     def admit(self, connection: Connection) -> bool:
-        """Take in a new connection, which waits for a request's header fields.
+        """Add a new connection, which waits for the header fields of a request (HEAD).
 
-        Effects: when there are too many, one is aborted for it: the oldest without a request or in its header fields;
-        if there is none, one whose client has to read the end of an answer (CLOSING), to send the rest of a body or to
-        read more of an answer (STALLED), in this order.
+        Effects: if the table is full, it aborts another connection to make room. This is the oldest one in IDLE or
+        HEAD. If there is none, it is the oldest one in CLOSING, else in BODY, else in STALLED.
 
-        Returns: False when the server works for all others (ANSWER); then it is not taken in.
+        Returns: False if the table is full and the server works for all connections in it (ANSWER). The new connection
+            is then not added.
         """
         if len(self._phases) >= self.limits.max_connections:
             evicted = self._to_evict()
@@ -110,7 +112,7 @@ class ConnectionTable:
         return True
 
     def move(self, connection: Connection, phase: Phase) -> None:
-        """Note what a connection waits for from now on; the time in a phase goes on when it is the same."""
+        """Record the phase of a connection. If the phase is unchanged, its time continues to count."""
         before = self._phases.get(connection)
         if before is None or before is phase:
             return
@@ -118,20 +120,20 @@ class ConnectionTable:
         self._enter(connection, phase)
 
     def forget(self, connection: Connection) -> None:
-        """Note that a connection is closed."""
+        """Remove a connection that is closed."""
         phase = self._phases.pop(connection, None)
         if phase is not None:
             self._leave(connection, phase)
 
     def sweep(self) -> None:
-        """End the connections that are late."""
+        """End the connections whose time limit is over."""
         now_s, limits = self._clock(), self.limits
         for connection, since_s in list(self._since[Phase.HEAD].items()):
             if now_s - since_s < limits.header_timeout_s:
                 break  # the others are younger
             connection.expire(Phase.HEAD)
         for connection, since_s in list(self._since[Phase.BODY].items()):
-            if connection.is_held:
+            if connection.is_read_paused:
                 self._since[Phase.BODY][connection] = now_s
             elif now_s - since_s >= limits.stall_timeout_s + connection.body_bytes / _MIN_BODY_BYTES_PER_S:
                 connection.expire(Phase.BODY)

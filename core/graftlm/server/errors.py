@@ -1,4 +1,4 @@
-"""From exceptions to HTTP statuses and OpenAI's error bodies."""
+"""Conversion of exceptions into HTTP statuses and OpenAI's error bodies."""
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
@@ -44,7 +44,7 @@ __all__ = [
 
 logger = logging.getLogger(__name__)
 
-#: Seconds after which a client may try again what was refused for lack of room or of a process.
+#: Seconds after which a client may repeat a request that was refused with 429 or 503.
 _RETRY_AFTER_S: Final = "1"
 
 _TYPES: Final = {
@@ -64,7 +64,7 @@ _CODES: Final[Mapping[type[Exception], str]] = {
     UnsupportedFeatureError: "unsupported",
 }
 
-#: The first that fits counts.
+#: The first class that the error is an instance of gives the status.
 _STATUSES: Final[tuple[tuple[type[Exception], int], ...]] = (
     (QueueFullError, 429),
     (AdapterNotFoundError, 404),
@@ -78,11 +78,12 @@ _STATUSES: Final[tuple[tuple[type[Exception], int], ...]] = (
 
 
 class ApiError(RequestError):
-    """A request is refused with a status and details of its own.
+    """Refuses a request with an HTTP status and details that no other exception has.
 
     Attributes:
-        param: the field at fault.
-        code: for programs.
+        status: the HTTP status.
+        param: the name of the wrong field; None if the error concerns no field.
+        code: a short name of the error, for programs; None if it has none.
     """
 
     def __init__(self, status: int, message: str, *, param: str | None = None, code: str | None = None) -> None:
@@ -96,55 +97,55 @@ class ErrorDetail(BaseModel):
 
     message: str
     type: str = Field(description="The kind of error, such as `invalid_request_error`.")
-    param: str | None = Field(default=None, description="The field at fault.")
-    code: str | None = Field(default=None, description="For programs.")
+    param: str | None = Field(default=None, description="The name of the wrong field.")
+    code: str | None = Field(default=None, description="A short name of the error, for programs.")
 
 
 class ErrorBody(BaseModel):
-    """An error, as OpenAI writes it."""
+    """An error in OpenAI's format."""
 
     error: ErrorDetail
 
 
-#: Parts of the place of a validation error that the client did not write: the branch that a value's shape chose.
+#: Parts of a validation error's location that are not in the client's request: the branch of a union that was chosen.
 _BRANCHES: Final = frozenset(
     {"one", "many", "one_of_ids", "many_of_ids", "as_text", "as_object", "as_flag", "as_other", "[key]"}
 )
 
-#: The type of a validation error of a model with a field that nearly has a known name; its context has the `name`.
+#: Type of a validation error: a field's name is similar to a known one. The error's context contains the `name`.
 MISSPELT: Final = "misspelt"
 
-#: The type of a validation error of a model with a field of no known name; its context has the `name`.
+#: Type of a validation error: a field's name is unknown. The error's context contains the `name`.
 UNKNOWN_FIELD: Final = "unknown_field"
 
-#: The type of a validation error of a model with a field that only other servers have; its context has the `name`.
+#: Type of a validation error: only other servers have such a field. The error's context contains the `name`.
 FOREIGN_FIELD: Final = "foreign_field"
 
-#: The type of a validation error -> the code of its answer.
-_CODES_OF_FIELDS: Final[Mapping[str, str]] = {
+#: Type of a validation error -> `code` in the answer.
+_VALIDATION_CODES: Final[Mapping[str, str]] = {
     "unsupported_field": "unsupported",
     FOREIGN_FIELD: "unsupported",
     UNKNOWN_FIELD: "unknown_parameter",
 }
 
-#: Clients choose the names of fields; longer ones are cut in the answer.
+#: The answer contains names of fields that the client chose. Longer ones are cut to this many characters.
 _MAX_PARAM_LEN: Final = 256
 
-#: Messages quote what clients sent; longer ones are cut in the middle.
+#: Messages quote what the client sent. The middle of longer messages is left out.
 _MAX_MESSAGE_LEN: Final = 2000
 
 _DESCRIPTIONS: Final = {
     400: "The request is wrong.",
     401: "An API key is needed.",
-    403: "The key, or the page it comes from, may not do this.",
+    403: "The request's key, host or web page does not permit this.",
     404: "There is no such model or path.",
-    408: "The request's time was over.",
+    408: "The request took longer than its time limit.",
     413: "The body is too large.",
     429: "Too many requests wait.",
     503: "A process is down or starting, or the server is shutting down.",
 }
 
-#: For the API's own description.
+#: The error answers in the OpenAPI document.
 ERROR_RESPONSES: Final[dict[int | str, dict[str, Any]]] = {
     status: {"model": ErrorBody, "description": text} for status, text in _DESCRIPTIONS.items()
 }
@@ -158,7 +159,7 @@ def status_of(error: BaseException) -> int:
 
 
 def error_json(error: BaseException) -> bytes:
-    """Return an error's body, for an answer or for an event of a stream that has begun."""
+    """Return an error's JSON body, for an answer or for an event of a stream that has begun."""
     status = status_of(error)
     if isinstance(error, ApiError):
         return _body(status, str(error), error.param, error.code)
@@ -176,16 +177,19 @@ def error_response(
     code: str | None = None,
     headers: Mapping[str, str] | None = None,
 ) -> Response:
-    """Return an answer that says what went wrong."""
+    """Return an error answer in OpenAI's format."""
     return _response(status, _body(status, message, param, code), headers)
 
 
 @contextmanager
 def grammar_of(param: str | None) -> Iterator[None]:
-    """Have errors of the grammar that is checked or compiled in the block name the field that it came from.
+    """Return a context in which grammar errors name the request field that contains the grammar.
+
+    Args:
+        param: the field's name.
 
     Raises:
-        ApiError: in place of a GrammarError.
+        ApiError: status 400; replaces a GrammarError that the block raises.
     """
     try:
         yield
@@ -194,7 +198,7 @@ def grammar_of(param: str | None) -> Iterator[None]:
 
 
 def install_error_handlers(app: FastAPI) -> None:
-    """Have every error of an application answered with OpenAI's body."""
+    """Make an application answer every error in OpenAI's format."""
     app.add_exception_handler(GraftlmError, _answer_error)
     app.add_exception_handler(RequestValidationError, _answer_invalid)
     app.add_exception_handler(HTTPException, _answer_http_error)
@@ -215,14 +219,14 @@ async def _answer_http_error(request: Request, error: Exception) -> Response:
 
 
 async def _answer_invalid(request: Request, error: Exception) -> Response:
-    """Name the first wrong field; of several wrong ones, one after the other is mended anyway."""
+    """Return an answer that names the first wrong field only, since users correct one field at a time."""
     if not isinstance(error, RequestValidationError):
         raise error
     first = error.errors()[0]
     is_unknown = first["type"] in ("extra_forbidden", MISSPELT)
-    names_its_field = first["type"] in (MISSPELT, FOREIGN_FIELD)
-    place = (*first["loc"], first["ctx"]["name"]) if names_its_field else first["loc"]
-    param = _name_of_field(place, is_unknown=is_unknown or names_its_field)
+    has_field_name = first["type"] in (MISSPELT, FOREIGN_FIELD)
+    place = (*first["loc"], first["ctx"]["name"]) if has_field_name else first["loc"]
+    param = _name_of_field(place, is_unknown=is_unknown or has_field_name)
     if first["type"] == "json_invalid":
         detail = first.get("ctx", {}).get("error", first["msg"])
         return error_response(400, f"the body is not JSON: {detail}", code="invalid_json")
@@ -238,11 +242,16 @@ async def _answer_invalid(request: Request, error: Exception) -> Response:
     request.state.problem = message
     if first["type"] == UNKNOWN_FIELD:
         param = _name_of_field((*place, first["ctx"]["name"]), is_unknown=True)
-    return error_response(400, message, param=param, code=_CODES_OF_FIELDS.get(first["type"]))
+    return error_response(400, message, param=param, code=_VALIDATION_CODES.get(first["type"]))
 
 
 def _name_of_field(place: Sequence[int | str], is_unknown: bool) -> str | None:
-    """Return a field's dotted path; `place` begins with where it was looked for: the body, the query, the path."""
+    """Return a field's dotted path, without the names of union branches; None for the body as a whole.
+
+    Args:
+        place: the location in the validation error; its first part is "body", "query" or "path".
+        is_unknown: whether the last part is a name that the client chose, which is kept in any case.
+    """
     inner, last = place[1:-1], place[1:][-1:]
     path = [part for part in inner if part not in _BRANCHES]
     path += [part for part in last if is_unknown or part not in _BRANCHES]
@@ -256,7 +265,11 @@ def _body(status: int, message: str, param: str | None = None, code: str | None 
 
 
 def shortened(message: str, max_len: int = _MAX_MESSAGE_LEN) -> str:
-    """Return a message with its middle left out if it is too long: what is wrong stands at either end."""
+    """Return a message of about `max_len` characters at most. The middle is left out, since the ends say what is wrong.
+
+    Args:
+        max_len: characters to keep; the note about the omission adds to them.
+    """
     if len(message) <= max_len:
         return message
     half = max_len // 2
@@ -264,7 +277,7 @@ def shortened(message: str, max_len: int = _MAX_MESSAGE_LEN) -> str:
 
 
 def _unicode(text: str) -> str:
-    """Return a text that can be written: a client's half of a surrogate pair may be quoted in it."""
+    """Return a text that UTF-8 can encode. A message may quote half of a surrogate pair, which is escaped."""
     return text.encode("utf-8", "backslashreplace").decode()
 
 

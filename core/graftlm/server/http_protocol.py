@@ -1,4 +1,4 @@
-"""HTTP/1.1 on one connection: uvicorn's protocol with bounds on what a client may send before it is answered."""
+"""HTTP/1.1 on one connection: uvicorn's protocol with bounds on what a client may send before it gets an answer."""
 
 import asyncio
 import contextlib
@@ -16,17 +16,17 @@ from graftlm.server.errors import error_response
 
 __all__ = ["TARGET_AUTHORITY", "HttpProtocol"]
 
-#: In a request's `scope["state"]`: host and port of a target in absolute form, `GET http://host:port/path`.
+#: Key in a request's `scope["state"]`: host and port of a target in absolute form, `GET http://host:port/path`.
 TARGET_AUTHORITY: Final = "target_authority"
 
-#: The parser gets this many bytes at a time, and pipelined requests are looked for after each.
+#: The parser gets at most this many bytes at a time. After each piece, the protocol checks for pipelined requests.
 _PIECE_BYTES: Final = 8192
 _MAX_HEADER_FIELDS: Final = 256
-#: Raw bytes behind a pipelined request; what one read brings is below it.
+#: Raw bytes that are kept behind a pipelined request. One read from the socket brings fewer.
 _MAX_HELD_BYTES: Final = 2**20
 
-#: The system takes this much of an answer ahead of what it sends. By default it takes up to 4 MiB, and then nothing
-#: until a third of them is read: a slow client would show no progress for `stall_timeout_s`.
+#: The system accepts this many bytes of an answer before it has sent them. By default it accepts up to 4 MiB, and then
+#: nothing until the client has read a third of them. A slow client would show no progress for `stall_timeout_s`.
 _MAX_NOT_SENT_BYTES: Final = 2**17
 
 _ABSOLUTE_FORM: Final = re.compile(rb"[A-Za-z][A-Za-z0-9+.-]*://([^/?#]*)")
@@ -35,14 +35,16 @@ _ABSOLUTE_FORM: Final = re.compile(rb"[A-Za-z][A-Za-z0-9+.-]*://([^/?#]*)")
 class HttpProtocol(HttpToolsProtocol):
     """Bounds header fields, trailer fields, chunk extensions and pipelined requests; keeps the table up to date.
 
-    The parser and uvicorn keep header fields, trailer fields and the target until they end. `_num_loose` counts bytes
-    since a head, a body's byte or a request's end was last completed; more than `max_header_bytes` of them are refused:
+    The parser and uvicorn keep header fields, trailer fields and the target in memory until these are complete.
+    `_num_metadata_bytes` counts their bytes. It is reset to 0 when a head or a request is complete, and by each part of
+    a body. A request with more than `max_header_bytes` of them is refused:
 
         GET / HTTP/1.1 CRLF Host: ... CRLF CRLF | 5;extension CRLF hello CRLF | 0 CRLF trailer: ... CRLF CRLF
-        |--------------- loose ---------------|   |--- loose ---|               |--------- loose ----------|
+        |------------- metadata --------------|   |-- metadata -|               |-------- metadata --------|
 
-    A request to upgrade to another protocol is served as if it had no `Upgrade` field (RFC 9110, section 7.8). The
-    parser would take its body for the next request: it gets the head a second time, without that field.
+    A request to upgrade to another protocol is served as if it had no `Upgrade` field (RFC 9110, section 7.8). After
+    such a field, the parser would read the request's body as the next request. Therefore it gets the head a second
+    time, without the field.
     """
 
     def __init__(
@@ -56,57 +58,57 @@ class HttpProtocol(HttpToolsProtocol):
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
         self._table = table
-        self._max_loose = table.limits.max_header_bytes
-        self._num_loose = 0
+        self._max_metadata_bytes = table.limits.max_header_bytes
+        self._num_metadata_bytes = 0
         self._in_head = False
         self._in_body = False
         self._held = bytearray()  # raw bytes behind a pipelined request
         self._refusal: tuple[int, str] | None = None
-        self._head_again: bytes | None = None  # without `Upgrade`, for the parser, which is about to stop
+        self._repeated_head: bytes | None = None  # head without `Upgrade`; the parser gets it after its pause
         self.body_bytes = 0
 
-    # -- the table's view ----------------------------------------------------------------------------------------------
+    # -- called by the connection table --------------------------------------------------------------------------------
 
     @property
-    def is_held(self) -> bool:
-        """Whether reading is paused until the application reads, or answers an earlier request."""
+    def is_read_paused(self) -> bool:
+        """Whether reading is paused until the application reads the body, or answers an earlier request."""
         return self.flow.read_paused
 
     @property
     def unsent_bytes(self) -> int:
-        """Bytes of answers that the operating system has not taken yet."""
+        """Number of bytes of answers that the operating system has not accepted yet."""
         return self.transport.get_write_buffer_size()
 
     def expire(self, phase: Phase) -> None:
-        """End a connection that was too long in a phase: with 408 if half of an unanswered request has come."""
+        """End a connection that was in a phase for too long, with 408 if part of a request has arrived."""
         if phase is Phase.BODY:
-            self._refuse(408, "the body of the request came too slowly")
-        elif phase is Phase.HEAD and (self._in_head or self._num_loose):
-            self._refuse(408, "the header fields of the request came too slowly")
+            self._refuse(408, "the body of the request arrived too slowly")
+        elif phase is Phase.HEAD and (self._in_head or self._num_metadata_bytes):
+            self._refuse(408, "the header fields of the request arrived too slowly")
         else:
             self.abort()
 
     def abort(self) -> None:
-        """Close at once, without another byte."""
+        """Close the connection at once, and send no more bytes."""
         self.transport.abort()
 
-    # -- what asyncio calls --------------------------------------------------------------------------------------------
+    # -- called by asyncio ---------------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Take in a connection, or close it when there are too many."""
+        """Add a connection to the table, or refuse it with 503 if the table is full."""
         super().connection_made(transport)
         _limit_not_sent(transport)
         if not self._table.admit(self):
             self._refuse(503, "too many connections (server.max_connections); try again")
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Forget the connection."""
+        """Remove the connection from the table."""
         self._table.forget(self)
         self._held.clear()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Parse bytes, or keep them while a pipelined request waits."""
+        """Parse bytes, or keep them for later while a pipelined request waits."""
         if self.transport.is_closing():
             return
         if self.pipeline or self._held:
@@ -116,21 +118,21 @@ class HttpProtocol(HttpToolsProtocol):
         self._note_phase()
 
     def pause_writing(self) -> None:
-        """Note that the client does not read."""
+        """Record that the client does not read."""
         super().pause_writing()
         self._note_phase()
 
     def resume_writing(self) -> None:
-        """Note that the client reads."""
+        """Record that the client reads again."""
         super().resume_writing()
         self._note_phase()
 
     def timeout_keep_alive_handler(self) -> None:
-        """Close a connection without a further request."""
+        """Close a connection on which no further request came in time."""
         super().timeout_keep_alive_handler()
         self._note_phase()
 
-    # -- what the parser calls -----------------------------------------------------------------------------------------
+    # -- called by the parser ------------------------------------------------------------------------------------------
 
     def on_message_begin(self) -> None:
         """Begin a request."""
@@ -138,49 +140,49 @@ class HttpProtocol(HttpToolsProtocol):
         super().on_message_begin()
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Take a header field; trailer fields are dropped, since the application has the request's fields already."""
+        """Store a header field. Trailer fields are dropped: the application already has the request's header fields."""
         if not self._in_head:
             return
         if len(self.headers) >= _MAX_HEADER_FIELDS:
-            self._refusal = (431, f"a request may have {_MAX_HEADER_FIELDS} header fields")
+            self._refusal = (431, f"a request may have at most {_MAX_HEADER_FIELDS} header fields")
             raise ValueError
         super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        """Hand the request to the application, unless its head comes a second time."""
+        """Start the application for the request, unless the parser is to get the head a second time."""
         if self.parser.should_upgrade():
             if self.parser.get_method() == b"CONNECT":
-                self._refusal = (400, "CONNECT is a request to a proxy, and this server is none")
+                self._refusal = (400, "CONNECT is a request to a proxy, and this server is not a proxy")
                 raise ValueError
-            self._head_again = self._head_without_upgrade()
+            self._repeated_head = self._head_without_upgrade()
             return
-        self._num_loose, self.body_bytes = 0, 0
+        self._num_metadata_bytes, self.body_bytes = 0, 0
         self._in_head, self._in_body = False, True
         if self.url == b"*" and self.parser.get_method() == b"OPTIONS":
-            self.url = b"/*"  # asks about the server as a whole; no route has this path
+            self.url = b"/*"  # the request concerns the server as a whole; no route has this path
         if not self.url.startswith(b"/"):
             match = _ABSOLUTE_FORM.match(self.url)
             state: dict[str, Any] = self.scope["state"]
             state[TARGET_AUTHORITY] = match[1].decode("latin-1") if match else ""
             if match and not self.url.startswith(b"/", match.end()):
-                self.url = b"%b/%b" % (match[0], self.url[match.end() :])  # the path may be left out
+                self.url = b"%b/%b" % (match[0], self.url[match.end() :])  # adds the path "/", which may be omitted
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
-        """Take a part of the body."""
-        self._num_loose = 0
+        """Pass a part of the body to the application."""
+        self._num_metadata_bytes = 0
         self.body_bytes += len(body)
         super().on_body(body)
 
     def on_message_complete(self) -> None:
-        """End the request."""
-        if self._head_again is not None:
+        """End the request, unless its head has to be parsed a second time."""
+        if self._repeated_head is not None:
             return
-        self._num_loose, self._in_body = 0, False
+        self._num_metadata_bytes, self._in_body = 0, False
         super().on_message_complete()
 
     def on_response_complete(self) -> None:
-        """Begin the next request of the pipeline; parse more of what is held once the pipeline is empty."""
+        """Begin the next request of the pipeline. If there is none, parse the bytes that were kept."""
         super().on_response_complete()
         if not self.transport.is_closing():
             held, self._held = self._held, bytearray()
@@ -193,12 +195,15 @@ class HttpProtocol(HttpToolsProtocol):
     # -- refusals ------------------------------------------------------------------------------------------------------
 
     def send_400_response(self, msg: str) -> None:
-        """Refuse what the parser or a bound refused; uvicorn calls it."""
+        """Answer a request that the parser or one of the bounds refused. uvicorn calls this method."""
         status, message = self._refusal or (400, msg)
         self._refuse(status, message)
 
     def _refuse(self, status: int, message: str) -> None:
-        """Answer and close; only close where the client would take this answer for that of another request."""
+        """Send an error answer and close the connection.
+
+        No answer is sent where the client would assign it to another request; the connection is only closed.
+        """
         self._unset_keepalive_if_required()
         if self._in_body and not self.cycle.response_started and not self.pipeline:
             self.cycle.disconnected = True  # the application writes no other answer
@@ -215,7 +220,7 @@ class HttpProtocol(HttpToolsProtocol):
         self._close()
 
     def _close(self) -> None:
-        """Close once the client has read what is written."""
+        """Close the connection after the client has read what is written."""
         self.transport.close()
         self._table.move(self, Phase.CLOSING)
 
@@ -226,21 +231,22 @@ class HttpProtocol(HttpToolsProtocol):
         return self.cycle is not None and not self.cycle.response_complete
 
     def _parse(self, data: bytes | bytearray) -> None:
-        """Feed the parser until a request has to wait for the answer of one before it."""
+        """Feed the parser until a request has to wait for the answer to an earlier one."""
         rest = memoryview(bytes(data))
         while rest and not self.transport.is_closing():
             if self.pipeline:
                 self._hold(rest)
                 return
-            piece = rest[: min(_PIECE_BYTES, self._max_loose - self._num_loose)]
+            piece = rest[: min(_PIECE_BYTES, self._max_metadata_bytes - self._num_metadata_bytes)]
             rest = rest[len(piece) :]
-            self._num_loose += len(piece)
+            self._num_metadata_bytes += len(piece)
             self._feed(bytes(piece))
-            if self._num_loose >= self._max_loose and not self.transport.is_closing():
-                self._refuse(431, f"header fields are larger than server.max_header_bytes, {self._max_loose} bytes")
+            if self._num_metadata_bytes >= self._max_metadata_bytes and not self.transport.is_closing():
+                limit = self._max_metadata_bytes
+                self._refuse(431, f"header fields are larger than server.max_header_bytes, {limit} bytes")
 
     def _feed(self, data: bytes) -> None:
-        """Feed the parser all of some bytes, or what precedes an error."""
+        """Feed the parser all of `data`, or the part before an error."""
         self._unset_keepalive_if_required()
         try:
             while data:
@@ -248,21 +254,21 @@ class HttpProtocol(HttpToolsProtocol):
                     self.parser.feed_data(data)
                     return
                 except HttpParserUpgrade as upgrade:
-                    data = (self._head_again or b"") + data[upgrade.args[0] :]
-                    self._head_again = None
+                    data = (self._repeated_head or b"") + data[upgrade.args[0] :]
+                    self._repeated_head = None
         except HttpParserError:
             message = "Invalid HTTP request received."
             self.logger.warning(message)
             self.send_400_response(message)
 
     def _head_without_upgrade(self) -> bytes:
-        """Return the head that was just parsed; it is shorter than it came."""
+        """Return the head that was just parsed, without `Upgrade`; it is shorter than the original."""
         line = b"%b %b HTTP/%b\r\n" % (self.parser.get_method(), self.url, self.parser.get_http_version().encode())
         fields = (b"%b:%b\r\n" % field for field in self.headers if field[0] != b"upgrade")
         return line + b"".join(fields) + b"\r\n"
 
     def _hold(self, data: bytes | bytearray | memoryview) -> None:
-        """Keep bytes for later, and read no more until then."""
+        """Keep bytes for later, and pause reading until then."""
         self._held += data
         self.flow.pause_reading()
         if len(self._held) > _MAX_HELD_BYTES:
@@ -278,12 +284,12 @@ class HttpProtocol(HttpToolsProtocol):
         elif self._answer_is_due:
             phase = Phase.ANSWER
         else:
-            phase = Phase.HEAD if self._in_head or self._num_loose else Phase.IDLE
+            phase = Phase.HEAD if self._in_head or self._num_metadata_bytes else Phase.IDLE
         self._table.move(self, phase)
 
 
 def _limit_not_sent(transport: asyncio.Transport) -> None:
-    """Bound what the system takes of an answer before it sends it, where the system has that option."""
+    """Limit the bytes of an answer that the system accepts before it has sent them, where it has such an option."""
     option: int | None = getattr(socket, "TCP_NOTSENT_LOWAT", None)
     connection = transport.get_extra_info("socket")
     if option is not None and connection is not None:

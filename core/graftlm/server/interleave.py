@@ -1,4 +1,4 @@
-"""Several streams read as one."""
+"""Merging of several streams into one."""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
@@ -10,9 +10,13 @@ T = TypeVar("T")
 
 
 async def interleave(streams: Sequence[AsyncIterator[T]]) -> AsyncIterator[tuple[int, T]]:
-    """Yield (index of the stream, its item) as items come; what a stream raises ends all.
+    """Yield (index of the stream, its item) in the order in which the items arrive.
 
-    Each stream is only asked for its next item once the last one was taken, so a slow reader finds fewer, larger ones.
+    The next item of a stream is requested only after its previous one was consumed. So a stream that joins its pending
+    items gives a slow reader fewer and larger ones.
+
+    Raises:
+        Exception: the first one that a stream raises; it ends all streams.
     """
     if len(streams) == 1:
         async for item in streams[0]:
@@ -35,7 +39,7 @@ async def interleave(streams: Sequence[AsyncIterator[T]]) -> AsyncIterator[tuple
 
 
 async def _next(stream: AsyncIterator[T]) -> tuple[T, ...]:
-    """Return the next item, or nothing at the end."""
+    """Return a tuple of the next item; an empty one at the end of the stream."""
     async for item in stream:
         return (item,)
     return ()

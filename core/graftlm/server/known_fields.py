@@ -1,8 +1,8 @@
-"""Fields of other servers' requests, which clients send at their defaults.
+"""Fields of other servers' requests, which clients send with their default values.
 
-`known_fields.json` lists them with their defaults: path of the endpoint -> server or client -> field -> default. A part
-after "#" names a field of the body that is an object. A field that graftlm does not have is accepted at its default and
-at null, false, "", [] and {}, which request nothing.
+`known_fields.json` lists the fields: path of the endpoint -> server or client -> field -> default. A "#" in a path
+starts the name of a field of the body; the listed fields are those of the object in it. A field that graftlm does not
+have is accepted if it has its default value, or null, false, "", [] or {}. Such a value requests nothing.
 """
 
 import json
@@ -26,8 +26,9 @@ class KnownField:
     """A field of other servers.
 
     Attributes:
-        servers: those that have it at an endpoint, with their versions; none: it is known at other endpoints only.
-        defaults: JSON values.
+        servers: the servers that have the field at this endpoint, with their versions; empty if they have it at other
+            endpoints only.
+        defaults: its default value in each of these servers, as JSON values.
     """
 
     servers: tuple[str, ...]
@@ -43,7 +44,7 @@ def known_fields(path: str) -> Mapping[str, KnownField]:
     """Return other servers' fields by name.
 
     Args:
-        path: an endpoint's; a field that is known at other endpoints only has neither servers nor defaults.
+        path: path of an endpoint. A field that is known at other endpoints only has neither servers nor defaults.
     """
     table: dict[str, dict[str, dict[str, Any]]] = json.loads(_FILE.read_text(encoding="utf-8"))
     fields: dict[str, KnownField] = {}
@@ -58,15 +59,16 @@ def known_fields(path: str) -> Mapping[str, KnownField]:
 
 
 def without_defaults(body: Mapping[str, Any], own: Collection[str], path: str) -> Mapping[str, Any]:
-    """Return a request's fields without those of other servers that are at their defaults.
+    """Return a request's fields without other servers' fields that have their default values.
 
     Args:
         body: the request, or an object in it.
-        own: the fields that graftlm has.
-        path: as of `known_fields`.
+        own: the names of the fields that graftlm has.
+        path: as in `known_fields`.
 
     Raises:
-        PydanticCustomError: of type FOREIGN_FIELD; a field that other servers have at this endpoint has another value.
+        PydanticCustomError: of type FOREIGN_FIELD; a field that other servers have at this endpoint does not have its
+            default value.
     """
     foreign = [name for name in body if name not in own]
     if not foreign:
@@ -86,5 +88,5 @@ def is_empty(value: Any) -> bool:
 
 
 def _is_equal(value: Any, default: Any) -> bool:
-    """Return whether two JSON values are equal; 1 is no true."""
+    """Return whether two JSON values are equal; 1 and true are not."""
     return isinstance(value, bool) == isinstance(default, bool) and bool(value == default)

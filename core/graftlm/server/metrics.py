@@ -1,4 +1,4 @@
-"""The server's metrics: what clients experience, and what the replicas report."""
+"""The server's metrics: times that clients experience, and counters that the replicas report."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
@@ -19,7 +19,7 @@ __all__ = ["ServerMetrics", "make_router"]
 _TOKEN_BUCKETS_S: Final = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5)
 _REQUEST_BUCKETS_S: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 
-#: Name, what it says, and how it is read from a replica's report.
+#: Name, help text, and a function that reads the value from a replica's report.
 _COUNTERS: Final[tuple[tuple[str, str, Callable[[EngineStats], float]], ...]] = (
     ("prompt_tokens", "Tokens of the prompts that were queued.", lambda s: s.prompt_tokens),
     ("generated_tokens", "Tokens generated.", lambda s: s.generated_tokens),
@@ -37,7 +37,11 @@ _COUNTERS: Final[tuple[tuple[str, str, Callable[[EngineStats], float]], ...]] = 
         "Tokens generated that were not sampled, because a grammar forced them.",
         lambda s: s.jump_forward_tokens,
     ),
-    ("grammar_hits", "Requests whose grammar was compiled already, or under way.", lambda s: s.grammar_hits),
+    (
+        "grammar_hits",
+        "Requests whose grammar was compiled already, or was being compiled.",
+        lambda s: s.grammar_hits,
+    ),
     ("grammar_misses", "Requests whose grammar had to be compiled.", lambda s: s.grammar_misses),
 )
 _GAUGES: Final[tuple[tuple[str, str, Callable[[EngineStats], float]], ...]] = (
@@ -74,8 +78,9 @@ _STORAGE_EVENTS: Final[tuple[tuple[str, Callable[[TierStats], int]], ...]] = (
 class ServerMetrics:
     """Every metric of a server, in one registry of the main process.
 
-    The other processes report to it, so nothing is shared between processes and nothing is added up twice. What a
-    replica counts is labelled with its name; a replica that was started again counts from 0, as Prometheus expects.
+    The other processes report to the main process. So the processes share no counters, and nothing is counted twice.
+    The counters of a replica have its name as a label. A replica that was restarted counts from 0, which Prometheus
+    expects.
     """
 
     def __init__(self) -> None:
@@ -84,7 +89,9 @@ class ServerMetrics:
             "time_to_first_token_seconds", "From a request's arrival to its first token.", _REQUEST_BUCKETS_S
         )
         self._gap = self._histogram(
-            "inter_token_seconds", "Between a request's tokens; several at once share their time.", _TOKEN_BUCKETS_S
+            "inter_token_seconds",
+            "Between a request's tokens. Tokens that arrive together divide the time equally.",
+            _TOKEN_BUCKETS_S,
         )
         self._whole = self._histogram("request_seconds", "From a request's arrival to its end.", _REQUEST_BUCKETS_S)
         self._queue = self._histogram("queue_seconds", "From a request's arrival to its admission.", _REQUEST_BUCKETS_S)
@@ -97,24 +104,34 @@ class ServerMetrics:
         self.registry.register(_ReplicaCollector(replicas.replicas))
 
     def first_token(self, seconds: float) -> None:
-        """Note the time from a request's arrival in the server to its first token."""
+        """Record the time from a request's arrival in the server to its first token."""
         self._first.observe(seconds)
 
     def more_tokens(self, seconds: float, num_tokens: int) -> None:
-        """Note tokens that came some time after the ones before."""
+        """Record later tokens of a request.
+
+        Args:
+            seconds: time since the request's previous tokens.
+            num_tokens: number of tokens that arrived together.
+        """
         each = seconds / num_tokens
         for _ in range(num_tokens):
             self._gap.observe(each)
 
     def finished(self, output: GatheredOutput, seconds: float, outcome: str) -> None:
-        """Note a prompt that ended."""
+        """Record the end of a prompt.
+
+        Args:
+            seconds: time from the request's arrival to its end.
+            outcome: label of the metric, such as a finish reason.
+        """
         self._finished.labels(outcome).inc()
         self._whole.observe(seconds)
         if output.timings.queue_s is not None:
             self._queue.observe(output.timings.queue_s)
 
     def exposition(self, accept: str) -> tuple[bytes, str]:
-        """Return everything in the format that an Accept header asks for, and that format's name."""
+        """Return all metrics in the format that an Accept header asks for, and their content type."""
         if "application/openmetrics-text" in accept:
             body: bytes = openmetrics.generate_latest(self.registry)  # type: ignore[no-untyped-call]
             return body, openmetrics.CONTENT_TYPE_LATEST
@@ -125,14 +142,14 @@ class ServerMetrics:
 
 
 class _ReplicaCollector(Collector):
-    """Turns the replicas' latest reports into metrics."""
+    """Converts the replicas' latest reports into metrics."""
 
     def __init__(self, replicas: Sequence[Replica]) -> None:
         self._replicas = replicas
 
     def collect(self) -> Iterable[Metric]:
         """Yield one family for each metric, with a sample for each replica that has reported."""
-        up = GaugeMetricFamily("graftlm_replica_up", "Whether a replica takes requests.", labels=["replica"])
+        up = GaugeMetricFamily("graftlm_replica_up", "1 if a replica accepts requests, else 0.", labels=["replica"])
         for replica in self._replicas:
             up.add_metric([replica.name], float(replica.ready))
         yield up
@@ -156,36 +173,36 @@ class _ReplicaCollector(Collector):
 
 
 def _caches(reports: dict[str, EngineStats]) -> Iterator[Metric]:
-    """Yield what has labels besides the replica's name."""
+    """Yield the metrics of the KV cache. Some have a label besides the replica's name."""
     cached: dict[tuple[str, str], int] = {}
     for name, stats in reports.items():
         lower = {"host": stats.cached_host_tokens, "storage": stats.cached_storage_tokens}
         cached[name, "device"] = stats.cached_tokens - sum(lower.values())
         cached |= {(name, tier): tokens for tier, tokens in lower.items() if stats.tiers is not None}
-    text = "Prompt tokens whose keys and values were found, by where."
+    text = "Prompt tokens whose keys and values were cached, by tier."
     yield _family(CounterMetricFamily, "cached_tokens", text, cached, "tier")
     pages = {(name, state): read(stats) for name, stats in reports.items() for state, read in _PAGE_STATES}
-    yield _family(GaugeMetricFamily, "kv_pages", "Pages of KV memory, by what they are used for.", pages, "state")
+    yield _family(GaugeMetricFamily, "kv_pages", "Pages of KV memory, by state.", pages, "state")
     ages = {(name,): stats.eviction_age_s for name, stats in reports.items() if stats.eviction_age_s is not None}
-    text = "How long what was evicted last had not been used."
+    text = "Time between the last use of the last evicted page and its eviction."
     yield _family(GaugeMetricFamily, "eviction_age_seconds", text, ages)
 
 
 def _tiers(reports: dict[str, TierStats]) -> Iterator[Metric]:
-    """Yield what lower tiers of the cache report, where there are any."""
+    """Yield the metrics of the cache's lower tiers, if there are any."""
     if not reports:
         return
     blocks = {(name, "host"): tiers.host_used_blocks for name, tiers in reports.items()}
     blocks |= {(name, "storage"): tiers.storage_blocks for name, tiers in reports.items()}
-    yield _family(GaugeMetricFamily, "tier_blocks", "Blocks held, by tier.", blocks, "tier")
+    yield _family(GaugeMetricFamily, "tier_blocks", "Blocks stored, by tier.", blocks, "tier")
     capacity = {(name,): tiers.host_blocks for name, tiers in reports.items()}
     yield _family(GaugeMetricFamily, "host_capacity_blocks", "Blocks that fit into host memory.", capacity)
     late = {(name,): tiers.late_prefetches for name, tiers in reports.items()}
-    text = "Requests admitted before all of their blocks had come from storage."
+    text = "Requests admitted before all of their blocks had been read from storage."
     yield _family(CounterMetricFamily, "late_prefetches", text, late)
     for tier, table in (("host", _TIER_EVENTS), ("storage", _STORAGE_EVENTS)):
         events = {(name, event): read(tiers) for name, tiers in reports.items() for event, read in table}
-        text = f"Blocks of the cache's {tier} tier, by what happened."
+        text = f"Events of blocks in the cache's {tier} tier, by kind."
         yield _family(CounterMetricFamily, f"{tier}_events", text, events, "event")
 
 
@@ -198,7 +215,7 @@ def _family(kind: Callable[..., Any], name: str, text: str, values: Mapping[Any,
 
 
 def _cumulated(counts: Sequence[int]) -> list[tuple[str, float]]:
-    """Return [(upper bound, observations up to it)], as Prometheus has them."""
+    """Return [(upper bound, number of observations up to it)], the form that Prometheus uses."""
     bounds = [*map(str, STEP_BUCKETS_S), "+Inf"]
     total, cumulated = 0, []
     for bound, count in zip(bounds, counts, strict=True):
@@ -208,7 +225,7 @@ def _cumulated(counts: Sequence[int]) -> list[tuple[str, float]]:
 
 
 def make_router(metrics: ServerMetrics) -> APIRouter:
-    """Return the route that Prometheus asks."""
+    """Return a router with the route from which Prometheus reads the metrics."""
     router = APIRouter(tags=["information"])
 
     @router.get("/metrics", summary="Metrics for Prometheus", response_class=Response)

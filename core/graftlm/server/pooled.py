@@ -1,4 +1,4 @@
-"""Prompts that are answered by one vector each: prepared and run for every route that wants such."""
+"""Requests for vectors: prompts of embedding, scoring and classification, each answered with one vector."""
 
 import asyncio
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from graftlm.request_options import RequestOptions
 
 __all__ = ["pooled_vectors", "prepare_pooled"]
 
-#: Prompts of one call that wait or run.
+#: Most prompts of one call that wait or run at the same time.
 _MAX_AT_ONCE: Final = 256
 
 
@@ -26,14 +26,14 @@ async def prepare_pooled(
     options: RequestOptions,
     request_ids: Sequence[str | None] | None = None,
 ) -> list[PreparedRequest]:
-    """Tokenise and check prompts.
+    """Tokenize and check prompts.
 
     Args:
-        options: of every prompt; they have a pooling.
-        request_ids: one for each prompt; None draws it.
+        options: options of every prompt, with `pooling` set.
+        request_ids: one for each prompt; None: the server creates it.
 
     Raises:
-        RequestError: something is wrong with one of them.
+        RequestError: a prompt or an option is not valid.
     """
     ids = [None] * len(prompts) if request_ids is None else request_ids
     preparing = [
@@ -44,12 +44,13 @@ async def prepare_pooled(
 
 
 async def pooled_vectors(manager: TokenizerManager, prepared: Sequence[PreparedRequest]) -> list[NDArray[np.float32]]:
-    """Return a vector, float32 [n], for each prompt; one that fails ends the others.
+    """Return a vector, float32 [n], for each prompt. If one prompt fails, the others are aborted.
 
-    Clients send thousands of texts in one call: no more of them wait at a time than leaves room for other clients.
+    Clients send thousands of texts in one call. Only some of them are in the queue at a time, which leaves room for
+    other clients.
 
     Raises:
-        GraftlmError: what ended the first that failed.
+        GraftlmError: the error of the first prompt that failed.
     """
     room = asyncio.Semaphore(min(_MAX_AT_ONCE, manager.config.scheduling.max_queued_requests))
 
@@ -71,5 +72,5 @@ async def _vector(generation: Generation) -> NDArray[np.float32]:
     finally:
         generation.abort()
     if generation.embedding is None:
-        raise RequestFailedError("the request was aborted before it had a vector")
+        raise RequestFailedError("the request was aborted before its vector was computed")
     return np.frombuffer(generation.embedding, dtype=np.float32)

@@ -1,4 +1,4 @@
-"""`graftlm serve`: the processes, the HTTP server in front of them, and their common end."""
+"""`graftlm serve`: starts the processes and the HTTP server in front of them, and stops them together."""
 
 import asyncio
 import contextlib
@@ -38,9 +38,9 @@ __all__ = ["dry_run", "serve"]
 
 logger = logging.getLogger(__name__)
 
-#: How long clients may take to read the last of what they asked for.
+#: Time that clients have, after the last request has ended, to read the rest of their answers.
 _LAST_BYTES_S = 5.0
-#: How long /health tells of a death before the server exits, so that a load balancer can see it.
+#: Time for which /health reports the death of a process before the server exits, so that a load balancer notices.
 _REPORT_DEATH_S = 5.0
 
 
@@ -50,17 +50,18 @@ def serve(
     plugins: Sequence[object] = (),
     on_ready: Callable[[str], None] = lambda url: None,
 ) -> int:
-    """Run the server until it is told to stop, by SIGTERM or SIGINT; a second one stops it at once.
+    """Run the server until SIGTERM or SIGINT. A second signal stops it at once.
 
     Args:
-        plugins: modules, or their import names, whose hooks take part, besides the installed ones. Every process
-            imports them anew, so another object cannot be one.
-        on_ready: hears the server's address once it takes requests.
+        config: the configuration.
+        plugins: modules with hooks, or their import names, in addition to the installed plugins. Every process
+            imports them, so objects other than modules are not accepted.
+        on_ready: called with the server's URL when it accepts requests.
 
-    Returns: the exit status: 0, or 1 when a process died and was not started again.
+    Returns: the exit status: 0, or 1 if a process died and was not restarted.
 
     Raises:
-        GraftlmError: the configuration, a plugin or the checkpoint is wrong; nothing listens then.
+        GraftlmError: the configuration, a plugin or the checkpoint is wrong. The server then does not listen.
     """
     if sys.platform == "win32":
         raise ConfigError(
@@ -73,20 +74,21 @@ def serve(
     findings = check(config, registry)
     for warning in findings.warnings:
         logger.warning("%s", warning)
-    errors = findings.errors + check_files(config)  # found by a process later, without the line of the configuration
+    # Without this check, another process would find these errors later, and not name the line of the configuration.
+    errors = findings.errors + check_files(config)
     if errors:
         raise ConfigError("\n".join(errors))
     raise_file_limit()
-    _bind(config).close()  # a port that is taken is found now, not after the weights are loaded
+    _bind(config).close()  # reports a port that is in use before the weights are loaded
     with _trace_recorder(config) as recorder, asyncio.Runner(loop_factory=_new_event_loop) as runner:
         return runner.run(_Service(config, registry, on_ready, recorder).run())
 
 
 def dry_run(config: EngineConfig) -> list[str]:
-    """Do what comes before weights are loaded: return the plan of a start, line by line.
+    """Do everything that a start does before it loads weights, and return the plan of the start as lines.
 
     Raises:
-        GraftlmError: the server would not start; a ConfigError has one line for each problem.
+        GraftlmError: the server would not start. The message of a ConfigError has one line for each problem.
     """
     from graftlm.assembly.start_plan import plan_start
     from graftlm.assembly.target import detect_platform
@@ -105,10 +107,10 @@ def dry_run(config: EngineConfig) -> list[str]:
 
 
 def _trace_recorder(config: EngineConfig) -> contextlib.AbstractContextManager[TraceRecorder | None]:
-    """Open the file of finished requests, if one is wanted; leaving the context closes it.
+    """Open the file `server.record_trace` for finished requests, if it is set. The end of the context closes it.
 
     Raises:
-        ConfigError: it cannot be opened.
+        ConfigError: the file cannot be opened.
     """
     path = config.server.record_trace
     if path is None:
@@ -117,10 +119,10 @@ def _trace_recorder(config: EngineConfig) -> contextlib.AbstractContextManager[T
 
 
 def _with_plugins(config: EngineConfig, plugins: Sequence[object]) -> EngineConfig:
-    """Name further plugins in a configuration, for every process to import.
+    """Return a configuration with further plugins, which every process imports.
 
     Raises:
-        PluginLoadError: one cannot be imported by a name.
+        PluginLoadError: a plugin is not an importable module, so other processes cannot import it by its name.
     """
     names = list(config.plugins.modules)
     for plugin in plugins:
@@ -129,8 +131,8 @@ def _with_plugins(config: EngineConfig, plugins: Sequence[object]) -> EngineConf
             continue
         if not isinstance(plugin, ModuleType) or plugin.__spec__ is None:
             raise PluginLoadError(
-                f"plugin {plugin!r} cannot be imported in the server's other processes. Put its hooks into a module, "
-                "and give that."
+                f"plugin {plugin!r} is not an importable module, so the server's other processes cannot import it. Put "
+                "its hooks into a module, and pass the module."
             )
         names.append(plugin.__name__)
     return EngineConfig.load(config, plugins={"modules": names}) if plugins else config
@@ -173,14 +175,14 @@ class _Service:
         else:
             limit_s = self._config.server.drain_timeout_s
             logger.info(
-                "%s: no new requests; those under way have %.0f s to end, another signal ends them now",
+                "%s: no new requests are accepted; current ones have %.0f s to end; another signal aborts them",
                 number.name,
                 limit_s,
             )
             self._stop.set()
 
     async def _unless_stopped(self, work: Any) -> Any:
-        """Wait for work, or for the signal to stop; None when the signal came first."""
+        """Wait for work, or for the signal to stop. Return the work's result; None if the signal came first."""
         task = asyncio.ensure_future(work)
         stopped = asyncio.ensure_future(self._stop.wait())
         await asyncio.wait({task, stopped}, return_when=asyncio.FIRST_COMPLETED)
@@ -194,7 +196,7 @@ class _Service:
         await launcher.start()
         assembly = await asyncio.to_thread(
             import_module, "graftlm.processes.assembly"
-        )  # takes a second: it reads torch
+        )  # in a thread, since it imports torch, which takes about a second
         manager: TokenizerManager = await assembly.assemble_manager(
             self._config, self._registry, launcher, metrics, self._recorder
         )
@@ -222,13 +224,13 @@ class _Service:
             await asyncio.wait_for(asyncio.shield(serving), _LAST_BYTES_S)
         server.force_exit = True
         await serving
-        if not server.lifespan.shutdown_event.is_set():  # a forced end leaves it out
+        if not server.lifespan.shutdown_event.is_set():  # uvicorn skips this at a forced exit
             await server.lifespan.shutdown()
         sweeping.cancel()
         return status
 
     async def _wait_for_end(self, launcher: Launcher) -> int:
-        """Wait for the signal to stop, or for a death; returns the exit status."""
+        """Wait for the signal to stop, or for the death of a process; return the exit status."""
         stopped = asyncio.ensure_future(self._stop.wait())
         either: set[asyncio.Future[Any]] = {stopped, launcher.fatal}
         await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
@@ -236,7 +238,7 @@ class _Service:
         if not launcher.fatal.done():
             return 0
         logger.error(
-            "%s, and server.restart is off or did not help: exiting in %.0f s, for /health to tell of it",
+            "%s, and server.restart is off or did not help: exiting in %.0f s; /health reports it until then",
             launcher.fatal.result(),
             _REPORT_DEATH_S,
         )
@@ -245,25 +247,25 @@ class _Service:
         return 1
 
     async def _drain(self, manager: TokenizerManager) -> None:
-        """Let requests under way end, until the time for that is over or a second signal comes."""
-        logger.info("%d request(s) under way", manager.num_requests)
+        """Wait until the current requests have ended, for `server.drain_timeout_s` or until a second signal."""
+        logger.info("waiting for %d request(s) to end", manager.num_requests)
         drained = asyncio.ensure_future(manager.drain())
-        hurry = asyncio.ensure_future(self._stop_now.wait())
+        stop_now = asyncio.ensure_future(self._stop_now.wait())
         timeout_s = self._config.server.drain_timeout_s
-        either: set[asyncio.Future[Any]] = {drained, hurry}
+        either: set[asyncio.Future[Any]] = {drained, stop_now}
         await asyncio.wait(either, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
-        hurry.cancel()
+        stop_now.cancel()
         if not drained.done():
-            logger.warning("%d request(s) are cut off", manager.num_requests)
+            logger.warning("%d request(s) are aborted", manager.num_requests)
             drained.cancel()
 
 
 class _Server(uvicorn.Server):
-    """uvicorn, without its own handling of signals: draining is ours."""
+    """uvicorn without its handling of signals, since `_Service` handles them."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Any:
-        """Leave the signals alone."""
+        """Install no signal handlers."""
         yield
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
@@ -271,14 +273,15 @@ class _Server(uvicorn.Server):
 
 
 def _connection_limits(config: EngineConfig) -> ConnectionLimits:
-    """Return what clients may take, by the configuration and the limit of open files."""
+    """Return the limits of connections, from the configuration and the limit of open files."""
     server, scheduling = config.server, config.scheduling
     num_requests = config.parallel.data * (scheduling.max_running_requests + scheduling.max_queued_requests)
     file_limit, num_open = raise_file_limit(), num_open_files()
     room = connections_under(file_limit, num_open, num_requests)
     if server.max_connections is not None and server.max_connections + num_open > file_limit:
         logger.warning(
-            "server.max_connections is %d, but only %d files may be open, and %d are. Raise the limit (ulimit -n)",
+            "server.max_connections is %d, but the process may open only %d files, and %d are open already. Raise the "
+            "limit (ulimit -n)",
             server.max_connections,
             file_limit,
             num_open,
@@ -286,7 +289,7 @@ def _connection_limits(config: EngineConfig) -> ConnectionLimits:
     limits = ConnectionLimits(
         server.max_connections or room, server.max_header_bytes, server.header_timeout_s, server.stall_timeout_s
     )
-    logger.info("%d connections at most; %d files may be open", limits.max_connections, file_limit)
+    logger.info("at most %d connections; the process may open %d files", limits.max_connections, file_limit)
     return limits
 
 
@@ -297,27 +300,28 @@ def _uvicorn_config(app: FastAPI, table: ConnectionTable) -> uvicorn.Config:
         loop="none",  # the event loop runs already
         http=protocol,
         ws="none",
-        log_config=None,  # its messages go where ours go
-        access_log=False,  # ours has request ids
+        log_config=None,  # uvicorn's messages go to graftlm's log
+        access_log=False,  # `RequestLog` logs requests, with their ids
         server_header=False,
-        timeout_keep_alive=75,  # longer than load balancers keep idle connections: they close first, without a race
+        # Load balancers keep idle connections for a shorter time. So they close them first, which avoids a race.
+        timeout_keep_alive=75,
     )
 
 
 def _new_event_loop() -> asyncio.AbstractEventLoop:
     try:
         import uvloop
-    except ImportError:  # there is none for this platform
+    except ImportError:  # uvloop does not support this platform
         return asyncio.new_event_loop()
     loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
     return loop
 
 
 def _bind(config: EngineConfig) -> socket.socket:
-    """Bind the configured address.
+    """Return a socket that is bound to the configured address.
 
     Raises:
-        ConfigError: it cannot be bound.
+        ConfigError: the address cannot be bound.
     """
     host, port = config.server.host, config.server.port
     try:

@@ -1,4 +1,4 @@
-"""Server-sent events, and the notice of clients that leave."""
+"""Server-sent events, and the detection of clients that disconnect."""
 
 import asyncio
 import contextlib
@@ -22,28 +22,29 @@ T = TypeVar("T")
 
 _HEADERS: Final = {
     "Cache-Control": "no-store",
-    "X-Accel-Buffering": "no",  # nginx would keep events back
+    "X-Accel-Buffering": "no",  # otherwise nginx buffers events
 }
 _DONE: Final = b"data: [DONE]\n\n"
 
 
 class EventStream(Response):
-    """Sends JSON documents as events, as they come, and then `[DONE]`.
+    """Sends each JSON document of a source as an event when it arrives, and then `[DONE]`.
 
-    The answer begins with the first event: what fails before it is raised, and answered with a status of its own, upon
-    which clients try again by themselves. A later error becomes the last event before `[DONE]`.
+    The answer begins with the first event. An error before it is raised, so the answer has an error status and clients
+    can repeat the request. A later error is sent as the last event before `[DONE]`.
 
-    A client that leaves is noticed at once, not with the next event: the source is closed then, and its `finally` may
-    give up what it was waiting for.
+    If the client disconnects, the source is closed at once, not only at the next event. The source's `finally` can then
+    abort the request.
     """
 
     media_type = "text/event-stream"
 
     def __init__(self, events: AsyncGenerator[bytes, None], close: Callable[[], None] = lambda: None) -> None:
-        """Take the source.
+        """Store the source.
 
         Args:
-            close: called at the end in any case, even when the client left before the source was first asked.
+            events: the source.
+            close: called at the end in any case, also if the client disconnects before the first event is requested.
         """
         super().__init__(headers=_HEADERS)
         del self.headers["content-length"]
@@ -51,23 +52,23 @@ class EventStream(Response):
         self._close = close
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the events until they end or the client leaves.
+        """Send the events until they end or the client disconnects.
 
         Raises:
-            ClientDisconnect: it has left, as the server noticed when it sent something.
-            Exception: the source's, when there was no event before it.
+            ClientDisconnect: an event could not be sent, since the client has disconnected.
+            Exception: the source's error, if it had no event before.
         """
         sending = asyncio.ensure_future(self._send(send))
-        leaving = asyncio.ensure_future(_left(receive))
+        disconnecting = asyncio.ensure_future(_disconnected(receive))
         try:
-            await asyncio.wait({sending, leaving}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({sending, disconnecting}, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            leaving.cancel()
+            disconnecting.cancel()
             sending.cancel()
             try:
                 await asyncio.wait({sending})
                 await self._events.aclose()
-            finally:  # also when the server, at its end, does not wait for that
+            finally:  # also if the server exits and cancels this wait
                 self._close()
         if not sending.cancelled():
             sending.result()
@@ -84,7 +85,7 @@ class EventStream(Response):
             raise ClientDisconnect from error
 
     async def _next(self) -> bytes | None:
-        """Return the next event, which may tell of an error; None at the end."""
+        """Return the next event, which may describe an error; None at the end."""
         try:
             return await anext(self._events, None)
         except Exception as error:
@@ -94,26 +95,27 @@ class EventStream(Response):
 
 
 async def until_disconnect(request: Request, work: Awaitable[T]) -> T:
-    """Wait for some work, and cancel it when the client leaves.
+    """Wait for some work and return its result; cancel it if the client disconnects.
 
     Raises:
-        ClientDisconnect: it has left.
+        ClientDisconnect: the client has disconnected.
+        Exception: the work's error.
     """
     working = asyncio.ensure_future(work)
-    leaving = asyncio.ensure_future(_left(request.receive))
+    disconnecting = asyncio.ensure_future(_disconnected(request.receive))
     try:
-        await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({working, disconnecting}, return_when=asyncio.FIRST_COMPLETED)
         if not working.done():
             raise ClientDisconnect
         return working.result()
     finally:
-        leaving.cancel()
+        disconnecting.cancel()
         if not working.done():
             working.cancel()
             with contextlib.suppress(asyncio.CancelledError, GraftlmError):
                 await working
 
 
-async def _left(receive: Receive) -> None:
+async def _disconnected(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass

@@ -1,4 +1,4 @@
-"""How request models read JSON: what they refuse, and what stands for one prompt or for several."""
+"""The types of which the request models consist: their validation, and fields with one value or a list."""
 
 import json
 from collections.abc import Mapping
@@ -45,16 +45,16 @@ __all__ = [
 
 T = TypeVar("T")
 
-#: Prompts of one call.
+#: Most prompts of one call.
 MAX_PROMPTS = 4096
 
 
 class WireModel(BaseModel):
-    """A JSON object of known fields, each of its own type."""
+    """A JSON object of known fields, each with its own type."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, frozen=True)
 
-    #: The path of `known_fields` whose fields are accepted at their defaults; None: unknown fields are errors.
+    #: Path for `known_fields`: other servers' fields there are accepted with their defaults. None: they are refused.
     known_at: ClassVar[str | None] = None
 
     @model_validator(mode="before")
@@ -64,19 +64,19 @@ class WireModel(BaseModel):
             value = without_defaults(value, cls.model_fields, cls.known_at)
         unknown = [key for key in value if key not in cls.model_fields] if isinstance(value, Mapping) else []
         if unknown:
-            context = {"text": _say_unknown(unknown[0], cls), "name": unknown[0]}
+            context = {"text": _unknown_message(unknown[0], cls), "name": unknown[0]}
             raise PydanticCustomError(UNKNOWN_FIELD, "{text}", context)
         return value
 
     def given(self) -> dict[str, Any]:
-        """Return the fields that the client set to something; null stands for the default."""
+        """Return the fields that the client set to a value other than null, which means the default."""
         return {name: getattr(self, name) for name in self.model_fields_set if getattr(self, name) is not None}
 
 
-def _say_unknown(name: str, model: type[BaseModel]) -> str:
+def _unknown_message(name: str, model: type[BaseModel]) -> str:
     supported = [key for key, field in model.model_fields.items() if field.annotation is not type(None)]
     close = nearest(name, supported)
-    hint = f"did you mean '{close}'?" if close else f"known here: {', '.join(supported)}"
+    hint = f"did you mean '{close}'?" if close else f"known fields: {', '.join(supported)}"
     return f"unknown field {name[:60]!r}; {hint}"
 
 
@@ -86,12 +86,12 @@ def _refuse(value: Any) -> None:
 
 
 def _to_whole(value: Any) -> Any:
-    # JSON has one kind of number; some clients write 16 as 16.0.
+    # JSON has only one type of number, and some clients write 16 as 16.0.
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def _to_float(value: Any) -> Any:
-    # An int that no float can hold is an error of the client's, which the bounds of the field then name.
+    # An int that does not fit a float becomes infinite. The field's bounds then refuse it with a clear message.
     if isinstance(value, int) and not isinstance(value, bool) and abs(value) > 2**63:
         return float("inf") if value > 0 else float("-inf")
     return value
@@ -106,20 +106,20 @@ def _check_unicode(value: str) -> str:
     return value
 
 
-#: A field of the API that is not supported; an empty value is accepted, as some clients send every field.
+#: A field of the API that is not supported. An empty value is accepted, since some clients send every field.
 Unsupported: TypeAlias = Annotated[
-    None, BeforeValidator(_refuse), Field(description="Not supported; absent, null, false or empty.")
+    None, BeforeValidator(_refuse), Field(description="Not supported; must be absent, null, false or empty.")
 ]
 
-#: Last in `Annotated[int, Field(ge=0), WHOLE]`, and so on: the bounds then show in the API's document.
+#: Must come last, as in `Annotated[int, Field(ge=0), WHOLE]`. Otherwise the OpenAPI document lacks the bounds.
 WHOLE: Final = BeforeValidator(_to_whole)
 NUMBER: Final = BeforeValidator(_to_float)
 
-#: JSON can spell half a surrogate pair, which is no Unicode: nothing could be done with it.
+#: Refuses half of a surrogate pair, which JSON can contain but UTF-8 cannot encode.
 UNICODE: Final = AfterValidator(_check_unicode)
 Text: TypeAlias = Annotated[str, UNICODE]
 
-#: What options of logits processors may hold: what a message between processes can carry.
+#: The values that options of logits processors may have. Messages between processes can contain all of them.
 _Scalar: TypeAlias = (
     bool | Annotated[int, Field(ge=-(2**63), le=2**63 - 1)] | Annotated[float, Field(allow_inf_nan=False)] | Text | None
 )
@@ -127,12 +127,12 @@ LogitsProcessors: TypeAlias = Annotated[
     dict[Text, dict[Text, _Scalar | Annotated[list[_Scalar], Field(max_length=100_000)]]], Field(max_length=16)
 ]
 
-# The first wrong element ends the reading: an error for each of a million would fill the memory.
+# Validation stops at the first wrong element: one error for each of a million elements would fill the memory.
 TokenIdList: TypeAlias = Annotated[list[Annotated[int, Field(ge=0, le=2**31 - 1)]], Field(fail_fast=True)]
 
 
 class _AsArray:
-    """Validates as `TokenIdList`, and returns an array, without a look at each id by itself where all are right."""
+    """Validates a value as `TokenIdList` and returns an array. Valid lists are checked as a whole, not id by id."""
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         return core_schema.no_info_wrap_validator_function(_as_token_ids, handler.generate_schema(TokenIdList))
@@ -144,7 +144,7 @@ def _as_token_ids(value: Any, validate: core_schema.ValidatorFunctionWrapHandler
 
 
 def _array_of(value: list[Any]) -> TokenIds | None:
-    """Return token ids as int32 [n]; None where one of them is wrong, or there is none."""
+    """Return token ids as int32 [n]; None if one of them is not valid, or the list is empty."""
     if set(map(type, value)) != {int}:
         return None
     try:
@@ -159,12 +159,12 @@ PromptIds: TypeAlias = Annotated[TokenIds, _AsArray()]
 
 
 def one_or_many(value: Any) -> str:
-    """Return the tag of the branch that a value is meant for."""
+    """Return the tag of the union's branch for a value: "many" for a list, else "one"."""
     return "many" if isinstance(value, list) else "one"
 
 
 def _one_or_many_prompts(value: Any) -> str:
-    """Tell a prompt of token ids from several: the first element decides."""
+    """Return the tag for one prompt of token ids or several. The first element decides."""
     return "many" if isinstance(value, list) and value and isinstance(value[0], list) else "one"
 
 
@@ -193,7 +193,7 @@ def _as_text(value: str | dict[str, Any] | bool) -> str | dict[str, Any]:
     return json.dumps(value) if isinstance(value, bool) else value
 
 
-# The shape chooses the branch, so that an error speaks of the value and not of the branch it was not meant for.
+# The value's shape selects the branch. So an error describes the value, and not why another branch does not fit.
 OneOrMany: TypeAlias = Annotated[
     Annotated[T, Tag("one")] | Annotated[list[T], Field(fail_fast=True, max_length=MAX_PROMPTS), Tag("many")],
     Discriminator(one_or_many),
@@ -206,18 +206,18 @@ TextOrObject: TypeAlias = Annotated[
 ReasoningEnd: TypeAlias = Annotated[
     Text | None,
     Field(
-        description="Text that ends the model's reasoning, such as </think>: what the output has to follow begins "
+        description="The text that ends the model's reasoning, such as </think>. The grammar applies to the output "
         "after it."
     ),
 ]
 ReasoningBegin: TypeAlias = Annotated[
     Text | None,
     Field(
-        description="A token such as <think>: the output reasons only if it begins with it. Without it, the prompt "
-        "ends with it."
+        description="A token that begins the model's reasoning, such as <think>. If it is given, the output contains "
+        "reasoning only if it begins with this token. If it is null, the prompt has already begun the reasoning."
     ),
 ]
-#: A JSON schema, which `true` and `false` are, too; those come as their text.
+#: A JSON schema. `true` and `false` are schemas too, and are converted to text.
 SchemaField: TypeAlias = Annotated[
     Annotated[Text, Tag("as_text")]
     | Annotated[dict[str, Any], Tag("as_object")]

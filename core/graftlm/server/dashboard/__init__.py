@@ -1,4 +1,4 @@
-"""The page at `/`: what the server does at the moment, drawn."""
+"""The page at `/`, which draws what the server does at the moment."""
 
 from graftlm.server.dashboard.pages import PAGE_PATHS
 from graftlm.server.dashboard.routes import make_router

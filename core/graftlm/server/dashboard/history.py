@@ -1,4 +1,4 @@
-"""The last minutes of all replicas together, a point a second."""
+"""The load of all replicas together over the last five minutes, with one point per second."""
 
 import asyncio
 from collections import deque
@@ -12,18 +12,19 @@ __all__ = ["History", "Point"]
 
 INTERVAL_S: Final = 1.0
 _NUM_POINTS: Final = 300
-#: Points that a rate spans. A report is up to a fifth of a second old: over one point, that would show.
+#: Number of points over which a rate is computed. A report is up to 0.2 s old, which would distort a rate over 1 s.
 _RATE_WINDOW: Final = 2
-#: A few prompts say little about how many tokens are found.
+#: Number of points over which the hit rate is computed. A shorter time contains too few prompts.
 _HIT_WINDOW: Final = 30
 
 
 class Point(NamedTuple):
-    """The replicas at one moment, and their rates just before it.
+    """The load of all replicas at one moment, and their rates over the last 2 s.
 
     Attributes:
-        time_s: of the history's clock.
-        hit_rate: share of the prompt tokens of the last half minute that were found; None without prompts.
+        time_s: reading of the history's clock, in seconds.
+        hit_rate: share of the prompt tokens of the last 30 s that were found in the prefix cache, from 0 to 1; None if
+            there were no prompts.
     """
 
     time_s: float
@@ -40,7 +41,7 @@ class Point(NamedTuple):
 
 
 class _Sums(NamedTuple):
-    """What all replicas have counted, those that have died included."""
+    """Sums of the token counters of all replicas, including those that have died."""
 
     time_s: float
     prompt_tokens: int
@@ -49,7 +50,11 @@ class _Sums(NamedTuple):
 
 
 class History:
-    """Keeps points, five minutes of them at most."""
+    """Keeps the points of the last five minutes.
+
+    Args:
+        clock: a monotonic clock, in seconds.
+    """
 
     def __init__(self, replicas: Sequence[Replica], clock: Callable[[], float]) -> None:
         self._replicas = replicas
@@ -60,7 +65,7 @@ class History:
         self._sums.append(self._add_up(_Sums(clock(), 0, 0, 0)))
 
     async def run(self) -> None:
-        """Take a point each second, for ever."""
+        """Take a point every second, until cancelled."""
         while True:
             await asyncio.sleep(INTERVAL_S)
             self.sample()
@@ -88,11 +93,11 @@ class History:
         self._points.append(point)
 
     def after(self, time_s: float) -> list[Point]:
-        """Return the points taken later than a reading of the clock, oldest first."""
+        """Return the points taken after `time_s` (a reading of the clock, in seconds), oldest first."""
         return [point for point in self._points if point.time_s > time_s]
 
     def _add_up(self, last: _Sums) -> _Sums:
-        """Return the sums with what the replicas have counted since. One that was started again counts from 0."""
+        """Return `last` plus what the replicas have counted since. A replica that was restarted counts from 0."""
         prompt_tokens, cached_tokens, generated_tokens = last[1:]
         for replica in self._replicas:
             if replica.load is None:
@@ -112,5 +117,6 @@ def _hit_rate(sums: _Sums, oldest: _Sums) -> float | None:
     prompt_tokens = sums.prompt_tokens - oldest.prompt_tokens
     if not prompt_tokens:
         return None
-    # Prompts count when they are queued, what is found of them when they are admitted: that can be later.
+    # A prompt's tokens are counted when it is queued, but its cached tokens only when it is admitted. So the quotient
+    # can exceed 1.
     return min(1.0, (sums.cached_tokens - oldest.cached_tokens) / prompt_tokens)

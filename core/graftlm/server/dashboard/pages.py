@@ -1,4 +1,4 @@
-"""The files of the page, and what a browser may do with them."""
+"""The files of the dashboard's page, and the header fields that restrict what a browser does with them."""
 
 from pathlib import Path
 from typing import Final
@@ -28,10 +28,10 @@ _FILES: Final = {
     "/dashboard/tree.js": "tree.js",
 }
 
-#: What a browser loads before anybody could have typed a key. None of it tells of the server.
+#: Paths that a browser loads before the user can enter an API key. The files contain no data of the server.
 PAGE_PATHS: Final = frozenset(_FILES)
 
-#: The page may load its own files and talk to its own server; what it shows comes from clients, and is never run.
+#: The page may load its own files and call its own server. It shows texts of clients, so no script in them may run.
 _HEADERS: Final = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
     "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
@@ -42,7 +42,7 @@ _HEADERS: Final = {
 
 
 def make_router() -> APIRouter:
-    """Return a route for each file."""
+    """Return a router with a route for each file."""
     router = APIRouter(include_in_schema=False)
     for path, name in _FILES.items():
         _add_file(router, path, _FOLDER / name)

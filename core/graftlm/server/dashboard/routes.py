@@ -1,4 +1,4 @@
-"""The dashboard's routes: the page, and the numbers that it draws."""
+"""The dashboard's routes: the page, and the data that it draws."""
 
 import asyncio
 import contextlib
@@ -24,7 +24,7 @@ _MAX_NODES: Final = 300
 
 
 def make_router(manager: TokenizerManager) -> APIRouter:
-    """Return the page and what it asks for: an interface of its own, not a public one."""
+    """Return the routes of the page and of its data. The data routes are not a public interface."""
     history = History(manager.replicas.replicas, time.monotonic)
     tree = TreeReader(manager, time.monotonic, _MAX_NODES)
     about = _about(manager)
@@ -50,7 +50,7 @@ def make_router(manager: TokenizerManager) -> APIRouter:
             "points": history.after(after),
         }
 
-    # Prompts of all clients are for operators only.
+    # Only operators may read it: it contains the prompts of all clients.
     @router.post("/dashboard/tree", dependencies=[Depends(require_operator)])
     async def read_tree() -> dict[str, Any]:
         return {"trees": await tree.read()}
@@ -59,7 +59,7 @@ def make_router(manager: TokenizerManager) -> APIRouter:
 
 
 def _about(manager: TokenizerManager) -> dict[str, Any]:
-    """Return what does not change while the server runs; `run` tells one run from another."""
+    """Return the data that does not change while the server runs. `run` is a random id of this run."""
     model = manager.model
     return {
         "run": uuid.uuid4().hex,

@@ -1,4 +1,4 @@
-"""The replicas' radix trees as people read them: with text."""
+"""The replicas' radix trees, with the text of their nodes."""
 
 import asyncio
 from collections.abc import Callable
@@ -8,19 +8,19 @@ from graftlm.processes.tokenizer_manager import TokenizerManager
 
 __all__ = ["TreeReader"]
 
-#: However many people look, the schedulers walk their trees at most this often.
+#: A result is reused for this long. Each scheduler walks its tree no more often, whatever the number of viewers.
 _MAX_AGE_S: Final = 2.0
 
 
 class TreeReader:
-    """Asks the replicas for their trees and decodes what the nodes hold."""
+    """Reads the replicas' trees and decodes the tokens of their nodes.
+
+    Args:
+        clock: a monotonic clock, in seconds.
+        limit: most nodes to return of each tree; the largest nodes are returned.
+    """
 
     def __init__(self, manager: TokenizerManager, clock: Callable[[], float], limit: int) -> None:
-        """Take whom to ask.
-
-        Args:
-            limit: nodes of a tree at most, the largest.
-        """
         self._manager = manager
         self._clock = clock
         self._limit = limit
@@ -29,12 +29,13 @@ class TreeReader:
         self._read_s: float | None = None
 
     async def read(self) -> list[dict[str, Any]]:
-        """Return a tree for each replica that is up: {"replica", "total_nodes", "nodes"}.
+        """Return one tree for each replica that is ready: {"replica", "total_nodes", "nodes"}.
 
-        Nodes are as `tree_view` returns them, but with "text" of their first tokens, and "is_cut" when there are more.
+        A node is as `tree_view` returns it, with two differences. "text" replaces "token_ids": it is the text of the
+        node's first tokens. "is_cut" is true if the node has more tokens than these.
 
         Raises:
-            UnavailableError: no replica is up, or one dies or gives no answer.
+            UnavailableError: no replica is ready, or one dies or does not answer.
         """
         async with self._lock:
             if self._read_s is None or self._clock() - self._read_s > _MAX_AGE_S:
@@ -57,6 +58,6 @@ class TreeReader:
 
 
 def _with_text(node: dict[str, Any], text: str) -> dict[str, Any]:
-    """Return a node with the text of its first tokens in the tokens' place."""
+    """Return a copy of a node in which the text of its first tokens replaces their ids."""
     is_cut = node["num_tokens"] > len(node["token_ids"])
     return {key: value for key, value in node.items() if key != "token_ids"} | {"text": text, "is_cut": is_cut}

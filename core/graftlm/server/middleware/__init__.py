@@ -1,4 +1,7 @@
-"""What every HTTP request passes before its handler: pure ASGI, so that streams and disconnects pass untouched."""
+"""The layers that every HTTP request passes before its handler.
+
+They are plain ASGI applications, which leave streams and disconnects unchanged.
+"""
 
 from graftlm.server.middleware.auth import ApiKeyAuth, require_admin, require_operator
 from graftlm.server.middleware.body_limit import BodyLimit

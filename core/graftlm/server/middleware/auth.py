@@ -1,4 +1,4 @@
-"""The role of a request by its key and origin: administrator, operator or client; or why it is refused."""
+"""The role of a request (administrator, operator or client), which follows from its key and origin."""
 
 import hmac
 from collections.abc import Collection
@@ -40,15 +40,15 @@ _FORWARDED_PREFIXES: Final = ("cf-", "x-envoy-", "x-forwarded", "x-original-")
 
 
 class Role(Enum):
-    """What a request may do."""
+    """The rights of a request. Each role includes the rights of the roles below it."""
 
-    ADMIN = "replace weights, load adapters, and all that the others may"
-    OPERATOR = "flush, pause, profile, abort everything, see what is cached, and all that clients may"
+    ADMIN = "replace weights, load adapters, and everything that operators may do"
+    OPERATOR = "flush, pause, profile, abort everything, read the cache's content, and everything that clients may do"
     CLIENT = "generate"
 
 
 class ApiKeyAuth:
-    """Lets requests in by their bearer token, and notes their role for `require_operator` and `require_admin`.
+    """Checks the bearer token of requests, and records their role for `require_operator` and `require_admin`.
 
     | api_key | admin_api_key | no token or a wrong one         | api_key | admin_api_key |
     | ------- | ------------- | ------------------------------- | ------- | ------------- |
@@ -57,9 +57,9 @@ class ApiKeyAuth:
     | -       | set           | client                          |         | admin         |
     | set     | set           | 401                             | client  | admin         |
 
-    A request is local if the server listens on a loopback address, the client's address and the request's `Host` are
-    loopback ones, it comes over HTTP/1.1 (nginx's default for its upstreams is 1.0), and no proxy has left a header
-    field. With `open_admin` every client is an admin.
+    A request is local if all of these are true: the server listens on a loopback address; the client's address and the
+    request's `Host` are loopback addresses; the request uses HTTP/1.1 (nginx's default for its upstreams is 1.0); it
+    has no header field that proxies add. With `open_admin`, every client is an admin.
     """
 
     def __init__(
@@ -72,11 +72,13 @@ class ApiKeyAuth:
         host: str = "",
         open_admin: bool = False,
     ) -> None:
-        """Take the keys.
+        """Store the keys.
 
         Args:
-            open_paths: need no key.
-            host: the address that the server listens on.
+            api_key: the key of clients; None: clients need no key.
+            admin_api_key: the key of administrators; None: no key gives this role.
+            open_paths: paths that need no key.
+            host: the address on which the server listens.
             open_admin: whether every client is an admin.
         """
         self._app = app
@@ -87,7 +89,7 @@ class ApiKeyAuth:
         self._open_paths = frozenset(open_paths)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Let a request through with its role, or answer 401."""
+        """Pass a request on with its role, or answer 401."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -101,7 +103,7 @@ class ApiKeyAuth:
         await self._app(scope, receive, send)
 
     def _role(self, scope: Scope) -> Role | None:
-        """Return what a request may do; None for nothing. Takes the same time for every wrong token."""
+        """Return the role of a request; None if it is refused. Every wrong token takes the same time."""
         token = _bearer_token(scope)
         is_admin = _matches(token, self._admin_api_key)
         is_client = _matches(token, self._api_key)
@@ -114,9 +116,12 @@ class ApiKeyAuth:
         return Role.CLIENT if self._why_not(scope, Role.OPERATOR) else Role.OPERATOR
 
     def _why_not(self, scope: Scope, role: Role) -> str | None:
-        """Return why a request without the admin key has not the role of an operator or administrator; None if it has.
+        """Return why a request without the admin key does not have a role; None if it has the role.
 
-        Without `open_admin`.
+        Must not be called with `open_admin`, which gives every request the role ADMIN.
+
+        Args:
+            role: ADMIN or OPERATOR.
         """
         if self._admin_api_key is not None:
             token = _bearer_token(scope)
@@ -131,19 +136,19 @@ class ApiKeyAuth:
 
 
 def require_admin(request: Request) -> None:
-    """Let only administrators through; a dependency of routes.
+    """Refuse requests that do not come from an administrator; a dependency of routes.
 
     Raises:
-        HTTPException: 403, the request may not administer.
+        HTTPException: 403, the request has another role.
     """
     _require(request, Role.ADMIN)
 
 
 def require_operator(request: Request) -> None:
-    """Let only operators and administrators through; a dependency of routes.
+    """Refuse requests that come from neither an operator nor an administrator; a dependency of routes.
 
     Raises:
-        HTTPException: 403, the request has a client's rights.
+        HTTPException: 403, the request has the role CLIENT.
     """
     _require(request, Role.ADMIN, Role.OPERATOR)
 
@@ -160,7 +165,7 @@ def _require(request: Request, *roles: Role) -> None:
 
 
 def _why_not_local(scope: Scope) -> str | None:
-    """Return what shows that a request may come from another machine; None if nothing in it does."""
+    """Return the reason why a request may come from another machine; None if there is none."""
     client, headers = scope.get("client"), Headers(scope=scope)
     if client is None or not is_loopback(client[0]):
         return f"it comes from {'an unknown address' if client is None else client[0]}, not from this machine"
@@ -184,7 +189,7 @@ def _as_bytes(key: SecretStr | None) -> bytes | None:
 
 
 def _bearer_token(scope: Scope) -> bytes:
-    """Return the token of the Authorization header, b"" without one."""
+    """Return the token of the Authorization header; b"" if there is none."""
     value: bytes = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
     scheme, _, token = value.strip().partition(b" ")
     return token.strip() if scheme.lower() == b"bearer" else b""

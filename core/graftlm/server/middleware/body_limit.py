@@ -1,4 +1,4 @@
-"""A bound on request bodies, whether they state their length or not."""
+"""A limit on the size of request bodies, with and without Content-Length."""
 
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
@@ -8,24 +8,27 @@ from graftlm.server.errors import error_response
 
 __all__ = ["BodyLimit"]
 
-#: The rest of the body is not read, so nothing else can follow on the connection.
+#: The rest of the body is not read. So the connection cannot be used for another request.
 _CLOSE = {"Connection": "close"}
 
 
 class BodyLimit:
-    """Answers 413 to bodies above a size, before or while they arrive."""
+    """Answers 413 if a body is larger than `max_bytes`.
+
+    A request with a larger Content-Length is refused at once, another one while its body arrives.
+    """
 
     def __init__(self, app: ASGIApp, max_bytes: int) -> None:
         self._app = app
         self._max_bytes = max_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Let a request through whose body is small enough."""
+        """Pass a request on, or answer 413."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         stated = Headers(scope=scope).get("content-length", "")
-        # Nobody means a number of 19 digits, and int() refuses those of thousands.
+        # No body is so long that its length has 19 digits, and int() refuses numbers with thousands of digits.
         if stated.isdecimal() and (len(stated) > 18 or int(stated) > self._max_bytes):
             await error_response(413, self._refusal, headers=_CLOSE)(scope, receive, send)
             return
@@ -44,7 +47,7 @@ class BodyLimit:
             if message["type"] == "http.request":
                 num_bytes += len(message.get("body", b""))
                 if num_bytes > self._max_bytes:
-                    # Raised where the handler reads its body; the application turns it into an answer.
+                    # The handler that reads the body raises this; the application converts it into an answer.
                     raise HTTPException(413, self._refusal, headers=_CLOSE)
             return message
 

@@ -1,4 +1,4 @@
-"""Protection from DNS rebinding: a request must be addressed to this server by a name that is its own."""
+"""Protection from DNS rebinding: the `Host` of a request must be a name of this server."""
 
 import re
 from collections.abc import Collection
@@ -16,18 +16,19 @@ _AUTHORITY: Final = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([A-Za-z0-9._~-]+))(?::
 
 
 class HostGuard:
-    """Answers 400 to requests without one clear `Host`, and 403 to those for a host that is not this server.
+    """Answers 400 to a request without exactly one valid `Host`, and 403 to a request for another host.
 
-    Any name may be made to point to this machine, and a page of that name may then read what a server on the loopback
-    interface answers. Its requests have that name in `Host`, whatever their method.
+    An attacker can make any name resolve to this machine. A web page loaded under that name may then read the answers
+    of a server on the loopback interface. All requests of such a page have that name in `Host`.
 
     | server listens on | `allowed_hosts` null       | `allowed_hosts` set                               |
     | ----------------- | -------------------------- | ------------------------------------------------- |
     | loopback          | loopback names and `host`  | loopback names, `host` and `allowed_hosts`        |
     | other addresses   | any                        | loopback names, `host` and `allowed_hosts`        |
 
-    Loopback names are localhost, *.localhost, 127.0.0.0/8 and ::1. The port does not count. On other addresses, health
-    checks are also answered for any IP address: Kubernetes sends the pod's, and an address cannot be rebound.
+    Loopback names are localhost, *.localhost, 127.0.0.0/8 and ::1. The port is ignored. A server on other addresses
+    also answers health checks whose `Host` is any IP address: Kubernetes sends the pod's address, and rebinding needs a
+    name.
     """
 
     def __init__(
@@ -37,23 +38,24 @@ class HostGuard:
         allowed: Collection[str] | None = None,
         probe_paths: Collection[str] = (),
     ) -> None:
-        """Take the server's names.
+        """Store the server's names.
 
         Args:
-            host: the address that the server listens on.
-            allowed: further names, "*.example.org" for those below one, "*" for all.
-            probe_paths: of health checks.
+            host: the address on which the server listens.
+            allowed: further names. "*.example.org" stands for all names below example.org, "*" for all names. For None,
+                see the table above.
+            probe_paths: the paths of health checks.
         """
         self._app = app
         self._listens_on = host
-        self._is_any = "*" in allowed if allowed is not None else not is_loopback(host)
+        self._allows_all = "*" in allowed if allowed is not None else not is_loopback(host)
         names = {canonical_host(name) for name in (host, *(allowed or ()))}
         self._names = frozenset(name for name in names if not name.startswith("*."))
         self._suffixes = tuple(name[1:] for name in names if name.startswith("*."))
         self._probe_paths = frozenset() if is_loopback(host) else frozenset(probe_paths)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Let a request through that is meant for this server."""
+        """Pass a request on if it is for this server, else answer 400 or 403."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -74,13 +76,13 @@ class HostGuard:
         await error_response(403, message, code="host_not_allowed")(scope, receive, send)
 
     def _is_own(self, name: str) -> bool:
-        return self._is_any or is_loopback(name) or name in self._names or name.endswith(self._suffixes)
+        return self._allows_all or is_loopback(name) or name in self._names or name.endswith(self._suffixes)
 
 
 def host_of(authority: str) -> str | None:
-    """Return the name or address in `name:port`: in lower case, without brackets, port and trailing dot.
+    """Return the host in `host:port`, in lower case, without brackets, port and trailing dot.
 
-    None when it is none, such as one with a user's name or a space.
+    Returns: a name or an address; None if `authority` is not valid, for instance if it contains a user name or a space.
     """
     match = _AUTHORITY.fullmatch(authority)
     if match is None or int(match[3] or 0) > 65535:
@@ -90,14 +92,20 @@ def host_of(authority: str) -> str | None:
 
 
 def _problem(hosts: list[str], target: str | None, version: str) -> str | None:
-    """Return why a request does not say clearly which host it is for."""
+    """Return why the host of a request is missing or ambiguous; None if it is clear.
+
+    Args:
+        hosts: the values of all `Host` header fields.
+        target: the authority in the request's target; None if the target is a path.
+        version: the version of HTTP.
+    """
     if len(hosts) > 1:
         return f"a request must have one Host header, got {len(hosts)}"
     if not hosts:
-        # Health checks of HTTP/1.0 have none. Browsers never send that.
+        # Health checks over HTTP/1.0 have no Host. Browsers never use HTTP/1.0.
         return None if version == "1.0" and target is None else "a request must have a Host header"
     if host_of(hosts[0]) is None:
-        return f"the Host header must be a name or an address, with a port or without, got {hosts[0]!r}"
+        return f"the Host header must be a name or an address, with or without a port, got {hosts[0]!r}"
     if target is not None and (host_of(target) is None or target.lower() != hosts[0].lower()):
-        return f"the request's target is of {target!r}, its Host header says {hosts[0]!r}"
+        return f"the request's target names the host {target!r}, but its Host header names {hosts[0]!r}"
     return None

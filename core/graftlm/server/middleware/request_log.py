@@ -1,4 +1,4 @@
-"""The outermost layer of the server: a request's id, its line in the log, and the answer when a handler fails."""
+"""The outermost layer of the server: the request's id, its log line, and the answer if a handler fails."""
 
 import logging
 import string
@@ -19,23 +19,24 @@ __all__ = ["RequestLog"]
 logger = logging.getLogger("graftlm.server.access")
 
 _MAX_ID_LEN: Final = 128
-#: Of the reason of a refusal, in the log.
+#: The log contains this many characters of the reason for a refusal.
 _MAX_PROBLEM_LEN: Final = 300
 _MAX_PATH_LEN: Final = 300
 _PRINTABLE: Final = frozenset(string.ascii_letters + string.digits + string.punctuation)
 
-#: Asked for every few seconds by machines; their good answers are only logged at debug.
+#: Paths that programs request every few seconds. Answers without an error are logged at the level DEBUG.
 _PROBES: Final = frozenset({"/health", "/ready", "/ping", "/metrics", "/dashboard/state", "/dashboard/tree"})
 
-#: What proxies log for a client that left before its answer began.
-_CLIENT_LEFT: Final = 499
+#: The status that proxies log for a client that disconnected before its answer began.
+_CLIENT_DISCONNECTED: Final = 499
 
 
 class RequestLog:
-    """Names requests, logs them, and answers 500 for what nobody else caught.
+    """Gives each request an id, logs it, and answers 500 for exceptions that no other layer handles.
 
-    The id is the client's own `X-Request-Id` when it is sane, else drawn. It stands in `scope["state"]["request_id"]`,
-    in the log lines written while the request is handled, and in the answer's `X-Request-Id`.
+    The id is the client's `X-Request-Id`, or a random one if that is missing or not valid. It is stored in
+    `scope["state"]["request_id"]`, added to the log lines that are written while the request is handled, and sent in
+    the answer's `X-Request-Id`.
     """
 
     def __init__(self, app: ASGIApp, clock: Callable[[], float] = time.perf_counter) -> None:
@@ -43,11 +44,11 @@ class RequestLog:
         self._clock = clock
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handle a request, and log it."""
+        """Pass a request on, and log it."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        request_id = _sane(Headers(scope=scope).get("x-request-id")) or uuid.uuid4().hex
+        request_id = _valid_id(Headers(scope=scope).get("x-request-id")) or uuid.uuid4().hex
         scope.setdefault("state", {})["request_id"] = request_id
         started_s = self._clock()
         status: int | None = None
@@ -63,25 +64,25 @@ class RequestLog:
         try:
             await self._app(scope, receive, send_with_id)
         except ClientDisconnect:
-            pass  # nobody is there to be answered, and nothing is wrong here
+            pass  # no answer is needed, and this is not an error of the server
         except Exception:
             logger.exception("%s %s failed", scope["method"], _path(scope))
             if status is not None:
-                raise  # half an answer is out; the connection has to break
+                raise  # part of the answer is sent, so uvicorn has to close the connection
             await error_response(500, "the server failed to handle the request")(scope, receive, send_with_id)
         finally:
             self._log(scope, status, self._clock() - started_s)
             request_id_var.reset(token)
 
     def _log(self, scope: Scope, status: int | None, seconds: float) -> None:
-        answered = _CLIENT_LEFT if status is None else status
-        level = logging.DEBUG if scope["path"] in _PROBES and answered < 400 else logging.INFO
+        logged_status = _CLIENT_DISCONNECTED if status is None else status
+        level = logging.DEBUG if scope["path"] in _PROBES and logged_status < 400 else logging.INFO
         if not logger.isEnabledFor(level):
             return
         fields = {
             "method": scope["method"],
             "path": _path(scope),
-            "status": answered,
+            "status": logged_status,
             "duration_ms": round(seconds * 1000, 1),
         }
         problem = scope.get("state", {}).get("problem")
@@ -91,14 +92,14 @@ class RequestLog:
         logger.log(level, text, fields, extra=fields)
 
 
-def _sane(request_id: str | None) -> str | None:
-    """Return an id that may stand in a log and a header; None for any other."""
+def _valid_id(request_id: str | None) -> str | None:
+    """Return the id if it may be written to a log and a header, else None."""
     if request_id and len(request_id) <= _MAX_ID_LEN and _PRINTABLE.issuperset(request_id):
         return request_id
     return None
 
 
 def _path(scope: Scope) -> str:
-    """Return the path as it came, percent-encoded: a decoded one may hold line breaks."""
+    """Return the path as the client sent it, percent-encoded: a decoded path may contain line breaks."""
     raw = scope.get("raw_path")
     return shortened(raw.decode("latin-1") if raw else repr(scope["path"])[1:-1], _MAX_PATH_LEN)

@@ -13,7 +13,7 @@ __all__ = ["make_router"]
 
 
 def make_router(manager: TokenizerManager) -> APIRouter:
-    """Return the routes; both are an administrator's: they read the server's files and change what others see."""
+    """Return the routes. They are for administrators, since they read the server's files and affect other clients."""
     paths = CheckpointPaths(manager.config)
     router = APIRouter(
         tags=["adapters"],
@@ -21,16 +21,16 @@ def make_router(manager: TokenizerManager) -> APIRouter:
         responses={status: ERROR_RESPONSES[status] for status in (400, 403, 404, 503)},
     )
 
-    @router.post("/load_lora_adapter", summary="Load an adapter into every replica, while requests go on")
+    @router.post("/load_lora_adapter", summary="Load an adapter into every replica while requests run")
     async def load_lora_adapter(body: LoadAdapterRequest) -> AdaptersChanged:
         await manager.adapters.load(body.lora_name, paths.admit(body.lora_path, "lora_path"))
-        message = f"adapter {body.lora_name} is loaded, as model {manager.model.id_with(body.lora_name)}"
+        message = f"adapter {body.lora_name} is loaded; its model name is {manager.model.id_with(body.lora_name)}"
         return AdaptersChanged(message=message, loaded_adapters=manager.adapters.paths)
 
-    @router.post("/unload_lora_adapter", summary="Take no more requests for an adapter; those under way end with it")
+    @router.post("/unload_lora_adapter", summary="Unload an adapter as soon as its running requests have ended")
     async def unload_lora_adapter(body: UnloadAdapterRequest) -> AdaptersChanged:
         num_left = await manager.adapters.unload(body.lora_name)
-        message = f"adapter {body.lora_name} is unloaded; {num_left} requests under way end with it"
+        message = f"adapter {body.lora_name} is unloaded; {num_left} running requests still use it until they end"
         return AdaptersChanged(message=message, loaded_adapters=manager.adapters.paths)
 
     return router

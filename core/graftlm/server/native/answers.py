@@ -1,4 +1,4 @@
-"""From what a prompt produced to the answers of /generate, with SGLang's names."""
+"""Conversion of a prompt's output into answers of /generate, with SGLang's names."""
 
 from collections.abc import Callable
 from typing import Any
@@ -11,12 +11,12 @@ from graftlm.types import Completion, FinishReason, TokenLogprob
 
 __all__ = ["AnswerWriter"]
 
-#: [log-probability, token id, text or null]
+#: [log-probability or null, token id, text or null]
 _Entry = list[Any]
 
 
 class AnswerWriter:
-    """Writes the answers of one prompt, each with everything so far."""
+    """Writes the answers of one prompt. Each contains everything that was generated so far."""
 
     def __init__(
         self,
@@ -25,20 +25,20 @@ class AnswerWriter:
         seconds: Callable[[], float],
         token_text: Callable[[int], str] | None,
     ) -> None:
-        """Begin.
+        """Prepare the answers.
 
         Args:
-            seconds: since the request arrived.
-            token_text: the text of a token in log-probabilities; None leaves it out.
+            seconds: returns the seconds since the request arrived.
+            token_text: returns the text of a token, for log-probabilities; None leaves the texts out.
 
         Raises:
-            RequestError: log-probabilities are wanted from a place behind the prompt's end.
+            RequestError: `logprob_start_len` is larger than the prompt's length.
         """
         prompt_len = len(request.prompt_token_ids)
         if prompt.logprob_start is not None and prompt.logprob_start > prompt_len:
             start = prompt.logprob_start
             raise RequestError(
-                f"logprob_start_len is {start}, but the prompt has {prompt_len} tokens; give at most that"
+                f"logprob_start_len is {start}, but the prompt has {prompt_len} tokens; give {prompt_len} or less"
             )
         self._prompt = prompt
         self._request = request
@@ -48,19 +48,21 @@ class AnswerWriter:
         self._outputs = [_OutputLogprobs(self._entry) for _ in range(prompt.params.n)]
 
     @property
-    def wants_texts(self) -> bool:
-        """Whether the texts of single tokens are looked up."""
+    def has_token_texts(self) -> bool:
+        """Whether the answers contain the text of each token."""
         return self._token_text is not None
 
     def answers(self, output: GatheredOutput, weight_version: str = "default") -> list[dict[str, Any]]:
-        """Return the answers of all completions."""
+        """Return the answers of all completions; arguments as in `answer`."""
         return [self.answer(output, index, weight_version) for index in range(len(output.completions))]
 
     def answer(self, output: GatheredOutput, index: int, weight_version: str = "default") -> dict[str, Any]:
         """Return one completion's answer.
 
         Args:
-            weight_version: the name of the weights that the request began with.
+            output: everything that was generated so far for the prompt.
+            index: index of the completion.
+            weight_version: name of the weights at the start of the request.
         """
         completion = output.completions[index]
         hides_output = self._prompt.prompt_only
@@ -81,7 +83,7 @@ class AnswerWriter:
             meta["e2e_latency"] = self._seconds()
         if completion.logprobs is not None:
             meta |= self._input_logprobs(output)
-            meta |= self._outputs[index].upto(() if hides_output else completion.logprobs, self._num_top)
+            meta |= self._outputs[index].write(() if hides_output else completion.logprobs, self._num_top)
         return {"text": "" if hides_output else completion.text, "output_ids": token_ids, "meta_info": meta}
 
     @property
@@ -89,12 +91,12 @@ class AnswerWriter:
         return self._prompt.params.logprobs or 0
 
     def _input_logprobs(self, output: GatheredOutput) -> dict[str, Any]:
-        """Return those of the prompt; they are complete when the first token is there."""
+        """Return the log-probabilities of the prompt, which are complete when the first token is generated."""
         if self._input is None:
             start = self._prompt.logprob_start
             ids = () if start is None else self._request.prompt_token_ids[start:].tolist()
-            # The first one has no number, wherever it stands, as SGLang's clients expect. An aborted request may not
-            # have come to them all.
+            # The first entry has no log-probability, also if it is not the prompt's first token; SGLang's clients
+            # expect that. An aborted request may have computed only some of them.
             known = list(zip(ids, (output.prompt_logprobs or ())[start:], strict=False))
             self._input = {
                 "input_token_logprobs": [
@@ -103,7 +105,7 @@ class AnswerWriter:
             }
             if self._num_top:
                 self._input["input_top_logprobs"] = [
-                    None if logprob is None else [self._entry(*rival) for rival in logprob.top] for _, logprob in known
+                    None if logprob is None else [self._entry(*pair) for pair in logprob.top] for _, logprob in known
                 ]
         return self._input
 
@@ -112,22 +114,32 @@ class AnswerWriter:
 
 
 class _OutputLogprobs:
-    """The log-probabilities of one completion, written once each however often they are sent."""
+    """The log-probabilities of one completion. Each is converted once, although every answer contains all of them."""
 
     def __init__(self, entry: Callable[[int, float | None], _Entry]) -> None:
         self._entry = entry
         self._sampled: list[_Entry] = []
         self._top: list[list[_Entry]] = []
 
-    def upto(self, logprobs: tuple[TokenLogprob, ...], num_top: int) -> dict[str, Any]:
+    def write(self, logprobs: tuple[TokenLogprob, ...], num_top: int) -> dict[str, Any]:
+        """Return the fields of an answer.
+
+        Args:
+            logprobs: of all tokens so far; only those after the last call are converted.
+            num_top: number of most likely tokens to report at each position.
+        """
         for logprob in logprobs[len(self._sampled) :]:
             self._sampled.append(self._entry(logprob.token_id, logprob.logprob))
-            self._top.append([self._entry(*rival) for rival in logprob.top])
+            self._top.append([self._entry(*pair) for pair in logprob.top])
         return {"output_token_logprobs": self._sampled} | ({"output_top_logprobs": self._top} if num_top else {})
 
 
 def _finish_reason(completion: Completion, num_tokens: int | None) -> dict[str, Any] | None:
-    """Return why a completion ended; `num_tokens` is None when its output is not wanted."""
+    """Return why a completion ended, in SGLang's format; None if it has not ended.
+
+    Args:
+        num_tokens: tokens of the output; None if the request asks for no output.
+    """
     match completion.finish_reason:
         case None:
             return None

@@ -1,4 +1,4 @@
-"""The native routes that steer and show the prefix cache: pin, unpin, snapshot."""
+"""The native routes of the prefix cache: pin, unpin, snapshot."""
 
 from typing import Any
 
@@ -18,7 +18,7 @@ __all__ = ["make_router"]
 
 
 def make_router(manager: TokenizerManager) -> APIRouter:
-    """Return the routes; all are an operator's, since they touch what others have cached."""
+    """Return the routes. They are for operators, since they concern the cached prefixes of all clients."""
     router = APIRouter(
         tags=["cache"],
         dependencies=[Depends(require_operator)],
@@ -27,7 +27,7 @@ def make_router(manager: TokenizerManager) -> APIRouter:
 
     async def prefix(body: PrefixRequest) -> PreparedRequest:
         if (body.text is None) == (body.input_ids is None):
-            raise RequestError("give either text or input_ids: the prefix in question")
+            raise RequestError("give the prefix as either text or input_ids")
         prompt = body.text if body.input_ids is None else body.input_ids
         options = RequestOptions(cache_salt=body.cache_salt or "", adapter=body.lora_path)
         return await manager.prepare("" if prompt is None else prompt, SamplingParams(max_tokens=1), options)
@@ -36,19 +36,19 @@ def make_router(manager: TokenizerManager) -> APIRouter:
         prompt, options = prefix.prompt_token_ids.tobytes(), prefix.options
         return {"prompt": prompt, "cache_salt": options.cache_salt, "adapter": options.adapter}
 
-    @router.post("/pin_prefix", summary="Keep what is cached of a prefix for a while")
+    @router.post("/pin_prefix", summary="Pin the cached part of a prefix for some time")
     async def pin_prefix(body: PinRequest) -> Pinned:
-        wanted = await prefix(body)
-        pinned = await manager.calls.call_schedulers("pin", **arguments(wanted), ttl_s=body.ttl_s)
+        prepared = await prefix(body)
+        pinned = await manager.calls.call_schedulers("pin", **arguments(prepared), ttl_s=body.ttl_s)
         return Pinned(pinned_tokens=pinned)
 
-    @router.post("/unpin_prefix", summary="End a pin before its time")
+    @router.post("/unpin_prefix", summary="Remove a pin before it expires")
     async def unpin_prefix(body: PrefixRequest) -> Unpinned:
-        wanted = await prefix(body)
-        was_pinned = await manager.calls.call_schedulers("unpin", **arguments(wanted))
+        prepared = await prefix(body)
+        was_pinned = await manager.calls.call_schedulers("unpin", **arguments(prepared))
         return Unpinned(was_pinned=any(was_pinned))
 
-    @router.get("/cache_snapshot", summary="Every node of every replica's prefix cache; holds up the steps meanwhile")
+    @router.get("/cache_snapshot", summary="Every node of every replica's prefix cache; steps are delayed meanwhile")
     async def cache_snapshot() -> CacheSnapshots:
         replicas: list[dict[str, Any]] = await manager.calls.call_schedulers("cache_snapshot")
         return CacheSnapshots(replicas=replicas)

@@ -1,4 +1,4 @@
-"""The folders from which administrators may have checkpoints and adapters loaded."""
+"""The folders from which administrators may load checkpoints and adapters."""
 
 import os
 from pathlib import Path
@@ -10,34 +10,40 @@ __all__ = ["CheckpointPaths"]
 
 
 class CheckpointPaths:
-    """Admits paths in `server.checkpoint_roots` and those that the configuration names itself.
+    """Accepts paths inside `server.checkpoint_roots`, and the paths of the model and the adapters in the configuration.
 
-    Links are followed before the comparison. A `~` is not expanded.
+    Links are resolved before the comparison. A `~` in a client's path is not expanded.
     """
 
     def __init__(self, config: EngineConfig) -> None:
         own = (config.model.path, *config.lora.adapters.values())
         self._own = frozenset(own)
-        # The bundled model is named by no folder.
+        # "demo" names the bundled model and is not a folder.
         folders = [path for path in (*own, *config.server.checkpoint_roots) if path != "demo"]
         self._roots = tuple(Path(os.path.realpath(os.path.expanduser(folder))) for folder in folders)
 
     def admit(self, path: str, param: str) -> str:
-        """Return the path to load: what the configuration names as it is, any other without links.
+        """Return the path to load.
+
+        Args:
+            path: path that the client sent.
+            param: name of the request's field, for the error message.
+
+        Returns: the path itself if it is in the configuration, else the path with all links resolved.
 
         Raises:
-            ApiError: 403, the path is outside. The answer is the same whether the path exists or not.
+            ApiError: 403, the path is outside the folders. The answer does not reveal whether the path exists.
         """
         if path in self._own:
             return path
         try:
             resolved = Path(os.path.realpath(path))
-        except (OSError, ValueError):  # a NUL in it, or half of a surrogate pair
+        except (OSError, ValueError):  # the path contains a NUL or half of a surrogate pair
             resolved = None
         if resolved is None or not any(resolved.is_relative_to(root) for root in self._roots):
             raise ApiError(
                 403,
-                f"{param} is outside the folders that clients may name; list its folder in server.checkpoint_roots",
+                f"{param} is outside the folders that clients may use; list its folder in server.checkpoint_roots",
                 param=param,
                 code="path_not_allowed",
             )

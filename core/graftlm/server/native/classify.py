@@ -1,4 +1,4 @@
-"""/classify: what the model's score head says of texts."""
+"""The route /classify: scores of the model's score head for texts."""
 
 import time
 from typing import Any
@@ -23,10 +23,10 @@ __all__ = ["make_router"]
 
 
 def make_router(manager: TokenizerManager) -> APIRouter:
-    """Return the route."""
+    """Return a router with the route."""
     router = APIRouter(tags=["generate"], responses={status: ERROR_RESPONSES[status] for status in (400, 429, 503)})
 
-    @router.post("/classify", summary="Have the model's score head judge one text or several")
+    @router.post("/classify", summary="Score one text or several with the model's score head")
     async def classify(request: Request, body: ClassifyRequest) -> ClassifyBody | list[ClassifyBody]:
         answers = await until_disconnect(request, _classify(manager, body))
         return answers if _is_list(body) else answers[0]
@@ -39,7 +39,7 @@ async def _classify(manager: TokenizerManager, body: ClassifyRequest) -> list[Cl
     prompts = _prompts(body)
     ids: list[str | None] = [*body.rid] if isinstance(body.rid, list) else [body.rid] * len(prompts)
     if len(ids) != len(prompts) or (body.rid is not None and len(set(ids)) < len(ids)):
-        raise InvalidPromptError(f"rid: give a different one for each of {len(prompts)} prompt(s)")
+        raise InvalidPromptError(f"rid: give a different id for each of the {len(prompts)} prompt(s)")
     options = RequestOptions(
         priority=body.priority or 0, cache_salt=body.cache_salt or "", adapter=body.lora_path, pooling=SCORES
     )
@@ -66,7 +66,7 @@ def _is_list(body: ClassifyRequest) -> bool:
 
 def _prompts(body: ClassifyRequest) -> list[Prompt]:
     if (body.text is None) == (body.input_ids is None):
-        raise InvalidPromptError("give either text or input_ids: what is to be judged")
+        raise InvalidPromptError("give the input as either text or input_ids")
     value: Any = body.input_ids if body.text is None else body.text
     prompts: list[Prompt] = list(value) if _is_list(body) else [value]
     if not prompts:

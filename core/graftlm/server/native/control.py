@@ -1,4 +1,4 @@
-"""The native routes that steer the engine: abort, flush, pause, profile."""
+"""The native routes that control the engine: abort, flush, pause, profile."""
 
 from pathlib import Path
 from typing import Annotated
@@ -18,7 +18,7 @@ _OPERATOR = [Depends(require_operator)]
 
 
 def make_router(manager: TokenizerManager) -> APIRouter:
-    """Return the routes that change what the engine does; all but the abort of single requests are an operator's."""
+    """Return the routes. All are for operators, except the abort of single requests."""
     router = APIRouter(tags=["control"], responses={status: ERROR_RESPONSES[status] for status in (400, 403, 503)})
 
     @router.post("/abort_request", summary="End requests; unknown ids are ignored")
@@ -26,16 +26,16 @@ def make_router(manager: TokenizerManager) -> APIRouter:
         if body.abort_all:
             require_operator(request)
             manager.abort_all()
-            return Done(message="every request is being ended")
+            return Done(message="every request is being aborted")
         rids = body.rid if isinstance(body.rid, list) else [body.rid or ""]
         if not all(rids):
-            raise RequestError("rid is missing: name a request, or set abort_all")
+            raise RequestError("rid is missing: give the id of a request, or set abort_all")
         for rid in rids:
             manager.abort(rid)
-        return Done(message="those of the requests that are under way are being ended")
+        return Done(message="those of the requests that wait or run are being aborted")
 
     @router.post(
-        "/flush_cache", summary="Forget every cached prefix that no running request uses", dependencies=_OPERATOR
+        "/flush_cache", summary="Remove every cached prefix that no running request uses", dependencies=_OPERATOR
     )
     @router.get("/flush_cache", summary="As POST", dependencies=_OPERATOR, include_in_schema=False)
     async def flush_cache() -> FlushDone:
@@ -47,26 +47,26 @@ def make_router(manager: TokenizerManager) -> APIRouter:
         await manager.pause(mode)
         return Done(message=f"generation is paused ({mode})")
 
-    @router.post("/continue_generation", summary="Go on after /pause_generation", dependencies=_OPERATOR)
+    @router.post("/continue_generation", summary="Continue after /pause_generation", dependencies=_OPERATOR)
     async def continue_generation(body: Annotated[ContinueRequest | None, Body()] = None) -> Done:
         await manager.resume()
-        return Done(message="generation goes on")
+        return Done(message="generation continues")
 
     @router.post("/start_profile", summary="Record a trace of the steps", dependencies=_OPERATOR)
     async def start_profile(body: ProfileRequest | None = None) -> ProfileStarted:
-        wanted = body or ProfileRequest()
-        folder = _profile_folder(manager.config.server.profile_dir, wanted.output_dir)
+        settings = body or ProfileRequest()
+        folder = _profile_folder(manager.config.server.profile_dir, settings.output_dir)
         await manager.calls.call_schedulers(
             "start_profile",
             output_dir=str(folder),
-            num_steps=wanted.num_steps,
-            activities=wanted.activities or ["CPU", "GPU"],
-            with_stack=bool(wanted.with_stack),
-            record_shapes=bool(wanted.record_shapes),
+            num_steps=settings.num_steps,
+            activities=settings.activities or ["CPU", "GPU"],
+            with_stack=bool(settings.with_stack),
+            record_shapes=bool(settings.record_shapes),
         )
         return ProfileStarted(output_dir=str(folder))
 
-    @router.post("/stop_profile", summary="End the recording; answers with the traces' files", dependencies=_OPERATOR)
+    @router.post("/stop_profile", summary="End the recording; the answer lists the trace files", dependencies=_OPERATOR)
     async def stop_profile() -> TracesWritten:
         written = await manager.calls.call_schedulers("stop_profile")
         return TracesWritten(files=[file for files in written for file in files])
@@ -77,16 +77,20 @@ def make_router(manager: TokenizerManager) -> APIRouter:
 def _profile_folder(profile_dir: str, name: str | None) -> Path:
     """Return the folder for traces.
 
+    Args:
+        profile_dir: `server.profile_dir`.
+        name: folder inside it that the client asks for; None: `profile_dir` itself.
+
     Raises:
-        RequestError: it is not inside `profile_dir`.
+        RequestError: the folder is not inside `profile_dir`, or its name is not valid.
     """
     base = Path(profile_dir).expanduser().resolve()
     if not name:
         return base
     try:
         folder = (base / name).resolve()
-    except (OSError, ValueError, RuntimeError) as error:  # a NUL in it, a part too long, links in a circle
-        raise RequestError(f"output_dir {name!r} is no folder's name: {error}") from error
+    except (OSError, ValueError, RuntimeError) as error:  # a NUL, a part that is too long, or a loop of links
+        raise RequestError(f"output_dir {name!r} is not a valid folder name: {error}") from error
     if not folder.is_relative_to(base):
         raise RequestError(f"output_dir must name a folder inside server.profile_dir, got {name!r}")
     return folder

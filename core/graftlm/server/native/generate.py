@@ -1,4 +1,4 @@
-"""The route /generate: prompts in, answers out, whole or as they grow."""
+"""The route /generate, which answers prompts in one piece or as a stream."""
 
 import asyncio
 import time
@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 
 def make_router(manager: TokenizerManager) -> APIRouter:
-    """Return the route."""
+    """Return a router with the route."""
     router = APIRouter(
         tags=["generate"], responses={status: ERROR_RESPONSES[status] for status in (400, 404, 408, 429, 503)}
     )
@@ -37,7 +37,7 @@ def make_router(manager: TokenizerManager) -> APIRouter:
         summary="Generate from one prompt or several",
         response_model=AnswerBody | list[AnswerBody],
         response_description="One answer, or a list for a list of prompts or `n` above 1. With `stream`, server-sent "
-        "events: each an answer with everything so far, the last one `[DONE]`.",
+        "events. Each is an answer with everything generated so far; the last one is `[DONE]`.",
     )
     @router.put("/generate", summary="As POST", include_in_schema=False)
     async def generate(request: Request, body: GenerateRequest) -> Response:
@@ -63,7 +63,7 @@ async def _prepare(manager: TokenizerManager, prompt: NativePrompt) -> PreparedR
 
 
 class _Call:
-    """One call of /generate under way: its prompts, each with the writer of its answers."""
+    """One running call of /generate: its prompts, each with the writer of its answers."""
 
     def __init__(
         self,
@@ -78,16 +78,16 @@ class _Call:
         self._writers = writers
         self._fields = grammar_fields
         self._many = many
-        #: The index of each prompt's first completion among all.
+        #: For each prompt, the index of its first completion among the completions of all prompts.
         self._first = list(accumulate((len(g.completion_ids) for g in generations), initial=0))
 
     @classmethod
     async def start(cls, manager: TokenizerManager, body: GenerateRequest) -> "_Call":
-        """Check and queue every prompt, or none.
+        """Check and queue all prompts of a request; if one is refused, none is queued.
 
         Raises:
-            RequestError: something is wrong with one of them.
-            UnavailableError: nothing takes them.
+            RequestError: a prompt or its parameters are not valid.
+            UnavailableError: no replica accepts requests.
         """
         started_s = time.perf_counter()
         prompts = split_request(body)
@@ -107,7 +107,7 @@ class _Call:
         return cls(manager, await manager.start_all(requests), writers, fields, many)
 
     async def answers(self) -> dict[str, Any] | list[dict[str, Any]]:
-        """Wait for the end of all and return their answers; leaving early ends them."""
+        """Wait until all prompts have ended and return their answers. Cancelling the call aborts them."""
         try:
             outputs = [await _ended(*pair) for pair in zip(self._generations, self._fields, strict=True)]
             answers = []
@@ -118,9 +118,9 @@ class _Call:
             self._abort()
 
     async def events(self) -> AsyncGenerator[bytes, None]:
-        """Yield nothing once, then the growing answers, as JSON; closing it ends what is unfinished."""
+        """Yield b"" once, then the growing answers as JSON. Closing the generator aborts unfinished prompts."""
         try:
-            yield b""  # closing a generator that was never entered would end nothing
+            yield b""  # closing a generator that has not started would not run the `finally` below
             streams = [_deltas(*pair) for pair in zip(self._generations, self._fields, strict=True)]
             async for i, deltas in interleave(streams):
                 writer, generation = self._writers[i], self._generations[i]
@@ -134,8 +134,8 @@ class _Call:
             self._abort()
 
     async def _write(self, writer: AnswerWriter, write: Callable[[], T]) -> T:
-        """Write answers here, or beside the event loop when the texts of thousands of tokens may be wanted."""
-        return await self._manager.preparer.in_thread(write) if writer.wants_texts else write()
+        """Write answers: in this thread, or in another one if the texts of thousands of tokens may be decoded."""
+        return await self._manager.preparer.in_thread(write) if writer.has_token_texts else write()
 
     def _abort(self) -> None:
         for generation in self._generations:
@@ -143,18 +143,18 @@ class _Call:
 
 
 async def _ended(generation: Generation, grammar_field: str | None) -> GatheredOutput:
-    """Wait for a generation's end; raises as `grammar_of`."""
+    """Wait for a generation's end; errors as in `grammar_of`."""
     with grammar_of(grammar_field):
         return await generation.ended()
 
 
 async def _deltas(generation: Generation, grammar_field: str | None) -> AsyncGenerator[list[CompletionDelta], None]:
-    """Yield what a generation adds; raises as `grammar_of`."""
+    """Yield the new parts of a generation's output; errors as in `grammar_of`."""
     with grammar_of(grammar_field):
         async for deltas in generation:
             yield deltas
 
 
 def _token_text(manager: TokenizerManager) -> Callable[[int], str]:
-    """Return a function from tokens to their texts that looks up each once."""
+    """Return a function that decodes a token id, with a cache."""
     return lru_cache(maxsize=None)(lambda token_id: manager.tokenizer.decode([token_id], skip_special_tokens=False))

@@ -1,4 +1,4 @@
-"""The probe that generates one token to find out whether the server can."""
+"""The health probe that generates one token."""
 
 import asyncio
 import time
@@ -14,19 +14,20 @@ from graftlm.types import SamplingParams
 
 __all__ = ["GenerationProbe"]
 
-#: How long the one token may take.
+#: Time limit for the token.
 _TIMEOUT_S: Final = 10.0
-#: A result answers all who ask within this time.
+#: A result is reused for this long.
 _REUSE_S: Final = 1.0
 
 
 class GenerationProbe:
-    """Generates one token at a time, however many ask.
+    """Generates one token at a time, whatever the number of callers.
 
-    Its prompt has a namespace of its own, the same each time: it finds nobody's prefixes, and leaves one token behind.
+    All its prompts share one cache namespace of their own. So they match no other request's prefix, and leave only one
+    token in the cache.
 
     Args:
-        clock: seconds; never goes back.
+        clock: a monotonic clock, in seconds.
     """
 
     def __init__(self, manager: TokenizerManager, clock: Callable[[], float] = time.monotonic) -> None:
@@ -38,10 +39,10 @@ class GenerationProbe:
         self._ended_s = 0.0
 
     async def problem(self) -> str | None:
-        """Return why no token came; None when all is well.
+        """Return why no token was generated; None if one was, or if the server only has too much work.
 
-        Those who ask while a token is generated, or within a second after it, share the result. A caller that is
-        cancelled does not end it for the others.
+        Callers share the result of a token that is being generated, or was generated within the last second. If one
+        caller is cancelled, the probe continues for the others.
         """
         if self._manager.health.paused:
             return "generation is paused"
@@ -56,10 +57,12 @@ class GenerationProbe:
             async with asyncio.timeout(_TIMEOUT_S):
                 await self._generate()
         except QueueFullError:
-            return None  # it works, and has plenty to do
+            return None  # the server works, and has many requests
         except (TimeoutError, RequestTimeoutError):
-            # Behind a long queue a token takes its time; that others come is as good.
-            return None if self._num_generated() > generated else f"no token came within {_TIMEOUT_S:.0f} s"
+            # The probe may have waited in a long queue. Then tokens of other requests also show that the server works.
+            if self._num_generated() > generated:
+                return None
+            return f"no token was generated within {_TIMEOUT_S:.0f} s"
         except UnavailableError as error:
             return str(error)
         finally:

@@ -1,4 +1,4 @@
-"""The native routes that tell: health, the model, the configuration, the load."""
+"""The native routes for information: health, model, configuration, load."""
 
 import time
 from dataclasses import asdict
@@ -23,18 +23,18 @@ from graftlm.server.native.responses import (
 
 __all__ = ["make_router"]
 
-_MAYBE_UNWELL: dict[int | str, dict[str, Any]] = {
-    503: {"model": HealthBody, "description": "Something is wrong; the body says what."}
+_UNHEALTHY_RESPONSE: dict[int | str, dict[str, Any]] = {
+    503: {"model": HealthBody, "description": "The server cannot serve requests; the body says why."}
 }
 
 
 def make_router(manager: TokenizerManager) -> APIRouter:
-    """Return the routes that change nothing."""
+    """Return the routes. They have no effects, except that /health_generate generates a token."""
     router = APIRouter(tags=["information"])
     probe = GenerationProbe(manager)
     start_s = time.monotonic()
 
-    @router.get("/health", summary="Whether requests are served", responses=_MAYBE_UNWELL)
+    @router.get("/health", summary="Whether requests are served", responses=_UNHEALTHY_RESPONSE)
     async def health(response: Response) -> HealthBody:
         health = manager.health
         problems = list(health.problems)
@@ -44,8 +44,8 @@ def make_router(manager: TokenizerManager) -> APIRouter:
         status: Literal["draining", "unavailable"] = "draining" if health.serving else "unavailable"
         return HealthBody(status=status, problems=problems, paused=health.paused)
 
-    @router.get("/ready", summary="As /health, for Kubernetes", responses=_MAYBE_UNWELL)
-    @router.get("/ping", summary="As /health, for SageMaker", responses=_MAYBE_UNWELL)
+    @router.get("/ready", summary="As /health, for Kubernetes", responses=_UNHEALTHY_RESPONSE)
+    @router.get("/ping", summary="As /health, for SageMaker", responses=_UNHEALTHY_RESPONSE)
     async def ready(response: Response) -> HealthBody:
         return await health(response)
 
@@ -53,7 +53,7 @@ def make_router(manager: TokenizerManager) -> APIRouter:
     async def version() -> VersionBody:
         return VersionBody(version=graftlm.__version__)
 
-    @router.get("/health_generate", summary="Whether a token can be generated", responses=_MAYBE_UNWELL)
+    @router.get("/health_generate", summary="Whether a token can be generated", responses=_UNHEALTHY_RESPONSE)
     async def health_generate(response: Response) -> HealthBody:
         problem = await probe.problem()
         if problem is None:
@@ -134,7 +134,7 @@ def _server_info(manager: TokenizerManager, uptime_s: float) -> ServerInfo:
 
 
 def _state(manager: TokenizerManager, rank: int, replica: Replica) -> dict[str, Any]:
-    """Return what a replica last reported, and whether it is up."""
+    """Return a replica's latest report, and whether it accepts requests."""
     stats = {} if replica.load is None else asdict(replica.load.stats)
     load = _load(manager, rank, replica).model_dump()
     return load | {"process": replica.name, "ready": replica.ready, **stats}

@@ -1,4 +1,4 @@
-"""From the body of a /generate request to its prompts, each with what applies to it alone."""
+"""Conversion of the body of a /generate request into prompts, each with its own parameters."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -15,7 +15,7 @@ __all__ = ["NativePrompt", "is_list", "split_request"]
 
 T = TypeVar("T")
 
-#: SGLang's names for fields of SamplingParams; the others are the same.
+#: SGLang's name -> name in SamplingParams. All other fields have the same name.
 _RENAMED = {
     "max_new_tokens": "max_tokens",
     "min_new_tokens": "min_tokens",
@@ -30,9 +30,9 @@ class NativePrompt:
     """One prompt of a /generate request.
 
     Attributes:
-        request_id: as the client gave it; None draws one.
-        logprob_start: the prompt token from which on log-probabilities are reported; None reports none.
-        prompt_only: no output is wanted; the one token that the engine generates at least is not shown.
+        request_id: the client's id; None: the server creates one.
+        logprob_start: index of the first prompt token whose log-probability is reported; None: none are reported.
+        prompt_only: the client asks for no output. The engine generates one token, which the answer omits.
     """
 
     prompt: str | TokenIds
@@ -44,13 +44,13 @@ class NativePrompt:
 
     @property
     def grammar_field(self) -> str | None:
-        """The field of the body that the grammar comes from, None if there is none."""
+        """The name of the body's field that contains the grammar; None if there is no grammar."""
         name = self.params.grammar_field
         return None if name is None else f"sampling_params.{name}"
 
 
 def is_list(body: GenerateRequest) -> bool:
-    """Whether the client sent a list of prompts, and so gets a list of answers."""
+    """Return whether the client sent a list of prompts, and therefore gets a list of answers."""
     if body.text is not None:
         return isinstance(body.text, list)
     return isinstance(body.input_ids, list)
@@ -60,27 +60,27 @@ def split_request(body: GenerateRequest) -> list[NativePrompt]:
     """Return the prompts of a request.
 
     Raises:
-        RequestError: a list has not one entry for each prompt, or two parts of the body contradict each other.
+        RequestError: a list does not have one entry for each prompt, or two fields of the body contradict each other.
     """
     prompts = _prompts(body)
-    spread = _Spread(len(prompts))
-    sampling = spread(body.sampling_params, "sampling_params")
+    per_prompt = _PerPrompt(len(prompts))
+    sampling = per_prompt(body.sampling_params, "sampling_params")
     logprobs = zip(
-        spread(body.return_logprob, "return_logprob"),
-        spread(body.logprob_start_len, "logprob_start_len"),
-        spread(body.top_logprobs_num, "top_logprobs_num"),
+        per_prompt(body.return_logprob, "return_logprob"),
+        per_prompt(body.logprob_start_len, "logprob_start_len"),
+        per_prompt(body.top_logprobs_num, "top_logprobs_num"),
         strict=True,
     )
-    salts = zip(spread(body.cache_salt, "cache_salt"), spread(body.extra_key, "extra_key"), strict=True)
-    adapters: list[str | None] = spread(body.lora_path, "lora_path")  # type: ignore[arg-type]  # it may hold nulls
+    salts = zip(per_prompt(body.cache_salt, "cache_salt"), per_prompt(body.extra_key, "extra_key"), strict=True)
+    adapters: list[str | None] = per_prompt(body.lora_path, "lora_path")  # type: ignore[arg-type]  # has null entries
     options = [
         RequestOptions(priority=body.priority or 0, cache_salt=namespace_of(*salt), adapter=adapter)
         for salt, adapter in zip(salts, adapters, strict=True)
     ]
-    parts = zip(prompts, sampling, logprobs, _request_ids(body, spread), options, strict=True)
+    parts = zip(prompts, sampling, logprobs, _request_ids(body, per_prompt), options, strict=True)
     return [
-        _prompt(prompt, params or SamplingRequest(), wants, request_id, its_options)
-        for prompt, params, wants, request_id, its_options in parts
+        _prompt(prompt, params or SamplingRequest(), logprob_fields, request_id, prompt_options)
+        for prompt, params, logprob_fields, request_id, prompt_options in parts
     ]
 
 
@@ -96,8 +96,8 @@ def _prompts(body: GenerateRequest) -> list[str | TokenIds]:
     return list(prompts)
 
 
-class _Spread:
-    """Gives each prompt its own of what may be one value for all, or a list."""
+class _PerPrompt:
+    """Converts a field that has one value for all prompts, or a list with one value for each, into such a list."""
 
     def __init__(self, num_prompts: int) -> None:
         self.num_prompts = num_prompts
@@ -108,29 +108,29 @@ class _Spread:
             return [one] * self.num_prompts
         if len(value) != self.num_prompts:
             raise RequestError(
-                f"{name}: got {len(value)} entries, expected one for each of {self.num_prompts} prompt(s)"
+                f"{name}: got {len(value)} entries, expected one for each of the {self.num_prompts} prompt(s)"
             )
         return list(value)
 
 
-def _request_ids(body: GenerateRequest, spread: _Spread) -> list[str | None]:
+def _request_ids(body: GenerateRequest, per_prompt: _PerPrompt) -> list[str | None]:
     if isinstance(body.rid, str) and is_list(body):
-        return [f"{body.rid}_{i}" for i in range(spread.num_prompts)]
-    ids = spread(body.rid, "rid")
+        return [f"{body.rid}_{i}" for i in range(per_prompt.num_prompts)]
+    ids = per_prompt(body.rid, "rid")
     if isinstance(body.rid, list) and len(set(ids)) < len(ids):
-        twice = next(request_id for request_id in ids if ids.count(request_id) > 1)
-        raise RequestError(f"rid: {twice!r} is given twice in this call; give every request its own")
+        repeated = next(request_id for request_id in ids if ids.count(request_id) > 1)
+        raise RequestError(f"rid: {repeated!r} is given twice in this call; give a different id for each prompt")
     return ids
 
 
 def _prompt(
     prompt: str | TokenIds,
     sampling: SamplingRequest,
-    wants: tuple[bool | None, int | None, int | None],
+    logprob_fields: tuple[bool | None, int | None, int | None],
     request_id: str | None,
     options: RequestOptions,
 ) -> NativePrompt:
-    return_logprob, start, num_top = wants
+    return_logprob, start, num_top = logprob_fields
     if not return_logprob or start is None or start < 0:
         start = None
     fields = _sampling_fields(sampling)
@@ -141,7 +141,7 @@ def _prompt(
         fields["logprobs"] = num_top or 0
     if start is not None:
         fields["prompt_logprobs"] = num_top or 0
-        fields["prompt_logprobs_start"] = start + 1  # that of `start` itself is never shown
+        fields["prompt_logprobs_start"] = start + 1  # the first entry of the answer has no log-probability
     return NativePrompt(
         prompt=prompt,
         params=SamplingParams(**fields),
@@ -155,7 +155,7 @@ def _prompt(
 def _sampling_fields(sampling: SamplingRequest) -> dict[str, Any]:
     fields = {_RENAMED.get(name, name): _CONVERT.get(name, _as_is)(value) for name, value in sampling.given().items()}
     if "max_new_tokens" in sampling.model_fields_set and sampling.max_new_tokens is None:
-        fields["max_tokens"] = None  # the one field whose null says something
+        fields["max_tokens"] = None  # the only field in which null differs from a missing field
     return {name: value for name, value in fields.items() if name not in _WITHOUT_EFFECT}
 
 
@@ -165,7 +165,7 @@ def _as_is(value: Any) -> Any:
 
 _CONVERT: dict[str, Callable[[Any], Any]] = {
     "top_k": lambda k: None if k == -1 else k,
-    # As text, so that what no message between processes could carry is refused as a bad schema.
+    # As text: a value that a message between processes cannot contain is then refused as a bad schema.
     "json_schema": lambda schema: schema if isinstance(schema, str) else json.dumps(schema),
     "structural_tag": lambda tag: tag if isinstance(tag, str) else json.dumps(tag),
     "stop_token_ids": lambda ids: tuple(dict.fromkeys(ids)),

@@ -38,58 +38,63 @@ class FinishReasonBody(_Body):
 
     type: Literal["stop", "length", "abort"]
     matched: str | int | None = Field(default=None, description="With `stop`: the stop string, or the token's id.")
-    length: int | None = Field(default=None, description="With `length`: tokens generated.")
-    message: str | None = Field(default=None, description="With `abort`: why.")
+    length: int | None = Field(default=None, description="With `length`: the number of generated tokens.")
+    message: str | None = Field(default=None, description="With `abort`: the reason.")
 
 
-#: [log-probability, token id, text or null]
+#: [log-probability or null, token id, text or null]
 _Entry = tuple[float | None, int, str | None]
 
 
 class MetaInfo(_Body):
-    """What is to be said of a completion besides its text."""
+    """Information about a completion besides its text."""
 
     id: str = Field(description="The request's id.")
-    finish_reason: FinishReasonBody | None = Field(description="Null in the events of a stream before the last.")
+    finish_reason: FinishReasonBody | None = Field(description="Null in all events of a stream before the last one.")
     prompt_tokens: int
     completion_tokens: int
-    cached_tokens: int = Field(description="Of the prompt's tokens, those whose keys and values were reused.")
+    cached_tokens: int = Field(description="Number of prompt tokens whose keys and values were reused.")
     cached_tokens_details: dict[str, int] = Field(description="The same by tier: `device`, `host`, `storage`.")
     jump_forward_tokens: int = Field(
-        description="Of the completion's tokens, those that were not sampled, because a grammar forced them."
+        description="Number of the completion's tokens that were not sampled, because a grammar forced them."
     )
     unenforced: list[str] | None = Field(
-        default=None, description="Keywords of a JSON schema, with paths, that were left out because it is not strict."
+        default=None,
+        description="Keywords of a JSON schema that are not enforced, with their paths; only without `strict`.",
     )
     weight_version: str
-    e2e_latency: float | None = Field(default=None, description="Seconds in the server, once ended.")
+    e2e_latency: float | None = Field(
+        default=None, description="Seconds from the request's arrival in the server to its end; null before the end."
+    )
     input_token_logprobs: list[_Entry] | None = Field(
-        default=None, description="[log-probability, token id, text] of the prompt's tokens; the first has no number."
+        default=None,
+        description="[log-probability, token id, text] of each prompt token; the first log-probability is null.",
     )
-    output_token_logprobs: list[_Entry] | None = Field(default=None, description="The same of the output's tokens.")
+    output_token_logprobs: list[_Entry] | None = Field(default=None, description="The same for the output's tokens.")
     input_top_logprobs: list[list[_Entry] | None] | None = Field(
-        default=None, description="The most likely tokens at each place of the prompt."
+        default=None, description="The most likely tokens at each position of the prompt."
     )
-    output_top_logprobs: list[list[_Entry]] | None = Field(default=None, description="The same of the output.")
+    output_top_logprobs: list[list[_Entry]] | None = Field(default=None, description="The same for the output.")
 
 
 class AnswerBody(_Body):
-    """One completion; in a stream, what there is of it so far."""
+    """One completion; in a stream, everything of it that was generated so far."""
 
     text: str
     output_ids: list[int]
     meta_info: MetaInfo
-    index: int | None = Field(default=None, description="In a stream of several completions: which one.")
+    index: int | None = Field(default=None, description="In a stream of several completions: the completion's index.")
 
 
 class HealthBody(_Body):
-    """Whether requests are served."""
+    """Whether the server serves requests."""
 
     status: Literal["ok", "degraded", "draining", "unavailable"] = Field(
-        description="`degraded`: some replicas are down, others serve."
+        description="`degraded`: some replicas are down, and the others serve requests. `draining`: the server is "
+        "shutting down."
     )
-    problems: list[str] = Field(default=[], description="What is wrong, one line each.")
-    paused: bool = Field(default=False, description="Requests wait for /continue_generation.")
+    problems: list[str] = Field(default=[], description="The current problems, one line each.")
+    paused: bool = Field(default=False, description="Whether requests wait for /continue_generation.")
 
 
 class ModelInfo(_Body):
@@ -98,7 +103,7 @@ class ModelInfo(_Body):
     model_path: str
     tokenizer_path: str
     served_model_name: str
-    is_generation: bool = Field(default=True, description="Whether it generates text.")
+    is_generation: bool = Field(default=True, description="Whether the model generates text.")
     architectures: list[str]
     dtype: str
     context_len: int
@@ -106,15 +111,17 @@ class ModelInfo(_Body):
     vocab_size: int
     eos_token_ids: list[int]
     has_chat_template: bool
-    chat_template: str | None = Field(default=None, description="How a chat becomes a prompt, as a Jinja template.")
+    chat_template: str | None = Field(default=None, description="The Jinja template that converts a chat to a prompt.")
     special_tokens: dict[str, str] = Field(default={}, description="The template's variables, such as `bos_token`.")
-    prompt_prefix: str = Field(default="", description="What is put before each text prompt, such as `bos_token`.")
+    prompt_prefix: str = Field(
+        default="", description="The text that is added before each text prompt, such as the `bos_token`."
+    )
     preferred_sampling_params: dict[str, Any] | None = None
     has_image_understanding: bool = False
     has_audio_understanding: bool = False
     weight_version: str = "default"
     labels: list[str] = Field(
-        default=[], description="What the numbers of its score head stand for; empty: it has none."
+        default=[], description="The labels of the scores of the model's score head; empty if it has no score head."
     )
 
 
@@ -122,24 +129,31 @@ class LoadBody(_Body):
     """The load of one replica."""
 
     dp_rank: int
-    num_reqs: int = Field(description="Prompts that have not ended, as of now.")
-    num_held_reqs: int = Field(description="Prompts of all replicas that wait for one, or for the end of a pause.")
-    num_waiting_reqs: int = Field(description="Requests that wait, as last reported, a fraction of a second ago.")
-    num_tokens: int = Field(description="Tokens in use, and prompt tokens that wait.")
+    num_reqs: int = Field(description="Prompts of this replica that have not ended at the moment of the answer.")
+    num_held_reqs: int = Field(
+        description="Prompts that wait in the server for a replica, or for the end of a pause; the same number for all "
+        "replicas."
+    )
+    num_waiting_reqs: int = Field(
+        description="Requests in the replica's queue, from its latest report, which is less than a second old."
+    )
+    num_tokens: int = Field(
+        description="Tokens of KV memory that running requests use, plus the prompt tokens of queued requests."
+    )
     num_pages: int = Field(description="Pages that running requests use.")
-    num_cached_pages: int = Field(description="Pages of prefixes that may be evicted.")
+    num_cached_pages: int = Field(description="Pages of cached prefixes that may be evicted.")
     max_total_pages: int
 
 
 class ReplicaLoad(_Body):
-    """The load of one replica, as SGLang's `/v1/loads` writes it."""
+    """The load of one replica, in the format of SGLang's `/v1/loads`."""
 
     dp_rank: int
-    num_running_reqs: int = Field(description="Requests in the batch, as last reported.")
-    num_waiting_reqs: int = Field(description="Requests in the queue, as last reported.")
+    num_running_reqs: int = Field(description="Requests in the batch, from the replica's latest report.")
+    num_waiting_reqs: int = Field(description="Requests in the queue, from the replica's latest report.")
     num_total_reqs: int = Field(description="Prompts that have not ended.")
     num_used_tokens: int = Field(description="Tokens of KV memory that running requests use.")
-    max_total_num_tokens: int = Field(description="Tokens that the KV memory holds.")
+    max_total_num_tokens: int = Field(description="Capacity of the KV memory, in tokens.")
     token_usage: float = Field(description="`num_used_tokens` / `max_total_num_tokens`.")
     utilization: float = Field(description="`num_running_reqs` / `max_running_requests`.")
     max_running_requests: int
@@ -148,7 +162,7 @@ class ReplicaLoad(_Body):
 class LoadsBody(_Body):
     """The load of all replicas."""
 
-    timestamp: str = Field(description="ISO 8601, UTC.")
+    timestamp: str = Field(description="Time of the answer, in ISO 8601 and UTC.")
     version: str
     dp_rank_count: int
     loads: list[ReplicaLoad]
@@ -169,46 +183,46 @@ class ServerInfo(_Body):
     tokenizer_path: str
     served_model_name: str
     dtype: str
-    kv_dtype: str = Field(description="What keys and values are held in: the model's dtype, int8 or float8_e4m3fn.")
+    kv_dtype: str = Field(description="The dtype of the KV cache: the model's dtype, int8 or float8_e4m3fn.")
     context_length: int
-    max_total_num_tokens: int = Field(description="Tokens that a replica's KV memory holds.")
+    max_total_num_tokens: int = Field(description="Capacity of a replica's KV memory, in tokens.")
     max_running_requests: int
     page_size: int
     tp_size: int = 1
     dp_size: int
     resolved: dict[str, dict[str, str]] = Field(
-        description="The plugins in use: family -> name, distribution, and why this one."
+        description="The plugins in use: family -> name, distribution, and the reason for the choice."
     )
     config: dict[str, Any] = Field(description="The effective configuration.")
-    internal_states: list[dict[str, Any]] = Field(description="What each replica last reported.")
+    internal_states: list[dict[str, Any]] = Field(description="The latest report of each replica.")
 
 
 class ClassifyMeta(_Body):
-    """What is to be said of a judged text besides its scores."""
+    """Information about a classified text besides its scores."""
 
     id: str = Field(description="The request's id.")
     prompt_tokens: int
-    e2e_latency: float = Field(description="Seconds in the server, of the whole call.")
+    e2e_latency: float = Field(description="Seconds that the whole call spent in the server.")
 
 
 class ClassifyBody(_Body):
-    """What the score head says of a text."""
+    """The scores of a text."""
 
-    embedding: list[float] = Field(description="The numbers of the head, one for each label: logits, or a reward.")
-    label: str = Field(description="The label with the highest number, by its name in config.json.")
+    embedding: list[float] = Field(description="One score for each label: logits, or a reward.")
+    label: str = Field(description="The label with the highest score, by its name in config.json.")
     meta_info: ClassifyMeta
 
 
 class WeightsUpdated(_Body):
-    """Every replica has new weights."""
+    """Every replica has the new weights."""
 
     success: bool = True
     message: str
-    num_paused_requests: int = Field(description="Requests that were paused meanwhile.")
+    num_paused_requests: int = Field(description="Number of requests that were paused during the update.")
 
 
 class Done(_Body):
-    """It was done."""
+    """The call succeeded."""
 
     success: bool = True
     status: Literal["ok"] = "ok"
@@ -219,25 +233,29 @@ class FlushDone(_Body):
     """The cache was flushed."""
 
     success: bool = True
-    flushed_tokens: int = Field(description="Tokens forgotten, in all replicas.")
+    flushed_tokens: int = Field(description="Number of tokens removed from the caches of all replicas.")
 
 
 class Pinned(_Body):
-    """What is kept."""
+    """A prefix is pinned."""
 
-    pinned_tokens: list[int] = Field(description="Tokens kept, by replica: 0 where nothing of the prefix is cached.")
+    pinned_tokens: list[int] = Field(
+        description="Number of pinned tokens in each replica; 0 where no part of the prefix is cached."
+    )
 
 
 class Unpinned(_Body):
-    """A pin has ended."""
+    """A pin was removed."""
 
-    was_pinned: bool = Field(description="Whether this very prefix was pinned in any replica.")
+    was_pinned: bool = Field(description="Whether exactly this prefix was pinned in any replica.")
 
 
 class CacheSnapshots(_Body):
     """The replicas' prefix caches."""
 
-    replicas: list[dict[str, Any]] = Field(description="As `graftlm.memory.cache_snapshot` makes them, one a replica.")
+    replicas: list[dict[str, Any]] = Field(
+        description="One snapshot per replica, in the format of `graftlm.memory.cache_snapshot`."
+    )
 
 
 class AdaptersChanged(_Body):
@@ -245,14 +263,14 @@ class AdaptersChanged(_Body):
 
     success: bool = True
     message: str
-    loaded_adapters: dict[str, str] = Field(description="Name -> folder of those that requests may ask for now.")
+    loaded_adapters: dict[str, str] = Field(description="The adapters that requests may now use: name -> folder.")
 
 
 class ProfileStarted(_Body):
     """A recording has begun."""
 
     success: bool = True
-    output_dir: str = Field(description="Where its traces will be.")
+    output_dir: str = Field(description="The folder to which the traces will be written.")
 
 
 class TracesWritten(_Body):

@@ -9,7 +9,7 @@ __all__ = ["make_router"]
 
 
 def make_router(manager: TokenizerManager) -> APIRouter:
-    """Return the routes that SGLang's clients and routers know."""
+    """Return the routes of SGLang's HTTP interface."""
     router = APIRouter()
     for part in (generate, classify, info, control, cache, weights, adapters):
         router.include_router(part.make_router(manager))

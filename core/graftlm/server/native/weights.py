@@ -1,4 +1,4 @@
-"""The native routes that replace and show the model's weights, for those who train it while it serves."""
+"""The native routes that replace and show the model's weights, for training while the model is served."""
 
 from typing import Annotated, Any, Final
 
@@ -13,7 +13,7 @@ from graftlm.server.native.responses import WeightsUpdated
 
 __all__ = ["make_router"]
 
-#: For the API's own description: this body is no JSON.
+#: The body in the OpenAPI document, since it is not JSON.
 _SAFETENSORS: Final = {
     "requestBody": {
         "required": True,
@@ -24,7 +24,7 @@ _SAFETENSORS: Final = {
 
 
 def make_router(manager: TokenizerManager) -> APIRouter:
-    """Return the routes; all are an administrator's."""
+    """Return the routes. All are for administrators."""
     paths = CheckpointPaths(manager.config)
     router = APIRouter(
         tags=["weights"],
@@ -32,7 +32,9 @@ def make_router(manager: TokenizerManager) -> APIRouter:
         responses={status: ERROR_RESPONSES[status] for status in (400, 403, 413, 503)},
     )
 
-    @router.post("/update_weights_from_disk", summary="Serve with the weights of another checkpoint of this model")
+    @router.post(
+        "/update_weights_from_disk", summary="Replace the weights with those of another checkpoint of this model"
+    )
     async def update_from_disk(body: UpdateFromDiskRequest) -> WeightsUpdated:
         num_paused = await manager.weights.update(
             paths.admit(body.model_path, "model_path"),
@@ -45,14 +47,24 @@ def make_router(manager: TokenizerManager) -> APIRouter:
 
     @router.post(
         "/update_weights_from_tensor",
-        summary="Replace weights by those of the body, a safetensors file",
+        summary="Replace weights with those in the body, which is a safetensors file",
         openapi_extra=_SAFETENSORS,
     )
     async def update_from_tensor(
         request: Request,
-        flush_cache: Annotated[bool, Query(description="Forget what the former weights have computed.")] = True,
-        abort_all_requests: Annotated[bool, Query(description="End requests under way; else they end first.")] = False,
-        weight_version: Annotated[str | None, Query(max_length=256, description="What answers call them.")] = None,
+        flush_cache: Annotated[
+            bool, Query(description="Discard the KV cache that the former weights have computed.")
+        ] = True,
+        abort_all_requests: Annotated[
+            bool,
+            Query(
+                description="Abort the current requests. If false, the update waits until they have ended, unless "
+                "generation is paused."
+            ),
+        ] = False,
+        weight_version: Annotated[
+            str | None, Query(max_length=256, description="The name of these weights, which answers contain.")
+        ] = None,
     ) -> WeightsUpdated:
         tensors = await request.body()
         num_paused = await manager.weights.update(
@@ -69,4 +81,4 @@ def make_router(manager: TokenizerManager) -> APIRouter:
 
 
 def _updated(source: str, num_paused: int) -> WeightsUpdated:
-    return WeightsUpdated(message=f"the weights are those of {source}", num_paused_requests=num_paused)
+    return WeightsUpdated(message=f"the weights are now those of {source}", num_paused_requests=num_paused)

@@ -1,4 +1,4 @@
-"""The bodies of OpenAI's answers, as they are written."""
+"""The bodies of answers in OpenAI's formats."""
 
 import time
 import uuid
@@ -54,19 +54,19 @@ encode = msgspec.json.Encoder().encode
 
 Unenforced: TypeAlias = Annotated[
     Sequence[str] | msgspec.UnsetType,
-    msgspec.Meta(description="Keywords of a JSON schema, with paths, that were left out because it is not strict."),
+    msgspec.Meta(description="Keywords of a JSON schema that are not enforced, with their paths; only without strict."),
 ]
 
 
 class CachedTokens(msgspec.Struct, frozen=True):
-    """Of the prompt's tokens, those whose keys and values were reused; in all, and by where they were found."""
+    """Number of prompt tokens whose keys and values were reused: in total, and by tier."""
 
     cached_tokens: int
     cached_tokens_by_tier: dict[str, int]
 
 
 class ForcedTokens(msgspec.Struct, frozen=True):
-    """Of the answer's tokens, those that were not sampled, because a grammar forced them."""
+    """Number of the answer's tokens that were not sampled, because a grammar forced them."""
 
     jump_forward_tokens: int
 
@@ -82,7 +82,7 @@ class UsageBody(msgspec.Struct, frozen=True):
 
 
 class TokenBody(msgspec.Struct, frozen=True):
-    """A token of a chat's answer, as text and in bytes, which need not be whole characters."""
+    """A token of a chat's answer, as text and as UTF-8 bytes. The bytes may be only a part of a character."""
 
     token: str
     logprob: float
@@ -90,40 +90,41 @@ class TokenBody(msgspec.Struct, frozen=True):
 
 
 class ContentToken(TokenBody, frozen=True):
-    """A token that was sampled, and the most likely ones at its place."""
+    """A sampled token, and the most likely tokens at its position."""
 
     top_logprobs: Sequence[TokenBody]
 
 
 class ChatLogprobs(msgspec.Struct, frozen=True):
-    """The tokens of a chat's answer, or of what is new of it."""
+    """The tokens of a chat's answer, or of the new part of it."""
 
     content: Sequence[ContentToken]
     refusal: None = None
 
 
 class CompletionTokens(msgspec.Struct, frozen=True):
-    """The tokens of a completion, or of what is new of it; a prompt's first one has no log-probability."""
+    """The tokens of a completion, or of the new part of it. A prompt's first token has no log-probability."""
 
     tokens: Sequence[str]
     token_logprobs: Sequence[float | None]
     top_logprobs: Annotated[
-        Sequence[dict[str, float] | None], msgspec.Meta(description="The most likely tokens at each place, by text.")
+        Sequence[dict[str, float] | None],
+        msgspec.Meta(description="The most likely tokens at each position: text -> log-probability."),
     ]
     text_offset: Annotated[
-        Sequence[int], msgspec.Meta(description="Where each token begins in the text, in characters.")
+        Sequence[int], msgspec.Meta(description="The offset of each token in the text, in characters.")
     ]
 
 
 class CalledFunction(msgspec.Struct, frozen=True):
-    """The function that is to be called; its arguments are the text of a JSON object."""
+    """The function that the client should call. Its arguments are the text of a JSON object."""
 
     name: str
     arguments: str
 
 
 class ToolCallBody(msgspec.Struct, frozen=True):
-    """A call that the client is to make."""
+    """A call that the client should make."""
 
     id: str
     function: CalledFunction
@@ -138,7 +139,7 @@ class FunctionDelta(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=Tru
 
 
 class ToolCallPart(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What is new of a call; the first part of each has its id and name."""
+    """The new part of a call. The first part of each call has its id and name."""
 
     index: int
     id: str | None = None
@@ -147,7 +148,7 @@ class ToolCallPart(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Delta(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What is new of a chat's answer."""
+    """The new part of a chat's answer."""
 
     role: str | None = None
     content: str | None = None
@@ -156,7 +157,7 @@ class Delta(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class ChatChunkChoice(msgspec.Struct, frozen=True):
-    """What is new of one of the answers."""
+    """The new part of one of a chat's answers."""
 
     index: int
     delta: Delta
@@ -178,7 +179,7 @@ class ChatChunk(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AnswerMessage(msgspec.Struct, frozen=True):
-    """The assistant's turn; may be sent back as it is."""
+    """The assistant's message, which the client may send back unchanged."""
 
     role: str
     content: str | None
@@ -210,7 +211,7 @@ class Chat(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CompletionChoice(msgspec.Struct, frozen=True):
-    """One completion, or what is new of it."""
+    """One completion, or the new part of it."""
 
     index: int
     text: str
@@ -232,7 +233,7 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EmbeddingBody(msgspec.Struct, frozen=True, kw_only=True):
-    """One text as a vector: numbers, or float32 in base64."""
+    """The vector of one text: a list of numbers, or float32 bytes in base64."""
 
     object: str = "embedding"
     index: int
@@ -256,7 +257,7 @@ class EmbeddingList(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ScoreBody(msgspec.Struct, frozen=True, kw_only=True):
-    """How well a pair fits."""
+    """The score of one pair of texts."""
 
     object: str = "score"
     index: int
@@ -264,7 +265,7 @@ class ScoreBody(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ScoreList(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Scores: of pairs in `data`, of items beside a query in `scores`, one for each label."""
+    """Scores: those of pairs are in `data`; those of items for a query are in `scores`, one for each label."""
 
     id: str
     object: str
@@ -276,13 +277,13 @@ class ScoreList(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class DocumentBody(msgspec.Struct, frozen=True, kw_only=True):
-    """A document, as it was sent."""
+    """The text of a document, as the client sent it."""
 
     text: str
 
 
 class RankedDocument(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A document by its place in the request, and how relevant it is."""
+    """A document's index in the request, and its relevance."""
 
     index: int
     relevance_score: float
@@ -299,26 +300,26 @@ class Ranking(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
-    """A model that is served: the checkpoint's alone, or with an adapter."""
+    """A served model: the checkpoint's model, without or with an adapter."""
 
     id: str
     object: str = "model"
     created: int
     owned_by: str = "graftlm"
-    root: Annotated[str, msgspec.Meta(description="Where it was loaded from.")]
-    max_model_len: Annotated[int, msgspec.Meta(description="Tokens of prompt and answer together at most.")]
-    parent: Annotated[str | None, msgspec.Meta(description="The model that an adapter belongs to.")] = None
+    root: Annotated[str, msgspec.Meta(description="The path or name from which it was loaded.")]
+    max_model_len: Annotated[int, msgspec.Meta(description="Most tokens of prompt and answer together.")]
+    parent: Annotated[str | None, msgspec.Meta(description="The model to which an adapter belongs.")] = None
 
 
 class ModelList(msgspec.Struct, frozen=True, kw_only=True):
-    """The models that are served: the checkpoint's, and one for each adapter."""
+    """The served models: the checkpoint's model, and one for each adapter."""
 
     object: str = "list"
     data: Sequence[ModelCard]
 
 
 class TokenList(msgspec.Struct, frozen=True):
-    """A text's token ids, or those of each of a list."""
+    """The token ids of a text, or of each text in a list."""
 
     tokens: Sequence[int | Sequence[int]]
     count: int | Sequence[int]
@@ -339,7 +340,7 @@ class PromptText(msgspec.Struct, frozen=True):
 
 
 def new_id(prefix: str) -> str:
-    """Draw the id of an answer."""
+    """Return a random id for an answer."""
     return f"{prefix}-{uuid.uuid4().hex}"
 
 
@@ -349,22 +350,22 @@ def now_s() -> int:
 
 
 def finish_name(reason: FinishReason | None) -> str | None:
-    """Return OpenAI's name of a finish reason; "abort" is ours."""
+    """Return OpenAI's name of a finish reason. OpenAI does not have "abort"."""
     return None if reason is None else reason.value
 
 
 def shows(delta: CompletionDelta) -> bool:
-    """Whether a client can see that a delta came: text may be held back, being the beginning of a stop string."""
+    """Return whether a delta has content for the client. It has none if its text may be the start of a stop string."""
     return bool(delta.text or delta.logprobs or delta.finish_reason)
 
 
 def unenforced_of(names: Sequence[str]) -> Sequence[str] | msgspec.UnsetType:
-    """Return the field of an answer that tells what is not enforced; there is none when all is."""
+    """Return the field `unenforced` of an answer; it is unset if everything is enforced."""
     return names or msgspec.UNSET
 
 
 def sum_usage(usages: Sequence[Usage]) -> UsageBody:
-    """Return the token counts of several prompts together."""
+    """Return the sums of the token counts of several prompts."""
     prompt = sum(usage.prompt_tokens for usage in usages)
     completion = sum(usage.completion_tokens for usage in usages)
     cached = sum(usage.cached_tokens for usage in usages)

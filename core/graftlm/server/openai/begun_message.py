@@ -1,4 +1,4 @@
-"""Messages that the client has begun and has the model continue."""
+"""Messages whose beginning the client sends, and which the model continues."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -9,55 +9,67 @@ __all__ = ["ContinuingParser", "begun_text", "is_within_reasoning"]
 
 
 def begun_text(messages: Sequence[Any]) -> str:
-    """Return the text of a conversation's last message; "" if it has none."""
+    """Return the text of a conversation's last message; "" if it has no text."""
     content = messages[-1].get("content") if messages else None
     return content if isinstance(content, str) else ""
 
 
 def is_within_reasoning(reasoning: ReasoningFormat, begun: str) -> bool:
-    """Whether what follows the beginning of a message belongs to its reasoning."""
+    """Return whether the text after the beginning of a message belongs to its reasoning.
 
-    def thoughts(text: str) -> str:
+    Args:
+        begun: the beginning of the message.
+    """
+
+    def reasoning_text(text: str) -> str:
         parser = reasoning.parser(is_open=False)
         deltas = [*parser.push(text), *parser.finish()]
         return "".join(delta.text for delta in deltas if isinstance(delta, ReasoningDelta))
 
-    return bool(begun) and len(thoughts(f"{begun}x")) > len(thoughts(begun))
+    return bool(begun) and len(reasoning_text(f"{begun}x")) > len(reasoning_text(begun))
 
 
 class ContinuingParser(ReasoningParser):
-    """Reads on in a message of which the client has the beginning, and tells what is new.
+    """Parses the rest of a message whose beginning the client has sent. It returns only text of the rest.
 
-    What the format's parser holds back of the beginning, because it may be part of a tag or white space at an end, it
-    tells with the text that follows; here it is left out.
+    The format's parser may hold back the end of the beginning, because it may be part of a tag or trailing white space.
+    It returns this text together with the following text. This class removes it.
+
+    Args:
+        begun: the beginning of the message.
     """
 
     def __init__(self, reasoning: ReasoningFormat, begun: str) -> None:
         self._parser = reasoning.parser(is_open=False)
-        told = "".join(delta.text for delta in self._parser.push(begun))
+        returned = "".join(delta.text for delta in self._parser.push(begun))
         self._kind: type[ReasoningDelta | ContentDelta] = ContentDelta
-        self._held = "" if told else begun
+        self._held_back = "" if returned else begun
         if is_within_reasoning(reasoning, begun):
             self._kind = ReasoningDelta
-            thoughts = begun.partition(reasoning.begin)[2] if reasoning.begin else begun
-            self._held = (thoughts if thoughts.startswith(told) else thoughts.lstrip())[len(told) :]
+            begun_reasoning = begun.partition(reasoning.begin)[2] if reasoning.begin else begun
+            if not begun_reasoning.startswith(returned):
+                begun_reasoning = begun_reasoning.lstrip()
+            self._held_back = begun_reasoning[len(returned) :]
 
     def push(self, text: str) -> Sequence[ReasoningDelta | ContentDelta]:
-        """Take in more text; returns what is certain by now."""
-        return self._new(self._parser.push(text))
+        """Parse more text; return the deltas that are certain by now."""
+        return self._without_beginning(self._parser.push(text))
 
     def finish(self) -> Sequence[ReasoningDelta | ContentDelta]:
-        """Take in the end of the text; returns what was held back."""
-        return self._new(self._parser.finish())
+        """End the text; return the deltas that were held back."""
+        return self._without_beginning(self._parser.finish())
 
-    def _new(self, deltas: Sequence[ReasoningDelta | ContentDelta]) -> Sequence[ReasoningDelta | ContentDelta]:
-        if not deltas or not self._held:
+    def _without_beginning(
+        self, deltas: Sequence[ReasoningDelta | ContentDelta]
+    ) -> Sequence[ReasoningDelta | ContentDelta]:
+        if not deltas or not self._held_back:
             return deltas
-        held, self._held = self._held, ""
+        held_back, self._held_back = self._held_back, ""
         first = deltas[0]
         if not isinstance(first, self._kind):
-            return deltas  # what was held back was a tag, or white space around one
-        # Parsers leave out white space at either end of the reasoning.
-        known = next((text for text in (held, held.lstrip(), held.strip()) if first.text.startswith(text)), "")
+            return deltas  # the text that was held back was a tag, or white space around one
+        # Parsers remove white space at both ends of the reasoning.
+        variants = (held_back, held_back.lstrip(), held_back.strip())
+        known = next((text for text in variants if first.text.startswith(text)), "")
         text = first.text[len(known) :]
         return [*([type(first)(text)] if text else []), *deltas[1:]]

@@ -1,4 +1,4 @@
-"""/v1/chat/completions."""
+"""The route /v1/chat/completions."""
 
 from collections.abc import AsyncGenerator, Sequence
 
@@ -37,7 +37,7 @@ __all__ = ["make_router"]
 
 
 def make_router(manager: TokenizerManager) -> APIRouter:
-    """Return the route."""
+    """Return a router with the route."""
     router = APIRouter()
 
     @router.post("/v1/chat/completions", summary="Answer a chat", responses=described(Chat, ChatChunk))
@@ -52,7 +52,7 @@ def make_router(manager: TokenizerManager) -> APIRouter:
 
 
 class _Answer:
-    """One chat on its way to being answered."""
+    """The answer to one chat request."""
 
     def __init__(self, manager: TokenizerManager, body: ChatRequest) -> None:
         self._manager = manager
@@ -65,7 +65,11 @@ class _Answer:
         self._model = manager.model.name
 
     async def start(self) -> Generation:
-        """Check the request and queue it."""
+        """Check the request and queue it.
+
+        Raises:
+            GraftlmError: the request is not valid, or is refused.
+        """
         body, manager = self._body, self._manager
         adapter = request_adapter(body, manager.model, manager.adapters)
         self._model = manager.model.id_with(adapter)
@@ -98,7 +102,7 @@ class _Answer:
         return await manager.start(prepared)
 
     async def whole(self, generation: Generation) -> bytes:
-        """Wait for the end and return the body; leaving early ends the request."""
+        """Wait until the request has ended and return the body. Cancelling the call aborts the request."""
         try:
             with grammar_of(self._grammar_field):
                 output = await generation.ended()
@@ -118,16 +122,16 @@ class _Answer:
         )
 
     async def events(self, generation: Generation) -> AsyncGenerator[bytes, None]:
-        """Yield the events; leaving early ends the request."""
+        """Yield the events. Closing the generator early aborts the request."""
         options = self._body.stream_options
         with_usage = options is not None and bool(options.include_usage)
         continuous = options is not None and bool(options.continuous_usage_stats)
         opening = Delta(role="assistant", content=None if self._body.tools else "")
-        unopened = range(len(generation.completion_ids))
+        unopened = range(len(generation.completion_ids))  # completions whose opening event is not sent yet
         try:
             with grammar_of(self._grammar_field):
                 async for deltas in generation:
-                    # Where usage is requested at the end alone, OpenAI's events contain null for it.
+                    # If usage is requested only for the end, it is null in the other events, as in OpenAI's answers.
                     usage = sum_usage([generation.usage]) if continuous else None if with_usage else msgspec.UNSET
                     for i in unopened:
                         yield self._chunk(ChatChunkChoice(i, opening), usage, self._unenforced)
@@ -148,7 +152,7 @@ class _Answer:
         usage: UsageBody | msgspec.UnsetType | None,
         unenforced: Sequence[str] = (),
     ) -> bytes:
-        """Return an event with one choice: many clients read the first one only."""
+        """Return an event with one choice, since many clients read only the first choice of an event."""
         chunk = ChatChunk(
             id=self._id,
             created=self._created,
@@ -172,7 +176,7 @@ class _Answer:
         )
 
     def _choices(self, delta: CompletionDelta) -> list[ChatChunkChoice]:
-        """Return what one delta adds to its answer: nothing, where its text is held back."""
+        """Return the choices to send for one delta; none if all its text is held back."""
         reader, index = self._readers[delta.index], delta.index
         parts = reader.push(delta.text)
         if delta.finish_reason is not None:

@@ -1,4 +1,4 @@
-"""/v1/completions."""
+"""The route /v1/completions."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
@@ -37,7 +37,7 @@ __all__ = ["make_router"]
 
 
 def make_router(manager: TokenizerManager) -> APIRouter:
-    """Return the route."""
+    """Return a router with the route."""
     router = APIRouter()
 
     @router.post(
@@ -54,7 +54,7 @@ def make_router(manager: TokenizerManager) -> APIRouter:
 
 
 class _Answer:
-    """One call on its way to being answered. The completions of a prompt follow those of the prompt before."""
+    """The answer to one call. It contains the completions of the first prompt, then those of the second, and so on."""
 
     def __init__(self, manager: TokenizerManager, body: CompletionRequest) -> None:
         self._manager = manager
@@ -66,7 +66,11 @@ class _Answer:
         self._model = manager.model.name
 
     async def start(self) -> list[Generation]:
-        """Check every prompt and queue them, all or none."""
+        """Check and queue all prompts; if one is refused, none is queued.
+
+        Raises:
+            GraftlmError: a prompt is not valid, or is refused.
+        """
         body, manager = self._body, self._manager
         adapter = request_adapter(body, manager.model, manager.adapters)
         self._model = manager.model.id_with(adapter)
@@ -93,7 +97,7 @@ class _Answer:
         return await manager.start_all(prepared)
 
     async def whole(self, generations: Sequence[Generation]) -> bytes:
-        """Wait for the end and return the body; leaving early ends the requests."""
+        """Wait until the requests have ended and return the body. Cancelling the call aborts them."""
         try:
             with grammar_of(self._grammar_field):
                 outputs = [await generation.ended() for generation in generations]
@@ -109,14 +113,14 @@ class _Answer:
         return self._body_of(choices, sum_usage([output.usage for output in outputs]), unenforced)
 
     async def events(self, generations: Sequence[Generation]) -> AsyncGenerator[bytes, None]:
-        """Yield the events; leaving early ends the requests."""
+        """Yield the events. Closing the generator early aborts the requests."""
         options = self._body.stream_options
         with_usage = options is not None and bool(options.include_usage)
         continuous = options is not None and bool(options.continuous_usage_stats)
         try:
             echoes = await self._echoes(generations)
             pieces = [_Pieces(self._manager, self._body, g, e) for g, e in zip(generations, echoes, strict=True)]
-            # Where usage is requested at the end alone, OpenAI's events contain null for it.
+            # If usage is requested only for the end, it is null in the other events, as in OpenAI's answers.
             usage: UsageBody | msgspec.UnsetType | None = None if with_usage else msgspec.UNSET
             with grammar_of(self._grammar_field):
                 async for i, deltas in interleave(generations):
@@ -131,7 +135,7 @@ class _Answer:
             _abort(generations)
 
     async def _echoes(self, generations: Sequence[Generation]) -> list[str]:
-        """Return the texts that the answers begin with."""
+        """Return, for each prompt, the text at the start of its answers: the prompt if `echo` is set, else ""."""
         if not self._body.echo:
             return [""] * len(generations)
         ids = [generation.request.prompt_token_ids for generation in generations]
@@ -169,23 +173,23 @@ class _Answer:
 
 
 class _Pieces:
-    """The pieces of one prompt's completions in a stream; the first piece of each begins with the echo."""
+    """The parts of one prompt's completions in a stream. The first part of each begins with the echo."""
 
     def __init__(self, manager: TokenizerManager, body: CompletionRequest, generation: Generation, echo: str) -> None:
         self._generation = generation
         self._echo = echo
         self._echoes = bool(body.echo)
-        self._wants_logprobs = body.logprobs is not None
+        self._has_logprobs = body.logprobs is not None
         self._logprobs = [_logprobs(manager, body) for _ in generation.completion_ids]
         self._begun: set[int] = set()
 
     def choice(self, index: int, delta: CompletionDelta) -> CompletionChoice:
-        """Return the choice of one delta."""
+        """Return the choice to send for one delta."""
         is_first = delta.index not in self._begun
         self._begun.add(delta.index)
         text = self._echo + delta.text if is_first else delta.text
         logprobs = None
-        if self._wants_logprobs:
+        if self._has_logprobs:
             token_ids, values = list(delta.token_ids), list(delta.logprobs)
             if is_first and self._echoes:
                 token_ids = [*self._generation.request.prompt_token_ids.tolist(), *token_ids]

@@ -1,4 +1,4 @@
-"""What the API's own description says of answers: the schemas of the structs that are written."""
+"""The answers in the OpenAPI document, as JSON schemas of their structs."""
 
 from typing import Any
 
@@ -13,19 +13,21 @@ def described(answer: type[msgspec.Struct], events: type[msgspec.Struct] | None 
     """Return the `responses` of a route.
 
     Args:
-        answer: what it writes.
-        events: what each event of a stream holds.
+        answer: struct of the answer.
+        events: struct of each event of a stream; None if the route does not stream.
     """
     content = {"application/json": {"schema": _schema(answer)}}
     description = "The answer."
     if events is not None:
         content["text/event-stream"] = {"schema": _schema(events)}
-        description = "The answer; with `stream`, events of `data: ` and a part of it each, the last one `[DONE]`."
+        description = (
+            "The answer. With `stream`, server-sent events, each with the next part of it; the last one is `[DONE]`."
+        )
     return {200: {"description": description, "content": content}}
 
 
 def _schema(kind: type[msgspec.Struct]) -> Any:
-    """Return a JSON schema without references: FastAPI has no place for further components."""
+    """Return a JSON schema without references, since FastAPI does not accept further components."""
     (schema,), components = msgspec.json.schema_components([kind], ref_template=_REF)
     return _inlined(schema, {_REF.format(name=name): part for name, part in components.items()})
 

@@ -1,4 +1,4 @@
-"""/v1/embeddings."""
+"""The route /v1/embeddings."""
 
 import base64
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ __all__ = ["make_router"]
 
 
 def make_router(manager: TokenizerManager) -> APIRouter:
-    """Return the route."""
+    """Return a router with the route."""
     router = APIRouter()
 
     @router.post("/v1/embeddings", summary="Embed one text or several", responses=described(EmbeddingList))
@@ -53,10 +53,10 @@ def _answer(
     model = manager.model.id_with(prepared[0].options.adapter)
     num_tokens = sum(len(request.prompt_token_ids) for request in prepared)
     is_base64 = body.encoding_format == "base64"
-    data = [EmbeddingBody(index=i, embedding=_written(vector, is_base64)) for i, vector in enumerate(vectors)]
+    data = [EmbeddingBody(index=i, embedding=_encoded(vector, is_base64)) for i, vector in enumerate(vectors)]
     return encode(EmbeddingList(data=data, model=model, usage=EmbeddingUsage(num_tokens, num_tokens)))
 
 
-def _written(vector: NDArray[np.float32], is_base64: bool) -> list[float] | str:
+def _encoded(vector: NDArray[np.float32], is_base64: bool) -> list[float] | str:
     vector = vector.astype("<f4")
     return base64.b64encode(vector.tobytes()).decode() if is_base64 else vector.tolist()

@@ -1,4 +1,4 @@
-"""Log-probabilities as OpenAI writes them."""
+"""Log-probabilities in OpenAI's formats."""
 
 import codecs
 from collections.abc import Sequence
@@ -12,28 +12,31 @@ __all__ = ["CompletionLogprobs", "chat_logprobs"]
 
 def chat_logprobs(tokenizer: Tokenizer, logprobs: Sequence[TokenLogprob]) -> ChatLogprobs:
     """Return the `logprobs` of a chat's choice or of a chunk of it."""
-    return ChatLogprobs([_sampled(tokenizer, logprob) for logprob in logprobs])
+    return ChatLogprobs([_sampled_token(tokenizer, logprob) for logprob in logprobs])
 
 
-def _sampled(tokenizer: Tokenizer, logprob: TokenLogprob) -> ContentToken:
+def _sampled_token(tokenizer: Tokenizer, logprob: TokenLogprob) -> ContentToken:
     data = tokenizer.token_bytes(logprob.token_id)
-    top = [_rival(tokenizer, token_id, value) for token_id, value in logprob.top]
+    top = [_top_token(tokenizer, token_id, value) for token_id, value in logprob.top]
     return ContentToken(data.decode(errors="replace"), logprob.logprob, list(data), top)
 
 
-def _rival(tokenizer: Tokenizer, token_id: int, logprob: float) -> TokenBody:
+def _top_token(tokenizer: Tokenizer, token_id: int, logprob: float) -> TokenBody:
     data = tokenizer.token_bytes(token_id)
     return TokenBody(data.decode(errors="replace"), logprob, list(data))
 
 
 class CompletionLogprobs:
-    """Writes the `logprobs` of one completion's choice, piece by piece: a token's offset depends on those before."""
+    """Writes the `logprobs` of one completion's choice, in one or several parts.
+
+    It keeps the text's length between the parts, since the offsets of tokens depend on it.
+    """
 
     def __init__(self, tokenizer: Tokenizer, skips_special: bool) -> None:
-        """Begin at the start of a text.
+        """Begin with an empty text.
 
         Args:
-            skips_special: special tokens are not part of the text.
+            skips_special: whether special tokens are left out of the text.
         """
         self._tokenizer = tokenizer
         self._skips_special = skips_special
@@ -41,7 +44,12 @@ class CompletionLogprobs:
         self._characters = codecs.getincrementaldecoder("utf-8")("replace")
 
     def write(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob | None]) -> CompletionTokens:
-        """Return those of further tokens; a prompt's first token has none."""
+        """Return the `logprobs` of further tokens.
+
+        Args:
+            token_ids: the tokens that follow those of the last call.
+            logprobs: one for each token; None for a prompt's first token.
+        """
         offsets = []
         for token_id in token_ids:
             offsets.append(self._offset)
@@ -55,12 +63,12 @@ class CompletionLogprobs:
         )
 
     def _top(self, logprob: TokenLogprob) -> dict[str, float]:
-        """Return the rivals by text; the sampled token is among them, whatever its rank."""
-        rivals = {self._text(token_id): value for token_id, value in reversed(logprob.top)}
-        return rivals | {self._text(logprob.token_id): logprob.logprob} if logprob.top else {}
+        """Return text -> log-probability of the most likely tokens. The sampled token is always included."""
+        top = {self._text(token_id): value for token_id, value in reversed(logprob.top)}
+        return top | {self._text(logprob.token_id): logprob.logprob} if logprob.top else {}
 
     def _text(self, token_id: int) -> str:
-        """Return a token as text, or in OpenAI's notation for a part of a character: its bytes in hexadecimal."""
+        r"""Return a token as text. A part of a character is written in OpenAI's notation, such as `bytes:\xe2\x82`."""
         data = self._tokenizer.token_bytes(token_id)
         try:
             return data.decode()

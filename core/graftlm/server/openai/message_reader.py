@@ -1,4 +1,4 @@
-"""A completion's text, read as reasoning, content and tool calls."""
+"""Parsing of a completion's text into reasoning, content and tool calls."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -28,15 +28,15 @@ class _Call:
 
 
 class MessageReader:
-    """Reads one completion's text as it comes, and keeps what the message holds so far."""
+    """Parses the text of one completion while it is generated, and collects the message."""
 
     def __init__(self, use: ToolUse | None, *, enforced: bool, reasoning: ReasoningParser | None) -> None:
-        """Start at the beginning.
+        """Start with an empty message.
 
         Args:
-            use: None leaves calls in the content.
-            enforced: as of `ToolCallFormat.parser`.
-            reasoning: None leaves reasoning in the content.
+            use: the tools whose calls are parsed; None leaves calls in the content.
+            enforced: as in `ToolCallFormat.parser`.
+            reasoning: parser of the reasoning; None leaves the reasoning in the content.
         """
         self._use = use
         self._calls_parser = None if use is None else use.format.parser(use.tools, enforced=enforced)
@@ -46,23 +46,29 @@ class MessageReader:
         self._calls: list[_Call] = []
 
     def push(self, text: str) -> list[Delta]:
-        """Take in more text; returns what is new of the message."""
+        """Parse more text; return the new parts of the message."""
         if self._reasoning_parser is None:
             return self._to_calls([ContentDelta(text)] if text else [])
         return self._to_calls(self._reasoning_parser.push(text))
 
     def finish(self, reason: FinishReason | None, matched_stop: str | int | None = None) -> list[Delta]:
-        """Take in the end of the text, and why it ends; returns what was held back."""
+        """End the text; return the parts of the message that were held back.
+
+        Args:
+            reason: why the completion ended.
+            matched_stop: the stop string or token id that ended it.
+        """
         deltas = [] if self._reasoning_parser is None else self._to_calls(self._reasoning_parser.finish())
         if self._calls_parser is not None:
-            is_whole = reason is FinishReason.STOP and not isinstance(matched_stop, str)
-            deltas += self._noted(self._calls_parser.finish() if is_whole else self._calls_parser.cut_off())
+            is_complete = reason is FinishReason.STOP and not isinstance(matched_stop, str)
+            deltas += self._added(self._calls_parser.finish() if is_complete else self._calls_parser.cut_off())
         return deltas
 
     def finish_name(self, reason: FinishReason | None, matched_stop: str | int | None = None) -> str | None:
-        """Return OpenAI's name of a finish reason; an answer that ended with calls has one of its own.
+        """Return OpenAI's name of a finish reason.
 
-        Not when a stop string cut it short: calls may be broken off then.
+        It is "tool_calls" for an answer with calls that ended by itself. If a stop string ended the answer, the last
+        call may be incomplete, so the name is "stop".
         """
         if reason is FinishReason.STOP and self._calls and not isinstance(matched_stop, str):
             return "tool_calls"
@@ -81,22 +87,22 @@ class MessageReader:
         )
 
     def _to_calls(self, deltas: Sequence[ReasoningDelta | ContentDelta]) -> list[Delta]:
-        """Have the content among some deltas read for calls."""
+        """Parse the content among some deltas for tool calls, and add all of them to the message."""
         found: list[Delta] = []
         for delta in deltas:
             if isinstance(delta, ContentDelta) and self._calls_parser is not None:
-                found += self._noted(self._calls_parser.push(delta.text))
+                found += self._added(self._calls_parser.push(delta.text))
             else:
-                found.append(self._note(delta))
+                found.append(self._add(delta))
         return found
 
-    def _noted(self, deltas: Sequence[MessageDelta]) -> list[Delta]:
-        """Add deltas to the message, but for calls after the first where only one may be made."""
+    def _added(self, deltas: Sequence[MessageDelta]) -> list[Delta]:
+        """Add deltas to the message. If only one call is allowed, later calls are dropped."""
         one_call = self._use is not None and not self._use.parallel
-        return [self._note(one) for one in deltas if not (one_call and isinstance(one, ToolCallDelta) and one.index)]
+        return [self._add(one) for one in deltas if not (one_call and isinstance(one, ToolCallDelta) and one.index)]
 
-    def _note(self, delta: ReasoningDelta | ContentDelta | ToolCallDelta) -> Delta:
-        """Add a delta to the message; returns it as it is written."""
+    def _add(self, delta: ReasoningDelta | ContentDelta | ToolCallDelta) -> Delta:
+        """Add a delta to the message; return it in OpenAI's format."""
         match delta:
             case ContentDelta(text):
                 self._content += text

@@ -1,4 +1,4 @@
-"""Fields of completions and chats that other servers have under other names."""
+"""Fields of completions and chats for which other servers use other names."""
 
 from collections.abc import Mapping
 from typing import Any, Final
@@ -28,7 +28,7 @@ _STRUCTURED: Final[Mapping[str, str]] = {
     "structural_tag": "structural_tag",
 }
 
-#: Fields of `structured_outputs` that may be sent at null or false.
+#: Fields of `structured_outputs` that are accepted only with the value null or false.
 _STRUCTURED_DEFAULTS: Final = (
     "disable_additional_properties",
     "disable_any_whitespace",
@@ -38,11 +38,11 @@ _STRUCTURED_DEFAULTS: Final = (
 
 
 def with_own_names(body: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a request with graftlm's names for fields that other servers name otherwise.
+    """Return a request in which the names of other servers are replaced by graftlm's names.
 
     Raises:
-        PydanticCustomError: of type FOREIGN_FIELD; two fields of one meaning differ, or a field of
-            `structured_outputs` is not supported.
+        PydanticCustomError: of type FOREIGN_FIELD; two fields with the same meaning have different values, or a field
+            of `structured_outputs` is not supported.
     """
     structured = body.get("structured_outputs")
     if not structured and not any(name in body for name in _OWN_NAMES):
@@ -76,7 +76,11 @@ def _set_structured(fields: dict[str, Any], name: str, value: Any) -> None:
 
 
 def _set(fields: dict[str, Any], own: str, value: Any, where: str) -> None:
-    """Set a field of graftlm's; `where` names the other server's field."""
+    """Set the field `own` of graftlm; `where` names the other server's field.
+
+    Raises:
+        PydanticCustomError: the field already has another value.
+    """
     given = fields.get(own)
     if given is not None and given is not False and given != value:
         context = {"name": where, "own": own}

@@ -1,4 +1,4 @@
-"""From OpenAI's fields to sampling parameters and chats."""
+"""Conversion of OpenAI's fields into sampling parameters and chat messages."""
 
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final
@@ -27,7 +27,7 @@ __all__ = [
     "template_args",
 ]
 
-#: Fields whose name and meaning are ours as well.
+#: Fields that have the same name and meaning in `SamplingParams`.
 _SAME: Final = (
     "temperature",
     "frequency_penalty",
@@ -52,7 +52,7 @@ _SAME: Final = (
     "n",
 )
 
-#: Variables of chat templates that are not the client's to set: they would replace the template or its result.
+#: Variables of chat templates that clients may not set, because they would replace the template or its result.
 _RESERVED: Final = frozenset(
     {
         "add_generation_prompt",
@@ -82,18 +82,20 @@ _FORMAT_FIELDS: Final[Mapping[str, tuple[str, ...]]] = {
     "structural_tag": ("structures", "triggers", "at_least_one", "stop_after_first"),
 }
 
-#: What top_p 0 means: the most likely token alone.
+#: Replaces top_p 0; only the most likely token is then kept.
 _LEAST_TOP_P: Final = 1e-9
 
 
 def check_model(name: str | None, model: ServedModel, adapters: Collection[str] = ()) -> str | None:
-    """Return the adapter that a model's name contains, as in `model:adapter`; None for the model alone.
+    """Return the adapter in a model's name, such as `model:adapter`; None for the model without an adapter.
 
     Args:
-        adapters: the names of loaded adapters.
+        name: the request's `model`.
+        model: the served model.
+        adapters: the names of the loaded adapters.
 
     Raises:
-        ApiError: 404, the name is none of the served models.
+        ApiError: 404, no served model has this name.
     """
     if model.has_name(name):
         return None
@@ -106,10 +108,10 @@ def check_model(name: str | None, model: ServedModel, adapters: Collection[str] 
 
 
 def request_adapter(body: SamplingFields, model: ServedModel, adapters: Collection[str]) -> str | None:
-    """Return the adapter that a request names, in `model` or in `lora_path`; None for the model alone.
+    """Return the adapter in a request's `model` or `lora_path`; None for the model without an adapter.
 
     Raises:
-        ApiError: 404, the model does not exist; 400, two adapters are named.
+        ApiError: 404, the model does not exist; 400, the two fields name different adapters.
     """
     named = check_model(body.model, model, adapters)
     if named is not None and body.lora_path not in (None, named):
@@ -142,10 +144,11 @@ def chat_params(body: ChatRequest, calls: Mapping[str, Any] | None = None) -> Sa
     """Return the sampling parameters of a chat request.
 
     Args:
-        calls: those that hold the answer to the format of tool calls; None when the request's own grammar counts.
+        calls: grammar parameters that enforce the format of tool calls; they replace the request's grammar. None if
+            the answer cannot contain calls.
 
     Raises:
-        RequestError: fields contradict each other, or ask for what is not supported.
+        RequestError: fields contradict each other, or request something that is not supported.
     """
     if body.top_logprobs and not body.logprobs:
         raise ApiError(400, "top_logprobs needs logprobs: true", param="top_logprobs")
@@ -154,24 +157,24 @@ def chat_params(body: ChatRequest, calls: Mapping[str, Any] | None = None) -> Sa
     grammar = _grammar(body)
     if calls is not None:
         if grammar or any(getattr(body, name) is not None for name in GRAMMAR_FIELDS):
-            message = 'an answer that may call tools follows no other grammar; set tool_choice: "none"'
+            message = 'an answer that may call tools cannot have another grammar; set tool_choice: "none"'
             raise ApiError(400, message, param="tools")
         grammar = dict(calls)
     return SamplingParams(**(_common(body) | grammar), max_tokens=limit, logprobs=logprobs)
 
 
 def grammar_field(body: SamplingFields) -> str | None:
-    """Return the field that the grammar of a request comes from, tools aside; None if it has none."""
+    """Return the name of the field with the request's grammar, except `tools`; None if there is none."""
     if body.response_format is not None and body.response_format.type != "text":
         return "response_format"
     return next((name for name in GRAMMAR_FIELDS if getattr(body, name) is not None), None)
 
 
 def chat_messages(messages: Sequence[ChatMessage]) -> list[Message]:
-    """Return messages as a chat template takes them.
+    """Return messages in the form that chat templates expect.
 
     Raises:
-        ApiError: a part of one is no text.
+        ApiError: 400, a part of a message is not text.
     """
     return [_message(i, message) for i, message in enumerate(messages)]
 
@@ -180,12 +183,12 @@ def template_args(body: ChatRequest) -> dict[str, Any]:
     """Return the variables of the chat template.
 
     Raises:
-        ApiError: one of them is not the client's to set.
+        ApiError: 400, the client set a reserved variable.
     """
     given = dict(body.chat_template_kwargs or {})
     reserved = sorted(_RESERVED & given.keys())
     if reserved:
-        raise ApiError(400, f"chat_template_kwargs may not hold {reserved[0]!r}", param="chat_template_kwargs")
+        raise ApiError(400, f"chat_template_kwargs may not contain {reserved[0]!r}", param="chat_template_kwargs")
     if body.reasoning_effort is not None:
         given.setdefault("reasoning_effort", body.reasoning_effort)
     if body.continue_final_message:
@@ -209,57 +212,62 @@ def _common(body: SamplingFields) -> dict[str, Any]:
 
 
 def _grammar(body: SamplingFields) -> dict[str, Any]:
-    wanted = body.response_format
-    if wanted is None:
+    response_format = body.response_format
+    if response_format is None:
         return {}
-    _check_fields(wanted)
-    if wanted.type == "text":
+    _check_fields(response_format)
+    if response_format.type == "text":
         return {}
     if any(getattr(body, name) is not None for name in GRAMMAR_FIELDS):
-        raise ApiError(400, f"response_format excludes {', '.join(GRAMMAR_FIELDS)}", param="response_format")
-    if wanted.type == "json_object":
+        message = f"response_format cannot be combined with {', '.join(GRAMMAR_FIELDS)}"
+        raise ApiError(400, message, param="response_format")
+    if response_format.type == "json_object":
         return {"json_schema": {"type": "object"}}
-    if wanted.type == "structural_tag":
-        return {"structural_tag": _structural_tag(wanted)}
-    if wanted.json_schema is None:
+    if response_format.type == "structural_tag":
+        return {"structural_tag": _structural_tag(response_format)}
+    if response_format.json_schema is None:
         raise ApiError(400, "response_format.json_schema is missing", param="response_format.json_schema")
-    if wanted.json_schema.schema_ is None:
+    if response_format.json_schema.schema_ is None:
         where = "response_format.json_schema.schema"
         raise ApiError(400, f"{where}: the schema is missing; for any object, use type: json_object", param=where)
-    own = wanted.json_schema.strict
+    own = response_format.json_schema.strict
     strict = body.strict if own is None else own
-    return {"json_schema": wanted.json_schema.schema_, "strict": strict is not False}
+    return {"json_schema": response_format.json_schema.schema_, "strict": strict is not False}
 
 
-def _check_fields(wanted: ResponseFormat) -> None:
-    """Refuse the fields of another type, which would be without effect."""
+def _check_fields(response_format: ResponseFormat) -> None:
+    """Refuse fields that belong to another type of response format, since they would have no effect.
+
+    Raises:
+        ApiError: 400, there is such a field.
+    """
     for kind, names in _FORMAT_FIELDS.items():
-        stray = [name for name in names if kind != wanted.type and getattr(wanted, name) is not None]
+        stray = [name for name in names if kind != response_format.type and getattr(response_format, name) is not None]
         if stray:
             where = f"response_format.{stray[0]}"
-            message = f"{where}: not a field of type {wanted.type!r}; set type: {kind!r}, or leave it out"
+            message = f"{where}: not a field of type {response_format.type!r}; set type: {kind!r}, or leave it out"
             raise ApiError(400, message, param=where)
 
 
-def _structural_tag(wanted: ResponseFormat) -> dict[str, Any]:
-    """Return the tag of a response format, which SGLang's clients write."""
+def _structural_tag(response_format: ResponseFormat) -> dict[str, Any]:
+    """Return the structural tag in a response format, which SGLang's clients send."""
     for name in ("structures", "triggers"):
-        if getattr(wanted, name) is None:
+        if getattr(response_format, name) is None:
             raise ApiError(400, f"response_format.{name} is missing", param=f"response_format.{name}")
-    structures = [_structure(part) for part in wanted.structures or ()]
+    structures = [_structure(part) for part in response_format.structures or ()]
     return {
-        "triggers": wanted.triggers,
+        "triggers": response_format.triggers,
         "structures": structures,
-        "at_least_one": bool(wanted.at_least_one),
-        "stop_after_first": bool(wanted.stop_after_first),
+        "at_least_one": bool(response_format.at_least_one),
+        "stop_after_first": bool(response_format.stop_after_first),
     }
 
 
 def _structure(part: TagStructure) -> dict[str, Any]:
-    held: dict[str, Any] = {} if part.regex is None else {"regex": part.regex}
-    if part.schema_ is not None or not held:
-        held["schema"] = part.schema_ or {}
-    return {"begin": part.begin, **held, "end": part.end}
+    constraint: dict[str, Any] = {} if part.regex is None else {"regex": part.regex}
+    if part.schema_ is not None or not constraint:
+        constraint["schema"] = part.schema_ or {}
+    return {"begin": part.begin, **constraint, "end": part.end}
 
 
 def _message(index: int, message: ChatMessage) -> Message:

@@ -1,4 +1,4 @@
-"""How a chat request is answered: the prompt, what holds the answer, and how its text is read."""
+"""The plan for answering a chat request: the prompt, the grammar of the answer, and the parsers of its text."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -16,23 +16,24 @@ from graftlm.types import Message, SamplingParams
 
 __all__ = ["NUM_LAST_TOKENS", "AnswerPlan", "plan_answer", "settled"]
 
-#: Tokens at the prompt's end that show whether the chat template has opened the reasoning.
+#: This number of tokens at the prompt's end shows whether the chat template has opened the reasoning.
 NUM_LAST_TOKENS: Final = 16
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerPlan:
-    """How a chat is answered.
+    """The plan for answering a chat request.
 
     Attributes:
         messages: the prompt, which the chat template renders.
+        params: the sampling parameters.
         template_args: variables of the chat template.
-        use: the tools that may be called; None: none.
-        calls: the grammar that holds calls to their format; None: none does.
-        reasoning: None leaves reasoning in the content.
-        field: that the grammar comes from, None if there is none.
-        begun: the text of the message that the answer continues, "" for an answer of its own; as `settled` finds it.
-        is_open: whether the prompt opens the reasoning; as `settled` finds it.
+        use: the tools that may be called; None: the answer cannot call tools.
+        calls: the grammar that enforces the format of calls; None: it is not enforced.
+        reasoning: the format of the reasoning; None leaves the reasoning in the content.
+        field: name of the request's field with the grammar; None: there is no grammar.
+        begun: the text of the message that the answer continues; "" if it begins a new message. Set by `settled`.
+        is_open: whether the prompt opens the reasoning. Set by `settled`.
     """
 
     messages: Sequence[Message]
@@ -46,7 +47,7 @@ class AnswerPlan:
     is_open: bool = False
 
     def reader(self) -> MessageReader:
-        """Return a reader of one completion."""
+        """Return a reader for one completion."""
         parser: ReasoningParser | None = None
         if self.reasoning is not None and self.begun:
             parser = ContinuingParser(self.reasoning, self.begun)
@@ -55,45 +56,47 @@ class AnswerPlan:
         return MessageReader(self.use, enforced=self.calls is not None, reasoning=parser)
 
     def unenforced(self, paths: Sequence[str]) -> tuple[str, ...]:
-        """Return what of the request's schemas is not enforced, by its place in the request.
+        """Return the parts of the request's schemas that are not enforced, as paths in the request.
 
         Args:
-            paths: what a backend named of the grammar in `params`.
+            paths: the parts of the grammar in `params` that a grammar backend does not enforce.
 
         Raises:
-            ApiError: it is a strict tool's.
+            ApiError: 400, a part belongs to a strict tool.
         """
         return tuple(paths) if self.use is None or self.calls is None else self.use.unenforced(self.calls, paths)
 
 
 async def plan_answer(body: ChatRequest, manager: TokenizerManager) -> AnswerPlan:
-    """Decide how a request is answered, as far as that does not depend on the prompt's tokens; see `settled`.
+    """Return the plan for a request. `settled` adds the parts that depend on the prompt's tokens.
 
     Raises:
-        RequestError: fields contradict each other, or ask for what cannot be done.
+        RequestError: fields contradict each other, or request something that is not supported.
     """
     use = tool_use(body, manager.chat_formats)
     messages, variables = for_template(chat_messages(body.messages), body, manager.chat_formats)
     arguments = template_args(body) | variables
     enforced = use is not None and await check_tools(use, body, manager)
     calls = use.grammar() if use is not None and enforced else None
-    params = chat_params(body, None if use is None else _held_to(calls))
+    params = chat_params(body, None if use is None else _grammar_params(calls))
     reasoning = manager.chat_formats.reasoning if body.separate_reasoning is not False else None
     field = grammar_field(body) if calls is None else "tools"
     return AnswerPlan(messages, params, arguments, use, calls, reasoning, field)
 
 
-def _held_to(calls: CallGrammar | None) -> dict[str, Any]:
-    """Return the sampling parameters that hold an answer to the format of calls; none where it is not held."""
+def _grammar_params(calls: CallGrammar | None) -> dict[str, Any]:
+    """Return the sampling parameters that enforce the format of calls; none if it is not enforced."""
     return {} if calls is None else {calls.spec.kind.value: calls.spec.text, "strict": calls.spec.strict}
 
 
 def settled(plan: AnswerPlan, prompt_end: str, is_token: Callable[[str], bool]) -> AnswerPlan:
-    """Return a plan for a prompt that ends so: whether reasoning is open, and where the grammar begins.
+    """Return a plan with the parts that depend on the prompt's end.
+
+    They are: whether the prompt opens the reasoning, and where the grammar begins.
 
     Args:
-        prompt_end: the text of the prompt's last tokens, special ones included.
-        is_token: whether a text is one token of the model.
+        prompt_end: the text of the prompt's last tokens, including special tokens.
+        is_token: returns whether a text is one token of the model.
     """
     reasoning = plan.reasoning
     if reasoning is None:
@@ -112,7 +115,10 @@ def settled(plan: AnswerPlan, prompt_end: str, is_token: Callable[[str], bool]) 
 
 
 def _has_free_text(params: SamplingParams) -> bool:
-    """Whether a grammar leaves room for text before what it holds; a malformed one is refused later."""
+    """Return whether a grammar permits free text before its constrained parts; True for a malformed one.
+
+    A malformed grammar is refused later.
+    """
     tag = params.structural_tag
     try:
         value = json.loads(tag) if isinstance(tag, str) else tag

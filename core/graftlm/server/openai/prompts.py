@@ -1,4 +1,4 @@
-"""One prompt or several, told apart by shape."""
+"""The prompts of a request, which contains one or several."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ def split_prompts(value: Any) -> list[str | TokenIds]:
     """Return the prompts of one text, one array of token ids, or a list of either.
 
     Raises:
-        InvalidPromptError: there is none.
+        InvalidPromptError: there is no prompt, or it is an empty list.
     """
     if isinstance(value, str):
         return [value]

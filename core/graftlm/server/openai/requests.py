@@ -1,4 +1,4 @@
-"""The bodies of OpenAI's requests, and what we take besides."""
+"""The bodies of OpenAI's requests, with graftlm's further fields."""
 
 from collections.abc import Mapping
 from itertools import islice
@@ -44,10 +44,10 @@ __all__ = [
     "TokenizeRequest",
 ]
 
-#: Of an unknown field's name, as far as it is compared with those of known ones.
+#: Characters of an unknown field's name that are compared with the names of known fields.
 _MAX_NAME_LEN: Final = 64
 
-#: Unknown fields that are compared with known ones.
+#: Number of unknown fields that are compared with known ones.
 _MAX_HINTS: Final = 8
 
 _Id = Annotated[str, Field(min_length=1, max_length=256), UNICODE]
@@ -59,7 +59,7 @@ _Stops = Annotated[
 
 
 def _shape_of_prompts(value: Any) -> str:
-    """Tell text, texts, token ids and lists of token ids apart; the first element decides."""
+    """Return the tag for a text, a list of texts, token ids, or a list of token ids. The first element decides."""
     if not isinstance(value, list):
         return "one"
     first = value[0] if value else ""
@@ -80,17 +80,17 @@ _NumTokens: TypeAlias = Annotated[int, Field(ge=1, le=2**31 - 1), WHOLE]
 
 
 class OpenAIModel(BaseModel):
-    """A JSON object of known fields, each of its own type; null stands for a field's default."""
+    """A JSON object of known fields, each with its own type. Null means the field's default."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, frozen=True)
 
-    #: The path of `known_fields` whose fields are accepted at their defaults; None: unknown fields are errors.
+    #: Path for `known_fields`: other servers' fields there are accepted with their defaults. None: they are refused.
     known_at: ClassVar[str | None] = None
 
     @model_validator(mode="before")
     @classmethod
     def _refuse_misspelt(cls, value: Any) -> Any:
-        """Refuse an unknown field that is nearly a known one; others are refused without a hint."""
+        """Refuse an unknown field whose name is similar to a known one. pydantic refuses the others, without a hint."""
         if cls.known_at is not None and isinstance(value, Mapping):
             value = without_defaults(value, cls.model_fields, cls.known_at)
         known = [field.alias or name for name, field in cls.model_fields.items()]
@@ -103,14 +103,16 @@ class OpenAIModel(BaseModel):
 
 
 class StreamOptions(OpenAIModel):
-    """What a stream holds besides its deltas."""
+    """Further content of a stream."""
 
     known_at: ClassVar[str | None] = "/v1/chat/completions#stream_options"
 
-    include_usage: bool | None = Field(default=False, description="End with an event that holds the token counts.")
-    include_obfuscation: bool | None = Field(default=False, description="Accepted; events are not padded.")
+    include_usage: bool | None = Field(default=False, description="Send the token counts in a last event.")
+    include_obfuscation: bool | None = Field(
+        default=False, description="Accepted without effect: events are not padded."
+    )
     continuous_usage_stats: bool | None = Field(
-        default=False, description="Put the token counts so far into every event, as `usage`."
+        default=False, description="Add the token counts so far to every event, as `usage`."
     )
 
 
@@ -121,126 +123,141 @@ class JsonSchemaFormat(OpenAIModel):
     schema_: dict[str, Any] | None = Field(default=None, alias="schema")
     strict: bool | None = Field(
         default=None,
-        description="False leaves out of the schema what cannot be enforced, instead of refusing it; null: as the "
-        "request's `strict`.",
+        description="If false, the parts of the schema that cannot be enforced are ignored; if true, such a schema is "
+        "refused; null: as the request's `strict`.",
     )
     description: Text | None = None
 
 
 class TagStructure(OpenAIModel):
-    """A part of an answer that follows a schema or a regular expression, and the texts around it."""
+    """A part of an answer that follows a schema or a regular expression, with the texts before and after it."""
 
     begin: Text
     schema_: dict[str, Any] | None = Field(default=None, alias="schema", description="Null: any JSON.")
-    regex: Text | None = Field(default=None, description="In place of `schema`.")
+    regex: Text | None = Field(default=None, description="A regular expression, instead of `schema`.")
     end: Text
 
 
 class ResponseFormat(OpenAIModel):
-    """What an answer has to be."""
+    """The format that an answer has to follow."""
 
     type: Literal["text", "json_object", "json_schema", "structural_tag"]
     json_schema: JsonSchemaFormat | None = None
     structures: Annotated[list[TagStructure], Field(min_length=1, max_length=1024)] | None = Field(
-        default=None, description="Of a `structural_tag`: the parts that may follow a trigger."
+        default=None, description="For `structural_tag`: the parts that a trigger may start."
     )
     triggers: Annotated[list[Text], Field(min_length=1, max_length=1024)] | None = Field(
-        default=None, description="Of a `structural_tag`: beginnings of the structures' `begin`."
+        default=None, description="For `structural_tag`: texts with which the `begin` of a structure starts."
     )
     at_least_one: bool | None = Field(
-        default=None, description="Of a `structural_tag`: the answer starts with a structure."
+        default=None, description="For `structural_tag`: the answer has to start with a structure."
     )
     stop_after_first: bool | None = Field(
-        default=None, description="Of a `structural_tag`: the answer ends after a structure."
+        default=None, description="For `structural_tag`: the answer ends after the first structure."
     )
 
 
 class SamplingFields(OpenAIModel):
-    """What chats and completions have in common."""
+    """The fields that chats and completions have in common."""
 
-    model: Text | None = Field(default=None, description="The model's name; null: the one that is served.")
+    model: Text | None = Field(default=None, description="The model's name; null: the served model.")
     temperature: Annotated[float, Field(ge=0, le=2), NUMBER] | None = Field(
-        default=1.0, description="0 takes the most likely token."
+        default=1.0, description="Temperature of sampling; 0 selects the most likely token."
     )
     top_p: Annotated[float, Field(ge=0, le=1), NUMBER] | None = Field(
-        default=1.0, description="Keep the smallest set of tokens whose probability reaches this."
+        default=1.0, description="Keep the smallest set of the most likely tokens whose total probability reaches this."
     )
     n: Annotated[int, Field(ge=1, le=128), WHOLE] | None = Field(default=1, description="Answers per prompt.")
     stop: _Stops | None = Field(default=None, description="Strings that end the output.")
     seed: Annotated[int, Field(ge=-(2**63), le=2**63 - 1), WHOLE] | None = Field(
-        default=None, description="Makes sampling reproducible, alone or in any batch."
+        default=None, description="Makes sampling reproducible, whatever other requests are in the batch."
     )
-    frequency_penalty: _Penalty | None = Field(default=0.0, description="Against repeating, per occurrence.")
-    presence_penalty: _Penalty | None = Field(default=0.0, description="Against repeating at all.")
+    frequency_penalty: _Penalty | None = Field(
+        default=0.0, description="Subtracted from a token's logit for each of its occurrences in the output."
+    )
+    presence_penalty: _Penalty | None = Field(
+        default=0.0, description="Subtracted once from the logit of each token that occurs in the output."
+    )
     logit_bias: (
         dict[Annotated[int, Field(strict=False, ge=0)], Annotated[float, Field(ge=-100, le=100), NUMBER]] | None
-    ) = Field(default=None, description="Token id (as a string) -> number added to its logit.")
-    stream: bool | None = Field(default=False, description="Answer by server-sent events.")
-    stream_options: StreamOptions | None = Field(default=None, description="Only with `stream`.")
-    user: Text | None = Field(default=None, description="Accepted; nothing depends on it.")
-    # What OpenAI does not have.
+    ) = Field(default=None, description="Token id (as a string) -> number that is added to the token's logit.")
+    stream: bool | None = Field(default=False, description="Answer with server-sent events.")
+    stream_options: StreamOptions | None = Field(
+        default=None, description="Further content of the stream; only with `stream`."
+    )
+    user: Text | None = Field(default=None, description="Accepted without effect.")
+    # Fields that OpenAI does not have.
     top_k: Annotated[int, Field(ge=-1, le=2**31 - 1), WHOLE] | None = Field(
         default=None, description="Keep the k most likely tokens; -1, 0 or null keeps all."
     )
     min_p: Annotated[float, Field(ge=0, le=1), NUMBER] | None = Field(
-        default=0.0, description="Keep tokens at least this share as likely as the most likely one."
+        default=0.0,
+        description="Keep tokens whose probability is at least this share of the most likely token's probability.",
     )
     repetition_penalty: Annotated[float, Field(ge=0.01, le=100), NUMBER] | None = Field(
-        default=1.0, description="Divides the logits of tokens in prompt and output; above 1 discourages them."
+        default=1.0,
+        description="Applied to the logits of tokens in prompt and output; a value above 1 makes them less likely.",
     )
     min_tokens: Annotated[int, Field(ge=0, le=2**31 - 1), WHOLE] | None = Field(
-        default=0, description="No end before this many tokens."
+        default=0, description="Fewest tokens to generate: stop tokens and stop strings have no effect before."
     )
     stop_token_ids: TokenIdList | None = Field(default=None, description="Tokens that end the output.")
     include_stop_str_in_output: bool | None = Field(default=False, description="Keep the stop string in the text.")
-    ignore_eos: bool | None = Field(default=False, description="Go on past the end-of-sequence token.")
+    ignore_eos: bool | None = Field(default=False, description="Do not stop at the end-of-sequence token.")
     skip_special_tokens: bool | None = Field(default=True, description="Leave special tokens out of the text.")
-    json_schema: SchemaField | None = Field(default=None, description="What the output has to follow.")
-    regex: Text | None = Field(default=None, description="What the output has to match.")
-    ebnf: Text | None = Field(default=None, description="A grammar that the output has to follow.")
+    json_schema: SchemaField | None = Field(
+        default=None, description="A JSON schema that the output has to follow, as text or as an object."
+    )
+    regex: Text | None = Field(default=None, description="A regular expression that the output has to match.")
+    ebnf: Text | None = Field(default=None, description="A grammar in EBNF that the output has to follow.")
     choice: Annotated[list[Text], Field(min_length=1, max_length=MAX_CHOICES)] | None = Field(
-        default=None, description="Strings, one of which the output has to be."
+        default=None, description="A list of strings; the output has to be one of them."
     )
     structural_tag: TextOrObject | None = Field(
-        default=None, description="Parts of the output, each to follow a schema from where a trigger begins it."
+        default=None,
+        description="Schemas for parts of the output, as text or as an object. A trigger text begins each part.",
     )
     strict: bool | None = Field(
         default=None,
-        description="Refuse a `json_schema` or `structural_tag` that cannot be enforced in full; false leaves out what "
-        "cannot be, and names it in `unenforced`. Null: true. It is also the default of a `response_format` and of "
-        "tools without a `strict` of their own; null: true for a `response_format`, false for tools.",
+        description="Refuse a `json_schema` or `structural_tag` that cannot be enforced in full; null: true. If false, "
+        "the parts that cannot be enforced are ignored and listed in `unenforced`. It is also the default of a "
+        "`response_format` and of tools that have no `strict`; null means true for a `response_format` and false for "
+        "tools.",
     )
-    grammar_backend: Text | None = Field(default=None, description="Which grammar backend enforces it, by name.")
+    grammar_backend: Text | None = Field(default=None, description="The name of the grammar backend to use.")
     jump_forward: bool | None = Field(
         default=None,
-        description="False samples every token under a grammar, also where the grammar leaves no choice. Null and "
-        "true: as the server's `grammar.jump_forward` says.",
+        description="If false, every token under a grammar is sampled, also where the grammar leaves no choice. If "
+        "null or true, the server's `grammar.jump_forward` applies.",
     )
     logits_processors: LogitsProcessors | None = Field(
-        default=None, description="Logits processors that plugins provide, by name, each with its options."
+        default=None, description="Name of a logits processor that a plugin provides -> its options."
     )
     cache_salt: Annotated[str, Field(max_length=1024), UNICODE] | None = Field(
-        default=None, description="Cached prefixes are shared only between requests of one salt."
+        default=None, description="Requests share cached prefixes only if they have the same salt."
     )
     priority: Annotated[int, Field(ge=-(2**31), le=2**31 - 1), WHOLE] | None = Field(
-        default=0, description="Higher is admitted first and retracted last."
+        default=0, description="Requests with a higher priority are admitted first and retracted last."
     )
     timeout_s: Annotated[float, Field(gt=0, le=1e9), NUMBER] | None = Field(
-        default=None, description="Give up after this many seconds."
+        default=None, description="Abort the request after this number of seconds."
     )
     request_id: _Id | None = Field(
-        default=None, description="The answer's `id`, for /abort_request; drawn when absent. Also `rid`."
+        default=None,
+        description="The answer's `id`, for /abort_request; null: the server creates one. `rid` is another name.",
     )
     extra_key: Annotated[str, Field(max_length=1024), UNICODE] | None = Field(
-        default=None, description="As `cache_salt`; both together are one salt."
+        default=None, description="As `cache_salt`. If both are given, together they are the salt."
     )
     lora_path: _Id | None = Field(
-        default=None, description="The name of a loaded adapter; or name it in `model`, as `model:adapter`."
+        default=None, description="The name of a loaded adapter. It may also be given in `model`, as `model:adapter`."
     )
     return_cached_tokens_details: bool | None = Field(
-        default=False, description="Accepted; `usage` always counts the cached tokens by where they were found."
+        default=False, description="Accepted without effect: `usage` always contains the cached tokens by tier."
     )
-    response_format: ResponseFormat | None = Field(default=None, description="What the answer has to be.")
+    response_format: ResponseFormat | None = Field(
+        default=None, description="The format that the answer has to follow."
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -258,17 +275,17 @@ class TextPart(OpenAIModel):
     @model_validator(mode="after")
     def _check_text(self) -> Self:
         if self.shown is None:
-            raise PydanticCustomError("no_text", "a part of a message needs its text")
+            raise PydanticCustomError("no_text", "a part of a message has no text")
         return self
 
     @property
     def shown(self) -> str | None:
-        """What the part adds to the message."""
+        """The text that the part adds to the message."""
         return self.refusal if self.type == "refusal" else self.text
 
 
 class OtherPart(BaseModel):
-    """A piece of a message that is no text."""
+    """A piece of a message that is not text."""
 
     model_config = ConfigDict(extra="allow", frozen=True)
     type: Text
@@ -291,7 +308,7 @@ _Content = Annotated[
 
 
 class ChatMessage(OpenAIModel):
-    """One turn of a chat. Fields of answers are accepted, so that an answer can be sent back as it came."""
+    """One message of a chat. The fields of answers are accepted, so that clients can send answers back unchanged."""
 
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     content: _Content | None = Field(default=None, description="Text, or a list of parts of type `text`.")
@@ -313,36 +330,42 @@ class ChatRequest(SamplingFields):
     messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=4096, description="The conversation so far.")]
     max_tokens: _NumTokens | None = Field(default=None, description="As `max_completion_tokens`.")
     max_completion_tokens: _NumTokens | None = Field(
-        default=None, description="Tokens to generate at most; null: until the context is full."
+        default=None, description="Most tokens to generate; null: until the context is full."
     )
     logprobs: bool | None = Field(default=False, description="Report log-probabilities of the answer's tokens.")
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS), WHOLE] | None = Field(
-        default=None, description="Also report this many most likely tokens for each place."
+        default=None, description="Also report this number of the most likely tokens at each position."
     )
     tools: ToolsField | None = Field(default=None, description="Functions that the model may call.")
     tool_choice: ToolChoiceField | None = Field(
-        default=None, description="`auto`, `none`, `required`, or the function to be called; null: `auto`."
+        default=None, description="`auto`, `none`, `required`, or the function that has to be called; null: `auto`."
     )
-    parallel_tool_calls: bool | None = Field(default=True, description="Whether one answer may hold several calls.")
+    parallel_tool_calls: bool | None = Field(default=True, description="Whether one answer may contain several calls.")
     separate_reasoning: bool | None = Field(
-        default=True, description="Give reasoning as `reasoning_content`, not as content; null: true."
+        default=True, description="Return the reasoning as `reasoning_content`, not as part of the content; null: true."
     )
     chat_template_kwargs: dict[str, Any] | None = Field(
         default=None, description="Further variables of the model's chat template."
     )
-    add_generation_prompt: bool | None = Field(default=True, description="Open the assistant's turn.")
-    continue_final_message: bool | None = Field(
-        default=False, description="Go on with the last message instead of opening a turn."
+    add_generation_prompt: bool | None = Field(
+        default=True, description="Begin the assistant's message at the prompt's end."
     )
-    # Wishes that change no answer here.
-    metadata: dict[str, Any] | None = Field(default=None, description="Accepted; nothing depends on it.")
-    service_tier: Text | None = Field(default=None, description="Accepted; nothing depends on it.")
-    safety_identifier: Text | None = Field(default=None, description="Accepted; nothing depends on it.")
-    prompt_cache_key: Text | None = Field(default=None, description="Accepted; prefixes are found by their content.")
-    prompt_cache_retention: Text | None = Field(default=None, description="Accepted; nothing depends on it.")
+    continue_final_message: bool | None = Field(
+        default=False, description="Continue the last message instead of beginning a new one."
+    )
+    # Fields of OpenAI that do not affect the answer, except `reasoning_effort`.
+    metadata: dict[str, Any] | None = Field(default=None, description="Accepted without effect.")
+    service_tier: Text | None = Field(default=None, description="Accepted without effect.")
+    safety_identifier: Text | None = Field(default=None, description="Accepted without effect.")
+    prompt_cache_key: Text | None = Field(
+        default=None, description="Accepted without effect: cached prefixes are found by their content."
+    )
+    prompt_cache_retention: Text | None = Field(default=None, description="Accepted without effect.")
     reasoning_effort: Text | None = Field(default=None, description="A variable of the chat template.")
-    verbosity: Text | None = Field(default=None, description="Accepted; nothing depends on it.")
-    modalities: list[Literal["text"]] | None = Field(default=None, description="Answers are text.")
+    verbosity: Text | None = Field(default=None, description="Accepted without effect.")
+    modalities: list[Literal["text"]] | None = Field(
+        default=None, description="Accepted without effect: answers are always text."
+    )
     store: Unsupported = None
     audio: Unsupported = None
     prediction: Unsupported = None
@@ -358,16 +381,18 @@ class CompletionRequest(SamplingFields):
 
     prompt: _Prompts = Field(description="Text or token ids, one prompt or several.")
     max_tokens: Annotated[int, Field(ge=1, le=2**31 - 1), WHOLE] | None = Field(
-        default=16, description="Tokens to generate at most."
+        default=16, description="Most tokens to generate."
     )
     logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS), WHOLE] | None = Field(
-        default=None, description="Report log-probabilities, of this many most likely tokens too."
+        default=None,
+        description="Report log-probabilities of the output's tokens, and of this number of the most likely tokens at "
+        "each position; null: report none.",
     )
     reasoning_end: ReasoningEnd = None
     reasoning_begin: ReasoningBegin = None
     echo: bool | None = Field(default=False, description="Begin the text with the prompt.")
     best_of: Annotated[int, Field(ge=1, le=128), WHOLE] | None = Field(
-        default=None, description="Accepted when it equals `n`."
+        default=None, description="Accepted only if it equals `n`."
     )
 
 
@@ -376,50 +401,57 @@ class EmbeddingRequest(OpenAIModel):
 
     known_at: ClassVar[str | None] = "/v1/embeddings"
 
-    input: _Prompts = Field(description="Text or token ids, one or several.")
-    model: Text | None = Field(default=None, description="The model's name; null: the one that is served.")
+    input: _Prompts = Field(description="Text or token ids, one input or several.")
+    model: Text | None = Field(default=None, description="The model's name; null: the served model.")
     encoding_format: Literal["float", "base64"] | None = Field(
-        default="float", description="`base64`: float32, little-endian."
+        default="float", description="`float`: lists of numbers; `base64`: float32, little-endian, in base64."
     )
     dimensions: Annotated[int, Field(ge=1, le=2**31 - 1), WHOLE] | None = Field(
-        default=None, description="Keep so many of a vector's first numbers; for models trained for it."
+        default=None,
+        description="Keep only this number of elements at the start of each vector; for models trained for it.",
     )
-    user: Text | None = Field(default=None, description="Accepted; nothing depends on it.")
+    user: Text | None = Field(default=None, description="Accepted without effect.")
     pooling: Literal["mean", "last"] | None = Field(
         default=None,
-        description="The mean of the final hidden states, or the last token's; null: as the checkpoint says, or the "
-        "mean.",
+        description="`mean`: the mean of the final hidden states; `last`: the last token's hidden state; null: the "
+        "checkpoint's setting, or the mean.",
     )
     normalize: bool | None = Field(
-        default=None, description="Scale to unit length; null: as the checkpoint says, or yes."
+        default=None, description="Scale vectors to unit length; null: the checkpoint's setting, or true."
     )
     cache_salt: Annotated[str, Field(max_length=1024), UNICODE] | None = Field(
-        default=None, description="Cached prefixes are shared only with requests of the same salt."
+        default=None, description="Requests share cached prefixes only if they have the same salt."
     )
     priority: Annotated[int, Field(ge=-(2**31), le=2**31 - 1), WHOLE] | None = Field(
-        default=0, description="Higher is admitted first, and retracted last."
+        default=0, description="Requests with a higher priority are admitted first and retracted last."
     )
 
 
 class TokenizeRequest(OpenAIModel):
-    """A text or a chat to turn into token ids."""
+    """A text or a chat to convert to token ids."""
 
     known_at: ClassVar[str | None] = "/v1/tokenize"
 
-    model: Text | None = Field(default=None, description="The model's name; null: the one that is served.")
-    prompt: OneOrMany[Text] | None = Field(default=None, description="A text, or a list; lists are answered by lists.")
+    model: Text | None = Field(default=None, description="The model's name; null: the served model.")
+    prompt: OneOrMany[Text] | None = Field(
+        default=None, description="A text, or a list of texts. The answer to a list contains lists."
+    )
     messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=4096)] | None = Field(
         default=None, description="A chat, instead of a text."
     )
-    add_special_tokens: bool | None = Field(default=True, description="Begin a text with the model's own tokens.")
-    add_generation_prompt: bool | None = Field(default=True, description="Open the assistant's turn.")
+    add_special_tokens: bool | None = Field(
+        default=True, description="Add the special tokens with which the model's texts begin."
+    )
+    add_generation_prompt: bool | None = Field(
+        default=True, description="Begin the assistant's message at the prompt's end."
+    )
 
 
 class DetokenizeRequest(OpenAIModel):
-    """Token ids to turn into text."""
+    """Token ids to convert to text."""
 
     known_at: ClassVar[str | None] = "/v1/detokenize"
 
-    model: Text | None = Field(default=None, description="The model's name; null: the one that is served.")
+    model: Text | None = Field(default=None, description="The model's name; null: the served model.")
     tokens: PromptIds = Field(description="Token ids.")
     skip_special_tokens: bool | None = Field(default=True, description="Leave special tokens out of the text.")

@@ -13,12 +13,12 @@ __all__ = ["make_router"]
 
 
 def make_router(manager: TokenizerManager) -> APIRouter:
-    """Return the routes that OpenAI's clients know."""
+    """Return the routes of OpenAI's HTTP interface."""
     router = APIRouter(tags=["openai"], responses=ERROR_RESPONSES)
     for part in (chat, completions, embeddings, scoring, tokens):
         router.include_router(part.make_router(manager))
 
-    @router.get("/v1/models", summary="The models that are served", responses=described(ModelList))
+    @router.get("/v1/models", summary="The served models", responses=described(ModelList))
     async def list_models() -> Response:
         cards = [_card(manager, adapter) for adapter in (None, *manager.adapters)]
         return Response(encode(ModelList(data=cards)), media_type="application/json")
@@ -32,7 +32,7 @@ def make_router(manager: TokenizerManager) -> APIRouter:
 
 
 def _card(manager: TokenizerManager, name: str | None) -> ModelCard:
-    """Describe the model with an adapter, or alone."""
+    """Return the card of the model with an adapter; `name` None: without an adapter."""
     model, adapter = manager.model, None if name is None else manager.adapters[name]
     return ModelCard(
         id=model.id_with(name),

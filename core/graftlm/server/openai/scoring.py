@@ -1,4 +1,4 @@
-"""/v1/score and /v1/rerank."""
+"""The routes /v1/score and /v1/rerank."""
 
 import time
 import uuid
@@ -36,15 +36,15 @@ __all__ = ["make_router"]
 
 
 def make_router(manager: TokenizerManager) -> APIRouter:
-    """Return the routes, under the paths that the clients of other servers know too."""
+    """Return a router with the routes, also under the paths that clients of other servers use."""
     router = APIRouter()
 
-    @router.post("/v1/score", summary="Score pairs of texts, or items beside a query", responses=described(ScoreList))
+    @router.post("/v1/score", summary="Score pairs of texts, or items for a query", responses=described(ScoreList))
     @router.post("/score", include_in_schema=False)
     async def score(request: Request, body: ScoreRequest) -> Response:
         return _json(await until_disconnect(request, _score(manager, body)))
 
-    @router.post("/v1/rerank", summary="Put documents in the order of their relevance", responses=described(Ranking))
+    @router.post("/v1/rerank", summary="Sort documents by their relevance", responses=described(Ranking))
     @router.post("/rerank", include_in_schema=False)
     @router.post("/v2/rerank", include_in_schema=False)
     async def rerank(request: Request, body: RerankRequest) -> Response:
@@ -59,7 +59,13 @@ def _json(body: bytes) -> Response:
 
 @dataclass(frozen=True, slots=True)
 class _Scored:
-    """What the model said of prompts, `model` being the name that it answers by."""
+    """The model's output for some prompts.
+
+    Attributes:
+        model: name of the model in the answer.
+        prepared: the prompts.
+        vectors: float32 [n], one for each prompt.
+    """
 
     model: str
     prepared: Sequence[PreparedRequest]
@@ -96,7 +102,7 @@ async def _score(manager: TokenizerManager, body: ScoreRequest) -> bytes:
 
 
 async def _score_pairs(manager: TokenizerManager, body: ScoreRequest) -> bytes:
-    """Answer as vLLM does: one number for each pair."""
+    """Return an answer in vLLM's format: one score for each pair."""
     pooling = relevance_pooling(body.label_token_ids)
     pairs = _pairs(_listed(body.text_1), _listed(body.text_2))
     scored = await _run(manager, body, [_joined(*pair, pooling) for pair in pairs], pooling)
@@ -109,7 +115,7 @@ async def _score_pairs(manager: TokenizerManager, body: ScoreRequest) -> bytes:
 
 
 async def _score_items(manager: TokenizerManager, body: ScoreRequest) -> bytes:
-    """Answer as SGLang does: for each item, one number for each label."""
+    """Return an answer in SGLang's format: for each item, one score for each label."""
     pooling = scoring_pooling(body.label_token_ids)
     item_first = bool(body.item_first)
     query: Piece = [] if body.query is None else body.query
@@ -157,14 +163,14 @@ def _rerank_prompt(body: RerankRequest, text: str, pooling: Pooling) -> Prompt |
     if template is None:
         return _joined(body.query, text, pooling)
     if "{document}" not in template:
-        raise ApiError(400, "prompt_template must hold {document}", param="prompt_template")
+        raise ApiError(400, "prompt_template must contain {document}", param="prompt_template")
     before, *rest = template.split("{document}")
-    # Parts are replaced apart, so that a document which holds "{query}" stays as it is.
+    # "{query}" is replaced in each part before they are joined, so that a document may contain "{query}".
     return text.join([part.replace("{query}", body.query) for part in (before, *rest)])
 
 
 def _joined(first: Piece, second: Piece, pooling: Pooling) -> Prompt | TextPair:
-    """Return a pair as one prompt: for a score head, as the checkpoint's tokenizer joins it."""
+    """Return a pair as one prompt. For a score head, the checkpoint's tokenizer joins two texts."""
     if pooling == SCORES and isinstance(first, str) and isinstance(second, str):
         return TextPair(first, second)
     return joined(first, second, item_first=False)
@@ -174,7 +180,7 @@ def _pairs(first: Sequence[str], second: Sequence[str]) -> list[tuple[str, str]]
     if len(first) == 1:
         return [(first[0], text) for text in second]
     if len(first) != len(second):
-        message = f"text_1 holds {len(first)} texts, text_2 {len(second)}; give one text_1, or as many"
+        message = f"text_1 has {len(first)} texts and text_2 has {len(second)}; give one text_1, or one for each text_2"
         raise RequestError(message, param="text_1")
     return list(zip(first, second, strict=True))
 

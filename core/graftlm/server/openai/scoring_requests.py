@@ -1,4 +1,4 @@
-"""The bodies of requests to score and rerank, with the fields of vLLM's, SGLang's, Jina's and Cohere's clients."""
+"""The bodies of score and rerank requests, with the fields of vLLM's, SGLang's, Jina's and Cohere's clients."""
 
 from typing import Annotated, Any, ClassVar
 
@@ -15,7 +15,7 @@ def _shape_of_text(value: Any) -> str:
 
 
 def _shape_of_items(value: Any) -> str:
-    """Tell one item from several: a list of numbers is the token ids of one."""
+    """Return the tag for one item or several. A list of numbers contains the token ids of one item."""
     if not isinstance(value, list):
         return "one"
     return "one_of_ids" if value and isinstance(value[0], int | float) else "many"
@@ -25,7 +25,7 @@ def _shape_of_document(value: Any) -> str:
     return "as_object" if isinstance(value, dict) else "as_text"
 
 
-def _served_for_unknown(name: Any) -> Any:
+def _null_if_unknown(name: Any) -> Any:
     return None if name == "unknown" else name
 
 
@@ -42,54 +42,58 @@ _LabelIds = Annotated[list[Annotated[int, Field(ge=0, le=2**31 - 1)]], Field(min
 
 
 class _Shared(OpenAIModel):
-    model: Text | None = Field(default=None, description="The model's name; null: the one that is served.")
+    model: Text | None = Field(default=None, description="The model's name; null: the served model.")
     label_token_ids: _LabelIds | None = Field(
         default=None,
-        description="Score by the probabilities of these tokens as the next one; null: by the model's score head.",
+        description="The scores are the probabilities that the next token is one of these; null: the scores come from "
+        "the model's score head.",
     )
     use_activation: bool | None = Field(
         default=True,
-        description="Bring a reranker's number between 0 and 1, by the logistic function; false: as its head gives it.",
+        description="Map a reranker's score to 0 to 1 with the logistic function; false: return the score of its head.",
     )
     cache_salt: Annotated[str, Field(max_length=1024), UNICODE] | None = Field(
-        default=None, description="Cached prefixes are shared only with requests of the same salt."
+        default=None, description="Requests share cached prefixes only if they have the same salt."
     )
     priority: Annotated[int, Field(ge=-(2**31), le=2**31 - 1), WHOLE] | None = Field(
-        default=0, description="Higher is admitted first, and retracted last."
+        default=0, description="Requests with a higher priority are admitted first and retracted last."
     )
-    user: Text | None = Field(default=None, description="Accepted; nothing depends on it.")
+    user: Text | None = Field(default=None, description="Accepted without effect.")
 
 
 class ScoreRequest(_Shared):
-    """Texts to score: pairs, `text_1` with `text_2`, or `items` beside a `query`."""
+    """Texts to score: pairs of `text_1` and `text_2`, or `items` for a `query`."""
 
     known_at: ClassVar[str | None] = "/v1/score"
 
     text_1: OneOrMany[Text] | None = Field(
-        default=None, description="The first of a pair: one for every `text_2`, or as many."
+        default=None, description="The first texts of the pairs: one for all pairs, or one for each `text_2`."
     )
-    text_2: OneOrMany[Text] | None = Field(default=None, description="The second of a pair, one or several.")
-    query: _TextOrIds | None = Field(default=None, description="What the items are scored beside.")
-    items: _Items | None = Field(default=None, description="Text or token ids, one or several.")
-    apply_softmax: bool | None = Field(default=False, description="Have the scores of an item add up to 1.")
-    item_first: bool | None = Field(default=False, description="Put each item before the query.")
+    text_2: OneOrMany[Text] | None = Field(default=None, description="The second texts of the pairs, one or several.")
+    query: _TextOrIds | None = Field(default=None, description="The query for which the items are scored.")
+    items: _Items | None = Field(default=None, description="Text or token ids, one item or several.")
+    apply_softmax: bool | None = Field(
+        default=False, description="Apply softmax, so that the scores of an item add up to 1."
+    )
+    item_first: bool | None = Field(default=False, description="Put each item before the query, not after it.")
 
 
 class DocumentObject(OpenAIModel):
     """A document as an object."""
 
-    text: Text = Field(description="The document.")
+    text: Text = Field(description="The document's text.")
 
 
 class RerankRequest(_Shared):
-    """Documents to put in the order of their relevance."""
+    """Documents to sort by their relevance."""
 
     known_at: ClassVar[str | None] = "/v1/rerank"
 
-    model: Annotated[Text | None, BeforeValidator(_served_for_unknown)] = Field(
-        default=None, description="The model's name; null, and `unknown`, which sglang-router sends: the served one."
+    model: Annotated[Text | None, BeforeValidator(_null_if_unknown)] = Field(
+        default=None,
+        description="The model's name; null: the served model. `unknown`, which sglang-router sends, means null.",
     )
-    query: Text = Field(description="What the documents should be about.")
+    query: Text = Field(description="The query for which the documents are ranked.")
     documents: Annotated[
         list[
             Annotated[
@@ -98,15 +102,15 @@ class RerankRequest(_Shared):
             ]
         ],
         Field(fail_fast=True, min_length=1, max_length=MAX_PROMPTS),
-    ] = Field(description="Texts, as they are or as `text` of objects.")
+    ] = Field(description="The documents: texts, or objects with a `text`.")
     top_n: Annotated[int, Field(ge=1, le=2**31 - 1), WHOLE] | None = Field(
-        default=None, description="Answer with so many of the most relevant; null: with all."
+        default=None, description="Return only this number of the most relevant documents; null: all."
     )
-    return_documents: bool | None = Field(default=True, description="Repeat the documents in the answer.")
+    return_documents: bool | None = Field(default=True, description="Return the texts of the documents.")
     prompt_template: Text | None = Field(
         default=None,
-        description="A text in which `{query}` and `{document}` are replaced; null: one after the other, as the "
-        "checkpoint's tokenizer joins a pair.",
+        description="A text in which `{query}` and `{document}` are replaced; null: the checkpoint's tokenizer joins "
+        "query and document.",
     )
     max_tokens_per_doc: Unsupported = None
     max_chunks_per_doc: Unsupported = None

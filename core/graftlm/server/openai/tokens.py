@@ -1,4 +1,4 @@
-"""/v1/tokenize and /v1/detokenize."""
+"""The routes /v1/tokenize and /v1/detokenize."""
 
 from fastapi import APIRouter, Response
 
@@ -13,11 +13,11 @@ __all__ = ["make_router"]
 
 
 def make_router(manager: TokenizerManager) -> APIRouter:
-    """Return the routes."""
+    """Return a router with the routes."""
     router = APIRouter()
 
     @router.post("/tokenize", include_in_schema=False)
-    @router.post("/v1/tokenize", summary="Turn texts or a chat into token ids", responses=described(TokenList))
+    @router.post("/v1/tokenize", summary="Convert texts or a chat to token ids", responses=described(TokenList))
     async def tokenize(body: TokenizeRequest) -> Response:
         check_model(body.model, manager.model, manager.adapters)
         if (body.prompt is None) == (body.messages is None):
@@ -34,7 +34,7 @@ def make_router(manager: TokenizerManager) -> APIRouter:
         answer = TokenList(lists, counts, context_len) if many else TokenList(lists[0], counts[0], context_len)
         return Response(encode(answer), media_type="application/json")
 
-    @router.post("/v1/detokenize", summary="Turn token ids into text", responses=described(TokenText))
+    @router.post("/v1/detokenize", summary="Convert token ids to text", responses=described(TokenText))
     async def detokenize(body: DetokenizeRequest) -> Response:
         text = await _text_of(manager, body)
         return Response(encode(TokenText(text)), media_type="application/json")

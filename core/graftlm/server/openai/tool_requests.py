@@ -21,17 +21,17 @@ class FunctionRequest(_Body):
     name: _Name
     description: Text | None = None
     parameters: dict[str, Any] | None = Field(
-        default=None, description="A JSON schema of an object; null: there are none."
+        default=None, description="A JSON schema of an object; null: the function has no parameters."
     )
     strict: bool | None = Field(
         default=None,
-        description="Refuse a schema that cannot be enforced in full. Otherwise what cannot be is left out. Null: as "
-        "the request's `strict`, false where that is null too.",
+        description="Refuse a schema that cannot be enforced in full. If false, the parts that cannot be enforced are "
+        "ignored. Null: as the request's `strict`, or false if that is null.",
     )
 
 
 class ToolRequest(_Body):
-    """A tool; functions are the only kind."""
+    """A tool, which is always a function."""
 
     type: Literal["function"]
     function: FunctionRequest
@@ -44,7 +44,7 @@ class ChosenFunction(_Body):
 
 
 class ChosenTool(_Body):
-    """The tool to be called."""
+    """The tool that has to be called."""
 
     type: Literal["function"]
     function: ChosenFunction
@@ -58,7 +58,7 @@ class AllowedTools(_Body):
 
 
 class ChosenTools(_Body):
-    """The tools that may be called; the model is told of all."""
+    """The tools that may be called. The prompt describes all tools, including the others."""
 
     type: Literal["allowed_tools"]
     allowed_tools: AllowedTools

@@ -1,4 +1,4 @@
-"""What a chat request wants of its tools: who may be called, what is enforced, what the model is told."""
+"""The tools of a chat request: which ones may be called, which schemas are enforced, how the prompt describes them."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -16,7 +16,7 @@ from graftlm.types import Message, SamplingParams
 
 __all__ = ["ToolUse", "check_tools", "for_template", "tool_use"]
 
-#: A structural tag as small as they come, to find out whether there is a backend for them.
+#: A minimal structural tag, to check whether a grammar backend supports structural tags.
 _PROBE: Final = {
     "triggers": ["<a>"],
     "structures": [{"begin": "<a>", "schema": {"type": "object"}, "end": "</a>"}],
@@ -24,36 +24,38 @@ _PROBE: Final = {
     "stop_after_first": False,
 }
 
-#: Of a tool that names none.
+#: The parameters of a tool that specifies none.
 _NO_PARAMETERS: Final[dict[str, Any]] = {"type": "object", "properties": {}, "additionalProperties": False}
 
 
 @dataclass(frozen=True, slots=True)
 class ToolUse:
-    """The tools that an answer may call, and how calls are written.
+    """The tools that an answer may call, and the format of the calls.
 
     Attributes:
-        tools: at least one.
-        places: the index of each among those of the request.
-        parallel: more than one call may be made.
+        format: the format in which the model writes calls.
+        tools: the tools, at least one.
+        indices: the index of each of them among the tools of the request.
+        choice: whether a tool has to be called.
+        parallel: whether an answer may contain more than one call.
     """
 
     format: ToolCallFormat
     tools: tuple[Tool, ...]
-    places: tuple[int, ...]
+    indices: tuple[int, ...]
     choice: ToolChoice
     parallel: bool
 
     @property
     def is_strict(self) -> bool:
-        """Whether some schema is refused if it cannot be enforced."""
+        """Whether any tool is strict: its schema is refused if it cannot be enforced."""
         return any(tool.strict for tool in self.tools)
 
     def grammar(self) -> CallGrammar | None:
-        """Return what holds the answer to the format; None where it cannot be held.
+        """Return the grammar that enforces the format of calls; None if the format cannot be enforced.
 
         Raises:
-            ApiError: the format cannot enforce a strict tool's schema.
+            ApiError: 400, the format cannot enforce a strict tool's schema.
         """
         try:
             return self.format.grammar(self.tools, self.choice, parallel=self.parallel)
@@ -61,31 +63,36 @@ class ToolUse:
             raise ApiError(400, str(error), param="tools", code="invalid_schema") from error
 
     def unenforced(self, grammar: CallGrammar, paths: Sequence[str]) -> tuple[str, ...]:
-        """Return what of the schemas is not enforced, such as `tools[0].function.parameters.properties.a.minimum`.
+        """Return the parts of the schemas that are not enforced.
 
         Args:
-            grammar: what `grammar` returned.
-            paths: what a backend named of it.
+            grammar: the result of `grammar`.
+            paths: the parts of it that a grammar backend does not enforce.
+
+        Returns: paths in the request, such as `tools[0].function.parameters.properties.a.minimum`.
 
         Raises:
-            ApiError: a strict tool's schema is enforced alone, but not with those of the other tools.
+            ApiError: 400, the schema of a strict tool can be enforced alone, but not together with the other tools.
         """
-        named = []
+        names = []
         for i, path in grammar.left_out(paths):
-            name = f"tools[{self.places[i]}].function.parameters{path.removeprefix('$')}"
+            name = f"tools[{self.indices[i]}].function.parameters{path.removeprefix('$')}"
             if self.tools[i].strict:
-                message = f"{name}: no grammar backend enforces this beside the other tools; make all of them strict"
-                param = f"tools.{self.places[i]}.function.parameters"
+                message = (
+                    f"{name}: no grammar backend enforces this together with the other tools; make all of them strict"
+                )
+                param = f"tools.{self.indices[i]}.function.parameters"
                 raise ApiError(400, message, param=param, code="invalid_schema")
-            named.append(name)
-        return tuple(named)
+            names.append(name)
+        return tuple(names)
 
 
 def tool_use(body: ChatRequest, formats: ChatFormats) -> ToolUse | None:
-    """Return what a request may call; None when it may call nothing.
+    """Return the tools that the answer to a request may call; None if it cannot call any.
 
     Raises:
-        ApiError: `tool_choice` asks for what is not among the tools, or two tools have one name.
+        ApiError: 400, `tool_choice` names a tool that the request does not have, two tools have the same name, or the
+            server has no plugin for tool calls.
     """
     choice, given = body.tool_choice, body.tools or []
     _check_names(given)
@@ -98,42 +105,43 @@ def tool_use(body: ChatRequest, formats: ChatFormats) -> ToolUse | None:
     tools = tuple(_tool(tool, strict=bool(body.strict)) for tool in given)
     parallel = body.parallel_tool_calls is not False
     if choice is None or isinstance(choice, str):
-        wanted = ToolChoice.REQUIRED if choice == "required" else ToolChoice.AUTO
-        return ToolUse(formats.tool_calls, tools, tuple(range(len(tools))), wanted, parallel)
+        mode = ToolChoice.REQUIRED if choice == "required" else ToolChoice.AUTO
+        return ToolUse(formats.tool_calls, tools, tuple(range(len(tools))), mode, parallel)
     if isinstance(choice, ChosenTools):
-        some = choice.allowed_tools
-        places = [
-            _place(tools, named.function.name, f"tool_choice.allowed_tools.tools.{i}.function.name")
-            for i, named in enumerate(some.tools)
+        allowed = choice.allowed_tools
+        indices = [
+            _index_of(tools, tool.function.name, f"tool_choice.allowed_tools.tools.{i}.function.name")
+            for i, tool in enumerate(allowed.tools)
         ]
-        kept = tuple(sorted(set(places)))
-        return ToolUse(formats.tool_calls, tuple(tools[i] for i in kept), kept, ToolChoice(some.mode), parallel)
-    place = _place(tools, choice.function.name, "tool_choice.function.name")
-    return ToolUse(formats.tool_calls, (tools[place],), (place,), ToolChoice.REQUIRED, parallel=False)
+        kept = tuple(sorted(set(indices)))
+        return ToolUse(formats.tool_calls, tuple(tools[i] for i in kept), kept, ToolChoice(allowed.mode), parallel)
+    index = _index_of(tools, choice.function.name, "tool_choice.function.name")
+    return ToolUse(formats.tool_calls, (tools[index],), (index,), ToolChoice.REQUIRED, parallel=False)
 
 
-def _place(tools: Sequence[Tool], name: str, where: str) -> int:
-    place = next((i for i, tool in enumerate(tools) if tool.name == name), None)
-    if place is None:
+def _index_of(tools: Sequence[Tool], name: str, where: str) -> int:
+    index = next((i for i, tool in enumerate(tools) if tool.name == name), None)
+    if index is None:
         names = ", ".join(tool.name for tool in tools)
         raise ApiError(400, f"tool_choice: there is no tool {name!r}; tools: {names}", param=where)
-    return place
+    return index
 
 
 async def check_tools(use: ToolUse, body: ChatRequest, manager: TokenizerManager) -> bool:
-    """Check every tool's schema by itself, so that an error names the tool; returns whether calls are enforced.
+    """Check the schema of each tool separately, so that an error names the tool.
 
-    Where the model may choose and no tool is strict, an engine that cannot enforce calls reads them as they come.
+    Returns: whether the format of calls is enforced. It is not if there is no backend for structural tags. This is
+        accepted only if the model need not call a tool and no tool is strict; calls are then only parsed.
 
     Raises:
-        ApiError: a schema is malformed, or a strict one cannot be enforced.
+        ApiError: 400, a schema is malformed, or the schema of a strict tool cannot be enforced.
     """
     backend = body.grammar_backend
     can_tag = await manager.preparer.enforces(SamplingParams(structural_tag=_PROBE, grammar_backend=backend))
     if use.choice is ToolChoice.AUTO and not use.is_strict and not can_tag:
         return False
-    for place, tool in zip(use.places, use.tools, strict=True):
-        where = f"tools.{place}.function.parameters"
+    for index, tool in zip(use.indices, use.tools, strict=True):
+        where = f"tools.{index}.function.parameters"
         schema = json.dumps(tool.parameters)
         params = SamplingParams(json_schema=schema, strict=tool.strict, grammar_backend=backend)
         try:
@@ -146,9 +154,10 @@ async def check_tools(use: ToolUse, body: ChatRequest, manager: TokenizerManager
 def for_template(
     messages: Sequence[Message], body: ChatRequest, formats: ChatFormats
 ) -> tuple[list[Message], dict[str, Any]]:
-    """Return the conversation, and the variables that tell the chat template of tools.
+    """Return the conversation, and the variables of the chat template that describe the tools.
 
-    Templates take arguments as objects. A template that knows no tools gets them as text.
+    A template that supports tools gets the arguments of calls as objects. For other templates, the calls and the
+    descriptions of the tools are written into the messages as text.
     """
     tools = body.tools or []
     if formats.template_knows_tools or formats.tool_calls is None:
@@ -169,14 +178,12 @@ def _check_names(tools: Sequence[ToolRequest]) -> None:
         schema = tool.function.parameters or _NO_PARAMETERS
         kind = schema.get("type", "object" if "properties" in schema else None)
         if kind != "object":
-            message = (
-                f'{where}.parameters: arguments are an object, expected "type": "object", got {json.dumps(kind)[:80]}'
-            )
+            message = f'{where}.parameters: the schema must have "type": "object", got {json.dumps(kind)[:80]}'
             raise ApiError(400, message, param=f"{where}.parameters.type", code="invalid_schema")
 
 
 def _tool(tool: ToolRequest, *, strict: bool = False) -> Tool:
-    """Return a tool, which is as strict as it says, or else as `strict` says."""
+    """Return a tool. `strict` is used if the tool does not specify it."""
     function = tool.function
     schema = function.parameters or _NO_PARAMETERS
     is_strict = strict if function.strict is None else function.strict
@@ -189,7 +196,7 @@ def _functions(message: Message) -> list[Mapping[str, Any]]:
 
 
 def _with_objects(message: Message) -> Message:
-    """Return a message whose calls have their arguments as objects."""
+    """Return a copy of a message in which the arguments of calls are objects instead of text."""
     calls = message.get("tool_calls")
     if not calls:
         return message
@@ -203,7 +210,7 @@ def _with_objects(message: Message) -> Message:
 
 
 def _arguments(function: Mapping[str, Any]) -> Any:
-    """Return a call's arguments as an object, if they are the text of one; null stands for none."""
+    """Return a call's arguments as an object, and unchanged if they are not the text of an object. Null becomes {}."""
     given = function.get("arguments")
     if given is None:
         return {}
@@ -215,7 +222,7 @@ def _arguments(function: Mapping[str, Any]) -> Any:
 
 
 def _as_text(message: Message, format_: ToolCallFormat) -> Message:
-    """Return a message with its calls in its content, as the model writes them."""
+    """Return a copy of a message in which its calls are part of the content, in the model's format."""
     calls = []
     for function in _functions(message):
         arguments = _arguments(function)
@@ -229,7 +236,7 @@ def _as_text(message: Message, format_: ToolCallFormat) -> Message:
 
 
 def _instructed(messages: list[Message], instructions: str) -> list[Message]:
-    """Put instructions behind the system message, or have them be one."""
+    """Append instructions to the system message, or add a system message if there is none."""
     if messages and messages[0].get("role") == "system":
         first = {**messages[0], "content": f"{messages[0].get('content') or ''}\n\n{instructions}"}
         return [first, *messages[1:]]
