@@ -108,7 +108,10 @@ def test_a_fresh_replica_leaves_out_an_adapter_whose_files_have_changed(woken, c
     calls = AdapterCalls(loader, woken.release)
     calls.set_all(wanted(sql=("s", "digest of what was there before")))
     assert not loader.loaded
-    assert "s has another content now (digest digest of s) than the server has under the name 'sql'" in caplog.text
+    assert (
+        "the content of s has changed: its digest is digest of s, and that of the loaded adapter 'sql' is"
+        in caplog.text
+    )
     assert calls.unload("sql") == 0
 
 

@@ -72,7 +72,7 @@ async def test_what_a_dead_process_was_asked_fails_and_the_rest_waits(calls, sen
 
 
 async def test_one_that_dies_is_not_missed_among_those_that_stay(calls, replicas, sent):
-    task = await asked(calls.call_those_that_stay("pause"))
+    task = await asked(calls.call_surviving("pause"))
     replicas.died("scheduler-0", "killed")
     calls.process_died("scheduler-0", "scheduler-0 died")
     reply(calls, sent, 1)
@@ -80,7 +80,7 @@ async def test_one_that_dies_is_not_missed_among_those_that_stay(calls, replicas
 
 
 async def test_one_that_is_up_and_refuses_is_told(calls, sent):
-    task = await asked(calls.call_those_that_stay("pause"))
+    task = await asked(calls.call_surviving("pause"))
     reply(calls, sent, 0, error="no")
     reply(calls, sent, 1)
     with pytest.raises(RequestError, match="no"):

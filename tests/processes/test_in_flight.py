@@ -42,7 +42,7 @@ async def test_queued_tokens_end_with_the_first_token_or_with_the_request(make):
     table.add(heard)
     table.add(unheard)
     assert (replica.queued_tokens, replica.num_requests) == (15, 2)
-    table.first_heard(heard, 1.0)
+    table.first_token(heard, 1.0)
     assert replica.queued_tokens == 5
     table.remove(heard)
     table.remove(unheard)

@@ -46,10 +46,10 @@ class Listener:
     def process_stuck(self, name, seconds):
         self.heard.append(("stuck", name))
 
-    def process_moves(self, name):
+    def process_recovered(self, name):
         self.heard.append(("moves", name))
 
-    def give_up(self):
+    def restarts_ended(self):
         self.heard.append(("gave up",))
 
     async def next(self, num, timeout_s=20.0):

@@ -225,6 +225,6 @@ async def test_a_stopped_process_gets_no_signal(tmp_path):
         async with asyncio.timeout(10):
             while psutil.Process(process.pid).status() != psutil.STATUS_STOPPED:
                 await asyncio.sleep(0.01)
-        assert (await stacks_of(process, path)).startswith("(none: it is stopped")
+        assert (await stacks_of(process, path)).startswith("(none: the process is stopped")
         process.send_signal(signal.SIGCONT)
         assert (await stacks_of(process, path)).count("in turn_round") == 5

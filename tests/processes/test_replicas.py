@@ -72,7 +72,7 @@ async def test_waiting_ends_when_recovery_is_given_up():
     replicas.died("scheduler-0", "exit status 1")
     taking = asyncio.ensure_future(replicas.take(None))
     await asyncio.sleep(0)
-    replicas.give_up()
+    replicas.end_restarts()
     with pytest.raises(UnavailableError):
         await taking
 
@@ -109,15 +109,15 @@ async def test_draining_refuses_new_requests_and_those_that_wait():
 def test_a_stuck_process_is_a_problem_until_it_moves():
     replicas = make()
     replicas.stuck("scheduler-0", 121.3)
-    assert replicas.health.problems == ("scheduler-0 has not moved for 121 s",)
-    replicas.moves("scheduler-0")
+    assert replicas.health.problems == ("scheduler-0 has not answered for 121 s",)
+    replicas.recovered("scheduler-0")
     assert replicas.health.ok
 
 
 def test_a_dead_process_does_not_become_well_by_a_late_message():
     replicas = make()
     replicas.died("scheduler-0", "exit status 1")
-    replicas.moves("scheduler-0")
+    replicas.recovered("scheduler-0")
     assert not replicas.health.ok
 
 
@@ -136,19 +136,19 @@ async def test_while_held_requests_wait_also_when_a_pause_ends():
 
 async def test_an_outdated_replica_is_up_and_takes_nothing_until_it_is_renewed():
     replicas = make(num=2)
-    replicas.outdate("scheduler-0")
+    replicas.mark_outdated("scheduler-0")
     assert [replica.name for replica in replicas.up] == ["scheduler-0", "scheduler-1"]
     assert (await replicas.take(None)).name == "scheduler-1"
-    assert replicas.health.problems == ("scheduler-0 has other weights than it should: update them again",)
+    assert replicas.health.problems == ("scheduler-0 does not have the current weights: update them again",)
     assert replicas.health.ok
-    replicas.outdate("scheduler-1")
+    replicas.mark_outdated("scheduler-1")
     assert not replicas.health.ok
-    with pytest.raises(UnavailableError, match="scheduler-0 has other weights than it should: update them again; "):
+    with pytest.raises(UnavailableError, match="scheduler-0 does not have the current weights: update them again; "):
         await replicas.take(None)
     replicas.hold()  # as an update does
     taking = asyncio.ensure_future(replicas.take(None))
     await asyncio.sleep(0)
-    replicas.renew("scheduler-0")
+    replicas.mark_current("scheduler-0")
     replicas.release()
     assert (await taking).name == "scheduler-0"
     assert replicas.health.ok
@@ -156,7 +156,7 @@ async def test_an_outdated_replica_is_up_and_takes_nothing_until_it_is_renewed()
 
 async def test_requests_wait_for_a_replica_that_restarts_beside_an_outdated_one():
     replicas = make(num=2)
-    replicas.outdate("scheduler-0")
+    replicas.mark_outdated("scheduler-0")
     replicas.died("scheduler-1", "exit status 1")
     taking = asyncio.ensure_future(replicas.take(None))
     await asyncio.sleep(0)
@@ -167,7 +167,7 @@ async def test_requests_wait_for_a_replica_that_restarts_beside_an_outdated_one(
 
 def test_an_outdated_replica_that_dies_is_not_up():
     replicas = make(num=2)
-    replicas.outdate("scheduler-0")
+    replicas.mark_outdated("scheduler-0")
     replicas.died("scheduler-0", "exit status 1")
-    replicas.renew("scheduler-0")
+    replicas.mark_current("scheduler-0")
     assert [replica.name for replica in replicas.up] == ["scheduler-1"]

@@ -255,9 +255,9 @@ async def test_start_all_is_all_or_none(running):
 async def test_more_than_could_ever_wait_is_refused_for_good(running):
     manager, _, _ = running
     requests = [await manager.prepare([20 + i], GREEDY) for i in range(65)]
-    with pytest.raises(RequestError, match="more than may wait \\(64\\)"):
+    with pytest.raises(RequestError, match="at most 64 may wait"):
         await manager.start_all(requests)
-    with pytest.raises(RequestError, match="more than may wait"):
+    with pytest.raises(RequestError, match="at most 64 may wait"):
         await manager.start(await manager.prepare([20], SamplingParams(n=100)))
 
 

@@ -69,7 +69,7 @@ async def test_weights_that_every_replica_refuses_leave_all_serving(servers):
 
 async def test_a_replica_that_alone_fails_serves_nothing_until_an_update_succeeds(servers):
     servers.refusals = {"scheduler-1": "no memory"}
-    with pytest.raises(UnavailableError, match=r"1 of 2 replicas have the new weights; .*scheduler-1: no memory"):
+    with pytest.raises(UnavailableError, match=r"1 of 2 replicas have the new weights. .*scheduler-1: no memory"):
         await servers.update(version="two")
     assert servers.manager.weights.version == "two"  # of what scheduler-0 answers from now on
     assert [replica.name for replica in servers.manager.replicas.ready] == ["scheduler-0"]
@@ -85,7 +85,7 @@ async def test_a_replica_that_starts_again_after_an_update_is_outdated(servers):
     await servers.update()
     servers.manager.process_died("scheduler-0", "exit status 1")
     servers.manager.process_ready("scheduler-0")
-    assert "scheduler-0 has other weights" in servers.manager.health.problems[0]
+    assert "scheduler-0 does not have the current weights" in servers.manager.health.problems[0]
     await servers.update()
     assert servers.manager.health.problems == ()
 
@@ -100,7 +100,7 @@ async def test_a_replica_that_comes_back_while_the_others_are_updated_is_outdate
     servers.manager.process_ready("scheduler-1")  # with the weights of the configuration
     await updating
     assert [replica.name for replica in servers.manager.replicas.ready] == ["scheduler-0"]
-    assert "scheduler-1 has other weights" in servers.manager.health.problems[0]
+    assert "scheduler-1 does not have the current weights" in servers.manager.health.problems[0]
 
 
 async def test_without_a_replica_an_update_says_why(servers):

@@ -209,13 +209,13 @@ class Storm:
                 answer = requests.get(self.server.url + "/health", timeout=10)
                 pids = self._pids()
                 is_whole = len(pids) == 1 + CONFIG["parallel"]["data"] and self._killed.isdisjoint(pids.values())
-                if "other weights" in answer.text:
+                if "current weights" in answer.text:
                     self._update(self._version)
                 elif (
                     is_whole
                     and answer.status_code == 200
                     and "died" not in answer.text
-                    and "not moved" not in answer.text
+                    and "not answered" not in answer.text
                 ):
                     call(self.server.url, "/generate", self._asks[0].body)
                     return True
@@ -421,7 +421,7 @@ def storm(num_kills, seed, num_clients=6, kill_every_s=None, minutes=None, advan
                 it.fail(f"no end on SIGTERM: {error}")
             if it.report.exit_status != 0:
                 it.fail(f"exit status {it.report.exit_status} on SIGTERM")
-            for line in ("Traceback", "could not be taken in"):
+            for line in ("Traceback", "could not be handled"):
                 if line in server.log:
                     it.fail(f"the log has {line!r}: {server.log[server.log.index(line) - 500 :][:3000]}")
     report = it.report

@@ -221,13 +221,13 @@ def test_after_kill_9_under_load_every_request_ends_within_5_s_and_the_next_succ
 
 @with_restart_on_and_off
 def test_a_stuck_process_is_reported_with_its_stacks_and_when_it_moves_again(either):
-    told_before = either.log.count("scheduler-0 moves again")
+    told_before = either.log.count("scheduler-0 answers again")
     os.kill(either.children()["scheduler-0"], signal.SIGSTOP)
     wait_until(lambda: health(either).status_code == 503)
-    assert "scheduler-0 has not moved" in health(either).text
+    assert "scheduler-0 has not answered" in health(either).text
     os.kill(either.children()["scheduler-0"], signal.SIGCONT)
     wait_until(lambda: health(either).status_code == 200)
-    wait_until(lambda: either.log.count("scheduler-0 moves again") > told_before)
+    wait_until(lambda: either.log.count("scheduler-0 answers again") > told_before)
     assert complete(either.url).status_code == 200
 
 

@@ -207,7 +207,7 @@ def test_a_replica_that_starts_again_has_what_was_served_and_nothing_else(
     attention_folder.rename(tmp_path / "away")
     shutil.copytree(adapters.folders["second-layer"], changed, dirs_exist_ok=True)
     os.kill(lora_server.children()["scheduler-0"], signal.SIGKILL)
-    wait_until(lambda: "scheduler-0 is back" in lora_server.log, what="a new replica")
+    wait_until(lambda: "scheduler-0 is ready again" in lora_server.log, what="a new replica")
     bring_back(lora_server, str(adapters.base))
     for name, folder in ((None, None), ("kept", "all")):
         expected = adapters.expected(folder, PROMPT, NUM_TOKENS)
@@ -215,7 +215,7 @@ def test_a_replica_that_starts_again_has_what_was_served_and_nothing_else(
     for name in ("attention", "changed"):
         assert generate(http, lora_path=name).status_code == 404
         assert f"adapter {name} of" in lora_server.log
-    assert "changed has another content now" in lora_server.log
+    assert "changed has changed: its digest is" in lora_server.log
     assert http.post("/unload_lora_adapter", json={"lora_name": "changed"}).status_code == 200
     assert http.post("/load_lora_adapter", json=body).status_code == 200
     expected = adapters.expected("second-layer", PROMPT, NUM_TOKENS)

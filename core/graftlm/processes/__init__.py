@@ -1,1 +1,1 @@
-"""The server's processes, and what passes between them."""
+"""The server's processes, and the messages between them."""

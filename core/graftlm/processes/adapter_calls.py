@@ -1,4 +1,4 @@
-"""A replica's answers to calls about adapters: they are read beside the steps, and installed between two of them."""
+"""The calls that load and unload a replica's adapters: files are read in threads, weights installed between steps."""
 
 import logging
 import threading
@@ -26,11 +26,11 @@ class _Reading:
 
 
 class AdapterCalls:
-    """Loads and unloads the adapters of one replica. Belongs to the thread that runs the steps.
+    """Loads and unloads the adapters of one replica. All methods are called in the thread that runs the steps.
 
     Args:
-        loader: None where the replica takes no adapters.
-        wake: called from any thread when `take_read` has something to return.
+        loader: loads adapters; None if the replica does not support adapters.
+        wake: called, from any thread, when `take_read` has a call to return.
     """
 
     def __init__(self, loader: AdapterLoader | None, wake: Callable[[], None]) -> None:
@@ -39,65 +39,75 @@ class AdapterCalls:
         self._readings: list[_Reading] = []
 
     def begin_load(self, call: Call) -> None:
-        """Begin to read the adapter `path` that is to be called `name`; `take_read` returns the call when it is done.
+        """Begin to read an adapter. `take_read` returns the call when the adapter is read.
+
+        Args:
+            call: its arguments are the `name` and the `path` of the adapter.
 
         Raises:
-            AdapterError: there is no room for adapters.
+            AdapterError: the server does not support adapters.
         """
         name, path = call.arguments["name"], call.arguments["path"]
-        weights = _read_beside(self._loader, name, path)
+        weights = _read_in_thread(self._loader, name, path)
         self._readings.append(_Reading(call, name, path, weights))
         weights.add_done_callback(lambda done: self._wake())
 
     def take_read(self) -> list[tuple[Call, Callable[[], str]]]:
-        """Return the calls whose adapter has been read, each with what installs it and returns its digest.
+        """Return the calls whose adapter has been read; each is returned once.
 
-        That raises AdapterError when the adapter does not fit.
+        Returns: pairs of a call and a function that installs its adapter and returns the adapter's digest. The function
+            raises AdapterError if the adapter does not fit the model.
         """
         done = [reading for reading in self._readings if reading.weights.done()]
         self._readings = [reading for reading in self._readings if reading not in done]
         return [(reading.call, partial(self._install, reading)) for reading in done]
 
     def unload(self, name: str) -> int:
-        """Take no more requests for an adapter; returns how many go on with it.
+        """Refuse new requests for an adapter. If it is still being read, it is not installed.
 
-        One that is still being read will not be installed, however long that takes. A name that is not known here has
-        no requests: a replica that was started again may have had to leave it out.
+        Returns: the number of requests that still use it; 0 if this replica does not have the adapter. A replica that
+            was restarted may not have been able to load it.
+
+        Raises:
+            AdapterError: the server does not support adapters.
         """
         loader = self._loader
         self._readings = [reading for reading in self._readings if reading.name != name]
         return loader.unload(name) if name in loader.loaded else 0
 
     def set_all(self, adapters: Mapping[str, Mapping[str, str | None]]) -> None:
-        """Have these adapters and no others, before anything else happens: the replica is a fresh one.
+        """Load these adapters, and unload all others. A restarted replica does this before its first request.
 
-        One that cannot be loaded, or has another content than the other replicas serve, is left out; requests for it
-        are refused.
+        An adapter is left out if it cannot be loaded, or if its content differs from that in the other replicas. This
+        replica then refuses requests for it.
 
         Args:
-            adapters: "path" and "digest" by name; a digest of None is any.
+            adapters: name -> "path" and "digest"; a digest of None accepts any content.
+
+        Raises:
+            AdapterError: the server does not support adapters.
         """
         loader = self._loader
         for name, adapter in list(loader.loaded.items()):
-            wanted = adapters.get(name)
-            if wanted is None or adapter.path != wanted["path"] or wanted["digest"] not in (None, adapter.digest):
+            expected = adapters.get(name)
+            if expected is None or adapter.path != expected["path"] or expected["digest"] not in (None, adapter.digest):
                 loader.unload(name)
-        for name, wanted in adapters.items():
+        for name, expected in adapters.items():
             if name in loader.loaded:
                 continue
             try:
-                self._load_again(name, str(wanted["path"]), wanted["digest"])
-            except Exception:  # whatever is wrong with one, the others are wanted
+                self._load_again(name, str(expected["path"]), expected["digest"])
+            except Exception:  # one adapter's error must not prevent the loading of the others
                 logger.exception(
-                    "adapter %s of %s cannot be loaded again; requests for it are refused", name, wanted["path"]
+                    "adapter %s of %s cannot be loaded again; requests for it are refused", name, expected["path"]
                 )
 
     def _load_again(self, name: str, path: str, digest: str | None) -> None:
         weights = self._loader.read(name, path)
         if digest not in (None, weights.digest):
             raise AdapterError(
-                f"{path} has another content now (digest {weights.digest}) than the server has under the name {name!r} "
-                f"({digest}). Unload it, and load it again."
+                f"the content of {path} has changed: its digest is {weights.digest}, and that of the loaded adapter "
+                f"{name!r} is {digest}. Unload the adapter, and load it again."
             )
         self._loader.install(name, path, weights)
 
@@ -107,12 +117,12 @@ class AdapterCalls:
     @property
     def _loader(self) -> AdapterLoader:
         if self._maybe_loader is None:
-            raise AdapterError("this server has no room for adapters. Set lora.enabled: true, or lora.adapters.")
+            raise AdapterError("this server does not support adapters. Set lora.enabled: true, or lora.adapters.")
         return self._maybe_loader
 
 
-def _read_beside(loader: AdapterLoader, name: str, path: str) -> Future[AdapterWeights]:
-    """Read in a thread of its own: one that hangs, such as on a network's file system, keeps no other waiting."""
+def _read_in_thread(loader: AdapterLoader, name: str, path: str) -> Future[AdapterWeights]:
+    """Read an adapter in a thread of its own, so that a slow file system delays no other adapter."""
     weights: Future[AdapterWeights] = Future()
 
     def read() -> None:

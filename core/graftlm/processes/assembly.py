@@ -1,4 +1,4 @@
-"""The main process's parts, joined with the processes that a launcher has started."""
+"""Assembly of the main process's parts, which use the processes that a launcher has started."""
 
 import asyncio
 import logging
@@ -38,6 +38,11 @@ async def assemble_manager(
 ) -> TokenizerManager:
     """Load the tokenizer while the processes load the model, and wait until both are done.
 
+    Args:
+        launcher: has started the processes.
+        metrics: measures the requests.
+        recorder: records finished requests; None: they are not recorded.
+
     Raises:
         GraftlmError: the checkpoint, the configuration or a plugin is wrong.
     """
@@ -52,7 +57,7 @@ async def assemble_manager(
     intake = Intake(limits, lambda params: TextStream(tokenizer, params), time.monotonic, grammars)
     replicas = ReplicaSet(launcher.scheduler_names, can_recover=config.server.restart)
     formats = choose_chat_formats(config, registry, tokenizer.chat_template)
-    # Only main knows the files that names come from; only the schedulers chose what has to fit the model.
+    # The schedulers choose the plugins that have to fit the model. Main adds the other families, and the reasons.
     resolved = infos[0]["resolved"] | resolve_plugins(config, registry, formats, "the chat template")
     logger.info("%s", resolved_line(resolved))
     model = _served_model(config, model_config, path, infos[0] | {"resolved": resolved}, limits, tokenizer)
@@ -83,7 +88,7 @@ async def assemble_manager(
 
 
 def _limits(infos: Sequence[dict[str, Any]]) -> IntakeLimits:
-    """Return what every replica can take."""
+    """Return the limits that fit every replica: the smallest KV memory among them."""
     limits = dict(infos[0]["limits"])
     limits["memory_tokens"] = min(info["limits"]["memory_tokens"] for info in infos)
     limits["eos_token_ids"] = tuple(limits["eos_token_ids"])

@@ -1,4 +1,4 @@
-"""Questions of the main process to the others, and their answers."""
+"""Calls from the main process to the other processes, and their replies."""
 
 import asyncio
 import itertools
@@ -11,15 +11,15 @@ from graftlm.processes.replicas import ReplicaSet
 
 __all__ = ["ProcessCalls", "Send"]
 
-#: How long an answer to a Call may take.
+#: Time limit for the reply to a Call.
 CALL_TIMEOUT_S = 60.0
 
-#: Queues a message for a process by name; dropped when it is down.
+#: Queues a message for the process of a name. The message is dropped if the process is down.
 Send = Callable[[str, Message], None]
 
 
 class ProcessCalls:
-    """Calls that wait for their answers. Lives in one event loop."""
+    """Sends calls and waits for their replies. Used by one event loop."""
 
     def __init__(self, replicas: ReplicaSet, send: Send) -> None:
         self._replicas = replicas
@@ -28,23 +28,31 @@ class ProcessCalls:
         self._waiting: dict[int, tuple[str, asyncio.Future[Any]]] = {}
 
     async def call(self, process: str, name: str, /, **arguments: Any) -> Any:
-        """Call one process and return its answer.
+        """Call one process and return the value of its reply.
+
+        Args:
+            process: name of the process.
+            name: name of the call.
+            arguments: arguments of the call.
 
         Raises:
-            UnavailableError: it is down, dies or gives no answer.
-            RequestError: it refuses.
+            UnavailableError: the process is down, dies, or does not reply in time.
+            RequestError: the process refuses the call.
         """
-        return await self._ask(process, name, arguments, CALL_TIMEOUT_S)
+        return await self._call(process, name, arguments, CALL_TIMEOUT_S)
 
     async def call_each(
         self, processes: Sequence[str], name: str, arguments: Mapping[str, Any], timeout_s: float
     ) -> dict[str, Any]:
-        """Call processes at once, and return by their names the answers, or the errors as `call` raises them."""
-        calls = [self._ask(process, name, arguments, timeout_s) for process in processes]
+        """Call several processes concurrently.
+
+        Returns: name of the process -> value of its reply, or the exception that `call` would raise.
+        """
+        calls = [self._call(process, name, arguments, timeout_s) for process in processes]
         outcomes = await asyncio.gather(*calls, return_exceptions=True)
         return dict(zip(processes, outcomes, strict=True))
 
-    async def _ask(self, process: str, name: str, arguments: Mapping[str, Any], timeout_s: float) -> Any:
+    async def _call(self, process: str, name: str, arguments: Mapping[str, Any], timeout_s: float) -> Any:
         call_id = next(self._counter)
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._waiting[call_id] = (process, future)
@@ -57,22 +65,23 @@ class ProcessCalls:
             del self._waiting[call_id]
 
     async def call_schedulers(self, name: str, /, **arguments: Any) -> list[Any]:
-        """Call every replica that is up and return their answers.
+        """Call every replica that is ready and return the values of their replies.
 
         Raises:
-            UnavailableError: none is up, or one dies or gives no answer.
-            RequestError: one refuses.
+            UnavailableError: no replica is ready, or one dies or does not reply in time.
+            RequestError: a replica refuses the call.
         """
         ready = self._replicas.ready
         if not ready:
             raise UnavailableError(self._replicas.why_unavailable)
         return list(await asyncio.gather(*[self.call(replica.name, name, **arguments) for replica in ready]))
 
-    async def call_those_that_stay(self, name: str, /, **arguments: Any) -> None:
-        """Call every replica that is up; one that dies meanwhile will not be missed, since it starts again unpaused.
+    async def call_surviving(self, name: str, /, **arguments: Any) -> None:
+        """Call every replica that is ready, and ignore errors of replicas that die during the call.
 
         Raises:
-            UnavailableError: one is up and gives no answer.
+            UnavailableError: a replica that is still ready does not reply in time.
+            RequestError: a replica that is still ready refuses the call.
         """
         ready = self._replicas.ready
         calls = [self.call(replica.name, name, **arguments) for replica in ready]
@@ -82,7 +91,7 @@ class ProcessCalls:
                 raise outcome
 
     def answer(self, reply: Reply) -> None:
-        """Take in an answer; one that nobody waits for any more is ignored."""
+        """Pass a reply to its caller. It is ignored if the caller no longer waits."""
         _, future = self._waiting.get(reply.call_id, (None, None))
         if future is None or future.done():
             return
@@ -92,7 +101,7 @@ class ProcessCalls:
             future.set_exception(RequestError(reply.error))
 
     def process_died(self, name: str, text: str) -> None:
-        """Fail what a dead process was asked, with a text that says so."""
+        """Fail the open calls of a process that died, with an error of this text."""
         for process, future in list(self._waiting.values()):
             if process == name and not future.done():
                 future.set_exception(UnavailableError(text))

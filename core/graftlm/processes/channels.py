@@ -13,22 +13,22 @@ from graftlm.processes.messages import AnyMessage, Message, decode, encode
 
 __all__ = ["AsyncInbox", "Inbox", "Outbox", "deliver_all"]
 
-#: How long a closing end tries to deliver what is queued.
+#: Time for which a closed end still tries to deliver queued messages.
 _LINGER_MS = 1000
 
 
 def deliver_all() -> None:
-    """Close every end in this process, and wait a while until what is queued has been delivered.
+    """Close every end in this process, and wait up to 1 s until the queued messages are delivered.
 
-    Closing an `Outbox` does not wait, so what is left in it is lost when the process ends at once.
+    `Outbox.close` does not wait. So if the process ended directly after it, queued messages would be lost.
     """
     zmq.Context.instance().destroy(linger=_LINGER_MS)
 
 
 class Outbox:
-    """The sending end, in one thread. Never blocks: what the receiver has not taken yet is queued without a limit.
+    """The sending end, used by one thread. It never blocks: messages are queued until the receiver reads them.
 
-    What is queued is bounded by what the requests under way may still produce.
+    The queue has no limit of its own. It is bounded, since the running requests produce a bounded number of messages.
     """
 
     def __init__(self, endpoint: str) -> None:
@@ -41,17 +41,21 @@ class Outbox:
         """Queue a message.
 
         Raises:
-            MessageError: it cannot be written.
+            MessageError: the message cannot be encoded.
         """
         self._socket.send(encode(message), zmq.NOBLOCK)
 
     def close(self, *, deliver: bool = True) -> None:
-        """Close this end; `deliver` what is queued, or drop it because nobody is there."""
+        """Close this end.
+
+        Args:
+            deliver: whether queued messages are still delivered; False if the receiver is dead.
+        """
         self._socket.close(linger=_LINGER_MS if deliver else 0)
 
 
 class Inbox:
-    """The receiving end, in one thread, which other threads can wake."""
+    """The receiving end, used by one thread. Other threads can wake it."""
 
     def __init__(self, endpoint: str) -> None:
         self._socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.PULL)
@@ -65,18 +69,21 @@ class Inbox:
         self._poller.register(self._wake_end, zmq.POLLIN)
 
     def wake(self) -> None:
-        """Have `receive` return, now or when it is next called. Safe in every thread."""
-        with suppress(BlockingIOError):  # it is full of wakes that have not been seen
+        """Make the current or next call of `receive` return without waiting. Safe in every thread."""
+        with suppress(BlockingIOError):  # the pipe is full, so `receive` returns in any case
             os.write(self._waker_end, b"w")
 
     def receive(self, wait_s: float | None) -> Iterator[AnyMessage]:
-        """Yield the messages that are there; with none there, wait for one this long at most, or for ever.
+        """Yield the messages that have arrived.
+
+        Args:
+            wait_s: if there is no message, wait for one up to this number of seconds; None: without a limit.
 
         Raises:
-            MessageError: a message cannot be read.
+            MessageError: a message cannot be decoded.
         """
         if wait_s != 0.0:
-            # Rounded up: waking a moment too early would find nothing to do, and wait again.
+            # Rounded up: a wait that ends too early would find nothing to do and start again.
             events = self._poller.poll(None if wait_s is None else int(wait_s * 1000) + 1)
             if len(events) and self._wake_end in dict(events):
                 os.read(self._wake_end, 4096)
@@ -95,7 +102,7 @@ class Inbox:
 
 
 class AsyncInbox:
-    """The receiving end in an event loop."""
+    """The receiving end, used by an event loop."""
 
     def __init__(self, endpoint: str) -> None:
         self._socket = zmq.asyncio.Context.instance().socket(zmq.PULL)
@@ -103,10 +110,10 @@ class AsyncInbox:
         self._socket.bind(endpoint)
 
     async def receive(self) -> AnyMessage:
-        """Return the next message.
+        """Wait for the next message and return it.
 
         Raises:
-            MessageError: it cannot be read.
+            MessageError: the message cannot be decoded.
         """
         return decode(await self._socket.recv())
 

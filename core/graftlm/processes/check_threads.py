@@ -1,4 +1,4 @@
-"""Threads for what a plugin may never come back from."""
+"""Threads for calls into plugins that may never return."""
 
 import asyncio
 from collections.abc import Callable
@@ -12,20 +12,22 @@ __all__ = ["CheckThreads"]
 
 T = TypeVar("T")
 
-#: Checks that run at the same time, those that hang among them.
+#: Most checks that run at the same time, including those that hang.
 _MAX_THREADS: Final = 8
-#: Longer than all but a few checks take, that of loading a backend aside.
-_PATIENCE_S: Final = 1.0
+#: Nearly all checks take less, except the first one of a backend, which loads it.
+_MAX_TURN_S: Final = 1.0
 
 
 class CheckThreads:
-    """Checks grammars beside the event loop, a few at once. Used by one event loop.
+    """Checks grammars in threads. Used by one event loop.
 
-    A check that is under way for longer than a second no longer counts among the few. One that takes too long is given
-    up: its thread goes on, but does not keep the process from ending.
+    At most `num_threads` checks run at the same time. A check that has run for longer than 1 s no longer counts, so a
+    few slow checks do not delay the others; at most 8 checks run in total. A check that exceeds its time limit fails.
+    Its thread continues, but does not prevent the process from exiting.
 
     Args:
-        timeout_s: how long a check may take, that of loading the backend included, and how long it may wait for others.
+        num_threads: most checks of up to 1 s that run at the same time.
+        timeout_s: time limit of a check, including the loading of its backend. Also the limit for its wait to start.
     """
 
     def __init__(self, num_threads: int, timeout_s: float) -> None:
@@ -34,11 +36,12 @@ class CheckThreads:
         self._timeout_s = timeout_s
 
     async def run(self, check: Callable[[], T]) -> T:
-        """Return what a call returns, which may raise.
+        """Call `check` in a thread and return its result.
 
         Raises:
-            GrammarError: it takes too long.
-            UnavailableError: others take so long that it was not begun.
+            GrammarError: the check exceeds its time limit.
+            UnavailableError: the check could not start in time, because others hang.
+            Exception: the error of the check.
         """
         try:
             async with asyncio.timeout(self._timeout_s):
@@ -50,7 +53,7 @@ class CheckThreads:
                     raise
         except TimeoutError:
             raise UnavailableError(f"{_MAX_THREADS} checks of grammars hang in the grammar backend") from None
-        return await asyncio.shield(self._start(check))  # whoever waits may go, the check takes its turn until it ends
+        return await asyncio.shield(self._start(check))  # the check continues if its caller is cancelled
 
     def _start(self, check: Callable[[], T]) -> "asyncio.Future[T]":
         loop = asyncio.get_running_loop()
@@ -58,8 +61,8 @@ class CheckThreads:
         turn = loop.create_future()
         turn.add_done_callback(lambda _: self._turns.release())
         timers = (
-            loop.call_later(min(_PATIENCE_S, self._timeout_s), _finish, turn, None, None),
-            loop.call_later(self._timeout_s, _finish, done, None, self._too_long()),
+            loop.call_later(min(_MAX_TURN_S, self._timeout_s), _finish, turn, None, None),
+            loop.call_later(self._timeout_s, _finish, done, None, self._timeout_error()),
         )
 
         def end(result: Any, error: BaseException | None) -> None:
@@ -73,24 +76,24 @@ class CheckThreads:
             result, failure = None, None
             try:
                 result = check()
-            except BaseException as error:  # whoever waits must hear of it
+            except BaseException as error:  # the waiting caller gets it
                 failure = error
-            with suppress(RuntimeError):  # the loop is closed
+            with suppress(RuntimeError):  # raised if the loop is closed
                 loop.call_soon_threadsafe(end, result, failure)
 
         Thread(target=work, name="graftlm-grammar-check", daemon=True).start()
         return done
 
-    def _too_long(self) -> GrammarError:
+    def _timeout_error(self) -> GrammarError:
         return GrammarError(f"checking the grammar took longer than {self._timeout_s:g} s")
 
 
 def _finish(future: "asyncio.Future[Any]", result: Any, error: BaseException | None) -> None:
-    """Set a future's result or error, unless it has one."""
+    """Set a future's result or error, unless it already has one."""
     if future.done():
         return
     if error is None:
         future.set_result(result)
     else:
         future.set_exception(error)
-        future.exception()  # it counts as heard, though nobody may wait any more
+        future.exception()  # otherwise asyncio logs an error that no caller has retrieved

@@ -1,4 +1,4 @@
-"""The start of a child process: what it is told on standard input, and how it says that it is ready, or why not."""
+"""The start of a child process: it reads its setup from standard input and reports that it is ready, or its error."""
 
 import faulthandler
 import gc
@@ -26,16 +26,18 @@ logger = logging.getLogger(__name__)
 
 
 class ChildSetup(msgspec.Struct, frozen=True, kw_only=True):
-    """What a child is told, as one line of JSON.
+    """The setup of a child process, which main sends as one line of JSON.
 
     Attributes:
         name: "detokenizer", or "scheduler-0" and so on.
-        endpoint: where it takes messages.
-        main, detokenizer: where it sends them.
-        config: as EngineConfig.load takes it, without secrets.
-        sys_path: where main imports from, so that plugins are found that are not installed.
-        stacks_path: where the stacks of its threads are written on SIGUSR1 and SIGUSR2.
-        num_threads: for tensor operations; None leaves it to torch.
+        endpoint: address at which the process receives messages.
+        main, detokenizer: addresses to which it sends messages.
+        config: the configuration, in the form that `EngineConfig.load` accepts, without secrets.
+        sys_path: main's `sys.path`, so that the child finds plugins that are not installed.
+        stacks_path: file to which the process writes the stacks of its threads on SIGUSR1 and SIGUSR2.
+        log_format: `server.log_format`.
+        log_level: `server.log_level`.
+        num_threads: number of threads for tensor operations; None: torch's default.
         kv_events: `server.kv_events`.
     """
 
@@ -53,10 +55,10 @@ class ChildSetup(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def write_stacks_on_signals(file: TextIO) -> None:
-    """Have this process append the stacks of all threads to a file when it gets SIGUSR1 or SIGUSR2; see `stacks_of`.
+    """Install handlers of SIGUSR1 and SIGUSR2 that append the stacks of all threads to a file; see `stacks_of`.
 
-    Call it in the main thread. The C handler of SIGUSR1 writes a byte to a pipe, in whichever thread it runs; a thread
-    that waits for the byte writes the stacks.
+    Must be called in the main thread. For SIGUSR1, the C signal handler writes a byte to a pipe, and a thread that
+    waits for this byte writes the stacks. For SIGUSR2, the C signal handler itself writes them.
     """
     receiver, sender = os.pipe()
 
@@ -73,13 +75,13 @@ def write_stacks_on_signals(file: TextIO) -> None:
 
 
 def main() -> None:
-    """Run the process that standard input describes."""
+    """Read the setup from standard input and run the process."""
     stdin = sys.stdin.buffer
     setup = msgspec.json.decode(stdin.readline(), type=ChildSetup)
     sys.path[:] = setup.sys_path
     configure_logging(setup.log_format, setup.log_level, setup.name)
-    _obey_main_alone(stdin, Path(setup.stacks_path).parent)
-    stacks = Path(setup.stacks_path).open("w")  # noqa: SIM115  # open as long as the process lives
+    _end_with_main(stdin, Path(setup.stacks_path).parent)
+    stacks = Path(setup.stacks_path).open("w")  # noqa: SIM115  # stays open until the process ends
     write_stacks_on_signals(stacks)
     to_main = Outbox(setup.main)
     failed: tuple[str, str] | None = None
@@ -90,30 +92,31 @@ def main() -> None:
     except GraftlmError as error:
         failed, status = (type(error).__name__, str(error)), 2
     except Exception as error:
-        logger.exception("%s ends", setup.name)
+        logger.exception("%s ends with an error", setup.name)
         failed, status = ("EngineError", f"{type(error).__name__}: {error}"), 1
     if failed is not None:
         to_main.send(Failed(process=setup.name, pid=os.getpid(), error=failed[0], message=failed[1]))
     deliver_all()
     logging.shutdown()
-    os._exit(status)  # threads of plugins may hang; nothing is left to be done
+    os._exit(status)  # a normal exit would wait for threads of plugins, which may hang
 
 
-def _obey_main_alone(stdin: BinaryIO, folder: Path) -> None:
-    """Leave signals that a terminal or a supervisor sends to the whole group to main, and end when main is gone.
+def _end_with_main(stdin: BinaryIO, folder: Path) -> None:
+    """Ignore SIGINT and SIGTERM, which main handles for all processes, and end this process when main ends.
 
     Args:
-        folder: of the sockets, which a main that was killed has left behind.
+        stdin: the standard input, which main holds open.
+        folder: the folder of the sockets. It is removed here, since main may have been killed.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
-    def wait_for_the_end() -> None:
+    def wait_for_main_to_end() -> None:
         stdin.read()
         shutil.rmtree(folder, ignore_errors=True)
         os._exit(0)
 
-    threading.Thread(target=wait_for_the_end, name="graftlm-parent-watch", daemon=True).start()
+    threading.Thread(target=wait_for_main_to_end, name="graftlm-parent-watch", daemon=True).start()
 
 
 def _run_detokenizer(setup: ChildSetup, to_main: Outbox) -> None:
@@ -144,7 +147,7 @@ def _run_scheduler(setup: ChildSetup, to_main: Outbox) -> None:
     early: list[AnyMessage] = []
 
     def await_tokenizer() -> Tokenizer:
-        """Wait for main's, as it came out of the checkpoint, rather than read the checkpoint twice."""
+        """Wait for the tokenizer that main has read from the checkpoint, which saves a second reading."""
         on_stage("waiting for the tokenizer")
         while True:
             for message in inbox.receive(None):
@@ -174,7 +177,8 @@ def _run_scheduler(setup: ChildSetup, to_main: Outbox) -> None:
     process = SchedulerProcess(
         setup.name, parts, metrics, inbox, to_main, Outbox, setup.detokenizer, time.monotonic, events
     )
-    # What is here now stays. To look through it for garbage would stop every thread for a tenth of a second and more.
+    # The objects that exist now live as long as the process. Without `freeze`, each full garbage collection would scan
+    # them and stop all threads for 0.1 s or more.
     gc.collect()
     gc.freeze()
     to_main.send(Ready(process=setup.name, pid=os.getpid(), info=parts.summary()))

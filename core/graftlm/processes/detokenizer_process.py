@@ -1,4 +1,4 @@
-"""The detokenizer in a process of its own: tokens of all replicas in, text out."""
+"""The detokenizer process, which converts the tokens of all replicas to text."""
 
 import logging
 import os
@@ -32,14 +32,13 @@ logger = logging.getLogger(__name__)
 
 
 class DetokenizerProcess:
-    """Follows the text of every completion under way."""
+    """Keeps the state of every completion's text while the completion runs.
+
+    Args:
+        load_tokenizer: makes a decoder from JSON of the `tokenizers` library.
+    """
 
     def __init__(self, name: str, inbox: Inbox, to_main: Outbox, load_tokenizer: Callable[[str], TokenDecoder]) -> None:
-        """Take the channels.
-
-        Args:
-            load_tokenizer: makes a decoder of the `tokenizers` library's JSON.
-        """
         self._name = name
         self._inbox = inbox
         self._to_main = to_main
@@ -49,12 +48,12 @@ class DetokenizerProcess:
         self._closing = False
 
     def run(self) -> None:
-        """Serve until told to shut down."""
+        """Handle messages until Shutdown."""
         while not self._closing:
             for message in self._inbox.receive(None):
-                self._take(message)
+                self._handle(message)
 
-    def _take(self, message: AnyMessage) -> None:
+    def _handle(self, message: AnyMessage) -> None:
         match message:
             case TokenBatch():
                 self._to_main.send(self._with_texts(message.updates))
@@ -63,34 +62,34 @@ class DetokenizerProcess:
             case LoadTokenizer():
                 self._tokenizer = self._load_tokenizer(message.json)
                 self._to_main.send(Ready(process=self._name, pid=os.getpid(), info={}))
-            case Abort():  # their scheduler died, so their last updates will not come
+            case Abort():  # sent after their scheduler died, which cannot send their last updates
                 for completion_id in list(self._texts) if message.completion_ids is None else message.completion_ids:
                     self._texts.pop(completion_id, None)
-            case Call():  # the only question there is: whether it answers
+            case Call():  # the only call to a detokenizer is "ping"
                 self._to_main.send(Reply(process=self._name, call_id=message.call_id))
             case Shutdown():
                 self._closing = True
             case _:
-                logger.error("%s cannot take a message of type %s", self._name, type(message).__name__)
+                logger.error("%s cannot handle a message of type %s", self._name, type(message).__name__)
 
     def _open(self, completion_ids: Sequence[CompletionId], message: Opened) -> None:
         if self._tokenizer is None:
-            raise GraftlmError("tokens came before the tokenizer")
+            raise GraftlmError("a request arrived before the tokenizer")
         params = params_from_wire(message.params)
         for completion_id in completion_ids:
             self._texts[completion_id] = CompletionText(TextStream(self._tokenizer, params), params.include_stop)
 
     def _with_texts(self, updates: list[RequestUpdate]) -> TextBatch:
-        """Add each update's text; one whose text cannot be made fails its own request."""
+        """Return updates with their texts. If a text cannot be made, only its request fails."""
         texts = [""] * len(updates)
         for i, update in enumerate(updates):
             text = self._texts.get(update.request_id)
             if text is None:
-                continue  # of another detokenizer's time, or it has failed
+                continue  # the completion has failed, or began before this process was restarted
             try:
                 texts[i] = text.push(update)
-            except BaseException as error:  # the Rust library's panics are no Exception
-                logger.exception("completion %s: its text failed", update.request_id)
+            except BaseException as error:  # panics of the Rust library are not instances of Exception
+                logger.exception("completion %s: detokenizing failed", update.request_id)
                 finish = Finish(FinishReason.ERROR, error=f"detokenizing failed: {error}", failure=Failure.ENGINE)
                 updates[i] = update = msgspec.structs.replace(update, finish=finish)
             if update.finish is not None:

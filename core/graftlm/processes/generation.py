@@ -1,4 +1,4 @@
-"""One prompt under way in the server: what the other processes report of it, as its handler reads it."""
+"""One running prompt in the main process: its HTTP handler reads here what the other processes report."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -17,13 +17,15 @@ __all__ = ["CompletionDelta", "Generation", "PreparedRequest"]
 
 @dataclass(frozen=True, slots=True)
 class PreparedRequest:
-    """A prompt that has been tokenised and checked, and can be started.
+    """A prompt that has been tokenized and checked, and can be started.
 
     Attributes:
-        request_id: as the client gave it, or drawn.
+        request_id: the client's id, or a random one.
         prompt_token_ids: int32 [n].
-        seed: of all its completions.
-        unenforced: as of `RequestOutput`.
+        params: the sampling parameters.
+        seed: the seed of all its completions.
+        options: options besides sampling, such as timeout and priority.
+        unenforced: as in `RequestOutput`.
     """
 
     request_id: str
@@ -36,14 +38,15 @@ class PreparedRequest:
 
 @dataclass(frozen=True, slots=True)
 class CompletionDelta:
-    """What one update brought to one completion.
+    """The new part of one completion.
 
     Attributes:
+        index: index of the completion.
         text: new text, possibly "".
         token_ids: new tokens, possibly none.
-        logprobs: one per new token when asked for.
-        num_dropped: how many of the latest tokens before the new ones replace; no text goes with them.
-        finish_reason, matched_stop: set on the completion's last delta.
+        logprobs: one for each new token if requested, else empty.
+        num_dropped: number of earlier tokens at the end that the new ones replace. The text does not change by this.
+        finish_reason, matched_stop: set in the completion's last delta.
     """
 
     index: int
@@ -56,23 +59,28 @@ class CompletionDelta:
 
 
 class Generation(AsyncIterator[list[CompletionDelta]]):
-    """What has come of a prompt so far, and what is new. Belongs to one event loop and has one reader.
+    """The output of a prompt so far, and its new parts. Used by one event loop, and by one reader in it.
 
-    Iterate for deltas as they come, or await `result`. A completion that is aborted ends with finish_reason "abort";
-    one that fails raises, in either way of reading, after the deltas before it:
+    Iterate over it to get deltas when they arrive, or await `result`. If a completion is aborted, its finish_reason is
+    "abort". If a completion fails, both ways of reading raise an error after the deltas before it:
 
-        RequestError: the request asked for what cannot be done.
-        RequestTimeoutError: its time was over.
-        RequestFailedError: the engine failed it.
-        UnavailableError: a process died; the request may be sent again.
+        RequestError: the request is not valid, or requests something that is not supported.
+        RequestTimeoutError: the request exceeded its time limit.
+        RequestFailedError: the engine failed.
+        UnavailableError: a process died; the client may send the request again.
+
+    Args:
+        request: the prompt.
+        prompt_id: main's id of the prompt.
+        abort: called to abort this generation.
 
     Attributes:
-        request: what was started.
-        accepted: done when a replica has queued it, or refused it.
-        num_output_tokens: of all completions, so far.
-        num_unfinished: completions that have not ended.
+        request: the prompt.
+        accepted: done when a replica has queued or refused the prompt.
+        num_output_tokens: number of tokens of all completions so far.
+        num_unfinished: number of completions that have not ended.
         outcome: how it ended, for metrics: a finish reason, or a failure's name.
-        weight_version: the name of the weights that it began with.
+        weight_version: name of the weights at the start of the request.
     """
 
     def __init__(
@@ -93,18 +101,18 @@ class Generation(AsyncIterator[list[CompletionDelta]]):
         self.num_unfinished = len(self._index)
         self.outcome = "abort"
         self._deltas: list[CompletionDelta] = []
-        self._news = asyncio.Event()
+        self._changed = asyncio.Event()
         self._error: GraftlmError | None = None
         self._abort = abort
 
     @property
     def request_id(self) -> str:
-        """The client's id of the prompt."""
+        """The prompt's request id."""
         return self.request.request_id
 
     @property
     def embedding(self) -> bytes | None:
-        """float32 [hidden] as bytes, once a request for one has ended."""
+        """The vector of an embedding request, float32 [hidden] as bytes; None before its end and for other requests."""
         return self._builder.embedding
 
     @property
@@ -119,7 +127,7 @@ class Generation(AsyncIterator[list[CompletionDelta]]):
 
     @property
     def failed(self) -> bool:
-        """Whether reading it to the end raises."""
+        """Whether the request has failed, so that reading to the end raises an error."""
         return self._error is not None
 
     @property
@@ -128,31 +136,31 @@ class Generation(AsyncIterator[list[CompletionDelta]]):
         return self._builder.usage
 
     def gathered(self) -> GatheredOutput:
-        """Return everything so far; the prompt is in `request`."""
+        """Return all output so far, without the prompt, which is in `request`."""
         return self._builder.gathered()
 
     def snapshot(self) -> RequestOutput:
-        """Return everything so far, with the prompt's token ids as a tuple: ms for a long prompt."""
+        """Return all output so far, and the prompt's token ids as a tuple (milliseconds for a long prompt)."""
         return self._builder.output()
 
     async def ended(self) -> GatheredOutput:
-        """Wait for the end and return everything; raises as the class says."""
+        """Wait for the end and return all output; errors as in the class's docstring."""
         async for _ in self:
             pass
         return self.gathered()
 
     async def result(self) -> RequestOutput:
-        """Wait for the end and return everything, with the prompt; see `snapshot`."""
+        """Wait for the end and return all output with the prompt, as `snapshot` does; errors as in `ended`."""
         await self.ended()
         return self.snapshot()
 
     def abort(self) -> None:
-        """End it, if it has not ended; a reader then sees finish_reason "abort"."""
+        """Abort the prompt, if it has not ended. Its completions then end with finish_reason "abort"."""
         if not self.finished:
             self._abort(self)
 
     async def __anext__(self) -> list[CompletionDelta]:
-        """Return what is new, as soon as there is something: one delta for each completion that has news."""
+        """Wait for new output, and return one delta for each completion that has some."""
         while True:
             if self._deltas:
                 deltas, self._deltas = self._deltas, []
@@ -161,17 +169,17 @@ class Generation(AsyncIterator[list[CompletionDelta]]):
                 raise self._error
             if self.num_unfinished == 0:
                 raise StopAsyncIteration
-            self._news.clear()
-            await self._news.wait()
+            self._changed.clear()
+            await self._changed.wait()
 
     # -- for the tokenizer manager -------------------------------------------------------------------------------------
 
     def apply(self, update: RequestUpdate, text: str) -> None:
-        """Take in an update of one of its completions."""
+        """Add an update of one of the completions, with the text that belongs to it."""
         if self._error is not None:
             return
         if not self.accepted.done():
-            self.accepted.set_result(None)  # its news came by another way, and was faster
+            self.accepted.set_result(None)  # the update came through the detokenizer, and overtook Accepted
         self._builder.apply(update, text)
         finish = update.finish
         self.num_output_tokens += len(update.token_ids) - update.num_dropped
@@ -193,20 +201,20 @@ class Generation(AsyncIterator[list[CompletionDelta]]):
                 matched_stop=None if finish is None else finish.matched_stop,
             )
         )
-        self._news.set()
+        self._changed.set()
 
     def fail(self, error: GraftlmError) -> None:
-        """End it with an error."""
+        """End the prompt with an error."""
         if self._error is None:
             self._error = error
             if not self.accepted.done():
                 self.accepted.set_exception(error)
-                self.accepted.exception()  # counts as seen, should its waiter have left
-            self._news.set()
+                self.accepted.exception()  # otherwise asyncio logs an error that no caller has retrieved
+            self._changed.set()
 
 
 def _merged(deltas: list[CompletionDelta]) -> list[CompletionDelta]:
-    """Join the deltas of each completion."""
+    """Return one delta for each completion, which joins all its deltas."""
     by_index: dict[int, list[CompletionDelta]] = {}
     for delta in deltas:
         by_index.setdefault(delta.index, []).append(delta)
@@ -233,7 +241,7 @@ def _join(parts: list[CompletionDelta]) -> CompletionDelta:
 
 
 def _error_of(finish: Finish) -> GraftlmError | None:
-    """Return what a failed request raises; None for one that ended as it should, or was aborted."""
+    """Return the error of a failed request; None if the request has succeeded or was aborted."""
     message = finish.error or finish.reason.value
     if finish.failure is Failure.TIMEOUT:
         return RequestTimeoutError(f"the request {message}")

@@ -1,4 +1,4 @@
-"""The prompts in flight in the main process, found by request id, prompt id or completion id."""
+"""The table of the main process's running prompts, with lookup by request id, prompt id or completion id."""
 
 import asyncio
 from collections.abc import Iterator
@@ -14,17 +14,18 @@ __all__ = ["InFlight", "InFlightRequests"]
 
 @dataclass(slots=True, eq=False)
 class InFlight:
-    """One prompt, its replica, and when it arrived and brought tokens.
+    """One prompt that has not ended, and its replica.
 
     Attributes:
-        arrived_s, heard_s: of the monotonic clock: its arrival, and its latest tokens; None until the first one.
+        arrived_s: arrival of the prompt, in seconds of the monotonic clock.
+        last_token_s: arrival of its latest tokens, on the same clock; None before the first token.
     """
 
     prompt_id: PromptId
     generation: Generation
     replica: Replica
     arrived_s: float
-    heard_s: float | None = None
+    last_token_s: float | None = None
 
 
 class InFlightRequests:
@@ -47,7 +48,7 @@ class InFlightRequests:
         return request_id in self._by_request_id
 
     def by_prompt_id(self, prompt_id: PromptId) -> InFlight | None:
-        """Return a prompt by main's id; None if it is not in flight."""
+        """Return the prompt with main's id `prompt_id`; None if it is not in flight."""
         return self._by_prompt_id.get(prompt_id)
 
     def by_completion_id(self, completion_id: CompletionId) -> InFlight | None:
@@ -55,11 +56,11 @@ class InFlightRequests:
         return self._by_completion_id.get(completion_id)
 
     def by_request_id(self, request_id: str) -> InFlight | None:
-        """Return a prompt by the client's id; None if it is not in flight."""
+        """Return the prompt with the client's id `request_id`; None if it is not in flight."""
         return self._by_request_id.get(request_id)
 
     def add(self, item: InFlight) -> None:
-        """Take a prompt in."""
+        """Add a prompt, and count it in its replica."""
         self._is_empty.clear()
         self._by_prompt_id[item.prompt_id] = item
         self._by_request_id[item.generation.request_id] = item
@@ -68,20 +69,20 @@ class InFlightRequests:
         item.replica.num_requests += 1
         item.replica.queued_tokens += len(item.generation.request.prompt_token_ids)
 
-    def first_heard(self, item: InFlight, now_s: float) -> None:
-        """Note that a prompt has shown its first token: it no longer queues."""
-        item.heard_s = now_s
+    def first_token(self, item: InFlight, now_s: float) -> None:
+        """Record a prompt's first token. The prompt no longer counts as queued in its replica."""
+        item.last_token_s = now_s
         item.replica.queued_tokens -= len(item.generation.request.prompt_token_ids)
 
     def remove(self, item: InFlight) -> bool:
-        """Take a prompt out; False when it is out already."""
+        """Remove a prompt. Return False if it is not in the table."""
         if self._by_prompt_id.pop(item.prompt_id, None) is None:
             return False
         del self._by_request_id[item.generation.request_id]
         for completion_id in item.generation.completion_ids:
             del self._by_completion_id[completion_id]
         item.replica.num_requests -= 1
-        if item.heard_s is None:
+        if item.last_token_s is None:
             item.replica.queued_tokens -= len(item.generation.request.prompt_token_ids)
         if not self._by_prompt_id:
             self._is_empty.set()

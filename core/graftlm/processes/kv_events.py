@@ -1,4 +1,4 @@
-"""What a replica's prefix cache stores and removes, published over ZeroMQ for routers and indexers outside."""
+"""The events of a replica's prefix cache (stored, removed), published over ZeroMQ for external routers and indexers."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ logger = logging.getLogger(__name__)
 #: The first frame of every message.
 TOPIC = b"kv_events"
 
-#: Batches that a slow subscriber may be behind; then it misses some, which it sees by `seq`. A batch of long prompts
-#: has hundreds of kilobytes, and each subscriber has a queue of its own.
+#: Most batches that are queued for a slow subscriber. Further ones are dropped for it, which it notices by `seq`. Each
+#: subscriber has its own queue, and a batch of long prompts can have hundreds of kilobytes.
 _QUEUED_BATCHES = 500
 
 
 class WireCacheEvent(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A `graftlm.records.CacheEvent`; `token_ids` are int32, little-endian."""
+    """A `graftlm.records.CacheEvent` in a message; `token_ids` are int32, little-endian."""
 
     kind: str
     num_tokens: int
@@ -37,12 +37,15 @@ class WireCacheEvent(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class KVEventBatch(msgspec.Struct, frozen=True):
-    """What happened since the batch before, in order: the second frame of a message, a MessagePack map.
+    """The events since the previous batch, in order. It is the second frame of a message, a MessagePack map.
 
     Attributes:
-        seq: grows by one from batch to batch; one that is missing, or smaller than the last, means that the cache has
-            to be read anew (`GET /cache_snapshot`).
+        version: version of this format.
+        replica: name of the replica's process.
+        seq: number of the batch, which grows by 1. If a number is missing, or is smaller than the last one, the
+            subscriber has to read the whole cache again (`GET /cache_snapshot`).
         time_s: Unix time.
+        events: the events, oldest first.
     """
 
     version: int
@@ -53,16 +56,16 @@ class KVEventBatch(msgspec.Struct, frozen=True):
 
 
 class KVEventPublisher:
-    """Gathers the cache's events, and publishes those of a step together. A plugin: its hook hears them.
+    """Collects the cache's events, and publishes the events of a step in one batch. It is a plugin with a hook.
 
-    Nobody who listens, or does not, holds up a step.
+    Publishing does not block, so subscribers cannot delay a step.
     """
 
     def __init__(self, endpoint: str, replica: str) -> None:
         """Bind the address.
 
         Raises:
-            ConfigError: it cannot be bound.
+            ConfigError: the address cannot be bound.
         """
         self._replica = replica
         self._events: list[CacheEvent] = []
@@ -73,19 +76,21 @@ class KVEventPublisher:
         try:
             self._socket.bind(endpoint)
         except zmq.ZMQError as error:
-            raise ConfigError(f"server.kv_events: cannot publish on {endpoint}: {error}. Choose another.") from error
+            raise ConfigError(
+                f"server.kv_events: cannot publish on {endpoint}: {error}. Set another address."
+            ) from error
         logger.info("cache events are published on %s", endpoint)
 
     @hookimpl
     def cache_event(self, event: CacheEvent) -> None:
-        """Take in an event."""
+        """Collect an event; a hook."""
         self._events.append(event)
 
     def publish(self) -> None:
-        """Send what has been gathered."""
+        """Send the collected events as one batch, if there are any."""
         if not self._events:
             return
-        events = [_on_the_wire(event) for event in self._events]
+        events = [_wire_event(event) for event in self._events]
         self._events.clear()
         batch = KVEventBatch(1, self._replica, self.next_seq, time.time(), events)
         self.next_seq += 1
@@ -93,14 +98,14 @@ class KVEventPublisher:
 
 
 def replica_endpoint(address: str, index: int) -> str:
-    """Return the address of one replica: for TCP its port is higher by the index, else the index is appended."""
+    """Return the address of the replica `index`: for TCP, the port plus the index; else the index is appended."""
     if not address.startswith("tcp://"):
         return f"{address}-{index}" if index else address
     host, _, port = address.rpartition(":")
     return f"{host}:{int(port) + index}"
 
 
-def _on_the_wire(event: CacheEvent) -> WireCacheEvent:
+def _wire_event(event: CacheEvent) -> WireCacheEvent:
     tokens: Any = event.token_ids
     return WireCacheEvent(
         event.kind,

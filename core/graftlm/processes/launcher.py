@@ -1,4 +1,4 @@
-"""The child processes of the server: started, watched, restarted, ended."""
+"""The launcher, which starts, watches, restarts and ends the server's child processes."""
 
 import asyncio
 import contextlib
@@ -41,56 +41,61 @@ __all__ = ["Launcher", "ProcessListener"]
 
 logger = logging.getLogger(__name__)
 
-#: A process that dies this often before it is ready is not started again.
+#: A process that has died this many times in a row before it was ready is not restarted.
 MAX_FAILED_STARTS = 3
-#: How long a process may take to be started, and again to read its setup: after that it is killed.
+#: Time limit for the start of a process, and again for the process to read its setup. After that it is killed.
 START_TIMEOUT_S = 60.0
-#: How long it may take to read what a process said before it ended.
-_LAST_WORDS_S = 0.2
-#: A path of `ipc://` must be shorter than this.
+#: Time that is left for the last messages of a process that has ended.
+_LAST_MESSAGES_S = 0.2
+#: Limit for the length of an `ipc://` path.
 _MAX_SOCKET_PATH = 100
 
-#: Starts a process: command, environment, first line of its standard input.
+#: Starts a process. Arguments: the command, the environment, the first line of its standard input.
 StartProcess = Callable[[Sequence[str], Mapping[str, str], bytes], Awaitable[ChildProcess]]
 
 
 class ProcessListener(Protocol):
-    """Hears of the processes. Called in the event loop."""
+    """Gets the messages of the processes, and changes of their state. Called in the event loop."""
 
     def receive(self, message: AnyMessage) -> None:
-        """Take in what a process says, once it is ready."""
+        """Handle a message of a process that is ready."""
         ...
 
     def process_ready(self, name: str) -> None:
-        """Note that a process takes messages."""
+        """Handle that a process is ready for messages."""
         ...
 
     def process_died(self, name: str, reason: str) -> None:
-        """Note that a process is gone."""
+        """Handle that a process has ended."""
         ...
 
     def process_stuck(self, name: str, seconds: float) -> None:
-        """Note that a process has not answered for a while."""
+        """Handle that a process has not answered a ping for this number of seconds."""
         ...
 
-    def process_moves(self, name: str) -> None:
-        """Note that a process that was stuck answers again."""
+    def process_recovered(self, name: str) -> None:
+        """Handle that a process that was stuck answers again."""
         ...
 
-    def give_up(self) -> None:
-        """Note that nothing will be started again."""
+    def restarts_ended(self) -> None:
+        """Handle that no process will be restarted any more."""
         ...
 
 
 class Launcher:
-    """Starts a scheduler process for each replica, and one detokenizer, and keeps them going.
+    """Starts a scheduler process for each replica, and one detokenizer, and restarts them when they die.
 
-    The sockets are in a private folder. A process that takes another's place gets sockets of its own, so that nothing
-    that was meant for the dead one reaches it.
+    The sockets are in a private folder. A process that replaces a dead one gets new sockets, so that it receives no
+    message for the dead one.
+
+    Args:
+        clock: a monotonic clock, in seconds.
+        start_process: starts a process.
+        start_timeout_s: see `START_TIMEOUT_S`.
 
     Attributes:
-        folder: of the sockets.
-        fatal: done, with the reason, when a process has died that is not started again.
+        folder: the folder of the sockets.
+        fatal: done when a process has died that is not restarted; its result is the reason.
     """
 
     def __init__(
@@ -121,11 +126,15 @@ class Launcher:
 
     @property
     def pids(self) -> dict[str, int]:
-        """The processes that run, by name."""
+        """Name -> process id of each process that runs."""
         return {c.name: c.process.pid for c in self._children.values() if c.process is not None}
 
     async def start(self) -> None:
-        """Start every process; `ready` waits for them."""
+        """Start every process, without waiting until it is ready, which `ready` does.
+
+        Raises:
+            EngineError: a process cannot be started.
+        """
         self._inbox = AsyncInbox(self._endpoint("main"))
         self._spawn_task(self._receive(self._inbox))
         for child in self._children.values():
@@ -135,12 +144,12 @@ class Launcher:
         """Wait until every process is ready.
 
         Args:
-            tokenizer_json: what the detokenizer decodes with, and schedulers tell grammars' tokens by.
+            tokenizer_json: the tokenizer. The detokenizer decodes with it, and the schedulers use it for grammars.
 
-        Returns: what each scheduler said of itself.
+        Returns: the `info` of each scheduler's Ready message.
 
         Raises:
-            GraftlmError: a process could not start; the error is its own.
+            GraftlmError: the error of the first process that could not start.
         """
         self._tokenizer_json = tokenizer_json
         for child in self._children.values():
@@ -150,10 +159,10 @@ class Launcher:
         return infos[1:]
 
     def watch(self, listener: ProcessListener) -> None:
-        """Tell a listener, from now on, what processes say, and when one dies, is back, or does not move.
+        """Report messages of the processes, and changes of their state, to a listener from now on.
 
         Raises:
-            EngineError: one that was ready has ended since.
+            EngineError: a process that was ready has ended.
         """
         for child in self._children.values():
             if child.end is not None:
@@ -162,11 +171,11 @@ class Launcher:
         for name in self._children:
             listener.process_ready(name)
         limit_s, children = self._config.server.watchdog_s, self._children.values()
-        self._watchdog = Watchdog(children, limit_s, self._clock, listener.process_stuck, listener.process_moves)
+        self._watchdog = Watchdog(children, limit_s, self._clock, listener.process_stuck, listener.process_recovered)
         self._spawn_task(self._watchdog.run())
 
     def send(self, name: str, message: Message) -> None:
-        """Queue a message for a process; dropped when it is down."""
+        """Queue a message for a process. It is dropped if the process is down."""
         outbox = self._children[name].outbox
         if outbox is not None:
             outbox.send(message)
@@ -177,11 +186,11 @@ class Launcher:
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)  # from here on, none is being started
+        await asyncio.gather(*tasks, return_exceptions=True)  # after this, no process is being started
         for child in self._children.values():
             if child.is_ready and child.outbox is not None:
                 child.outbox.send(Shutdown())
-            elif child.process is not None:  # it would not read messages before it is ready
+            elif child.process is not None:  # a process that is not ready reads no messages
                 child.process.kill()
         await asyncio.gather(*[end(child.process) for child in self._children.values() if child.process is not None])
         for child in self._children.values():
@@ -200,16 +209,16 @@ class Launcher:
         child.endpoint = self._endpoint(f"{child.name}-{child.generation}")
         child.stacks_path = self.folder / f"{child.name}-{child.generation}.stacks"
         child.ready = asyncio.get_running_loop().create_future()
-        child.ready.add_done_callback(_look_at)
-        child.asked_s, child.is_stuck = None, False
-        command = [*command_line(), child.name]  # the name is for people who look at the list of processes
+        child.ready.add_done_callback(_mark_retrieved)
+        child.pinged_s, child.is_stuck = None, False
+        command = [*command_line(), child.name]  # the name is only for the system's list of processes
         setup = msgspec.json.encode(self._setup(child)) + b"\n"
         try:
             async with asyncio.timeout(self._start_timeout_s):
                 child.process = await self._start_process(command, self._environment(child.name), setup)
         except TimeoutError:
             raise EngineError(f"{child.name} was not started within {self._start_timeout_s:g} s") from None
-        except OSError as error:  # such as no memory, or too many files
+        except OSError as error:  # for instance too little memory, or too many open files
             raise EngineError(f"{child.name} cannot be started: {error}") from error
         child.end = None
         logger.info("%s runs as pid %d", child.name, child.process.pid)
@@ -217,16 +226,19 @@ class Launcher:
         child.outbox = Outbox(child.endpoint)
         self._send_tokenizer(child)
         if child.name == DETOKENIZER:
-            for name in self.scheduler_names:  # those that start later are told when they start
+            for name in self.scheduler_names:  # schedulers that start later get the endpoint in their setup
                 self.send(name, UseDetokenizer(endpoint=child.endpoint))
         self._spawn_task(self._wait_for_end(child, child.process)).add_done_callback(self._watch_ended)
 
     def _check_start(self, child: ManagedChild, process: ChildProcess) -> None:
-        """Kill a process that has not read its setup by now; it then counts as a failed start."""
+        """Kill a process that has not read its setup in time. This counts as a failed start."""
         is_running = child.process is process and process.returncode is None
-        if is_running and not child.stacks_path.exists():  # the process makes this file
+        if is_running and not child.stacks_path.exists():  # the process makes this file after it has read its setup
             logger.error(
-                "%s (pid %d) did nothing for %g s and is killed", child.name, process.pid, self._start_timeout_s
+                "%s (pid %d) has not read its setup within %g s and is killed",
+                child.name,
+                process.pid,
+                self._start_timeout_s,
             )
             process.kill()
 
@@ -266,9 +278,9 @@ class Launcher:
             return
         reason = describe_end(status)
         logger.error("%s (pid %d) ended: %s", child.name, process.pid, reason)
-        assert child.ready is not None  # `_start` has made it
+        assert child.ready is not None  # `_start` has set it
         if not child.ready.done():
-            await asyncio.wait({child.ready}, timeout=_LAST_WORDS_S)
+            await asyncio.wait({child.ready}, timeout=_LAST_MESSAGES_S)
         was_ready = child.is_ready
         if not child.ready.done():
             child.ready.set_exception(EngineError(f"{child.name} ended before it was ready: {reason}"))
@@ -277,64 +289,64 @@ class Launcher:
         child.outbox = child.process = None
         child.end = reason
         if self._listener is None:
-            return  # the start as a whole fails: `ready` raises, or `watch`
+            return  # the server's start fails: `ready` or `watch` raises
         self._listener.process_died(child.name, reason)
         child.failed_starts = 0 if was_ready else child.failed_starts + 1
         if self._config.server.restart and child.failed_starts < MAX_FAILED_STARTS:
             await self._restart(child, self._listener)
         else:
-            self._give_up(f"{child.name} ended: {reason}", self._listener)
+            self._end_restarts(f"{child.name} ended: {reason}", self._listener)
 
     async def _restart(self, child: ManagedChild, listener: ProcessListener) -> None:
         start_s = self._clock()
         try:
             await self._start(child)
         except EngineError as error:
-            self._give_up(str(error), listener)
+            self._end_restarts(str(error), listener)
             return
-        assert child.ready is not None  # `_start` has made it
-        with contextlib.suppress(GraftlmError):  # its end is noticed elsewhere
+        assert child.ready is not None  # `_start` has set it
+        with contextlib.suppress(GraftlmError):  # `_wait_for_end` handles the end of the process
             await child.ready
             if child.is_ready:
-                logger.info("%s is back after %.1f s", child.name, self._clock() - start_s)
+                logger.info("%s is ready again after %.1f s", child.name, self._clock() - start_s)
                 listener.process_ready(child.name)
 
-    def _give_up(self, reason: str, listener: ProcessListener | None) -> None:
+    def _end_restarts(self, reason: str, listener: ProcessListener | None) -> None:
         if listener is not None:
-            listener.give_up()
+            listener.restarts_ended()
         if not self.fatal.done():
             self.fatal.set_result(reason)
 
-    # -- what they say -------------------------------------------------------------------------------------------------
+    # -- messages of the processes -------------------------------------------------------------------------------------
 
     async def _receive(self, inbox: AsyncInbox) -> None:
         while True:
             try:
-                self._take(await inbox.receive())
+                self._handle(await inbox.receive())
             except MessageError as error:
                 logger.error("%s", error)
-            except Exception:  # one message must not end the reading of all others
-                logger.exception("a message could not be taken in")
+            except Exception:  # an error of one message must not end the handling of the others
+                logger.exception("a message could not be handled")
 
-    def _take(self, message: AnyMessage) -> None:
+    def _handle(self, message: AnyMessage) -> None:
         match message:
             case Progress():
                 logger.info("%s: %s", message.process, message.stage)
             case Ready() | Failed():
-                self._take_start(message)
+                self._handle_start(message)
             case _:
                 process = getattr(message, "process", None)
                 if process in self._children and self._watchdog is not None:
-                    self._watchdog.heard(self._children[process])
-                is_ours = isinstance(message, Reply) and message.call_id == PING_ID
-                if self._listener is not None and not is_ours:
+                    self._watchdog.message_received(self._children[process])
+                is_ping = isinstance(message, Reply) and message.call_id == PING_ID
+                if self._listener is not None and not is_ping:
                     self._listener.receive(message)
 
-    def _take_start(self, message: Ready | Failed) -> None:
+    def _handle_start(self, message: Ready | Failed) -> None:
         child = self._children[message.process]
         future = child.ready
-        is_present = child.process is not None and child.process.pid == message.pid
-        if future is None or future.done() or not is_present:
+        is_current = child.process is not None and child.process.pid == message.pid
+        if future is None or future.done() or not is_current:
             if isinstance(message, Failed):
                 logger.error("%s failed: %s", message.process, message.message)
         elif isinstance(message, Ready):
@@ -342,7 +354,7 @@ class Launcher:
         else:
             future.set_exception(_error_named(message.error, message.message))
 
-    # -- small things --------------------------------------------------------------------------------------------------
+    # -- helpers -------------------------------------------------------------------------------------------------------
 
     def _endpoint(self, name: str) -> str:
         return f"ipc://{self.folder}/{name}"
@@ -354,15 +366,18 @@ class Launcher:
         return task
 
     def _watch_ended(self, task: "asyncio.Task[None]") -> None:
-        """Give up where waiting for a process's end has failed: nobody would start another."""
+        """End the restarts if `_wait_for_end` has failed, since it would have restarted the process."""
         error = None if task.cancelled() else task.exception()
         if error is not None:
             logger.error("a process is no longer watched", exc_info=error)
-            self._give_up(f"{type(error).__name__}: {error}", self._listener)
+            self._end_restarts(f"{type(error).__name__}: {error}", self._listener)
 
 
 def _config_of(child: ManagedChild, config: EngineConfig) -> dict[str, Any]:
-    """Return what a child's engine is made of. One that takes another's place is told of its adapters by main."""
+    """Return the configuration for a child, without `server`.
+
+    For a process that replaces a dead one, it contains no adapters: main sends these with a call.
+    """
     sections = config.model_dump(mode="json", exclude={"server"})
     if child.generation > 1 and config.lora.takes_adapters:
         sections["lora"] |= {"adapters": {}, "enabled": True}
@@ -370,21 +385,21 @@ def _config_of(child: ManagedChild, config: EngineConfig) -> dict[str, Any]:
 
 
 def _private_folder() -> Path:
-    """Make a folder that only this user may enter."""
-    folder = Path(tempfile.mkdtemp(prefix="graftlm-"))  # mkdtemp makes it 0700
+    """Make a folder that only this user may access."""
+    folder = Path(tempfile.mkdtemp(prefix="graftlm-"))  # mkdtemp sets the mode 0700
     if len(str(folder)) > _MAX_SOCKET_PATH - len("/scheduler-63-99999"):
         folder.rmdir()
         folder = Path(tempfile.mkdtemp(prefix="graftlm-", dir="/tmp"))
     return folder
 
 
-def _look_at(future: "asyncio.Future[Any]") -> None:
-    """Count a future's error as seen: when several processes fail, only the first one's is raised."""
+def _mark_retrieved(future: "asyncio.Future[Any]") -> None:
+    """Mark a future's error as retrieved. If several processes fail, only the first error is raised."""
     if not future.cancelled():
         future.exception()
 
 
 def _error_named(name: str, message: str) -> GraftlmError:
-    """Return the error of a class in `graftlm.errors`."""
+    """Return an error of the class `name` in `graftlm.errors`; an EngineError if there is no such class."""
     kind = getattr(errors, name, None)
     return kind(message) if isinstance(kind, type) and issubclass(kind, GraftlmError) else EngineError(message)

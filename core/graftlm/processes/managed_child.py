@@ -1,4 +1,4 @@
-"""A child process as the launcher keeps it: the present process under a name, and its successors."""
+"""The launcher's record of a child process, and of the processes that replace it."""
 
 import asyncio
 from dataclasses import dataclass
@@ -16,11 +16,16 @@ class ManagedChild:
     """One child process, and after its end the process that replaces it.
 
     Attributes:
-        generation: number of processes that have had this name, the present one included.
-        ready: done when the present process is ready, with the information that it sent.
-        end: how the last process ended, while no process has replaced it.
-        asked_s: clock reading of the watchdog's ping that is not answered yet; None: no ping is open.
-        is_stuck: whether the watchdog has reported it.
+        generation: number of processes that have had this name, including the current one.
+        process: the current process; None if there is none.
+        outbox: channel to the current process.
+        endpoint: address at which the current process receives messages.
+        stacks_path: file to which the current process writes the stacks of its threads.
+        ready: done when the current process is ready; its result is the `info` of the Ready message.
+        end: how the last process ended; None if a process runs.
+        failed_starts: number of processes in a row that ended before they were ready.
+        pinged_s: clock reading at the watchdog's ping that is not answered yet; None: no ping is open.
+        is_stuck: whether the watchdog has reported the process as stuck.
     """
 
     name: str
@@ -32,11 +37,11 @@ class ManagedChild:
     ready: asyncio.Future[dict[str, Any]] | None = None
     end: str | None = None
     failed_starts: int = 0
-    asked_s: float | None = None
+    pinged_s: float | None = None
     is_stuck: bool = False
 
     @property
     def is_ready(self) -> bool:
-        """Whether the present process takes messages."""
+        """Whether the current process is ready for messages."""
         ready = None if self.process is None else self.ready
         return ready is not None and ready.done() and not ready.cancelled() and ready.exception() is None

@@ -1,19 +1,19 @@
-"""What the server's processes say to each other: MessagePack structs, each with the protocol's version.
+"""The messages between the server's processes: MessagePack structs, each with the protocol's version.
 
 main ──Generate, Abort, Call──> scheduler ──TokenBatch──> detokenizer ──TextBatch──> main
 main <──Progress, Ready, Failed, Reply, Load── scheduler, detokenizer
 
-Three ids name what a client sends:
+There are three kinds of ids:
 
-    request id      the client's id of a prompt, or one that main draws. Only main and the client use it. A client may
-                    use it again when the prompt has ended.
+    request id      the client's id of a prompt, or a random id that main creates. Only main and the client use it. A
+                    client may use it again when the prompt has ended.
     `PromptId`      main's id of a prompt: the request id and a number, never used twice. So a late message about an
-                    aborted prompt cannot reach a later prompt of the same request id.
+                    aborted prompt cannot reach a later prompt with the same request id.
     `CompletionId`  the id of one of a prompt's `n` completions: the prompt id, followed by "#0", "#1" and so on if `n`
-                    is above 1. To the scheduler each completion is a request: `Request.request_id` and
+                    is above 1. In the scheduler, each completion is a request: `Request.request_id` and
                     `RequestUpdate.request_id` are completion ids.
 
-The in-process engine has no prompt ids: it makes completion ids of request ids.
+The in-process engine has no prompt ids. It derives completion ids from request ids.
 """
 
 from dataclasses import fields
@@ -59,20 +59,20 @@ __all__ = [
     "params_to_wire",
 ]
 
-#: Both ends of a channel are of one installation; a child that a supervisor kept from an older one is refused.
+#: Both ends of a channel must have the same version. A child process of an older installation is refused.
 PROTOCOL_VERSION: Final = 1
 
 
-#: The `call_id` of the launcher's own question, whether a process moves; nobody else waits for its answer.
+#: The `call_id` of the watchdog's pings. `ProcessCalls` uses higher ids.
 PING_ID: Final = 0
 
 
-#: Main's id of a prompt; see the top of this module.
+#: Main's id of a prompt; see this module's docstring.
 PromptId = NewType("PromptId", str)
 
 
 class MessageError(EngineError):
-    """A message cannot be written or read, or is of another protocol version."""
+    """A message cannot be encoded or decoded, or has another protocol version."""
 
 
 class Message(msgspec.Struct, frozen=True, array_like=True, tag=True, kw_only=True):
@@ -85,11 +85,12 @@ class Message(msgspec.Struct, frozen=True, array_like=True, tag=True, kw_only=Tr
 
 
 class Generate(Message, frozen=True, kw_only=True):
-    """Start a prompt: all its completions, or none.
+    """Queue all completions of a prompt; if one is refused, none is queued.
 
     Attributes:
-        prompt: token ids, int32 in native byte order: a view of the sender's array, and of the received message.
-        params: the fields of SamplingParams that are not at their default.
+        prompt: token ids, int32 in native byte order. The sender's view is of its array, the receiver's of the message.
+        params: the fields of SamplingParams that do not have their default value.
+        seed: the seed of all completions.
     """
 
     prompt_id: PromptId
@@ -100,9 +101,9 @@ class Generate(Message, frozen=True, kw_only=True):
 
 
 class Abort(Message, frozen=True, kw_only=True):
-    """End completions, waiting or running; unknown ids are ignored. None ends all of them.
+    """Abort waiting or running completions. Unknown ids are ignored; None stands for all completions.
 
-    A scheduler answers with their last updates; a detokenizer forgets their texts.
+    A scheduler answers with their last updates. A detokenizer discards their texts.
     """
 
     completion_ids: list[CompletionId] | None
@@ -110,7 +111,7 @@ class Abort(Message, frozen=True, kw_only=True):
 
 
 class Call(Message, frozen=True, kw_only=True):
-    """Ask for something that is answered by a Reply of the same id."""
+    """Call a function of a process, which answers with a Reply of the same id."""
 
     call_id: int
     name: str
@@ -118,13 +119,13 @@ class Call(Message, frozen=True, kw_only=True):
 
 
 class UseDetokenizer(Message, frozen=True, kw_only=True):
-    """Send tokens to another detokenizer from now on; every request has ended."""
+    """Send tokens to a new detokenizer from now on. All requests of the old one have ended."""
 
     endpoint: str
 
 
 class LoadTokenizer(Message, frozen=True, kw_only=True):
-    """The tokenizer, in the `tokenizers` library's JSON: what a child still needs to answer with Ready."""
+    """The tokenizer, as JSON of the `tokenizers` library. A child needs it before it can answer with Ready."""
 
     json: str
 
@@ -137,10 +138,10 @@ class Shutdown(Message, frozen=True, kw_only=True):
 
 
 class Opened(Message, frozen=True, kw_only=True):
-    """A prompt was accepted; how to turn its tokens into text.
+    """A prompt was accepted; its tokens will follow.
 
     Attributes:
-        params: as in Generate.
+        params: as in Generate; they determine the conversion of the tokens to text.
     """
 
     completion_ids: list[CompletionId]
@@ -148,7 +149,7 @@ class Opened(Message, frozen=True, kw_only=True):
 
 
 class TokenBatch(Message, frozen=True, kw_only=True):
-    """What a step brought."""
+    """The updates of one step."""
 
     updates: list[RequestUpdate]
 
@@ -157,7 +158,7 @@ class TokenBatch(Message, frozen=True, kw_only=True):
 
 
 class Accepted(Message, frozen=True, kw_only=True):
-    """A prompt's completions wait or run."""
+    """All completions of a prompt are queued."""
 
     prompt_id: PromptId
 
@@ -171,24 +172,25 @@ class Rejected(Message, frozen=True, kw_only=True):
 
 
 class TextBatch(Message, frozen=True, kw_only=True):
-    """What a step brought, with the text that each update adds."""
+    """The updates of one step, with the new text of each."""
 
     updates: list[RequestUpdate]
     texts: list[str]
 
 
 class Progress(Message, frozen=True, kw_only=True):
-    """How far the start of a process is."""
+    """The current stage of a process's start."""
 
     process: str
     stage: str
 
 
 class Ready(Message, frozen=True, kw_only=True):
-    """A process can take messages; `info` is what main must know of it.
+    """A process is ready for messages.
 
     Attributes:
-        pid: tells it from one of the same name whose last words come late.
+        pid: process id, which distinguishes it from earlier processes of the same name.
+        info: information for main; empty for a detokenizer.
     """
 
     process: str
@@ -197,10 +199,11 @@ class Ready(Message, frozen=True, kw_only=True):
 
 
 class Failed(Message, frozen=True, kw_only=True):
-    """A process could not start, or go on; `error` is the name of a class in `graftlm.errors`.
+    """A process could not start, or ends with an error.
 
     Attributes:
         pid: as in Ready.
+        error: name of a class in `graftlm.errors`.
     """
 
     process: str
@@ -210,7 +213,7 @@ class Failed(Message, frozen=True, kw_only=True):
 
 
 class Reply(Message, frozen=True, kw_only=True):
-    """The answer to a Call; `error` says why there is no value."""
+    """The answer to a Call; `error` is the message of its error, None if it succeeded."""
 
     process: str
     call_id: int
@@ -219,10 +222,10 @@ class Reply(Message, frozen=True, kw_only=True):
 
 
 class Load(Message, frozen=True, kw_only=True):
-    """A scheduler's state and sums, from time to time while it works.
+    """A scheduler's state and counters. It is sent every 0.2 s while the scheduler works, and once when it is idle.
 
     Attributes:
-        histograms: name -> counts by bucket, then the sum of what was observed.
+        histograms: name -> (counts by bucket, sum of all observed values).
     """
 
     process: str
@@ -243,29 +246,31 @@ _decoder: msgspec.msgpack.Decoder[AnyMessage] = msgspec.msgpack.Decoder(AnyMessa
 
 
 def encode(message: Message) -> bytes:
-    """Return a message's wire form.
+    """Encode a message as MessagePack.
 
     Raises:
-        MessageError: it holds what cannot be written, such as an integer of more than 64 bits.
+        MessageError: a value cannot be encoded, such as an integer of more than 64 bits.
     """
     try:
         return _encoder.encode(message)
     except (TypeError, ValueError, OverflowError, RecursionError) as error:  # a Unicode error is a ValueError
-        raise MessageError(f"a message of type {type(message).__name__} cannot be written: {error}") from error
+        raise MessageError(f"a message of type {type(message).__name__} cannot be encoded: {error}") from error
 
 
 def decode(data: bytes) -> AnyMessage:
-    """Read a message.
+    """Decode a message.
 
     Raises:
-        MessageError: it is none, or of another version.
+        MessageError: the data is not a message, or has another protocol version.
     """
     try:
         message = _decoder.decode(data)
     except msgspec.MsgspecError as error:
-        raise MessageError(f"a message of {len(data)} bytes cannot be read: {error}") from error
+        raise MessageError(f"a message of {len(data)} bytes cannot be decoded: {error}") from error
     if message.version != PROTOCOL_VERSION:
-        raise MessageError(f"a message speaks protocol {message.version}, this process {PROTOCOL_VERSION}")
+        raise MessageError(
+            f"a message has protocol version {message.version}, but this process has version {PROTOCOL_VERSION}"
+        )
     return message
 
 
@@ -273,13 +278,13 @@ _DEFAULTS: Final = {field.name: getattr(SamplingParams(), field.name) for field 
 
 
 def params_to_wire(params: SamplingParams) -> dict[str, Any]:
-    """Return the fields that are not at their default."""
+    """Return the fields that do not have their default value."""
     values = {name: getattr(params, name) for name in _DEFAULTS}
     return {name: value for name, value in values.items() if value != _DEFAULTS[name]}
 
 
 def params_from_wire(values: dict[str, Any]) -> SamplingParams:
-    """Return the parameters that `params_to_wire` wrote.
+    """Return the parameters that `params_to_wire` has converted.
 
     Raises:
         SamplingParamsError: a value is out of range.

@@ -1,18 +1,18 @@
-"""The names of processes that others refer to."""
+"""The names of the child processes."""
 
 from typing import Final
 
 __all__ = ["DETOKENIZER", "scheduler_index", "scheduler_name"]
 
-#: The process that every replica's tokens pass through. Replicas are "scheduler-0", "scheduler-1" and so on.
+#: The process that converts the tokens of all replicas to text. The replicas' names are "scheduler-0" and so on.
 DETOKENIZER: Final = "detokenizer"
 
 
 def scheduler_name(index: int) -> str:
-    """Return the name of a replica's process."""
+    """Return the name of the process of replica `index`."""
     return f"scheduler-{index}"
 
 
 def scheduler_index(name: str) -> int:
-    """Return which replica a process is."""
+    """Return the index of the replica with this process name."""
     return int(name.rpartition("-")[2])

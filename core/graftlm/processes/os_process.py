@@ -1,4 +1,4 @@
-"""A child process as the operating system sees it: how it is begun, looked into, and ended."""
+"""The operating system's side of a child process: start, end, stacks of its threads."""
 
 import asyncio
 import contextlib
@@ -17,26 +17,27 @@ import psutil
 
 __all__ = ["ChildProcess", "command_line", "describe_end", "device_of", "end", "stacks_of"]
 
-#: How long a process may take to end when it is told to.
+#: Time that a process has to end before it is killed.
 END_TIMEOUT_S = 5.0
-#: How often it is looked whether a process has written its stacks, and how many times.
+#: Interval between two checks whether a process has written its stacks, and the number of checks.
 _STACKS_INTERVAL_S, _STACKS_TRIES = 0.05, 20
 
 
 class ChildProcess:
-    """A child process that is started without fork handlers, and whose end the event loop waits for.
+    """A child process that is started without fork handlers. An event loop can wait for its end.
 
     fork() runs the handlers that libraries have registered with pthread_atfork and os.register_at_fork. The handler of
     an OpenMP runtime (libiomp) waits in the child for threads that the child does not have, so the child never reaches
-    exec, and the parent waits for it in fork_exec. asyncio and uvloop start processes that way. `subprocess.Popen`
+    exec, and the parent waits for it in fork_exec. asyncio and uvloop start processes with fork(). `subprocess.Popen`
     without preexec_fn, user, group and umask uses vfork on Linux, which runs no handlers.
 
     One thread for each process does everything that may block: it starts the process, writes to its standard input, and
-    waits for its end. Until exec, the kernel suspends that thread, which holds the interpreter's lock.
+    waits for its end. Until exec, the kernel suspends this thread, which holds the interpreter's lock.
 
     Attributes:
-        pid: of the process, which leads a session of its own.
-        returncode: as `describe_end` takes it; None until the event loop has heard of the end.
+        pid: process id; the process is the leader of a new session.
+        returncode: the exit status, or the negative number of a signal; None until the event loop is informed of the
+            end.
     """
 
     def __init__(self, popen: "subprocess.Popen[bytes]") -> None:
@@ -47,19 +48,19 @@ class ChildProcess:
 
     @classmethod
     async def start(cls, command: Sequence[str], environment: Mapping[str, str], first_line: bytes) -> Self:
-        """Start a process; one whose start is cancelled is killed.
+        """Start a process. If the start is cancelled, the process is killed.
 
         Args:
-            environment: all variables of the process.
-            first_line: written to its standard input, which stays open until the process or this one ends.
+            environment: all environment variables of the process.
+            first_line: bytes for its standard input, which stays open until it or the current process ends.
 
         Raises:
-            OSError: the operating system refuses.
+            OSError: the operating system cannot start the process.
         """
         loop = asyncio.get_running_loop()
         started: asyncio.Future[Self] = loop.create_future()
 
-        def live() -> None:
+        def run() -> None:
             try:
                 popen = subprocess.Popen(command, stdin=subprocess.PIPE, env=environment, start_new_session=True)
             except Exception as error:
@@ -73,12 +74,12 @@ class ChildProcess:
                 popen.stdin.write(first_line)
                 popen.stdin.flush()
             returncode = popen.wait()
-            with contextlib.suppress(OSError):  # what could not be written is flushed once more
+            with contextlib.suppress(OSError):  # `close` tries again to write the rest of the first line
                 popen.stdin.close()
             _post(loop, process._note_end, returncode)
 
         try:
-            threading.Thread(target=live, name="graftlm-child", daemon=True).start()
+            threading.Thread(target=run, name="graftlm-child", daemon=True).start()
         except RuntimeError as error:  # the limit of threads is reached
             raise OSError(errno.EAGAIN, str(error)) from error
         try:
@@ -88,18 +89,18 @@ class ChildProcess:
             raise
 
     async def wait(self) -> int:
-        """Wait until the process has ended; returns its exit status, or the negative number of a signal."""
+        """Wait until the process has ended. Return its exit status, or the negative number of a signal."""
         await self._ended.wait()
         assert self.returncode is not None  # `_note_end` has set it
         return self.returncode
 
     def send_signal(self, number: int) -> None:
-        """Send a signal; nothing happens once the process has ended."""
+        """Send a signal. This has no effect if the process has ended."""
         with contextlib.suppress(ProcessLookupError):
             self._popen.send_signal(number)
 
     def kill(self) -> None:
-        """End the process by force; nothing happens once it has ended."""
+        """Send SIGKILL. This has no effect if the process has ended."""
         self.send_signal(signal.SIGKILL)
 
     def _note_end(self, returncode: int) -> None:
@@ -108,7 +109,7 @@ class ChildProcess:
 
 
 def _post(loop: asyncio.AbstractEventLoop, callback: Callable[..., object], argument: Any) -> bool:
-    """Have an event loop call a function; returns False if the loop is closed."""
+    """Call a function in an event loop, from another thread. Return False if the loop is closed."""
     try:
         loop.call_soon_threadsafe(callback, argument)
     except RuntimeError:
@@ -124,8 +125,8 @@ def _kill_started(started: "asyncio.Future[Any]") -> None:
 def command_line() -> list[str]:
     """Return the command line of a child.
 
-    With -m alone, files in the current folder would come before the modules whose names they have. They do in a child
-    if they do in main, where that folder then stands before the standard library.
+    `python -m` puts the current folder first in `sys.path`, so its files could hide modules of the same name. The
+    option -P prevents this. It is left out if the current folder comes before the standard library in main, too.
     """
     library = sysconfig.get_path("stdlib")
     first = sys.path[: sys.path.index(library)] if library in sys.path else sys.path
@@ -134,7 +135,7 @@ def command_line() -> list[str]:
 
 
 def device_of(replica: int, environment: Mapping[str, str]) -> str:
-    """Return the GPU of a replica, among those that the environment leaves visible; "" when it hides all."""
+    """Return the value of CUDA_VISIBLE_DEVICES for a replica: one of the visible GPUs; "" if none is visible."""
     value = environment.get("CUDA_VISIBLE_DEVICES")
     if value is None:
         return str(replica)
@@ -143,10 +144,10 @@ def device_of(replica: int, environment: Mapping[str, str]) -> str:
 
 
 def describe_end(status: int) -> str:
-    """Say how a process ended.
+    """Return a text that says how a process ended.
 
     Args:
-        status: the exit status, or the negative number of the signal that killed it.
+        status: the exit status, or the negative number of the signal that killed the process.
     """
     if status >= 0:
         return f"exit status {status}"
@@ -157,7 +158,7 @@ def describe_end(status: int) -> str:
 
 
 async def end(process: ChildProcess) -> None:
-    """Wait until a process has ended, and end it by force when it takes too long."""
+    """Wait until a process has ended; kill it if that takes longer than 5 s."""
     try:
         await asyncio.wait_for(process.wait(), END_TIMEOUT_S)
     except TimeoutError:
@@ -166,30 +167,31 @@ async def end(process: ChildProcess) -> None:
 
 
 async def stacks_of(process: ChildProcess, path: Path) -> str:
-    """Return the stacks of a process's threads.
+    """Return the stacks of a process's threads, or a text that says why there are none.
 
-    SIGUSR1 makes a thread of the process write them, which holds the GIL, so that no other thread changes its frames
-    meanwhile. A process in which no thread gets the GIL does not answer; SIGUSR2 makes its signal handler write them.
-    That would crash a process whose other threads run.
+    On SIGUSR1, a Python thread of the process writes the stacks. It holds the GIL, so the frames of other threads do
+    not change meanwhile. If another thread holds the GIL all the time, nothing is written. Then SIGUSR2 is sent: the
+    signal handler writes the stacks without the GIL. This could crash a process whose threads change their frames, so
+    it is only the second try.
 
     Args:
-        path: the file that the process appends to.
+        path: the file to which the process appends its stacks.
     """
     num_before = path.stat().st_size
-    for asking in (signal.SIGUSR1, signal.SIGUSR2):
+    for number in (signal.SIGUSR1, signal.SIGUSR2):
         if _is_stopped(process.pid):
-            break  # a signal would be handled when the process runs again
-        process.send_signal(asking)
+            break  # the process would handle the signal only when it runs again
+        process.send_signal(number)
         stacks = b""
         for _ in range(_STACKS_TRIES):
             await asyncio.sleep(_STACKS_INTERVAL_S)
             so_far, stacks = stacks, path.read_bytes()[num_before:]
             has_ended = process.returncode is not None
-            if stacks and (stacks == so_far or has_ended):  # all is written
+            if stacks and (stacks == so_far or has_ended):  # the stacks are complete
                 return stacks.decode(errors="replace")
             if has_ended:
-                return "(none: it has ended)"
-    return "(none: it is stopped, or waits in the kernel)"
+                return "(none: the process has ended)"
+    return "(none: the process is stopped, or waits in the kernel)"
 
 
 def _is_stopped(pid: int) -> bool:

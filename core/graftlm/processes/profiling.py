@@ -1,4 +1,4 @@
-"""A profile of the steps, as a trace that chrome://tracing and Perfetto read."""
+"""A profile of the steps, as a trace file for chrome://tracing and Perfetto."""
 
 import logging
 import time
@@ -14,14 +14,14 @@ logger = logging.getLogger(__name__)
 
 
 class Profiler:
-    """Records what the thread that runs the steps does, from `start` to `stop`, or for a number of steps."""
+    """Records the work of the thread that runs the forward passes, from `start` to `stop` or for a number of steps.
+
+    Args:
+        run_on_device: calls a function in that thread.
+        name: start of the names of the trace files.
+    """
 
     def __init__(self, run_on_device: Callable[[Callable[[], None]], None], name: str) -> None:
-        """Take what runs a function where the steps run.
-
-        Args:
-            name: begins the names of the files.
-        """
         self._run = run_on_device
         self._name = name
         self._profile: Any = None
@@ -40,9 +40,11 @@ class Profiler:
         """Begin to record.
 
         Args:
-            output_dir: the folder for the trace; made when it is missing.
-            num_steps: stop by itself after this many steps.
-            activities: "CPU", "GPU"; a GPU that is not there is left out.
+            output_dir: the folder for the trace. It is created if it does not exist.
+            num_steps: stop automatically after this number of steps; None: only at `stop`.
+            activities: "CPU", "GPU" or both; "GPU" is ignored if there is no GPU.
+            with_stack: record Python stacks.
+            record_shapes: record the shapes of operators' inputs.
 
         Raises:
             RequestError: a profile is being recorded already.
@@ -52,8 +54,8 @@ class Profiler:
         import torch
         from torch.profiler import ProfilerActivity, profile
 
-        wanted = {"CPU": ProfilerActivity.CPU, "GPU": ProfilerActivity.CUDA}
-        chosen = [wanted[a] for a in activities if a != "GPU" or torch.cuda.is_available()]
+        kinds = {"CPU": ProfilerActivity.CPU, "GPU": ProfilerActivity.CUDA}
+        chosen = [kinds[a] for a in activities if a != "GPU" or torch.cuda.is_available()]
         Path(output_dir).mkdir(parents=True, exist_ok=True)
         self._path = Path(output_dir) / f"{self._name}-{time.strftime('%Y%m%d-%H%M%S')}.trace.json.gz"
         starting = profile(activities=chosen, with_stack=with_stack, record_shapes=record_shapes)
@@ -61,7 +63,7 @@ class Profiler:
         self._profile, self._steps_left, self._written = starting, num_steps, []
 
     def step_done(self) -> None:
-        """Count a step. A trace that cannot be written is logged: nobody waits for it, and steps go on."""
+        """Count a step, and end the recording after the last one. An error in writing the trace is only logged."""
         if self._steps_left is not None and self._profile is not None:
             self._steps_left -= 1
             if self._steps_left <= 0:
@@ -71,10 +73,10 @@ class Profiler:
                     logger.exception("the profile could not be written to %s", self._path)
 
     def stop(self) -> list[str]:
-        """End the recording; returns the files written.
+        """End the recording, if it has not ended automatically, and return the paths of the trace files.
 
         Raises:
-            RequestError: none was started.
+            RequestError: no recording was started.
         """
         if self._profile is not None:
             self._finish()

@@ -1,4 +1,4 @@
-"""What a client sends as token ids: texts and chats, not too long to be tokenised."""
+"""Conversion of clients' texts and chats into token ids, with a limit on their length."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
@@ -14,10 +14,10 @@ T = TypeVar("T")
 
 
 class PromptEncoder:
-    """Calls the tokenizer on what users sent. All methods may be called from several threads.
+    """Tokenizes what clients send. All methods may be called from several threads.
 
     Args:
-        context_len: tokens of a prompt at most; a text that must have more is not tokenised.
+        context_len: most tokens of a prompt. A text that must have more is refused before it is tokenized.
     """
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int, context_len: int) -> None:
@@ -26,11 +26,14 @@ class PromptEncoder:
         self._context_len = context_len
 
     def encode(self, prompt: Prompt | TextPair, template_args: Mapping[str, Any]) -> Any:
-        """Return the token ids of a text, a pair of texts or a chat, int32 [n]; anything else as it is.
+        """Return the token ids, int32 [n], of a text, a pair of texts or a chat. Other prompts are returned unchanged.
+
+        Args:
+            template_args: further variables of the chat template.
 
         Raises:
-            InvalidPromptError: it is empty, no Unicode, or the chat template refuses it.
-            PromptTooLongError: it has more characters than the context could spell.
+            InvalidPromptError: the prompt is empty or not valid Unicode, or the chat template refuses it.
+            PromptTooLongError: the prompt has more characters than `context_len` tokens can have.
         """
         if isinstance(prompt, str):
             if not prompt:
@@ -43,12 +46,12 @@ class PromptEncoder:
         return prompt
 
     def encode_text(self, text: str, add_special_tokens: bool = True) -> TokenIds:
-        """Return a text's token ids, int32 [n]; raises as `encode`, but "" is a text."""
+        """Return a text's token ids, int32 [n]; errors as in `encode`, but "" is accepted."""
         self._check_length(text)
         return _checked(lambda: self._tokenizer.encode(text, add_special_tokens))
 
     def encode_chat(self, chat: Sequence[Message], template_args: Mapping[str, Any]) -> TokenIds:
-        """Return a chat's token ids, int32 [n]; raises as `encode`."""
+        """Return a chat's token ids, int32 [n]; errors as in `encode`."""
         text = _checked(lambda: self._tokenizer.apply_chat_template(chat, **template_args))
         return self.encode_text(text, add_special_tokens=False)
 
@@ -65,7 +68,7 @@ class PromptEncoder:
         return self._tokenizer.decode(token_ids, skip_special_tokens)
 
     def is_token(self, text: str) -> bool:
-        """Whether a token of the model is all of a text."""
+        """Return whether a text is exactly one token of the model."""
         token_id = self._tokenizer.token_of(text)
         return token_id is not None and token_id < self._vocab_size
 
@@ -74,23 +77,27 @@ class PromptEncoder:
         return _checked(lambda: self._tokenizer.encode_pair(pair.first, pair.second))
 
     def _check_length(self, text: str) -> None:
-        """Refuse a text that is too long in any case; turning megabytes into tokens takes a minute."""
+        """Refuse a text that is too long however it is tokenized: tokenizing megabytes would take a minute.
+
+        Raises:
+            PromptTooLongError: it is too long.
+        """
         most = self._tokenizer.most_characters(self._context_len)
         if most is not None and len(text) > most:
             raise PromptTooLongError(
-                f"the prompt has {len(text):,} characters, more than the context of {self._context_len} tokens could "
-                f"spell ({most:,}). Shorten the prompt."
+                f"the prompt has {len(text):,} characters, but {self._context_len} tokens, the length of the context, "
+                f"have at most {most:,} characters. Shorten the prompt."
             )
 
 
 def _checked(encode: Callable[[], T]) -> T:
-    """Call the tokenizer.
+    """Return the result of a call of the tokenizer.
 
     Raises:
         InvalidPromptError: the text is not valid Unicode.
     """
     try:
         return encode()
-    except (UnicodeError, TypeError) as error:  # the library raises TypeError for a lone surrogate
+    except (UnicodeError, TypeError) as error:  # the tokenizers library raises TypeError for half a surrogate pair
         message = "the text cannot be encoded: it is not valid Unicode, such as half of a surrogate pair"
         raise InvalidPromptError(message) from error

@@ -1,4 +1,4 @@
-"""Which processes are up, and which replica of the model a request goes to."""
+"""The state of the processes, and the choice of a replica for each request."""
 
 import asyncio
 from collections.abc import Iterable, Sequence
@@ -13,12 +13,13 @@ __all__ = ["Health", "Replica", "ReplicaSet", "choose_replica"]
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """Whether requests are served.
+    """Whether the server serves requests.
 
     Attributes:
-        problems: what is wrong, one line each; empty when all is well.
-        serving: whether a replica works, with all that it needs.
-        paused: requests wait until generation is resumed.
+        problems: the current problems, one line each.
+        draining: whether new requests are refused, because the server is shutting down.
+        serving: whether at least one replica and the detokenizer work.
+        paused: whether requests wait until generation is resumed.
     """
 
     problems: tuple[str, ...] = ()
@@ -28,21 +29,21 @@ class Health:
 
     @property
     def ok(self) -> bool:
-        """Whether a load balancer should send requests here; some replicas may be down."""
+        """Whether a load balancer should send requests to this server. Some replicas may be down."""
         return self.serving and not self.draining
 
 
 @dataclass(slots=True, eq=False)
 class Replica:
-    """One scheduler process and what it was given.
+    """One replica of the model, and its requests.
 
     Attributes:
-        name: of its process, "scheduler-0".
-        ready: whether it takes requests.
-        queued_tokens: prompt tokens of requests that have not shown a token yet.
-        num_requests: prompts that have not ended.
-        load: its latest report.
-        outdated: it is up, with other weights than the rest, and takes no requests.
+        name: name of its process, such as "scheduler-0".
+        ready: whether it accepts requests.
+        queued_tokens: number of prompt tokens of its requests that have no output token yet.
+        num_requests: number of its prompts that have not ended.
+        load: its latest report; None before the first one.
+        outdated: whether its process runs, but does not have the current weights. It then accepts no requests.
     """
 
     name: str
@@ -54,17 +55,21 @@ class Replica:
 
 
 def choose_replica(replicas: Iterable[Replica]) -> Replica | None:
-    """Return the ready replica with the fewest queued tokens, of several the one with the fewest requests."""
+    """Return the ready replica with the fewest queued tokens, and among equals the one with the fewest requests.
+
+    Returns: None if no replica is ready.
+    """
     ready = [replica for replica in replicas if replica.ready]
     return min(ready, key=lambda r: (r.queued_tokens, r.num_requests), default=None)
 
 
 @dataclass(slots=True, eq=False)
-class _Trouble:
-    """Why a process does not serve.
+class _Problem:
+    """The reason why a process does not work.
 
     Attributes:
-        dead: it is gone; otherwise it is there and does not answer.
+        text: the reason.
+        dead: whether the process has ended; otherwise it runs, but does not answer.
     """
 
     text: str
@@ -72,56 +77,65 @@ class _Trouble:
 
 
 class ReplicaSet:
-    """The replicas, the trouble their processes are in, and who waits for them.
+    """The replicas, the problems of the processes, and the prompts that wait for a replica.
+
+    Args:
+        names: names of the replicas' processes.
+        can_recover: whether processes that die are restarted.
 
     Attributes:
-        draining: new requests are refused.
+        replicas: all replicas.
+        draining: whether new requests are refused, because the server is shutting down.
     """
 
     def __init__(self, names: Sequence[str], can_recover: bool) -> None:
         self.replicas = [Replica(name) for name in names]
         self.draining = False
         self._can_recover = can_recover
-        self._troubles: dict[str, _Trouble] = {}
+        self._problems: dict[str, _Problem] = {}
         self._paused = False
         self._held = False
         self._waiting: set[asyncio.Future[None]] = set()
 
     def named(self, name: str) -> Replica | None:
-        """Return a replica by the name of its process."""
+        """Return the replica whose process has this name; None if there is none."""
         return next((replica for replica in self.replicas if replica.name == name), None)
 
     @property
     def ready(self) -> list[Replica]:
-        """The replicas that take requests."""
+        """The replicas that accept requests."""
         return [replica for replica in self.replicas if replica.ready]
 
     @property
     def health(self) -> Health:
-        """Whether requests are served, and what is wrong."""
-        works = any(replica.ready and replica.name not in self._troubles for replica in self.replicas)
+        """Whether requests are served, and the current problems."""
+        works = any(replica.ready and replica.name not in self._problems for replica in self.replicas)
         return Health(
-            problems=(*[trouble.text for trouble in self._troubles.values()], *self._outdated),
+            problems=(*[problem.text for problem in self._problems.values()], *self._outdated),
             draining=self.draining,
-            serving=works and DETOKENIZER not in self._troubles,
+            serving=works and DETOKENIZER not in self._problems,
             paused=self._paused,
         )
 
     @property
     def num_held(self) -> int:
-        """Prompts that wait here, for a replica or for the end of a pause."""
+        """Number of prompts that wait in `take`, for a replica or for the end of a pause."""
         return len(self._waiting)
 
     @property
     def why_unavailable(self) -> str:
-        """Why no replica takes a request."""
+        """The reason why no replica accepts requests."""
         return "; ".join(self.health.problems) or "no replica of the model is ready"
 
     async def take(self, timeout_s: float | None) -> Replica:
-        """Return the replica for the next request, waiting while all are paused or being started again.
+        """Return the replica for the next request. Wait while generation is paused or all replicas are being restarted.
+
+        Args:
+            timeout_s: longest wait in seconds; None: without a limit.
 
         Raises:
-            UnavailableError: none is up and none will be, the server is draining, or the time is over.
+            UnavailableError: no replica works and none will be restarted, the server is draining, or the time limit is
+                over.
         """
         try:
             async with asyncio.timeout(timeout_s):
@@ -137,32 +151,32 @@ class ReplicaSet:
             raise UnavailableError(self.why_unavailable) from None
 
     def started(self, name: str) -> None:
-        """Note that a process takes messages."""
-        self._troubles.pop(name, None)
+        """Record that a process is ready for messages."""
+        self._problems.pop(name, None)
         replica = self.named(name)
         if replica is not None:
             replica.ready = True
         self._wake()
 
     def died(self, name: str, reason: str) -> None:
-        """Note that a process is gone."""
-        self._troubles[name] = _Trouble(f"{name} died: {reason}", dead=True)
+        """Record that a process has ended."""
+        self._problems[name] = _Problem(f"{name} died: {reason}", dead=True)
         replica = self.named(name)
         if replica is not None:
             replica.ready, replica.outdated, replica.load = False, False, None
         self._wake()
 
     def stuck(self, name: str, seconds: float) -> None:
-        """Note that a process has not answered for a while."""
-        self._troubles[name] = _Trouble(f"{name} has not moved for {seconds:.0f} s", dead=False)
+        """Record that a process has not answered a ping for this number of seconds."""
+        self._problems[name] = _Problem(f"{name} has not answered for {seconds:.0f} s", dead=False)
 
-    def moves(self, name: str) -> None:
-        """Note that a process answers again."""
-        if name in self._troubles and not self._troubles[name].dead:
-            del self._troubles[name]
+    def recovered(self, name: str) -> None:
+        """Record that a process that was stuck answers again."""
+        if name in self._problems and not self._problems[name].dead:
+            del self._problems[name]
 
-    def give_up(self) -> None:
-        """Let waiting requests fail when nothing is up: nothing will be started again."""
+    def end_restarts(self) -> None:
+        """Record that no process will be restarted any more. Waiting requests fail if no replica works."""
         self._can_recover = False
         self._wake()
 
@@ -172,36 +186,36 @@ class ReplicaSet:
         self._wake()
 
     def pause(self) -> None:
-        """Keep new requests waiting."""
+        """Make new requests wait until `resume`."""
         self._paused = True
 
     def resume(self) -> None:
-        """Let requests through again."""
+        """End `pause`."""
         self._paused = False
         self._wake()
 
     def hold(self) -> None:
-        """Keep new requests waiting until `release`, whether generation is paused or not."""
+        """Make new requests wait until `release`, independently of `pause`."""
         self._held = True
 
     def release(self) -> None:
-        """Let requests through again that `hold` keeps."""
+        """End `hold`."""
         self._held = False
         self._wake()
 
     @property
     def up(self) -> list[Replica]:
-        """The replicas that answer: those that take requests, and those whose weights are outdated."""
+        """The replicas whose processes run: those that accept requests, and those with outdated weights."""
         return [replica for replica in self.replicas if replica.ready or replica.outdated]
 
-    def outdate(self, name: str) -> None:
-        """Note that a replica has other weights than it should; it takes no requests."""
+    def mark_outdated(self, name: str) -> None:
+        """Record that a replica does not have the current weights. It then accepts no requests."""
         replica = self.named(name)
         if replica is not None:
             replica.ready, replica.outdated = False, True
 
-    def renew(self, name: str) -> None:
-        """Note that a replica that is up has the weights it should have."""
+    def mark_current(self, name: str) -> None:
+        """Record that an outdated replica has the current weights now."""
         replica = self.named(name)
         if replica is not None and replica.outdated:
             replica.ready, replica.outdated = True, False
@@ -210,7 +224,7 @@ class ReplicaSet:
     @property
     def _outdated(self) -> list[str]:
         return [
-            f"{replica.name} has other weights than it should: update them again"
+            f"{replica.name} does not have the current weights: update them again"
             for replica in self.replicas
             if replica.outdated
         ]
@@ -218,12 +232,12 @@ class ReplicaSet:
     def _free_replica(self) -> Replica | None:
         if self.draining:
             raise UnavailableError("the server is shutting down")
-        trouble = self._troubles.get(DETOKENIZER)
-        detokenizer_is_up = trouble is None or not trouble.dead
-        replica = choose_replica(self.replicas) if detokenizer_is_up else None
+        problem = self._problems.get(DETOKENIZER)
+        detokenizer_runs = problem is None or not problem.dead
+        replica = choose_replica(self.replicas) if detokenizer_runs else None
         if replica is None and not self._can_recover:
             raise UnavailableError(self.why_unavailable)
-        # Only an update of weights brings these back, and during one requests are held.
+        # Outdated replicas become ready only through an update of the weights. During an update, requests are held.
         if not self._held and all(replica.outdated for replica in self.replicas):
             raise UnavailableError(self.why_unavailable)
         return None if self._paused or self._held else replica

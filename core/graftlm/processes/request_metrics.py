@@ -1,4 +1,4 @@
-"""What measures requests as clients experience them."""
+"""The interface through which the times of requests are reported to the server's metrics."""
 
 from typing import Protocol
 
@@ -8,21 +8,26 @@ __all__ = ["RequestMetrics"]
 
 
 class RequestMetrics(Protocol):
-    """Hears of requests as clients experience them. Called in the event loop; must return at once."""
+    """Measures requests as clients experience them. Called in the event loop; the methods must not block."""
 
     def first_token(self, seconds: float) -> None:
-        """Note the time from a request's arrival in the server to its first token."""
+        """Record the time from a request's arrival in the server to its first token."""
         ...
 
     def more_tokens(self, seconds: float, num_tokens: int) -> None:
-        """Note tokens that came some time after the ones before."""
+        """Record later tokens of a request.
+
+        Args:
+            seconds: time since the request's previous tokens.
+            num_tokens: number of tokens that arrived together.
+        """
         ...
 
     def finished(self, output: GatheredOutput, seconds: float, outcome: str) -> None:
-        """Note a prompt that ended.
+        """Record the end of a prompt.
 
         Args:
-            seconds: since it arrived in the server.
-            outcome: a finish reason, a `Failure`'s name instead of "error", or "rejected" or "unavailable".
+            seconds: time since the prompt's arrival in the server.
+            outcome: a finish reason (instead of "error", the name of a `Failure`), "rejected" or "unavailable".
         """
         ...

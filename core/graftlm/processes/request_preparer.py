@@ -1,4 +1,4 @@
-"""Tokenises and checks requests in threads, beside the event loop that serves HTTP."""
+"""Tokenization and checks of requests, in threads besides the event loop that serves HTTP."""
 
 import asyncio
 import uuid
@@ -28,7 +28,7 @@ class RequestPreparer:
     Grammars are checked in threads of their own, because a check may take seconds or never return.
 
     Args:
-        encoder: tokenises.
+        encoder: tokenizes prompts.
         intake: checks prompts and parameters.
     """
 
@@ -49,19 +49,20 @@ class RequestPreparer:
         template_args: Mapping[str, Any] | None = None,
         adapt: Callable[[TokenIds], SamplingParams] | None = None,
     ) -> PreparedRequest:
-        """Tokenise and check a prompt in one thread.
+        """Tokenize and check a prompt in a thread.
 
         Args:
             prompt: text, a pair of texts, token ids, or chat messages, which the checkpoint's chat template renders.
-            params: if `adapt` is given, only whether they have a grammar counts.
-            request_id: None draws one.
+            params: the sampling parameters. If `adapt` is given, they only show whether the request has a grammar.
+            options: options besides sampling.
+            request_id: the client's id; None: a random one is created.
             template_args: further variables of the chat template.
-            adapt: returns the sampling parameters for the prompt's token ids, with a grammar if `params` have one; runs
-                in that thread.
+            adapt: returns the sampling parameters for the prompt's token ids. They must have a grammar if and only if
+                `params` has one. It is called in the thread.
 
         Raises:
-            RequestError: the prompt or its parameters are wrong.
-            UnavailableError: the server is stopping.
+            RequestError: the prompt or its parameters are not valid.
+            UnavailableError: the server is stopping, or checks of other grammars hang.
         """
 
         def check() -> PreparedRequest:
@@ -81,15 +82,16 @@ class RequestPreparer:
         return await self.in_thread(check, has_grammar=params.grammar_field is not None)
 
     async def check_params(self, params: SamplingParams) -> None:
-        """Check sampling parameters alone, as `prepare` does.
+        """Check sampling parameters as `prepare` does.
 
         Raises:
-            RequestError: they are wrong.
+            RequestError: they are not valid.
+            UnavailableError: as in `prepare`.
         """
         await self.in_thread(lambda: self._intake.check_params(params), has_grammar=params.grammar_field is not None)
 
     async def enforces(self, params: SamplingParams) -> bool:
-        """Whether this engine can enforce the grammar of sampling parameters."""
+        """Return whether this engine can enforce the grammar in sampling parameters."""
         try:
             await self.check_params(params)
         except (GrammarError, UnsupportedFeatureError):
@@ -97,10 +99,14 @@ class RequestPreparer:
         return True
 
     async def in_thread(self, function: Callable[[], T], *, has_grammar: bool = False) -> T:
-        """Run a function in a thread; in one of those for grammars if it checks one.
+        """Run a function in a thread and return its result.
+
+        Args:
+            has_grammar: whether the function checks a grammar; it then runs in one of the threads for grammars.
 
         Raises:
             UnavailableError: the server is stopping, or checks of other grammars hang.
+            Exception: the error of the function.
         """
         if has_grammar:
             return await self._grammar_threads.run(function)
@@ -109,15 +115,15 @@ class RequestPreparer:
         return await asyncio.get_running_loop().run_in_executor(self._threads, function)
 
     def is_token(self, text: str) -> bool:
-        """Whether a text is one token of the vocabulary that is not special."""
+        """Return whether a text is exactly one token of the model."""
         return self._encoder.is_token(text)
 
     async def encode(self, text: str, *, add_special_tokens: bool = True) -> TokenIds:
-        """Return a text's token ids, int32 [n]; raises as `prepare`."""
+        """Return a text's token ids, int32 [n]; errors as in `prepare`."""
         return await self.in_thread(lambda: self._encoder.encode_text(text, add_special_tokens))
 
     async def encode_chat(self, messages: Sequence[Message], **template_args: Any) -> TokenIds:
-        """Return a chat's token ids, int32 [n]; raises as `prepare`."""
+        """Return a chat's token ids, int32 [n]; errors as in `prepare`."""
         return await self.in_thread(lambda: self._encoder.encode_chat(messages, template_args))
 
     async def decode(self, token_ids: TokenIds, *, skip_special_tokens: bool = True) -> str:
@@ -129,6 +135,6 @@ class RequestPreparer:
         return await self.in_thread(lambda: self._encoder.decode(token_ids, skip_special_tokens))
 
     def close(self) -> None:
-        """Accept no more work. Work that has begun ends in its thread."""
+        """Refuse further calls. Calls that have begun continue in their threads."""
         self._is_closed = True
         self._threads.shutdown(wait=False, cancel_futures=True)

@@ -1,4 +1,4 @@
-"""A replica of the model in a process of its own: messages in, steps, tokens out."""
+"""A scheduler process: it receives messages, runs the steps of one replica, and sends tokens."""
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
@@ -39,14 +39,14 @@ __all__ = ["SchedulerProcess"]
 
 logger = logging.getLogger(__name__)
 
-#: How often a working replica reports its load.
+#: Interval at which a working replica reports its load.
 _LOAD_INTERVAL_S = 0.2
 
 
 class SchedulerProcess:
     """Runs the step loop of one replica between messages.
 
-    Everything happens in one thread, but for the forward passes, which overlap, and the compiling of grammars.
+    All work is done in one thread, except forward passes, which overlap with it, and the compilation of grammars.
     """
 
     def __init__(
@@ -61,12 +61,18 @@ class SchedulerProcess:
         clock: Callable[[], float],
         events: KVEventPublisher | None = None,
     ) -> None:
-        """Take an assembled engine and its channels.
+        """Connect an assembled engine to its channels.
 
         Args:
+            name: name of this process.
+            parts: the engine.
+            metrics: measures the steps.
+            inbox: receives messages.
+            to_main: channel to the main process.
             connect: opens a channel to an endpoint.
-            detokenizer: the endpoint that tokens go to, until another is named.
-            events: publishes what the prefix cache does, after each step.
+            detokenizer: endpoint to which tokens are sent, until a UseDetokenizer message names another one.
+            clock: a monotonic clock, in seconds.
+            events: publishes the prefix cache's events after each step; None: they are not published.
         """
         self._name = name
         self._parts = parts
@@ -104,16 +110,16 @@ class SchedulerProcess:
         }
 
     def run(self, early: Sequence[AnyMessage] = ()) -> None:
-        """Serve until told to shut down.
+        """Handle messages and run steps until Shutdown.
 
         Args:
-            early: messages that came before there was anything to take them.
+            early: messages that arrived while the engine was being assembled.
         """
         for message in early:
-            self._take(message)
+            self._handle(message)
         while not self._closing:
             for message in self._inbox.receive(self._wait_s()):
-                self._take(message)
+                self._handle(message)
             for call, install in self._adapters.take_read():
                 self._answer(call, install)
             if self._paused:
@@ -127,7 +133,7 @@ class SchedulerProcess:
         self._loop.close()
 
     def _wait_s(self) -> float | None:
-        """Return how long to wait for a message: not at all while there is work."""
+        """Return the seconds to wait for a message: 0 while there is work; None: without a limit."""
         if not self._paused:
             wait_s = self._loop.idle_s
         else:
@@ -135,8 +141,9 @@ class SchedulerProcess:
             wait_s = None if deadline_s is None else max(0.001, deadline_s - self._clock())
         return wait_s if self._reported_idle or wait_s == 0.0 else min(wait_s or _LOAD_INTERVAL_S, _LOAD_INTERVAL_S)
 
-    def _take(self, message: AnyMessage) -> None:
-        self._reported_idle = False  # it may begin and end between two reports, and has changed something all the same
+    def _handle(self, message: AnyMessage) -> None:
+        # A request may begin and end between two reports, and nevertheless has changed the counters.
+        self._reported_idle = False
         match message:
             case Generate():
                 self._generate(message)
@@ -152,10 +159,10 @@ class SchedulerProcess:
             case Shutdown():
                 self._closing = True
             case _:
-                logger.error("%s cannot take a message of type %s", self._name, type(message).__name__)
+                logger.error("%s cannot handle a message of type %s", self._name, type(message).__name__)
 
     def _generate(self, message: Generate) -> None:
-        """Queue a prompt's completions, all or none, and say which."""
+        """Queue all completions of a prompt, or refuse the prompt, and report to main."""
         intake = self._parts.intake
         try:
             params = params_from_wire(message.params)
@@ -168,7 +175,7 @@ class SchedulerProcess:
             self._loop.add(requests, self._inbox.wake)
         except GraftlmError as error:
             self._reject(message, type(error).__name__, str(error))
-        except Exception as error:  # a plugin's code, such as a grammar backend's constructor: only this prompt fails
+        except Exception as error:  # an error of a plugin, such as a grammar backend: only this prompt fails
             logger.exception("request %s could not be queued", message.prompt_id)
             self._reject(message, "RequestFailedError", f"{type(error).__name__}: {error}")
         else:
@@ -193,11 +200,11 @@ class SchedulerProcess:
             self._to_main.send(Reply(process=self._name, call_id=call.call_id, error=str(error)))
 
     def _answer(self, call: Call, function: Callable[[], Any]) -> None:
-        """Run what was asked for; whatever it raises is the answer."""
+        """Run the function of a call and send its result or its error as the reply."""
         try:
             value = function()
             self._to_main.send(Reply(process=self._name, call_id=call.call_id, value=value))
-        except Exception as failure:  # a value of a plugin's that no message can hold is among them
+        except Exception as failure:  # also if the value comes from a plugin and cannot be encoded
             if not isinstance(failure, RequestError | AdapterError):
                 logger.exception("%s failed", call.name)
             error = str(failure) or type(failure).__name__
@@ -229,7 +236,7 @@ class SchedulerProcess:
             new = weights.checked(path) if path is not None else weights.checked_tensors(read_tensors(tensors or b""))
         except ModelError as error:
             raise RequestError(str(error)) from error
-        self._send(self._loop.settle())  # none is under way, unless generation is paused
+        self._send(self._loop.settle())  # only a paused server has requests at this point
         self._parts.replace_weights(new, flush_cache=flush_cache)
         self._send(self._loop.take_updates())
 
@@ -261,7 +268,7 @@ class SchedulerProcess:
             del self._num_unfinished[prompt_id]
 
     def _report_load(self) -> None:
-        """Tell main how things stand: from time to time while there is work, and once when there is none."""
+        """Send the load to main: every 0.2 s while there is work, and once when there is none."""
         now, idle = self._clock(), not self._loop.scheduler.has_work
         if (idle and self._reported_idle) or (not idle and now < self._next_load_s):
             return

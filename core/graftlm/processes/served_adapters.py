@@ -1,4 +1,4 @@
-"""The adapters that clients may ask for, and that every replica has."""
+"""The adapters that requests may name, and that every replica has loaded."""
 
 import asyncio
 import time
@@ -14,18 +14,19 @@ from graftlm.processes.replicas import ReplicaSet
 
 __all__ = ["ServedAdapter", "ServedAdapters"]
 
-#: The `call_id` of calls whose answer nobody waits for: it is below those of `ProcessCalls`.
-_UNHEARD_ID = -1
+#: The `call_id` of calls whose reply is ignored. `ProcessCalls` uses higher ids.
+_IGNORED_REPLY_ID = -1
 
 
 @dataclass(frozen=True, slots=True)
 class ServedAdapter:
-    """An adapter that clients may ask for.
+    """An adapter that requests may name.
 
     Attributes:
-        path: the folder it was read from.
-        loaded_s: Unix time.
-        digest: of its content, the same in every replica; None if no replica has told.
+        name: its name in requests.
+        path: the folder from which it was read.
+        loaded_s: Unix time at which it was loaded, in seconds.
+        digest: digest of its content, the same in every replica; None if no replica has reported it.
     """
 
     name: str
@@ -35,14 +36,15 @@ class ServedAdapter:
 
 
 class ServedAdapters(Mapping[str, ServedAdapter]):
-    """Loads adapters into all replicas, or into none, and knows which there are, by name. Lives in one event loop.
+    """The loaded adapters by name. An adapter is loaded into all replicas or into none. Used by one event loop.
 
     Args:
-        configured: name -> folder of those that replicas load by themselves when the server starts.
-        digests: of their content, by name.
-        calls: questions to the replicas.
+        configured: name -> folder of the adapters that each replica loads at the server's start.
+        digests: name -> digest of the content of these adapters.
+        calls: calls to the replicas.
+        replicas: the replicas.
         send: queues a message for a replica.
-        wall_clock: Unix time in seconds.
+        wall_clock: returns Unix time in seconds.
     """
 
     def __init__(
@@ -73,11 +75,11 @@ class ServedAdapters(Mapping[str, ServedAdapter]):
 
     @property
     def paths(self) -> dict[str, str]:
-        """The folder of each, by name."""
+        """Name -> folder of each adapter."""
         return {name: adapter.path for name, adapter in self._by_name.items()}
 
     def check(self, name: str | None) -> None:
-        """Check the adapter of a request; None asks for none.
+        """Check the name of the adapter in a request; None means the model without an adapter.
 
         Raises:
             AdapterNotFoundError: there is no such adapter.
@@ -86,45 +88,49 @@ class ServedAdapters(Mapping[str, ServedAdapter]):
             raise adapter_not_found(name, self._by_name)
 
     async def load(self, name: str, path: str) -> None:
-        """Load an adapter into every replica, while requests go on.
+        """Load an adapter into every replica, while requests run. If this fails, no replica keeps the adapter.
 
         Raises:
-            AdapterError: the name is taken, or is none; or replicas read different contents, then no replica has it.
-            RequestError: a replica refuses it; then no replica has it.
-            UnavailableError: no replica is up, or one dies or gives no answer.
+            AdapterError: the name is in use or not valid, or the replicas have read different contents.
+            RequestError: a replica refuses the adapter.
+            UnavailableError: no replica is ready, or one dies or does not reply in time.
         """
         async with self._lock:
             check_adapter_name(name)
             if name in self._by_name:
                 raise AdapterError(f"an adapter {name!r} is already loaded from {self[name].path}. Unload it first.")
-            asked, digest = await self._load_everywhere(name, path)
+            processes, digest = await self._load_everywhere(name, path)
             self._by_name[name] = ServedAdapter(name, path, int(self._wall_clock()), digest)
             for replica in self._replicas.ready:
-                if replica.name not in asked:
-                    self.restarted(replica.name)  # while the others were loading
+                if replica.name not in processes:  # it was restarted while the others loaded the adapter
+                    self.restarted(replica.name)
 
     async def unload(self, name: str) -> int:
-        """Take no more requests for an adapter; those under way end with it.
+        """Refuse new requests for an adapter. Requests that already run keep it until they end.
 
-        Returns: how many are under way.
+        Returns: the number of requests that still use it.
 
         Raises:
             AdapterNotFoundError: there is no such adapter.
-            UnavailableError: a replica gives no answer.
+            UnavailableError: no replica is ready, or one dies or does not reply in time.
         """
         async with self._lock:
             self.check(name)
-            del self._by_name[name]  # before anything is awaited: no request may slip in behind
+            del self._by_name[name]  # before the first await, after which new requests could arrive
             return int(sum(await self._calls.call_schedulers("unload_adapter", name=name)))
 
     def restarted(self, process: str) -> None:
-        """Have a replica that was started hold what the others hold, with that content, before its first request."""
+        """Make a restarted replica load the adapters of the other replicas before its first request."""
         if self._by_name:
-            wanted = {name: {"path": it.path, "digest": it.digest} for name, it in self._by_name.items()}
-            self._send(process, Call(call_id=_UNHEARD_ID, name="set_adapters", arguments={"adapters": wanted}))
+            adapters = {name: {"path": it.path, "digest": it.digest} for name, it in self._by_name.items()}
+            arguments = {"adapters": adapters}
+            self._send(process, Call(call_id=_IGNORED_REPLY_ID, name="set_adapters", arguments=arguments))
 
     async def _load_everywhere(self, name: str, path: str) -> tuple[set[str], str]:
-        """Load an adapter into the replicas that are up, all or none; returns their names and what they have read."""
+        """Load an adapter into all replicas that are ready, or into none; errors as in `load`.
+
+        Returns: the names of the replicas' processes, and the digest of the adapter's content.
+        """
         ready = [replica.name for replica in self._replicas.ready]
         if not ready:
             raise UnavailableError(self._replicas.why_unavailable)
@@ -134,23 +140,24 @@ class ServedAdapters(Mapping[str, ServedAdapter]):
             digests = _digests(outcomes)
             if len(digests) > 1:
                 raise AdapterError(
-                    f"the replicas have read {len(digests)} different adapters from {path}. Load it again when nothing "
-                    "is written there, and every replica finds the same files."
+                    f"the replicas have read {len(digests)} different adapters from {path}. Load it again when its "
+                    "files do not change any more, and are the same for every replica."
                 )
         except (AdapterError, asyncio.CancelledError):
-            self._forget(name, ready)
+            self._unload_from(name, ready)
             raise
         failures = [outcome for outcome in outcomes.values() if isinstance(outcome, BaseException)]
         if failures:
-            # Those that died or said nothing may have it, too; one that still reads lets go of it.
-            self._forget(name, [process for process in ready if not isinstance(outcomes[process], RequestError)])
+            # Also replicas that did not reply may have loaded the adapter. One that still reads it stops.
+            loaded = [process for process in ready if not isinstance(outcomes[process], RequestError)]
+            self._unload_from(name, loaded)
             raise failures[0]
         (digest,) = digests
         return set(ready), digest
 
-    def _forget(self, name: str, processes: Iterable[str]) -> None:
+    def _unload_from(self, name: str, processes: Iterable[str]) -> None:
         for process in processes:
-            self._send(process, Call(call_id=_UNHEARD_ID, name="unload_adapter", arguments={"name": name}))
+            self._send(process, Call(call_id=_IGNORED_REPLY_ID, name="unload_adapter", arguments={"name": name}))
 
 
 def _digests(outcomes: Mapping[str, Any]) -> set[str]:

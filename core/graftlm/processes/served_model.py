@@ -1,4 +1,4 @@
-"""What clients may know of the model that is served."""
+"""The description of the served model for clients."""
 
 from dataclasses import dataclass, field
 
@@ -10,21 +10,25 @@ __all__ = ["ServedModel"]
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """What clients may know of the model.
+    """The description of the served model for clients.
 
     Attributes:
-        name: in the API.
-        path: of the checkpoint, as configured.
+        name: name in the API.
+        path: path of the checkpoint, as configured.
+        architectures: class names from config.json.
+        dtype: dtype in which the model computes.
+        kv_dtype: dtype of the KV cache.
+        vocab_size: number of tokens in the vocabulary.
+        context_len: most tokens of prompt and output together.
+        memory_tokens: capacity of a replica's KV memory, in tokens.
+        eos_token_ids: tokens that end the output.
+        has_chat_template: whether the checkpoint has a chat template.
+        created_s: Unix time at which the server started, in seconds.
+        generates: whether the model generates text.
+        labels: the labels of the scores of its score head; empty if it has no score head.
+        embedding: the checkpoint's settings for embeddings.
+        resolved: for each family of plugins, the chosen provider and the reason.
         aliases: further names in the API.
-        dtype: what the model computes in.
-        kv_dtype: what its KV memory holds.
-        context_len: tokens of prompt and output together at most.
-        memory_tokens: tokens that a replica's KV memory holds.
-        created_s: Unix time at which the server started.
-        generates: whether it generates text.
-        labels: what the numbers of its score head stand for; empty: it has none.
-        embedding: how the checkpoint's embeddings are made.
-        resolved: which provider each family of plugins has, and why.
     """
 
     name: str
@@ -45,9 +49,9 @@ class ServedModel:
     aliases: tuple[str, ...] = ()
 
     def has_name(self, name: str | None) -> bool:
-        """Return whether requests may name the model so; without a name they mean it, too."""
+        """Return whether requests may use this name for the model; a missing name (None or "") stands for it, too."""
         return name in (None, "", "default", self.name, self.path, *self.aliases)
 
     def id_with(self, adapter: str | None) -> str:
-        """Return the id in the API of the model with an adapter, or of the model alone."""
+        """Return the model's id in the API: with an adapter, or without one for None."""
         return self.name if adapter is None else f"{self.name}:{adapter}"

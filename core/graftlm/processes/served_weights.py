@@ -11,7 +11,7 @@ from graftlm.processes.replicas import ReplicaSet
 
 __all__ = ["ServedWeights"]
 
-#: How long a replica may take to replace its weights, which may come from slow storage.
+#: Time limit for a replica to replace its weights, which may be on slow storage.
 UPDATE_TIMEOUT_S: Final = 3600.0
 
 
@@ -24,7 +24,7 @@ class ServedWeights:
         abort_all: aborts every prompt in flight.
 
     Attributes:
-        version: the name of the weights in answers; "default" until an update names others.
+        version: name of the weights in answers; "default" until an update sets another name.
     """
 
     def __init__(
@@ -47,18 +47,18 @@ class ServedWeights:
         continue with their keys and values if `flush_cache` is False.
 
         Args:
-            path: of a checkpoint; None for tensors.
+            path: path of a checkpoint; None for tensors.
             tensors: the content of a safetensors file; None for a checkpoint.
             flush_cache: discard the keys and values that the former weights computed.
             abort_all: abort running requests instead of waiting for them.
             version: the new weights' name in answers; None keeps the name.
 
-        Returns: prompts that were paused during the update.
+        Returns: number of prompts that were paused during the update.
 
         Raises:
-            RequestError: the weights do not fit; every replica keeps its weights.
-            UnavailableError: no replica is up; or some replicas have the new weights and the others could not take
-                them, and serve no request until an update succeeds.
+            RequestError: the weights do not fit the model; every replica keeps its weights.
+            UnavailableError: no replica is up, or only some replicas could load the new weights. In the second case,
+                the other replicas serve no requests until an update succeeds.
         """
         arguments = {"path": path, "tensors": tensors, "flush_cache": flush_cache}
         async with self._lock:
@@ -71,18 +71,18 @@ class ServedWeights:
                 num_paused = len(self._in_flight)
                 processes = [replica.name for replica in self._replicas.up]
                 outcomes = await self._calls.call_each(processes, "update_weights", arguments, UPDATE_TIMEOUT_S)
-                self._note(outcomes, version)
+                self._record(outcomes, version)
             finally:
                 self._replicas.release()
         return num_paused
 
     def process_ready(self, name: str) -> None:
-        """Note that a replica has started, with the weights of the configuration."""
+        """Handle that a replica has started; it has the weights of the configuration."""
         if self._have_changed:
-            self._replicas.outdate(name)
+            self._replicas.mark_outdated(name)
 
-    def _note(self, outcomes: Mapping[str, object], version: str | None) -> None:
-        """Note which replicas have the new weights, and their version; raises as `update`."""
+    def _record(self, outcomes: Mapping[str, object], version: str | None) -> None:
+        """Record which replicas have the new weights, and the weights' name; errors as in `update`."""
         if not outcomes:
             raise UnavailableError(self._replicas.why_unavailable)
         failed = {name: outcome for name, outcome in outcomes.items() if isinstance(outcome, BaseException)}
@@ -92,12 +92,12 @@ class ServedWeights:
         self.version = version or self.version
         for replica in self._replicas.up:
             if replica.name in outcomes and replica.name not in failed:
-                self._replicas.renew(replica.name)
-            else:  # it failed, or was restarted during the update
-                self._replicas.outdate(replica.name)
+                self._replicas.mark_current(replica.name)
+            else:  # the update failed here, or the replica was restarted during the update
+                self._replicas.mark_outdated(replica.name)
         if failed:
             reasons = "; ".join(f"{name}: {error}" for name, error in failed.items())
             raise UnavailableError(
-                f"{len(outcomes) - len(failed)} of {len(outcomes)} replicas have the new weights; these have not, and "
-                f"serve nothing until an update succeeds: {reasons}"
+                f"{len(outcomes) - len(failed)} of {len(outcomes)} replicas have the new weights. The others serve no "
+                f"requests until an update succeeds: {reasons}"
             )

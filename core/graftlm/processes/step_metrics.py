@@ -1,4 +1,4 @@
-"""How long steps take, in histograms that travel to the main process."""
+"""Histograms of the steps' durations, which are sent to the main process."""
 
 from bisect import bisect_left
 from collections.abc import Sequence
@@ -8,12 +8,12 @@ from graftlm.records import StepRecord
 
 __all__ = ["STEP_BUCKETS_S", "STEP_HISTOGRAMS", "Histogram", "StepMetrics"]
 
-#: Upper bounds in seconds: a step of a tiny model on a CPU takes a millisecond, a long prompt on a large one seconds.
+#: Upper bounds in seconds. A step of a tiny model takes about 1 ms. A long prompt and a large model take seconds.
 STEP_BUCKETS_S: Final = (
     0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0,
 )  # fmt: skip
 
-#: Name -> what it says.
+#: Name -> help text.
 STEP_HISTOGRAMS: Final = {
     "step_host_seconds": "Seconds that planning and committing a step took.",
     "step_model_seconds": "Seconds that a step took on the device.",
@@ -21,7 +21,11 @@ STEP_HISTOGRAMS: Final = {
 
 
 class Histogram:
-    """Counts observations by bucket; the last bucket has no upper bound."""
+    """Counts observed values by bucket. The last bucket has no upper bound.
+
+    Args:
+        bounds: the upper bounds of the other buckets, ascending.
+    """
 
     def __init__(self, bounds: Sequence[float]) -> None:
         self._bounds = bounds
@@ -34,7 +38,7 @@ class Histogram:
         self._sum += value
 
     def snapshot(self) -> tuple[list[int], float]:
-        """Return the counts by bucket, not added up, and the sum of all values."""
+        """Return the counts by bucket (not cumulated) and the sum of all values."""
         return list(self._counts), self._sum
 
 
@@ -46,10 +50,10 @@ class StepMetrics:
         self._model = Histogram(STEP_BUCKETS_S)
 
     def observe(self, record: StepRecord) -> None:
-        """Count a step."""
+        """Add the durations of a step to the histograms."""
         self._host.observe(record.host_s)
         self._model.observe(record.model_s)
 
     def snapshot(self) -> dict[str, tuple[list[int], float]]:
-        """Return the histograms by name, as `messages.Load` holds them."""
+        """Return the histograms by name, in the form of `messages.Load.histograms`."""
         return {"step_host_seconds": self._host.snapshot(), "step_model_seconds": self._model.snapshot()}

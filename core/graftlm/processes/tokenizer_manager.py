@@ -1,4 +1,4 @@
-"""The main process's requests: sent to the replicas, followed until they end."""
+"""The main process's handling of requests, from their preparation to their end."""
 
 import asyncio
 import itertools
@@ -53,15 +53,18 @@ __all__ = ["TokenizerManager"]
 
 
 class TokenizerManager:
-    """Sends the requests of HTTP handlers to the scheduler processes, and turns the answers into generations.
+    """Sends the requests of HTTP handlers to the scheduler processes, and passes the output to their `Generation`s.
 
     Used by one event loop.
 
     Attributes:
-        replicas: the replicas, and whether their processes are well.
-        chat_formats: how the model writes tool calls and reasoning.
-        calls: calls to the processes that concern no request.
-        preparer: tokenises, checks and decodes in threads.
+        config: the configuration.
+        model: the description of the model.
+        tokenizer: the tokenizer.
+        replicas: the replicas, and the state of the processes.
+        chat_formats: the formats of the model's tool calls and reasoning.
+        calls: calls to the processes that do not concern a request.
+        preparer: tokenizes, checks and decodes in threads.
         adapters: the adapters that requests may name.
         weights: replaces the model's weights.
     """
@@ -80,11 +83,15 @@ class TokenizerManager:
         chat_formats: ChatFormats | None = None,
         adapter_digests: Mapping[str, str] | None = None,
     ) -> None:
-        """Join the parts.
+        """Connect the parts.
 
         Args:
-            adapter_digests: of the content of the configured adapters, by name.
-            recorder: records every request that has generated tokens; its opener closes it.
+            intake: checks requests.
+            send: queues a message for a process.
+            metrics: measures the requests.
+            clock: a monotonic clock, in seconds.
+            recorder: records every request that has generated tokens. The caller closes it.
+            adapter_digests: name -> digest of the content of each configured adapter.
         """
         self.config = config
         self.model = model
@@ -106,12 +113,12 @@ class TokenizerManager:
 
     @property
     def health(self) -> Health:
-        """Whether requests are served, and what is wrong."""
+        """Whether requests are served, and the current problems."""
         return self.replicas.health
 
     @property
     def num_requests(self) -> int:
-        """Prompts that have not ended."""
+        """Number of prompts that have not ended."""
         return len(self._in_flight)
 
     async def prepare(
@@ -124,16 +131,17 @@ class TokenizerManager:
         template_args: Mapping[str, Any] | None = None,
         adapt: Callable[[TokenIds], SamplingParams] | None = None,
     ) -> PreparedRequest:
-        """Tokenise and check a prompt, so that `start` can hardly fail.
+        """Tokenize and check a prompt. `start` then finds only errors that cannot be known before.
 
         Args:
-            options: the shorter of their timeout and `server.request_timeout_s` counts.
+            options: their timeout is reduced to `server.request_timeout_s` if that is shorter.
 
         The other arguments are those of `RequestPreparer.prepare`.
 
         Raises:
             AdapterNotFoundError: there is no such adapter.
-            RequestError: the prompt or its parameters are wrong.
+            RequestError: the prompt or its parameters are not valid, or the request id is in use.
+            UnavailableError: as in `RequestPreparer.prepare`.
         """
         self.adapters.check(options.adapter)
         self._check_id(request_id)
@@ -143,14 +151,15 @@ class TokenizerManager:
         )
 
     async def start(self, request: PreparedRequest) -> Generation:
-        """Hand a prompt to a replica and wait until it is queued there.
+        """Send a prompt to a replica and wait until it is queued there.
 
-        Waits for a replica that is being started again, when none is ready, and while generation is paused.
+        Before that, it waits while generation is paused, and while no replica is ready but one is being restarted.
 
         Raises:
-            QueueFullError: max_queued_requests are waiting.
-            RequestError: the id is in use, or something in the request is no Unicode or too large a number.
-            UnavailableError: no replica is up, or the server is draining.
+            QueueFullError: `scheduling.max_queued_requests` requests are waiting in the replica.
+            RequestError: the request id is in use, or the request contains invalid Unicode or a number that is too
+                large.
+            UnavailableError: no replica works, or the server is draining.
         """
         self._check_number(request.params.n)
         arrived_s = self._clock()
@@ -168,7 +177,8 @@ class TokenizerManager:
         try:
             self._send(replica.name, message)
         except MessageError as error:
-            raise RequestError(f"the request holds what is no Unicode, or too large: {error.__cause__}") from error
+            message_text = f"the request contains invalid Unicode or a number that is too large: {error.__cause__}"
+            raise RequestError(message_text) from error
         self._in_flight.add(InFlight(prompt_id, generation, replica, arrived_s))
         try:
             await generation.accepted
@@ -178,16 +188,17 @@ class TokenizerManager:
         return generation
 
     async def start_all(self, requests: Sequence[PreparedRequest]) -> list[Generation]:
-        """Start several prompts, all or none; as `start`.
+        """Start several prompts as `start` does. If one cannot be started, the others are aborted.
 
         Raises:
-            RequestError: they are more than could ever wait at once.
+            RequestError: they have more completions than the queues have room for, or as in `start`.
+            GraftlmError: as in `start`.
         """
         self._check_number(sum(request.params.n for request in requests))
         starts = [asyncio.ensure_future(self.start(request)) for request in requests]
         try:
             return list(await asyncio.gather(*starts))
-        except BaseException:  # our caller being cancelled is one
+        except BaseException:  # includes the cancellation of the caller
             for start in starts:
                 start.cancel()
             for outcome in await asyncio.gather(*starts, return_exceptions=True):
@@ -196,45 +207,59 @@ class TokenizerManager:
             raise
 
     def abort(self, request_id: str) -> None:
-        """End a request by the client's id; an unknown one is ignored."""
+        """Abort the request with this id. Unknown ids are ignored."""
         item = self._in_flight.by_request_id(request_id)
         if item is not None:
             item.generation.abort()
 
     def abort_all(self) -> None:
-        """End every request."""
+        """Abort every request."""
         for item in self._in_flight:
             item.generation.abort()
 
     async def flush_cache(self) -> int:
-        """Forget every cached prefix that no running request uses; returns the tokens forgotten in all replicas."""
+        """Remove every cached prefix that no running request uses.
+
+        Returns: number of tokens removed, summed over all replicas.
+
+        Raises:
+            UnavailableError: no replica is ready, or one dies or does not reply in time.
+        """
         return int(sum(await self.calls.call_schedulers("flush_cache")))
 
     async def pause(self, mode: str) -> None:
-        """Stop generating until `resume`; requests that come meanwhile wait.
+        """Stop generating until `resume`. New requests wait.
 
         Args:
-            mode: "abort" ends what is under way, "in_place" keeps it as it stands, "retract" also gives its memory up.
+            mode: "abort" aborts all current requests; "in_place" keeps them and their memory; "retract" keeps them but
+                frees their memory.
+
+        Raises:
+            UnavailableError: a replica does not reply in time.
         """
         self.replicas.pause()
         if mode == "abort":
             self.abort_all()
-        await self.calls.call_those_that_stay("pause", retract=mode == "retract")
+        await self.calls.call_surviving("pause", retract=mode == "retract")
 
     async def resume(self) -> None:
-        """Go on after `pause`."""
-        await self.calls.call_those_that_stay("resume")
+        """Continue after `pause`.
+
+        Raises:
+            UnavailableError: a replica does not reply in time.
+        """
+        await self.calls.call_surviving("resume")
         self.replicas.resume()
 
-    # -- for the server's life -----------------------------------------------------------------------------------------
+    # -- for the end of the server -------------------------------------------------------------------------------------
 
     async def drain(self) -> None:
-        """Refuse new requests from now on, and wait until none is under way."""
+        """Refuse new requests from now on, and wait until all current ones have ended."""
         self.replicas.drain()
         await self._in_flight.wait_until_empty()
 
     def close(self) -> None:
-        """Fail what is under way and end the threads."""
+        """Fail all current requests and close the preparer."""
         self.replicas.drain()
         self._fail([*self._in_flight], "the server is stopping")
         self.preparer.close()
@@ -242,26 +267,26 @@ class TokenizerManager:
     # -- for the launcher ----------------------------------------------------------------------------------------------
 
     def process_ready(self, name: str) -> None:
-        """Note that a process takes messages."""
+        """Handle that a process is ready for messages."""
         if self.replicas.named(name) is not None:
             self.adapters.restarted(name)
         self.replicas.started(name)
         self.weights.process_ready(name)
 
     def process_stuck(self, name: str, seconds: float) -> None:
-        """Note that a process has not answered for a while."""
+        """Handle that a process has not answered a ping for this number of seconds."""
         self.replicas.stuck(name, seconds)
 
-    def process_moves(self, name: str) -> None:
-        """Note that a process that was stuck answers again."""
-        self.replicas.moves(name)
+    def process_recovered(self, name: str) -> None:
+        """Handle that a process that was stuck answers again."""
+        self.replicas.recovered(name)
 
-    def give_up(self) -> None:
-        """Have requests fail that wait for a process: nothing will be started again."""
-        self.replicas.give_up()
+    def restarts_ended(self) -> None:
+        """Handle that no process will be restarted any more: requests that wait for one fail."""
+        self.replicas.end_restarts()
 
     def process_died(self, name: str, reason: str) -> None:
-        """Fail what a dead process held: a scheduler its own requests, the detokenizer all."""
+        """Fail the requests of a scheduler that died. If the detokenizer died, fail all requests."""
         self.replicas.died(name, reason)
         replica = self.replicas.named(name)
         lost = [item for item in self._in_flight if replica is None or item.replica is replica]
@@ -273,7 +298,7 @@ class TokenizerManager:
         self.calls.process_died(name, text)
 
     def receive(self, message: AnyMessage) -> None:
-        """Take in what a process says."""
+        """Handle a message of a process."""
         match message:
             case TextBatch():
                 now = self._clock()
@@ -294,37 +319,37 @@ class TokenizerManager:
             case Reply():
                 self.calls.answer(message)
 
-    # -- inside --------------------------------------------------------------------------------------------------------
+    # -- helpers -------------------------------------------------------------------------------------------------------
 
     def _check_id(self, request_id: str | None) -> None:
         if request_id is not None and request_id in self._in_flight:
-            raise RequestError(f"request id {request_id!r} is in use; give every request its own")
+            raise RequestError(f"request id {request_id!r} is in use; give every request a different id")
 
     def _check_number(self, num_completions: int) -> None:
         limit = self.config.scheduling.max_queued_requests * self.config.parallel.data
         if num_completions > limit:
             raise RequestError(
-                f"one call asks for {num_completions} completions, more than may wait ({limit}). Send them in several "
-                "calls, or raise scheduling.max_queued_requests."
+                f"one call requests {num_completions} completions, but at most {limit} may wait. Send several calls, "
+                "or raise scheduling.max_queued_requests."
             )
 
     def _apply(self, update: RequestUpdate, text: str, now: float) -> None:
         item = self._in_flight.by_completion_id(update.request_id)
         if item is None:
-            return  # it was given up here before the scheduler heard of that
+            return  # it was ended here, but the scheduler had not received the Abort yet
         generation = item.generation
         generation.apply(update, text)
         if update.token_ids:
-            if item.heard_s is None:
-                self._in_flight.first_heard(item, now)
+            if item.last_token_s is None:
+                self._in_flight.first_token(item, now)
                 self._metrics.first_token(now - item.arrived_s)
             else:
-                self._metrics.more_tokens(now - item.heard_s, len(update.token_ids))
-                item.heard_s = now
+                self._metrics.more_tokens(now - item.last_token_s, len(update.token_ids))
+                item.last_token_s = now
         if generation.finished:
             self._remove(item, generation.outcome)
-            if generation.failed:  # what else runs of it is not wanted any more
-                self._abort_completions(item, "it failed")
+            if generation.failed:  # its other completions may still run
+                self._abort_completions(item, "the request failed")
 
     def _abort(self, generation: Generation) -> None:
         item = self._in_flight.by_request_id(generation.request_id)
@@ -336,8 +361,9 @@ class TokenizerManager:
 
     def _fail(self, items: Sequence[InFlight], text: str) -> None:
         for item in items:
-            self._end(item, UnavailableError(text), "unavailable")  # its own: raising one writes down where
-            self._abort_completions(item, "the server gave it up")
+            # Each request gets its own exception object, since raising one changes its traceback.
+            self._end(item, UnavailableError(text), "unavailable")
+            self._abort_completions(item, "the server ended the request")
 
     def _end(self, item: InFlight, error: GraftlmError, outcome: str) -> None:
         item.generation.fail(error)
@@ -347,7 +373,7 @@ class TokenizerManager:
         if self._in_flight.remove(item):
             output = item.generation.gathered()
             self._metrics.finished(output, self._clock() - item.arrived_s, outcome)
-            if self._recorder is not None and item.heard_s is not None:
+            if self._recorder is not None and item.last_token_s is not None:
                 self._recorder.record(_finished_request(item, output))
 
 
@@ -364,6 +390,6 @@ def _finished_request(item: InFlight, output: GatheredOutput) -> FinishedRequest
 
 
 def _error_named(name: str, message: str) -> GraftlmError:
-    """Return the error of a class in `graftlm.errors`."""
+    """Return an error of the class `name` in `graftlm.errors`; a RequestError if there is no such class."""
     kind = getattr(errors, name, None)
     return kind(message) if isinstance(kind, type) and issubclass(kind, GraftlmError) else RequestError(message)

@@ -1,4 +1,4 @@
-"""Requests as lines of a trace: which blocks of tokens they share, and no token of them.
+"""Requests as lines of a trace. A line shows which blocks of tokens requests share, but contains no tokens.
 
     {"timestamp": 1767225600123, "input_length": 40, "output_length": 12, "hash_ids": [h0, h1, h2],
      "output_hash_ids": [o2, o3], "block_tokens": 16, "namespace": "", "priority": 0}
@@ -8,7 +8,7 @@
     output_hash_ids                                   |       o2       |       o3       |  ...                  |
 
 An id is a keyed hash of all tokens up to the end of its block, so equal ids mean equal prefixes. The last output token
-is left out: it never passes through the model, and no cache holds it.
+is left out, since the model computes no keys and values for it and no cache contains it.
 """
 
 import hashlib
@@ -23,26 +23,28 @@ from graftlm.types import TokenIds
 
 __all__ = ["FinishedRequest", "TraceLines", "trace_block_tokens"]
 
-#: Fewest tokens in a block: what is shared shows in steps of that.
+#: Fewest tokens in a block. The length of a shared prefix is only recorded as a number of whole blocks.
 _MIN_BLOCK_TOKENS: Final = 16
-#: Ids fit the mantissa of a float, so that every JSON reader keeps them whole.
+#: Ids fit the mantissa of a float64, so that every JSON reader keeps all their bits.
 _ID_BITS: Final = 53
 _DIGEST_BYTES: Final = 8
 
 
 def trace_block_tokens(page_size: int) -> int:
-    """Return tokens in a block of a server's trace: a page, and at least 16 tokens."""
+    """Return the number of tokens in a block of a server's trace: the page size, but at least 16."""
     return max(page_size, _MIN_BLOCK_TOKENS)
 
 
 @dataclass(frozen=True, slots=True)
 class FinishedRequest:
-    """What is recorded of a request.
+    """The data of a request from which its trace lines are made.
 
     Attributes:
-        prompt: int32 [n], C-contiguous.
+        prompt: token ids, int32 [n], C-contiguous.
         outputs: token ids of each completion.
-        arrived_s: of the recorder's clock.
+        arrived_s: arrival, in seconds of the recorder's clock.
+        namespace: namespace of its cached prefixes.
+        priority: priority of the request.
     """
 
     prompt: TokenIds
@@ -53,16 +55,24 @@ class FinishedRequest:
 
 
 class TraceLines:
-    """Makes lines of requests, with one secret key."""
+    """Converts requests into trace lines, with one secret key.
+
+    Args:
+        key: at most 64 bytes. It must not be stored: with it, texts could be compared with the trace.
+        block_tokens: number of tokens in a block.
+    """
 
     def __init__(self, key: bytes, block_tokens: int) -> None:
-        """Take a key of at most 64 bytes, which must not be written anywhere."""
         self._key = key
         self._block_tokens = block_tokens
         self._block_bytes = block_tokens * np.dtype(np.int32).itemsize
 
     def of(self, request: FinishedRequest, timestamp_ms: int) -> Iterator[bytes]:
-        """Yield one line for each completion."""
+        """Yield one line for each completion.
+
+        Args:
+            timestamp_ms: arrival of the request, Unix time in milliseconds.
+        """
         namespace = request.namespace.encode("utf-8", "surrogatepass")
         hasher = hashlib.blake2b(
             len(namespace).to_bytes(8, "big") + namespace, digest_size=_DIGEST_BYTES, key=self._key
@@ -91,7 +101,10 @@ class TraceLines:
             )
 
     def _ids(self, hasher: hashlib.blake2b, tokens: bytes) -> list[int]:
-        """Return an id for each block, the last of which may be partial; `hasher` moves on to the end."""
+        """Return an id for each block of `tokens`; the last block may be partial.
+
+        Effects: `hasher` is updated with all tokens.
+        """
         ids = []
         for start in range(0, len(tokens), self._block_bytes):
             hasher.update(tokens[start : start + self._block_bytes])

@@ -20,15 +20,15 @@ __all__ = ["TraceRecorder"]
 
 logger = logging.getLogger(__name__)
 
-#: Lines are collected up to so many bytes, as long as more requests wait.
+#: While further requests wait, lines are collected up to this number of bytes before they are written.
 _BUFFER_BYTES: Final = 2**20
 
 
 class TraceRecorder:
-    """Appends requests to a file. A disk that fails ends the record, and nothing else.
+    """Appends finished requests to a file. If writing fails, the recording ends; the server continues.
 
-    The key of the hashes is drawn here and kept in memory only: whoever has the file cannot try out texts on it, and
-    lines of two runs of a server have no id in common.
+    The key of the hashes is random, and kept in memory only. So a reader of the file cannot test whether it contains a
+    given text, and lines of two runs of a server have no common ids.
     """
 
     def __init__(
@@ -40,21 +40,23 @@ class TraceRecorder:
         wall_clock: Callable[[], float] = time.time,
         max_waiting: int = 4096,
     ) -> None:
-        """Open the file; one that is made here is its owner's to read only.
+        """Open the file. If it is created here, only its owner may read and write it.
 
         Args:
-            clock: that `FinishedRequest.arrived_s` is of.
-            wall_clock: seconds since 1970; read once, so that timestamps never go back.
-            max_waiting: requests that may wait for the disk; further ones are left out.
+            path: path of the file.
+            block_tokens: number of tokens in a block.
+            clock: the clock of `FinishedRequest.arrived_s`, monotonic, in seconds.
+            wall_clock: returns Unix time in seconds. It is read only once, so that timestamps never decrease.
+            max_waiting: most requests that may wait for the disk; further ones are not recorded.
 
         Raises:
-            ConfigError: it cannot be opened.
+            ConfigError: the file cannot be opened.
         """
         try:
             self._file = FileIO(os.fspath(path), "a", opener=_open_private)
         except OSError as error:
             raise ConfigError(
-                f"server.record_trace: cannot append to {path}: {error.strerror or error}. Name a file that can be "
+                f"server.record_trace: cannot append to {path}: {error.strerror or error}. Set a file that can be "
                 "written, or null."
             ) from error
         mode = os.fstat(self._file.fileno()).st_mode
@@ -65,31 +67,33 @@ class TraceRecorder:
         self._epoch_s = wall_clock() - clock()
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="graftlm-trace")
         self._max_waiting = max_waiting
-        self._lock = threading.Lock()  # of the three below
+        self._lock = threading.Lock()  # protects the next three fields
         self._is_open = True
         self._num_waiting = 0
-        self._num_left_out = 0
-        self._buffer = bytearray()  # the thread's own
+        self._num_dropped = 0
+        self._buffer = bytearray()  # used by the thread only
 
     def record(self, request: FinishedRequest) -> None:
-        """Have a request written; returns at once."""
+        """Queue a request for writing; does not block."""
         with self._lock:
             if not self._is_open:
                 return
             if self._num_waiting >= self._max_waiting:
-                self._num_left_out += 1
+                self._num_dropped += 1
                 return
             self._num_waiting += 1
-            self._thread.submit(self._take_down, request)
+            self._thread.submit(self._write, request)
 
     def close(self) -> None:
-        """Write what waits and close the file; what comes later is not recorded."""
+        """Write the queued requests and close the file. Later requests are not recorded."""
         with self._lock:
             self._is_open = False
         self._thread.shutdown(wait=True)
         self._file.close()
-        if self._num_left_out:
-            logger.warning("%s lacks %d request(s): the disk was too slow", self._path, self._num_left_out)
+        if self._num_dropped:
+            logger.warning(
+                "%d request(s) were not recorded in %s: the disk was too slow", self._num_dropped, self._path
+            )
 
     def __enter__(self) -> Self:
         return self
@@ -99,12 +103,12 @@ class TraceRecorder:
 
     # -- in the thread -------------------------------------------------------------------------------------------------
 
-    def _take_down(self, request: FinishedRequest) -> None:
+    def _write(self, request: FinishedRequest) -> None:
         with self._lock:
             self._num_waiting -= 1
             is_last = not self._num_waiting
         if self._file.closed:
-            return  # it has failed
+            return  # writing has failed before
         try:
             for line in self._lines.of(request, round((self._epoch_s + request.arrived_s) * 1000)):
                 self._buffer += line
@@ -112,16 +116,16 @@ class TraceRecorder:
                 self._flush()
         except OSError as error:
             logger.error("cannot write %s: %s; no more requests are recorded", self._path, error.strerror or error)
-            self._give_up()
-        except Exception:  # it is our own bug; nobody reads this thread's results, and the server goes on
+            self._stop()
+        except Exception:  # a bug here must not stop the server, and the results of this thread are not read
             logger.exception("recording to %s failed; no more requests are recorded", self._path)
-            self._give_up()
+            self._stop()
 
     def _flush(self) -> None:
-        """Write the buffer whole, or leave the file as it was.
+        """Write the whole buffer. If that fails, restore the file's previous length.
 
         Raises:
-            OSError: it cannot be written.
+            OSError: the buffer cannot be written.
         """
         end = self._file.seek(0, os.SEEK_END)
         rest = memoryview(bytes(self._buffer))
@@ -130,11 +134,11 @@ class TraceRecorder:
             while rest:
                 rest = rest[self._file.write(rest) :]
         except OSError:
-            with contextlib.suppress(OSError):  # then the last line is torn, which readers tell with its number
+            with contextlib.suppress(OSError):  # the last line is then incomplete; readers report its number
                 self._file.truncate(end)
             raise
 
-    def _give_up(self) -> None:
+    def _stop(self) -> None:
         with self._lock:
             self._is_open = False
         self._file.close()

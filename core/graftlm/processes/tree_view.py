@@ -1,4 +1,4 @@
-"""A prefix cache's nodes as plain data, for people to look at."""
+"""A prefix cache's nodes as plain data, for the dashboard."""
 
 from itertools import islice
 from typing import Any
@@ -7,9 +7,9 @@ from graftlm.contracts import NodeView, PrefixCache
 
 __all__ = ["tree_view"]
 
-#: Nodes looked at; a larger tree would hold up the steps.
+#: Most nodes that are read: walking a larger tree would delay the steps.
 _MAX_WALKED = 5_000
-#: Tokens of a node that are told.
+#: Most tokens that are returned for a node.
 _MAX_TOKENS = 32
 
 
@@ -17,10 +17,10 @@ def tree_view(cache: PrefixCache, limit: int, now_s: float) -> dict[str, Any]:
     """Return the largest nodes of a cache, with their ancestors.
 
     Args:
-        limit: nodes at most.
-        now_s: the reading of the clock that the cache was created with.
+        limit: most nodes to return.
+        now_s: reading of the clock with which the cache was created, in seconds.
 
-    Returns: {"nodes": [...], "total_nodes": n}; n counts what was looked at, 5,000 at most.
+    Returns: {"nodes": [...], "total_nodes": n}; n is the number of nodes in the cache, but at most 5,000.
     """
     nodes = {node.node_id: node for node in islice(cache.walk(), _MAX_WALKED)}
     chosen: dict[int, NodeView] = {}
@@ -33,7 +33,7 @@ def tree_view(cache: PrefixCache, limit: int, now_s: float) -> dict[str, Any]:
 
 
 def _path(node: NodeView, nodes: dict[int, NodeView], chosen: dict[int, NodeView]) -> list[NodeView]:
-    """Return a node and those of its ancestors that are not chosen yet."""
+    """Return a node and its ancestors, without those that are already in `chosen`."""
     path: list[NodeView] = []
     current: NodeView | None = node
     while current is not None and current.node_id not in chosen:

@@ -13,7 +13,7 @@ __all__ = ["PING_INTERVAL_S", "Watchdog"]
 
 logger = logging.getLogger(__name__)
 
-#: How often a process is pinged.
+#: Interval between two pings of a process.
 PING_INTERVAL_S: Final = 2.0
 
 
@@ -23,9 +23,9 @@ class Watchdog:
     Args:
         children: the processes.
         limit_s: seconds without an answer after which a process is stuck.
-        clock: monotonic, in seconds.
+        clock: a monotonic clock, in seconds.
         stuck: called with the name of a process that is stuck, and the seconds since the ping.
-        moves: called with the name of a process that was stuck and answers again.
+        recovered: called with the name of a process that was stuck and answers again.
     """
 
     def __init__(
@@ -34,13 +34,13 @@ class Watchdog:
         limit_s: float,
         clock: Callable[[], float],
         stuck: Callable[[str, float], None],
-        moves: Callable[[str], None],
+        recovered: Callable[[str], None],
     ) -> None:
         self._children = children
         self._limit_s = limit_s
         self._clock = clock
         self._stuck = stuck
-        self._moves = moves
+        self._recovered = recovered
 
     async def run(self) -> None:
         """Ping the processes until cancelled."""
@@ -51,23 +51,23 @@ class Watchdog:
             for child in self._children:
                 if not child.is_ready or child.outbox is None:
                     continue
-                if child.asked_s is None:
-                    child.asked_s = now
+                if child.pinged_s is None:
+                    child.pinged_s = now
                     child.outbox.send(Call(call_id=PING_ID, name="ping"))
-                elif now - child.asked_s > self._limit_s and not child.is_stuck:
+                elif now - child.pinged_s > self._limit_s and not child.is_stuck:
                     child.is_stuck = True
-                    await self._report(child, now - child.asked_s)
+                    await self._report(child, now - child.pinged_s)
 
-    def heard(self, child: ManagedChild) -> None:
-        """Note that a process has sent a message."""
-        child.asked_s = None
+    def message_received(self, child: ManagedChild) -> None:
+        """Record that a process has sent a message; every message counts as an answer to a ping."""
+        child.pinged_s = None
         if child.is_stuck:
             child.is_stuck = False
-            logger.warning("%s moves again", child.name)
-            self._moves(child.name)
+            logger.warning("%s answers again", child.name)
+            self._recovered(child.name)
 
     async def _report(self, child: ManagedChild, seconds: float) -> None:
         self._stuck(child.name, seconds)
         assert child.process is not None  # it is ready
         stacks = await stacks_of(child.process, child.stacks_path)
-        logger.error("%s has not moved for %.0f s; the stacks of its threads:\n%s", child.name, seconds, stacks)
+        logger.error("%s has not answered for %.0f s; the stacks of its threads:\n%s", child.name, seconds, stacks)

@@ -75,7 +75,7 @@ def bring_back(server: ServerProcess, model: str = "demo", timeout_s: float = 60
                 is_healthy = True
         except HTTPError as error:
             problems, is_healthy = error.read().decode(), False
-        if "other weights" in problems:
+        if "current weights" in problems:
             renew_weights(server.url, model)
             return False
         return is_healthy and "died" not in problems
