@@ -49,7 +49,7 @@ def test_figures_of_the_server():
     assert f"{row['difference']:.1f} ms later" in PAGE
 
 
-@pytest.mark.parametrize(("cache", "name"), [("cold", "nothing cached"), ("warm", "behind a `gen`")])
+@pytest.mark.parametrize(("cache", "name"), [("cold", "nothing cached"), ("warm", "after a `gen`")])
 def test_figures_of_selects(cache, name):
     rows = saved("lang_select.json")
     (row,) = [row for row in rows if (row["cache"], row["method"]) == (cache, "token_length_normalized")]
