@@ -157,15 +157,16 @@ def page(findings: Sequence[Finding]) -> str:
         "",
         "# What grammar backends enforce",
         "",
-        f"Measured by `python benchmarks/grammar_support.py`: {len(all_cases)} specifications, "
-        f"{num_texts:,} texts of random walks over the masks.",
+        f"Measured by `python benchmarks/grammar_support.py` with {len(all_cases)} specifications, and with "
+        f"{num_texts:,} texts of random walks under the masks.",
         "",
         "- *enforced*: matching texts are allowed, other texts are not, and all walks ended with matching texts. The",
-        "  checks use jsonschema, Python's `re` and similar tools. A backend may allow less than a specification:",
-        "  [structured-generation.md](structured-generation.md#json-schemas).",
-        "- *refused*: by a `GrammarError` with the reason. With `strict=False` it is refused, or ignored and reported.",
-        "- *IGNORED*: a violating text was allowed. *BLOCKED*: a matching text was not allowed. Both are defects:"
-        f" {sum(finding.outcome in DEFECTS for finding in findings) or 'none'} here.",
+        "  checks use jsonschema, Python's `re` and similar tools. A backend may allow only a part of the matching",
+        "  texts: [structured-generation.md](structured-generation.md#json-schemas).",
+        "- *refused*: the specification is refused by a `GrammarError` with the reason. With `strict=False` it is",
+        "  refused, or the keyword is ignored and reported.",
+        "- *IGNORED*: a violating text was allowed. *BLOCKED*: a matching text was not allowed. Both are defects; this"
+        f" page has {sum(finding.outcome in DEFECTS for finding in findings) or 'none'}.",
     ]
     for section, rows in groupby(all_cases, key=lambda case: case.section):
         lines += [

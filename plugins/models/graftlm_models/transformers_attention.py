@@ -134,8 +134,8 @@ def try_attention(body: nn.Module, max_len: int, device: torch.device) -> tuple[
         hidden = _run_tainted(body, device)
     except Exception as error:
         raise UnsupportedArchitectureError(
-            f"A trial run of {type(body).__name__} over paged attention failed, as it does where a model computes on "
-            f"masks by itself, or needs its cache: {type(error).__name__}: {error}"
+            f"A trial run of {type(body).__name__} over paged attention failed; a model that computes with masks, or "
+            f"needs its own cache, cannot be served: {type(error).__name__}: {error}"
         ) from error
     finally:
         for module in body.modules():

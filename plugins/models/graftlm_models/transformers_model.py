@@ -182,7 +182,7 @@ def _build(context: ModelContext) -> Any:
     except Exception as error:  # the code may be the checkpoint's own
         if isinstance(error, KeyError) and error.args == (PROBE,):
             raise UnsupportedArchitectureError(
-                f"{named} chooses between attention functions of its own; it does not take the one it is given, which "
+                f"{named} uses only its own attention functions; it does not call the one that graftlm sets, which "
                 f"pages keys and values"
             ) from error
         raise UnsupportedArchitectureError(
@@ -266,8 +266,8 @@ def _body_of(causal: Any) -> nn.Module:
         body = getattr(causal, "model", causal)
     if body is causal or "position_ids" not in inspect.signature(body.forward).parameters:
         raise UnsupportedArchitectureError(
-            f"{type(causal).__name__} does not take its tokens' positions, as models that have a recurrent state, or "
-            f"that bias attention by distance, do not; a batch of several requests needs them"
+            f"{type(causal).__name__} does not take its tokens' positions, which a batch of several requests needs; "
+            f"models with a recurrent state, or with attention biased by distance, cannot be served"
         )
     return body
 

@@ -131,7 +131,7 @@ REFUSED = {
     ),
     "rope by the longest context": ("olmo", "OlmoForCausalLM", {"rope_parameters": LONG}, "model.context_len to 32"),
     "a recurrent state": ("mamba", "MambaForCausalLM", {}, "does not take its tokens' positions.*recurrent state"),
-    "distance biases": ("bloom", "BloomForCausalLM", {}, "bias attention by distance"),
+    "distance biases": ("bloom", "BloomForCausalLM", {}, "attention biased by distance"),
     "convolutions": (
         "lfm2",
         "Lfm2ForCausalLM",
@@ -144,9 +144,9 @@ REFUSED = {
         {**EXPERTS, "head_dim": 8, "layer_types": ["linear_attention", "full_attention"]},
         "other ways than attention",
     ),
-    "attention of its own": ("falcon", "FalconForCausalLM", {}, "attention functions of its own"),
+    "attention of its own": ("falcon", "FalconForCausalLM", {}, "its own attention functions"),
     "attention out of reach": ("xglm", "XGLMForCausalLM", {}, "XGLM"),
-    "masks of its own": ("doge", "DogeForCausalLM", {}, "trial run of DogeModel.*masks by itself"),
+    "masks of its own": ("doge", "DogeForCausalLM", {}, "trial run of DogeModel.*computes with masks"),
     "attention in chunks": (
         "llama4_text",
         "Llama4ForCausalLM",
@@ -297,5 +297,5 @@ def test_code_whose_attention_is_out_of_reach_is_refused(
 ) -> None:
     path = tmp_path / "own"
     write_random_checkpoint(path, "falcon", SIZES)
-    with pytest.raises(UnsupportedArchitectureError, match="OwnForCausalLM chooses between attention functions"):
+    with pytest.raises(UnsupportedArchitectureError, match="OwnForCausalLM uses only its own attention functions"):
         TransformersModel(bring_code(path, "Falcon"))
