@@ -1,4 +1,4 @@
-"""What several folders' tests share: checkpoints, and a real server of the bundled model."""
+"""Fixtures that several folders use: checkpoints, and a real server of the bundled model."""
 
 import logging
 import os
@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-# Fixtures import what they use themselves: tests of the host-side parts import no torch, and start in a second.
+# Fixtures import what they need themselves, so tests of the host-side parts import no torch and start in a second.
 pytest_plugins = ["quick_set"]
 
 #: Whether torch is limited to one thread.
@@ -70,7 +70,7 @@ CHECKPOINTS = {
 
 
 def pytest_runtest_setup(item):
-    """Limit torch to one thread, once it is imported: models are tiny, so that a second costs more than it saves."""
+    """Limit torch to one thread once it is imported: models are tiny, so a second thread costs more than it saves."""
     torch = sys.modules.get("torch")
     if torch is not None and not item.config.stash.get(ONE_THREAD, False):
         torch.set_num_threads(1)
@@ -79,7 +79,7 @@ def pytest_runtest_setup(item):
 
 @pytest.fixture(autouse=True)
 def logging_as_it_was():
-    """What a test sets up for the process's log, as `serve` does, is gone after it."""
+    """Restore the process's logging after a test that configures it, as `serve` does."""
     root, names = logging.getLogger(), ("uvicorn", "uvicorn.error", "asyncio")
     before = [(logger, list(logger.handlers), logger.level) for logger in (root, *map(logging.getLogger, names))]
     yield
@@ -91,7 +91,7 @@ def logging_as_it_was():
 
 @pytest.fixture(scope="session")
 def kernel_cache():
-    """Where compiled kernels are, those of engines too: each is compiled once, whoever needs it first."""
+    """Return the folder of compiled kernels, also for engines: the first test that needs a kernel compiles it."""
     from graftlm.layers.kernel_build import user_cache_dir
 
     return user_cache_dir(os.environ)
@@ -137,14 +137,14 @@ class TinyAdapters:
         self._known = {}
 
     def expected(self, name, prompt, max_tokens):
-        """Return what the merged model makes of a prompt; `name` None is the base."""
+        """Return the merged model's output for a prompt; `name` None is the base model."""
         key = (name, tuple(prompt), max_tokens)
         if key not in self._known:
             self._known[key] = self._models[name].generate(prompt, max_tokens)
         return self._known[key]
 
 
-#: As `peft` would take them: each is another way to be an adapter.
+#: Arguments of `peft`; each makes an adapter of another kind.
 ADAPTERS = {
     "attention": {"r": 4, "lora_alpha": 8, "target_modules": ["q_proj", "v_proj"]},
     "all": {"r": 8, "lora_alpha": 4, "use_rslora": True, "target_modules": "all-linear"},
@@ -167,7 +167,7 @@ def adapters(checkpoint, tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def server():
-    """Run `graftlm serve` on a free port; `server.url` is its address. Tests leave it as they find it."""
+    """Run `graftlm serve` on a free port; `server.url` is its address. Tests must not change its state."""
     from graftlm.testing.server_process import ServerProcess
 
     config = {"model": "demo", "memory": {"kv_tokens": 32768}, "server": {"open_admin": True}}

@@ -1,4 +1,4 @@
-"""The plugin API may grow: what was written for an earlier set of hooks still works, and the docs say for how long."""
+"""The plugin API may grow: plugins for an earlier set of hooks still work, and the docs say for how long."""
 
 import logging
 import re
@@ -31,7 +31,7 @@ def provider(api_version=1, name="first"):
 
 
 class WrittenToday:
-    """A plugin with every kind of hook, as today's hooks are."""
+    """A plugin with every kind of hook, in the form of today's hooks."""
 
     def __init__(self):
         self.heard = []
@@ -50,7 +50,7 @@ class WrittenToday:
 
 
 def next_hooks(**added):
-    """Return the hooks of a later graftlm: today's, but for those that are given."""
+    """Return the hooks of a later graftlm: today's hooks, with the given ones replaced."""
     module = ModuleType("next_hooks")
     for name, value in vars(hookspecs).items():
         if hasattr(value, "graftlm_spec"):
@@ -62,12 +62,12 @@ def next_hooks(**added):
 
 @hookspec
 def provide_eviction_strategies(platform: Platform) -> Iterable[Provider[EvictionStrategy]]:
-    """Has grown an argument."""
+    """This hook has an additional argument."""
 
 
 @hookspec
 def request_finished(record: object, engine_id: str) -> None:
-    """Has grown an argument."""
+    """This hook has an additional argument."""
 
 
 def loaded(specs, plugin):
@@ -76,7 +76,7 @@ def loaded(specs, plugin):
     return loader
 
 
-def test_a_plugin_of_the_previous_hooks_works_when_hooks_have_grown():
+def test_a_plugin_for_older_hooks_works_after_hooks_get_arguments():
     plugin = WrittenToday()
     loader = loaded(
         next_hooks(provide_eviction_strategies=provide_eviction_strategies, request_finished=request_finished), plugin
@@ -92,7 +92,7 @@ def test_a_plugin_of_the_previous_hooks_works_when_hooks_have_grown():
     assert plugin.heard == ["r", "a step"]
 
 
-def test_a_plugin_may_take_what_has_grown_once_it_is_there():
+def test_a_plugin_may_take_an_argument_that_was_added_later():
     class WrittenLater:
         @hookimpl
         def provide_eviction_strategies(self, platform):
@@ -110,7 +110,7 @@ def test_a_plugin_may_take_what_has_grown_once_it_is_there():
         (hookspec(warn_on_impl_args={"record": DeprecationWarning("record goes; use steps")}), "use steps"),
     ],
 )
-def test_a_deprecated_hook_is_told_once_and_still_called(decorator, said, caplog):
+def test_a_deprecated_hook_warns_once_and_is_still_called(decorator, said, caplog):
     class Steps:
         heard = ()
 
@@ -135,13 +135,13 @@ def test_a_deprecated_hook_is_told_once_and_still_called(decorator, said, caplog
 @pytest.mark.parametrize(
     ("api_version", "spoken", "refusal"),
     [
-        (1, range(1, 3), None),  # an older one that still works
+        (1, range(1, 3), None),  # the older hook, which still works
         (2, range(1, 3), None),
         (3, range(1, 3), r"for plugin API 3, this graftlm supports 1 to 2: install an older release"),
         (1, range(2, 4), r"for plugin API 1, this graftlm supports 2 to 3: install a newer release"),
     ],
 )
-def test_providers_of_the_versions_that_are_spoken_are_accepted(api_version, spoken, refusal):
+def test_providers_of_the_supported_api_versions_are_accepted(api_version, spoken, refusal):
     class Plugin:
         @hookimpl
         def provide_eviction_strategies(self):
@@ -156,7 +156,7 @@ def test_providers_of_the_versions_that_are_spoken_are_accepted(api_version, spo
         assert re.search(refusal, str(failure.error))
 
 
-def test_the_present_version_is_accepted_and_the_next_refused():
+def test_the_current_api_version_is_accepted_and_the_next_is_refused():
     class Plugin:
         @hookimpl
         def provide_eviction_strategies(self):
@@ -166,7 +166,8 @@ def test_the_present_version_is_accepted_and_the_next_refused():
     assert OLDEST_API_VERSION <= API_VERSION
 
 
-#: The hooks of plugin API 1 with their arguments. A line may gain arguments, and never lose one; no line may go.
+#: The hooks of plugin API 1 with their arguments. A line may get more arguments but lose none, and no line may be
+#: removed.
 API_1 = {
     **{family.hook: () for family in FAMILIES.values()},
     "request_finished": ("record",),
@@ -176,16 +177,16 @@ API_1 = {
 
 
 @pytest.mark.parametrize(("hook", "arguments"), API_1.items())
-def test_hooks_of_this_api_only_grow(hook, arguments):
+def test_hooks_of_api_1_keep_their_arguments(hook, arguments):
     assert tuple(signature(getattr(hookspecs, hook)).parameters)[: len(arguments)] == arguments
 
 
-def test_the_policy_names_the_versions():
+def test_the_policy_page_names_the_versions():
     assert f"API_VERSION = {API_VERSION}" in POLICY
     assert f"OLDEST_API_VERSION = {OLDEST_API_VERSION}" in POLICY
 
 
-# -- What is told of hook calls
+# -- Output of GRAFTLM_TRACE_HOOKS
 
 
 class Lines:
@@ -202,7 +203,7 @@ class Fails:
         raise ValueError("no")
 
 
-def test_hook_calls_are_told_with_plugin_count_and_time():
+def test_a_traced_hook_call_prints_plugin_count_and_time():
     lines = Lines()
     ticks = iter([0.0, 0.0015, 1.0, 1.25])
     trace = HookTrace(lines, lambda: next(ticks))
@@ -211,14 +212,14 @@ def test_hook_calls_are_told_with_plugin_count_and_time():
     loader.load_object(WrittenToday())
     collect(loader, trace)
     first, second = (re.sub(r" +", " ", line.partition("] ")[2]) for line in lines.text.splitlines())
-    assert first.startswith("provide_eviction_strategies WrittenToday (")  # pluggy's order: the latest goes first
+    assert first.startswith("provide_eviction_strategies WrittenToday (")  # the last registered plugin is called first
     assert first.endswith(": 1 provider (first), 1.5 ms")
     assert second.startswith("provide_eviction_strategies Fails (")
     assert second.endswith(": raised, 250.0 ms")
 
 
 @pytest.mark.parametrize(("value", "speaks"), [(None, False), ("", False), ("0", False), ("1", True)])
-def test_the_environment_asks_for_it(value, speaks, capsys):
+def test_the_environment_variable_switches_tracing_on(value, speaks, capsys):
     environment = {} if value is None else {"GRAFTLM_TRACE_HOOKS": value}
     assert trace_of(environment).call("hook", "plugin", lambda: 3, str) == 3
     assert ("hook" in capsys.readouterr().err) is speaks
@@ -230,7 +231,7 @@ class Observes:
         pass
 
 
-def test_who_observes_is_told_when_an_engine_looks_it_up(monkeypatch, capsys):
+def test_tracing_lists_observers_when_an_engine_looks_them_up(monkeypatch, capsys):
     monkeypatch.setenv("GRAFTLM_TRACE_HOOKS", "1")
     registry = Registry.load(plugins=[Observes()])
     capsys.readouterr()
@@ -243,6 +244,6 @@ def test_who_observes_is_told_when_an_engine_looks_it_up(monkeypatch, capsys):
     assert told[2] == "cache_event no observers"
 
 
-def test_every_hook_offers_or_observes():
+def test_every_hook_belongs_to_a_family_or_to_observers():
     hooks = [name for name, value in vars(hookspecs).items() if hasattr(value, "graftlm_spec")]
     assert sorted(hooks) == sorted([*(family.hook for family in FAMILIES.values()), *OBSERVER_HOOKS])

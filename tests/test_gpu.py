@@ -1,4 +1,6 @@
-"""What only a CUDA device shows: graphs repeat what they captured, and no step waits for the device unasked."""
+"""Properties that only a CUDA device shows: graphs repeat what they captured, and steps wait for the device only where
+intended.
+"""
 
 import logging
 import re
@@ -20,7 +22,7 @@ pytestmark = [
 
 MAX_TOKENS = 16
 GREEDY = SamplingParams(temperature=0, max_tokens=MAX_TOKENS)
-#: Ways to sample that take every stage of the sampler between them.
+#: Sampling parameters that together use every stage of the sampler.
 PARAMS = [
     GREEDY,
     SamplingParams(temperature=0.7, top_k=20, max_tokens=MAX_TOKENS),
@@ -87,7 +89,7 @@ def test_launching_a_step_never_waits_for_the_device(checkpoint, name, graphs):
     )
     scheduler, runner = parts.loop.scheduler, parts.device_parts.runner
     prompts = prompts_of(10)
-    for mode in ("default", "error"):  # the first time, kernels are compiled and tables made
+    for mode in ("default", "error"):  # the first steps compile kernels and make tables
         add(parts, prompts, PARAMS)
         while (plan := scheduler.plan()) is not None:
             torch.cuda.set_sync_debug_mode(mode)
@@ -99,7 +101,7 @@ def test_launching_a_step_never_waits_for_the_device(checkpoint, name, graphs):
     parts.loop.close()
 
 
-def test_graphs_take_no_more_memory_than_was_kept_for_them(checkpoint, caplog):
+def test_graphs_take_no_more_memory_than_was_reserved(checkpoint, caplog):
     settings = EngineConfig.load({"model": {"path": str(checkpoint("llama")), "device": "cuda"}, "attention": "triton"})
     platform = detect_platform(settings)
     with caplog.at_level(logging.INFO):

@@ -41,24 +41,24 @@ def restored_logging():
 
 
 class TestJson:
-    def test_a_record_is_one_line_with_its_keys(self):
+    def test_a_json_record_is_one_line_with_all_keys(self):
         text = JsonFormatter("main").format(record("two\nlines %s", "é"))
         line = json.loads(text)
         assert "\n" not in text
         assert line.pop("ts").endswith("+00:00")
         assert line == {"level": "info", "logger": "graftlm.test", "process": "main", "message": "two\nlines é"}
 
-    def test_the_time_is_the_records_in_utc(self):
+    def test_the_timestamp_is_in_utc(self):
         made = record()
         made.created = 1.5
         when = datetime.fromisoformat(json.loads(JsonFormatter("main").format(made))["ts"])
         assert when.utcoffset() == timedelta(0)
         assert when.timestamp() == 1.5
 
-    def test_the_id_of_the_request_being_handled_is_added(self, request_id):
+    def test_the_id_of_the_current_request_is_added(self, request_id):
         assert json.loads(JsonFormatter("main").format(record()))["request_id"] == request_id
 
-    def test_an_id_given_with_the_record_wins(self, request_id):
+    def test_an_id_in_the_record_replaces_the_current_request_id(self, request_id):
         assert json.loads(JsonFormatter("main").format(record(request_id="other")))["request_id"] == "other"
 
     def test_an_exception_is_a_string_with_its_traceback(self):
@@ -66,7 +66,7 @@ class TestJson:
         assert line["exc"].startswith("Traceback")
         assert line["exc"].endswith("ValueError: no such thing")
 
-    def test_extra_fields_are_keys_and_cannot_replace_ours(self):
+    def test_extra_fields_become_keys_and_replace_no_standard_key(self):
         line = json.loads(JsonFormatter("main").format(record(status=200, where=object, process="no")))
         assert line["status"] == 200
         assert line["where"] == "<class 'object'>"
@@ -74,12 +74,12 @@ class TestJson:
 
 
 class TestText:
-    def test_a_line_says_time_level_process_message_and_request(self, request_id):
+    def test_a_text_line_has_time_level_process_message_and_request(self, request_id):
         line = TextFormatter("scheduler-0").format(record(level=logging.WARNING))
         assert line[2] == line[5] == ":"
         assert line[9:] == "WARNING scheduler-0: hello you [req-1]"
 
-    def test_a_traceback_follows(self):
+    def test_a_traceback_follows_the_line(self):
         lines = TextFormatter("main").format(record(exc_info=failure())).splitlines()
         assert lines[1].startswith("Traceback")
         assert lines[-1] == "ValueError: no such thing"
@@ -107,7 +107,7 @@ class TestConfigure:
         assert first.getvalue() == ""
         assert second.getvalue().count("once") == 1
 
-    def test_warnings_of_the_http_server_come_in_the_same_form_once(self):
+    def test_warnings_of_the_http_server_are_logged_once_in_the_same_format(self):
         stream = io.StringIO()
         logging.getLogger("uvicorn.error").addHandler(logging.StreamHandler(stream))
         configure_logging("json", "info", "main", stream)
@@ -116,7 +116,7 @@ class TestConfigure:
         (line,) = stream.getvalue().splitlines()
         assert json.loads(line)["message"] == "Invalid HTTP request received."
 
-    def test_standard_error_is_the_default(self, capsys):
+    def test_logs_go_to_standard_error_by_default(self, capsys):
         configure_logging("text", "info", "main")
         logging.getLogger("graftlm.test").info("here")
         assert "main: here" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""Modules that Windows and macOS lack are not needed to import graftlm, or to run its engine on plain torch."""
+"""graftlm can be imported, and its engine runs on plain torch, without the modules that Windows and macOS lack."""
 
 import json
 import subprocess
@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-#: Runs in a process of its own. Libraries are imported first: how they get along without these modules is their part.
+#: Runs in a separate process. Libraries are imported first, because this test does not check them.
 PROGRAM = """
 import faulthandler, importlib, json, os, pkgutil, signal, sys
 import aiohttp, fastapi, llguidance, numpy, outlines_core, psutil, rich.console, torch, transformers, typer, uvicorn
@@ -50,7 +50,8 @@ print(json.dumps([len(imported), text, watch.complaint(), served]))
 """
 
 POSIX_MODULES = ["fcntl", "grp", "pty", "pwd", "readline", "resource", "syslog", "termios", "tty", "uvloop"]
-#: What Python's documentation lists as not available on Windows, as far as sources may use it.
+#: Modules and functions that Python's documentation lists as not available on Windows, as far as the sources may use
+#: them.
 POSIX_NAMES = [
     *[("os", name) for name in (
         "O_CLOEXEC", "O_DIRECTORY", "O_NOFOLLOW", "O_NONBLOCK", "SCHED_IDLE", "fchmod", "fork", "geteuid", "getloadavg",
@@ -71,7 +72,7 @@ LINUX_NAMES = [
     [("win32", POSIX_MODULES, POSIX_NAMES), ("darwin", [], LINUX_NAMES)],
     ids=["windows", "macos"],
 )
-def test_everything_is_imported_and_the_engine_answers(platform, modules, names, tmp_path):
+def test_everything_is_imported_and_the_engine_answers_on_other_platforms(platform, modules, names, tmp_path):
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, json.dumps([platform, modules, names])],
         capture_output=True,

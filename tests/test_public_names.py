@@ -1,4 +1,4 @@
-"""What `import graftlm` offers, and what it costs."""
+"""The names that `import graftlm` offers, and the modules that it imports."""
 
 import importlib
 import inspect
@@ -25,17 +25,17 @@ PLUGINS = ["graftlm_attention", "graftlm_cache", "graftlm_eviction", "graftlm_mo
 
 
 @pytest.mark.parametrize("name", graftlm.__all__)
-def test_every_public_name_is_there(name):
+def test_every_public_name_exists(name):
     assert getattr(graftlm, name) is not None
     assert name in dir(graftlm)
 
 
-def test_an_unknown_name_is_an_attribute_error():
+def test_an_unknown_name_raises_attribute_error():
     with pytest.raises(AttributeError, match="no attribute 'Motor'"):
         graftlm.Motor  # noqa: B018
 
 
-def test_what_is_light_imports_neither_torch_nor_transformers():
+def test_light_modules_import_neither_torch_nor_transformers():
     code = f"""
 import importlib, sys
 for module in {LIGHT + PLUGINS}:  # one process for all: the first that imports too much is told
@@ -47,7 +47,7 @@ for module in {LIGHT + PLUGINS}:  # one process for all: the first that imports 
     assert done.returncode == 0, done.stderr
 
 
-def test_the_tree_of_errors_is_drawn_as_it_is():
+def test_the_drawn_error_tree_matches_the_classes():
     classes = {name: value for name, value in vars(errors).items() if inspect.isclass(value)}
     assert set(errors.__all__) == set(classes)
     for name in classes:

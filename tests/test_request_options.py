@@ -28,6 +28,6 @@ def test_a_wrong_option_is_refused_by_name(fields, message):
     ("own", "limit", "shorter"),
     [(None, None, None), (3.0, None, 3.0), (None, 5.0, 5.0), (3.0, 5.0, 3.0), (7, 5, 5)],
 )
-def test_the_shorter_timeout_counts(own, limit, shorter):
+def test_the_shorter_timeout_applies(own, limit, shorter):
     options = RequestOptions(timeout_s=own, adapter="a").limited_to(limit)
     assert options == RequestOptions(timeout_s=shorter, adapter="a")

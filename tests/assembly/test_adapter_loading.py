@@ -1,4 +1,4 @@
-"""When slots of adapters are filled and emptied, with a step loop whose requests a test counts."""
+"""Adapter slots are filled and emptied at the right time, with a step loop whose requests the test counts."""
 
 from collections import Counter
 from types import SimpleNamespace
@@ -12,7 +12,7 @@ from graftlm.lora.peft_adapter import AdapterWeights
 
 
 class Layers:
-    """Keeps what was done to slots."""
+    """Records the operations on slots."""
 
     def __init__(self):
         self.done = []
@@ -27,7 +27,7 @@ class Layers:
 
 
 class Rig:
-    """A loader of two slots; `used` counts unfinished requests by slot."""
+    """A loader with two slots; `used` counts unfinished requests by slot."""
 
     def __init__(self):
         self.used = Counter()
@@ -48,7 +48,7 @@ def test_a_slot_is_emptied_when_its_adapter_is_unloaded():
     assert rig.layers.done == [("set", 1), ("clear", 1)]
 
 
-def test_a_slot_that_requests_still_use_is_emptied_at_the_next_change_after_them():
+def test_a_slot_in_use_is_emptied_at_the_next_change_after_its_requests():
     rig = Rig()
     rig.install("a")
     rig.used[1] = 3
@@ -60,7 +60,7 @@ def test_a_slot_that_requests_still_use_is_emptied_at_the_next_change_after_them
     assert rig.layers.done == [("set", 1), ("set", 2), ("clear", 1), ("set", 1)]
 
 
-def test_an_adapter_that_the_layers_refuse_has_no_name_and_no_slot():
+def test_a_refused_adapter_gets_no_name_and_no_slot():
     rig = Rig()
     with pytest.raises(AdapterError, match="not finite"):
         rig.install("a", None)

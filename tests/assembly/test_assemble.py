@@ -1,4 +1,4 @@
-"""What assembling an engine does to its model."""
+"""Changes that assembly makes to a model."""
 
 import shutil
 import subprocess
@@ -23,7 +23,7 @@ from graftlm.tokenization import Tokenizer
 
 
 @pytest.mark.parametrize("prepack", [True, False])
-def test_large_matrices_are_packed_where_the_configuration_and_the_cpu_let_them(prepack, tmp_path):
+def test_large_matrices_are_packed_if_configuration_and_cpu_allow_it(prepack, tmp_path):
     write_tiny_checkpoint(tmp_path, hidden_size=512, intermediate_size=512, tokenizer=True)
     settings = [f"model.path={tmp_path}", "model.device=cpu", "memory.kv_tokens=64", f"model.prepack={prepack}"]
     config = EngineConfig.load(None, settings)
@@ -31,7 +31,7 @@ def test_large_matrices_are_packed_where_the_configuration_and_the_cpu_let_them(
     parts = assemble(config, Registry.load(config.plugins, (), platform), platform)
     parts.loop.close()
     weights = [module.weight for module in parts.device_parts.model.modules() if isinstance(module, Linear)]
-    # Of a packed layer, the plain weight is gone.
+    # A packed layer no longer has its plain weight.
     assert any(weight.numel() == 0 for weight in weights) == (prepack and can_pack(weights[0].dtype))
 
 
@@ -54,7 +54,7 @@ print(parts.tokenizer.encode("2 + 3").tolist(), "transformers" in sys.modules)
 """
 
 
-def test_with_anothers_tokenizer_the_checkpoints_is_not_read_nor_what_reads_it_imported(tmp_path):
+def test_with_a_given_tokenizer_the_checkpoints_tokenizer_and_transformers_are_not_loaded(tmp_path):
     tokenizer = Tokenizer.load(demo_checkpoint())
     (tmp_path / "tokenizer.json").write_text(tokenizer.to_json())
     command = [sys.executable, "-c", WITH_ANOTHERS_TOKENIZER, str(tmp_path / "tokenizer.json")]
@@ -64,7 +64,7 @@ def test_with_anothers_tokenizer_the_checkpoints_is_not_read_nor_what_reads_it_i
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
 @pytest.mark.parametrize(("native_ops", "kind"), [(True, NativeOps), (False, TorchOps)])
-def test_layers_get_the_operations_that_the_configuration_asks_for(native_ops, kind, tmp_path):
+def test_layers_get_the_configured_operations(native_ops, kind, tmp_path):
     write_tiny_checkpoint(tmp_path, tokenizer=True)
     settings = [f"model.path={tmp_path}", "model.device=cpu", "memory.kv_tokens=64", f"model.native_ops={native_ops}"]
     config = EngineConfig.load(None, settings)
@@ -73,7 +73,8 @@ def test_layers_get_the_operations_that_the_configuration_asks_for(native_ops, k
     parts.loop.close()
     used = [module.ops for module in parts.device_parts.model.modules() if isinstance(module, UsesOps)]
     assert {type(ops) for ops in used} == {kind}
-    # A layer has two norms and four matrices; then the last norm, the rotation, the vocabulary.
+    # A layer has two norms and four matrices. In addition: the last norm, the rotation, the embedding and the output
+    # projection.
     assert len(used) == 2 * (2 + 4) + 2 + 2
 
 
@@ -90,7 +91,7 @@ def test_layers_get_the_operations_that_the_configuration_asks_for(native_ops, k
         ("llama", {"head_dims": (64,)}, "it takes head dims 64, the model has 16"),
     ],
 )
-def test_a_backend_that_does_not_claim_what_the_model_needs_is_refused(family, claims, reason, tmp_path):
+def test_a_backend_without_a_capability_that_the_model_needs_is_refused(family, claims, reason, tmp_path):
     class Plugin:
         @hookimpl
         def provide_attention_backends(self):

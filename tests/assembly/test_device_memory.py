@@ -1,4 +1,4 @@
-"""What a configuration may ask of memory: refused above what there is, warned of above what is free."""
+"""Configured memory is refused above the device's total, and causes a warning above the free memory."""
 
 import logging
 from dataclasses import replace
@@ -20,13 +20,13 @@ from graftlm.memory import WindowSpan
 
 CPU = torch.device("cpu")
 MIB = 1 << 20
-FULL = AttentionLayer(layer_id=0, num_heads=8, num_kv_heads=8, head_dim=64, scale=1.0)  # 2,048 bytes a token
+FULL = AttentionLayer(layer_id=0, num_heads=8, num_kv_heads=8, head_dim=64, scale=1.0)  # 2,048 bytes per token
 WINDOWED = replace(FULL, layer_id=1, sliding_window=64)
 DEMAND = KVDemand(
     kv_tokens=None, window_tokens=None, kv_fraction=0.5, free_bytes=16 * MIB, page_size=16, num_rows=2,
     context_len=64, prefill_tokens=64,
 )  # fmt: skip
-HAVE = DeviceMemory(32 * MIB, 16 * MIB, None)  # 16,384 tokens of one layer; 8,192 are free
+HAVE = DeviceMemory(32 * MIB, 16 * MIB, None)  # the total fits 16,384 tokens of one layer, the free memory 8,192
 
 
 def check(memory, layers=(FULL,), **changes):
@@ -36,13 +36,13 @@ def check(memory, layers=(FULL,), **changes):
 
 
 @pytest.mark.parametrize("num_tokens", [16, 8192])
-def test_what_is_free_may_be_taken(num_tokens, caplog):
+def test_memory_up_to_the_free_size_is_accepted(num_tokens, caplog):
     check({"kv_tokens": num_tokens})
     assert caplog.messages == []
 
 
 @pytest.mark.parametrize("num_tokens", [8208, 16384])
-def test_more_than_is_free_is_warned_of(num_tokens, caplog):
+def test_memory_above_the_free_size_causes_a_warning(num_tokens, caplog):
     check({"kv_tokens": num_tokens})
     (message,) = caplog.messages
     assert f"memory.kv_tokens: {num_tokens:,} tokens take 0.0" in message
@@ -51,20 +51,20 @@ def test_more_than_is_free_is_warned_of(num_tokens, caplog):
 
 
 @pytest.mark.parametrize("num_tokens", [16400, 280_000, 900_000_000_000, 10**30, 10**400])
-def test_more_than_there_is_is_refused(num_tokens):
+def test_memory_above_the_total_is_refused(num_tokens):
     with pytest.raises(ConfigError, match=r"memory\.kv_tokens: .* The largest value that fits is 8,192$") as caught:
         check({"kv_tokens": num_tokens})
     assert len(str(caught.value)) < 300
 
 
 @pytest.mark.parametrize("num_tokens", [17_000, 900_000_000_000, 10**400])
-def test_more_window_tokens_than_there_is_are_refused(num_tokens):
+def test_window_tokens_above_the_total_are_refused(num_tokens):
     memory = {"kv_tokens": 1600, "window_tokens": num_tokens}
     with pytest.raises(ConfigError, match=r"memory\.window_tokens: .* The largest value that fits is 8,192$"):
         check(memory, (FULL, WINDOWED), span=WindowSpan(64, 16))
 
 
-def test_window_memory_counts_for_the_largest_that_fits():
+def test_window_memory_counts_in_the_largest_value_that_fits():
     span = WindowSpan(64, 16)
     with pytest.raises(ConfigError, match="The largest value that fits is") as caught:
         check({"kv_tokens": 100_000}, (FULL, WINDOWED), span=span)
@@ -74,7 +74,7 @@ def test_window_memory_counts_for_the_largest_that_fits():
     assert (sizes.num_pages + sizes.num_window_pages) * 16 * 2048 > HAVE.free_bytes
 
 
-def test_more_pages_than_can_be_numbered_are_refused():
+def test_more_pages_than_page_ids_are_refused():
     have = DeviceMemory(1 << 60, 1 << 60, None)
     memory = {"kv_tokens": 1 << 36}
     demand = replace(DEMAND, **memory)
@@ -84,7 +84,7 @@ def test_more_pages_than_can_be_numbered_are_refused():
 
 
 @pytest.mark.parametrize("num_tokens", [10**11, 9 * 10**11, 10**30])
-def test_an_engine_refuses_memory_that_the_machine_does_not_have(num_tokens, tmp_path):
+def test_an_engine_refuses_kv_memory_above_the_machines_total(num_tokens, tmp_path):
     file = tmp_path / "engine.yaml"
     file.write_text(f"model: demo\nmemory:\n  kv_tokens: {num_tokens}\n")
     with pytest.raises(ConfigError, match=r"engine\.yaml:3: memory\.kv_tokens: .*The largest value that fits is"):
@@ -94,7 +94,7 @@ def test_an_engine_refuses_memory_that_the_machine_does_not_have(num_tokens, tmp
 @pytest.mark.parametrize(
     ("options", "name"), [({"host_tokens": 10**12}, "host_tokens"), ({"host_gib": 1e9}, "host_gib")]
 )
-def test_an_engine_refuses_host_memory_that_the_machine_does_not_have(options, name):
+def test_an_engine_refuses_host_memory_above_the_machines_total(options, name):
     cache = {"name": "hicache", "options": options}
     with pytest.raises(ConfigError, match=rf"cache\.options\.{name}: .*beside .* of KV memory take"):
         Engine(model="demo", memory={"kv_tokens": 1024}, cache=cache)
@@ -105,7 +105,7 @@ def test_infinite_host_memory_is_refused():
         Engine(model="demo", cache={"name": "hicache", "options": {"host_gib": float("inf")}})
 
 
-def test_room_for_adapters_that_the_memory_does_not_have_is_refused():
+def test_adapter_memory_above_the_total_is_refused():
     class OneLayer(torch.nn.Module):
         def __init__(self):
             super().__init__()
@@ -113,12 +113,12 @@ def test_room_for_adapters_that_the_memory_does_not_have_is_refused():
             list(self.layer.weight_slots("model.layers.0."))
 
     config = EngineConfig(lora={"enabled": True, "max_loaded": 1024, "max_rank": 4096})
-    num_replicas = psutil.virtual_memory().total >> 30  # 1 GiB each; the room takes 2 GiB
+    num_replicas = psutil.virtual_memory().total >> 30  # 1 GiB each; the adapters need 2 GiB
     with pytest.raises(ConfigError, match=r"lora\.max_loaded: 1024 adapters of rank 4096 take 2\.00 GiB"):
         make_adapters(config, OneLayer(), num_replicas)
 
 
-def test_replicas_share_a_memory():
+def test_replicas_divide_the_memory():
     assert DeviceMemory(32, 16, None).shared_by(4) == DeviceMemory(8, 4, None)
 
 
@@ -160,7 +160,7 @@ CGROUPS = {
 
 
 @pytest.mark.parametrize("name", CGROUPS)
-def test_a_containers_limit_is_the_total(tmp_path, name):
+def test_in_a_container_the_total_is_the_containers_limit(tmp_path, name):
     write(tmp_path, CGROUPS[name])
     assert DeviceMemory.read(CPU, tmp_path) == DeviceMemory(64 * MIB, 32 * MIB, None)
 
@@ -168,6 +168,6 @@ def test_a_containers_limit_is_the_total(tmp_path, name):
 @pytest.mark.parametrize(
     "files", [{}, {"proc/self/cgroup": "0::/", "sys/fs/cgroup/memory.max": "max"}, {"proc/self/cgroup": "0::/x"}]
 )
-def test_without_a_limit_the_total_is_the_machines(tmp_path, files):
+def test_without_a_limit_the_total_is_the_machines_memory(tmp_path, files):
     write(tmp_path, files)
     assert DeviceMemory.read(CPU, tmp_path).total_bytes == psutil.virtual_memory().total

@@ -1,4 +1,4 @@
-"""A fingerprint changes with everything that keys and values depend on, and with nothing else."""
+"""A fingerprint changes with everything on which keys and values depend, and with nothing else."""
 
 import os
 import shutil
@@ -29,16 +29,16 @@ def flip_a_byte(folder, offset):
     file.write_bytes(data)
 
 
-def test_a_copy_elsewhere_has_the_same(checkpoint, folder):
+def test_a_copy_of_the_checkpoint_has_the_same_fingerprint(checkpoint, folder):
     for file in folder.iterdir():
         os.utime(file, (0, 0))
     assert fingerprint(folder, "float32", LAYERS) == fingerprint(checkpoint("llama"), "float32", LAYERS)
 
 
-def test_that_of_a_gguf_file_changes_with_the_file(checkpoint, tmp_path):
+def test_the_fingerprint_of_a_gguf_file_changes_with_the_file(checkpoint, tmp_path):
     file = write_gguf(checkpoint("llama"), tmp_path / "one.gguf")
     before = fingerprint(file, "float32", LAYERS)
-    assert fingerprint(file.rename(tmp_path / "two.gguf"), "float32", LAYERS) != before  # a name counts, as of shards
+    assert fingerprint(file.rename(tmp_path / "two.gguf"), "float32", LAYERS) != before  # the name of a shard counts
     write_gguf(checkpoint("llama"), file, kind="F16")
     assert fingerprint(file, "float32", LAYERS) != before
 
@@ -46,19 +46,19 @@ def test_that_of_a_gguf_file_changes_with_the_file(checkpoint, tmp_path):
 @pytest.mark.parametrize(
     "change",
     [
-        lambda folder: flip_a_byte(folder, 20),  # in the header
-        lambda folder: flip_a_byte(folder, -1),  # in a tensor
+        lambda folder: flip_a_byte(folder, 20),  # a byte of the header
+        lambda folder: flip_a_byte(folder, -1),  # a byte of a tensor
         lambda folder: sorted(folder.glob("*.safetensors"))[1].unlink(),
         lambda folder: (folder / "config.json").write_text((folder / "config.json").read_text() + " "),
     ],
 )
-def test_another_configuration_or_weight_has_another(folder, change):
+def test_another_configuration_or_weight_changes_the_fingerprint(folder, change):
     before = fingerprint(folder, "float32", LAYERS)
     change(folder)
     assert fingerprint(folder, "float32", LAYERS) != before
 
 
-def test_another_dtype_or_layout_has_another(folder):
+def test_another_dtype_or_layout_changes_the_fingerprint(folder):
     latent = AttentionLayer(0, 4, 2, 8, 1.0, value_prefix_dim=6)
     shapes = [
         ("float32", LAYERS),
@@ -69,7 +69,7 @@ def test_another_dtype_or_layout_has_another(folder):
     assert len({fingerprint(folder, dtype, layers) for dtype, layers in shapes}) == 4
 
 
-def test_what_keys_and_values_are_held_in_counts(folder):
+def test_the_kv_dtype_changes_the_fingerprint(folder):
     prints = {
         model_fingerprint(folder, "float32", LAYERS, WeightDigests(None), kv_dtype=kv_dtype)
         for kv_dtype in ("auto", "int8", "fp8")
@@ -78,15 +78,15 @@ def test_what_keys_and_values_are_held_in_counts(folder):
     assert fingerprint(folder, "float32", LAYERS) in prints
 
 
-def test_another_rotation_has_another(folder):
+def test_another_rotation_changes_the_fingerprint(folder):
     prints = {model_fingerprint(folder, "float32", LAYERS, WeightDigests(None), None, f) for f in (b"1", b"2", b"2")}
     assert len(prints) == 2
 
 
-def test_every_byte_of_a_large_file_counts(folder):
+def test_every_byte_of_a_large_file_changes_the_fingerprint(folder):
     file, size = folder / "large.safetensors", 130 * 2**20
     with file.open("wb") as stream:
-        stream.truncate(size)  # sparse
+        stream.truncate(size)  # a sparse file
     prints = {fingerprint(folder, "float32", LAYERS)}
     offsets = [0, 70_000, 2**26 - 1, 2**26, 100 * 2**20 + 12345, size - 1]
     for offset in offsets:

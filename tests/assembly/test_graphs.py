@@ -1,4 +1,4 @@
-"""When an engine's one-token steps run as graphs."""
+"""Conditions under which an engine runs one-token steps as graphs."""
 
 import logging
 
@@ -25,18 +25,18 @@ CPU = torch.device("cpu")
         (True, False, "cpu", True),
     ],
 )
-def test_auto_captures_where_device_and_backend_can(setting, can_capture, device, expected):
+def test_auto_captures_graphs_if_device_and_backend_support_it(setting, can_capture, device, expected):
     config = EngineConfig(execution={"graphs": setting})
     assert wants_graphs(config, AttentionCapabilities(graph=can_capture), torch.device(device)) is expected
 
 
-def test_a_backend_that_cannot_be_captured_is_refused_where_graphs_are_insisted_on():
+def test_a_backend_without_capture_is_refused_if_graphs_are_required():
     with pytest.raises(ConfigError, match=r"execution\.graphs is true, but the attention backend cannot be captured"):
         wants_graphs(EngineConfig(execution={"graphs": True}), AttentionCapabilities(), torch.device("cuda"))
 
 
 class Uncapturable:
-    """A model, and the backend it runs on, that a graph cannot repeat."""
+    """A model and backend that a graph cannot capture."""
 
     def prepare(self, batch):
         pass
@@ -46,7 +46,7 @@ class Uncapturable:
 
 
 @pytest.mark.parametrize("setting", ["auto", True])
-def test_a_model_that_cannot_be_captured_runs_without_graphs_unless_they_are_insisted_on(setting, caplog):
+def test_a_model_that_cannot_be_captured_runs_without_graphs_unless_they_are_required(setting, caplog):
     config = EngineConfig(execution={"graphs": setting})
     arguments = (
         config,
@@ -66,7 +66,7 @@ def test_a_model_that_cannot_be_captured_runs_without_graphs_unless_they_are_ins
     assert "it looks at numbers" in caplog.text
 
 
-def test_each_size_is_told_while_it_is_captured():
+def test_each_batch_size_is_reported_during_capture():
     class Model(Uncapturable):
         def forward(self, batch):
             return torch.zeros(batch.num_tokens, 3)

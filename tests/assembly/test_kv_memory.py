@@ -1,4 +1,4 @@
-"""The log line about the size of KV memory, and the device memory that it reads."""
+"""The log line about the size of KV memory, and the device memory on which it depends."""
 
 from dataclasses import replace
 from types import SimpleNamespace
@@ -18,7 +18,7 @@ from graftlm.memory import WindowSpan
 from graftlm.registry import Registry
 
 GIB = 1 << 30
-FULL = AttentionLayer(layer_id=0, num_heads=8, num_kv_heads=8, head_dim=64, scale=1.0)  # 2,048 bytes a token
+FULL = AttentionLayer(layer_id=0, num_heads=8, num_kv_heads=8, head_dim=64, scale=1.0)  # 2,048 bytes per token
 WINDOWED = replace(FULL, layer_id=1, sliding_window=64)
 DEMAND = KVDemand(
     kv_tokens=None, window_tokens=None, kv_fraction=0.5, free_bytes=16 * GIB, page_size=16, num_rows=64,
@@ -71,14 +71,14 @@ SPLIT = {"name": "swa_radix", "page_size": 16}
         ),
     ],
 )  # fmt: skip
-def test_one_line_has_the_tokens_that_fit_and_the_reason(layers, changes, have, steps, held, line):
+def test_the_log_line_has_the_number_of_tokens_and_the_reason(layers, changes, have, steps, held, line):
     demand = replace(DEMAND, reserved_bytes=steps.num_bytes, **changes)
     sizes = size_kv(layers, held, demand)
     assert explain(sizes, demand, have, steps, layers, torch.float16, held) == f"KV memory: {line}"
 
 
 def test_host_memory_is_read_from_the_operating_system(tmp_path):
-    have = DeviceMemory.read(torch.device("cpu"), root=tmp_path)  # without the limits of cgroups
+    have = DeviceMemory.read(torch.device("cpu"), root=tmp_path)  # an empty folder, so without the limits of cgroups
     assert have.total_bytes == psutil.virtual_memory().total
     assert have.free_bytes == pytest.approx(psutil.virtual_memory().available, abs=have.total_bytes / 10)
     assert 0 < have.free_bytes < have.total_bytes
@@ -101,24 +101,25 @@ def sized(config, layers, steps):
 @pytest.mark.parametrize(
     ("config", "layers", "num_pages", "num_window_pages"),
     [
-        ({}, [FULL], 6, None),  # 2 rows of 40 tokens
+        ({}, [FULL], 6, None),  # two rows of 40 tokens
         ({"memory": {"kv_tokens": 70}}, [FULL], 4, None),
         ({"memory": {"kv_tokens": 70, "kv_dtype": "int8"}}, [FULL], 4, None),
         ({}, [FULL, WINDOWED], 6, None),
-        # A row: 5 pages of 64 tokens and 16 spare ones, and 3 more; a step's prompts: 2; cached: a quarter of all.
+        # Window pages: a row has 5 pages for 64 tokens and 16 spare ones, and 3 more; a step's prompts need 2; a
+        # quarter of all is cached.
         ({"memory": {"kv_tokens": 1600}, "cache": SPLIT}, [FULL, WINDOWED], 100, 2 * 8 + 2 + 25),
         ({"memory": {"kv_tokens": 1600, "window_tokens": 800}, "cache": SPLIT}, [FULL, WINDOWED], 100, 50),
         ({"memory": {"kv_tokens": 1600}, "cache": SPLIT}, [FULL], 100, None),
         ({"memory": {"kv_tokens": 1600}, "cache": SPLIT}, [WINDOWED, replace(WINDOWED, sliding_window=32)], 100, None),
     ],
 )
-def test_memory_is_sized_as_the_configuration_says(config, layers, num_pages, num_window_pages):
+def test_kv_memory_has_the_configured_size(config, layers, num_pages, num_window_pages):
     memory = sized(config, layers, StepMemory())
     assert memory.dtype is KV_DTYPES.get(config.get("memory", {}).get("kv_dtype"), torch.float16)
     assert memory.num_pages == num_pages
     assert (None if memory.window is None else memory.window.num_window_pages) == num_window_pages
 
 
-def test_memory_that_steps_need_is_left_free():
+def test_memory_for_steps_is_left_free():
     with pytest.raises(ConfigError, match=r"too little for a single KV page .* beside \d+ MiB for steps"):
         sized({}, [FULL], StepMemory(activation_bytes=psutil.virtual_memory().total))

@@ -1,4 +1,4 @@
-"""`graftlm config check` and `serve --dry-run`: what this machine lacks for a configuration, with file and line."""
+"""`graftlm config check` and `serve --dry-run` report what is missing on this machine, with file and line."""
 
 import json
 import os
@@ -12,7 +12,7 @@ from graftlm.registry import probe_platform
 
 @pytest.fixture
 def run(capsys, tmp_path, monkeypatch):
-    """Run a command on a file of this text; return (exit status, stdout, lines of stderr)."""
+    """Run a command on a file with this text; return (exit status, stdout, lines of stderr)."""
     monkeypatch.chdir(tmp_path)
 
     def command(text, *arguments):
@@ -47,7 +47,7 @@ LACKS = {
 
 
 @pytest.mark.parametrize("name", LACKS)
-def test_what_the_machine_lacks_is_an_error_with_its_line(run, name):
+def test_a_missing_part_of_the_machine_is_an_error_with_its_line(run, name):
     text, message = LACKS[name]
     status, out, err = run(text, *CHECK)
     assert (status, out, len(err)) == (2, "", 1)
@@ -57,7 +57,7 @@ def test_what_the_machine_lacks_is_an_error_with_its_line(run, name):
 
 
 @pytest.mark.skipif(probe_platform().device == "cuda", reason="needs a machine without CUDA")
-def test_a_cuda_device_that_is_not_there_is_an_error(run):
+def test_a_missing_cuda_device_is_an_error(run):
     text = "attention: auto\nmodel:\n  device: cuda\n"
     status, _, err = run(text, *CHECK)
     assert status == 2
@@ -66,13 +66,13 @@ def test_a_cuda_device_that_is_not_there_is_an_error(run):
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
-def test_a_storage_that_cannot_be_written_is_an_error(run, tmp_path):
+def test_a_storage_folder_that_is_not_writable_is_an_error(run, tmp_path):
     (tmp_path / "locked").mkdir(mode=0o500)
     _, _, err = run(f"{STORAGE}        path: locked/kv\n", *CHECK)
     assert err[0].endswith("locked cannot be written")
 
 
-def test_everything_that_is_missing_is_listed_in_the_order_of_lines(run):
+def test_all_missing_parts_are_listed_in_order_of_lines(run):
     text = "lora:\n  adapters: {a: no/a, b: no/b}\nmodel:\n  path: no/model\n"
     status, _, err = run(text, *CHECK)
     assert status == 2
@@ -88,13 +88,13 @@ def write_adapter(folder, **entries):
 @pytest.mark.parametrize(
     ("entries", "message"), [({"r": 128}, "has rank 128, above lora.max_rank 64"), ({}, "lacks adapter_model.safetens")]
 )
-def test_an_adapter_is_looked_into(run, tmp_path, entries, message):
+def test_the_contents_of_an_adapter_are_checked(run, tmp_path, entries, message):
     write_adapter(tmp_path / "adapter", **entries)
     _, _, err = run("lora: {adapters: {a: adapter}}\n", *CHECK)
     assert any(message in line for line in err)
 
 
-def test_a_rank_that_is_none_of_the_modules_is_no_error(run, tmp_path):
+def test_a_rank_that_no_module_uses_is_not_an_error(run, tmp_path):
     write_adapter(tmp_path / "adapter", r=128, rank_pattern={"q_proj": 8})
     (tmp_path / "adapter" / "adapter_model.safetensors").write_bytes(b"")
     assert run("lora: {adapters: {a: adapter}}\n", *CHECK) == (0, "OK\n", [])
@@ -121,7 +121,7 @@ def test_a_dry_run_prints_the_plan_and_leaves_the_port_free(run):
     assert err == [f"error: cannot listen on 127.0.0.1:{port}: Address already in use. Set server.host or server.port."]
 
 
-def test_a_dry_run_refuses_memory_that_the_machine_does_not_have(run):
+def test_a_dry_run_refuses_memory_above_the_machines_total(run):
     text = "server: {port: 0}\nmemory:\n  kv_tokens: 900000000000\n"
     status, _, err = run(text, "serve", "engine.yaml", "--dry-run")
     assert status == 2

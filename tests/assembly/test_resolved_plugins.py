@@ -1,4 +1,4 @@
-"""Which plugin each family has, and why: in the log of an engine."""
+"""The engine's log line with the plugin of each family and the reason."""
 
 import logging
 

@@ -1,4 +1,4 @@
-"""What `serve --dry-run` says of memory: an estimate, which refuses nothing."""
+"""The memory estimate of `serve --dry-run`, which refuses nothing."""
 
 import pytest
 
@@ -19,11 +19,11 @@ SHAPE = LlamaShape(
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory):
-    """A checkpoint whose folder also holds weights that no loader reads, as Mistral's do."""
+    """A checkpoint whose folder also has weights that are not loaded, as in Mistral's checkpoints."""
     folder = write_sparse_checkpoint(tmp_path_factory.mktemp("checkpoint"), SHAPE)
     for name in ("consolidated.safetensors", "model-00001-of-00002.safetensors"):
         with (folder / name).open("wb") as file:
-            file.truncate(100 * GIB)  # sparse
+            file.truncate(100 * GIB)  # a sparse file
     return folder
 
 
@@ -37,7 +37,7 @@ def plan(checkpoint, have, **fields):
 @pytest.mark.parametrize(
     ("dtype", "num_bytes"), [("bfloat16", SHAPE.weight_bytes), ("float32", 2 * SHAPE.weight_bytes)]
 )
-def test_the_weights_are_those_that_are_loaded_in_the_dtype_of_the_model(checkpoint, dtype, num_bytes):
+def test_the_plan_counts_only_loaded_weights_in_the_models_dtype(checkpoint, dtype, num_bytes):
     lines = plan(checkpoint, DeviceMemory(64 * GIB, 32 * GIB, None), model={"dtype": dtype})
     assert f", {gib(num_bytes)} of weights, {dtype} on cpu, 1 replica(s)" in lines[0]
     assert f"would fit into the {gib(32 * GIB - num_bytes)} that are free" in lines[2]
@@ -58,6 +58,6 @@ def test_an_estimate_of_too_little_memory_is_a_warning(checkpoint, free_bytes):
         ({"window_tokens": 64}, "keeps no wi"),
     ],
 )
-def test_what_no_free_memory_changes_is_refused_beside_too_little_of_it(checkpoint, memory, message):
+def test_memory_above_the_total_is_refused_even_if_no_memory_is_free(checkpoint, memory, message):
     with pytest.raises(ConfigError, match=message):
         plan(checkpoint, DeviceMemory(64 * GIB, 0, None), memory=memory, cache={"name": "radix"})

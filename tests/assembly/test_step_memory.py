@@ -1,4 +1,4 @@
-"""What is run to measure steps; how much memory that takes only a device can tell."""
+"""The steps that are run to measure memory; only a GPU test measures the memory itself."""
 
 import logging
 import weakref
@@ -19,7 +19,7 @@ LAYER = AttentionLayer(0, num_heads=2, num_kv_heads=1, head_dim=4, scale=0.5)
 
 
 class RecordingModel:
-    """A model of one layer that remembers its batches, and the backend, too."""
+    """A model and backend with one layer that record their batches."""
 
     attention_layers = (LAYER,)
 
@@ -43,7 +43,7 @@ class RecordingModel:
 
 
 class Meter:
-    """Says that each thing takes 1,000 bytes more than the one before."""
+    """Reports 1,000 bytes more for each measured call."""
 
     def __init__(self):
         self.answer = 0
@@ -67,19 +67,19 @@ def measured(**changes):
     return found, model, store
 
 
-def test_the_largest_steps_of_prompts_and_of_graphs_are_run():
+def test_the_largest_prompt_step_and_graph_step_are_run():
     found, model, store = measured()
     prompts, decodes = model.batches
     assert prompts.query_lens_cpu.tolist() == [28, 40, 40]
     assert (decodes.query_lens_cpu.tolist(), decodes.num_decodes) == ([1] * 8, 8)
-    assert model.rows == [8]  # a graph ends before the logits
-    tables = 3 * 8 * 3 * 4  # copies, requests, pages, bytes
+    assert model.rows == [8]  # a graph ends before the logits are computed
+    tables = 3 * 8 * 3 * 4  # inputs copied, requests, pages, bytes
     assert found == StepMemory(activation_bytes=1000, graph_bytes=2000 + tables + 3 * (8 << 20))
     assert found.num_bytes == found.activation_bytes + found.graph_bytes
     assert store.num_pages >= 8
 
 
-def test_the_memory_of_a_measurement_is_given_back():
+def test_the_memory_of_a_measurement_is_freed():
     kept = []
     model = RecordingModel()
     steps = LargestSteps(num_rows=2, prefill_tokens=8, context_len=8, page_size=1, graph_sizes=())
@@ -92,20 +92,20 @@ def test_the_memory_of_a_measurement_is_given_back():
 
 
 class Holder:
-    """A backend that keeps the memory it was made with."""
+    """A backend that keeps a reference to the memory it was created with."""
 
     def __init__(self, kv, model):
         self.kv, self.prepare = kv, model.prepare
 
 
-def test_without_graphs_none_are_run():
+def test_without_graphs_no_graph_step_is_run():
     found, model, _ = measured(graph_sizes=())
     assert len(model.batches) == 1
     assert found == StepMemory(activation_bytes=1000)
 
 
 @pytest.mark.parametrize(("page_size", "context_len"), [(1, 40), (16, 40), (16, 32), (64, 1000)])
-def test_batches_that_are_run_have_their_own_slots_in_the_memory_that_is_there(page_size, context_len):
+def test_measured_batches_use_distinct_slots_that_exist(page_size, context_len):
     _, model, store = measured(page_size=page_size, context_len=context_len)
     for batch in model.batches:
         slots = batch.out_slots.numpy()
@@ -120,7 +120,7 @@ def test_batches_that_are_run_have_their_own_slots_in_the_memory_that_is_there(p
             assert (pages * page_size + positions % page_size).tolist() == slots[first:end].tolist()
 
 
-def test_a_model_and_a_backend_run_the_steps(checkpoint, caplog):
+def test_a_real_model_and_backend_run_the_steps(checkpoint, caplog):
     config = EngineConfig.load(
         {
             "model": {"path": str(checkpoint("mistral")), "dtype": "float32", "device": "cpu", "native_ops": False},
@@ -143,18 +143,18 @@ def test_a_model_and_a_backend_run_the_steps(checkpoint, caplog):
     steps = LargestSteps(num_rows=4, prefill_tokens=50, context_len=40, page_size=16, graph_sizes=(1, 4))
     found = measure_steps(steps, model, make_attention, torch.float32, CPU, Meter())
     assert found.activation_bytes == 1000
-    written = stores[0].keys(0).flatten(0, 1)[:14]  # of the first request
+    written = stores[0].keys(0).flatten(0, 1)[:14]  # slots of the first request
     assert written.isfinite().all()
     assert written.count_nonzero() > 0
 
 
-def test_nothing_is_measured_on_a_host():
+def test_nothing_is_measured_on_a_cpu():
     assert meter_for(CPU) is None
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_the_meter_sees_memory_that_is_given_back():
+def test_the_meter_counts_memory_that_is_already_freed():
     device = torch.device("cuda")
 
     def allocate():

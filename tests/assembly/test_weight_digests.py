@@ -1,4 +1,4 @@
-"""Hashes of weight files are remembered for as long as the files stay the same, and by nobody else."""
+"""Hashes of weight files are kept while the files stay the same, in a file that only the user can read and write."""
 
 import json
 import os
@@ -20,7 +20,7 @@ def memory(tmp_path):
 def file(tmp_path):
     file = tmp_path / "model.safetensors"
     with file.open("wb") as stream:
-        stream.truncate(SIZE)  # sparse
+        stream.truncate(SIZE)  # a sparse file
     return file
 
 
@@ -29,14 +29,14 @@ def digest(file, memory, age_s=60):
 
 
 def forge(memory, digest):
-    """Change what is remembered, which shows whether it is used."""
+    """Change the stored hash, so that a test sees whether it is used."""
     content = json.loads(memory.read_text())
     for entry in content.values():
         entry[1] = digest
     memory.write_text(json.dumps(content))
 
 
-def test_what_a_file_hashes_to_is_remembered_privately(file, memory):
+def test_a_hash_is_stored_in_a_private_file(file, memory):
     first = digest(file, memory)
     assert digest(file, memory) == first
     assert memory.stat().st_mode & 0o777 == 0o600
@@ -45,7 +45,7 @@ def test_what_a_file_hashes_to_is_remembered_privately(file, memory):
     assert digest(file, memory) == b"\x77" * 32
 
 
-def test_a_changed_file_is_read_again_also_with_its_old_time_and_size(file, memory):
+def test_a_changed_file_is_hashed_again_even_with_equal_time_and_size(file, memory):
     first, status = digest(file, memory), file.stat()
     with file.open("r+b") as stream:
         stream.seek(SIZE // 2)
@@ -54,13 +54,13 @@ def test_a_changed_file_is_read_again_also_with_its_old_time_and_size(file, memo
     assert digest(file, memory) != first
 
 
-def test_a_file_written_just_now_is_not_remembered(file, memory):
+def test_the_hash_of_a_file_written_just_now_is_not_stored(file, memory):
     digest(file, memory, age_s=0)
     assert not memory.exists()
 
 
 @pytest.mark.parametrize("damage", ["[]", "{", '{"x": 1}', "\xff"])
-def test_a_damaged_memory_is_not_used(file, memory, damage):
+def test_a_damaged_store_is_not_used(file, memory, damage):
     first = digest(file, memory)
     memory.write_text(damage, encoding="latin-1")
     assert digest(file, memory) == first
@@ -68,25 +68,25 @@ def test_a_damaged_memory_is_not_used(file, memory, damage):
 
 
 @pytest.mark.parametrize("forged", ["", "zz" * 32, "77"])
-def test_a_remembered_hash_that_is_none_is_not_used(file, memory, forged):
+def test_a_malformed_stored_hash_is_not_used(file, memory, forged):
     first = digest(file, memory)
     forge(memory, forged)
     assert digest(file, memory) == first
 
 
-def test_a_memory_that_others_may_write_is_not_used(file, memory):
+def test_a_store_that_other_users_can_write_is_not_used(file, memory):
     first = digest(file, memory)
     forge(memory, "77" * 32)
     memory.chmod(0o666)
     assert digest(file, memory) == first
 
 
-def test_without_a_place_to_remember_files_are_read(file, tmp_path):
+def test_without_a_folder_for_the_store_files_are_hashed_each_time(file, tmp_path):
     (tmp_path / "file").touch()
     assert digest(file, tmp_path / "file" / "weights.json") == digest(file, None)
 
 
-def test_files_that_are_gone_are_forgotten(file, memory, tmp_path):
+def test_hashes_of_missing_files_are_removed(file, memory, tmp_path):
     digest(file, memory)
     moved = file.rename(tmp_path / "moved.safetensors")
     digest(moved, memory)
@@ -94,6 +94,6 @@ def test_files_that_are_gone_are_forgotten(file, memory, tmp_path):
 
 
 @pytest.mark.parametrize(("base", "expected"), [("/x", "/x/graftlm"), ("relative", None), ("", None)])
-def test_the_folder_is_the_users_cache_folder(base, expected):
+def test_the_store_is_in_the_users_cache_folder(base, expected):
     folder = user_cache_dir({"XDG_CACHE_HOME": base})
     assert str(folder) == (expected or os.path.expanduser("~/.cache/graftlm"))

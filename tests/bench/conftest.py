@@ -1,4 +1,4 @@
-"""A real server of the bundled model, and servers that misbehave."""
+"""A real server of the bundled model, and servers with faults."""
 
 import socket
 
@@ -22,7 +22,7 @@ def server():
 
 @pytest.fixture
 def refused_url():
-    """An address at which nothing listens: the port is bound, so that nobody else takes it."""
+    """An address without a server: the port is bound, so that no other program takes it."""
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))
         yield f"http://127.0.0.1:{bound.getsockname()[1]}"
@@ -30,7 +30,7 @@ def refused_url():
 
 @pytest.fixture
 async def misbehaving():
-    """Return a function that starts a server which answers POST /generate by a handler; returns its address."""
+    """Return a function that starts a server, with a handler for POST /generate, and returns its address."""
     runners = []
 
     async def start(handler):

@@ -1,4 +1,4 @@
-"""Chunks, gaps and times per token, from events of every kind of server."""
+"""Chunks, gaps and times per token are computed from the events of every kind of server."""
 
 from itertools import pairwise
 
@@ -41,7 +41,7 @@ def count(n, **fields):
         pytest.param([(1, [ROLE])], [], [], None, None, id="no token"),
     ],
 )
-def test_chunks_are_what_arrives_together(reads, moments, chunk_tokens, output_tokens, tpot):
+def test_events_that_arrive_together_are_one_chunk(reads, moments, chunk_tokens, output_tokens, tpot):
     answer = Answer()
     for now_s, events in reads:
         answer.take(events, float(now_s))

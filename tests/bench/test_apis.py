@@ -1,4 +1,4 @@
-"""Requests and events of each interface."""
+"""Requests and events of each API."""
 
 import json
 from array import array
@@ -27,7 +27,7 @@ def api(name, ignore_eos=True):
         ("openai-chat", ChatPrompt(CHAT), {"messages": CHAT}),
     ],
 )
-def test_a_request_has_the_interfaces_fields(name, prompt, fields):
+def test_a_request_has_the_fields_of_its_api(name, prompt, fields):
     body = json.loads(api(name).body(WorkItem(prompt, 7)))
     native = {
         "sampling_params": {"max_new_tokens": 7, "temperature": 0.5, "ignore_eos": True},
@@ -45,7 +45,7 @@ def test_a_request_has_the_interfaces_fields(name, prompt, fields):
 
 
 @pytest.mark.parametrize("name", ["openai-completions", "openai-chat"])
-def test_a_field_that_openai_does_not_know_is_left_out_when_not_needed(name):
+def test_ignore_eos_is_sent_only_if_set(name):
     assert "ignore_eos" not in json.loads(api(name, ignore_eos=False).body(WorkItem(TextPrompt("a"), 1)))
 
 
@@ -94,13 +94,13 @@ USAGE = {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5}
         ("openai-completions", {"error": "boom"}, Event(error="boom")),
     ],
 )
-def test_an_event_is_read(name, event, read):
+def test_an_event_is_parsed(name, event, read):
     assert api(name).read(json.dumps(event).encode()) == read
 
 
 @pytest.mark.parametrize("name", API_TYPES)
 @pytest.mark.parametrize("data", [b"{", b"[]", b'{"choices": 7, "meta_info": 7}'])
-def test_what_is_no_event_is_an_error(name, data):
+def test_a_malformed_event_is_an_error(name, data):
     with pytest.raises(msgspec.MsgspecError):
         api(name).read(data)
 
@@ -114,5 +114,5 @@ def test_what_is_no_event_is_an_error(name, data):
         (b"<html>Bad gateway</html>\n", "<html>Bad gateway</html>"),
     ],
 )
-def test_an_errors_text_is_found_in_the_body(body, text):
+def test_the_error_message_is_found_in_the_body(body, text):
     assert error_text(body) == text

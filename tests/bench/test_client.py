@@ -1,4 +1,4 @@
-"""Failures have their kind, and arrivals wait for nothing but the bound, against servers that misbehave."""
+"""Against servers with faults, failures have the right kind, and arrivals wait only for the concurrency limit."""
 
 import asyncio
 import time
@@ -18,7 +18,7 @@ END = b'data: {"meta_info": {"completion_tokens": 2, "finish_reason": {"type": "
 
 
 async def load(url, num=1, timeout_s=20.0, observer=None, **plan):
-    """Send requests to a server; returns their records."""
+    """Send requests to a server; return their records."""
     async with open_session(None, timeout_s) as session:
         client = Client(session, url, API_TYPES["native"](RequestOptions("m", 0.0, True)))
         requests = [client.prepare(i, WorkItem(TextPrompt("a"), 2)) for i in range(num)]
@@ -26,7 +26,7 @@ async def load(url, num=1, timeout_s=20.0, observer=None, **plan):
 
 
 def streaming(*pieces, cut=False):
-    """Return a handler that answers by these bytes, and then perhaps breaks the connection."""
+    """Return a handler that sends these bytes, and may then break the connection."""
 
     async def handle(request):
         response = web.StreamResponse()
@@ -68,7 +68,7 @@ async def hanging(request):
         (streaming(b'data: {"meta_info": {"finish_reason": {"type": "abort"}}}\n\n'), "stream", "aborted the request"),
     ],
 )
-async def test_a_failure_has_a_kind_and_the_servers_words(misbehaving, handler, kind, message):
+async def test_a_failure_has_a_kind_and_the_servers_message(misbehaving, handler, kind, message):
     (record,) = await load(await misbehaving(handler))
     assert record.failure is not None
     assert record.failure.kind == kind
@@ -119,7 +119,7 @@ async def test_the_times_of_an_answer_add_up(misbehaving):
 
 
 class Gate:
-    """A server that answers all requests once as many as it waits for are under way."""
+    """A server that answers all requests as soon as the awaited number of requests has arrived."""
 
     def __init__(self, wanted):
         self.wanted = wanted
@@ -140,8 +140,8 @@ class Gate:
         return await streaming(END)(request)
 
 
-async def test_slow_answers_delay_no_arrival(misbehaving):
-    gate = Gate(wanted=20)  # nothing is answered before the last arrival
+async def test_slow_answers_do_not_delay_arrivals(misbehaving):
+    gate = Gate(wanted=20)  # no request is answered before the last one arrives
     records = await load(await misbehaving(gate.handle), num=20, arrivals_s=np.arange(20) * 0.005)
     assert [r.failure for r in records] == [None] * 20
     assert gate.most == 20
@@ -149,7 +149,7 @@ async def test_slow_answers_delay_no_arrival(misbehaving):
     assert all(r.client_queue_s >= 0 for r in records)
 
 
-async def test_a_bound_holds_requests_back_and_tells_for_how_long(misbehaving):
+async def test_the_wait_at_the_concurrency_limit_is_recorded(misbehaving):
     gate = Gate(wanted=3)
     records = await load(await misbehaving(gate.handle), num=12, arrivals_s=np.zeros(12), concurrency=3)
     assert gate.most == 3
@@ -159,13 +159,13 @@ async def test_a_bound_holds_requests_back_and_tells_for_how_long(misbehaving):
         assert waiting.client_queue_s == pytest.approx(waiting.sent_s)
 
 
-async def test_a_closed_loop_has_no_schedule_and_a_burst_is_due_at_once(misbehaving):
+async def test_a_closed_loop_has_no_schedule_and_a_burst_is_due_at_time_zero(misbehaving):
     url = await misbehaving(streaming(END))
     assert {r.scheduled_s for r in await load(url, num=4, concurrency=2)} == {None}
     assert {r.scheduled_s for r in await load(url, num=4)} == {0.0}
 
 
-async def test_records_come_in_the_order_of_arrival_and_the_observer_hears_of_all(misbehaving):
+async def test_records_are_in_order_of_arrival_and_the_observer_gets_all(misbehaving):
     heard = []
     observer = LoadObserver(sent=lambda: heard.append("sent"), ended=lambda record: heard.append(record.index))
     records = await load(await misbehaving(streaming(TOKEN % 1, END)), num=6, observer=observer)
@@ -174,7 +174,7 @@ async def test_records_come_in_the_order_of_arrival_and_the_observer_hears_of_al
     assert sorted(i for i in heard if i != "sent") == list(range(6))
 
 
-async def test_a_loop_that_is_blocked_shows_as_lag():
+async def test_a_blocked_event_loop_is_measured_as_lag():
     async with LagMonitor() as idle:
         await asyncio.sleep(0.05)
     async with LagMonitor() as busy:

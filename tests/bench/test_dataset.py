@@ -1,4 +1,4 @@
-"""JSONL files become requests; wrong lines are named."""
+"""Lines of JSONL become requests; wrong lines are reported."""
 
 from array import array
 from pathlib import Path
@@ -15,7 +15,7 @@ USER = {"role": "user", "content": "hi"}
 
 @pytest.fixture
 def read(tmp_path, monkeypatch):
-    """Read lines as a file `set.jsonl`, with 32 output tokens for those that do not say."""
+    """Read lines as a file `set.jsonl`, with 32 output tokens by default."""
     monkeypatch.chdir(tmp_path)
 
     def read(*lines, max_prompts=None, accepts=ALL):
@@ -36,7 +36,7 @@ def read(tmp_path, monkeypatch):
         ('{"messages": [{"role": "user", "content": "hi"}]}', WorkItem(ChatPrompt([USER]), 32)),
     ],
 )
-def test_a_line_is_a_request(read, line, item):
+def test_a_line_becomes_a_request(read, line, item):
     assert read(line) == [item]
 
 
@@ -66,7 +66,7 @@ def test_a_wrong_line_is_named_by_file_and_line(read, line, message):
     assert message in str(caught.value)
 
 
-def test_every_wrong_line_is_named_up_to_ten(read):
+def test_up_to_ten_wrong_lines_are_reported(read):
     with pytest.raises(ConfigError) as caught:
         read('{"prompt": "fine"}', "oops", *["{}"] * 20)
     places = [line.split(": ")[0] for line in str(caught.value).splitlines()]
@@ -80,16 +80,16 @@ def test_every_wrong_line_is_named_up_to_ten(read):
         ('{"input_ids": [1]}', (TextPrompt, ChatPrompt), "--api native or openai-completions"),
     ],
 )
-def test_a_form_that_the_interface_does_not_take_is_refused(read, line, accepts, message):
+def test_a_form_that_the_api_does_not_take_is_refused(read, line, accepts, message):
     with pytest.raises(ConfigError, match=message):
         read(line, accepts=accepts)
 
 
-def test_no_more_is_read_than_is_wanted(read):
+def test_only_the_needed_lines_are_read(read):
     assert len(read(*['{"prompt": "a"}'] * 3, "not JSON", max_prompts=3)) == 3
 
 
-def test_a_file_without_prompts_or_without_existence_is_an_error(read):
+def test_an_empty_or_missing_file_is_an_error(read):
     with pytest.raises(ConfigError, match=r"set\.jsonl holds no prompts"):
         read("", "  ")
     with pytest.raises(ConfigError, match="cannot read the dataset nowhere: No such file"):

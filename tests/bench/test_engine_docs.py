@@ -15,7 +15,7 @@ from graftlm.cli.bench import app
 
 PAGE = (Path(__file__).parents[2] / "docs" / "benchmarking.md").read_text(encoding="utf-8")
 SECTION = PAGE.split("# Measuring an engine in its own process")[1]
-OWN_WORDS = {"machine", "runs"}  # the first says itself what it is; the second are what `offline` prints
+OWN_WORDS = {"machine", "runs"}  # the first is a value of its own; `offline` prints the fields of the second
 
 
 def leaves(kind, path=""):

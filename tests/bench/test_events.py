@@ -1,4 +1,4 @@
-"""Events are found however the bytes are cut."""
+"""Events are found wherever the bytes are split."""
 
 import pytest
 
@@ -17,7 +17,7 @@ def test_events_do_not_depend_on_how_bytes_arrive(size):
     assert [event for piece in pieces for event in splitter.feed(piece)] == EVENTS
 
 
-def test_an_event_comes_with_the_byte_that_completes_it():
+def test_an_event_is_complete_with_its_last_byte():
     splitter = EventSplitter()
     assert splitter.feed(b"data: x\n") == []
     assert splitter.feed(b"\n") == [b"x"]

@@ -1,4 +1,4 @@
-"""`graftlm bench offline` runs its workloads and reports what it says."""
+"""`graftlm bench offline` runs its workloads and reports all figures."""
 
 import json
 from dataclasses import fields
@@ -29,7 +29,7 @@ def run_of(saved, workload, variant="base"):
     return run
 
 
-def test_the_machine_and_the_settings_are_noted(saved, checkpoint):
+def test_the_machine_and_the_settings_are_saved(saved, checkpoint):
     assert set(saved["machine"]) == {"cpu", "cores", "gpu", "threads", "torch", "python", "graftlm"}
     assert saved["machine"]["cpu"]
     assert (saved["scale"], saved["seed"], saved["rounds"]) == (0.05, 3, 1)
@@ -55,7 +55,7 @@ def test_every_workload_runs_on_every_variant(saved, workload, variant):
     ("workload", "requests", "shares"),
     [("shared-prefix", 3, True), ("multi-turn", 4, True), ("unshared", 2, False), ("single-stream", 1, False)],
 )
-def test_only_what_is_shared_comes_from_the_cache(saved, workload, requests, shares):
+def test_only_shared_tokens_come_from_the_cache(saved, workload, requests, shares):
     base, chunk = run_of(saved, workload), run_of(saved, workload, "cache.name=chunk")
     assert base["requests"] == chunk["requests"] == requests
     assert (base["cache_hit_rate"] > 0.5) == shares
@@ -63,7 +63,7 @@ def test_only_what_is_shared_comes_from_the_cache(saved, workload, requests, sha
 
 
 class LateEngine(Engine):
-    """Gives up each request before its first token."""
+    """Fails each request before its first token."""
 
     def generate(self, *args, **kwargs):
         return super().generate(*args, timeout_s=1e-9, **kwargs)
@@ -74,14 +74,14 @@ def test_a_request_without_a_token_is_an_error_with_its_reason(checkpoint):
         LateEngine(
             model=str(checkpoint("llama")),
             memory={"kv_tokens": 8192},
-            scheduling={"prefill_tokens_per_step": 4},  # the prompt takes several steps
+            scheduling={"prefill_tokens_per_step": 4},  # the prompt needs several steps
         ) as engine,
         pytest.raises(BenchError, match="ended without a token: timed out after"),
     ):
         measure(engine, "unshared", "base", 0.05, 1)
 
 
-def test_prompts_follow_from_the_seed():
+def test_prompts_depend_only_on_the_seed():
     drawn = [Prompts(512, seed).draw(20) for seed in (1, 1, 2)]
     assert drawn[0] == drawn[1] != drawn[2]
 
@@ -107,7 +107,7 @@ def test_lengths_fit_the_context(context_len, longest):
         (["roofline", "--context", "5000", "--prefill", "2048"], "decode, batch 1, context 5,000: left out"),
     ],
 )
-def test_wrong_arguments_end_it_before_an_engine_is_loaded(arguments, message, capfd):
+def test_wrong_arguments_are_refused_before_an_engine_is_loaded(arguments, message, capfd):
     with pytest.raises(SystemExit) as caught:
         main(["bench", *arguments])
     assert caught.value.code == 2

@@ -1,4 +1,4 @@
-"""The bar counts on a terminal, and is silent elsewhere."""
+"""The progress bar counts on a terminal, and is not shown elsewhere."""
 
 import io
 
@@ -9,7 +9,7 @@ from graftlm.bench.records import Failure, RequestRecord
 
 
 def show(is_terminal):
-    """Return what is written of a run of three requests, of which one fails."""
+    """Return the output of a run of three requests, of which one fails."""
     written = io.StringIO()
     with load_progress(3, Console(file=written, force_terminal=is_terminal, width=100)) as observer:
         for failure in (None, Failure("timeout", ""), None):
@@ -18,10 +18,10 @@ def show(is_terminal):
     return written.getvalue()
 
 
-def test_a_terminal_sees_how_many_were_sent_and_failed():
+def test_a_terminal_shows_how_many_requests_were_sent_and_failed():
     assert "3/3" in show(True)
     assert "3 sent, 1 failed" in show(True)
 
 
-def test_a_file_sees_nothing():
+def test_a_file_gets_no_progress_bar():
     assert show(False).strip() == ""

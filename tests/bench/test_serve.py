@@ -1,4 +1,4 @@
-"""`graftlm bench serve` against a real server, and what it saves."""
+"""`graftlm bench serve` against a real server, and the saved report."""
 
 import asyncio
 import json
@@ -32,7 +32,7 @@ def bench(capfd):
 
 @pytest.fixture(scope="module")
 def report(server, tmp_path_factory):
-    """A saved run that used every part of a report: shared prefixes, a schedule, a failure, chunks."""
+    """A saved run with every part of a report: shared prefixes, a schedule, a failure, chunks."""
     file = tmp_path_factory.mktemp("reports") / "set.jsonl"
     good = [{"prompt": f"{i} and {i + 1} and", "max_tokens": 8} for i in range(6)]
     bad = {"prompt": "too long", "max_tokens": 8, "input_ids": None}
@@ -52,7 +52,7 @@ def report(server, tmp_path_factory):
 
 
 @pytest.mark.parametrize("api", APIS)
-def test_every_interface_is_measured(bench, server, tmp_path, api):
+def test_every_api_is_measured(bench, server, tmp_path, api):
     path = tmp_path / "new" / "result.json"
     status, out, err = bench("--url", server.url, "--api", api, *SMALL, "--output", str(path), "--label", "a try")
     assert (status, err) == (0, ""), out
@@ -67,7 +67,7 @@ def test_every_interface_is_measured(bench, server, tmp_path, api):
     assert summary.tpot_s.count == sum(r.num_chunks > 1 for r in report.requests) > 0
     assert summary.gap_s.count == sum(r.num_chunks - 1 for r in report.requests)
     if api == "openai-chat":
-        assert min(r.prompt_tokens for r in report.requests) > 40  # words and the template
+        assert min(r.prompt_tokens for r in report.requests) > 40  # the words and the chat template
     else:
         assert {r.prompt_tokens for r in report.requests} == {40}
     assert (report.server.model, report.label) == ("demo", "a try")
@@ -81,11 +81,11 @@ def test_shared_prefixes_are_found_by_the_servers_cache(bench, server, tmp_path)
     assert bench("--url", server.url, *SMALL, *shape, "--concurrency", "1", "--output", str(path))[0] == 0
     report = load_report(path)
     assert report.summary.cached_tokens == 10 * 32
-    # A busy machine may keep the client itself waiting, which is for the machine to answer.
+    # On a busy machine the client may be too slow; that warning is allowed here.
     assert [warning for warning in report.warnings if not warning.startswith("this client could not keep up")] == []
 
 
-def test_a_second_run_with_the_same_prompts_is_warned_of(bench, server):
+def test_a_second_run_with_the_same_prompts_causes_a_warning(bench, server):
     arguments = ("--url", server.url, *SMALL, "--seed", "11")
     bench(*arguments)
     status, out, _ = bench(*arguments)
@@ -93,7 +93,7 @@ def test_a_second_run_with_the_same_prompts_is_warned_of(bench, server):
     assert "an earlier run has sent these prompts" in out
 
 
-def test_a_schedule_is_kept_and_told(bench, server, tmp_path):
+def test_a_schedule_is_followed_and_saved(bench, server, tmp_path):
     path = tmp_path / "result.json"
     assert bench("--url", server.url, *SMALL[:6], "--request-rate", "60", "--output", str(path))[0] == 0
     report = load_report(path)
@@ -104,7 +104,7 @@ def test_a_schedule_is_kept_and_told(bench, server, tmp_path):
     assert due[-1] == pytest.approx(11 / 60)
 
 
-def test_a_saved_run_is_compared_with(bench, server, report):
+def test_a_run_is_compared_with_a_saved_one(bench, server, report):
     status, out, _ = bench("--url", server.url, *SMALL, "--compare", str(report))
     assert status == 0
     assert "ratio" in out
@@ -113,14 +113,14 @@ def test_a_saved_run_is_compared_with(bench, server, report):
 
 
 class TestFailures:
-    def test_a_model_that_is_not_there_is_told_by_the_first_request(self, bench, server):
+    def test_an_unknown_model_is_reported_by_the_first_request(self, bench, server):
         status, _, err = bench("--url", server.url, "--api", "openai-chat", "--model", "nope", *SMALL)
         assert status == 1
         assert err.startswith("error: a warm-up request failed (http 404): ")
         assert "nope" in err
 
     @pytest.mark.parametrize(("more", "expected"), [((), 1), (("--allow-failures",), 0)])
-    def test_failed_requests_are_shown_saved_and_decide_the_exit_status(self, bench, server, tmp_path, more, expected):
+    def test_failed_requests_are_printed_saved_and_set_the_exit_status(self, bench, server, tmp_path, more, expected):
         path = tmp_path / "result.json"
         arguments = ("--url", server.url, "--api", "openai-completions", "--model", "nope", "--warmup", "0", *SMALL)
         status, out, _ = bench(*arguments, "--output", str(path), *more)
@@ -134,14 +134,14 @@ class TestFailures:
     def test_back_pressure_is_counted(self, bench, server, tmp_path):
         path = tmp_path / "result.json"
         shape = ("--num-prompts", "60", "--prompt-tokens", "30", "--output-tokens", "40", "--seed", "3")
-        status, out, _ = bench("--url", server.url, *shape, "--output", str(path))  # 8 run and 16 wait at most
+        status, out, _ = bench("--url", server.url, *shape, "--output", str(path))  # at most 8 run and 16 wait
         assert status == 1
         summary = load_report(path).summary
         assert [failure.kind for failure in summary.failures] == ["http 429"]
         assert summary.completed >= 16
         assert "failed: " in out
 
-    def test_a_server_that_is_not_there_ends_the_run(self, bench, refused_url):
+    def test_a_missing_server_ends_the_run(self, bench, refused_url):
         status, out, err = bench("--url", refused_url, *SMALL)
         assert (status, out) == (1, "")
         assert err.startswith(f"error: GET {refused_url}/get_model_info failed: Cannot connect")
@@ -159,13 +159,13 @@ class TestFailures:
         (("--prompt-tokens", "4000000"), "the model's context is"),
     ],
 )
-def test_wrong_arguments_exit_with_2_before_anything_is_sent(bench, server, arguments, message):
+def test_wrong_arguments_exit_with_2_before_any_request(bench, server, arguments, message):
     status, out, err = bench("--url", server.url, *arguments)
     assert (status, out) == (2, "")
     assert message in err
 
 
-def test_a_dataset_for_another_interface_is_refused_by_line(bench, server, tmp_path):
+def test_a_dataset_for_another_api_is_refused_with_its_line(bench, server, tmp_path):
     file = tmp_path / "chats.jsonl"
     file.write_text('{"messages": [{"role": "user", "content": "hi"}]}\n')
     status, _, err = bench("--url", server.url, "--dataset", str(file))
@@ -182,20 +182,20 @@ def test_a_dataset_for_another_interface_is_refused_by_line(bench, server, tmp_p
         ('{"schema_version": 1}', "is no report of graftlm bench serve: Object missing required field"),
     ],
 )
-def test_what_is_no_report_is_refused(tmp_path, content, message):
+def test_a_file_that_is_not_a_report_is_refused(tmp_path, content, message):
     path = tmp_path / "report.json"
     path.write_text(content)
     with pytest.raises(ConfigError, match=re.escape(message)):
         load_report(path)
 
 
-def test_a_report_is_read_as_it_was_saved(report, tmp_path):
+def test_a_saved_report_is_read_back_unchanged(report, tmp_path):
     again = tmp_path / "again.json"
     save_report(load_report(report), again)
     assert again.read_bytes() == report.read_bytes()
 
 
-def test_chunks_are_saved_only_on_request_and_the_key_never(report, tmp_path):
+def test_chunks_are_saved_only_on_request_and_the_key_is_never_saved(report, tmp_path):
     chunks = json.loads(report.read_text())["requests"][0]
     assert len(chunks["gaps_s"]) == chunks["num_chunks"] - 1
     assert sum(chunks["chunk_tokens"]) == chunks["output_tokens"] == 8
@@ -209,7 +209,7 @@ def test_chunks_are_saved_only_on_request_and_the_key_never(report, tmp_path):
 
 
 def paths(value, prefix=""):
-    """Yield the dotted names of a report's fields; of a list, those of its entries."""
+    """Yield the dotted names of a report's fields; for a list, the names of its entries' fields."""
     if isinstance(value, list):
         for entry in value:
             yield from paths(entry, prefix)
@@ -222,13 +222,13 @@ def paths(value, prefix=""):
                 yield name
 
 
-def test_every_field_is_documented_and_nothing_else_is(report):
+def test_the_page_documents_exactly_the_saved_fields(report):
     spreads = "tpot_s|gap_s|e2e_s|e2e_from_arrival_s|client_queue_s|loop_lag_s"
     found = {
         name
         for name in paths(json.loads(report.read_text()))
         if name not in {"settings", "environment", "server", "summary", "requests", "summary.ttft_s.count"}
-        and not re.match(rf"summary\.({spreads})\.", name)  # documented once, by ttft_s
+        and not re.match(rf"summary\.({spreads})\.", name)  # these are documented once, at ttft_s
     } | {"summary.ttft_s.count"}
     saved = DOCS.read_text(encoding="utf-8").split("## The saved result")[1].split("\n## ")[0]
     documented = {
@@ -242,7 +242,7 @@ def test_every_option_is_documented(capsys):
         main(["bench", "serve", "--help"])
     options = set(re.findall(r"--[a-z][a-z-]+", capsys.readouterr().out)) - {"--help"}
     page = DOCS.read_text(encoding="utf-8")
-    # An option of a setting stands in the table of settings.
+    # An option that is a setting is in the table of settings.
     missing = {o for o in options if o not in page and f"`settings.{o[2:].replace('-', '_')}`" not in page}
     assert missing == set()
 

@@ -1,4 +1,4 @@
-"""Settings say what is wrong with them."""
+"""A wrong setting is refused with the reason."""
 
 import math
 
@@ -28,14 +28,14 @@ URL = "http://127.0.0.1:1"
         ({"vocab_size": 1}, "--vocab-size must be at least 2"),
     ],
 )
-def test_a_wrong_value_is_refused_by_the_name_of_its_option(fields, message):
+def test_a_wrong_value_is_refused_with_the_name_of_its_option(fields, message):
     with pytest.raises(ConfigError) as caught:
         BenchSettings(**({"url": URL} | fields))
     assert message in str(caught.value)
 
 
 @pytest.mark.parametrize("url", ["http://h:1", "http://h:1/", "http://h:1/v1", "http://h:1/v1/"])
-def test_a_base_url_of_openais_clients_names_the_server(url):
+def test_the_base_url_of_an_openai_client_is_accepted(url):
     assert BenchSettings(url=url).url == "http://h:1"
 
 
@@ -43,5 +43,5 @@ def test_a_base_url_of_openais_clients_names_the_server(url):
     ("rate", "concurrency", "mode"),
     [(None, None, "burst"), (None, 4, "closed"), (2.0, None, "open"), (2.0, 4, "bounded")],
 )
-def test_rate_and_concurrency_make_the_mode(rate, concurrency, mode):
+def test_request_rate_and_concurrency_set_the_mode(rate, concurrency, mode):
     assert BenchSettings(url=URL, request_rate=rate, concurrency=concurrency).mode == mode

@@ -1,4 +1,4 @@
-"""The figures of a run, on records made by hand."""
+"""The figures of a run are computed from hand-made records."""
 
 from array import array
 from dataclasses import replace
@@ -12,8 +12,9 @@ from graftlm.bench.settings import BenchSettings
 from graftlm.bench.summary import Distribution, summarize
 from graftlm.bench.workload import Workload
 
-#: Four requests due at 0, 1, 2 and 3 s. The second waited for 1 s in the client, the third was refused, the fourth has
-#: no counts.
+#: Four requests, due at 0, 1, 2 and 3 s. The second one waited for 1 s in the client, the third one was refused, and
+#: the
+#: fourth one has no token counts.
 RECORDS = [
     RequestRecord(
         index=0,
@@ -115,7 +116,7 @@ def summary(lag):
         ("client_cpu_share", 0.25),
     ],
 )
-def test_a_figure_is_worked_out(summary, name, value):
+def test_a_figure_has_the_expected_value(summary, name, value):
     assert getattr(summary, name) == value
 
 
@@ -131,12 +132,13 @@ def test_a_figure_is_worked_out(summary, name, value):
         ("loop_lag_s", [0.001, 0.003]),
     ],
 )
-def test_a_distribution_is_of_these_values(summary, name, values):
+def test_a_distribution_has_the_expected_values(summary, name, values):
     spread = getattr(summary, name)
     mean = sum(values) / len(values)
     last, before = values[-1], values[-2]
     middle = (values[(len(values) - 1) // 2] + values[len(values) // 2]) / 2
-    # At 99.9 %, which lies 0.1 % of the way from the last value to the first, by the neighbour of the last.
+    # The 99.9th percentile is 0.1 % of the way from the last value to the first, between the last value and its
+    # neighbour.
     high = last - (len(values) - 1) * 0.001 * (last - before)
     expected = Distribution(
         count=len(values),
@@ -160,7 +162,7 @@ def test_failures_are_counted_by_kind_with_the_first_message(lag):
     assert (summary.completed, summary.ttft_s, summary.gap_s, summary.cached_tokens) == (0, None, None, None)
 
 
-def test_a_closed_loop_has_no_arrivals_to_compare_with(lag):
+def test_a_closed_loop_has_no_times_since_arrival(lag):
     records = [replace(record, scheduled_s=None) for record in RECORDS]
     summary = summarize(records, settings(request_rate=None, concurrency=2), lag)
     assert summary.mode == "closed"
@@ -168,7 +170,7 @@ def test_a_closed_loop_has_no_arrivals_to_compare_with(lag):
     assert (summary.client_queue_s, summary.e2e_from_arrival_s) == (None, None)
 
 
-def test_one_that_ends_as_the_next_is_sent_leaves_before_it(lag):
+def test_a_request_that_ends_as_the_next_is_sent_is_not_concurrent_with_it(lag):
     records = [replace(RECORDS[2], sent_s=float(i), end_s=float(i + 1)) for i in range(4)]
     summary = summarize(records, settings(), lag)
     assert (summary.max_in_flight, summary.mean_in_flight) == (1, 1.0)
@@ -199,7 +201,7 @@ SLOW_LOOP = Distribution(2, 0.02, 0.01, 0.0, 0.08, {"50": 0.001, "99.9": 0.08})
         ({"cached_tokens": 10}, {"shared_share": 0.25}, None),
     ],
 )
-def test_what_may_mislead_is_said(summary, fields, workload, warning):
+def test_misleading_conditions_cause_warnings(summary, fields, workload, warning):
     found = caveats(settings(concurrency=2), Workload([], [], **workload), replace(summary, **(GOOD | fields)))
     if warning is None:
         assert found == []

@@ -1,4 +1,4 @@
-"""What is asked of a server before a run."""
+"""The questions to a server before a run."""
 
 import pytest
 from aiohttp import web
@@ -16,7 +16,7 @@ OURS = {
 
 @pytest.fixture
 async def serve():
-    """Return a function that starts a server with these answers to GET; returns its address."""
+    """Return a function that starts a server with these answers to GET, and returns its address."""
     runners = []
 
     async def start(answers, key=None):
@@ -57,18 +57,18 @@ async def ask(url, key=None, **fields):
         ({"/get_model_info": '{"model_path": "/m"}'}, {}, ("/m", None, None, None)),
     ],
 )
-async def test_a_server_is_asked_what_it_is(serve, answers, fields, known):
+async def test_the_server_reports_model_and_vocabulary(serve, answers, fields, known):
     url = await serve(answers)
     assert await ask(url, **fields) == Target(url, *known)
 
 
 @pytest.mark.parametrize("answers", [{}, {"/v1/models": '{"data": []}'}, {"/v1/models": "oops"}])
-async def test_a_model_that_nobody_names_has_to_be_given(serve, answers):
+async def test_a_server_that_names_no_model_needs_the_option_model(serve, answers):
     with pytest.raises(BenchError, match="names no model: give --model"):
         await ask(await serve(answers), api="openai-chat")
 
 
-async def test_the_key_is_sent_with_everything(serve):
+async def test_the_key_is_sent_with_every_request(serve):
     url = await serve(OURS | {"/flush_cache": "{}"}, key="k")
     assert (await ask(url, key="k")).model == "m"
     async with open_session("k", 5.0) as session:
@@ -78,6 +78,6 @@ async def test_the_key_is_sent_with_everything(serve):
             await flush_cache(session, url)
 
 
-async def test_a_server_that_is_not_there_is_an_error(refused_url):
+async def test_a_missing_server_is_an_error(refused_url):
     with pytest.raises(BenchError, match="is the server running, and --url right"):
         await ask(refused_url)

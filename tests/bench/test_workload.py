@@ -1,4 +1,4 @@
-"""Random requests have the lengths and the shared prefixes that were asked for."""
+"""Random requests have the configured lengths and shared prefixes."""
 
 from collections import Counter
 
@@ -25,7 +25,7 @@ def pieces(item):
 
 
 @pytest.mark.parametrize("api", API_TYPES)
-def test_prompts_have_the_length_and_share_prefixes_evenly(api):
+def test_prompts_have_the_length_and_use_all_prefixes_equally(api):
     work = make(api)
     assert {len(pieces(item)) for item in work.items} == {40}
     assert {item.output_tokens for item in work.items} == {7}
@@ -36,34 +36,34 @@ def test_prompts_have_the_length_and_share_prefixes_evenly(api):
 
 
 @pytest.mark.parametrize(("vocab_size", "low", "high"), [(128_256, 300, 120_240), (512, 256, 480), (2, 1, 2)])
-def test_token_ids_are_drawn_where_special_ones_are_not(vocab_size, low, high):
+def test_token_ids_avoid_the_ranges_of_special_tokens(vocab_size, low, high):
     assert ordinary_token_ids(vocab_size) == range(low, high)
 
 
-def test_drawn_ids_fill_that_range_and_stay_in_it():
+def test_drawn_ids_cover_exactly_that_range():
     ids = [i for item in make(vocab_size=400, num_prompts=100).items for i in pieces(item)]
     assert (min(ids), max(ids)) == (200, 374)
 
 
-def test_the_seed_fixes_the_prompts_whatever_their_number():
+def test_a_seed_fixes_the_prompts():
     assert make(seed=5).items == make(seed=5).items
     assert make(seed=5).items != make(seed=6).items
 
 
-def test_warm_up_shares_nothing_with_what_is_measured():
+def test_warm_up_requests_share_no_prefix_with_measured_ones():
     work = make(warmup=2, num_prompts=4)
     assert len(work.warmup) == 2
     assert not {tuple(pieces(i)[:30]) for i in work.warmup} & {tuple(pieces(i)[:30]) for i in work.items}
 
 
-def test_a_vocabulary_that_is_not_known_is_asked_for_only_where_ids_are_sent():
+def test_an_unknown_vocabulary_size_is_an_error_only_if_ids_are_sent():
     with pytest.raises(ConfigError, match="give --vocab-size"):
         make(vocab_size=None)
     assert make("openai-chat", vocab_size=None).items
 
 
 @pytest.mark.parametrize(("num_prompts", "sent", "repeated"), [(None, 3, 0), (2, 2, 0), (7, 7, 4)])
-def test_a_dataset_is_sent_in_order_and_then_again(tmp_path, num_prompts, sent, repeated):
+def test_a_dataset_is_sent_in_order_and_repeated(tmp_path, num_prompts, sent, repeated):
     file = tmp_path / "set.jsonl"
     file.write_text("".join(f'{{"prompt": "{i}"}}\n' for i in range(3)))
     work = make(dataset=str(file), num_prompts=num_prompts)

@@ -1,4 +1,4 @@
-"""The simulation of cache-aware policies, in a small form: what it claims of `lpm`, and that its figures are right."""
+"""A small simulation of cache-aware policies confirms the claims about `lpm`, and its figures are right."""
 
 import importlib.util
 import json
@@ -18,7 +18,7 @@ WORKLOADS = ["few-shot", "tree-of-thought", "multi-turn"]
 def bench():
     spec = importlib.util.spec_from_file_location("benchmarks_cache_aware", SOURCE)
     module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # where dataclasses look for their annotations
+    sys.modules[spec.name] = module  # dataclasses look up annotations in sys.modules
     yield (spec.loader.exec_module(module), module)[1]
     del sys.modules[spec.name]
 
@@ -52,14 +52,14 @@ def row_of(report, workload, policy):
 
 
 @pytest.mark.parametrize("workload", WORKLOADS)
-def test_lpm_comes_close_to_the_optimum_and_nobody_goes_in_front_of_the_aged(report, workload):
+def test_lpm_is_near_the_optimum_and_aged_requests_keep_their_order(report, workload):
     lpm, fcfs = row_of(report, workload, "lpm"), row_of(report, workload, "fcfs")
     assert 0.98 <= lpm["share_of_optimum"] <= 1
     assert fcfs["share_of_optimum"] <= lpm["share_of_optimum"]
     assert lpm["out_of_turn"] == 0
 
 
-def test_the_settings_are_noted(report):
+def test_the_settings_are_saved(report):
     assert report["settings"] == {
         "seeds": 1,
         "scale": 0.1,
@@ -71,7 +71,7 @@ def test_the_settings_are_noted(report):
 
 
 def distinct_prompt_tokens(requests):
-    """Tokens that nobody before has had in this place: in their order, without a tree."""
+    """Count the distinct prompt tokens, in order of arrival and without a tree."""
     seen, num_tokens = set(), 0
     for request in requests:
         ids = request.token_ids.tolist()
@@ -96,8 +96,8 @@ def test_with_memory_for_everything_each_distinct_token_is_computed_once(bench, 
         assert request.output_token_ids.tolist() == expected
 
 
-def test_ageing_is_watched(bench):
-    """With a bound of next to nothing, many age; those that came first still go first."""
+def test_aged_requests_are_admitted_in_order(bench):
+    """With a bound near zero many requests age, and earlier arrivals are still admitted first."""
     calls = bench.few_shot(bench.Draw(0), 0.1)
     outcome = bench.Simulation(calls, 4000, bench.create("lpm", 0, 0.05)).run()
     assert outcome.aged > 20
@@ -106,7 +106,7 @@ def test_ageing_is_watched(bench):
 
 
 @pytest.mark.parametrize("workload", WORKLOADS)
-def test_a_seed_draws_the_same_workload_again(bench, workload):
+def test_a_seed_fixes_the_workload(bench, workload):
     one, other, third = (bench.WORKLOADS[workload](bench.Draw(seed), 0.05) for seed in (0, 0, 1))
     assert all(np.array_equal(a.tokens, b.tokens) for a, b in zip(one, other, strict=True))
     assert not np.array_equal(one[0].tokens, third[0].tokens)

@@ -1,4 +1,4 @@
-"""A table of whole prefixes shares what the tree would only where a prefix ended, and loses no page."""
+"""A table of whole prefixes shares pages only at the ends of earlier prefixes, and loses no page."""
 
 import importlib.util
 from pathlib import Path
@@ -24,13 +24,13 @@ def flat_table():
 
 @pytest.fixture
 def table(flat_table):
-    """A table of pages of two tokens, whose clock goes on by one with each look at it."""
+    """A table with pages of two tokens, whose clock advances at each reading."""
     times = iter(range(1000))
     return flat_table.WholePrefixTable(CacheContext(2, LRU(), lambda: float(next(times))))
 
 
 def key(letters, namespace=""):
-    """One page for each letter."""
+    """Return a key with one page per letter."""
     return PrefixKey(np.repeat(np.array([ord(letter) for letter in letters], dtype=np.int32), 2), namespace)
 
 
@@ -42,7 +42,7 @@ def insert(table, letters, *ids, handle=None):
     return table.insert(key(letters), pages(*ids), handle or table.match(key("")).handle)
 
 
-def test_a_prefix_is_found_whole_or_not_at_all(table):
+def test_only_whole_prefixes_are_found(table):
     insert(table, "abc", 0, 1, 2)
     insert(table, "ab", 3, 4)
     cases = {"abc": [0, 1, 2], "abcd": [0, 1, 2], "abx": [3, 4], "ab": [3, 4], "ax": [], "a": [], "xabc": []}
@@ -51,7 +51,7 @@ def test_a_prefix_is_found_whole_or_not_at_all(table):
     assert table.probe(key("abc", "other")) == 0
 
 
-def test_an_entry_shares_the_pages_that_it_goes_on_from(table):
+def test_a_longer_entry_shares_the_pages_of_its_prefix(table):
     first = insert(table, "ab", 0, 1)
     longer = insert(table, "abc", 2, handle=first.handle)
     assert longer.pages.tolist() == [2]
@@ -60,18 +60,18 @@ def test_an_entry_shares_the_pages_that_it_goes_on_from(table):
     assert sorted(page for node in table.walk() for page in node.pages.tolist()) == [0, 1, 2]
 
 
-def test_what_is_held_already_stays_the_callers(table):
+def test_pages_of_existing_entries_stay_with_the_caller(table):
     start = table.match(key("")).handle
     first = insert(table, "ab", 0, 1)
     again = insert(table, "ab", 5, 6)
     assert (again.existing_pages, again.cached_pages, again.pages.tolist()) == (2, 2, [0, 1])
     insert(table, "abc", 2, 3, 4, handle=start)
-    refused = insert(table, "abc", 7, handle=first.handle)  # "abc" is there, but does not go on from this "ab"
+    refused = insert(table, "abc", 7, handle=first.handle)  # "abc" exists, but it does not continue this "ab"
     assert (refused.existing_pages, refused.cached_pages, refused.handle) == (2, 2, first.handle)
     assert table.evictable_pages == 5
 
 
-def test_eviction_takes_the_longest_unused_and_spares_what_is_locked(table):
+def test_eviction_takes_the_least_recently_used_unlocked_entry(table):
     first = insert(table, "ab", 0, 1)
     longer = insert(table, "abc", 2, handle=first.handle)
     insert(table, "x", 3)
@@ -86,7 +86,7 @@ def test_eviction_takes_the_longest_unused_and_spares_what_is_locked(table):
     assert list(table.walk()) == []
 
 
-def test_reset_spares_what_is_locked(table):
+def test_reset_keeps_locked_entries(table):
     table.lock(insert(table, "ab", 0, 1).handle)
     insert(table, "x", 2)
     version = table.version
@@ -95,7 +95,7 @@ def test_reset_spares_what_is_locked(table):
     assert table.match(key("ab")).pages.tolist() == [0, 1]
 
 
-def test_locks_balance(table):
+def test_an_unlock_without_a_lock_is_an_error(table):
     handle = insert(table, "a", 0).handle
     with pytest.raises(InvariantError, match="unlock without a lock"):
         table.unlock(handle)
@@ -103,7 +103,7 @@ def test_locks_balance(table):
         table.lock("a")
 
 
-def test_an_engine_gives_the_same_tokens_as_without_a_cache_and_loses_no_page(flat_table, checkpoint):
+def test_an_engine_with_the_table_generates_the_same_tokens_and_loses_no_page(flat_table, checkpoint):
     rng = np.random.default_rng(0)
     prefixes = rng.integers(5, 200, (3, 40)).tolist()
     prompts = [prefixes[i % 3] + rng.integers(5, 200, 1 + i).tolist() for i in range(12)]

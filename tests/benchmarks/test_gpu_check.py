@@ -1,4 +1,4 @@
-"""The check of a GPU: every part but the tests runs on a CPU, where its figures mean nothing."""
+"""Every part of the GPU check except its tests also runs on a CPU, where its figures mean nothing."""
 
 import importlib.util
 import sys
@@ -42,7 +42,7 @@ def bench(gpu_check, tmp_path):
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a device here")
-def test_without_a_device_it_says_so_and_fails(gpu_check, capsys):
+def test_without_a_device_the_check_fails_with_a_message(gpu_check, capsys):
     with pytest.raises(SystemExit) as caught:
         gpu_check.main([])
     assert caught.value.code == 1
@@ -62,14 +62,14 @@ def test_steps_are_measured_with_and_without_graphs(gpu_check, bench):
     assert all(row["ms"] > 0 and row["of bandwidth"] > 0 for row in result["rows"])
 
 
-def test_serving_is_measured_in_all_four_ways(gpu_check, bench):
+def test_serving_is_measured_with_and_without_overlap_and_graphs(gpu_check, bench):
     result = gpu_check.run_part("serving", bench)
     assert result["error"] is None
     assert len({(row["overlap"], row["graphs"]) for row in result["rows"]}) == 4
     assert all(0 <= row["device idle"] < 1 for row in result["rows"])
 
 
-def test_filters_are_measured_beside_a_sort(gpu_check, bench):
+def test_sampling_filters_are_compared_with_a_sort(gpu_check, bench):
     result = gpu_check.run_part("sampling", bench)
     assert result["error"] is None
     assert [(row["rows"], set(row)) for row in result["rows"]] == [
@@ -84,7 +84,7 @@ def test_kernels_agree_with_the_reference(gpu_check, bench):
     assert [row["page size"] for row in result["rows"]] == [1, 16, 64]
 
 
-def test_a_part_that_fails_is_told_and_one_without_time_is_left_out(gpu_check, bench):
+def test_a_failing_part_is_reported_and_a_part_without_time_is_left_out(gpu_check, bench):
     (bench.folder / "model.safetensors").unlink()
     assert "safetensors" in gpu_check.run_part("serving", bench)["error"]
     bench.end_s = time.monotonic()

@@ -1,4 +1,4 @@
-"""docs/grammar-support.md is what its generator writes today."""
+"""docs/grammar-support.md equals the output of its generator."""
 
 import importlib
 import re
@@ -19,11 +19,11 @@ def generator(monkeypatch):
 
 
 def rows(page):
-    """Return the page's lines, but for the number of texts: the more walks, the more texts."""
+    """Return the page's lines without the number of texts, which depends on the number of walks."""
     return re.sub(r"[\d,]+ texts", "N texts", page).splitlines()
 
 
-def test_the_page_is_what_the_generator_writes(generator, tmp_path):
+def test_the_page_equals_the_generators_output(generator, tmp_path):
     written = tmp_path / "page.md"
     assert generator.main(["--walks", "1", "--out", str(written)]) == 0, "a backend ignores or blocks something"
     committed = (ROOT / "docs" / "grammar-support.md").read_text(encoding="utf-8")

@@ -1,4 +1,4 @@
-"""The ablation of LM programs runs in a small form, and its figures say what they claim."""
+"""The ablation of LM programs runs at a small scale, and its figures are right."""
 
 import asyncio
 import importlib
@@ -50,7 +50,7 @@ def test_every_variant_runs_on_every_workload(rows):
         assert len(row["rounds"]) == 1
 
 
-def test_a_table_finds_an_essay_that_a_hint_ends_with_and_no_examples(rows):
+def test_a_table_finds_an_essay_after_a_hint_but_no_task_examples(rows):
     computed = {name: row["computed_tokens"] for name, row in rows.items()}
     assert computed["few-shot", "full"] < computed["few-shot", "no tree"] / 2
     assert computed["few-shot", "no tree"] <= computed["few-shot", "no cache"]
@@ -58,7 +58,7 @@ def test_a_table_finds_an_essay_that_a_hint_ends_with_and_no_examples(rows):
 
 
 class CountingBackend:
-    """Counts hints, and how many requests it is asked for at a time; answers none before there were `awaited`."""
+    """Counts hints and concurrent requests; answers no request before `awaited` of them have arrived."""
 
     def __init__(self, awaited):
         self.num_hints = self.num_now = self.most_at_a_time = 0
@@ -70,7 +70,7 @@ class CountingBackend:
         if self.num_now == self._awaited:
             self._are_there.set()
         await asyncio.wait_for(self._are_there.wait(), 30)
-        await asyncio.sleep(0.01)  # time for more to come, where they should not
+        await asyncio.sleep(0.01)  # time in which further requests would arrive
         self.num_now -= 1
         return [Generation("fine")]
 
@@ -84,14 +84,14 @@ class CountingBackend:
 @pytest.mark.parametrize(
     ("variant", "num_hints", "most_at_a_time"), [("full", 1, 6), ("no parallelism", 1, 1), ("no hint", 0, 6)]
 )
-def test_a_variant_leaves_out_of_the_language_what_it_says(bench, variant, num_hints, most_at_a_time):
+def test_a_variant_switches_off_its_part_of_the_language(bench, variant, num_hints, most_at_a_time):
     counting, settings = CountingBackend(most_at_a_time), bench.VARIANTS[variant]
     backend = bench.Restrained(counting, settings.has_hints, settings.is_parallel)
     bench.WORKLOADS["LLM judge"].program.run(rubric="Be fair. " * 20, essay="Trees.", backend=backend)
     assert (counting.num_hints, counting.most_at_a_time) == (num_hints, most_at_a_time)
 
 
-def test_the_plot_shows_every_variant_but_the_repeated_one(folder):
+def test_the_plot_shows_every_variant_except_the_repeated_one(folder):
     assert (folder / "out.svg").stat().st_size > 10_000
 
 
@@ -99,7 +99,7 @@ def run(bench, seconds):
     return bench.Run(seconds, 2 * seconds, 10, 5, 0)
 
 
-def test_times_are_by_the_median_of_both_runs_of_full(bench):
+def test_ratios_use_the_median_of_both_full_runs(bench):
     taken = {"full": [1.0, 9.0], "full again": [2.0, 2.0], "no hint": [1.0, 3.0], "FCFS": [0.5, 0.5]}
     rows = bench.summarize("w", {name: [run(bench, t) for t in times] for name, times in taken.items()})
     assert {row.variant: (row.wall_s, row.times_full, row.faster) for row in rows} == {
@@ -111,7 +111,7 @@ def test_times_are_by_the_median_of_both_runs_of_full(bench):
     assert all(row.cpu_times_full == row.times_full for row in rows)
 
 
-def test_what_beats_full_is_said(bench, capsys):
+def test_a_variant_that_is_faster_than_full_is_reported(bench, capsys):
     taken = {"full": [1.0, 1.0], "full again": [0.5, 0.5], "no hint": [0.4, 0.4], "FCFS": [0.7, 0.7]}
     bench.show(bench.summarize("w", {name: [run(bench, t) for t in times] for name, times in taken.items()}))
     printed = capsys.readouterr().out
@@ -120,7 +120,7 @@ def test_what_beats_full_is_said(bench, capsys):
     assert "w: full again beats" not in printed
 
 
-def test_the_page_has_the_measured_figures():
+def test_the_docs_page_has_the_measured_figures():
     page = (FOLDER.parent / "docs" / "lang.md").read_text(encoding="utf-8")
     table = page.partition("| | Tree of thought |")[2].partition("\n\n")[0]
     rows = json.loads((FOLDER / "results" / "lang_ablation.json").read_text(encoding="utf-8"))["rows"]

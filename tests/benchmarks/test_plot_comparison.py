@@ -1,4 +1,4 @@
-"""The chart of README shows the saved figures."""
+"""The chart in the README shows the saved figures."""
 
 import importlib.util
 import json

@@ -1,4 +1,4 @@
-"""The benchmark of the server's overhead runs and reports what it says."""
+"""The benchmark of the server's overhead runs and reports its figures."""
 
 import importlib.util
 import json
@@ -35,7 +35,7 @@ def result(overhead, tmp_path_factory):
         ("3 answers", "output tokens/s"),
     ],
 )
-def test_every_figure_has_both_sides(result, workload, figure):
+def test_every_figure_has_an_engine_side_and_a_server_side(result, workload, figure):
     (row,) = [row for row in result["rows"] if (row["workload"], row["figure"]) == (workload, figure)]
     assert row["in_process"] > 0
     assert row["ratio"] == pytest.approx(row["served"] / row["in_process"])
@@ -43,10 +43,10 @@ def test_every_figure_has_both_sides(result, workload, figure):
     assert (len(row["in_process_rounds"]), len(row["served_rounds"])) == (1, 1)
 
 
-def test_the_server_gives_the_engines_tokens(result):
+def test_the_server_generates_the_same_tokens_as_the_engine(result):
     assert result["same_tokens"] == result["compared"] == 2 * (1 + 3)
 
 
-def test_medians_are_over_rounds_and_ratios_are_of_pairs(overhead):
+def test_medians_are_over_rounds_and_ratios_over_pairs(overhead):
     row = overhead.Row.of("w", "f", [1.0, 2.0, 10.0], [2.0, 3.0, 11.0])
     assert (row.in_process, row.served, row.ratio, row.difference) == (2.0, 3.0, 1.5, 1.0)

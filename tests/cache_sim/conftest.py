@@ -1,4 +1,4 @@
-"""Small traces: how tests write them down."""
+"""Small traces for the tests of the simulator."""
 
 import json
 
@@ -12,7 +12,9 @@ BLOCK = 4
 
 @pytest.fixture(scope="session")
 def make_trace():
-    """Return a function: a trace of requests given as lists of block ids, of 4 tokens each, the last ones of `tail`."""
+    """Return a function that makes a trace; a request is a list of block ids, with 4 tokens per block and `tail` in the
+    last one.
+    """
 
     def make(*requests, tail=BLOCK):
         lines = [
@@ -26,5 +28,5 @@ def make_trace():
 
 @pytest.fixture(scope="session")
 def registry():
-    """Return the installed plugins."""
+    """Return a registry of the installed plugins."""
     return Registry.load()

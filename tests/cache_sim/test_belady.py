@@ -1,4 +1,4 @@
-"""The offline optimum, against trying everything, and against what real caches reach."""
+"""The offline optimum is compared with exhaustive search, and with the hits of real caches."""
 
 import json
 import random
@@ -23,7 +23,7 @@ BLOCK = 4
 
 
 def random_paths(seed, num_requests=7, num_blocks=3, depth=3):
-    """Return paths of a small tree; an id holds its whole path, as recorded ids do."""
+    """Return paths of a small tree; an id identifies its whole path, as in recorded traces."""
     draw = random.Random(seed)
     paths = []
     for _ in range(num_requests):
@@ -35,7 +35,7 @@ def random_paths(seed, num_requests=7, num_blocks=3, depth=3):
 
 
 def with_outputs(seed, paths):
-    """Return a trace in which the later part of each path, sometimes within a block, is an output."""
+    """Return a trace in which the last part of each path is an output; it may begin within a block."""
     draw = random.Random(seed)
     lines = []
     for i, path in enumerate(paths):
@@ -50,12 +50,12 @@ def with_outputs(seed, paths):
 
 
 def with_tails(make_trace, paths):
-    """Return a trace of prompts that go on after their last whole block, so that all whole blocks can be hits."""
+    """Return a trace whose prompts continue after their last whole block, so that all whole blocks can be hits."""
     return make_trace(*([*path, 1000 + i] for i, path in enumerate(paths)), tail=1)
 
 
 def best_by_trying(tree: PageTree, capacity: int, in_flight: int, *, prefixes: bool) -> int:
-    """Return the most hits over everything that could be kept.
+    """Return the maximum number of hits over all choices of pages to keep.
 
     Args:
         prefixes: keep a page only together with all before it, as caches must; otherwise keep any set of pages.
@@ -81,10 +81,10 @@ def best_by_trying(tree: PageTree, capacity: int, in_flight: int, *, prefixes: b
                 if not prefixes or all(before.get(page, page) in kept for page in kept):
                     yield kept
             if not prefixes:
-                return  # keeping less is never better
+                return  # keeping fewer pages is never better
 
     def in_use(index: int, pages: frozenset) -> frozenset:
-        """Return what earlier requests hold; the oldest have ended when the capacity is too small for all."""
+        """Return the pages of earlier requests; if the capacity is too small for all of them, the oldest have ended."""
         started = [frozenset(p) for p in pages_of[:index] if len(p) <= capacity]
         running = started[max(len(started) - in_flight, 0) :] if in_flight else []
         while running and len(pages.union(*running)) > capacity:
@@ -98,7 +98,7 @@ CASES = [(seed, in_flight, page_size) for seed in range(10) for in_flight in (0,
 
 
 @pytest.mark.parametrize(("seed", "in_flight", "page_size"), CASES)
-def test_beladys_rule_is_the_best_that_a_prefix_cache_can_do(seed, in_flight, page_size, make_trace):
+def test_beladys_rule_is_optimal_for_a_prefix_cache(seed, in_flight, page_size, make_trace):
     tree = PageTree(with_tails(make_trace, random_paths(seed, depth=page_size // 2 + 1)), page_size)
     for capacity in range(2, tree.total_pages + 2, 4 // page_size):
         best = best_by_trying(tree, capacity, in_flight, prefixes=True)
@@ -106,7 +106,7 @@ def test_beladys_rule_is_the_best_that_a_prefix_cache_can_do(seed, in_flight, pa
 
 
 @pytest.mark.parametrize(("seed", "in_flight", "page_size"), CASES)
-def test_with_outputs_it_is_the_best_for_any_pages_and_a_bound_for_prefixes(seed, in_flight, page_size):
+def test_with_outputs_it_is_optimal_for_any_pages_and_a_bound_for_prefixes(seed, in_flight, page_size):
     tree = PageTree(with_outputs(seed, random_paths(seed, num_requests=6, depth=page_size // 2 + 1)), page_size)
     for capacity in range(2, tree.total_pages + 2, 3):
         bound = offline_optimum(tree, capacity, in_flight).hit_pages
@@ -114,8 +114,8 @@ def test_with_outputs_it_is_the_best_for_any_pages_and_a_bound_for_prefixes(seed
         assert bound >= best_by_trying(tree, capacity, in_flight, prefixes=True), capacity
 
 
-def test_the_furthest_next_use_goes_first(make_trace):
-    # When 3 comes, one of 1 and 2 must go: 2 is used sooner.
+def test_the_page_with_the_furthest_next_use_is_evicted_first(make_trace):
+    # When 3 arrives, 1 or 2 must be evicted. 2 is used sooner.
     tree = PageTree(with_tails(make_trace, [[1], [2], [3], [2], [1]]), BLOCK)
     assert offline_optimum(tree, 2) == Optimum(hit_pages=1, evicted_pages=2)
     assert offline_optimum(tree, 3) == Optimum(hit_pages=2, evicted_pages=0)
@@ -123,7 +123,7 @@ def test_the_furthest_next_use_goes_first(make_trace):
 
 @pytest.mark.parametrize("in_flight", [0, 5])
 @pytest.mark.parametrize("page_size", [4, 1])
-def test_no_cache_beats_it(in_flight, page_size, make_trace, registry):
+def test_no_cache_has_more_hits_than_the_optimum(in_flight, page_size, make_trace, registry):
     trace = make_trace(*random_paths(3, num_requests=400, num_blocks=4, depth=5))
     evictions = [Choice(name) for name in registry.names("eviction")]
     study = Study(registry, [Choice("radix")], evictions, parse_capacities(["2%,5%,20%,100%"]), page_size, in_flight)

@@ -18,17 +18,17 @@ from graftlm.errors import ConfigError
         ("a:x=", [Choice("a", {"x": None})]),
     ],
 )
-def test_choices_are_names_with_options(text, choices):
+def test_names_with_options_are_parsed(text, choices):
     assert parse_choices(text) == choices
 
 
 @pytest.mark.parametrize("text", ["", ",", "lru,", "x=1", ":x=1", "lru:x", "lru:=1", "lru:x=[1"])
-def test_anything_else_is_no_choice(text):
+def test_malformed_choices_are_refused(text):
     with pytest.raises(ConfigError):
         parse_choices(text)
 
 
-def test_a_choice_prints_as_it_is_written():
+def test_a_choice_is_printed_in_its_input_form():
     assert str(Choice("a", {"x": 0.5, "y": True, "z": "t"})) == "a:x=0.5,y=true,z=t"
     assert str(Choice("a")) == "a"
 
@@ -46,16 +46,16 @@ def test_a_choice_prints_as_it_is_written():
         ("0.01%", 1),
     ],
 )
-def test_a_capacity_is_whole_pages(text, pages):
+def test_a_capacity_is_rounded_to_whole_pages(text, pages):
     (capacity,) = parse_capacities([text])
     assert capacity.pages(footprint_pages=1000, page_size=16) == pages
 
 
-def test_capacities_come_between_commas_and_in_several_options():
+def test_capacities_are_separated_by_commas_or_options():
     assert [capacity.text for capacity in parse_capacities(["1M, 2M", "5%"])] == ["1M", "2M", "5%"]
 
 
 @pytest.mark.parametrize("text", ["", "0", "-1", "0%", "M", "1T", "1MM", "1e99999", "nan", "inf", "1M2", "%"])
-def test_anything_else_is_no_capacity(text):
+def test_malformed_capacities_are_refused(text):
     with pytest.raises(ConfigError, match="a capacity must be tokens"):
         parse_capacities([text])

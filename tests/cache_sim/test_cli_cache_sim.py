@@ -1,4 +1,4 @@
-"""`graftlm cache-sim`, as one calls it."""
+"""`graftlm cache-sim` from the command line."""
 
 import json
 import sys
@@ -38,7 +38,7 @@ def provide_eviction_strategies():
 
 @pytest.fixture
 def workplace(tmp_path, monkeypatch):
-    """A folder with a plugin and two traces: chats of growing length over one system prompt, blocks of 4 tokens."""
+    """A folder with a plugin and two traces: growing chats with one system prompt, in blocks of 4 tokens."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     Path("sim_plugin.py").write_text(PLUGIN)
@@ -80,11 +80,12 @@ def test_a_table_compares_each_capacity_with_the_optimum(cache_sim):
         "1,000 (806.45%)",
     ]
     largest = next(i for i, line in enumerate(lines) if line.startswith("1,000"))
-    assert lines[largest + 1].split()[:4] == ["radix", "lru", "84.10%", "100.00%"]  # 656 of 780: each block but once
+    # 656 of 780: each block is a hit except the first time
+    assert lines[largest + 1].split()[:4] == ["radix", "lru", "84.10%", "100.00%"]
     assert lines[largest + 2].split()[:4] == ["chunk", "lru", "0.00%", "0.00%"]
 
 
-def test_json_holds_every_figure(cache_sim):
+def test_the_json_file_has_every_figure(cache_sim):
     status, _, _ = cache_sim("few.jsonl", "many.jsonl", "--capacity", "10%", "--in-flight", "2", "--json", "found.json")
     few, many = found_in()
     assert status == 0
@@ -101,13 +102,13 @@ def test_json_holds_every_figure(cache_sim):
     assert outcome["cache"] == {"name": "radix", "options": {}}
     assert outcome["hit_rate"] == outcome["hit_tokens"] / 2340
     assert outcome["share_of_optimum"] == outcome["hit_tokens"] / capacity["optimum"]["hit_tokens"]
-    assert 0 < outcome["work_saved"] < outcome["hit_rate"]  # hits are at the front, where tokens cost least
+    assert 0 < outcome["work_saved"] < outcome["hit_rate"]  # hits are at the start of prompts, where tokens cost least
     assert outcome["evicted_tokens"] > capacity["optimum"]["evicted_tokens"] > 0
     assert outcome["bypassed_requests"] == 18  # the last two turns have 40 and 44 tokens
     assert set(outcome["bookkeeping_us"]) == {"match", "lock", "insert", "evict"}
 
 
-def test_plugins_of_others_are_judged_by_name_with_their_options(cache_sim):
+def test_third_party_plugins_are_compared_by_name_with_options(cache_sim):
     plugin = ("--set", "plugins.modules=[sim_plugin]")
     status, output, _ = cache_sim(
         "many.jsonl", "--eviction", "all,by_depth:sign=-1", "--eviction", "by_depth", *plugin, "--json", "found.json"
@@ -120,7 +121,7 @@ def test_plugins_of_others_are_judged_by_name_with_their_options(cache_sim):
     assert len([one for one in evictions if one["name"] == "by_depth"]) == 2
 
 
-def test_a_configuration_says_what_is_compared(cache_sim):
+def test_the_configuration_sets_what_is_compared(cache_sim):
     Path("engine.yaml").write_text(
         "cache: {name: radix, page_size: 2, eviction: {name: by_depth, options: {sign: -1}}}\n"
         "plugins: {modules: [sim_plugin]}\n"
@@ -132,7 +133,7 @@ def test_a_configuration_says_what_is_compared(cache_sim):
     assert outcome["eviction"] == {"name": "by_depth", "options": {"sign": -1}}
 
 
-def test_a_bar_shows_how_far_it_is(cache_sim):
+def test_a_progress_bar_is_shown_on_request(cache_sim):
     assert "replaying" in cache_sim("few.jsonl", "--progress")[2]
     assert "replaying" not in cache_sim("few.jsonl", "--no-progress")[2]
 
@@ -152,13 +153,13 @@ def test_a_bar_shows_how_far_it_is(cache_sim):
         (["few.jsonl", "--plot", "none/found.png"], "--plot: cannot write none/found.png: No such file"),
     ],
 )
-def test_what_is_wrong_is_told(arguments, message, cache_sim):
+def test_wrong_arguments_are_reported(arguments, message, cache_sim):
     status, output, errors = cache_sim(*arguments)
     assert (status, output) == (2, "")
     assert message in errors
 
 
-def test_a_plot_is_a_picture(cache_sim):
+def test_a_plot_is_saved_as_an_image(cache_sim):
     pytest.importorskip("matplotlib")
     status, output, _ = cache_sim("few.jsonl", "many.jsonl", "--cache", "radix,chunk", "--plot", "found.png")
     assert status == 0
@@ -186,7 +187,7 @@ def test_no_tensor_library_is_imported(cache_sim, workplace):
 
 
 @pytest.mark.parametrize("option", ["--json", "--plot"])
-def test_a_result_never_overwrites_what_is_read(option, cache_sim, tmp_path, monkeypatch):
+def test_a_result_never_overwrites_an_input_file(option, cache_sim, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     trace, other_name = tmp_path / "recorded.jsonl", tmp_path / "again.png"
     line = '{"timestamp": 0, "input_length": 4, "block_tokens": 4, "hash_ids": [1]}\n'
@@ -199,7 +200,7 @@ def test_a_result_never_overwrites_what_is_read(option, cache_sim, tmp_path, mon
 
 
 @pytest.mark.parametrize("tokens", [9 * 10**18, 3 * 10**9, 2**26 + 1])
-def test_numbers_that_no_replay_could_hold_are_told(tokens, cache_sim, tmp_path):
+def test_token_counts_beyond_the_limit_are_refused(tokens, cache_sim, tmp_path):
     trace = tmp_path / "huge.jsonl"
     trace.write_text(f'{{"timestamp": 0, "input_length": {tokens}, "block_tokens": {tokens}, "hash_ids": [1]}}\n')
     code, _, errors = cache_sim(str(trace))
@@ -207,7 +208,7 @@ def test_numbers_that_no_replay_could_hold_are_told(tokens, cache_sim, tmp_path)
     assert f"{tokens} tokens is beyond" in errors
 
 
-def test_a_capacity_that_no_replay_could_hold_is_told(cache_sim, tmp_path):
+def test_a_capacity_beyond_the_limit_is_refused(cache_sim, tmp_path):
     trace = tmp_path / "small.jsonl"
     trace.write_text('{"timestamp": 0, "input_length": 4, "block_tokens": 4, "hash_ids": [1]}\n')
     code, _, errors = cache_sim(str(trace), "--capacity", "999999999999999999G")

@@ -12,14 +12,14 @@ def parse(*lines, block_tokens=4):
     return parse_trace([json.dumps(line).encode() for line in lines], "t.jsonl", block_tokens)
 
 
-def test_a_mooncake_line_becomes_its_prompts_tokens():
+def test_a_mooncake_line_becomes_a_request():
     (request,) = parse(MOONCAKE).requests
     assert request.time_s == 0.5
     assert request.token_ids(4).tolist() == [0, 0, 0, 0, 1, 1, 1, 1, 2, 2]
     assert (request.prompt_tokens, request.num_tokens, request.namespace, request.priority) == (10, 10, "", 0)
 
 
-def test_a_line_of_our_own_holds_the_output_less_its_last_token_too():
+def test_a_graftlm_line_also_has_the_output_without_its_last_token():
     trace = parse(OURS, block_tokens=512)
     (request,) = trace.requests
     assert trace.block_tokens == 4
@@ -27,19 +27,19 @@ def test_a_line_of_our_own_holds_the_output_less_its_last_token_too():
     assert (request.prompt_tokens, request.num_tokens, request.namespace, request.priority) == (10, 12, "ab", 2)
 
 
-def test_equal_ids_are_equal_tokens_in_every_line():
+def test_equal_ids_give_equal_tokens_in_every_line():
     first, second = parse(MOONCAKE, {**MOONCAKE, "hash_ids": [7, 5, 6]}).requests
     shared = first.token_ids(4) == second.token_ids(4)
     assert shared.tolist() == [True] * 4 + [False] * 6
 
 
-def test_an_id_of_a_partial_block_is_not_that_of_a_whole_one():
+def test_a_partial_block_differs_from_a_whole_block_with_the_same_id():
     partial, whole = parse(MOONCAKE, {**MOONCAKE, "input_length": 12}).requests
     assert partial.block_ids.tolist() == [0, 1, 2]
     assert whole.block_ids.tolist() == [0, 1, 3]
 
 
-def test_requests_stand_in_the_order_of_their_arrival_and_fields_of_others_are_ignored():
+def test_requests_are_sorted_by_arrival_and_unknown_fields_are_ignored():
     trace = parse(
         {**MOONCAKE, "timestamp": 9, "model": "x"}, {**MOONCAKE, "timestamp": 3}, {**MOONCAKE, "timestamp": 9}
     )
@@ -66,19 +66,19 @@ def test_requests_stand_in_the_order_of_their_arrival_and_fields_of_others_are_i
         (OURS, "t.jsonl:2: block_tokens is 4, the first line has None"),
     ],
 )
-def test_a_bad_line_is_told_with_its_number(line, message):
+def test_a_bad_line_is_reported_with_its_number(line, message):
     text = line if isinstance(line, bytes) else json.dumps(line).encode()
     with pytest.raises(TraceError) as caught:
         parse_trace([json.dumps(MOONCAKE).encode(), text], "t.jsonl", 4)
     assert message in str(caught.value)
 
 
-def test_lines_of_different_block_sizes_do_not_go_together():
+def test_lines_of_different_block_sizes_are_refused():
     with pytest.raises(TraceError, match=r"t\.jsonl:2: block_tokens is 16, the first line has 4"):
         parse(OURS, {**OURS, "block_tokens": 16})
 
 
-def test_a_file_is_read_by_name_and_empty_lines_do_not_count(tmp_path):
+def test_a_trace_is_read_from_a_file_and_empty_lines_are_skipped(tmp_path):
     path = tmp_path / "some.jsonl"
     path.write_text("\n" + json.dumps(MOONCAKE) + "\n\n")
     trace = read_trace(path, 4)

@@ -1,4 +1,4 @@
-"""A checkpoint's chat template tells how its model writes tool calls and reasoning."""
+"""The checkpoint's chat template selects the formats of tool calls and reasoning."""
 
 import pytest
 
@@ -31,11 +31,11 @@ def formats(registry, template, **chat):
         ("<think>", ("HermesFormat", "ThinkFormat", False)),
     ],
 )
-def test_the_template_decides(registry, template, chosen):
+def test_the_template_selects_the_formats(registry, template, chosen):
     assert formats(registry, template) == chosen
 
 
-def test_the_configuration_wins_over_the_template(registry):
+def test_the_configuration_has_precedence_over_the_template(registry):
     chosen = formats(registry, "<tool_call><think>", tool_call_format="mistral", reasoning_format="none")
     assert chosen == ("MistralFormat", "NoReasoning", False)
 

@@ -1,4 +1,4 @@
-"""A chat format that raises fails the request, and is named."""
+"""If a chat format raises, the request fails with the name of the format."""
 
 import pytest
 
@@ -123,7 +123,7 @@ THOUGHT_METHODS = ["parser", "parser.push", "parser.finish", "is_open"]
         (GuardedReasoningFormat(Thoughts(Fault(None)), "x"), use_thoughts),
     ],
 )
-def test_what_works_is_passed_on(guarded, use):
+def test_results_are_passed_on(guarded, use):
     use(guarded)
 
 
@@ -132,7 +132,7 @@ def test_what_works_is_passed_on(guarded, use):
     [(GuardedToolCallFormat, Calls, use_calls, method) for method in CALL_METHODS]
     + [(GuardedReasoningFormat, Thoughts, use_thoughts, method) for method in THOUGHT_METHODS],
 )
-def test_what_raises_is_named_with_its_method(guard, inner, use, method):
+def test_an_exception_is_reported_with_format_and_method(guard, inner, use, method):
     with pytest.raises(RequestFailedError) as caught:
         use(guard(inner(Fault(method)), "the format 'odd'"))
     said = f"the format 'odd' failed in {method}: ValueError: no idea"
@@ -142,7 +142,7 @@ def test_what_raises_is_named_with_its_method(guard, inner, use, method):
     assert said.encode() in error_json(caught.value)
 
 
-def test_a_refusal_passes_as_it_is():
+def test_a_grammar_error_is_passed_on_unchanged():
     class Refuses(Calls):
         def grammar(self, tools, choice, *, parallel):
             raise GrammarError("not this schema")

@@ -1,4 +1,4 @@
-"""docs/checkpoints.md names what is read."""
+"""docs/checkpoints.md names every supported format."""
 
 from pathlib import Path
 

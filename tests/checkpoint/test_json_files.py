@@ -1,4 +1,4 @@
-"""JSON files of checkpoints and the file names in them: whatever they hold, the error is a typed one."""
+"""Any content of a checkpoint's JSON files, and any file name in them, raises only typed errors."""
 
 import json
 import os
@@ -15,7 +15,7 @@ from graftlm.errors import AdapterError, CheckpointError, GraftlmError
 from graftlm.lora.peft_adapter import read_peft_adapter
 from graftlm.pooling.sentence_embedding import read_embedding_defaults
 
-#: What is no name of a file in the same folder.
+#: Texts that are not the name of a file in the same folder.
 STRANGE_NAMES = [
     "", ".", "..", "../x", "a/b", "/etc/passwd", "a\0b", "..\\x", "x" * 256, "x" * 100_000, "ä" * 128, "\ud800",
     None, 1, ["x"], {"a": "b"},
@@ -34,7 +34,7 @@ STRANGE_JSON = {
 
 
 def refusal(function, *arguments, error=CheckpointError):
-    """Return what a call is refused with, which is short whatever the input is."""
+    """Return the message with which a call is refused; it is short for any input."""
     with pytest.raises(error) as caught:
         function(*arguments)
     assert len(str(caught.value)) < 3000
@@ -42,7 +42,7 @@ def refusal(function, *arguments, error=CheckpointError):
 
 
 @pytest.mark.parametrize("name", STRANGE_NAMES)
-def test_a_shard_that_is_no_file_of_the_folder_is_refused(tmp_path, name):
+def test_a_shard_outside_the_folder_is_refused(tmp_path, name):
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"w": name}}))
     message = refusal(SafetensorsFiles, tmp_path)
     assert "model.safetensors.index.json: 'w': expected the name of a file in the same folder, got " in message
@@ -54,13 +54,13 @@ def test_a_shard_that_is_a_folder_is_refused(tmp_path):
     assert "lacks shard, which model.safetensors.index.json lists" in refusal(SafetensorsFiles, tmp_path)
 
 
-def test_many_missing_shards_are_a_short_message(tmp_path):
+def test_the_message_about_many_missing_shards_is_short(tmp_path):
     weight_map = {f"w{i}": f"shard-{i:06}" for i in range(50_000)}
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
     assert "and 49,988 more, which" in refusal(SafetensorsFiles, tmp_path)
 
 
-def test_many_missing_parts_of_a_gguf_file_are_a_short_message(tmp_path):
+def test_the_message_about_many_missing_gguf_parts_is_short(tmp_path):
     from graftlm.checkpoint import checkpoint_files
 
     file = tmp_path / "model-00001-of-99999.gguf"
@@ -87,18 +87,18 @@ def test_a_pooling_module_outside_the_folder_is_refused(tmp_path, name):
         ("modules.json", read_embedding_defaults),
     ],
 )
-def test_a_strange_file_is_a_checkpoint_error(tmp_path, name, read, content):
+def test_malformed_content_is_a_checkpoint_error(tmp_path, name, read, content):
     config = {"architectures": ["LlamaForCausalLM"], "vocab_size": 8, "max_position_embeddings": 8}
     (tmp_path / "config.json").write_text(json.dumps(config))
     if name == "modules.json" and content == "[]":
-        content = "{}"  # a list is what it holds
+        content = "{}"  # modules.json contains a list, so [] is valid in it
     file = tmp_path / name
     file.write_bytes(content if isinstance(content, bytes) else content.encode())
     assert name in refusal(read, tmp_path)
 
 
 @pytest.mark.parametrize("content", STRANGE_JSON.values(), ids=list(STRANGE_JSON))
-def test_a_strange_file_of_an_adapter_is_an_adapter_error(tmp_path, content):
+def test_malformed_content_of_an_adapter_is_an_adapter_error(tmp_path, content):
     import torch
 
     (tmp_path / "adapter_config.json").write_bytes(content if isinstance(content, bytes) else content.encode())
@@ -107,7 +107,7 @@ def test_a_strange_file_of_an_adapter_is_an_adapter_error(tmp_path, content):
 
 @pytest.mark.parametrize("content", STRANGE_JSON.values(), ids=list(STRANGE_JSON))
 @pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json"])
-def test_a_strange_file_of_a_tokenizer_is_a_checkpoint_error(checkpoint, tmp_path, name, content):
+def test_malformed_content_of_a_tokenizer_is_a_checkpoint_error(checkpoint, tmp_path, name, content):
     from graftlm.tokenization import Tokenizer
 
     folder = tmp_path / "copy"
@@ -121,14 +121,14 @@ def test_a_pipe_is_not_read(tmp_path):
     assert "is not a regular file" in refusal(read_json, tmp_path / "config.json")
 
 
-def test_a_file_without_end_is_not_read(tmp_path):
+def test_a_file_beyond_the_size_limit_is_not_read(tmp_path):
     with (tmp_path / "config.json").open("wb") as file:
         file.truncate(1 << 40)
     assert "has 1,099,511,627,776 bytes, expected at most 268,435,456" in refusal(read_json, tmp_path / "config.json")
 
 
 @pytest.mark.parametrize("path", ["x" * 5000, "/".join("x" * 5000), "a\0b", "~nobody-of-this-name/x"])
-def test_a_path_that_cannot_be_is_refused(path):
+def test_an_impossible_path_is_refused(path):
     import torch
 
     refusal(resolve_checkpoint, path)
@@ -151,7 +151,7 @@ def test_a_path_that_cannot_be_is_refused(path):
         {"eos_token_id": [10**4000]},
     ],
 )
-def test_numbers_that_no_model_has_are_typed_errors_or_are_served(checkpoint, tmp_path, changes):
+def test_unusual_numbers_are_served_or_raise_typed_errors(checkpoint, tmp_path, changes):
     folder = tmp_path / "copy"
     shutil.copytree(checkpoint("llama"), folder)
     config = json.loads((folder / "config.json").read_text())

@@ -19,7 +19,7 @@ def write_json(file: Path, value: Any) -> None:
 
 
 class TestConfig:
-    def test_named_fields_and_raw_are_read(self, tmp_path: Path) -> None:
+    def test_named_fields_and_raw_entries_are_read(self, tmp_path: Path) -> None:
         write_json(tmp_path / "config.json", CONFIG | {"hidden_size": 8})
         config = load_model_config(tmp_path)
         assert config.architectures == ("LlamaForCausalLM",)
@@ -59,7 +59,7 @@ class TestConfig:
             (json.dumps(CONFIG | {"eos_token_id": "</s>"}), "eos_token_id"),
         ],
     )
-    def test_a_bad_config_says_what_is_wrong_in_which_file(self, text: str, message: str, tmp_path: Path) -> None:
+    def test_the_error_for_a_bad_config_names_file_and_reason(self, text: str, message: str, tmp_path: Path) -> None:
         (tmp_path / "config.json").write_text(text)
         with pytest.raises(CheckpointError, match=f"config.json.*{message}"):
             load_model_config(tmp_path)
@@ -68,14 +68,14 @@ class TestConfig:
         with pytest.raises(CheckpointError, match=r"config.json cannot be read"):
             load_model_config(tmp_path)
 
-    def test_a_model_of_images_and_text_is_refused_as_such(self, tmp_path: Path) -> None:
+    def test_a_model_of_images_and_text_is_refused(self, tmp_path: Path) -> None:
         write_json(
             tmp_path / "config.json", {"architectures": ["Gemma3ForConditionalGeneration"], "text_config": CONFIG}
         )
         with pytest.raises(UnsupportedArchitectureError, match=r"Gemma3ForConditionalGeneration.*only text models"):
             load_model_config(tmp_path)
 
-    def test_it_is_read_without_torch(self, tmp_path: Path) -> None:
+    def test_the_config_is_read_without_torch(self, tmp_path: Path) -> None:
         write_json(tmp_path / "config.json", CONFIG)
         program = (
             "import sys, pathlib; from graftlm.checkpoint import load_model_config;"
@@ -97,7 +97,7 @@ class TestDtype:
             ("float16", {"dtype": "float8_e4m3fn"}, torch.float16),
         ],
     )
-    def test_auto_is_what_the_checkpoint_states(self, name: str, raw: dict[str, str], expected: torch.dtype) -> None:
+    def test_auto_selects_the_checkpoints_dtype(self, name: str, raw: dict[str, str], expected: torch.dtype) -> None:
         assert torch_dtype(name, ModelConfig(("A",), 1, 1, raw=raw)) == expected
 
     def test_unknown_names_are_refused(self) -> None:
@@ -116,11 +116,11 @@ class TestDtype:
         ({"id2label": {"0": "reward"}, "num_labels": 5}, ("reward",)),
     ],
 )
-def test_labels_are_read_in_the_order_of_the_heads_rows(raw, labels):
+def test_labels_are_read_in_the_order_of_the_score_heads_rows(raw, labels):
     assert ModelConfig(("X",), 10, 10, raw=raw).labels == labels
 
 
 @pytest.mark.parametrize("names", [{}, {"1": "a"}, {"0": "a", "2": "b"}, ["a"], 3])
-def test_labels_of_no_order_are_refused(names):
+def test_labels_without_a_complete_order_are_refused(names):
     with pytest.raises(CheckpointError, match="id2label as a name for each of 0, 1"):
         _ = ModelConfig(("X",), 10, 10, raw={"id2label": names}).labels

@@ -16,7 +16,7 @@ def folder(tmp_path):
     return tmp_path
 
 
-def test_every_fifth_is_announced_once(folder):
+def test_progress_is_announced_once_per_20_percent(folder):
     stages = []
     with watch_reading(folder, stages.append, large_bytes=1000) as on_read:
         for read_bytes in (150, 100, 10, 390, 50, 290, 10):
@@ -24,7 +24,7 @@ def test_every_fifth_is_announced_once(folder):
     assert stages == [f"loading weights, {percent} %" for percent in (25, 65, 99)]
 
 
-def test_a_terminal_shows_a_bar_and_is_cleared(folder):
+def test_a_terminal_shows_a_bar_that_is_cleared_at_the_end(folder):
     terminal = Terminal()
     with watch_reading(folder, terminal=terminal, large_bytes=1000) as on_read:
         on_read(500)
@@ -32,7 +32,7 @@ def test_a_terminal_shows_a_bar_and_is_cleared(folder):
 
 
 @pytest.mark.parametrize(("stream", "large_bytes"), [(io.StringIO(), 1000), (Terminal(), 1001)])
-def test_files_and_small_checkpoints_go_without(folder, stream, large_bytes):
+def test_files_and_small_checkpoints_show_no_bar(folder, stream, large_bytes):
     with watch_reading(folder, terminal=stream, large_bytes=large_bytes) as on_read:
         on_read(500)
     assert not stream.getvalue()

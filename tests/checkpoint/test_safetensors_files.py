@@ -38,7 +38,7 @@ class TestWeights:
         assert sorted(name for name, _ in got) == ["a", "b", "c"]
         assert all(torch.equal(tensor, tensors[name]) for name, tensor in got)
 
-    def test_tensors_are_read_when_they_are_reached(self, tmp_path: Path) -> None:
+    def test_a_tensor_is_read_when_the_iteration_reaches_it(self, tmp_path: Path) -> None:
         write_shards(tmp_path)
         weights = iter_weights(tmp_path)
         assert next(weights)[0] == "a"
@@ -81,7 +81,7 @@ class TestWeights:
             (("consolidated.safetensors",), "found consolidated.safetensors"),
         ],
     )
-    def test_a_folder_without_readable_weights_says_what_it_holds(
+    def test_the_error_for_a_folder_without_weights_lists_its_files(
         self, files: tuple[str, ...], message: str, tmp_path: Path
     ) -> None:
         for file in files:

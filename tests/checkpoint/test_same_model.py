@@ -1,4 +1,4 @@
-"""Two configurations mean one model if what the model reads is equal, however it is written."""
+"""Two configurations describe the same model if the entries that the model reads are equal in meaning."""
 
 from pathlib import Path
 
@@ -37,7 +37,7 @@ def check(before, after, path="new"):
         (OWN, OWN | {"depth": None}),
     ],
 )
-def test_what_means_the_same_is_the_same(before, after):
+def test_configurations_with_equal_meaning_are_the_same_model(before, after):
     check(before, after)
     check(after, before)
 

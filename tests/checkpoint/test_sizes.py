@@ -1,4 +1,4 @@
-"""Sizes in config.json that the weights beside it cannot have are refused before a model is built of them."""
+"""Sizes in config.json that do not match the size of the weight files are refused before a model is created."""
 
 import json
 from pathlib import Path
@@ -45,7 +45,7 @@ def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
 
 
 @pytest.mark.parametrize("changes", [{}, {"num_hidden_layers": 3}, {"num_hidden_layers": "many", "head_dim": True}])
-def test_sizes_that_the_files_have_room_for_pass(checkpoint: Path, changes: dict[str, Any]) -> None:
+def test_sizes_that_match_the_files_are_accepted(checkpoint: Path, changes: dict[str, Any]) -> None:
     assert check_sizes(config(**changes), checkpoint) is None
 
 
@@ -64,6 +64,6 @@ def test_sizes_that_the_files_have_room_for_pass(checkpoint: Path, changes: dict
         ({"intermediate_size": 10**400}, "intermediate_size 1000"),
     ],
 )
-def test_sizes_beyond_the_files_are_refused(checkpoint: Path, changes: dict[str, Any], message: str) -> None:
+def test_sizes_too_large_for_the_files_are_refused(checkpoint: Path, changes: dict[str, Any], message: str) -> None:
     with pytest.raises(CheckpointError, match=message):
         check_sizes(config(**changes), checkpoint)

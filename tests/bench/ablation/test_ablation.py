@@ -1,4 +1,4 @@
-"""`graftlm bench ablation`: an engine with one part off at a time."""
+"""`graftlm bench ablation` runs an engine with one part switched off at a time."""
 
 import io
 import json
@@ -31,7 +31,7 @@ def saved(tmp_path_factory):
     return folder
 
 
-def test_each_part_is_off_by_itself_in_every_round(saved):
+def test_each_part_is_switched_off_once_in_every_round(saved):
     report = json.loads((saved / "found.json").read_text())
     assert [(one["workload"], one["switch"]) for one in report["effects"]] == [
         ("unshared", "full"),
@@ -52,23 +52,23 @@ def test_each_part_is_off_by_itself_in_every_round(saved):
     assert (saved / "found.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_few_rounds_are_said_to_tell_little(saved):
+def test_too_few_rounds_cause_a_warning(saved):
     assert "too few rounds" in (saved / "said.txt").read_text()
 
 
-def test_what_means_nothing_is_said_to_be_not_applicable(saved):
+def test_a_meaningless_comparison_is_reported_as_not_applicable(saved):
     report = json.loads((saved / "found.json").read_text())
     assert report["not_applicable"] == [
         {"switch": "jump_forward", "workload": "unshared", "reason": "no request is under a grammar"},
     ]
 
 
-def test_a_cpu_that_only_pads_has_nothing_to_switch_off():
+def test_graphs_are_not_applicable_on_a_cpu_that_only_pads():
     config = EngineConfig.load(None, ["model.device=cpu", "execution.graphs=true"])
     assert SWITCHES["graphs"].not_applicable(config) == "a CPU replays steps only where execution.graphs is auto"
 
 
-def test_forced_text_takes_fewer_steps_than_sampling_it(saved):
+def test_jump_forward_takes_fewer_steps_than_sampling_forced_text(saved):
     runs = json.loads((saved / "found.json").read_text())["runs"]
     steps = {run["variant"]: run["steps"] for run in runs if run["workload"] == "structured"}
     assert steps["full"] < steps["jump_forward"]
@@ -86,15 +86,15 @@ def test_forced_text_takes_fewer_steps_than_sampling_it(saved):
         ("graphs", "execution.graphs=false", "execution.graphs"),
     ],
 )
-def test_a_switch_changes_its_own_setting_and_is_not_applicable_where_it_is_off(name, override, path):
+def test_a_switch_changes_its_setting_and_is_not_applicable_if_already_off(name, override, path):
     config = EngineConfig.load(None, ["model.device=cpu", "memory.kv_tokens=64"])
     off = EngineConfig.load(config, [override])
     assert SWITCHES[name].switched_off(config).model_dump() == off.model_dump()
-    if name != "graphs":  # on a CPU that is said first
+    if name != "graphs":  # on a CPU, another reason has precedence
         assert SWITCHES[name].not_applicable(off) == "it is off in this configuration already"
 
 
-def test_a_ratio_is_of_two_runs_of_one_round():
+def test_a_ratio_compares_two_runs_of_one_round():
     full = [replace(RUN, wall_s=wall_s) for wall_s in (1.0, 10.0, 100.0)]
     without = [replace(RUN, variant="overlap", wall_s=wall_s) for wall_s in (2.0, 20.0, 300.0)]
     found = effect(without, full)

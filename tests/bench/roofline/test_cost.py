@@ -1,4 +1,4 @@
-"""What operators cost follows from their shapes."""
+"""The cost of an operator follows from its shapes."""
 
 import numpy as np
 import pytest
@@ -52,7 +52,7 @@ def test_experts_without_rows_are_not_read(packed):
         ([4], [4], 3, 4, 1 + 2 + 3 + 3),
     ],
 )
-def test_attention_reads_what_queries_see_and_writes_what_is_new(query_lens, seq_lens, window, read, pairs):
+def test_attention_reads_visible_keys_and_writes_new_ones(query_lens, seq_lens, window, read, pairs):
     layer = AttentionLayer(0, num_heads=4, num_kv_heads=2, head_dim=8, scale=1.0, sliding_window=window)
     num_tokens = sum(query_lens)
     q, k = torch.empty(num_tokens, 4, 8), torch.empty(num_tokens, 2, 8)
@@ -63,14 +63,14 @@ def test_attention_reads_what_queries_see_and_writes_what_is_new(query_lens, seq
     assert cost.activation_bytes == 2 * q.nbytes + 2 * k.nbytes
 
 
-def test_narrow_keys_and_values_cost_their_bytes_and_their_scales():
+def test_narrow_keys_and_values_count_with_their_scales():
     layer = AttentionLayer(0, num_heads=4, num_kv_heads=2, head_dim=8, scale=1.0)
     lens = np.array([1], dtype=np.int32), np.array([10], dtype=np.int32)
     cost = attention_cost(layer, *lens, torch.int8, torch.empty(1, 4, 8), torch.empty(1, 2, 8))
     assert cost.kv_bytes == (10 + 1) * 2 * 2 * (8 + 2)
 
 
-def test_what_is_no_matrix_moves_its_inputs_and_outputs():
+def test_other_operators_move_their_inputs_and_outputs():
     assert activation_cost(torch.empty(5, 7)).activation_bytes == 3 * 5 * 7 * 4
     assert rotation_cost(torch.empty(5, 4, 8), torch.empty(5, 2, 8)).activation_bytes == 2 * 5 * 6 * 8 * 4
     assert lm_head_cost(torch.empty(2, 8), torch.empty(2, 50)).weight_bytes == 8 * 50 * 4

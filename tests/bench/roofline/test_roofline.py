@@ -1,4 +1,4 @@
-"""`graftlm bench roofline`: operators of real models beside measured ceilings."""
+"""`graftlm bench roofline` compares the operators of real models with measured ceilings."""
 
 import json
 from pathlib import Path
@@ -38,9 +38,10 @@ def report_of(path, *overrides):
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen3", "gemma2", "gemma3", "mixtral", "phi3"])
-def test_every_family_is_taken_apart_into_the_same_operators(checkpoint, name):
+def test_every_model_family_is_divided_into_the_same_operators(checkpoint, name):
     report = report_of(checkpoint(name))
-    expected = [operator for operator in OPERATORS if operator != "activation" or name == "mixtral"]  # only experts'
+    # only a model with experts has these operators
+    expected = [operator for operator in OPERATORS if operator != "activation" or name == "mixtral"]
     for figures in report.cases:
         assert [row.name for row in figures.operators] == expected
         assert sum(row.share_of_step for row in figures.operators) == pytest.approx(1)
@@ -55,7 +56,7 @@ def test_every_family_is_taken_apart_into_the_same_operators(checkpoint, name):
     assert report.settings == ("a.b=1",)
 
 
-def test_weights_are_counted_once_and_caches_by_request(checkpoint):
+def test_weights_count_once_and_cached_keys_per_request(checkpoint):
     one, three, prefill = report_of(checkpoint("llama"), "model.dtype=bfloat16").cases
     config = json.loads((Path(checkpoint("llama")) / "config.json").read_text())
     head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
@@ -66,7 +67,7 @@ def test_weights_are_counted_once_and_caches_by_request(checkpoint):
     assert flops == [flops[0], 3 * flops[0], 33 * flops[0]]
 
 
-def test_a_share_is_time_at_the_ceiling_by_time_taken():
+def test_a_share_is_the_time_at_the_ceiling_divided_by_the_measured_time():
     ceilings = Ceilings(100.0, "sum", 1, 1000.0, (1, 1, 1), "float32")
     costs = {
         "fused QKV": Cost(weight_bytes=40, activation_bytes=10, flops=100),
@@ -85,7 +86,7 @@ def test_a_share_is_time_at_the_ceiling_by_time_taken():
     assert figures.share_of_matrix == pytest.approx(600 / 1000 / 4)
 
 
-def test_what_a_context_cannot_hold_is_left_out_and_said(checkpoint):
+def test_a_step_beyond_the_context_is_left_out_with_a_message(checkpoint):
     longest = longest_context(EngineConfig.load(None, [f"model.path={checkpoint('llama')}", "model.context_len=600"]))
     fits, left_out = fitting_cases([1, 16], 599, [512, 600, 4096], longest)
     assert fits == [Case("decode", 1, 599), Case("decode", 16, 599), Case("prefill", 1, 512)]
@@ -95,7 +96,7 @@ def test_what_a_context_cannot_hold_is_left_out_and_said(checkpoint):
     ]
 
 
-def test_the_command_prints_saves_and_draws(checkpoint, tmp_path, capfd):
+def test_the_command_prints_saves_and_plots(checkpoint, tmp_path, capfd):
     pytest.importorskip("matplotlib")
     saved, drawn = tmp_path / "found.json", tmp_path / "found.svg"
     arguments = ["--model", str(checkpoint("llama")), "--batch", "2", "--context", "64", "--prefill", "48,9000"]
@@ -113,7 +114,7 @@ def test_the_command_prints_saves_and_draws(checkpoint, tmp_path, capfd):
 
 
 @pytest.mark.gpu
-def test_a_device_is_timed_by_events(checkpoint):
+def test_steps_on_a_gpu_are_timed_by_events(checkpoint):
     if not torch.cuda.is_available():
         pytest.skip("needs a CUDA device")
     report = report_of(checkpoint("llama"), "model.device=cuda")

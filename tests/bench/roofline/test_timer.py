@@ -1,4 +1,4 @@
-"""Operators are timed without what is inside them, and without the hooks' own time."""
+"""Operators are timed without inner operators, and without the time of the hooks."""
 
 import pytest
 from torch import nn
@@ -8,7 +8,7 @@ from graftlm.bench.roofline.timer import OperatorTimer
 
 
 class Clock:
-    """Counts what modules report; each mark takes a second of its own, as a hook does."""
+    """A clock that modules advance; each mark takes one second, as in a hook."""
 
     def __init__(self):
         self.now = 0.0
@@ -25,7 +25,7 @@ class Clock:
 
 
 class Works(nn.Module):
-    """Takes some seconds of the clock, besides what is inside it."""
+    """Advances the clock by some seconds, in addition to the time of inner modules."""
 
     def __init__(self, clock, seconds, *inside):
         super().__init__()
@@ -43,18 +43,18 @@ def clock():
     return Clock()
 
 
-def test_an_operators_time_is_its_own(clock):
+def test_an_operators_time_excludes_inner_operators(clock):
     inner, unhooked = Works(clock, 100.0), Works(clock, 40.0)
     outer = Works(clock, 1000.0, inner, unhooked, inner)
     timer = OperatorTimer(clock)
     with timer.attached([Operator("outer", outer), Operator("inner", inner)]), timer.span("rest"):
         clock.now += 5.0
         outer()
-    # Between two marks around an empty call, this clock counts one second.
+    # For an empty call, this clock counts one second between two marks.
     assert timer.take() == {"inner": 200.0 + 2, "outer": 1040.0 + 3, "rest": 5.0 + 2}
 
 
-def test_hooks_are_gone_when_the_block_ends(clock):
+def test_hooks_are_removed_at_the_end_of_the_block(clock):
     module = Works(clock, 100.0)
     timer = OperatorTimer(clock)
     with timer.attached([Operator("a", module)]):

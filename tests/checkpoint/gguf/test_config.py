@@ -1,4 +1,4 @@
-"""A GGUF file's metadata say what the checkpoint's config.json said, to us and to transformers."""
+"""The metadata of a GGUF file give the same configuration as the checkpoint's config.json."""
 
 import json
 
@@ -75,7 +75,7 @@ ROPES = {
         ("gemma3_text", "gemma3", GEMMA | {"rope_parameters": ROPES}),
     ],
 )
-def test_what_the_metadata_say_is_what_config_json_said(tmp_path, family, architecture, settings):
+def test_metadata_give_the_entries_of_config_json(tmp_path, family, architecture, settings):
     folder = write_tiny_checkpoint(tmp_path / "hf", family, **settings)
     raw = load_model_config(write_gguf(folder, tmp_path / "m.gguf", architecture)).raw
     expected = json.loads((folder / "config.json").read_text())
@@ -100,7 +100,7 @@ LLAMA3 = {
 
 
 def llama3_factors(rope, head_dim):
-    """Return what transformers divides the frequencies by."""
+    """Return transformers' divisors of the frequencies."""
     from transformers import LlamaConfig
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
@@ -118,7 +118,7 @@ def llama3_factors(rope, head_dim):
         (LLAMA3 | {"rope_theta": 10000.0, "original_max_position_embeddings": 64}, 16),
     ],
 )
-def test_llama3_rope_is_found_in_the_factors_it_was_written_as(tmp_path, rope, head_dim):
+def test_llama3_rope_parameters_are_derived_from_the_factors(tmp_path, rope, head_dim):
     folder = write_tiny_checkpoint(
         tmp_path / "hf", head_dim=head_dim, rope_parameters={"rope_type": "default", "rope_theta": rope["rope_theta"]}
     )
@@ -139,12 +139,12 @@ def test_other_frequency_factors_are_refused(tmp_path):
 @pytest.mark.parametrize(
     ("kind", "dtype"), [("F32", "float32"), ("F16", "float16"), ("BF16", "bfloat16"), ("Q8_0", "bfloat16")]
 )
-def test_the_dtype_is_that_of_the_matrices(tmp_path, kind, dtype):
+def test_the_dtype_is_the_type_of_the_matrices(tmp_path, kind, dtype):
     file = write_gguf(write_tiny_checkpoint(tmp_path / "hf"), tmp_path / "m.gguf", kind=kind)
     assert load_model_config(file).raw["dtype"] == dtype
 
 
-def test_every_token_that_ends_an_answer_does(tmp_path):
+def test_all_end_tokens_are_read(tmp_path):
     ends = {"eos": 3, "eot": 5, "eom": 3}
     metadata = {f"tokenizer.ggml.{name}_token_id": (i, gguf.GGUFValueType.UINT32) for name, i in ends.items()}
     file = write_gguf(write_tiny_checkpoint(tmp_path / "hf"), tmp_path / "m.gguf", metadata=metadata)
@@ -162,7 +162,7 @@ def test_every_token_that_ends_an_answer_does(tmp_path):
         ("attention.head_count", True, gguf.GGUFValueType.BOOL, "head_count must be a whole number above 0"),
     ],
 )
-def test_metadata_that_config_json_cannot_say_are_refused(tmp_path, key, value, value_type, message):
+def test_metadata_without_a_config_json_equivalent_are_refused(tmp_path, key, value, value_type, message):
     metadata = {f"llama.{key}": (value, value_type)}
     file = write_gguf(write_tiny_checkpoint(tmp_path / "hf"), tmp_path / "m.gguf", metadata=metadata)
     with pytest.raises((CheckpointError, UnsupportedArchitectureError), match=message):

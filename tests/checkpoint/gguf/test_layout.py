@@ -1,4 +1,4 @@
-"""A GGUF file is read as the package `gguf` reads it, and what is no such file is refused."""
+"""A GGUF file is read as by the package `gguf`, and other files are refused."""
 
 import struct
 
@@ -45,13 +45,13 @@ def file(tmp_path):
     return path
 
 
-def test_every_type_of_metadata_is_read_and_lists_of_texts_are_passed_over(file):
+def test_every_type_of_metadata_is_read_and_lists_of_texts_are_skipped(file):
     metadata = read_layout(file).metadata
     expected = {key: value for key, (value, _) in ENTRIES.items()}
     assert metadata == expected | {"general.architecture": "llama", "after.the.texts": 7}
 
 
-def test_tensors_lie_where_the_package_finds_them(file):
+def test_tensor_offsets_equal_those_of_the_package(file):
     layout = read_layout(file)
     tensors = gguf.GGUFReader(file).tensors
     assert [(it.name, it.shape, it.type_id, it.offset) for it in layout.tensors] == [
@@ -82,7 +82,7 @@ KEY = struct.pack("<Q", 1) + b"k"
         (HEADER + struct.pack("<Q", 1) + b"\xff" + struct.pack("<II", 4, 0), "utf-8"),
     ],
 )
-def test_what_is_no_gguf_file_is_refused(tmp_path, content, message):
+def test_a_file_that_is_not_gguf_is_refused(tmp_path, content, message):
     (tmp_path / "m.gguf").write_bytes(content)
     with pytest.raises(CheckpointError, match=rf"m.gguf.*{message}"):
         read_layout(tmp_path / "m.gguf")

@@ -1,4 +1,4 @@
-"""A model made from a GGUF file is the model of the checkpoint that the file was made from."""
+"""A model made from a GGUF file equals the model of the original checkpoint."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""The tensors of a GGUF file are those of the checkpoint that it was made from, up to what quantizing them changed."""
+"""The tensors of a GGUF file equal those of the original checkpoint, except for quantization error."""
 
 import logging
 import struct
@@ -29,7 +29,7 @@ FAMILIES = {
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_names_rows_and_offsets_are_those_of_the_checkpoint(tmp_path, family):
+def test_names_rows_and_offsets_equal_those_of_the_checkpoint(tmp_path, family):
     architecture, settings = FAMILIES[family]
     folder = write_tiny_checkpoint(tmp_path / "hf", family, **settings)
     got = dict(iter_weights(write_gguf(folder, tmp_path / "m.gguf", architecture)))
@@ -75,7 +75,7 @@ def test_a_split_file_gives_all_tensors_and_a_missing_part_is_named(tmp_path):
 @pytest.mark.parametrize(
     ("architecture", "module"), [("qwen3moe", "mlp.experts.{}.up_proj"), ("llama", "block_sparse_moe.experts.{}.w3")]
 )
-def test_experts_come_one_by_one(tmp_path, architecture, module):
+def test_experts_are_read_one_by_one(tmp_path, architecture, module):
     writer = gguf.GGUFWriter(tmp_path / "m.gguf", architecture)
     writer.add_head_count(2)
     writer.add_expert_count(3)
@@ -99,7 +99,7 @@ def finish(writer):
     writer.close()
 
 
-def test_a_tensor_without_a_name_keeps_its_own(tmp_path):
+def test_a_tensor_with_an_unknown_name_keeps_it(tmp_path):
     writer = gguf.GGUFWriter(tmp_path / "m.gguf", "llama")
     writer.add_head_count(2)
     for name in ("blk.0.ssm_conv1d.weight", "strange.weight", "rope_freqs.weight"):
@@ -109,7 +109,7 @@ def test_a_tensor_without_a_name_keeps_its_own(tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["Q4_K", "Q6_K"])
-def test_blocks_of_k_quants_are_what_transformers_makes_of_them(tmp_path, kind):
+def test_k_quant_blocks_decode_as_in_transformers(tmp_path, kind):
     from transformers.integrations.gguf.dequant import dequantize
 
     stored = gguf.GGMLQuantizationType[kind]
@@ -126,8 +126,8 @@ def test_blocks_of_k_quants_are_what_transformers_makes_of_them(tmp_path, kind):
     torch.testing.assert_close(got, expected.view(3, 2 * num_values))
 
 
-def test_a_tensor_larger_than_a_panel_is_decoded_whole(tmp_path):
-    rows = 35_000  # of 32 values: more than those decoded at a time
+def test_a_tensor_larger_than_a_panel_is_decoded_completely(tmp_path):
+    rows = 35_000  # rows of 32 values; more rows than are decoded at a time
     kind = gguf.GGMLQuantizationType.Q8_0
     codes = (np.arange(rows * 32) % 253 - 126).astype(np.int8).reshape(rows, 32)
     scales = (1 + np.arange(rows) % 7).astype(np.float16)[:, None]
@@ -146,7 +146,7 @@ def test_a_truncated_file_is_named(tmp_path, keep_bytes):
         iter_weights(file)
 
 
-def test_a_tensor_that_is_not_decoded_is_named(tmp_path):
+def test_a_tensor_type_that_cannot_be_decoded_is_reported(tmp_path):
     writer = gguf.GGUFWriter(tmp_path / "m.gguf", "llama")
     writer.add_head_count(2)
     writer.add_tensor("output.weight", np.zeros((2, 2), dtype=np.int32))
@@ -162,7 +162,7 @@ def test_a_tensor_that_is_not_decoded_is_named(tmp_path):
         (8, (2, 33), "not whole blocks"),
     ],
 )
-def test_tensors_that_the_package_cannot_know_are_named(tmp_path, type_id, shape, message):
+def test_tensor_types_unknown_to_the_package_are_reported(tmp_path, type_id, shape, message):
     name, key, architecture = (struct.pack("<Q", len(it)) + it for it in (b"w", b"general.architecture", b"llama"))
     sizes = struct.pack("<IQQIQ", 2, *reversed(shape), type_id, 0)
     header = b"GGUF" + struct.pack("<IQQ", 3, 1, 1) + key + struct.pack("<I", 8) + architecture
@@ -171,7 +171,7 @@ def test_tensors_that_the_package_cannot_know_are_named(tmp_path, type_id, shape
         GGUFFile(tmp_path / "m.gguf")
 
 
-def test_heads_that_do_not_divide_the_rows_are_named(tmp_path):
+def test_a_number_of_heads_that_does_not_divide_the_rows_is_reported(tmp_path):
     metadata = {"llama.attention.head_count": (3, gguf.GGUFValueType.UINT32)}
     file = write_gguf(write_tiny_checkpoint(tmp_path / "hf"), tmp_path / "m.gguf", metadata=metadata)
     with pytest.raises(
@@ -180,7 +180,7 @@ def test_heads_that_do_not_divide_the_rows_are_named(tmp_path):
         list(iter_weights(file))
 
 
-def test_two_tensors_of_one_name_are_refused(tmp_path):
+def test_a_duplicate_tensor_name_is_refused(tmp_path):
     writer = gguf.GGUFWriter(tmp_path / "m.gguf", "llama")
     for name in ("blk.0.attn_q.weight", "blk.0.attn_k.weight"):
         writer.add_tensor(name, np.ones((2, 2), dtype=np.float32))
@@ -191,21 +191,21 @@ def test_two_tensors_of_one_name_are_refused(tmp_path):
         GGUFFile(tmp_path / "m.gguf")
 
 
-def test_a_file_that_names_no_architecture_is_refused(tmp_path):
+def test_a_file_without_an_architecture_is_refused(tmp_path):
     (tmp_path / "m.gguf").write_bytes(b"GGUF" + struct.pack("<IQQ", 3, 0, 0) + bytes(8))
     with pytest.raises(CheckpointError, match=r"has no general.architecture"):
         iter_weights(tmp_path / "m.gguf")
 
 
-def test_an_unknown_architecture_is_refused_by_name(tmp_path):
+def test_an_unknown_architecture_is_refused(tmp_path):
     writer = gguf.GGUFWriter(tmp_path / "m.gguf", "rwkv7")
     finish(writer)
     with pytest.raises(UnsupportedArchitectureError, match=r"'rwkv7' is not supported. Supported: llama, qwen2"):
         iter_weights(tmp_path / "m.gguf")
 
 
-def test_a_missing_package_says_how_to_get_it(tmp_path, monkeypatch):
+def test_the_error_for_a_missing_package_has_the_install_command(tmp_path, monkeypatch):
     file = write_gguf(write_tiny_checkpoint(tmp_path / "hf"), tmp_path / "m.gguf")
-    monkeypatch.setitem(sys.modules, "gguf", None)  # what is None there cannot be imported
+    monkeypatch.setitem(sys.modules, "gguf", None)  # a module that is None in sys.modules cannot be imported
     with pytest.raises(CheckpointError, match=r"pip install 'graftlm\[gguf\]'"):
         iter_weights(file)

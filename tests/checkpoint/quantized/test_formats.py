@@ -1,4 +1,4 @@
-"""Every format, packed here number by number as its definition says, gives the weights that the numbers stand for."""
+"""For every format, numbers that the test packs by the format's definition are decoded to the right weights."""
 
 import json
 import logging
@@ -16,11 +16,13 @@ OUTPUTS, INPUTS, GROUP = 32, 64, 16
 GROUPS = INPUTS // GROUP
 CONFIG = {"architectures": ["LlamaForCausalLM"], "vocab_size": 8, "max_position_embeddings": 8}
 MODULE = "model.layers.0.mlp.up_proj"
-AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # the output whose number lies in nibble i
+AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # the output whose number is in nibble i
 
 
 def pack(numbers, bits, order=None):
-    """Pack the columns of [R, C] into words, first or `order[0]` lowest; int32 [R, ceil(C / per word)]."""
+    """Pack the columns of [R, C] into words, the first (or `order[0]`) in the lowest bits; int32 [R, ceil(C / per
+    word)].
+    """
     per_word = 32 // bits
     words = np.zeros((numbers.shape[0], -(-numbers.shape[1] // per_word)), dtype=np.uint32)
     for column in range(numbers.shape[1]):
@@ -59,7 +61,7 @@ def write(folder, settings, tensors, **files):
 
 
 def gptq(bits=4, *, ordered=False, zero_offset=1):
-    """Return tensors of one weight as GPTQ stores them, and the weight."""
+    """Return the tensors of one weight in GPTQ's format, and the weight."""
     codes, scales, zeros = draw(bits, first_zero=0)
     groups = np.arange(INPUTS) // GROUP
     if ordered:
@@ -88,14 +90,14 @@ def test_gptq_weights_are_decoded(tmp_path, bits, stored_as, zero_offset, ordere
     assert torch.equal(got, weight)
 
 
-def test_gptq_without_order_takes_no_notice_of_its_group_indices(tmp_path):
+def test_gptq_without_activation_order_ignores_group_indices(tmp_path):
     tensors, weight = gptq()
     settings = {"quant_method": "gptq", "bits": 4, "group_size": GROUP, "desc_act": False}
     write(tmp_path, {"quantization_config": settings}, tensors | {"g_idx": torch.zeros(INPUTS, dtype=torch.int32)})
     assert torch.equal(dict(iter_weights(tmp_path))[f"{MODULE}.weight"], weight)
 
 
-def test_a_last_group_may_be_shorter(tmp_path):
+def test_the_last_group_may_be_shorter(tmp_path):
     codes, scales, zeros = draw(4)
     groups = np.arange(INPUTS) // 20  # 20, 20, 20, 4
     tensors = {
@@ -108,7 +110,7 @@ def test_a_last_group_may_be_shorter(tmp_path):
     assert torch.equal(dict(iter_weights(tmp_path))[f"{MODULE}.weight"], expected_weight(codes, scales, zeros, groups))
 
 
-def test_gptq_with_a_layer_of_other_bits_reads_them_off_its_tensors(tmp_path):
+def test_gptq_reads_a_layers_other_bit_width_from_its_tensors(tmp_path):
     tensors, weight = gptq(8)
     write(tmp_path, {"quantization_config": {"quant_method": "gptq", "bits": 4, "group_size": GROUP}}, tensors)
     assert torch.equal(dict(iter_weights(tmp_path))[f"{MODULE}.weight"], weight)
@@ -140,7 +142,7 @@ def test_awq_weights_are_decoded(tmp_path):
         (awq, "quant_config", {"w_bit": 4, "q_group_size": GROUP, "zero_point": True, "version": "GEMM"}),
     ],
 )
-def test_older_tools_left_the_settings_in_a_file_of_their_own(tmp_path, make, name, settings):
+def test_settings_in_the_separate_file_of_older_tools_are_read(tmp_path, make, name, settings):
     tensors, weight = make()
     write(tmp_path, None, tensors, **{name: settings})
     assert torch.equal(dict(iter_weights(tmp_path))[f"{MODULE}.weight"], weight)
@@ -151,7 +153,7 @@ def compressed(name, weights=None, **settings):
     return {"quant_method": "compressed-tensors", "format": name, "config_groups": {"group_0": group}, **settings}
 
 
-SHAPES = ([2], 8, [2.0, 8.0], [2, -8], [2, 0], [[2, 8]])  # of which none is outputs and inputs
+SHAPES = ([2], 8, [2.0, 8.0], [2, -8], [2, 0], [[2, 8]])  # neither number is the number of outputs or inputs
 
 
 def packed_zeros(words, shape):
@@ -192,7 +194,7 @@ def test_packed_compressed_tensors_are_decoded(tmp_path, bits, zeros_as, num_gro
     assert torch.equal(got[f"{MODULE}.weight"], expected_weight(codes, scales, zeros, groups))
 
 
-def test_group_indices_that_were_never_set_are_passed_over(tmp_path):
+def test_group_indices_that_were_never_set_are_ignored(tmp_path):
     codes, scales, _ = draw(4)
     tensors = {
         "weight_packed": pack(codes, 4),
@@ -205,13 +207,13 @@ def test_group_indices_that_were_never_set_are_passed_over(tmp_path):
     assert torch.equal(dict(iter_weights(tmp_path))[f"{MODULE}.weight"], expected)
 
 
-def test_scales_of_keys_and_values_are_passed_over(tmp_path):
+def test_scales_of_keys_and_values_are_ignored(tmp_path):
     settings = {"quant_method": "compressed-tensors", "format": "dense", "config_groups": {}, "kv_cache_scheme": {}}
     write(tmp_path, {"quantization_config": settings}, {"weight": torch.ones(2, 2), "k_scale": torch.ones(1)})
     assert [name for name, _ in iter_weights(tmp_path)] == [f"{MODULE}.weight"]
 
 
-def test_packed_rows_may_end_within_a_word(tmp_path):
+def test_a_packed_row_may_end_within_a_word(tmp_path):
     codes = np.random.default_rng(0).integers(0, 16, (3, 13))
     tensors = {
         "weight_packed": pack(codes, 4),
@@ -257,7 +259,7 @@ def fp8_blocks(outputs, inputs, block):
 
 
 @pytest.mark.parametrize(("outputs", "inputs"), [(32, 48), (20, 30)])
-def test_fp8_blocks_are_decoded_where_the_last_is_cut_short_too(tmp_path, outputs, inputs):
+def test_fp8_blocks_are_decoded_also_if_the_last_is_incomplete(tmp_path, outputs, inputs):
     codes, scales, weight = fp8_blocks(outputs, inputs, (16, 8))
     settings = {"quant_method": "fp8", "weight_block_size": [16, 8], "activation_scheme": "dynamic"}
     write(tmp_path, {"quantization_config": settings}, {"weight": codes, "weight_scale_inv": scales})
@@ -271,7 +273,7 @@ def test_fp8_blocks_of_compressed_tensors_are_decoded(tmp_path):
     assert torch.equal(dict(iter_weights(tmp_path))[f"{MODULE}.weight"], weight)
 
 
-def test_fp8_blocks_are_what_transformers_makes_of_them(tmp_path):
+def test_fp8_blocks_decode_as_in_transformers(tmp_path):
     from transformers.integrations.finegrained_fp8 import Fp8Dequantize
 
     codes, scales, _ = fp8_blocks(32, 48, (16, 8))
@@ -298,7 +300,7 @@ def test_fp8_with_one_scale_is_decoded(tmp_path, name):
     "settings",
     [AWQ_SETTINGS, compressed("int-quantized"), {"quant_method": "fp8"}, {"quant_method": "gptq", "bits": 4}],
 )
-def test_plain_tensors_beside_quantized_ones_stay_as_they_are(tmp_path, settings):
+def test_plain_tensors_beside_quantized_ones_are_unchanged(tmp_path, settings):
     plain = {"weight": torch.randn(3, 2).bfloat16(), "bias": torch.randn(3)}
     write(tmp_path, {"quantization_config": settings}, plain)
     got = dict(iter_weights(tmp_path, torch.float32))
@@ -307,7 +309,7 @@ def test_plain_tensors_beside_quantized_ones_stay_as_they_are(tmp_path, settings
     }
 
 
-def test_tensors_of_a_weight_may_lie_in_several_files(tmp_path):
+def test_the_tensors_of_a_weight_may_be_in_several_files(tmp_path):
     tensors, weight = gptq()
     write(tmp_path, {"quantization_config": {"quant_method": "gptq", "bits": 4, "group_size": GROUP}}, {})
     (tmp_path / "model.safetensors").unlink()
@@ -320,7 +322,7 @@ def test_tensors_of_a_weight_may_lie_in_several_files(tmp_path):
     assert torch.equal(got, weight)
 
 
-def test_weights_are_decoded_to_the_dtype_asked_for_and_the_log_says_so(tmp_path, caplog):
+def test_weights_are_decoded_to_the_requested_dtype_with_a_log_line(tmp_path, caplog):
     tensors, weight = awq()
     write(tmp_path, {"quantization_config": AWQ_SETTINGS}, tensors)
     read_bytes = []
@@ -331,7 +333,7 @@ def test_weights_are_decoded_to_the_dtype_asked_for_and_the_log_says_so(tmp_path
     assert read_bytes == [sum(tensor.nbytes for tensor in tensors.values())]
 
 
-def test_a_model_sees_a_config_of_plain_weights(tmp_path):
+def test_a_model_gets_the_configuration_without_quantization(tmp_path):
     write(tmp_path, {"quantization_config": AWQ_SETTINGS}, {})
     assert load_model_config(tmp_path).raw == CONFIG
 
@@ -347,7 +349,7 @@ def test_a_model_sees_a_config_of_plain_weights(tmp_path):
         ({"scales": torch.zeros(OUTPUTS)}, "scales must be a matrix"),
     ],
 )
-def test_tensors_that_do_not_fit_together_are_named(tmp_path, change, message):
+def test_tensors_that_do_not_match_each_other_are_reported(tmp_path, change, message):
     tensors, _ = awq()
     kept = {part: tensor for part, tensor in (tensors | change).items() if tensor is not None}
     write(tmp_path, {"quantization_config": AWQ_SETTINGS}, kept)
@@ -400,7 +402,7 @@ def test_tensors_that_do_not_fit_together_are_named(tmp_path, change, message):
         ),
     ],
 )
-def test_tensors_that_are_not_what_a_format_asks_for_are_named(tmp_path, settings, tensors, message):
+def test_tensors_that_violate_the_format_are_reported(tmp_path, settings, tensors, message):
     write(tmp_path, {"quantization_config": settings}, tensors)
     with pytest.raises(WeightError, match=message):
         list(iter_weights(tmp_path))
@@ -425,7 +427,7 @@ def packed():
         (compressed("pack-quantized"), packed, "weight_scale"),
     ],
 )
-def test_scales_may_be_zero_and_have_to_be_finite(tmp_path, settings, make, part, value):
+def test_scales_may_be_zero_and_must_be_finite(tmp_path, settings, make, part, value):
     tensors = make()[0]
     tensors[part][0, 0] = value
     write(tmp_path, {"quantization_config": settings}, tensors)
@@ -439,7 +441,7 @@ def test_scales_may_be_zero_and_have_to_be_finite(tmp_path, settings, make, part
 
 @pytest.mark.parametrize("size", [10**3, 10**12, 10**30])
 @pytest.mark.parametrize("axis", [0, 1])
-def test_a_block_larger_than_the_weight_covers_all_of_it(tmp_path, size, axis):
+def test_a_block_larger_than_the_weight_covers_the_whole_weight(tmp_path, size, axis):
     block = [16, 8]
     block[axis] = size
     codes, scales, weight = fp8_blocks(32, 48, block)
@@ -449,7 +451,7 @@ def test_a_block_larger_than_the_weight_covers_all_of_it(tmp_path, size, axis):
 
 
 @pytest.mark.parametrize("group_size", [INPUTS, 10**12, 10**30])
-def test_a_group_larger_than_all_inputs_is_one_group(tmp_path, group_size):
+def test_a_group_larger_than_the_inputs_is_one_group(tmp_path, group_size):
     tensors, _ = gptq()
     tensors |= {"qzeros": tensors["qzeros"][:1], "scales": tensors["scales"][:1]}
     settings = {"quant_method": "gptq", "bits": 4, "group_size": group_size, "desc_act": False}
@@ -498,14 +500,14 @@ def test_a_group_larger_than_all_inputs_is_one_group(tmp_path, group_size):
         ({"quant_method": "fp8", "weight_block_size": [128, 0]}, "above 0 for weight_block_size"),
     ],
 )
-def test_what_is_not_decoded_is_refused_when_the_configuration_is_read(tmp_path, settings, message):
+def test_an_unsupported_format_is_refused_when_the_configuration_is_read(tmp_path, settings, message):
     write(tmp_path, {"quantization_config": settings}, {})
     with pytest.raises(ModelError, match=message):
         load_model_config(tmp_path)
 
 
 @pytest.mark.parametrize("settings", [{"quant_method": "mxfp4"}, {"quant_method": ["gptq"]}, {"bits": 4}])
-def test_formats_that_are_not_known_are_for_the_model_to_read_or_refuse(tmp_path, settings):
+def test_tensors_of_an_unknown_format_are_passed_to_the_model(tmp_path, settings):
     tensors = {"blocks": torch.zeros(2, 2, dtype=torch.uint8)}
     write(tmp_path, {"quantization_config": settings}, tensors)
     assert load_model_config(tmp_path).raw["quantization_config"] == settings
