@@ -1,4 +1,4 @@
-"""The command line: `graftlm config`, `graftlm plugins`, errors, and what it does not import."""
+"""The command line: `graftlm config`, `graftlm plugins`, error messages, and imports."""
 
 import json
 import subprocess
@@ -35,7 +35,9 @@ def provide_eviction_strategies():
 
 @pytest.fixture
 def workplace(tmp_path, monkeypatch):
-    """A working directory with an installed plugin, another that fails, and a configuration that uses neither."""
+    """A working directory with an installed plugin, another plugin that fails to load, and a configuration that
+    uses neither.
+    """
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
@@ -82,7 +84,7 @@ def test_wrong_arguments_exit_with_2(graftlm, arguments):
     assert "Usage: " in err
 
 
-def test_show_prints_yaml_that_means_the_same(graftlm):
+def test_config_show_prints_yaml_with_the_same_meaning(graftlm):
     config = EngineConfig.load("engine.yaml", ["cache.options={a: {b: [1, 'x: y']}, 'c d': '2'}", "model.path=a #b"])
     overrides = ["--set", "cache.options={a: {b: [1, 'x: y']}, 'c d': '2'}", "--set", "model.path='a #b'"]
     status, out, err = graftlm("config", "show", "engine.yaml", *overrides)
@@ -90,7 +92,7 @@ def test_show_prints_yaml_that_means_the_same(graftlm):
     assert EngineConfig.load(yaml.safe_load(out)) == EngineConfig.load(config, ["model.path='a #b'"])
 
 
-def test_show_gives_every_value_its_source(graftlm):
+def test_config_show_prints_the_source_of_every_value(graftlm):
     _, out, _ = graftlm("config", "show", "engine.yaml", "--set", "server.port=80", "--set", "server.api_key=s3cret")
     found = [tuple(part.strip() for part in line.split(" # ")) for line in out.splitlines() if " # " in line]
     assert len(found) == len(EngineConfig().sources)
@@ -99,19 +101,19 @@ def test_show_gives_every_value_its_source(graftlm):
     assert "s3cret" not in out
 
 
-def test_check_accepts_a_sound_configuration(graftlm):
+def test_config_check_accepts_a_correct_configuration(graftlm):
     status, out, err = graftlm("config", "check", "engine.yaml")
     assert (status, out) == (0, "OK\n")
     assert "error" not in err.replace("ModuleNotFoundError", "")
 
 
-def test_check_refuses_a_configuration_whose_plugins_are_disabled(graftlm):
+def test_config_check_refuses_a_configuration_whose_plugins_are_disabled(graftlm):
     status, out, err = graftlm("config", "check", "engine.yaml", "--set", "plugins.disabled=[cli-tidy]")
     assert (status, out) == (2, "")
     assert "error: engine.yaml:3: cache.eviction.name: Unknown eviction strategy 'tidy'." in err
 
 
-def test_check_lists_every_error_and_exits_with_2(graftlm):
+def test_config_check_lists_every_error_and_exits_with_2(graftlm):
     Path("engine.yaml").write_text("cache:\n  page_siz: 16\nserver: {port: x}\n")
     assert graftlm("config", "check", "engine.yaml") == (
         2,
@@ -121,7 +123,7 @@ def test_check_lists_every_error_and_exits_with_2(graftlm):
     )
 
 
-def test_check_lists_unknown_keys_plugins_and_options_at_once(graftlm):
+def test_config_check_lists_unknown_keys_plugins_and_options_together(graftlm):
     Path("engine.yaml").write_text("cache: {page_siz: 16, name: nonesuch}\ngrammar: {options: {nope: 1}}\n")
     status, _, err = graftlm("config", "check", "engine.yaml")
     assert status == 2
@@ -133,7 +135,7 @@ def test_check_lists_unknown_keys_plugins_and_options_at_once(graftlm):
         assert problem in err
 
 
-def test_check_looks_at_a_grammar_backends_fallbacks(graftlm):
+def test_config_check_checks_the_fallbacks_of_a_grammar_backend(graftlm):
     Path("engine.yaml").write_text("grammar: {name: xgrammar, options: {fallback: [llguidanec]}}\n")
     status, out, err = graftlm("config", "check", "engine.yaml")
     assert (status, out) == (2, "")
@@ -143,14 +145,14 @@ def test_check_looks_at_a_grammar_backends_fallbacks(graftlm):
 @pytest.mark.parametrize(
     ("name", "fallback"), [("xgrammar", "xgrammar"), ("auto", "xgrammar"), ("outlines", "outlines")]
 )
-def test_a_grammar_backend_that_falls_back_to_itself_is_found(graftlm, name, fallback):
+def test_a_grammar_backend_that_is_its_own_fallback_is_an_error(graftlm, name, fallback):
     Path("engine.yaml").write_text(f"grammar: {{name: {name}, options: {{fallback: [{fallback}]}}}}\n")
     status, _, err = graftlm("config", "check", "engine.yaml")
     assert status == 2
     assert f"error: engine.yaml:1: grammar.options.fallback: {fallback} cannot fall back to itself" in err
 
 
-def test_check_looks_into_a_caches_storage(graftlm):
+def test_config_check_checks_the_storage_of_a_cache(graftlm):
     text = "cache: {name: hicache, options: {storage: {name: fil, options: {pth: /x}}}}\n"
     Path("engine.yaml").write_text(text)
     status, out, err = graftlm("config", "check", "engine.yaml")
@@ -161,7 +163,7 @@ def test_check_looks_into_a_caches_storage(graftlm):
     assert "error: engine.yaml:1: cache.options.storage.options.pth: unknown key; did you mean 'path'?" in err
 
 
-def test_check_looks_up_names_and_options(graftlm):
+def test_config_check_looks_up_names_and_options(graftlm):
     Path("engine.yaml").write_text("cache:\n  eviction:\n    name: tidy\n    options: {wieght: 1}\ngrammar: gbnf2\n")
     status, out, err = graftlm("config", "check", "engine.yaml")
     assert (status, out) == (2, "")
@@ -186,7 +188,7 @@ def test_schema_is_json_with_the_installed_plugins(graftlm):
     assert schema["$defs"]["eviction.tidy"]["properties"]["weight"]["anyOf"][0] == {"type": "number"}
 
 
-def test_plugins_prints_a_table_with_reasons_and_failures(graftlm):
+def test_plugins_prints_a_table_with_reasons_and_load_failures(graftlm):
     status, out, err = graftlm("plugins", "--device", "cpu")
     lines = [" ".join(line.split()) for line in out.splitlines()]
     assert (status, err) == (0, "")
@@ -215,7 +217,7 @@ def test_plugins_prints_json(graftlm):
     assert [failure["plugin"] for failure in found["failures"]] == ["cli_broken"]
 
 
-def test_plugins_follows_a_configuration(graftlm):
+def test_plugins_uses_the_plugins_section_of_a_configuration(graftlm):
     Path("engine.yaml").write_text("plugins: {disabled: [graftlm, cli-tidy, cli-broken]}\n")
     assert json.loads(graftlm("plugins", "--json", "--config", "engine.yaml")[1]) == {
         "providers": [],
@@ -234,7 +236,7 @@ def test_plugins_follows_a_configuration(graftlm):
         (["config", "schema"], {"torch", "transformers", "rich"}),
     ],
 )
-def test_a_command_imports_nothing_heavy(workplace, arguments, heavy):
+def test_a_command_imports_no_heavy_module(workplace, arguments, heavy):
     script = "\n".join(
         [
             "import sys",

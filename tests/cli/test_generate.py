@@ -1,4 +1,4 @@
-"""`graftlm generate` and `graftlm chat`, as a person types them."""
+"""`graftlm generate` and `graftlm chat` from the command line."""
 
 import io
 import json
@@ -18,14 +18,15 @@ def run(capsys, *arguments):
 
 
 def completed(prompt, max_tokens):
-    """What the engine says to a prompt."""
+    """Return the engine's completion of a prompt."""
     with Engine(model="demo") as engine:
         return engine.generate(prompt, SamplingParams(temperature=0, max_tokens=max_tokens))[0].text
 
 
 def test_generate_completes_each_prompt(capsys):
     prompt = "The capital of Japan is"
-    expected = completed(prompt, 4)  # before the command: a first start would report kernels that it compiles
+    # computed before the command, because a first start reports the kernels that it compiles
+    expected = completed(prompt, 4)
     code, out, err = run(capsys, "generate", prompt, prompt, "--temperature", "0", "--max-tokens", "4")
     assert (code, err) == (0, "")
     assert out == 2 * f"{expected}\n"
@@ -48,14 +49,14 @@ def test_generate_reads_a_prompt_from_standard_input(capsys, monkeypatch):
     assert out == f"{completed('The capital of Peru is', 3)}\n"
 
 
-def test_generate_repeats_itself_under_a_seed(capsys):
+def test_generate_with_a_seed_is_reproducible(capsys):
     arguments = ["generate", "Once", "--seed", "5", "-n", "2", "--max-tokens", "8", "--stop", "qqq"]
     first, second = run(capsys, *arguments), run(capsys, *arguments)
     assert first == second
     assert "\n---\n" in first[1]
 
 
-def test_generate_takes_a_file_and_overrides(capsys, tmp_path):
+def test_generate_takes_a_configuration_file_and_overrides(capsys, tmp_path):
     file = tmp_path / "engine.yaml"
     file.write_text("model: demo\ncache: {name: chunk}\n")
     code, out, _ = run(
@@ -75,14 +76,14 @@ def test_generate_takes_a_file_and_overrides(capsys, tmp_path):
         (["", "--set", "model.context_len=1"], "error: the prompt"),
     ],
 )
-def test_a_mistake_is_one_line_and_exit_2(capsys, arguments, message):
+def test_an_error_is_one_line_with_exit_status_2(capsys, arguments, message):
     code, out, err = run(capsys, "generate", *arguments)
     assert (code, out) == (2, "")
     assert re.search(message, err)
     assert "Traceback" not in err
 
 
-def test_chat_remembers_and_reuses_what_was_said(capsys, monkeypatch):
+def test_chat_sends_and_reuses_earlier_turns(capsys, monkeypatch):
     lines = "What is the capital of Peru?\n\nWhat is 3 + 4?\n/reset\nWhat is the capital of Peru?\n/exit\nnot read\n"
     monkeypatch.setattr("sys.stdin", io.StringIO(lines))
     code, out, err = run(capsys, "chat", "--system", "Be brief.")
@@ -96,7 +97,7 @@ def test_chat_remembers_and_reuses_what_was_said(capsys, monkeypatch):
     assert " 0 reused" not in reports[1]
 
 
-def test_chat_survives_a_request_that_is_refused(capsys, monkeypatch):
+def test_chat_continues_after_a_refused_request(capsys, monkeypatch):
     monkeypatch.setattr("sys.stdin", io.StringIO(f"/help\n{'x ' * 300}\nWhat is 3 + 4?\n"))
     code, out, err = run(capsys, "chat", "--set", "model.context_len=64")
     assert code == 0

@@ -1,4 +1,4 @@
-"""`graftlm plugins why`: what a configuration gets of a family, and why the others are passed over."""
+"""`graftlm plugins why` explains which provider of a family a configuration gets, and why not the others."""
 
 import json
 import sys
@@ -14,7 +14,7 @@ from graftlm.registry import FAMILIES, Registry
 
 
 class Strange:
-    """Offers an attention backend for pages of 4 tokens, and a strategy that runs nowhere."""
+    """Offers an attention backend for pages of 4 tokens, and a strategy that cannot run on any platform."""
 
     @hookimpl
     def provide_attention_backends(self):
@@ -53,7 +53,7 @@ def verdicts(family, **config):
         ("logits_processor", {}, None, "requests name", None, None),
     ],
 )
-def test_the_choice_and_the_others_are_explained(family, config, chosen, reason, other, verdict):
+def test_the_chosen_provider_and_the_others_are_explained(family, config, chosen, reason, other, verdict):
     choice, others = verdicts(family, **config)
     assert choice.name == chosen
     assert reason in choice.reason
@@ -62,7 +62,7 @@ def test_the_choice_and_the_others_are_explained(family, config, chosen, reason,
 
 
 def write_config(folder, model_type, architecture, **entries):
-    """Write a checkpoint's config.json, which is all that is read of it."""
+    """Write a checkpoint's config.json, the only file that is read."""
     sizes = {"vocab_size": 320, "max_position_embeddings": 64, "hidden_size": 32, "num_hidden_layers": 2}
     named = {"model_type": model_type, "architectures": [architecture], "num_attention_heads": 4}
     (folder / "config.json").write_text(json.dumps({**sizes, **named, "intermediate_size": 48, **entries}))
@@ -82,7 +82,7 @@ GPT_J = {"n_embd": 32, "n_layer": 1, "n_head": 4, "rotary_dim": 4, "bos_token_id
         ("model", "bert", "BertModel", {}, "transformers", "chosen, but: No model serves BertModel"),
     ],
 )
-def test_models_that_no_provider_names_are_explained_as_the_engine_serves_them(
+def test_a_model_without_its_own_provider_is_explained_as_the_engine_serves_it(
     tmp_path, family, model_type, architecture, entries, chosen, verdict
 ):
     choice, others = verdicts(family, model=write_config(tmp_path, model_type, architecture, **entries))
@@ -92,7 +92,7 @@ def test_models_that_no_provider_names_are_explained_as_the_engine_serves_them(
 
 
 @pytest.mark.parametrize("family", ["model", "attention"])
-def test_a_named_model_that_does_not_serve_the_checkpoint_is_told_with_the_setting(family, tmp_path):
+def test_a_named_provider_that_does_not_support_the_checkpoint_is_an_error(family, tmp_path):
     model = write_config(tmp_path, "llama", "LlamaForCausalLM") | {"architecture": "qwen"}
     said = "model.architecture is 'qwen', which does not serve this checkpoint: config.json names LlamaForCausalLM"
     if family == "model":
@@ -102,20 +102,20 @@ def test_a_named_model_that_does_not_serve_the_checkpoint_is_told_with_the_setti
         verdicts(family, model=model)
 
 
-def test_what_is_named_although_it_cannot_run_says_so():
+def test_a_named_provider_that_cannot_run_is_reported():
     _, others = verdicts("eviction", cache={"eviction": "nowhere"})
     assert others["nowhere"] == "chosen, but: no luck on cpu"
 
 
 @pytest.mark.parametrize("family", ["cache", "eviction", "grammar", "scheduling"])
-def test_auto_is_explained_as_the_registry_chooses(family):
+def test_auto_is_explained_with_the_choice_of_the_registry(family):
     registry = Registry.load(platform=Platform("cpu"))
     section, _, name = FAMILIES[family].name_path.partition(".")
     config = {section: {name: "auto"}} if "." not in name else {section: {name.partition(".")[0]: {"name": "auto"}}}
     assert explain_choice(EngineConfig.model_validate(config), registry, family).name == registry.choose(family).name
 
 
-def test_the_command_prints_where_the_name_stands(capsys, tmp_path, monkeypatch):
+def test_the_command_prints_the_line_of_the_configuration(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "engine.yaml").write_text("cache:\n  eviction: {name: fifo}\n")
     with pytest.raises(SystemExit) as caught:
@@ -145,7 +145,7 @@ def step_finished(record):
     ("prefer", "outcome"),
     [("{}", "refused until plugins.prefer says"), ("{cache/chunk: rival_chunk}", "plugins.prefer takes that of rival")],
 )
-def test_a_name_of_two_distributions_is_told(prefer, outcome, capsys, tmp_path, monkeypatch):
+def test_a_name_offered_by_two_distributions_is_reported(prefer, outcome, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "rival_chunk", raising=False)

@@ -1,4 +1,6 @@
-"""What `graftlm plugins new` writes: packages that install, are listed, keep their contracts and pass their tests."""
+"""The packages that `graftlm plugins new` writes can be installed, are listed, keep their contracts and pass their
+tests.
+"""
 
 import ast
 import contextlib
@@ -33,7 +35,7 @@ def name_of(family):
 
 @pytest.fixture(scope="module")
 def next_steps(tmp_path_factory):
-    """Run `graftlm plugins new` for every family: family -> the commands that it prints."""
+    """Run `graftlm plugins new` for every family: family -> the printed commands."""
     folder = tmp_path_factory.mktemp("packages")
     steps = {}
     for family in FAMILIES:
@@ -47,12 +49,12 @@ def next_steps(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def packages(next_steps):
-    """A package of every family: family -> the folder that its printed `cd` leads to."""
+    """A package for every family: family -> the folder in the printed `cd`."""
     return {family: Path(shlex.split(steps[1])[1]) for family, steps in next_steps.items()}
 
 
 def run(command, site, cwd=None):
-    """Run a command that finds what is installed in `site`, and return what it printed."""
+    """Run a command with the packages installed in `site`, and return its output."""
     paths = os.pathsep.join([str(site), *filter(None, [os.environ.get("PYTHONPATH")])])
     environment = {**os.environ, "PYTHONPATH": paths, "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, cwd=cwd or site, env=environment, capture_output=True, text=True, check=False)
@@ -71,7 +73,7 @@ for folder in sys.argv[2:]:
 
 @pytest.fixture(scope="module")
 def site(packages, tmp_path_factory):
-    """A folder into which pip has installed all of them: wheels that their own build backend made."""
+    """A folder into which pip has installed all packages, as wheels that their own build backend made."""
     wheels, site = tmp_path_factory.mktemp("wheels"), tmp_path_factory.mktemp("site")
     run([sys.executable, "-c", BUILD, str(wheels), *map(str, packages.values())], site)
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "install", "--quiet", "--no-index", "--no-deps"]
@@ -109,14 +111,14 @@ for folder, commands in json.loads(sys.argv[1]):
 
 
 def checks_of(steps):
-    """Return the commands between those that install the package and those that run its tests and serve."""
+    """Return the printed commands without installation, tests and server."""
     _, _, *checks, test, serve = steps
-    assert (test, serve) == ("pytest", "graftlm serve engine.yaml")  # the other tests here run these two
+    assert (test, serve) == ("pytest", "graftlm serve engine.yaml")  # other tests in this file run these two
     return checks
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_new_prints_how_to_install_check_test_and_serve_as_the_readme_does(next_steps, packages, family):
+def test_the_printed_next_steps_equal_those_in_the_readme(next_steps, packages, family):
     install, change_folder, *others = next_steps[family]
     extra = tomllib.loads((packages[family] / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     assert shlex.split(install) == ["pip", "install", "-e", f"{packages[family]}[test]"]
@@ -128,11 +130,11 @@ def test_new_prints_how_to_install_check_test_and_serve_as_the_readme_does(next_
 
 
 @pytest.mark.full  # the packages' own tests, below, run the same kits
-def test_every_command_that_new_prints_does_what_it_says(next_steps, packages, site, tmp_path):
+def test_every_printed_command_works(next_steps, packages, site, tmp_path):
     commands = [
         (shutil.copytree(packages[family], tmp_path / family), checks_of(steps)) for family, steps in next_steps.items()
     ]
-    # The server of the other test has no storage, and a second check finds the file of the first.
+    # The server test does not include the storage, and a second check would find the file of the first.
     again = [*checks_of(next_steps["storage"]), "graftlm generate --config engine.yaml --max-tokens 1 Hello"]
     commands.append((tmp_path / "storage", again))
     printed = run([sys.executable, "-c", RUN_EACH, json.dumps(commands, default=str)], site)
@@ -141,13 +143,13 @@ def test_every_command_that_new_prints_does_what_it_says(next_steps, packages, s
     assert all(" passed, 0 failed, " in line for line in summaries), summaries
 
 
-def test_the_packages_own_tests_pass(packages, site):
+def test_the_tests_of_the_packages_pass(packages, site):
     options = [
         "-q",
         "-p",
         "no:cacheprovider",
         "-p",
-        "no:schemathesis",  # which loads for seconds
+        "no:schemathesis",  # without this plugin, which takes seconds to load
         "--import-mode=importlib",
         "-c",
         str(packages["cache"] / "pyproject.toml"),
@@ -159,9 +161,10 @@ def test_the_packages_own_tests_pass(packages, site):
 
 
 def merged(packages, families):
-    """Return one configuration that selects what those of several packages do."""
+    """Return one configuration that selects the plugins of several packages."""
     config = {}
-    for family in reversed(families):  # the cache after its eviction strategy, which names a cache, too
+    # the cache comes after its eviction strategy, whose configuration names a cache too
+    for family in reversed(families):
         selected = yaml.safe_load((packages[family] / "engine.yaml").read_text())
         for section, values in selected.items():
             if section == "model" and not isinstance(values, dict):
@@ -170,8 +173,8 @@ def merged(packages, families):
     return config
 
 
-def test_a_server_answers_with_all_of_them(packages, site, tmp_path):
-    families = [family for family in FAMILIES if family != "storage"]  # it goes with another cache
+def test_a_server_runs_with_all_packages_together(packages, site, tmp_path):
+    families = [family for family in FAMILIES if family != "storage"]  # the storage needs another cache
     config = merged(packages, families)
     assert json.dumps(config).count("sample-") == len(families) - 1  # a request names the logits processor
     request = {
@@ -195,12 +198,12 @@ def test_a_server_answers_with_all_of_them(packages, site, tmp_path):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_its_configuration_is_one(packages, family):
+def test_the_packages_engine_yaml_is_a_valid_configuration(packages, family):
     EngineConfig.load(packages[family] / "engine.yaml")
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_nothing_of_the_templates_names_is_left(packages, family):
+def test_no_placeholder_of_the_template_is_left(packages, family):
     for file in packages[family].rglob("*"):
         assert "new_plugin" not in file.name
         if file.is_file():
@@ -209,7 +212,7 @@ def test_nothing_of_the_templates_names_is_left(packages, family):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_templates_are_written_for_this_api(family):
+def test_templates_have_the_current_api_version(family):
     tree = ast.parse((TEMPLATES / family / "graftlm_new_plugin" / "__init__.py").read_text())
     (version,) = (node.value for node in ast.walk(tree) if isinstance(node, ast.keyword) and node.arg == "api_version")
     assert ast.literal_eval(version) == API_VERSION
@@ -218,12 +221,12 @@ def test_templates_are_written_for_this_api(family):
 @pytest.mark.parametrize(
     "name", ["", "Cache", "my_cache", "-a", "a-", "a--b", "1a", "auto", "a" * 31, "a.b", "ä", "../x", "a b"]
 )
-def test_a_name_that_no_package_can_have_is_refused(name):
+def test_an_invalid_package_name_is_refused(name):
     with pytest.raises(ConfigError, match="lower case letters, digits and single '-'"):
         PluginPackage.of("cache", name)
 
 
-def test_nothing_is_written_over(tmp_path):
+def test_existing_files_are_not_overwritten(tmp_path):
     package = PluginPackage.of("eviction", "twice")
     write_plugin_package(package, tmp_path / "here")
     before = {file: file.stat().st_mtime_ns for file in tmp_path.rglob("*")}
@@ -232,13 +235,13 @@ def test_nothing_is_written_over(tmp_path):
     assert {file: file.stat().st_mtime_ns for file in tmp_path.rglob("*")} == before
 
 
-def test_a_module_that_is_installed_is_not_hidden(tmp_path):
+def test_a_name_that_would_hide_an_installed_module_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="'graftlm_cache' is installed already"):
         write_plugin_package(PluginPackage.of("cache", "cache"), tmp_path / "here")
     assert not (tmp_path / "here").exists()
 
 
-def test_a_folder_that_cannot_be_made_is_named(tmp_path):
+def test_a_folder_that_cannot_be_created_is_an_error(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match="cannot be made"):
         write_plugin_package(PluginPackage.of("cache", "any"), tmp_path / "file" / "below")
@@ -258,7 +261,7 @@ def test_printed_folders_are_quoted_for_a_shell(capsys, tmp_path, monkeypatch):
     assert (install[-1], change_folder) == ("o'hare $HOME[test]", ["cd", "o'hare $HOME"])
 
 
-def test_the_command_says_what_to_do_next(capsys, tmp_path, monkeypatch):
+def test_the_command_prints_the_next_steps(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     status, out, _ = command(capsys, "new", "logits-processor", "calm")
     assert status == 0
@@ -268,7 +271,7 @@ def test_the_command_says_what_to_do_next(capsys, tmp_path, monkeypatch):
     assert (tmp_path / "elsewhere" / "pyproject.toml").exists()
 
 
-def test_a_name_that_an_installed_plugin_has_is_refused_unless_forced(capsys, tmp_path, monkeypatch):
+def test_a_name_of_an_installed_plugin_is_refused_without_force(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     status, _, err = command(capsys, "new", "cache", "radix")
     assert (status, list(tmp_path.iterdir())) == (2, [])
@@ -276,7 +279,7 @@ def test_a_name_that_an_installed_plugin_has_is_refused_unless_forced(capsys, tm
     assert command(capsys, "new", "cache", "radix", "--force")[0] == 0
 
 
-def test_a_models_next_steps_write_the_checkpoint_that_checking_needs(capsys, tmp_path, monkeypatch):
+def test_the_next_steps_of_a_model_write_a_checkpoint_for_the_check(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     _, out, _ = command(capsys, "new", "model", "small")
     steps = [line.strip() for line in out.splitlines()]
@@ -288,7 +291,7 @@ def test_a_models_next_steps_write_the_checkpoint_that_checking_needs(capsys, tm
     assert all(f"    {step}\n" in readme for step in steps[3:])
 
 
-def test_an_unknown_family_is_refused_with_the_nearest(capsys):
+def test_an_unknown_family_is_refused_with_the_nearest_name(capsys):
     status, _, err = command(capsys, "new", "evictoin", "calm")
     assert status == 2
     assert "Did you mean 'eviction'?" in err

@@ -1,4 +1,4 @@
-"""`graftlm plugins check`: any provider against its family's kit, by name."""
+"""`graftlm plugins check` runs a family's conformance kit on any provider."""
 
 import subprocess
 import sys
@@ -11,7 +11,7 @@ from graftlm.registry import FAMILIES
 from graftlm.testing import SchedulingPolicyConformance
 from graftlm.testing.tiny_models import write_tiny_checkpoint
 
-#: The script of an installation has no folder of the user on its path, as `python -m` would.
+#: In contrast to `python -m`, the installed script does not have the current folder on its path.
 SCRIPT = [sys.executable, "-P", "-c", "from graftlm.cli import main; main()"]
 
 PLUGIN = """
@@ -134,31 +134,31 @@ def check(capsys):
 
 
 @pytest.mark.parametrize("which", ["eviction/lru", "scheduling/fcfs", "scheduling/lpm", "cache/chunk"])
-def test_a_built_in_keeps_its_contract(check, which):
+def test_a_built_in_plugin_keeps_its_contract(check, which):
     status, out, err = check(which)
     assert (status, err) == (0, "")
     assert " 0 failed" in out.splitlines()[-1]
 
 
 def sentences() -> list[str]:
-    """What the kit of policies checks, in its order."""
+    """The sentences that the kit of policies checks, in order."""
     tests = [test for name, test in vars(SchedulingPolicyConformance).items() if name.startswith("test_")]
     return [" ".join(test.__doc__.split()) for test in tests]
 
 
-def test_a_name_that_one_family_has_needs_no_family(check):
+def test_a_name_in_only_one_family_needs_no_family(check):
     status, out, err = check("fcfs")
     assert (status, err) == (0, "")
     assert out.splitlines()[-1] == check("scheduling/fcfs")[1].splitlines()[-1]
 
 
-def test_a_name_in_several_families_needs_one(check):
+def test_a_name_in_several_families_needs_the_family(check):
     status, out, err = check("priority")
     assert (status, out) == (2, "")
     assert err == "error: 'priority' is provided in several families: eviction, scheduling. Check FAMILY/priority.\n"
 
 
-def test_a_backend_of_one_kind_of_grammar_is_checked_with_what_it_takes(check):
+def test_a_grammar_backend_is_checked_with_the_cases_that_it_supports(check):
     Path("choices_only.py").write_text(CHOICES_ONLY)
     status, out, err = check("grammar/choices", "--module", "choices_only")
     assert (status, err) == (0, "")
@@ -172,7 +172,7 @@ def test_every_sentence_is_printed_with_its_outcome(check):
     assert out.splitlines()[-1].endswith(" skipped")
 
 
-def test_a_broken_plugin_fails_with_the_reason(check):
+def test_a_faulty_plugin_fails_with_the_reason(check):
     status, out, err = check("scheduling/losing", "--module", "check_plugin")
     lines = out.splitlines()
     assert (status, err) == (1, "")
@@ -186,7 +186,7 @@ def test_a_broken_plugin_fails_with_the_reason(check):
     assert lines[-1] == f"{len(sentences()) - 1} passed, 1 failed, 0 skipped"
 
 
-def test_a_cache_that_breaks_in_random_histories_tells_how_one_begins(check):
+def test_a_failing_random_history_is_printed_from_its_start(check):
     Path("forgetful.py").write_text(FORGETFUL)
     status, out, _ = check("cache/forgetful", "--module", "forgetful")
     lines = out.splitlines()
@@ -198,19 +198,19 @@ def test_a_cache_that_breaks_in_random_histories_tells_how_one_begins(check):
 
 
 @pytest.mark.parametrize(("is_pure", "status"), [("true", 0), ("false", 1)])
-def test_options_reach_the_plugin(check, is_pure, status):
+def test_options_are_passed_to_the_plugin(check, is_pure, status):
     arguments = ("eviction/weighed", "--module", "check_plugin", "--options", "weight=2", "--options")
     assert check(*arguments, f"is_pure={is_pure}")[0] == status
 
 
-def test_what_creates_something_else_fails_every_sentence(check):
+def test_a_plugin_that_creates_another_type_fails_every_sentence(check):
     status, out, _ = check("eviction/nothing", "--module", "check_plugin")
     assert status == 1
     assert "must create an instance of graftlm.contracts.EvictionStrategy, got builtins.NoneType" in out
     assert out.splitlines()[-1].startswith("0 passed")
 
 
-def test_what_cannot_be_tried_is_skipped_with_the_reason(check, tmp_path):
+def test_a_sentence_that_cannot_be_tested_is_skipped_with_the_reason(check, tmp_path):
     status, out, _ = check("storage/file", "--options", f"path={tmp_path / 'kv'}", "--options", "max_bytes=64MiB")
     lines = out.splitlines()
     assert status == 0
@@ -247,13 +247,13 @@ def test_a_model_is_checked_with_a_checkpoint(check, tmp_path):
         (("scheduling/fcfs", "--module", "no_such_module_here"), "no_such_module_here"),
     ],
 )
-def test_what_cannot_be_checked_says_why(check, arguments, said):
+def test_a_plugin_that_cannot_be_checked_is_reported_with_the_reason(check, arguments, said):
     status, out, err = check(*arguments)
     assert (status, out) == (2, "")
     assert said in err
 
 
-def test_options_in_front_of_the_sub_command_are_not_dropped(capsys):
+def test_options_before_the_sub_command_are_refused(capsys):
     with pytest.raises(SystemExit) as caught:
         main(("plugins", "--device", "cpu", "check", "eviction/lru"))
     assert caught.value.code == 2
@@ -266,7 +266,7 @@ def test_kits_refuse_to_run_without_assertions():
     assert (done.returncode, "python -O" in done.stderr) == (2, True)
 
 
-def test_no_test_runner_is_needed():
+def test_pytest_is_not_needed():
     program = (
         "import sys\n"
         "sys.modules['pytest'] = sys.modules['hypothesis'] = None\n"
@@ -284,7 +284,7 @@ def test_no_test_runner_is_needed():
         (["config", "check", "settings/engine.yaml"], ".."),
     ],
 )
-def test_a_module_is_found_beside_its_configuration_and_in_the_current_folder(tmp_path, words, folder):
+def test_a_module_is_found_beside_the_configuration_and_in_the_current_folder(tmp_path, words, folder):
     home = tmp_path / "settings"
     home.mkdir()
     (home / "beside.py").write_text(PLUGIN)

@@ -1,4 +1,4 @@
-"""`graftlm serve FILE|MODEL`, and options of other servers."""
+"""`graftlm serve FILE|MODEL`, and the options of other servers."""
 
 import re
 import shutil
@@ -14,7 +14,7 @@ from graftlm.demo import demo_checkpoint
 
 
 def run(arguments, capsys):
-    """Run a command line; returns (exit status, output, errors)."""
+    """Run a command line; return (exit status, output, errors)."""
     with pytest.raises(SystemExit) as ended:
         main(arguments)
     out, err = capsys.readouterr()
@@ -35,20 +35,20 @@ def test_an_existing_file_without_a_suffix_is_a_configuration(tmp_path):
     assert split_target(str(tmp_path / "config"), None) == (tmp_path / "config", None)
 
 
-def test_a_model_is_served_without_a_file(capsys):
+def test_the_bundled_model_is_served_without_a_configuration_file(capsys):
     status, out, _ = run(["serve", "demo", "--dry-run"], capsys)
     assert status == 0
     assert "demo" in out
 
 
-def test_a_folder_is_served_without_a_file(tmp_path, capsys):
+def test_a_model_folder_is_served_without_a_configuration_file(tmp_path, capsys):
     shutil.copytree(demo_checkpoint(), tmp_path / "mine")
     status, out, _ = run(["serve", str(tmp_path / "mine"), "--dry-run"], capsys)
     assert status == 0
     assert "mine" in out
 
 
-def test_a_model_of_a_hub_is_found_in_the_local_cache(tmp_path, capsys, monkeypatch):
+def test_a_hub_model_is_found_in_the_local_cache(tmp_path, capsys, monkeypatch):
     snapshot = tmp_path / "models--someone--small" / "snapshots" / "0123"
     shutil.copytree(demo_checkpoint(), snapshot)
     refs = tmp_path / "models--someone--small" / "refs"
@@ -80,13 +80,13 @@ def test_two_models_are_refused(capsys):
         (["--speculative-algorithm", "EAGLE"], "no speculative decoding"),
     ],
 )
-def test_an_option_of_another_server_is_answered_with_the_setting(arguments, says, capsys):
+def test_the_error_for_an_option_of_another_server_names_the_setting(arguments, says, capsys):
     status, _, err = run(["serve", "demo", *arguments, "--dry-run"], capsys)
     assert status == 2
     assert says in err
 
 
-def test_every_known_option_is_answered_at_once(capsys):
+def test_all_options_of_other_servers_are_reported_together(capsys):
     names = [name for option in OTHER_OPTIONS for name in option.names]
     assert len(names) == len(set(names))
     status, _, err = run(["serve", *names], capsys)
@@ -94,14 +94,14 @@ def test_every_known_option_is_answered_at_once(capsys):
     assert all(f"no option {name}" in err for name in names)
 
 
-def test_the_settings_exist():
+def test_the_named_settings_exist():
     paths = {setting.path for setting in explain(EngineConfig())}
-    paths |= {path.removesuffix(".name") for path in paths}  # the short form of a plugin's section
+    paths |= {path.removesuffix(".name") for path in paths}  # the short form of a plugin section
     named = {option.setting.partition("=")[0] for option in OTHER_OPTIONS if option.setting is not None}
     assert named - paths == set()
 
 
-def test_an_option_that_no_server_has_is_refused_as_ever(capsys):
+def test_an_option_of_no_server_is_refused(capsys):
     status, _, err = run(["serve", "--no-such-option"], capsys)
     assert status == 2
     assert "No such option" in err
@@ -115,7 +115,7 @@ def test_the_docs_have_a_row_for_each_known_option():
         assert f"| {names} | {setting} | {option.note} |" in page
 
 
-def test_the_docs_map_metrics_to_ones_that_exist():
+def test_the_metrics_that_the_docs_map_to_exist():
     page = (Path(__file__).parents[2] / "docs" / "coming-from.md").read_text(encoding="utf-8")
     reference = (Path(__file__).parents[2] / "docs" / "reference" / "metrics.md").read_text(encoding="utf-8")
     named = set(re.findall(r"`(graftlm_\w+)`", page))

@@ -1,4 +1,4 @@
-"""`graftlm warmup`, and what commands say of kernels that are compiled when they start."""
+"""`graftlm warmup`, and the messages of commands that compile kernels when they start."""
 
 import os
 import re
@@ -16,7 +16,8 @@ pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
 
 KERNELS = ("layer_ops", "panel_matmul", "paged_attention", "token_masks", "sampling")
 
-#: Takes what g++ has compiled before: a library's name holds the key of all that it depends on.
+#: Stands in for g++ and returns libraries that were compiled before; a library's file name has the hash of everything
+#: on which it depends.
 COMPILER = """#!/bin/sh
 for last; do :; done
 kept="{kept}/$(basename "$last")"
@@ -44,11 +45,11 @@ def run(capsys, tmp_path, monkeypatch):
 
 
 def used(out):
-    """Return name -> whether it was compiled now, of a table of kernels."""
+    """Return name -> whether it was compiled in this run, from a table of kernels."""
     return {name: origin == "compiled" for name, (_, origin) in kernel_rows(out).items()}
 
 
-def test_warmup_compiles_what_the_next_start_needs(run, tmp_path):
+def test_warmup_compiles_the_kernels_of_the_next_start(run, tmp_path):
     status, out, err = run("warmup", "--model", "demo", "--set", "memory.kv_tokens=1024")
     assert status == 0
     kernels = used(out)
@@ -70,7 +71,7 @@ def test_warmup_compiles_what_the_next_start_needs(run, tmp_path):
         assert "native from the cache" in server.log
 
 
-def test_a_first_generate_says_what_is_compiled(run, tmp_path):
+def test_a_first_generate_reports_the_kernels_that_it_compiles(run, tmp_path):
     status, _, err = run("generate", "a", "--max-tokens", "1", "--set", "memory.kv_tokens=1024")
     assert status == 0
     assert "compiling the kernel paged_attention for this CPU, once" in err
@@ -78,7 +79,7 @@ def test_a_first_generate_says_what_is_compiled(run, tmp_path):
     assert err.splitlines()[-1].endswith(f" s, kept in {tmp_path / 'cache' / 'graftlm'}")
 
 
-def test_without_a_compiler_one_line_says_what_that_costs(run, monkeypatch, tmp_path):
+def test_without_a_compiler_one_line_reports_the_consequence(run, monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path / "empty"))
     status, _, err = run("generate", "a", "--max-tokens", "1", "--set", "memory.kv_tokens=1024")
     assert status == 0

@@ -1,4 +1,4 @@
-"""Configuration: defaults, shorthands, YAML with lines, variables, overrides, sources, docs."""
+"""Configuration: defaults, short forms, YAML with lines, variables, overrides, sources, docs."""
 
 import json
 import pickle
@@ -18,7 +18,7 @@ DOCS = Path(__file__).parents[2] / "docs" / "configuration.md"
 
 @pytest.fixture
 def write(tmp_path, monkeypatch):
-    """Write engine.yaml into a fresh working directory, and return the name that messages show."""
+    """Write engine.yaml into an empty working directory, and return the file name that messages show."""
     monkeypatch.chdir(tmp_path)
 
     def write_file(text: str) -> str:
@@ -38,7 +38,7 @@ def sources_of(config: EngineConfig) -> dict[str, str]:
     return {path: source for path, source in config.sources.items() if source != "default"}
 
 
-def test_defaults_are_those_of_the_design():
+def test_defaults_are_the_documented_ones():
     assert EngineConfig().model_dump() == {
         "model": {
             "path": "demo",
@@ -128,7 +128,7 @@ def test_defaults_are_those_of_the_design():
 @pytest.mark.parametrize(
     "make", [EngineConfig.load, lambda values: EngineConfig(**values)], ids=["load", "constructor"]
 )
-def test_a_value_may_be_written_in_short_or_as_a_string(make, values, path, expected):
+def test_a_value_may_have_a_short_form_or_be_a_string(make, values, path, expected):
     assert {setting.path: setting.value for setting in explain(make(values))}[path] == expected
 
 
@@ -188,13 +188,13 @@ def test_a_value_may_be_written_in_short_or_as_a_string(make, values, path, expe
 @pytest.mark.parametrize(
     "make", [EngineConfig.load, lambda values: EngineConfig(**values)], ids=["load", "constructor"]
 )
-def test_a_wrong_value_is_named_with_what_would_be_right(make, values, message):
+def test_the_error_for_a_wrong_value_says_what_is_expected(make, values, message):
     with pytest.raises(ConfigError) as caught:
         make(values)
     assert str(caught.value) == message
 
 
-def test_a_file_error_says_file_line_path_and_nearest_name(write):
+def test_the_error_for_a_file_has_file_line_path_and_nearest_name(write):
     file = write("# engine\nmodel:\n  path: demo\n\n\ncache:\n  evicton: lru\n")
     assert errors_of(file) == ["engine.yaml:7: cache.evicton: unknown key; did you mean 'eviction'?"]
 
@@ -240,7 +240,7 @@ def test_broken_yaml_is_reported_with_its_line(write, text, start):
     assert errors_of(write(text))[0].startswith(start)
 
 
-def test_a_file_that_cannot_be_read_is_named(write, tmp_path):
+def test_an_unreadable_file_is_reported(write, tmp_path):
     write("")
     Path("latin.yaml").write_bytes(b"model: caf\xe9\n")
     assert errors_of("gone.yaml") == ["gone.yaml: no such file"]
@@ -279,7 +279,7 @@ def test_yaml_anchors_and_merge_keys_work(write):
         ("|\n      ${NUMBER}", "8\n"),
     ],
 )
-def test_variables_expand(write, written, value):
+def test_variables_are_expanded(write, written, value):
     environment = {"NUMBER": "8", "FLAG": "true", "EMPTY": "", "YAML": "{a: 1} # x", "DATE": "2024-01-01"}
     config = EngineConfig.load(write(f"cache:\n  options:\n    x: {written}\n"), environment=environment)
     assert config.cache.options == {"x": value}
@@ -295,17 +295,17 @@ def test_variables_expand(write, written, value):
         ("${A:-${B}}", "'${' is not followed by a variable; write ${NAME}, ${NAME:-default}, or $$ for a dollar sign"),
     ],
 )
-def test_a_variable_that_cannot_expand_is_an_error_with_its_line(write, written, message):
+def test_a_variable_that_cannot_be_expanded_is_an_error_with_its_line(write, written, message):
     file = write(f"cache:\n  options:\n    x: {written}\n")
     assert errors_of(file, environment={"EMPTY": ""}) == [f"engine.yaml:3: cache.options.x: {message}"]
 
 
-def test_the_process_environment_is_the_default(write, monkeypatch):
+def test_variables_come_from_the_process_environment_by_default(write, monkeypatch):
     monkeypatch.setenv("GRAFTLM_TEST_PORT", "1234")
     assert EngineConfig.load(write("server: \n  port: ${GRAFTLM_TEST_PORT}\n")).server.port == 1234
 
 
-def test_variables_are_left_alone_outside_files():
+def test_variables_are_expanded_only_in_files():
     config = EngineConfig.load({"cache": {"options": {"a": "${X}"}}}, ["cache.options.b=${X}"])
     assert config.cache.options == {"a": "${X}", "b": "${X}"}
 
@@ -343,7 +343,7 @@ def test_an_override_is_a_dotted_path_and_a_yaml_value(override, path, value):
                                "--set: cache.a: duplicate key; it is already in line 1"),
     ],
 )  # fmt: skip
-def test_a_wrong_override_is_named(override, message):
+def test_a_wrong_override_is_reported(override, message):
     assert sorted(errors_of(overrides=[override])) == sorted(message.splitlines())
 
 
@@ -351,7 +351,7 @@ def test_an_override_that_is_not_yaml_is_an_error():
     assert errors_of(overrides=["cache.options=["])[0].startswith("--set: cache.options:1: not valid YAML: ")
 
 
-def test_file_fields_and_overrides_lie_over_each_other_key_by_key(write):
+def test_file_fields_and_overrides_are_merged_key_by_key(write):
     file = write("cache: {name: chunk, page_size: 4, options: {a: 1, b: 1, c: 1}}\nserver: {port: 1}\n")
     config = EngineConfig.load(file, ["cache.options.c=3"], cache={"options": {"b": 2, "c": 2}}, debug=True)
     assert config.cache == CacheSettings(name="chunk", page_size=4, options={"a": 1, "b": 2, "c": 3})
@@ -366,12 +366,12 @@ def test_file_fields_and_overrides_lie_over_each_other_key_by_key(write):
     }
 
 
-def test_a_value_that_replaces_a_mapping_takes_its_place_in_the_sources():
+def test_a_value_that_replaces_a_mapping_also_replaces_its_sources():
     config = EngineConfig.load({"cache": {"options": {"x": {"y": 1}}}}, ["cache.options.x=2"])
     assert sources_of(config) == {"cache.options.x": "--set"}
 
 
-def test_origins_are_those_of_the_values_that_remain():
+def test_origins_belong_to_the_values_that_remain():
     layers = [{"a": {"b": {"c": 1}, "d": 2}}, {"a": {"b": 3}}, {"a": 4}, {"a": {"b": {"e": 5}}}, {"a": {"b": {"c": 6}}}]
     expected = [
         {("a",): 0, ("a", "b"): 0, ("a", "b", "c"): 0, ("a", "d"): 0},
@@ -385,7 +385,7 @@ def test_origins_are_those_of_the_values_that_remain():
         assert {path: int(origin.source) for path, origin in merged.origins.items()} == origins
 
 
-def test_sources_name_variables(write):
+def test_sources_include_variable_names(write):
     file = write("server:\n  port: ${PORT}\n  host: ${A:-0}.${B:-0}.0.0\n  api_key: ${KEY}\n")
     config = EngineConfig.load(file, environment={"PORT": "80", "KEY": "s3cret"})
     assert sources_of(config) == {
@@ -395,7 +395,7 @@ def test_sources_name_variables(write):
     }
 
 
-def test_an_error_blames_the_layer_that_wrote_the_value(write):
+def test_an_error_names_the_layer_that_set_the_value(write):
     file = write("cache:\n  page_size: 3\nmodel: 5\n")
     assert errors_of(file, ["cache.page_size=5"], server={"port": -1}) == [
         "--set: cache.page_size: must be a power of two, got 5",
@@ -416,7 +416,7 @@ def test_a_copy_with_updates_reports_them_as_given():
     assert sources_of(EngineConfig().model_copy(update={"debug": True})) == {"debug": "given"}
 
 
-def test_configs_are_equal_when_their_values_are(write):
+def test_configurations_with_equal_values_are_equal(write):
     assert (
         EngineConfig.load(write("cache: radix\n")) == EngineConfig.load({"cache": {"name": "radix"}}) == EngineConfig()
     )
@@ -424,7 +424,7 @@ def test_configs_are_equal_when_their_values_are(write):
     assert EngineConfig() != {}
 
 
-def test_a_config_does_not_change():
+def test_a_configuration_is_immutable():
     with pytest.raises(ValueError, match="frozen"):
         EngineConfig().debug = True
 
@@ -435,7 +435,7 @@ def test_a_config_survives_pickling(write):
     assert (copy, copy.sources) == (config, config.sources)
 
 
-def test_the_api_key_is_never_written_out(write):
+def test_the_api_key_is_never_printed(write):
     config = EngineConfig.load(write("server: {api_key: s3cret}\n"))
     shown = [repr(config), str(config), str(explain(config)), config.model_dump_json()]
     assert not any("s3cret" in text for text in shown)
@@ -464,9 +464,9 @@ def test_the_examples_in_the_docs_load(write):
         EngineConfig.load(write(example), environment={"GRAFTLM_API_KEY": "k"})
 
 
-def test_bounds_reach_the_json_schema():
+def test_numeric_bounds_are_in_the_json_schema():
     text = json.dumps(EngineConfig.model_json_schema())
-    assert not re.search(r'"(ge|gt|le|lt)":', text)  # what pydantic writes when it cannot translate a bound
+    assert not re.search(r'"(ge|gt|le|lt)":', text)  # pydantic writes these if it cannot translate a bound
 
 
 def test_the_json_schema_of_the_sections_has_a_description_for_every_field():
@@ -476,7 +476,7 @@ def test_the_json_schema_of_the_sections_has_a_description_for_every_field():
             assert "$ref" in json.dumps(value) or "description" in value, f"{name}.{field}"
 
 
-def test_unknown_keys_do_not_hide_checks_over_several_fields():
+def test_unknown_keys_do_not_hide_errors_that_involve_several_fields():
     found = errors_of({"server": {"prt": 1, "api_key": "a", "admin_api_key": "a"}})
     assert [line.split(": ")[:2] for line in found] == [
         ["server.prt", "unknown key; did you mean 'port'?"],
@@ -487,7 +487,7 @@ def test_unknown_keys_do_not_hide_checks_over_several_fields():
     ]
 
 
-def test_unknown_keys_can_be_left_out():
+def test_unknown_keys_can_be_dropped():
     source = {"cache": {"page_siz": 1, "page_size": 8, "options": {"any": 1}}, "nope": {}}
     config = EngineConfig.load(source, leave_out_unknown=True)
     assert config == EngineConfig.load({"cache": {"page_size": 8, "options": {"any": 1}}})

@@ -1,4 +1,4 @@
-"""Configurations that are larger than any configuration: refused quickly, with the line, in a few words."""
+"""A configuration beyond the size limits is refused quickly, with the line, in a short message."""
 
 import time
 
@@ -7,7 +7,7 @@ import pytest
 from graftlm.config import EngineConfig
 from graftlm.errors import ConfigError
 
-LIMIT_S = 5.0  # of this thread's CPU time; before there were limits: 40 s for nine lines, or no end
+LIMIT_S = 5.0  # CPU time of this thread in seconds; without the limits, nine lines took 40 s or never ended
 
 LAUGHS = "a0: &a0 {x: 1}\n" + "".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]\n" for i in range(1, 10))
 MAPPED_LAUGHS = "a0: &a0 1\n" + "".join(
@@ -40,7 +40,7 @@ TOO_LARGE = {
 
 
 def refused(*arguments, **keywords):
-    """Return what a configuration is refused with."""
+    """Return the error that refuses a configuration."""
     start_s = time.thread_time()
     with pytest.raises(ConfigError) as caught:
         EngineConfig.load(*arguments, **keywords)
@@ -82,7 +82,7 @@ def test_variables_have_the_same_limits(tmp_path):
     )
 
 
-def test_mappings_of_a_program_have_a_depth(tmp_path):
+def test_the_nesting_depth_of_a_python_mapping_is_limited(tmp_path):
     values = {"x": 1}
     for _ in range(3000):
         values = {"x": values}
@@ -115,7 +115,7 @@ def test_an_error_does_not_repeat_a_long_input(tmp_path, text):
     refused(file, environment={})
 
 
-def test_many_problems_are_a_bounded_list(tmp_path):
+def test_the_list_of_many_problems_is_limited(tmp_path):
     file = tmp_path / "engine.yaml"
     file.write_text("".join(f"key{i}: 1\n" for i in range(2000)))
     caught = refused(file)
@@ -124,11 +124,11 @@ def test_many_problems_are_a_bounded_list(tmp_path):
 
 
 @pytest.mark.parametrize("path", ["x" * 5000 + ".yaml", "a\0b.yaml"])
-def test_a_path_that_cannot_be_is_refused(path):
+def test_an_impossible_path_is_refused(path):
     refused(path).match("cannot be read")
 
 
-def test_what_a_configuration_may_hold_is_read(tmp_path):
+def test_a_configuration_within_the_limits_is_loaded(tmp_path):
     file = tmp_path / "engine.yaml"
     options = "".join(f"    key{i}: &a{i} {{x: [*a{i - 1}]}}\n" for i in range(1, 40))
     file.write_text(f"cache:\n  options:\n    key0: &a0 {{x: 1}}\n{options}")

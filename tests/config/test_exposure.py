@@ -1,4 +1,4 @@
-"""What a configuration exposes to other machines is found before a server listens."""
+"""A configuration that exposes the server to other machines is detected before the server listens."""
 
 import pytest
 
@@ -25,7 +25,7 @@ from graftlm.config import EngineConfig, canonical_host, exposure_errors, exposu
         ("localhost.example", False),
     ],
 )
-def test_a_loopback_address_is_known(host, expected):
+def test_loopback_addresses_are_recognised(host, expected):
     assert is_loopback(host) is expected
 
 
@@ -40,7 +40,7 @@ def test_a_loopback_address_is_known(host, expected):
         ("localhost..", "localhost."),
     ],
 )
-def test_a_host_has_one_spelling(host, expected):
+def test_all_spellings_of_a_host_have_one_canonical_form(host, expected):
     assert canonical_host(host) == expected
 
 
@@ -64,7 +64,7 @@ def test_a_host_has_one_spelling(host, expected):
         ({"kv_events": "tcp://eth0:5557"}, False, 1),
     ],
 )
-def test_an_address_that_others_reach_needs_a_key_or_to_be_said_twice(server, is_error, num_warnings):
+def test_a_public_address_needs_a_key_or_an_explicit_permission(server, is_error, num_warnings):
     config = EngineConfig(server=server)
     assert bool(exposure_errors(config)) is is_error
     assert len(exposure_warnings(config)) == num_warnings
@@ -78,7 +78,7 @@ def test_an_address_that_others_reach_needs_a_key_or_to_be_said_twice(server, is
         ("server: {kv_events: 'tcp://0.0.0.0:1'}", 0, "engine.yaml:1: server.kv_events: tcp://0.0.0.0:1 is reachable"),
     ],
 )
-def test_config_check_tells_of_it(tmp_path, capsys, yaml, status, says):
+def test_config_check_reports_an_exposed_server(tmp_path, capsys, yaml, status, says):
     file = tmp_path / "engine.yaml"
     file.write_text(yaml)
     with pytest.raises(SystemExit) as ended:

@@ -1,4 +1,4 @@
-"""The demo corpus and the checkpoint that was trained on it."""
+"""The demo corpus, and the checkpoint that was trained on it."""
 
 import json
 import re
@@ -43,7 +43,7 @@ def model() -> LlamaForCausalLM:
 
 
 def drawn(held_out: bool, per_form: int = 20) -> list[Question]:
-    """Draw questions of every form from one side of the split."""
+    """Draw questions of every form, either held out or for training."""
     rng = Random("test")
     return [draw_question(form, rng, held_out=held_out) for form in FORMS for _ in range(per_form)]
 
@@ -63,10 +63,10 @@ def test_no_held_out_question_is_in_the_training_text() -> None:
     assert not trained & {question.identity for question in drawn(held_out=True)}
 
 
-def test_a_question_held_out_is_absent_from_conversations() -> None:
+def test_a_held_out_question_is_absent_from_conversations() -> None:
     texts = islice(training_texts(0), 4000)
     asked = {message["content"] for text in texts if not isinstance(text, str) for message in text}
-    # "And 3 more?" is another question after another sum
+    # "And 3 more?" is a different question after a different sum
     standalone = {question.text for question in held_out_questions(0, 40) if question.earlier is None}
     assert sorted(asked & (standalone | set(DEMO_QUESTIONS))) == []
 
@@ -80,13 +80,13 @@ def test_every_demo_question_is_reserved() -> None:
     assert any(DEMO_QUESTIONS[4] in text for text in days)
 
 
-def test_a_question_refers_back_to_a_turn_from_training() -> None:
+def test_a_question_refers_back_to_a_turn_for_training() -> None:
     questions = [question for question in drawn(held_out=True) if question.earlier is not None]
     assert questions
     assert not any(is_held_out(question.earlier) for question in questions if question.earlier)
 
 
-def test_a_sum_is_held_out_in_either_order_and_every_phrasing() -> None:
+def test_a_held_out_sum_is_absent_in_either_order_and_every_phrasing() -> None:
     trained = [training_question(Random(seed)) for seed in range(3000)]
     equations = [re.match(r"(\d+) \+ (\d+) =", question.answer) for question in trained]
     pairs = {tuple(sorted(equation.groups())) for equation in equations if equation}
@@ -94,7 +94,7 @@ def test_a_sum_is_held_out_in_either_order_and_every_phrasing() -> None:
     assert ("38", "47") not in pairs
 
 
-def test_about_the_stated_share_of_identities_is_held_out() -> None:
+def test_the_share_of_held_out_identities_is_as_stated() -> None:
     rng = Random("share")
     questions = (Question("sum", f"sum|{rng.random()}", "", "") for _ in range(20_000))
     share = sum(is_held_out(question) for question in questions) / 20_000
@@ -104,7 +104,7 @@ def test_about_the_stated_share_of_identities_is_held_out() -> None:
 @pytest.mark.parametrize(
     ("number", "words"), [(0, "zero"), (7, "seven"), (13, "thirteen"), (20, "twenty"), (99, "ninety-nine")]
 )
-def test_numbers_in_words(number: int, words: str) -> None:
+def test_numbers_are_written_as_words(number: int, words: str) -> None:
     assert in_words(number) == words
 
 
@@ -130,13 +130,13 @@ def test_the_checkpoint_is_small() -> None:
         '{"name": "Ana", "tags": [1, 2.5e-3, null]}',
     ],
 )
-def test_any_text_survives_the_tokenizer(tokenizer: PreTrainedTokenizerFast, text: str) -> None:
+def test_the_tokenizer_preserves_any_text(tokenizer: PreTrainedTokenizerFast, text: str) -> None:
     ids = tokenizer(text)["input_ids"]
     assert tokenizer.decode(ids, skip_special_tokens=True) == text
     assert ids[0] == tokenizer.bos_token_id
 
 
-def test_every_digit_is_a_token(tokenizer: PreTrainedTokenizerFast) -> None:
+def test_every_digit_is_one_token(tokenizer: PreTrainedTokenizerFast) -> None:
     assert tokenizer.tokenize("12+345") == ["1", "2", "+", "3", "4", "5"]
 
 
@@ -146,7 +146,7 @@ def test_the_chat_template_renders(tokenizer: PreTrainedTokenizerFast) -> None:
     assert rendered == "<|bos|><|system|>\nBe brief.<|end|>\n<|user|>\nHi!<|end|>\n<|assistant|>\n"
 
 
-def test_only_answers_weigh_in_the_loss(tokenizer: PreTrainedTokenizerFast) -> None:
+def test_only_answers_have_weight_in_the_loss(tokenizer: PreTrainedTokenizerFast) -> None:
     ids = tokenizer.apply_chat_template(as_messages([("Hi!", "Hello."), ("Bye.", "Ciao.")], "X"), return_dict=False)
     weights = answer_weights(tokenizer, ids)
     assert tokenizer.decode([token for token, weight in zip(ids, weights, strict=True) if weight]) == (
@@ -154,7 +154,7 @@ def test_only_answers_weigh_in_the_loss(tokenizer: PreTrainedTokenizerFast) -> N
     )
 
 
-def test_readers_old_and_new_find_what_they_look_for() -> None:
+def test_the_config_has_the_entries_of_old_and_new_transformers() -> None:
     config = json.loads((demo_checkpoint() / "config.json").read_text(encoding="utf-8"))
     assert config["rope_theta"] == config["rope_parameters"]["rope_theta"]
     generation = json.loads((demo_checkpoint() / "generation_config.json").read_text(encoding="utf-8"))

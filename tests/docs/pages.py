@@ -1,4 +1,4 @@
-"""The pages of docs/: their fenced blocks and their command lines."""
+"""The pages of docs/, with their fenced blocks and command lines."""
 
 import re
 import shlex
@@ -8,7 +8,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
-#: The pages that people write; those in reference/ are made from the code.
+#: The hand-written pages; the pages in reference/ are generated from the code.
 PAGES = {
     path.relative_to(DOCS).as_posix(): path for path in sorted(DOCS.rglob("*.md")) if path.parent.name != "reference"
 }
@@ -30,7 +30,7 @@ class Block:
 
     @property
     def needs(self) -> str | None:
-        """What it needs that a test has not."""
+        """What the block needs that is not available in a test."""
         return self.title.removeprefix("Needs ") if self.title.startswith("Needs ") else None
 
     def __str__(self) -> str:
@@ -49,7 +49,7 @@ BLOCKS = [block for page in PAGES for block in blocks_of(page)]
 
 
 def command_lines(text: str, program: str) -> Iterator[list[str]]:
-    """Yield the words of each line that runs a program: in indented or fenced blocks, and inline in backticks."""
+    """Yield the words of each line that runs a program, in indented or fenced blocks or in backticks."""
     joined = re.sub(r"\\\n\s*", " ", text)
     lines = re.findall(rf"^(?: {{4,}}|)(?:\$ )?({program} .*)$", joined, re.MULTILINE)
     inline = re.findall(rf"`({program} [^`\n]*)`", joined)

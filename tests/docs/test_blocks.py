@@ -1,4 +1,4 @@
-"""Every block of the docs runs, loads or parses."""
+"""Every block of the docs runs, loads or is parsed."""
 
 import ast
 import importlib
@@ -19,7 +19,7 @@ from graftlm.testing import Conformance, run_conformance
 
 from .pages import BLOCKS, OTHERS, PAGES, ROOT, blocks_of, command_lines
 
-#: Pages whose Python another test runs, since it also looks at what comes of it.
+#: Pages whose Python is run by another test, which also checks its results.
 RUN_ELSEWHERE = {
     "lang.md": "tests/lang/test_pages.py",
     "lora.md": "tests/engine/test_lora.py",
@@ -27,7 +27,7 @@ RUN_ELSEWHERE = {
 }
 PYTHON = [block for block in BLOCKS if block.language == "python"]
 RUNNABLE = sorted({block.page for block in PYTHON if block.needs is None} - set(RUN_ELSEWHERE))
-#: Sizes and seeds that keep a kit of the docs to a fraction of a second; its tests are all run.
+#: Sizes and seeds that limit a kit of the docs to a fraction of a second; all its tests still run.
 FEW = {
     "page_size": (4,),
     "dtype": ("float32",),
@@ -39,7 +39,7 @@ FEW = {
     "chunk_len": (3,),
     "enforced": (False, True),
 }
-#: What a kit cannot try on an example, and what the page says of it.
+#: Sentences that a kit cannot check on an example, and the statement on the page about it.
 MAY_SKIP = {
     "tutorials/prefix-cache.md": ("does not pin",),
     "tutorials/attention-backend.md": (
@@ -53,7 +53,7 @@ MAY_SKIP = {
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_every_fence_has_a_language_that_is_checked_here(page):
+def test_every_fence_has_a_language_that_is_tested(page):
     fences = re.findall(r"^ *```+(.*)$", PAGES[page].read_text(encoding="utf-8"), re.MULTILINE)
     assert len(fences) == 2 * len(blocks_of(page))
     assert {block.language for block in blocks_of(page)} <= {"python", "py", "yaml", "json", "toml", "bash", "text"}
@@ -61,14 +61,14 @@ def test_every_fence_has_a_language_that_is_checked_here(page):
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """A folder of its own to run in, with a configuration."""
+    """An empty working directory with a configuration."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "engine.yaml").write_text("model: demo\nmemory: {kv_tokens: 2048}\n", encoding="utf-8")
     return tmp_path
 
 
 @pytest.mark.parametrize("page", RUNNABLE)
-def test_a_pages_python_runs_from_top_to_bottom_and_its_plugins_keep_their_contracts(page, folder):
+def test_the_python_of_a_page_runs_and_its_plugins_keep_their_contracts(page, folder):
     names = {"__name__": "docs_page"}
     try:
         for block in blocks_of(page):
@@ -93,12 +93,12 @@ def assert_keeps_contract(kit, may_skip):
 
 
 @pytest.mark.parametrize(("page", "test"), RUN_ELSEWHERE.items())
-def test_pages_that_other_tests_run_are_run_there(page, test):
+def test_pages_that_another_test_runs_are_named_in_that_test(page, test):
     assert page in (ROOT / test).read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("block", [block for block in PYTHON if block.needs], ids=str)
-def test_python_that_cannot_run_here_compiles_and_names_what_there_is(block):
+def test_python_that_cannot_run_here_compiles_and_uses_existing_names(block):
     for node in ast.walk(ast.parse(block.text)):
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "engine":
             assert hasattr(Engine, node.attr), f"an Engine has no {node.attr}"
@@ -113,7 +113,7 @@ def test_python_that_cannot_run_here_compiles_and_names_what_there_is(block):
 
 @pytest.mark.parametrize("block", [block for block in BLOCKS if block.language == "yaml"], ids=str)
 def test_yaml_is_a_configuration(block, tmp_path):
-    if block.title:  # names another file
+    if block.title:  # it names another file
         assert yaml.safe_load(block.text)
         return
     file = tmp_path / "engine.yaml"
@@ -122,7 +122,7 @@ def test_yaml_is_a_configuration(block, tmp_path):
 
 
 @pytest.mark.parametrize("block", [block for block in BLOCKS if block.language in ("json", "toml")], ids=str)
-def test_json_and_toml_can_be_read(block):
+def test_json_and_toml_can_be_parsed(block):
     import tomllib
 
     assert json.loads(block.text) if block.language == "json" else tomllib.loads(block.text)
@@ -136,16 +136,16 @@ LINES = [
 
 
 @pytest.mark.parametrize(("page", "words"), LINES, ids=lambda value: " ".join(value) if isinstance(value, list) else "")
-def test_a_command_line_is_one_that_the_command_takes(page, words):
+def test_a_command_line_is_accepted_by_the_command(page, words):
     parse(words)
 
 
 def parse(words, command=None, name="graftlm"):
-    """Parse as the command line does, and run nothing."""
+    """Parse as the command line does, without running anything."""
     command = typer.main.get_command(app) if command is None else command
     inner = getattr(command, "commands", {})
     at = next((i for i, word in enumerate(words) if word in inner), len(words))
-    if words[:at]:  # nothing follows where a text only names the command
+    if words[:at]:  # a text that only names the command has no further words
         context = command.make_context(name, words[:at])
         if inner:
             assert [*context._protected_args, *context.args] == [], f"no such command of {name}"
@@ -154,7 +154,7 @@ def parse(words, command=None, name="graftlm"):
 
 
 @pytest.mark.parametrize("words", [["serve", "--nope"], ["plugins", "chek"], ["bench", "serve", "--request-rate"]])
-def test_a_command_line_that_the_command_refuses_fails_here(words):
+def test_a_refused_command_line_fails_this_check(words):
     with pytest.raises(Exception, match=r"(?i)no such|requires an argument"):
         parse(words)
 
@@ -181,7 +181,7 @@ def test_a_script_exists(script):
 
 
 @pytest.mark.parametrize("block", [block for block in BLOCKS if "curl " in block.text], ids=str)
-def test_curl_asks_for_paths_that_exist_with_bodies_that_can_be_read(block):
+def test_curl_examples_use_existing_paths_and_valid_bodies(block):
     from docs_reference.endpoints import api_description
 
     words = shlex.split(block.text.replace("\\\n", " "))

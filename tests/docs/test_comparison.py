@@ -1,4 +1,4 @@
-"""The figures of docs/comparison.md are those that the benchmarks saved."""
+"""The figures of docs/comparison.md equal those that the benchmarks saved."""
 
 import json
 
@@ -15,7 +15,7 @@ def saved(name):
 
 
 @pytest.mark.parametrize("row", saved("versus_transformers.json"), ids=lambda row: row["workload"])
-def test_figures_beside_transformers(row):
+def test_figures_of_transformers_are_the_saved_ones(row):
     cells = [
         row["workload"],
         f"{row['transformers_tokens_per_s']:.1f}",
@@ -34,14 +34,14 @@ VARIANTS = {
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_figures_of_what_each_part_is_worth(variant):
+def test_figures_of_each_part_are_the_saved_ones(variant):
     rows = {row["workload"]: row for row in saved("lang_ablation.json") if row["variant"] == variant}
     order = ("tree of thought", "LLM judge", "few-shot", "multi-turn")
     figures = " | ".join(f"{rows[name]['cpu_times_full']:.2f}" for name in order)
     assert f"| {VARIANTS[variant]} | {figures} |" in PAGE
 
 
-def test_figures_of_the_server():
+def test_figures_of_the_server_are_the_saved_ones():
     rows = saved("server-overhead-demo.json")
     (row,) = [row for row in rows if row["workload"] == "32 streams"]
     assert f"{row['ratio']:.2f} ({row['ratio_min']:.2f} to {row['ratio_max']:.2f}) of the tokens" in PAGE
@@ -50,7 +50,7 @@ def test_figures_of_the_server():
 
 
 @pytest.mark.parametrize(("cache", "name"), [("cold", "nothing cached"), ("warm", "after a `gen`")])
-def test_figures_of_selects(cache, name):
+def test_figures_of_select_are_the_saved_ones(cache, name):
     rows = saved("lang_select.json")
     (row,) = [row for row in rows if (row["cache"], row["method"]) == (cache, "token_length_normalized")]
     spread = f"{row['time_ratio_min']:.1f} to {row['time_ratio_max']:.1f}"

@@ -1,4 +1,4 @@
-"""What the README shows can be typed."""
+"""The examples of the README work."""
 
 import re
 from dataclasses import fields
@@ -32,11 +32,11 @@ def test_the_readmes_yaml_is_a_configuration(text, tmp_path):
 
 
 @pytest.mark.parametrize("path", re.findall(r"\]\((?!http)([^)#]+)\)", README))
-def test_the_readmes_links_lead_somewhere(path):
+def test_the_readmes_links_exist(path):
     assert (ROOT / path).exists()
 
 
-def test_the_readmes_tree_names_what_is_there():
+def test_the_readmes_tree_names_existing_modules_completely():
     tree = README.split("## What is here")[1].split("## ")[0]
     package = ROOT / "core" / "graftlm"
     named = set(re.findall(r"\b([a-z_]+)/", tree)) | set(re.findall(r"\b([a-z_]+)\.py", tree))

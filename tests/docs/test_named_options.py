@@ -1,4 +1,4 @@
-"""Options, commands and settings that help texts, error messages and pages name are ones that there are."""
+"""Options, commands and settings that are named in help texts, error messages and pages exist."""
 
 import ast
 import re
@@ -14,9 +14,9 @@ from graftlm.config import EngineConfig, explain
 from .pages import OTHERS, PAGES, ROOT, command_lines
 from .test_blocks import parse
 
-#: An option of a command line, not a part of a longer word or a rule in a drawing.
+#: An option of a command line, but not a part of a longer word or a line in a drawing.
 OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]*[a-z](?![\w-])")
-#: An option of a plugin, as `graftlm cache-sim` takes it, and a setting, as `--set` takes it.
+#: An option of a plugin in the form of `graftlm cache-sim`, and a setting in the form of `--set`.
 PLUGIN_OPTION = re.compile(r"\b([a-z_]+):([a-z_]+)=[\w.]+")
 SETTING = re.compile(r"(?<![\w./:])([a-z_]+(?:\.[a-z_]+)+)=")
 #: Options of other programs that pages and messages name.
@@ -41,7 +41,7 @@ ALL = set().union(*map(options_of, COMMANDS.values()))
 
 
 def plugin_options():
-    """Yield (provider, option) of all caches and eviction strategies that come with graftlm."""
+    """Yield (provider, option) for all caches and eviction strategies of graftlm."""
     for family in ("cache", "eviction"):
         for provider in builtin_providers(family):
             yield from ((provider.name, option) for option in provider.options.model_fields)
@@ -53,20 +53,20 @@ SETTINGS = {setting.path for setting in explain(EngineConfig())}
 
 
 def unknown(text, options):
-    """Return what a text names and nothing has."""
+    """Return the names in a text that do not exist."""
     named = set(OPTION.findall(text)) - options - OF_OTHERS
     named |= {f"{name}:{key}" for name, key in PLUGIN_OPTION.findall(text) if (name, key) not in PLUGIN_OPTIONS}
     return named | {path for path in SETTING.findall(text) if not is_setting(path)}
 
 
 def is_setting(path):
-    """Return whether a path is a setting, a section with a short form, or is of no section of configurations."""
+    """Return whether a path is a setting, or a section with a short form, or outside the configuration's sections."""
     known = any(setting == path or setting.startswith(f"{path}.") for setting in SETTINGS)
     return known or ".options." in path or path.partition(".")[0] not in EngineConfig.model_fields
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_help_names_options_that_the_command_has(name):
+def test_help_texts_name_options_of_their_command(name):
     command = COMMANDS[name]
     described = parameters(command, command.context_class(command, info_name=name))
     text = "\n".join([command.help or "", *(f"{words} {meaning}" for words, meaning in described)])
@@ -77,7 +77,7 @@ def test_help_names_options_that_the_command_has(name):
 
 @cache
 def messages(path):
-    """Return (line, text) of a module's strings but docstrings; a formatted value becomes a line's end."""
+    """Return (line, text) of a module's strings without docstrings; a formatted value is replaced by a line end."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
     documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
     skipped = {
@@ -98,7 +98,9 @@ def is_documented(node):
 
 
 def commands_of(module):
-    """Return the options that a module's messages may name: its command's, or of any for code that all share."""
+    """Return the options that a module's messages may name: those of its command, or those of all commands for
+    shared code.
+    """
     within = {"core/graftlm/cache_sim": "graftlm cache-sim", "core/graftlm/bench": "graftlm bench"}
     for folder, name in within.items():
         if module.is_relative_to(ROOT / folder):
@@ -117,11 +119,11 @@ MODULES = [
     path
     for folder in ("core", "plugins")
     for path in sorted((ROOT / folder).rglob("*.py"))
-    if "plugin_templates" not in path.parts and path.name != "train.py"  # a program with options of its own
+    if "plugin_templates" not in path.parts and path.name != "train.py"  # a program with its own options
 ]
 
 
-def test_messages_name_options_that_their_command_has():
+def test_messages_name_options_of_their_command():
     wrong = [
         (path.relative_to(ROOT).as_posix(), line, names)
         for path in MODULES
@@ -131,7 +133,7 @@ def test_messages_name_options_that_their_command_has():
     assert wrong == []
 
 
-def test_messages_name_commands_that_there_are():
+def test_messages_name_existing_commands():
     lines = [words for path in MODULES for _, text in messages(path) for words in inline_commands(text)]
     assert len(lines) > 3
     for words in lines:
@@ -139,12 +141,12 @@ def test_messages_name_commands_that_there_are():
 
 
 def inline_commands(text):
-    """Yield the command lines in backticks that are written out."""
+    """Yield the complete command lines in backticks."""
     for line in re.findall(r"`graftlm( [^`\n]*)`", text):
         yield line.split()
 
 
-def test_pages_name_options_that_something_has():
+def test_pages_name_existing_options():
     folders = ("benchmarks/*.py", "tools/**/*.py", "tests/**/*.py", "core/graftlm/demo/*.py")
     scripts = [path for pattern in folders for path in ROOT.glob(pattern) if path.name[:5] != "test_"]
     others = set(re.findall(r'"(--[a-z-]+)"', "".join(path.read_text("utf-8") for path in scripts)))
@@ -152,11 +154,11 @@ def test_pages_name_options_that_something_has():
         (path.name, name)
         for path in [*PAGES.values(), *OTHERS]
         for name in unknown(path.read_text(encoding="utf-8"), ALL | others)
-        if ":" not in name or name.partition(":")[0] in PROVIDERS  # others are a page's own examples
+        if ":" not in name or name.partition(":")[0] in PROVIDERS  # other names are examples on the page itself
     }
     assert wrong == set()
 
 
 @pytest.mark.parametrize("text", ["give --nope", "as in slru:protected=0.5", "set cache.page_sise=16"])
-def test_what_nothing_has_is_found(text):
+def test_names_that_do_not_exist_are_found(text):
     assert unknown(text, ALL)

@@ -1,4 +1,4 @@
-"""The reference names everything that there is, and says something about it."""
+"""The reference is complete, and describes every entry."""
 
 import re
 from unittest.mock import Mock
@@ -50,7 +50,7 @@ PROVIDERS = [(key, provider) for key in FAMILIES for provider in builtin_provide
 
 
 @pytest.mark.parametrize(("family", "provider"), PROVIDERS, ids=[f"{key}/{p.name}" for key, p in PROVIDERS])
-def test_every_option_of_a_provider_says_what_it_is(family, provider, text):
+def test_every_option_of_a_provider_has_a_description(family, provider, text):
     assert provider.summary
     options = list(list_options(provider.options))
     assert [option.path for option in options if not option.description] == []
@@ -64,7 +64,7 @@ def test_every_metric_is_described(text):
         assert f"| `{exposed_name(metric)}` | {metric.type} |" in text("metrics")
 
 
-def test_the_reference_and_the_page_on_metrics_name_the_same_ones(text):
+def test_the_reference_and_the_page_on_metrics_have_the_same_names(text):
     page = (DOCS / "metrics.md").read_text(encoding="utf-8")
     named = r"^\| `(graftlm_\w+)` \|"
     assert set(re.findall(named, page, re.MULTILINE)) == set(re.findall(named, text("metrics"), re.MULTILINE))
@@ -80,7 +80,7 @@ def test_every_endpoint_is_described_and_in_a_section(text):
 
 
 def routes_of(routes):
-    """Yield the routes of routers within routers."""
+    """Yield the routes of routers, also of nested ones."""
     for route in routes:
         inner = getattr(route, "original_router", None)
         if inner is None:
@@ -89,7 +89,7 @@ def routes_of(routes):
             yield from routes_of(inner.routes)
 
 
-def test_every_alias_that_the_api_hides_is_named(text):
+def test_every_alias_that_is_not_in_the_api_description_is_named(text):
     manager = Mock(config=EngineConfig(), replicas=ReplicaSet(["scheduler-0"], can_recover=False))
     hidden = [route for route in routes_of(native.make_router(manager).routes) if not route.include_in_schema]
     assert len(hidden) > 2
@@ -120,7 +120,7 @@ def test_every_command_and_every_flag_is_described(text):
                 assert all(flag in section for flag in parameter.opts)
 
 
-def test_the_commands_are_those_of_the_program():
+def test_all_commands_of_the_program_are_listed():
     assert {name for name, _ in walk_commands()} >= {f"graftlm {name}" for name in typer.main.get_command(app).commands}
 
 
@@ -134,7 +134,7 @@ def test_every_family_has_a_page_with_its_providers_and_its_contract(key):
     assert f"({key}.md)" in (DOCS / "families" / "index.md").read_text(encoding="utf-8")
 
 
-def test_a_marker_of_no_family_is_an_error():
+def test_a_marker_with_an_unknown_family_is_an_error():
     with pytest.raises(ValueError, match="names family 'cahce', expected one of attention, cache"):
         expand_passages("<!-- contract cahce -->\n<!-- end of contract cahce -->")
 
@@ -145,7 +145,7 @@ def test_a_marker_without_an_end_is_an_error(page):
         expand_passages(page)
 
 
-def test_what_is_committed_is_what_the_code_makes():
+def test_the_committed_pages_equal_the_generated_ones():
     stale = [
         path
         for path, text in generated_pages(DOCS)

@@ -1,4 +1,4 @@
-"""The site builds without a warning, holds every page, and loads nothing from another host."""
+"""The site builds without a warning, has every page, and loads nothing from another host."""
 
 import ast
 import logging
@@ -29,17 +29,17 @@ def listed(entry):
 
 
 @pytest.mark.parametrize("page", [*PAGES, *REFERENCE])
-def test_a_page_has_one_place_in_the_nav_of_mkdocs_yml(page):
+def test_a_page_is_listed_once_in_the_nav_of_mkdocs_yml(page):
     assert list(listed(NAV)).count(page) == 1
 
 
 @pytest.mark.parametrize("page", sorted(set(listed(NAV))))
-def test_what_the_nav_lists_exists(page):
+def test_every_page_in_the_nav_exists(page):
     assert page in PAGES or page in REFERENCE
 
 
 class Page(HTMLParser):
-    """What a page loads, and where it leads."""
+    """The URLs that a page loads, and those that it links to."""
 
     def __init__(self, html):
         super().__init__()
@@ -79,7 +79,7 @@ def site(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def html(site):
-    """Return path -> page of everything built."""
+    """Return path -> page for everything that was built."""
     return {path.relative_to(site).as_posix(): Page(path.read_text("utf-8")) for path in site.rglob("*.html")}
 
 
@@ -94,37 +94,37 @@ def test_nothing_is_loaded_from_another_host(site, html):
         assert not re.findall(r"(?:url\(|@import\s*)[\"']?(?:https?:)?//", path.read_text("utf-8")), path.name
 
 
-def test_what_pages_load_and_link_to_is_there(site, html):
+def test_loaded_and_linked_files_exist(site, html):
     built = {path.relative_to(site).as_posix() for path in site.rglob("*")} | {"."}
     for path, page in html.items():
-        if path == "404.html":  # its links begin at the root of a host
+        if path == "404.html":  # its links start at the root of the host
             continue
         for url in {url.partition("#")[0] for url in [*page.loaded, *page.links]} - {""}:
             if not re.match(r"\w+:", url):
                 assert normpath(join(dirname(path), unquote(url))) in built, f"{path} leads to {url}"
 
 
-def test_images_of_the_repository_come_along_and_pipes_in_tables_are_pipes(site, html):
+def test_repository_images_are_copied_and_pipes_in_tables_are_rendered(site, html):
     assert "benchmarks/results/lang_ablation.svg" in html["lang.html"].loaded
     assert "<code>&lt;|python_tag|&gt;</code>" in (site / "tool-calls.html").read_text("utf-8")
     assert "--device &lt;auto|cpu|cuda&gt;</code>" in (site / "reference" / "cli.html").read_text("utf-8")
 
 
-def test_what_the_code_makes_is_on_the_site(site):
+def test_generated_text_is_on_the_site(site):
     text = (site / "families" / "cache.html").read_text("utf-8")
     assert "evictable_window_pages" in text
     assert "<code>swa_radix</code>" in text
 
 
 @pytest.mark.parametrize("drawing", sorted((DOCS / "drawings").glob("*.svg")), ids=lambda path: path.name)
-def test_a_drawing_says_what_it_shows_and_loads_nothing(drawing):
+def test_a_drawing_has_a_title_and_loads_nothing(drawing):
     text = drawing.read_text(encoding="utf-8")
     assert "<title>" in text
     assert not re.search(r"(?:href|src)=|url\((?!#)|@import|<script", text)
     assert any(f"drawings/{drawing.name}" in path.read_text(encoding="utf-8") for path in PAGES.values())
 
 
-def test_the_prefix_cache_of_the_tutorial_is_forty_lines():
+def test_the_prefix_cache_of_the_tutorial_has_forty_lines():
     code = "".join(block.text for block in blocks_of("tutorials/prefix-cache.md") if block.language == "python")
     (table,) = [node for node in ast.parse(code).body if getattr(node, "name", "") == "PageTable"]
     lines = code.splitlines()[table.lineno - 1 : table.end_lineno]

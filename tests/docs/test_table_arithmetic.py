@@ -8,17 +8,17 @@ import pytest
 from .pages import OTHERS, PAGES
 
 _NUMBER = r"(\d[\d,]*(?:\.\d+)?)"
-#: A figure, with a unit or without, and in parentheses its ratio to the row's first figure; more may follow.
+#: A figure, with or without a unit, followed in parentheses by its ratio to the row's first figure; more may follow.
 FIGURE = re.compile(
     rf"^(?:\*\*)?{_NUMBER}(?: [^\W\d]+)?(?:\*\*)?(?: \({_NUMBER}( %)?(?: times (fewer|faster|less))?[;)].*)?$"
 )
-#: A ratio of the two figures in front of it, in a column of that name.
+#: A ratio of the two preceding figures, in a column with this header.
 RATIO = re.compile(rf"^{_NUMBER}\b")
 
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """A number as a page shows it, which stands for all that are rounded to it."""
+    """A number as a page shows it; it represents all numbers that are rounded to it."""
 
     text: str
 
@@ -29,13 +29,13 @@ class Shown:
         return value - half, value + half
 
     def is_ratio_of(self, above, below, factor=1.0):
-        """Return whether it can be `factor` times the quotient of two others, with as much rounding as they show."""
+        """Return whether a number can be `factor` times the quotient of two others, within their rounding."""
         (low, high), (above_low, above_high), (below_low, below_high) = self.range, above.range, below.range
         return factor * above_low / below_high <= high and low <= factor * above_high / max(below_low, 1e-12)
 
 
 def tables(text):
-    """Yield the rows of each table, its header first; cells are stripped."""
+    """Yield the rows of each table, starting with its header; cells are stripped."""
     for block in re.findall(r"(?:^\|.*\|\n)+", text, re.MULTILINE):
         rows = [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in block.splitlines()]
         if len(rows) > 2 and all(set(cell) <= set("-: ") for cell in rows[1]):
@@ -43,7 +43,7 @@ def tables(text):
 
 
 def claims(rows):
-    """Yield (row, what is claimed, whether it follows) of a table."""
+    """Yield (row, claimed ratio, whether it follows) of a table."""
     header = rows[0]
     for row in rows[1:]:
         found = [(i, match) for i, cell in enumerate(row) if i and (match := FIGURE.match(cell))]
@@ -51,7 +51,7 @@ def claims(rows):
             if match[2] is None:
                 continue
             before = [other for i, other in found if i < column]
-            if match[4]:  # "times fewer" than the figure in the column before
+            if match[4]:  # "times fewer" than the figure in the previous column
                 follows = before and Shown(match[2]).is_ratio_of(Shown(before[-1][1]), Shown(match[1]))
             elif before:
                 factor = 100.0 if match[3] else 1.0
@@ -87,6 +87,6 @@ def test_ratios_follow_from_their_columns(name):
         ("| a | 26.0 GiB | 10.5 GiB (60 %) | |", False),
     ],
 )
-def test_what_does_not_follow_is_found(row, follows):
+def test_a_ratio_that_does_not_follow_is_found(row, follows):
     (table,) = tables(f"| | one | other | ratio |\n|---|---|---|---|\n{row}\n")
     assert [claim[2] for claim in claims(table)] == [follows]

@@ -1,4 +1,4 @@
-"""The Grafana dashboard asks for metrics that there are, and shows them all."""
+"""The Grafana dashboard queries existing metrics, and shows all of them."""
 
 import json
 import re
@@ -26,7 +26,7 @@ QUERIES = [(panel["title"], target["expr"]) for panel in PANELS for target in pa
 
 @pytest.fixture(scope="module")
 def samples():
-    """Name of each sample at /metrics -> its labels, those that Prometheus adds included."""
+    """Name of each sample at /metrics -> its labels, including those that Prometheus adds."""
     replicas = ReplicaSet(["scheduler-0"], can_recover=False)
     stats = EngineStats(**dict.fromkeys(EngineStats.__dataclass_fields__, 1) | {"tiers": TierStats(1)})
     replicas.replicas[0].load = Load(process="scheduler-0", stats=stats, histograms=StepMetrics().snapshot())
@@ -48,7 +48,7 @@ def names(expression):
 
 
 @pytest.mark.parametrize(("title", "expression"), QUERIES, ids=[title for title, _ in QUERIES])
-def test_a_query_names_metrics_and_labels_that_there_are(title, expression, samples):
+def test_a_query_names_existing_metrics_and_labels(title, expression, samples):
     assert names(expression)
     for name, matchers in re.findall(r"(graftlm_\w+)\{([^}]*)\}", expression):
         assert name in samples
@@ -62,7 +62,7 @@ def test_a_query_names_metrics_and_labels_that_there_are(title, expression, samp
 @pytest.mark.parametrize(
     "query", [v["query"]["query"] for v in DASHBOARD["templating"]["list"] if v["type"] == "query"]
 )
-def test_a_variable_is_read_from_a_metric_that_there_is(query, samples):
+def test_a_variable_is_read_from_an_existing_metric(query, samples):
     name, label = re.fullmatch(r"label_values\((\w+)(?:\{.*\})?, (\w+)\)", query).groups()
     assert label in samples[name]
 
@@ -74,14 +74,14 @@ def test_every_metric_has_a_panel(samples):
 
 
 @pytest.mark.parametrize("panel", PANELS, ids=lambda panel: panel["title"])
-def test_a_panel_takes_the_chosen_data_source_and_says_what_it_shows(panel):
+def test_a_panel_uses_the_chosen_data_source_and_has_a_description(panel):
     assert panel["datasource"]["uid"] == "${datasource}"
     assert {target["datasource"]["uid"] for target in panel["targets"]} == {"${datasource}"}
     assert panel["description"]
     assert panel["fieldConfig"]["defaults"]["unit"]
 
 
-def test_no_panel_covers_another():
+def test_no_panels_overlap():
     def cells(panel):
         place = panel["gridPos"]
         assert place["x"] + place["w"] <= 24

@@ -1,4 +1,4 @@
-"""What the language's examples decide, given a model that says what the test wants."""
+"""Decisions of the language's examples, with a model that returns the texts of the test."""
 
 import importlib
 import sys
@@ -25,7 +25,7 @@ def example(monkeypatch):
 
 
 class ScriptedBackend:
-    """Says and chooses what two functions of the prompt return."""
+    """Generates and chooses with two functions of the prompt."""
 
     def __init__(self, say, choose):
         self._say, self._choose = say, choose
@@ -58,7 +58,7 @@ class ScriptedBackend:
         ([("calculate", "2 * 3"), ("calculate", "6 - 9"), ("calculate", "1 + 1")], None, ["6", "-3", "2"]),
     ],
 )
-def test_the_agent_reads_what_its_tools_say_until_it_knows_or_takes_too_long(example, turns, answer, observations):
+def test_the_agent_reads_observations_until_it_answers_or_reaches_the_limit(example, turns, answer, observations):
     module = example("react_agent")
     left = iter(turns)
     argument = None
@@ -78,7 +78,7 @@ def test_the_agent_reads_what_its_tools_say_until_it_knows_or_takes_too_long(exa
     assert [line.removeprefix("Observation: ") for line in own.split("\n") if line.startswith("Obs")] == observations
 
 
-def test_the_agent_has_to_look_at_something_first(example):
+def test_the_agent_must_use_a_tool_first(example):
     module = example("react_agent")
     offered = []
 
@@ -90,7 +90,7 @@ def test_the_agent_has_to_look_at_something_first(example):
     assert offered == [["calculate", "look up"], list(module.TOOLS)]
 
 
-def test_the_tree_goes_on_from_the_best_thoughts(example):
+def test_the_tree_continues_from_the_best_thoughts(example):
     module = example("tree_of_thought")
     num_asked = 0
 
@@ -105,11 +105,11 @@ def test_the_tree_goes_on_from_the_best_thoughts(example):
 
     solution = module.solve.run("A problem.", backend=ScriptedBackend(say, choose)).ret_value
     assert solution.thoughts == (f"{module.WAYS[1]}good.",) * 2
-    assert num_asked == 3 + 2 * 3 + 1  # three thoughts, three more behind the best two, an answer
+    assert num_asked == 3 + 2 * 3 + 1  # three thoughts, three more after the best two, one answer
 
 
 @pytest.mark.parametrize(("helpful", "num_sources"), [("Oslo", 1), ("is", 3), ("nothing that is there", 1)])
-def test_the_answer_is_from_the_passages_that_help_or_the_first(example, helpful, num_sources):
+def test_the_answer_uses_the_helpful_passages_or_the_first(example, helpful, num_sources):
     module = example("rag_pipeline")
 
     def choose(prompt, choices):

@@ -11,7 +11,7 @@ GRAFTLM = [sys.executable, "-c", "from graftlm.cli import main; main()"]
 
 
 def run(command: list[str], site: Path) -> str:
-    """Run a command that finds the packages in `site`, and return what it printed."""
+    """Run a command that finds the packages in `site`, and return its output."""
     environment = {**os.environ, "PYTHONPATH": str(site), "PYTHONDONTWRITEBYTECODE": "1"}
     done = subprocess.run(command, cwd=site, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -20,7 +20,7 @@ def run(command: list[str], site: Path) -> str:
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder that the example was installed into, as a stranger would."""
+    """A folder into which the example was installed from its source."""
     site = tmp_path_factory.mktemp("site")
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "install", "--quiet"]
     options = ["--no-index", "--no-deps", "--no-build-isolation", "--target", str(site)]
@@ -36,7 +36,7 @@ def test_an_installed_plugin_is_listed_with_its_distribution(site: Path):
     assert listing["failures"] == []
 
 
-def test_the_plugins_own_tests_pass(site: Path):
+def test_the_plugins_tests_pass(site: Path):
     plugins = ["-p", "no:cacheprovider", "-p", "no:schemathesis"]
     pytest_options = [*plugins, "--rootdir", str(EXAMPLE), "-c", str(EXAMPLE / "pyproject.toml"), "-q"]
     printed = run([sys.executable, "-m", "pytest", *pytest_options, str(EXAMPLE / "tests")], site)

@@ -1,4 +1,4 @@
-"""Grammars that wait for the end of the reasoning, against what the text so far says."""
+"""Grammars that wait for the end of the reasoning are compared with rules on the text so far."""
 
 import random
 
@@ -29,7 +29,7 @@ STOP = "<stop>"
 
 
 def make_tokenizer(*added):
-    """Return a tokenizer of bytes, some longer tokens, and added ones."""
+    """Return a tokenizer of bytes, of some longer tokens, and of added tokens."""
     kept = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in kept]
     vocab = {chr(byte): byte for byte in kept} | {chr(256 + i): byte for i, byte in enumerate(others)}
@@ -47,7 +47,7 @@ class Rig:
 
     def __init__(self, regex, added=((THINK, False),), end="</think>", begin=None, rows=8):
         self.tokenizer = make_tokenizer(*added)
-        self.vocab_size = self.tokenizer.vocab_size + 5  # the model's is larger
+        self.vocab_size = self.tokenizer.vocab_size + 5  # the model's vocabulary is larger
         self.stop = self.tokenizer.encode(STOP)[0]
         context = GrammarContext(self.tokenizer.to_json(), self.vocab_size, (self.stop,))
         self.backend = XGrammarBackend(XGrammarOptions(), context)
@@ -71,7 +71,7 @@ class Rig:
         return self.tokenizer.token_bytes(token_id) if known else b""
 
     def expected(self, token_ids):
-        """Return what may follow some tokens, by their text alone."""
+        """Return the allowed continuations of some tokens, computed only from their text."""
         text = b"".join(map(self.text_of, token_ids))
         begin_id = None if self.begin is None else self.tokenizer.token_of(self.begin)
         if begin_id not in (None, *token_ids[:1]):
@@ -88,7 +88,7 @@ class Rig:
         return sorted([i for i in self.held(b"") if not self.text_of(i).startswith(b"\n")] + line_ends)
 
     def goes_on(self, text):
-        """Whether text that begins within the reasoning is there still, or only line ends follow its end."""
+        """Return whether text that starts within the reasoning is still there, or has only line ends after its end."""
         _, end, rest = text.partition(self.end)
         return not end or rest in (b"", b"\n", b"\n\n")
 
@@ -116,7 +116,7 @@ CASES = {
 
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("seed", range(6))
-def test_a_matcher_allows_what_the_text_says_and_goes_back(case, seed):
+def test_a_matcher_allows_the_same_as_the_text_rules_and_rolls_back(case, seed):
     rig = Rig(**CASES[case])
     draw = random.Random(seed)
     matcher, taken = rig.grammar.matcher(), []
@@ -148,7 +148,7 @@ def spell(rig, matcher, text):
     assert all(matcher.accept(token_id) for token_id in rig.as_ids(text.encode()))
 
 
-def test_an_output_does_not_end_before_its_answer():
+def test_an_output_does_not_end_before_the_answer():
     rig = Rig("[ab]{2}")
     matcher = rig.grammar.matcher()
     for text in ("So ", "</think", ">", "\n", "a"):
@@ -161,7 +161,7 @@ def test_an_output_does_not_end_before_its_answer():
     assert matcher.finished
 
 
-def test_what_is_forced_is_told_once_the_answer_has_begun():
+def test_forced_text_is_reported_only_after_the_reasoning():
     rig = Rig("abbbb")
     matcher = rig.grammar.matcher()
     spell(rig, matcher, "abbbb</think>")
@@ -170,13 +170,13 @@ def test_what_is_forced_is_told_once_the_answer_has_begun():
     assert matcher.forced_text() == "abbbb"
     matcher.rollback(1)
     assert matcher.forced_text() == ""
-    spell(rig, matcher, "a")  # a single line end will do
+    spell(rig, matcher, "a")  # a single line end is enough
     assert matcher.forced_text() == "bbbb"
     assert list(matcher.forced_tokens())
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_many_are_filled_as_each_is_alone(seed):
+def test_masks_of_many_matchers_equal_the_single_masks(seed):
     rig = Rig("[ab]{2,9}")
     texts = ["", "So", "</thi", "</think>", "</think>\n", "</think>\n\n", "</think>ab", "</think>\n\nab"]
     matchers = []
@@ -191,7 +191,7 @@ def test_many_are_filled_as_each_is_alone(seed):
 
 
 @pytest.mark.parametrize("fields", [{"begin": "<thought>"}, {"begin": STOP}, {"added": (("</think>", True),)}])
-def test_tags_that_are_no_text_of_the_vocabulary_are_refused(fields):
+def test_tags_that_are_not_text_of_the_vocabulary_are_refused(fields):
     with pytest.raises(SamplingParamsError, match=r"^reasoning_(begin|end): .*(single|special) token") as caught:
         Rig("a", **fields)
     assert caught.value.param == ("reasoning_begin" if "begin" in fields else "reasoning_end")
@@ -201,7 +201,7 @@ def test_tags_that_are_no_text_of_the_vocabulary_are_refused(fields):
     ("prompt", "rest"),
     [("So", "</think>"), ("So</th", "ink>"), ("</think>a<", "/think>"), ("</thi<stop>", "</think>"), ("<", "/think>")],
 )
-def test_a_prompt_may_have_begun_to_end_the_reasoning(prompt, rest):
+def test_a_prompt_may_contain_the_start_of_the_end_tag(prompt, rest):
     rig = Rig("[ab]{2}")
     matcher = matcher_behind(rig.grammar, rig.tokenizer.encode(prompt).tolist())
     spell(rig, matcher, rest[:-1])

@@ -1,4 +1,4 @@
-"""Which backend enforces a specification: the default, the one that is named, or a fallback."""
+"""The choice of the backend for a specification: the default, a named one, or a fallback."""
 
 import pytest
 
@@ -10,7 +10,7 @@ from graftlm.grammar.grammars import GrammarCompiler
 
 
 class Picky(GrammarBackend):
-    """Refuses what contains one of some words; leaves them out when that is allowed."""
+    """Refuses specifications with some words; ignores these words in lenient specifications."""
 
     def __init__(self, *words):
         self.words = words
@@ -52,12 +52,12 @@ def grammars(backends):
     ("text", "named", "chosen"),
     [("plain", None, "first"), ("if", None, "second"), ("plain", "third", "third"), ("not", "third", "third")],
 )
-def test_the_first_that_enforces_all_is_chosen(grammars, text, named, chosen):
+def test_the_first_backend_that_enforces_everything_is_chosen(grammars, text, named, chosen):
     enforcement = grammars.choose(spec(text), named)
     assert (enforcement.backend, enforcement.unenforced) == (chosen, ())
 
 
-def test_when_all_refuse_each_says_why_once(grammars):
+def test_if_all_refuse_the_error_has_the_reason_of_each(grammars):
     with pytest.raises(GrammarError, match=r"^not is not enforced$"):
         grammars.choose(spec("not if"))
     with pytest.raises(GrammarError, match=r"^if is not enforced; fallback second: then is not enforced$"):
@@ -73,7 +73,7 @@ def test_a_named_backend_has_no_fallback(grammars):
     ("text", "chosen", "unenforced"),
     [("if", "second", ()), ("not", "first", ("not",)), ("not if", "second", ("not",)), ("not then", "first", ("not",))],
 )
-def test_a_lenient_specification_goes_where_most_is_enforced(grammars, text, chosen, unenforced):
+def test_a_lenient_specification_goes_to_the_backend_that_enforces_most(grammars, text, chosen, unenforced):
     enforcement = grammars.choose(spec(text, strict=False))
     assert (enforcement.backend, enforcement.unenforced) == (chosen, unenforced)
 
@@ -141,14 +141,14 @@ class Broken:
         return [Provider(name="broken", summary="Cannot be created.", create=create, api_version=1)]
 
 
-def test_a_backend_is_created_at_the_start_where_that_is_asked_for():
+def test_preload_creates_the_backend_at_the_start():
     with pytest.raises(PluginError, match="no licence"):
         Engine(model="demo", grammar={"name": "broken", "preload": True}, plugins=[Broken()])
     with Engine(model="demo", grammar="broken", plugins=[Broken()]) as engine:
         assert engine.generate("x", SamplingParams(max_tokens=1))
 
 
-def test_a_fallback_writes_json_as_the_default_does():
+def test_a_fallback_writes_json_like_the_default_backend():
     a = {"type": "string", "pattern": "^b+$", "maxLength": 2}
     schema = {"type": "object", "properties": {"a": a}, "required": ["a"], "additionalProperties": False}
     options = {"fallback": ["llguidance"], "whitespace": "compact"}
@@ -162,6 +162,6 @@ def test_a_backend_does_not_fall_back_to_itself():
         Engine(model="demo", grammar={"name": "xgrammar", "options": {"fallback": ["xgrammar"]}})
 
 
-def test_a_fallback_that_is_unknown_is_found_at_once():
+def test_an_unknown_fallback_is_refused_at_the_start():
     with pytest.raises(ConfigError, match=r"Unknown grammar backend 'gone'.* Set grammar.options.fallback"):
         Engine(model="demo", grammar={"name": "xgrammar", "options": {"fallback": ["gone"]}})

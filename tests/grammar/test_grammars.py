@@ -1,4 +1,4 @@
-"""The compiler of grammars: each compiled once, beside the loop, and kept within bounds."""
+"""The grammar compiler compiles each specification once, outside the step loop, within limits."""
 
 import sys
 import threading
@@ -17,7 +17,7 @@ LIMIT_S = 20
 
 
 class Panic(BaseException):
-    """What libraries written in Rust raise where they panic."""
+    """An exception like those that Rust libraries raise for a panic."""
 
 
 class Named(CompiledGrammar):
@@ -32,7 +32,9 @@ class Named(CompiledGrammar):
 
 
 class Backend(GrammarBackend):
-    """Compiles what its gates let through; "bad..." is refused, "bug..." and "panic..." raise something else."""
+    """Compiles a specification when its gate opens; "bad..." is refused, "bug..." and "panic..." raise other
+    exceptions.
+    """
 
     def __init__(self):
         self.compiled = []
@@ -95,14 +97,14 @@ def test_a_specification_is_compiled_once():
     assert (rig.compiler.hits, rig.compiler.misses, rig.num_created) == (1, 1, 1)
 
 
-def test_the_backend_is_created_when_it_is_needed():
+def test_the_backend_is_created_at_its_first_use():
     rig = Rig()
     assert rig.num_created == 0
     rig.compiler.check(spec("a"))
     assert rig.num_created == 1
 
 
-def test_who_asks_while_it_is_compiled_waits_for_the_same():
+def test_requests_during_a_compilation_share_its_result():
     rig = Rig()
     gate = rig.backend.hold("a")
     first, second = rig.compiler.compile(spec("a")), rig.compiler.compile(spec("a"))
@@ -112,21 +114,21 @@ def test_who_asks_while_it_is_compiled_waits_for_the_same():
     assert first.result(LIMIT_S).text == "a"
 
 
-def test_a_burst_is_forgotten_when_it_has_been_compiled():
+def test_a_burst_of_grammars_is_evicted_after_compilation():
     rig = Rig(cache_size=2)
     gate = rig.backend.hold("a")
     burst = [rig.compiler.compile(spec(text)) for text in "abcdef"]
     gate.set()
     for future in burst:
         future.result(LIMIT_S)
-    for _ in range(2):  # the first may still be on its way out of the last compilation
+    for _ in range(2):  # the first one may still be leaving the last compilation
         rig.get("f")
     misses = rig.compiler.misses
     rig.get("a")
     assert rig.compiler.misses == misses + 1
 
 
-def test_what_takes_longer_than_a_second_keeps_nobody_waiting():
+def test_a_compilation_longer_than_a_second_does_not_block_the_queue():
     rig = Rig()
     gate = rig.backend.hold("a")
     slow = rig.compiler.compile(spec("a"))
@@ -138,7 +140,7 @@ def test_what_takes_longer_than_a_second_keeps_nobody_waiting():
     assert slow.result(LIMIT_S).text == "a"
 
 
-def test_what_waits_behind_a_compilation_that_hangs_is_compiled():
+def test_the_queue_continues_behind_a_hanging_compilation():
     rig = Rig(timeout_s=0.05)
     gate = rig.backend.hold("a")
     rig.compiler.compile(spec("a"))
@@ -149,7 +151,7 @@ def test_what_waits_behind_a_compilation_that_hangs_is_compiled():
     gate.set()
 
 
-def test_the_least_recently_used_are_forgotten():
+def test_the_least_recently_used_grammars_are_evicted():
     rig = Rig(cache_size=2)
     for text in "ab":
         rig.get(text)
@@ -160,7 +162,7 @@ def test_the_least_recently_used_are_forgotten():
     assert rig.backend.compiled == ["a", "b", "c", "b"]
 
 
-def test_what_is_under_way_is_not_forgotten():
+def test_a_grammar_in_compilation_is_not_evicted():
     rig = Rig(cache_size=1, num_threads=2)
     gate = rig.backend.hold("slow")
     slow = rig.compiler.compile(spec("slow"))
@@ -181,7 +183,7 @@ def test_what_is_under_way_is_not_forgotten():
         ("exit", "^the grammar backend failed: SystemExit: 3$"),
     ],
 )
-def test_what_fails_is_a_grammar_error_and_is_not_kept(text, said):
+def test_a_failed_compilation_is_a_grammar_error_and_not_cached(text, said):
     rig = Rig()
     with pytest.raises(GrammarError, match=said):
         rig.compiler.check(spec(text))
@@ -192,7 +194,7 @@ def test_what_fails_is_a_grammar_error_and_is_not_kept(text, said):
     assert rig.get("good").text == "good"
 
 
-def test_a_backend_that_cannot_be_created_says_so_each_time():
+def test_a_backend_that_cannot_be_created_is_an_error_each_time():
     def create():
         raise PluginError("no such library")
 
@@ -204,7 +206,7 @@ def test_a_backend_that_cannot_be_created_says_so_each_time():
             compiler.compile(spec("a")).result(LIMIT_S)
 
 
-def test_a_backend_whose_creation_panics_fails_who_waits_for_it():
+def test_a_panic_during_creation_fails_the_waiting_requests():
     def create():
         raise Panic("no luck")
 
@@ -213,7 +215,7 @@ def test_a_backend_whose_creation_panics_fails_who_waits_for_it():
         compiler.compile(spec("a")).result(LIMIT_S)
 
 
-def test_a_compilation_that_takes_for_ever_does_not_keep_others_waiting_for_ever():
+def test_an_endless_compilation_does_not_block_other_requests():
     rig = Rig()
     gate = rig.backend.hold("endless")
     endless = rig.compiler.compile(spec("endless"))
@@ -232,7 +234,7 @@ def num_compile_threads():
     return sum(thread.name == "graftlm-grammar" for thread in threading.enumerate())
 
 
-def test_threads_are_bounded_and_end():
+def test_the_number_of_threads_is_limited_and_they_end():
     before = num_compile_threads()
     rig = Rig()
     gates = [rig.backend.hold(f"t{i}") for i in range(20)]
@@ -289,7 +291,7 @@ def test_a_schema_that_is_not_json_is_refused(schema):
         ({"regex": "a", "ebnf": "b"}, "at most one of json_schema, regex, ebnf, choice, structural_tag must be given"),
     ],
 )
-def test_what_cannot_be_a_grammar_is_refused_at_once(params, said):
+def test_an_invalid_specification_is_refused_at_once(params, said):
     with pytest.raises(SamplingParamsError, match=said):
         SamplingParams(**params)
 
@@ -298,7 +300,7 @@ def test_what_cannot_be_a_grammar_is_refused_at_once(params, said):
 
 
 def started_behind(rig, *stuck):
-    """Have compilations begin that hang, and return their gates."""
+    """Start compilations that hang, and return their gates."""
     gates = [rig.backend.hold(text) for text in stuck]
     for text in stuck:
         rig.compiler.compile(spec(text))
@@ -307,7 +309,7 @@ def started_behind(rig, *stuck):
     return gates
 
 
-def test_several_that_hang_one_after_the_other_keep_nobody_waiting():
+def test_several_hanging_compilations_do_not_block_the_queue():
     rig = Rig(timeout_s=0.05)
     gates = [rig.backend.hold(text) for text in "ab"]
     futures = [rig.compiler.compile(spec(text)) for text in "abc"]
@@ -319,7 +321,7 @@ def test_several_that_hang_one_after_the_other_keep_nobody_waiting():
         gate.set()
 
 
-def test_what_waits_its_turn_has_time_for_as_long_as_the_queue_moves():
+def test_the_timeout_of_a_queued_grammar_starts_when_the_queue_stops():
     rig = Rig()
     gates = [rig.backend.hold(text) for text in "ab"]
     futures = [rig.compiler.compile(spec(text)) for text in "abc"]
@@ -334,7 +336,7 @@ def test_what_waits_its_turn_has_time_for_as_long_as_the_queue_moves():
     assert futures[2].result(LIMIT_S).text == "c"
 
 
-def test_what_nobody_waits_for_any_more_is_not_begun():
+def test_a_queued_compilation_without_waiters_is_cancelled():
     rig = Rig()
     (gate,) = started_behind(rig, "a")
     rig.now = 0.0
@@ -350,7 +352,7 @@ def test_what_nobody_waits_for_any_more_is_not_begun():
     assert rig.get("left").text == "left"
 
 
-def test_a_closed_one_begins_nothing_more():
+def test_a_closed_compiler_starts_no_compilation():
     rig = Rig()
     (gate,) = started_behind(rig, "a")
     rig.now = 0.0
@@ -363,10 +365,10 @@ def test_a_closed_one_begins_nothing_more():
     assert rig.backend.compiled == ["a"]
 
 
-def test_one_that_took_long_leaves_what_waits_to_the_thread_that_took_over():
+def test_after_a_long_compilation_another_thread_continues_the_queue():
     rig = Rig()
     slow, other = started_behind(rig, "a", "b")
-    rig.now -= 1.5  # the second has only begun
+    rig.now -= 1.5  # the second one has just started
     waiting = rig.compiler.compile(spec("c"))
     before = num_compile_threads()
     slow.set()
@@ -379,7 +381,7 @@ def test_one_that_took_long_leaves_what_waits_to_the_thread_that_took_over():
     assert waiting.result(LIMIT_S).text == "c"
 
 
-def test_short_ones_go_first_and_none_waits_for_ever():
+def test_short_specifications_are_compiled_first_without_starving_long_ones():
     rig = Rig(cache_size=64)
     gate = rig.backend.hold("a")
     rig.compiler.compile(spec("a"))
@@ -395,7 +397,7 @@ def test_short_ones_go_first_and_none_waits_for_ever():
     assert 1 <= order.index(texts[0]) <= 3
 
 
-def test_what_waits_for_reasoning_shares_its_grammar_with_what_does_not():
+def test_requests_with_and_without_reasoning_share_a_grammar():
     rig = Rig(cache_size=8)
     rig.get("a")
     for i in range(3):

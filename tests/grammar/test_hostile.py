@@ -1,4 +1,4 @@
-"""Specifications made to hurt: each is refused, or costs the others nothing."""
+"""Specifications that are made to be expensive are refused, or cost other requests nothing."""
 
 import contextlib
 import json
@@ -86,7 +86,7 @@ def engine():
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_it_is_refused_at_once(engine, name):
+def test_an_expensive_specification_is_refused_at_once(engine, name):
     params, said = REFUSED[name]
     start_s = time.thread_time()
     with pytest.raises(GrammarError, match=said):
@@ -104,7 +104,7 @@ def test_it_is_refused_at_once(engine, name):
     ],
     ids=["a class of thousands", "thousands of values", "hundreds of branches"],
 )
-def test_it_is_read_in_time(engine, backend, params):
+def test_a_large_specification_is_checked_in_time(engine, backend, params):
     start_s = time.thread_time()
     with contextlib.suppress(GrammarError):
         engine.generate("x", SamplingParams(max_tokens=1, grammar_backend=backend, **params))
@@ -123,7 +123,7 @@ DOUBLED = "\n".join(["root ::= a0", *[f"a{i} ::= a{i + 1} a{i + 1}" for i in ran
         {"ebnf": DOUBLED},
     ],
 )
-def test_what_takes_too_long_at_each_token_is_refused(engine, params):
+def test_a_grammar_that_is_slow_at_each_token_is_refused(engine, params):
     (output,) = engine.generate("x", SamplingParams(**params))
     assert output.finish_reason is FinishReason.ERROR
     assert "finding the next token takes" in output.completions[0].error
@@ -131,13 +131,13 @@ def test_what_takes_too_long_at_each_token_is_refused(engine, params):
 
 
 @pytest.mark.parametrize("params", [{"regex": "(a?b?c?d?a?){200}" * 4}, {"ebnf": 'root ::= ([é]?){0,200} "x"'}])
-def test_the_backend_that_the_refusal_names_takes_it(engine, params):
+def test_the_backend_named_in_the_refusal_accepts_the_specification(engine, params):
     (output,) = engine.generate("x", SamplingParams(max_tokens=4, grammar_backend="llguidance", **params))
     assert output.finish_reason in (FinishReason.STOP, FinishReason.LENGTH), output.completions[0].error
 
 
 @pytest.mark.parametrize("name", TAKEN)
-def test_others_go_on_beside_it(engine, name):
+def test_other_requests_continue_beside_a_hostile_specification(engine, name):
     alone = engine.generate(["Hello", "World"], FREE)
     prompts = ["Hello", "x", "World", "y"]
     hostile = SamplingParams(temperature=1.0, seed=1, max_tokens=24, **TAKEN[name])
@@ -147,7 +147,7 @@ def test_others_go_on_beside_it(engine, name):
         assert output.finish_reason in (FinishReason.STOP, FinishReason.LENGTH), output.completions[0].error
 
 
-def test_a_recursive_schema_that_can_end_makes_json(engine):
+def test_a_recursive_schema_with_an_end_generates_json(engine):
     tree = {
         "$defs": {"node": {"type": "object", "properties": {"next": {"$ref": "#/$defs/node"}}}},
         "$ref": "#/$defs/node",

@@ -1,4 +1,4 @@
-"""Outputs stay valid under a grammar whatever happens to their requests, for every grammar backend."""
+"""For every grammar backend, outputs stay valid under chunks, retractions, aborts and stop strings."""
 
 import itertools
 import json
@@ -33,7 +33,7 @@ def is_valid(params, text):
 
 
 def requests(backend, num, **more):
-    """Return prompts that share much, and parameters of all kinds."""
+    """Return prompts with long common prefixes, and parameters of all kinds."""
     kinds = itertools.cycle([{"json_schema": ITEM}, {"regex": LINE}, {"choice": WORDS}])
     prompts = [f"{'The list is long. ' * 4}Number {i}:" for i in range(num)]
     params = [
@@ -60,7 +60,7 @@ def assert_valid(outputs, params, least_ended):
     ("overlap", "page_size", "chunk", "kv_tokens", "jump_forward"),
     [(False, 1, 16, 190, True), (True, 16, 16, 272, True), (True, 1, 64, 260, False)],
 )
-def test_with_chunks_and_retractions(backend, overlap, page_size, chunk, kv_tokens, jump_forward):
+def test_outputs_are_valid_with_chunks_and_retractions(backend, overlap, page_size, chunk, kv_tokens, jump_forward):
     prompts, params = requests(backend, 24)
     with Engine(
         model="demo",
@@ -70,7 +70,7 @@ def test_with_chunks_and_retractions(backend, overlap, page_size, chunk, kv_toke
         grammar={"jump_forward": jump_forward},
         debug=True,
     ) as engine:
-        engine.generate(prompts[:3], params[:3])  # compiles the grammars, so that the others come all at once
+        engine.generate(prompts[:3], params[:3])  # compiles the grammars, so that all later requests start at once
         outputs = engine.generate(prompts, params)
         stats = engine.stats()
     assert_valid(outputs, params, least_ended=20)
@@ -79,7 +79,7 @@ def test_with_chunks_and_retractions(backend, overlap, page_size, chunk, kv_toke
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_with_several_completions(backend):
+def test_outputs_are_valid_with_several_completions(backend):
     prompts, params = requests(backend, 6, n=4)
     with Engine(model="demo", debug=True) as engine:
         outputs = engine.generate(prompts, params)
@@ -90,7 +90,7 @@ def test_with_several_completions(backend):
 @pytest.mark.covering(strength=1)
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("overlap", [False, True])
-def test_a_stop_string_within_a_json_string_ends_the_output_there(backend, overlap):
+def test_a_stop_string_within_a_json_string_ends_the_output(backend, overlap):
     prompts, params = requests(backend, 12, stop=['"tags": ["', "name:", "green"])
     with Engine(model="demo", scheduling={"overlap": overlap}, debug=True) as engine:
         outputs = engine.generate(prompts, params)
@@ -105,7 +105,7 @@ def test_a_stop_string_within_a_json_string_ends_the_output_there(backend, overl
 @pytest.mark.covering(strength=1)
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("overlap", [False, True])
-def test_aborted_neighbours_disturb_nobody(backend, overlap):
+def test_aborted_requests_do_not_affect_their_neighbours(backend, overlap):
     prompts, params = requests(backend, 12)
     with Engine(model="demo", scheduling={"overlap": overlap}, debug=True) as engine:
         alone = [engine.generate(prompts[i], params[i])[0].token_ids for i in range(0, 12, 4)]

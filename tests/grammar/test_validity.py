@@ -1,4 +1,4 @@
-"""What ends under a generated schema or regular expression meets it, for every grammar backend."""
+"""For every grammar backend, outputs that end under a generated schema or regular expression match it."""
 
 import importlib.util
 import json
@@ -33,7 +33,7 @@ def model(request, validity, tmp_path_factory):
 
 @pytest.mark.covering(strength=1)
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_every_output_is_valid_or_cut_short_or_its_specification_refused(validity, model, backend):
+def test_every_output_is_valid_or_cut_short_or_its_specification_is_refused(validity, model, backend):
     with validity.open_engine(model, backend, "flexible", len(SPECS)) as engine:
         for temperature in validity.TEMPERATURES:
             row = validity.Row(backend, "flexible", model.name, temperature)
@@ -59,7 +59,7 @@ def test_outputs_are_judged_by_the_whole_specification(validity, spec, text, is_
     assert (validity.complaint_about(spec, text) is None) == is_valid
 
 
-def test_the_benchmark_counts_everything_and_says_that_all_is_well(validity, tmp_path, capsys):
+def test_the_benchmark_counts_all_outputs_and_reports_no_error(validity, tmp_path, capsys):
     out = tmp_path / "new" / "out.json"
     arguments = ["--schemas", "3", "--regexes", "3", "--backends", BACKENDS[0], "--whitespace", "compact"]
     assert validity.main([*arguments, "--max-tokens", "40", "--out", str(out)]) == 0
@@ -74,7 +74,7 @@ def test_the_benchmark_counts_everything_and_says_that_all_is_well(validity, tmp
     assert len(capsys.readouterr().out.splitlines()) == 5
 
 
-def test_specifications_are_the_same_for_a_seed_and_well_formed():
+def test_a_seed_fixes_the_specifications_and_they_are_well_formed():
     assert generate_schemas(40, seed=1) == generate_schemas(50, seed=1)[:40] != generate_schemas(40, seed=2)
     assert generate_regexes(20, seed=1) == generate_regexes(30, seed=1)[:20] != generate_regexes(20, seed=2)
     for schema in [schema for seed in range(6) for schema in generate_schemas(100, seed)]:

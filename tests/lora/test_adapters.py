@@ -1,4 +1,4 @@
-"""Names and slots of adapters, and the namespaces of what is cached with them."""
+"""Names and slots of adapters, and the cache namespaces that belong to them."""
 
 import pytest
 
@@ -12,7 +12,7 @@ def loaded(catalog, name, used=()):
     return adapter
 
 
-def test_an_unloaded_adapter_keeps_its_slot_while_requests_have_it():
+def test_an_unloaded_adapter_keeps_its_slot_while_requests_use_it():
     catalog = AdapterCatalog(2)
     first = loaded(catalog, "sql")
     assert catalog.remove("sql") is first
@@ -24,7 +24,7 @@ def test_an_unloaded_adapter_keeps_its_slot_while_requests_have_it():
     assert catalog.free_slot(()) == 1
 
 
-def test_an_unknown_name_is_answered_with_those_there_are():
+def test_the_error_for_an_unknown_name_lists_the_loaded_adapters():
     catalog = AdapterCatalog(2)
     with pytest.raises(AdapterNotFoundError, match=r"no adapter 'x' is loaded\. Loaded: none\."):
         catalog.find("x")
@@ -35,7 +35,7 @@ def test_an_unknown_name_is_answered_with_those_there_are():
             ask("x")
 
 
-def test_a_name_is_taken_once():
+def test_a_name_in_use_is_refused():
     catalog = AdapterCatalog(2)
     loaded(catalog, "sql")
     with pytest.raises(AdapterError, match=r"'sql' is already loaded from /adapters/sql\. Unload it first"):
@@ -43,17 +43,17 @@ def test_a_name_is_taken_once():
 
 
 @pytest.mark.parametrize("name", ["", "a:b", "a b", "a\n", "x" * 129, None, 3])
-def test_names_that_no_model_id_could_hold_are_refused(name):
+def test_names_that_cannot_be_part_of_a_model_id_are_refused(name):
     with pytest.raises(AdapterError, match="an adapter's name"):
         check_adapter_name(name)
 
 
 @pytest.mark.parametrize("name", ["sql", "org/name-v1.2_b", "日本"])
-def test_other_names_are_fine(name):
+def test_other_names_are_accepted(name):
     check_adapter_name(name)
 
 
-def test_no_two_pairs_of_salt_and_adapter_share_a_namespace():
+def test_each_pair_of_salt_and_adapter_has_its_own_namespace():
     parts = ["", "a", "lora:", "salt:", "lora:a:", "lora:a:b", "salt:lora:a:", ":", "a:b"]
     pairs = [(salt, adapter) for salt in parts for adapter in (None, "a", "b")]
     assert len({prefix_namespace(*pair) for pair in pairs}) == len(pairs)

@@ -1,4 +1,4 @@
-"""Patterns of modules' names: what peft finds is found, and what would take for ever is refused."""
+"""Patterns of module names match as in peft; patterns that would take too long are refused."""
 
 import pytest
 from peft.utils.other import get_pattern_key
@@ -23,14 +23,14 @@ MODULES = ["model.layers.1.self_attn.q_proj", "model.layers.12.mlp.up_proj", "mo
         [r"layers.1\.(mlp|self_attn).+", "q_proj|up_proj"],
     ],
 )
-def test_the_pattern_that_peft_finds_is_found(patterns):
+def test_the_first_matching_pattern_is_the_same_as_in_peft(patterns):
     found = ModulePatterns({pattern: pattern for pattern in patterns}, "rank_pattern")
     for module in MODULES:
         assert (found.find(module) or module) == get_pattern_key(patterns, module)
 
 
 @pytest.mark.parametrize("pattern", ["(([a-z_.0-9])+)+X", "(.*)*" * 90 + "X", "(a|a|[a-z._]+)*(.?)*Y"])
-def test_an_expression_that_backtracks_for_ever_is_matched_at_once(pattern):
+def test_an_expression_with_exponential_backtracking_is_matched_at_once(pattern):
     assert ModulePatterns({pattern: 4}, "rank_pattern").find("model.layers.0." + "self_attn_" * 20) is None
 
 
@@ -46,12 +46,12 @@ def test_an_expression_that_backtracks_for_ever_is_matched_at_once(pattern):
         ("(a)" * 200, "up to 500 characters"),
     ],
 )
-def test_what_is_not_matched_in_bounded_time_is_refused_by_name(pattern, message):
+def test_a_pattern_without_bounded_matching_time_is_refused(pattern, message):
     with pytest.raises(AdapterError, match=message):
         ModulePatterns({pattern: 4}, "rank_pattern")
 
 
-def test_names_are_many_and_expressions_are_few():
+def test_many_names_and_few_expressions_are_accepted():
     many = ModulePatterns({f"layers.{i}.q_proj": i for i in range(5000)}, "rank_pattern")
     assert many.find("model.layers.4321.q_proj") == 4321
     with pytest.raises(AdapterError, match="rank_pattern has more than 100 regular expressions"):

@@ -1,4 +1,4 @@
-"""Reading adapters in the format of peft: what is computed of them, and what is refused by name."""
+"""Adapters in the format of peft are read with the right factors, and unsupported ones are refused by name."""
 
 import json
 import logging
@@ -56,7 +56,7 @@ def read(folder, max_rank=8, dtype=torch.float32):
         ({"alpha_pattern": {r"layers\.\d+\.self_attn\.q_proj": 4}}, (1.0, 2.0)),
     ],
 )
-def test_factors_are_scaled_as_the_configuration_says(folder, fields, scales):
+def test_factors_are_scaled_as_configured(folder, fields, scales):
     write_config(folder, **fields)
     factors = read(folder).factors
     tensors = load_file(folder / "adapter_model.safetensors")
@@ -66,7 +66,7 @@ def test_factors_are_scaled_as_the_configuration_says(folder, fields, scales):
         torch.testing.assert_close(pair.up, tensors[NAME.format(0, name, "B")] * scale)
 
 
-def test_a_rank_pattern_counts_for_rank_and_scale(folder):
+def test_a_rank_pattern_sets_rank_and_scale(folder):
     change_tensors(
         folder, {NAME.format(1, "q_proj", "A"): torch.ones(2, 16), NAME.format(1, "q_proj", "B"): torch.ones(8, 2)}
     )
@@ -75,7 +75,7 @@ def test_a_rank_pattern_counts_for_rank_and_scale(folder):
     assert (tuple(pair.down.shape), pair.up[0, 0].item()) == ((2, 16), 4.0)
 
 
-def test_the_digest_is_that_of_what_is_computed(folder):
+def test_the_digest_depends_only_on_the_computed_factors(folder):
     before = read(folder).digest
     write_config(folder, lora_dropout=0.5)
     assert read(folder).digest == before
@@ -114,7 +114,7 @@ def test_the_digest_is_that_of_what_is_computed(folder):
         ({"r": 2}, r"o_proj.lora_A.weight' has shape \[4, 16\], expected \[2, 16\]"),
     ],
 )
-def test_what_cannot_be_served_is_refused_by_name(folder, fields, message):
+def test_an_unsupported_entry_is_refused_by_name(folder, fields, message):
     write_config(folder, **fields)
     with pytest.raises(AdapterError, match=message):
         read(folder)
@@ -139,14 +139,14 @@ def test_what_cannot_be_served_is_refused_by_name(folder, fields, message):
         ({NAME.format(0, "q_proj", "A"): torch.ones(4, 16, dtype=torch.int8)}, "got torch.int8"),
     ],
 )
-def test_tensors_that_do_not_fit_are_refused_by_name(folder, changes, message):
+def test_missing_surplus_or_misshapen_tensors_are_refused_by_name(folder, changes, message):
     change_tensors(folder, changes)
     with pytest.raises(AdapterError, match=message):
         read(folder)
 
 
 @pytest.mark.parametrize(("factor", "scale"), [("A", ""), ("B", " times 2")])
-def test_factors_that_the_models_dtype_cannot_hold_are_refused(folder, factor, scale):
+def test_factors_outside_the_range_of_the_models_dtype_are_refused(folder, factor, scale):
     name = NAME.format(1, "q_proj", factor)
     change_tensors(folder, {name: torch.full((4, 16) if factor == "A" else (8, 4), 66000.0)})
     weights = read(folder, dtype=torch.bfloat16)
@@ -155,7 +155,7 @@ def test_factors_that_the_models_dtype_cannot_hold_are_refused(folder, factor, s
         read(folder, dtype=torch.float16)
 
 
-def test_entries_that_are_not_known_are_warned_of_by_name(folder, caplog):
+def test_unknown_entries_cause_a_warning_with_their_names(folder, caplog):
     harmless = {"lora_dropout": 0.1, "base_model_name_or_path": "else/where", "task_type": "CAUSAL_LM", "new": None}
     write_config(folder, **harmless)
     read(folder)
@@ -169,13 +169,13 @@ def test_entries_that_are_not_known_are_warned_of_by_name(folder, caplog):
     )
 
 
-def test_what_peft_writes_is_known(folder, caplog):
+def test_all_entries_that_peft_writes_are_known(folder, caplog):
     LoraConfig(target_modules=["q_proj", "o_proj"], task_type="CAUSAL_LM", r=4).save_pretrained(folder)
     read(folder)
     assert not caplog.records
 
 
-def test_a_rank_above_the_engines_is_refused(folder):
+def test_a_rank_above_the_configured_maximum_is_refused(folder):
     with pytest.raises(AdapterError, match=r"o_proj has rank 4, the maximum is 3\. Increase lora\.max_rank"):
         read(folder, max_rank=3)
 
@@ -207,7 +207,7 @@ def pipe_as_config(folder):
         (lambda folder: save_file({}, folder / "adapter_model.safetensors"), "has no tensors"),
     ],
 )
-def test_files_that_are_missing_or_broken_are_named(folder, damage, message):
+def test_missing_or_damaged_files_are_reported(folder, damage, message):
     damage(folder)
     with pytest.raises(AdapterError, match=message):
         read(folder)
@@ -217,6 +217,6 @@ def test_files_that_are_missing_or_broken_are_named(folder, damage, message):
     ("path", "message"),
     [("x" * 4000, "cannot be read: File name too long"), ("~nobody-of-this-name/a", "Could not determine home")],
 )
-def test_paths_that_name_nothing_are_adapter_errors(path, message):
+def test_paths_without_an_adapter_are_adapter_errors(path, message):
     with pytest.raises(AdapterError, match=message):
         read(Path(path))

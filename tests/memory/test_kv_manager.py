@@ -21,7 +21,7 @@ def reserve(kv, row, num_tokens):
     return kv.reserve(np.array([row], dtype=np.int32), np.array([num_tokens]))
 
 
-def test_reserving_gives_each_row_just_the_pages_it_lacks():
+def test_reserve_gives_each_row_only_the_missing_pages():
     kv = manager()
     rows = np.array([kv.table.take_row(9, 20), kv.table.take_row(4, 20)], dtype=np.int32)
     for row in rows:
@@ -35,20 +35,20 @@ def test_reserving_gives_each_row_just_the_pages_it_lacks():
     kv.check()
 
 
-def test_a_row_that_needs_fewer_pages_than_it_holds_takes_none_from_the_others():
+def test_a_row_with_surplus_pages_does_not_take_pages_of_others():
     kv = manager()
     rows = np.array([kv.table.take_row(9, 20), kv.table.take_row(4, 20)], dtype=np.int32)
     for row in rows:
         kv.attach(row, key(0))
     assert kv.reserve(rows, np.array([9, 4]))
-    assert kv.reserve(rows, np.array([8, 5]))  # the first has been rewritten into fewer tokens
+    assert kv.reserve(rows, np.array([8, 5]))  # the first one has been rewritten into fewer tokens
     assert kv.table.num_pages[rows].tolist() == [3, 2]
     assert kv.reserve(rows, np.array([8, 13]))
     assert kv.table.num_pages[rows].tolist() == [3, 4]
     kv.check()
 
 
-def test_reserving_too_much_changes_nothing():
+def test_a_reservation_beyond_the_memory_changes_nothing():
     kv = manager(num_pages=4)
     row = kv.table.take_row(30, 40)
     kv.attach(row, key(0))
@@ -57,7 +57,7 @@ def test_reserving_too_much_changes_nothing():
     assert kv.pool.num_free == 4
 
 
-def test_what_a_row_publishes_another_finds_and_both_read():
+def test_another_row_finds_published_pages_and_both_read_them():
     kv = manager()
     a, b = kv.table.take_row(10, 20), kv.table.take_row(10, 20)
     kv.attach(a, key(9))
@@ -69,7 +69,7 @@ def test_what_a_row_publishes_another_finds_and_both_read():
     kv.check()
 
 
-def test_a_row_that_computed_the_same_gives_its_copies_back():
+def test_a_row_that_computed_published_tokens_frees_its_copies():
     kv = manager()
     a, b = kv.table.take_row(10, 20), kv.table.take_row(10, 20)
     for row in (a, b):
@@ -83,7 +83,7 @@ def test_a_row_that_computed_the_same_gives_its_copies_back():
     kv.check()
 
 
-def test_advancing_skips_what_another_row_has_published():
+def test_advance_skips_tokens_that_another_row_has_published():
     kv = manager()
     a, b = kv.table.take_row(16, 20), kv.table.take_row(16, 20)
     for row in (a, b):
@@ -98,7 +98,7 @@ def test_advancing_skips_what_another_row_has_published():
     kv.check()
 
 
-def test_released_rows_stay_cached_until_somebody_needs_the_pages():
+def test_pages_of_released_rows_stay_cached_until_they_are_needed():
     kv = manager(num_pages=4)
     a = kv.table.take_row(10, 16)
     kv.attach(a, key(0))
@@ -112,7 +112,7 @@ def test_released_rows_stay_cached_until_somebody_needs_the_pages():
     kv.check()
 
 
-def test_discarded_rows_leave_nothing_behind():
+def test_discarded_rows_free_all_their_pages():
     kv = manager()
     a = kv.table.take_row(10, 16)
     kv.attach(a, key(0))
@@ -122,7 +122,7 @@ def test_discarded_rows_leave_nothing_behind():
     assert kv.table.num_free_rows == 3
 
 
-def test_restarting_gives_empty_memory():
+def test_a_restart_gives_empty_memory():
     kv = manager()
     a = kv.table.take_row(10, 16)
     kv.attach(a, key(0))
@@ -149,7 +149,7 @@ def free_too_early(kv, row):
     ("damage", "message"),
     [(lose, "2: no owner"), (share, "0: no owner; 1: row 0"), (free_too_early, "0: free list and row 0")],
 )
-def test_a_page_without_exactly_one_owner_is_named(damage, message):
+def test_a_page_without_exactly_one_owner_is_reported(damage, message):
     kv = manager()
     row = kv.table.take_row(10, 16)
     kv.attach(row, key(0))
@@ -160,7 +160,7 @@ def test_a_page_without_exactly_one_owner_is_named(damage, message):
         kv.check()
 
 
-def test_a_cache_that_miscounts_is_named():
+def test_a_cache_with_wrong_counters_is_reported():
     kv = manager()
     row = kv.table.take_row(10, 16)
     kv.attach(row, key(0))
@@ -172,7 +172,7 @@ def test_a_cache_that_miscounts_is_named():
 
 
 @pytest.mark.parametrize("num_tokens", [0, 3, 4, 5, 9, 64])
-def test_extending_one_row_is_reserving_for_it(num_tokens):
+def test_extending_one_row_equals_reserving_for_it(num_tokens):
     extended, reserved = manager(), manager()
     for kv in (extended, reserved):
         kv.attach(kv.table.take_row(64, 64), key(0))

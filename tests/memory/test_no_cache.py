@@ -1,4 +1,4 @@
-"""The cache that holds nothing, by the contract of all prefix caches."""
+"""The cache that holds nothing keeps the contract of prefix caches."""
 
 from graftlm.contracts import CacheContext, PrefixCache
 from graftlm.memory.no_cache import NoCache

@@ -5,28 +5,28 @@ from graftlm.errors import InvariantError
 from graftlm.memory import PagePool
 
 
-def test_fresh_pages_come_in_ascending_runs():
+def test_new_pages_are_allocated_in_ascending_order():
     pool = PagePool(10)
     assert pool.alloc(4).tolist() == [0, 1, 2, 3]
     assert pool.alloc(2).tolist() == [4, 5]
     assert pool.num_free == 4
 
 
-def test_freed_pages_come_back_in_the_order_they_had():
+def test_freed_pages_are_allocated_again_in_their_order():
     pool = PagePool(6)
     pages = pool.alloc(6)
     pool.free(pages[2:5])
     assert pool.alloc(3).tolist() == [2, 3, 4]
 
 
-def test_what_was_given_out_is_the_callers():
+def test_the_returned_array_belongs_to_the_caller():
     pool = PagePool(4)
     pages = pool.alloc(2)
-    pages[:] = 3  # a caller may do what it likes with the array
+    pages[:] = 3  # the caller may change the array
     assert sorted(pool.alloc(2).tolist()) == [2, 3]
 
 
-def test_more_than_there_is_cannot_be_had():
+def test_allocating_more_pages_than_are_free_is_an_error():
     pool = PagePool(3)
     pool.alloc(2)
     with pytest.raises(InvariantError, match="asked for 2 pages, 1 are free"):

@@ -1,11 +1,11 @@
-"""Rows of running requests, and how many of them have an adapter."""
+"""Rows of running requests, and the number of rows with an adapter."""
 
 import numpy as np
 
 from graftlm.memory import RequestTable
 
 
-def test_rows_with_an_adapter_are_counted_until_they_are_given_back():
+def test_rows_with_an_adapter_are_counted_until_they_are_freed():
     table = RequestTable(num_rows=3, max_pages_per_row=2)
     rows = [table.take_row(4, 8, slot) for slot in (2, 0, 1)]
     assert (table.num_adapted, table.adapter_slot[rows].tolist()) == (2, [2, 0, 1])

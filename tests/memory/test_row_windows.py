@@ -1,4 +1,4 @@
-"""The life of window pages, as the KV manager sees it."""
+"""Allocation and release of window pages by the KV manager."""
 
 import numpy as np
 import pytest
@@ -29,7 +29,7 @@ def admit(kv, tokens):
 
 
 def read(kv, row, tokens):
-    """Plan one chunk: reserve, publish, settle."""
+    """Plan one chunk: reserve pages, publish them, settle the step."""
     num_tokens = len(tokens.token_ids)
     assert kv.extend(row, num_tokens)
     kv.table.computed[row] = num_tokens
@@ -46,7 +46,7 @@ def decode(kv, row, num_tokens):
         kv.check()
 
 
-def test_a_decoding_row_keeps_its_window_and_no_more():
+def test_a_decoding_row_keeps_only_its_window():
     kv = manager(reuse=False)
     row = admit(kv, key(3))
     read(kv, row, key(3))
@@ -56,14 +56,14 @@ def test_a_decoding_row_keeps_its_window_and_no_more():
     assert (kv.window.num_held, kv.pool.num_free) == (0, 64)
 
 
-def test_spare_tokens_are_kept_in_front_of_the_window():
+def test_spare_tokens_before_the_window_are_kept():
     kv = manager(reuse=False, spare_tokens=3)
     row = admit(kv, key(3))
     decode(kv, row, 30)
     assert kv.window.num_held == 7
 
 
-def test_a_row_lets_go_of_the_caches_windows_when_it_has_passed_them():
+def test_a_row_unlocks_cached_windows_that_it_has_passed():
     kv = manager()
     row = admit(kv, key(10))
     read(kv, row, key(10))
@@ -74,8 +74,8 @@ def test_a_row_lets_go_of_the_caches_windows_when_it_has_passed_them():
     assert kv.cache.locked_pages == 10
 
 
-def test_it_does_so_in_strides():
-    kv = manager(window_tokens=13, num_window_pages=64)  # 12 pages in front, let go 3 at a time
+def test_windows_are_unlocked_in_strides():
+    kv = manager(window_tokens=13, num_window_pages=64)  # 12 pages before the window, unlocked 3 at a time
     row = admit(kv, key(20))
     read(kv, row, key(20))
     evictable = []
@@ -85,7 +85,7 @@ def test_it_does_so_in_strides():
     assert evictable == [0, 0, 3, 3, 3, 6, 6, 6, 9, 9, 9, 12, 12]
 
 
-def test_what_a_row_computed_can_be_gone_on_from():
+def test_a_later_request_can_continue_from_computed_tokens():
     kv = manager()
     row = admit(kv, key(10))
     read(kv, row, key(10))
@@ -93,10 +93,10 @@ def test_what_a_row_computed_can_be_gone_on_from():
     kv.release(row, key(30))
     kv.check()
     assert kv.cache.probe(key(30)) == kv.cache.probe(key(40)) == 30
-    assert kv.cache.probe(key(29)) == 10  # the window in front of it has been passed
+    assert kv.cache.probe(key(29)) == 10  # the window before it has been passed
 
 
-def test_with_spare_tokens_also_from_a_little_before_its_end():
+def test_spare_tokens_allow_a_match_slightly_before_the_end():
     kv = manager(spare_tokens=2)
     row = admit(kv, key(10))
     read(kv, row, key(10))
@@ -105,7 +105,7 @@ def test_with_spare_tokens_also_from_a_little_before_its_end():
     assert [kv.cache.probe(key(n)) for n in (30, 29, 28, 27)] == [30, 29, 28, 10]
 
 
-def test_what_a_step_reads_and_writes_is_not_given_away_before_it_is_planned():
+def test_pages_of_a_step_are_not_freed_before_the_step_is_planned():
     kv = manager(num_pages=64, num_window_pages=20)
     row = admit(kv, key(12))
     assert kv.extend(row, 12)
@@ -116,16 +116,16 @@ def test_what_a_step_reads_and_writes_is_not_given_away_before_it_is_planned():
     assert kv.available_window_pages == 16
 
 
-def test_window_pages_run_out_before_pages_do():
+def test_window_pages_can_run_out_before_pages():
     kv = manager(num_pages=64, num_window_pages=12)
     row = admit(kv, key(20))
     assert not kv.extend(row, 13)
     assert kv.extend(row, 12)
     assert (kv.available_pages, kv.available_window_pages) == (52, 0)
-    assert not kv.has_window_room(0, num_others=1)  # not even one page for a row
+    assert not kv.has_window_room(0, num_others=1)  # not even one page per row
 
 
-def test_a_row_needs_room_for_its_window_and_a_page_for_every_row():
+def test_a_row_needs_pages_for_its_window_and_one_page_for_each_other_row():
     kv = manager(num_pages=64, num_window_pages=7)
     assert kv.has_window_room(100, num_others=1)
     admit(kv, key(20))
@@ -133,13 +133,13 @@ def test_a_row_needs_room_for_its_window_and_a_page_for_every_row():
     assert [kv.has_window_room(lacking, num_others=2) for lacking in (4, 5, 100)] == [True, False, False]
 
 
-def test_a_row_that_is_alone_goes_on_in_whatever_room_there_is():
+def test_a_single_row_continues_with_any_number_of_window_pages():
     kv = manager(num_pages=64, num_window_pages=2)
     assert kv.has_window_room(100, num_others=0)
     assert not kv.has_window_room(1, num_others=1)
 
 
-def test_room_is_made_in_both_memories():
+def test_eviction_frees_pages_in_both_memories():
     kv = manager(num_pages=30, num_window_pages=14)
     for first in (0, 100):
         row = admit(kv, key(7, first))
@@ -148,13 +148,13 @@ def test_room_is_made_in_both_memories():
     row = admit(kv, key(9, 200))
     read(kv, row, key(9, 200))
     assert kv.window.num_held == 4 + 9
-    assert kv.usage.evictable == 7  # one prompt left as a whole, of the other one the last window is there
+    assert kv.usage.evictable == 7  # one prompt is left completely; of the other one, the last window is left
     assert kv.cache.probe(key(7, 100)) == 7
     decode(kv, row, 12)
     kv.check()
 
 
-def test_what_is_computed_again_heals_what_had_lost_its_windows():
+def test_recomputed_pages_get_window_pages_again():
     kv = manager()
     row = admit(kv, key(20))
     read(kv, row, key(20))
@@ -164,14 +164,14 @@ def test_what_is_computed_again_heals_what_had_lost_its_windows():
     row = admit(kv, key(12))
     assert kv.table.computed[row] == 0
     read(kv, row, key(12))
-    assert kv.pool.num_free == 64 - 20  # its own pages were duplicates
+    assert kv.pool.num_free == 64 - 20  # the row's own pages were duplicates
     kv.release(row, key(12))
     assert kv.cache.probe(key(12)) == 12
     assert kv.cache.probe(key(20)) == 20
     kv.check()
 
 
-def test_a_reset_and_a_restart_leave_no_window_page_behind():
+def test_reset_and_restart_free_all_window_pages():
     kv = manager()
     row = admit(kv, key(20))
     read(kv, row, key(20))
@@ -196,7 +196,7 @@ def test_a_reset_and_a_restart_leave_no_window_page_behind():
         (lambda kv: kv.window.assign(np.array([40], dtype=np.int32)), "are free, but have"),
     ],
 )
-def test_window_pages_that_do_not_add_up_are_found(spoil, message):
+def test_inconsistent_window_page_counts_are_reported(spoil, message):
     kv = manager()
     row = admit(kv, key(10))
     read(kv, row, key(10))

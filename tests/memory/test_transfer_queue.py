@@ -1,4 +1,4 @@
-"""Each step gets the copies that have to run with it, and before what overwrites their pages."""
+"""Each step gets the copies that must run with it, and those that must run before it overwrites their pages."""
 
 import numpy as np
 import pytest
@@ -18,7 +18,7 @@ def copy(slot, *pages):
 
 
 def writes(*pages):
-    """Return the slots of a step that writes one token of each page."""
+    """Return the slots of a step that writes one token in each page."""
     return np.array(pages, dtype=np.int64) * PAGE_SIZE + 1
 
 
@@ -26,17 +26,17 @@ def slots(copies):
     return [c.slot for c in copies]
 
 
-def test_what_is_stored_while_a_step_is_planned_goes_with_the_next():
+def test_a_store_during_planning_runs_with_the_next_step():
     queue = make_queue()
     queue.begin_plan()
-    queue.store(copy(0, 5))  # the step writes page 5
+    queue.store(copy(0, 5))  # the step overwrites page 5
     assert queue.take(writes(5)) is None
     queue.begin_plan()
     assert slots(queue.take(writes(6)).stores) == [0]
     assert queue.take(writes(7)) is None
 
 
-def test_what_is_given_up_goes_with_the_step_being_planned_before_it_is_overwritten():
+def test_an_evicted_page_is_stored_before_the_planned_step_overwrites_it():
     queue = make_queue()
     queue.begin_plan()
     queue.store(copy(0, 5, 6))
@@ -49,7 +49,7 @@ def test_what_is_given_up_goes_with_the_step_being_planned_before_it_is_overwrit
     assert slots(queue.take(writes(6)).stores) == [1]
 
 
-def test_what_is_overwritten_by_a_load_is_stored_before():
+def test_a_page_that_a_load_overwrites_is_stored_first():
     queue = make_queue()
     queue.store_now(copy(0, 5))
     queue.store_now(copy(1, 6))
@@ -58,15 +58,15 @@ def test_what_is_overwritten_by_a_load_is_stored_before():
     assert (slots(copies.early_stores), slots(copies.loads), slots(copies.stores)) == ([0], [2], [1])
 
 
-def test_loads_into_pages_that_the_step_writes_come_before_it_in_order():
+def test_loads_into_pages_that_the_step_writes_run_first_and_in_order():
     queue = make_queue()
-    queue.load(copy(0, 5, 6))  # its row lost its pages again while the step was planned
+    queue.load(copy(0, 5, 6))  # its row lost these pages again while the step was planned
     queue.load(copy(1, 6, 7))
     copies = queue.take(writes(5))
     assert (slots(copies.early_loads), slots(copies.loads)) == ([0, 1], [])
 
 
-def test_everything_is_taken_when_no_step_is_planned():
+def test_an_idle_engine_takes_all_copies():
     queue = make_queue()
     assert queue.take_all() is None
     queue.store(copy(0, 5))
@@ -75,7 +75,7 @@ def test_everything_is_taken_when_no_step_is_planned():
     assert (slots(copies.stores), slots(copies.loads)) == ([0], [1])
 
 
-def test_what_is_dropped_is_told_once():
+def test_a_dropped_copy_is_reported_once():
     queue = make_queue()
     queue.store_now(copy(0, 5))
     in_flight = queue.take(writes(9))
