@@ -1,4 +1,4 @@
-"""Bad input gives one clear typed error, and other requests go on."""
+"""Bad input raises one typed error with a clear message, and other requests continue."""
 
 import json
 import shutil
@@ -76,7 +76,7 @@ def test_a_bad_prompt_is_refused_while_others_run(engine, prompts, error, messag
         ({"request_ids": ["a", "a"]}, "'a' is given twice"),
     ],
 )
-def test_a_bad_argument_of_a_call_is_refused_before_anything_starts(engine, arguments, message):
+def test_a_bad_argument_is_refused_before_any_request_starts(engine, arguments, message):
     before = engine.stats()
     with pytest.raises(RequestError, match=message):
         engine.generate(["a", "b"], **arguments)
@@ -124,12 +124,12 @@ def test_a_bad_sampling_parameter_is_refused_by_name(fields, message):
         ({"logits_processors": {"nope": {}}}, UnsupportedFeatureError, "Unknown logits processor 'nope'"),
     ],
 )
-def test_parameters_that_this_model_cannot_serve_are_refused(engine, fields, error, message):
+def test_parameters_that_the_model_does_not_support_are_refused(engine, fields, error, message):
     with pytest.raises(error, match=message):
         engine.generate("a", SamplingParams(**fields))
 
 
-def test_a_request_larger_than_the_memory_is_refused_with_the_numbers():
+def test_a_request_larger_than_the_memory_is_refused_with_both_sizes():
     with Engine(model="demo", memory={"kv_tokens": 64}) as engine:
         with pytest.raises(NeverFitsError, match="need room for 81 tokens, the KV memory holds 64"):
             engine.generate([[5] * 60], SamplingParams(max_tokens=21))
@@ -139,17 +139,17 @@ def test_a_request_larger_than_the_memory_is_refused_with_the_numbers():
             engine.generate([[5] * 64], SamplingParams(max_tokens=None))
 
 
-def test_output_ends_where_the_context_ends(engine):
+def test_an_output_ends_at_the_end_of_the_context(engine):
     (output,) = engine.generate([[5] * 2040], SamplingParams(max_tokens=500, ignore_eos=True))
     assert len(output.token_ids) == 8
 
 
-def test_a_context_len_beyond_the_models_is_refused():
+def test_a_context_len_above_the_models_is_refused():
     with pytest.raises(ConfigError, match=r"model\.context_len is 40000, but this checkpoint's context ends at 2048"):
         Engine(model={"path": "demo", "context_len": 40000})
 
 
-def test_context_len_caps_requests():
+def test_context_len_limits_requests():
     with Engine(model={"path": "demo", "context_len": 32}) as engine:
         with pytest.raises(PromptTooLongError, match="holds 32"):
             engine.generate([[5] * 32])
@@ -221,7 +221,7 @@ def test_a_damaged_checkpoint_is_refused(tmp_path, damage, error, message):
         Engine(model=broken_checkpoint(tmp_path, damage))
 
 
-def test_one_bad_prompt_of_a_call_starts_none_of_them(engine):
+def test_a_bad_prompt_in_a_call_prevents_all_its_requests(engine):
     before = engine.stats()
     with pytest.raises(RequestError):
         engine.generate(["fine", [99999]])

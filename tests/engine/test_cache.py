@@ -27,7 +27,7 @@ def fill(engine, first):
         engine.generate([first + i] * 90, ONE_TOKEN)
 
 
-def test_a_pinned_prefix_survives_what_evicts_others(engine):
+def test_a_pinned_prefix_is_kept_when_others_are_evicted(engine):
     engine.flush_cache()
     engine.generate([*SYSTEM, 70], ONE_TOKEN)
     assert engine.pin_prefix(SYSTEM, ttl_s=600.0) == len(SYSTEM)
@@ -38,7 +38,7 @@ def test_a_pinned_prefix_survives_what_evicts_others(engine):
     assert cached(engine, [*SYSTEM, 72]) == 0
 
 
-def test_pins_keep_no_request_waiting(engine):
+def test_pins_do_not_keep_requests_waiting(engine):
     engine.flush_cache()
     engine.generate([*SYSTEM, 70], ONE_TOKEN)
     engine.pin_prefix(SYSTEM, ttl_s=600.0)
@@ -47,7 +47,7 @@ def test_pins_keep_no_request_waiting(engine):
     assert engine.pin_prefix(SYSTEM, ttl_s=600.0) < len(SYSTEM)
 
 
-def test_salts_are_pinned_apart(engine):
+def test_pins_are_separate_for_each_salt(engine):
     engine.flush_cache()
     engine.generate([*SYSTEM, 70], ONE_TOKEN, cache_salt="tenant")
     assert engine.pin_prefix(SYSTEM, ttl_s=600.0) == 0
@@ -55,7 +55,7 @@ def test_salts_are_pinned_apart(engine):
     assert not engine.unpin_prefix(SYSTEM)
 
 
-def test_a_snapshot_is_json_and_spells_the_prompts(engine):
+def test_a_snapshot_is_json_with_the_tokens_of_prompts(engine):
     engine.flush_cache()
     engine.generate([*SYSTEM, 70], ONE_TOKEN)
     snapshot = json.loads(json.dumps(engine.cache_snapshot()))
@@ -64,7 +64,7 @@ def test_a_snapshot_is_json_and_spells_the_prompts(engine):
 
 
 @pytest.mark.parametrize("ttl_s", [0, -1.0, float("nan"), float("inf"), "soon", True])
-def test_a_bad_time_is_refused(engine, ttl_s):
+def test_a_bad_ttl_is_refused(engine, ttl_s):
     with pytest.raises(RequestError, match="ttl_s"):
         engine.pin_prefix(SYSTEM, ttl_s)
 
@@ -75,7 +75,7 @@ def test_a_bad_prompt_is_refused(engine):
 
 
 @pytest.mark.parametrize("ttl_s", [10**400, 10**5000, 1.1e9], ids=["huge", "beyond printing", "just above"])
-def test_a_time_without_bound_is_refused_and_costs_no_memory(engine, ttl_s):
+def test_an_infinite_ttl_is_refused_and_uses_no_memory(engine, ttl_s):
     prompt = list(range(2, 40))
     engine.generate([prompt], {"max_tokens": 2})
     before = cached(engine, prompt)
@@ -84,7 +84,7 @@ def test_a_time_without_bound_is_refused_and_costs_no_memory(engine, ttl_s):
     assert cached(engine, prompt) == before > 0
 
 
-def test_a_salt_that_is_no_unicode_is_refused(engine):
+def test_a_salt_that_is_not_unicode_is_refused(engine):
     for call in (
         lambda: engine.generate([[5, 6]], {"max_tokens": 1}, cache_salt="\ud800"),
         lambda: engine.pin_prefix([5, 6], 1.0, cache_salt="\ud800"),
@@ -95,7 +95,7 @@ def test_a_salt_that_is_no_unicode_is_refused(engine):
 
 
 class CoarseCachePlugin:
-    """A cache that shares multiples of 32 tokens, whatever the page size."""
+    """A cache that shares only multiples of 32 tokens, for any page size."""
 
     @hookimpl
     def provide_prefix_caches(self):
@@ -110,7 +110,7 @@ class CoarseCachePlugin:
         ]
 
 
-def test_an_engine_works_with_a_cache_of_coarser_blocks(engine):
+def test_an_engine_runs_with_a_cache_of_larger_blocks(engine):
     params = {"max_tokens": 40, "temperature": 0.0, "ignore_eos": True}
     fields = {"memory.kv_tokens": 512, "cache.page_size": 1, "cache.name": "coarse", "debug": "true"}
     overrides = [f"{name}={value}" for name, value in fields.items()]
@@ -120,6 +120,6 @@ def test_an_engine_works_with_a_cache_of_coarser_blocks(engine):
     assert first.token_ids == second.token_ids == engine.generate([*SYSTEM, 70], params)[0].token_ids
 
 
-def test_plugins_check_uses_the_granularity_that_a_provider_declares():
+def test_plugins_check_uses_the_declared_granularity():
     (provider,) = CoarseCachePlugin().provide_prefix_caches()
     assert provider_kit("cache", provider, lambda context: None).granularity_tokens == 32

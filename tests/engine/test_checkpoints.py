@@ -1,4 +1,4 @@
-"""An engine on a checkpoint of another form answers as one on the plain checkpoint of the same weights."""
+"""An engine with a quantized or GGUF checkpoint answers like one with the plain checkpoint of the same weights."""
 
 import json
 import shutil
@@ -25,7 +25,7 @@ def answers(path, **model):
 
 
 def quantize_as_gptq(folder, plain_folder):
-    """Quantize the linear layers of a checkpoint in place; write the plain checkpoint of the same weights besides."""
+    """Quantize the linear layers of a checkpoint in place, and also write the plain checkpoint of the same weights."""
     shutil.copytree(folder, plain_folder)
     tensors, plain = {}, {}
     for name, weight in load_file(folder / "model.safetensors").items():
@@ -48,7 +48,7 @@ def quantize_as_gptq(folder, plain_folder):
 
 
 def words(numbers):
-    """Pack eight 4-bit numbers of a row to a word, the first lowest."""
+    """Pack eight 4-bit numbers of a row into a word, the first in the lowest bits."""
     shifted = numbers.numpy().astype(np.uint32).reshape(len(numbers), -1, 8) << np.arange(0, 32, 4, dtype=np.uint32)
     return torch.from_numpy(np.bitwise_or.reduce(shifted, axis=-1).view(np.int32))
 
@@ -64,19 +64,19 @@ def gptq(tmp_path_factory):
     return folder / "gptq", folder / "plain"
 
 
-def test_weights_of_a_quantized_checkpoint_are_those_it_stands_for(gptq):
+def test_the_weights_of_a_quantized_checkpoint_equal_the_plain_ones(gptq):
     quantized, plain = (dict(iter_weights(folder)) for folder in gptq)
     assert quantized.keys() == plain.keys()
     assert all(torch.equal(quantized[name], tensor) for name, tensor in plain.items())
 
 
 @pytest.mark.parametrize("quantization", [None, "int4"])
-def test_a_quantized_checkpoint_is_served_and_may_be_quantized_anew(gptq, quantization):
+def test_a_quantized_checkpoint_is_served_and_may_be_quantized_again(gptq, quantization):
     quantized, plain = (answers(folder, quantization=quantization) for folder in gptq)
     assert quantized == plain
 
 
-def test_a_gguf_file_is_served_from_text_to_text(checkpoint, tmp_path):
+def test_a_gguf_file_is_served_with_its_tokenizer(checkpoint, tmp_path):
     file = write_gguf(checkpoint("demo"), tmp_path / "demo.gguf", tokenizer=True)
     with Engine({"model": {"path": str(file), "device": "cpu"}, "memory": {"kv_tokens": 512}}) as engine:
         (output,) = engine.generate([[{"role": "user", "content": "What is the capital of France?"}]], GREEDY)
@@ -86,7 +86,7 @@ def test_a_gguf_file_is_served_from_text_to_text(checkpoint, tmp_path):
     assert output.usage == expected.usage
 
 
-def test_sizes_that_the_weights_cannot_have_are_refused_before_a_model_is_built(tmp_path):
+def test_impossible_sizes_are_refused_before_a_model_is_built(tmp_path):
     folder = write_tiny_checkpoint(tmp_path / "m", tokenizer=True, num_layers=1)
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 10**9}))

@@ -1,4 +1,4 @@
-"""Embeddings equal the pooled last hidden states of Transformers, whatever else the engine does."""
+"""Embeddings equal the pooled last hidden states of Transformers, with any settings and other load."""
 
 import asyncio
 
@@ -105,7 +105,7 @@ def test_a_prompt_beyond_the_memory_is_refused(checkpoint):
             engine.embed([[5] * 101])
 
 
-def test_embeddings_beside_generation_in_scarce_memory(checkpoint, expected):
+def test_embeddings_are_right_beside_generation_in_little_memory(checkpoint, expected):
     cases = expected("llama")
     settings = {"scheduling": {"prefill_tokens_per_step": 40}, "memory": {"kv_tokens": 400}, "debug": True}
     with Engine(model={"path": str(checkpoint("llama")), "dtype": "float32"}, **settings) as engine:
@@ -135,7 +135,7 @@ def engine():
         yield it
 
 
-def test_vectors_have_unit_length_unless_told_otherwise(engine):
+def test_vectors_have_unit_length_by_default(engine):
     (unit,) = engine.embed("The capital of France")
     (raw,) = engine.embed("The capital of France", normalize=False)
     assert np.linalg.norm(unit.embedding) == pytest.approx(1, abs=1e-6)
@@ -156,14 +156,14 @@ def test_text_and_chats_can_be_embedded(engine):
     assert engine.embed([]) == []
 
 
-def test_a_prompt_whose_time_is_up_says_so_and_others_go_on(engine):
+def test_an_embedding_that_times_out_raises_and_others_continue(engine):
     with pytest.raises(RequestFailedError, match="timed out"):
         engine.embed(["x"], timeout_s=1e-9)
     assert len(engine.embed(["x"])) == 1
 
 
 @pytest.mark.parametrize("params", [{"n": 2}, {"prompt_logprobs": 0}])
-def test_an_embedding_takes_no_parameter_that_asks_for_more_than_a_vector(params):
+def test_parameters_for_generation_are_refused_for_an_embedding(params):
     intake = Intake(IntakeLimits(100, 100, 100, ()), lambda _: None, lambda: 0.0)
     prompt = intake.check_prompt([1, 2], pooling=MEAN)
     with pytest.raises(SamplingParamsError, match="one vector"):

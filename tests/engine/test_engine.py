@@ -1,4 +1,4 @@
-"""The in-process engine as its users hold it."""
+"""The in-process engine from the user's side."""
 
 import asyncio
 import gc
@@ -31,7 +31,7 @@ def wait_until(condition, limit_s=20):
         threading.Event().wait(0.005)
 
 
-def test_text_ids_and_chats_are_prompts(engine):
+def test_text_token_ids_and_chats_are_prompts(engine):
     ids = engine.tokenizer.encode("The capital of France is").tolist()
     outputs = engine.generate(["The capital of France is", ids, CHAT], GREEDY)
     assert outputs[0].token_ids == outputs[1].token_ids
@@ -41,11 +41,11 @@ def test_text_ids_and_chats_are_prompts(engine):
 
 
 @pytest.mark.parametrize("prompt", ["one text", [5, 6, 7], CHAT])
-def test_one_prompt_gives_a_list_of_one(engine, prompt):
+def test_one_prompt_returns_a_list_with_one_output(engine, prompt):
     assert len(engine.generate(prompt, GREEDY)) == 1
 
 
-def test_no_prompts_give_no_outputs(engine):
+def test_no_prompts_return_no_outputs(engine):
     assert engine.generate([], GREEDY) == []
 
 
@@ -73,12 +73,12 @@ def test_outputs_equal_transformers_generate(engine, checkpoint):
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
-def test_it_runs_in_every_floating_type(dtype):
+def test_the_engine_runs_in_every_floating_type(dtype):
     with Engine(model={"path": "demo", "dtype": dtype}) as engine:
         assert engine.generate([CHAT], GREEDY)[0].text == "The capital of France is Paris."
 
 
-def test_a_stream_grows_and_ends_where_generate_does(engine):
+def test_a_stream_grows_to_the_output_of_generate(engine):
     outputs = list(engine.stream(CHAT, GREEDY))
     for before, after in itertools.pairwise(outputs):
         assert after.text.startswith(before.text)
@@ -89,7 +89,7 @@ def test_a_stream_grows_and_ends_where_generate_does(engine):
     assert not outputs[0].finished
 
 
-def test_usage_and_timings_tell_what_happened(engine):
+def test_usage_and_timings_are_correct(engine):
     engine.flush_cache()
     first, second = (engine.generate([CHAT], GREEDY)[0] for _ in range(2))
     num_prompt = len(engine.tokenizer.encode_chat(CHAT))
@@ -99,7 +99,7 @@ def test_usage_and_timings_tell_what_happened(engine):
     assert 0 <= first.timings.queue_s <= first.timings.first_token_s <= first.timings.total_s
 
 
-def test_n_completions_share_the_prompt_and_differ(engine):
+def test_n_completions_share_the_prompt_and_have_different_tokens(engine):
     engine.flush_cache()
     (output,) = engine.generate([CHAT], SamplingParams(n=4, seed=3, temperature=2.0, max_tokens=12))
     assert [completion.index for completion in output.completions] == [0, 1, 2, 3]
@@ -119,7 +119,7 @@ def test_n_completions_share_the_prompt_and_differ(engine):
         ("of France", True, "The capital of France"),
     ],
 )
-def test_a_stop_string_ends_the_text_also_across_tokens(engine, stop, include, text):
+def test_a_stop_string_ends_the_text_even_across_tokens(engine, stop, include, text):
     params = SamplingParams(temperature=0, max_tokens=24, stop=stop, include_stop=include)
     (output,) = engine.generate([CHAT], params)
     assert output.text == text
@@ -128,7 +128,7 @@ def test_a_stop_string_ends_the_text_also_across_tokens(engine, stop, include, t
     assert list(engine.stream(CHAT, params))[-1].text == text
 
 
-def test_streamed_text_never_shows_a_part_of_a_stop_string(engine):
+def test_streamed_text_never_contains_part_of_a_stop_string(engine):
     params = SamplingParams(temperature=0, max_tokens=24, stop="France is Paris")
     assert all("France".startswith(o.text[15:]) for o in engine.stream(CHAT, params) if len(o.text) > 15)
 
@@ -145,13 +145,13 @@ def test_a_stop_token_ends_the_output_and_is_in_the_text_only_with_include_stop(
     assert list(engine.stream(CHAT, params))[-1].text == output.text
 
 
-def test_min_tokens_keeps_the_end_away(engine):
+def test_min_tokens_prevents_an_early_end(engine):
     (output,) = engine.generate([CHAT], SamplingParams(temperature=0, max_tokens=40, min_tokens=30))
     assert len(output.token_ids) >= 30
     assert not set(output.token_ids[:30]) & set(engine.model_config.eos_token_ids)
 
 
-def test_logprobs_are_of_the_unmodified_model(engine, checkpoint):
+def test_logprobs_are_those_of_the_unmodified_model(engine, checkpoint):
     oracle = HuggingFaceModel(checkpoint("demo"))
     ids = engine.tokenizer.encode_chat(CHAT).tolist()
     params = SamplingParams(temperature=1.5, seed=1, max_tokens=6, logprobs=3, prompt_logprobs=2, ignore_eos=True)
@@ -170,7 +170,7 @@ def test_logprobs_are_of_the_unmodified_model(engine, checkpoint):
         assert [token for token, _ in entry.top] == row.topk(3).indices.tolist()
 
 
-def test_completions_of_one_prompt_share_its_logprobs(engine):
+def test_completions_of_one_prompt_share_its_prompt_logprobs(engine):
     prompt = engine.tokenizer.encode("Report: three completions of one prompt").tolist()
     engine.flush_cache()
     before = engine.stats()
@@ -181,7 +181,7 @@ def test_completions_of_one_prompt_share_its_logprobs(engine):
 
 
 @pytest.mark.parametrize("start", [-1, 1.0, True, None, 2**31])
-def test_a_start_of_prompt_logprobs_is_a_place_in_the_prompt(start):
+def test_a_start_of_prompt_logprobs_outside_the_prompt_is_refused(start):
     with pytest.raises(RequestError, match="prompt_logprobs_start"):
         SamplingParams(prompt_logprobs_start=start)
 
@@ -190,13 +190,13 @@ def test_a_start_of_prompt_logprobs_is_a_place_in_the_prompt(start):
     ("params", "count"),
     [(SamplingParams(temperature=0, max_tokens=4, logprobs=0), 0), (SamplingParams(temperature=0, max_tokens=4), None)],
 )
-def test_logprobs_come_only_when_asked_for(engine, params, count):
+def test_logprobs_are_returned_only_on_request(engine, params, count):
     (output,) = engine.generate([CHAT], params)
     assert (output.logprobs is None) == (count is None)
     assert output.prompt_logprobs is None
 
 
-def test_a_logit_bias_forces_and_forbids(engine):
+def test_a_logit_bias_can_force_and_forbid_tokens(engine):
     (forced,) = engine.generate([CHAT], SamplingParams(temperature=0, max_tokens=3, logit_bias={300: 100.0}))
     assert set(forced.token_ids) == {300}
     (plain,) = engine.generate([CHAT], GREEDY)
@@ -230,7 +230,7 @@ def test_a_stream_dropped_before_its_first_output_frees_its_request(engine):
     wait_until(lambda: engine.stats().running_requests == engine.stats().waiting_requests == 0)
 
 
-def test_requests_that_meet_a_closing_engine_end():
+def test_requests_during_a_close_end():
     engine = Engine(model="demo")
     ended = []
 
@@ -251,17 +251,17 @@ def test_requests_that_meet_a_closing_engine_end():
     assert len(ended) == 6
 
 
-def test_a_request_times_out(engine):
+def test_a_request_is_aborted_after_its_timeout(engine):
     (output,) = engine.generate("go on", LONG, timeout_s=0.05)
     assert output.finish_reason is FinishReason.ABORT
     assert "timed out" in output.error
 
 
-def test_two_requests_of_one_id_are_refused(engine):
+def test_a_second_request_with_the_same_id_is_refused(engine):
     stream = engine.stream("go on", LONG, request_id="twice")
     with pytest.raises(RequestError, match="'twice' is in use"):
         engine.generate("b", GREEDY, request_ids=["twice"])
-    assert next(stream).finish_reason is None  # the first of that id goes on
+    assert next(stream).finish_reason is None  # the first request with this id continues
     engine.abort("twice")
     assert list(stream)[-1].finish_reason is FinishReason.ABORT
     assert engine.generate("a", GREEDY, request_ids=["twice"])[0].finished
@@ -275,14 +275,14 @@ def test_a_cache_salt_separates_prompts(engine):
     assert (other.usage.cached_tokens, same.usage.cached_tokens) == (0, same.usage.prompt_tokens - 1)
 
 
-def test_flushing_forgets_prefixes(engine):
+def test_flush_cache_removes_prefixes(engine):
     engine.generate([CHAT], GREEDY)
     assert engine.flush_cache() > 0
     assert engine.flush_cache() == 0
     assert engine.generate([CHAT], GREEDY)[0].usage.cached_tokens == 0
 
 
-def test_stats_add_up(engine):
+def test_stats_are_consistent(engine):
     before = engine.stats()
     engine.generate([CHAT, CHAT], GREEDY)
     after = engine.stats()
@@ -292,7 +292,7 @@ def test_stats_add_up(engine):
     assert after.host_s > before.host_s
 
 
-async def test_the_async_twins_give_the_same(engine):
+async def test_async_methods_return_the_same_outputs(engine):
     expected = engine.generate([CHAT, "a b c"], GREEDY)
     outputs = await engine.agenerate([CHAT, "a b c"], GREEDY)
     assert [o.text for o in outputs] == [o.text for o in expected]
@@ -329,7 +329,7 @@ async def test_cancelling_an_async_call_frees_its_requests(engine):
     assert engine.stats().owned_pages == 0
 
 
-def test_generate_feeds_more_prompts_than_the_queue_holds():
+def test_generate_accepts_more_prompts_than_the_queue_holds():
     with Engine(model="demo", scheduling={"max_queued_requests": 4, "max_running_requests": 2}) as engine:
         outputs = engine.generate([f"{i}" for i in range(40)], SamplingParams(temperature=0, max_tokens=2))
         assert len(outputs) == 40
@@ -338,14 +338,14 @@ def test_generate_feeds_more_prompts_than_the_queue_holds():
             engine.generate("a", SamplingParams(n=8, max_tokens=2))
 
 
-def test_prompts_of_one_call_enter_together(engine):
+def test_prompts_of_one_call_are_queued_together(engine):
     engine.flush_cache()
     before = engine.stats()
     engine.generate([f"{i} prompt" for i in range(32)], SamplingParams(temperature=0, max_tokens=4, ignore_eos=True))
     assert engine.stats().steps - before.steps <= 8
 
 
-async def test_a_call_cancelled_before_it_has_entered_harms_nobody(engine):
+async def test_a_call_cancelled_before_it_is_queued_has_no_effect(engine):
     for _ in range(20):
         task = asyncio.create_task(engine.agenerate(["go on"] * 3, LONG))
         await asyncio.sleep(0.0005)
@@ -364,14 +364,14 @@ async def test_more_async_prompts_than_the_queue_holds_are_refused():
         assert len(await engine.agenerate(["a"] * 4, GREEDY)) == 4
 
 
-def test_a_progress_bar_shows_when_asked_for(engine, capsys):
+def test_a_progress_bar_is_shown_on_request(engine, capsys):
     engine.generate(["a"] * 3, SamplingParams(max_tokens=1), progress=True)
     assert "generating" in capsys.readouterr().err
     engine.generate(["a"] * 40, SamplingParams(max_tokens=1))
     assert capsys.readouterr().err == ""
 
 
-def test_closing_ends_requests_and_refuses_new_ones():
+def test_close_ends_requests_and_refuses_new_ones():
     engine = Engine(model="demo")
     stream = engine.stream("go on", LONG)
     next(stream)
@@ -382,7 +382,7 @@ def test_closing_ends_requests_and_refuses_new_ones():
         engine.generate("a", GREEDY)
 
 
-def test_an_engine_that_nobody_holds_ends_its_threads():
+def test_an_unreferenced_engine_ends_its_threads():
     engine = Engine(model="demo")
     engine.generate("a", SamplingParams(max_tokens=2))
     alive = weakref.ref(engine)

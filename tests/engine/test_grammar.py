@@ -68,13 +68,13 @@ def engine():
 
 @pytest.fixture(scope="module")
 def plain_engine():
-    """The same without overlap."""
+    """The same engine without overlap."""
     with Engine(model="demo", scheduling={"overlap": False}, debug=True) as engine:
         yield engine
 
 
 def mixed_batch():
-    """Return prompts and parameters: every constrained request between two that are free."""
+    """Return prompts and parameters; each constrained request is between two free ones."""
     prompts, params = [], []
     for number, (kind, spec) in enumerate(CASES):
         for seed in SEEDS:
@@ -89,7 +89,7 @@ def mixed(engine):
     return engine.generate(*mixed_batch())
 
 
-def test_whatever_ends_is_valid(mixed):
+def test_every_output_that_ends_is_valid(mixed):
     ended = 0
     for i, (kind, spec) in enumerate(case for case in CASES for _ in SEEDS):
         completion = mixed[2 * i].completions[0]
@@ -102,7 +102,7 @@ def test_whatever_ends_is_valid(mixed):
     assert ended >= 0.8 * len(CASES) * len(SEEDS)
 
 
-def test_neighbours_are_not_disturbed(engine, mixed):
+def test_free_requests_are_not_affected_by_constrained_ones(engine, mixed):
     prompts, params = mixed_batch()
     alone = engine.generate(prompts[1::2], params[1::2])
     assert [output.token_ids for output in alone] == [output.token_ids for output in mixed[1::2]]
@@ -114,7 +114,7 @@ def test_tokens_are_the_same_without_overlap(plain_engine, mixed):
     assert [output.finish_reason for output in other] == [output.finish_reason for output in mixed]
 
 
-def test_a_record_comes_out_as_asked(engine):
+def test_a_json_record_matches_its_schema(engine):
     (output,) = engine.generate([ANA], SamplingParams(temperature=0, max_tokens=64, json_schema=RECORD))
     assert json.loads(output.text) == {"name": "Ana", "age": 31, "city": "Lima"}
     assert output.finish_reason is FinishReason.STOP
@@ -127,7 +127,7 @@ class Person(pydantic.BaseModel):
     city: str | None
 
 
-def test_a_pydantic_model_and_a_text_are_schemas(engine):
+def test_a_pydantic_model_and_a_text_are_accepted_as_schemas(engine):
     greedy = {"temperature": 0, "max_tokens": 64}
     by_class, by_text = engine.generate(
         [ANA, ANA],
@@ -140,14 +140,14 @@ def test_a_pydantic_model_and_a_text_are_schemas(engine):
     assert by_text.token_ids == by_class.token_ids
 
 
-def test_an_output_cut_short_says_so(engine):
+def test_an_output_cut_short_has_finish_reason_length(engine):
     params = SamplingParams(temperature=0, max_tokens=5, json_schema=RECORD)
     (output,) = engine.generate([ANA], params)
     assert output.finish_reason is FinishReason.LENGTH
     assert len(output.token_ids) == 5
 
 
-def test_a_grammar_ends_although_eos_is_ignored_and_more_tokens_are_wanted(engine):
+def test_a_grammar_ends_the_output_despite_ignore_eos_and_min_tokens(engine):
     params = SamplingParams(temperature=1, seed=1, max_tokens=40, min_tokens=30, ignore_eos=True, regex="ab?c")
     (output,) = engine.generate(["x"], params)
     assert output.finish_reason is FinishReason.STOP
@@ -164,14 +164,14 @@ def test_a_grammar_ends_although_eos_is_ignored_and_more_tokens_are_wanted(engin
         {"temperature": 1.0, "top_k": 1},
     ],
 )
-def test_no_other_parameter_breaks_the_grammar(engine, params):
+def test_other_parameters_do_not_break_the_grammar(engine, params):
     params = {"temperature": 1.0, "seed": 5, "max_tokens": 60, "regex": r"\d{4}(-\d\d){2}", "n": 3} | params
     (output,) = engine.generate(["The date is"], SamplingParams(**params))
     for completion in output.completions:
         assert re.fullmatch(r"\d{4}(-\d\d){2}", completion.text)
 
 
-def test_completions_of_one_prompt_go_their_own_ways(engine):
+def test_completions_of_one_prompt_are_constrained_independently(engine):
     params = SamplingParams(temperature=2, seed=1, max_tokens=60, n=6, regex="[a-z]{4,8}")
     (output,) = engine.generate(["x"], params)
     texts = [completion.text for completion in output.completions]
@@ -183,7 +183,7 @@ def test_logprobs_are_those_of_the_unconstrained_model(engine):
     params = SamplingParams(temperature=0, max_tokens=1, logprobs=1, regex="zzz")
     engine.flush_cache()
     (bound,) = engine.generate(["The capital of France is"], params)
-    engine.flush_cache()  # a cached prefix would leave one token to compute, which is rounded otherwise
+    engine.flush_cache()  # with a cached prefix only one token is computed, which is rounded differently
     (free,) = engine.generate(["The capital of France is"], SamplingParams(temperature=0, max_tokens=1, logprobs=1))
     assert bound.completions[0].logprobs[0].top == free.completions[0].logprobs[0].top
     assert bound.completions[0].logprobs[0].logprob < free.completions[0].logprobs[0].logprob
@@ -204,7 +204,7 @@ def test_a_stream_grows_to_a_valid_text(engine):
         ({"ebnf": "root ::= x"}, "ebnf: "),
     ],
 )
-def test_what_cannot_be_enforced_is_refused_before_anything_runs(engine, params, said):
+def test_an_unenforceable_specification_is_refused_before_any_step(engine, params, said):
     steps = engine.stats().steps
     with pytest.raises(GrammarError, match=said):
         engine.generate(["a", "b"], [SamplingParams(), SamplingParams(**params)])
@@ -214,7 +214,7 @@ def test_what_cannot_be_enforced_is_refused_before_anything_runs(engine, params,
 
 
 class DeadEndPlugin:
-    """Offers `fake`, whose grammars may end where nothing is allowed."""
+    """Offers `fake`, whose grammars can reach a state in which no token is allowed."""
 
     @hookimpl
     def provide_grammar_backends(self):
@@ -224,7 +224,7 @@ class DeadEndPlugin:
         return [Provider(name="fake", summary="For tests", api_version=1, create=create, options=Options)]
 
 
-def test_a_grammar_that_ends_nowhere_fails_its_request_alone():
+def test_a_grammar_without_a_next_token_fails_only_its_request():
     with Engine(model="demo", grammar={"name": "fake"}, plugins=[DeadEndPlugin()]) as engine:
         bound, free = engine.generate(["a", "a"], [SamplingParams(ebnf="a a"), FREE])
     assert bound.finish_reason is FinishReason.ERROR
@@ -232,7 +232,7 @@ def test_a_grammar_that_ends_nowhere_fails_its_request_alone():
     assert free.finish_reason is FinishReason.LENGTH
 
 
-def test_a_grammar_that_ends_nowhere_costs_the_cache_nothing():
+def test_a_grammar_without_a_next_token_leaves_the_prompt_cached():
     prompt = list(range(10, 74))
     with Engine(model="demo", grammar={"name": "fake"}, plugins=[DeadEndPlugin()]) as engine:
         engine.generate([prompt], FREE)
@@ -242,7 +242,7 @@ def test_a_grammar_that_ends_nowhere_costs_the_cache_nothing():
     assert after.usage.cached_tokens == len(prompt) - 1
 
 
-def test_a_tokenizer_that_fails_in_jump_forward_fails_its_request_alone(caplog):
+def test_a_tokenizer_that_fails_in_jump_forward_fails_only_its_request(caplog):
     with Engine(model="demo") as engine:
         engine.tokenizer.encode_inside = lambda text: [][0]
         bound, free = engine.generate(["a", "a"], [SamplingParams(regex="a long forced text"), FREE])
@@ -251,7 +251,7 @@ def test_a_tokenizer_that_fails_in_jump_forward_fails_its_request_alone(caplog):
     assert "jump-forward failed; its request ends" in caplog.text
 
 
-def test_an_engine_without_a_backend_refuses_by_name():
+def test_an_engine_without_a_grammar_backend_refuses_grammars():
     with Engine({"model": "demo", "plugins": {"disabled": ["grammar"]}}) as engine:
         with pytest.raises(UnsupportedFeatureError, match=r"^regex: this engine has no grammar backend"):
             engine.generate("a", SamplingParams(regex="a"))
@@ -259,7 +259,7 @@ def test_an_engine_without_a_backend_refuses_by_name():
 
 
 class Stuck(GrammarBackend):
-    """Compiles when it is let."""
+    """Compiles when its gate opens."""
 
     def __init__(self, gate):
         self.gate = gate
@@ -288,7 +288,7 @@ class StuckPlugin:
         return [Provider(name="stuck", summary="For tests", api_version=1, create=self.create, options=Options)]
 
 
-def test_a_grammar_that_is_late_fails_its_request_and_the_backend_is_created_when_needed():
+def test_a_late_grammar_fails_its_request_and_the_backend_is_created_on_first_use():
     plugin = StuckPlugin()
     with Engine(model="demo", grammar={"name": "stuck", "timeout_s": 0.2}, plugins=[plugin]) as engine:
         engine.generate("a", FREE)

@@ -1,4 +1,4 @@
-"""Conversations that left the device's memory, or the process, go on with the same tokens as if they had not."""
+"""Conversations whose KV was evicted from the device, or written before a restart, continue with the same tokens."""
 
 import threading
 import time
@@ -24,7 +24,7 @@ NUM_TURNS = 3
 
 @dataclass
 class Medium:
-    """What outlives an engine: blocks by fingerprint and key; and what goes wrong with it."""
+    """The medium that outlives an engine: blocks by fingerprint and key, with the faults that a test sets."""
 
     blocks: dict = field(default_factory=dict)
     fault: str | None = None
@@ -36,7 +36,7 @@ class Medium:
 
 
 class MemoryStorage(KVStorage):
-    """A storage in memory, with faults."""
+    """A storage in memory, with configurable faults."""
 
     def __init__(self, medium, context):
         self._medium = medium
@@ -61,7 +61,7 @@ class MemoryStorage(KVStorage):
         self._meet("get raises")
         data = self._medium.blocks.get((self._context.fingerprint, key))
         if self._medium.fault == "damaged" or data is None:
-            out[:] = 0xA5  # whatever stood there half read
+            out[:] = 0xA5  # the content that was in memory before, half overwritten
             self._stats["corrupt" if data is not None else "misses"] += 1
             return False
         out[:] = data
@@ -89,7 +89,7 @@ class MemoryStorage(KVStorage):
 
 
 class RegistryWithStorage:
-    """A registry that also knows the storage `memory`."""
+    """A registry that also offers the storage `memory`."""
 
     def __init__(self, registry, medium):
         self._registry = registry
@@ -114,7 +114,7 @@ class RegistryWithStorage:
 
 
 class Run:
-    """An engine's parts, driven step by step."""
+    """An engine's parts, run step by step."""
 
     def __init__(self, path, *, medium=None, page_size=16, overlap=True, kv_tokens=KV_TOKENS, debug=True, **options):
         if medium is not None:
@@ -134,7 +134,7 @@ class Run:
         self._num_requests = 0
 
     def ask(self, *prompts, namespace="", max_tokens=MAX_TOKENS):
-        """Run prompts to their ends; returns the generated tokens and the usage of each."""
+        """Run prompts to their ends; return the generated tokens and the usage of each."""
         ids = [self.add(prompt, namespace, max_tokens) for prompt in prompts]
         self.drain()
         return [(self.tokens[i], self.finishes[i][1]) for i in ids]
@@ -181,14 +181,14 @@ class Run:
 
 
 def make_turns(seed, num_turns=NUM_TURNS, turn_tokens=TURN_TOKENS):
-    """Return what a user says, turn by turn."""
+    """Return the messages of a user, turn by turn."""
     rng = np.random.default_rng(seed)
     return [rng.integers(1, 300, turn_tokens).tolist() for _ in range(num_turns)]
 
 
 @pytest.fixture(scope="module")
 def conversations(checkpoint):
-    """Return each conversation's prompts, turn by turn with the answers before, and Hugging Face's answers."""
+    """Return each conversation's prompts, turn by turn with the previous answers, and Hugging Face's answers."""
     oracle = HuggingFaceModel(checkpoint("llama"))
     told = []
     for seed in range(NUM_CONVERSATIONS):
@@ -203,7 +203,7 @@ def conversations(checkpoint):
 
 
 def talk(run, conversations, turn):
-    """Have every conversation's turn, one after the other; returns the usages."""
+    """Run one turn of every conversation, one after the other; return the usages."""
     usages = []
     for turns in conversations:
         prompt, answer = turns[turn]
@@ -217,7 +217,7 @@ def talk(run, conversations, turn):
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("page_size", [1, 16])
 @pytest.mark.parametrize("policy", POLICIES)
-def test_a_conversation_evicted_from_the_device_goes_on_from_host_memory(
+def test_a_conversation_evicted_from_the_device_continues_from_host_memory(
     checkpoint, conversations, policy, page_size, overlap
 ):
     with Run(checkpoint("llama"), write_policy=policy, page_size=page_size, overlap=overlap) as run:
@@ -229,7 +229,7 @@ def test_a_conversation_evicted_from_the_device_goes_on_from_host_memory(
         by_tier = usage.cached_tokens_by_tier
         assert by_tier["host"] > 0, by_tier
         assert by_tier["storage"] == 0
-        # All but what had not filled a block when the turn before ended.
+        # All tokens except those that had not filled a block at the end of the previous turn.
         assert sum(by_tier.values()) == usage.cached_tokens
     assert tiers.loaded_blocks > 0
     assert tiers.lost_copies == 0
@@ -239,7 +239,7 @@ def test_a_conversation_evicted_from_the_device_goes_on_from_host_memory(
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("page_size", [1, 16])
 @pytest.mark.parametrize("policy", ["write_through", "write_back"])
-def test_a_conversation_goes_on_from_storage_after_a_restart(checkpoint, conversations, policy, page_size, overlap):
+def test_a_conversation_continues_from_storage_after_a_restart(checkpoint, conversations, policy, page_size, overlap):
     medium = Medium()
     settings = {"write_policy": policy, "page_size": page_size, "overlap": overlap, "medium": medium}
     for turn in range(NUM_TURNS):
@@ -256,8 +256,10 @@ def test_a_conversation_goes_on_from_storage_after_a_restart(checkpoint, convers
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("page_size", [1, 16])
 @pytest.mark.parametrize("policy", POLICIES)
-def test_crowds_in_scarce_memory_get_what_they_get_alone(checkpoint, conversations, policy, page_size, overlap):
-    """Blocks are stored, given up, overwritten and loaded in the same steps, while requests wait for storage."""
+def test_many_requests_in_little_memory_generate_the_same_tokens_as_alone(
+    checkpoint, conversations, policy, page_size, overlap
+):
+    """Blocks are stored, evicted, overwritten and loaded in the same steps, while requests wait for storage."""
     medium = Medium()
     with Run(
         checkpoint("llama"),
@@ -282,7 +284,7 @@ FAULTS = ["damaged", "full", "contains raises", "get raises", "put raises"]
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_faulty_storage_costs_speed_only(checkpoint, conversations, fault):
+def test_a_faulty_storage_only_costs_speed(checkpoint, conversations, fault):
     medium = Medium()
     with Run(checkpoint("llama"), medium=medium) as run:
         talk(run, conversations[:1], 0)
@@ -300,14 +302,14 @@ def test_a_faulty_storage_costs_speed_only(checkpoint, conversations, fault):
         assert stats.storage_failures > 0
 
 
-def test_namespaces_share_on_no_tier(checkpoint, conversations):
+def test_namespaces_share_no_blocks_on_any_tier(checkpoint, conversations):
     medium = Medium()
     prompt, answer = conversations[0][1]
     for namespace in ("", "tenant"):
         with Run(checkpoint("llama"), medium=medium) as run:
             [(tokens, usage)] = run.ask(prompt, namespace=namespace)
             assert (tokens, usage.cached_tokens) == (answer, 0)
-            talk(run, conversations[1:], 1)  # off the device
+            talk(run, conversations[1:], 1)  # evicts it from the device
             [(tokens, usage)] = run.ask(prompt, namespace=f"not {namespace}")
             assert (tokens, usage.cached_tokens) == (answer, 0)
             [(tokens, usage)] = run.ask(prompt, namespace=namespace)
@@ -324,7 +326,7 @@ def test_other_weights_have_another_fingerprint(checkpoint, tmp_path):
     assert first == again != other
 
 
-def test_a_request_waits_for_its_prefetch_while_others_go_on(checkpoint, conversations):
+def test_a_request_waits_for_its_prefetch_while_others_run(checkpoint, conversations):
     medium = Medium()
     with Run(checkpoint("llama"), medium=medium) as run:
         talk(run, conversations[:1], 0)
@@ -337,7 +339,7 @@ def test_a_request_waits_for_its_prefetch_while_others_go_on(checkpoint, convers
         medium.gate.set()
         run.loop.scheduler._live.get(waiting).prefetch.ended.result(10)
         medium.gate.clear()
-        going = run.add(other)  # in turn stays until its prefetch ends
+        going = run.add(other)  # this request also waits until its prefetch ends
         while waiting not in run.finishes:
             run.step()
         assert going not in run.finishes
@@ -348,7 +350,7 @@ def test_a_request_waits_for_its_prefetch_while_others_go_on(checkpoint, convers
 
 
 @pytest.mark.parametrize("storage", [{"prefetch": "best_effort"}, {"prefetch": "timeout", "prefetch_timeout_s": 0.05}])
-def test_a_slow_storage_is_not_waited_for(checkpoint, conversations, storage):
+def test_with_best_effort_no_request_waits_for_a_slow_storage(checkpoint, conversations, storage):
     medium = Medium()
     with Run(checkpoint("llama"), medium=medium) as run:
         talk(run, conversations[:1], 0)
@@ -361,7 +363,7 @@ def test_a_slow_storage_is_not_waited_for(checkpoint, conversations, storage):
     run.close()
 
 
-def test_a_failed_step_forgets_what_it_would_have_copied(checkpoint, conversations):
+def test_a_failed_step_discards_its_copies(checkpoint, conversations):
     with Run(checkpoint("llama")) as run:
         talk(run, conversations, 0)
         runner = run.loop._executor
@@ -387,11 +389,11 @@ def test_a_failed_step_forgets_what_it_would_have_copied(checkpoint, conversatio
 
 
 def have_the_cache_fail(run):
-    """Raise within the cache, as a plugin with a mistake would."""
+    """Raise within the cache, like a faulty plugin."""
     assert run.loop.pin(None, 1.0) == 0
 
 
-def test_a_storage_that_hangs_does_not_hold_up_a_recovery(checkpoint, conversations):
+def test_a_hanging_storage_does_not_delay_a_recovery(checkpoint, conversations):
     medium = Medium()
     storage = {"name": "memory", "prefetch": "best_effort"}
     run = Run(checkpoint("llama"), medium=medium, storage=storage)
@@ -420,7 +422,7 @@ def test_after_a_recovery_lower_tiers_work_again(checkpoint, conversations):
     assert len(medium.blocks) > 0
 
 
-def test_without_host_memory_a_recovered_engine_goes_on_with_the_device_alone(checkpoint, conversations):
+def test_without_host_memory_a_recovered_engine_continues_on_the_device(checkpoint, conversations):
     medium = Medium()
     with Run(checkpoint("llama"), medium=medium) as run:
         talk(run, conversations[:1], 0)
@@ -432,7 +434,7 @@ def test_without_host_memory_a_recovered_engine_goes_on_with_the_device_alone(ch
         assert run.tiers.host_blocks == 0
 
 
-def test_without_any_cache_every_request_is_answered_until_there_is_one(checkpoint, conversations):
+def test_while_no_cache_can_be_created_every_request_is_answered(checkpoint, conversations):
     medium = Medium()
     prompt, answer = conversations[0][0]
     with Run(checkpoint("llama"), medium=medium) as run:

@@ -1,4 +1,4 @@
-"""Conversations go on after a restart from blocks in files, whatever has happened to the files."""
+"""Conversations continue after a restart from blocks in files, whether or not the files are damaged."""
 
 import shutil
 import time
@@ -33,7 +33,7 @@ def ask(engine, prompt):
 
 @pytest.fixture
 def first_turn(checkpoint, tmp_path):
-    """Return a prompt, its answer, and the folder that an engine has left behind."""
+    """Return a prompt, its answer, and the folder that an engine has written."""
     prompt = np.random.default_rng(0).integers(1, 300, 200).tolist()
     folder = tmp_path / "blocks"
     with make_engine(checkpoint("llama"), folder) as engine:
@@ -47,7 +47,7 @@ def block_files(folder):
 
 
 @pytest.mark.parametrize("page_size", [1, 16])
-def test_a_restarted_engine_goes_on_whatever_its_page_size(checkpoint, first_turn, page_size):
+def test_a_restarted_engine_reuses_blocks_for_any_page_size(checkpoint, first_turn, page_size):
     prompt, answer, folder = first_turn
     with make_engine(checkpoint("llama"), folder, page_size=page_size) as engine:
         again, usage = ask(engine, prompt)
@@ -75,7 +75,7 @@ def remove(file):
 
 @pytest.mark.parametrize(("damage", "is_read"), [(flip, True), (tear, True), (empty, False), (remove, False)])
 @pytest.mark.parametrize("which", [slice(None), slice(1)])
-def test_damaged_files_cost_speed_only(checkpoint, first_turn, damage, is_read, which):
+def test_damaged_files_only_cost_speed(checkpoint, first_turn, damage, is_read, which):
     prompt, answer, folder = first_turn
     files = block_files(folder)[which]
     assert files
@@ -92,7 +92,7 @@ def test_damaged_files_cost_speed_only(checkpoint, first_turn, damage, is_read, 
     assert tiers.storage_corrupt > 0 or not is_read
 
 
-def test_a_folder_deleted_while_the_engine_runs_costs_speed_only(checkpoint, first_turn):
+def test_a_folder_deleted_at_run_time_only_costs_speed(checkpoint, first_turn):
     prompt, answer, folder = first_turn
     with make_engine(checkpoint("llama"), folder) as engine:
         shutil.rmtree(folder)
@@ -101,7 +101,7 @@ def test_a_folder_deleted_while_the_engine_runs_costs_speed_only(checkpoint, fir
         assert usage.cached_tokens == 0
 
 
-def test_another_models_files_are_not_read(checkpoint, first_turn):
+def test_the_files_of_another_model_are_not_read(checkpoint, first_turn):
     prompt, _, folder = first_turn
     with make_engine(checkpoint("qwen2"), folder) as engine:
         _, usage = ask(engine, prompt)
@@ -115,7 +115,7 @@ def test_two_engines_share_a_folder(checkpoint, first_turn):
     with make_engine(path, folder) as one, make_engine(path, folder) as other:
         first, _ = ask(one, longer)
         limit = time.monotonic() + 20
-        while one.stats().tiers.storage_stored < (len(longer) - 192) // BLOCK_TOKENS:  # they are written beside it
+        while one.stats().tiers.storage_stored < (len(longer) - 192) // BLOCK_TOKENS:  # a separate thread writes them
             assert time.monotonic() < limit
         second, usage = ask(other, longer)
     assert first == second

@@ -1,4 +1,4 @@
-"""Jump-forward end to end: what is left to the model is what Transformers would choose after the same tokens."""
+"""With jump-forward, each sampled token is the choice of Transformers after the same tokens."""
 
 import itertools
 import json
@@ -53,7 +53,7 @@ def backend(checkpoint, tokenizer):
 
 
 def generate(jump_forward, overlap, prompts, params, **config):
-    """Return outputs, and how many steps they took."""
+    """Return outputs, and the number of steps."""
     settings = {"scheduling": {"overlap": overlap} | config.pop("scheduling", {}), **config}
     with Engine(
         model={"path": "demo", "dtype": "float32"}, grammar={"jump_forward": jump_forward}, **settings
@@ -63,7 +63,7 @@ def generate(jump_forward, overlap, prompts, params, **config):
 
 
 def assert_masked_choices(reference, backend, kind, spec, output):
-    """Every token is the most likely of those that the grammar allows after the tokens before."""
+    """Assert that every token is the most likely one that the grammar allows after the previous tokens."""
     prompt, tokens = list(output.prompt_token_ids), list(output.token_ids)
     with torch.inference_mode():
         logits = reference(torch.tensor([prompt + tokens])).logits[0, len(prompt) - 1 : -1].float().numpy()
@@ -77,7 +77,7 @@ def assert_masked_choices(reference, backend, kind, spec, output):
 
 
 def assert_own_choices(reference, tokenizer, backend, regex, output):
-    """Every token is the most likely of those allowed after the tokens before, begins with it, or is forced."""
+    """Assert that every token is the most likely allowed one, or begins with it, or is forced."""
     prompt, tokens = list(output.prompt_token_ids), list(output.token_ids)
     with torch.inference_mode():
         logits = reference(torch.tensor([prompt + tokens])).logits[0, len(prompt) - 1 : -1].float().numpy()
@@ -87,7 +87,7 @@ def assert_own_choices(reference, tokenizer, backend, regex, output):
         matcher.fill_bitmask(mask, 0)
         allowed = np.unpackbits(mask[0].view(np.uint8), bitorder="little")[: len(scores)].astype(bool)
         best = int(np.where(allowed, scores, -np.inf).argmax())
-        if token_id != best:  # it stands for what the model chose, together with text that was forced then
+        if token_id != best:  # this token replaces the model's choice and the text that was forced after it
             said = tokenizer.decode([token_id])
             is_forced = matcher.forced_text().startswith(said)
             assert is_forced or said.startswith(tokenizer.decode([best])), tokenizer.decode(tokens)
@@ -98,7 +98,7 @@ def assert_own_choices(reference, tokenizer, backend, regex, output):
     ("overlap", "page_size", "chunk", "cache"),
     [(False, 1, 2048, "radix"), (True, 16, 7, "radix"), (True, 1, 64, "chunk"), (False, 16, 7, "chunk")],
 )
-def test_greedy_choices_are_those_of_transformers(reference, tokenizer, backend, overlap, page_size, chunk, cache):
+def test_greedy_choices_equal_those_of_transformers(reference, tokenizer, backend, overlap, page_size, chunk, cache):
     cases = list(itertools.product(PROMPTS, REGEXES))
     params = [SamplingParams(temperature=0, max_tokens=400, regex=regex) for _, regex in cases]
     outputs, _ = generate(
@@ -119,7 +119,7 @@ def test_greedy_choices_are_those_of_transformers(reference, tokenizer, backend,
 
 
 @pytest.mark.parametrize("overlap", [False, True])
-def test_a_request_without_jump_forward_gets_the_text_of_masks_alone(reference, backend, overlap):
+def test_a_request_without_jump_forward_has_the_text_of_masks_alone(reference, backend, overlap):
     cases = [("regex", regex) for regex in REGEXES] + [("json_schema", SCHEMA), ("ebnf", EBNF)]
     prompts = [prompt for prompt in PROMPTS for _ in cases]
     cases *= len(PROMPTS)
@@ -145,34 +145,34 @@ def test_a_request_without_jump_forward_gets_the_text_of_masks_alone(reference, 
         assert_masked_choices(reference, backend, kind, spec, output)
 
 
-def test_a_request_does_not_switch_jump_forward_on():
+def test_a_request_cannot_switch_jump_forward_on():
     params = SamplingParams(temperature=0, max_tokens=60, regex=SUMMARY, jump_forward=True)
     (output,), _ = generate(False, False, PROMPTS[:1], params)
     assert output.usage.jump_forward_tokens == 0
 
 
 @pytest.mark.parametrize("value", [0, "false", 1.0])
-def test_jump_forward_is_true_or_false(value):
+def test_jump_forward_must_be_a_boolean_or_none(value):
     with pytest.raises(SamplingParamsError, match="jump_forward must be true, false or None"):
         SamplingParams(regex="a", jump_forward=value)
 
 
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("regex", [SUMMARY, RECORD])
-def test_forward_passes_fall(overlap, regex):
+def test_jump_forward_reduces_forward_passes(overlap, regex):
     params = SamplingParams(temperature=0, max_tokens=400, regex=regex)
     steps = {jump: generate(jump, overlap, PROMPTS[:1], params)[1] for jump in (False, True)}
     assert steps[False] > 1.6 * steps[True], steps
 
 
 @pytest.mark.parametrize("regex", [RECORD, CHOICE, PLACES])
-def test_tokens_of_the_text_encode_to_themselves(tokenizer, regex):
+def test_output_tokens_equal_the_encoding_of_their_text(tokenizer, regex):
     outputs, _ = generate(True, False, PROMPTS, SamplingParams(temperature=0, max_tokens=400, regex=regex))
     for output in outputs:
         assert list(output.token_ids[:-1]) == tokenizer.encode_inside(output.text)
 
 
-def test_a_prompt_found_in_the_cache_counts_although_text_is_forced_before_it_runs():
+def test_cached_prompt_tokens_count_although_text_is_forced_before_the_prefill():
     params = SamplingParams(temperature=0, max_tokens=400, regex=SUMMARY)
     prompt = " ".join(PROMPTS * 3)
     with Engine(model="demo") as engine:
@@ -181,7 +181,7 @@ def test_a_prompt_found_in_the_cache_counts_although_text_is_forced_before_it_ru
     assert usages[1].cached_tokens == usages[1].prompt_tokens
 
 
-def test_forced_text_reaches_a_stream_before_anything_is_sampled():
+def test_forced_text_is_streamed_before_anything_is_sampled():
     with Engine(model="demo") as engine:
         texts = [output.text for output in engine.stream("x", SamplingParams(max_tokens=60, regex=SUMMARY, seed=1))]
     assert texts[0].startswith('{"summary":')

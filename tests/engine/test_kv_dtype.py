@@ -22,7 +22,7 @@ def engine_of(folder, **sections):
 
 
 def held_in_int8(rows):
-    """Return the numbers that attention reads after rows [..., D] were written in int8."""
+    """Return the numbers that attention reads after rows [..., D] were stored in int8."""
     codes, scales = encode_int8(rows)
     return codes * scales.float().unsqueeze(-1)
 
@@ -69,7 +69,7 @@ def test_tokens_equal_those_of_transformers_with_an_int8_cache(
     )
     with engine:
         first = engine.generate(prompts, GREEDY)
-        again = engine.generate(prompts, GREEDY)  # over the cached prefixes of the first run
+        again = engine.generate(prompts, GREEDY)  # with the cached prefixes of the first run
     assert [list(output.token_ids) for output in first] == oracle(model)
     assert [list(output.token_ids) for output in again] == oracle(model)
     assert again[-1].usage.cached_tokens >= 64
@@ -79,7 +79,7 @@ def test_int8_blocks_reload_unchanged_from_host_memory(checkpoint, prompts, orac
     cache = {"name": "hicache", "page_size": 4, "options": {"host_tokens": 2048, "block_tokens": 8}}
     rng = np.random.default_rng(6)
     others = [rng.integers(1, 300, 90).tolist() for _ in range(4)]
-    memory = {"kv_tokens": 160, "kv_dtype": "int8"}  # does not fit two of the others
+    memory = {"kv_tokens": 160, "kv_dtype": "int8"}  # the memory is too small for the blocks of two other prompts
     with engine_of(checkpoint("llama"), cache=cache, memory=memory) as engine:
         engine.generate(prompts, GREEDY)
         engine.generate(others, GREEDY)
@@ -88,7 +88,7 @@ def test_int8_blocks_reload_unchanged_from_host_memory(checkpoint, prompts, orac
     assert again.usage.cached_tokens_by_tier["host"] > 0
 
 
-def test_the_log_line_has_the_tokens_that_fit_and_the_gain_over_the_model_dtype(checkpoint, caplog):
+def test_the_log_line_has_the_number_of_tokens_and_the_gain_over_the_models_dtype(checkpoint, caplog):
     with (
         caplog.at_level(logging.INFO, "graftlm.assembly.kv_memory"),
         engine_of(checkpoint("llama"), model={"path": str(checkpoint("llama")), "dtype": "bfloat16"}),

@@ -1,4 +1,6 @@
-"""Low-rank adapters in an engine: the tokens of merged weights, apart in the cache, loaded and unloaded on the way."""
+"""Adapters in an engine: requests get the tokens of merged weights, prefixes are separate, and adapters load at run
+time.
+"""
 
 import json
 import re
@@ -43,7 +45,7 @@ def make_engine(adapters, names=NAMES, **sections):
 
 @pytest.fixture
 def engine(adapters):
-    """An engine with room for two adapters, of which one is loaded."""
+    """An engine with memory for two adapters, one of which is loaded."""
     with make_engine(adapters, names=["attention"], lora={"max_loaded": 2}) as it:
         yield it
 
@@ -73,7 +75,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("sections", CASES.values(), ids=CASES)
-def test_one_batch_of_four_adapters_and_none_gives_the_merged_weights_tokens(adapters, sections):
+def test_one_batch_with_four_adapters_and_none_generates_the_tokens_of_merged_weights(adapters, sections):
     prompts = prompts_of(1, [3, 17, 1, 40, 9] * 3)
     names = list(NAMES) * 2 + [None, *NAMES[:4]]
     with make_engine(adapters, **sections) as engine:
@@ -84,7 +86,7 @@ def test_one_batch_of_four_adapters_and_none_gives_the_merged_weights_tokens(ada
     assert tokens(outputs) == expected
 
 
-def test_steps_without_adapters_between_those_with_them_are_the_models_own(adapters):
+def test_steps_without_adapters_generate_the_base_models_tokens(adapters):
     prompt = prompts_of(2, [12])[0]
     with make_engine(adapters) as engine:
         for name in ("all", None, "all", None):
@@ -93,7 +95,7 @@ def test_steps_without_adapters_between_those_with_them_are_the_models_own(adapt
             ]
 
 
-def test_embeddings_have_their_adapter(adapters):
+def test_embeddings_use_their_adapter(adapters):
     prompt = prompts_of(3, [12])[0]
     with make_engine(adapters) as engine:
         vectors = [engine.embed([prompt], adapter=name)[0].embedding for name in (None, "all", "all", "attention")]
@@ -101,7 +103,7 @@ def test_embeddings_have_their_adapter(adapters):
     assert all(abs(vectors[i] @ vectors[1]) < 0.99 for i in (0, 3))
 
 
-def test_streams_and_programs_have_their_adapter(engine, adapters):
+def test_streams_and_programs_use_their_adapter(engine, adapters):
     prompt = prompts_of(10, [9])[0]
     *_, last = engine.stream(prompt, GREEDY, adapter="attention")
     assert list(last.token_ids) == adapters.expected("attention", prompt, MAX_TOKENS)
@@ -114,7 +116,7 @@ def test_streams_and_programs_have_their_adapter(engine, adapters):
     assert answer.run(backend=EngineBackend(engine, adapter="attention"))["text"] == expected.text
 
 
-def test_prefixes_are_shared_within_an_adapter_and_a_salt_only(engine, adapters):
+def test_prefixes_are_shared_only_within_an_adapter_and_a_salt(engine, adapters):
     engine.load_adapter("other", adapters.folders["all"])
     prompt = prompts_of(4, [30])[0]
     keys = [(name, salt) for name in (None, "attention", "other") for salt in ("", "tenant")]
@@ -127,7 +129,7 @@ def test_prefixes_are_shared_within_an_adapter_and_a_salt_only(engine, adapters)
     assert cached() == [29] * 6
 
 
-def test_a_pin_is_of_the_adapters_prefix(engine):
+def test_a_pin_applies_to_the_adapters_prefix(engine):
     prompt = prompts_of(5, [30])[0]
     engine.generate([prompt], GREEDY, adapter="attention")
     assert engine.pin_prefix(prompt, 60.0) == 0
@@ -135,7 +137,7 @@ def test_a_pin_is_of_the_adapters_prefix(engine):
     assert engine.unpin_prefix(prompt, adapter="attention")
 
 
-def test_a_name_with_another_content_never_sees_the_old_prefixes(engine, adapters):
+def test_new_content_under_an_old_name_does_not_reuse_old_prefixes(engine, adapters):
     prompt = prompts_of(6, [30])[0]
     for folder, cached in (("attention", 0), ("all", 0), ("attention", 29), ("all", 29)):
         engine.unload_adapter("attention")
@@ -146,7 +148,7 @@ def test_a_name_with_another_content_never_sees_the_old_prefixes(engine, adapter
 
 
 class Stepped:
-    """An assembled engine whose steps a test makes one by one."""
+    """An assembled engine that a test runs step by step."""
 
     def __init__(self, adapters, names, **sections):
         config = EngineConfig.load(sections_of(adapters, names, **sections))
@@ -169,7 +171,7 @@ class Stepped:
 
 
 @pytest.mark.parametrize("overlap", [True, False])
-def test_requests_end_with_the_adapter_they_began_with(adapters, overlap):
+def test_requests_end_with_the_adapter_they_started_with(adapters, overlap):
     prompt = prompts_of(7, [20])[0]
     engine = Stepped(adapters, ["attention"], lora={"max_loaded": 2}, scheduling={"overlap": overlap})
     engine.add("old", prompt, GREEDY, "attention")
@@ -183,7 +185,7 @@ def test_requests_end_with_the_adapter_they_began_with(adapters, overlap):
     assert len(engine.tokens["old"]) < MAX_TOKENS
     while engine.parts.loop.scheduler.has_work:
         engine.step()
-    engine.load("more", adapters.folders["patterns"])  # there is room again
+    engine.load("more", adapters.folders["patterns"])  # the slot is free again
     assert sorted(engine.parts.adapters.loaded) == ["attention", "more"]
     expected = {
         request_id: adapters.expected(name, prompt, MAX_TOKENS)
@@ -193,7 +195,7 @@ def test_requests_end_with_the_adapter_they_began_with(adapters, overlap):
     engine.parts.loop.close()
 
 
-def test_loading_and_unloading_disturbs_no_other_request(engine, adapters):
+def test_loading_and_unloading_do_not_affect_other_requests(engine, adapters):
     prompts = prompts_of(8, [5, 30, 12, 50] * 4)
     names = [None, "attention"] * 8
     found = []
@@ -209,7 +211,7 @@ def test_loading_and_unloading_disturbs_no_other_request(engine, adapters):
     assert tokens(found[0]) == expected
 
 
-def test_a_request_made_before_its_adapter_was_unloaded_is_refused_when_it_is_queued(engine):
+def test_a_request_whose_adapter_was_unloaded_before_queueing_is_refused(engine):
     intake, loop = engine._parts.intake, engine._parts.loop
     request = intake.request("late", intake.check_prompt([1, 2]), GREEDY, RequestOptions(adapter="attention"))
     engine.unload_adapter("attention")
@@ -231,7 +233,7 @@ def test_wrong_adapters_of_a_call_are_refused(engine, adapter, kind, message):
         engine.generate([[1], [2]], GREEDY, adapter=adapter)
 
 
-def test_an_adapter_that_does_not_fit_leaves_the_engine_as_it_was(engine, adapters, tmp_path):
+def test_an_unsuitable_adapter_changes_nothing(engine, adapters, tmp_path):
     folder = tmp_path / "dora"
     shutil.copytree(adapters.folders["all"], folder)
     file = folder / "adapter_config.json"
@@ -247,7 +249,7 @@ def test_an_adapter_that_does_not_fit_leaves_the_engine_as_it_was(engine, adapte
     assert list(engine.adapters) == ["attention"]
 
 
-def test_an_engine_without_adapters_says_how_to_have_some(checkpoint):
+def test_the_error_without_adapters_says_how_to_enable_them(checkpoint):
     with Engine(model=str(checkpoint("llama")), memory={"kv_tokens": 256}) as engine:
         assert engine.adapters == {}
         with pytest.raises(AdapterError, match=r"Set lora\.enabled: true"):
@@ -256,7 +258,7 @@ def test_an_engine_without_adapters_says_how_to_have_some(checkpoint):
             engine.generate([[1]], GREEDY, adapter="a")
 
 
-def test_other_projections_than_those_named_are_refused(adapters):
+def test_projections_outside_target_modules_are_refused(adapters):
     with pytest.raises(AdapterError, match=r"which this engine does not support.*: q_proj, v_proj"):
         make_engine(adapters, ["all"], lora={"target_modules": ["q_proj", "v_proj"]})
     with pytest.raises(ConfigError, match=r"names lm_head, which .*Available: down_proj, gate_proj"):
@@ -275,13 +277,13 @@ def test_other_projections_than_those_named_are_refused(adapters):
         ({"target_modules": []}, "must have at least one element"),
     ],
 )
-def test_a_section_that_contradicts_itself_is_refused(lora, message):
+def test_a_contradictory_lora_section_is_refused(lora, message):
     with pytest.raises(ConfigError, match=message):
         Engine(lora=lora)
 
 
 @pytest.mark.parametrize("model", ["qwen2", "gemma3"])
-def test_other_families_take_adapters_too(checkpoint, tmp_path, model):
+def test_other_model_families_support_adapters(checkpoint, tmp_path, model):
     from graftlm.testing.hugging_face import HuggingFaceModel
     from graftlm.testing.tiny_adapters import write_tiny_adapter
 
@@ -293,7 +295,7 @@ def test_other_families_take_adapters_too(checkpoint, tmp_path, model):
     assert tokens(outputs) == [oracle.generate(prompt, MAX_TOKENS) for prompt in prompts]
 
 
-def test_the_pages_example_runs(adapters, tmp_path):
+def test_the_examples_of_the_docs_page_run(adapters, tmp_path):
     (yaml,) = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
     code = next(code for code in re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL) if "Engine(" in code)
     folders = {"/adapters/sql": adapters.folders["attention"], "/adapters/chat": adapters.folders["all"]}
@@ -304,7 +306,7 @@ def test_the_pages_example_runs(adapters, tmp_path):
     exec(compile(code.replace("engine.yaml", str(file)), "lora.md", "exec"), {})
 
 
-def test_scores_and_classes_are_those_of_the_adapter(engine, adapters, tmp_path):
+def test_scores_and_classes_use_the_adapter(engine, adapters, tmp_path):
     labels, query, items = [11, 300], [5, 6, 7], [[8], [9, 10]]
     alone, both, mixed = (
         engine.score(query, items, label_token_ids=labels, adapter=adapter)

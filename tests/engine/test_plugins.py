@@ -1,4 +1,4 @@
-"""Plugins given as objects, by module name, and broken ones; observers; logits processors."""
+"""Plugins as objects and by module name, faulty plugins, observers, and logits processors."""
 
 import sys
 import types
@@ -16,7 +16,7 @@ GREEDY = SamplingParams(temperature=0, max_tokens=16)
 
 
 class NewestFirst(EvictionStrategy):
-    """Gives up the latest first."""
+    """Evicts the latest entry first."""
 
     def __init__(self):
         self.num_asked = 0
@@ -27,7 +27,7 @@ class NewestFirst(EvictionStrategy):
 
 
 class NewestFirstPlugin:
-    """A plugin with one strategy, which keeps the strategies it made."""
+    """A plugin with one strategy; it keeps a list of the strategies that it created."""
 
     def __init__(self):
         self.made = []
@@ -41,10 +41,10 @@ class NewestFirstPlugin:
         return [Provider(name="newest", summary="Newest first", api_version=1, create=self._create)]
 
 
-def test_a_plugin_object_serves_the_name_that_the_configuration_chooses():
+def test_a_plugin_object_provides_the_configured_name():
     plugin = NewestFirstPlugin()
     with Engine(model="demo", cache={"eviction": "newest"}, memory={"kv_tokens": 64}, plugins=[plugin]) as engine:
-        for salt in "abc":  # more than the memory holds
+        for salt in "abc":  # more tokens than the memory holds
             assert engine.generate([CHAT], GREEDY, cache_salt=salt)[0].text == "The capital of France is Paris."
     assert plugin.made[0].num_asked > 0
 
@@ -58,7 +58,7 @@ def test_a_module_named_in_the_configuration_is_loaded():
         assert engine.generate([CHAT], GREEDY)[0].finished
 
 
-def test_a_plugin_that_does_not_import_matters_only_to_those_who_choose_it(tmp_path, monkeypatch):
+def test_a_plugin_that_fails_to_import_is_an_error_only_if_selected(tmp_path, monkeypatch):
     (tmp_path / "broken_graft.py").write_text("import no_such_package_at_all\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     settings = {"model": "demo", "plugins": {"modules": ["broken_graft"]}}
@@ -68,7 +68,7 @@ def test_a_plugin_that_does_not_import_matters_only_to_those_who_choose_it(tmp_p
         Engine(settings, cache={"eviction": "from_broken"})
 
 
-def test_an_object_that_is_no_plugin_is_refused():
+def test_an_object_without_hooks_is_refused():
     with pytest.raises(PluginLoadError, match="implements no hook"):
         Engine(model="demo", plugins=[object()])
 
@@ -84,13 +84,13 @@ def test_an_object_that_is_no_plugin_is_refused():
         ("graftlm_chat", r"expected a list, got 'graftlm_chat'; write \['graftlm_chat'\]"),
     ],
 )
-def test_a_name_that_is_no_plugin_is_refused_with_the_import_that_failed(plugins, said):
+def test_a_module_that_fails_to_import_is_refused_with_the_reason(plugins, said):
     with pytest.raises(PluginLoadError, match=said):
         Engine(model="demo", plugins=plugins)
 
 
 class Recorder:
-    """Observes everything; one of its hooks is broken."""
+    """Observes everything; one of its hooks raises."""
 
     def __init__(self, fail=False):
         self.requests, self.steps, self.events = [], [], []
@@ -114,7 +114,7 @@ class Recorder:
 
 
 @pytest.mark.parametrize("fail", [False, True])
-def test_observers_hear_of_requests_steps_and_the_cache_and_harm_nobody(fail):
+def test_observers_get_requests_steps_and_cache_events_and_cause_no_failure(fail):
     recorder = Recorder(fail)
     with Engine(model="demo", plugins=[recorder]) as engine:
         outputs = engine.generate([CHAT, CHAT, "go"], GREEDY)
@@ -128,7 +128,7 @@ def test_observers_hear_of_requests_steps_and_the_cache_and_harm_nobody(fail):
 
 
 class FailsOnce(EvictionStrategy):
-    """Evicts what came first, and raises when told to."""
+    """Evicts the oldest entry first, and raises when a test sets it to."""
 
     fails = False
 
@@ -141,7 +141,7 @@ class FailsOnce(EvictionStrategy):
             raise ValueError("no idea")
 
 
-def test_indexers_hear_that_all_nodes_are_gone_when_the_cache_starts_anew():
+def test_indexers_get_a_cleared_event_when_the_cache_restarts():
     mirror = EventMirror()
 
     class Plugin:
@@ -176,14 +176,14 @@ def test_indexers_hear_that_all_nodes_are_gone_when_the_cache_starts_anew():
 
 
 class OnlyOptions(Options):
-    """Options of the processor below."""
+    """Options of the processor `Only`."""
 
     token_id: int
     fail_at: int | None = None
 
 
 class Only(LogitsProcessor):
-    """Allows one token; or fails at some length."""
+    """Allows only one token, or raises at a given length."""
 
     def __init__(self, options):
         self._options = options
@@ -213,7 +213,7 @@ class OnlyPlugin:
 
 
 @pytest.mark.parametrize("overlap", [False, True])
-def test_a_logits_processor_shapes_its_own_request_and_no_other(overlap):
+def test_a_logits_processor_changes_only_its_own_request(overlap):
     def only(**options):
         return SamplingParams(temperature=0, max_tokens=5, ignore_eos=True, logits_processors={"only": options})
 
@@ -237,7 +237,7 @@ def test_options_of_a_plugin_are_checked():
 
 
 class EndsTheProcess(LogitsProcessor):
-    """Tries to."""
+    """Raises SystemExit."""
 
     def process(self, output_token_ids, logits):
         raise SystemExit("enough")
@@ -253,7 +253,7 @@ class EndsTheProcessPlugin:
 
 
 @pytest.mark.parametrize("overlap", [False, True])
-def test_a_plugin_that_ends_the_process_ends_a_step(overlap):
+def test_a_plugin_that_raises_system_exit_fails_only_its_step(overlap):
     params = SamplingParams(temperature=0, max_tokens=3, logits_processors={"exit": {}})
     with Engine(model="demo", plugins=[EndsTheProcessPlugin()], scheduling={"overlap": overlap}) as engine:
         (output,) = engine.generate(CHAT, params)
@@ -261,7 +261,7 @@ def test_a_plugin_that_ends_the_process_ends_a_step(overlap):
         assert engine.generate([CHAT], GREEDY)[0].text == "The capital of France is Paris."
 
 
-def test_observers_hear_of_aborts_and_may_ask_the_engine():
+def test_observers_get_aborts_and_may_call_the_engine():
     class Asker:
         seen: list = []  # noqa: RUF012
 
@@ -272,5 +272,5 @@ def test_observers_hear_of_aborts_and_may_ask_the_engine():
     asker = Asker()
     with Engine(model="demo", plugins=[asker]) as engine:
         next(engine.stream("go on", SamplingParams(temperature=0, max_tokens=500, ignore_eos=True)))
-        engine.stats()  # comes after the abort
+        engine.stats()  # this call returns after the abort
         assert asker.seen == [(FinishReason.ABORT, 0)]

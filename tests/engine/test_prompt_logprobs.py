@@ -1,4 +1,4 @@
-"""Log-probabilities of prompts equal Transformers', whatever they are read from: pages, chunks, the cache."""
+"""Log-probabilities of prompts equal those of Transformers for any pages, chunks and cached tokens."""
 
 import numpy as np
 import pytest
@@ -9,7 +9,7 @@ from graftlm.testing.hugging_face import HuggingFaceModel
 STARTS = [0, 1, 2, 32, 97, 119, 120, 500]
 LENGTH = 120
 
-#: (model, page size, chunk, overlap); of two values each meets each other one.
+#: (model, page size, chunk, overlap); every pair of values occurs once.
 CASES = [
     ("llama", 1, 7, False),
     ("llama", 1, 2048, True),
@@ -35,7 +35,7 @@ def expected(checkpoint):
 
 
 @pytest.mark.parametrize(("model", "page_size", "chunk", "overlap"), CASES)
-def test_they_equal_transformers_from_any_token_on(checkpoint, expected, model, page_size, chunk, overlap):
+def test_prompt_logprobs_equal_transformers_from_any_start(checkpoint, expected, model, page_size, chunk, overlap):
     prompt, logprobs = expected(model)
     options = {"prefill_tokens_per_step": chunk, "overlap": overlap}
     with Engine(
@@ -46,7 +46,7 @@ def test_they_equal_transformers_from_any_token_on(checkpoint, expected, model, 
             for start in STARTS
         ]
         cold = [engine.generate([prompt], p)[0] for p in params[3:4]]  # nothing is cached
-        warm = engine.generate([prompt] * len(params), params)  # side by side, some from the cache
+        warm = engine.generate([prompt] * len(params), params)  # together, some from the cache
         plain = engine.generate([prompt] * 3, SamplingParams(temperature=0, max_tokens=2))
     assert cold[0].usage.cached_tokens == 0
     for start, output in zip([STARTS[3], *STARTS], [*cold, *warm], strict=True):
@@ -63,7 +63,7 @@ def test_they_equal_transformers_from_any_token_on(checkpoint, expected, model, 
     assert {output.usage.cached_tokens for output in plain} == {(LENGTH - 1) // page_size * page_size}
 
 
-def test_a_windowed_cache_reuses_what_precedes_them(checkpoint, expected):
+def test_a_window_cache_reuses_the_tokens_before_the_start(checkpoint, expected):
     prompt, logprobs = expected("gemma3")
     with Engine(model=str(checkpoint("gemma3")), memory={"kv_tokens": 2048}) as engine:
         params = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=0, prompt_logprobs_start=100)

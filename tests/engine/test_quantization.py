@@ -1,4 +1,4 @@
-"""Quantization in an engine: its tokens, its log, what it refuses, and what it means for stored keys and values."""
+"""Quantization in an engine: tokens, log lines, refusals, and its effect on stored keys and values."""
 
 import json
 import logging
@@ -18,7 +18,7 @@ from graftlm_quantization.coded_matrix import encode
 
 MAX_TOKENS = 12
 
-#: Model, quantization and its bits and group size. One has biases and tied weights, one has experts.
+#: Model, quantization, bits and group size. One model has biases and tied weights, one has experts.
 CASES = [
     ("llama", "int4", {"group_size": 32}, 4),
     ("llama", "int8", {}, 8),
@@ -29,7 +29,7 @@ CASES = [
 
 
 def decoded_checkpoint(folder, path, bits, group_size):
-    """Write the checkpoint whose projections are what they are after encoding and decoding."""
+    """Write a checkpoint whose projections are encoded and decoded."""
     shutil.copytree(folder, path)
     for file in path.glob("*.safetensors"):
         weights = load_file(file)
@@ -42,7 +42,7 @@ def decoded_checkpoint(folder, path, bits, group_size):
 
 
 @pytest.mark.parametrize(("model", "name", "options", "bits"), CASES)
-def test_tokens_are_those_of_transformers_with_the_decoded_weights(checkpoint, tmp_path, model, name, options, bits):
+def test_tokens_equal_those_of_transformers_with_the_decoded_weights(checkpoint, tmp_path, model, name, options, bits):
     folder = checkpoint(model)
     decoded = decoded_checkpoint(folder, tmp_path / "decoded", bits, options.get("group_size"))
     rng = np.random.default_rng(5)
@@ -59,7 +59,7 @@ def test_tokens_are_those_of_transformers_with_the_decoded_weights(checkpoint, t
     assert [list(output.token_ids) for output in outputs] == expected
 
 
-def test_the_log_says_what_is_saved_and_what_stays(checkpoint, caplog):
+def test_the_log_has_the_saved_memory_and_the_plain_layers(checkpoint, caplog):
     options = {"group_size": 32, "keep": ["lm_head", "o_proj"], "kernel": "torch"}
     model = {"path": str(checkpoint("llama")), "quantization": {"name": "int4", "options": options}}
     with (
@@ -93,7 +93,7 @@ def test_the_log_says_what_is_saved_and_what_stays(checkpoint, caplog):
         ),
     ],
 )
-def test_what_cannot_be_quantized_is_refused(checkpoint, model, error, message):
+def test_an_impossible_quantization_is_refused(checkpoint, model, error, message):
     with pytest.raises(error) as caught:
         Engine(model={"path": str(checkpoint("llama"))} | model)
     assert message in str(caught.value)

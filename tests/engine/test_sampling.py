@@ -1,4 +1,4 @@
-"""Seeded samples are the same alone, in a batch, after a retraction, with overlap on or off."""
+"""Seeded samples are the same alone, in a batch and after a retraction, with overlap on or off."""
 
 import pytest
 
@@ -21,7 +21,7 @@ def params(i, max_tokens=48):
 
 @pytest.fixture(scope="module")
 def alone():
-    """The tokens that each of 32 seeded requests gets when nothing else runs."""
+    """The tokens of each of 32 seeded requests when it runs alone."""
     with Engine(model="demo", scheduling={"overlap": False}) as engine:
         return [engine.generate(f"{PROMPT} {i}", params(i))[0].token_ids for i in range(32)]
 
@@ -57,7 +57,7 @@ def test_samples_differ_between_seeds_and_unseeded_calls():
         assert len({output.token_ids for output in unseeded}) == 6
 
 
-def test_low_temperature_comes_close_to_greedy():
+def test_a_low_temperature_gives_the_greedy_tokens():
     with Engine(model="demo") as engine:
         greedy, cold = engine.generate(
             [PROMPT] * 2, [SamplingParams(temperature=0), SamplingParams(temperature=0.001, seed=1)]

@@ -1,4 +1,4 @@
-"""Scores equal those of Transformers' sequence classifiers, whatever else the engine does; labels and pairs too."""
+"""Scores, labels and pairs equal those of Transformers' sequence classifiers, with any settings and other load."""
 
 import json
 import shutil
@@ -27,7 +27,7 @@ PROMPTS = [[7], [5, 6], [9] * 20, SHARED, [*SHARED, 80, 81], [*SHARED, 90], list
 
 @pytest.fixture(scope="module")
 def classifier(tmp_path_factory):
-    """Return a function from a family to its checkpoint, which knows three labels."""
+    """Return a function from a family to its checkpoint with three labels."""
     base = tmp_path_factory.mktemp("classifiers")
 
     def get(family, num_labels=3):
@@ -63,7 +63,7 @@ def test_scores_equal_transformers(classifier, family):
         assert len(engine.embed([[5, 6]])) == 1
 
 
-def test_scores_beside_embeddings_in_scarce_memory_of_large_pages(classifier):
+def test_scores_are_right_beside_embeddings_in_little_memory_with_large_pages(classifier):
     path = classifier("qwen3")
     expected = expected_scores(path, PROMPTS)
     settings = {
@@ -79,14 +79,14 @@ def test_scores_beside_embeddings_in_scarce_memory_of_large_pages(classifier):
             )
 
 
-def test_the_layers_below_a_head_can_be_quantized(classifier):
+def test_the_layers_of_a_model_with_a_score_head_can_be_quantized(classifier):
     path = classifier("llama")
     with Engine(model={"path": str(path), "dtype": "float32", "quantization": "int8"}) as engine:
         scores = engine.classify([[5, 6, 7]])[0].scores
         assert np.abs(scores - expected_scores(path, [[5, 6, 7]])[0]).max() < 0.5
 
 
-def test_a_pair_is_scored_as_the_tokenizer_joins_it(classifier):
+def test_a_pair_is_joined_as_by_the_tokenizer(classifier):
     path = classifier("llama")
     tokenizer = AutoTokenizer.from_pretrained(path)
     items = ["the sea", "flour"]
@@ -105,7 +105,7 @@ def generator(checkpoint):
         yield engine
 
 
-def test_labels_are_scored_by_their_probability_as_the_next_token(generator, checkpoint):
+def test_a_label_has_the_probability_of_its_next_token(generator, checkpoint):
     model = AutoModelForCausalLM.from_pretrained(checkpoint("qwen3"), dtype=torch.float32)
     query, items, labels = SHARED, [[80, 81], [90], [5, 6, 7, 8]], [11, 300, 12]
     with torch.inference_mode():
@@ -149,12 +149,12 @@ def test_a_text_or_a_list_of_ids_is_one_item(generator):
         (lambda e: Pooling("last", (1,)), RequestError, "needs no labels"),
     ],
 )
-def test_what_this_model_cannot_do_is_refused(generator, call, error, message):
+def test_scores_that_the_model_does_not_support_are_refused(generator, call, error, message):
     with pytest.raises(error, match=message):
         call(generator)
 
 
-def test_a_classifier_generates_nothing(classifier):
+def test_a_classifier_refuses_to_generate(classifier):
     with start(classifier("llama")) as engine:
         with pytest.raises(UnsupportedFeatureError, match="embeddings and scores, and no tokens"):
             engine.generate("x")
@@ -177,7 +177,7 @@ def test_an_embedding_checkpoint_without_an_output_projection_is_served(checkpoi
             base.generate("x")
 
 
-def test_the_first_dimensions_are_scaled_by_themselves(generator):
+def test_dimensions_scales_the_first_numbers_to_unit_length(generator):
     raw = generator.embed([SHARED], normalize=False)[0].embedding
     short = generator.embed([SHARED], dimensions=8)[0].embedding
     np.testing.assert_allclose(short, raw[:8] / np.linalg.norm(raw[:8]), rtol=1e-5)
@@ -185,7 +185,7 @@ def test_the_first_dimensions_are_scaled_by_themselves(generator):
 
 
 def write_modules(path, pooling, *others):
-    """Write what sentence-transformers writes beside a checkpoint."""
+    """Write the files that sentence-transformers writes beside a checkpoint."""
     kinds = ["Transformer", "Pooling", *others]
     modules = [
         {"idx": i, "name": str(i), "path": f"{i}_{kind}" if i else "", "type": f"sentence_transformers.models.{kind}"}
@@ -222,22 +222,22 @@ MODE = "pooling_mode_{}_tokens".format
         )),
     ],
 )  # fmt: skip
-def test_what_sentence_transformers_says_is_read(tmp_path, pooling, others, expected):
+def test_the_defaults_in_sentence_transformers_files_are_read(tmp_path, pooling, others, expected):
     assert read_embedding_defaults(write_modules(tmp_path, pooling, *others)) == expected
 
 
-def test_without_such_files_it_is_the_mean_of_unit_length(tmp_path):
+def test_the_default_without_such_files_is_the_normalised_mean(tmp_path):
     assert read_embedding_defaults(tmp_path) == EmbeddingDefaults("mean", True, None)
 
 
 @pytest.mark.parametrize("content", ["{", "{}", '[{"path": ""}]'])
-def test_damaged_files_are_named(tmp_path, content):
+def test_damaged_files_are_reported(tmp_path, content):
     (tmp_path / "modules.json").write_text(content)
     with pytest.raises(CheckpointError, match=r"modules\.json"):
         read_embedding_defaults(tmp_path)
 
 
-def test_the_checkpoints_own_way_is_the_default(checkpoint, tmp_path):
+def test_the_checkpoints_own_pooling_is_the_default(checkpoint, tmp_path):
     path = shutil.copytree(checkpoint("qwen3"), tmp_path / "own")
     with start(write_modules(path, {"pooling_mode_lasttoken": True})) as engine:
         own, last = engine.embed([SHARED])[0], engine.embed([SHARED], pooling="last", normalize=False)[0]

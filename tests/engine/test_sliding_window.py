@@ -1,4 +1,4 @@
-"""Greedy tokens equal transformers', when sliding-window layers keep little more than their windows."""
+"""Greedy tokens equal those of Transformers when sliding-window layers keep only slightly more than their windows."""
 
 import itertools
 
@@ -18,7 +18,7 @@ WINDOW = 16
 MAX_TOKENS = 24
 LONGEST_PROMPT = 8 * WINDOW
 
-#: All layers have windows; every second one has.
+#: In the first model, all layers have windows; in the second model, every second layer has one.
 MODELS = {
     "mistral": ("mistral", {"num_layers": 2, "config": {"sliding_window": WINDOW}}),
     "gemma2": ("gemma2", {"num_layers": 3, "config": {"sliding_window": WINDOW}}),
@@ -38,7 +38,7 @@ CASES = [
 
 
 def make_prompts():
-    """Return prompts of up to 8 windows; two thirds begin with one of two common prefixes."""
+    """Return prompts of up to 8 windows; two thirds start with one of two common prefixes."""
     rng = np.random.default_rng(5)
     prefixes = [rng.integers(1, 320, n).tolist() for n in (3 * WINDOW + 5, 5 * WINDOW)]
     prompts = [rng.integers(1, 320, LONGEST_PROMPT).tolist(), [7]]
@@ -73,7 +73,7 @@ def make_parts(path, **config):
 
 
 class Run:
-    """An engine's parts, driven step by step; after each, no row holds more than its share of window pages."""
+    """An engine's parts, run step by step; after each step, no row may have more than its maximum of window pages."""
 
     def __init__(self, path, **config):
         self.parts = make_parts(path, **config)
@@ -131,7 +131,7 @@ def test_greedy_tokens_equal_transformers(workload, model, cache, page_size, chu
     assert stats.owned_pages == stats.locked_pages == 0
 
 
-def test_small_memories_make_both_kinds_of_eviction_and_retraction_happen(workload):
+def test_with_little_memory_both_kinds_of_eviction_and_retraction_occur(workload):
     path, prompts, answers = workload("gemma2")
     run = Run(
         path,
@@ -157,7 +157,7 @@ def test_small_memories_make_both_kinds_of_eviction_and_retraction_happen(worklo
 @pytest.mark.parametrize(
     ("cache", "page_size", "kv_tokens"), [("swa_radix", 16, 32), ("swa_radix", 1, 30), ("swa_chunk", 4, 40)]
 )
-def test_what_fits_into_the_smallest_memory_runs(workload, cache, page_size, kv_tokens):
+def test_requests_run_in_the_smallest_memory(workload, cache, page_size, kv_tokens):
     path, prompts, _ = workload("mistral")
     run = Run(
         path,
@@ -172,7 +172,7 @@ def test_what_fits_into_the_smallest_memory_runs(workload, cache, page_size, kv_
     assert all(len(tokens) == MAX_TOKENS for tokens in run.tokens.values())
 
 
-def test_a_second_turn_goes_on_from_the_first(workload):
+def test_a_second_turn_continues_from_the_first(workload):
     path, prompts, answers = workload("gemma2")
     run = Run(
         path,
@@ -191,7 +191,7 @@ def test_a_second_turn_goes_on_from_the_first(workload):
     run.parts.loop.close()
 
 
-def test_the_memory_of_windows_is_really_smaller(workload):
+def test_window_memory_is_smaller_than_one_common_memory(workload):
     path, *_ = workload("mistral")
     sizes = {}
     for cache in ("radix", "swa_radix"):
@@ -204,7 +204,7 @@ def test_the_memory_of_windows_is_really_smaller(workload):
         window = parts.loop.scheduler.kv.window
         sizes[cache] = parts.loop.scheduler.kv.pool.num_pages if window is None else window.num_window_pages
         parts.loop.close()
-    # Each of 4 rows: 15 pages in front and 4 spare ones, 3 passed, 2 more; a chunk of 64; a quarter of 4000.
+    # Each of 4 rows: 15 pages in the window and 4 spare ones, 3 passed, 2 more; a chunk of 64; a quarter of 4,000.
     assert sizes == {"radix": 4000, "swa_radix": 4 * (15 + 4 + 3 + 2) + 64 + 1000}
 
 
@@ -216,13 +216,13 @@ def test_the_memory_of_windows_is_really_smaller(workload):
         ("swa_radix", 20, "one request with a window of 16 tokens may need 24"),
     ],
 )
-def test_window_tokens_that_make_no_sense_are_refused(workload, cache, window_tokens, message):
+def test_impossible_window_tokens_are_refused(workload, cache, window_tokens, message):
     path, *_ = workload("mistral")
     with pytest.raises(ConfigError, match=message):
         make_parts(path, cache={"name": cache}, memory={"kv_tokens": 1000, "window_tokens": window_tokens})
 
 
-def test_a_model_without_windows_shares_one_memory(tmp_path, caplog):
+def test_a_model_without_windows_has_one_memory(tmp_path, caplog):
     path = write_tiny_checkpoint(tmp_path, "llama", num_layers=1, tokenizer=True)
     parts = make_parts(path, cache={"name": "swa_radix"}, memory={"kv_tokens": 100})
     assert parts.loop.scheduler.kv.window is None

@@ -1,4 +1,4 @@
-"""Steps beside a grammar that compiles: on a thread less, and with the same tokens."""
+"""While a grammar compiles, steps use one thread less and generate the same tokens."""
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -14,7 +14,7 @@ FREE = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
 
 
 class Plugin:
-    """Offers `gated`, whose grammars compile, or fail, when they are let. Notes what they and the steps do."""
+    """Offers `gated`, whose grammars compile or fail when their gate opens. Records what they and the steps do."""
 
     def __init__(self, outcome=None):
         self.outcome = outcome
@@ -63,7 +63,7 @@ def threads_of_new_threads():
     ("overlap", "outcome"),
     [(False, None), (True, ValueError("broken on purpose")), (True, SystemExit(3))],
 )
-def test_they_have_all_threads_again_whatever_came_of_it(three_threads, overlap, outcome):
+def test_steps_use_all_threads_again_after_a_compilation(three_threads, overlap, outcome):
     plugin = Plugin(outcome)
     with (
         Engine(
@@ -87,7 +87,7 @@ def test_they_have_all_threads_again_whatever_came_of_it(three_threads, overlap,
     assert threads_of_new_threads() == torch.get_num_threads() == 3
 
 
-def test_grammars_of_aborted_requests_and_of_a_closed_engine_are_not_begun(three_threads):
+def test_grammars_of_aborted_requests_and_of_a_closed_engine_are_not_compiled(three_threads):
     plugin = Plugin()
     with Engine(model="demo", grammar={"name": "gated"}, plugins=[plugin]) as engine, ThreadPoolExecutor() as pool:
         outputs = [pool.submit(engine.generate, "a", SamplingParams(ebnf="ab"))]

@@ -1,4 +1,4 @@
-"""Weights are replaced in place: whole or in part, from disk or memory, packed, quantized or plain; or not at all."""
+"""Weights are replaced in place (all or some, from disk or memory, packed, quantized or plain), or not at all."""
 
 import asyncio
 import json
@@ -21,7 +21,7 @@ KEY = "model.layers.1.self_attn.k_proj.weight"
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
-    """Return two checkpoints of each family, of different weights."""
+    """Return two checkpoints of each family with different weights."""
     base, known = tmp_path_factory.mktemp("weights"), {}
 
     def get(family, **fields):
@@ -74,7 +74,7 @@ def fresh(folder, **settings):
         ),  # large enough to be packed
     ],
 )
-def test_new_weights_give_what_a_fresh_engine_gives(folders, family, fields):
+def test_new_weights_give_the_tokens_of_a_new_engine(folders, family, fields):
     old, new = folders(family, **fields)
     expected = {path: fresh(path) for path in (old, new)}
     assert expected[old] != expected[new]
@@ -91,7 +91,7 @@ def test_new_weights_give_what_a_fresh_engine_gives(folders, family, fields):
         assert tokens(engine) == expected[old]
 
 
-def test_quantized_layers_are_converted_anew(folders):
+def test_quantized_layers_are_quantized_again(folders):
     old, new = folders("llama")
     settings = {"model": {"quantization": "int8"}}
     expected = fresh(new, **settings)
@@ -108,7 +108,7 @@ def test_quantized_layers_are_converted_anew(folders):
         assert tokens(engine) == expected
 
 
-def test_graphs_go_on_with_new_weights(folders):
+def test_graphs_use_the_new_weights(folders):
     old, new = folders("llama")
     for model in ({"quantization": "int8"}, {}):
         settings = {"model": model, "execution": {"graphs": True}}
@@ -135,7 +135,7 @@ def damaged(folder, target, change):
         (lambda t: t.update(surplus=torch.ones(3)), WeightError, "'surplus'"),
     ],
 )
-def test_a_checkpoint_that_does_not_fit_changes_nothing(folders, tmp_path, change, error, message):
+def test_a_checkpoint_that_does_not_match_changes_nothing(folders, tmp_path, change, error, message):
     old, new = folders("llama")
     bad = damaged(new, tmp_path / "bad", change)
     with start(old) as engine:
@@ -147,7 +147,7 @@ def test_a_checkpoint_that_does_not_fit_changes_nothing(folders, tmp_path, chang
         assert torch.equal(engine.get_weight(NORM), tensors_of(old)[NORM])
 
 
-def test_ties_that_differ_change_nothing(folders, tmp_path):
+def test_tied_weights_that_differ_change_nothing(folders, tmp_path):
     old, new = folders("qwen2", tie_word_embeddings=True)
     bad = damaged(new, tmp_path / "bad", lambda t: t.update({"lm_head.weight": t["model.embed_tokens.weight"] + 1}))
     with start(old) as engine:
@@ -178,7 +178,7 @@ def test_a_truncated_file_changes_nothing(folders, tmp_path):
         ("/nowhere", CheckpointError, "No checkpoint"),
     ],
 )
-def test_wrong_weights_are_refused_whole(folders, weights, error, message):
+def test_wrong_weights_are_refused_completely(folders, weights, error, message):
     old, _ = folders("llama")
     with start(old) as engine:
         with pytest.raises(error, match=message):
@@ -188,7 +188,7 @@ def test_wrong_weights_are_refused_whole(folders, weights, error, message):
             engine.get_weight(f"{NORM}s")
 
 
-def test_a_checkpoint_of_another_model_is_refused_by_the_entry_that_differs(folders, tmp_path):
+def test_a_checkpoint_of_another_model_is_refused_with_the_differing_entry(folders, tmp_path):
     old, new = folders("llama")
     other = shutil.copytree(new, tmp_path / "other")
     config = json.loads((other / "config.json").read_text())
@@ -197,7 +197,7 @@ def test_a_checkpoint_of_another_model_is_refused_by_the_entry_that_differs(fold
         engine.update_weights(other)
 
 
-def test_a_gguf_file_and_a_folder_of_one_model_take_each_others_place(folders, tmp_path):
+def test_a_gguf_file_and_a_folder_of_the_same_model_replace_each_other(folders, tmp_path):
     old, new = folders("llama")
     file = write_gguf(new, tmp_path / "new.gguf", tokenizer=True)
     config = json.loads((new / "config.json").read_text())
@@ -218,7 +218,7 @@ def test_a_gguf_file_and_a_folder_of_one_model_take_each_others_place(folders, t
         engine.update_weights(file)
 
 
-def test_tensors_may_come_as_a_mapping_and_weights_have_a_version(folders):
+def test_tensors_may_be_a_mapping_and_weights_have_a_version(folders):
     old, new = folders("llama")
     expected = fresh(new)
     with start(old) as engine:
@@ -230,7 +230,7 @@ def test_tensors_may_come_as_a_mapping_and_weights_have_a_version(folders):
         assert engine.weight_version == "step-1"
 
 
-def test_a_file_that_fails_between_check_and_copy_leaves_the_former_weights(folders, tmp_path):
+def test_a_file_that_fails_during_the_copy_leaves_the_old_weights(folders, tmp_path):
     old, new = folders("llama")
     bad = shutil.copytree(new, tmp_path / "bad")
     with start(old) as engine:
@@ -242,7 +242,7 @@ def test_a_file_that_fails_between_check_and_copy_leaves_the_former_weights(fold
         assert tokens(engine) == before
 
 
-def test_cached_prefixes_are_forgotten_unless_they_are_to_be_kept(folders):
+def test_cached_prefixes_are_removed_unless_flush_cache_is_false(folders):
     old, new = folders("llama")
     prompt = PROMPTS[2]
     with start(old) as engine:
@@ -255,7 +255,7 @@ def test_cached_prefixes_are_forgotten_unless_they_are_to_be_kept(folders):
         assert engine.generate(prompt, GREEDY)[0].usage.cached_tokens == len(prompt) - 1
 
 
-def test_lower_tiers_never_mix_what_two_models_have_computed(folders, tmp_path):
+def test_lower_tiers_never_mix_blocks_of_two_weights(folders, tmp_path):
     old, new = folders("llama")
     cache = {
         "name": "hicache",
@@ -281,12 +281,12 @@ def test_lower_tiers_never_mix_what_two_models_have_computed(folders, tmp_path):
     with start(new, cache=cache) as engine:
         token_ids, cached = first_tokens(engine)
         assert token_ids == expected[new]
-        assert cached > 0  # stored under the new weights' own fingerprint
+        assert cached > 0  # stored with the fingerprint of the new weights
         engine.update_weights(tensors_of(old).items())
-        assert first_tokens(engine) == (expected[old], 0)  # tensors of unknown origin share with nobody
+        assert first_tokens(engine) == (expected[old], 0)  # tensors of unknown origin share no blocks
 
 
-def test_requests_under_way_end_with_the_weights_they_began_with(folders):
+def test_running_requests_end_with_the_weights_they_started_with(folders):
     old, new = folders("llama")
     expected_old, expected_new = fresh(old), fresh(new)
     with start(old) as engine:
@@ -304,7 +304,7 @@ def test_requests_under_way_end_with_the_weights_they_began_with(folders):
         assert tokens(engine) == expected_new
 
 
-def test_requests_under_way_can_be_aborted(folders):
+def test_running_requests_can_be_aborted(folders):
     old, new = folders("llama")
     with start(old) as engine:
         stream = engine.stream([5, 6], SamplingParams(temperature=0, max_tokens=200, ignore_eos=True))
@@ -314,7 +314,7 @@ def test_requests_under_way_can_be_aborted(folders):
         assert tokens(engine) == fresh(new)
 
 
-def test_a_closed_engine_ends_an_update_that_waits(folders):
+def test_closing_the_engine_ends_a_waiting_update(folders):
     old, _ = folders("llama")
     with start(old) as engine:
         pass

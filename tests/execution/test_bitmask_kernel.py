@@ -1,4 +1,4 @@
-"""The kernel against numpy: on a device if there is one, and in Triton's interpreter."""
+"""The kernel compared with numpy: on a device if there is one, and in Triton's interpreter."""
 
 import os
 import subprocess
@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-#: Rows of the scores, those masked, columns, columns of the memory around them.
+#: Rows of the scores, masked rows, columns, columns of the memory around them.
 SHAPES = [
     (1, [0], 1, 1),
     (3, [0, 2], 31, 40),
@@ -20,7 +20,7 @@ SHAPES = [
 
 
 def check(device, dtype):
-    """Compare the kernel with numpy for every shape, and for masks of nothing, of everything and at random."""
+    """Compare the kernel with numpy for every shape, and for masks that allow everything, nothing and random tokens."""
     from graftlm.execution.bitmask_kernel import forbid_in_place
 
     draw = np.random.default_rng(0)
@@ -42,7 +42,7 @@ def check(device, dtype):
             torch.testing.assert_close(memory.cpu(), expected, rtol=0, atol=0, equal_nan=True)
 
 
-def test_the_interpreted_kernel_does_what_numpy_does():
+def test_the_interpreted_kernel_equals_numpy():
     pytest.importorskip("triton")
     environment = os.environ | {"TRITON_INTERPRET": "1"}
     done = subprocess.run([sys.executable, __file__], env=environment, capture_output=True, text=True, timeout=120)
@@ -63,7 +63,7 @@ def test_the_kernel_compiles_for_a_device(tmp_path, monkeypatch):
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-def test_the_compiled_kernel_does_what_numpy_does(dtype):
+def test_the_compiled_kernel_equals_numpy(dtype):
     check(torch.device("cuda"), dtype)
 
 

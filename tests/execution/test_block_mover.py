@@ -1,4 +1,4 @@
-"""Blocks reach host memory and come back as they were; a layer waits for its own loads, and for nothing else."""
+"""Blocks are copied to host memory and back unchanged; a layer waits only for its own loads."""
 
 import threading
 
@@ -11,7 +11,7 @@ from graftlm.execution.awaiting_attention import AwaitingAttention
 from graftlm.execution.block_mover import BlockMover
 from graftlm.execution.kv_store import KVStore
 
-LATENT = AttentionLayer(1, 4, 1, 16, 1.0, value_prefix_dim=12)  # stores keys only
+LATENT = AttentionLayer(1, 4, 1, 16, 1.0, value_prefix_dim=12)  # a layer that stores only keys
 LAYERS = [AttentionLayer(0, 4, 2, 8, 1.0), LATENT]
 CPU = torch.device("cpu")
 
@@ -54,7 +54,7 @@ def make_mover():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8])
-def test_blocks_come_back_as_they_were(make_mover, dtype):
+def test_blocks_are_unchanged_after_a_store_and_a_load(make_mover, dtype):
     kv = make_kv(dtype)
     mover = make_mover(kv)
     mover.allocate(3, 2)
@@ -66,7 +66,7 @@ def test_blocks_come_back_as_they_were(make_mover, dtype):
     assert same(content(kv, 7), content(kv, 1))
 
 
-def test_a_blocks_bytes_are_layer_by_layer_keys_then_values_whatever_the_page_size(make_mover):
+def test_a_block_has_keys_then_values_of_each_layer_for_any_page_size(make_mover):
     kv = make_kv(page_size=2)
     mover = make_mover(kv)
     memory = mover.allocate(3, 2)
@@ -76,7 +76,7 @@ def test_a_blocks_bytes_are_layer_by_layer_keys_then_values_whatever_the_page_si
     assert memory.shape == (3, 2 * kv.page_bytes)
 
 
-def test_early_copies_are_done_before_the_step_and_the_others_when_it_ends(make_mover):
+def test_early_copies_end_before_the_step_and_the_others_with_it(make_mover):
     kv = make_kv()
     mover = make_mover(kv)
     mover.allocate(3, 1)
@@ -91,7 +91,7 @@ def test_early_copies_are_done_before_the_step_and_the_others_when_it_ends(make_
 
 
 class HeldBack(KVStore):
-    """Gives out the last layer's memory to the copying thread only when it is let."""
+    """Gives the last layer's memory to the copying thread only after its gate opens."""
 
     def __init__(self, gate):
         super().__init__(LAYERS, 8, 2, torch.float32, CPU)
@@ -104,7 +104,7 @@ class HeldBack(KVStore):
 
 
 class Noting(AttentionBackend):
-    """Notes which layers have run."""
+    """Records which layers have run."""
 
     def __init__(self):
         self.layers = []
@@ -117,7 +117,7 @@ class Noting(AttentionBackend):
         return q
 
 
-def test_a_layer_waits_for_its_own_loads_only(make_mover):
+def test_a_layer_waits_only_for_its_own_loads(make_mover):
     gate = threading.Event()
     mover = make_mover(HeldBack(gate))
     mover.allocate(3, 1)
@@ -126,7 +126,7 @@ def test_a_layer_waits_for_its_own_loads_only(make_mover):
     q = torch.zeros(1)
     with mover.overlapped(StepCopies(loads=(part(0, 4),))):
         attention.prepare(None)
-        attention.forward(q, q, q, LAYERS[0])  # though layer 1 is on its way
+        attention.forward(q, q, q, LAYERS[0])  # while the copy of layer 1 is not finished
         assert inner.layers == ["prepare", 0]
         threading.Timer(0.01, gate.set).start()
         attention.forward(q, q, q, LAYERS[1])
@@ -135,10 +135,10 @@ def test_a_layer_waits_for_its_own_loads_only(make_mover):
     assert inner.layers == ["prepare", 0, 1, 1]
 
 
-def test_a_copy_that_fails_fails_its_step_and_no_other(make_mover):
+def test_a_failed_copy_fails_only_its_step(make_mover):
     kv = make_kv()
     mover = make_mover(kv)
     mover.allocate(1, 1)
     with pytest.raises(IndexError), mover.overlapped(StepCopies(loads=(part(3, 4),))):
-        mover.await_layer(1)  # nobody waits for ever
+        mover.await_layer(1)  # no thread waits forever
     mover.copy(StepCopies(loads=(part(0, 4),)))

@@ -1,4 +1,4 @@
-"""The kernel against the filters of the host: on a device if there is one, and in Triton's interpreter."""
+"""The kernel compared with the host's filters: on a device if there is one, and in Triton's interpreter."""
 
 import os
 import subprocess
@@ -12,7 +12,7 @@ from graftlm.execution.sampling_filters import keep_top_k, keep_top_p, top_p_bou
 
 NAN, INF = float("nan"), float("inf")
 
-#: Rows of logits, of one vocabulary size each.
+#: Tables of logits; each has one vocabulary size.
 TABLES = {
     "random": torch.randn(4, 1000, generator=torch.Generator().manual_seed(0)) * torch.tensor([[20], [0.1], [4], [1]]),
     "of more than one turn": torch.randn(1, 4097, generator=torch.Generator().manual_seed(1)),
@@ -30,7 +30,7 @@ PS = (1e-30, 1e-6, 0.1, 0.5, 0.9, 0.999999, 1 - 1e-9)
 
 
 def check(device, num_rounds):
-    """Compare both bounds of every row of every table with those of the host, with another setting in each round."""
+    """Compare both bounds of every row of every table with those of the host, with other settings in each round."""
     from graftlm.execution.bound_kernel import kth_largest, top_p_bounds
 
     at = 0
@@ -38,7 +38,7 @@ def check(device, num_rounds):
         for name, logits in TABLES.items():
             n, vocab_size = logits.shape
             settings = np.arange(at, at := at + n)
-            padded = torch.full((n, vocab_size + 3), 1e9, device=device)  # rows need not adjoin
+            padded = torch.full((n, vocab_size + 3), 1e9, device=device)  # rows need not be adjacent in memory
             padded[:, :vocab_size] = logits
             k = torch.tensor(np.minimum(np.array(KS)[settings % len(KS)], vocab_size))
             expected = logits.sort(dim=1, descending=True).values.gather(1, k[:, None] - 1).squeeze(1)
@@ -54,7 +54,9 @@ def same(found, expected):
 
 
 def check_weights(device):
-    """Compare the bounds of weights that no softmax makes: of any sum, tiny, and where half is exactly half."""
+    """Compare the bounds of weights that no softmax gives: with any sum, tiny, or with exactly half the sum in one
+    half.
+    """
     from graftlm.execution.bound_kernel import top_p_bounds
 
     weights = torch.tensor([[0.5, 0.25, 0.25, 0.0], [1e30, 3e30, 2e30, 0.0], [0.0] * 4, [1e-15, 3e-15, 2e-15, 1e-40]])
@@ -90,7 +92,7 @@ class TestOnADevice:
         check(torch.device("cuda"), num_rounds=30)
         check_weights(torch.device("cuda"))
 
-    def test_the_filters_keep_what_they_keep_on_the_host(self):
+    def test_the_filters_keep_the_same_tokens_as_on_the_host(self):
         logits = TABLES["random"]
         top_k, top_p = np.array([5, 1000, 1, 70]), np.array([0.9, 0.5, 1.0, 0.01])
         assert same(keep_top_k(logits.cuda(), top_k), keep_top_k(logits, top_k))

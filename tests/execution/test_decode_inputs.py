@@ -13,7 +13,7 @@ SHAPE = DecodeShape(num_rows=5, max_size=8, max_pages=6, page_size=4, spare_page
 
 
 def plan_of(rows, known, window=True):
-    """Return a step of one-token requests; a token of None is known to the device only."""
+    """Return a step of one-token requests; a token None is known only on the device."""
     count = len(rows)
     seq_lens = np.arange(5, 5 + count, dtype=np.int32)
     table = np.arange(count * 3, dtype=np.int32).reshape(count, 3)
@@ -41,7 +41,7 @@ def inputs():
     return made
 
 
-def test_requests_stand_in_front_and_the_rest_is_a_token_on_the_spare_page(inputs):
+def test_requests_come_first_and_padding_uses_the_spare_page(inputs):
     batch = inputs.fill(plan_of([4, 0, 2], [None, 7, None]), 5)
     inputs.gather(5)
     assert batch.input_ids.tolist() == [104, 7, 102, 100, 100]
@@ -56,7 +56,7 @@ def test_requests_stand_in_front_and_the_rest_is_a_token_on_the_spare_page(input
     assert (batch.num_decodes, batch.num_tokens, batch.num_requests) == (5, 5, 5)
 
 
-def test_windows_have_slots_and_pages_of_their_own(inputs):
+def test_windows_have_their_own_slots_and_pages(inputs):
     window = inputs.fill(plan_of([1, 3], [None, None]), 4).window
     assert window.out_slots.tolist() == [60, 61, 280, 280]
     assert window.page_table[:, :3].tolist() == [[40, 41, 42], [43, 44, 45], [70] * 3, [70] * 3]
@@ -69,7 +69,7 @@ def test_without_a_window_memory_there_is_no_window_batch():
     assert inputs.fill(plan_of([1, 3], [None, None], window=False), 4).window is None
 
 
-def test_nothing_of_a_larger_step_is_left_in_a_smaller_one(inputs):
+def test_a_smaller_step_keeps_no_data_of_a_larger_one(inputs):
     inputs.fill(plan_of([0, 1, 2, 3, 4], [1, 2, 3, 4, 5]), 8)
     batch = inputs.fill(None, 8)
     inputs.gather(8)
@@ -79,7 +79,7 @@ def test_nothing_of_a_larger_step_is_left_in_a_smaller_one(inputs):
     assert batch.input_ids.unique().tolist() == [100]
 
 
-def test_tensors_stay_where_they_are(inputs):
+def test_tensors_keep_their_addresses(inputs):
     def addresses(batch):
         tensors = [getattr(batch, field.name) for field in fields(batch)]
         return [tensor.data_ptr() for tensor in tensors if isinstance(tensor, torch.Tensor)]

@@ -1,4 +1,4 @@
-"""The executor that launches steps ahead of the device, with a device that answers when told to."""
+"""The executor that launches steps ahead of the device, with a device that answers when the test tells it to."""
 
 from concurrent.futures import Future
 
@@ -8,7 +8,7 @@ from graftlm.execution.executor import InlineExecutor, LaunchExecutor, WorkerExe
 
 
 class Device:
-    """Launches plans, which are names here; a step ends when its future does."""
+    """Launches plans, which are names in this test; a step ends when its future has a result."""
 
     def __init__(self):
         self.launched = []
@@ -39,9 +39,9 @@ def executor(device):
     made.close()
 
 
-def test_the_next_step_is_launched_before_one_has_ended(device, executor):
+def test_the_next_step_is_launched_before_the_previous_one_ends(device, executor):
     first, second = executor.submit("a"), executor.submit("b")
-    device.steps["b"].set_result("B")  # would be told of only after a
+    device.steps["b"].set_result("B")  # this result is reported only after that of a
     with pytest.raises(TimeoutError):
         second.result(timeout=0)
     device.steps["a"].set_result("A")
@@ -49,7 +49,7 @@ def test_the_next_step_is_launched_before_one_has_ended(device, executor):
     assert device.launched == ["a", "b"]
 
 
-def test_an_error_reaches_whoever_waits_and_the_next_step_runs(device, executor):
+def test_an_error_is_passed_to_the_waiting_caller_and_the_next_step_runs(device, executor):
     failed, wrong, fine = executor.submit("bad"), executor.submit("a"), executor.submit("b")
     device.steps["a"].set_exception(RuntimeError("the device failed"))
     device.steps["b"].set_result("B")
@@ -60,7 +60,7 @@ def test_an_error_reaches_whoever_waits_and_the_next_step_runs(device, executor)
     assert fine.result() == "B"
 
 
-def test_a_function_is_called_when_the_steps_before_it_have_ended(device, executor):
+def test_a_function_is_called_after_the_previous_steps_have_ended(device, executor):
     ended = []
     executor.submit("a").add_done_callback(lambda future: ended.append("a"))
     called = executor.call(lambda: ended.append("call"))
@@ -69,7 +69,7 @@ def test_a_function_is_called_when_the_steps_before_it_have_ended(device, execut
     assert ended == ["a", "call"]
 
 
-def test_closing_waits_for_what_was_launched(device):
+def test_close_waits_for_launched_steps(device):
     executor = LaunchExecutor(device.launch)
     future = executor.submit("a")
     device.steps["a"].set_result("A")
@@ -86,7 +86,7 @@ def test_closing_waits_for_what_was_launched(device):
         ("cuda", False, InlineExecutor),
     ],
 )
-def test_only_a_gpu_is_given_steps_ahead(device, device_type, overlap, kind):
+def test_only_a_gpu_gets_steps_ahead_of_time(device, device_type, overlap, kind):
     executor = executor_for(device, device_type, overlap=overlap)
     executor.close()
     assert type(executor) is kind

@@ -1,4 +1,4 @@
-"""The steps of the engine on a fake CUDA device: nothing mixes devices, and no launch waits for the device."""
+"""The engine's steps on a fake CUDA device: no call mixes devices, and no launch waits for the device."""
 
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
@@ -56,7 +56,7 @@ PAGE_SIZE = 16
 DTYPE = torch.bfloat16
 ADAPTER = LoadedAdapter("a", "", 1, "digest")
 
-#: What every family's config.json has here.
+#: Entries of every family's config.json.
 CONFIG = {
     "hidden_size": 64,
     "intermediate_size": 96,
@@ -72,7 +72,7 @@ EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 
 
 
 class AnyToken(CompiledGrammar, GrammarMatcher):
-    """A grammar that allows every token, and never ends."""
+    """A grammar that allows every token and never ends."""
 
     finished = False
 
@@ -119,7 +119,7 @@ def request(request_id, prompt_len, max_tokens=4, *, params=None, first=0, **fie
 
 
 def requests(params=None, **fields):
-    """Return two requests that ask for something and one that does not; its prompt takes two steps."""
+    """Return two requests with options and one without; the prompt of the last one needs two steps."""
     return [
         request("plain", 40, 2),
         request("asking", 3, params=params, **fields),
@@ -129,7 +129,7 @@ def requests(params=None, **fields):
 
 @dataclass
 class Device:
-    """A fake device, and an engine's parts on it."""
+    """A fake device with an engine's parts on it."""
 
     cuda: FakeCuda
     flashinfer: FakeFlashInfer
@@ -236,7 +236,7 @@ def test_an_attention_backend_never_waits(device, attention):
 
 
 @pytest.mark.parametrize("attention", ["triton", "flashinfer"])
-def test_graphs_repeat_what_was_captured(device, attention):
+def test_graphs_replay_the_captured_calls(device, attention):
     engine = device.engine(attention, graph_sizes=(1, 2, 4), overlap=True)
     assert_all_end(engine.run(*requests(SAMPLING["filters"])))
     assert engine.graphs.num_replays >= 2
@@ -262,7 +262,7 @@ def test_window_layers_with_their_own_memory_never_wait(device, attention, graph
 
 
 def llama_weights():
-    """Yield what a checkpoint of Llama holds."""
+    """Yield the weights of a Llama checkpoint."""
     hidden, inner, heads, kv_heads = 64, 96, 4 * 64, 2 * 64
     shapes = {
         "self_attn.q_proj": (heads, hidden),
@@ -320,8 +320,8 @@ def test_experts_never_wait(device, has_ops):
     assert_all_end(device.engine("triton", model, graph_sizes=(4,)).run(*requests()))
 
 
-def test_copies_of_the_cache_never_wait_for_tensors(device):
-    """Of all launches, a step that takes copies along is the one that may wait for its stream at its end."""
+def test_copies_of_blocks_never_wait_for_tensors(device):
+    """Of all launches, only a step with copies of blocks may wait for its stream at its end."""
     kv = device.engine().kv
     mover = BlockMover(kv, device.cuda.device, device.cuda.streams)
     mover.allocate(num_blocks=4, pages_per_block=2)
@@ -339,7 +339,7 @@ FAULTS = {
 
 
 class FaultyRunner(ModelRunner):
-    """A runner that does something to the latest tokens."""
+    """A runner with a fault that is applied to the latest tokens."""
 
     fault = staticmethod(lambda tensor: None)
 
@@ -349,7 +349,7 @@ class FaultyRunner(ModelRunner):
 
 
 class FaultySampler(Sampler):
-    """A sampler that does something to the logits."""
+    """A sampler with a fault that is applied to the logits."""
 
     fault = staticmethod(lambda tensor: None)
 
@@ -359,7 +359,7 @@ class FaultySampler(Sampler):
 
 
 class FaultyAttention(AttentionBackend):
-    """A backend that does something to the context lengths once a step, or to the queries of a layer."""
+    """A backend with a fault that is applied to the context lengths once per step, or to the queries of a layer."""
 
     def __init__(self, backend, in_prepare=lambda tensor: None, in_forward=lambda tensor: None):
         self._backend, self._in_prepare, self._in_forward = backend, in_prepare, in_forward
@@ -395,7 +395,7 @@ def test_a_fault_fails_the_step(place, fault):
         faulty_engine(device, place, run).run(request("r", 5))
 
 
-def test_a_fault_that_someone_handles_fails_the_test():
+def test_a_fault_whose_exception_is_caught_still_fails_the_test():
     def handled(tensor):
         with suppress(Exception):
             tensor.view(-1)[0].item()
@@ -405,7 +405,7 @@ def test_a_fault_that_someone_handles_fails_the_test():
 
 
 class OtherEachStep(FaultyAttention):
-    """A backend whose layers launch something else each step, as no graph would."""
+    """A backend whose layers launch other kernels in each step, which a graph cannot repeat."""
 
     def __init__(self, backend, change):
         super().__init__(backend, self.prepare_change, self.forward_change)
@@ -429,7 +429,7 @@ class OtherEachStep(FaultyAttention):
     ],
     ids=["a tensor of this step", "a number of this step", "a size of this step", "more launches", "a copy"],
 )
-def test_what_a_graph_cannot_repeat_fails(change):
+def test_a_step_that_a_graph_cannot_repeat_fails(change):
     def run(device):
         def make(context):
             return OtherEachStep(device.attention("triton", context), change)

@@ -15,7 +15,7 @@ CPU = torch.device("cpu")
 
 
 class Prepared:
-    """A backend that keeps the sizes it was prepared for."""
+    """A backend that records the batch sizes that it was prepared for."""
 
     def __init__(self):
         self.sizes = []
@@ -61,11 +61,11 @@ def make(sizes=(1, 2, 8), backend=None, capture=None, on_size=lambda size: None)
         (64, (1, 2, 4, 8, 16, 24, 32, 40, 48, 56, 64)),
     ],
 )
-def test_sizes_end_with_the_most_requests_that_run(max_requests, sizes):
+def test_the_largest_graph_size_is_the_maximum_of_running_requests(max_requests, sizes):
     assert graph_sizes(max_requests) == sizes
 
 
-def test_large_batches_are_padded_by_an_eighth_at_most_and_the_largest_are_not_captured():
+def test_large_batches_are_padded_by_at_most_an_eighth_and_the_largest_are_not_captured():
     sizes = graph_sizes(65536)
     assert sizes[-1] == 512
     assert len(sizes) < 50
@@ -73,7 +73,7 @@ def test_large_batches_are_padded_by_an_eighth_at_most_and_the_largest_are_not_c
 
 
 @pytest.mark.parametrize(("count", "size"), [(1, 1), (2, 2), (3, 8), (8, 8)])
-def test_a_step_runs_in_the_smallest_captured_batch_that_holds_it(count, size):
+def test_a_step_runs_in_the_smallest_captured_batch_that_fits(count, size):
     backend = Prepared()
     graphs = make(backend=backend)
     hidden = graphs.replay(plan_of(list(range(30, 30 + count))))
@@ -91,19 +91,19 @@ def test_a_step_runs_in_the_smallest_captured_batch_that_holds_it(count, size):
     ],
     ids=["a chunk", "too many", "copies"],
 )
-def test_other_steps_are_left_to_be_run_eagerly(plan):
+def test_other_steps_run_without_a_graph(plan):
     graphs = make()
     assert graphs.replay(plan) is None
     assert graphs.num_replays == 0
 
 
-def test_the_largest_is_captured_first():
+def test_the_largest_size_is_captured_first():
     heard = []
     make(on_size=heard.append)
     assert heard == [8, 2, 1]
 
 
-def test_what_a_capture_cannot_repeat_is_told():
+def test_a_failed_capture_raises():
     class Refusing:
         def capture(self, function):
             raise GraphCaptureError("no")

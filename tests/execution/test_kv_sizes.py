@@ -8,10 +8,10 @@ from graftlm.errors import ConfigError
 from graftlm.execution.kv_sizes import KVDemand, KVSizes, size_kv
 from graftlm.memory import WindowSpan
 
-FULL = AttentionLayer(layer_id=0, num_heads=2, num_kv_heads=1, head_dim=32, scale=1.0)  # 256 bytes a token
-LATENT = replace(FULL, value_prefix_dim=24)  # half of it: keys only
+FULL = AttentionLayer(layer_id=0, num_heads=2, num_kv_heads=1, head_dim=32, scale=1.0)  # 256 bytes per token
+LATENT = replace(FULL, value_prefix_dim=24)  # half of the size: only keys
 WINDOWED = replace(FULL, layer_id=1, sliding_window=8)
-SPAN = WindowSpan(window_tokens=8, page_size=4)  # 5 window pages a row
+SPAN = WindowSpan(window_tokens=8, page_size=4)  # 5 window pages per row
 DEMAND = KVDemand(
     kv_tokens=None,
     window_tokens=None,
@@ -49,7 +49,7 @@ DEMAND = KVDemand(
         ([FULL], {"reserved_bytes": 1 << 20, "kv_fraction": 0.9}, 1024, None),
     ],
 )
-def test_memory_is_split_as_configured_or_as_it_fits(layers, changes, num_pages, num_window_pages):
+def test_memory_is_divided_as_configured_or_as_it_fits(layers, changes, num_pages, num_window_pages):
     assert size_kv(layers, torch.float32, replace(DEMAND, **changes)) == KVSizes(num_pages, num_window_pages)
 
 
@@ -57,7 +57,7 @@ def test_memory_is_split_as_configured_or_as_it_fits(layers, changes, num_pages,
     ("head_dim", "plain", "gain"),
     [(128, torch.bfloat16, 1.97), (64, torch.bfloat16, 1.94), (64, torch.float32, 3.88)],
 )
-def test_about_twice_the_tokens_fit_in_8_bits(head_dim, plain, gain):
+def test_about_twice_the_tokens_fit_with_8_bit_types(head_dim, plain, gain):
     layers, demand = [replace(FULL, head_dim=head_dim)], replace(DEMAND, free_bytes=8 << 20)
     sizes = [size_kv(layers, dtype, demand).num_pages for dtype in (plain, torch.int8)]
     assert sizes[1] / sizes[0] == pytest.approx(gain, abs=0.01)

@@ -13,7 +13,7 @@ LAYERS = [
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_each_layer_has_contiguous_pages_of_its_own_shape(dtype: torch.dtype) -> None:
+def test_each_layer_has_contiguous_pages_of_its_shape(dtype: torch.dtype) -> None:
     store = KVStore(LAYERS, num_pages=5, page_size=3, dtype=dtype, device=torch.device("cpu"))
     for layer in LAYERS:
         for tensor in (store.keys(layer.layer_id), store.values(layer.layer_id)):
@@ -30,7 +30,7 @@ def test_layers_with_a_window_may_have_fewer_pages() -> None:
     assert unsplit.num_bytes - store.num_bytes == KVStore.bytes_per_token(layers[1:], torch.float32) * 4 * 47
 
 
-def test_keys_and_values_of_all_layers_are_apart_and_stay_where_they_are() -> None:
+def test_keys_and_values_of_all_layers_are_separate_and_keep_their_addresses() -> None:
     store = KVStore(LAYERS, num_pages=2, page_size=1, dtype=torch.float32, device=torch.device("cpu"))
     tensors = [take(layer.layer_id) for layer in LAYERS for take in (store.keys, store.values)]
     for value, tensor in enumerate(tensors):
@@ -40,13 +40,13 @@ def test_keys_and_values_of_all_layers_are_apart_and_stay_where_they_are() -> No
 
 
 @pytest.mark.parametrize(("dtype", "expected"), [(torch.float32, 640), (torch.bfloat16, 320)])
-def test_bytes_per_token_is_what_a_token_takes(dtype: torch.dtype, expected: int) -> None:
+def test_bytes_per_token_equals_the_allocated_size(dtype: torch.dtype, expected: int) -> None:
     assert KVStore.bytes_per_token(LAYERS, dtype) == expected
     store = KVStore(LAYERS, num_pages=7, page_size=4, dtype=dtype, device=torch.device("cpu"))
     assert store.num_bytes == expected * 7 * 4
 
 
-def test_spare_pages_come_on_top_in_every_memory_and_leave_a_pages_bytes_as_they_are() -> None:
+def test_spare_pages_are_added_in_every_memory_without_changing_page_bytes() -> None:
     layers = [LAYERS[0], replace(LAYERS[1], sliding_window=8)]
     store = KVStore(layers, 50, 4, torch.float32, torch.device("cpu"), num_window_pages=3, spare_pages=1)
     assert [len(store.keys(i)) for i in (0, 1)] == [len(store.values(i)) for i in (0, 1)] == [51, 4]
@@ -73,7 +73,7 @@ def test_values_that_are_a_prefix_of_the_keys_take_no_memory() -> None:
 
 
 @pytest.mark.parametrize(("dtype", "per_row"), [(torch.int8, 2), (torch.float8_e4m3fn, 0)])
-def test_8_bits_take_a_byte_a_number_and_int8_a_scale_for_each_row(dtype: torch.dtype, per_row: int) -> None:
+def test_eight_bit_types_take_one_byte_per_number_and_int8_one_scale_per_row(dtype: torch.dtype, per_row: int) -> None:
     layers = [LATENT, replace(LAYERS[1], sliding_window=8)]
     store = KVStore(layers, 5, 3, dtype, torch.device("cpu"), num_window_pages=2)
     per_token = [24 + per_row, 2 * 4 * (16 + per_row)]
@@ -82,7 +82,7 @@ def test_8_bits_take_a_byte_a_number_and_int8_a_scale_for_each_row(dtype: torch.
     if not per_row:
         assert store.key_scales(0) is store.value_scales(0) is None
         return
-    assert store.key_scales(0) is store.value_scales(0)  # a value is a part of its key
+    assert store.key_scales(0) is store.value_scales(0)  # values that are a part of the keys
     assert (store.key_scales(1).shape, store.value_scales(1).dtype) == ((2, 3, 4), torch.bfloat16)
     assert [len(store.stored(i)) for i in (0, 1)] == [2, 4]
     assert all(tensor.is_contiguous() for i in (0, 1) for tensor in store.stored(i))

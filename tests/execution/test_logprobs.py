@@ -10,7 +10,7 @@ def _logits(rows, vocab_size, dtype=torch.float32):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("num_top", [0, 1, 5])
-def test_values_are_those_of_log_softmax_in_float32(dtype, num_top):
+def test_logprobs_equal_log_softmax_in_float32(dtype, num_top):
     logits = _logits(6, 50, dtype)
     targets = torch.tensor([0, 49, 3, 3, 7, 20])
     expected = logits.float().log_softmax(dim=1)
@@ -22,7 +22,7 @@ def test_values_are_those_of_log_softmax_in_float32(dtype, num_top):
     assert found.token_logprobs.dtype == found.top_logprobs.dtype == torch.float32
 
 
-def test_rows_are_the_same_when_they_span_several_chunks():
+def test_results_do_not_depend_on_the_chunks_of_rows():
     logits = _logits(40, 2**19, torch.bfloat16)
     targets = torch.arange(40)
     found = token_logprobs(logits, targets, 2)
@@ -31,7 +31,7 @@ def test_rows_are_the_same_when_they_span_several_chunks():
         assert [part[i].tolist() for part in found] == [part[0].tolist() for part in alone]
 
 
-def test_no_more_rivals_are_reported_than_there_are_tokens():
+def test_the_number_of_alternatives_is_limited_by_the_vocabulary():
     assert token_logprobs(_logits(1, 3), torch.tensor([0]), 20).top_ids.shape == (1, 3)
 
 

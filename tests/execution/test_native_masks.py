@@ -1,4 +1,4 @@
-"""Masks of tokens by the compiled kernel, against numpy's operations."""
+"""Token masks of the compiled kernel, compared with numpy."""
 
 import numpy as np
 import pytest
@@ -17,14 +17,14 @@ def native(kernel_cache):
 @pytest.mark.parametrize("rows", [[0, 1, 2, 3, 4], [4, 0], [2], []])
 @pytest.mark.parametrize("vocab_size", [1, 31, 32, 33, 1000, 20_000])
 @pytest.mark.parametrize("share", [0.0, 0.01, 0.5, 0.99, 1.0])
-def test_it_writes_what_numpy_writes(native, vocab_size, rows, share):
+def test_the_kernel_writes_the_same_as_numpy(native, vocab_size, rows, share):
     draw = np.random.default_rng(vocab_size)
     allowed = draw.random((len(rows), -(-vocab_size // 32) * 32)) < share
     bits = np.packbits(allowed, axis=1, bitorder="little").view(np.int32)
     scores = torch.randn(5, vocab_size, generator=torch.Generator().manual_seed(0))
     scores[:, ::7] = torch.nan
     expected = scores.clone()
-    order = np.argsort(rows)  # numpy's takes ascending rows
+    order = np.argsort(rows)  # numpy's version takes ascending rows
     forbid(expected, np.array(rows, dtype=np.int64)[order], bits[order])
     native.forbid(scores, np.array(rows, dtype=np.int64), bits)
     torch.testing.assert_close(scores, expected, rtol=0, atol=0, equal_nan=True)
@@ -43,12 +43,12 @@ def test_it_writes_what_numpy_writes(native, vocab_size, rows, share):
     ],
     ids=["bfloat16", "strided", "no such row", "row before the first", "few words", "few masks", "long words"],
 )
-def test_what_does_not_fit_is_refused(native, scores, rows, bits):
+def test_wrong_arguments_are_refused(native, scores, rows, bits):
     with pytest.raises(InvariantError, match="contiguous float32 scores"):
         native.forbid(scores, np.array(rows), bits)
 
 
-def test_without_a_compiler_there_is_none(tmp_path, caplog):
+def test_without_a_compiler_numpy_is_used(tmp_path, caplog):
     with caplog.at_level("INFO", logger="graftlm"):
         assert NativeMasks.load("no-such-compiler", tmp_path) is None
     assert "token masks use numpy" in caplog.text

@@ -1,4 +1,4 @@
-"""Tokens chosen by the compiled kernels, against torch's operations."""
+"""Tokens sampled by the compiled kernels, compared with torch's operations."""
 
 import numpy as np
 import pytest
@@ -30,7 +30,7 @@ def settings_for(num_rows, temperature=1.0, top_k=NO_TOP_K, top_p=1.0, min_p=0.0
 
 
 def kept(logits, settings):
-    """What torch's operations leave, as probabilities before they are normalised again."""
+    """Return the probabilities that torch's filters keep, before they are normalised again."""
     filtered = keep_top_k(logits.float(), settings.top_k)
     probs = torch.softmax(filtered / torch.from_numpy(settings.temperature).float()[:, None], dim=1)
     return keep_min_p(keep_top_p(probs, settings.top_p), settings.min_p)
@@ -62,19 +62,19 @@ FILTERS = [
 @pytest.mark.parametrize("filters", FILTERS, ids=str)
 @pytest.mark.parametrize("vocab_size", SIZES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_it_draws_what_torch_draws(native, dtype, vocab_size, filters):
+def test_the_kernel_draws_the_same_tokens_as_torch(native, dtype, vocab_size, filters):
     num_rows = 64
-    for seed, scale in ((0, 3.0), (1, 0.1)):  # a few likely tokens, and nearly equal ones
+    for seed, scale in ((0, 3.0), (1, 0.1)):  # a few likely tokens, and nearly equal tokens
         logits = logits_of(num_rows, vocab_size, dtype, seed, scale)
         settings = settings_for(num_rows, **filters, seed=1000 * seed)
         drawn = native.draw(logits, np.arange(num_rows), settings)
-        # A draw may turn where a sum is rounded another way, which happens about once in a million.
+        # A draw may differ where a sum is rounded differently, which happens about once in a million draws.
         assert int((drawn != drawn_by_torch(logits, settings)).sum()) <= 1
 
 
 @pytest.mark.parametrize("filters", FILTERS, ids=str)
 @pytest.mark.parametrize("vocab_size", [300, 5001])
-def test_no_token_is_drawn_that_the_filters_rule_out_and_all_others_can_be(native, vocab_size, filters):
+def test_only_tokens_that_the_filters_keep_are_drawn_and_all_of_them(native, vocab_size, filters):
     logits = logits_of(1, vocab_size, torch.bfloat16, seed=4)
     row = np.zeros(4000, dtype=np.int64)
     drawn = native.draw(logits, row, settings_for(len(row), **filters))
@@ -84,7 +84,7 @@ def test_no_token_is_drawn_that_the_filters_rule_out_and_all_others_can_be(nativ
     assert set(often) <= set(drawn.tolist())
 
 
-def test_equals_of_the_last_token_that_stays_stay_too(native):
+def test_ties_with_the_last_kept_token_are_kept(native):
     logits = torch.zeros(1, 400)
     logits[0, :100] = 2.0
     row = np.zeros(4000, dtype=np.int64)
@@ -93,7 +93,7 @@ def test_equals_of_the_last_token_that_stays_stay_too(native):
 
 
 @pytest.mark.parametrize("filters", FILTERS, ids=str)
-def test_minus_infinity_is_never_drawn(native, filters):
+def test_tokens_with_logit_minus_infinity_are_never_drawn(native, filters):
     logits = torch.full((32, 1000), -torch.inf)
     allowed = torch.randint(1000, (32, 5), generator=torch.Generator().manual_seed(0))
     logits.scatter_(1, allowed, logits_of(32, 5))
@@ -113,7 +113,7 @@ def test_extreme_logits_and_temperatures(native, temperature, largest):
 
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf, "nothing"])
-def test_a_bad_row_gives_some_token_and_spoils_no_other(native, bad):
+def test_a_row_with_bad_logits_does_not_affect_other_rows(native, bad):
     logits = logits_of(3, 700)
     expected = native.draw(logits, np.arange(3), settings_for(3, top_k=50, top_p=0.9))
     logits[1, 250:] = torch.nan if bad == "nothing" else bad
@@ -127,8 +127,8 @@ def test_a_bad_row_gives_some_token_and_spoils_no_other(native, bad):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("vocab_size", SIZES)
-def test_the_most_likely_are_those_of_numpy(native, dtype, vocab_size):
-    logits = logits_of(40, vocab_size, dtype, scale=1.0)  # in bfloat16 with many equals
+def test_the_most_likely_tokens_equal_those_of_numpy(native, dtype, vocab_size):
+    logits = logits_of(40, vocab_size, dtype, scale=1.0)  # in bfloat16 many values are equal
     logits[1, vocab_size // 2] = torch.nan
     logits[2] = -torch.inf
     logits[3, -1] = torch.inf
@@ -138,8 +138,8 @@ def test_the_most_likely_are_those_of_numpy(native, dtype, vocab_size):
         assert torch.equal(found, expected)
 
 
-def test_rows_are_read_where_they_lie(native):
-    wide = logits_of(200, 600)  # enough for two threads
+def test_rows_are_read_in_place_with_any_stride(native):
+    wide = logits_of(200, 600)  # enough rows for two threads
     part = wide[:, 100:500]
     assert torch.equal(native.most_likely(part)[0], part.argmax(dim=1))
     rows, settings = np.array([150, 3, 77]), settings_for(3, top_p=0.8)
@@ -148,7 +148,7 @@ def test_rows_are_read_where_they_lie(native):
     assert native.most_likely(one)[0].tolist() == 50 * [int(wide[0].argmax())]
 
 
-def test_a_row_is_drawn_alike_in_any_company(native):
+def test_the_draw_of_a_row_does_not_depend_on_other_rows(native):
     logits, settings = logits_of(300, 2000), settings_for(300, top_k=100, top_p=0.9)
     together = native.draw(logits, np.arange(300), settings)
     for i in (0, 17, 299):
@@ -175,12 +175,12 @@ def test_no_rows_give_no_tokens(native):
     ],
     ids=["float16", "columns apart", "no columns", "no such row", "row before the first", "more settings", "top_k 0"],
 )
-def test_what_does_not_fit_is_refused(native, logits, rows, settings):
+def test_wrong_arguments_are_refused(native, logits, rows, settings):
     with pytest.raises(InvariantError, match="expected"):
         native.draw(logits, np.array(rows), settings)
 
 
-def test_without_a_compiler_there_is_none(tmp_path, caplog):
+def test_without_a_compiler_torch_is_used(tmp_path, caplog):
     with caplog.at_level("INFO", logger="graftlm"):
         assert NativeSampling.load("no-such-compiler", tmp_path) is None
     assert "sampling uses torch's operations" in caplog.text

@@ -18,18 +18,18 @@ def mix(z):
     return z ^ (z >> 31)
 
 
-def test_the_reference_here_is_the_published_generator():
-    assert mix(GAMMA) == 0xE220A8397B1DCDAF  # SplitMix64 started at 0 gives this first
+def test_the_reference_implementation_is_splitmix64():
+    assert mix(GAMMA) == 0xE220A8397B1DCDAF  # the first output of SplitMix64 with start 0
 
 
-def test_a_key_depends_on_its_seed_and_position_only():
+def test_a_key_depends_only_on_seed_and_position():
     alone = [keys([seed], [position])[0] for seed, position in ((7, 0), (7, 1), (2**63 - 1, 5))]
     assert keys([7, 7, 2**63 - 1], [0, 1, 5]).tolist() == alone
     assert len(set(alone)) == 3
 
 
 @pytest.mark.parametrize(("seed", "position"), [(0, 0), (1, 0), (12345, 678), (2**63 - 1, 2**40)])
-def test_numbers_are_those_of_the_published_generator(seed, position):
+def test_numbers_equal_those_of_splitmix64(seed, position):
     key = mix((mix((seed + GAMMA) & MASK) + (position + 1) * GAMMA) & MASK)
     assert int(keys([seed], [position]).view(np.uint64)[0]) == key
     uniform = [((mix((key + (j + 1) * GAMMA) & MASK) >> 11) + 0.5) / 2**53 for j in range(50)]
@@ -38,7 +38,7 @@ def test_numbers_are_those_of_the_published_generator(seed, position):
 
 
 @pytest.mark.parametrize("along", ["seeds", "positions", "places"])
-def test_numbers_are_exponential_and_uncorrelated_along(along):
+def test_numbers_are_exponential_and_uncorrelated(along):
     n = 200_000
     fixed, varied = np.full(n, 3), np.arange(n)
     if along == "places":

@@ -35,7 +35,7 @@ def _penalised(penalties, rows, logits):
 
 @pytest.mark.parametrize("penalty", [0.5, 1.3, 3.0])
 @pytest.mark.parametrize(("prompt", "output"), [([1, 1, 5], []), ([1, 2], [3, 3, 2]), ([9], [9])])
-def test_repetition_penalty_is_hugging_faces_over_prompt_and_output(penalty, prompt, output):
+def test_repetition_penalty_equals_hugging_faces_for_prompt_and_output(penalty, prompt, output):
     penalties = Penalties(4, VOCAB, CPU)
     penalties.set_row(_setup(2, prompt, output, repetition_penalty=penalty))
     logits = _logits(1)
@@ -47,7 +47,7 @@ def test_repetition_penalty_is_hugging_faces_over_prompt_and_output(penalty, pro
     ("frequency", "presence", "lowered_by"),
     [(0.5, 0.0, {3: 1.0, 4: 0.5}), (0.0, -1.5, {3: -1.5, 4: -1.5}), (1, 1, {3: 3, 4: 2})],
 )
-def test_frequency_and_presence_count_output_tokens_only(frequency, presence, lowered_by):
+def test_frequency_and_presence_penalties_count_only_output_tokens(frequency, presence, lowered_by):
     penalties = Penalties(1, VOCAB, CPU)
     penalties.set_row(_setup(0, [1, 1, 3], [3, 4, 3], frequency_penalty=frequency, presence_penalty=presence))
     logits = _logits(1)
@@ -57,14 +57,14 @@ def test_frequency_and_presence_count_output_tokens_only(frequency, presence, lo
     torch.testing.assert_close(_penalised(penalties, [0], logits), expected)
 
 
-def test_repetition_comes_before_frequency_and_presence():
+def test_repetition_penalty_is_applied_before_frequency_and_presence():
     penalties = Penalties(1, VOCAB, CPU)
     penalties.set_row(_setup(0, [1], [2], repetition_penalty=2.0, frequency_penalty=1.0, presence_penalty=0.5))
     logits = torch.full((1, VOCAB), 4.0)
     assert _penalised(penalties, [0], logits)[0, :4].tolist() == [4.0, 2.0, 0.5, 4.0]
 
 
-def test_sampled_tokens_count_for_their_row_as_those_of_a_retracted_request_do():
+def test_sampled_tokens_count_as_those_of_a_resumed_request():
     params = {"repetition_penalty": 1.5, "frequency_penalty": 0.7, "presence_penalty": 0.2}
     going_on = Penalties(3, VOCAB, CPU)
     for row in (0, 2):
@@ -81,7 +81,7 @@ def test_sampled_tokens_count_for_their_row_as_those_of_a_retracted_request_do()
     assert torch.equal(after[[0, 2]], _penalised(resumed, [0, 2], logits[[0, 2]]))
 
 
-def test_a_new_request_does_not_inherit_its_rows_counts():
+def test_a_new_request_does_not_inherit_the_counts_of_its_row():
     penalties = Penalties(1, VOCAB, CPU)
     penalties.set_row(_setup(0, [1, 2], [3], frequency_penalty=1.0))
     penalties.set_row(_setup(0, [], [], frequency_penalty=1.0))
@@ -91,7 +91,7 @@ def test_a_new_request_does_not_inherit_its_rows_counts():
     assert not penalties.active(np.array([0])).any()
 
 
-def test_prompt_ids_past_the_logits_are_passed_over():
+def test_prompt_ids_outside_the_vocabulary_are_ignored():
     penalties = Penalties(1, VOCAB, CPU)
     penalties.set_row(_setup(0, [VOCAB, 3, VOCAB + 7], repetition_penalty=2.0))
     logits = torch.ones(1, VOCAB)

@@ -1,4 +1,4 @@
-"""What a recording repeats, and what it refuses to."""
+"""Which steps are recorded and repeated, and which are not."""
 
 import ctypes
 
@@ -16,7 +16,7 @@ from graftlm.plan import StepPlan
 
 
 def copied(x, call=call_native):
-    """A compiled kernel: what it writes, PyTorch does not see."""
+    """Copy with a compiled kernel whose writes PyTorch does not notice."""
     out = torch.empty_like(x)
     call(ctypes.memmove, out.data_ptr(), x.data_ptr(), x.nbytes)
     return out
@@ -50,7 +50,7 @@ class Backend:
 
 
 class Forward:
-    """A model of two hidden numbers, which counts how often its Python runs."""
+    """A model with two hidden numbers, which counts the runs of its Python code."""
 
     def __init__(self, body):
         self.num_calls = 0
@@ -92,10 +92,10 @@ def test_steps_are_repeated_without_the_models_python(body):
     for tokens in ([3, 5, 7], [4, 1, 9], [2, 2, 8], [6, 0, 1], [5, 5, 5]):
         x = torch.stack([torch.tensor(tokens).float(), torch.arange(3).float()], dim=1)
         assert hidden_of(steps, tokens) == body(x).tolist()
-    assert (forward.num_calls, steps.num_replays) == (2, 3)  # recorded, checked
+    assert (forward.num_calls, steps.num_replays) == (2, 3)  # one recorded, one checked
 
 
-def test_each_number_of_requests_and_of_threads_is_recorded():
+def test_each_batch_size_and_thread_count_is_recorded_separately():
     steps, forward = steps_of(BODIES["kernels"])
     num_threads = torch.get_num_threads()
     try:
@@ -108,7 +108,7 @@ def test_each_number_of_requests_and_of_threads_is_recorded():
     assert (forward.num_calls, steps.num_replays) == (6, 3)
 
 
-def test_what_computes_with_other_weights_is_recorded_anew():
+def test_a_step_with_other_weights_is_recorded_again():
     weight = torch.tensor(2.0)
     steps, forward = steps_of(lambda x: copied(x * weight))
     for _ in range(3):
@@ -128,19 +128,19 @@ def test_what_computes_with_other_weights_is_recorded_anew():
     ],
     ids=["adapters", "pages on their way", "many requests"],
 )
-def test_other_steps_are_left_to_the_model(change, count):
+def test_other_steps_run_in_the_model(change, count):
     steps, forward = steps_of(BODIES["kernels"])
     assert steps.replay(replace(plan_of([3] * count), **change)) is None
     assert forward.num_calls == 0
 
 
-def test_prompts_are_left_to_the_model():
+def test_prompts_run_in_the_model():
     steps, forward = steps_of(BODIES["kernels"])
     assert steps.replay(plan_of([3, 4], lens=[1, 5])) is None
     assert forward.num_calls == 0
 
 
-def test_sizes_in_turns_do_not_disturb_each_other():
+def test_alternating_batch_sizes_do_not_affect_each_other():
     steps, _ = steps_of(lambda x: copied(copied(x) + 1).mul(2))
     for _ in range(3):
         for count in (5, 1, 3, 8, 2):
@@ -148,8 +148,8 @@ def test_sizes_in_turns_do_not_disturb_each_other():
     assert steps.num_replays == 5
 
 
-def test_sizes_share_their_memory():
-    """Steps of 33 to 64 requests take what one of 64 takes."""
+def test_recordings_of_all_sizes_share_memory():
+    """Steps of 33 to 64 requests take as much memory as one step of 64."""
 
     def forward(batch):
         x = batch.input_ids.float()[:, None].expand(-1, 64).contiguous()
@@ -175,8 +175,8 @@ def test_products_with_packed_weights_are_repeated():
     assert steps.num_replays == 1
 
 
-def test_what_is_not_a_number_does_not_end_recording():
-    """Such as where one request's sums overflow: that is its own error."""
+def test_nan_in_a_step_does_not_end_recording():
+    """NaN occurs if one request's sums overflow, which is an error only of that request."""
     steps, forward = steps_of(lambda x: copied(copied(x).sqrt()))
     for tokens in ([4], [-4], [9]):
         steps.replay(plan_of(tokens))
@@ -185,8 +185,8 @@ def test_what_is_not_a_number_does_not_end_recording():
     assert (forward.num_calls, steps.num_replays) == (3, 2)
 
 
-def test_a_step_in_which_a_kernel_fails_is_left_to_the_model():
-    """Results of kernels say whether they found memory, and the model knows what to make of it."""
+def test_a_step_with_a_failing_kernel_runs_in_the_model():
+    """The return value of a kernel says whether it could allocate memory, and the model handles a failure."""
     memory = [True] * 10
 
     def forward(x):
@@ -210,13 +210,13 @@ def test_a_step_in_which_a_kernel_fails_is_left_to_the_model():
 
 
 @pytest.mark.parametrize("field", ["seq_lens", "page_table_cpu", "window"])
-def test_a_model_that_reads_more_of_the_batch_than_tokens_is_not_recorded(field):
+def test_a_model_that_reads_other_fields_of_the_batch_is_not_recorded(field):
     steps = RecordedSteps(Backend(), lambda batch: getattr(batch, field) is None or batch.positions, num_rows=8)
     assert steps.replay(plan_of([3, 5])) is None
     assert steps.replay(plan_of([3, 5])) is None
 
 
-def test_a_model_may_read_what_all_batches_of_a_size_share():
+def test_a_model_may_read_fields_that_are_equal_for_all_batches_of_a_size():
     def forward(batch):
         assert (batch.num_requests, batch.num_tokens, batch.num_decodes, batch.in_graph) == (2, 2, 2, False)
         return copied(batch.input_ids.float())
@@ -226,7 +226,7 @@ def test_a_model_may_read_what_all_batches_of_a_size_share():
     assert steps.num_replays == 1
 
 
-def test_a_model_that_keeps_what_it_computes_is_not_recorded():
+def test_a_model_that_keeps_computed_tensors_is_not_recorded():
     kept = []
 
     def forward(x):
@@ -248,18 +248,18 @@ UNREPEATABLE = {
 
 
 @pytest.mark.parametrize("body", UNREPEATABLE.values(), ids=UNREPEATABLE.keys())
-def test_what_cannot_be_repeated_is_left_to_the_model_for_good(body):
+def test_a_model_that_cannot_be_repeated_is_never_recorded(body):
     steps, _ = steps_of(body)
     for tokens in ([3, 5], [7, 2], [1, 8], [6, 4]):
         hidden = hidden_of(steps, tokens)
-        if hidden is not None:  # the first step is the model's own
+        if hidden is not None:  # the first step runs in the model
             x = torch.stack([torch.tensor(tokens).float(), torch.arange(2).float()], dim=1)
             assert hidden == body(x).tolist()
     assert steps.num_replays == 0
     assert hidden_of(steps, [3, 5]) is None
 
 
-def test_a_failure_while_recording_is_a_reason_not_to_record():
+def test_an_exception_while_recording_prevents_recording():
     def fail():
         raise ValueError("no step for you")
 
@@ -267,12 +267,12 @@ def test_a_failure_while_recording_is_a_reason_not_to_record():
         record(fail)
 
 
-def test_memory_is_taken_again_when_a_tensor_is_gone():
+def test_memory_of_freed_tensors_is_reused():
     kept = []
 
     def chain():
         x = torch.ones(100)
-        kept.append(copied(x))  # stays alive
+        kept.append(copied(x))  # this tensor stays alive
         for _ in range(50):
             x = copied(x)
 

@@ -15,14 +15,14 @@ CPU = torch.device("cpu")
 
 
 class NoAttention:
-    """A model that looks at one token at a time needs none."""
+    """A backend for models without attention."""
 
     def prepare(self, batch):
         pass
 
 
 class TokenItself:
-    """A model whose hidden state of a token is (1, its id); asking it for logits is an error."""
+    """A model whose hidden state of a token is (1, its id); a call of `logits` is an error."""
 
     selects_tokens = False
 
@@ -34,7 +34,7 @@ class TokenItself:
 
 
 class NextToken(TokenItself):
-    """A model that expects each token's successor; counts the positions whose logits it is asked for."""
+    """A model that predicts each token's successor, and counts the positions whose logits are computed."""
 
     def __init__(self, vocab_size):
         super().__init__(torch.float32)
@@ -47,7 +47,7 @@ class NextToken(TokenItself):
 
 
 def plan_of(prompts, spans, prompt_spans=()):
-    """Return the plan of a first step of some prompts, none of which samples."""
+    """Return the plan of a first step with some prompts, none of which samples."""
     lens = np.array([len(prompt) for prompt in prompts], dtype=np.int32)
     num_tokens = int(lens.sum())
     return StepPlan(
@@ -69,7 +69,7 @@ def plan_of(prompts, spans, prompt_spans=()):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_hidden_states_are_added_up_in_float32_and_nothing_is_sampled(dtype):
+def test_hidden_states_are_summed_in_float32_and_nothing_is_sampled(dtype):
     spans = (PoolSpan(1, MEAN, 3, 1001, is_last=False), PoolSpan(0, LAST, 2, 1, is_last=True))
     runner = ModelRunner(TokenItself(dtype), NoAttention(), Sampler(4, 300, CPU, None), 4, CPU)
     result = runner.run(plan_of([[5, 6, 7], [3] * 1001], spans))
@@ -78,12 +78,12 @@ def test_hidden_states_are_added_up_in_float32_and_nothing_is_sampled(dtype):
     assert len(result.token_ids) == 0
 
 
-def test_a_step_that_pools_nothing_returns_no_vectors():
+def test_a_step_without_pooling_returns_no_vectors():
     runner = ModelRunner(TokenItself(torch.float32), NoAttention(), Sampler(4, 300, CPU, None), 4, CPU)
     assert runner.run(plan_of([[5, 6]], ())).pooled == ()
 
 
-def test_logits_are_computed_once_for_the_wanted_positions_of_all_prompts():
+def test_logits_of_all_prompts_are_computed_in_one_call():
     model = NextToken(vocab_size=10)
     runner = ModelRunner(model, NoAttention(), Sampler(4, 10, CPU, None), 4, CPU)
     spans = (
@@ -101,7 +101,7 @@ def test_logits_are_computed_once_for_the_wanted_positions_of_all_prompts():
 
 
 class Selecting(NextToken):
-    """Returns the hidden states of the wanted tokens alone, and counts them."""
+    """Returns the hidden states of only the wanted tokens, and counts them."""
 
     selects_tokens = True
 
@@ -120,7 +120,7 @@ class Selecting(NextToken):
         ([[7], [8]], [0, 1], None),
     ],
 )
-def test_only_hidden_states_that_are_sampled_from_are_wanted(prompts, sampled, num_wanted):
+def test_only_hidden_states_of_sampled_tokens_are_computed(prompts, sampled, num_wanted):
     model = Selecting(300)
     plan = replace(
         plan_of(prompts, ()),
@@ -137,7 +137,7 @@ def test_only_hidden_states_that_are_sampled_from_are_wanted(prompts, sampled, n
     assert list(itertools.chain(*model.asked)) == [prompts[i][-1] for i in sampled]
 
 
-def test_with_prompt_logprobs_all_hidden_states_are_wanted():
+def test_with_prompt_logprobs_all_hidden_states_are_computed():
     model = Selecting(300)
     spans = (PromptLogprobSpan(0, 0, np.array([6]), num_top=0),)
     ModelRunner(model, NoAttention(), Sampler(4, 300, CPU, None), 4, CPU).run(plan_of([[5, 6, 7]], (), spans))

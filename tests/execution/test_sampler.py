@@ -17,7 +17,7 @@ from graftlm.types import SamplingParams
 
 VOCAB = 300
 CPU = torch.device("cpu")
-NATIVE = None  # what samplers are made with
+NATIVE = None  # the compiled kernels that samplers get
 
 
 @pytest.fixture(autouse=True, params=["torch", "native"])
@@ -28,7 +28,7 @@ def kernels(request, kernel_cache, monkeypatch):
 
 
 class Force(LogitsProcessor):
-    """Leaves one token: `start` plus the number of tokens so far."""
+    """Allows one token: `start` plus the number of output tokens."""
 
     def __init__(self, start):
         self.start = start
@@ -41,7 +41,7 @@ class Force(LogitsProcessor):
 
 
 class Answer(LogitsProcessor):
-    """Returns what it is told to, or raises it."""
+    """Returns or raises the configured answer."""
 
     def __init__(self, answer):
         self.answer = answer
@@ -88,14 +88,14 @@ def sample(sampler, logits, rows, positions=None):
 
 
 def draw_many(logits_row, num_draws, **params):
-    """Sample one row's logits at many positions, as a batch of one request's rows."""
+    """Sample one row's logits at many positions, as rows of one batch."""
     sampler = make_sampler(*[setup(row, seed=row, **params) for row in range(64)], num_rows=64)
     logits = logits_row.expand(64, -1).contiguous()
     steps = range(3, 3 + num_draws // 64)
     return torch.cat([sample(sampler, logits, list(range(64)), [step] * 64).token_ids for step in steps])
 
 
-# Greedy rows
+# -- Greedy rows
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -123,7 +123,7 @@ def test_the_models_logits_are_not_changed():
     assert torch.equal(logits, before)
 
 
-# Distributions
+# -- Distributions
 
 DISTRIBUTIONS = [
     {"temperature": 1.0},
@@ -148,7 +148,7 @@ def hf_probabilities(logits, temperature=1.0, top_k=None, top_p=1.0, min_p=0.0):
 
 
 @pytest.mark.parametrize("params", DISTRIBUTIONS)
-def test_tokens_are_distributed_as_hugging_faces_warpers_say(params):
+def test_tokens_have_the_distribution_of_hugging_faces_warpers(params):
     num_draws = 64 * 300
     logits = make_logits(1, seed=4, scale=2.0)[0]
     expected = hf_probabilities(logits, **params).double()
@@ -164,13 +164,13 @@ def test_tokens_are_distributed_as_hugging_faces_warpers_say(params):
 
 
 @pytest.mark.parametrize("temperature", [1e-50, 1e-6, 1e-3])
-def test_a_temperature_next_to_zero_takes_the_most_likely_token(temperature):
+def test_a_temperature_near_zero_selects_the_most_likely_token(temperature):
     logits = make_logits(1)
     sampled = sample(make_sampler(setup(0, temperature=temperature)), logits, [0])
     assert sampled.token_ids.item() == logits.argmax()
 
 
-# Reproducibility
+# -- Reproducibility
 
 MIXED = [
     {"temperature": 0.0},
@@ -217,10 +217,10 @@ def test_other_seeds_and_positions_give_other_tokens():
     assert len(set(draws.values())) > 12
 
 
-# Changes to the logits
+# -- Changes to the logits
 
 
-def test_bias_is_added_before_anything_else():
+def test_logit_bias_is_applied_first():
     sampler = make_sampler(
         setup(0, temperature=0.0, logit_bias={7: 100.0}),
         setup(1, temperature=1.0, top_k=1, logit_bias={8: 100.0, 9: 50.0}),
@@ -242,7 +242,7 @@ def test_stop_tokens_are_not_sampled_before_min_tokens(num_outputs, may_stop, be
     assert (sample_masked(sampler, logits, [0], everything, position).token_ids.item() == 4) is may_stop
 
 
-def test_penalties_see_the_tokens_as_they_are_sampled():
+def test_penalties_include_the_tokens_just_sampled():
     sampler = make_sampler(setup(0, temperature=0.0, presence_penalty=2.0))
     logits = torch.zeros(1, VOCAB)
     logits[0, :3] = torch.tensor([1.0, 0.9, 0.8])
@@ -250,17 +250,17 @@ def test_penalties_see_the_tokens_as_they_are_sampled():
     assert tokens == [0, 1, 2]
 
 
-def test_a_bias_outside_the_vocabulary_fails_that_request_only():
+def test_a_bias_outside_the_vocabulary_fails_only_its_request():
     sampler = make_sampler(setup(0, temperature=0.0, logit_bias={VOCAB: 1.0}), setup(1, temperature=0.0))
     sampled = sample(sampler, make_logits(2), [1, 0])
     assert list(sampled.processor_errors) == [1]
     assert f"token {VOCAB}" in sampled.processor_errors[1]
 
 
-# Logits processors
+# -- Logits processors
 
 
-def test_a_processor_sees_the_output_so_far_also_after_a_retraction():
+def test_a_processor_gets_the_output_so_far_even_after_a_retraction():
     sampler = make_sampler(
         setup(0, temperature=0.0, logits_processors={"force": {"start": 20}}),
         setup(1, temperature=1.0, output=[50, 51], logits_processors={"force": {"start": 50}}),
@@ -282,7 +282,7 @@ def test_a_processor_sees_the_output_so_far_also_after_a_retraction():
         ("answer", {"answer": torch.zeros(VOCAB, dtype=torch.float16)}, "torch.float16"),
     ],
 )
-def test_a_broken_processor_fails_its_request_only_and_keeps_failing_it(name, options, said):
+def test_a_faulty_processor_fails_only_its_request_at_each_step(name, options, said):
     sampler = make_sampler(
         setup(0, temperature=0.0),
         setup(1, logits_processors={name: options}),
@@ -297,24 +297,24 @@ def test_a_broken_processor_fails_its_request_only_and_keeps_failing_it(name, op
         assert 0 <= sampled.token_ids[1] < VOCAB
 
 
-def test_a_new_request_does_not_inherit_its_rows_failure():
+def test_a_new_request_does_not_inherit_the_failure_of_its_row():
     sampler = make_sampler(setup(0, logits_processors={"uncreatable": {}}))
     sampler.set_row(setup(0, temperature=0.0))
     assert sample(sampler, make_logits(1), [0]).processor_errors == {}
 
 
-def test_a_processor_that_rules_out_every_token_fails_its_request():
+def test_a_processor_that_forbids_every_token_fails_its_request():
     sampler = make_sampler(setup(0, logits_processors={"answer": {"answer": torch.full((VOCAB,), -torch.inf)}}))
     assert sample(sampler, make_logits(1), [0]).failed.tolist() == [True]
 
 
-# Bad logits
+# -- Bad logits
 
 
 @pytest.mark.parametrize("params", MIXED)
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])
 @pytest.mark.parametrize("where", [slice(None), slice(140, 141)])
-def test_bad_logits_fail_their_row_only(params, value, where):
+def test_bad_logits_fail_only_their_row(params, value, where):
     logits = make_logits(3)
     expected = sample(make_sampler(*[setup(row, **params) for row in range(3)]), logits, [0, 1, 2]).token_ids
     logits[1, where] = value
@@ -325,7 +325,7 @@ def test_bad_logits_fail_their_row_only(params, value, where):
 
 
 @pytest.mark.parametrize(("finite", "failed"), [(1, False), (0, True)])
-def test_tokens_that_the_model_rules_out_are_no_failure_unless_they_are_all(finite, failed):
+def test_logits_of_minus_infinity_fail_a_row_only_if_all_are(finite, failed):
     logits = torch.full((1, VOCAB), -torch.inf)
     logits[0, 17 : 17 + finite] = 0.0
     sampled = sample(make_sampler(setup(0)), logits, [0])
@@ -333,10 +333,10 @@ def test_tokens_that_the_model_rules_out_are_no_failure_unless_they_are_all(fini
     assert failed or sampled.token_ids.item() == 17
 
 
-# Log-probabilities
+# -- Log-probabilities
 
 
-def test_logprobs_are_those_of_the_models_own_logits():
+def test_logprobs_are_those_of_the_unmodified_logits():
     sampler = make_sampler(
         setup(0, temperature=0.0),
         setup(1, temperature=0.3, top_k=2, frequency_penalty=2.0, output=[4], logit_bias={4: -9.0}, logprobs=3),
@@ -353,7 +353,7 @@ def test_logprobs_are_those_of_the_models_own_logits():
         torch.testing.assert_close(expected[i, sampled.logprobs.top_ids[i]], sampled.logprobs.top_logprobs[i])
 
 
-# Token masks
+# -- Token masks
 
 
 def mask(idx, *rows):
@@ -382,7 +382,7 @@ EVERYTHING = [
 
 
 @pytest.mark.parametrize("params", EVERYTHING)
-def test_a_masked_row_samples_only_what_the_mask_allows(params):
+def test_a_masked_row_samples_only_allowed_tokens(params):
     params = dict(params)
     stop = params.pop("stop", ())
     sampler = make_sampler(*[setup(row, seed=row, stop=stop, **params) for row in range(8)])
@@ -394,7 +394,7 @@ def test_a_masked_row_samples_only_what_the_mask_allows(params):
 
 
 @pytest.mark.parametrize("params", EVERYTHING)
-def test_the_other_rows_of_the_batch_sample_as_if_there_were_no_mask(params):
+def test_unmasked_rows_sample_as_without_any_mask(params):
     params = dict(params)
     stop = params.pop("stop", ())
     setups = [setup(row, seed=row, stop=stop, **params) for row in range(6)]
@@ -405,14 +405,14 @@ def test_the_other_rows_of_the_batch_sample_as_if_there_were_no_mask(params):
     assert torch.equal(masked.token_ids[free], plain.token_ids[free])
 
 
-def test_a_mask_of_stop_tokens_wins_over_min_tokens():
+def test_a_mask_of_stop_tokens_overrides_min_tokens():
     sampler = make_sampler(setup(0, stop=[7], min_tokens=50), setup(1, stop=[7], min_tokens=50, temperature=0.0))
     sampled = sample_masked(sampler, make_logits(2), [0, 1], mask([0, 1], [7], [7]))
     assert sampled.token_ids.tolist() == [7, 7]
     assert not sampled.failed.any()
 
 
-def test_min_tokens_still_counts_where_the_mask_leaves_a_choice():
+def test_min_tokens_applies_if_the_mask_allows_other_tokens():
     sampler = make_sampler(setup(0, stop=[7], min_tokens=50, temperature=0.0))
     logits = torch.zeros(1, VOCAB)
     logits[0, 7] = 100.0
@@ -429,9 +429,9 @@ def test_min_tokens_still_counts_where_the_mask_leaves_a_choice():
         ({"repetition_penalty": 3.0}, [7, 8, 7, 7, 7]),
     ],
 )
-# A processor that rules out all that the mask allows is overruled; penalties are not.
+# A processor that forbids all tokens that the mask allows is overruled; penalties are not.
 @pytest.mark.parametrize("processors", [{}, {"force": {"start": 20}}])
-def test_penalties_count_among_the_tokens_that_a_mask_allows(penalty, tokens, processors):
+def test_penalties_apply_among_the_allowed_tokens(penalty, tokens, processors):
     sampler = make_sampler(
         setup(0, temperature=0.0),
         setup(1, temperature=0.0, logits_processors=processors, **penalty),
@@ -443,7 +443,7 @@ def test_penalties_count_among_the_tokens_that_a_mask_allows(penalty, tokens, pr
     assert [ids.tolist() for ids in sampled] == [[9, token, 9] for token in tokens]
 
 
-def test_a_masked_row_is_drawn_from_the_probabilities_of_what_is_allowed():
+def test_a_masked_row_is_sampled_from_the_probabilities_of_allowed_tokens():
     logits = make_logits(1, scale=1.0)
     sampler = make_sampler(*[setup(row, seed=row) for row in range(64)], num_rows=64)
     allowed = mask(range(64), *[[5, 100, 290]] * 64)
@@ -454,7 +454,7 @@ def test_a_masked_row_is_drawn_from_the_probabilities_of_what_is_allowed():
     assert torch.allclose(shares, expected, atol=0.02)
 
 
-def test_logprobs_of_a_masked_row_are_those_of_the_models_own_logits():
+def test_logprobs_of_a_masked_row_are_those_of_the_unmodified_logits():
     sampler = make_sampler(setup(0, temperature=0.0, logprobs=2))
     logits = make_logits(1)
     sampled = sample_masked(sampler, logits, [0], mask([0], [11]))

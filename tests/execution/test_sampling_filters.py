@@ -18,7 +18,7 @@ def _kept_by_hf(warper, logits):
 
 @pytest.mark.parametrize("scale", SCALES)
 @pytest.mark.parametrize("k", [1, 2, 50, 999, 1000, 5000])
-def test_top_k_keeps_what_hugging_face_keeps(scale, k):
+def test_top_k_keeps_the_same_tokens_as_hugging_face(scale, k):
     logits = _logits(scale)
     kept = keep_top_k(logits, np.full(8, k))
     assert torch.equal(kept.isfinite(), _kept_by_hf(TopKLogitsWarper(k), logits))
@@ -27,7 +27,7 @@ def test_top_k_keeps_what_hugging_face_keeps(scale, k):
 
 @pytest.mark.parametrize("scale", SCALES)
 @pytest.mark.parametrize("p", [1e-6, 0.1, 0.5, 0.9, 0.99, 1.0])
-def test_top_p_keeps_what_hugging_face_keeps(scale, p):
+def test_top_p_keeps_the_same_tokens_as_hugging_face(scale, p):
     logits = _logits(scale)
     kept = keep_top_p(logits.softmax(dim=1), np.full(8, p)) > 0
     assert torch.equal(kept, _kept_by_hf(TopPLogitsWarper(p), logits) if p < 1 else torch.ones_like(kept))
@@ -35,7 +35,7 @@ def test_top_p_keeps_what_hugging_face_keeps(scale, p):
 
 @pytest.mark.parametrize("scale", SCALES)
 @pytest.mark.parametrize("p", [0.0, 0.01, 0.3, 1.0])
-def test_min_p_keeps_what_hugging_face_keeps(scale, p):
+def test_min_p_keeps_the_same_tokens_as_hugging_face(scale, p):
     logits = _logits(scale)
     kept = keep_min_p(logits.softmax(dim=1), np.full(8, p)) > 0
     assert torch.equal(kept, _kept_by_hf(MinPLogitsWarper(p), logits))
@@ -49,7 +49,7 @@ def test_min_p_keeps_what_hugging_face_keeps(scale, p):
         (keep_min_p, np.array([0.0, 0.3, 0.0, 0.7])),
     ],
 )
-def test_rows_that_ask_for_nothing_are_unchanged_and_others_are_as_alone(keep, settings):
+def test_rows_without_a_filter_are_unchanged_and_others_do_not_depend_on_the_batch(keep, settings):
     probs = _logits(2.0, rows=4).softmax(dim=1)
     before = probs.clone()
     kept = keep(probs, settings)
@@ -62,7 +62,7 @@ def test_rows_that_ask_for_nothing_are_unchanged_and_others_are_as_alone(keep, s
 @pytest.mark.parametrize(
     ("keep", "setting"), [(keep_top_k, np.array([2])), (keep_top_p, np.array([0.5])), (keep_min_p, np.array([1.0]))]
 )
-def test_tokens_as_likely_as_the_last_one_kept_are_kept_too(keep, setting):
+def test_ties_with_the_last_kept_token_are_kept(keep, setting):
     probs = torch.tensor([[0.25, 0.1, 0.25, 0.15, 0.25]])
     kept = keep(probs, setting)
     assert (kept > 0).tolist() == [[True, False, True, False, True]]
@@ -71,6 +71,6 @@ def test_tokens_as_likely_as_the_last_one_kept_are_kept_too(keep, setting):
 @pytest.mark.parametrize(
     ("keep", "setting"), [(keep_top_k, np.full(2, 2)), (keep_top_p, np.full(2, 0.5)), (keep_min_p, np.full(2, 0.5))]
 )
-def test_a_row_of_nan_does_not_touch_its_neighbour(keep, setting):
+def test_a_row_of_nan_does_not_affect_its_neighbour(keep, setting):
     probs = torch.tensor([[0.7, 0.2, 0.1], [torch.nan] * 3])
     assert torch.equal(keep(probs, setting)[0], keep(probs[:1], setting[:1])[0])

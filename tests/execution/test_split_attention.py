@@ -13,7 +13,7 @@ WINDOWED = replace(FULL, layer_id=1, sliding_window=4)
 
 
 class Recorder(AttentionBackend):
-    """Says which batch it was prepared with, and for which layer it was called."""
+    """Records the batch that it was prepared with, and the layers that it was called for."""
 
     def __init__(self):
         self.batch, self.layers = None, []
@@ -32,7 +32,7 @@ def two_batches():
     return replace(batch, window=windowed), windowed
 
 
-def test_each_layer_goes_to_the_backend_of_its_memory():
+def test_each_layer_uses_the_backend_of_its_memory():
     full, window = Recorder(), Recorder()
     attention = SplitAttention(full, window)
     batch, windowed = two_batches()
@@ -44,7 +44,7 @@ def test_each_layer_goes_to_the_backend_of_its_memory():
     assert (full.layers, window.layers) == ([FULL], [WINDOWED, WINDOWED])
 
 
-def test_mistakes_of_the_caller_are_found():
+def test_wrong_calls_raise_invariant_errors():
     attention = SplitAttention(None, Recorder())
     batch, windowed = two_batches()
     with pytest.raises(InvariantError, match="no window page table"):

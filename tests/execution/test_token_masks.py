@@ -14,7 +14,7 @@ def pack(*rows, vocab_size):
 
 
 @pytest.mark.parametrize("vocab_size", [1, 31, 32, 33, 300])
-def test_bit_i_of_word_w_is_token_32_w_plus_i(vocab_size):
+def test_bit_i_of_word_w_is_token_32_times_w_plus_i(vocab_size):
     draw = np.random.default_rng(vocab_size)
     allowed = draw.random((3, vocab_size)) < 0.5
     rows = [np.flatnonzero(row) for row in allowed]
@@ -29,7 +29,7 @@ def test_the_sign_bit_is_token_31():
     assert scores[0].isfinite().nonzero().flatten().tolist() == [31]
 
 
-def test_only_the_named_rows_change():
+def test_only_the_given_rows_change():
     scores = torch.randn(4, 40)
     before = scores.clone()
     forbid(scores, np.array([1, 3]), pack([0, 39], [5], vocab_size=40))
@@ -39,7 +39,7 @@ def test_only_the_named_rows_change():
     assert torch.equal(scores[3, 5], before[3, 5])
 
 
-def test_a_row_with_nothing_left_takes_its_scores_from_elsewhere():
+def test_a_row_without_allowed_finite_scores_uses_the_fallback_scores():
     scores = torch.tensor([[1.0, 2.0, -torch.inf, -torch.inf], [1.0, 2.0, 3.0, 4.0]])
     fallback = torch.tensor([[9.0, 9.0, 7.0, 8.0], [9.0, 9.0, 9.0, 9.0]], dtype=torch.bfloat16)
     forbid(scores, np.array([0, 1]), pack([2, 3], [1, 2], vocab_size=4), fallback)
@@ -47,7 +47,7 @@ def test_a_row_with_nothing_left_takes_its_scores_from_elsewhere():
     assert scores.tolist() == [[-inf, -inf, 7.0, 8.0], [-inf, 2.0, 3.0, -inf]]
 
 
-def test_not_a_number_stays_visible_where_it_is_allowed():
+def test_nan_is_kept_where_the_token_is_allowed():
     scores = torch.tensor([[torch.nan, torch.nan, 1.0]])
     forbid(scores, np.array([0]), pack([0, 2], vocab_size=3), torch.zeros(1, 3))
     assert scores[0, 0].isnan()
@@ -57,7 +57,7 @@ def test_not_a_number_stays_visible_where_it_is_allowed():
 @pytest.mark.parametrize("rows", [[0, 1, 2, 3, 4], [0, 4], [2], []])
 @pytest.mark.parametrize("vocab_size", [1, 33, 1000])
 @pytest.mark.parametrize("share", [0.01, 0.5, 0.99])
-def test_what_is_forbidden_is_minus_infinity_and_nothing_else_changes(vocab_size, rows, share):
+def test_forbidden_scores_become_minus_infinity_and_others_are_unchanged(vocab_size, rows, share):
     draw = np.random.default_rng(vocab_size)
     allowed = draw.random((len(rows), vocab_size)) < share
     bits = pack(*[np.flatnonzero(row) for row in allowed], vocab_size=vocab_size)
@@ -70,7 +70,7 @@ def test_what_is_forbidden_is_minus_infinity_and_nothing_else_changes(vocab_size
     assert torch.equal(wide, before)
 
 
-def test_what_stands_in_for_empty_rows_is_not_changed():
+def test_the_fallback_scores_are_not_changed():
     fallback = torch.tensor([[1.0, 2.0, 3.0]])
     scores = torch.tensor([[0.0, -torch.inf, 0.0]])
     forbid(scores, np.array([0]), pack([1], vocab_size=3), fallback)

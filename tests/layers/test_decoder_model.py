@@ -28,7 +28,7 @@ LM_HEAD = torch.randn(5, SIZE)
 
 
 class TinyLayer(DecoderLayer):
-    """Attends in a module of its own, below the layer."""
+    """Attends in a sub-module of the layer."""
 
     def __init__(self, shape: DecoderShape, layer_id: int) -> None:
         super().__init__()
@@ -40,7 +40,7 @@ class TinyLayer(DecoderLayer):
 
 
 class TinyModel(DecoderModel):
-    """Drops the tensors that begin with "draft."."""
+    """Drops the tensors whose names start with "draft."."""
 
     def __init__(self, *, tied: bool) -> None:
         raw = {**RAW, "tie_word_embeddings": tied}
@@ -84,14 +84,14 @@ def test_every_weight_can_be_read_and_logits_use_the_output_projection(tied: boo
     torch.testing.assert_close(model.logits(hidden), hidden @ output.T)
 
 
-def test_an_update_replaces_the_tensors_that_it_names_and_no_other() -> None:
+def test_an_update_replaces_only_the_given_tensors() -> None:
     model, new = loaded(tied=False), torch.randn(SIZE, SIZE)
     model.update_weights([("model.layers.1.proj.weight", new), ("draft.weight", new)])
     assert torch.equal(model.read_weight("model.layers.1.proj.weight"), new)
     assert torch.equal(model.read_weight("model.layers.0.proj.weight"), TENSORS["model.layers.0.proj.weight"])
 
 
-def test_a_missing_an_unknown_and_a_dropped_tensor() -> None:
+def test_missing_and_unknown_tensors_are_refused_and_dropped_ones_ignored() -> None:
     model = TinyModel(tied=False)
     with pytest.raises(WeightError, match=r"lacks 'lm_head\.weight'"):
         model.load_weights(TENSORS.items())

@@ -1,4 +1,4 @@
-"""Numbers of config.json are read, or refused by name."""
+"""Numbers in config.json are read, or refused by name."""
 
 import math
 from typing import Any
@@ -24,13 +24,13 @@ def test_eps_is_read(entries: dict[str, Any], eps: float) -> None:
 
 
 @pytest.mark.parametrize("value", [*BEYOND, None, False])
-def test_an_eps_that_no_norm_can_have_is_refused(value: Any) -> None:
+def test_an_impossible_eps_is_refused(value: Any) -> None:
     with pytest.raises(CheckpointError, match="rms_norm_eps as a number of 0 or more"):
         shape(rms_norm_eps=value)
 
 
 @pytest.mark.parametrize("value", [*BEYOND, None, 0])
-def test_numbers_that_float32_does_not_hold_are_refused(value: Any) -> None:
+def test_numbers_outside_the_range_of_float32_are_refused(value: Any) -> None:
     assert read_number({"cap": 30}, "cap") == 30.0
     with pytest.raises(CheckpointError, match="cap as a number above 0"):
         read_number({"cap": value}, "cap")

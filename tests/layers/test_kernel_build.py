@@ -29,7 +29,7 @@ def test_a_library_is_compiled_into_a_private_directory(tmp_path):
     library = build_library(source(tmp_path), "g++", tmp_path / "a" / "cache")
     assert ctypes.CDLL(str(library)).answer() == 42
     assert stat.S_IMODE(library.parent.stat().st_mode) == 0o700
-    assert list(library.parent.iterdir()) == [library]  # no temporary files stay
+    assert list(library.parent.iterdir()) == [library]  # no temporary files are left
 
 
 def test_a_library_is_compiled_once_per_source(tmp_path):
@@ -40,7 +40,7 @@ def test_a_library_is_compiled_once_per_source(tmp_path):
     assert build_library(source(tmp_path, 43), "g++", tmp_path / "cache") != first
 
 
-def test_what_a_source_includes_is_a_part_of_it(tmp_path):
+def test_a_change_of_an_included_file_causes_a_new_compilation(tmp_path):
     path, header, inner = tmp_path / "tiny.cpp", tmp_path / "header.h", tmp_path / "inner.h"
     path.write_text('#include "header.h"\nextern "C" int answer() { return ANSWER; }\n')
     header.write_text('#pragma once\n# include "header.h"\n#include "inner.h"\n')
@@ -52,7 +52,7 @@ def test_what_a_source_includes_is_a_part_of_it(tmp_path):
     assert len(list((tmp_path / "cache").iterdir())) == 2
 
 
-def test_other_flags_make_another_library(tmp_path):
+def test_other_flags_give_another_library(tmp_path):
     path = tmp_path / "tiny.cpp"
     path.write_text('extern "C" int answer() { return ANSWER; }\n')
     answers = [load_library(path, "g++", tmp_path / "cache", [f"-DANSWER={number}"]).answer() for number in (42, 43)]
@@ -60,7 +60,7 @@ def test_other_flags_make_another_library(tmp_path):
 
 
 def a_venv(directory, answer):
-    """Write a source and the header that kernels share as an installation has them; return both folders."""
+    """Write a source and the kernels' shared header as in an installation; return both folders."""
     package, include = directory / "package", directory / "include"
     package.mkdir(parents=True)
     (include / "graftlm").mkdir(parents=True)
@@ -71,7 +71,7 @@ def a_venv(directory, answer):
     return path, include
 
 
-def test_another_folder_of_equal_files_finds_the_compiled_kernel(tmp_path):
+def test_equal_files_in_another_folder_use_the_compiled_kernel(tmp_path):
     watch = KernelWatch()
     with watching(watch):
         for name, answer in (("venv-a", 42), ("venv-b", 42), ("venv-c", 43)):
@@ -80,7 +80,7 @@ def test_another_folder_of_equal_files_finds_the_compiled_kernel(tmp_path):
     assert [use.compiled for use in watch.uses] == [True, False, True]
 
 
-def test_another_path_to_the_same_compiler_finds_the_compiled_kernel(tmp_path):
+def test_another_path_to_the_same_compiler_uses_the_compiled_kernel(tmp_path):
     wrapper = tmp_path / "bin" / "g++"
     wrapper.parent.mkdir()
     wrapper.symlink_to(shutil.which("g++"))
@@ -88,7 +88,7 @@ def test_another_path_to_the_same_compiler_finds_the_compiled_kernel(tmp_path):
     assert build_library(source(tmp_path), str(wrapper), tmp_path / "cache") == first
 
 
-def test_a_compile_is_announced_and_a_find_is_not(tmp_path):
+def test_only_a_compilation_is_reported(tmp_path):
     lines = []
     for _ in range(2):
         with watching(KernelWatch(lines.append)) as watch:
@@ -101,7 +101,7 @@ def test_a_compile_is_announced_and_a_find_is_not(tmp_path):
     assert lines[3:] == [None]
 
 
-def test_what_cannot_be_compiled_is_one_line(tmp_path):
+def test_the_message_about_failed_compilations_is_one_line(tmp_path):
     with watching(KernelWatch()) as watch:
         for name in ("one", "two"):
             path = tmp_path / f"{name}.cpp"
@@ -114,7 +114,7 @@ def test_what_cannot_be_compiled_is_one_line(tmp_path):
     assert "\n" not in complaint
 
 
-def test_whoever_needs_a_kernel_that_another_one_compiles_waits_for_it(tmp_path):
+def test_a_kernel_that_another_process_compiles_is_awaited(tmp_path):
     library = build_library(source(tmp_path), "g++", tmp_path / "cache")
     whole = library.read_bytes()
     library.unlink()
@@ -125,7 +125,7 @@ def test_whoever_needs_a_kernel_that_another_one_compiles_waits_for_it(tmp_path)
             build_library(source(tmp_path), "g++", tmp_path / "cache")
         found.extend(watch.uses)
 
-    with library.with_suffix(".lock").open("w") as held:  # as another process would that compiles
+    with library.with_suffix(".lock").open("w") as held:  # like another process that is compiling
         fcntl.flock(held, fcntl.LOCK_EX)
         thread = threading.Thread(target=need)
         thread.start()
@@ -137,10 +137,10 @@ def test_whoever_needs_a_kernel_that_another_one_compiles_waits_for_it(tmp_path)
     assert [use.compiled for use in found] == [False]
 
 
-def test_a_builder_that_died_leaves_the_compile_to_the_next(tmp_path):
+def test_after_a_compiling_process_died_the_next_one_compiles(tmp_path):
     expected = build_library(source(tmp_path), "g++", tmp_path / "cache")
     expected.unlink()
-    expected.with_suffix(".lock").touch()  # what a killed process leaves
+    expected.with_suffix(".lock").touch()  # the lock that a killed process leaves
     assert build_library(source(tmp_path), "g++", tmp_path / "cache") == expected
     assert list(expected.parent.iterdir()) == [expected]
 
@@ -167,12 +167,12 @@ def test_processes_that_need_a_kernel_at_the_same_time_compile_it_once(tmp_path)
     assert len(list((tmp_path / "cache").iterdir())) == 1
 
 
-def test_a_missing_compiler_is_named(tmp_path):
+def test_a_missing_compiler_is_reported(tmp_path):
     with pytest.raises(KernelBuildError, match=r"no C\+\+ compiler '/nowhere/g\+\+' found"):
         build_library(source(tmp_path), "/nowhere/g++", tmp_path / "cache")
 
 
-def test_the_compiler_speaks_when_it_fails(tmp_path):
+def test_the_error_has_the_output_of_the_compiler(tmp_path):
     path = tmp_path / "broken.cpp"
     path.write_text("int answer( { return 1; }\n")
     with pytest.raises(KernelBuildError, match=r"could not compile broken.cpp:\n.*error"):
@@ -181,7 +181,7 @@ def test_the_compiler_speaks_when_it_fails(tmp_path):
 
 
 @pytest.mark.parametrize("mode", [0o777, 0o775, 0o757])
-def test_a_directory_that_others_may_write_to_is_not_trusted(tmp_path, mode):
+def test_a_folder_that_others_can_write_is_refused(tmp_path, mode):
     cache = tmp_path / "cache"
     cache.mkdir()
     cache.chmod(mode)
@@ -196,7 +196,7 @@ def test_a_damaged_library_is_compiled_again(tmp_path, caplog, num_bytes):
     path, cache = source(tmp_path), tmp_path / "cache"
     library = build_library(path, "g++", cache)
     content = library.read_bytes()
-    library.write_bytes(content[:num_bytes])  # a loader that maps half a library ends the process
+    library.write_bytes(content[:num_bytes])  # a loader that maps a truncated library would crash the process
     with watching(KernelWatch()) as watch:
         assert build_library(path, "g++", cache) == library
     assert library.read_bytes() == content
@@ -205,7 +205,7 @@ def test_a_damaged_library_is_compiled_again(tmp_path, caplog, num_bytes):
     assert f"the compiled kernel {library} is damaged, or of an older graftlm: its {shown} bytes do not" in caplog.text
 
 
-def test_a_library_with_other_bytes_is_compiled_again(tmp_path):
+def test_a_library_with_changed_bytes_is_compiled_again(tmp_path):
     path, cache = source(tmp_path), tmp_path / "cache"
     library = build_library(path, "g++", cache)
     content = library.read_bytes()
@@ -221,7 +221,7 @@ def replaced_by_a_link(library):
 
 
 @pytest.mark.parametrize("change", [lambda library: library.chmod(0o775), replaced_by_a_link], ids=["mode", "link"])
-def test_a_library_that_others_may_write_to_is_compiled_again(tmp_path, change):
+def test_a_library_that_others_can_write_is_compiled_again(tmp_path, change):
     path, cache = source(tmp_path), tmp_path / "cache"
     library = build_library(path, "g++", cache)
     change(library)
@@ -233,7 +233,7 @@ def test_a_library_that_others_may_write_to_is_compiled_again(tmp_path, change):
 
 
 @pytest.mark.parametrize("umask", [0o000, 0o077])
-def test_a_umask_does_not_decide_who_may_use_a_library(tmp_path, umask):
+def test_the_mode_of_a_library_does_not_depend_on_the_umask(tmp_path, umask):
     umask = os.umask(umask)
     try:
         with watching(KernelWatch()) as watch:
@@ -264,7 +264,7 @@ COMPILERS = {
 
 
 @pytest.mark.parametrize("name", COMPILERS)
-def test_a_compiler_that_does_not_work_is_an_error_of_the_build(tmp_path, name):
+def test_a_compiler_that_cannot_run_is_a_build_error(tmp_path, name):
     compiler = tmp_path / "compiler"
     compiler.write_bytes(COMPILERS[name])
     compiler.chmod(0o755)
@@ -280,7 +280,7 @@ def test_a_compiler_may_write_in_any_encoding(tmp_path):
     assert load_library(source(tmp_path), str(compiler), tmp_path / "cache").answer() == 42
 
 
-def test_a_directory_that_cannot_be_made_is_reported(tmp_path):
+def test_a_folder_that_cannot_be_created_is_reported(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(KernelBuildError, match="kernel_cache_dir"):
         build_library(source(tmp_path), "g++", tmp_path / "file" / "cache")

@@ -31,7 +31,7 @@ NEOVERSE_N1 = {"fp", "asimd", "aes", "crc32", "atomics", "fphp", "asimdhp", "asi
         ("arm64", frozenset(), []),  # macOS
     ],
 )
-def test_a_cpu_has_the_levels_whose_features_it_lists(machine, features, expected):
+def test_a_cpu_supports_the_levels_whose_features_it_has(machine, features, expected):
     assert [level.name for level in levels_of(machine, features)] == expected
 
 
@@ -44,8 +44,8 @@ def test_the_configuration_names_every_level():
 @pytest.mark.parametrize(
     "level", [level for level in LEVELS if level.machine == cpu_features()[0]], ids=lambda x: x.name
 )
-def test_the_compiler_uses_no_instructions_that_a_level_does_not_list(level):
-    """GCC's macros, such as __AVX512BF16__, name what it may use."""
+def test_a_levels_flags_enable_only_its_listed_instructions(level):
+    """GCC's macros, such as __AVX512BF16__, name the enabled instructions."""
     command = ["g++", *BASE_FLAGS, *level.flags, "-dM", "-E", "-x", "c++", "/dev/null"]
     macros = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     defined = {re.sub("_", "", name).lower() for name in re.findall(r"^#define __(\w+)__ 1$", macros, re.MULTILINE)}
@@ -55,25 +55,25 @@ def test_the_compiler_uses_no_instructions_that_a_level_does_not_list(level):
     assert not (defined & known) - listed
 
 
-def test_by_default_the_best_level_of_this_cpu_comes_first_and_compilation_is_native():
+def test_by_default_the_best_level_comes_first_and_compilation_is_native():
     assert list(shipped_levels()) == list(levels_of(*cpu_features()))
     assert compile_level() == ("native", NATIVE_FLAGS)
 
 
-def test_native_takes_no_shipped_kernel():
+def test_native_uses_no_shipped_kernel():
     with choosing_kernels("native"):
         assert (list(shipped_levels()), compile_level()) == ([], ("native", NATIVE_FLAGS))
     assert list(shipped_levels()) == list(levels_of(*cpu_features()))
 
 
 @pytest.mark.parametrize("level", levels_of(*cpu_features()), ids=lambda level: level.name)
-def test_a_level_is_taken_and_compiled(level):
+def test_a_configured_level_is_used_and_compiled(level):
     with choosing_kernels(level.name):
         assert list(shipped_levels()) == [level]
         assert compile_level() == (level.name, level.flags)
 
 
-def test_a_level_that_the_cpu_lacks_is_refused():
+def test_a_level_that_the_cpu_does_not_support_is_refused():
     lacking = next(level for level in LEVELS if level not in levels_of(*cpu_features()))
     message = f"cannot run kernels of level {lacking.name}: it lacks "
     with pytest.raises(ProviderUnavailableError, match=message), choosing_kernels(lacking.name):
@@ -83,7 +83,7 @@ def test_a_level_that_the_cpu_lacks_is_refused():
         pass
 
 
-def test_a_source_names_flags_of_its_own(tmp_path):
+def test_a_source_can_declare_its_own_flags(tmp_path):
     source = tmp_path / "tiny.cpp"
     source.write_text("// Adds.\n// Compiler flags: -ffp-contract=fast -fno-math-errno\nint x;\n")
     assert source_flags(source) == ("-ffp-contract=fast", "-fno-math-errno")

@@ -10,7 +10,7 @@ PARTS = {"gate_proj": 24, "up_proj": 40}
 
 
 class Block(nn.Module):
-    """One linear layer and its checkpoint, as models load theirs."""
+    """One linear layer with its checkpoint, loaded as in models."""
 
     def __init__(self, bias, quantization=None):
         super().__init__()
@@ -42,7 +42,7 @@ def int8():
 
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("quantization", [None, int8()], ids=["plain", "int8"])
-def test_loading_again_replaces_all_of_the_first_weights(quantization, bias):
+def test_loading_again_replaces_all_weights(quantization, bias):
     block, x = Block(bias, quantization), torch.randn(5, 128, generator=torch.Generator().manual_seed(9))
     for seed in (1, 2):
         block.load(weights(seed, bias))
@@ -58,7 +58,7 @@ def test_quantizing_frees_the_plain_weight():
     assert block.linear.kernel.num_bytes < 64 * 128 * 2
 
 
-def test_weights_are_plain_again_after_loading_without_a_quantization():
+def test_loading_without_a_quantization_makes_weights_plain_again():
     block = Block(bias=False, quantization=int8())
     block.load(weights(1, bias=False))
     block.linear.quantize_with(None)
@@ -68,7 +68,7 @@ def test_weights_are_plain_again_after_loading_without_a_quantization():
     assert torch.allclose(block.linear(x), by_hand(x, weights(2, bias=False)), atol=1e-4)
 
 
-def test_a_layer_describes_itself_by_its_projections():
+def test_a_layers_description_has_its_projections():
     layer = Block(bias=False).linear.describe("layers.0.mlp.gate_up")
     assert (layer.name, layer.projections) == ("layers.0.mlp.gate_up", ("gate_proj", "up_proj"))
     assert (layer.in_features, layer.out_features) == (128, 64)

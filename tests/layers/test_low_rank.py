@@ -1,4 +1,4 @@
-"""Products with low-rank adapters, by groups and masked, against the same by hand."""
+"""Products with low-rank adapters, by groups and masked, compared with a direct computation."""
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ IN = 128
 PARTS = {"q_proj": 24, "k_proj": 8, "v_proj": 8}
 NUM_SLOTS, MAX_RANK = 3, 6
 
-#: Slot -> projection -> rank. Slot 2 is never filled.
+#: Slot -> projection -> rank. Slot 2 is never used.
 ADAPTERS = {1: {"q_proj": 2, "v_proj": 6}, 3: {"q_proj": 5, "k_proj": 1, "v_proj": 3}}
 
 
@@ -25,7 +25,7 @@ def draw(generator, *shape):
 
 @pytest.fixture(params=[None, "int8"])
 def layers(request):
-    """A linear layer with a bias, and what is added to it by adapters in slots 1 and 3."""
+    """A linear layer with a bias, and the products that adapters in slots 1 and 3 add to it."""
     generator = torch.Generator().manual_seed(7)
     linear = Linear(IN, PARTS, bias=True, device=torch.device("cpu"), dtype=torch.float32)
     linear.quantize_with(WeightOnly(8, None, Int8Options(kernel="torch")) if request.param else None)
@@ -61,7 +61,7 @@ def grouped(of_token):
 @pytest.mark.parametrize(
     "of_token", [[1], [3, 3, 3], [0, 0, 1, 1, 0], [1, 3, 1, 0, 3, 1], [2, 2, 3]], ids=lambda of_token: str(of_token)
 )
-def test_every_token_gets_its_own_adapters_product(layers, make_route, of_token):
+def test_every_token_gets_the_product_of_its_adapter(layers, make_route, of_token):
     linear, low_rank, added = layers
     x = torch.randn(len(of_token), IN, generator=torch.Generator().manual_seed(1))
     plain = linear(x)
@@ -73,7 +73,7 @@ def test_every_token_gets_its_own_adapters_product(layers, make_route, of_token)
 
 
 @pytest.mark.parametrize("make_route", [grouped, masked])
-def test_a_slot_keeps_nothing_of_the_adapter_before(layers, make_route):
+def test_a_slot_keeps_nothing_of_the_previous_adapter(layers, make_route):
     linear, low_rank, _ = layers
     x = torch.randn(2, IN, generator=torch.Generator().manual_seed(1))
     plain = linear(x)
@@ -84,7 +84,7 @@ def test_a_slot_keeps_nothing_of_the_adapter_before(layers, make_route):
 
 @pytest.mark.parametrize("make_route", [grouped, masked])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
-def test_an_adapter_whose_products_overflow_leaves_every_other_token_as_it_is(make_route, dtype):
+def test_an_overflowing_adapter_does_not_affect_other_tokens(make_route, dtype):
     linear = Linear(IN, {"q_proj": 8}, device=torch.device("cpu"), dtype=dtype)
     linear.weight.data = torch.ones(8, IN, dtype=dtype)
     low_rank = LowRankLayer(linear, NUM_SLOTS, MAX_RANK)
@@ -100,7 +100,7 @@ def test_an_adapter_whose_products_overflow_leaves_every_other_token_as_it_is(ma
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e39])
 @pytest.mark.parametrize("make_route", [grouped, masked])
-def test_a_slot_takes_no_factors_that_are_not_finite(layers, make_route, value):
+def test_factors_that_are_not_finite_are_refused(layers, make_route, value):
     linear, low_rank, added = layers
     bad = {"q_proj": LowRankFactors(torch.ones(2, IN), torch.full((24, 2), value, dtype=torch.float64))}
     with pytest.raises(AdapterError, match=r"factors of x\.\(q_proj\) are not finite in torch.float32"):
@@ -113,7 +113,7 @@ def test_a_slot_takes_no_factors_that_are_not_finite(layers, make_route, value):
 
 
 @pytest.mark.parametrize("make_route", [grouped, masked])
-def test_a_slot_that_is_cleared_adds_nothing(layers, make_route):
+def test_a_cleared_slot_adds_nothing(layers, make_route):
     linear, low_rank, _ = layers
     x = torch.ones(2, IN)
     plain = linear(x)
@@ -122,7 +122,7 @@ def test_a_slot_that_is_cleared_adds_nothing(layers, make_route):
     assert torch.equal(linear(x), plain)
 
 
-def test_rows_that_are_not_the_steps_tokens_are_an_error_of_ours(layers):
+def test_a_wrong_number_of_rows_is_an_invariant_error(layers):
     linear, low_rank, _ = layers
     low_rank.route(grouped([1, 0]))
     with pytest.raises(InvariantError, match="3 rows in a step of 2 tokens"):
@@ -138,7 +138,7 @@ def test_rows_that_are_not_the_steps_tokens_are_an_error_of_ours(layers):
         ([3, 3], [1, 2], ((3, slice(0, 3)),), None),
     ],
 )
-def test_tokens_are_moved_only_if_those_of_an_adapter_are_apart(slots, lens, groups, order):
+def test_tokens_are_reordered_only_if_an_adapters_tokens_are_not_adjacent(slots, lens, groups, order):
     slots, lens = np.array(slots, dtype=np.int32), np.array(lens, dtype=np.int32)
     route = route_of(slots, lens, NUM_SLOTS, torch.device("cpu"))
     assert (route.num_tokens, route.groups) == (lens.sum(), groups)

@@ -1,4 +1,4 @@
-"""A mixture of experts computes what a loop over tokens does, by a number of Python calls that tokens do not change."""
+"""A mixture of experts equals a loop over tokens, with a number of Python calls that is independent of the tokens."""
 
 import sys
 
@@ -15,7 +15,7 @@ HIDDEN, SIZE = 16, 12
 
 
 def clamped(gate_up):
-    """Gate and up in turns, clamped, as some checkpoints have them."""
+    """Alternating gate and up columns with clamping, as in some checkpoints."""
     gate, up = gate_up[..., ::2].clamp(max=1.0), gate_up[..., 1::2].clamp(-1.0, 1.0)
     return gate * torch.sigmoid(1.7 * gate) * (up + 1)
 
@@ -40,7 +40,7 @@ def make_router(num_experts, choose, hidden=HIDDEN):
 
 
 def token_by_token(experts, x, routing, act):
-    """What the layer means, written as loops."""
+    """Compute the layer with plain loops."""
     out = torch.zeros_like(x)
     for t, (expert_ids, weights) in enumerate(zip(routing.expert_ids.tolist(), routing.weights, strict=True)):
         for e, weight in zip(expert_ids, weights, strict=True):
@@ -76,7 +76,8 @@ def test_experts_equal_a_loop_over_tokens(num_experts, top_k, renormalise, act, 
 def test_python_calls_do_not_depend_on_the_number_of_tokens():
     moe = MoE(make_router(3, softmax_top_k(2, renormalise=True)), make_experts(3))
     x = torch.randn(512, HIDDEN)
-    assert len(set(moe.router(x[:32]).expert_ids.flatten().tolist())) == 3  # all experts have tokens already then
+    # with 32 tokens, all experts already have tokens
+    assert len(set(moe.router(x[:32]).expert_ids.flatten().tolist())) == 3
     assert count_calls(moe, x[:32]) == count_calls(moe, x)
 
 
@@ -98,7 +99,7 @@ def count_calls(module, x):
 
 
 @pytest.mark.parametrize("bias", [False, True])
-def test_one_operation_multiplies_as_a_product_per_expert_does(bias):
+def test_grouped_mm_equals_one_product_per_expert(bias):
     layer = GroupedLinear(5, HIDDEN, SIZE, ("a",), bias=bias, device=CPU, dtype=torch.float32)
     for parameter in layer.parameters():
         parameter.copy_(torch.randn(parameter.shape))
@@ -111,7 +112,7 @@ def test_one_operation_multiplies_as_a_product_per_expert_does(bias):
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("size", [16, 12])  # by one kernel, and one expert after the other
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_a_device_computes_what_a_cpu_does(dtype, size):
+def test_a_gpu_computes_the_same_as_a_cpu(dtype, size):
     moe = MoE(make_router(5, softmax_top_k(2, renormalise=True)), make_experts(5, size=size, dtype=dtype))
     x = torch.randn(37, HIDDEN, dtype=dtype)
     routing = moe.router(x)
@@ -134,14 +135,14 @@ def test_experts_without_tokens_are_not_multiplied():
     ("renormalise", "scale", "expected"),
     [(False, 1.0, [0.5, 0.3]), (True, 1.0, [0.625, 0.375]), (False, 2.0, [1.0, 0.6]), (True, 2.0, [1.25, 0.75])],
 )
-def test_softmax_top_k_weighs_by_probability(renormalise, scale, expected):
+def test_softmax_top_k_weights_by_probability(renormalise, scale, expected):
     routing = softmax_top_k(2, renormalise=renormalise, scale=scale)(torch.tensor([[0.2, 0.5, 0.3]]).log())
     assert routing.expert_ids.tolist() == [[1, 2]]
     torch.testing.assert_close(routing.weights, torch.tensor([expected]))
 
 
-def test_packed_experts_compute_the_same_and_load_again():
-    hidden, size = 512, 1024  # large enough to be packed where the CPU gains from it
+def test_packed_experts_compute_the_same_and_can_be_loaded_again():
+    hidden, size = 512, 1024  # large enough to be packed, if the CPU gains from it
     experts = make_experts(2, hidden=hidden, size=size)
     moe = MoE(make_router(2, softmax_top_k(1, renormalise=True), hidden), experts)
     x = torch.randn(9, hidden)

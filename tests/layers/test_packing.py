@@ -1,4 +1,4 @@
-"""Weights in the CPU's blocked layout give what plain ones give."""
+"""Weights in the CPU's blocked layout give the same products as plain weights."""
 
 import pytest
 import torch
@@ -9,7 +9,7 @@ from graftlm.layers.ops import NativeOps, TorchOps
 from graftlm.layers.packing import can_pack, linear, pack_for_onednn
 
 CPU = torch.device("cpu")
-#: Of the largest result: rounding of the last bit, and of sums in another order.
+#: Relative to the largest result: rounding of the last bit, and of sums in another order.
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}
 
 
@@ -37,14 +37,14 @@ def test_inputs_may_have_any_strides_and_leading_dimensions(x):
 
 
 @pytest.mark.skipif(not can_pack(torch.float32), reason="oneDNN's packed products are of x86")
-def test_the_plain_weight_comes_back():
+def test_unpacking_returns_the_original_weight():
     weight = torch.randn(800, 512)
     packed = pack_for_onednn(weight)
     assert packed is not None
     assert torch.equal(packed.plain(), weight)
 
 
-def test_other_dtypes_stay_as_they_are():
+def test_other_dtypes_are_not_packed():
     assert pack_for_onednn(torch.randn(800, 512, dtype=torch.float64)) is None
 
 

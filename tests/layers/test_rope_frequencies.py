@@ -1,4 +1,4 @@
-"""Frequencies are those of Transformers' functions, for every rope type that is served."""
+"""Frequencies equal those of Transformers for every supported rope type."""
 
 import logging
 import math
@@ -33,7 +33,7 @@ LLAMA3 = {
 }
 YARN = {"rope_type": "yarn", "rope_theta": 1e6, "factor": 4.0, "original_max_position_embeddings": ORIGINAL}
 
-#: name -> (rope parameters, the longest context)
+#: name -> (rope parameters, maximum context)
 CASES: dict[str, tuple[dict[str, Any], int]] = {
     "linear": ({"rope_type": "linear", "rope_theta": 10000.0, "factor": 3.0}, LONGEST),
     "dynamic": ({"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0}, LONGEST),
@@ -65,38 +65,38 @@ def assert_as_in_transformers(rope: dict[str, Any], context_len: int, **options:
 
 
 @pytest.mark.parametrize(("rope", "context_len"), CASES.values(), ids=CASES.keys())
-def test_frequencies_are_those_of_transformers_to_the_bit(rope: dict[str, Any], context_len: int) -> None:
+def test_frequencies_equal_those_of_transformers_bit_by_bit(rope: dict[str, Any], context_len: int) -> None:
     assert_as_in_transformers(rope, context_len)
 
 
 @pytest.mark.parametrize("name", PARTIAL)
-def test_part_of_a_head_turns_as_in_transformers(name: str) -> None:
+def test_partial_rotation_equals_transformers(name: str) -> None:
     rope, context_len = CASES[name]
     assert_as_in_transformers({**rope, "partial_rotary_factor": 0.75}, context_len, partial=True)
     assert len(frequencies({**rope, "partial_rotary_factor": 0.75}, partial=True).inv_freq) == 24
 
 
-def test_part_of_a_head_turns_by_longrope_as_in_transformers() -> None:
+def test_partial_rotation_with_longrope_equals_transformers() -> None:
     lists = {"short_factor": [1.5] * 16, "long_factor": [3.0] * 16}
     for context_len in (ORIGINAL, LONGEST):
         assert_as_in_transformers({**LONGROPE, **lists, "partial_rotary_factor": 0.5}, context_len, partial=True)
 
 
-def test_every_other_type_of_transformers_is_refused_by_name() -> None:
+def test_other_rope_types_of_transformers_are_refused_by_name() -> None:
     served = {rope["rope_type"] for rope, _ in CASES.values()}
     others = set(ROPE_INIT_FUNCTIONS) - served
-    assert others == {"proportional"}  # of models that only Transformers' own modules serve
+    assert others == {"proportional"}  # types of models that run only as Transformers' own modules
     with pytest.raises(UnsupportedArchitectureError, match=r"proportional.*default, dynamic, linear, llama3, longrope"):
         frequencies({"rope_type": "proportional"})
 
 
 @pytest.mark.parametrize("old_name", ["su", "yarn"])
-def test_names_of_the_first_longrope_files_are_read(old_name: str) -> None:
+def test_names_in_old_longrope_files_are_read(old_name: str) -> None:
     old = {**{k: v for k, v in LONGROPE.items() if k != "rope_type"}, "type": old_name}
     assert torch.equal(frequencies(old).inv_freq, frequencies(LONGROPE).inv_freq)
 
 
-def test_longrope_that_computes_otherwise_than_transformers_says_when(caplog: pytest.LogCaptureFixture) -> None:
+def test_longrope_that_differs_from_transformers_causes_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         frequencies(LONGROPE, ORIGINAL)
         assert not caplog.records
@@ -105,18 +105,18 @@ def test_longrope_that_computes_otherwise_than_transformers_says_when(caplog: py
     assert f"set model.context_len: {ORIGINAL}" in caplog.text
 
 
-def test_without_a_context_the_checkpoints_own_decides() -> None:
+def test_without_a_given_context_the_checkpoints_context_is_used() -> None:
     config = ModelConfig(("A",), 100, LONGEST, raw={"rope_parameters": LONGROPE})
     assert torch.equal(rope_frequencies(config, HEAD_DIM).inv_freq, frequencies(LONGROPE, LONGEST).inv_freq)
 
 
-def test_theta_has_a_default_where_the_file_does_not_say() -> None:
+def test_theta_has_a_default_if_the_file_has_none() -> None:
     expected = frequencies({"rope_theta": 1e6}).inv_freq
     assert torch.equal(frequencies({}, default_theta=1e6).inv_freq, expected)
     assert torch.equal(frequencies({"rope_theta": 1e6}, default_theta=5.0).inv_freq, expected)
 
 
-def test_an_outer_original_context_goes_before_an_inner_one() -> None:
+def test_an_outer_original_context_has_precedence_over_an_inner_one() -> None:
     rope = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 1024}
     raw = {"rope_parameters": rope, "original_max_position_embeddings": 512}
     outer = rope_frequencies(ModelConfig(("A",), 100, 2048, raw=raw), 64)
@@ -160,14 +160,14 @@ def test_an_outer_original_context_goes_before_an_inner_one() -> None:
         ({**LONGROPE, "long_factor": [math.inf] * 32}, {}, CheckpointError, "long_factor as 32 numbers above 0"),
     ],
 )
-def test_parameters_that_do_not_fit_are_refused(
+def test_invalid_parameters_are_refused(
     rope: dict[str, Any], options: dict[str, Any], error: type[Exception], message: str
 ) -> None:
     with pytest.raises(error, match=message if "\\" in message else re.escape(message)):
         frequencies(rope, **options)
 
 
-def test_a_longest_context_beyond_float32_is_refused_where_longrope_stretches_to_it() -> None:
+def test_a_context_beyond_float32_is_refused_for_longrope() -> None:
     config = ModelConfig(("A",), 100, 10**400, raw={"rope_parameters": LONGROPE})
     with pytest.raises(CheckpointError, match="needs max_position_embeddings as a number above 0"):
         rope_frequencies(config, HEAD_DIM, context_len=LONGEST)

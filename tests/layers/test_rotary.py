@@ -40,7 +40,7 @@ def both(rope: dict[str, Any], dtype: torch.dtype) -> tuple[RotaryEmbedding, Lla
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("rope", ROPES.values(), ids=ROPES.keys())
-def test_cosines_and_sines_are_those_of_transformers_to_the_bit(rope: dict[str, Any], dtype: torch.dtype) -> None:
+def test_cosines_and_sines_equal_those_of_transformers_bit_by_bit(rope: dict[str, Any], dtype: torch.dtype) -> None:
     ours, theirs = both(rope, dtype)
     cos, sin = (table[:, 0] for table in ours(POSITIONS))
     hf_cos, hf_sin = (table[0] for table in theirs(torch.empty(0, dtype=dtype), POSITIONS[None]))
@@ -50,9 +50,9 @@ def test_cosines_and_sines_are_those_of_transformers_to_the_bit(rope: dict[str, 
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-6), (torch.bfloat16, 2e-2)])
-def test_rotation_is_that_of_transformers(dtype: torch.dtype, tolerance: float) -> None:
+def test_rotation_equals_that_of_transformers(dtype: torch.dtype, tolerance: float) -> None:
     ours, theirs = both(ROPES["default"], dtype)
-    x = torch.randn(len(POSITIONS), 7, 64).to(dtype)[:, :5]  # strided, as a view of the fused projection is
+    x = torch.randn(len(POSITIONS), 7, 64).to(dtype)[:, :5]  # strided, like a view of the fused projection
     cos, sin = theirs(x, POSITIONS[None])
     expected, _ = apply_rotary_pos_emb(x, x, cos[0], sin[0])
     got = rotate(x, *ours(POSITIONS))
@@ -61,7 +61,7 @@ def test_rotation_is_that_of_transformers(dtype: torch.dtype, tolerance: float) 
 
 
 @pytest.mark.parametrize("rotary_dim", [2, 48])
-def test_only_the_first_dimensions_turn(rotary_dim: int) -> None:
+def test_only_the_first_dimensions_are_rotated(rotary_dim: int) -> None:
     rotary = RotaryEmbedding(Frequencies(torch.rand(rotary_dim // 2)), device=CPU, dtype=torch.float32)
     x = torch.randn(len(POSITIONS), 7, 64)[:, :5]
     rotation = rotary(POSITIONS)

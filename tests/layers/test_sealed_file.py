@@ -14,7 +14,7 @@ def status(owner, mode):
 
 @pytest.mark.parametrize("owner", [ROOT, USER])
 @pytest.mark.parametrize("mode", [0o700, 0o755, 0o500])
-def test_what_only_the_user_and_root_write_is_trusted(owner, mode):
+def test_a_file_that_only_the_user_and_root_can_write_is_trusted(owner, mode):
     assert find_other_writers(status(owner, mode), USER) is None
 
 
@@ -27,12 +27,12 @@ def test_what_only_the_user_and_root_write_is_trusted(owner, mode):
         (USER, 0o777, ROOT, "it belongs to user 1000, neither to this user (0) nor to root"),
     ],
 )
-def test_what_others_write_is_not_trusted_and_the_reason_is_true(owner, mode, user, reason):
+def test_a_file_that_others_can_write_is_not_trusted_with_the_reason(owner, mode, user, reason):
     assert find_other_writers(status(owner, mode), user) == reason
 
 
 @pytest.mark.parametrize("content", [b"", b"x", bytes(range(256)) * 100])
-def test_a_seal_holds_until_a_byte_changes(tmp_path, content):
+def test_a_seal_is_valid_until_a_byte_changes(tmp_path, content):
     file = tmp_path / "library.so"
     file.write_bytes(content)
     seal(file)
@@ -45,7 +45,7 @@ def test_a_seal_holds_until_a_byte_changes(tmp_path, content):
         assert "do not end with their SHA-256" in find_flaw(file)
 
 
-def test_only_a_regular_file_is_sound(tmp_path):
+def test_only_a_regular_file_is_accepted(tmp_path):
     assert find_flaw(tmp_path) == "is no regular file"
     with pytest.raises(FileNotFoundError):
         find_flaw(tmp_path / "missing")

@@ -1,4 +1,4 @@
-"""A wheel's kernels, from the build hook to the loader, in a small project."""
+"""The kernels of a wheel, from the build hook to the loader, in a small project."""
 
 import os
 import platform
@@ -85,7 +85,7 @@ def installed(project):
     return source, load
 
 
-def test_a_wheel_holds_a_kernel_for_each_level_of_this_type_of_machine(project):
+def test_a_wheel_contains_a_kernel_for_each_level_of_this_architecture(project):
     wheel = build(project)
     assert wheel.name == f"tiny-1.0-py3-none-linux_{platform.machine()}.whl"
     with zipfile.ZipFile(wheel) as archive:
@@ -106,14 +106,14 @@ def test_the_kernel_of_the_best_level_is_loaded_without_a_compiler(installed):
 
 
 @pytest.mark.parametrize("level", levels_of(*cpu_features()), ids=lambda level: level.name)
-def test_a_chosen_level_is_loaded(installed, level):
+def test_a_configured_level_is_loaded(installed, level):
     _, load = installed
     with choosing_kernels(level.name):
         library, use = load()
     assert (library.level(), use.origin, use.level) == (NUMBERS[level.name], "wheel", level.name)
 
 
-def test_native_kernels_are_compiled_though_the_wheel_holds_some(installed):
+def test_native_kernels_are_compiled_although_the_wheel_contains_some(installed):
     _, load = installed
     with choosing_kernels("native"):
         library, use = load("g++")
@@ -149,14 +149,14 @@ def libraries_of_another_machine(source):
         (libraries_of_another_machine, 42),
     ],
 )
-def test_a_kernel_that_does_not_fit_is_compiled_instead(installed, change, answer):
+def test_an_unusable_shipped_kernel_is_compiled_instead(installed, change, answer):
     source, load = installed
     change(source)
     library, use = load("g++")
     assert (library.answer(), use.origin, use.level) == (answer, "compiled", "native")
 
 
-def test_a_machine_without_a_compiler_builds_a_pure_wheel_and_says_so(project, monkeypatch, capsys):
+def test_without_a_compiler_a_pure_wheel_is_built_with_a_message(project, monkeypatch, capsys):
     monkeypatch.setenv("PATH", str(project))
     monkeypatch.delenv("CXX", raising=False)
     wheel = build(project)
@@ -165,7 +165,7 @@ def test_a_machine_without_a_compiler_builds_a_pure_wheel_and_says_so(project, m
     assert "The wheel holds no compiled kernels: no g++ was found." in captured.out + captured.err
 
 
-def test_another_operating_system_builds_a_pure_wheel(project, monkeypatch, capsys):
+def test_on_another_operating_system_a_pure_wheel_is_built(project, monkeypatch, capsys):
     monkeypatch.setattr(sys, "platform", "darwin")
     assert build(project).name.endswith("-none-any.whl")
     captured = capsys.readouterr()
@@ -182,7 +182,7 @@ def test_an_editable_installation_compiles_nothing(project):
     assert not (project / "build").exists()
 
 
-def test_a_level_that_the_compiler_does_not_know_is_left_out(project, monkeypatch, capsys):
+def test_a_level_unknown_to_the_compiler_is_left_out(project, monkeypatch, capsys):
     best = levels_of(*cpu_features())[-1]
     compiler = project / "g++"
     compiler.write_text(

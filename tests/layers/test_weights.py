@@ -16,7 +16,7 @@ def full() -> dict[str, torch.Tensor]:
     return {"a": torch.full((3, 2), 1.0), "b": torch.full((2, 2), 2.0), "row": torch.tensor([3.0, 4.0])}
 
 
-def test_each_tensor_lands_in_its_rows() -> None:
+def test_each_tensor_is_copied_to_its_rows() -> None:
     a, b, row = slots()
     copy_weights([a, b, row], full().items())
     assert (a.target == 1).all()
@@ -25,7 +25,7 @@ def test_each_tensor_lands_in_its_rows() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
-def test_tensors_are_converted(dtype: torch.dtype) -> None:
+def test_tensors_are_converted_to_the_target_dtype(dtype: torch.dtype) -> None:
     a, b, row = slots()
     copy_weights([a, b, row], [(name, tensor.to(dtype)) for name, tensor in full().items()])
     assert a.target.dtype == torch.float32
@@ -45,7 +45,7 @@ def test_tensors_are_converted(dtype: torch.dtype) -> None:
         ({f"x{i}": torch.zeros(1) for i in range(7)}, r"'x4' and 2 more"),
     ],
 )
-def test_a_checkpoint_that_does_not_fit_is_refused_by_name(
+def test_a_checkpoint_with_wrong_tensors_is_refused_by_name(
     changes: dict[str, torch.Tensor | None], message: str
 ) -> None:
     weights = {name: tensor for name, tensor in (full() | changes).items() if tensor is not None}
@@ -60,7 +60,7 @@ def test_an_offset_is_added_in_the_dtype_of_the_target() -> None:
     assert target.tolist() == [[1.0, 0.0, 1 + 2.0**-12]] * 2
 
 
-def test_a_name_that_comes_twice_is_refused() -> None:
+def test_a_duplicate_name_is_refused() -> None:
     with pytest.raises(WeightError, match="'a' twice"):
         copy_weights(slots(), [*full().items(), *full().items()])
 
@@ -73,7 +73,7 @@ def test_computed_tensors_of_old_checkpoints_are_ignored() -> None:
 
 
 @pytest.mark.parametrize("names", [("b",), ("tied",), ("b", "tied"), ("tied", "b")])
-def test_a_tied_tensor_may_come_under_either_name_or_both(names: tuple[str, ...]) -> None:
+def test_a_tied_tensor_may_have_either_name_or_both(names: tuple[str, ...]) -> None:
     a, b, row = slots()
     weights = full()
     tensor = weights.pop("b")
@@ -81,7 +81,7 @@ def test_a_tied_tensor_may_come_under_either_name_or_both(names: tuple[str, ...]
     assert (b.target == 2).all()
 
 
-def test_tied_tensors_with_an_offset_are_compared_as_they_are_placed() -> None:
+def test_tied_tensors_with_an_offset_are_compared_with_the_offset() -> None:
     slot, tensor = WeightSlot("a", torch.empty(3), offset=1.0), torch.arange(3.0)
     copy_weights([slot], [("a", tensor), ("tied", tensor)], aliases={"tied": "a"})
     assert slot.target.tolist() == [1, 2, 3]
@@ -93,7 +93,7 @@ def test_tied_tensors_that_differ_are_refused() -> None:
 
 
 @pytest.mark.parametrize("bias", [False, True])
-def test_a_fused_linear_gives_what_its_parts_give_apart(bias: bool) -> None:
+def test_a_fused_linear_layer_equals_its_separate_parts(bias: bool) -> None:
     sizes = {"q_proj": 6, "k_proj": 2, "v_proj": 4}
     linear = Linear(8, sizes, bias=bias, device=CPU, dtype=torch.float32)
     parts = {name: torch.nn.Linear(8, size, bias=bias) for name, size in sizes.items()}
@@ -104,7 +104,7 @@ def test_a_fused_linear_gives_what_its_parts_give_apart(bias: bool) -> None:
     torch.testing.assert_close(linear(x), expected, check_stride=False)
 
 
-def test_slots_without_a_tensor_keep_what_they_hold_if_some_may_be_missing() -> None:
+def test_a_partial_update_keeps_the_other_slots() -> None:
     a, b, row = slots()
     copy_weights([a, b, row], full().items())
     copy_weights([a, b, row], [("b", torch.full((2, 2), 7.0))], partial=True)
@@ -114,7 +114,7 @@ def test_slots_without_a_tensor_keep_what_they_hold_if_some_may_be_missing() -> 
         copy_weights([a, b, row], [("c", torch.zeros(1))], partial=True)
 
 
-def test_names_may_lack_the_prefix_of_the_whole_model() -> None:
+def test_names_may_lack_the_prefix_of_the_model() -> None:
     slot = WeightSlot("model.a", torch.zeros(2))
     copy_weights([slot], [("a", torch.ones(2))])
     assert (slot.target == 1).all()
@@ -130,7 +130,7 @@ def test_on_the_meta_device_tensors_are_only_checked() -> None:
         copy_weights([slot], [("a", torch.ones(3))], ties)
 
 
-def test_a_weight_is_read_as_it_came() -> None:
+def test_a_read_weight_equals_the_loaded_one() -> None:
     a, b, row = slots()
     offset = WeightSlot("offset", torch.zeros(3), offset=1.0)
     tensors = full() | {"offset": torch.tensor([1.0, 2.0, 3.0])}
@@ -144,7 +144,7 @@ def test_a_weight_is_read_as_it_came() -> None:
         read_weight([a, b, row], "rov")
 
 
-def test_packed_weights_are_there_to_be_read_and_packed_again() -> None:
+def test_packed_weights_can_be_read_and_packed_again() -> None:
     layer = Linear(640, {"q": 400, "k": 240}, device=CPU, dtype=torch.float32)
     draw = torch.Generator().manual_seed(0)
     plain = torch.randn(640, 640, generator=draw)
@@ -157,7 +157,7 @@ def test_packed_weights_are_there_to_be_read_and_packed_again() -> None:
         torch.testing.assert_close(layer(x), x @ plain.T, rtol=1e-4, atol=1e-3)
 
 
-def test_packed_experts_are_there_to_be_read() -> None:
+def test_packed_experts_can_be_read() -> None:
     layer = GroupedLinear(2, 640, 640, ("up",), device=CPU, dtype=torch.float32)
     plain = torch.randn(2, 640, 640, generator=torch.Generator().manual_seed(0))
     layer.weight.copy_(plain)

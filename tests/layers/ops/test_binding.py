@@ -1,4 +1,4 @@
-"""How operations are chosen, and how layers come by them."""
+"""How fused operations are chosen and passed to layers."""
 
 import logging
 import os
@@ -19,7 +19,7 @@ CPU = torch.device("cpu")
 
 
 class RecordingOps(TorchOps):
-    """Notes which operations are called."""
+    """Records which operations are called."""
 
     def __init__(self):
         self.calls = []
@@ -42,12 +42,12 @@ class RecordingOps(TorchOps):
 
 
 class Unrelated(nn.Module):
-    """A third party's module, with a name that could be mistaken."""
+    """A third-party module with an attribute of the same name."""
 
     ops = "its own"
 
 
-def test_every_layer_calls_the_operations_that_it_was_given():
+def test_every_layer_calls_the_operations_that_it_got():
     kind = {"device": CPU, "dtype": torch.float32}
     model = nn.ModuleDict(
         {
@@ -73,7 +73,7 @@ def test_every_layer_calls_the_operations_that_it_was_given():
     assert model["unrelated"].ops == "its own"
 
 
-def test_a_model_that_is_no_module_stays_as_it_is():
+def test_a_model_that_is_not_a_module_is_unchanged():
     model = SimpleNamespace(ops="its own", norm=RMSNorm(8, 1e-5, device=CPU, dtype=torch.float32))
     before = model.norm.ops
     bind_ops(model, RecordingOps())
@@ -95,7 +95,9 @@ def test_a_cpu_gets_the_compiled_kernels(dtype):
         ("cpu", torch.float32, "no-such-compiler", "no C\\+\\+ compiler 'no-such-compiler'"),
     ],
 )
-def test_pytorchs_operations_are_taken_otherwise_and_the_log_tells(tmp_path, caplog, device, dtype, compiler, reason):
+def test_otherwise_pytorchs_operations_are_used_and_the_log_has_the_reason(
+    tmp_path, caplog, device, dtype, compiler, reason
+):
     caplog.set_level(logging.INFO, logger="graftlm.layers.ops")
     assert isinstance(choose_ops(torch.device(device), dtype, tmp_path, compiler), TorchOps)
     assert len(caplog.records) == 1

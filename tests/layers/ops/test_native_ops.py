@@ -1,4 +1,4 @@
-"""The compiled kernels against PyTorch's operations."""
+"""The compiled kernels compared with PyTorch's operations."""
 
 import os
 import shutil
@@ -39,20 +39,20 @@ def draw(*shape, dtype):
 
 
 def assert_same(got, expected):
-    """Check float32 to rounding; bfloat16 to the bit, but for a few that rounding may move."""
+    """Check float32 up to rounding, and bfloat16 bit by bit except for a few rounded values."""
     assert got.dtype == expected.dtype
     assert got.is_contiguous()
     if got.dtype is torch.float32:
         torch.testing.assert_close(got, expected, rtol=1e-6, atol=1e-6)
         return
-    # Norms and gates round twice, and each rounding may fall to the other side: two units in the last place.
+    # Norms and gates round twice, and each rounding may go either way: up to two units in the last place.
     torch.testing.assert_close(got, expected, rtol=2**-6, atol=1e-6)
     assert ((got.double() - expected.double()).abs() > 1e-6).sum() <= got.numel() * 0.01
 
 
 @DTYPES
 @ROWS
-def test_rows_are_added_and_normalised(native, dtype, num_rows, size):
+def test_residuals_are_added_and_rows_normalised(native, dtype, num_rows, size):
     x, residual, weight = (draw(*shape, dtype=dtype) for shape in ((num_rows, size), (num_rows, size), (size,)))
     before = x.clone(), residual.clone()
     got, expected = native.add_rms_norm(x, residual, weight, 1e-5), TORCH.add_rms_norm(x, residual, weight, 1e-5)
@@ -64,8 +64,8 @@ def test_rows_are_added_and_normalised(native, dtype, num_rows, size):
 
 @DTYPES
 @ROWS
-def test_rows_that_begin_the_stream_are_normalised_and_returned(native, dtype, num_rows, size):
-    x, weight = draw(num_rows, size, dtype=dtype), draw(size, dtype=torch.float32)  # the weight is of Gemma's kind
+def test_rows_without_a_residual_are_normalised_and_returned(native, dtype, num_rows, size):
+    x, weight = draw(num_rows, size, dtype=dtype), draw(size, dtype=torch.float32)  # a weight of Gemma's kind
     normed, stream = native.add_rms_norm(x, None, weight, 1e-6)
     assert_same(normed, TORCH.add_rms_norm(x, None, weight, 1e-6)[0])
     assert stream is x
@@ -90,7 +90,7 @@ def test_heads_are_rotated(native, dtype, shape):
     assert_same(native.rotate(heads, cos, sin), TORCH.rotate(heads, cos, sin).contiguous())
 
 
-def test_heads_lie_anywhere(native):
+def test_heads_may_have_any_strides(native):
     heads = draw(6, 5, 16, dtype=torch.float32).transpose(0, 1)
     cos, sin = (draw(5, 1, 16, dtype=torch.float32) for _ in range(2))
     assert_same(native.rotate(heads, cos, sin), TORCH.rotate(heads, cos, sin).contiguous())
@@ -102,7 +102,7 @@ def test_heads_lie_anywhere(native):
 def test_gates_are_activated_and_multiplied(native, dtype, num_rows, size, hidden_act):
     gate_up = draw(num_rows, 2 * size, dtype=dtype)
     gate, up = gate_up.double().chunk(2, dim=-1)
-    # In double precision, as PyTorch's GELU loses digits where it is nearly zero; gates are rounded, then the product.
+    # Computed in double precision, because PyTorch's GELU loses digits near zero. Gates are rounded, then the product.
     gated = (gate * EXPONENTS[hidden_act](gate).sigmoid()).to(dtype)
     assert_same(native.act_and_mul(gate_up, hidden_act), (gated.double() * up).to(dtype))
 
@@ -115,18 +115,18 @@ EXPONENTS = {
 
 
 @pytest.mark.parametrize(("hidden_act", "exponent"), EXPONENTS.items(), ids=EXPONENTS)
-def test_activations_are_right_from_end_to_end(native, hidden_act, exponent):
+def test_activations_are_right_over_the_whole_range(native, hidden_act, exponent):
     gate = torch.cat([torch.linspace(-90, 90, 4001), torch.tensor([0.0, -0.0, 1e-30, -1e10, 1e10])])
     got = native.act_and_mul(torch.stack([gate, torch.ones_like(gate)]).view(1, -1), hidden_act)[0]
     expected = gate.double() * exponent(gate.double()).sigmoid()
-    # The exponent, float32 itself, may be 88: its rounding is a relative error of 5e-6.
+    # The exponent is float32 and may be 88; its rounding is a relative error of 5e-6.
     torch.testing.assert_close(got.double(), expected, rtol=2e-5, atol=1e-36)
     near = gate.abs() < 4
     torch.testing.assert_close(got[near].double(), expected[near], rtol=2e-6, atol=0)
 
 
 @DTYPES
-def test_what_is_no_number_stays_none_and_infinity_spreads(native, dtype):
+def test_nan_and_infinity_are_propagated(native, dtype):
     row = torch.tensor([[torch.nan, torch.inf, 1.0, 3.3e38]]).to(dtype)
     gated = native.act_and_mul(torch.cat([row, torch.full_like(row, 2.0)], dim=1), "silu")
     assert gated[0].isnan().tolist() == [True, False, False, False]
@@ -137,7 +137,7 @@ def test_what_is_no_number_stays_none_and_infinity_spreads(native, dtype):
 
 
 @pytest.mark.parametrize("ops", ["float16", "columns", "mixed residual", "relu"])
-def test_what_the_kernels_do_not_compute_is_left_to_torch(native, ops):
+def test_inputs_that_the_kernels_do_not_support_are_computed_by_torch(native, ops):
     x = draw(4, 6, dtype=torch.float32)
     calls = {
         "float16": lambda by: by.add_rms_norm(x.half(), x.half(), torch.ones(6, dtype=torch.float16), 1e-5)[0],
@@ -162,6 +162,6 @@ MISFITS = {
 
 
 @pytest.mark.parametrize("call", MISFITS.values(), ids=MISFITS)
-def test_sizes_that_do_not_fit_are_refused(native, call):
+def test_mismatched_sizes_are_refused(native, call):
     with pytest.raises(InvariantError, match="got"):
         call(native)

@@ -1,4 +1,4 @@
-"""The Triton kernels against PyTorch's operations: on a device if there is one, and in Triton's interpreter."""
+"""The Triton kernels compared with PyTorch's operations: on a device if there is one, and in Triton's interpreter."""
 
 import os
 import subprocess
@@ -19,7 +19,7 @@ def same(got, expected):
 
 
 def check(device, dtype):
-    """Compare every operation for rows that are none, odd, and of many blocks, and for heads of any strides."""
+    """Compare every operation for no rows, an odd number, many blocks, and heads with any strides."""
     from graftlm.layers.ops.triton_ops import TritonOps
 
     ops, reference = TritonOps(), TorchOps()
@@ -59,7 +59,7 @@ def check_misfits():
             call()
 
 
-def test_the_interpreted_kernels_do_what_torch_does():
+def test_the_interpreted_kernels_equal_torch():
     pytest.importorskip("triton")
     environment = os.environ | {"TRITON_INTERPRET": "1"}
     done = subprocess.run([sys.executable, __file__], env=environment, capture_output=True, text=True, timeout=120)
@@ -69,7 +69,7 @@ def test_the_interpreted_kernels_do_what_torch_does():
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-def test_the_compiled_kernels_do_what_torch_does(dtype):
+def test_the_compiled_kernels_equal_torch(dtype):
     check(torch.device("cuda"), dtype)
 
 
